@@ -1,0 +1,1 @@
+//! Real disks: files, block devices, memory, null.

@@ -1,0 +1,1 @@
+//! The heart: sectors, requests, disks, targets, tables and mapped devices.

@@ -1,0 +1,3 @@
+//! `cairn`: the program.
+
+fn main() {}

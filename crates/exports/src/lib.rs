@@ -1,0 +1,1 @@
+//! Protocol servers: wire to request to wire.

@@ -1,0 +1,1 @@
+//! One thread's world: ring, executor, timers, mailbox.

@@ -1,1 +1,10 @@
 //! Bytes to structs and back: the on-disk formats.
+//!
+//! Owns every byte layout cairn reads or writes, each written once, with sizes and offsets asserted
+//! at compile time. Promises that no input, however hostile, makes a decoder panic, overflow or
+//! allocate in proportion to a number it merely read. Must never do I/O, read a clock or decide
+//! policy: it turns `&[u8]` into validated values and values into bytes, and nothing else.
+//!
+//! - [`writecache`]: the dm-writecache cache device, its geometry and its checker
+
+pub mod writecache;

@@ -1,0 +1,47 @@
+//! The dm-writecache on-disk format, version 1, the same for SSD and PMEM mode.
+//!
+//! ```text
+//! byte 0     superblock, 64 bytes
+//! byte 64    slot table: one 16-byte entry per slot
+//! byte D     slot data: slot i at D + i * block_size     (D = slot table end, rounded up to a block)
+//! ```
+//!
+//! All offsets count from the start of the *area*: the cache device from its `start_sector` on.
+//! Bytes climb a ladder of types: raw bytes become a [`Superblock`] (its own fields make sense),
+//! the superblock and the size of the area become a [`Geometry`] (everything it promises fits), and
+//! only a geometry hands out offsets. There are no checksums in this format, so what cannot be
+//! validated here (an entry's sector, a commit number) is the business of [`check`].
+//!
+//! Recovery, commit order and writeback are policy and are deliberately absent. The byte tables are
+//! in `docs/formats/writecache.md`; a test holds that document to [`SUPERBLOCK_FIELDS`] and
+//! [`ENTRY_FIELDS`].
+
+pub mod check;
+mod entry;
+mod error;
+mod geometry;
+mod superblock;
+
+pub use entry::{ENTRY_BYTES, ENTRY_FIELDS, Entry, EntryState, NO_SECTOR, Seq};
+pub use error::Error;
+pub use geometry::{
+    BlockSize, Geometry, MAX_BLOCK_SIZE, METADATA_REGION_BYTES, MIN_BLOCK_SIZE, N_BLOCKS_END,
+};
+pub use superblock::{
+    MAGIC, Opening, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, SUPERBLOCK_WRITE_BYTES, Superblock,
+    VERSION,
+};
+
+/// Bytes in a sector; every sector number of this format counts these.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// One field of an on-disk struct, as the codec lays it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// The field's name in the format's documentation.
+    pub name: &'static str,
+    /// Byte offset from the start of the struct.
+    pub offset: usize,
+    /// Size in bytes.
+    pub size: usize,
+}

@@ -1,1 +1,5 @@
 //! One thread's world: ring, executor, timers, mailbox.
+
+pub mod ring;
+pub mod threads;
+pub mod uring;

@@ -1,0 +1,305 @@
+//! The mechanism seam below the reactor: operations go in, completions come out, a thread sleeps.
+//!
+//! Owns the words both rings speak: [`Io`], [`IoVecs`], [`Token`], the [`Ring`] trait, and the
+//! wake-up that reaches a sleeping ring from another thread. The two rings are
+//! [`UringRing`](crate::uring::UringRing) and [`ThreadRing`](crate::threads::ThreadRing).
+//!
+//! Promises, the same for both rings:
+//! - every submitted operation completes exactly once, cancelled or not;
+//! - a transfer may be short; whoever submitted it submits the rest;
+//! - operations run in any order, whatever the order of submission. Whoever needs bytes of a
+//!   stream in order keeps one receive and one send in flight per socket.
+//!
+//! Who owns what while an operation is in flight: the ring owns the iovec array and everything
+//! else the kernel reads to start the operation; the submitter owns the bytes the iovecs name and
+//! the descriptor, and keeps both until the completion was reaped. The owner of a ring drains it
+//! before dropping it. A ring dropped earlier cancels what it can and waits for the rest, so the
+//! kernel never writes to memory that was named by an operation of a ring that is gone.
+//!
+//! Must never: interpret the bytes, retry, reorder for policy, or know what a request is.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::threads::ThreadRing;
+use crate::uring::UringRing;
+
+/// Chosen by the submitter and handed back with the result; unique among operations in flight.
+pub type Token = u64;
+
+/// Longest array of iovecs the kernel takes; a longer one is transferred up to there (short).
+const IOVECS_MAX: usize = 1024;
+
+/// Most bytes one transfer moves; the kernel cuts longer ones the same way.
+const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
+
+/// Longest sleep, in seconds: far beyond any use, and within every kernel's time arithmetic.
+const SLEEP_SECONDS_MAX: u64 = 1 << 31;
+
+/// The memory of one transfer, in order. Holds addresses only: see [`Ring::submit`] for the rule
+/// on what they point to.
+#[derive(Default)]
+pub struct IoVecs(SmallVec<[libc::iovec; 4]>);
+
+// SAFETY: these are addresses, and nothing here follows them. Whoever does, on whatever thread,
+// relies on the promise given to `Ring::submit`.
+unsafe impl Send for IoVecs {}
+
+impl IoVecs {
+    /// No memory at all.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A single piece of `len` bytes.
+    pub fn one(base: *mut u8, len: usize) -> Self {
+        let mut iovecs = Self::new();
+        iovecs.push(base, len);
+        iovecs
+    }
+
+    /// Adds `len` bytes at `base` at the end. The bytes of a write or send are only read, so a
+    /// pointer cast from `*const u8` is fine there.
+    pub fn push(&mut self, base: *mut u8, len: usize) {
+        self.0.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+    }
+
+    /// Bytes named in total.
+    pub fn total_bytes(&self) -> usize {
+        self.0.iter().map(|piece| piece.iov_len).sum()
+    }
+
+    /// The array as the kernel wants it; valid until this value moves, changes or drops.
+    pub(crate) fn as_ptr(&self) -> *const libc::iovec {
+        self.0.as_ptr()
+    }
+
+    /// How many pieces one system call takes.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len().min(IOVECS_MAX)
+    }
+
+    /// The only piece, if there is exactly one: those take the shorter path in the kernel.
+    pub(crate) fn only(&self) -> Option<(*mut u8, u32)> {
+        match self.0.as_slice() {
+            [piece] => Some((piece.iov_base.cast(), piece.iov_len.min(TRANSFER_BYTES_MAX) as u32)),
+            _ => None,
+        }
+    }
+}
+
+impl FromIterator<(*mut u8, usize)> for IoVecs {
+    fn from_iter<I: IntoIterator<Item = (*mut u8, usize)>>(pieces: I) -> Self {
+        let mut iovecs = Self::new();
+        pieces.into_iter().for_each(|(base, len)| iovecs.push(base, len));
+        iovecs
+    }
+}
+
+/// One operation. Results are bytes moved unless a variant says otherwise, or `-errno`.
+pub enum Io {
+    /// Read a file or block device at a byte offset; 0 at its end.
+    ReadV {
+        /// A file or block device; with O_DIRECT, memory and offset must be aligned.
+        fd: RawFd,
+        /// Filled in order.
+        iov: IoVecs,
+        /// In bytes.
+        offset: u64,
+    },
+    /// Write a file or block device at a byte offset.
+    WriteV {
+        /// A file or block device; with O_DIRECT, memory and offset must be aligned.
+        fd: RawFd,
+        /// Written in order.
+        iov: IoVecs,
+        /// In bytes.
+        offset: u64,
+        /// Complete only once these bytes are durable (RWF_DSYNC).
+        dsync: bool,
+    },
+    /// Make completed writes durable; results in 0.
+    Fdatasync {
+        /// A file or block device.
+        fd: RawFd,
+    },
+    /// Allocate, punch or zero a byte range, as fallocate(2) does; results in 0.
+    Fallocate {
+        /// A file or block device.
+        fd: RawFd,
+        /// FALLOC_FL_* bits.
+        mode: i32,
+        /// In bytes.
+        offset: u64,
+        /// In bytes.
+        len: u64,
+    },
+    /// Receive at least one byte; 0 when the peer closed.
+    Recv {
+        /// A connected socket, non-blocking or not.
+        fd: RawFd,
+        /// Filled in order.
+        iov: IoVecs,
+    },
+    /// Send at least one byte; a vanished peer is -EPIPE and never a signal.
+    Send {
+        /// A connected socket, non-blocking or not.
+        fd: RawFd,
+        /// Sent in order.
+        iov: IoVecs,
+    },
+    /// Accept one connection; results in its descriptor, blocking and close-on-exec.
+    Accept {
+        /// A listening socket; the ring may set O_NONBLOCK on it.
+        fd: RawFd,
+    },
+    /// Wait until readable; results in the poll(2) bits seen.
+    PollIn {
+        /// Anything poll(2) takes.
+        fd: RawFd,
+    },
+    /// Anything else that blocks, on a helper thread; results in what the closure returns, which
+    /// follows the rule above (a panic is -EIO). Nothing cancels it once it runs, and dropping
+    /// the ring waits for it.
+    Blocking(Box<dyn FnOnce() -> i32 + Send>),
+}
+
+/// Wakes a sleeping ring from any thread.
+pub trait Wake: Send + Sync {
+    /// Makes the current or the next `wait` return. Costs one atomic exchange when awake.
+    fn wake(&self);
+}
+
+/// Submits operations, sleeps until something happens, hands out results. Used by one thread.
+pub trait Ring {
+    /// Queues one operation; it starts at the latest at the next `kick` or `wait`.
+    ///
+    /// # Safety
+    /// Until the completion was handed out by `reap`, or the ring's drop returned:
+    /// - the memory named by the iovecs stays allocated, and is neither written elsewhere (reads
+    ///   and receives: nor read);
+    /// - the descriptor stays open.
+    unsafe fn submit(&mut self, io: Io, token: Token);
+
+    /// Starts everything queued, without waiting. Also lets pending completions come forward.
+    fn kick(&mut self);
+
+    /// Hands out the completions that came forward since: token, and result or `-errno`. Makes no
+    /// system call, so call `kick` or `wait` before it.
+    fn reap(&mut self, done: &mut dyn FnMut(Token, i32));
+
+    /// Kicks, then sleeps until a completion is ready, a wake, a signal, or the timeout (`None`:
+    /// for ever). May return early for no reason.
+    fn wait(&mut self, timeout: Option<Duration>);
+
+    /// Asks for an early end. The operation still completes once: -ECANCELED, or its own result
+    /// when it was too late. Unknown tokens are ignored.
+    fn cancel(&mut self, token: Token);
+
+    /// What other threads use to end a `wait`.
+    fn waker(&self) -> Arc<dyn Wake>;
+}
+
+/// Which ring to open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RingKind {
+    /// io_uring, or helper threads with a line in the log when it is not available.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// Helper threads.
+    Threads,
+}
+
+/// Opens a ring for the calling thread and names it: `io_uring` or `threads`.
+pub fn open(kind: RingKind) -> io::Result<(Box<dyn Ring>, &'static str)> {
+    match kind {
+        RingKind::Uring => Ok((Box::new(UringRing::new()?), UringRing::NAME)),
+        RingKind::Threads => Ok((Box::new(ThreadRing::new()?), ThreadRing::NAME)),
+        RingKind::Auto => UringRing::new()
+            .map(|ring| (Box::new(ring) as Box<dyn Ring>, UringRing::NAME))
+            .or_else(|refusal| {
+                tracing::warn!("io_uring is not available, using helper threads: {refusal}");
+                open(RingKind::Threads)
+            }),
+    }
+}
+
+const AWAKE: u8 = 0;
+const ASLEEP: u8 = 1;
+const WOKEN: u8 = 2;
+
+/// The wake-up both rings share: an eventfd that is only written when the ring may be asleep.
+///
+/// No wake is lost: a wake that finds the ring awake leaves `WOKEN` behind, so that the next
+/// `fall_asleep` refuses; one that finds it asleep writes the eventfd the sleeper watches.
+pub(crate) struct EventWake {
+    fd: OwnedFd,
+    state: AtomicU8,
+}
+
+impl EventWake {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, state: AtomicU8::new(AWAKE) })
+    }
+
+    /// Readable once a wake found the ring asleep.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Announces sleep; `false` when a wake came first. `rise` must follow in both cases.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends the sleep. What was published before the wakes seen so far is visible from here on.
+    pub(crate) fn rise(&self) {
+        self.state.swap(AWAKE, Ordering::AcqRel);
+    }
+
+    /// Takes the eventfd back to unreadable; only for a caller that has just seen it readable.
+    pub(crate) fn drain(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes of our own.
+        unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+impl Wake for EventWake {
+    fn wake(&self) {
+        if self.state.swap(WOKEN, Ordering::AcqRel) != ASLEEP {
+            return;
+        }
+        let one = 1u64;
+        // SAFETY: eight bytes of our own. It cannot fail: the counter is far from its limit.
+        unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+}
+
+/// A timeout short enough for the kernel's arithmetic.
+pub(crate) fn bounded_sleep(timeout: Duration) -> Duration {
+    timeout.min(Duration::from_secs(SLEEP_SECONDS_MAX))
+}
+
+/// The offset as the kernel takes it. All ones would mean "the current position" there; the
+/// neighbour is refused like every other offset beyond the signed range.
+pub(crate) fn plain_offset(offset: u64) -> u64 {
+    offset.min(u64::MAX - 1)
+}
+
+#[cfg(test)]
+mod tests;

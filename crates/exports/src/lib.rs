@@ -1,1 +1,3 @@
 //! Protocol servers: wire to request to wire.
+
+pub mod nbd;

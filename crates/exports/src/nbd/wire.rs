@@ -131,11 +131,11 @@ pub mod option {
     /// Answer in structured replies from now on.
     pub const STRUCTURED_REPLY: u32 = 8;
     /// List metadata contexts of an export.
-    pub const LIST_META_CONTEXT: u32 = 10;
+    pub const LIST_META_CONTEXT: u32 = 9;
     /// Select the metadata contexts that block status reports.
-    pub const SET_META_CONTEXT: u32 = 11;
+    pub const SET_META_CONTEXT: u32 = 10;
     /// 64-bit requests; refused.
-    pub const EXTENDED_HEADERS: u32 = 12;
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Types of successful option replies.
@@ -412,13 +412,21 @@ const _: () = {
 
 #[cfg(test)]
 mod tests {
-    use super::{GREETING_MAGIC, OPTION_MAGIC, RequestHeader, command};
+    use super::{GREETING_MAGIC, OPTION_MAGIC, RequestHeader, command, option};
     use zerocopy::FromBytes;
 
     #[test]
     fn the_two_greeting_magics_are_readable_words() {
         assert_eq!(&GREETING_MAGIC.to_be_bytes(), b"NBDMAGIC");
         assert_eq!(&OPTION_MAGIC.to_be_bytes(), b"IHAVEOPT");
+    }
+
+    /// Early drafts of the protocol numbered these one higher; deployed clients do not.
+    #[test]
+    fn the_metadata_options_have_the_numbers_that_deployed_clients_send() {
+        let numbers =
+            (option::LIST_META_CONTEXT, option::SET_META_CONTEXT, option::EXTENDED_HEADERS);
+        assert_eq!(numbers, (9, 10, 11));
     }
 
     #[test]

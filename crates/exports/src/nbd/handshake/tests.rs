@@ -290,7 +290,7 @@ fn structured_replies_are_granted_and_offer_unfragmented_reads() {
 
 #[test]
 fn options_that_are_not_served_are_refused_and_their_payload_skipped() {
-    let unserved = [option::STARTTLS, option::EXTENDED_HEADERS, option::PEEK_EXPORT, 9, 4711];
+    let unserved = [option::STARTTLS, option::EXTENDED_HEADERS, option::PEEK_EXPORT, 12, 4711];
     for number in unserved {
         let talk = talk(FIXED, &[opt(number, &[7; 99]), opt(option::ABORT, &[])]);
         assert_eq!(kinds(&talk), [option_error::UNSUP, option_reply::ACK]);
@@ -441,7 +441,7 @@ fn a_finished_negotiation_consumes_nothing_even_after_its_outcome_was_taken() {
 fn some_option() -> impl Strategy<Value = Vec<u8>> {
     let name = || prop_oneof!["disk", "quiet", "", "nosuch"];
     let query = prop_oneof!["base:allocation", "base:", "x-cairn:[a-z]{0,5}", "[a-z]{0,3}"];
-    let meta = (10u32..12, name(), vec(query, 0..4)).prop_map(|(number, name, queries)| {
+    let meta = (9u32..11, name(), vec(query, 0..4)).prop_map(|(number, name, queries)| {
         let queries: Vec<_> = queries.iter().map(String::as_str).collect();
         opt(number, &meta_payload(&name, &queries))
     });

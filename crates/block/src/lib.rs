@@ -1,1 +1,42 @@
-//! The heart: sectors, requests, disks, targets, tables and mapped devices.
+//! The heart of cairn: sectors, requests, disks, targets, tables and mapped devices.
+//!
+//! Start with [`Disk`] (the one lower interface) and [`Target`] (a mapping policy), then
+//! [`Request`] and the verdict loop in `engine`. [`Env`] is the world a target sees;
+//! [`MappedDevice`] owns tables and the verbs suspend, load and resume.
+//!
+//! Deliberately absent: files, sockets, threads, clocks. This crate does no I/O; it is driven
+//! by a reactor, real or simulated, which fills in [`World`].
+
+#![deny(unsafe_code)]
+
+pub mod buf;
+mod cells;
+mod check;
+mod copier;
+mod counters;
+mod device;
+mod disk;
+mod engine;
+mod env;
+mod error;
+mod registry;
+mod request;
+mod slots;
+pub mod sync;
+mod table;
+mod target;
+mod units;
+
+pub use buf::{BUF_ALIGN, Buf, BufPool, Segs};
+pub use cells::{CellGuard, CellMode, Cells};
+pub use copier::{Copier, CopyError, CopyJob, CopyPiece};
+pub use counters::Counters;
+pub use device::{DeviceId, MappedDevice};
+pub use disk::{Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
+pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World};
+pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};
+pub use registry::{Opener, Registry};
+pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
+pub use table::{Line, Table, TableContext, TableLine, TargetTypes};
+pub use target::{Ctor, EndIo, MessageError, SuspendMode, Target, TargetType, Verdict};
+pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};

@@ -1,0 +1,346 @@
+//! Memory for requests: aligned buffers from a pool, and scatter-gather lists over them.
+//!
+//! A [`Buf`] is a counted handle on one aligned region; the last handle gives the region back
+//! to its [`BufPool`]. [`Segs`] names pieces of buffers in order and keeps them alive, so
+//! memory that a drive or the kernel still writes to cannot return to the pool: the request
+//! that was submitted owns a handle until its completion arrived.
+//!
+//! Promises: regions are aligned to [`BUF_ALIGN`] and were zeroed once when first taken from
+//! the system. Handles stay on one thread (`Rc`), therefore two borrows of one region can only
+//! nest; a borrow flag turns such a bug into a panic instead of undefined behaviour. The only
+//! concurrent access is by the kernel or a helper thread through [`Segs::iovecs`] while a
+//! request is submitted; submitters do not touch the bytes until it completes.
+//!
+//! This is the only file of the crate with `unsafe` code.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use smallvec::SmallVec;
+
+/// Alignment of every buffer in bytes: enough for O_DIRECT on any drive.
+pub const BUF_ALIGN: usize = 4096;
+
+const CLASS_BYTES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 4 << 20];
+/// Free memory the pool keeps per size class, in bytes; more goes back to the system.
+const KEEP_BYTES: usize = 32 << 20;
+
+struct Region {
+    ptr: NonNull<u8>,
+    capacity: usize,
+    class: Option<usize>,
+    /// 0 free, n > 0 borrowed n times for reading, -1 borrowed for writing.
+    borrows: Cell<isize>,
+    pool: Weak<PoolInner>,
+}
+
+impl Region {
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity, BUF_ALIGN).expect("a buffer is far below isize::MAX")
+    }
+
+    fn new(capacity: usize, class: Option<usize>, pool: Weak<PoolInner>) -> Rc<Region> {
+        let layout = Region::layout(capacity);
+        // SAFETY: the layout has a non-zero size (callers round up to BUF_ALIGN).
+        let ptr = unsafe { alloc_zeroed(layout) };
+        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
+        Rc::new(Region { ptr, capacity, class, borrows: Cell::new(0), pool })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this very layout, and no handle is left.
+        unsafe { dealloc(self.ptr.as_ptr(), Region::layout(self.capacity)) }
+    }
+}
+
+#[derive(Default)]
+struct PoolInner {
+    free: [RefCell<Vec<Rc<Region>>>; CLASS_BYTES.len()],
+}
+
+/// A reactor's buffers, recycled by size class.
+#[derive(Clone, Default)]
+pub struct BufPool(Rc<PoolInner>);
+
+impl BufPool {
+    /// A buffer of at least `bytes` bytes (at least one page). Contents are undefined but
+    /// never memory from outside the pool.
+    pub fn alloc(&self, bytes: usize) -> Buf {
+        let class = CLASS_BYTES.iter().position(|&size| bytes <= size);
+        let recycled = class.and_then(|class| self.0.free[class].borrow_mut().pop());
+        let region = recycled.unwrap_or_else(|| {
+            let capacity = class.map_or(bytes.next_multiple_of(BUF_ALIGN), |c| CLASS_BYTES[c]);
+            Region::new(capacity, class, Rc::downgrade(&self.0))
+        });
+        debug_assert_eq!(region.borrows.get(), 0);
+        Buf(Some(region))
+    }
+}
+
+/// A counted handle on an aligned region of memory.
+#[derive(Clone)]
+pub struct Buf(Option<Rc<Region>>);
+
+impl Buf {
+    fn region(&self) -> &Rc<Region> {
+        self.0.as_ref().expect("a handle holds its region until it is dropped")
+    }
+
+    /// The size of the region in bytes.
+    pub fn capacity(&self) -> usize {
+        self.region().capacity
+    }
+
+    /// Runs `read` on `len` bytes from `offset`. Must not nest inside [`Buf::write`].
+    pub fn read<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> R {
+        let region = self.region();
+        assert!(offset <= region.capacity && len <= region.capacity - offset);
+        assert!(region.borrows.get() >= 0, "buffer is borrowed for writing");
+        region.borrows.set(region.borrows.get() + 1);
+        // SAFETY: in bounds (asserted), initialised by alloc_zeroed, and no `&mut` exists on
+        // this thread (flag) nor elsewhere (handles are not Send).
+        let slice =
+            unsafe { std::slice::from_raw_parts(region.ptr.as_ptr().add(offset), len) };
+        let result = read(slice);
+        region.borrows.set(region.borrows.get() - 1);
+        result
+    }
+
+    /// Runs `write` on `len` bytes from `offset`. Must not nest inside another borrow.
+    pub fn write<R>(&self, offset: usize, len: usize, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        let region = self.region();
+        assert!(offset <= region.capacity && len <= region.capacity - offset);
+        assert_eq!(region.borrows.get(), 0, "buffer is borrowed");
+        region.borrows.set(-1);
+        // SAFETY: in bounds (asserted), initialised, and the only borrow (flag, not Send).
+        let slice =
+            unsafe { std::slice::from_raw_parts_mut(region.ptr.as_ptr().add(offset), len) };
+        let result = write(slice);
+        region.borrows.set(0);
+        result
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        let Some(region) = self.0.take() else { return };
+        if Rc::strong_count(&region) > 1 {
+            return;
+        }
+        let (Some(class), Some(pool)) = (region.class, region.pool.upgrade()) else { return };
+        // A borrow flag left behind by a panic inside a closure ends with its last handle.
+        region.borrows.set(0);
+        let mut free = pool.free[class].borrow_mut();
+        if free.len() * CLASS_BYTES[class] < KEEP_BYTES {
+            free.push(region);
+        }
+    }
+}
+
+/// One contiguous piece of a buffer.
+#[derive(Clone)]
+pub struct Seg {
+    buf: Buf,
+    offset: usize,
+    len: usize,
+}
+
+/// A scatter-gather list: pieces of buffers, in order, kept alive by the list.
+#[derive(Clone, Default)]
+pub struct Segs {
+    list: SmallVec<[Seg; 2]>,
+    bytes: usize,
+}
+
+impl Segs {
+    /// The list of one piece: `len` bytes of `buf` from `offset`.
+    pub fn of(buf: &Buf, offset: usize, len: usize) -> Segs {
+        let mut segs = Segs::default();
+        segs.push(buf.clone(), offset, len);
+        segs
+    }
+
+    /// Appends `len` bytes of `buf` from `offset`.
+    pub fn push(&mut self, buf: Buf, offset: usize, len: usize) {
+        assert!(offset <= buf.capacity() && len <= buf.capacity() - offset);
+        self.list.push(Seg { buf, offset, len });
+        self.bytes += len;
+    }
+
+    /// The total length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Drops every piece.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.bytes = 0;
+    }
+
+    /// The `len` bytes from `offset`, as a list of its own over the same memory.
+    pub fn slice(&self, offset: usize, len: usize) -> Segs {
+        assert!(offset <= self.bytes && len <= self.bytes - offset);
+        let mut out = Segs::default();
+        for (seg, seg_offset, seg_len) in self.pieces(offset, len) {
+            out.push(seg.buf.clone(), seg_offset, seg_len);
+        }
+        out
+    }
+
+    /// Keeps the first `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        if len < self.bytes {
+            *self = self.slice(0, len);
+        }
+    }
+
+    /// The pieces that make up `len` bytes from `offset`: segment, offset in its buffer, length.
+    fn pieces(&self, offset: usize, len: usize) -> impl Iterator<Item = (&Seg, usize, usize)> {
+        let (mut skip, mut left) = (offset, len);
+        self.list.iter().filter_map(move |seg| {
+            let skipped = skip.min(seg.len);
+            skip -= skipped;
+            let take = (seg.len - skipped).min(left);
+            left -= take;
+            (take > 0).then_some((seg, seg.offset + skipped, take))
+        })
+    }
+
+    /// Copies `out.len()` bytes from `offset` of the list into `out`.
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
+        let mut at = 0;
+        for (seg, start, len) in self.pieces(offset, out.len()) {
+            seg.buf.read(start, len, |bytes| out[at..at + len].copy_from_slice(bytes));
+            at += len;
+        }
+        assert_eq!(at, out.len(), "read beyond the end of the segments");
+    }
+
+    /// Copies `bytes` into the list at `offset`.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
+        let mut at = 0;
+        for (seg, start, len) in self.pieces(offset, bytes.len()) {
+            seg.buf.write(start, len, |out| out.copy_from_slice(&bytes[at..at + len]));
+            at += len;
+        }
+        assert_eq!(at, bytes.len(), "write beyond the end of the segments");
+    }
+
+    /// Runs `read` on each contiguous piece of `len` bytes from `offset`, in order.
+    pub fn for_each(&self, offset: usize, len: usize, mut read: impl FnMut(&[u8])) {
+        for (seg, start, len) in self.pieces(offset, len) {
+            seg.buf.read(start, len, &mut read);
+        }
+    }
+
+    /// Runs `write` on each contiguous piece of `len` bytes from `offset`, in order.
+    pub fn for_each_mut(&self, offset: usize, len: usize, mut write: impl FnMut(&mut [u8])) {
+        for (seg, start, len) in self.pieces(offset, len) {
+            seg.buf.write(start, len, &mut write);
+        }
+    }
+
+    /// Sets `len` bytes from `offset` to zero.
+    pub fn zero(&self, offset: usize, len: usize) {
+        self.for_each_mut(offset, len, |bytes| bytes.fill(0));
+    }
+
+    /// All bytes, copied into one vector (for metadata and tests, not for the ready path).
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.bytes];
+        self.copy_out(0, &mut out);
+        out
+    }
+
+    /// Address and length of each piece, for a drive or the kernel. They are valid while a
+    /// clone of this list is held; whoever passes them on holds the request that owns it.
+    pub fn iovecs(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        self.list.iter().map(|seg| {
+            // SAFETY: `push` asserted that the offset lies within the region.
+            let ptr = unsafe { seg.buf.region().ptr.as_ptr().add(seg.offset) };
+            (ptr, seg.len)
+        })
+    }
+
+    /// True if every piece begins and ends at a multiple of `align` bytes in memory.
+    pub fn is_aligned(&self, align: usize) -> bool {
+        self.iovecs().all(|(ptr, len)| {
+            (ptr as usize).is_multiple_of(align) && len.is_multiple_of(align)
+        })
+    }
+}
+
+impl std::fmt::Debug for Segs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Segs({} pieces, {} bytes)", self.list.len(), self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segs_of_three(pool: &BufPool) -> Segs {
+        let mut segs = Segs::of(&pool.alloc(100), 10, 7);
+        segs.push(pool.alloc(100), 0, 5);
+        segs.push(pool.alloc(70 << 10), 4090, 9);
+        segs
+    }
+
+    #[test]
+    fn bytes_copied_in_come_out_across_pieces_and_slices() {
+        let segs = segs_of_three(&BufPool::default());
+        let data: Vec<u8> = (1..=21).collect();
+        segs.copy_in(0, &data);
+        assert_eq!(segs.to_vec(), data);
+        for offset in 0..=21 {
+            for len in 0..=21 - offset {
+                assert_eq!(segs.slice(offset, len).to_vec(), data[offset..offset + len]);
+            }
+        }
+        segs.zero(6, 7);
+        assert_eq!(segs.slice(6, 7).to_vec(), [0; 7]);
+        assert_eq!(segs.slice(13, 8).to_vec(), data[13..]);
+    }
+
+    #[test]
+    fn the_last_handle_gives_the_region_back() {
+        let pool = BufPool::default();
+        let buf = pool.alloc(4096);
+        let segs = Segs::of(&buf, 0, 4096);
+        let address = segs.iovecs().next().unwrap().0;
+        drop(buf);
+        let other = Segs::of(&pool.alloc(4096), 0, 1).iovecs().next().unwrap().0;
+        assert_ne!(address, other, "still held by the list");
+        drop(segs);
+        let addresses: Vec<_> = (0..2)
+            .map(|_| pool.alloc(4096))
+            .collect::<Vec<_>>()
+            .iter()
+            .map(|buf| Segs::of(buf, 0, 1).iovecs().next().unwrap().0)
+            .collect();
+        assert!(addresses.contains(&address), "recycled");
+    }
+
+    #[test]
+    fn regions_are_aligned_for_direct_io() {
+        let pool = BufPool::default();
+        for bytes in [1, 4096, 5000, 1 << 20, (4 << 20) + 1] {
+            assert!(Segs::of(&pool.alloc(bytes), 0, BUF_ALIGN).is_aligned(BUF_ALIGN));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "buffer is borrowed")]
+    fn a_nested_write_borrow_panics() {
+        let buf = BufPool::default().alloc(1);
+        buf.read(0, 1, |_| buf.write(0, 1, |_| ()));
+    }
+}

@@ -1,0 +1,179 @@
+//! The bounded copier: moves ranges between disks with a budget of memory (the kernel's
+//! kcopyd, bounded).
+//!
+//! A job takes its whole budget in one step or waits holding nothing, in order of arrival; the
+//! budget returns when the copy ends. A job larger than the budget is copied in pieces. The
+//! sources of a job may lie apart; they land next to each other in one write.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use event_listener::Event;
+
+use crate::buf::Segs;
+use crate::disk::Disk;
+use crate::env::{Env, Io};
+use crate::error::{IoError, IoResult};
+use crate::request::Flags;
+use crate::sync::Mutex;
+use crate::units::{Sector, SectorCount, SectorRange};
+
+/// One source of a copy.
+#[derive(Clone)]
+pub struct CopyPiece {
+    /// Where to read.
+    pub disk: Arc<dyn Disk>,
+    /// What to read.
+    pub range: SectorRange,
+}
+
+/// A copy: the pieces, in order, to one contiguous range.
+pub struct CopyJob {
+    /// The sources.
+    pub from: Vec<CopyPiece>,
+    /// Where to write.
+    pub to: Arc<dyn Disk>,
+    /// The first sector written.
+    pub start: Sector,
+    /// Flags of the write.
+    pub flags: Flags,
+}
+
+/// Which side of a copy failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyError {
+    /// A source could not be read.
+    Read(IoError),
+    /// The destination could not be written.
+    Write(IoError),
+}
+
+struct Budget {
+    free_bytes: u64,
+    queue: VecDeque<u64>,
+    next_ticket: u64,
+}
+
+/// A budget of copy memory, shared by the jobs of one owner on all reactors.
+pub struct Copier {
+    total_bytes: u64,
+    budget: Mutex<Budget>,
+    changed: Event,
+}
+
+struct Grant<'a> {
+    copier: &'a Copier,
+    bytes: u64,
+    ticket: u64,
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        let mut budget = self.copier.budget.lock();
+        budget.free_bytes += self.bytes;
+        budget.queue.retain(|&ticket| ticket != self.ticket);
+        drop(budget);
+        self.copier.changed.notify(usize::MAX);
+    }
+}
+
+impl Copier {
+    /// A copier that holds at most `total_bytes` of data in memory.
+    pub fn new(total_bytes: u64) -> Copier {
+        let budget = Budget { free_bytes: total_bytes, queue: VecDeque::new(), next_ticket: 0 };
+        Copier { total_bytes, budget: Mutex::new(budget), changed: Event::new() }
+    }
+
+    /// Bytes in use.
+    pub fn used_bytes(&self) -> u64 {
+        self.total_bytes - self.budget.lock().free_bytes
+    }
+
+    async fn grant(&self, bytes: u64) -> Grant<'_> {
+        let mut grant = {
+            let mut budget = self.budget.lock();
+            let ticket = budget.next_ticket;
+            budget.next_ticket += 1;
+            budget.queue.push_back(ticket);
+            Grant { copier: self, bytes: 0, ticket }
+        };
+        loop {
+            let listener = self.changed.listen();
+            {
+                let mut budget = self.budget.lock();
+                if budget.queue.front() == Some(&grant.ticket) && budget.free_bytes >= bytes {
+                    budget.queue.pop_front();
+                    budget.free_bytes -= bytes;
+                    grant.bytes = bytes;
+                    drop(budget);
+                    self.changed.notify(usize::MAX);
+                    return grant;
+                }
+            }
+            listener.await;
+        }
+    }
+
+    /// Copies. On an error the destination holds any part of the data.
+    ///
+    /// # Errors
+    /// The first side that failed.
+    pub async fn copy(&self, env: &Env, job: &CopyJob) -> Result<(), CopyError> {
+        let piece_sectors = SectorCount::of_bytes(self.total_bytes).0.max(8);
+        let mut start = job.start;
+        let mut batch: Vec<CopyPiece> = Vec::new();
+        let mut batched = SectorCount::ZERO;
+        for piece in &job.from {
+            let mut rest = piece.range;
+            while !rest.is_empty() {
+                let take = SectorCount(rest.count.0.min(piece_sectors - batched.0));
+                let range = SectorRange::new(rest.start, take);
+                batch.push(CopyPiece { disk: piece.disk.clone(), range });
+                batched += take;
+                rest = SectorRange::new(rest.start + take, rest.count - take);
+                if batched.0 == piece_sectors {
+                    self.copy_batch(env, &batch, job, start, batched).await?;
+                    start += batched;
+                    batched = SectorCount::ZERO;
+                    batch.clear();
+                }
+            }
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.copy_batch(env, &batch, job, start, batched).await
+    }
+
+    async fn copy_batch(
+        &self,
+        env: &Env,
+        batch: &[CopyPiece],
+        job: &CopyJob,
+        start: Sector,
+        count: SectorCount,
+    ) -> Result<(), CopyError> {
+        let _grant = self.grant(count.to_bytes().min(self.total_bytes)).await;
+        let segs = env.segs(count);
+        read_pieces(env, batch, &segs).await.map_err(CopyError::Read)?;
+        let write = Io::write(SectorRange::new(start, count), segs).with(job.flags);
+        env.io(&job.to, write).await.map_err(CopyError::Write)
+    }
+}
+
+/// Reads all pieces at once into consecutive parts of `segs`.
+async fn read_pieces(env: &Env, pieces: &[CopyPiece], segs: &Segs) -> IoResult {
+    let mut offset = 0;
+    let mut reads = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let bytes = piece.range.to_bytes() as usize;
+        let part = segs.slice(offset, bytes);
+        reads.push(env.io(&piece.disk, Io::read(piece.range, part)));
+        offset += bytes;
+    }
+    let mut result = Ok(());
+    for read in reads {
+        result = result.and(read.await);
+    }
+    result
+}

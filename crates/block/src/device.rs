@@ -1,0 +1,419 @@
+//! Mapped devices: a name, a live table, perhaps an inactive one, and the verbs between them.
+//!
+//! States: *suspended* (gates closed; requests park in order at each reactor) and *active*. A
+//! device begins suspended without a table.
+//!
+//! Suspend: every reactor closes its gate and says so; the targets give back what they parked;
+//! each reactor says when its last admitted request has left; then the targets' `suspend` runs
+//! (commit, stop tasks). Resume: the inactive table, if any, becomes live; its targets'
+//! `resume` runs (read metadata, recover, start tasks); every reactor takes the table, opens
+//! its gate and lets the parked requests in, in their order. A client sees only a pause.
+//!
+//! D1. No request is admitted while the gate is closed, except parts of admitted ones.
+//! D2. A table is dropped only when no request holds a frame of it: the swap happens when
+//!     every reactor's count is zero.
+//! D3. One verb at a time per device.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_listener::Event;
+
+use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
+use crate::engine::Work;
+use crate::env::Env;
+use crate::error::{ConfigError, ConfigKind, IoError};
+use crate::request::Request;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::table::Table;
+use crate::target::SuspendMode;
+use crate::units::{Sector, SectorCount, SectorRange};
+
+/// Names a mapped device inside a world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DeviceId(pub(crate) u32);
+
+/// Counts arrivals down from any thread; one waits for the last.
+struct Latch {
+    left: AtomicUsize,
+    event: Event,
+}
+
+impl Latch {
+    fn new(count: usize) -> Arc<Latch> {
+        Arc::new(Latch { left: AtomicUsize::new(count), event: Event::new() })
+    }
+
+    fn arrive(&self) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.event.notify(usize::MAX);
+        }
+    }
+
+    async fn wait(&self) {
+        loop {
+            let listener = self.event.listen();
+            if self.left.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            listener.await;
+        }
+    }
+}
+
+/// One reactor's view of a device.
+pub(crate) struct LocalDevice {
+    closed: Cell<bool>,
+    inflight: Cell<u64>,
+    drained: RefCell<Option<Arc<Latch>>>,
+    parked: RefCell<VecDeque<Box<Request>>>,
+    table: RefCell<Option<Rc<Arc<Table>>>>,
+}
+
+impl Default for LocalDevice {
+    fn default() -> LocalDevice {
+        LocalDevice {
+            closed: Cell::new(true),
+            inflight: Cell::default(),
+            drained: RefCell::default(),
+            parked: RefCell::default(),
+            table: RefCell::default(),
+        }
+    }
+}
+
+impl LocalDevice {
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    pub fn table(&self) -> Option<Rc<Arc<Table>>> {
+        self.table.borrow().clone()
+    }
+
+    pub fn admit(&self) {
+        self.inflight.set(self.inflight.get() + 1);
+    }
+
+    pub fn leave(&self) {
+        self.inflight.set(self.inflight.get() - 1);
+        if self.inflight.get() == 0
+            && let Some(latch) = self.drained.borrow_mut().take()
+        {
+            latch.arrive();
+        }
+    }
+
+    pub fn park(&self, request: Box<Request>) {
+        self.parked.borrow_mut().push_back(request);
+    }
+
+    fn when_drained(&self, latch: Arc<Latch>) {
+        if self.inflight.get() == 0 {
+            latch.arrive();
+        } else {
+            *self.drained.borrow_mut() = Some(latch);
+        }
+    }
+
+    fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
+        debug_assert_eq!(self.inflight.get(), 0, "D2");
+        *self.table.borrow_mut() = Some(Rc::new(table));
+        self.closed.set(false);
+        for request in self.parked.borrow_mut().drain(..) {
+            env.push_work(Work::Map { device, request, admitted: false });
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    live: Option<Arc<Table>>,
+    inactive: Option<Arc<Table>>,
+    suspended: bool,
+}
+
+/// A virtual disk: requests to it are mapped by the live table's targets.
+pub struct MappedDevice {
+    id: DeviceId,
+    volume: String,
+    sectors: AtomicU64,
+    limits: Mutex<Limits>,
+    state: Mutex<State>,
+    verb: AtomicBool,
+    verb_free: Event,
+    event_nr: AtomicU64,
+    events: Event,
+}
+
+/// D3: held while a verb runs.
+struct VerbGuard<'a>(&'a MappedDevice);
+
+impl Drop for VerbGuard<'_> {
+    fn drop(&mut self) {
+        self.0.verb.store(false, Ordering::Release);
+        self.0.verb_free.notify(1);
+    }
+}
+
+impl MappedDevice {
+    pub(crate) fn new(id: DeviceId, volume: &str) -> MappedDevice {
+        MappedDevice {
+            id,
+            volume: volume.to_owned(),
+            sectors: AtomicU64::new(0),
+            limits: Mutex::new(Limits::default()),
+            state: Mutex::new(State { suspended: true, ..State::default() }),
+            verb: AtomicBool::new(false),
+            verb_free: Event::new(),
+            event_nr: AtomicU64::new(0),
+            events: Event::new(),
+        }
+    }
+
+    /// Names the device inside its world.
+    pub fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// The volume's name.
+    pub fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    /// The live table.
+    pub fn live_table(&self) -> Option<Arc<Table>> {
+        self.state.lock().live.clone()
+    }
+
+    /// The inactive table, waiting for a resume.
+    pub fn inactive_table(&self) -> Option<Arc<Table>> {
+        self.state.lock().inactive.clone()
+    }
+
+    /// The table that will serve after the next resume.
+    pub(crate) fn newest_table(&self) -> Option<Arc<Table>> {
+        let state = self.state.lock();
+        state.inactive.clone().or_else(|| state.live.clone())
+    }
+
+    /// True if requests wait.
+    pub fn is_suspended(&self) -> bool {
+        self.state.lock().suspended
+    }
+
+    /// How many events (table changes, targets' notices) there were.
+    pub fn event_nr(&self) -> u64 {
+        self.event_nr.load(Ordering::Acquire)
+    }
+
+    /// Tells every waiter that something worth looking at happened.
+    pub fn raise_event(&self) {
+        self.event_nr.fetch_add(1, Ordering::AcqRel);
+        self.events.notify(usize::MAX);
+    }
+
+    /// Waits until there were more than `seen` events; answers how many.
+    pub async fn wait_event(&self, seen: u64) -> u64 {
+        loop {
+            let listener = self.events.listen();
+            let now = self.event_nr();
+            if now > seen {
+                return now;
+            }
+            listener.await;
+        }
+    }
+
+    async fn verb(&self) -> VerbGuard<'_> {
+        loop {
+            let listener = self.verb_free.listen();
+            if !self.verb.swap(true, Ordering::AcqRel) {
+                return VerbGuard(self);
+            }
+            listener.await;
+        }
+    }
+
+    /// Makes `table` the inactive table; the next resume makes it live.
+    pub async fn load(&self, table: Table) {
+        let _verb = self.verb().await;
+        self.state.lock().inactive = Some(Arc::new(table));
+    }
+
+    /// Drops the inactive table, if there is one.
+    pub async fn clear(&self) {
+        let _verb = self.verb().await;
+        self.state.lock().inactive = None;
+    }
+
+    /// Stops admitting requests and waits until every task of the live targets has stopped.
+    pub async fn suspend(&self, env: &Env, mode: SuspendMode) {
+        let _verb = self.verb().await;
+        self.suspend_locked(env, mode).await;
+    }
+
+    async fn suspend_locked(&self, env: &Env, mode: SuspendMode) {
+        if self.is_suspended() {
+            return;
+        }
+        let reactors = usize::from(env.post().reactors());
+        let (id, closed) = (self.id, Latch::new(reactors));
+        let latch = closed.clone();
+        env.call_everywhere(move |env| {
+            env.local(id).closed.set(true);
+            latch.arrive();
+        });
+        closed.wait().await;
+        let table = self.live_table();
+        for line in table.iter().flat_map(|table| table.lines()) {
+            line.target.presuspend(env, mode);
+        }
+        let drained = Latch::new(reactors);
+        let latch = drained.clone();
+        env.call_everywhere(move |env| env.local(id).when_drained(latch.clone()));
+        drained.wait().await;
+        for line in table.iter().flat_map(|table| table.lines()) {
+            line.target.suspend(env).await;
+        }
+        self.state.lock().suspended = true;
+    }
+
+    /// Makes the inactive table live, if there is one (suspending first if need be), and lets
+    /// requests in.
+    ///
+    /// # Errors
+    /// There is no table, or a target refused to start: the device stays suspended.
+    pub async fn resume(&self, env: &Env) -> Result<(), ConfigError> {
+        let _verb = self.verb().await;
+        if self.inactive_table().is_some() {
+            self.suspend_locked(env, SuspendMode::Flush).await;
+        } else if !self.is_suspended() {
+            return Ok(());
+        }
+        let (swapped, table, old) = {
+            let mut state = self.state.lock();
+            let inactive = state.inactive.take();
+            let swapped = inactive.is_some();
+            let old = if swapped { state.live.take() } else { None };
+            state.live = inactive.or_else(|| state.live.take());
+            (swapped, state.live.clone(), old)
+        };
+        let Some(table) = table else {
+            let detail = "resume: found no table, expected one loaded before";
+            return Err(ConfigError::new(ConfigKind::Argument, self.volume(), detail));
+        };
+        // The old table's targets let go of their devices before the new ones recover.
+        self.drop_local_tables(env).await;
+        drop(old);
+        for (started, line) in table.lines().iter().enumerate() {
+            if let Err(error) = line.target.resume(env).await {
+                for line in &table.lines()[..started] {
+                    line.target.suspend(env).await;
+                }
+                return Err(error);
+            }
+        }
+        self.publish(&table);
+        self.open_gates(env, &table).await;
+        if swapped {
+            self.raise_event();
+        }
+        Ok(())
+    }
+
+    async fn drop_local_tables(&self, env: &Env) {
+        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
+        let latch = done.clone();
+        env.call_everywhere(move |env| {
+            *env.local(id).table.borrow_mut() = None;
+            latch.arrive();
+        });
+        done.wait().await;
+    }
+
+    fn publish(&self, table: &Table) {
+        let limits = table.limits();
+        self.sectors.store(table.sectors().0, Ordering::Release);
+        *self.limits.lock() = limits;
+        self.state.lock().suspended = false;
+    }
+
+    async fn open_gates(&self, env: &Env, table: &Arc<Table>) {
+        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
+        let (latch, table) = (done.clone(), table.clone());
+        env.call_everywhere(move |env| {
+            env.local(id).open(env, id, table.clone());
+            latch.arrive();
+        });
+        done.wait().await;
+    }
+
+    /// Ends the device: suspends it, drops its tables and fails what is parked.
+    pub async fn remove(&self, env: &Env) {
+        let _verb = self.verb().await;
+        self.suspend_locked(env, SuspendMode::Flush).await;
+        *self.state.lock() = State { suspended: true, ..State::default() };
+        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
+        let latch = done.clone();
+        env.call_everywhere(move |env| {
+            for request in env.local(id).parked.borrow_mut().drain(..) {
+                env.push_work(Work::Fail(request, IoError::new(crate::ErrorKind::Shutdown)));
+            }
+            env.forget(id);
+            latch.arrive();
+        });
+        done.wait().await;
+    }
+}
+
+impl Disk for MappedDevice {
+    fn name(&self) -> String {
+        format!("@{}", self.volume)
+    }
+
+    fn sectors(&self) -> SectorCount {
+        SectorCount(self.sectors.load(Ordering::Acquire))
+    }
+
+    fn limits(&self) -> Limits {
+        *self.limits.lock()
+    }
+
+    fn submit(&self, _env: &Env, _request: &mut Request) -> Flow {
+        unreachable!("the engine maps requests to a mapped device")
+    }
+
+    fn refresh(&self) -> Result<(), ConfigError> {
+        let Some(table) = self.newest_table() else { return Ok(()) };
+        for line in table.lines() {
+            for lower in line.target.lowers() {
+                lower.refresh()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move {
+            let data = vec![Extent { count: range.count, kind: ExtentKind::Data }];
+            let Some(table) = self.live_table() else { return Ok(data) };
+            let Some(index) = table.line_at(range.start) else { return Err(IoError::INVALID) };
+            let line = table.line(index);
+            let Some(mut inside) = range.intersect(line.range()) else { return Ok(data) };
+            inside.start = Sector(inside.start.0 - line.start.0);
+            line.target.extents(env, inside).await
+        })
+    }
+
+    fn mapped(&self) -> Option<&MappedDevice> {
+        Some(self)
+    }
+}

@@ -1,0 +1,170 @@
+//! [`Disk`]: the one lower interface. A backend, a mapped device and a simulated drive are
+//! disks; targets and exports know nothing else.
+//!
+//! A disk promises the kernel bio's ordering and no more: a flush makes durable every write
+//! that completed before it was submitted; FUA makes that write durable; everything else may
+//! be reordered, lost and torn at sector granularity by a crash.
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::device::MappedDevice;
+use crate::env::Env;
+use crate::error::{ConfigError, IoError};
+use crate::request::Request;
+use crate::units::{SECTOR_BYTES, SectorCount, SectorRange};
+
+/// A future that stays on its reactor.
+pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// What a disk did with a request it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Finished, with success.
+    Done,
+    /// Finished, with an error.
+    Failed(IoError),
+    /// Kept: somebody calls [`Env::complete`] (or posts it) with the request's id.
+    Queued,
+}
+
+/// What makes two names one disk.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Identity {
+    /// A file, by device and inode.
+    File {
+        /// st_dev.
+        device: u64,
+        /// st_ino.
+        inode: u64,
+    },
+    /// A block device, by st_rdev.
+    Block(u64),
+    /// A volume of this server, by name.
+    Volume(String),
+    /// Something private: no other name leads to it.
+    Unique(u64),
+}
+
+/// Sizes and abilities of a disk, in bytes where not said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Smallest addressable unit; requests are multiples of it.
+    pub logical_block: u32,
+    /// Smallest unit written without read-modify-write inside the device.
+    pub physical_block: u32,
+    /// Preferred smallest request.
+    pub io_min: u32,
+    /// Preferred large request; 0 = no preference.
+    pub io_opt: u32,
+    /// Discard is passed down to something that frees space.
+    pub discard: bool,
+    /// Write-zeroes is faster than writing zeros.
+    pub fast_zero: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            logical_block: SECTOR_BYTES as u32,
+            physical_block: SECTOR_BYTES as u32,
+            io_min: SECTOR_BYTES as u32,
+            io_opt: 0,
+            discard: true,
+            fast_zero: true,
+            read_only: false,
+        }
+    }
+}
+
+impl Limits {
+    /// The limits of something that stands on both: the stricter of each.
+    #[must_use]
+    pub fn stack(self, other: Limits) -> Limits {
+        Limits {
+            logical_block: self.logical_block.max(other.logical_block),
+            physical_block: self.physical_block.max(other.physical_block),
+            io_min: self.io_min.max(other.io_min),
+            io_opt: self.io_opt.max(other.io_opt),
+            discard: self.discard || other.discard,
+            fast_zero: self.fast_zero && other.fast_zero,
+            read_only: self.read_only || other.read_only,
+        }
+    }
+
+    /// The logical block size as a count of sectors.
+    pub fn logical_sectors(self) -> SectorCount {
+        SectorCount::of_bytes(u64::from(self.logical_block))
+    }
+}
+
+/// What a run of sectors holds, for block status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Allocated data.
+    Data,
+    /// Not allocated; reads as zero.
+    Hole,
+    /// Allocated; known to read as zero.
+    Zero,
+}
+
+/// A run of sectors of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// How long.
+    pub count: SectorCount,
+    /// What it holds.
+    pub kind: ExtentKind,
+}
+
+/// The one lower interface. Only `name`, `sectors` and `submit` must be written.
+pub trait Disk: Send + Sync {
+    /// The name to print: the argument it was opened by.
+    fn name(&self) -> String;
+
+    /// The size now.
+    fn sectors(&self) -> SectorCount;
+
+    /// Starts a request. Called on the request's reactor with a checked request; must not
+    /// block. On [`Flow::Queued`] the caller parks the request under its id; the disk (or
+    /// whoever it told) completes it exactly once.
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow;
+
+    /// Block sizes and abilities.
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    /// Looks again at the size of what lies beneath (called at `load`: a grown file shows).
+    ///
+    /// # Errors
+    /// The system refused to tell.
+    fn refresh(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    /// What a range holds, in order, covering it from its start (perhaps not to its end, but
+    /// at least one logical block). The default knows nothing and says data.
+    fn extents<'a>(
+        &'a self,
+        _env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        let all = Extent { count: range.count, kind: ExtentKind::Data };
+        Box::pin(std::future::ready(Ok(vec![all])))
+    }
+
+    /// The mapped device, if this disk is one: the engine maps instead of submitting.
+    fn mapped(&self) -> Option<&MappedDevice> {
+        None
+    }
+
+    /// The concrete disk, for kin that share more than requests.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+}

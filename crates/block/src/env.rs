@@ -1,0 +1,402 @@
+//! [`Env`]: everything nondeterministic a target may touch, handed along with each call.
+//!
+//! One `Env` is one reactor's world: its clock (read once per loop turn), its random numbers,
+//! its tasks and timers, its request slots and buffers, its view of every mapped device, and
+//! the mailbox to other reactors. The real world and the simulated one fill in [`Tasks`] and
+//! [`Post`]; nothing above can tell them apart. An `Env` never leaves its reactor.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::buf::{Buf, BufPool, Segs};
+use crate::device::{DeviceId, LocalDevice};
+use crate::disk::Disk;
+use crate::engine::{self, Work};
+use crate::error::IoResult;
+use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId};
+use crate::slots::Slots;
+use crate::units::{SectorCount, SectorRange, Time};
+
+/// A job for another reactor.
+pub type Job = Box<dyn FnOnce(&Env) + Send>;
+
+/// A message to a reactor.
+pub enum Mail {
+    /// The request has ended.
+    Complete(RequestId, IoResult),
+    /// The request is to be mapped again.
+    Remap(RequestId),
+    /// The request goes back to its device until the next resume.
+    HandBack(RequestId),
+    /// Anything else.
+    Call(Job),
+}
+
+/// The way to every reactor's mailbox, from any thread.
+pub trait Post: Send + Sync {
+    /// Delivers `mail`; wakes the reactor if it sleeps.
+    fn post(&self, to: ReactorId, mail: Mail);
+
+    /// How many reactors there are; their ids count from 0.
+    fn reactors(&self) -> u16;
+}
+
+/// The executor and timers of one reactor.
+pub trait Tasks {
+    /// Starts a task on this reactor.
+    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()>>>);
+
+    /// Wakes `waker` at `at` or soon after; returns a key for [`Tasks::cancel`].
+    fn wake_at(&self, at: Time, waker: Waker) -> u64;
+
+    /// Forgets a timer; it may have fired already.
+    fn cancel(&self, at: Time, key: u64);
+}
+
+/// What a world puts into an [`Env`].
+pub struct World {
+    /// This reactor's id.
+    pub reactor: ReactorId,
+    /// Seed of this reactor's random numbers.
+    pub seed: u64,
+    /// Its executor and timers.
+    pub tasks: Rc<dyn Tasks>,
+    /// The mailboxes.
+    pub post: Arc<dyn Post>,
+    /// What this world's disks need of their reactor (a ring); disks downcast it.
+    pub mechanism: Rc<dyn Any>,
+}
+
+struct Inner {
+    world: World,
+    now: Cell<Time>,
+    rng: RefCell<fastrand::Rng>,
+    slots: Slots,
+    pool: BufPool,
+    work: RefCell<VecDeque<Work>>,
+    running: Cell<bool>,
+    devices: RefCell<Vec<Option<Rc<LocalDevice>>>>,
+    violations: Cell<u64>,
+}
+
+/// One reactor's world. Cloning makes another handle on it.
+#[derive(Clone)]
+pub struct Env(Rc<Inner>);
+
+impl Env {
+    /// The environment of one reactor.
+    pub fn new(world: World) -> Env {
+        Env(Rc::new(Inner {
+            now: Cell::default(),
+            rng: RefCell::new(fastrand::Rng::with_seed(world.seed)),
+            slots: Slots::new(world.reactor),
+            pool: BufPool::default(),
+            work: RefCell::default(),
+            running: Cell::new(false),
+            devices: RefCell::default(),
+            violations: Cell::new(0),
+            world,
+        }))
+    }
+
+    /// This reactor.
+    pub fn reactor(&self) -> ReactorId {
+        self.0.world.reactor
+    }
+
+    /// The time at the start of this turn of the loop.
+    pub fn now(&self) -> Time {
+        self.0.now.get()
+    }
+
+    /// Sets the time; the reactor does this once per turn of its loop.
+    pub fn set_now(&self, now: Time) {
+        self.0.now.set(now);
+    }
+
+    /// A random number below `bound` (which is not zero).
+    pub fn random_below(&self, bound: u64) -> u64 {
+        self.0.rng.borrow_mut().u64(..bound)
+    }
+
+    /// A buffer of at least `bytes` bytes.
+    pub fn buf(&self, bytes: usize) -> Buf {
+        self.0.pool.alloc(bytes)
+    }
+
+    /// Segments over a fresh buffer, as long as `count` sectors.
+    pub fn segs(&self, count: SectorCount) -> Segs {
+        let bytes = usize::try_from(count.to_bytes()).expect("a request fits in memory");
+        Segs::of(&self.buf(bytes), 0, bytes)
+    }
+
+    /// What this world's disks need of their reactor.
+    pub fn mechanism<T: 'static>(&self) -> Option<&T> {
+        self.0.world.mechanism.downcast_ref()
+    }
+
+    /// The mailboxes, to keep and use from any thread.
+    pub fn post(&self) -> &Arc<dyn Post> {
+        &self.0.world.post
+    }
+
+    /// Starts a task on this reactor.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.0.world.tasks.spawn(Box::pin(task));
+    }
+
+    /// Completes after `duration`.
+    pub fn sleep(&self, duration: Duration) -> Sleep {
+        self.sleep_until(self.now() + duration)
+    }
+
+    /// Completes at `at`, or at once if it has passed.
+    pub fn sleep_until(&self, at: Time) -> Sleep {
+        Sleep { env: self.clone(), at, key: None }
+    }
+
+    // Requests.
+
+    /// Starts a request of `client`'s on `disk`. The client is told exactly once, perhaps
+    /// before this returns.
+    pub fn start(&self, disk: &Arc<dyn Disk>, io: Io, client: Rc<dyn Client>, cookie: u64) {
+        let mut request = self.0.slots.alloc();
+        request.op = io.op;
+        request.flags = io.flags;
+        request.range = io.range;
+        request.segs = io.segs;
+        request.flush_copy = 0;
+        request.completion = Completion::Client(client, cookie);
+        if self.0.running.get() {
+            self.push_work(Work::Start(disk.clone(), request));
+        } else {
+            engine::run(self, |env| engine::process(env, disk.as_ref(), request));
+        }
+    }
+
+    /// Starts a request and returns a future of its result. Dropping the future leaves the
+    /// request running: it owns its memory.
+    pub fn io(&self, disk: &Arc<dyn Disk>, io: Io) -> IoFuture {
+        let cell = Rc::new(IoCell::default());
+        self.start(disk, io, cell.clone(), 0);
+        IoFuture(cell)
+    }
+
+    /// Ends a request that was queued. Any reactor may say so, once.
+    pub fn complete(&self, id: RequestId, result: IoResult) {
+        self.mail_or(id, Work::Finish(id, result), Mail::Complete(id, result));
+    }
+
+    /// Has a queued request mapped again by its target.
+    pub fn remap(&self, id: RequestId) {
+        self.mail_or(id, Work::Remap(id), Mail::Remap(id));
+    }
+
+    /// Gives a queued request back to its mapped device, which parks it until the next resume
+    /// (for [`crate::SuspendMode::NoFlush`]).
+    pub fn hand_back(&self, id: RequestId) {
+        self.mail_or(id, Work::HandBack(id), Mail::HandBack(id));
+    }
+
+    fn mail_or(&self, id: RequestId, work: Work, mail: Mail) {
+        if id.reactor == self.reactor() {
+            self.push_work(work);
+        } else {
+            self.post().post(id.reactor, mail);
+        }
+    }
+
+    /// Runs `job` on every reactor (on this one at once).
+    pub fn call_everywhere(&self, job: impl Fn(&Env) + Send + Clone + 'static) {
+        for reactor in (0..self.post().reactors()).map(ReactorId) {
+            if reactor == self.reactor() {
+                job(self);
+            } else {
+                let job = job.clone();
+                self.post().post(reactor, Mail::Call(Box::new(move |env| job(env))));
+            }
+        }
+    }
+
+    // For the reactor.
+
+    /// Acts on a message from the mailbox.
+    pub fn receive(&self, mail: Mail) {
+        match mail {
+            Mail::Complete(id, result) => self.push_work(Work::Finish(id, result)),
+            Mail::Remap(id) => self.push_work(Work::Remap(id)),
+            Mail::HandBack(id) => self.push_work(Work::HandBack(id)),
+            Mail::Call(job) => job(self),
+        }
+    }
+
+    /// Does all work that completions and messages left. True if there was any.
+    pub fn turn(&self) -> bool {
+        if self.0.work.borrow().is_empty() {
+            return false;
+        }
+        engine::run(self, |_| ());
+        true
+    }
+
+    /// Requests that have not ended.
+    pub fn requests_in_use(&self) -> usize {
+        self.0.slots.in_use()
+    }
+
+    /// How many requests broke the contract between two layers. Zero in a correct program.
+    pub fn contract_violations(&self) -> u64 {
+        self.0.violations.get()
+    }
+
+    // For the engine.
+
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.0.slots
+    }
+
+    pub(crate) fn push_work(&self, work: Work) {
+        self.0.work.borrow_mut().push_back(work);
+    }
+
+    pub(crate) fn pop_work(&self) -> Option<Work> {
+        self.0.work.borrow_mut().pop_front()
+    }
+
+    pub(crate) fn set_running(&self, running: bool) -> bool {
+        self.0.running.replace(running)
+    }
+
+    pub(crate) fn count_violation(&self) {
+        self.0.violations.set(self.0.violations.get() + 1);
+    }
+
+    /// This reactor's view of a mapped device; made (closed) at first use.
+    pub(crate) fn local(&self, device: DeviceId) -> Rc<LocalDevice> {
+        let index = device.0 as usize;
+        if let Some(Some(local)) = self.0.devices.borrow().get(index) {
+            return local.clone();
+        }
+        let mut devices = self.0.devices.borrow_mut();
+        if devices.len() <= index {
+            devices.resize(index + 1, None);
+        }
+        devices[index].insert(Rc::new(LocalDevice::default())).clone()
+    }
+
+    /// Forgets a removed device.
+    pub(crate) fn forget(&self, device: DeviceId) {
+        if let Some(local) = self.0.devices.borrow_mut().get_mut(device.0 as usize) {
+            *local = None;
+        }
+    }
+}
+
+/// What to start: an operation on a range with its data.
+#[derive(Clone, Debug)]
+pub struct Io {
+    /// What to do.
+    pub op: Op,
+    /// Modifiers.
+    pub flags: Flags,
+    /// Where.
+    pub range: SectorRange,
+    /// The data of a read or write, as long as the range.
+    pub segs: Segs,
+}
+
+impl Io {
+    /// Reads `range` into `segs`.
+    pub fn read(range: SectorRange, segs: Segs) -> Io {
+        Io { op: Op::Read, flags: Flags::empty(), range, segs }
+    }
+
+    /// Writes `segs` to `range`.
+    pub fn write(range: SectorRange, segs: Segs) -> Io {
+        Io { op: Op::Write, flags: Flags::empty(), range, segs }
+    }
+
+    /// Flushes the disk.
+    pub fn flush() -> Io {
+        Io::on(Op::Flush, SectorRange::default())
+    }
+
+    /// An operation without data.
+    pub fn on(op: Op, range: SectorRange) -> Io {
+        Io { op, flags: Flags::empty(), range, segs: Segs::default() }
+    }
+
+    /// Adds flags.
+    #[must_use]
+    pub fn with(mut self, flags: Flags) -> Io {
+        self.flags |= flags;
+        self
+    }
+}
+
+#[derive(Default)]
+struct IoCell {
+    result: Cell<Option<IoResult>>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Client for IoCell {
+    fn complete(&self, _env: &Env, _cookie: u64, _request: &mut Request, result: IoResult) {
+        self.result.set(Some(result));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The result of [`Env::io`].
+pub struct IoFuture(Rc<IoCell>);
+
+impl Future for IoFuture {
+    type Output = IoResult;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<IoResult> {
+        if let Some(result) = self.0.result.get() {
+            return Poll::Ready(result);
+        }
+        self.0.waker.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+/// Completes at its time; made by [`Env::sleep`].
+pub struct Sleep {
+    env: Env,
+    at: Time,
+    key: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(key) = self.key.take() {
+            self.env.0.world.tasks.cancel(self.at, key);
+        }
+        if self.env.now() >= self.at {
+            return Poll::Ready(());
+        }
+        self.key = Some(self.env.0.world.tasks.wake_at(self.at, cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            self.env.0.world.tasks.cancel(self.at, key);
+        }
+    }
+}

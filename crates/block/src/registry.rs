@@ -1,0 +1,170 @@
+//! The registry: who is who in a world. One [`Disk`] per identity however often it is named,
+//! and the kin of targets (the pool of a thin volume, the snapshots of an origin).
+//!
+//! The registry keeps weak references only: a disk is closed by its last user.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use crate::device::{DeviceId, MappedDevice};
+use crate::disk::{Disk, Identity};
+use crate::error::{ConfigError, ConfigKind};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Opens what a device argument of a table line names, other than `@VOLUME`.
+pub trait Opener: Send + Sync {
+    /// Who the argument means, so that two names of one device meet.
+    ///
+    /// # Errors
+    /// There is no such device.
+    fn identify(&self, argument: &str) -> Result<Identity, ConfigError>;
+
+    /// Opens and locks it. Called once per identity while it is in use.
+    ///
+    /// # Errors
+    /// It can't be opened, or somebody else holds it.
+    fn open(&self, argument: &str, read_only: bool) -> Result<Arc<dyn Disk>, ConfigError>;
+}
+
+type Kin = HashMap<(Identity, TypeId), Weak<dyn Any + Send + Sync>>;
+
+struct Opened {
+    disk: Weak<dyn Disk>,
+    read_only: bool,
+}
+
+/// The names of one world.
+pub struct Registry {
+    opener: Box<dyn Opener>,
+    disks: Mutex<HashMap<Identity, Opened>>,
+    volumes: Mutex<HashMap<String, Arc<MappedDevice>>>,
+    kin: Mutex<Kin>,
+    next_device: AtomicU32,
+    next_unique: AtomicU64,
+}
+
+impl Registry {
+    /// An empty registry over `opener`.
+    pub fn new(opener: Box<dyn Opener>) -> Registry {
+        Registry {
+            opener,
+            disks: Mutex::default(),
+            volumes: Mutex::default(),
+            kin: Mutex::default(),
+            next_device: AtomicU32::new(0),
+            next_unique: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds a volume: a mapped device without a table, suspended.
+    ///
+    /// # Errors
+    /// The name is taken or empty.
+    pub fn create_volume(&self, name: &str) -> Result<Arc<MappedDevice>, ConfigError> {
+        let mut volumes = self.volumes.lock();
+        if name.is_empty() || name.contains(['@', '/']) || name.contains(char::is_whitespace) {
+            let expected = "a name without spaces, '@' and '/'";
+            return Err(ConfigError::argument("volume", "name", format!("'{name}'"), expected));
+        }
+        if volumes.contains_key(name) {
+            let detail = "name: found a volume of this name, expected a new one";
+            return Err(ConfigError::new(ConfigKind::Busy, name, detail));
+        }
+        let id = DeviceId(self.next_device.fetch_add(1, Ordering::Relaxed));
+        let device = Arc::new(MappedDevice::new(id, name));
+        volumes.insert(name.to_owned(), device.clone());
+        Ok(device)
+    }
+
+    /// The volume of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn volume(&self, name: &str) -> Result<Arc<MappedDevice>, ConfigError> {
+        self.volumes.lock().get(name).cloned().ok_or_else(|| {
+            let detail = "volume: found none of this name, expected one created before";
+            ConfigError::new(ConfigKind::Argument, name, detail)
+        })
+    }
+
+    /// Every volume, by name.
+    pub fn volumes(&self) -> Vec<Arc<MappedDevice>> {
+        let mut volumes: Vec<_> = self.volumes.lock().values().cloned().collect();
+        volumes.sort_by(|a, b| a.volume().cmp(b.volume()));
+        volumes
+    }
+
+    /// How many tables use the volume as a lower disk (the registry's own handle aside).
+    pub fn volume_users(&self, name: &str) -> usize {
+        self.volumes.lock().get(name).map_or(0, |device| Arc::strong_count(device) - 1)
+    }
+
+    /// Takes a volume out; whoever still holds it keeps it alive.
+    pub fn remove_volume(&self, name: &str) -> Option<Arc<MappedDevice>> {
+        self.volumes.lock().remove(name)
+    }
+
+    /// Opens the device that an argument of a table line names, or finds it open.
+    ///
+    /// # Errors
+    /// There is no such device, it can't be opened, or it is open read-only and must be
+    /// written.
+    pub fn open(&self, argument: &str, read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+        if let Some(name) = argument.strip_prefix('@') {
+            let volume = self.volume(name)?;
+            return Ok(volume);
+        }
+        let identity = self.opener.identify(argument)?;
+        let mut disks = self.disks.lock();
+        if let Some(opened) = disks.get(&identity)
+            && let Some(disk) = opened.disk.upgrade()
+        {
+            if opened.read_only && !read_only {
+                let detail = "access: found it open read-only, expected writable";
+                return Err(ConfigError::new(ConfigKind::Busy, argument, detail));
+            }
+            return Ok(disk);
+        }
+        let disk = self.opener.open(argument, read_only)?;
+        disks.retain(|_, opened| opened.disk.strong_count() > 0);
+        disks.insert(identity, Opened { disk: Arc::downgrade(&disk), read_only });
+        Ok(disk)
+    }
+
+    /// The identity of the device that an argument names.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
+        match argument.strip_prefix('@') {
+            Some(name) => Ok(Identity::Volume(name.to_owned())),
+            None => self.opener.identify(argument),
+        }
+    }
+
+    /// An identity that no other name leads to.
+    pub fn unique(&self) -> Identity {
+        Identity::Unique(self.next_unique.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The shared object of type `T` that belongs to `identity`, made by `make` if there is
+    /// none or its last user has gone.
+    pub fn kin<T: Any + Send + Sync>(
+        &self,
+        identity: &Identity,
+        make: impl FnOnce() -> Arc<T>,
+    ) -> Arc<T> {
+        let key = (identity.clone(), TypeId::of::<T>());
+        let mut kin = self.kin.lock();
+        let found = kin.get(&key).and_then(Weak::upgrade).and_then(|any| any.downcast().ok());
+        found.unwrap_or_else(|| {
+            let made = make();
+            let any: Arc<dyn Any + Send + Sync> = made.clone();
+            kin.retain(|_, weak| weak.strong_count() > 0);
+            kin.insert(key, Arc::downgrade(&any));
+            made
+        })
+    }
+}

@@ -1,0 +1,209 @@
+//! The request: one operation on a range, its buffers, and the frames of the layers it has
+//! passed.
+//!
+//! A request is pooled per reactor and never leaves it. It is a `Box` that exactly one owner
+//! holds: the engine while it maps or completes it, its slot while somebody must finish it.
+//! Everybody else keeps its [`RequestId`], which a generation makes safe against reuse.
+//!
+//! Frames: each mapped device that a request enters pushes one [`Frame`]; completion pops them
+//! in reverse order. A frame waits for its own part and for the children that a split made.
+
+use std::rc::Rc;
+
+use crate::buf::Segs;
+use crate::device::DeviceId;
+use crate::env::Env;
+use crate::error::{IoError, IoResult};
+use crate::units::{SectorCount, SectorRange};
+
+/// How many mapped devices may be stacked.
+pub const MAX_DEPTH: usize = 8;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Fills the segments from the disk.
+    Read,
+    /// Writes the segments to the disk.
+    Write,
+    /// Makes every write durable that completed before this request was submitted.
+    Flush,
+    /// Makes the contents undefined until the next write; space may be freed.
+    Discard,
+    /// Makes the range read as zero; space may be freed unless [`Flags::NO_UNMAP`].
+    WriteZeroes,
+}
+
+impl Op {
+    /// True for the operations that change what a later read returns.
+    pub fn is_write(self) -> bool {
+        matches!(self, Op::Write | Op::WriteZeroes | Op::Discard)
+    }
+
+    /// True for the operations that carry segments.
+    pub fn has_data(self) -> bool {
+        matches!(self, Op::Read | Op::Write)
+    }
+}
+
+bitflags::bitflags! {
+    /// Modifiers of a request.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Flags: u8 {
+        /// This write itself is durable when it completes.
+        const FUA = 1;
+        /// The data is file system metadata (the kernel's REQ_META).
+        const META = 2;
+        /// Write-zeroes must allocate, not free.
+        const NO_UNMAP = 4;
+        /// Write-zeroes fails with [`crate::ErrorKind::Unsupported`] unless it is fast.
+        const FAST_ZERO = 8;
+    }
+}
+
+/// Which reactor a thread or request belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReactorId(pub u16);
+
+/// Names a request from outside its reactor; a stale id finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// The reactor that owns the request.
+    pub reactor: ReactorId,
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+/// Receives the end of a request it started.
+pub trait Client {
+    /// Called exactly once per request. `cookie` is what the client gave at submission; the
+    /// segments may be taken out of the request. Must not block.
+    fn complete(&self, env: &Env, cookie: u64, request: &mut Request, result: IoResult);
+}
+
+pub(crate) enum Completion {
+    None,
+    Client(Rc<dyn Client>, u64),
+    Child { parent: RequestId, frame: u8 },
+}
+
+/// What a mapped device remembers of a request that passed through it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Frame {
+    pub device: DeviceId,
+    /// Line of the table; meaningless in an aggregate frame.
+    pub line: u16,
+    pub flags: FrameFlags,
+    /// Parts that have not ended: the frame's own and one per child.
+    pub pending: u32,
+    pub error: Option<IoError>,
+    /// The whole request on the device, before any split.
+    pub device_range: SectorRange,
+    /// The range the target saw: relative to its line, shortened by a split.
+    pub range: SectorRange,
+    /// The target's word, set by [`Request::watch`].
+    pub word: u64,
+}
+
+bitflags::bitflags! {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct FrameFlags: u8 {
+        /// The target wants `end_io`.
+        const WATCHED = 1;
+        /// Only counts children (the fan-out of a flush); no target saw it.
+        const AGGREGATE = 2;
+        /// The frame's own part has ended.
+        const ENDED = 4;
+        /// A part went back unfinished: the whole waits for the next table.
+        const HANDED_BACK = 8;
+    }
+}
+
+/// One operation on a range of a disk.
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// Modifiers.
+    pub flags: Flags,
+    /// Where, relative to the disk (or, inside `map` and `end_io`, to the target).
+    pub range: SectorRange,
+    /// The data of a read or write, from the start of the range. May be longer than the
+    /// range: what lies beyond belongs to the children of a split.
+    pub segs: Segs,
+    pub(crate) id: RequestId,
+    pub(crate) depth: u8,
+    pub(crate) flush_copy: u16,
+    pub(crate) frames: [Frame; MAX_DEPTH],
+    pub(crate) completion: Completion,
+}
+
+impl Request {
+    pub(crate) fn new(id: RequestId) -> Request {
+        Request {
+            op: Op::Flush,
+            flags: Flags::empty(),
+            range: SectorRange::default(),
+            segs: Segs::default(),
+            id,
+            depth: 0,
+            flush_copy: 0,
+            frames: [Frame::default(); MAX_DEPTH],
+            completion: Completion::None,
+        }
+    }
+
+    /// The request's name, for whoever must complete it later.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Which copy of a flush this is, below [`crate::Target::flush_copies`].
+    pub fn flush_copy(&self) -> u16 {
+        self.flush_copy
+    }
+
+    /// True if the write must be durable when it completes.
+    pub fn is_fua(&self) -> bool {
+        self.flags.contains(Flags::FUA)
+    }
+
+    /// Address and length of each piece of the data, as much as the range needs.
+    pub fn iovecs(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        let mut left = self.range.to_bytes() as usize;
+        self.segs.iovecs().map_while(move |(ptr, len)| {
+            let take = len.min(left);
+            left -= take;
+            (take > 0).then_some((ptr, take))
+        })
+    }
+
+    fn frame(&mut self) -> &mut Frame {
+        let depth = usize::from(self.depth);
+        assert!(depth > 0, "only a target may ask this, and it always has a frame");
+        &mut self.frames[depth - 1]
+    }
+
+    /// In `map`: keeps the first `count` sectors; the loop maps the rest again as a child.
+    pub fn accept(&mut self, count: SectorCount) {
+        assert!(count > SectorCount::ZERO && count <= self.range.count);
+        self.range.count = count;
+    }
+
+    /// In `map`: asks for `end_io` with `word`.
+    pub fn watch(&mut self, word: u64) {
+        let frame = self.frame();
+        frame.word = word;
+        frame.flags |= FrameFlags::WATCHED;
+    }
+
+    /// The word of the latest [`Request::watch`] of this target.
+    pub fn word(&self) -> u64 {
+        self.frames[usize::from(self.depth.max(1) - 1)].word
+    }
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {} {:?} {:?} depth {}", self.op, self.range, self.flags, self.id, self.depth)
+    }
+}

@@ -1,0 +1,35 @@
+//! Locks and atomics, by one door: parking_lot and std, or shuttle's under `cfg(shuttle)`.
+//!
+//! Shared state takes its locks from here so that a model checker can own the interleavings.
+//! No lock is ever held across I/O or an await.
+
+#[cfg(not(shuttle))]
+pub use parking_lot::{Mutex, MutexGuard};
+#[cfg(not(shuttle))]
+pub use std::sync::atomic;
+
+#[cfg(shuttle)]
+pub use model::Mutex;
+#[cfg(shuttle)]
+pub use shuttle::sync::MutexGuard;
+#[cfg(shuttle)]
+pub use shuttle::sync::atomic;
+
+#[cfg(shuttle)]
+mod model {
+    /// shuttle's mutex with parking_lot's face: a poisoned lock is a failed test anyway.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        /// A lock around `value`.
+        pub fn new(value: T) -> Mutex<T> {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        /// Waits for the lock.
+        pub fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
+            self.0.lock().expect("no holder of a lock panics")
+        }
+    }
+}

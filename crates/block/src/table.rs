@@ -1,0 +1,259 @@
+//! Tables: the ordered, gapless lines that make up a mapped device, as text and as targets.
+
+use std::sync::Arc;
+
+use crate::device::MappedDevice;
+use crate::disk::{Disk, Limits};
+use crate::env::Env;
+use crate::error::{ConfigError, ConfigKind};
+use crate::registry::Registry;
+use crate::request::MAX_DEPTH;
+use crate::target::{Ctor, Target, TargetType};
+use crate::units::{Sector, SectorCount, SectorRange};
+
+/// A table line as text: `start length target args...`, numbers in sectors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableLine {
+    /// First sector on the device.
+    pub start: Sector,
+    /// Length.
+    pub len: SectorCount,
+    /// The target's name.
+    pub target: String,
+    /// The words after it.
+    pub args: Vec<String>,
+}
+
+impl TableLine {
+    /// Parses one line.
+    ///
+    /// # Errors
+    /// Names the word that is missing or wrong.
+    pub fn parse(text: &str) -> Result<TableLine, ConfigError> {
+        let mut words = text.split_whitespace();
+        let mut number = |field: &str| {
+            let word = words.next().unwrap_or("nothing");
+            let wrong = || ConfigError::argument("table", field, word, "a number of sectors");
+            word.parse::<u64>().map_err(|_| wrong())
+        };
+        let (start, len) = (number("start")?, number("length")?);
+        if len == 0 || start.checked_add(len).is_none_or(|end| end > u64::MAX >> 9) {
+            let expected = "a range of sectors below 2^55, not empty";
+            return Err(ConfigError::argument("table", "length", len, expected));
+        }
+        let Some(target) = words.next() else {
+            return Err(ConfigError::argument("table", "target", "nothing", "a target's name"));
+        };
+        Ok(TableLine {
+            start: Sector(start),
+            len: SectorCount(len),
+            target: target.to_owned(),
+            args: words.map(str::to_owned).collect(),
+        })
+    }
+
+    /// Parses a table of several lines; blank lines and lines that begin with `#` are skipped.
+    /// The lines must follow each other without gaps, from sector 0.
+    ///
+    /// # Errors
+    /// Names the line and the word that is missing or wrong.
+    pub fn parse_all(text: &str) -> Result<Vec<TableLine>, ConfigError> {
+        let mut lines: Vec<TableLine> = Vec::new();
+        for line in text.lines().map(str::trim) {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let line = TableLine::parse(line)?;
+            let expected = lines.last().map_or(Sector(0), |last| last.start + last.len);
+            if line.start != expected {
+                let want = format!("{expected} (lines follow each other without gaps)");
+                return Err(ConfigError::argument("table", "start", line.start, &want));
+            }
+            lines.push(line);
+        }
+        if lines.is_empty() {
+            return Err(ConfigError::argument("table", "lines", "none", "at least one"));
+        }
+        Ok(lines)
+    }
+}
+
+/// The kinds of target this program knows.
+#[derive(Clone, Default)]
+pub struct TargetTypes(Vec<Arc<dyn TargetType>>);
+
+impl TargetTypes {
+    /// A list of kinds.
+    pub fn new(types: Vec<Arc<dyn TargetType>>) -> TargetTypes {
+        TargetTypes(types)
+    }
+
+    /// All kinds, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn TargetType>> {
+        self.0.iter()
+    }
+
+    fn find(&self, name: &str) -> Result<&Arc<dyn TargetType>, ConfigError> {
+        self.0.iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let names: Vec<_> = self.0.iter().map(|kind| kind.name()).collect();
+            let expected = format!("one of {}", names.join(", "));
+            ConfigError::argument("table", "target", format!("'{name}'"), &expected)
+        })
+    }
+}
+
+/// One line of a table with its target.
+pub struct Line {
+    /// First sector on the device.
+    pub start: Sector,
+    /// Length.
+    pub len: SectorCount,
+    /// The target's name, as in the table line.
+    pub name: String,
+    /// The policy.
+    pub target: Arc<dyn Target>,
+}
+
+impl Line {
+    /// The range on the device.
+    pub fn range(&self) -> SectorRange {
+        SectorRange::new(self.start, self.len)
+    }
+}
+
+/// A complete mapping of a device: gapless lines with their targets.
+pub struct Table {
+    lines: Vec<Line>,
+    limits: Limits,
+}
+
+/// What [`Table::build`] needs besides the lines.
+#[derive(Clone, Copy)]
+pub struct TableContext<'a> {
+    /// The kinds of target.
+    pub types: &'a TargetTypes,
+    /// Opens devices and finds kin.
+    pub registry: &'a Registry,
+    /// Open everything read-only and write no byte.
+    pub read_only: bool,
+}
+
+impl Table {
+    /// Constructs the targets of `lines`.
+    ///
+    /// # Errors
+    /// A constructor's refusal, a line that is not aligned to the logical block size, a stack
+    /// that is too deep or leads back to `device`.
+    pub async fn build(
+        env: &Env,
+        device: &MappedDevice,
+        lines: &[TableLine],
+        context: TableContext<'_>,
+    ) -> Result<Table, ConfigError> {
+        let mut built = Vec::with_capacity(lines.len());
+        for line in lines {
+            let kind = context.types.find(&line.target)?;
+            let args: Vec<&str> = line.args.iter().map(String::as_str).collect();
+            let (registry, read_only) = (context.registry, context.read_only);
+            let ctor = Ctor { len: line.len, args: &args, registry, read_only };
+            let target = kind.construct(env, ctor).await?;
+            let name = line.target.clone();
+            built.push(Line { start: line.start, len: line.len, name, target });
+        }
+        Table::of_lines(device, built, context.read_only)
+    }
+
+    fn of_lines(
+        device: &MappedDevice,
+        lines: Vec<Line>,
+        read_only: bool,
+    ) -> Result<Table, ConfigError> {
+        let mut limits: Option<Limits> = None;
+        for line in &lines {
+            let own = limits_of(line);
+            limits = Some(limits.map_or(own, |limits| limits.stack(own)));
+            for lower in line.target.lowers() {
+                refuse_loops(device, lower.as_ref(), 1)?;
+            }
+        }
+        let mut limits = limits.unwrap_or_default();
+        limits.read_only |= read_only;
+        let block = limits.logical_sectors();
+        for line in &lines {
+            if !line.range().is_aligned(block) {
+                let expected = format!("a multiple of the logical block size, {block} sectors");
+                let field = format!("line {} {}", line.range(), line.name);
+                return Err(ConfigError::argument(device.volume(), &field, "misaligned", &expected));
+            }
+        }
+        Ok(Table { lines, limits })
+    }
+
+    /// The lines in order.
+    pub fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// The size of the device.
+    pub fn sectors(&self) -> SectorCount {
+        self.lines.last().map_or(SectorCount::ZERO, |line| line.range().end() - Sector(0))
+    }
+
+    /// Block sizes and abilities of the whole.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The number of the line that holds `sector`.
+    pub(crate) fn line_at(&self, sector: Sector) -> Option<u16> {
+        if let [line] = self.lines.as_slice() {
+            return (sector < line.start + line.len).then_some(0);
+        }
+        let index = self.lines.partition_point(|line| line.range().end() <= sector);
+        (index < self.lines.len()).then_some(index as u16)
+    }
+
+    pub(crate) fn line(&self, index: u16) -> &Line {
+        &self.lines[usize::from(index)]
+    }
+
+    /// The line of the only flush copy, if one line wants exactly one and no other any.
+    pub(crate) fn single_flush(&self) -> Option<u16> {
+        let mut flushes = self.flushes();
+        let (line, _) = flushes.next()?;
+        flushes.next().is_none().then_some(line)
+    }
+
+    /// Every flush copy: its line and its number there.
+    pub(crate) fn flushes(&self) -> impl Iterator<Item = (u16, u16)> {
+        self.lines.iter().enumerate().flat_map(|(index, line)| {
+            (0..line.target.flush_copies()).map(move |copy| (index as u16, copy))
+        })
+    }
+}
+
+fn limits_of(line: &Line) -> Limits {
+    let stacked = line.target.lowers().iter().map(|lower| lower.limits()).reduce(Limits::stack);
+    line.target.limits(stacked.unwrap_or_default())
+}
+
+/// A stack must not lead back to the device it is for, nor be deeper than [`MAX_DEPTH`].
+fn refuse_loops(device: &MappedDevice, lower: &dyn Disk, depth: usize) -> Result<(), ConfigError> {
+    let Some(mapped) = lower.mapped() else { return Ok(()) };
+    let refused = |detail: String| {
+        Err(ConfigError::new(ConfigKind::Argument, device.volume(), detail))
+    };
+    if mapped.id() == device.id() {
+        return refused(format!("table: found a loop through '@{}'", mapped.volume()));
+    }
+    if depth >= MAX_DEPTH {
+        return refused(format!("table: found a stack deeper than {MAX_DEPTH} devices"));
+    }
+    let Some(table) = mapped.newest_table() else { return Ok(()) };
+    for line in table.lines() {
+        for lower in line.target.lowers() {
+            refuse_loops(device, lower.as_ref(), depth + 1)?;
+        }
+    }
+    Ok(())
+}

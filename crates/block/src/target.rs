@@ -1,0 +1,185 @@
+//! [`Target`]: a mapping policy over a range of a mapped device.
+//!
+//! `map` decides at once and says a [`Verdict`]; the engine acts on it. What must wait is an
+//! async task on the [`Env`] that came with the call. A target names no file, socket, thread
+//! or clock. Life: constructed at `load` (arguments and fixed header fields only), `resume`
+//! (mutable metadata, recovery, tasks), requests, `presuspend` (give back what is parked),
+//! `suspend` (when the last request has ended), then `resume` again or the end.
+
+use std::sync::Arc;
+
+use crate::disk::{Disk, Extent, ExtentKind, Limits, LocalFuture};
+use crate::env::Env;
+use crate::error::{ConfigError, IoError, IoResult};
+use crate::registry::Registry;
+use crate::request::Request;
+use crate::units::{Sector, SectorCount, SectorRange};
+
+/// What a target decided about a request.
+pub enum Verdict<'a> {
+    /// Send it to `disk` at `sector`.
+    Remapped {
+        /// The lower disk.
+        disk: &'a dyn Disk,
+        /// Where the request starts on it.
+        sector: Sector,
+    },
+    /// Finished, with success.
+    Completed,
+    /// Kept: a task of the target completes or remaps it by its id, exactly once.
+    Queued,
+    /// Finished, with an error.
+    Failed(IoError),
+}
+
+/// What a target answers to the completion of what it remapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndIo {
+    /// Go on with this result.
+    Done(IoResult),
+    /// Map the request again.
+    Requeue,
+    /// Kept: the target completes it later, exactly once.
+    Held,
+}
+
+/// What a suspend does with unfinished requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuspendMode {
+    /// Finish everything first.
+    Flush,
+    /// Hand unfinished requests back to the device: they wait for the next table.
+    NoFlush,
+}
+
+/// A refused message.
+#[derive(Debug, thiserror::Error)]
+pub enum MessageError {
+    /// Unknown word or wrong arguments (EINVAL).
+    #[error("{0}")]
+    Invalid(String),
+    /// Not while suspended (EBUSY).
+    #[error("{0}")]
+    Busy(String),
+    /// It was tried and failed (EIO and others).
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A mapping policy: one instance per table line.
+pub trait Target: Send + Sync {
+    /// Decides about a request whose range is relative to the target and lies inside it.
+    /// May first keep only its head ([`Request::accept`]) and ask for `end_io`
+    /// ([`Request::watch`]). Must not block or allocate on the ready path.
+    fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a>;
+
+    /// Sees the completion of a request it remapped and watched.
+    fn end_io(&self, _env: &Env, _request: &mut Request, result: IoResult) -> EndIo {
+        EndIo::Done(result)
+    }
+
+    /// How many copies of a flush the target wants; `map` sees each with its number.
+    fn flush_copies(&self) -> u16 {
+        1
+    }
+
+    /// The lower disks, in the order of the arguments.
+    fn lowers(&self) -> Vec<Arc<dyn Disk>>;
+
+    /// Adapts the limits that the stacked lower disks gave.
+    fn limits(&self, stacked: Limits) -> Limits {
+        stacked
+    }
+
+    /// Starts serving: reads mutable metadata, recovers, starts tasks on `env`'s reactor.
+    ///
+    /// # Errors
+    /// The device stays suspended and says why.
+    fn resume<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// A suspend began: finish what is parked soon, or with [`SuspendMode::NoFlush`] hand it
+    /// back ([`Env::hand_back`]). Requests may still arrive.
+    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
+
+    /// The suspend was called off after `presuspend`.
+    fn presuspend_undo(&self, _env: &Env) {}
+
+    /// No request is left: make durable what must be, stop every task, then return. A failure
+    /// is kept in the target's own status: a suspend can't be refused any more.
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// The status line's fields after the target's name; empty if it has none.
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    /// The table line's fields after the target's name, as the kernel prints them.
+    fn table(&self) -> String;
+
+    /// A message; answers with text (mostly empty).
+    fn message<'a>(
+        &'a self,
+        _env: &'a Env,
+        words: &'a [&'a str],
+    ) -> LocalFuture<'a, Result<String, MessageError>> {
+        let text = format!("target takes no messages, found '{}'", words.join(" "));
+        Box::pin(std::future::ready(Err(MessageError::Invalid(text))))
+    }
+
+    /// What a range holds, like [`Disk::extents`].
+    fn extents<'a>(
+        &'a self,
+        _env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        let all = Extent { count: range.count, kind: ExtentKind::Data };
+        Box::pin(std::future::ready(Ok(vec![all])))
+    }
+
+    /// What a person should know about the volume when the server stops, if anything
+    /// ("17 blocks (68 KiB) dirty on CACHE").
+    fn parting_word(&self) -> Option<String> {
+        None
+    }
+
+    /// The concrete target, for verbs that belong to one kind of target only.
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        None
+    }
+}
+
+/// What a constructor is given.
+pub struct Ctor<'a> {
+    /// Length of the table line.
+    pub len: SectorCount,
+    /// The words after the target's name.
+    pub args: &'a [&'a str],
+    /// Opens devices and finds kin.
+    pub registry: &'a Registry,
+    /// Open everything read-only and write no byte.
+    pub read_only: bool,
+}
+
+/// A kind of target, by name.
+pub trait TargetType: Send + Sync {
+    /// The word in the table line.
+    fn name(&self) -> &'static str;
+
+    /// The kernel's version of the same target, for `targets`.
+    fn version(&self) -> [u32; 3];
+
+    /// Builds a target from its table line. Checks arguments and fixed header fields only; no
+    /// byte is written.
+    ///
+    /// # Errors
+    /// One line that names the argument or device, what was found and what was expected.
+    fn construct<'a>(
+        &'a self,
+        env: &'a Env,
+        ctor: Ctor<'a>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>>;
+}

@@ -105,8 +105,7 @@ impl Buf {
         region.borrows.set(region.borrows.get() + 1);
         // SAFETY: in bounds (asserted), initialised by alloc_zeroed, and no `&mut` exists on
         // this thread (flag) nor elsewhere (handles are not Send).
-        let slice =
-            unsafe { std::slice::from_raw_parts(region.ptr.as_ptr().add(offset), len) };
+        let slice = unsafe { std::slice::from_raw_parts(region.ptr.as_ptr().add(offset), len) };
         let result = read(slice);
         region.borrows.set(region.borrows.get() - 1);
         result
@@ -119,8 +118,7 @@ impl Buf {
         assert_eq!(region.borrows.get(), 0, "buffer is borrowed");
         region.borrows.set(-1);
         // SAFETY: in bounds (asserted), initialised, and the only borrow (flag, not Send).
-        let slice =
-            unsafe { std::slice::from_raw_parts_mut(region.ptr.as_ptr().add(offset), len) };
+        let slice = unsafe { std::slice::from_raw_parts_mut(region.ptr.as_ptr().add(offset), len) };
         let result = write(slice);
         region.borrows.set(0);
         result
@@ -271,9 +269,8 @@ impl Segs {
 
     /// True if every piece begins and ends at a multiple of `align` bytes in memory.
     pub fn is_aligned(&self, align: usize) -> bool {
-        self.iovecs().all(|(ptr, len)| {
-            (ptr as usize).is_multiple_of(align) && len.is_multiple_of(align)
-        })
+        self.iovecs()
+            .all(|(ptr, len)| (ptr as usize).is_multiple_of(align) && len.is_multiple_of(align))
     }
 }
 

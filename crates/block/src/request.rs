@@ -204,6 +204,10 @@ impl Request {
 
 impl std::fmt::Debug for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} {} {:?} {:?} depth {}", self.op, self.range, self.flags, self.id, self.depth)
+        write!(
+            f,
+            "{:?} {} {:?} {:?} depth {}",
+            self.op, self.range, self.flags, self.id, self.depth
+        )
     }
 }

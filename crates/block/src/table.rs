@@ -183,7 +183,12 @@ impl Table {
             if !line.range().is_aligned(block) {
                 let expected = format!("a multiple of the logical block size, {block} sectors");
                 let field = format!("line {} {}", line.range(), line.name);
-                return Err(ConfigError::argument(device.volume(), &field, "misaligned", &expected));
+                return Err(ConfigError::argument(
+                    device.volume(),
+                    &field,
+                    "misaligned",
+                    &expected,
+                ));
             }
         }
         Ok(Table { lines, limits })
@@ -240,9 +245,8 @@ fn limits_of(line: &Line) -> Limits {
 /// A stack must not lead back to the device it is for, nor be deeper than [`MAX_DEPTH`].
 fn refuse_loops(device: &MappedDevice, lower: &dyn Disk, depth: usize) -> Result<(), ConfigError> {
     let Some(mapped) = lower.mapped() else { return Ok(()) };
-    let refused = |detail: String| {
-        Err(ConfigError::new(ConfigKind::Argument, device.volume(), detail))
-    };
+    let refused =
+        |detail: String| Err(ConfigError::new(ConfigKind::Argument, device.volume(), detail));
     if mapped.id() == device.id() {
         return refused(format!("table: found a loop through '@{}'", mapped.volume()));
     }

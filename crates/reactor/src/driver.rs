@@ -1,0 +1,314 @@
+//! [`Driver`]: a reactor's ring as disks and exports use it.
+//!
+//! Owns the operations in flight and what each means: the end of a request, or a future's
+//! result. Memory and descriptors of an operation live in its slot until the completion was
+//! reaped; dropping a future cancels its operation but frees nothing early.
+//!
+//! Transfers for requests are finished here even when the kernel splits them: a short transfer
+//! goes on where it stopped; a read that meets the end of a file is an error.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use cairn_block::{Env, IoError, IoResult, Request, RequestId, Segs};
+
+use crate::ring::{Io, IoVecs, Ring, Token};
+
+/// Direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the file into memory.
+    Read,
+    /// From memory to the file.
+    Write {
+        /// Durable when it completes.
+        dsync: bool,
+    },
+}
+
+/// A transfer for a request.
+struct Transfer {
+    id: RequestId,
+    file: Arc<OwnedFd>,
+    direction: Direction,
+    offset: u64,
+    pieces: Vec<(*mut u8, usize)>,
+    left: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    result: Cell<Option<i32>>,
+    waker: Cell<Option<Waker>>,
+}
+
+enum Op {
+    Transfer(Transfer),
+    /// Ends a request with success if the result is not negative.
+    Request(RequestId),
+    /// A future's operation, with what must outlive it.
+    Future {
+        shared: Rc<Shared>,
+        _keep: Keep,
+    },
+}
+
+/// What an operation borrows: its memory and descriptor.
+#[derive(Default)]
+pub struct Keep {
+    _segs: Segs,
+    _fd: Option<Arc<OwnedFd>>,
+}
+
+#[derive(Default)]
+struct Ops {
+    slots: Vec<Option<Op>>,
+    free: Vec<usize>,
+    /// Recycled piece lists, so that a transfer does not allocate.
+    pieces: Vec<Vec<(*mut u8, usize)>>,
+}
+
+impl Ops {
+    fn insert(&mut self, op: Op) -> Token {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[slot] = Some(op);
+        slot as Token
+    }
+
+    fn remove(&mut self, token: Token) -> Op {
+        let slot = token as usize;
+        self.free.push(slot);
+        self.slots[slot].take().expect("a ring completes each operation once")
+    }
+}
+
+/// One reactor's ring with its operations in flight.
+pub struct Driver {
+    ring: RefCell<Box<dyn Ring>>,
+    ops: RefCell<Ops>,
+    reaped: RefCell<Vec<(Token, i32)>>,
+}
+
+impl Driver {
+    /// A driver over `ring`.
+    pub fn new(ring: Box<dyn Ring>) -> Driver {
+        Driver { ring: RefCell::new(ring), ops: RefCell::default(), reaped: RefCell::default() }
+    }
+
+    /// The driver of `env`'s reactor.
+    pub fn of(env: &Env) -> &Rc<Driver> {
+        env.mechanism::<Rc<Driver>>().expect("a disk over a ring is used in a world with rings")
+    }
+
+    pub(crate) fn ring(&self) -> std::cell::RefMut<'_, Box<dyn Ring>> {
+        self.ring.borrow_mut()
+    }
+
+    fn submit(&self, io: Io, op: Op) -> Token {
+        let token = self.ops.borrow_mut().insert(op);
+        // SAFETY: the memory and descriptor that `io` names are owned by `op` (a Keep, or the
+        // request whose id it holds: its box stays parked, with its segments, until `op` ends),
+        // and `op` stays in its slot until the completion was reaped.
+        unsafe { self.ring.borrow_mut().submit(io, token) };
+        token
+    }
+
+    /// Moves a request's data between its segments and `file`, at `offset` bytes; then
+    /// completes it. The caller answers [`cairn_block::Flow::Queued`].
+    pub fn transfer(
+        &self,
+        file: &Arc<OwnedFd>,
+        request: &Request,
+        direction: Direction,
+        offset: u64,
+    ) {
+        let mut pieces = self.ops.borrow_mut().pieces.pop().unwrap_or_default();
+        pieces.extend(request.iovecs());
+        let left = pieces.iter().map(|(_, len)| len).sum();
+        let (id, file) = (request.id(), file.clone());
+        self.submit_transfer(Transfer { id, file, direction, offset, pieces, left });
+    }
+
+    fn submit_transfer(&self, transfer: Transfer) {
+        let fd = transfer.file.as_raw_fd();
+        let iov: IoVecs = transfer.pieces.iter().copied().collect();
+        let io = match transfer.direction {
+            Direction::Read => Io::ReadV { fd, iov, offset: transfer.offset },
+            Direction::Write { dsync } => Io::WriteV { fd, iov, offset: transfer.offset, dsync },
+        };
+        self.submit(io, Op::Transfer(transfer));
+    }
+
+    /// Makes completed writes to `file` durable, then completes the request.
+    pub fn fdatasync(&self, file: &Arc<OwnedFd>, id: RequestId) {
+        self.submit(Io::Fdatasync { fd: file.as_raw_fd() }, Op::Request(id));
+    }
+
+    /// Runs `work` on a helper thread, then completes the request: success unless it answers
+    /// `-errno`.
+    pub fn blocking(&self, id: RequestId, work: impl FnOnce() -> i32 + Send + 'static) {
+        self.submit(Io::Blocking(Box::new(work)), Op::Request(id));
+    }
+
+    /// Changes the allocation of a byte range of `file`, then completes the request.
+    pub fn fallocate(&self, file: &Arc<OwnedFd>, id: RequestId, mode: i32, at: (u64, u64)) {
+        let (fd, (offset, len)) = (file.as_raw_fd(), at);
+        self.submit(Io::Fallocate { fd, mode, offset, len }, Op::Request(id));
+    }
+
+    fn future(self: &Rc<Self>, io: Io, keep: Keep) -> OpFuture {
+        let shared = Rc::new(Shared::default());
+        let token = self.submit(io, Op::Future { shared: shared.clone(), _keep: keep });
+        OpFuture { driver: self.clone(), shared, token }
+    }
+
+    /// Receives into `segs`; answers bytes (0 at the end) or `-errno`.
+    pub fn recv(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
+        let (fd, iov) = (socket.as_raw_fd(), segs.iovecs().collect());
+        let keep = Keep { _segs: segs, _fd: Some(socket.clone()) };
+        self.future(Io::Recv { fd, iov }, keep)
+    }
+
+    /// Sends from `segs`; answers bytes or `-errno`. May be short.
+    pub fn send(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
+        let (fd, iov) = (socket.as_raw_fd(), segs.iovecs().collect());
+        let keep = Keep { _segs: segs, _fd: Some(socket.clone()) };
+        self.future(Io::Send { fd, iov }, keep)
+    }
+
+    /// Accepts a connection; answers a descriptor that the caller owns, or `-errno`.
+    pub fn accept(self: &Rc<Self>, listener: &Arc<OwnedFd>) -> OpFuture {
+        let keep = Keep { _segs: Segs::default(), _fd: Some(listener.clone()) };
+        self.future(Io::Accept { fd: listener.as_raw_fd() }, keep)
+    }
+
+    /// Waits until `fd` is readable; answers poll's revents or `-errno`.
+    pub fn readable(self: &Rc<Self>, fd: &Arc<OwnedFd>) -> OpFuture {
+        let keep = Keep { _segs: Segs::default(), _fd: Some(fd.clone()) };
+        self.future(Io::PollIn { fd: fd.as_raw_fd() }, keep)
+    }
+
+    /// Runs `work` on a helper thread and answers its result.
+    pub fn run(self: &Rc<Self>, work: impl FnOnce() -> i32 + Send + 'static) -> OpFuture {
+        self.future(Io::Blocking(Box::new(work)), Keep::default())
+    }
+
+    /// Handles everything that has completed. True if anything had.
+    pub(crate) fn reap(&self, env: &Env) -> bool {
+        let mut reaped = std::mem::take(&mut *self.reaped.borrow_mut());
+        self.ring().reap(&mut |token, result| reaped.push((token, result)));
+        let any = !reaped.is_empty();
+        for (token, result) in reaped.drain(..) {
+            let op = self.ops.borrow_mut().remove(token);
+            self.end(env, op, result);
+        }
+        *self.reaped.borrow_mut() = reaped;
+        any
+    }
+
+    fn end(&self, env: &Env, op: Op, result: i32) {
+        match op {
+            Op::Transfer(transfer) => self.end_transfer(env, transfer, result),
+            Op::Request(id) => env.complete(id, errno_result(result)),
+            Op::Future { shared, .. } => {
+                shared.result.set(Some(result));
+                if let Some(waker) = shared.waker.take() {
+                    waker.wake();
+                }
+            }
+        }
+    }
+
+    fn end_transfer(&self, env: &Env, mut transfer: Transfer, result: i32) {
+        let ended = match usize::try_from(result) {
+            Err(_) if result == -libc::EINTR || result == -libc::EAGAIN => None,
+            Err(_) => Some(errno_result(result)),
+            Ok(0) => Some(Err(IoError::IO)),
+            Ok(moved) => {
+                transfer.left -= moved.min(transfer.left);
+                transfer.offset += moved as u64;
+                advance(&mut transfer.pieces, moved);
+                (transfer.left == 0).then_some(Ok(()))
+            }
+        };
+        match ended {
+            None => self.submit_transfer(transfer),
+            Some(result) => {
+                env.complete(transfer.id, result);
+                transfer.pieces.clear();
+                self.ops.borrow_mut().pieces.push(transfer.pieces);
+            }
+        }
+    }
+}
+
+fn errno_result(result: i32) -> IoResult {
+    if result < 0 { Err(IoError::from_errno(-result)) } else { Ok(()) }
+}
+
+/// Drops the first `moved` bytes of the pieces.
+fn advance(pieces: &mut Vec<(*mut u8, usize)>, mut moved: usize) {
+    let whole = pieces.iter().take_while(|(_, len)| {
+        let fits = *len <= moved;
+        moved -= if fits { *len } else { 0 };
+        fits
+    });
+    let whole = whole.count();
+    pieces.drain(..whole);
+    if let Some((ptr, len)) = pieces.first_mut() {
+        *ptr = ptr.wrapping_add(moved);
+        *len -= moved;
+    }
+}
+
+/// The result of one operation: bytes or `-errno`. Dropping it cancels the operation.
+pub struct OpFuture {
+    driver: Rc<Driver>,
+    shared: Rc<Shared>,
+    token: Token,
+}
+
+impl Future for OpFuture {
+    type Output = i32;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<i32> {
+        if let Some(result) = self.shared.result.get() {
+            return Poll::Ready(result);
+        }
+        self.shared.waker.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+impl Drop for OpFuture {
+    fn drop(&mut self) {
+        if self.shared.result.get().is_none() {
+            self.driver.ring().cancel(self.token);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_transfer_goes_on_inside_the_right_piece() {
+        let base = std::ptr::null_mut::<u8>();
+        let mut pieces = vec![(base, 10), (base.wrapping_add(100), 10), (base, 5)];
+        advance(&mut pieces, 10);
+        assert_eq!(pieces, [(base.wrapping_add(100), 10), (base, 5)]);
+        advance(&mut pieces, 4);
+        assert_eq!(pieces, [(base.wrapping_add(104), 6), (base, 5)]);
+        advance(&mut pieces, 11);
+        assert!(pieces.is_empty());
+    }
+}

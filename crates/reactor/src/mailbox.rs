@@ -1,0 +1,76 @@
+//! Mailboxes: how reactors and other threads reach a reactor. One wake per batch, none if the
+//! reactor is awake.
+
+use std::sync::{Arc, OnceLock};
+
+use cairn_block::{Mail, Post, ReactorId};
+use parking_lot::Mutex;
+
+use crate::ring::Wake;
+
+/// Ends a reactor's sleep. In the simulated world nobody sleeps and the bell is mute.
+#[derive(Default)]
+pub struct Bell(OnceLock<Arc<dyn Wake>>);
+
+impl Bell {
+    /// Rings if there is somebody to wake.
+    pub fn ring(&self) {
+        if let Some(waker) = self.0.get() {
+            waker.wake();
+        }
+    }
+
+    /// Says whom to wake; only the first call counts.
+    pub fn connect(&self, waker: Arc<dyn Wake>) {
+        let _ = self.0.set(waker);
+    }
+}
+
+#[derive(Default)]
+struct Mailbox {
+    mail: Mutex<Vec<Mail>>,
+    bell: Arc<Bell>,
+}
+
+/// The mailboxes of all reactors of a real world.
+pub struct PostOffice(Vec<Mailbox>);
+
+impl PostOffice {
+    /// Empty mailboxes for `count` reactors.
+    pub fn new(count: u16) -> Arc<PostOffice> {
+        Arc::new(PostOffice((0..count).map(|_| Mailbox::default()).collect()))
+    }
+
+    /// The bell of one reactor.
+    pub fn bell(&self, of: ReactorId) -> Arc<Bell> {
+        self.0[usize::from(of.0)].bell.clone()
+    }
+
+    /// Takes everything out of a mailbox.
+    pub fn collect(&self, of: ReactorId) -> Vec<Mail> {
+        std::mem::take(&mut *self.0[usize::from(of.0)].mail.lock())
+    }
+
+    /// True if a mailbox is empty.
+    pub fn is_empty(&self, of: ReactorId) -> bool {
+        self.0[usize::from(of.0)].mail.lock().is_empty()
+    }
+}
+
+impl Post for PostOffice {
+    fn post(&self, to: ReactorId, mail: Mail) {
+        let mailbox = &self.0[usize::from(to.0)];
+        let first = {
+            let mut queue = mailbox.mail.lock();
+            queue.push(mail);
+            queue.len() == 1
+        };
+        if first {
+            mailbox.bell.ring();
+        }
+    }
+
+    fn reactors(&self) -> u16 {
+        u16::try_from(self.0.len()).expect("made from a u16")
+    }
+}

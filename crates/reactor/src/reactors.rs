@@ -1,0 +1,190 @@
+//! The real world: reactors as threads, each with its ring, its clock and its core.
+//!
+//! A loop turn reads the clock once, reaps completions, takes the mail, runs what became
+//! runnable, and pushes what was queued to the kernel in one call. With nothing to do the
+//! thread sleeps in its ring until a completion, a message or the next timer.
+
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cairn_block::{Env, Mail, Post, ReactorId, Time};
+
+use crate::core::{Core, CoreParts};
+use crate::driver::Driver;
+use crate::mailbox::PostOffice;
+use crate::ring::{self, RingKind};
+
+/// A clock that a reactor reads once per turn.
+pub trait Clock {
+    /// The time since the world began.
+    fn now(&self) -> Time;
+}
+
+/// The system's monotonic clock.
+#[derive(Clone, Copy)]
+pub struct MonotonicClock {
+    began: Instant,
+}
+
+impl MonotonicClock {
+    /// A clock that begins now.
+    pub fn begin() -> MonotonicClock {
+        MonotonicClock { began: Instant::now() }
+    }
+}
+
+impl Clock for MonotonicClock {
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// How to start reactors.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How many threads.
+    pub count: u16,
+    /// Which ring.
+    pub ring: RingKind,
+}
+
+/// Running reactors. Dropping this stops and joins them.
+pub struct Reactors {
+    post: Arc<PostOffice>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    ring_name: &'static str,
+}
+
+impl Reactors {
+    /// Starts the threads and waits until each has its ring.
+    ///
+    /// # Errors
+    /// A ring or thread could not be made.
+    pub fn start(options: Options) -> io::Result<Reactors> {
+        let (post, clock) = (PostOffice::new(options.count), MonotonicClock::begin());
+        let mut reactors =
+            Reactors { post, stop: Arc::default(), threads: Vec::new(), ring_name: "" };
+        for id in (0..options.count).map(ReactorId) {
+            let (post, stop) = (reactors.post.clone(), reactors.stop.clone());
+            let (ready, started) = mpsc::channel();
+            let thread =
+                std::thread::Builder::new().name(format!("reactor-{}", id.0)).spawn(move || {
+                    match ring::open(options.ring) {
+                        Err(error) => drop(ready.send(Err(error))),
+                        Ok((ring, name)) => {
+                            let reactor =
+                                Reactor::new(id, post, Box::new(clock), Driver::new(ring));
+                            drop(ready.send(Ok(name)));
+                            reactor.run(&stop);
+                        }
+                    }
+                })?;
+            reactors.threads.push(thread);
+            let gone = || Err(io::Error::other("a reactor ended before it began"));
+            reactors.ring_name = started.recv().unwrap_or_else(|_| gone())?;
+        }
+        Ok(reactors)
+    }
+
+    /// The kind of ring in use: "io_uring" or "threads".
+    pub fn ring_name(&self) -> &'static str {
+        self.ring_name
+    }
+
+    /// The mailboxes.
+    pub fn post(&self) -> Arc<dyn Post> {
+        self.post.clone()
+    }
+
+    /// Starts a task on a reactor: `make` is called there.
+    pub fn spawn<F: Future<Output = ()> + 'static>(
+        &self,
+        on: ReactorId,
+        make: impl FnOnce(Env) -> F + Send + 'static,
+    ) {
+        let job = move |env: &Env| env.spawn(make(env.clone()));
+        self.post.post(on, Mail::Call(Box::new(job)));
+    }
+
+    /// Runs a future on a reactor and waits for its result. Must not be called from a reactor.
+    pub fn block_on<T, F>(&self, on: ReactorId, make: impl FnOnce(Env) -> F + Send + 'static) -> T
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let (send, receive) = mpsc::channel();
+        self.spawn(on, move |env| {
+            let future = make(env);
+            async move { drop(send.send(future.await)) }
+        });
+        receive.recv().expect("a reactor runs until it is stopped by its owner")
+    }
+}
+
+impl Drop for Reactors {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        for (index, thread) in self.threads.drain(..).enumerate() {
+            self.post.bell(ReactorId(index as u16)).ring();
+            if thread.join().is_err() {
+                tracing::error!("reactor {index} panicked");
+            }
+        }
+    }
+}
+
+struct Reactor {
+    id: ReactorId,
+    core: Core,
+    driver: Rc<Driver>,
+    clock: Box<dyn Clock>,
+    post: Arc<PostOffice>,
+}
+
+impl Reactor {
+    fn new(id: ReactorId, post: Arc<PostOffice>, clock: Box<dyn Clock>, driver: Driver) -> Reactor {
+        let driver = Rc::new(driver);
+        let bell = post.bell(id);
+        bell.connect(driver.ring().waker());
+        let core = Core::new(CoreParts {
+            reactor: id,
+            seed: seed_of(id),
+            post: post.clone(),
+            bell,
+            mechanism: Rc::new(driver.clone()),
+        });
+        Reactor { id, core, driver, clock, post }
+    }
+
+    fn run(self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Acquire) {
+            let now = self.clock.now();
+            self.core.env().set_now(now);
+            let reaped = self.driver.reap(self.core.env());
+            let mail = self.post.collect(self.id);
+            if self.core.turn(now, mail) || reaped {
+                self.driver.ring().kick();
+                continue;
+            }
+            let timeout = self.core.next_timer().map(|at| at.since(self.clock.now()));
+            if self.post.is_empty(self.id) && self.core.is_idle() {
+                self.driver.ring().wait(timeout);
+            } else {
+                self.driver.ring().wait(Some(Duration::ZERO));
+            }
+        }
+    }
+}
+
+/// Seeds differ per reactor; the real world needs no better randomness (targets use it to
+/// spread, not to hide).
+fn seed_of(id: ReactorId) -> u64 {
+    0x9e37_79b9_7f4a_7c15 ^ u64::from(id.0)
+}

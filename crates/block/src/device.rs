@@ -64,13 +64,24 @@ impl Latch {
     }
 }
 
+/// A reactor's own handle on the live table: cloning it touches no cache line that another
+/// reactor writes.
+pub(crate) struct LiveTable(Arc<Table>);
+
+impl std::ops::Deref for LiveTable {
+    type Target = Table;
+    fn deref(&self) -> &Table {
+        &self.0
+    }
+}
+
 /// One reactor's view of a device.
 pub(crate) struct LocalDevice {
     closed: Cell<bool>,
     inflight: Cell<u64>,
     drained: RefCell<Option<Arc<Latch>>>,
     parked: RefCell<VecDeque<Box<Request>>>,
-    table: RefCell<Option<Rc<Arc<Table>>>>,
+    table: RefCell<Option<Rc<LiveTable>>>,
 }
 
 impl Default for LocalDevice {
@@ -90,7 +101,7 @@ impl LocalDevice {
         self.closed.get()
     }
 
-    pub fn table(&self) -> Option<Rc<Arc<Table>>> {
+    pub fn table(&self) -> Option<Rc<LiveTable>> {
         self.table.borrow().clone()
     }
 
@@ -121,7 +132,7 @@ impl LocalDevice {
 
     fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
         debug_assert_eq!(self.inflight.get(), 0, "D2");
-        *self.table.borrow_mut() = Some(Rc::new(table));
+        *self.table.borrow_mut() = Some(Rc::new(LiveTable(table)));
         self.closed.set(false);
         for request in self.parked.borrow_mut().drain(..) {
             env.push_work(Work::Map { device, request, admitted: false });

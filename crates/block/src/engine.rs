@@ -20,7 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::check;
-use crate::device::{DeviceId, LocalDevice};
+use crate::device::{DeviceId, LiveTable, LocalDevice};
 use crate::disk::{Disk, Flow};
 use crate::env::Env;
 use crate::error::{IoError, IoResult};
@@ -86,7 +86,7 @@ pub(crate) fn run(env: &Env, first: impl FnOnce(&Env)) {
 /// length of a descent, so that lower disks can be borrowed from it.
 struct Passage {
     local: Rc<LocalDevice>,
-    table: Option<Rc<Arc<Table>>>,
+    table: Option<Rc<LiveTable>>,
 }
 
 #[derive(Default)]

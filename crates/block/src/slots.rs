@@ -16,6 +16,7 @@ struct Slot {
 #[derive(Default)]
 struct Inner {
     slots: Vec<Slot>,
+    #[expect(clippy::vec_box, reason = "the boxes themselves are recycled")]
     free: Vec<Box<Request>>,
 }
 

@@ -6,5 +6,7 @@
 //! policy: it turns `&[u8]` into validated values and values into bytes, and nothing else.
 //!
 //! - [`writecache`]: the dm-writecache cache device, its geometry and its checker
+//! - [`probe`]: what a device holds, judged by the signatures in its first and last bytes
 
+pub mod probe;
 pub mod writecache;

@@ -29,26 +29,32 @@ fn image(name: &str) -> Vec<u8> {
     let path = folder().join(format!("{name}.gz"));
     let compressed = std::fs::read(&path).expect("the golden images are checked in");
     let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..]).read_to_end(&mut bytes).unwrap();
+    flate2::read::GzDecoder::new(&compressed[..])
+        .read_to_end(&mut bytes)
+        .expect("the golden images decompress");
     bytes
 }
 
 fn manifest() -> Vec<Golden> {
-    let text = std::fs::read_to_string(folder().join("manifest.json")).unwrap();
-    let records: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let text = std::fs::read_to_string(folder().join("manifest.json"))
+        .expect("the manifest is checked in");
+    let records: Vec<serde_json::Value> =
+        serde_json::from_str(&text).expect("the manifest is a list");
     assert_eq!(records.len(), 10);
     records.iter().map(golden).collect()
 }
 
 fn golden(record: &serde_json::Value) -> Golden {
-    let text = |key: &str| record[key].as_str().unwrap().to_owned();
-    let number = |key: &str| record[key].as_u64().unwrap();
+    let text = |key: &str| record[key].as_str().expect("the manifest has the key").to_owned();
+    let number = |key: &str| record[key].as_u64().expect("the manifest has the number");
     let opts = text("opts");
-    let start_sector = opts.strip_prefix("2 start_sector ").map_or(0, |n| n.parse().unwrap());
+    let start_sector = opts
+        .strip_prefix("2 start_sector ")
+        .map_or(0, |n| n.parse().expect("a start sector is a number"));
     Golden {
         cache: text("cache"),
         origin: text("origin"),
-        block_size: u32::try_from(number("block_size")).unwrap(),
+        block_size: u32::try_from(number("block_size")).expect("a block size is small"),
         start_sector,
         sectors: number("sectors"),
         n_blocks: number("n_blocks"),
@@ -67,11 +73,14 @@ struct Opened {
 impl Opened {
     fn new(cache: &str, start_sector: usize, block_size: u32) -> Opened {
         let area = image(cache).split_off(start_sector * 512);
-        let block_size = BlockSize::new(block_size).unwrap();
-        let Opening::Existing(superblock) = Opening::decide(&area, block_size).unwrap() else {
+        let block_size = BlockSize::new(block_size).expect("the manifest has legal block sizes");
+        let Opening::Existing(superblock) =
+            Opening::decide(&area, block_size).expect("the golden caches open")
+        else {
             panic!("{cache} is formatted");
         };
-        let geometry = Geometry::of_superblock(&superblock, area.len() as u64).unwrap();
+        let geometry =
+            Geometry::of_superblock(&superblock, area.len() as u64).expect("the golden caches fit");
         Opened { area, superblock, geometry }
     }
 
@@ -80,7 +89,8 @@ impl Opened {
     }
 
     fn slot(&self, slot: u64) -> &[u8] {
-        let begin = usize::try_from(self.geometry.slot_offset(slot)).unwrap();
+        let begin =
+            usize::try_from(self.geometry.slot_offset(slot)).expect("the golden images are small");
         &self.area[begin..begin + self.geometry.block_size().bytes() as usize]
     }
 
@@ -92,7 +102,8 @@ impl Opened {
             .collect();
         committed.sort_by_key(|(_, entry)| entry.seq);
         for (slot, entry) in committed {
-            let begin = usize::try_from(entry.original_sector).unwrap() * 512;
+            let begin =
+                usize::try_from(entry.original_sector).expect("the golden images are small") * 512;
             let data = self.slot(slot);
             origin[begin..begin + data.len()].copy_from_slice(data);
         }
@@ -181,7 +192,7 @@ fn every_cache_has_the_slot_count_that_formatting_its_area_gives() {
     }
 }
 
-/// The bytes between the slot table and slot 0 are no part of the format: the kernel leaves whatever
+/// The bytes between slot table and slot 0 are no part of the format: the kernel leaves whatever
 /// its memory held there.
 #[test]
 fn decoding_and_encoding_a_cache_gives_back_its_metadata() {

@@ -3,7 +3,7 @@
 //! ```text
 //! byte 0     superblock, 64 bytes
 //! byte 64    slot table: one 16-byte entry per slot
-//! byte D     slot data: slot i at D + i * block_size     (D = slot table end, rounded up to a block)
+//! byte D     slot data: slot i at D + i * block_size    (D: slot table end, rounded up to a block)
 //! ```
 //!
 //! All offsets count from the start of the *area*: the cache device from its `start_sector` on.

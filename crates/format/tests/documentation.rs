@@ -1,0 +1,56 @@
+//! The byte tables of `docs/formats` say what the codec does.
+
+use std::path::PathBuf;
+
+use cairn_format::writecache::{
+    ENTRY_BYTES, ENTRY_FIELDS, Field, MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, VERSION,
+};
+
+fn document(name: &str) -> String {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats");
+    std::fs::read_to_string(folder.join(name)).expect("the document is there")
+}
+
+/// The rows of the first table after a heading, as trimmed cells.
+fn table<'a>(document: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
+    let (_, section) = document.split_once(heading).expect("the heading is there");
+    section
+        .lines()
+        .skip_while(|line| !line.starts_with('|'))
+        .take_while(|line| line.starts_with('|'))
+        .skip(2)
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect()
+}
+
+fn assert_fields(rows: &[Vec<&str>], fields: &[Field], size: usize) {
+    let described: Vec<(usize, usize, &str)> = rows
+        .iter()
+        .map(|row| {
+            (
+                row[0].parse().expect("a table row begins with offset and size"),
+                row[1].parse().expect("a table row begins with offset and size"),
+                row[2].trim_matches('`'),
+            )
+        })
+        .collect();
+    let coded: Vec<(usize, usize, &str)> =
+        fields.iter().map(|field| (field.offset, field.size, field.name)).collect();
+    assert_eq!(described, coded);
+    let end = fields.iter().fold(0, |end, field| {
+        assert_eq!(field.offset, end, "{} follows its predecessor", field.name);
+        field.offset + field.size
+    });
+    assert_eq!(end, size);
+}
+
+#[test]
+fn the_writecache_tables_match_the_codec() {
+    let document = document("writecache.md");
+    let superblock = table(&document, "### Superblock, 64 bytes");
+    assert_fields(&superblock, &SUPERBLOCK_FIELDS, SUPERBLOCK_BYTES);
+    assert_eq!(superblock[0][3], format!("{MAGIC:#010x}"));
+    assert_eq!(superblock[1][3], VERSION.to_string());
+    let entry = table(&document, "### Entry, 16 bytes");
+    assert_fields(&entry, &ENTRY_FIELDS, ENTRY_BYTES);
+}

@@ -1,0 +1,96 @@
+//! The fuzzers' bodies in an ordinary test: random bytes, and golden bytes with some changed.
+//!
+//! Decoders may refuse anything, but they may not panic, overflow or contradict themselves.
+
+use std::path::PathBuf;
+
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
+use proptest::sample::Index;
+
+#[path = "../../../fuzz/format_bodies.rs"]
+mod format_bodies;
+
+/// A change to make to a golden input.
+#[derive(Debug, Clone)]
+enum Mutation {
+    /// Other bytes anywhere.
+    Bytes(Index, Vec<u8>),
+    /// Another number where the formats keep theirs, at a multiple of eight bytes.
+    Word(Index, u64),
+}
+
+fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .expect("the seeds are checked in")
+        .map(|file| file.expect("the seeds are checked in").path())
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    paths.into_iter().map(|path| std::fs::read(path).expect("the seeds can be read")).collect()
+}
+
+fn mutations() -> impl Strategy<Value = Vec<Mutation>> {
+    let word = prop_oneof![0u64..20, (0u64..300).prop_map(|block| block * 8), Just(u64::MAX)];
+    let patch = proptest::collection::vec(any::<u8>(), 1..9);
+    let mutation = prop_oneof![
+        3 => (any::<Index>(), word).prop_map(|(place, word)| Mutation::Word(place, word)),
+        1 => (any::<Index>(), patch).prop_map(|(place, patch)| Mutation::Bytes(place, patch)),
+    ];
+    proptest::collection::vec(mutation, 0..5)
+}
+
+fn mutate(seed: &[u8], mutations: &[Mutation], cut: Index) -> Vec<u8> {
+    let mut bytes = seed.to_vec();
+    for mutation in mutations {
+        let (begin, patch) = match mutation {
+            Mutation::Bytes(place, patch) => (place.index(bytes.len()), patch.clone()),
+            Mutation::Word(place, word) => {
+                (place.index(bytes.len()) / 8 * 8, word.to_le_bytes().to_vec())
+            }
+        };
+        let len = patch.len().min(bytes.len() - begin);
+        bytes[begin..begin + len].copy_from_slice(&patch[..len]);
+    }
+    // One input in eight is cut short.
+    bytes.truncate(cut.index(bytes.len() * 8));
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn random_bytes_break_no_decoder(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        format_bodies::writecache_superblock(&bytes);
+        format_bodies::writecache_metadata(&bytes);
+        format_bodies::probe_windows(&bytes);
+    }
+
+    #[test]
+    fn mutated_superblocks_break_no_decoder(
+        seed in proptest::sample::select(seeds("writecache_superblock")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        format_bodies::writecache_superblock(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_metadata_breaks_no_checker(
+        seed in proptest::sample::select(seeds("writecache_metadata")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        format_bodies::writecache_metadata(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_volumes_break_no_probe(
+        seed in proptest::sample::select(seeds("probe")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        format_bodies::probe_windows(&mutate(&seed, &mutations, cut));
+    }
+}

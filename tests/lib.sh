@@ -1,0 +1,94 @@
+# Shared by every script under tests/: `. "$(dirname "$0")/../lib.sh"` comes first, then `need`.
+# Gives each script a folder of its own ($work, the current folder), removed at its end, ends what
+# it started, and fails at the first command that fails. $CAIRN names the program under test.
+# shellcheck shell=bash
+set -Eeuo pipefail
+export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
+tests=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+CAIRN=${CAIRN:-$tests/../target/release/cairn}
+work=$(mktemp -d "${TMPDIR:-/tmp}/cairn.XXXXXX")
+server=''
+export CAIRN tests work
+
+at_end() {
+  local status=$?
+  if [ -n "$server" ]; then serve_kill; fi
+  if [ "$status" -ne 0 ] && [ "$status" -ne 77 ] && [ -s "$work/serve.log" ]; then
+    echo "the server's last words:"
+    tail -n 20 "$work/serve.log"
+  fi
+  if [ -n "${CAIRN_KEEP:-}" ]; then echo "kept: $work"; else cd / && rm -rf "$work"; fi
+}
+trap at_end EXIT
+trap 'echo "stopped at line $LINENO: $BASH_COMMAND"' ERR
+cd "$work"
+
+fail() { echo "FAILED: $*"; exit 1; }
+skip() { echo "SKIP: $*"; exit 77; }
+
+need() { # PROGRAM...
+  local program
+  for program; do command -v "$program" >/dev/null || skip "needs $program"; done
+  [ -x "$CAIRN" ] || fail "no program at $CAIRN: cargo build --release"
+}
+
+# pattern SEED BYTES [FIRST]: bytes that say which seed (two letters) and which place (in units of
+# 16 bytes, counted from byte FIRST) they belong to, so that a misplaced block cannot pass.
+pattern() {
+  { seq -f "$1%013.0f" $((${3:-0} / 16)) 9999999999999 2>/dev/null || true; } | head -c "$2"
+}
+
+sha() { sha256sum "$@" | cut -d ' ' -f 1; }          # of files, or of standard input
+sectors() { echo $(($(stat -c %s "$1") / 512)); }    # FILE
+linear() { echo "0 $(sectors "$1") linear $1 0"; }   # FILE: the table of a volume that is FILE
+# writecache ORIGIN CACHE BLOCK_SIZE [OPTION...]: the table line, its options counted
+writecache() {
+  echo "0 $(sectors "$1") writecache s $1 $2 $3 $(($# - 3))$(printf ' %s' "" "${@:4}" | tr -s ' ')"
+}
+same() { # FOUND EXPECTED WHAT
+  [ "$1" = "$2" ] || fail "$3: found '$1', expected '$2'"
+}
+
+# expect STATUS COMMAND...: its output is left in the file `said`.
+expect() {
+  local expected=$1 status=0
+  shift
+  "$@" >said 2>&1 </dev/null || status=$?
+  [ "$status" = "$expected" ] || {
+    cat said
+    fail "exit status $status, expected $expected, of: $*"
+  }
+}
+
+# serve ARG...: start a server on $uri, with its control socket at $control.
+serve() {
+  uri="nbd+unix:///?socket=$work/nbd.sock" control=$work/control.sock
+  export uri control
+  rm -f nbd.sock control.sock
+  "$CAIRN" serve "$@" --listen "unix:$work/nbd.sock" --control "$control" \
+    >"$work/serve.log" 2>&1 </dev/null &
+  server=$!
+  local tries
+  for tries in $(seq 200); do
+    if nbdinfo --size "$uri" >/dev/null 2>&1; then return 0; fi
+    kill -0 "$server" 2>/dev/null || { server=''; fail "the server ended before it served"; }
+    sleep 0.05
+  done
+  fail "the server is not ready after $tries tries"
+}
+
+# serve_end: ask the server to stop; it must finish its work and exit 0.
+serve_end() {
+  local pid=$server status=0
+  server=''
+  kill -TERM "$pid"
+  wait "$pid" || status=$?
+  [ "$status" = 0 ] || fail "the server's exit status is $status"
+}
+
+serve_kill() { # as a crash does
+  { kill -9 "$server" && wait "$server" || true; } 2>/dev/null
+  server=''
+}
+
+verb() { "$CAIRN" "$1" --control "$control" "${@:2}"; } # VERB ARG...

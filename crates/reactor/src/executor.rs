@@ -3,11 +3,18 @@
 //! Tasks never leave their reactor; their wakers may be used from any thread. A task that is
 //! woken elsewhere goes to the same queue and the reactor's sleep is ended. Slow paths live
 //! here; the ready path of a request never does.
+//!
+//! A task that waits is held by its own wakers alone, often in a circle (the task holds a lock
+//! whose list of waiters holds the task). The executor therefore knows every unfinished task
+//! and drops them all at the end.
 
-use std::collections::VecDeque;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Waker;
 
 use async_task::Runnable;
 use parking_lot::Mutex;
@@ -19,15 +26,40 @@ struct Queue {
     runnable: Mutex<VecDeque<Runnable>>,
 }
 
+/// A waker of every unfinished task.
+#[derive(Default)]
+struct Unfinished {
+    wakers: RefCell<BTreeMap<u64, Waker>>,
+}
+
+/// Part of a task: takes it out of the list when its future is dropped.
+struct Listed {
+    unfinished: Rc<Unfinished>,
+    key: u64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.unfinished.wakers.borrow_mut().remove(&self.key);
+    }
+}
+
 /// The runnable tasks of one reactor.
 pub(crate) struct Executor {
     queue: Arc<Queue>,
     bell: Arc<Bell>,
+    unfinished: Rc<Unfinished>,
+    next_key: Cell<u64>,
 }
 
 impl Executor {
     pub fn new(bell: Arc<Bell>) -> Executor {
-        Executor { queue: Arc::default(), bell }
+        Executor {
+            queue: Arc::default(),
+            bell,
+            unfinished: Rc::default(),
+            next_key: Cell::default(),
+        }
     }
 
     pub fn spawn(&self, task: Pin<Box<dyn Future<Output = ()>>>) {
@@ -36,7 +68,15 @@ impl Executor {
             queue.runnable.lock().push_back(runnable);
             bell.ring();
         };
+        let key = self.next_key.get();
+        self.next_key.set(key + 1);
+        let listed = Listed { unfinished: self.unfinished.clone(), key };
+        let task = async move {
+            let _listed = listed;
+            task.await;
+        };
         let (runnable, task) = async_task::spawn_local(task, schedule);
+        self.unfinished.wakers.borrow_mut().insert(key, runnable.waker());
         runnable.schedule();
         task.detach();
     }
@@ -57,8 +97,46 @@ impl Executor {
 
     /// Drops every task that is not running; for the end of a reactor.
     pub fn clear(&self) {
-        while let Some(runnable) = self.queue.runnable.lock().pop_front() {
+        // A woken task is in the queue, where dropping it drops its future.
+        let wakers = std::mem::take(&mut *self.unfinished.wakers.borrow_mut());
+        wakers.into_values().for_each(Waker::wake);
+        while let Some(runnable) = self.pop() {
             drop(runnable);
         }
+    }
+
+    fn pop(&self) -> Option<Runnable> {
+        self.queue.runnable.lock().pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    #[test]
+    fn a_waiting_task_is_dropped_at_the_end_even_if_only_it_holds_its_waker() {
+        let executor = Executor::new(Arc::default());
+        let held = Rc::new(RefCell::new(None));
+        let inside = held.clone();
+        executor.spawn(Box::pin(poll_fn(move |cx| {
+            *inside.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })));
+        assert!(executor.run());
+        assert!(!executor.run(), "it waits");
+        assert_eq!(Rc::strong_count(&held), 2);
+        executor.clear();
+        assert_eq!(Rc::strong_count(&held), 1, "its future is gone");
+    }
+
+    #[test]
+    fn a_finished_task_is_forgotten() {
+        let executor = Executor::new(Arc::default());
+        executor.spawn(Box::pin(async {}));
+        assert!(executor.run());
+        assert!(executor.unfinished.wakers.borrow().is_empty());
     }
 }

@@ -1,1 +1,24 @@
 //! A deterministic world: virtual time, drives that lose and tear, crash and fault injection.
+//!
+//! Start with [`SimWorld`]: reactors stepped by one thread under a seeded scheduler. Give it
+//! [`SimDrive`]s, drive them with a [`Workload`], let a [`History`] judge what was read, and let
+//!
+//! Promise: the same seed makes the same run, event for event. Therefore nothing here reads a
+//! clock, starts a thread, or iterates over anything without an order.
+
+mod drive;
+mod faults;
+mod image;
+mod mechanics;
+mod opener;
+mod post;
+mod stamp;
+mod world;
+
+pub use drive::{DriveModel, DriveOptions, SimDrive};
+pub use faults::{Effect, Fault, FaultId, Faults, OpSet};
+pub use image::Image;
+pub use mechanics::{Cut, CutWhen};
+pub use opener::SimOpener;
+pub use stamp::Content;
+pub use world::{SimWorld, Stopped};

@@ -1,0 +1,459 @@
+//! [`SimDrive`]: a drive with a volatile write cache, in virtual time.
+//!
+//! Fault model, stated before the code:
+//! - A write becomes visible to reads when it completes, whole. Until then a read sees what was
+//!   there before. Requests complete in seeded order.
+//! - A flush makes durable what completed before the flush was submitted, and nothing else. A
+//!   FUA write is durable when it completes, and so is nothing else.
+//! - A power cut leaves the durable image plus a seeded choice of the writes that are not
+//!   durable, completed or not: each is kept, lost or torn at sectors, in any order (a later
+//!   one may survive an earlier one, even where they overlap).
+//! - Write-zeroes is a write. A discard leaves zeros, what was there, or garbage that
+//!   [`crate::Content`] recognises, and is as volatile as a write.
+//! - A failed write was done in part, or wholly, or not at all.
+//!
+//! Rules it holds its callers to, by panicking: requests are aligned, inside the drive, with
+//! data as long as the range, and nobody touches the data of a write before it completes.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{
+    Disk, Env, Flow, IoResult, Limits, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange,
+};
+use parking_lot::Mutex;
+
+use crate::faults::Faults;
+use crate::image::Image;
+use crate::mechanics::{InFlight, Mechanics};
+use crate::stamp;
+
+const SECTOR: usize = SECTOR_BYTES as usize;
+
+/// How long operations take.
+#[derive(Clone, Copy, Debug)]
+pub struct DriveModel {
+    /// Every operation but a flush, whatever its size.
+    pub fixed: Duration,
+    /// In addition per KiB.
+    pub per_kib: Duration,
+    /// A flush.
+    pub flush: Duration,
+    /// In addition a seeded time up to this; what lets requests overtake each other.
+    pub jitter: Duration,
+}
+
+impl DriveModel {
+    /// A solid-state drive.
+    pub const FAST: DriveModel = DriveModel {
+        fixed: Duration::from_micros(40),
+        per_kib: Duration::from_nanos(500),
+        flush: Duration::from_micros(300),
+        jitter: Duration::from_micros(80),
+    };
+
+    /// A spinning disk.
+    pub const SLOW: DriveModel = DriveModel {
+        fixed: Duration::from_millis(4),
+        per_kib: Duration::from_micros(7),
+        flush: Duration::from_millis(9),
+        jitter: Duration::from_millis(8),
+    };
+
+    fn time(&self, op: Op, range: SectorRange, rng: &mut fastrand::Rng) -> Duration {
+        let kib = u32::try_from(range.to_bytes().div_ceil(1024)).unwrap_or(u32::MAX);
+        let own = match op {
+            Op::Flush => self.flush,
+            Op::Discard | Op::WriteZeroes => self.fixed,
+            Op::Read | Op::Write => self.fixed + self.per_kib * kib,
+        };
+        let jitter = u64::try_from(self.jitter.as_nanos()).unwrap_or(u64::MAX);
+        own + Duration::from_nanos(rng.u64(..=jitter))
+    }
+}
+
+/// What a drive is like.
+#[derive(Clone, Debug)]
+pub struct DriveOptions {
+    /// Its name in table lines.
+    pub name: String,
+    /// Smallest addressable unit in bytes.
+    pub logical_block: u32,
+    /// Keeps completed writes in volatile memory until a flush.
+    pub volatile_cache: bool,
+    /// How long operations take.
+    pub model: DriveModel,
+}
+
+impl DriveOptions {
+    /// A fast drive with a volatile cache and blocks of 512 bytes.
+    pub fn named(name: &str) -> DriveOptions {
+        let model = DriveModel::FAST;
+        DriveOptions { name: name.to_owned(), logical_block: 512, volatile_cache: true, model }
+    }
+}
+
+/// Names an operation of a drive, in order of submission.
+pub(crate) type OpId = u64;
+
+/// What an operation leaves in its sectors.
+#[derive(Clone)]
+enum Fill {
+    Bytes(Arc<[u8]>),
+    Zero,
+}
+
+impl Fill {
+    /// The sector at `index` of the operation's range.
+    fn sector(&self, index: usize) -> [u8; SECTOR] {
+        match self {
+            Fill::Zero => [0; SECTOR],
+            Fill::Bytes(bytes) => {
+                let bytes = &bytes[index * SECTOR..(index + 1) * SECTOR];
+                bytes.try_into().expect("one sector is one sector long")
+            }
+        }
+    }
+}
+
+/// An operation in flight.
+struct Running {
+    op: Op,
+    fua: bool,
+    range: SectorRange,
+    fill: Option<Fill>,
+    result: IoResult,
+    /// For a flush: how many writes had completed when it was submitted.
+    completed_before: u64,
+}
+
+/// A completed write of one sector that is not durable.
+struct Version {
+    op: OpId,
+    /// Its place among the completed writes.
+    completed: u64,
+    bytes: [u8; SECTOR],
+}
+
+struct State {
+    visible: Image,
+    durable: Image,
+    /// Per sector, in order of completion: what `visible` has and `durable` has not.
+    volatile: BTreeMap<u64, Vec<Version>>,
+    running: BTreeMap<OpId, Running>,
+    next_op: OpId,
+    completed: u64,
+}
+
+/// The part of a drive that operations in flight keep alive.
+pub(crate) struct DriveShared {
+    options: DriveOptions,
+    faults: Faults,
+    state: Mutex<State>,
+}
+
+/// A simulated drive.
+pub struct SimDrive(Arc<DriveShared>);
+
+impl SimDrive {
+    /// A drive that holds `image`, durably.
+    pub fn new(options: DriveOptions, image: Image) -> SimDrive {
+        let state = State {
+            visible: image.clone(),
+            durable: image,
+            volatile: BTreeMap::new(),
+            running: BTreeMap::new(),
+            next_op: 0,
+            completed: 0,
+        };
+        let state = Mutex::new(state);
+        SimDrive(Arc::new(DriveShared { options, faults: Faults::default(), state }))
+    }
+
+    /// Its fault injector.
+    pub fn faults(&self) -> &Faults {
+        &self.0.faults
+    }
+
+    /// What reads see now.
+    pub fn visible(&self) -> Image {
+        self.0.state.lock().visible.clone()
+    }
+
+    /// What certainly survives a power cut now.
+    pub fn durable(&self) -> Image {
+        self.0.state.lock().durable.clone()
+    }
+
+    /// Changes the size; for grown files. Nothing may be in flight beyond a smaller size.
+    pub fn resize(&self, sectors: SectorCount) {
+        let mut state = self.0.state.lock();
+        state.visible.resize(sectors);
+        state.durable.resize(sectors);
+        state.volatile.retain(|&sector, _| sector < sectors.0);
+    }
+
+    /// What is left after the power fails now.
+    pub fn power_cut(&self, rng: &mut fastrand::Rng) -> Image {
+        self.0.state.lock().power_cut(rng)
+    }
+}
+
+/// What a power cut does to one volatile write.
+#[derive(Clone, Copy)]
+enum Fate {
+    Kept,
+    Lost,
+    /// Each sector is kept with this chance of 256.
+    Torn(u8),
+}
+
+/// How a power cut treats volatile writes as a whole; extremes matter as much as mixtures.
+#[derive(Clone, Copy)]
+struct Mood {
+    kept_of_16: u8,
+    torn_of_16: u8,
+}
+
+impl Mood {
+    fn draw(rng: &mut fastrand::Rng) -> Mood {
+        let kept_of_16 = match rng.u8(..8) {
+            0 => 0,
+            1 => 16,
+            2 => 15,
+            3 => 1,
+            _ => rng.u8(2..15),
+        };
+        Mood { kept_of_16, torn_of_16: if rng.bool() { rng.u8(..8) } else { 0 } }
+    }
+
+    fn fate(self, rng: &mut fastrand::Rng) -> Fate {
+        if rng.u8(..16) < self.torn_of_16 {
+            Fate::Torn(rng.u8(..))
+        } else if rng.u8(..16) < self.kept_of_16 {
+            Fate::Kept
+        } else {
+            Fate::Lost
+        }
+    }
+}
+
+impl State {
+    fn power_cut(&self, rng: &mut fastrand::Rng) -> Image {
+        let mood = Mood::draw(rng);
+        let mut fates: BTreeMap<OpId, Fate> = BTreeMap::new();
+        for op in self.volatile.values().flatten().map(|version| version.op) {
+            fates.entry(op).or_insert(Fate::Lost);
+        }
+        for fate in fates.values_mut() {
+            *fate = mood.fate(rng);
+        }
+        let mut image = self.durable.clone();
+        for (sector, versions) in &self.volatile {
+            for version in versions {
+                if survives(fates[&version.op], rng) {
+                    image.write(Sector(*sector), &version.bytes);
+                }
+            }
+        }
+        for running in self.running.values() {
+            let Some(fill) = &running.fill else { continue };
+            let fate = mood.fate(rng);
+            for index in 0..running.range.count.0 {
+                if survives(fate, rng) {
+                    image
+                        .write(Sector(running.range.start.0 + index), &fill.sector(index as usize));
+                }
+            }
+        }
+        image
+    }
+
+    /// A write becomes visible in these sectors.
+    fn apply(&mut self, op: OpId, range: SectorRange, index: u64, bytes: [u8; SECTOR]) {
+        let sector = Sector(range.start.0 + index);
+        self.visible.write(sector, &bytes);
+        let completed = self.completed;
+        self.volatile.entry(sector.0).or_default().push(Version { op, completed, bytes });
+    }
+
+    /// The newest of these versions, and all before it, are durable.
+    fn settle(&mut self, sector: u64, completed_before: u64) {
+        let Some(versions) = self.volatile.get_mut(&sector) else { return };
+        let count = versions.partition_point(|version| version.completed < completed_before);
+        if let Some(last) = versions.drain(..count).next_back() {
+            self.durable.write(Sector(sector), &last.bytes);
+        }
+        if versions.is_empty() {
+            self.volatile.remove(&sector);
+        }
+    }
+
+    fn settle_all(&mut self, completed_before: u64) {
+        let sectors: Vec<u64> = self.volatile.keys().copied().collect();
+        for sector in sectors {
+            self.settle(sector, completed_before);
+        }
+    }
+}
+
+fn survives(fate: Fate, rng: &mut fastrand::Rng) -> bool {
+    match fate {
+        Fate::Kept => true,
+        Fate::Lost => false,
+        Fate::Torn(chance) => rng.u8(..) < chance,
+    }
+}
+
+impl DriveShared {
+    fn check(&self, request: &Request, state: &State) {
+        let (range, name) = (request.range, &self.options.name);
+        if request.op == Op::Flush {
+            return;
+        }
+        let block = SectorCount::of_bytes(u64::from(self.options.logical_block));
+        assert!(!range.is_empty(), "{name}: an empty request: {request:?}");
+        assert!(range.is_aligned(block), "{name}: not aligned to {block} sectors: {request:?}");
+        assert!(range.fits_in(state.visible.sectors()), "{name}: beyond the end: {request:?}");
+        let enough = !request.op.has_data() || request.segs.bytes() as u64 >= range.to_bytes();
+        assert!(enough, "{name}: too little data: {request:?}");
+    }
+
+    /// Does an operation whose time has come, and tells its request.
+    pub fn finish(&self, env: &Env, mechanics: &Mechanics, done: InFlight) {
+        let result = {
+            let mut rng = mechanics.rng.borrow_mut();
+            let mut state = self.state.lock();
+            let running = state.running.remove(&done.op).expect("an operation ends once");
+            self.act(&mut state, &mut rng, &done, &running);
+            running.result
+        };
+        mechanics.note(&[2, done.op, u64::from(result.is_ok())]);
+        if let Some(write) = done.write {
+            mechanics.write_done(write);
+        }
+        if !mechanics.is_powerless() {
+            env.complete(done.request, result);
+        }
+    }
+
+    fn act(&self, state: &mut State, rng: &mut fastrand::Rng, done: &InFlight, running: &Running) {
+        let ok = running.result.is_ok();
+        match running.op {
+            Op::Read if ok => {
+                let mut bytes = vec![0; running.range.to_bytes() as usize];
+                state.visible.read(running.range.start, &mut bytes);
+                done.segs.copy_in(0, &bytes);
+            }
+            Op::Read => {}
+            Op::Flush if ok => state.settle_all(running.completed_before),
+            Op::Flush => {}
+            Op::Write | Op::WriteZeroes | Op::Discard => {
+                self.act_write(state, rng, done, running);
+            }
+        }
+    }
+
+    fn act_write(
+        &self,
+        state: &mut State,
+        rng: &mut fastrand::Rng,
+        done: &InFlight,
+        running: &Running,
+    ) {
+        if running.op == Op::Write {
+            let Some(Fill::Bytes(bytes)) = &running.fill else { unreachable!("a write has data") };
+            let untouched = done.segs.to_vec()[..] == bytes[..];
+            assert!(untouched, "{}: the data of a write changed in flight", self.options.name);
+        }
+        let fate = if running.result.is_ok() { Fate::Kept } else { Fate::Torn(rng.u8(..)) };
+        if let Some(fill) = &running.fill {
+            for index in 0..running.range.count.0 {
+                if survives(fate, rng) {
+                    state.apply(done.op, running.range, index, fill.sector(index as usize));
+                }
+            }
+        }
+        state.completed += 1;
+        if running.result.is_ok() && (running.fua || !self.options.volatile_cache) {
+            // What completed earlier lies beneath this write and can't come back either.
+            let completed = state.completed;
+            for sector in running.range.start.0..running.range.end().0 {
+                state.settle(sector, completed);
+            }
+        }
+    }
+
+    fn fill(&self, request: &Request, rng: &mut fastrand::Rng) -> Option<Fill> {
+        let bytes = request.range.to_bytes() as usize;
+        match request.op {
+            Op::Read | Op::Flush => None,
+            Op::Write => Some(Fill::Bytes(request.segs.slice(0, bytes).to_vec().into())),
+            Op::WriteZeroes => Some(Fill::Zero),
+            Op::Discard => match rng.u8(..3) {
+                0 => None,
+                1 => Some(Fill::Zero),
+                _ => Some(Fill::Bytes(stamp::garbage(rng, request.range).into())),
+            },
+        }
+    }
+}
+
+impl Disk for SimDrive {
+    fn name(&self) -> String {
+        self.0.options.name.clone()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        self.0.state.lock().visible.sectors()
+    }
+
+    fn limits(&self) -> Limits {
+        let block = self.0.options.logical_block;
+        Limits { logical_block: block, physical_block: block, io_min: block, ..Limits::default() }
+    }
+
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        let drive = &self.0;
+        let mechanics: &Rc<Mechanics> =
+            env.mechanism().expect("a simulated drive is used in a simulated world");
+        if mechanics.is_powerless() {
+            return Flow::Queued;
+        }
+        let is_write = request.op != Op::Read;
+        let (op, after) = {
+            let mut state = drive.state.lock();
+            drive.check(request, &state);
+            let mut rng = mechanics.rng.borrow_mut();
+            let planted = drive.faults.decide(&mut rng, request.op, request.range);
+            let after = drive.options.model.time(request.op, request.range, &mut rng);
+            let op = state.next_op;
+            state.next_op += 1;
+            let running = Running {
+                op: request.op,
+                fua: request.is_fua(),
+                range: request.range,
+                fill: drive.fill(request, &mut rng),
+                result: planted.error.map_or(Ok(()), Err),
+                completed_before: state.completed,
+            };
+            state.running.insert(op, running);
+            (op, after + planted.delay)
+        };
+        mechanics.note(&[1, op, request.op as u64, request.range.start.0, request.range.count.0]);
+        if request.op == Op::Write {
+            mechanics.note(&[stamp::hash(&request.segs.to_vec())]);
+        }
+        let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
+        let write = is_write.then(|| mechanics.count_write());
+        let segs = request.segs.slice(0, bytes);
+        let (drive, request) = (drive.clone(), request.id());
+        mechanics.plan(after, InFlight { drive, op, request, segs, write });
+        Flow::Queued
+    }
+}
+
+#[cfg(test)]
+mod tests;

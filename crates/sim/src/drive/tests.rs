@@ -1,0 +1,180 @@
+use super::*;
+use crate::{Cut, CutWhen, Effect, Fault, OpSet, SimWorld};
+use cairn_block::{ErrorKind, Flags, Io, IoError};
+
+fn range(start: u64, count: u64) -> SectorRange {
+    SectorRange::new(Sector(start), SectorCount(count))
+}
+
+fn world() -> (SimWorld, Arc<SimDrive>) {
+    let world = SimWorld::new(3, 1);
+    let drive = world.add_drive(DriveOptions::named("a"), Image::new(SectorCount(256)));
+    (world, drive)
+}
+
+fn io(world: &SimWorld, drive: &Arc<SimDrive>, make: impl FnOnce(&Env) -> Io) -> IoResult {
+    let disk: Arc<dyn Disk> = drive.clone();
+    let io = make(world.env(0));
+    world.block_on(0, move |env| async move { env.io(&disk, io).await })
+}
+
+fn write(world: &SimWorld, drive: &Arc<SimDrive>, at: SectorRange, byte: u8) -> IoResult {
+    write_with(world, drive, at, byte, Flags::empty())
+}
+
+fn write_with(
+    world: &SimWorld,
+    drive: &Arc<SimDrive>,
+    at: SectorRange,
+    byte: u8,
+    flags: Flags,
+) -> IoResult {
+    io(world, drive, |env| {
+        let segs = env.segs(at.count);
+        segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(byte));
+        Io::write(at, segs).with(flags)
+    })
+}
+
+/// Every byte that 200 power cuts left at the start of a sector.
+fn outcomes(drive: &SimDrive, sector: u64) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(9);
+    let mut seen: Vec<u8> =
+        (0..200).map(|_| drive.power_cut(&mut rng).sector(Sector(sector))[0]).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    seen
+}
+
+#[test]
+fn an_unflushed_write_may_be_lost_kept_or_torn_and_an_older_one_may_come_back() {
+    let (world, drive) = world();
+    write(&world, &drive, range(0, 8), 1).unwrap();
+    write(&world, &drive, range(0, 8), 2).unwrap();
+    assert_eq!(drive.visible().sector(Sector(0))[0], 2);
+    assert_eq!(outcomes(&drive, 0), [0, 1, 2]);
+    let mut rng = fastrand::Rng::with_seed(1);
+    let torn = (0..200).any(|_| {
+        let image = drive.power_cut(&mut rng);
+        image.sector(Sector(0)) != image.sector(Sector(7))
+    });
+    assert!(torn);
+}
+
+#[test]
+fn a_flush_settles_what_completed_before_it() {
+    let (world, drive) = world();
+    write(&world, &drive, range(0, 8), 1).unwrap();
+    io(&world, &drive, |_| Io::flush()).unwrap();
+    write(&world, &drive, range(8, 8), 2).unwrap();
+    assert_eq!(outcomes(&drive, 0), [1]);
+    assert_eq!(outcomes(&drive, 8), [0, 2]);
+}
+
+#[test]
+fn a_flush_promises_nothing_about_writes_in_flight() {
+    let (world, drive) = world();
+    let (disk, env): (Arc<dyn Disk>, _) = (drive.clone(), world.env(0).clone());
+    let segs = env.segs(SectorCount(1));
+    segs.copy_in(0, &[5; 512]);
+    let slow =
+        Fault { effect: Effect::Delay(Duration::from_secs(1)), ..Fault::error(OpSet::FLUSHES) };
+    drive.faults().add(slow);
+    world.block_on(0, move |_| async move {
+        let write = env.io(&disk, Io::write(range(0, 1), segs));
+        env.io(&disk, Io::flush()).await.unwrap();
+        write.await.unwrap();
+    });
+    assert_eq!(drive.visible().sector(Sector(0))[0], 5, "the write completed during the flush");
+    assert_eq!(outcomes(&drive, 0), [0, 5]);
+}
+
+#[test]
+fn a_fua_write_is_durable_alone_and_nothing_beneath_it_comes_back() {
+    let (world, drive) = world();
+    write(&world, &drive, range(0, 8), 1).unwrap();
+    write_with(&world, &drive, range(4, 1), 2, Flags::FUA).unwrap();
+    assert_eq!(outcomes(&drive, 4), [2]);
+    assert_eq!(outcomes(&drive, 0), [0, 1]);
+}
+
+#[test]
+fn zeroes_are_as_volatile_as_any_write() {
+    let (world, drive) = world();
+    write(&world, &drive, range(0, 8), 1).unwrap();
+    io(&world, &drive, |_| Io::flush()).unwrap();
+    io(&world, &drive, |_| Io::on(Op::WriteZeroes, range(0, 8))).unwrap();
+    assert_eq!(drive.visible().sector(Sector(3)), [0; SECTOR]);
+    assert_eq!(outcomes(&drive, 3), [0, 1]);
+}
+
+#[test]
+fn a_drive_without_a_cache_loses_nothing_that_completed() {
+    let world = SimWorld::new(3, 1);
+    let options = DriveOptions { volatile_cache: false, ..DriveOptions::named("a") };
+    let drive = world.add_drive(options, Image::new(SectorCount(64)));
+    write(&world, &drive, range(0, 8), 1).unwrap();
+    assert_eq!(outcomes(&drive, 0), [1]);
+}
+
+#[test]
+fn a_planted_error_fails_the_request_and_the_write_may_be_there_in_part() {
+    let (world, drive) = world();
+    drive.faults().add(Fault::error(OpSet::WRITES));
+    let mut seen = [false; 2];
+    for _ in 0..50 {
+        let result = write(&world, &drive, range(0, 8), 1);
+        assert_eq!(result, Err(IoError::injected(ErrorKind::Io)));
+        (0..8).for_each(|at| seen[usize::from(drive.visible().sector(Sector(at))[0])] = true);
+    }
+    assert_eq!(seen, [true; 2]);
+    drive.faults().clear();
+    write(&world, &drive, range(0, 8), 1).unwrap();
+}
+
+#[test]
+fn the_power_goes_at_the_write_it_was_told() {
+    let (world, drive) = world();
+    write(&world, &drive, range(0, 1), 1).unwrap();
+    world.cut_at(Cut { index: 1, when: CutWhen::Submitted });
+    let disk: Arc<dyn Disk> = drive.clone();
+    let cut = world.try_block_on(0, |env| async move { env.io(&disk, Io::flush()).await });
+    assert_eq!(cut, Err(crate::Stopped::PowerCut));
+    assert_eq!(outcomes(&drive, 0), [0, 1], "the flush was not done");
+}
+
+#[test]
+#[should_panic(expected = "changed in flight")]
+fn touching_the_data_of_a_write_in_flight_panics() {
+    let (world, drive) = world();
+    let (disk, segs): (Arc<dyn Disk>, _) = (drive.clone(), world.env(0).segs(SectorCount(1)));
+    let _ = world.block_on(0, move |env| async move {
+        let write = env.io(&disk, Io::write(range(0, 1), segs.clone()));
+        segs.copy_in(0, &[1; 512]);
+        write.await
+    });
+}
+
+#[test]
+#[should_panic(expected = "not aligned")]
+fn an_unaligned_request_panics_even_if_the_check_above_is_missing() {
+    let world = SimWorld::new(3, 1);
+    let options = DriveOptions { logical_block: 4096, ..DriveOptions::named("a") };
+    let drive = world.add_drive(options, Image::new(SectorCount(64)));
+    struct Liar(Arc<SimDrive>);
+    impl Disk for Liar {
+        fn name(&self) -> String {
+            "liar".to_owned()
+        }
+        fn sectors(&self) -> SectorCount {
+            self.0.sectors()
+        }
+        fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+            self.0.submit(env, request)
+        }
+    }
+    let disk: Arc<dyn Disk> = Arc::new(Liar(drive));
+    let _ = world.block_on(0, move |env| async move {
+        env.io(&disk, Io::read(range(1, 1), env.segs(SectorCount(1)))).await
+    });
+}

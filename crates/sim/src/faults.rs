@@ -1,0 +1,190 @@
+//! Planted faults: errors by range, operation and chance, for one shot or for good, and spikes
+//! of latency. Switched at run time; every planted error is labelled as injected.
+
+use std::time::Duration;
+
+use cairn_block::{ErrorKind, IoError, Op, SectorRange};
+use parking_lot::Mutex;
+
+/// Some of the operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpSet(u8);
+
+impl OpSet {
+    /// Every operation.
+    pub const ALL: OpSet = OpSet(31);
+    /// Only reads.
+    pub const READS: OpSet = OpSet(1);
+    /// Only flushes.
+    pub const FLUSHES: OpSet = OpSet(4);
+    /// Whatever changes the contents: write, write-zeroes, discard.
+    pub const WRITES: OpSet = OpSet(2 | 8 | 16);
+
+    /// True if `op` is one of them.
+    pub fn contains(self, op: Op) -> bool {
+        let bit = match op {
+            Op::Read => 1,
+            Op::Write => 2,
+            Op::Flush => 4,
+            Op::Discard => 8,
+            Op::WriteZeroes => 16,
+        };
+        self.0 & bit != 0
+    }
+}
+
+/// What a fault does to an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It fails. A write may have been done in part.
+    Error(ErrorKind),
+    /// It takes this much longer.
+    Delay(Duration),
+}
+
+/// A rule of the injector.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Which operations.
+    pub ops: OpSet,
+    /// Those that touch this range; none: all, flushes too.
+    pub range: Option<SectorRange>,
+    /// How many of a thousand.
+    pub per_mille: u16,
+    /// How often at most; none: for good.
+    pub shots: Option<u32>,
+    /// What happens.
+    pub effect: Effect,
+}
+
+impl Fault {
+    /// Every operation of `ops` fails with EIO, for good.
+    pub fn error(ops: OpSet) -> Fault {
+        let effect = Effect::Error(ErrorKind::Io);
+        Fault { ops, range: None, per_mille: 1000, shots: None, effect }
+    }
+
+    /// Only on this range.
+    #[must_use]
+    pub fn on(mut self, range: SectorRange) -> Fault {
+        self.range = Some(range);
+        self
+    }
+
+    /// Only this many of a thousand.
+    #[must_use]
+    pub fn per_mille(mut self, per_mille: u16) -> Fault {
+        self.per_mille = per_mille;
+        self
+    }
+
+    /// Only this often.
+    #[must_use]
+    pub fn shots(mut self, shots: u32) -> Fault {
+        self.shots = Some(shots);
+        self
+    }
+
+    fn hits(&self, op: Op, range: SectorRange) -> bool {
+        self.ops.contains(op) && self.range.is_none_or(|own| own.overlaps(range))
+    }
+}
+
+/// Names a fault, to take it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultId(u64);
+
+#[derive(Default)]
+struct Rules {
+    list: Vec<(FaultId, Fault)>,
+    next: u64,
+    injected: u64,
+}
+
+/// The faults of one drive.
+#[derive(Default)]
+pub struct Faults(Mutex<Rules>);
+
+/// What the rules decided about one operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Planted {
+    pub error: Option<IoError>,
+    pub delay: Duration,
+}
+
+impl Faults {
+    /// Adds a rule.
+    pub fn add(&self, fault: Fault) -> FaultId {
+        let mut rules = self.0.lock();
+        let id = FaultId(rules.next);
+        rules.next += 1;
+        rules.list.push((id, fault));
+        id
+    }
+
+    /// Takes a rule back.
+    pub fn remove(&self, id: FaultId) {
+        self.0.lock().list.retain(|(other, _)| *other != id);
+    }
+
+    /// Takes every rule back.
+    pub fn clear(&self) {
+        self.0.lock().list.clear();
+    }
+
+    /// How many errors were planted so far.
+    pub fn injected(&self) -> u64 {
+        self.0.lock().injected
+    }
+
+    pub(crate) fn decide(&self, rng: &mut fastrand::Rng, op: Op, range: SectorRange) -> Planted {
+        let mut planted = Planted::default();
+        let mut rules = self.0.lock();
+        for (_, fault) in &mut rules.list {
+            if !fault.hits(op, range) || rng.u16(..1000) >= fault.per_mille {
+                continue;
+            }
+            fault.shots = fault.shots.map(|shots| shots - 1);
+            match fault.effect {
+                Effect::Error(kind) => planted.error = Some(IoError::injected(kind)),
+                Effect::Delay(delay) => planted.delay += delay,
+            }
+        }
+        rules.list.retain(|(_, fault)| fault.shots != Some(0));
+        rules.injected += u64::from(planted.error.is_some());
+        planted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_block::{Sector, SectorCount};
+
+    fn range(start: u64) -> SectorRange {
+        SectorRange::new(Sector(start), SectorCount(8))
+    }
+
+    #[test]
+    fn a_fault_hits_its_operations_on_its_range_as_often_as_told() {
+        let (faults, mut rng) = (Faults::default(), fastrand::Rng::with_seed(1));
+        faults.add(Fault::error(OpSet::WRITES).on(range(8)).shots(2));
+        let mut failed = |op, at| faults.decide(&mut rng, op, range(at)).error.is_some();
+        assert!(!failed(Op::Read, 8));
+        assert!(!failed(Op::Write, 16));
+        assert!(failed(Op::Write, 4));
+        assert!(failed(Op::Discard, 8));
+        assert!(!failed(Op::Write, 8), "both shots are spent");
+        assert_eq!(faults.injected(), 2);
+    }
+
+    #[test]
+    fn planted_errors_are_labelled_and_can_be_taken_back() {
+        let (faults, mut rng) = (Faults::default(), fastrand::Rng::with_seed(1));
+        let id = faults.add(Fault::error(OpSet::FLUSHES));
+        let planted = faults.decide(&mut rng, Op::Flush, SectorRange::default());
+        assert_eq!(planted.error, Some(IoError::injected(ErrorKind::Io)));
+        faults.remove(id);
+        assert!(faults.decide(&mut rng, Op::Flush, SectorRange::default()).error.is_none());
+    }
+}

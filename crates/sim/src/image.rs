@@ -1,0 +1,135 @@
+//! [`Image`]: what a drive holds, sparse and cheap to clone.
+//!
+//! Chunks of 4 KiB are shared between clones until one of them is written. What was never
+//! written reads as zero.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cairn_block::{SECTOR_BYTES, Sector, SectorCount, SectorRange};
+
+const CHUNK: usize = 4096;
+const SECTOR: usize = SECTOR_BYTES as usize;
+
+/// The bytes of a drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    sectors: SectorCount,
+    chunks: BTreeMap<u64, Arc<[u8; CHUNK]>>,
+}
+
+impl Image {
+    /// An image of zeros.
+    pub fn new(sectors: SectorCount) -> Image {
+        Image { sectors, chunks: BTreeMap::new() }
+    }
+
+    /// An image of these bytes, filled up with zeros to a whole sector.
+    pub fn of_bytes(bytes: &[u8]) -> Image {
+        let sectors = SectorCount(bytes.len().div_ceil(SECTOR) as u64);
+        let mut image = Image::new(sectors);
+        for (index, sector) in bytes.chunks(SECTOR).enumerate() {
+            let mut whole = [0; SECTOR];
+            whole[..sector.len()].copy_from_slice(sector);
+            image.write(Sector(index as u64), &whole);
+        }
+        image
+    }
+
+    /// The size.
+    pub fn sectors(&self) -> SectorCount {
+        self.sectors
+    }
+
+    /// Makes the image longer (with zeros) or shorter.
+    pub fn resize(&mut self, sectors: SectorCount) {
+        if sectors < self.sectors {
+            let lost = SectorRange::between(Sector(sectors.0), Sector(self.sectors.0));
+            self.zero(lost);
+        }
+        self.sectors = sectors;
+    }
+
+    /// Copies whole sectors from `start` into `out`.
+    pub fn read(&self, start: Sector, out: &mut [u8]) {
+        self.check(start, out.len());
+        for (index, piece) in out.chunks_mut(SECTOR).enumerate() {
+            let at = (start.to_bytes() as usize) + index * SECTOR;
+            match self.chunks.get(&((at / CHUNK) as u64)) {
+                Some(chunk) => piece.copy_from_slice(&chunk[at % CHUNK..at % CHUNK + SECTOR]),
+                None => piece.fill(0),
+            }
+        }
+    }
+
+    /// One sector.
+    pub fn sector(&self, sector: Sector) -> [u8; SECTOR] {
+        let mut out = [0; SECTOR];
+        self.read(sector, &mut out);
+        out
+    }
+
+    /// Writes whole sectors from `start`.
+    pub fn write(&mut self, start: Sector, bytes: &[u8]) {
+        self.check(start, bytes.len());
+        for (index, piece) in bytes.chunks(SECTOR).enumerate() {
+            let at = (start.to_bytes() as usize) + index * SECTOR;
+            let key = (at / CHUNK) as u64;
+            if !self.chunks.contains_key(&key) && piece.iter().all(|&byte| byte == 0) {
+                continue;
+            }
+            let chunk = self.chunks.entry(key).or_insert_with(|| Arc::new([0; CHUNK]));
+            let chunk = Arc::make_mut(chunk);
+            chunk[at % CHUNK..at % CHUNK + SECTOR].copy_from_slice(piece);
+        }
+    }
+
+    /// Sets a range to zero.
+    pub fn zero(&mut self, range: SectorRange) {
+        for sector in range.start.0..range.end().0 {
+            self.write(Sector(sector), &[0; SECTOR]);
+        }
+    }
+
+    /// All bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; usize::try_from(self.sectors.to_bytes()).expect("it is in memory")];
+        self.read(Sector(0), &mut out);
+        out
+    }
+
+    fn check(&self, start: Sector, bytes: usize) {
+        assert!(bytes.is_multiple_of(SECTOR), "an image is read and written by whole sectors");
+        let range = SectorRange::new(start, SectorCount::of_bytes(bytes as u64));
+        assert!(range.fits_in(self.sectors), "{range} lies outside of {}", self.sectors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_reads_back_and_the_rest_is_zero() {
+        let mut image = Image::new(SectorCount(100));
+        image.write(Sector(7), &[3; 2 * SECTOR]);
+        let twin = image.clone();
+        image.write(Sector(8), &[4; SECTOR]);
+        assert_eq!(twin.sector(Sector(8)), [3; SECTOR], "a clone does not follow");
+        let all = image.to_vec();
+        assert!(all[..7 * SECTOR].iter().all(|&byte| byte == 0));
+        assert!(all[7 * SECTOR..8 * SECTOR].iter().all(|&byte| byte == 3));
+        assert!(all[8 * SECTOR..9 * SECTOR].iter().all(|&byte| byte == 4));
+        assert!(all[9 * SECTOR..].iter().all(|&byte| byte == 0));
+        assert_eq!(Image::of_bytes(&all).to_vec(), all);
+    }
+
+    #[test]
+    fn shrinking_forgets_what_lay_beyond() {
+        let mut image = Image::new(SectorCount(16));
+        image.write(Sector(12), &[1; SECTOR]);
+        image.resize(SectorCount(10));
+        image.resize(SectorCount(16));
+        assert_eq!(image.sector(Sector(12)), [0; SECTOR]);
+    }
+}

@@ -1,0 +1,150 @@
+//! The machinery below the reactors, one per world: time, the randomness of the drives, the
+//! drive operations in flight, the count of writes and the power switch.
+//!
+//! Every reactor's [`cairn_block::Env`] carries it as its mechanism, so that a drive finds the
+//! world it was called from. It holds no `Env`: nothing here may keep a world alive.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{RequestId, Segs, Time};
+
+use crate::drive::{DriveShared, OpId};
+
+/// At which moment of a write the power goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutWhen {
+    /// When a drive was handed the write; it may or may not do some of it.
+    Submitted,
+    /// When a drive has done the write, before anybody heard of it.
+    Completed,
+}
+
+/// Where the power goes: at a write of any drive of the world, counted from 0 in order of
+/// submission. Flushes, write-zeroes and discards count as writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Which write.
+    pub index: u64,
+    /// At which moment of it.
+    pub when: CutWhen,
+}
+
+/// A drive operation in flight.
+pub(crate) struct InFlight {
+    pub drive: Arc<DriveShared>,
+    pub op: OpId,
+    pub request: RequestId,
+    /// Where a read puts its data; what a write read its data from.
+    pub segs: Segs,
+    /// The index of a write.
+    pub write: Option<u64>,
+}
+
+/// What the drives of one world share.
+pub(crate) struct Mechanics {
+    now: Cell<Time>,
+    pub rng: RefCell<fastrand::Rng>,
+    in_flight: RefCell<BTreeMap<(Time, u64), InFlight>>,
+    count: Cell<u64>,
+    writes: Cell<u64>,
+    cut: Cell<Option<Cut>>,
+    powerless: Cell<bool>,
+    fingerprint: Cell<u64>,
+}
+
+impl Mechanics {
+    pub fn new(seed: u64) -> Mechanics {
+        Mechanics {
+            now: Cell::default(),
+            rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+            in_flight: RefCell::default(),
+            count: Cell::default(),
+            writes: Cell::default(),
+            cut: Cell::default(),
+            powerless: Cell::default(),
+            fingerprint: Cell::new(0xcbf2_9ce4_8422_2325),
+        }
+    }
+
+    pub fn now(&self) -> Time {
+        self.now.get()
+    }
+
+    pub fn set_now(&self, now: Time) {
+        debug_assert!(now >= self.now.get(), "time never goes back");
+        self.now.set(now);
+    }
+
+    /// Plans the end of an operation; operations that end at one moment do so in seeded order.
+    pub fn plan(&self, after: Duration, op: InFlight) {
+        let count = self.count.get();
+        self.count.set(count + 1);
+        let tie = self.rng.borrow_mut().u64(..1 << 16) << 48 | count;
+        self.in_flight.borrow_mut().insert((self.now() + after, tie), op);
+    }
+
+    pub fn next_end(&self) -> Option<Time> {
+        self.in_flight.borrow().first_key_value().map(|((at, _), _)| *at)
+    }
+
+    pub fn pop(&self) -> Option<InFlight> {
+        self.in_flight.borrow_mut().pop_first().map(|(_, op)| op)
+    }
+
+    /// Numbers a write; switches the power off if this is the one.
+    pub fn count_write(&self) -> u64 {
+        let index = self.writes.get();
+        self.writes.set(index + 1);
+        self.switch(index, CutWhen::Submitted);
+        index
+    }
+
+    /// A write has been done by its drive.
+    pub fn write_done(&self, index: u64) {
+        self.switch(index, CutWhen::Completed);
+    }
+
+    fn switch(&self, index: u64, when: CutWhen) {
+        if self.cut.get() == Some(Cut { index, when }) {
+            self.powerless.set(true);
+        }
+    }
+
+    pub fn writes(&self) -> u64 {
+        self.writes.get()
+    }
+
+    pub fn cut_at(&self, cut: Option<Cut>) {
+        self.cut.set(cut);
+    }
+
+    /// Switches the power off now.
+    pub fn power_off(&self) {
+        self.powerless.set(true);
+    }
+
+    pub fn is_powerless(&self) -> bool {
+        self.powerless.get()
+    }
+
+    /// Mixes something that happened into the run's fingerprint (FNV-1a over words).
+    pub fn note(&self, words: &[u64]) {
+        let mut hash = self.fingerprint.get();
+        for word in words {
+            hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        }
+        self.fingerprint.set(hash);
+    }
+
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint.get()
+    }
+
+    /// Forgets everything in flight; for the end of a world.
+    pub fn clear(&self) {
+        self.in_flight.borrow_mut().clear();
+    }
+}

@@ -1,0 +1,93 @@
+//! The mailboxes of a simulated world: every message takes a seeded while.
+//!
+//! P1. Messages from one sender to one receiver arrive in their order; messages of different
+//!     senders may overtake each other.
+
+use std::collections::BTreeMap;
+
+use cairn_block::{Mail, Post, ReactorId, Time};
+use parking_lot::Mutex;
+
+/// Longest usual delay of a message, in nanoseconds.
+const DELAY_NS: u64 = 20_000;
+/// One message of this many is much later than the others.
+const SLOW_EVERY: u64 = 16;
+
+struct Inner {
+    now: Time,
+    sender: u16,
+    rng: fastrand::Rng,
+    count: u64,
+    /// Per receiver: mail by time of arrival.
+    boxes: Vec<BTreeMap<(Time, u64), Mail>>,
+    /// Per sender and receiver: when the last message arrives.
+    last: BTreeMap<(u16, u16), Time>,
+}
+
+/// The mailboxes.
+pub(crate) struct SimPost {
+    reactors: u16,
+    inner: Mutex<Inner>,
+}
+
+impl SimPost {
+    pub fn new(reactors: u16, seed: u64) -> SimPost {
+        let inner = Inner {
+            now: Time::default(),
+            sender: reactors,
+            rng: fastrand::Rng::with_seed(seed),
+            count: 0,
+            boxes: (0..reactors).map(|_| BTreeMap::new()).collect(),
+            last: BTreeMap::new(),
+        };
+        SimPost { reactors, inner: Mutex::new(inner) }
+    }
+
+    /// Says what time it is and which reactor has its turn (none: somebody outside).
+    pub fn set_turn(&self, now: Time, reactor: Option<u16>) {
+        let mut inner = self.inner.lock();
+        inner.now = now;
+        inner.sender = reactor.unwrap_or(self.reactors);
+    }
+
+    /// When the next message for `reactor` arrives.
+    pub fn next_arrival(&self, reactor: u16) -> Option<Time> {
+        let inner = self.inner.lock();
+        inner.boxes[usize::from(reactor)].first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Takes what has arrived.
+    pub fn collect(&self, reactor: u16, now: Time) -> Vec<Mail> {
+        let mut inner = self.inner.lock();
+        let mailbox = &mut inner.boxes[usize::from(reactor)];
+        let later = mailbox.split_off(&(now, u64::MAX));
+        std::mem::replace(mailbox, later).into_values().collect()
+    }
+
+    /// Throws everything away.
+    pub fn clear(&self) {
+        let boxes: Vec<_> = self.inner.lock().boxes.iter_mut().map(std::mem::take).collect();
+        // Dropped outside of the lock: a job's drop may post again.
+        drop(boxes);
+    }
+}
+
+impl Post for SimPost {
+    fn post(&self, to: ReactorId, mail: Mail) {
+        let mut inner = self.inner.lock();
+        let slow = inner.rng.u64(..SLOW_EVERY) == 0;
+        let delay = inner.rng.u64(..if slow { 20 * DELAY_NS } else { DELAY_NS });
+        let pair = (inner.sender, to.0);
+        let last = inner.last.get(&pair).copied().unwrap_or_default();
+        // P1: not before the one sent before; equal times are ordered by the count.
+        let at = Time(inner.now.0 + delay).max(last);
+        inner.last.insert(pair, at);
+        inner.count += 1;
+        let key = (at, inner.count);
+        inner.boxes[usize::from(to.0)].insert(key, mail);
+    }
+
+    fn reactors(&self) -> u16 {
+        self.reactors
+    }
+}

@@ -1,0 +1,126 @@
+//! Stamps: what test data looks like, so that a sector tells which write it holds.
+//!
+//! A stamped sector names its own position, the write and the seed of the run, and the rest of
+//! its bytes follow from these: a torn, misdirected or mixed sector never passes for a whole
+//! one.
+
+use cairn_block::{SECTOR_BYTES, Sector, SectorRange};
+
+const SECTOR: usize = SECTOR_BYTES as usize;
+const MAGIC: u64 = u64::from_le_bytes(*b"CRNSTAMP");
+const GARBAGE: u64 = u64::from_le_bytes(*b"CRNTRASH");
+
+/// What a sector holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Content {
+    /// Zeros.
+    Zero,
+    /// What write `id` of the run with `seed` put there.
+    Write {
+        /// The write's number.
+        id: u64,
+        /// The run's seed.
+        seed: u64,
+    },
+    /// What a write put at another sector.
+    Misplaced {
+        /// Where it belongs.
+        sector: u64,
+        /// The write's number.
+        id: u64,
+    },
+    /// What a drive left after a discard.
+    Garbage,
+    /// Anything else, by a hash.
+    Other(u64),
+}
+
+fn mix(mut word: u64) -> u64 {
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+}
+
+/// A hash of bytes, the same on every machine.
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
+    words(bytes).fold(bytes.len() as u64, |hash, word| mix(hash.rotate_left(5) ^ word))
+}
+
+fn stamped_words(sector: u64, id: u64, seed: u64) -> impl Iterator<Item = u64> {
+    let key = mix(sector ^ mix(id ^ mix(seed)));
+    let head = [MAGIC, sector, id, seed];
+    head.into_iter().chain((4..).map(move |index: u64| key.wrapping_mul(index | 1)))
+}
+
+/// The data of write `id` for `range`.
+pub(crate) fn stamped(range: SectorRange, id: u64, seed: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(range.to_bytes() as usize);
+    for sector in range.start.0..range.end().0 {
+        for word in stamped_words(sector, id, seed).take(SECTOR / 8) {
+            out.extend(word.to_le_bytes());
+        }
+    }
+    out
+}
+
+/// What a drive may leave in a discarded range.
+pub(crate) fn garbage(rng: &mut fastrand::Rng, range: SectorRange) -> Vec<u8> {
+    let mut out = Vec::with_capacity(range.to_bytes() as usize);
+    for _ in 0..range.count.0 {
+        let fill = rng.u64(..);
+        out.extend(GARBAGE.to_le_bytes());
+        (1..SECTOR / 8).for_each(|_| out.extend(fill.to_le_bytes()));
+    }
+    out
+}
+
+impl Content {
+    /// What these 512 bytes, found at `sector`, are.
+    pub fn of(sector: Sector, bytes: &[u8]) -> Content {
+        assert_eq!(bytes.len(), SECTOR);
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Content::Zero;
+        }
+        let head: Vec<u64> = words(&bytes[..32]).collect();
+        let is_garbage = head[0] == GARBAGE && words(&bytes[8..]).all(|word| word == head[1]);
+        if is_garbage {
+            return Content::Garbage;
+        }
+        let (at, id, seed) = (head[1], head[2], head[3]);
+        let whole = head[0] == MAGIC && stamped_words(at, id, seed).zip(words(bytes)).all(same);
+        match whole {
+            true if at == sector.0 => Content::Write { id, seed },
+            true => Content::Misplaced { sector: at, id },
+            false => Content::Other(hash(bytes)),
+        }
+    }
+}
+
+fn same((a, b): (u64, u64)) -> bool {
+    a == b
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_block::SectorCount;
+
+    #[test]
+    fn a_sector_tells_what_it_holds() {
+        let range = SectorRange::new(Sector(40), SectorCount(2));
+        let data = stamped(range, 7, 99);
+        let (first, second) = data.split_at(SECTOR);
+        assert_eq!(Content::of(Sector(40), first), Content::Write { id: 7, seed: 99 });
+        assert_eq!(Content::of(Sector(40), second), Content::Misplaced { sector: 41, id: 7 });
+        let mut torn = second.to_vec();
+        torn[500] ^= 1;
+        assert!(matches!(Content::of(Sector(41), &torn), Content::Other(_)));
+        assert_eq!(Content::of(Sector(0), &[0; SECTOR]), Content::Zero);
+        let trash = garbage(&mut fastrand::Rng::with_seed(1), range);
+        assert_eq!(Content::of(Sector(9), &trash[SECTOR..]), Content::Garbage);
+    }
+}

@@ -1,0 +1,319 @@
+//! [`SimWorld`]: several reactors in one thread, in virtual time, under a seeded scheduler.
+//!
+//! A step is one of: a reactor takes a turn of its loop, or a drive completes an operation.
+//! Whatever could happen now is drawn from by the seed; when nothing can, time jumps to the next
+//! completion, message or timer. A turn costs a little time, so that nothing spins for ever.
+//!
+//! W1. The same seed and the same calls make the same run: [`SimWorld::fingerprint`] is equal.
+//! W2. After the power has gone nothing happens any more.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Env, ReactorId, Time};
+use cairn_reactor::{Bell, Core, CoreParts};
+
+use crate::drive::{DriveOptions, SimDrive};
+use crate::image::Image;
+use crate::mechanics::{Cut, Mechanics};
+use crate::opener::SimOpener;
+use crate::post::SimPost;
+
+/// Longest turn of a reactor in nanoseconds.
+const TURN_NS: u64 = 2_000;
+
+/// Why a world stopped before a future was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// The power was cut.
+    PowerCut,
+    /// Nothing is runnable, and nothing is going to happen.
+    Deadlock,
+}
+
+struct Reactor {
+    core: Core,
+    /// Something happened to it since its last turn.
+    ready: Cell<bool>,
+}
+
+/// A deterministic world.
+pub struct SimWorld {
+    seed: u64,
+    mechanics: Rc<Mechanics>,
+    post: Arc<SimPost>,
+    reactors: Vec<Reactor>,
+    rng: RefCell<fastrand::Rng>,
+    drives: RefCell<Vec<(String, Arc<SimDrive>)>>,
+}
+
+/// What can happen now.
+#[derive(Clone, Copy)]
+enum Choice {
+    Turn(usize),
+    Completion,
+}
+
+impl SimWorld {
+    /// How many reactors a world has if nobody says otherwise.
+    pub const REACTORS: u16 = 3;
+
+    /// A world at time zero.
+    pub fn new(seed: u64, reactors: u16) -> SimWorld {
+        assert!(reactors > 0, "a world needs a reactor");
+        let mut seeds = fastrand::Rng::with_seed(seed);
+        let mechanics = Rc::new(Mechanics::new(seeds.u64(..)));
+        let post = Arc::new(SimPost::new(reactors, seeds.u64(..)));
+        let reactors = (0..reactors).map(|id| {
+            let core = Core::new(CoreParts {
+                reactor: ReactorId(id),
+                seed: seeds.u64(..),
+                post: post.clone(),
+                bell: Arc::new(Bell::default()),
+                mechanism: Rc::new(mechanics.clone()),
+            });
+            Reactor { core, ready: Cell::new(true) }
+        });
+        let reactors = reactors.collect();
+        let rng = RefCell::new(seeds.fork());
+        SimWorld { seed, mechanics, post, reactors, rng, drives: RefCell::default() }
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Time {
+        self.mechanics.now()
+    }
+
+    /// How many reactors there are.
+    pub fn reactors(&self) -> u16 {
+        self.reactors.len() as u16
+    }
+
+    /// The environment of one reactor.
+    pub fn env(&self, reactor: u16) -> &Env {
+        self.reactors[usize::from(reactor)].core.env()
+    }
+
+    /// Adds a drive that holds `image`.
+    pub fn add_drive(&self, options: DriveOptions, image: Image) -> Arc<SimDrive> {
+        let name = options.name.clone();
+        let drive = Arc::new(SimDrive::new(options, image));
+        self.drives.borrow_mut().push((name, drive.clone()));
+        drive
+    }
+
+    /// The drive of this name.
+    pub fn drive(&self, name: &str) -> Arc<SimDrive> {
+        let drives = self.drives.borrow();
+        let found = drives.iter().find(|(own, _)| own == name);
+        found.unwrap_or_else(|| panic!("the world has no drive '{name}'")).1.clone()
+    }
+
+    /// Opens the drives added so far by their names.
+    pub fn opener(&self) -> SimOpener {
+        let opener = SimOpener::new();
+        self.drives.borrow().iter().fold(opener, |all, (name, disk)| all.with(name, disk.clone()))
+    }
+
+    /// Runs a future on a reactor until it is done.
+    ///
+    /// # Panics
+    /// On a deadlock or a power cut, with the seed.
+    pub fn block_on<T, F>(&self, reactor: u16, make: impl FnOnce(Env) -> F) -> T
+    where
+        T: 'static,
+        F: Future<Output = T> + 'static,
+    {
+        self.try_block_on(reactor, make)
+            .unwrap_or_else(|why| panic!("{why:?} at {:?}, seed {}", self.now(), self.seed))
+    }
+
+    /// Runs a future on a reactor until it is done.
+    ///
+    /// # Errors
+    /// Why the world stopped before.
+    pub fn try_block_on<T, F>(
+        &self,
+        reactor: u16,
+        make: impl FnOnce(Env) -> F,
+    ) -> Result<T, Stopped>
+    where
+        T: 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let result = Rc::new(RefCell::new(None));
+        let (env, out) = (self.env(reactor), result.clone());
+        env.set_now(self.now());
+        let future = make(env.clone());
+        env.spawn(async move {
+            let value = future.await;
+            *out.borrow_mut() = Some(value);
+        });
+        self.try_run_until(|| result.borrow().is_some())?;
+        Ok(result.take().expect("the world ran until it was there"))
+    }
+
+    /// Runs until the condition holds; it is asked after every step.
+    ///
+    /// # Panics
+    /// On a deadlock or a power cut, with the seed.
+    pub fn run_until(&self, done: impl Fn() -> bool) {
+        self.try_run_until(done)
+            .unwrap_or_else(|why| panic!("{why:?} at {:?}, seed {}", self.now(), self.seed));
+    }
+
+    /// Runs until the condition holds; it is asked after every step.
+    ///
+    /// # Errors
+    /// Why the world stopped before.
+    pub fn try_run_until(&self, done: impl Fn() -> bool) -> Result<(), Stopped> {
+        self.reactors.iter().for_each(|reactor| reactor.ready.set(true));
+        while !done() {
+            if !self.step() {
+                let powerless = self.mechanics.is_powerless();
+                return Err(if powerless { Stopped::PowerCut } else { Stopped::Deadlock });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs for a while of virtual time, whether or not anything happens.
+    pub fn run_for(&self, duration: Duration) {
+        self.reactors.iter().for_each(|reactor| reactor.ready.set(true));
+        let end = self.now() + duration;
+        while !self.mechanics.is_powerless() {
+            if self.choices().is_empty() && self.next_moment().is_none_or(|next| next > end) {
+                return self.mechanics.set_now(end.max(self.now()));
+            }
+            if self.now() > end || !self.step() {
+                return;
+            }
+        }
+    }
+
+    /// Lets one thing happen. False if nothing is left to happen.
+    pub fn step(&self) -> bool {
+        if self.mechanics.is_powerless() {
+            return false;
+        }
+        let mut choices = self.choices();
+        if choices.is_empty() {
+            let Some(next) = self.next_moment() else { return false };
+            self.mechanics.set_now(next.max(self.now()));
+            choices = self.choices();
+        }
+        let choice = choices[self.rng.borrow_mut().usize(..choices.len())];
+        match choice {
+            Choice::Turn(index) => self.turn(index),
+            Choice::Completion => self.complete(),
+        }
+        true
+    }
+
+    fn choices(&self) -> Vec<Choice> {
+        let now = self.now();
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        let mut choices = Vec::with_capacity(self.reactors.len() + 1);
+        for (index, reactor) in self.reactors.iter().enumerate() {
+            let mail = due(self.post.next_arrival(index as u16));
+            let timer = due(reactor.core.next_timer());
+            if reactor.ready.get() || mail || timer || !reactor.core.is_idle() {
+                choices.push(Choice::Turn(index));
+            }
+        }
+        if due(self.mechanics.next_end()) {
+            choices.push(Choice::Completion);
+        }
+        choices
+    }
+
+    /// When something happens next, if nothing can happen now.
+    fn next_moment(&self) -> Option<Time> {
+        let arrivals = (0..self.reactors()).filter_map(|id| self.post.next_arrival(id));
+        let timers = self.reactors.iter().filter_map(|reactor| reactor.core.next_timer());
+        arrivals.chain(timers).chain(self.mechanics.next_end()).min()
+    }
+
+    fn turn(&self, index: usize) {
+        let (reactor, now) = (&self.reactors[index], self.now());
+        let mail = self.post.collect(index as u16, now);
+        self.mechanics.note(&[3, now.0, index as u64, mail.len() as u64]);
+        self.post.set_turn(now, Some(index as u16));
+        reactor.ready.set(reactor.core.turn(now, mail));
+        self.post.set_turn(now, None);
+        let cost = self.rng.borrow_mut().u64(1..=TURN_NS);
+        self.mechanics.set_now(Time(now.0 + cost));
+    }
+
+    fn complete(&self) {
+        let Some(done) = self.mechanics.pop() else { return };
+        let drive = done.drive.clone();
+        let reactor = &self.reactors[usize::from(done.request.reactor.0)];
+        self.mechanics.note(&[4, self.now().0]);
+        drive.finish(reactor.core.env(), &self.mechanics, done);
+        reactor.ready.set(true);
+    }
+
+    // Power.
+
+    /// How many writes (flushes, write-zeroes and discards among them) the drives were handed.
+    pub fn writes(&self) -> u64 {
+        self.mechanics.writes()
+    }
+
+    /// Plans a power cut, or takes the plan back.
+    pub fn cut_at(&self, cut: impl Into<Option<Cut>>) {
+        self.mechanics.cut_at(cut.into());
+    }
+
+    /// Cuts the power now.
+    pub fn power_off(&self) {
+        self.mechanics.power_off();
+    }
+
+    /// True after the power was cut.
+    pub fn is_powerless(&self) -> bool {
+        self.mechanics.is_powerless()
+    }
+
+    /// What each drive is left with, after a power cut or if it happened now.
+    pub fn images_after_power_cut(&self, rng: &mut fastrand::Rng) -> Vec<(String, Image)> {
+        let drives = self.drives.borrow();
+        drives.iter().map(|(name, drive)| (name.clone(), drive.power_cut(rng))).collect()
+    }
+
+    // Judgement.
+
+    /// A hash of everything that happened.
+    pub fn fingerprint(&self) -> u64 {
+        self.mechanics.fingerprint()
+    }
+
+    /// How many requests broke the contract between two layers, on all reactors.
+    pub fn contract_violations(&self) -> u64 {
+        self.reactors.iter().map(|reactor| reactor.core.env().contract_violations()).sum()
+    }
+
+    /// Requests that have not ended, on all reactors.
+    pub fn requests_in_use(&self) -> usize {
+        self.reactors.iter().map(|reactor| reactor.core.env().requests_in_use()).sum()
+    }
+}
+
+impl Drop for SimWorld {
+    fn drop(&mut self) {
+        self.mechanics.clear();
+        self.post.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests;

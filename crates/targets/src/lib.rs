@@ -1,1 +1,41 @@
 //! The targets: policy only.
+//!
+//! One file (or folder) per kind of target. Read [`linear`] first; [`passthrough`] is the
+//! template with every hook explained. [`args`] reads table lines for all of them.
+//!
+//! Deliberately absent: files, sockets, threads, clocks. A target sees its lower disks, and
+//! the `Env` that comes with each call.
+
+use std::sync::Arc;
+
+use cairn_block::TargetType;
+
+pub mod area;
+pub mod args;
+pub mod delay;
+pub mod error;
+pub mod flakey;
+pub mod linear;
+pub mod passthrough;
+pub mod striped;
+pub mod zero;
+
+use args::Spec;
+
+/// Every kind of target with the words it knows.
+pub fn all() -> Vec<(Arc<dyn TargetType>, Spec)> {
+    vec![
+        (Arc::new(linear::LinearType), linear::SPEC),
+        (Arc::new(passthrough::PassthroughType), passthrough::SPEC),
+        (Arc::new(striped::StripedType), striped::SPEC),
+        (Arc::new(zero::ZeroType), zero::SPEC),
+        (Arc::new(error::ErrorType), error::SPEC),
+        (Arc::new(delay::DelayType), delay::SPEC),
+        (Arc::new(flakey::FlakeyType), flakey::SPEC),
+    ]
+}
+
+/// Every kind of target.
+pub fn types() -> Vec<Arc<dyn TargetType>> {
+    all().into_iter().map(|(kind, _)| kind).collect()
+}

@@ -1,0 +1,245 @@
+//! The argument reader of table lines: a cursor over the words after a target's name.
+//!
+//! Every target parses with [`Args`] and nothing else, so that all speak alike: numbers are
+//! decimal, keywords are compared without regard to case (as the kernel compares them), words
+//! left over are refused, and an error names the target, the argument, what was found and what
+//! was expected. A target's keywords stand in its [`Spec`], which the parser and the test of
+//! the manuals both read.
+//!
+//! Must never do I/O beyond opening a device, nor write a byte.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use cairn_block::{ConfigError, Ctor, Disk, Registry, Sector, SectorCount};
+
+use crate::area::Area;
+
+/// The largest position or length that has a byte offset.
+const MAX_SECTORS: u64 = u64::MAX >> 9;
+
+/// An optional argument: its keyword and the names of the values that follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionSpec {
+    /// The keyword.
+    pub word: &'static str,
+    /// What follows it, one name per word.
+    pub values: &'static [&'static str],
+}
+
+impl OptionSpec {
+    /// A keyword with its values.
+    pub const fn new(word: &'static str, values: &'static [&'static str]) -> OptionSpec {
+        OptionSpec { word, values }
+    }
+
+    /// How many words it takes, the keyword included.
+    pub const fn words(&self) -> usize {
+        1 + self.values.len()
+    }
+}
+
+/// The words a kind of target knows. Its manual lists exactly these.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    /// The optional arguments.
+    pub options: &'static [OptionSpec],
+    /// The fields of the status line after the target's name, in order.
+    pub status_fields: &'static [&'static str],
+    /// The first words of its messages.
+    pub messages: &'static [&'static str],
+}
+
+impl Spec {
+    /// A target without options, status fields and messages.
+    pub const NONE: Spec = Spec { options: &[], status_fields: &[], messages: &[] };
+}
+
+/// A device argument, opened.
+#[derive(Clone)]
+pub struct Device {
+    /// As the user named it; printed in the table line.
+    pub argument: String,
+    /// What it leads to.
+    pub disk: Arc<dyn Disk>,
+}
+
+/// A cursor over the words of a table line.
+pub struct Args<'a> {
+    target: &'static str,
+    words: &'a [&'a str],
+    registry: &'a Registry,
+    read_only: bool,
+}
+
+impl<'a> Args<'a> {
+    /// The words after the name of `target`.
+    pub fn new(target: &'static str, ctor: &Ctor<'a>) -> Args<'a> {
+        let Ctor { args, registry, read_only, .. } = *ctor;
+        Args { target, words: args, registry, read_only }
+    }
+
+    /// How many words have not been read.
+    pub fn left(&self) -> usize {
+        self.words.len()
+    }
+
+    /// An error about `field`.
+    pub fn refuse(
+        &self,
+        field: &str,
+        found: impl std::fmt::Display,
+        expected: &str,
+    ) -> ConfigError {
+        ConfigError::argument(self.target, field, found, expected)
+    }
+
+    /// The next word, whatever it is.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn word(&mut self, field: &str) -> Result<&'a str, ConfigError> {
+        self.next(field, "one more word")
+    }
+
+    fn next(&mut self, field: &str, expected: &str) -> Result<&'a str, ConfigError> {
+        let Some((&word, rest)) = self.words.split_first() else {
+            return Err(self.refuse(field, "nothing", expected));
+        };
+        self.words = rest;
+        Ok(word)
+    }
+
+    /// The next word as a decimal number within `range`.
+    ///
+    /// # Errors
+    /// It is missing, not a number, or outside.
+    pub fn number(&mut self, field: &str, range: RangeInclusive<u64>) -> Result<u64, ConfigError> {
+        let expected = match (*range.start(), *range.end()) {
+            (low, u64::MAX) => format!("a number of at least {low}"),
+            (low, high) => format!("a number from {low} to {high}"),
+        };
+        let word = self.next(field, &expected)?;
+        let number = word.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| self.refuse(field, format!("'{word}'"), &expected))
+    }
+
+    /// The next word as a position in sectors.
+    ///
+    /// # Errors
+    /// It is missing or not a number of sectors below 2^55.
+    pub fn sector(&mut self, field: &str) -> Result<Sector, ConfigError> {
+        self.number(field, 0..=MAX_SECTORS).map(Sector)
+    }
+
+    /// The next word as a length of at least `least` sectors.
+    ///
+    /// # Errors
+    /// It is missing, too small, or not a number of sectors below 2^55.
+    pub fn sectors(&mut self, field: &str, least: u64) -> Result<SectorCount, ConfigError> {
+        self.number(field, least..=MAX_SECTORS).map(SectorCount)
+    }
+
+    /// The next word as one of `words`, without regard to case; answers with its index.
+    ///
+    /// # Errors
+    /// It is missing or none of them.
+    pub fn choice(&mut self, field: &str, words: &[&str]) -> Result<usize, ConfigError> {
+        let expected = one_of(words);
+        let word = self.next(field, &expected)?;
+        let found = words.iter().position(|known| known.eq_ignore_ascii_case(word));
+        found.ok_or_else(|| self.refuse(field, format!("'{word}'"), &expected))
+    }
+
+    /// The next word as a device, opened; its size is looked at anew.
+    ///
+    /// # Errors
+    /// It is missing, or the device can't be opened.
+    pub fn device(&mut self, field: &str) -> Result<Device, ConfigError> {
+        let argument = self.next(field, "a device")?;
+        let disk = self.registry.open(argument, self.read_only)?;
+        disk.refresh()?;
+        Ok(Device { argument: argument.to_owned(), disk })
+    }
+
+    /// The next two words as a device and the sector on it where `len` sectors begin.
+    ///
+    /// # Errors
+    /// One is missing or wrong, or the device does not hold that range.
+    pub fn area(
+        &mut self,
+        device_field: &str,
+        offset_field: &str,
+        len: SectorCount,
+    ) -> Result<Area, ConfigError> {
+        let device = self.device(device_field)?;
+        let start = self.sector(offset_field)?;
+        Area::new(self.target, device, offset_field, start, len)
+    }
+
+    /// A group of optional arguments: a count of words, then the words. A keyword and its
+    /// values are one word each. Without any word left, the group is empty.
+    ///
+    /// # Errors
+    /// The count is not a number up to `most`, or fewer words follow.
+    pub fn group(&mut self, field: &str, most: usize) -> Result<Args<'a>, ConfigError> {
+        let mut group = Args { words: &[], ..*self };
+        if self.words.is_empty() {
+            return Ok(group);
+        }
+        let count = self.number(field, 0..=most as u64)? as usize;
+        let Some((words, rest)) = self.words.split_at_checked(count) else {
+            let found = format!("{count} with {} words after it", self.words.len());
+            return Err(self.refuse(field, found, "a count of the words after it"));
+        };
+        group.words = words;
+        self.words = rest;
+        Ok(group)
+    }
+
+    /// In a group: the next keyword, spelled as in `known`; none at the end. Its values are
+    /// there to be read next.
+    ///
+    /// # Errors
+    /// The word is unknown, or the group ends before its last value.
+    pub fn option(
+        &mut self,
+        known: &'static [OptionSpec],
+    ) -> Result<Option<&'static str>, ConfigError> {
+        if self.words.is_empty() {
+            return Ok(None);
+        }
+        let word = self.word("option")?;
+        let Some(spec) = known.iter().find(|spec| spec.word.eq_ignore_ascii_case(word)) else {
+            let words: Vec<_> = known.iter().map(|spec| spec.word).collect();
+            return Err(self.refuse("option", format!("'{word}'"), &one_of(&words)));
+        };
+        if self.left() < spec.values.len() {
+            let found = format!("{} words counted after it", self.left());
+            let expected = format!("{} ({})", spec.values.len(), spec.values.join(", "));
+            return Err(self.refuse(spec.word, found, &expected));
+        }
+        Ok(Some(spec.word))
+    }
+
+    /// Ends the line.
+    ///
+    /// # Errors
+    /// A word is left over.
+    pub fn finish(self) -> Result<(), ConfigError> {
+        match self.words.first() {
+            None => Ok(()),
+            Some(word) => {
+                let found = format!("'{word}'");
+                Err(self.refuse("trailing words", found, "the end of the line"))
+            }
+        }
+    }
+}
+
+fn one_of(words: &[&str]) -> String {
+    match words {
+        [only] => format!("'{only}'"),
+        _ => format!("one of {}", words.join(", ")),
+    }
+}

@@ -1,0 +1,204 @@
+//! `passthrough`: the template for a new target. It sends every request on, watches the
+//! completions and counts them. Copy this file; every hook of [`Target`] is here with what it
+//! may assume and what it must return. Hooks whose default would do are written out all the
+//! same.
+//!
+//! The life of a target, in the order of the hooks: `construct` at load, `resume`, then `map`
+//! and `end_io` for each request on any reactor, `presuspend`, `suspend`, and either `resume`
+//! again or the end.
+//!
+//! Promises: requests are changed in nothing but their place; counters never lose a request.
+//! Must never, like every target: block, allocate on the ready path, hold a lock across an
+//! await, name a file, a socket, a thread or a clock, or store an [`Env`].
+
+use std::any::Any;
+use std::future::ready;
+use std::sync::Arc;
+
+use cairn_block::{
+    ConfigError, Counters, Ctor, Disk, EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture,
+    MessageError, Op, Request, SectorRange, SuspendMode, Target, TargetType, Verdict,
+};
+
+use crate::area::Area;
+use crate::args::{Args, Spec};
+
+/// The words of `passthrough`. The parser, the status line, the messages and the test of the
+/// manual all read them here, so none can drift.
+pub const SPEC: Spec = Spec {
+    options: &[],
+    status_fields: &["reads", "writes", "flushes", "discards", "write_zeroes", "errors"],
+    messages: &["reset_counters"],
+};
+
+/// One counter per status field.
+const COUNTERS: usize = SPEC.status_fields.len();
+const ERRORS: usize = COUNTERS - 1;
+
+/// The kind of target: what a table line's third word names.
+pub struct PassthroughType;
+
+impl TargetType for PassthroughType {
+    /// One lower-case word; also the name of the source file and of the manual.
+    fn name(&self) -> &'static str {
+        "passthrough"
+    }
+
+    /// The version of the kernel's target of this name. The kernel has no passthrough, so this
+    /// is our own.
+    fn version(&self) -> [u32; 3] {
+        [1, 0, 0]
+    }
+
+    /// Builds the target from its words. May open devices through the registry in `ctor`, read
+    /// fixed header fields, and find kin. Must not write a byte, start a task or read mutable
+    /// metadata: the table being replaced still serves. Refuses every word it does not know.
+    fn construct<'a>(
+        &'a self,
+        env: &'a Env,
+        ctor: Ctor<'a>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
+        Box::pin(ready(Passthrough::parse(env, &ctor).map(|target| Arc::new(target) as _)))
+    }
+}
+
+/// The target: shared by all reactors, hence immutable, or behind short locks, or (counters)
+/// one row per reactor.
+struct Passthrough {
+    area: Area,
+    counters: Counters<COUNTERS>,
+}
+
+impl Passthrough {
+    /// `<device> [<offset>]`
+    fn parse(env: &Env, ctor: &Ctor<'_>) -> Result<Passthrough, ConfigError> {
+        let mut args = Args::new("passthrough", ctor);
+        let device = args.device("device")?;
+        let start = if args.left() > 0 { args.sector("offset")? } else { Default::default() };
+        args.finish()?;
+        let area = Area::new("passthrough", device, "offset", start, ctor.len)?;
+        Ok(Passthrough { area, counters: Counters::new(env) })
+    }
+}
+
+/// The index of an operation's status field.
+fn counter_of(op: Op) -> usize {
+    match op {
+        Op::Read => 0,
+        Op::Write => 1,
+        Op::Flush => 2,
+        Op::Discard => 3,
+        Op::WriteZeroes => 4,
+    }
+}
+
+impl Target for Passthrough {
+    /// Decides at once. The range of `request` is relative to the target, lies inside it and
+    /// consists of whole logical blocks; a flush has an empty range. The verdict is one of:
+    /// remapped (the engine sends it on), completed or failed (it ends here), or queued (the
+    /// target keeps its id, and completes, remaps or hands it back exactly once). May first
+    /// `accept` only the head of the range; the engine maps the rest again. `watch` asks for
+    /// `end_io`, with a word to remember.
+    fn map<'a>(&'a self, _env: &Env, request: &mut Request) -> Verdict<'a> {
+        request.watch(0);
+        self.area.remap(request)
+    }
+
+    /// Sees the end of a request that `map` watched, on the same reactor; the range is again
+    /// what `map` accepted. Returns done (the result goes on upward, perhaps another one),
+    /// requeue (`map` sees it again) or held (completed later by its id, exactly once).
+    fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        let counter = if result.is_ok() { counter_of(request.op) } else { ERRORS };
+        self.counters.add(env, counter, 1);
+        EndIo::Done(result)
+    }
+
+    /// How many copies of each flush `map` wants to see; `Request::flush_copy` tells them
+    /// apart. One per lower disk that holds data; none if nothing can be volatile below.
+    fn flush_copies(&self) -> u16 {
+        1
+    }
+
+    /// The lower disks in the order of the arguments: for limits, loops and sizes.
+    fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        vec![self.area.disk.clone()]
+    }
+
+    /// Adapts what the lower disks' limits gave together; may only promise what it keeps.
+    fn limits(&self, stacked: Limits) -> Limits {
+        stacked
+    }
+
+    /// Starts to serve, on its home reactor. No request is under way. Reads mutable metadata,
+    /// recovers, starts tasks; on an error the device stays suspended.
+    fn resume<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    /// A suspend began. Must see to it that every parked request ends soon without a new one's
+    /// arrival (or, with [`SuspendMode::NoFlush`], goes back through `Env::hand_back`). Parts
+    /// of requests that are under way may still arrive.
+    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
+
+    /// The suspend was called off: serve as before.
+    fn presuspend_undo(&self, _env: &Env) {}
+
+    /// No request is left. Makes durable what must be and stops every task; when it returns,
+    /// nothing of the target runs. Keeps a failure in its own status.
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(ready(()))
+    }
+
+    /// The fields of the status line after the target's name, separated by single spaces.
+    /// Never waits.
+    fn status(&self) -> String {
+        self.counters.read().map(|count| count.to_string()).join(" ")
+    }
+
+    /// The words of the table line after the target's name: parsing them gives this target
+    /// again. Devices print as they were named.
+    fn table(&self) -> String {
+        self.area.to_string()
+    }
+
+    /// A message from the operator, split into words; answers mostly with nothing.
+    fn message<'a>(
+        &'a self,
+        _env: &'a Env,
+        words: &'a [&'a str],
+    ) -> LocalFuture<'a, Result<String, MessageError>> {
+        let [known] = SPEC.messages else { unreachable!("the template has one message") };
+        let answer = match words {
+            [word] if word.eq_ignore_ascii_case(known) => {
+                self.counters.clear();
+                Ok(String::new())
+            }
+            _ => {
+                let found = words.join(" ");
+                let text = format!("passthrough message: found '{found}', expected '{known}'");
+                Err(MessageError::Invalid(text))
+            }
+        };
+        Box::pin(ready(answer))
+    }
+
+    /// What a range holds, from its start and perhaps not to its end. Data is always a true
+    /// answer; hole and zero only where a read gives zeros.
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        self.area.extents(env, range)
+    }
+
+    /// What a person should know when the server stops, such as dirty data left behind.
+    fn parting_word(&self) -> Option<String> {
+        None
+    }
+
+    /// The concrete target, if verbs exist that belong to this kind alone.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+}

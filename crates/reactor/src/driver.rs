@@ -158,12 +158,6 @@ impl Driver {
         self.submit(Io::Blocking(Box::new(work)), Op::Request(id));
     }
 
-    /// Changes the allocation of a byte range of `file`, then completes the request.
-    pub fn fallocate(&self, file: &Arc<OwnedFd>, id: RequestId, mode: i32, at: (u64, u64)) {
-        let (fd, (offset, len)) = (file.as_raw_fd(), at);
-        self.submit(Io::Fallocate { fd, mode, offset, len }, Op::Request(id));
-    }
-
     fn future(self: &Rc<Self>, io: Io, keep: Keep) -> OpFuture {
         let shared = Rc::new(Shared::default());
         let token = self.submit(io, Op::Future { shared: shared.clone(), _keep: keep });
@@ -194,6 +188,40 @@ impl Driver {
     pub fn readable(self: &Rc<Self>, fd: &Arc<OwnedFd>) -> OpFuture {
         let keep = Keep { _segs: Segs::default(), _fd: Some(fd.clone()) };
         self.future(Io::PollIn { fd: fd.as_raw_fd() }, keep)
+    }
+
+    /// Reads `file` at `offset` bytes into `segs`; answers bytes (0 at the end) or `-errno`.
+    /// May be short.
+    pub fn read_at(self: &Rc<Self>, file: &Arc<OwnedFd>, segs: Segs, offset: u64) -> OpFuture {
+        let io = Io::ReadV { fd: file.as_raw_fd(), iov: segs.iovecs().collect(), offset };
+        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()) })
+    }
+
+    /// Writes `segs` to `file` at `offset` bytes, durably if `dsync`; answers bytes or `-errno`.
+    /// May be short.
+    pub fn write_at(
+        self: &Rc<Self>,
+        file: &Arc<OwnedFd>,
+        segs: Segs,
+        offset: u64,
+        dsync: bool,
+    ) -> OpFuture {
+        let iov = segs.iovecs().collect();
+        let io = Io::WriteV { fd: file.as_raw_fd(), iov, offset, dsync };
+        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()) })
+    }
+
+    /// Changes the allocation of `len` bytes of `file` from `offset`, as fallocate(2) does;
+    /// answers 0 or `-errno`.
+    pub fn fallocate(
+        self: &Rc<Self>,
+        file: &Arc<OwnedFd>,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> OpFuture {
+        let io = Io::Fallocate { fd: file.as_raw_fd(), mode, offset, len };
+        self.future(io, Keep { _segs: Segs::default(), _fd: Some(file.clone()) })
     }
 
     /// Runs `work` on a helper thread and answers its result.

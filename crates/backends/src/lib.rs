@@ -1,1 +1,20 @@
-//! Real disks: files, block devices, memory, null.
+//! Real disks: files and block devices, memory, null; and the opener that turns a device
+//! argument into one of them.
+//!
+//! Mechanism only: a disk here does what a request says and knows nothing of targets. Whatever
+//! must wait goes through the ring of the request's reactor
+//! ([`Driver`](cairn_reactor::Driver)); a disk stores no ring, buffer or environment.
+
+mod file;
+mod memory;
+mod null;
+mod opener;
+mod size;
+#[cfg(test)]
+mod tests;
+
+pub use file::{FileDisk, FileOptions};
+pub use memory::MemoryDisk;
+pub use null::NullDisk;
+pub use opener::DeviceOpener;
+pub use size::{SizeError, parse_size};

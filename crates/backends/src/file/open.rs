@@ -1,0 +1,97 @@
+//! Opening: what the path is, the descriptor, the lock, then what the file can do.
+//!
+//! Nothing is written. A path that is neither file nor block device is refused before it is
+//! opened, because opening a device node or a pipe can do things by itself.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use cairn_block::{ConfigError, ConfigKind, Identity};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::durability::PageCacheSync;
+use super::probe::{self, Kind};
+use super::{OpenFile, lock};
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Bypass the page cache where the file system lets us; false never tries.
+    pub direct: bool,
+}
+
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions { direct: true }
+    }
+}
+
+/// What `path` is and who.
+pub(crate) fn identify(path: &str) -> Result<Identity, ConfigError> {
+    let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
+    Ok(match kind(path, &stat)? {
+        Kind::File => Identity::File { device: stat.st_dev, inode: stat.st_ino },
+        Kind::Block => Identity::Block(stat.st_rdev),
+    })
+}
+
+pub(super) fn open(
+    path: &str,
+    read_only: bool,
+    options: FileOptions,
+) -> Result<OpenFile, ConfigError> {
+    let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
+    let fd = descriptor(path, kind(path, &stat)?, read_only)?;
+    // Look again: the path may lead elsewhere by now.
+    let stat = rustix::fs::fstat(&fd).map_err(|error| system(path, "path", error))?;
+    let kind = kind(path, &stat)?;
+    lock::lock(path, &fd, read_only)?;
+    let direct = if options.direct { probe::enable_direct(path, &fd, &stat) } else { None };
+    let limits = probe::limits(path, &fd, &stat, kind, direct)?;
+    let limits = cairn_block::Limits { read_only, ..limits };
+    let sectors = probe::sectors(path, &fd, kind, limits.logical_block)?;
+    Ok(OpenFile {
+        fd: Arc::new(fd),
+        path: path.to_owned(),
+        kind,
+        direct,
+        hole_block: probe::hole_block(&stat, kind, limits.logical_block),
+        limits,
+        sectors: AtomicU64::new(sectors.0),
+        page_cache: PageCacheSync::default(),
+    })
+}
+
+fn kind(path: &str, stat: &Stat) -> Result<Kind, ConfigError> {
+    let found = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => return Ok(Kind::File),
+        FileType::BlockDevice => return Ok(Kind::Block),
+        FileType::Directory => "a directory",
+        FileType::CharacterDevice => "a character device",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        _ => "something unknown",
+    };
+    Err(ConfigError::argument(path, "path", found, "a file or block device"))
+}
+
+fn descriptor(path: &str, kind: Kind, read_only: bool) -> Result<OwnedFd, ConfigError> {
+    let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    // On a block device this means: not mounted, and in no other exclusive use.
+    let exclusive = if kind == Kind::Block && !read_only { OFlags::EXCL } else { OFlags::empty() };
+    rustix::fs::open(path, access | exclusive | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
+        match error {
+            Errno::BUSY => {
+                let detail = "device: found it mounted or in other exclusive use, expected it free";
+                ConfigError::new(ConfigKind::Busy, path, detail)
+            }
+            _ => system(path, if read_only { "open" } else { "open for writing" }, error),
+        }
+    })
+}
+
+pub(super) fn system(path: &str, what: &str, error: Errno) -> ConfigError {
+    ConfigError::new(ConfigKind::System, path, what).with_source(error)
+}

@@ -1,0 +1,174 @@
+//! [`Task`]: a request on a file that takes several steps, on the request's reactor.
+//!
+//! A transfer whose memory direct I/O refuses goes through an aligned buffer, in pieces of at
+//! most [`PIECE_BYTES`]: that bounds what one request holds.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cairn_block::{Env, Flags, IoError, IoResult, Op, Request, SectorCount, SectorRange, Segs};
+use cairn_reactor::Driver;
+use rustix::io::Errno;
+
+use super::OpenFile;
+
+/// The longest step of a transfer through a buffer of ours.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What a task needs: the file and its reactor's world.
+pub(super) struct Task {
+    pub file: Arc<OpenFile>,
+    pub driver: Rc<Driver>,
+    env: Env,
+}
+
+/// What to do; a request's fields, since the request itself stays parked.
+struct Work {
+    op: Op,
+    flags: Flags,
+    range: SectorRange,
+    segs: Segs,
+}
+
+impl Task {
+    /// Starts the task of `request`, which completes it.
+    pub fn start(env: &Env, file: Arc<OpenFile>, request: &Request) {
+        let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
+        let segs = request.segs.slice(0, bytes);
+        let work = Work { op: request.op, flags: request.flags, range: request.range, segs };
+        let (id, driver) = (request.id(), Driver::of(env).clone());
+        let task = Task { file, driver, env: env.clone() };
+        env.spawn(async move {
+            let result = task.perform(work).await;
+            task.env.complete(id, result);
+        });
+    }
+
+    async fn perform(&self, work: Work) -> IoResult {
+        match work.op {
+            Op::Read => self.read_bounced(&work.segs, work.range.start.to_bytes()).await,
+            Op::Write => self.write(work).await,
+            Op::Flush => self.sync().await,
+            Op::Discard => self.discard(work.range).await,
+            Op::WriteZeroes => self.write_zeroes(work.range, work.flags).await,
+        }
+    }
+
+    async fn write(&self, work: Work) -> IoResult {
+        let (fua, offset) = (work.flags.contains(Flags::FUA), work.range.start.to_bytes());
+        match self.file.direct {
+            Some(direct) if !direct.takes(work.segs.iovecs()) => {
+                self.write_bounced(&work.segs, offset, fua).await
+            }
+            Some(_) => self.write_all(work.segs, offset, fua).await,
+            None => {
+                self.write_all(work.segs, offset, false).await?;
+                if fua { self.sync().await } else { Ok(()) }
+            }
+        }
+    }
+
+    async fn read_bounced(&self, out: &Segs, offset: u64) -> IoResult {
+        let bounce = self.buffer(out.bytes());
+        let mut done = 0;
+        while done < out.bytes() {
+            let len = bounce.bytes().min(out.bytes() - done);
+            self.read_all(bounce.slice(0, len), offset + done as u64).await?;
+            bounce.for_each(0, len, |bytes| {
+                out.copy_in(done, bytes);
+                done += bytes.len();
+            });
+        }
+        Ok(())
+    }
+
+    async fn write_bounced(&self, data: &Segs, offset: u64, dsync: bool) -> IoResult {
+        let bounce = self.buffer(data.bytes());
+        let mut done = 0;
+        while done < data.bytes() {
+            let (len, at) = (bounce.bytes().min(data.bytes() - done), offset + done as u64);
+            bounce.for_each_mut(0, len, |bytes| {
+                data.copy_out(done, bytes);
+                done += bytes.len();
+            });
+            self.write_all(bounce.slice(0, len), at, dsync).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros.
+    pub async fn write_zeros(&self, bytes: std::ops::Range<u64>) -> IoResult {
+        let len = usize::try_from(bytes.end - bytes.start).unwrap_or(usize::MAX);
+        let zeros = self.buffer(len);
+        zeros.zero(0, zeros.bytes());
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let len = zeros.bytes().min(usize::try_from(bytes.end - at).unwrap_or(usize::MAX));
+            self.write_all(zeros.slice(0, len), at, false).await?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    /// An aligned buffer of `bytes`, at most a piece.
+    fn buffer(&self, bytes: usize) -> Segs {
+        self.env.segs(SectorCount::of_bytes(bytes.min(PIECE_BYTES) as u64))
+    }
+
+    async fn read_all(&self, mut segs: Segs, mut offset: u64) -> IoResult {
+        while segs.bytes() > 0 {
+            let moved = self.driver.read_at(&self.file.fd, segs.clone(), offset).await;
+            let moved = progress(moved)?;
+            segs = segs.slice(moved, segs.bytes() - moved);
+            offset += moved as u64;
+        }
+        Ok(())
+    }
+
+    async fn write_all(&self, mut segs: Segs, mut offset: u64, dsync: bool) -> IoResult {
+        while segs.bytes() > 0 {
+            let moved = self.driver.write_at(&self.file.fd, segs.clone(), offset, dsync).await;
+            let moved = progress(moved)?;
+            segs = segs.slice(moved, segs.bytes() - moved);
+            offset += moved as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes every completed write durable.
+    pub async fn sync(&self) -> IoResult {
+        self.blocking(|file| match file.direct {
+            Some(_) => rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file.fd)),
+            None => file.page_cache.sync(&file.fd),
+        })
+        .await
+    }
+
+    /// Runs `work` on a helper thread.
+    pub async fn blocking(
+        &self,
+        work: impl FnOnce(&OpenFile) -> Result<(), Errno> + Send + 'static,
+    ) -> IoResult {
+        let file = self.file.clone();
+        let run = self.driver.run(move || match work(&file) {
+            Ok(()) => 0,
+            Err(error) => -error.raw_os_error(),
+        });
+        match run.await {
+            0.. => Ok(()),
+            error => Err(IoError::from_errno(error)),
+        }
+    }
+}
+
+/// The bytes that a transfer moved; none is an error, an interruption is not.
+fn progress(result: i32) -> Result<usize, IoError> {
+    const INTERRUPTED: i32 = -libc::EINTR;
+    const AGAIN: i32 = -libc::EAGAIN;
+    match result {
+        INTERRUPTED | AGAIN => Ok(0),
+        0 => Err(IoError::IO),
+        error @ ..0 => Err(IoError::from_errno(error)),
+        moved => Ok(moved as usize),
+    }
+}

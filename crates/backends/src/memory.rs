@@ -1,0 +1,237 @@
+//! [`MemoryDisk`]: a disk in RAM that all reactors share and that completes at once.
+//!
+//! The contents are one anonymous mapping, so sectors that were never written cost nothing. It
+//! is divided into regions of 64 KiB; every access to a region's bytes or to its bit in
+//! `written` happens under the lock of its stripe, taken for one region at a time. Hence
+//! overlapping requests are sound, and a sector is never torn; requests that overlap in time
+//! may interleave by region, as on any drive.
+//!
+//! Invariant: a region whose bit is clear reads as zero.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cairn_block::sync::{Mutex, MutexGuard};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Extent, ExtentKind, Flow, IoError, LocalFuture, Op,
+    Request, Sector, SectorCount, SectorRange, Segs,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+const REGION_BYTES: usize = 64 << 10;
+const STRIPES: usize = 64;
+const REGIONS_PER_WORD: usize = 64;
+
+/// A disk in memory.
+pub struct MemoryDisk {
+    memory: Mapping,
+    /// A bit per region, 64 to a word.
+    written: Vec<AtomicU64>,
+    stripes: [Mutex<()>; STRIPES],
+    sectors: SectorCount,
+    name: String,
+}
+
+/// An anonymous mapping; nothing refers into it but this disk.
+struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to no thread; MemoryDisk orders all access to it by its stripes.
+unsafe impl Send for Mapping {}
+// SAFETY: see above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(bytes: usize) -> rustix::io::Result<Mapping> {
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a fresh mapping at an address of the system's choice.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags)? };
+        let base = NonNull::new(base.cast()).expect("a mapping is never at address zero");
+        Ok(Mapping { base, bytes })
+    }
+
+    /// The address of byte `offset`.
+    fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.bytes);
+        // SAFETY: within the mapping, or one past its end (asserted).
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, and its only owner is going away.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// The part of a request that lies in one region.
+#[derive(Clone, Copy)]
+struct Piece {
+    region: usize,
+    /// In bytes on the disk.
+    offset: usize,
+    len: usize,
+    /// In bytes from the start of the request.
+    at: usize,
+}
+
+/// The pieces of `range`, in order.
+fn pieces(range: SectorRange) -> impl Iterator<Item = Piece> {
+    let (start, bytes) = (range.start.to_bytes() as usize, range.to_bytes() as usize);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let offset = start + at;
+        let len = (REGION_BYTES - offset % REGION_BYTES).min(bytes - at);
+        let piece = Piece { region: offset / REGION_BYTES, offset, len, at };
+        at += len;
+        (len > 0).then_some(piece)
+    })
+}
+
+impl MemoryDisk {
+    /// A disk of zeros.
+    ///
+    /// # Errors
+    /// The system refuses that much address space.
+    pub fn new(sectors: SectorCount) -> Result<MemoryDisk, ConfigError> {
+        let name = format!("mem:{sectors}s");
+        let refused = |source| {
+            let detail = format!("size: found {sectors} sectors, expected what memory can hold");
+            ConfigError::new(ConfigKind::System, &name, detail).with_source(source)
+        };
+        let bytes = sectors.0.checked_mul(cairn_block::SECTOR_BYTES);
+        let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.and_then(|bytes| bytes.max(1).checked_next_multiple_of(REGION_BYTES));
+        let bytes = bytes.ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
+        let memory = Mapping::new(bytes).map_err(refused)?;
+        let words = (bytes / REGION_BYTES).div_ceil(REGIONS_PER_WORD);
+        let written = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let stripes = std::array::from_fn(|_| Mutex::new(()));
+        Ok(MemoryDisk { memory, written, stripes, sectors, name })
+    }
+
+    /// Prints as `name` from now on.
+    #[must_use]
+    pub fn named(self, name: &str) -> MemoryDisk {
+        MemoryDisk { name: name.to_owned(), ..self }
+    }
+
+    fn lock(&self, region: usize) -> MutexGuard<'_, ()> {
+        self.stripes[region % STRIPES].lock()
+    }
+
+    fn bit(&self, region: usize) -> (&AtomicU64, u64) {
+        (&self.written[region / REGIONS_PER_WORD], 1 << (region % REGIONS_PER_WORD))
+    }
+
+    fn is_written(&self, region: usize) -> bool {
+        let (word, bit) = self.bit(region);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn read(&self, range: SectorRange, segs: &Segs) {
+        for piece in pieces(range) {
+            let _lock = self.lock(piece.region);
+            if !self.is_written(piece.region) {
+                segs.zero(piece.at, piece.len);
+                continue;
+            }
+            let mut from = piece.offset;
+            segs.for_each_mut(piece.at, piece.len, |out| {
+                let source = self.memory.at(from);
+                // SAFETY: `out.len()` bytes from `from` lie in the region whose stripe is
+                // locked, and the mapping never overlaps a segment.
+                unsafe { std::ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
+                from += out.len();
+            });
+        }
+    }
+
+    fn write(&self, range: SectorRange, segs: &Segs) {
+        for piece in pieces(range) {
+            let _lock = self.lock(piece.region);
+            let (word, bit) = self.bit(piece.region);
+            word.fetch_or(bit, Ordering::Relaxed);
+            let mut to = piece.offset;
+            segs.for_each(piece.at, piece.len, |bytes| {
+                // SAFETY: as in `read`.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.at(to), bytes.len());
+                }
+                to += bytes.len();
+            });
+        }
+    }
+
+    /// Makes the range read as zero; gives whole regions back to the system.
+    fn zero(&self, range: SectorRange) -> Result<(), IoError> {
+        for piece in pieces(range) {
+            // A region that nobody has written is zero already, lock or not.
+            if !self.is_written(piece.region) {
+                continue;
+            }
+            let _lock = self.lock(piece.region);
+            let start = self.memory.at(piece.offset);
+            if piece.len < REGION_BYTES {
+                // SAFETY: the bytes lie in the region whose stripe is locked.
+                unsafe { start.write_bytes(0, piece.len) };
+                continue;
+            }
+            // SAFETY: a whole region of our own anonymous mapping, its stripe locked; the
+            // pages read as zero afterwards.
+            unsafe { madvise(start.cast(), REGION_BYTES, Advice::LinuxDontNeed) }
+                .map_err(|error| IoError::from_errno(error.raw_os_error()))?;
+            let (word, bit) = self.bit(piece.region);
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        self.sectors
+    }
+
+    fn submit(&self, _env: &Env, request: &mut Request) -> Flow {
+        match request.op {
+            Op::Read => self.read(request.range, &request.segs),
+            Op::Write => self.write(request.range, &request.segs),
+            Op::Flush => {}
+            Op::Discard | Op::WriteZeroes => {
+                if let Err(error) = self.zero(request.range) {
+                    return Flow::Failed(error);
+                }
+            }
+        }
+        Flow::Done
+    }
+
+    fn extents<'a>(
+        &'a self,
+        _env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        let mut extents: Vec<Extent> = Vec::new();
+        for piece in pieces(range) {
+            let written = self.is_written(piece.region);
+            let kind = if written { ExtentKind::Data } else { ExtentKind::Hole };
+            let count = Sector::of_byte((piece.offset + piece.len) as u64)
+                - Sector::of_byte(piece.offset as u64);
+            match extents.last_mut() {
+                Some(last) if last.kind == kind => last.count += count,
+                _ => extents.push(Extent { count, kind }),
+            }
+        }
+        Box::pin(std::future::ready(Ok(extents)))
+    }
+}

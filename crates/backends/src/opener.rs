@@ -1,0 +1,173 @@
+//! [`DeviceOpener`]: what a device argument of a table line means.
+//!
+//! `PATH` is a file or block device; `mem:SIZE` a new disk in memory each time it is named, or
+//! with `mem:SIZE,name=NAME` the same one as long as it is open; `null:SIZE` a disk without
+//! contents. A file of such a name is reached as `./mem:1M`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{ConfigError, ConfigKind, Disk, Identity, Opener, SECTOR_BYTES, SectorCount};
+
+use crate::file::{self, FileDisk, FileOptions};
+use crate::memory::MemoryDisk;
+use crate::null::NullDisk;
+use crate::size::parse_size;
+
+/// Identities of ours begin here; the registry counts its own from zero.
+const FIRST_UNIQUE: u64 = 1 << 63;
+
+/// Opens files, block devices, `mem:` and `null:`.
+#[derive(Default)]
+pub struct DeviceOpener {
+    options: FileOptions,
+    uniques: Mutex<Uniques>,
+}
+
+#[derive(Default)]
+struct Uniques {
+    count: u64,
+    named: HashMap<String, u64>,
+}
+
+impl Uniques {
+    fn next(&mut self) -> u64 {
+        self.count += 1;
+        FIRST_UNIQUE + self.count
+    }
+}
+
+enum Device<'a> {
+    Memory { sectors: SectorCount, named: bool },
+    Null(SectorCount),
+    Path(&'a str),
+}
+
+impl<'a> Device<'a> {
+    fn parse(argument: &'a str) -> Result<Device<'a>, ConfigError> {
+        if let Some(size) = argument.strip_prefix("null:") {
+            return sectors(argument, size).map(Device::Null);
+        }
+        let Some(rest) = argument.strip_prefix("mem:") else {
+            return Ok(Device::Path(argument));
+        };
+        let (size, option) = match rest.split_once(',') {
+            Some((size, option)) => (size, Some(option)),
+            None => (rest, None),
+        };
+        let sectors = sectors(argument, size)?;
+        match option {
+            None => Ok(Device::Memory { sectors, named: false }),
+            Some(option) if option.strip_prefix("name=").is_some_and(|name| !name.is_empty()) => {
+                Ok(Device::Memory { sectors, named: true })
+            }
+            Some(option) => {
+                let (found, expected) = (format!("'{option}'"), "name=NAME");
+                Err(ConfigError::argument(argument, "option", found, expected))
+            }
+        }
+    }
+}
+
+fn sectors(argument: &str, size: &str) -> Result<SectorCount, ConfigError> {
+    let bytes = parse_size(size)
+        .map_err(|error| ConfigError::new(ConfigKind::Argument, argument, error.to_string()))?;
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+        let found = format!("{bytes} bytes");
+        return Err(ConfigError::argument(argument, "size", found, "a multiple of 512 above zero"));
+    }
+    Ok(SectorCount::of_bytes(bytes))
+}
+
+impl DeviceOpener {
+    /// An opener that opens files so.
+    pub fn new(options: FileOptions) -> DeviceOpener {
+        DeviceOpener { options, uniques: Mutex::default() }
+    }
+}
+
+impl Opener for DeviceOpener {
+    fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
+        let mut uniques = self.uniques.lock();
+        Ok(Identity::Unique(match Device::parse(argument)? {
+            Device::Path(path) => return file::identify(path),
+            Device::Memory { named: true, .. } => match uniques.named.get(argument) {
+                Some(unique) => *unique,
+                None => {
+                    let unique = uniques.next();
+                    uniques.named.insert(argument.to_owned(), unique);
+                    unique
+                }
+            },
+            Device::Memory { named: false, .. } | Device::Null(_) => uniques.next(),
+        }))
+    }
+
+    fn open(&self, argument: &str, read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+        Ok(match Device::parse(argument)? {
+            Device::Path(path) => Arc::new(FileDisk::open(path, read_only, self.options)?),
+            Device::Memory { sectors, .. } => Arc::new(MemoryDisk::new(sectors)?.named(argument)),
+            Device::Null(sectors) => Arc::new(NullDisk::new(sectors).named(argument)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_and_null_are_new_each_time_they_are_named() {
+        let opener = DeviceOpener::default();
+        for argument in ["mem:64M", "null:1G"] {
+            assert_ne!(opener.identify(argument).unwrap(), opener.identify(argument).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_memory_disk_with_a_name_is_one() {
+        let opener = DeviceOpener::default();
+        let first = opener.identify("mem:64M,name=a").unwrap();
+        assert_eq!(first, opener.identify("mem:64M,name=a").unwrap());
+        assert_ne!(first, opener.identify("mem:64M,name=b").unwrap());
+    }
+
+    #[test]
+    fn two_names_of_one_file_are_one_identity() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("a"), folder.path().join("b"));
+        std::fs::write(&file, [0; 512]).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let opener = DeviceOpener::default();
+        let identify = |path: &std::path::Path| opener.identify(path.to_str().unwrap()).unwrap();
+        assert_eq!(identify(&file), identify(&link));
+    }
+
+    #[test]
+    fn sizes_and_names_show_on_the_disk() {
+        let opener = DeviceOpener::default();
+        for (argument, sectors) in [("mem:1M", 2048), ("mem:8s,name=x", 8), ("null:2T", 1 << 32)] {
+            let disk = opener.open(argument, false).unwrap();
+            assert_eq!((disk.name().as_str(), disk.sectors()), (argument, SectorCount(sectors)));
+        }
+    }
+
+    #[test]
+    fn a_wrong_argument_is_one_line_with_what_was_found() {
+        let opener = DeviceOpener::default();
+        for (argument, found) in [
+            ("mem:", "found ''"),
+            ("mem:12x", "found '12x'"),
+            ("mem:0", "found 0 bytes"),
+            ("null:1000", "found 1000 bytes"),
+            ("mem:1M,nam=a", "found 'nam=a'"),
+            ("mem:1M,name=", "found 'name='"),
+        ] {
+            for error in [opener.identify(argument).err(), opener.open(argument, false).err()] {
+                let error = error.expect(argument).to_string();
+                assert!(error.starts_with(argument) && error.contains(found), "{error}");
+            }
+        }
+    }
+}

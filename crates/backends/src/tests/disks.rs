@@ -1,0 +1,292 @@
+//! What each disk promises beyond reads and writes: locks, sizes, holes, errors.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Shape, act, extents, range, read, worlds, write};
+use crate::{DeviceOpener, FileDisk, FileOptions, MemoryDisk, NullDisk};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, ErrorKind, Extent, ExtentKind, Flags, Io, IoError, Op,
+    ReactorId, Registry, SectorCount,
+};
+
+const PLAIN: Shape = Shape { skew: 0, cut: None };
+
+struct Scratch {
+    file: tempfile::NamedTempFile,
+}
+
+impl Scratch {
+    fn of(bytes: u64) -> Scratch {
+        Scratch::within(&std::env::temp_dir(), bytes)
+    }
+
+    fn within(folder: &Path, bytes: u64) -> Scratch {
+        let file = tempfile::NamedTempFile::new_in(folder).unwrap();
+        file.as_file().set_len(bytes).unwrap();
+        Scratch { file }
+    }
+
+    fn path(&self) -> &str {
+        self.file.path().to_str().unwrap()
+    }
+
+    fn try_open(&self, read_only: bool) -> Result<FileDisk, ConfigError> {
+        FileDisk::open(self.path(), read_only, FileOptions::default())
+    }
+
+    fn open(&self) -> Arc<dyn Disk> {
+        Arc::new(self.try_open(false).unwrap())
+    }
+}
+
+fn refused(result: Result<FileDisk, ConfigError>, kind: ConfigKind) -> String {
+    let error = result.err().expect("refused");
+    assert_eq!(error.kind, kind, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn a_second_opener_is_told_that_the_file_is_busy() {
+    let scratch = Scratch::of(4096);
+    let first = scratch.try_open(false).unwrap();
+    for read_only in [false, true] {
+        let line = refused(scratch.try_open(read_only), ConfigKind::Busy);
+        assert!(line.starts_with(scratch.path()) && line.contains("another program"), "{line}");
+    }
+    drop(first);
+    scratch.try_open(false).unwrap();
+}
+
+#[test]
+fn readers_share_a_file_and_keep_writers_out() {
+    let scratch = Scratch::of(4096);
+    let _readers = [scratch.try_open(true).unwrap(), scratch.try_open(true).unwrap()];
+    refused(scratch.try_open(false), ConfigKind::Busy);
+}
+
+#[test]
+fn a_process_that_holds_a_lock_is_named() {
+    let scratch = Scratch::of(4096);
+    let other = File::options().write(true).open(scratch.path()).unwrap();
+    // SAFETY: a C struct of integers, all zero is valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as i16;
+    // SAFETY: an open descriptor and a struct of our own. This lock belongs to the process, so
+    // it stands in the way of a lock that belongs to a descriptor, even within one process.
+    let locked = unsafe { libc::fcntl(other.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+    assert_eq!(locked, 0);
+    let line = refused(scratch.try_open(false), ConfigKind::Busy);
+    assert!(line.contains(&format!("process {}", std::process::id())), "{line}");
+}
+
+#[test]
+fn what_is_no_disk_is_refused_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let open = |path: &str| FileDisk::open(path, false, FileOptions::default());
+    let line = refused(open(directory), ConfigKind::Argument);
+    assert!(line.contains("found a directory, expected a file or block device"), "{line}");
+    let line = refused(open("/dev/null"), ConfigKind::Argument);
+    assert!(line.contains("found a character device"), "{line}");
+    let absent = format!("{directory}/absent");
+    let line = refused(open(&absent), ConfigKind::System);
+    assert!(line.starts_with(&absent) && line.contains("No such file"), "{line}");
+}
+
+#[test]
+fn a_read_only_disk_refuses_to_change() {
+    let scratch = Scratch::of(8192);
+    let disk: Arc<dyn Disk> = Arc::new(scratch.try_open(true).unwrap());
+    assert!(disk.limits().read_only);
+    for world in worlds() {
+        let plain = (range(0, 8), Flags::empty());
+        let refused = write(&world, &disk, plain, vec![1; 4096], PLAIN);
+        assert_eq!(refused, Err(IoError::READ_ONLY));
+        for op in [Op::Discard, Op::WriteZeroes] {
+            let refused = act(&world, &disk, op, range(0, 8), Flags::empty());
+            assert_eq!(refused, Err(IoError::READ_ONLY));
+        }
+        act(&world, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
+        assert_eq!(read(&world, &disk, range(0, 8), PLAIN).unwrap(), [0; 4096]);
+    }
+}
+
+#[test]
+fn the_size_is_whole_blocks_and_growth_shows_after_a_refresh() {
+    let scratch = Scratch::of((1 << 20) + 100);
+    let disk = scratch.open();
+    assert_eq!(disk.sectors(), SectorCount(2048));
+    scratch.file.as_file().set_len(2 << 20).unwrap();
+    assert_eq!(disk.sectors(), SectorCount(2048));
+    disk.refresh().unwrap();
+    assert_eq!(disk.sectors(), SectorCount(4096));
+    for world in worlds() {
+        let end = (range(4088, 8), Flags::FUA);
+        write(&world, &disk, end, vec![7; 4096], PLAIN).unwrap();
+        assert_eq!(read(&world, &disk, range(4088, 8), PLAIN).unwrap(), [7; 4096]);
+    }
+    scratch.file.as_file().set_len(4096).unwrap();
+    disk.refresh().unwrap();
+    assert_eq!(disk.sectors(), SectorCount(8));
+}
+
+#[test]
+fn a_file_that_shrank_is_an_io_error_and_never_zeros() {
+    let scratch = Scratch::of(1 << 20);
+    let disk = scratch.open();
+    scratch.file.as_file().set_len(8192).unwrap();
+    for world in worlds() {
+        for shape in [PLAIN, Shape { skew: 3, cut: None }] {
+            for at in [range(16, 8), range(8, 16), range(1024, 1)] {
+                let error = read(&world, &disk, at, shape).unwrap_err();
+                assert_eq!(error, IoError::IO, "{at}");
+            }
+            assert_eq!(read(&world, &disk, range(0, 16), shape).unwrap(), [0; 8192]);
+        }
+    }
+}
+
+#[test]
+fn a_discard_leaves_a_hole_and_zeroes_read_as_zero() {
+    for world in worlds() {
+        let scratch = Scratch::of(1 << 20);
+        let disk = scratch.open();
+        let all = range(0, 2048);
+        write(&world, &disk, (all, Flags::empty()), vec![5; 1 << 20], PLAIN).unwrap();
+        let data = |count| Extent { count: SectorCount(count), kind: ExtentKind::Data };
+        let hole = |count| Extent { count: SectorCount(count), kind: ExtentKind::Hole };
+        assert_eq!(extents(&world, &disk, all), [data(2048)]);
+        act(&world, &disk, Op::Discard, range(512, 512), Flags::empty()).unwrap();
+        assert_eq!(extents(&world, &disk, all), [data(512), hole(512), data(1024)]);
+        assert_eq!(extents(&world, &disk, range(600, 100)), [hole(100)]);
+        // Not whole blocks of the file system: its edges are written.
+        act(&world, &disk, Op::WriteZeroes, range(1025, 512), Flags::FUA).unwrap();
+        let bytes = read(&world, &disk, range(1024, 514), PLAIN).unwrap();
+        assert_eq!((&bytes[..512], &bytes[513 * 512..]), (&[5; 512][..], &[5; 512][..]));
+        assert!(bytes[512..513 * 512].iter().all(|byte| *byte == 0));
+        act(&world, &disk, Op::WriteZeroes, all, Flags::NO_UNMAP | Flags::FAST_ZERO).unwrap();
+        assert!(read(&world, &disk, all, PLAIN).unwrap().iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn zeros_are_written_where_the_file_system_cannot_zero_a_range() {
+    // A memory file system can punch holes but knows no ZERO_RANGE.
+    let scratch = Scratch::within(Path::new("/dev/shm"), 3 << 20);
+    let disk = scratch.open();
+    for world in worlds() {
+        let (all, none) = (range(0, 6144), Flags::empty());
+        write(&world, &disk, (all, none), vec![5; 3 << 20], PLAIN).unwrap();
+        let keep = Flags::NO_UNMAP;
+        let fast = act(&world, &disk, Op::WriteZeroes, all, keep | Flags::FAST_ZERO);
+        assert_eq!(fast.unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(read(&world, &disk, range(0, 1), PLAIN).unwrap(), [5; 512]);
+        act(&world, &disk, Op::WriteZeroes, range(8, 6136), keep | Flags::FUA).unwrap();
+        let bytes = read(&world, &disk, all, PLAIN).unwrap();
+        assert!(bytes[..4096].iter().all(|byte| *byte == 5));
+        assert!(bytes[4096..].iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn the_page_cache_mode_writes_through_on_fua_and_flush() {
+    let scratch = Scratch::of(1 << 20);
+    let options = FileOptions { direct: false };
+    let disk = FileDisk::open(scratch.path(), false, options).unwrap();
+    assert!(!disk.is_direct());
+    assert_eq!(disk.limits().logical_block, 512);
+    let disk: Arc<dyn Disk> = Arc::new(disk);
+    for world in worlds() {
+        let odd = Shape { skew: 5, cut: Some(777) };
+        write(&world, &disk, (range(3, 9), Flags::FUA), vec![9; 9 * 512], odd).unwrap();
+        act(&world, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
+        assert_eq!(read(&world, &disk, range(3, 9), odd).unwrap(), [9; 9 * 512]);
+    }
+}
+
+#[test]
+fn a_transfer_larger_than_one_bounce_is_whole() {
+    let scratch = Scratch::of(8 << 20);
+    let disk = scratch.open();
+    let data: Vec<u8> = (0..5u32 << 20).map(|i| (i / 251) as u8).collect();
+    for world in worlds() {
+        let odd = Shape { skew: 1, cut: Some(1234567) };
+        let at = range(8, 5 << 11);
+        write(&world, &disk, (at, Flags::FUA), data.clone(), odd).unwrap();
+        assert!(read(&world, &disk, at, odd).unwrap() == data);
+        assert!(read(&world, &disk, at, PLAIN).unwrap() == data);
+    }
+}
+
+#[test]
+fn two_paths_to_one_file_are_one_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, link) = (folder.path().join("a"), folder.path().join("b"));
+    std::fs::write(&file, vec![0; 8192]).unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let registry = Registry::new(Box::new(DeviceOpener::default()));
+    let open = |path: &Path| registry.open(path.to_str().unwrap(), false).unwrap();
+    let (first, second) = (open(&file), open(&link));
+    assert!(Arc::ptr_eq(&first, &second));
+    drop((first, second));
+    FileDisk::open(file.to_str().unwrap(), false, FileOptions::default()).unwrap();
+}
+
+#[test]
+fn a_null_disk_reads_zeros_after_writes() {
+    let disk: Arc<dyn Disk> = Arc::new(NullDisk::new(SectorCount(1 << 40)));
+    for world in worlds() {
+        let at = range((1 << 40) - 8, 8);
+        write(&world, &disk, (at, Flags::FUA), vec![1; 4096], PLAIN).unwrap();
+        assert_eq!(read(&world, &disk, at, PLAIN).unwrap(), [0; 4096]);
+        assert_eq!(extents(&world, &disk, at)[0].kind, ExtentKind::Hole);
+    }
+}
+
+#[test]
+fn a_large_memory_disk_costs_nothing_until_it_is_written() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount(1 << 31)).unwrap());
+    let [world, _] = worlds();
+    let at = range((1 << 31) - 9, 9);
+    let hole = |count| Extent { count: SectorCount(count), kind: ExtentKind::Hole };
+    assert_eq!(extents(&world, &disk, range(0, 1 << 31)), [hole(1 << 31)]);
+    write(&world, &disk, (at, Flags::empty()), vec![3; 9 * 512], PLAIN).unwrap();
+    let data = Extent { count: SectorCount(128), kind: ExtentKind::Data };
+    assert_eq!(extents(&world, &disk, range(0, 1 << 31)), [hole((1 << 31) - 128), data]);
+    act(&world, &disk, Op::Discard, range(0, 1 << 31), Flags::empty()).unwrap();
+    assert_eq!(extents(&world, &disk, range(0, 1 << 31)), [hole(1 << 31)]);
+    assert_eq!(read(&world, &disk, at, PLAIN).unwrap(), [0; 9 * 512]);
+}
+
+/// Overlapping requests from all reactors: sectors are never torn.
+#[test]
+fn a_sector_is_never_torn_by_overlapping_requests() {
+    let scratch = Scratch::of(1 << 20);
+    let memory: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount(2048)).unwrap());
+    for disk in [memory, scratch.open()] {
+        for world in worlds() {
+            let (done, each_done) = std::sync::mpsc::channel();
+            for writer in 0..8u8 {
+                let (disk, done) = (disk.clone(), done.clone());
+                world.spawn(ReactorId(u16::from(writer % 2)), move |env| async move {
+                    for round in 0..40u64 {
+                        let at = range((round * 37 + u64::from(writer)) % 1500, 300);
+                        let segs = env.segs(at.count);
+                        segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(writer + 1));
+                        env.io(&disk, Io::write(at, segs.clone())).await.unwrap();
+                        env.io(&disk, Io::read(at, segs.clone())).await.unwrap();
+                        for sector in segs.to_vec().chunks(512) {
+                            assert!(sector.iter().all(|byte| *byte == sector[0]));
+                        }
+                    }
+                    done.send(()).unwrap();
+                });
+            }
+            drop(done);
+            assert_eq!(each_done.iter().count(), 8);
+        }
+    }
+}

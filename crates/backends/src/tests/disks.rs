@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::{Shape, act, extents, range, read, worlds, write};
 use crate::{DeviceOpener, FileDisk, FileOptions, MemoryDisk, NullDisk};
+use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Disk, ErrorKind, Extent, ExtentKind, Flags, Io, IoError, Op,
     ReactorId, Registry, SectorCount,
@@ -189,6 +190,36 @@ fn zeros_are_written_where_the_file_system_cannot_zero_a_range() {
         assert!(bytes[..4096].iter().all(|byte| *byte == 5));
         assert!(bytes[4096..].iter().all(|byte| *byte == 0));
     }
+}
+
+/// Collects what is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_file_system_that_refuses_direct_io_gets_one_warning_and_the_page_cache() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let disk = tracing::subscriber::with_default(subscriber, || {
+        FileDisk::open("/proc/version", true, FileOptions::default()).unwrap()
+    });
+    assert!(!disk.is_direct());
+    let text = String::from_utf8(log.0.lock().clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("WARN") && text.contains("/proc/version: the file system"), "{text}");
 }
 
 #[test]

@@ -25,6 +25,9 @@ use crate::post::SimPost;
 /// Longest turn of a reactor in nanoseconds.
 const TURN_NS: u64 = 2_000;
 
+/// How long, in virtual time, a future may take if nobody says otherwise.
+const PATIENCE: Duration = Duration::from_secs(7200);
+
 /// Why a world stopped before a future was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
@@ -32,6 +35,8 @@ pub enum Stopped {
     PowerCut,
     /// Nothing is runnable, and nothing is going to happen.
     Deadlock,
+    /// Only timers kept the world alive until the caller's patience ended.
+    TimedOut,
 }
 
 struct Reactor {
@@ -47,6 +52,7 @@ pub struct SimWorld {
     post: Arc<SimPost>,
     reactors: Vec<Reactor>,
     rng: RefCell<fastrand::Rng>,
+    patience: Cell<Duration>,
     drives: RefCell<Vec<(String, Arc<SimDrive>)>>,
 }
 
@@ -79,7 +85,8 @@ impl SimWorld {
         });
         let reactors = reactors.collect();
         let rng = RefCell::new(seeds.fork());
-        SimWorld { seed, mechanics, post, reactors, rng, drives: RefCell::default() }
+        let (patience, drives) = (Cell::new(PATIENCE), RefCell::default());
+        SimWorld { seed, mechanics, post, reactors, rng, patience, drives }
     }
 
     /// The seed.
@@ -90,6 +97,11 @@ impl SimWorld {
     /// The virtual time.
     pub fn now(&self) -> Time {
         self.mechanics.now()
+    }
+
+    /// How long, in virtual time, the next futures may take.
+    pub fn set_patience(&self, patience: Duration) {
+        self.patience.set(patience);
     }
 
     /// How many reactors there are.
@@ -176,7 +188,11 @@ impl SimWorld {
     /// Why the world stopped before.
     pub fn try_run_until(&self, done: impl Fn() -> bool) -> Result<(), Stopped> {
         self.reactors.iter().for_each(|reactor| reactor.ready.set(true));
+        let end = self.now() + self.patience.get();
         while !done() {
+            if self.now() > end {
+                return Err(Stopped::TimedOut);
+            }
             if !self.step() {
                 let powerless = self.mechanics.is_powerless();
                 return Err(if powerless { Stopped::PowerCut } else { Stopped::Deadlock });

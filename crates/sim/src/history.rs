@@ -1,0 +1,356 @@
+//! [`History`]: the judge. It sees every operation's submission and completion in order and says
+//! which contents a sector may show, while the world runs and after a crash.
+//!
+//! Words: a write *supersedes* another if it was submitted after the other had completed and
+//! itself succeeded. A write in flight at a crash never completed.
+//!
+//! H1. A read shows a write that was submitted before the read completed, and that nothing which
+//!     completed before the read was submitted supersedes. What was there first counts as a
+//!     write at the beginning, write-zeroes as a write of zeros.
+//! H2. A read that met no unfinished, failed or undefined write settles what the sector holds:
+//!     later reads may not go back.
+//! H3. After a crash a sector shows a write that nothing durable supersedes. Durable is what
+//!     completed before a flush was submitted that succeeded, and a FUA write that succeeded.
+//! H4. A failed write may show or not. It supersedes nothing, and is superseded like any other.
+//! H5. A discard that nothing supersedes allows zeros, a drive's garbage and whatever the sector
+//!     ever held.
+//! H6. What was read after the recovery is what was there first ([`History::rebase`]).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+
+use cairn_block::{Flags, IoResult, Op, SECTOR_BYTES, Sector, SectorCount, SectorRange};
+
+use crate::stamp::{self, Content};
+
+type Tick = u64;
+
+/// The end of what has not ended.
+const NEVER: Tick = Tick::MAX;
+
+/// A sector that holds what it must not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Names an operation between its submission and its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpTicket(usize);
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    op: Op,
+    range: SectorRange,
+    fua: bool,
+    id: u64,
+    submitted: Tick,
+    ended: Tick,
+    ok: bool,
+}
+
+impl Record {
+    /// True if it makes contents definite once it has ended.
+    fn is_definite(&self) -> bool {
+        self.ok && matches!(self.op, Op::Write | Op::WriteZeroes)
+    }
+}
+
+/// What a quiet read saw.
+#[derive(Clone, Copy, Debug)]
+struct Observed {
+    content: Content,
+    submitted: Tick,
+    ended: Tick,
+}
+
+#[derive(Default)]
+struct SectorHistory {
+    /// Indices of the writes, write-zeroes and discards that touched it, as submitted.
+    touched: Vec<usize>,
+    observed: Option<Observed>,
+}
+
+struct Inner {
+    seed: u64,
+    now: Tick,
+    next_id: u64,
+    records: Vec<Record>,
+    sectors: BTreeMap<u64, SectorHistory>,
+    baseline: Vec<Content>,
+    /// Unstamped contents a sector once began with, for H5.
+    ever: BTreeMap<u64, Vec<Content>>,
+    /// When the latest flush that succeeded was submitted.
+    flushed: Tick,
+    unfinished: usize,
+    tolerate_errors: bool,
+    violation: Option<Violation>,
+}
+
+/// The operations on one disk and what they allow. Cloning makes another handle.
+#[derive(Clone)]
+pub struct History(Rc<RefCell<Inner>>);
+
+impl History {
+    /// The history of a disk that holds `contents`, sector by sector.
+    pub fn new(seed: u64, contents: Vec<Content>) -> History {
+        let mut inner = Inner {
+            seed,
+            now: 0,
+            next_id: 1,
+            records: Vec::new(),
+            sectors: BTreeMap::new(),
+            baseline: Vec::new(),
+            ever: BTreeMap::new(),
+            flushed: 0,
+            unfinished: 0,
+            tolerate_errors: false,
+            violation: None,
+        };
+        inner.rebase(contents);
+        History(Rc::new(RefCell::new(inner)))
+    }
+
+    /// The history of a disk of zeros.
+    pub fn blank(seed: u64, sectors: SectorCount) -> History {
+        History::new(seed, vec![Content::Zero; sectors.0 as usize])
+    }
+
+    /// Whether errors that nobody planted are in order (a target that failed for good because
+    /// of a planted one answers with errors of its own).
+    pub fn tolerate_errors(&self, tolerate: bool) {
+        self.0.borrow_mut().tolerate_errors = tolerate;
+    }
+
+    /// Records a submission.
+    pub fn submit(&self, op: Op, range: SectorRange, flags: Flags) -> OpTicket {
+        self.0.borrow_mut().submit(op, range, flags)
+    }
+
+    /// The data to write for a submitted write.
+    pub fn data(&self, ticket: OpTicket) -> Vec<u8> {
+        let inner = self.0.borrow();
+        let record = &inner.records[ticket.0];
+        stamp::stamped(record.range, record.id, inner.seed)
+    }
+
+    /// Records a completion and judges what a read saw.
+    pub fn complete(&self, ticket: OpTicket, result: IoResult, data: &[u8]) {
+        self.0.borrow_mut().complete(ticket, result, data);
+    }
+
+    /// How many operations have not ended.
+    pub fn unfinished(&self) -> usize {
+        self.0.borrow().unfinished
+    }
+
+    /// The first thing that was wrong so far.
+    ///
+    /// # Errors
+    /// There was one.
+    pub fn verdict(&self) -> Result<(), Violation> {
+        self.0.borrow().violation.clone().map_or(Ok(()), Err)
+    }
+
+    /// Judges what the disk holds after a crash (H3).
+    ///
+    /// # Errors
+    /// The first sector that holds what it must not.
+    pub fn check_after_crash(&self, contents: &[Content]) -> Result<(), Violation> {
+        self.0.borrow().check_after_crash(contents)
+    }
+
+    /// H6: forgets every operation; this is what the disk holds now.
+    pub fn rebase(&self, contents: Vec<Content>) {
+        self.0.borrow_mut().rebase(contents);
+    }
+
+    /// The contents of a range that was read.
+    pub fn contents(start: Sector, bytes: &[u8]) -> Vec<Content> {
+        let sectors = bytes.chunks(SECTOR_BYTES as usize);
+        let content = |(index, bytes)| Content::of(Sector(start.0 + index), bytes);
+        (0u64..).zip(sectors).map(content).collect()
+    }
+}
+
+impl Inner {
+    fn tick(&mut self) -> Tick {
+        self.now += 1;
+        self.now
+    }
+
+    fn rebase(&mut self, contents: Vec<Content>) {
+        for (sector, &content) in contents.iter().enumerate() {
+            if matches!(content, Content::Other(_)) {
+                self.ever.entry(sector as u64).or_default().push(content);
+            }
+        }
+        self.baseline = contents;
+        self.records.clear();
+        self.sectors.clear();
+        self.now = 0;
+        self.flushed = 0;
+        self.unfinished = 0;
+    }
+
+    fn submit(&mut self, op: Op, range: SectorRange, flags: Flags) -> OpTicket {
+        let submitted = self.tick();
+        let (id, fua) = (self.next_id, flags.contains(Flags::FUA));
+        self.next_id += 1;
+        self.unfinished += 1;
+        let index = self.records.len();
+        let record = Record { op, range, fua, id, submitted, ended: NEVER, ok: false };
+        self.records.push(record);
+        if op.is_write() {
+            for sector in range.start.0..range.end().0 {
+                self.sectors.entry(sector).or_default().touched.push(index);
+            }
+        }
+        OpTicket(index)
+    }
+
+    fn complete(&mut self, ticket: OpTicket, result: IoResult, data: &[u8]) {
+        let ended = self.tick();
+        self.unfinished -= 1;
+        let record = &mut self.records[ticket.0];
+        assert_eq!(record.ended, NEVER, "an operation ends once");
+        record.ended = ended;
+        record.ok = result.is_ok();
+        let record = *record;
+        if let Err(error) = result {
+            if !error.injected && !self.tolerate_errors {
+                self.object(format!("{:?} {} failed: {error}", record.op, record.range));
+            }
+            return;
+        }
+        match record.op {
+            Op::Flush => self.flushed = self.flushed.max(record.submitted),
+            Op::Read => self.judge_read(&record, data),
+            Op::Write | Op::WriteZeroes | Op::Discard => {}
+        }
+    }
+
+    fn object(&mut self, text: String) {
+        self.violation.get_or_insert(Violation(text));
+    }
+
+    fn judge_read(&mut self, read: &Record, data: &[u8]) {
+        let contents = History::contents(read.range.start, data);
+        assert_eq!(contents.len() as u64, read.range.count.0, "a read is judged whole");
+        for (sector, content) in (read.range.start.0..).zip(contents) {
+            if !self.may_read(sector, content, read) {
+                let what = format!("a read (submitted {}, ended {})", read.submitted, read.ended);
+                let text = self.describe(sector, content, &what);
+                return self.object(text);
+            }
+            if self.is_quiet(sector, read) {
+                let observed = Observed { content, submitted: read.submitted, ended: read.ended };
+                self.sectors.entry(sector).or_default().observed = Some(observed);
+            }
+        }
+    }
+
+    fn touched(&self, sector: u64) -> impl Iterator<Item = &Record> {
+        let history = self.sectors.get(&sector);
+        history.into_iter().flat_map(|history| &history.touched).map(|&index| &self.records[index])
+    }
+
+    fn observed(&self, sector: u64) -> Option<Observed> {
+        self.sectors.get(&sector).and_then(|history| history.observed)
+    }
+
+    /// True if what ended at `end` was superseded before `moment`.
+    fn superseded(&self, sector: u64, end: Tick, moment: Tick) -> bool {
+        let by_write = |w: &Record| w.is_definite() && w.submitted > end && w.ended < moment;
+        let by_read = |read: Observed| read.submitted > end && read.ended < moment;
+        self.touched(sector).any(by_write) || self.observed(sector).is_some_and(by_read)
+    }
+
+    /// True if what ended at `end` is superseded by something durable.
+    fn durably_superseded(&self, sector: u64, end: Tick) -> bool {
+        let durable = |w: &Record| w.is_definite() && (w.fua || w.ended < self.flushed);
+        let by_write = |w: &Record| durable(w) && w.submitted > end;
+        let by_read = |read: Observed| read.submitted > end && read.ended < self.flushed;
+        self.touched(sector).any(by_write) || self.observed(sector).is_some_and(by_read)
+    }
+
+    /// The ends of everything that could have left `content`; H4, H5.
+    fn sources(&self, sector: u64, content: Content, before: Tick) -> impl Iterator<Item = Tick> {
+        let first = (self.baseline[sector as usize] == content).then_some(0);
+        let seen = self.observed(sector).filter(|seen| seen.content == content);
+        let writes = self.touched(sector).filter(move |w| w.submitted < before);
+        let writes = writes.filter(move |w| self.may_leave(w, sector, content));
+        first.into_iter().chain(seen.map(|seen| seen.ended)).chain(writes.map(|w| w.ended))
+    }
+
+    fn may_leave(&self, write: &Record, sector: u64, content: Content) -> bool {
+        match write.op {
+            Op::Write => content == Content::Write { id: write.id, seed: self.seed },
+            Op::WriteZeroes => content == Content::Zero,
+            Op::Discard => match content {
+                Content::Zero | Content::Garbage => true,
+                Content::Write { id, seed } => seed == self.seed && id < self.next_id,
+                Content::Other(_) => {
+                    self.ever.get(&sector).is_some_and(|ever| ever.contains(&content))
+                }
+                Content::Misplaced { .. } => false,
+            },
+            Op::Read | Op::Flush => false,
+        }
+    }
+
+    /// H1.
+    fn may_read(&self, sector: u64, content: Content, read: &Record) -> bool {
+        let mut sources = self.sources(sector, content, read.ended);
+        sources.any(|end| !self.superseded(sector, end, read.submitted))
+    }
+
+    /// H2: everything that the read could have met is whole.
+    fn is_quiet(&self, sector: u64, read: &Record) -> bool {
+        let whole = |w: &Record| w.is_definite() && w.ended < read.submitted;
+        self.touched(sector)
+            .all(|write| whole(write) || self.superseded(sector, write.ended, read.submitted))
+    }
+
+    fn check_after_crash(&self, contents: &[Content]) -> Result<(), Violation> {
+        assert_eq!(contents.len(), self.baseline.len(), "the whole disk is judged");
+        for (sector, &content) in (0u64..).zip(contents) {
+            let mut sources = self.sources(sector, content, NEVER);
+            if !sources.any(|end| !self.durably_superseded(sector, end)) {
+                let what = format!("a crash (last flush submitted {})", self.flushed);
+                return Err(Violation(self.describe(sector, content, &what)));
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, sector: u64, content: Content, what: &str) -> String {
+        let mut text = format!(
+            "sector {sector} after {what} holds {content:?}; it began with {:?}",
+            self.baseline[sector as usize]
+        );
+        for write in self.touched(sector) {
+            let fua = if write.fua { " FUA" } else { "" };
+            let state = match write.ended {
+                NEVER => "in flight".to_owned(),
+                ended if write.ok => format!("succeeded {ended}"),
+                ended => format!("failed {ended}"),
+            };
+            let (op, id, range, submitted) = (write.op, write.id, write.range, write.submitted);
+            text += &format!("\n  {op:?}{fua} {id} {range}: submitted {submitted}, {state}");
+        }
+        if let Some(seen) = self.observed(sector) {
+            text += &format!("\n  read as {:?}: {}..{}", seen.content, seen.submitted, seen.ended);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! [`Workload`]: seeded requests from every reactor, with bounded many in flight, recorded in a
+//! [`History`].
+//!
+//! Ranges come from three patterns, so that caches see overwrites, runs and misses: hot spots,
+//! sequential runs, and anywhere. Data is stamped; a read's memory is poisoned beforehand.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use cairn_block::{
+    Client, Disk, Env, Flags, Io, IoResult, Op, Request, Sector, SectorCount, SectorRange, Segs,
+};
+
+use crate::history::{History, OpTicket};
+use crate::world::{SimWorld, Stopped};
+
+const POISON: u8 = 0xa5;
+
+/// How often each operation comes, relative to the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Mix {
+    /// Reads.
+    pub read: u32,
+    /// Writes.
+    pub write: u32,
+    /// Writes with FUA.
+    pub fua: u32,
+    /// Flushes.
+    pub flush: u32,
+    /// Write-zeroes, a quarter of them with FUA.
+    pub zeroes: u32,
+    /// Discards.
+    pub discard: u32,
+}
+
+impl Default for Mix {
+    fn default() -> Mix {
+        Mix { read: 30, write: 50, fua: 5, flush: 8, zeroes: 4, discard: 3 }
+    }
+}
+
+impl Mix {
+    fn draw(&self, rng: &mut fastrand::Rng) -> (Op, Flags) {
+        let none = Flags::empty();
+        let kinds = [
+            (self.read, Op::Read, none),
+            (self.write, Op::Write, none),
+            (self.fua, Op::Write, Flags::FUA),
+            (self.flush, Op::Flush, none),
+            (self.zeroes, Op::WriteZeroes, if rng.u8(..4) == 0 { Flags::FUA } else { none }),
+            (self.discard, Op::Discard, none),
+        ];
+        let sum: u32 = kinds.iter().map(|kind| kind.0).sum();
+        let mut at = rng.u32(..sum);
+        for (weight, op, flags) in kinds {
+            if at < weight {
+                return (op, flags);
+            }
+            at -= weight;
+        }
+        unreachable!("a number below the sum falls into one of the weights")
+    }
+}
+
+/// What to do to a disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Its own seed.
+    pub seed: u64,
+    /// How many operations.
+    pub ops: u64,
+    /// How many in flight per reactor.
+    pub in_flight: u16,
+    /// What they are.
+    pub mix: Mix,
+    /// The longest range.
+    pub max: SectorCount,
+    /// The longest pause before an operation.
+    pub pause: Duration,
+}
+
+impl Workload {
+    /// A mixture of everything: 4 operations in flight per reactor, up to 64 KiB each.
+    pub fn mixed(seed: u64, ops: u64) -> Workload {
+        let (max, pause) = (SectorCount(128), Duration::from_micros(100));
+        Workload { seed, ops, in_flight: 4, mix: Mix::default(), max, pause }
+    }
+
+    /// Does it all.
+    ///
+    /// # Errors
+    /// The world stopped before the last operation ended.
+    pub fn run(
+        self,
+        world: &SimWorld,
+        disk: &Arc<dyn Disk>,
+        history: &History,
+    ) -> Result<(), Stopped> {
+        let running = self.start(world, disk, history);
+        world.try_run_until(|| running.is_done())
+    }
+
+    /// Begins; the operations happen while the world is run for whatever reason.
+    pub fn start(self, world: &SimWorld, disk: &Arc<dyn Disk>, history: &History) -> Running {
+        let size = disk.sectors();
+        let block = disk.limits().logical_sectors();
+        let mut rng = fastrand::Rng::with_seed(self.seed);
+        let spots = std::array::from_fn(|_| rng.u64(..size.0 / block.0) * block.0);
+        let lanes = u64::from(world.reactors()) * u64::from(self.in_flight);
+        let shared = Rc::new(Shared {
+            plan: RefCell::new(Plan { workload: self, rng, size, block, spots, cursor: 0, run: 0 }),
+            left: Cell::new(self.ops),
+            lanes: Cell::new(lanes),
+            disk: disk.clone(),
+            history: history.clone(),
+        });
+        for lane in 0..lanes {
+            let env = world.env((lane % u64::from(world.reactors())) as u16);
+            env.spawn(run_lane(env.clone(), shared.clone()));
+        }
+        Running(shared)
+    }
+}
+
+/// A workload that has begun.
+pub struct Running(Rc<Shared>);
+
+impl Running {
+    /// True if every operation has ended.
+    pub fn is_done(&self) -> bool {
+        self.0.lanes.get() == 0
+    }
+
+    /// How many operations have not been started.
+    pub fn left(&self) -> u64 {
+        self.0.left.get()
+    }
+}
+
+struct Shared {
+    plan: RefCell<Plan>,
+    left: Cell<u64>,
+    lanes: Cell<u64>,
+    disk: Arc<dyn Disk>,
+    history: History,
+}
+
+/// Where the next operation goes.
+struct Plan {
+    workload: Workload,
+    rng: fastrand::Rng,
+    size: SectorCount,
+    block: SectorCount,
+    spots: [u64; 4],
+    cursor: u64,
+    run: u64,
+}
+
+impl Plan {
+    fn range(&mut self) -> SectorRange {
+        let (block, blocks) = (self.block.0, self.size.0 / self.block.0);
+        let most = (self.workload.max.0 / block).clamp(1, blocks);
+        let length = match self.rng.u8(..4) {
+            0 => 1,
+            1 => self.rng.u64(1..=most),
+            _ => self.rng.u64(1..=most.min(8)),
+        };
+        let start = match self.rng.u8(..8) {
+            0..4 => {
+                let spot = self.spots[self.rng.usize(..self.spots.len())] / block;
+                spot + self.rng.u64(..16)
+            }
+            4..6 => self.sequential(length, blocks),
+            _ => self.rng.u64(..blocks),
+        };
+        let start = start.min(blocks - 1);
+        let length = length.min(blocks - start);
+        SectorRange::new(Sector(start * block), SectorCount(length * block))
+    }
+
+    /// The next piece of a run that begins anew now and then.
+    fn sequential(&mut self, length: u64, blocks: u64) -> u64 {
+        if self.run == 0 || self.cursor + length > blocks {
+            self.run = self.rng.u64(4..32);
+            self.cursor = self.rng.u64(..blocks);
+        }
+        let start = self.cursor;
+        self.run -= 1;
+        self.cursor += length;
+        start
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        let most = u64::try_from(self.workload.pause.as_nanos()).unwrap_or(u64::MAX);
+        match self.rng.u8(..8) {
+            0 => Some(Duration::from_nanos(self.rng.u64(..=most.saturating_mul(50)))),
+            1..4 => Some(Duration::from_nanos(self.rng.u64(..=most))),
+            _ => None,
+        }
+    }
+}
+
+/// One operation in flight after the other.
+async fn run_lane(env: Env, shared: Rc<Shared>) {
+    while let Some(left) = shared.left.get().checked_sub(1) {
+        shared.left.set(left);
+        let pause = shared.plan.borrow_mut().pause();
+        if let Some(pause) = pause {
+            env.sleep(pause).await;
+        }
+        let (io, ticket) = make_io(&env, &shared);
+        run_io(&env, &shared.disk, &shared.history, io, ticket).await;
+    }
+    shared.lanes.set(shared.lanes.get() - 1);
+}
+
+fn make_io(env: &Env, shared: &Shared) -> (Io, OpTicket) {
+    let mut plan = shared.plan.borrow_mut();
+    let mix = plan.workload.mix;
+    let (op, flags) = mix.draw(&mut plan.rng);
+    let range = if op == Op::Flush { SectorRange::default() } else { plan.range() };
+    let ticket = shared.history.submit(op, range, flags);
+    let segs = if op.has_data() { scattered(env, &mut plan.rng, range) } else { Segs::default() };
+    match op {
+        Op::Read => segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(POISON)),
+        Op::Write => segs.copy_in(0, &shared.history.data(ticket)),
+        Op::Flush | Op::Discard | Op::WriteZeroes => {}
+    }
+    (Io { op, flags, range, segs }, ticket)
+}
+
+/// Memory for a range, sometimes in two pieces that do not begin at a page.
+fn scattered(env: &Env, rng: &mut fastrand::Rng, range: SectorRange) -> Segs {
+    let bytes = range.to_bytes() as usize;
+    if bytes < 1024 || rng.u8(..4) > 0 {
+        return env.segs(range.count);
+    }
+    let first = rng.usize(1..bytes / 512) * 512;
+    let mut segs = Segs::of(&env.buf(first + 512), 512, first);
+    segs.push(env.buf(bytes - first), 0, bytes - first);
+    segs
+}
+
+/// Records the end the moment the disk says it.
+struct Recorder {
+    history: History,
+    ticket: OpTicket,
+    done: Cell<bool>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Client for Recorder {
+    fn complete(&self, _env: &Env, _cookie: u64, request: &mut Request, result: IoResult) {
+        let reads = request.op == Op::Read && result.is_ok();
+        let data = if reads { request.segs.to_vec() } else { Vec::new() };
+        self.history.complete(self.ticket, result, &data);
+        self.done.set(true);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+async fn run_io(env: &Env, disk: &Arc<dyn Disk>, history: &History, io: Io, ticket: OpTicket) {
+    let recorder = Rc::new(Recorder {
+        history: history.clone(),
+        ticket,
+        done: Cell::new(false),
+        waker: Cell::new(None),
+    });
+    env.start(disk, io, recorder.clone(), 0);
+    poll_fn(|cx| {
+        if recorder.done.get() {
+            return Poll::Ready(());
+        }
+        recorder.waker.set(Some(cx.waker().clone()));
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,429 @@
+//! [`Connection`]: one client in transmission, on one reactor.
+//!
+//! Three tasks share it: the receiver ([`super::serve`]) takes requests and starts them, the
+//! sender sends what was answered, the watcher tells both when the export is stopped. Requests
+//! complete here in any order; their replies gather in a batch that the sender takes whole, so
+//! that one turn of the loop is one send.
+//!
+//! Invariants:
+//! - N1. A request counts (and its memory) from its admission until its reply was sent or
+//!   dropped; nothing is received while the counts are at their limits, so a client that does
+//!   not listen holds a bounded amount of memory.
+//! - N2. The export is used until the last request has ended, even if the client has vanished.
+//! - N3. A write that entered the gate leaves it exactly once, before its reply is queued.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use cairn_block::{CellGuard, Client, Env, ErrorKind, Io, IoError, IoResult, Request, Segs};
+use cairn_reactor::Driver;
+use rustix::net::{Shutdown, shutdown};
+
+use super::export::Export;
+use super::handshake::Negotiated;
+use super::inlet::Ended;
+use super::lifeline::Level;
+use super::payload::{Batch, Payload};
+use super::reply::{self, Last};
+use super::request::Terms;
+use super::signal::{First, Signal, first};
+use super::wire::{Cookie, ErrorCode};
+
+/// Most requests of one connection that are admitted and not answered.
+const REQUESTS_MAX: usize = 128;
+
+/// Most memory of admitted requests of one connection, in bytes; a single larger one may pass.
+const HELD_BYTES_MAX: usize = 64 << 20;
+
+/// A socket as one reactor uses it, and whether receiving goes on.
+pub(super) struct Channel {
+    driver: Rc<Driver>,
+    socket: Arc<OwnedFd>,
+    level: Cell<Level>,
+    /// Wakes the receiver: there is room, or it must stop.
+    receiver: Signal,
+}
+
+impl Channel {
+    /// A channel over `socket` on `env`'s reactor.
+    pub(super) fn new(env: &Env, socket: OwnedFd) -> Channel {
+        Channel {
+            driver: Driver::of(env).clone(),
+            socket: Arc::new(socket),
+            level: Cell::new(Level::Serving),
+            receiver: Signal::default(),
+        }
+    }
+
+    /// Receives at least one byte into `segs`, or says why not.
+    pub(super) async fn receive(&self, segs: Segs) -> Result<usize, Ended> {
+        loop {
+            let mut op = self.driver.recv(&self.socket, segs.clone());
+            let count = poll_fn(|cx| {
+                if self.level.get() > Level::Serving {
+                    return Poll::Ready(Err(Ended::Halted));
+                }
+                self.receiver.register(cx);
+                Pin::new(&mut op).poll(cx).map(Ok)
+            })
+            .await?;
+            match usize::try_from(count) {
+                Ok(0) => return Err(Ended::Closed),
+                Ok(count) => return Ok(count),
+                Err(_) if count == -libc::EINTR || count == -libc::EAGAIN => {}
+                Err(_) => return Err(Ended::Failed(-count)),
+            }
+        }
+    }
+
+    /// Sends all of `segs`.
+    pub(super) async fn send(&self, mut segs: Segs) -> Result<(), Ended> {
+        while segs.bytes() > 0 {
+            let count = self.driver.send(&self.socket, segs.clone()).await;
+            match usize::try_from(count) {
+                Ok(count) if count == segs.bytes() => return Ok(()),
+                Ok(count) => segs = segs.slice(count, segs.bytes() - count),
+                Err(_) if count == -libc::EINTR || count == -libc::EAGAIN => {}
+                Err(_) => return Err(Ended::Failed(-count)),
+            }
+        }
+        Ok(())
+    }
+
+    fn raise(&self, level: Level) {
+        self.level.set(self.level.get().max(level));
+        self.receiver.wake();
+    }
+
+    /// Ends both directions at once: whatever sends or receives comes back.
+    fn cut(&self) {
+        self.raise(Level::Cut);
+        if let Err(error) = shutdown(&*self.socket, Shutdown::Both) {
+            // The peer was faster; that is as good.
+            tracing::debug!("shutting down a connection: {error}");
+        }
+    }
+}
+
+/// A request that was admitted; to be given back by an answer.
+pub(super) struct Ticket {
+    pub(super) cookie: Cookie,
+    held: usize,
+}
+
+/// How a write passed the gate.
+pub(super) enum Pass {
+    /// It did not need to.
+    Free,
+    /// As a loose write.
+    Loose,
+    /// In a cell, which leaves with it.
+    Cell(CellGuard),
+}
+
+/// What becomes of a read's data.
+pub(super) struct ReadPart {
+    /// First byte asked for.
+    pub(super) offset: u64,
+    /// Bytes asked for.
+    pub(super) length: u32,
+    /// Bytes in front of them that were read along.
+    pub(super) lead: usize,
+    /// The memory.
+    pub(super) data: Payload,
+}
+
+/// A request that a disk is working on.
+struct Pending {
+    ticket: Ticket,
+    pass: Pass,
+    read: Option<ReadPart>,
+}
+
+#[derive(Default)]
+struct PendingTable {
+    slots: Vec<Option<Pending>>,
+    free: Vec<usize>,
+}
+
+impl PendingTable {
+    fn insert(&mut self, pending: Pending) -> u64 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[slot] = Some(pending);
+        slot as u64
+    }
+
+    fn remove(&mut self, slot: u64) -> Pending {
+        let slot = slot as usize;
+        self.free.push(slot);
+        self.slots[slot].take().expect("a disk completes each request once")
+    }
+}
+
+/// See the module's description.
+pub(super) struct Connection {
+    pub(super) env: Env,
+    pub(super) export: Arc<Export>,
+    pub(super) channel: Channel,
+    pub(super) structured: bool,
+    /// The number of `base:allocation`, if the client selected it.
+    pub(super) context: Option<u32>,
+    terms: Cell<Terms>,
+    block_bytes: Cell<u32>,
+    told_size_bytes: u64,
+    pending: RefCell<PendingTable>,
+    batch: RefCell<Batch>,
+    requests: Cell<usize>,
+    held: Cell<usize>,
+    receiving: Cell<bool>,
+    ended: Cell<bool>,
+    insists: Cell<bool>,
+    sender: Signal,
+    watcher: Signal,
+}
+
+impl Connection {
+    /// A connection that has just been negotiated.
+    pub(super) fn new(
+        env: &Env,
+        channel: Channel,
+        export: Arc<Export>,
+        negotiated: &Negotiated,
+        terms: Terms,
+    ) -> Rc<Connection> {
+        Rc::new(Connection {
+            env: env.clone(),
+            channel,
+            structured: negotiated.structured_replies,
+            context: negotiated.contexts.first().map(|context| context.id),
+            told_size_bytes: terms.size_bytes,
+            terms: Cell::new(terms),
+            block_bytes: Cell::new(export.block_bytes()),
+            export,
+            pending: RefCell::default(),
+            batch: RefCell::default(),
+            requests: Cell::new(0),
+            held: Cell::new(0),
+            receiving: Cell::new(true),
+            ended: Cell::new(false),
+            insists: Cell::new(false),
+            sender: Signal::default(),
+            watcher: Signal::default(),
+        })
+    }
+
+    // Terms.
+
+    /// Looks at the disk again: it may have shrunk or changed its block size under the client.
+    pub(super) fn refresh(&self) {
+        let block_bytes = self.export.block_bytes();
+        self.block_bytes.set(block_bytes);
+        let now = self.export.size_bytes(block_bytes);
+        let size_bytes = self.told_size_bytes.min(now);
+        self.terms.set(Terms { size_bytes, ..self.terms.get() });
+    }
+
+    /// What requests are judged by.
+    pub(super) fn terms(&self) -> Terms {
+        self.terms.get()
+    }
+
+    /// The smallest unit the disk takes, in bytes.
+    pub(super) fn block_bytes(&self) -> u64 {
+        u64::from(self.block_bytes.get())
+    }
+
+    // Admission.
+
+    /// Waits until a request with `bytes` of data may be admitted. (N1)
+    pub(super) async fn room(&self, bytes: usize) -> Result<(), Ended> {
+        self.channel
+            .receiver
+            .until(|| {
+                if self.channel.level.get() > Level::Serving {
+                    return Some(Err(Ended::Halted));
+                }
+                let held = self.held.get();
+                let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
+                (fits && self.requests.get() < REQUESTS_MAX).then_some(Ok(()))
+            })
+            .await
+    }
+
+    /// Admits a request that holds `held` bytes of memory.
+    pub(super) fn admit(&self, cookie: Cookie, held: usize) -> Ticket {
+        self.requests.set(self.requests.get() + 1);
+        self.held.set(self.held.get() + held);
+        Ticket { cookie, held }
+    }
+
+    /// From now on every write to the disk holds a cell, until this connection ends.
+    pub(super) fn insist_on_cells(&self) {
+        if !self.insists.replace(true) {
+            self.export.gate.insist();
+        }
+    }
+
+    // Requests and their answers.
+
+    /// Starts an admitted request; its completion answers the client.
+    pub(super) fn start(
+        self: &Rc<Self>,
+        ticket: Ticket,
+        io: Io,
+        pass: Pass,
+        read: Option<ReadPart>,
+    ) {
+        let slot = self.pending.borrow_mut().insert(Pending { ticket, pass, read });
+        self.env.start(&self.export.disk, io, self.clone(), slot);
+    }
+
+    /// Starts a request of the export's own and waits for it.
+    pub(super) async fn io(&self, io: Io) -> IoResult {
+        self.env.io(&self.export.disk, io).await
+    }
+
+    /// Answers a request that has no data to send.
+    pub(super) fn answer(&self, ticket: Ticket, result: IoResult) {
+        match result {
+            Ok(()) => {
+                let head = reply::simple_success(ticket.cookie);
+                self.reply(ticket, |batch, env| batch.push_head(env, &head));
+            }
+            Err(error) => self.refuse(ticket, error_code(error), &error.to_string()),
+        }
+    }
+
+    /// Answers a read with its data.
+    pub(super) fn answer_read(&self, ticket: Ticket, read: &ReadPart) {
+        let (cookie, length) = (ticket.cookie, read.length as usize);
+        self.reply(ticket, |batch, env| {
+            if self.structured {
+                let head = reply::offset_data(cookie, Last::Yes, read.offset, read.length);
+                batch.push_head(env, &head);
+            } else {
+                batch.push_head(env, &reply::simple_success(cookie));
+            }
+            batch.push_data(&read.data, read.lead, length);
+        });
+    }
+
+    /// Answers with an error and a message for a person.
+    pub(super) fn refuse(&self, ticket: Ticket, code: ErrorCode, message: &str) {
+        let head = reply::refused(ticket.cookie, self.structured, code, message);
+        self.answer_with(ticket, &head);
+    }
+
+    /// Answers with a reply that is complete in itself.
+    pub(super) fn answer_with(&self, ticket: Ticket, bytes: &[u8]) {
+        self.reply(ticket, |batch, env| batch.push_head(env, bytes));
+    }
+
+    fn reply(&self, ticket: Ticket, push: impl FnOnce(&mut Batch, &Env)) {
+        let mut batch = self.batch.borrow_mut();
+        batch.requests += 1;
+        batch.held += ticket.held;
+        if self.channel.level.get() < Level::Cut {
+            push(&mut batch, &self.env);
+        }
+        self.sender.wake();
+    }
+
+    // Tasks.
+
+    /// Sends replies until the receiver has ended and every request was answered.
+    pub(super) async fn send_replies(&self) {
+        while let Some(mut batch) = self.sender.until(|| self.next_batch()).await {
+            let segs = batch.take_segs();
+            if self.channel.level.get() < Level::Cut
+                && let Err(ended) = self.channel.send(segs).await
+            {
+                tracing::debug!("export `{}`: sending stopped: {ended:?}", self.export.name);
+                self.channel.cut();
+            }
+            self.requests.set(self.requests.get() - batch.requests);
+            self.held.set(self.held.get() - batch.held);
+            self.channel.receiver.wake();
+        }
+        self.end();
+    }
+
+    /// The replies to send now; `Some(None)` when there will never be another.
+    fn next_batch(&self) -> Option<Option<Batch>> {
+        let mut batch = self.batch.borrow_mut();
+        if !batch.is_empty() {
+            return Some(Some(std::mem::take(&mut *batch)));
+        }
+        (!self.receiving.get() && self.requests.get() == 0).then_some(None)
+    }
+
+    /// The receiver has ended.
+    pub(super) fn stop_receiving(&self) {
+        self.receiving.set(false);
+        self.sender.wake();
+    }
+
+    /// Follows the life of the export until the connection ends.
+    pub(super) async fn watch(&self) {
+        let mut seen = Level::Serving;
+        while seen < Level::Cut {
+            let ended = self.watcher.until(|| self.ended.get().then_some(()));
+            match first(ended, self.export.life.above(seen)).await {
+                First::Left(()) => break,
+                First::Right(level) => seen = level,
+            }
+            match seen {
+                Level::Cut => self.channel.cut(),
+                level => self.channel.raise(level),
+            }
+        }
+        self.watcher.clear();
+    }
+
+    fn end(&self) {
+        if self.insists.replace(false) {
+            self.export.gate.relax();
+        }
+        self.ended.set(true);
+        self.watcher.wake();
+        self.sender.clear();
+        self.channel.receiver.clear();
+    }
+}
+
+impl Client for Connection {
+    fn complete(&self, env: &Env, cookie: u64, _request: &mut Request, result: IoResult) {
+        let Pending { ticket, pass, read } = self.pending.borrow_mut().remove(cookie);
+        // N3
+        match pass {
+            Pass::Free => {}
+            Pass::Loose => self.export.gate.leave_loose(env.reactor()),
+            Pass::Cell(guard) => drop(guard),
+        }
+        match (read, result) {
+            (Some(read), Ok(())) => self.answer_read(ticket, &read),
+            (_, result) => self.answer(ticket, result),
+        }
+    }
+}
+
+/// The error number that tells a client about `error`.
+fn error_code(error: IoError) -> ErrorCode {
+    match error.kind {
+        ErrorKind::Io | ErrorKind::Busy => ErrorCode::Io,
+        ErrorKind::NoSpace => ErrorCode::NoSpace,
+        ErrorKind::Invalid => ErrorCode::Invalid,
+        ErrorKind::Unsupported => ErrorCode::NotSupported,
+        ErrorKind::ReadOnly => ErrorCode::NotPermitted,
+        ErrorKind::NoMemory => ErrorCode::NoMemory,
+        ErrorKind::Shutdown => ErrorCode::Shutdown,
+    }
+}

@@ -1,0 +1,119 @@
+//! [`WriteGate`]: keeps whole-block writes of one disk out of the way of read-modify-writes.
+//!
+//! A client that was not told block sizes may write half a block; the export then reads the
+//! block, changes it and writes it back, and every other write to that block must wait. As long
+//! as no client does so, a write only counts itself (on a counter of its reactor, so that no
+//! cache line is shared). Once a client did, and until it leaves, all writes hold cells.
+//!
+//! - G1. A loose write (without a cell) begins only while nobody insists on cells, or leaves
+//!   again at once. Counting itself comes before looking, and insisting comes before looking at
+//!   the counts, so one of the two sees the other.
+//! - G2. A read-modify-write insists, waits until no loose write is left, and holds its whole
+//!   blocks exclusively; writes in cells hold theirs shared. Therefore no write lands in a block
+//!   between its being read and written back.
+//!
+//! Discards need no cell: the contents they leave are undefined until the next write, so the
+//! old bytes that a read-modify-write puts back are as good as any.
+
+use cairn_block::sync::atomic::{AtomicUsize, Ordering};
+use cairn_block::{Cells, ReactorId};
+use event_listener::Event;
+
+/// A counter on a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Counter(AtomicUsize);
+
+/// See the module's description.
+pub(super) struct WriteGate {
+    insisting: AtomicUsize,
+    loose: Box<[Counter]>,
+    drained: Event,
+    cells: Cells,
+}
+
+impl WriteGate {
+    /// The gate of a disk in a world of `reactors`.
+    pub(super) fn new(reactors: u16) -> WriteGate {
+        WriteGate {
+            insisting: AtomicUsize::new(0),
+            loose: (0..reactors).map(|_| Counter::default()).collect(),
+            drained: Event::new(),
+            cells: Cells::default(),
+        }
+    }
+
+    /// Begins a loose write; false if writes must hold cells now. (G1)
+    pub(super) fn enter_loose(&self, reactor: ReactorId) -> bool {
+        self.loose[usize::from(reactor.0)].0.fetch_add(1, Ordering::SeqCst);
+        if self.insisting.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        self.leave_loose(reactor);
+        false
+    }
+
+    /// Ends a loose write.
+    pub(super) fn leave_loose(&self, reactor: ReactorId) {
+        let before = self.loose[usize::from(reactor.0)].0.fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(before > 0, "a write leaves once");
+        if before == 1 && self.insisting.load(Ordering::SeqCst) > 0 {
+            self.drained.notify(usize::MAX);
+        }
+    }
+
+    /// From now on every write holds a cell, until as many calls of [`WriteGate::relax`].
+    pub(super) fn insist(&self) {
+        self.insisting.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes back one [`WriteGate::insist`].
+    pub(super) fn relax(&self) {
+        self.insisting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Waits until no loose write is left. Only for somebody who insists. (G2)
+    pub(super) async fn no_loose_writes(&self) {
+        debug_assert!(self.insisting.load(Ordering::SeqCst) > 0);
+        loop {
+            let listener = self.drained.listen();
+            if self.loose.iter().all(|count| count.0.load(Ordering::SeqCst) == 0) {
+                return;
+            }
+            listener.await;
+        }
+    }
+
+    /// The cells that writes hold while somebody insists.
+    pub(super) fn cells(&self) -> &Cells {
+        &self.cells
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use cairn_block::ReactorId;
+
+    use super::WriteGate;
+
+    #[test]
+    fn who_insists_waits_for_the_loose_writes_of_all_reactors() {
+        let gate = WriteGate::new(2);
+        assert!(gate.enter_loose(ReactorId(0)) && gate.enter_loose(ReactorId(1)));
+        gate.insist();
+        assert!(!gate.enter_loose(ReactorId(0)), "G1");
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut wait = pin!(gate.no_loose_writes());
+        assert!(wait.as_mut().poll(&mut cx).is_pending());
+        gate.leave_loose(ReactorId(1));
+        assert!(wait.as_mut().poll(&mut cx).is_pending());
+        gate.leave_loose(ReactorId(0));
+        assert!(wait.as_mut().poll(&mut cx).is_ready(), "G2");
+        gate.relax();
+        assert!(gate.enter_loose(ReactorId(0)));
+    }
+}

@@ -1,0 +1,127 @@
+//! [`Inlet`]: bytes that arrive on a connection, on their way into headers and payloads.
+//!
+//! Owns one staging buffer. Headers and small payloads arrive there, many requests in one
+//! receive; the part of a payload that has not arrived yet is received straight into the
+//! request's memory, together with what follows it into the staging buffer. After a large
+//! payload only one header is staged ahead, so that a stream of large writes is not copied.
+//!
+//! Must never: be used again after a receive was abandoned; the kernel may still write here.
+
+use cairn_block::{Buf, Env, Segs};
+
+use super::connection::Channel;
+use super::request::REQUEST_BYTES;
+
+/// Size of the staging buffer.
+const STAGE_BYTES: usize = 64 << 10;
+
+/// A payload of at least this many bytes is large.
+const LARGE_BYTES: usize = 32 << 10;
+
+/// Why nothing more arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The peer closed its side.
+    Closed,
+    /// The system refused, with this errno.
+    Failed(i32),
+    /// This side wants no more.
+    Halted,
+}
+
+/// See the module's description.
+pub(super) struct Inlet {
+    buf: Buf,
+    start: usize,
+    end: usize,
+    /// How many bytes to stage ahead.
+    appetite: usize,
+}
+
+impl Inlet {
+    /// An empty inlet.
+    pub(super) fn new(env: &Env) -> Inlet {
+        Inlet { buf: env.buf(STAGE_BYTES), start: 0, end: 0, appetite: STAGE_BYTES }
+    }
+
+    /// Lets `look` see what is staged; it answers how much it used up.
+    pub(super) fn consume(&mut self, look: impl FnOnce(&[u8]) -> usize) {
+        let used = self.buf.read(self.start, self.end - self.start, look);
+        self.start += used;
+        debug_assert!(self.start <= self.end);
+    }
+
+    /// True if nothing is staged.
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Waits for more bytes than are staged.
+    pub(super) async fn fill(&mut self, channel: &Channel) -> Result<(), Ended> {
+        self.make_room();
+        let room = self.appetite.min(STAGE_BYTES - self.end);
+        let segs = Segs::of(&self.buf, self.end, room);
+        self.end += channel.receive(segs).await?;
+        Ok(())
+    }
+
+    /// Waits for a whole header.
+    pub(super) async fn header(&mut self, channel: &Channel) -> Result<[u8; REQUEST_BYTES], Ended> {
+        while self.end - self.start < REQUEST_BYTES {
+            self.fill(channel).await?;
+        }
+        let mut header = [0; REQUEST_BYTES];
+        self.buf.read(self.start, REQUEST_BYTES, |bytes| header.copy_from_slice(bytes));
+        self.start += REQUEST_BYTES;
+        self.appetite = STAGE_BYTES;
+        Ok(header)
+    }
+
+    /// Waits until all of `into` has arrived.
+    pub(super) async fn payload(&mut self, channel: &Channel, into: &Segs) -> Result<(), Ended> {
+        let staged = (self.end - self.start).min(into.bytes());
+        self.buf.read(self.start, staged, |bytes| into.copy_in(0, bytes));
+        self.start += staged;
+        let mut arrived = staged;
+        if into.bytes() >= LARGE_BYTES {
+            self.appetite = REQUEST_BYTES;
+        }
+        while arrived < into.bytes() {
+            // More of the payload is missing, so nothing behind it is staged.
+            (self.start, self.end) = (0, 0);
+            let missing = into.bytes() - arrived;
+            let mut segs = into.slice(arrived, missing);
+            segs.push(self.buf.clone(), 0, self.appetite);
+            let count = channel.receive(segs).await?;
+            arrived += count.min(missing);
+            self.end = count.saturating_sub(missing);
+        }
+        Ok(())
+    }
+
+    /// Waits for `count` bytes and drops them.
+    pub(super) async fn skip(&mut self, channel: &Channel, count: u32) -> Result<(), Ended> {
+        let mut left = count as usize;
+        loop {
+            let dropped = left.min(self.end - self.start);
+            self.start += dropped;
+            left -= dropped;
+            if left == 0 {
+                return Ok(());
+            }
+            self.fill(channel).await?;
+        }
+    }
+
+    /// Moves what is staged (less than a header) to the front if the end is near.
+    fn make_room(&mut self) {
+        let staged = self.end - self.start;
+        if staged == 0 {
+            (self.start, self.end) = (0, 0);
+        } else if STAGE_BYTES - self.end < REQUEST_BYTES {
+            let (start, end) = (self.start, self.end);
+            self.buf.write(0, STAGE_BYTES, |bytes| bytes.copy_within(start..end, 0));
+            (self.start, self.end) = (0, staged);
+        }
+    }
+}

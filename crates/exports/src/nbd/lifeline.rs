@@ -1,0 +1,127 @@
+//! The life of something that connections use: a server, an export.
+//!
+//! Owns: how far it has been stopped (which only ever rises) and how many use it. May be used
+//! from any thread.
+//!
+//! L1. Whoever joins first and looks at the level afterwards is either waited for by a stop, or
+//!     sees that it came too late. (Both sides write before they read, in one total order.)
+
+use std::sync::Arc;
+
+use cairn_block::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use event_listener::Event;
+
+/// How far a thing has been stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Level {
+    /// In service.
+    Serving = 0,
+    /// Nothing new is taken; what was taken is finished.
+    Draining = 1,
+    /// Connections are closed, replies are dropped.
+    Cut = 2,
+}
+
+impl Level {
+    fn of(number: u8) -> Level {
+        match number {
+            0 => Level::Serving,
+            1 => Level::Draining,
+            _ => Level::Cut,
+        }
+    }
+}
+
+/// See the module's description.
+#[derive(Default)]
+pub(super) struct Lifeline {
+    level: AtomicU8,
+    users: AtomicUsize,
+    raised: Event,
+    left: Event,
+}
+
+impl Lifeline {
+    /// How far it has been stopped.
+    pub(super) fn level(&self) -> Level {
+        Level::of(self.level.load(Ordering::SeqCst))
+    }
+
+    /// How many use it.
+    pub(super) fn users(&self) -> usize {
+        self.users.load(Ordering::SeqCst)
+    }
+
+    /// Becomes a user until the answer is dropped. Look at the level afterwards (L1).
+    pub(super) fn join(self: &Arc<Self>) -> Membership {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        Membership(self.clone())
+    }
+
+    /// Raises the level; a lower one changes nothing.
+    pub(super) fn raise(&self, level: Level) {
+        self.level.fetch_max(level as u8, Ordering::SeqCst);
+        self.raised.notify(usize::MAX);
+    }
+
+    /// Waits until the level is above `seen`; answers it.
+    pub(super) async fn above(&self, seen: Level) -> Level {
+        loop {
+            let listener = self.raised.listen();
+            let level = self.level();
+            if level > seen {
+                return level;
+            }
+            listener.await;
+        }
+    }
+
+    /// Waits until nobody uses it.
+    pub(super) async fn empty(&self) {
+        loop {
+            let listener = self.left.listen();
+            if self.users() == 0 {
+                return;
+            }
+            listener.await;
+        }
+    }
+}
+
+/// A use of a [`Lifeline`], until dropped.
+pub(super) struct Membership(Arc<Lifeline>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.left.notify(usize::MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Level, Lifeline};
+
+    #[test]
+    fn a_level_never_falls() {
+        let life = Lifeline::default();
+        assert_eq!(life.level(), Level::Serving);
+        life.raise(Level::Cut);
+        life.raise(Level::Draining);
+        assert_eq!(life.level(), Level::Cut);
+    }
+
+    #[test]
+    fn users_are_counted_until_they_leave() {
+        let life = Arc::new(Lifeline::default());
+        let (first, second) = (life.join(), life.join());
+        drop(first);
+        assert_eq!(life.users(), 1);
+        drop(second);
+        assert_eq!(life.users(), 0);
+    }
+}

@@ -1,0 +1,192 @@
+//! Listening sockets: where a server can be reached.
+//!
+//! A path that somebody listens on is refused; one left behind by a server that died is
+//! replaced. The path is removed when listening stops, unless it names another socket by then.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cairn_block::{ConfigError, ConfigKind};
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A unix socket at this path.
+    Unix(PathBuf),
+    /// A TCP port; port 0 lets the system choose.
+    Tcp(SocketAddr),
+}
+
+/// A bound, non-blocking socket.
+pub(super) struct Listener {
+    pub(super) socket: Arc<OwnedFd>,
+    /// With the port that the system chose.
+    pub(super) address: ListenAddress,
+    /// Device and inode of the socket's file.
+    file: Option<(u64, u64)>,
+}
+
+impl Listener {
+    /// Listens at `address`.
+    pub(super) fn bind(address: &ListenAddress) -> Result<Listener, ConfigError> {
+        match address {
+            ListenAddress::Unix(path) => Listener::bind_unix(path),
+            ListenAddress::Tcp(address) => Listener::bind_tcp(*address),
+        }
+    }
+
+    fn bind_unix(path: &Path) -> Result<Listener, ConfigError> {
+        let refused = |error| system_error(&path.display().to_string(), error);
+        let socket = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                check_stale(path)?;
+                std::fs::remove_file(path).map_err(refused)?;
+                UnixListener::bind(path).map_err(refused)?
+            }
+            other => other.map_err(refused)?,
+        };
+        socket.set_nonblocking(true).map_err(refused)?;
+        let found = std::fs::symlink_metadata(path).map_err(refused)?;
+        Ok(Listener {
+            socket: Arc::new(OwnedFd::from(socket)),
+            address: ListenAddress::Unix(path.to_owned()),
+            file: Some((found.dev(), found.ino())),
+        })
+    }
+
+    fn bind_tcp(address: SocketAddr) -> Result<Listener, ConfigError> {
+        let refused = |error: io::Error| match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                let detail = "found a port in use, expected a free one";
+                ConfigError::new(ConfigKind::Busy, address.to_string(), detail)
+            }
+            _ => system_error(&address.to_string(), error),
+        };
+        let socket = TcpListener::bind(address).map_err(refused)?;
+        socket.set_nonblocking(true).map_err(refused)?;
+        let bound = socket.local_addr().map_err(refused)?;
+        Ok(Listener {
+            socket: Arc::new(OwnedFd::from(socket)),
+            address: ListenAddress::Tcp(bound),
+            file: None,
+        })
+    }
+
+    /// Removes the socket's file, if it is still this socket's.
+    pub(super) fn unlink(&self) {
+        let (ListenAddress::Unix(path), Some(file)) = (&self.address, self.file) else { return };
+        let found = std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()));
+        if found.is_ok_and(|found| found == file)
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            tracing::warn!("{}: cannot remove the socket: {error}", path.display());
+        }
+    }
+
+    /// The URI of an export, as NBD clients take it.
+    pub(super) fn uri(&self, export: &str) -> String {
+        let export = percent_encoded(export.as_bytes());
+        match &self.address {
+            ListenAddress::Unix(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                let path = percent_encoded(path.as_os_str().as_encoded_bytes());
+                format!("nbd+unix:///{export}?socket={path}")
+            }
+            ListenAddress::Tcp(address) => format!("nbd://{address}/{export}"),
+        }
+    }
+}
+
+fn system_error(device: &str, error: io::Error) -> ConfigError {
+    ConfigError::new(ConfigKind::System, device, "cannot listen").with_source(error)
+}
+
+/// Refuses to replace anything but a socket that nobody listens on.
+fn check_stale(path: &Path) -> Result<(), ConfigError> {
+    let device = path.display().to_string();
+    let refused = |detail: &str| Err(ConfigError::new(ConfigKind::Busy, &device, detail));
+    match std::fs::symlink_metadata(path) {
+        Err(error) => return Err(system_error(&device, error)),
+        Ok(found) if !found.file_type().is_socket() => {
+            return refused("found a file that is not a socket, expected a free path");
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) => Err(system_error(&device, error)),
+        Ok(_) => refused("found a server listening on the socket, expected a free path"),
+    }
+}
+
+fn percent_encoded(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut out = String::new();
+    for &byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                out.push(char::from(byte));
+            }
+            _ => write!(out, "%{byte:02X}").expect("a string takes everything"),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_block::ConfigKind;
+
+    use super::{ListenAddress, Listener};
+
+    #[test]
+    fn a_socket_left_behind_is_replaced_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = ListenAddress::Unix(folder.path().join("nbd"));
+        let first = Listener::bind(&address).unwrap();
+        let error = Listener::bind(&address).err().unwrap();
+        assert_eq!(error.kind, ConfigKind::Busy);
+        drop(first);
+        Listener::bind(&address).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("precious");
+        std::fs::write(&path, "data").unwrap();
+        let error = Listener::bind(&ListenAddress::Unix(path.clone())).err().unwrap();
+        assert_eq!(error.kind, ConfigKind::Busy);
+        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    }
+
+    #[test]
+    fn only_its_own_file_is_unlinked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nbd");
+        let first = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap();
+        std::fs::rename(&path, folder.path().join("moved")).unwrap();
+        let second = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap();
+        first.unlink();
+        assert!(path.exists());
+        second.unlink();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn uris_escape_what_has_a_meaning_in_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a b?");
+        let listener = Listener::bind(&ListenAddress::Unix(path)).unwrap();
+        let uri = listener.uri("x&y");
+        assert!(uri.starts_with("nbd+unix:///x%26y?socket=/") && uri.ends_with("/a%20b%3F"));
+        let address = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
+        let uri = Listener::bind(&address).unwrap().uri("v");
+        assert!(uri.starts_with("nbd://127.0.0.1:") && uri.ends_with("/v"));
+    }
+}

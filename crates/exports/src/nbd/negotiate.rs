@@ -1,0 +1,51 @@
+//! A connection's first part: moves the bytes of a [`Handshake`] over a socket.
+//!
+//! Bytes that a client sent ahead of its time stay in the [`Inlet`]: they are its first
+//! requests.
+
+use std::sync::Arc;
+
+use cairn_block::{Env, Segs};
+
+use super::connection::Channel;
+use super::facts::Exports;
+use super::handshake::{Handshake, Negotiated, Outcome};
+use super::inlet::{Ended, Inlet};
+
+/// Negotiates; none if the connection ends here, for the reason that was logged.
+pub(super) async fn negotiate(
+    env: &Env,
+    channel: &Channel,
+    exports: Arc<Exports>,
+) -> Option<(Negotiated, Inlet)> {
+    let mut inlet = Inlet::new(env);
+    match run(env, channel, &mut inlet, Handshake::new(exports)).await {
+        Ok(Outcome::Transmission(negotiated)) => return Some((negotiated, inlet)),
+        Ok(Outcome::Closed(closing)) => tracing::debug!("negotiation ended: {closing}"),
+        Err(ended) => tracing::debug!("negotiation ended: {ended:?}"),
+    }
+    None
+}
+
+async fn run(
+    env: &Env,
+    channel: &Channel,
+    inlet: &mut Inlet,
+    mut handshake: Handshake,
+) -> Result<Outcome, Ended> {
+    loop {
+        let output = handshake.take_output();
+        if !output.is_empty() {
+            let segs = Segs::of(&env.buf(output.len()), 0, output.len());
+            segs.copy_in(0, &output);
+            channel.send(segs).await?;
+        }
+        if let Some(outcome) = handshake.take_outcome() {
+            return Ok(outcome);
+        }
+        if inlet.is_empty() {
+            inlet.fill(channel).await?;
+        }
+        inlet.consume(|bytes| handshake.input(bytes));
+    }
+}

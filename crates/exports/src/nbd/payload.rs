@@ -1,0 +1,115 @@
+//! Memory of a connection: the data of one request, and the replies of one send.
+//!
+//! Promises: data is received into and sent from the very buffers that the disk reads and
+//! writes; only reply headers are copied, side by side, so that a run of short replies is one
+//! piece of memory.
+
+use cairn_block::{Buf, Env, Segs};
+use smallvec::SmallVec;
+
+/// Longest piece of a payload; longer payloads are lists of such pieces, which the pool keeps.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Memory for reply headers is taken in this size.
+const HEAD_BYTES: usize = 4096;
+
+/// The data of one request.
+#[derive(Default)]
+pub(super) struct Payload {
+    pieces: SmallVec<[(Buf, usize); 1]>,
+}
+
+impl Payload {
+    /// Memory for `bytes` bytes.
+    pub(super) fn new(env: &Env, bytes: usize) -> Payload {
+        let mut payload = Payload::default();
+        let mut left = bytes;
+        while left > 0 {
+            let len = left.min(PIECE_BYTES);
+            payload.pieces.push((env.buf(len), len));
+            left -= len;
+        }
+        payload
+    }
+
+    /// The memory it takes, in bytes.
+    pub(super) fn footprint(&self) -> usize {
+        self.pieces.iter().map(|(buf, _)| buf.capacity()).sum()
+    }
+
+    /// All of it, for a request.
+    pub(super) fn segs(&self) -> Segs {
+        let mut segs = Segs::default();
+        self.pieces.iter().for_each(|(buf, len)| segs.push(buf.clone(), 0, *len));
+        segs
+    }
+
+    /// Appends `len` bytes from `offset` to `segs`.
+    pub(super) fn append_to(&self, segs: &mut Segs, offset: usize, len: usize) {
+        let (mut skip, mut left) = (offset, len);
+        for (buf, piece) in &self.pieces {
+            let skipped = skip.min(*piece);
+            let take = (piece - skipped).min(left);
+            if take > 0 {
+                segs.push(buf.clone(), skipped, take);
+            }
+            skip -= skipped;
+            left -= take;
+        }
+        assert_eq!(left, 0, "a slice lies inside the payload");
+    }
+}
+
+/// Replies that wait to be sent together.
+#[derive(Default)]
+pub(super) struct Batch {
+    segs: Segs,
+    head: Option<Buf>,
+    /// Headers up to here are in `segs`.
+    listed: usize,
+    /// Headers up to here are in `head`.
+    used: usize,
+    /// How many requests these replies end.
+    pub(super) requests: usize,
+    /// How much memory of requests they end, in bytes.
+    pub(super) held: usize,
+}
+
+impl Batch {
+    /// True if there is nothing to send and nothing to release.
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests == 0
+    }
+
+    /// Appends a reply, or its start.
+    pub(super) fn push_head(&mut self, env: &Env, bytes: &[u8]) {
+        let free = self.head.as_ref().map_or(0, |head| head.capacity() - self.used);
+        if free < bytes.len() {
+            self.list_heads();
+            self.head = Some(env.buf(bytes.len().max(HEAD_BYTES)));
+            (self.listed, self.used) = (0, 0);
+        }
+        let head = self.head.as_ref().expect("made above if there was none");
+        head.write(self.used, bytes.len(), |out| out.copy_from_slice(bytes));
+        self.used += bytes.len();
+    }
+
+    /// Appends `len` bytes of `data` from `offset`, without copying.
+    pub(super) fn push_data(&mut self, data: &Payload, offset: usize, len: usize) {
+        self.list_heads();
+        data.append_to(&mut self.segs, offset, len);
+    }
+
+    /// Everything to send.
+    pub(super) fn take_segs(&mut self) -> Segs {
+        self.list_heads();
+        std::mem::take(&mut self.segs)
+    }
+
+    fn list_heads(&mut self) {
+        if let Some(head) = self.head.as_ref().filter(|_| self.used > self.listed) {
+            self.segs.push(head.clone(), self.listed, self.used - self.listed);
+            self.listed = self.used;
+        }
+    }
+}

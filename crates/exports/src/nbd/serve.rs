@@ -1,0 +1,184 @@
+//! The receiver of a connection: takes requests one after another and starts them.
+//!
+//! What is ready goes straight to the disk, without a task; what must wait (a cell, a
+//! read-modify-write, extents, a flush after a trim) becomes a task of its own, in
+//! [`super::widen`] or here. Nothing waits for a request's end.
+
+use std::rc::Rc;
+
+use cairn_block::{CellMode, Flags, Io, Op};
+
+use super::connection::{Connection, Pass, ReadPart, Ticket};
+use super::inlet::{Ended, Inlet};
+use super::payload::Payload;
+use super::reply;
+use super::request::{ByteRange, Command, Decoded, Request, decode};
+use super::wire::Cookie;
+use super::{status, widen};
+
+/// Serves requests until the client leaves or breaks the protocol.
+pub(super) async fn receive(conn: &Rc<Connection>, mut inlet: Inlet) {
+    let name = &conn.export.name;
+    loop {
+        match next_request(conn, &mut inlet).await {
+            Ok(Some(request)) => {
+                if let Err(ended) = serve(conn, &mut inlet, request).await {
+                    tracing::debug!("export `{name}`: client gone in a request: {ended:?}");
+                    break;
+                }
+            }
+            Ok(None) => break,
+            Err(ended) => {
+                tracing::debug!("export `{name}`: connection ends: {ended:?}");
+                break;
+            }
+        }
+    }
+    conn.stop_receiving();
+}
+
+/// The next request to serve; none after a goodbye or a breach. Refuses what it must.
+async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option<Request>, Ended> {
+    loop {
+        let header = inlet.header(&conn.channel).await?;
+        conn.refresh();
+        match decode(&header, &conn.terms()) {
+            Decoded::Request(Request { command: Command::Disconnect, .. }) => return Ok(None),
+            Decoded::Request(request) => return Ok(Some(request)),
+            Decoded::Broken(breach) => {
+                tracing::warn!("export `{}`: connection closed: {breach}", conn.export.name);
+                return Ok(None);
+            }
+            Decoded::Refused(refusal) => {
+                conn.room(0).await?;
+                let ticket = conn.admit(refusal.cookie, 0);
+                conn.refuse(ticket, refusal.error, refusal.reason);
+                inlet.skip(&conn.channel, refusal.payload_to_skip).await?;
+            }
+        }
+    }
+}
+
+async fn serve(
+    conn: &Rc<Connection>,
+    inlet: &mut Inlet,
+    Request { cookie, command }: Request,
+) -> Result<(), Ended> {
+    match command {
+        Command::Read { range, .. } => return read(conn, cookie, range).await,
+        Command::Write { range, fua } => return write(conn, inlet, cookie, range, fua).await,
+        _ => conn.room(0).await?,
+    }
+    let ticket = conn.admit(cookie, 0);
+    match command {
+        Command::Flush => conn.start(ticket, Io::flush(), Pass::Free, None),
+        Command::Trim { range, fua } => trim(conn, ticket, range, fua),
+        // Reading ahead is the disk's own business: there is nothing here to keep data in.
+        Command::Cache { .. } => conn.answer(ticket, Ok(())),
+        Command::WriteZeroes { range, fua, no_hole, fast_only } => {
+            let mut flags = Flags::empty();
+            flags.set(Flags::FUA, fua);
+            flags.set(Flags::NO_UNMAP, no_hole);
+            flags.set(Flags::FAST_ZERO, fast_only);
+            write_zeroes(conn, ticket, range, flags);
+        }
+        Command::BlockStatus { range, one_extent } => {
+            conn.env.spawn(status::block_status(conn.clone(), ticket, range, one_extent));
+        }
+        Command::Nothing => {
+            conn.answer_with(ticket, &reply::nothing_done(cookie, conn.structured));
+        }
+        Command::Read { .. } | Command::Write { .. } | Command::Disconnect => {
+            unreachable!("served before")
+        }
+    }
+    Ok(())
+}
+
+async fn read(conn: &Rc<Connection>, cookie: Cookie, range: ByteRange) -> Result<(), Ended> {
+    let whole = widen::outer(range, conn.block_bytes());
+    let bytes = whole.to_bytes() as usize;
+    conn.room(bytes).await?;
+    let data = Payload::new(&conn.env, bytes);
+    let ticket = conn.admit(cookie, data.footprint());
+    let io = Io::read(whole, data.segs());
+    let lead = (range.offset - whole.start.to_bytes()) as usize;
+    let part = ReadPart { offset: range.offset, length: range.length, lead, data };
+    conn.start(ticket, io, Pass::Free, Some(part));
+    Ok(())
+}
+
+async fn write(
+    conn: &Rc<Connection>,
+    inlet: &mut Inlet,
+    cookie: Cookie,
+    range: ByteRange,
+    fua: bool,
+) -> Result<(), Ended> {
+    let whole = widen::outer(range, conn.block_bytes());
+    let bytes = whole.to_bytes() as usize;
+    conn.room(bytes).await?;
+    let data = Payload::new(&conn.env, bytes);
+    let segs = data.segs();
+    if bytes == range.length as usize {
+        inlet.payload(&conn.channel, &segs).await?;
+    } else {
+        let lead = (range.offset - whole.start.to_bytes()) as usize;
+        inlet.payload(&conn.channel, &segs.slice(lead, range.length as usize)).await?;
+    }
+    let ticket = conn.admit(cookie, data.footprint());
+    let flags = if fua { Flags::FUA } else { Flags::empty() };
+    if bytes == range.length as usize {
+        start_write(conn, ticket, Io::write(whole, segs).with(flags));
+    } else {
+        conn.insist_on_cells();
+        conn.env.spawn(widen::write(conn.clone(), ticket, range, segs, flags));
+    }
+    Ok(())
+}
+
+/// Starts a write of whole blocks: loose, or in a shared cell while somebody insists on it.
+fn start_write(conn: &Rc<Connection>, ticket: Ticket, io: Io) {
+    let gate = &conn.export.gate;
+    if gate.enter_loose(conn.env.reactor()) {
+        return conn.start(ticket, io, Pass::Loose, None);
+    }
+    if let Some(guard) = gate.cells().try_hold(io.range, CellMode::Shared) {
+        return conn.start(ticket, io, Pass::Cell(guard), None);
+    }
+    let this = conn.clone();
+    conn.env.spawn(async move {
+        let guard = this.export.gate.cells().hold(io.range, CellMode::Shared).await;
+        this.start(ticket, io, Pass::Cell(guard), None);
+    });
+}
+
+fn write_zeroes(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, flags: Flags) {
+    let block_bytes = conn.block_bytes();
+    let whole = widen::outer(range, block_bytes);
+    if whole.to_bytes() == u64::from(range.length) {
+        start_write(conn, ticket, Io::on(Op::WriteZeroes, whole).with(flags));
+    } else {
+        conn.insist_on_cells();
+        conn.env.spawn(widen::write_zeroes(conn.clone(), ticket, range, flags));
+    }
+}
+
+/// A trim may forget less than it was asked to: ragged edges stay.
+fn trim(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, fua: bool) {
+    let discard = match widen::inner(range, conn.block_bytes()) {
+        Some(range) if conn.export.disk.limits().discard => Io::on(Op::Discard, range),
+        _ => return conn.answer(ticket, Ok(())),
+    };
+    if !fua {
+        return conn.start(ticket, discard, Pass::Free, None);
+    }
+    let this = conn.clone();
+    conn.env.spawn(async move {
+        let result = match this.io(discard).await {
+            Ok(()) => this.io(Io::flush()).await,
+            failed => failed,
+        };
+        this.answer(ticket, result);
+    });
+}

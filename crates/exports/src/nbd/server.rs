@@ -1,0 +1,287 @@
+//! [`NbdServer`]: exports by name, listening sockets, and the connections that use them.
+//!
+//! Connections are dealt to the reactors in turn and stay there. Exports come and go while the
+//! server runs; each negotiation sees the exports, and their sizes, of its own moment.
+//!
+//! Stopping goes in this order: nothing is accepted, negotiations are closed, connections stop
+//! receiving and answer what they have begun; after the time for that has passed they are cut.
+//! A request that a disk works on always runs to its end.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicU16, Ordering};
+use cairn_block::{ConfigError, ConfigKind, Env, Mail, Post, ReactorId};
+use cairn_reactor::Driver;
+use rustix::net::{SocketFlags, accept_with, sockopt};
+
+use super::connection::{Channel, Connection};
+use super::export::{Export, NbdExport};
+use super::facts::Exports;
+use super::gate::WriteGate;
+use super::lifeline::{Level, Lifeline, Membership};
+use super::listener::{ListenAddress, Listener};
+use super::negotiate::negotiate;
+use super::serve::receive;
+use super::signal::{First, first};
+
+/// How long cut connections may take to notice.
+const CUT_GRACE: Duration = Duration::from_secs(1);
+
+/// How long accepting pauses after the system refused (out of descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Limits of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct NbdOptions {
+    /// A connection that has not negotiated by then is closed.
+    pub handshake_timeout: Duration,
+    /// More connections than this are closed as they come.
+    pub connections_max: usize,
+}
+
+impl Default for NbdOptions {
+    fn default() -> NbdOptions {
+        NbdOptions { handshake_timeout: Duration::from_secs(10), connections_max: 256 }
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    exports: Vec<Arc<Export>>,
+    default: Option<String>,
+}
+
+struct Shared {
+    post: Arc<dyn Post>,
+    options: NbdOptions,
+    table: Mutex<Table>,
+    listeners: Mutex<Vec<Arc<Listener>>>,
+    /// Used by connections.
+    life: Arc<Lifeline>,
+    /// Used by the tasks that accept.
+    doors: Arc<Lifeline>,
+    next_reactor: AtomicU16,
+}
+
+/// An NBD server over the reactors of one world. Cloning makes another handle on it.
+#[derive(Clone)]
+pub struct NbdServer(Arc<Shared>);
+
+impl NbdServer {
+    /// A server without exports that listens nowhere yet.
+    pub fn new(post: Arc<dyn Post>, options: NbdOptions) -> NbdServer {
+        NbdServer(Arc::new(Shared {
+            post,
+            options,
+            table: Mutex::new(Table::default()),
+            listeners: Mutex::new(Vec::new()),
+            life: Arc::default(),
+            doors: Arc::default(),
+            next_reactor: AtomicU16::new(0),
+        }))
+    }
+
+    /// Serves another export from now on.
+    ///
+    /// # Errors
+    /// The name is taken, or name, description or block size break the protocol's limits.
+    pub fn add_export(&self, export: NbdExport) -> Result<(), ConfigError> {
+        let mut table = self.0.table.lock();
+        if table.exports.iter().any(|other| other.name == export.name) {
+            return Err(ConfigError::argument("nbd", "export", &export.name, "a name not in use"));
+        }
+        let same_disk = |other: &&Arc<Export>| Arc::ptr_eq(&other.disk, &export.disk);
+        let gate = table.exports.iter().find(same_disk).map(|other| other.gate.clone());
+        let reactors = self.0.post.reactors();
+        let gate = gate.unwrap_or_else(|| Arc::new(WriteGate::new(reactors)));
+        let export = Export::new(export, gate);
+        Exports::new(vec![export.facts()], None).map_err(|error| {
+            ConfigError::new(ConfigKind::Argument, "nbd", "cannot export").with_source(error)
+        })?;
+        table.exports.push(Arc::new(export));
+        Ok(())
+    }
+
+    /// Stops serving an export: its connections may finish for as long as `drain`, then they
+    /// are cut. Answers how many of them still wait for a request to end; 0 also if there is no
+    /// such export.
+    pub async fn remove_export(&self, env: &Env, name: &str, drain: Duration) -> usize {
+        let removed = {
+            let mut table = self.0.table.lock();
+            let index = table.exports.iter().position(|export| export.name == name);
+            index.map(|index| table.exports.remove(index))
+        };
+        let Some(export) = removed else { return 0 };
+        export.life.raise(Level::Draining);
+        if !drained(env, &export.life, drain).await {
+            export.life.raise(Level::Cut);
+            drained(env, &export.life, CUT_GRACE).await;
+        }
+        export.life.users()
+    }
+
+    /// Says which export the empty name means; by default it is the only export.
+    pub fn set_default_export(&self, name: Option<&str>) {
+        self.0.table.lock().default = name.map(str::to_owned);
+    }
+
+    /// Listens at `address` too; answers where, with the port that the system chose.
+    ///
+    /// # Errors
+    /// Somebody listens there, or the system refused.
+    pub fn listen(&self, address: &ListenAddress) -> Result<ListenAddress, ConfigError> {
+        let listener = Arc::new(Listener::bind(address)?);
+        let bound = listener.address.clone();
+        self.0.listeners.lock().push(listener.clone());
+        let (shared, open) = (self.0.clone(), self.0.doors.join());
+        let job = move |env: &Env| env.spawn(accept(env.clone(), shared, listener, open));
+        self.0.post.post(ReactorId(0), Mail::Call(Box::new(job)));
+        Ok(bound)
+    }
+
+    /// The URI of an export (empty: the default one) at the first address listened on.
+    pub fn uri(&self, export: &str) -> Option<String> {
+        self.0.listeners.lock().first().map(|listener| listener.uri(export))
+    }
+
+    /// How many clients are connected.
+    pub fn connections(&self) -> usize {
+        self.0.life.users()
+    }
+
+    /// Ends the service: see the module's description. Connections may finish for as long as
+    /// `drain`. Answers how many of them still wait for a request to end.
+    pub async fn stop(&self, env: &Env, drain: Duration) -> usize {
+        self.0.doors.raise(Level::Cut);
+        self.0.doors.empty().await;
+        let listeners = std::mem::take(&mut *self.0.listeners.lock());
+        listeners.iter().for_each(|listener| listener.unlink());
+        self.0.life.raise(Level::Draining);
+        let exports = std::mem::take(&mut self.0.table.lock().exports);
+        exports.iter().for_each(|export| export.life.raise(Level::Draining));
+        if !drained(env, &self.0.life, drain).await {
+            exports.iter().for_each(|export| export.life.raise(Level::Cut));
+            drained(env, &self.0.life, CUT_GRACE).await;
+        }
+        self.0.life.users()
+    }
+}
+
+/// Waits until nobody uses `life`, but no longer than `patience`.
+async fn drained(env: &Env, life: &Lifeline, patience: Duration) -> bool {
+    matches!(first(life.empty(), env.sleep(patience)).await, First::Left(()))
+}
+
+/// Accepts connections until the doors close.
+async fn accept(env: Env, shared: Arc<Shared>, listener: Arc<Listener>, open: Membership) {
+    let driver = Driver::of(&env).clone();
+    loop {
+        let ready = driver.readable(&listener.socket);
+        if let First::Right(_) = first(ready, shared.doors.above(Level::Serving)).await {
+            break;
+        }
+        if let Err(error) = accept_all(&shared, &listener) {
+            tracing::warn!("cannot accept a connection: {error}");
+            env.sleep(ACCEPT_PAUSE).await;
+        }
+    }
+    drop((listener, open));
+}
+
+/// Accepts everybody who waits.
+fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), rustix::io::Errno> {
+    use rustix::io::Errno;
+    loop {
+        match accept_with(&*listener.socket, SocketFlags::CLOEXEC) {
+            Ok(socket) => deal(shared, listener, socket),
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Gives a connection to the next reactor.
+fn deal(shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
+    let member = shared.life.join();
+    if shared.life.users() > shared.options.connections_max {
+        let found = shared.options.connections_max;
+        tracing::warn!("connection refused: {found} are open already, which is the most allowed");
+        return;
+    }
+    if matches!(listener.address, ListenAddress::Tcp(_)) {
+        let tuned = sockopt::set_tcp_nodelay(&socket, true)
+            .and_then(|()| sockopt::set_socket_keepalive(&socket, true));
+        if let Err(error) = tuned {
+            tracing::debug!("tuning a connection: {error}");
+        }
+    }
+    let turn = shared.next_reactor.fetch_add(1, Ordering::Relaxed);
+    let (to, shared) = (ReactorId(turn % shared.post.reactors()), shared.clone());
+    let post = shared.post.clone();
+    let job = move |env: &Env| env.spawn(connect(env.clone(), shared, socket, member));
+    post.post(to, Mail::Call(Box::new(job)));
+}
+
+/// One connection, from its greeting to its end.
+async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Membership) {
+    let (exports, list) = snapshot(&shared);
+    let channel = Channel::new(&env, socket);
+    let facts = Arc::new(exports);
+    let limit =
+        first(env.sleep(shared.options.handshake_timeout), shared.life.above(Level::Serving));
+    let agreed = match first(negotiate(&env, &channel, facts.clone()), limit).await {
+        First::Left(agreed) => agreed,
+        First::Right(First::Left(())) => {
+            tracing::debug!("negotiation took too long");
+            None
+        }
+        First::Right(First::Right(_)) => None,
+    };
+    let Some((negotiated, inlet)) = agreed else { return };
+    let export = list[negotiated.export].clone();
+    let used = export.life.join();
+    if export.life.level() > Level::Serving {
+        return;
+    }
+    let terms = negotiated.terms(&facts.all()[negotiated.export]);
+    let conn = Connection::new(&env, channel, export, &negotiated, terms);
+    env.spawn(watch(conn.clone()));
+    env.spawn(send(conn.clone(), (member, used)));
+    receive(&conn, inlet).await;
+}
+
+async fn watch(conn: Rc<Connection>) {
+    conn.watch().await;
+}
+
+async fn send(conn: Rc<Connection>, uses: (Membership, Membership)) {
+    conn.send_replies().await;
+    drop(uses);
+}
+
+/// The exports of this moment, and what clients may know about them. An export that cannot be
+/// described (its block size became illegal) is left out.
+fn snapshot(shared: &Shared) -> (Exports, Vec<Arc<Export>>) {
+    let table = shared.table.lock();
+    let mut described = Vec::new();
+    for export in &table.exports {
+        match Exports::new(vec![export.facts()], None) {
+            Ok(_) => described.push((export.facts(), export.clone())),
+            Err(error) => tracing::warn!("not offered: {error}"),
+        }
+    }
+    let (facts, list): (Vec<_>, Vec<_>) = described.into_iter().unzip();
+    let sole = match table.exports.as_slice() {
+        [only] => Some(only.name.as_str()),
+        _ => None,
+    };
+    let default = table.default.as_deref().or(sole);
+    let default = default.filter(|name| facts.iter().any(|fact| fact.name == *name));
+    let exports = Exports::new(facts, default).expect("checked one by one, with unique names");
+    (exports, list)
+}

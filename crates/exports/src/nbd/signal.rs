@@ -1,0 +1,70 @@
+//! Waiting inside one reactor: a wake-up for a task, and the first of two futures.
+//!
+//! A [`Signal`] carries no state: whoever waits checks a condition, registers, and checks again
+//! when polled. It is for one task on one thread, so it needs no lock.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+/// Wakes the one task that registered last.
+#[derive(Default)]
+pub(super) struct Signal(RefCell<Option<Waker>>);
+
+impl Signal {
+    /// Remembers the task to wake.
+    pub(super) fn register(&self, cx: &Context<'_>) {
+        let mut waker = self.0.borrow_mut();
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            *waker = Some(cx.waker().clone());
+        }
+    }
+
+    /// Wakes the task, if one registered.
+    pub(super) fn wake(&self) {
+        if let Some(waker) = self.0.borrow().as_ref() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Forgets the task, so that the two do not keep each other alive.
+    pub(super) fn clear(&self) {
+        *self.0.borrow_mut() = None;
+    }
+
+    /// Waits until `ready` answers something; it is asked at once and after each wake-up.
+    pub(super) async fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
+        poll_fn(|cx| match ready() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                self.register(cx);
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
+/// Which of two futures ended first.
+pub(super) enum First<A, B> {
+    /// The one given first; it wins a draw.
+    Left(A),
+    /// The one given second.
+    Right(B),
+}
+
+/// Waits for the first of two futures and drops the other.
+pub(super) async fn first<A, B>(
+    left: impl Future<Output = A>,
+    right: impl Future<Output = B>,
+) -> First<A, B> {
+    let (mut left, mut right) = (pin!(left), pin!(right));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = left.as_mut().poll(cx) {
+            return Poll::Ready(First::Left(value));
+        }
+        right.as_mut().poll(cx).map(First::Right)
+    })
+    .await
+}

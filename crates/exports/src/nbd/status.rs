@@ -1,0 +1,134 @@
+//! Block status: what the disk says about a range, in the words of `base:allocation`.
+//!
+//! The disk is asked as often as it takes to cover the range or to fill the reply; a client
+//! that got less than it asked for asks again. Neighbours in one state are one extent.
+
+use std::rc::Rc;
+
+use cairn_block::{Extent, ExtentKind, IoError, IoResult, SectorRange};
+
+use super::connection::{Connection, Ticket};
+use super::reply::{self, Last, StatusExtent};
+use super::request::ByteRange;
+use super::widen;
+use super::wire::AllocationState;
+
+/// Most extents in one reply.
+const EXTENTS_MAX: usize = 1024;
+
+/// Answers one block status.
+pub(super) async fn block_status(
+    conn: Rc<Connection>,
+    ticket: Ticket,
+    range: ByteRange,
+    one_extent: bool,
+) {
+    let limit = if one_extent { 1 } else { EXTENTS_MAX };
+    match describe(&conn, range, limit).await {
+        Ok(extents) => {
+            let context = conn.context.expect("decoding refuses block status without a context");
+            let reply = reply::block_status(ticket.cookie, Last::Yes, context, &extents);
+            conn.answer_with(ticket, &reply);
+        }
+        Err(error) => conn.answer(ticket, Err(error)),
+    }
+}
+
+async fn describe(
+    conn: &Connection,
+    range: ByteRange,
+    limit: usize,
+) -> Result<Vec<StatusExtent>, IoError> {
+    let whole = widen::outer(range, conn.block_bytes());
+    let mut list = ExtentList { range, at: whole.start.to_bytes(), limit, extents: Vec::new() };
+    let mut rest = whole;
+    while !rest.is_empty() && !list.is_full() {
+        let before = rest.start;
+        for extent in conn.export.disk.extents(&conn.env, rest).await? {
+            let count = extent.count.min(rest.count);
+            list.push(Extent { count, ..extent });
+            rest = SectorRange::new(rest.start + count, rest.count - count);
+        }
+        check_progress(rest.start > before)?;
+    }
+    list.extents.truncate(limit);
+    Ok(list.extents)
+}
+
+/// A disk that says nothing about a range breaks its contract; asking again would not end.
+fn check_progress(progress: bool) -> IoResult {
+    if progress { Ok(()) } else { Err(IoError::IO) }
+}
+
+/// Extents of bytes, inside a range, merged.
+struct ExtentList {
+    range: ByteRange,
+    /// First byte not described yet.
+    at: u64,
+    limit: usize,
+    extents: Vec<StatusExtent>,
+}
+
+impl ExtentList {
+    /// True if another extent would be one too many: the last that counts is complete.
+    fn is_full(&self) -> bool {
+        self.extents.len() > self.limit
+    }
+
+    fn push(&mut self, extent: Extent) {
+        let end = self.range.offset + u64::from(self.range.length);
+        let from = self.at.max(self.range.offset);
+        self.at += extent.count.to_bytes();
+        let to = self.at.min(end);
+        if from >= to || self.is_full() {
+            return;
+        }
+        let length = u32::try_from(to - from).expect("a part of a range is no longer than it");
+        let state = state_of(extent.kind).bits();
+        match self.extents.last_mut().filter(|last| last.state == state) {
+            Some(last) => last.length += length,
+            None => self.extents.push(StatusExtent { length, state }),
+        }
+    }
+}
+
+fn state_of(kind: ExtentKind) -> AllocationState {
+    match kind {
+        ExtentKind::Data => AllocationState::empty(),
+        ExtentKind::Hole => AllocationState::HOLE | AllocationState::ZERO,
+        ExtentKind::Zero => AllocationState::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_block::{Extent, ExtentKind, SectorCount};
+
+    use super::{ByteRange, ExtentList};
+
+    fn list(
+        offset: u64,
+        length: u32,
+        limit: usize,
+        kinds: &[(u64, ExtentKind)],
+    ) -> Vec<(u32, u32)> {
+        let range = ByteRange { offset, length };
+        let mut list = ExtentList { range, at: offset - offset % 512, limit, extents: Vec::new() };
+        for (count, kind) in kinds {
+            list.push(Extent { count: SectorCount(*count), kind: *kind });
+        }
+        list.extents.iter().map(|extent| (extent.length, extent.state)).collect()
+    }
+
+    #[test]
+    fn neighbours_in_one_state_are_merged_and_cut_to_the_range() {
+        let kinds = [(1, ExtentKind::Data), (1, ExtentKind::Data), (4, ExtentKind::Hole)];
+        assert_eq!(list(100, 1024, 9, &kinds), [(924, 0), (100, 3)]);
+    }
+
+    #[test]
+    fn at_most_one_extent_beyond_the_limit_is_kept() {
+        let kinds = [(1, ExtentKind::Data), (1, ExtentKind::Zero), (1, ExtentKind::Data)];
+        assert_eq!(list(0, 1536, 1, &kinds), [(512, 0), (512, 2)]);
+    }
+}

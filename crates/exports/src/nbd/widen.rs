@@ -1,0 +1,181 @@
+//! Ranges of bytes over a disk of blocks: a client that was not told the block size may send
+//! any range.
+//!
+//! A read is widened and answered from its middle. A write becomes a read-modify-write: the
+//! ragged first and last block are read, the payload (received at its place in a buffer of
+//! whole blocks) is completed with what they hold, and the whole is written at once. Zeroing
+//! rewrites the ragged blocks only. All of it happens in one exclusive cell over the whole
+//! blocks; [`super::gate`] says why that is enough.
+
+use std::rc::Rc;
+
+use cairn_block::{
+    CellGuard, CellMode, Flags, Io, IoResult, Op, SECTOR_BYTES, Sector, SectorCount, SectorRange,
+    Segs,
+};
+
+use super::connection::{Connection, Ticket};
+use super::request::ByteRange;
+
+/// The whole blocks that cover `range`.
+pub(super) fn outer(range: ByteRange, block_bytes: u64) -> SectorRange {
+    let end = (range.offset + u64::from(range.length)).next_multiple_of(block_bytes);
+    blocks(range.offset - range.offset % block_bytes, end)
+}
+
+/// The whole blocks inside `range`, if any.
+pub(super) fn inner(range: ByteRange, block_bytes: u64) -> Option<SectorRange> {
+    let start = range.offset.next_multiple_of(block_bytes);
+    let end = range.offset + u64::from(range.length);
+    let end = end - end % block_bytes;
+    (start < end).then(|| blocks(start, end))
+}
+
+fn blocks(start: u64, end: u64) -> SectorRange {
+    debug_assert!(start.is_multiple_of(SECTOR_BYTES) && end.is_multiple_of(SECTOR_BYTES));
+    SectorRange::between(Sector::of_byte(start), Sector::of_byte(end))
+}
+
+/// Writes `segs`, which hold the payload of `range` at its place inside whole blocks.
+pub(super) async fn write(
+    conn: Rc<Connection>,
+    ticket: Ticket,
+    range: ByteRange,
+    segs: Segs,
+    flags: Flags,
+) {
+    let whole = outer(range, conn.block_bytes());
+    let guard = exclusive(&conn, whole).await;
+    let result = match complete_edges(&conn, whole, range, &segs).await {
+        Ok(()) => conn.io(Io::write(whole, segs).with(flags)).await,
+        failed => failed,
+    };
+    drop(guard);
+    conn.answer(ticket, result);
+}
+
+/// Zeroes `range`.
+pub(super) async fn write_zeroes(
+    conn: Rc<Connection>,
+    ticket: Ticket,
+    range: ByteRange,
+    flags: Flags,
+) {
+    let whole = outer(range, conn.block_bytes());
+    let guard = exclusive(&conn, whole).await;
+    let result = zero_parts(&conn, whole, range, flags).await;
+    drop(guard);
+    conn.answer(ticket, result);
+}
+
+async fn exclusive(conn: &Connection, whole: SectorRange) -> CellGuard {
+    let gate = &conn.export.gate;
+    gate.no_loose_writes().await;
+    gate.cells().hold(whole, CellMode::Exclusive).await
+}
+
+/// Fills what the payload of `range` leaves open in the first and last block of `segs`.
+async fn complete_edges(
+    conn: &Connection,
+    whole: SectorRange,
+    range: ByteRange,
+    segs: &Segs,
+) -> IoResult {
+    let block_bytes = conn.block_bytes() as usize;
+    let lead = (range.offset - whole.start.to_bytes()) as usize;
+    let filled = lead + range.length as usize;
+    let total = whole.to_bytes() as usize;
+    let last = total - block_bytes;
+    let mut edge = vec![0; block_bytes];
+    if lead > 0 {
+        let read = read_block(conn, whole.start).await?;
+        read.copy_out(0, &mut edge[..lead]);
+        segs.copy_in(0, &edge[..lead]);
+    }
+    if filled < total {
+        let read = read_block(conn, whole.start + SectorCount::of_bytes(last as u64)).await?;
+        read.copy_out(filled - last, &mut edge[filled - last..]);
+        segs.copy_in(filled, &edge[filled - last..]);
+    }
+    Ok(())
+}
+
+async fn read_block(conn: &Connection, start: Sector) -> Result<Segs, cairn_block::IoError> {
+    let range = SectorRange::new(start, SectorCount::of_bytes(conn.block_bytes()));
+    let segs = conn.env.segs(range.count);
+    conn.io(Io::read(range, segs.clone())).await?;
+    Ok(segs)
+}
+
+/// Zeroes the part of `range` in each ragged block, then the whole blocks between.
+async fn zero_parts(
+    conn: &Connection,
+    whole: SectorRange,
+    range: ByteRange,
+    flags: Flags,
+) -> IoResult {
+    let block = SectorCount::of_bytes(conn.block_bytes());
+    let inner = inner(range, conn.block_bytes());
+    // The fast part first: if it is refused for not being fast, nothing was changed.
+    if let Some(inner) = inner {
+        conn.io(Io::on(Op::WriteZeroes, inner).with(flags)).await?;
+    }
+    let ragged = |start: Sector| {
+        let block = SectorRange::new(start, block);
+        !inner.is_some_and(|inner| inner.overlaps(block))
+    };
+    let last = Sector(whole.end().0 - block.0);
+    for start in [Some(whole.start), (last > whole.start).then_some(last)].into_iter().flatten() {
+        if ragged(start) {
+            zero_in_block(conn, start, range, flags & Flags::FUA).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn zero_in_block(
+    conn: &Connection,
+    start: Sector,
+    range: ByteRange,
+    flags: Flags,
+) -> IoResult {
+    let segs = read_block(conn, start).await?;
+    let (block_start, block_end) = (start.to_bytes(), start.to_bytes() + segs.bytes() as u64);
+    let from = range.offset.max(block_start);
+    let to = (range.offset + u64::from(range.length)).min(block_end);
+    segs.zero((from - block_start) as usize, (to - from) as usize);
+    let whole = SectorRange::new(start, SectorCount::of_bytes(segs.bytes() as u64));
+    conn.io(Io::write(whole, segs).with(flags)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_block::{Sector, SectorCount, SectorRange};
+
+    use super::{ByteRange, inner, outer};
+
+    fn sectors(start: u64, count: u64) -> SectorRange {
+        SectorRange::new(Sector(start), SectorCount(count))
+    }
+
+    #[test]
+    fn a_range_inside_one_block_covers_it_and_holds_none() {
+        let range = ByteRange { offset: 4097, length: 10 };
+        assert_eq!(outer(range, 4096), sectors(8, 8));
+        assert_eq!(inner(range, 4096), None);
+    }
+
+    #[test]
+    fn ragged_ends_are_widened_outside_and_cut_inside() {
+        let range = ByteRange { offset: 4095, length: 4098 };
+        assert_eq!(outer(range, 4096), sectors(0, 24));
+        assert_eq!(inner(range, 4096), Some(sectors(8, 8)));
+    }
+
+    #[test]
+    fn whole_blocks_stay_as_they_are() {
+        let range = ByteRange { offset: 4096, length: 8192 };
+        assert_eq!(outer(range, 4096), sectors(8, 16));
+        assert_eq!(inner(range, 4096), Some(sectors(8, 16)));
+    }
+}

@@ -1,0 +1,221 @@
+//! A small NBD client that says exactly what a test wants, right or wrong.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use cairn_exports::nbd::wire::{
+    ChunkHeader, ClientFlags, OPTION_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, chunk, command, info, option, option_reply,
+};
+use zerocopy::FromBytes;
+
+pub struct Client {
+    pub stream: UnixStream,
+    pub size: u64,
+    pub flags: u16,
+    pub block_sizes: Option<(u32, u32, u32)>,
+    pub next_cookie: u64,
+}
+
+/// What the client asks for while negotiating.
+#[derive(Clone, Copy, Default)]
+pub struct Wishes {
+    pub structured: bool,
+    pub block_sizes: bool,
+    pub allocation: bool,
+}
+
+/// One whole reply.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub cookie: u64,
+    pub error: u32,
+    pub data: Vec<u8>,
+    /// Of block status: length and state.
+    pub extents: Vec<(u32, u32)>,
+}
+
+impl Client {
+    pub fn connect(path: &Path) -> UnixStream {
+        let mut stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        stream.write_all(&ClientFlags::all().bits().to_be_bytes()).unwrap();
+        stream
+    }
+
+    pub fn open(path: &Path, export: &str, wishes: Wishes) -> Client {
+        let stream = Client::connect(path);
+        let mut client = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 1 };
+        if wishes.structured {
+            client.option(option::STRUCTURED_REPLY, &[]);
+            assert_eq!(client.option_replies().last().unwrap().0, option_reply::ACK);
+        }
+        if wishes.allocation {
+            let mut payload = string(export);
+            payload.extend(1u32.to_be_bytes());
+            payload.extend(string("base:allocation"));
+            client.option(option::SET_META_CONTEXT, &payload);
+            assert_eq!(client.option_replies()[0].0, option_reply::META_CONTEXT);
+        }
+        let mut payload = string(export);
+        payload.extend(u16::from(wishes.block_sizes).to_be_bytes());
+        if wishes.block_sizes {
+            payload.extend(info::BLOCK_SIZE.to_be_bytes());
+        }
+        client.option(option::GO, &payload);
+        for (kind, payload) in client.option_replies() {
+            match (kind, payload.as_slice()) {
+                (option_reply::INFO, [0, 0, rest @ ..]) => {
+                    client.size = u64::from_be_bytes(rest[..8].try_into().unwrap());
+                    client.flags = u16::from_be_bytes(rest[8..].try_into().unwrap());
+                }
+                (option_reply::INFO, [0, 3, rest @ ..]) => {
+                    let at = |i: usize| u32::from_be_bytes(rest[i..i + 4].try_into().unwrap());
+                    client.block_sizes = Some((at(0), at(4), at(8)));
+                }
+                (option_reply::ACK, _) => {}
+                other => panic!("unexpected answer to GO: {other:?}"),
+            }
+        }
+        client
+    }
+
+    pub fn option(&mut self, option: u32, payload: &[u8]) {
+        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(option.to_be_bytes());
+        bytes.extend((payload.len() as u32).to_be_bytes());
+        bytes.extend(payload);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// Replies up to the acknowledgement or an error.
+    pub fn option_replies(&mut self) -> Vec<(u32, Vec<u8>)> {
+        let mut replies = Vec::new();
+        loop {
+            let mut header = [0; 20];
+            self.stream.read_exact(&mut header).unwrap();
+            let kind = u32::from_be_bytes(header[12..16].try_into().unwrap());
+            let length = u32::from_be_bytes(header[16..].try_into().unwrap());
+            let mut payload = vec![0; length as usize];
+            self.stream.read_exact(&mut payload).unwrap();
+            replies.push((kind, payload));
+            if kind == option_reply::ACK || kind >> 31 == 1 {
+                return replies;
+            }
+        }
+    }
+
+    /// Sends a header; answers its cookie.
+    pub fn send(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u64 {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend(length.to_be_bytes());
+        self.stream.write_all(&bytes).unwrap();
+        cookie
+    }
+
+    pub fn send_write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u64 {
+        let cookie = self.send(command::WRITE, flags, offset, data.len() as u32);
+        self.stream.write_all(data).unwrap();
+        cookie
+    }
+
+    /// Receives one whole reply; `read_bytes` is what a simple reply of success carries.
+    pub fn reply(&mut self, read_bytes: usize) -> Reply {
+        let mut reply = Reply { cookie: 0, error: 0, data: Vec::new(), extents: Vec::new() };
+        loop {
+            let mut magic = [0; 4];
+            self.stream.read_exact(&mut magic).unwrap();
+            match u32::from_be_bytes(magic) {
+                SIMPLE_REPLY_MAGIC => {
+                    let mut rest = [0; 12];
+                    self.stream.read_exact(&mut rest).unwrap();
+                    reply.error = u32::from_be_bytes(rest[..4].try_into().unwrap());
+                    reply.cookie = u64::from_be_bytes(rest[4..].try_into().unwrap());
+                    if reply.error == 0 {
+                        reply.data = vec![0; read_bytes];
+                        self.stream.read_exact(&mut reply.data).unwrap();
+                    }
+                    return reply;
+                }
+                STRUCTURED_REPLY_MAGIC => {
+                    if self.chunk(magic, &mut reply) {
+                        return reply;
+                    }
+                }
+                other => panic!("reply magic {other:#x}"),
+            }
+        }
+    }
+
+    /// Receives the rest of a chunk; true if it was the last.
+    fn chunk(&mut self, magic: [u8; 4], reply: &mut Reply) -> bool {
+        let mut bytes = [0; 20];
+        bytes[..4].copy_from_slice(&magic);
+        self.stream.read_exact(&mut bytes[4..]).unwrap();
+        let header = ChunkHeader::read_from_bytes(&bytes).unwrap();
+        reply.cookie = header.cookie.get();
+        let mut payload = vec![0; header.length.get() as usize];
+        self.stream.read_exact(&mut payload).unwrap();
+        let number = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().unwrap());
+        match header.kind.get() {
+            chunk::NONE => {}
+            chunk::OFFSET_DATA => reply.data.extend(&payload[8..]),
+            chunk::OFFSET_HOLE => reply.data.resize(reply.data.len() + number(8) as usize, 0),
+            chunk::ERROR | chunk::ERROR_OFFSET => reply.error = number(0),
+            chunk::BLOCK_STATUS => {
+                let descriptors = (4..payload.len()).step_by(8);
+                reply.extents.extend(descriptors.map(|at| (number(at), number(at + 4))));
+            }
+            other => panic!("chunk kind {other}"),
+        }
+        header.flags.get() == 1
+    }
+
+    /// Sends and waits for the reply; answers its error.
+    pub fn run(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u32 {
+        let cookie = self.send(command, flags, offset, length);
+        let reply = self.reply(0);
+        assert_eq!(reply.cookie, cookie);
+        reply.error
+    }
+
+    pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
+        let cookie = self.send(command::READ, 0, offset, length);
+        let reply = self.reply(length as usize);
+        assert_eq!((reply.cookie, reply.error), (cookie, 0));
+        assert_eq!(reply.data.len(), length as usize);
+        reply.data
+    }
+
+    pub fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
+        let cookie = self.send_write(flags, offset, data);
+        let reply = self.reply(0);
+        assert_eq!(reply.cookie, cookie);
+        reply.error
+    }
+
+    /// True if the server closes the connection without another byte.
+    pub fn is_closed(&mut self) -> bool {
+        let mut byte = [0];
+        match self.stream.read(&mut byte) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+fn string(text: &str) -> Vec<u8> {
+    let mut bytes = (text.len() as u32).to_be_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes
+}

@@ -1,0 +1,198 @@
+//! Clients that vanish, stall, flood or never end; and stopping in spite of them.
+
+use std::io::Write;
+use std::time::Duration;
+
+use cairn_block::Op;
+use cairn_exports::nbd::NbdOptions;
+use cairn_exports::nbd::wire::command;
+
+use crate::client::{Client, Wishes};
+use crate::disk::TestDisk;
+use crate::world::{World, eventually, on_both_rings};
+
+/// Long enough that only a stop which waits for the wrong thing meets it.
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_write_whose_payload_never_arrived_was_never_a_request() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(8 << 20);
+        world.export("volume", &disk);
+        for sent in [1, 100, 70_000, (4 << 20) - 1] {
+            let mut client = Client::open(&world.socket(), "", Wishes::default());
+            client.send(command::WRITE, 0, 0, 4 << 20);
+            client.stream.write_all(&vec![5; sent]).unwrap();
+            drop(client);
+            eventually("the connection has ended", || world.server.connections() == 0);
+        }
+        assert_eq!(disk.log(), []);
+    });
+}
+
+#[test]
+fn requests_of_a_vanished_client_run_to_their_end() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        disk.hold(0);
+        let mut client = Client::open(&world.socket(), "", Wishes::default());
+        client.send_write(0, 0, &[6; 4096]);
+        client.send(command::READ, 0, 8192, 4096);
+        eventually("both are submitted", || disk.log().len() == 2);
+        drop(client);
+        assert_eq!(world.server.connections(), 1, "its write is still in flight");
+        disk.release(0);
+        eventually("the connection has ended", || world.server.connections() == 0);
+        assert_eq!(disk.bytes(0, 4096), [6; 4096]);
+    });
+}
+
+#[test]
+fn a_client_that_does_not_listen_holds_a_bounded_amount() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut client = Client::open(&world.socket(), "", Wishes::default());
+        let (count, len) = (400u64, 1 << 20);
+        let mut sender = client.stream.try_clone().unwrap();
+        let flood = std::thread::spawn(move || {
+            let mut header = Vec::new();
+            for cookie in 0..count {
+                header.extend(0x2560_9513u32.to_be_bytes());
+                header.extend([0, 0, 0, 0]);
+                header.extend(cookie.to_be_bytes());
+                header.extend(0u64.to_be_bytes());
+                header.extend((len as u32).to_be_bytes());
+            }
+            sender.write_all(&header).unwrap();
+        });
+        eventually("reads pile up", || disk.log().len() >= 60 && disk.in_flight() == 0);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(disk.log().len() <= 80, "bounded by memory: {}", disk.log().len());
+        let mut seen: Vec<u64> = (0..count).map(|_| client.reply(len).cookie).collect();
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq(0..count), "each is answered once");
+        flood.join().unwrap();
+        assert!(disk.most_in_flight() <= 128);
+    });
+}
+
+#[test]
+fn many_small_requests_are_all_answered() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut client = Client::open(&world.socket(), "", Wishes::default());
+        for round in 0..20u8 {
+            let mut open: Vec<u64> = (0..200)
+                .map(|at| {
+                    client.send_write(0, at * 4096, &vec![round; 512 * (1 + at as usize % 8)])
+                })
+                .collect();
+            while !open.is_empty() {
+                let reply = client.reply(0);
+                assert_eq!(reply.error, 0);
+                open.retain(|cookie| *cookie != reply.cookie);
+            }
+        }
+        assert!(disk.most_in_flight() <= 128);
+        assert_eq!(disk.log().iter().filter(|seen| seen.op == Op::Write).count(), 4000);
+    });
+}
+
+#[test]
+fn who_does_not_negotiate_in_time_is_closed() {
+    on_both_rings(|ring| {
+        let options =
+            NbdOptions { handshake_timeout: Duration::from_millis(20), ..NbdOptions::default() };
+        let world = World::with_options(ring, options);
+        let mut silent = Client {
+            stream: Client::connect(&world.socket()),
+            size: 0,
+            flags: 0,
+            block_sizes: None,
+            next_cookie: 0,
+        };
+        assert!(silent.is_closed());
+        eventually("the connection has ended", || world.server.connections() == 0);
+    });
+}
+
+#[test]
+fn one_connection_too_many_is_closed_and_the_others_stay() {
+    let options = NbdOptions { connections_max: 2, ..NbdOptions::default() };
+    let world = World::with_options(cairn_reactor::RingKind::Auto, options);
+    world.export("volume", &TestDisk::new(1 << 20));
+    let mut first = Client::open(&world.socket(), "", Wishes::default());
+    let second = Client::open(&world.socket(), "", Wishes::default());
+    let stream = std::os::unix::net::UnixStream::connect(world.socket()).unwrap();
+    let mut third = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
+    assert!(third.is_closed());
+    assert_eq!(first.read(0, 512), [0; 512]);
+    drop(second);
+    eventually("a place is free", || world.server.connections() == 1);
+    Client::open(&world.socket(), "", Wishes::default());
+}
+
+#[test]
+fn stopping_answers_what_was_begun_and_closes_what_negotiates() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut client = Client::open(&world.socket(), "", Wishes::default());
+        let idle = Client::open(&world.socket(), "", Wishes::default());
+        let negotiating = Client::connect(&world.socket());
+        disk.hold(0);
+        let cookie = client.send_write(0, 0, &[7; 512]);
+        eventually("the write is in flight", || disk.in_flight() == 1);
+        std::thread::scope(|scope| {
+            let stop = scope.spawn(|| world.stop(LONG));
+            for stream in [idle.stream, negotiating] {
+                let mut client =
+                    Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
+                assert!(client.is_closed());
+            }
+            disk.release(0);
+            assert_eq!(client.reply(0).cookie, cookie);
+            assert!(client.is_closed());
+            assert_eq!(stop.join().unwrap(), 0);
+        });
+        assert!(!world.socket().exists());
+        assert!(std::os::unix::net::UnixStream::connect(world.socket()).is_err());
+    });
+}
+
+#[test]
+fn a_client_that_does_not_listen_is_cut_when_the_time_to_stop_has_passed() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut client = Client::open(&world.socket(), "", Wishes::default());
+        for _ in 0..100 {
+            client.send(command::READ, 0, 0, 1 << 20);
+        }
+        eventually("reads pile up", || disk.log().len() >= 10 && disk.in_flight() == 0);
+        assert_eq!(world.stop(Duration::from_millis(1)), 0);
+    });
+}
+
+#[test]
+fn stopping_says_how_many_wait_for_a_disk() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    world.export("volume", &disk);
+    disk.hold(0);
+    let mut client = Client::open(&world.socket(), "", Wishes::default());
+    client.send_write(0, 0, &[7; 512]);
+    eventually("the write is in flight", || disk.in_flight() == 1);
+    assert_eq!(world.stop(Duration::ZERO), 1);
+    disk.release(0);
+    eventually("the connection has ended", || world.server.connections() == 0);
+}

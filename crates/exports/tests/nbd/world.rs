@@ -1,0 +1,69 @@
+//! A world of real reactors with a server in it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cairn_block::{Disk, ReactorId};
+use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
+use cairn_reactor::{Options, Reactors, RingKind};
+
+/// Reactors, a server on a socket in a folder of its own.
+pub struct World {
+    pub server: NbdServer,
+    pub reactors: Reactors,
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new(ring: RingKind) -> World {
+        World::with_options(ring, NbdOptions::default())
+    }
+
+    pub fn with_options(ring: RingKind, options: NbdOptions) -> World {
+        let reactors = Reactors::start(Options { count: 3, ring }).unwrap();
+        let server = NbdServer::new(reactors.post(), options);
+        let world = World { server, reactors, folder: tempfile::tempdir().unwrap() };
+        world.server.listen(&ListenAddress::Unix(world.socket())).unwrap();
+        world
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("nbd.sock")
+    }
+
+    pub fn export(&self, name: &str, disk: &Arc<impl Disk + 'static>) {
+        let disk: Arc<dyn Disk> = disk.clone();
+        let description = format!("the {name} volume");
+        let export = NbdExport { name: name.to_owned(), description, disk, read_only: false };
+        self.server.add_export(export).unwrap();
+    }
+
+    pub fn stop(&self, drain: Duration) -> usize {
+        let server = self.server.clone();
+        self.reactors
+            .block_on(ReactorId(1), move |env| async move { server.stop(&env, drain).await })
+    }
+
+    pub fn remove(&self, name: &'static str, drain: Duration) -> usize {
+        let server = self.server.clone();
+        self.reactors.block_on(ReactorId(2), move |env| async move {
+            server.remove_export(&env, name, drain).await
+        })
+    }
+}
+
+/// Runs a test over io_uring (or what stands in for it here) and over helper threads.
+pub fn on_both_rings(test: impl Fn(RingKind)) {
+    test(RingKind::Auto);
+    test(RingKind::Threads);
+}
+
+/// Waits for something that must come; the limit only ends a test that has failed.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

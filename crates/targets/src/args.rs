@@ -243,3 +243,93 @@ fn one_of(words: &[&str]) -> String {
         _ => format!("one of {}", words.join(", ")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_sim::SimOpener;
+
+    const KNOWN: &[OptionSpec] =
+        &[OptionSpec::new("plain", &[]), OptionSpec::new("Pair", &["left", "right"])];
+
+    fn with_args<R>(words: &[&str], test: impl FnOnce(Args<'_>) -> R) -> R {
+        let registry = Registry::new(Box::new(SimOpener::new()));
+        let ctor = Ctor { len: SectorCount(8), args: words, registry: &registry, read_only: false };
+        test(Args::new("probe", &ctor))
+    }
+
+    fn text<T>(result: Result<T, ConfigError>) -> String {
+        result.err().expect("refused").to_string()
+    }
+
+    #[test]
+    fn numbers_are_decimal_and_bounded() {
+        let words = ["7", "300", "x", "-1", "0x10", "18446744073709551616", "36028797018963968"];
+        with_args(&words, |mut args| {
+            assert_eq!(args.number("n", 0..=255).unwrap(), 7);
+            let wrong = "probe: n: found '300', expected a number from 0 to 255";
+            assert_eq!(text(args.number("n", 0..=255)), wrong);
+            for word in &words[2..6] {
+                let wrong = format!("probe: n: found '{word}', expected a number of at least 1");
+                assert_eq!(text(args.number("n", 1..=u64::MAX)), wrong);
+            }
+            assert!(text(args.sector("offset")).contains("from 0 to 36028797018963967"));
+            let missing = "probe: n: found nothing, expected a number of at least 0";
+            assert_eq!(text(args.number("n", 0..=u64::MAX)), missing);
+        });
+    }
+
+    #[test]
+    fn a_group_ends_where_its_count_says() {
+        with_args(&["4", "PAIR", "1", "2", "plain", "after"], |mut args| {
+            let mut group = args.group("#options", 4).unwrap();
+            assert_eq!(group.option(KNOWN).unwrap(), Some("Pair"));
+            assert_eq!((group.word("left").unwrap(), group.word("right").unwrap()), ("1", "2"));
+            assert_eq!(group.option(KNOWN).unwrap(), Some("plain"));
+            assert_eq!(group.option(KNOWN).unwrap(), None);
+            assert_eq!(args.word("last").unwrap(), "after");
+            args.finish().unwrap();
+        });
+    }
+
+    #[test]
+    fn without_words_a_group_is_empty() {
+        with_args(&[], |mut args| {
+            assert_eq!(args.group("#options", 4).unwrap().option(KNOWN).unwrap(), None);
+        });
+    }
+
+    #[test]
+    fn wrong_groups_are_refused() {
+        let refusal = |words: &[&str]| {
+            with_args(words, |mut args| {
+                let group = args.group("#options", 4);
+                text(group.and_then(|mut group| group.option(KNOWN)))
+            })
+        };
+        assert_eq!(
+            refusal(&["2", "plain"]),
+            "probe: #options: found 2 with 1 words after it, expected a count of the words after it"
+        );
+        assert_eq!(refusal(&["5"]), "probe: #options: found '5', expected a number from 0 to 4");
+        assert_eq!(
+            refusal(&["1", "other"]),
+            "probe: option: found 'other', expected one of plain, Pair"
+        );
+        assert_eq!(
+            refusal(&["2", "pair", "1", "2"]),
+            "probe: Pair: found 1 words counted after it, expected 2 (left, right)"
+        );
+    }
+
+    #[test]
+    fn choices_ignore_case_and_trailing_words_are_refused() {
+        with_args(&["W", "x", "more"], |mut args| {
+            assert_eq!(args.choice("direction", &["r", "w"]).unwrap(), 1);
+            let wrong = "probe: direction: found 'x', expected one of r, w";
+            assert_eq!(text(args.choice("direction", &["r", "w"])), wrong);
+            let left = "probe: trailing words: found 'more', expected the end of the line";
+            assert_eq!(text(args.finish()), left);
+        });
+    }
+}

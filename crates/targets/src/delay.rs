@@ -206,6 +206,7 @@ impl Queue {
                 Some(due) => drop(select(changed, env.sleep_until(due)).await),
             }
         }
+        debug_assert_eq!(self.first_due(), None, "I2");
         self.set_phase(Phase::Stopped);
         self.stopped.notify(usize::MAX);
     }
@@ -282,5 +283,195 @@ impl Target for Delay {
         range: SectorRange,
     ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
         self.routes[0].area.extents(env, range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testbed::{Ended, SECTOR, Testbed, initial, range, write_io};
+    use cairn_block::{Io, SectorCount};
+
+    /// More than a request takes beyond its delay, less than any delay here.
+    const SLACK: Duration = Duration::from_millis(1);
+
+    fn bed() -> Testbed {
+        Testbed::new(&[("a", 64), ("b", 64), ("c", 64)])
+    }
+
+    fn read_io(env: &Env, start: u64) -> Io {
+        Io::read(range(start, 1), env.segs(SectorCount(1)))
+    }
+
+    /// How long a request takes.
+    fn duration(bed: &Testbed, io: impl FnOnce(&Env) -> Io) -> Duration {
+        let began = bed.sim.now();
+        bed.io(io).unwrap();
+        bed.sim.now().since(began)
+    }
+
+    fn is_about(duration: Duration, millis: u64) -> bool {
+        let expected = Duration::from_millis(millis);
+        duration >= expected && duration < expected + SLACK
+    }
+
+    fn names(ended: &Ended) -> Vec<&'static str> {
+        ended.borrow().iter().map(|(name, _)| *name).collect()
+    }
+
+    #[test]
+    fn one_delay_is_for_every_request() {
+        let bed = bed();
+        bed.load("0 32 delay a 8 20");
+        assert!(is_about(duration(&bed, |env| read_io(env, 3)), 20));
+        assert!(is_about(duration(&bed, |env| write_io(env, 3, &[9; SECTOR])), 20));
+        assert!(is_about(duration(&bed, |_| Io::flush()), 20));
+        assert!(is_about(duration(&bed, |_| Io::on(Op::WriteZeroes, range(4, 1))), 20));
+        let mut model = initial("a", 64);
+        model[11 * SECTOR..12 * SECTOR].fill(9);
+        model[12 * SECTOR..13 * SECTOR].fill(0);
+        assert_eq!(bed.contents("a"), model);
+        assert_eq!(bed.target().table(), "a 8 20");
+    }
+
+    #[test]
+    fn each_class_has_its_delay_and_its_device() {
+        let bed = bed();
+        bed.load("0 32 delay a 0 0 b 8 20 c 0 40");
+        assert!(is_about(duration(&bed, |env| read_io(env, 0)), 0));
+        assert!(is_about(duration(&bed, |env| write_io(env, 0, &[9; SECTOR])), 20));
+        assert!(is_about(duration(&bed, |_| Io::flush()), 40));
+        assert_eq!(bed.read(0, 1).unwrap(), initial("a", 1));
+        assert_eq!(bed.contents("a"), initial("a", 64));
+        assert_eq!(bed.contents("b")[8 * SECTOR..9 * SECTOR], [9; SECTOR]);
+        assert_eq!(bed.target().table(), "a 0 0 b 8 20 c 0 40");
+    }
+
+    #[test]
+    fn with_two_delays_a_flush_goes_the_way_of_writes() {
+        let bed = bed();
+        bed.load("0 32 delay a 0 10 b 0 20");
+        assert!(is_about(duration(&bed, |_| Io::flush()), 20));
+        bed.drive("b").faults().add(cairn_sim::Fault::error(cairn_sim::OpSet::FLUSHES));
+        assert!(bed.io(|_| Io::flush()).is_err());
+        assert_eq!(bed.target().table(), "a 0 10 b 0 20");
+        assert_eq!(bed.target().lowers().len(), 2);
+    }
+
+    #[test]
+    fn requests_go_on_when_they_are_due_and_in_order_of_arrival() {
+        let (bed, ended) = (bed(), Ended::default());
+        bed.load("0 32 delay a 0 10 a 0 30");
+        bed.start(1, &ended, "write 1", |env| write_io(env, 0, &[1; SECTOR]));
+        bed.sim.run_for(Duration::from_millis(1));
+        bed.start(2, &ended, "write 2", |env| write_io(env, 0, &[2; SECTOR]));
+        bed.sim.run_for(Duration::from_millis(1));
+        bed.start(0, &ended, "write 3", |env| write_io(env, 0, &[3; SECTOR]));
+        bed.start(1, &ended, "read", |env| read_io(env, 1));
+        bed.sim.run_for(Duration::from_millis(5));
+        assert_eq!(bed.target().status(), "1 3 0");
+        bed.sim.run_for(Duration::from_millis(10));
+        assert_eq!((names(&ended), bed.target().status()), (vec!["read"], "0 3 0".to_owned()));
+        bed.sim.run_for(Duration::from_millis(30));
+        assert_eq!(names(&ended), ["read", "write 1", "write 2", "write 3"]);
+        assert_eq!(bed.contents("a")[..SECTOR], [3; SECTOR]);
+        assert_eq!(bed.target().status(), "0 0 0");
+    }
+
+    #[test]
+    fn a_suspend_sends_on_what_waits() {
+        let (bed, ended) = (bed(), Ended::default());
+        bed.load("0 32 delay a 0 3600000");
+        bed.start(1, &ended, "write", |env| write_io(env, 0, &[1; SECTOR]));
+        bed.start(0, &ended, "read", |env| read_io(env, 1));
+        bed.sim.run_for(Duration::from_millis(1));
+        assert_eq!(bed.target().status(), "1 1 0");
+        let began = bed.sim.now();
+        bed.suspend(SuspendMode::Flush);
+        assert!(is_about(bed.sim.now().since(began), 0));
+        assert_eq!(bed.contents("a")[..SECTOR], [1; SECTOR]);
+        bed.sim.run_for(SLACK);
+        assert_eq!(ended.borrow().len(), 2);
+        assert!(ended.borrow().iter().all(|(_, result)| result.is_ok()));
+    }
+
+    #[test]
+    fn a_noflush_suspend_hands_back_and_the_next_table_serves() {
+        let (bed, ended) = (bed(), Ended::default());
+        bed.load("0 32 delay a 0 3600000");
+        bed.start(1, &ended, "write", |env| write_io(env, 0, &[1; SECTOR]));
+        bed.start(2, &ended, "flush", |_| Io::flush());
+        bed.sim.run_for(Duration::from_millis(1));
+        bed.suspend(SuspendMode::NoFlush);
+        bed.sim.run_for(Duration::from_millis(10));
+        assert_eq!(names(&ended), Vec::<&str>::new());
+        assert_eq!(bed.contents("a"), initial("a", 64));
+        bed.load("0 32 linear b 0");
+        bed.sim.run_for(Duration::from_millis(10));
+        assert_eq!(ended.borrow().len(), 2);
+        assert_eq!(bed.contents("b")[..SECTOR], [1; SECTOR]);
+    }
+
+    #[test]
+    fn after_a_resume_it_delays_again() {
+        let bed = bed();
+        bed.load("0 32 delay a 0 20");
+        for _ in 0..3 {
+            bed.suspend(SuspendMode::Flush);
+            bed.resume();
+            assert!(is_about(duration(&bed, |env| read_io(env, 0)), 20));
+        }
+    }
+
+    #[test]
+    fn when_stop_returns_the_task_has_ended() {
+        let (bed, queue) = (bed(), Arc::new(Queue::default()));
+        for _ in 0..3 {
+            queue.set_phase(Phase::Delaying);
+            let (own, stopped) = (queue.clone(), queue.clone());
+            bed.sim.block_on(0, |env| async move {
+                let task_env = env.clone();
+                env.spawn(async move { own.run(&task_env).await });
+                env.sleep(SLACK).await;
+            });
+            assert_eq!(Arc::strong_count(&queue), 3, "the task lives");
+            bed.sim.block_on(1, |_| async move { stopped.stop().await });
+            assert_eq!(Arc::strong_count(&queue), 1, "the task is gone");
+        }
+    }
+
+    #[test]
+    fn a_suspend_that_is_called_off_delays_again() {
+        let bed = bed();
+        bed.load("0 32 delay a 0 20");
+        let target = bed.target();
+        target.presuspend(bed.sim.env(0), SuspendMode::Flush);
+        assert!(is_about(duration(&bed, |env| read_io(env, 0)), 0));
+        target.presuspend_undo(bed.sim.env(0));
+        assert!(is_about(duration(&bed, |env| read_io(env, 0)), 20));
+    }
+
+    #[test]
+    fn each_wrong_argument_is_named() {
+        let bed = bed();
+        for (table, expected) in [
+            ("0 32 delay", "delay: arguments: found 0, expected 3, 6 or 9"),
+            ("0 32 delay a 0 10 b", "delay: arguments: found 4, expected 3, 6 or 9"),
+            ("0 32 delay x 0 10", "x: device: found none"),
+            ("0 32 delay a x 10", "delay: offset: found 'x'"),
+            ("0 32 delay a 33 10", "a: delay offset: found 33 for 32 sectors"),
+            (
+                "0 32 delay a 0 1s",
+                "delay: delay: found '1s', expected a number from 0 to 4294967295",
+            ),
+            ("0 32 delay a 0 10 x 0 10", "x: device: found none"),
+            ("0 32 delay a 0 10 b -1 10", "delay: write_offset: found '-1'"),
+            ("0 32 delay a 0 10 b 0 x", "delay: write_delay: found 'x'"),
+            ("0 32 delay a 0 10 b 0 1 c x 1", "delay: flush_offset: found 'x'"),
+            ("0 32 delay a 0 10 b 0 1 c 0 4294967296", "delay: flush_delay: found '4294967296'"),
+        ] {
+            let refusal = bed.refusal(table);
+            assert!(refusal.starts_with(expected), "{refusal}");
+        }
     }
 }

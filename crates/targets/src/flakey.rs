@@ -348,3 +348,244 @@ impl Target for Flakey {
         self.area.extents(env, range)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testbed::{SECTOR, Testbed, initial, range, write_io};
+    use cairn_block::{ExtentKind, SectorCount};
+    use std::time::Duration;
+
+    fn bed() -> Testbed {
+        Testbed::new(&[("a", 64)])
+    }
+
+    /// A volume that is down for a long time.
+    fn down(features: &str) -> Testbed {
+        let bed = bed();
+        bed.load(&format!("0 32 flakey a 8 0 1000000 {features}"));
+        bed
+    }
+
+    const INJECTED: IoError = IoError::injected(ErrorKind::Io);
+
+    #[test]
+    fn the_device_is_up_and_down_by_turns() {
+        let bed = bed();
+        bed.load("0 32 flakey a 8 2 3");
+        let began = bed.sim.now();
+        for half_seconds in 0..40 {
+            let moment = began + Duration::from_millis(500 * half_seconds + 100);
+            bed.sim.run_for(moment.since(bed.sim.now()));
+            let is_up = half_seconds % 10 < 4;
+            assert_eq!(bed.read(0, 1).is_ok(), is_up, "after {half_seconds} half seconds");
+            assert_eq!(bed.write(0, &[1; SECTOR]).is_ok(), is_up);
+        }
+    }
+
+    #[test]
+    fn while_up_it_is_linear() {
+        let bed = bed();
+        bed.load("0 32 flakey a 8 1000000 0 1 drop_writes");
+        bed.write(1, &[200; SECTOR]).unwrap();
+        let mut model = initial("a", 64);
+        model[9 * SECTOR..10 * SECTOR].fill(200);
+        assert_eq!(bed.contents("a"), model);
+        assert_eq!(bed.read(0, 32).unwrap(), model[8 * SECTOR..40 * SECTOR]);
+    }
+
+    #[test]
+    fn a_read_that_began_while_up_ends_well() {
+        let (bed, ended) = (bed(), crate::testbed::Ended::default());
+        bed.add_volume("slow", "0 64 delay a 0 2000");
+        bed.load("0 32 flakey @slow 0 1 1000");
+        let read = |env: &Env| Io::read(range(0, 1), env.segs(SectorCount(1)));
+        bed.start(1, &ended, "read", read);
+        bed.sim.run_for(Duration::from_secs(3));
+        assert_eq!(*ended.borrow(), [("read", Ok(()))]);
+        assert_eq!(bed.read(0, 1), Err(INJECTED));
+    }
+
+    #[test]
+    fn without_features_everything_fails_while_down() {
+        for features in ["", "0"] {
+            let bed = down(features);
+            assert_eq!(bed.read(0, 1), Err(INJECTED));
+            assert_eq!(bed.write(0, &[1; SECTOR]), Err(INJECTED));
+            for op in [Op::Flush, Op::Discard, Op::WriteZeroes] {
+                let range = if op == Op::Flush { range(0, 0) } else { range(0, 1) };
+                assert_eq!(bed.on(op, range), Err(INJECTED));
+            }
+            assert_eq!(bed.contents("a"), initial("a", 64));
+        }
+    }
+
+    #[test]
+    fn dropped_writes_are_told_as_done() {
+        let bed = down("1 drop_writes");
+        bed.write(0, &[1; SECTOR]).unwrap();
+        bed.on(Op::WriteZeroes, range(0, 32)).unwrap();
+        bed.on(Op::Flush, range(0, 0)).unwrap();
+        assert_eq!(bed.contents("a"), initial("a", 64));
+        assert_eq!(bed.read(0, 1).unwrap(), initial("a", 9)[8 * SECTOR..]);
+    }
+
+    #[test]
+    fn failing_writes_leave_reads_alone_and_the_other_way_round() {
+        let bed = down("1 error_writes");
+        assert_eq!(bed.write(0, &[1; SECTOR]), Err(INJECTED));
+        assert_eq!(bed.on(Op::Flush, range(0, 0)), Err(INJECTED));
+        assert!(bed.read(0, 1).is_ok());
+        let bed = down("1 error_reads");
+        bed.write(0, &[1; SECTOR]).unwrap();
+        assert_eq!(bed.read(0, 1), Err(INJECTED));
+        assert_eq!(bed.contents("a")[8 * SECTOR..9 * SECTOR], [1; SECTOR]);
+        let bed = down("2 error_reads drop_writes");
+        bed.write(0, &[1; SECTOR]).unwrap();
+        assert_eq!(bed.read(0, 1), Err(INJECTED));
+        assert_eq!(bed.contents("a"), initial("a", 64));
+    }
+
+    #[test]
+    fn a_read_comes_back_with_the_byte_replaced() {
+        let bed = down("5 corrupt_bio_byte 514 r 0 0");
+        let mut expected = initial("a", 12)[8 * SECTOR..].to_vec();
+        expected[513] = 0;
+        assert_eq!(bed.read(0, 4).unwrap(), expected);
+        assert_eq!(bed.read(0, 1).unwrap(), initial("a", 9)[8 * SECTOR..], "too short a read");
+        assert_eq!(bed.contents("a"), initial("a", 64), "the disk is as it was");
+        bed.write(0, &[1; SECTOR]).unwrap();
+        assert_eq!(bed.contents("a")[8 * SECTOR..9 * SECTOR], [1; SECTOR]);
+    }
+
+    #[test]
+    fn a_write_reaches_the_disk_with_the_byte_replaced_and_the_caller_keeps_its_data() {
+        let bed = down("5 corrupt_bio_byte 1 w 65 0");
+        let segs = std::cell::RefCell::new(None);
+        bed.io(|env| {
+            let io = write_io(env, 3, &[1; 2 * SECTOR]);
+            *segs.borrow_mut() = Some(io.segs.clone());
+            io
+        })
+        .unwrap();
+        assert_eq!(segs.take().unwrap().to_vec(), [1; 2 * SECTOR]);
+        let mut expected = [1; 2 * SECTOR];
+        expected[0] = 65;
+        assert_eq!(bed.contents("a")[11 * SECTOR..13 * SECTOR], expected);
+        assert_eq!(bed.read(3, 2).unwrap(), expected);
+    }
+
+    #[test]
+    fn only_requests_with_all_flags_are_corrupted() {
+        let meta_and_fua = (1 << 12) + (1 << 17);
+        let bed = down(&format!("5 corrupt_bio_byte 1 w 65 {meta_and_fua}"));
+        for (flags, corrupted) in [
+            (Flags::empty(), false),
+            (Flags::META, false),
+            (Flags::FUA, false),
+            (Flags::META | Flags::FUA, true),
+        ] {
+            bed.io(|env| write_io(env, 0, &[1; SECTOR]).with(flags)).unwrap();
+            let first = bed.contents("a")[8 * SECTOR];
+            assert_eq!(first, if corrupted { 65 } else { 1 }, "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn random_corruption_happens_as_often_as_told() {
+        let bed = down("4 random_read_corrupt 500000000 random_write_corrupt 1000000000");
+        let clean = bed.contents("a")[8 * SECTOR..9 * SECTOR].to_vec();
+        let hits = (0..200).filter(|_| bed.read(0, 1).unwrap() != clean).count();
+        assert!((70..130).contains(&hits), "{hits} of 200");
+        let mut changed = 0;
+        for _ in 0..20 {
+            bed.write(0, &[1; SECTOR]).unwrap();
+            let sector = &bed.contents("a")[8 * SECTOR..9 * SECTOR];
+            let wrong = sector.iter().filter(|byte| **byte != 1).count();
+            assert!(wrong <= 1);
+            changed += wrong;
+        }
+        assert!(changed >= 15, "{changed} of 20; a random value may be the right one");
+    }
+
+    #[test]
+    fn the_table_prints_the_kernels_way() {
+        for (given, printed) in [
+            ("1 2", "1 2 0"),
+            ("1 2 0", "1 2 0"),
+            ("1 2 1 DROP_writes", "1 2 1 drop_writes"),
+            ("1 2 1 error_writes", "1 2 1 error_writes"),
+            ("1 2 1 error_reads", "1 2 1 error_reads"),
+            ("1 2 5 corrupt_bio_byte 224 W 0 32", "1 2 5 corrupt_bio_byte 224 w 0 32"),
+            (
+                "1 2 6 corrupt_bio_byte 224 r 0 32 drop_writes",
+                "1 2 6 drop_writes corrupt_bio_byte 224 r 0 32",
+            ),
+            (
+                "1 2 11 random_write_corrupt 2 random_read_corrupt 1 error_reads error_writes \
+                 corrupt_bio_byte 1 r 2 3",
+                "1 2 11 error_reads error_writes corrupt_bio_byte 1 r 2 3 random_read_corrupt 1 \
+                 random_write_corrupt 2",
+            ),
+        ] {
+            let bed = bed();
+            bed.load(&format!("0 32 flakey a 8 {given}"));
+            let table = bed.target().table();
+            assert_eq!(table, format!("a 8 {printed}"));
+            bed.load(&format!("0 32 flakey {table}"));
+            assert_eq!(bed.target().table(), table);
+            assert_eq!(bed.target().status(), "");
+        }
+    }
+
+    #[test]
+    fn what_is_down_counts_as_data() {
+        let bed = bed();
+        bed.add_volume("hole", "0 64 zero");
+        bed.load("0 32 flakey @hole 0 1 1000");
+        assert_eq!(bed.extents(range(0, 32)).unwrap()[0].kind, ExtentKind::Hole);
+        bed.sim.run_for(Duration::from_secs(2));
+        assert_eq!(bed.extents(range(0, 32)).unwrap()[0].kind, ExtentKind::Data);
+    }
+
+    #[test]
+    fn each_wrong_argument_is_named() {
+        let bed = bed();
+        for (args, expected) in [
+            ("x 0 1 2", "x: device: found none"),
+            ("a x 1 2", "flakey: offset: found 'x'"),
+            ("a 60 1 2", "a: flakey offset: found 60 for 32 sectors"),
+            ("a 0", "flakey: up_interval: found nothing"),
+            ("a 0 x 2", "flakey: up_interval: found 'x'"),
+            ("a 0 1", "flakey: down_interval: found nothing"),
+            ("a 0 1 x", "flakey: down_interval: found 'x'"),
+            ("a 0 0 0", "flakey: down_interval: found 0 with the up_interval"),
+            ("a 0 4294967295 1", "flakey: down_interval: found 4294967296 with"),
+            ("a 0 1 2 12", "flakey: #features: found '12', expected a number from 0 to 11"),
+            ("a 0 1 2 2 drop_writes", "flakey: #features: found 2 with 1 words after it"),
+            ("a 0 1 2 1 drop_writes x", "flakey: trailing words: found 'x'"),
+            ("a 0 1 2 1 nonsense", "flakey: option: found 'nonsense', expected one of drop_writes"),
+            ("a 0 1 2 2 drop_writes drop_writes", "flakey: features: found 'drop_writes'"),
+            ("a 0 1 2 2 drop_writes error_writes", "flakey: features: found 'error_writes'"),
+            ("a 0 1 2 2 error_reads error_reads", "flakey: features: found 'error_reads'"),
+            ("a 0 1 2 4 corrupt_bio_byte 1 r 0", "flakey: corrupt_bio_byte: found 3 words"),
+            ("a 0 1 2 5 corrupt_bio_byte 0 r 0 0", "flakey: corrupt_bio_byte nth_byte: found '0'"),
+            ("a 0 1 2 5 corrupt_bio_byte 1 x 0 0", "flakey: corrupt_bio_byte direction: found 'x'"),
+            ("a 0 1 2 5 corrupt_bio_byte 1 r 256 0", "flakey: corrupt_bio_byte value: found '256'"),
+            ("a 0 1 2 5 corrupt_bio_byte 1 r 0 z", "flakey: corrupt_bio_byte flags: found 'z'"),
+            (
+                "a 0 1 2 6 corrupt_bio_byte 1 w 0 0 drop_writes",
+                "flakey: features: found 'drop_writes', expected no 'corrupt_bio_byte' for writes",
+            ),
+            (
+                "a 0 1 2 6 error_writes corrupt_bio_byte 1 w 0 0",
+                "flakey: features: found 'error_writes', expected no 'corrupt_bio_byte'",
+            ),
+            ("a 0 1 2 2 random_read_corrupt 1000000001", "flakey: random_read_corrupt: found"),
+            ("a 0 1 2 2 random_write_corrupt x", "flakey: random_write_corrupt: found 'x'"),
+        ] {
+            let refusal = bed.refusal(&format!("0 32 flakey {args}"));
+            assert!(refusal.starts_with(expected), "{refusal}");
+        }
+    }
+}

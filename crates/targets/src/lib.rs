@@ -18,6 +18,8 @@ pub mod flakey;
 pub mod linear;
 pub mod passthrough;
 pub mod striped;
+#[cfg(test)]
+mod testbed;
 pub mod zero;
 
 use args::Spec;

@@ -274,3 +274,212 @@ fn append(extents: &mut Vec<Extent>, count: SectorCount, kind: ExtentKind) {
         _ => extents.push(Extent { count, kind }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testbed::{SECTOR, Testbed, initial, range};
+    use cairn_sim::{DriveOptions, Fault, OpSet};
+    use proptest::prelude::{Strategy, any, prop_oneof};
+    use proptest::{collection, prop_assert, prop_assert_eq, proptest};
+
+    /// The naive twin: deals out sector after sector, chunk by chunk.
+    fn deal(stripes: usize, chunk: u64, sectors: u64) -> Vec<(usize, Sector)> {
+        let (mut filled, mut places) = (vec![0; stripes], Vec::new());
+        let mut stripe = 0;
+        while (places.len() as u64) < sectors {
+            for _ in 0..chunk {
+                places.push((stripe, Sector(filled[stripe])));
+                filled[stripe] += 1;
+            }
+            stripe = (stripe + 1) % stripes;
+        }
+        places.truncate(sectors as usize);
+        places
+    }
+
+    proptest! {
+        #[test]
+        fn every_sector_lies_where_dealing_out_chunks_puts_it(
+            stripes in 1..9_usize, chunk in 1..20_u64, start in 0..500_u64, count in 0..500_u64,
+        ) {
+            let layout = Layout { stripes: stripes as u64, chunk: SectorCount(chunk) };
+            let places = deal(stripes, chunk, start + count);
+            for (sector, place) in places.iter().enumerate() {
+                let (stripe, lies, left) = layout.locate(Sector(sector as u64));
+                prop_assert_eq!((stripe, lies), *place);
+                prop_assert!(left.0 == chunk - sector as u64 % chunk);
+            }
+            let whole = SectorRange::new(Sector(start), SectorCount(count));
+            for stripe in 0..stripes {
+                let part = layout.range_on(stripe, whole);
+                let dealt: Vec<_> = places[start as usize..]
+                    .iter()
+                    .filter(|(own, _)| *own == stripe)
+                    .map(|(_, place)| place.0)
+                    .collect();
+                let ranged: Vec<_> = (part.start.0..part.end().0).collect();
+                prop_assert_eq!(ranged, dealt);
+            }
+        }
+    }
+
+    const LEN: u64 = 120;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write(u64, u64, u8),
+        Zero(u64, u64),
+        Read(u64, u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let range =
+            || (0..LEN).prop_flat_map(|start| (0..LEN - start).prop_map(move |n| (start, n + 1)));
+        let step = prop_oneof![
+            (range(), any::<u8>())
+                .prop_map(|((start, count), byte)| Step::Write(start, count, byte)),
+            range().prop_map(|(start, count)| Step::Zero(start, count)),
+            range().prop_map(|(start, count)| Step::Read(start, count)),
+        ];
+        collection::vec(step, 1..20)
+    }
+
+    proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+        #[test]
+        fn the_volume_is_the_dealt_out_drives(steps in steps()) {
+            let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
+            bed.load("0 120 striped 3 4 a 0 b 8 c 24");
+            let lowers = [("a", 0), ("b", 8), ("c", 24)];
+            let mut drives = lowers.map(|(name, _)| initial(name, 64));
+            let places: Vec<(usize, usize)> = deal(3, 4, LEN)
+                .iter()
+                .map(|(stripe, place)| (*stripe, place.0 as usize + lowers[*stripe].1))
+                .collect();
+            for step in steps {
+                let (start, count, byte) = match step {
+                    Step::Write(start, count, byte) => {
+                        bed.write(start, &vec![byte; count as usize * SECTOR]).unwrap();
+                        (start, count, Some(byte))
+                    }
+                    Step::Zero(start, count) => {
+                        bed.on(Op::WriteZeroes, range(start, count)).unwrap();
+                        (start, count, Some(0))
+                    }
+                    Step::Read(start, count) => (start, count, None),
+                };
+                let mut expected = Vec::new();
+                for (stripe, place) in &places[start as usize..(start + count) as usize] {
+                    let sector = &mut drives[*stripe][place * SECTOR..(place + 1) * SECTOR];
+                    byte.inspect(|byte| sector.fill(*byte));
+                    expected.extend_from_slice(sector);
+                }
+                prop_assert!(bed.read(start, count).unwrap() == expected);
+            }
+            for ((name, _), drive) in lowers.iter().zip(&drives) {
+                prop_assert!(bed.contents(name) == *drive, "drive {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_flush_reaches_every_stripe() {
+        for failing in ["a", "b", "c"] {
+            let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
+            bed.load("0 120 striped 3 4 a 0 b 0 c 0");
+            bed.on(Op::Flush, range(0, 0)).unwrap();
+            bed.drive(failing).faults().add(Fault::error(OpSet::FLUSHES));
+            assert!(bed.on(Op::Flush, range(0, 0)).is_err(), "{failing}");
+        }
+    }
+
+    #[test]
+    fn a_stripe_that_failed_is_shown_as_dead() {
+        let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
+        bed.load("0 120 striped 3 4 a 0 b 8 c 24");
+        assert_eq!(bed.target().status(), "3 a b c 1 AAA");
+        bed.drive("b").faults().add(Fault::error(OpSet::ALL).shots(1));
+        bed.read(0, 4).unwrap();
+        assert_eq!(bed.target().status(), "3 a b c 1 AAA");
+        bed.read(0, 12).unwrap_err();
+        assert_eq!(bed.target().status(), "3 a b c 1 ADA");
+        bed.drive("c").faults().add(Fault::error(OpSet::ALL).shots(1));
+        bed.on(Op::Discard, range(0, 120)).unwrap_err();
+        assert_eq!(bed.target().status(), "3 a b c 1 ADD");
+    }
+
+    #[test]
+    fn a_long_discard_is_one_request_per_stripe() {
+        let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
+        bed.load("0 120 striped 3 4 a 0 b 0 c 0");
+        let before = bed.sim.writes();
+        bed.on(Op::Discard, range(1, 118)).unwrap();
+        assert_eq!(bed.sim.writes() - before, 3);
+        bed.on(Op::Discard, range(5, 6)).unwrap();
+        assert_eq!(bed.sim.writes() - before, 5);
+    }
+
+    #[test]
+    fn chunks_of_holes_and_data_show_as_extents() {
+        let bed = Testbed::new(&[("a", 64)]);
+        bed.add_volume("hole", "0 64 zero");
+        bed.load("0 128 striped 2 4 a 0 @hole 0");
+        let extents = bed.extents(range(2, 12)).unwrap();
+        let shape: Vec<_> = extents.iter().map(|extent| (extent.count.0, extent.kind)).collect();
+        let (data, hole) = (ExtentKind::Data, ExtentKind::Hole);
+        assert_eq!(shape, [(2, data), (4, hole), (4, data), (2, hole)]);
+        bed.load("0 64 striped 1 4 @hole 0");
+        assert_eq!(bed.extents(range(1, 63)).unwrap().len(), 1, "equal neighbours are joined");
+    }
+
+    #[test]
+    fn limits_tell_the_chunk_and_the_row() {
+        let bed = Testbed::new(&[("a", 64), ("b", 64)]);
+        bed.load("0 128 striped 2 8 a 0 b 0");
+        let limits = bed.volume.limits();
+        assert_eq!((limits.io_min, limits.io_opt), (4096, 8192));
+    }
+
+    #[test]
+    fn the_table_prints_as_it_was_given() {
+        let bed = Testbed::new(&[("a", 64), ("b", 64)]);
+        bed.load("0 96 striped 2 8 a 16 b 0");
+        assert_eq!(bed.target().table(), "2 8 a 16 b 0");
+    }
+
+    #[test]
+    fn each_wrong_argument_is_named() {
+        let bed = Testbed::new(&[("a", 64), ("b", 64)]);
+        for (table, expected) in [
+            ("0 96 striped", "striped: #stripes: found nothing"),
+            ("0 96 striped 0 8", "striped: #stripes: found '0', expected a number from 1 to 65535"),
+            ("0 96 striped 2", "striped: chunk_size: found nothing"),
+            ("0 96 striped 2 0 a 0 b 0", "striped: chunk_size: found '0'"),
+            (
+                "0 97 striped 2 8 a 0 b 0",
+                "striped: length: found 97, expected a multiple of #stripes times chunk_size, \
+                 16 sectors",
+            ),
+            ("0 104 striped 2 8 a 0 b 0", "striped: length: found 104"),
+            ("0 96 striped 2 8 a 0", "striped: device: found nothing"),
+            ("0 96 striped 2 8 a 0 x 0", "x: device: found none"),
+            ("0 96 striped 2 8 a 0 b", "striped: offset: found nothing"),
+            ("0 96 striped 2 8 a y b 0", "striped: offset: found 'y'"),
+            ("0 96 striped 2 8 a 0 b 17", "b: striped offset: found 17 for 48 sectors"),
+            ("0 96 striped 2 8 a 0 b 0 c", "striped: trailing words: found 'c'"),
+        ] {
+            let refusal = bed.refusal(table);
+            assert!(refusal.starts_with(expected), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_smaller_than_a_logical_block_is_refused() {
+        let options = DriveOptions { logical_block: 4096, ..DriveOptions::named("a") };
+        let bed = Testbed::with_options(vec![(options, 64), (DriveOptions::named("b"), 64)]);
+        let refusal = bed.refusal("0 96 striped 2 4 b 0 a 0");
+        let expected = "striped: chunk_size: found 4, expected a multiple of a's logical block";
+        assert!(refusal.starts_with(expected), "{refusal}");
+    }
+}

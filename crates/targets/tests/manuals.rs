@@ -1,0 +1,224 @@
+//! Holds the manuals in `docs/targets` to the parser. Each kind of target has one, with these
+//! sections in this order:
+//!
+//! - SYNOPSIS: the table line in a code block.
+//! - ARGUMENTS: a bullet per argument (``- `<device>`: ...``) and per optional argument
+//!   (``- `keyword <value>`: ...``).
+//! - STATUS: a numbered item per status field (``1. `field`: ...``).
+//! - MESSAGES: a bullet per message (``- `word <value>`: ...``).
+//! - EXAMPLES: table lines in code blocks; the real parser reads them, over devices that hold
+//!   zeros. Every optional argument stands in one.
+//! - NOTES: where cairn differs from the kernel.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cairn_block::{
+    ConfigError, Disk, Env, Flow, Identity, Op, Opener, Registry, Request, SectorCount, Table,
+    TableContext, TableLine, TargetTypes,
+};
+use cairn_sim::SimWorld;
+use cairn_targets::args::{OptionSpec, Spec};
+
+const SECTIONS: [&str; 6] = ["SYNOPSIS", "ARGUMENTS", "STATUS", "MESSAGES", "EXAMPLES", "NOTES"];
+
+struct Manual {
+    name: &'static str,
+    spec: Spec,
+    text: String,
+}
+
+fn manuals() -> Vec<Manual> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/targets");
+    let read = |name: &str| {
+        let path = folder.join(format!("{name}.md"));
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    cairn_targets::all()
+        .into_iter()
+        .map(|(kind, spec)| Manual { name: kind.name(), spec, text: read(kind.name()) })
+        .collect()
+}
+
+impl Manual {
+    fn section(&self, title: &str) -> &str {
+        let heading = format!("\n## {title}\n");
+        let (_, rest) = self
+            .text
+            .split_once(&heading)
+            .unwrap_or_else(|| panic!("{}: no section {title}", self.name));
+        rest.split_once("\n## ").map_or(rest, |(section, _)| section)
+    }
+
+    /// What stands between the first backticks of each list item.
+    fn items(&self, title: &str) -> Vec<&str> {
+        self.section(title)
+            .lines()
+            .filter_map(|line| {
+                line.trim_start_matches(|c: char| c.is_ascii_digit()).split_once('`')
+            })
+            .filter(|(bullet, _)| ["- ", ". "].contains(bullet))
+            .map(|(_, rest)| rest.split_once('`').expect("a closing backtick").0)
+            .collect()
+    }
+
+    /// The lines inside code blocks.
+    fn code(&self, title: &str) -> Vec<&str> {
+        let blocks = self.section(title).split("```").skip(1).step_by(2);
+        blocks.flat_map(|block| block.lines().skip(1)).collect()
+    }
+
+    /// The documented optional arguments, as `keyword <value>...`.
+    fn options(&self) -> BTreeSet<String> {
+        let items = self.items("ARGUMENTS");
+        items.into_iter().filter(|item| !item.starts_with('<')).map(str::to_owned).collect()
+    }
+
+    fn examples(&self) -> Vec<TableLine> {
+        let code = self.code("EXAMPLES");
+        let lines = code.into_iter().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+        lines.map(|line| TableLine::parse(line).expect(line)).collect()
+    }
+}
+
+fn shown(option: &OptionSpec) -> String {
+    option.values.iter().fold(option.word.to_owned(), |all, value| format!("{all} <{value}>"))
+}
+
+/// A huge device of zeros.
+struct Zeros(String);
+
+impl Disk for Zeros {
+    fn name(&self) -> String {
+        self.0.clone()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        SectorCount(1 << 40)
+    }
+
+    fn submit(&self, _env: &Env, request: &mut Request) -> Flow {
+        assert_eq!(request.op, Op::Read, "a constructor writes nothing");
+        request.segs.zero(0, request.range.to_bytes() as usize);
+        Flow::Done
+    }
+}
+
+struct AnyDevice;
+
+impl Opener for AnyDevice {
+    fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
+        Ok(Identity::Volume(format!("device {argument}")))
+    }
+
+    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+        Ok(Arc::new(Zeros(argument.to_owned())))
+    }
+}
+
+/// Builds a table of one line from the start, and hands its target to `look`.
+fn with_target<R: 'static>(
+    mut line: TableLine,
+    look: impl FnOnce(&dyn cairn_block::Target) -> R + 'static,
+) -> Result<R, ConfigError> {
+    line.start = cairn_block::Sector(0);
+    let world = SimWorld::new(1, 1);
+    world.block_on(0, |env| async move {
+        let registry = Registry::new(Box::new(AnyDevice));
+        let types = TargetTypes::new(cairn_targets::types());
+        let context = TableContext { types: &types, registry: &registry, read_only: false };
+        let volume = registry.create_volume("example")?;
+        let table = Table::build(&env, &volume, &[line], context).await?;
+        Ok(look(table.lines()[0].target.as_ref()))
+    })
+}
+
+#[test]
+fn every_target_has_a_manual_with_the_same_sections() {
+    for manual in manuals() {
+        assert!(manual.text.starts_with(&format!("# {}\n", manual.name)), "{}", manual.name);
+        let titles: Vec<_> =
+            manual.text.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        assert_eq!(titles, SECTIONS, "{}", manual.name);
+    }
+}
+
+#[test]
+fn arguments_of_the_synopsis_are_explained_and_no_others() {
+    for manual in manuals() {
+        let synopsis = manual.code("SYNOPSIS").join(" ");
+        let explained: BTreeSet<_> =
+            manual.items("ARGUMENTS").into_iter().filter(|item| item.starts_with('<')).collect();
+        let used: BTreeSet<_> = synopsis
+            .split_inclusive('>')
+            .filter_map(|piece| piece.rfind('<').map(|at| &piece[at..]))
+            .filter(|piece| piece.ends_with('>'))
+            .collect();
+        assert_eq!(explained, used, "{}", manual.name);
+        assert!(synopsis.contains(manual.name), "{}", manual.name);
+    }
+}
+
+#[test]
+fn the_parsers_options_are_the_manuals() {
+    for manual in manuals() {
+        let known: BTreeSet<_> = manual.spec.options.iter().map(shown).collect();
+        assert_eq!(manual.options(), known, "{}", manual.name);
+    }
+}
+
+#[test]
+fn every_option_stands_in_an_example() {
+    for manual in manuals() {
+        let examples = manual.examples();
+        for option in manual.spec.options {
+            let stands = |line: &TableLine| line.args.iter().any(|word| word == option.word);
+            assert!(examples.iter().any(stands), "{}: {}", manual.name, option.word);
+        }
+    }
+}
+
+#[test]
+fn examples_are_tables_and_print_as_tables() {
+    for manual in manuals() {
+        let examples = manual.examples();
+        assert!(examples.iter().any(|line| line.target == manual.name), "{}", manual.name);
+        for line in examples {
+            let text = format!("{} {}", line.target, line.args.join(" "));
+            let printed = with_target(line.clone(), |target| target.table())
+                .unwrap_or_else(|error| panic!("{}: {text}: {error}", manual.name));
+            let args = printed.split_whitespace().map(str::to_owned).collect();
+            let again = with_target(TableLine { args, ..line }, |target| target.table());
+            assert_eq!(again.expect(&text), printed, "{text}");
+        }
+    }
+}
+
+#[test]
+fn status_fields_are_the_manuals_in_order() {
+    for manual in manuals() {
+        assert_eq!(manual.items("STATUS"), manual.spec.status_fields, "{}", manual.name);
+        // A field whose name ends with dots repeats.
+        if manual.spec.status_fields.iter().any(|field| field.ends_with("...")) {
+            continue;
+        }
+        let own = manual.examples().into_iter().find(|line| line.target == manual.name);
+        let words = with_target(own.expect("an example"), |target| {
+            target.status().split_whitespace().count()
+        });
+        assert_eq!(words.expect("parses"), manual.spec.status_fields.len(), "{}", manual.name);
+    }
+}
+
+#[test]
+fn messages_are_the_manuals() {
+    for manual in manuals() {
+        let documented: Vec<_> = manual
+            .items("MESSAGES")
+            .into_iter()
+            .map(|item| item.split_whitespace().next().expect("a word"))
+            .collect();
+        assert_eq!(documented, manual.spec.messages, "{}", manual.name);
+    }
+}

@@ -161,8 +161,10 @@ fn enter<'t>(
     enter_line(env, device, passage, line, request)
 }
 
-fn push_frame(request: &mut Request, local: &LocalDevice, frame: Frame) {
+fn push_frame(request: &mut Request, local: &LocalDevice, mut frame: Frame) {
     local.admit();
+    frame.op = request.op;
+    frame.io_flags = request.flags;
     request.frames[usize::from(request.depth)] = frame;
     request.depth += 1;
 }
@@ -198,7 +200,7 @@ fn map_top<'t>(env: &Env, table: &'t Table, mut request: Box<Request>) -> Next<'
     let top = usize::from(request.depth) - 1;
     let (index, range) = (request.frames[top].line, request.frames[top].range);
     let line = table.line(index);
-    request.range = range;
+    restore(&mut request, top);
     let inside = line.len - SectorCount(range.start.0.min(line.len.0));
     if request.op != Op::Flush && request.range.count > inside {
         request.range.count = inside;
@@ -228,7 +230,9 @@ fn split_rest(env: &Env, request: &mut Request, top: usize, whole: SectorRange) 
     frame.range.count = accepted;
     frame.pending += 1;
     let device = frame.device;
+    let (op, flags) = (frame.op, frame.io_flags);
     let mut child = child_of(env, request, top);
+    (child.op, child.flags) = (op, flags);
     child.range = SectorRange::new(whole.start + accepted, whole.count - accepted);
     child.range.start.0 += line_start;
     if child.op.has_data() {
@@ -287,7 +291,7 @@ fn finish(env: &Env, mut request: Box<Request>, mut result: IoResult) {
     while request.depth > 0 {
         let top = usize::from(request.depth) - 1;
         if !request.frames[top].flags.contains(FrameFlags::ENDED) {
-            request.range = request.frames[top].range;
+            restore(&mut request, top);
             match end_part(env, &mut request, top, result) {
                 EndIo::Done(ended) => result = ended,
                 EndIo::Held => return env.slots().park(request),
@@ -338,6 +342,18 @@ fn end(env: &Env, mut request: Box<Request>, result: IoResult, handed_back: bool
             env.slots().free(request);
             env.push_work(Work::ChildEnded { parent, frame, result, handed_back });
         }
+    }
+}
+
+/// Makes the request what the target of a frame saw: a target may have sent a write down for
+/// a write-zeroes, or dropped a flag.
+fn restore(request: &mut Request, top: usize) {
+    let frame = &request.frames[top];
+    request.range = frame.range;
+    request.op = frame.op;
+    request.flags = frame.io_flags;
+    if !request.op.has_data() {
+        request.segs.clear();
     }
 }
 

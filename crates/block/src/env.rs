@@ -6,7 +6,7 @@
 //! [`Post`]; nothing above can tell them apart. An `Env` never leaves its reactor.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -80,6 +80,7 @@ struct Inner {
     rng: RefCell<fastrand::Rng>,
     slots: Slots,
     pool: BufPool,
+    zeros: OnceCell<Buf>,
     work: RefCell<VecDeque<Work>>,
     running: Cell<bool>,
     devices: RefCell<Vec<Option<Rc<LocalDevice>>>>,
@@ -98,6 +99,7 @@ impl Env {
             rng: RefCell::new(fastrand::Rng::with_seed(world.seed)),
             slots: Slots::new(world.reactor),
             pool: BufPool::default(),
+            zeros: OnceCell::new(),
             work: RefCell::default(),
             running: Cell::new(false),
             devices: RefCell::default(),
@@ -135,6 +137,25 @@ impl Env {
     pub fn segs(&self, count: SectorCount) -> Segs {
         let bytes = usize::try_from(count.to_bytes()).expect("a request fits in memory");
         Segs::of(&self.buf(bytes), 0, bytes)
+    }
+
+    /// Segments of zeros, as long as `count` sectors; for writing only. They share one small
+    /// buffer however long they are.
+    pub fn zeros(&self, count: SectorCount) -> Segs {
+        const PIECE_BYTES: usize = 64 << 10;
+        let zeros = self.0.zeros.get_or_init(|| {
+            let buf = self.buf(PIECE_BYTES);
+            buf.write(0, PIECE_BYTES, |bytes| bytes.fill(0));
+            buf
+        });
+        let mut segs = Segs::default();
+        let mut left = usize::try_from(count.to_bytes()).expect("a request fits in memory");
+        while left > 0 {
+            let piece = left.min(PIECE_BYTES);
+            segs.push(zeros.clone(), 0, piece);
+            left -= piece;
+        }
+        segs
     }
 
     /// What this world's disks need of their reactor.

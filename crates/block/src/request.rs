@@ -20,13 +20,14 @@ use crate::units::{SectorCount, SectorRange};
 pub const MAX_DEPTH: usize = 8;
 
 /// What a request does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Fills the segments from the disk.
     Read,
     /// Writes the segments to the disk.
     Write,
     /// Makes every write durable that completed before this request was submitted.
+    #[default]
     Flush,
     /// Makes the contents undefined until the next write; space may be freed.
     Discard,
@@ -103,6 +104,9 @@ pub(crate) struct Frame {
     pub range: SectorRange,
     /// The target's word, set by [`Request::watch`].
     pub word: u64,
+    /// The operation and flags as the target got them: it may send something else down.
+    pub op: Op,
+    pub io_flags: Flags,
 }
 
 bitflags::bitflags! {

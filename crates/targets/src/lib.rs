@@ -20,6 +20,7 @@ pub mod passthrough;
 pub mod striped;
 #[cfg(test)]
 mod testbed;
+pub mod writecache;
 pub mod zero;
 
 use args::Spec;
@@ -34,6 +35,7 @@ pub fn all() -> Vec<(Arc<dyn TargetType>, Spec)> {
         (Arc::new(error::ErrorType), error::SPEC),
         (Arc::new(delay::DelayType), delay::SPEC),
         (Arc::new(flakey::FlakeyType), flakey::SPEC),
+        (Arc::new(writecache::WriteCacheType), writecache::SPEC),
     ]
 }
 

@@ -1,0 +1,381 @@
+//! `writecache`: a fast cache device in front of a slow origin, in the format and with the
+//! behaviour of the kernel's dm-writecache (SSD mode), and stricter where the kernel loses data.
+//!
+//! ```text
+//!            requests                     cache device, from start_sector
+//!               |                         +------------+---------------+------------------+
+//!        map.rs v                         | superblock | entries[n]    | slots[n]         |
+//!   +-------------------+                 | seq        | sector, seq   | block_size each  |
+//!   | hit   -> slot     |--- overwrite -->+------------+---------------+------------------+
+//!   | miss  -> new slot |--- fill ------->          ^ commit.rs (Ledger)        | writeback.rs
+//!   | full  -> origin   |--- around --.                                         v
+//!   +-------------------+             `------------------------------------> origin
+//! ```
+//!
+//! Rooms: `config` (the table line), `map` (verdicts and completions), `index` and `space`
+//! (what is cached, what is free), `commit` (making entries durable), `writeback` (bringing
+//! blocks home), `removal` (discard and write-zeroes), `recover` (opening), `status`.
+//!
+//! # Invariants
+//! I1. Slot data is durable before the superblock's seq makes its entry committed.
+//! I2. Entries are durable before the superblock's seq is raised; a new entry carries the seq
+//!     that the superblock has on disk, so it does not count yet, torn or whole.
+//! I3. A slot is reused only after the `seq = -1` of its entry is durable.
+//! I4. After writeback, the origin's data is durable before `seq = -1` is written.
+//! I5. While an older version of a block is being written back, a newer one is neither written
+//!     back nor freed.
+//! I6. Only committed blocks are written back.
+//! I7. A read sees a slot only when its data is there: a fill enters the index at its end.
+//! I8. A superseded entry is freed only after the superseding one is committed.
+//! I9. An entry leaves the index only after its `seq = -1` is durable (or was never written):
+//!     until then nothing of its block goes around the cache.
+//! I10. Writeback of a block starts only when no write to its slot is in flight; from then on
+//!     until it ends, writes to the block take a new slot.
+//! I11. A slot with any I/O in flight is not reused, whoever freed it.
+//! I12. A commit works on a frozen set: entries whose data had completed when it began. What
+//!     completes later belongs to the next commit. Metadata is written from the ledger's image,
+//!     which only the holder of the ledger changes, never from live state.
+//!
+//! # What a crash leaves
+//! The order of a commit, and what recovery finds in each gap, stands in `commit`; that of
+//! writeback in `writeback`; of discard and write-zeroes in `removal`. FUA writes and flushes
+//! complete after the superblock write (the kernel completes FUA before: design section 4). A
+//! FUA overwrite of a committed block needs only FUA data.
+//!
+//! # Concurrent writes of one block
+//! Two fills of the same block may be in flight together; the one that completes last is the
+//! newest. A version that was never frozen is dropped at once when superseded, so no two
+//! entries of one block ever carry the same seq on disk.
+
+mod commit;
+mod config;
+mod index;
+mod map;
+mod recover;
+mod removal;
+mod space;
+mod status;
+mod writeback;
+
+#[cfg(feature = "canary")]
+pub mod canary;
+#[cfg(not(feature = "canary"))]
+mod canary {
+    //! Known ordering bugs, absent from this build.
+
+    #[derive(Clone, Copy)]
+    pub(super) enum Bug {
+        SuperblockBeforeFlush,
+        FreeBeforeOriginFlush,
+        ReuseBeforeDurable,
+    }
+
+    pub(super) fn planted(_bug: Bug) -> bool {
+        false
+    }
+}
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{
+    ConfigError, Copier, Counters, Disk, EndIo, Env, Extent, IoError, IoResult, Limits,
+    LocalFuture, MessageError, Request, RequestId, SectorRange, SuspendMode, Target, Time, Verdict,
+};
+use cairn_format::writecache::{Geometry, Seq};
+use event_listener::Event;
+
+pub use config::SPEC;
+pub use recover::WriteCacheType;
+
+use commit::{Ledger, Waiter};
+use config::Config;
+use index::Index;
+use removal::Removal;
+
+/// What the tasks and requests share, under one short lock.
+struct State {
+    index: Index,
+    /// The superblock's seq on disk: entries below it are committed.
+    durable_seq: Seq,
+    /// The seq that a fill gets when it completes.
+    stamp_seq: Seq,
+    /// Slots to freeze at the next commit; a slot that was dropped meanwhile is skipped then.
+    uncommitted: Vec<u32>,
+    /// How many slots are in the state Uncommitted.
+    uncommitted_count: u64,
+    /// A slot was overwritten in place since the last flush of the cache device began.
+    overwritten: bool,
+    /// Who waits for the next commit to end.
+    waiters: Vec<Waiter>,
+    /// A commit loop is running.
+    committing: bool,
+    /// When the uncommitted are to be committed without anybody asking.
+    autocommit_at: Option<Time>,
+    /// Writes that completed on the origin, and how many of them a flush made durable.
+    origin_writes: u64,
+    origin_flushed: u64,
+    /// When a write last went around the cache.
+    last_around: Time,
+    /// Older committed versions that a committed newer one covers.
+    superseded: Vec<u32>,
+    /// Slots whose data is on the origin, not yet durable there.
+    written: Vec<u32>,
+    finishing: bool,
+    /// Writeback goes on until the low watermark.
+    draining: bool,
+    /// Insertions below this number are to be written back whatever the watermarks say.
+    drain_to: u64,
+    cleaner: bool,
+    flush_on_suspend: bool,
+    /// Requests that need a slot and cannot go around.
+    slot_waiters: Vec<RequestId>,
+    /// Discards and write-zeroes under way.
+    removals: Vec<Removal>,
+    next_removal: u64,
+    /// The cache device failed or is corrupt: until the table is loaded anew.
+    broken: bool,
+    /// The origin failed; blocks stay dirty and are tried again.
+    origin: OriginHealth,
+    /// Requests are handed back instead of waiting for a slot.
+    handing_back: bool,
+    suspended: bool,
+    stopping: bool,
+    tasks: usize,
+}
+
+/// How the origin has been answering.
+#[derive(Default)]
+struct OriginHealth {
+    failed: bool,
+    failures: u64,
+    retry_at: Time,
+    backoff: Duration,
+}
+
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+
+impl OriginHealth {
+    fn fail(&mut self, now: Time) {
+        self.failed = true;
+        self.failures += 1;
+        self.backoff = (self.backoff * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
+        self.retry_at = now + self.backoff;
+    }
+
+    fn succeed(&mut self) {
+        self.failed = false;
+        self.backoff = Duration::ZERO;
+        self.retry_at = Time(0);
+    }
+}
+
+impl State {
+    fn new(slots: u32) -> State {
+        State {
+            index: Index::new(slots),
+            durable_seq: Seq::ZERO,
+            stamp_seq: Seq::ZERO,
+            uncommitted: Vec::new(),
+            uncommitted_count: 0,
+            overwritten: false,
+            waiters: Vec::new(),
+            committing: false,
+            autocommit_at: None,
+            // What the origin got before this table was live is not known to be durable.
+            origin_writes: 1,
+            origin_flushed: 0,
+            last_around: Time(0),
+            superseded: Vec::new(),
+            written: Vec::new(),
+            finishing: false,
+            draining: false,
+            drain_to: 0,
+            cleaner: false,
+            flush_on_suspend: false,
+            slot_waiters: Vec::new(),
+            removals: Vec::new(),
+            next_removal: 0,
+            broken: false,
+            origin: OriginHealth::default(),
+            handing_back: false,
+            suspended: true,
+            stopping: false,
+            tasks: 0,
+        }
+    }
+
+    /// Takes the requests that may find a slot now.
+    fn take_slot_waiters(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.slot_waiters)
+    }
+}
+
+/// Counters of the status line, in cache blocks unless they count events.
+#[derive(Clone, Copy)]
+enum Count {
+    Reads,
+    ReadHits,
+    Writes,
+    WriteHitsUncommitted,
+    WriteHitsCommitted,
+    WritesAround,
+    WritesAllocated,
+    WritesBlocked,
+    Flushes,
+    Discards,
+}
+
+const COUNTERS: usize = 10;
+
+/// The target.
+pub struct WriteCache {
+    me: Weak<WriteCache>,
+    config: Config,
+    read_only: bool,
+    origin: Arc<dyn Disk>,
+    cache: Arc<dyn Disk>,
+    geometry: Geometry,
+    block_sectors: u64,
+    state: Mutex<State>,
+    ledger: async_lock::Mutex<Ledger>,
+    copier: Copier,
+    counters: Counters<COUNTERS>,
+    /// Something happened that a task may wait for.
+    changed: Event,
+}
+
+impl WriteCache {
+    fn arc(&self) -> Arc<WriteCache> {
+        self.me.upgrade().expect("a target that is called is alive")
+    }
+
+    fn count(&self, env: &Env, counter: Count, blocks: u64) {
+        self.counters.add(env, counter as usize, blocks);
+    }
+
+    /// Starts a task that `suspend` waits for.
+    fn spawn<F>(&self, env: &Env, task: impl FnOnce(Arc<WriteCache>, Env) -> F)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        self.state.lock().tasks += 1;
+        let (me, done) = (self.arc(), self.arc());
+        let task = task(me, env.clone());
+        env.spawn(async move {
+            task.await;
+            done.state.lock().tasks -= 1;
+            done.changed.notify(usize::MAX);
+        });
+    }
+
+    /// Has requests mapped again that wait for a slot or a range.
+    fn remap_all(&self, env: &Env, requests: Vec<RequestId>) {
+        for id in requests {
+            env.remap(id);
+        }
+    }
+
+    /// The range of the cache device that holds `count` slots from `slot`.
+    fn slot_range(&self, slot: u32, count: u64) -> SectorRange {
+        let start = self.config.start().0 + self.geometry.slot_sector(u64::from(slot));
+        let (start, sectors) = (cairn_block::Sector(start), count * self.block_sectors);
+        SectorRange::new(start, cairn_block::SectorCount(sectors))
+    }
+
+    /// The range of the origin that is `count` blocks from `block`.
+    fn origin_range(&self, block: u64, count: u64) -> SectorRange {
+        let start = cairn_block::Sector(block * self.block_sectors);
+        SectorRange::new(start, cairn_block::SectorCount(count * self.block_sectors))
+    }
+
+    /// First block and number of blocks of a request's range.
+    fn blocks_of(&self, range: SectorRange) -> (u64, u64) {
+        (range.start.0 / self.block_sectors, range.count.0 / self.block_sectors)
+    }
+
+    /// The cache device failed: nothing is written any more until the table is loaded anew.
+    fn break_down(&self, what: &str, error: IoError) {
+        tracing::error!("writecache: {}: {what}: {error}", self.config.cache.argument);
+        self.state.lock().broken = true;
+        self.changed.notify(usize::MAX);
+    }
+}
+
+impl Target for WriteCache {
+    fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        self.map_request(env, request)
+    }
+
+    fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        self.end_request(env, request, result)
+    }
+
+    fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        vec![self.origin.clone(), self.cache.clone()]
+    }
+
+    fn limits(&self, stacked: Limits) -> Limits {
+        let block = self.config.block_size.bytes();
+        Limits {
+            logical_block: stacked.logical_block.max(block),
+            physical_block: stacked.physical_block.max(block),
+            io_min: stacked.io_min.max(block),
+            discard: true,
+            fast_zero: self.origin.limits().fast_zero,
+            read_only: stacked.read_only || self.read_only,
+            ..stacked
+        }
+    }
+
+    fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.start(env))
+    }
+
+    fn presuspend(&self, env: &Env, mode: SuspendMode) {
+        if mode == SuspendMode::NoFlush {
+            let waiting = {
+                let mut state = self.state.lock();
+                state.handing_back = true;
+                state.take_slot_waiters()
+            };
+            for id in waiting {
+                env.hand_back(id);
+            }
+        }
+    }
+
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(self.stop(env))
+    }
+
+    fn status(&self) -> String {
+        self.status_line()
+    }
+
+    fn table(&self) -> String {
+        self.config.print()
+    }
+
+    fn message<'a>(
+        &'a self,
+        env: &'a Env,
+        words: &'a [&'a str],
+    ) -> LocalFuture<'a, Result<String, MessageError>> {
+        Box::pin(self.act_on_message(env, words))
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        Box::pin(self.extents_of(env, range))
+    }
+
+    fn parting_word(&self) -> Option<String> {
+        self.dirty_summary()
+    }
+}

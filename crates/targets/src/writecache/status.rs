@@ -1,0 +1,138 @@
+//! What the cache tells: the status line, messages, extents, and the word at the end.
+
+use cairn_block::{Env, Extent, ExtentKind, IoError, MessageError, SectorCount, SectorRange};
+
+use super::{Count, WriteCache};
+
+/// The fields of the status line, in order.
+pub const STATUS_FIELDS: &[&str] = &[
+    "error",
+    "blocks",
+    "free_blocks",
+    "blocks_in_writeback",
+    "reads",
+    "read_hits",
+    "writes",
+    "write_hits_uncommitted",
+    "write_hits_committed",
+    "writes_around",
+    "writes_allocated",
+    "writes_blocked_on_freelist",
+    "flushes",
+    "discards",
+];
+
+/// The messages.
+pub const MESSAGES: &[&str] = &["flush", "flush_on_suspend", "cleaner", "clear_stats"];
+
+/// Most blocks one answer about extents looks at.
+const EXTENT_BLOCKS_MAX: u64 = 1 << 16;
+
+impl WriteCache {
+    pub(super) fn status_line(&self) -> String {
+        let counters = self.counters.read();
+        let count = |counter: Count| counters[counter as usize];
+        let state = self.state.lock();
+        let error = u64::from(state.broken || state.origin.failed);
+        let (blocks, in_writeback) = (self.geometry.n_blocks(), state.index.in_writeback);
+        let free = if state.index.len() == 0 { blocks } else { state.index.free_count().into() };
+        drop(state);
+        let fields = [
+            error,
+            blocks,
+            free,
+            u64::from(in_writeback),
+            count(Count::Reads),
+            count(Count::ReadHits),
+            count(Count::Writes),
+            count(Count::WriteHitsUncommitted),
+            count(Count::WriteHitsCommitted),
+            count(Count::WritesAround),
+            count(Count::WritesAllocated),
+            count(Count::WritesBlocked),
+            count(Count::Flushes),
+            count(Count::Discards),
+        ];
+        debug_assert_eq!(fields.len(), STATUS_FIELDS.len());
+        fields.map(|field| field.to_string()).join(" ")
+    }
+
+    pub(super) async fn act_on_message(
+        &self,
+        env: &Env,
+        words: &[&str],
+    ) -> Result<String, MessageError> {
+        let [word] = words else {
+            let text = format!("message: found {} words, expected one", words.len());
+            return Err(MessageError::Invalid(text));
+        };
+        match word.to_ascii_lowercase().as_str() {
+            "flush" => self.message_flush(env).await?,
+            "flush_on_suspend" => self.state.lock().flush_on_suspend = true,
+            "cleaner" => {
+                self.state.lock().cleaner = true;
+                self.changed.notify(usize::MAX);
+            }
+            "clear_stats" => self.counters.clear(),
+            _ => {
+                let expected = MESSAGES.join(", ");
+                let text = format!("message: found '{word}', expected one of {expected}");
+                return Err(MessageError::Invalid(text));
+            }
+        }
+        Ok(String::new())
+    }
+
+    async fn message_flush(&self, env: &Env) -> Result<(), MessageError> {
+        let (suspended, broken) = {
+            let state = self.state.lock();
+            (state.suspended || state.stopping, state.broken)
+        };
+        if self.read_only {
+            let text = "flush: the device is open read-only".to_owned();
+            return Err(MessageError::Failed(text));
+        }
+        if suspended {
+            return Err(MessageError::Busy("flush: the device is suspended".to_owned()));
+        }
+        let (origin, cache) = (&self.config.origin.argument, &self.config.cache.argument);
+        if broken {
+            let text = format!("flush: {cache}: the cache device has failed: input/output error");
+            return Err(MessageError::Failed(text));
+        }
+        let failed = |error: IoError| {
+            let text = format!("flush: {origin} or {cache} failed: {error}; see the log");
+            MessageError::Failed(text)
+        };
+        self.drain(env).await.map_err(failed)?;
+        self.flush_both(env).await.map_err(failed)
+    }
+
+    pub(super) async fn extents_of(
+        &self,
+        env: &Env,
+        range: SectorRange,
+    ) -> Result<Vec<Extent>, IoError> {
+        let (block, count) = self.blocks_of(range);
+        let want = count.min(EXTENT_BLOCKS_MAX);
+        let (cached, run) = {
+            let state = self.state.lock();
+            let cached = state.index.newest(block).is_some();
+            let same = |ahead: &u64| state.index.newest(block + ahead).is_some() == cached;
+            (cached, (0..want).take_while(same).count() as u64)
+        };
+        if !cached {
+            return self.origin.extents(env, self.origin_range(block, run)).await;
+        }
+        let count = SectorCount(run * self.block_sectors);
+        Ok(vec![Extent { count, kind: ExtentKind::Data }])
+    }
+
+    /// How much the origin lacks.
+    pub(super) fn dirty_summary(&self) -> Option<String> {
+        let dirty = self.state.lock().index.cached_blocks();
+        let bytes = dirty * u64::from(self.config.block_size.bytes());
+        let (cache, blocks) = (&self.config.cache.argument, self.geometry.n_blocks());
+        Some(format!("{cache}: {dirty} of {blocks} blocks dirty ({} KiB)", bytes >> 10))
+    }
+}

@@ -1,0 +1,345 @@
+//! Writeback: which blocks go home, when, and in which order that is safe.
+//!
+//! Policy: least recently inserted first; its cached neighbours on the origin ride along as one
+//! request of up to 256 blocks. It starts when free slots fall to the high watermark and goes
+//! on until the low one; blocks older than max_age, everything under `cleaner`, and everything
+//! inserted before a `flush` message or a suspend that asks for it, go too. With
+//! `pause_writeback` ordinary writeback waits until nothing went around the cache for that
+//! long. Memory is bounded by the copier's budget.
+//!
+//! # Order, and what a crash between the steps leaves
+//! 1. Copy slots to the origin. *Crash*: the entries count, reads come from the cache.
+//! 2. Flush the origin (one flush per batch; or the copies were FUA). *Crash*: the same.
+//! 3. Write `seq = -1` to the entries, flush the cache device (I4). *Crash*: any subset of the
+//!    entries is free; their data is durable on the origin, nobody went around yet (I9).
+//! 4. The slots leave the index and are free (I3).
+//!
+//! If the origin fails, blocks stay dirty and committed; writeback tries again with back-off.
+//! A new write to a block that is being written back takes a new slot (I10).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, IoResult, Time};
+use event_listener::EventListener;
+use futures_util::future::{self, Either};
+
+use super::canary::{self, Bug};
+use super::index::{NIL, SlotState};
+use super::{State, WriteCache};
+
+/// Most blocks in one request to the origin.
+const JOB_BLOCKS_MAX: usize = 256;
+/// Most bytes in one request to the origin.
+const JOB_BYTES_MAX: u64 = 1 << 20;
+/// How far from the oldest a block to write back is looked for.
+const SCAN_MAX: usize = 1024;
+/// Memory for copies, unless `writeback_jobs` says otherwise.
+const COPY_BYTES: u64 = 16 << 20;
+/// Most memory for copies, whatever `writeback_jobs` says.
+const COPY_BYTES_MAX: u64 = 256 << 20;
+
+/// Bytes that copies may hold at once.
+pub(super) fn copy_budget_bytes(config: &super::Config) -> u64 {
+    let block = u64::from(config.block_size.bytes());
+    let asked = config.writeback_blocks_max().map(|blocks| blocks.saturating_mul(block));
+    asked.map_or(COPY_BYTES, |bytes| bytes.clamp(block, COPY_BYTES_MAX))
+}
+
+/// Neighbouring blocks to write as one request.
+pub(super) struct Job {
+    block: u64,
+    slots: Vec<u32>,
+}
+
+/// What the keeper does next.
+enum Action {
+    Stop,
+    Commit,
+    Write(Job),
+    Sleep(Time),
+    Wait,
+}
+
+impl State {
+    /// Why a block is to be written back, if it is: `Some(true)` if nothing may delay it.
+    fn reason(&self, slot: u32, now: Time, max_age: Option<Duration>) -> Option<bool> {
+        let entry = self.index.slot(slot);
+        if self.cleaner || entry.number < self.drain_to {
+            return Some(true);
+        }
+        let old = max_age.is_some_and(|age| now.since(entry.inserted) >= age);
+        (self.draining || old).then_some(false)
+    }
+
+    fn is_eligible(&self, slot: u32) -> bool {
+        let entry = self.index.slot(slot);
+        entry.state == SlotState::Committed
+            && entry.takes_overwrite()
+            && entry.writes == 0
+            && entry.older == NIL
+            && !self.removals.iter().any(|removal| removal.blocks.contains(&entry.block))
+    }
+
+    /// The neighbours of `slot`'s block that can go home with it, as one job.
+    fn gather(&mut self, slot: u32, blocks_max: usize) -> Job {
+        let eligible = |block: u64| self.index.newest(block).filter(|&slot| self.is_eligible(slot));
+        let mut block = self.index.slot(slot).block;
+        let mut slots = std::collections::VecDeque::from([slot]);
+        while slots.len() < blocks_max
+            && let Some(slot) = block.checked_sub(1).and_then(eligible)
+        {
+            slots.push_front(slot);
+            block -= 1;
+        }
+        while slots.len() < blocks_max
+            && let Some(slot) = eligible(block + slots.len() as u64)
+        {
+            slots.push_back(slot);
+        }
+        let slots: Vec<u32> = slots.into();
+        slots.iter().for_each(|&slot| self.index.begin_writeback(slot));
+        Job { block, slots }
+    }
+
+    /// Takes slots out of writeback that did not make it; answers true if any of them is
+    /// covered by a committed version and waits to be freed.
+    fn give_up(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            self.index.end_writeback(slot);
+            if !self.index.is_newest(slot) {
+                self.superseded.push(slot);
+            }
+        }
+    }
+}
+
+impl WriteCache {
+    /// True if so few slots are free that writeback starts. Slots being written back count as
+    /// free: they will be.
+    pub(super) fn is_past_high_watermark(&self, state: &State) -> bool {
+        let (start, _) = self.config.watermarks(state.index.len());
+        state.index.free_count() + state.index.in_writeback <= start
+    }
+
+    fn is_past_low_watermark(&self, state: &State) -> bool {
+        let (_, stop) = self.config.watermarks(state.index.len());
+        state.index.free_count() + state.index.in_writeback <= stop
+    }
+
+    fn blocks_in_writeback_max(&self) -> u64 {
+        let bytes = u64::from(self.config.block_size.bytes());
+        let memory = (copy_budget_bytes(&self.config) / bytes).max(1);
+        self.config.writeback_blocks_max().map_or(memory, |jobs| jobs.min(memory))
+    }
+
+    /// The background task: timers, and deciding what goes home. Stops when told.
+    pub(super) async fn keep(self: Arc<Self>, env: Env) {
+        loop {
+            let changed = self.changed.listen();
+            match self.next_action(env.now()) {
+                Action::Stop => return,
+                Action::Commit => {
+                    self.kick_commit(&env);
+                    changed.await;
+                }
+                Action::Write(job) => {
+                    self.spawn(&env, |cache, env| async move { cache.write_back(&env, job).await });
+                }
+                Action::Sleep(at) => sleep_or_change(&env, at, changed).await,
+                Action::Wait => changed.await,
+            }
+        }
+    }
+
+    fn next_action(&self, now: Time) -> Action {
+        let mut state = self.state.lock();
+        if state.stopping {
+            return Action::Stop;
+        }
+        if state.broken {
+            return Action::Wait;
+        }
+        if state.autocommit_at.is_some_and(|at| at <= now) && !state.committing {
+            return Action::Commit;
+        }
+        let writeback = self.next_writeback(&mut state, now);
+        match (writeback, state.autocommit_at.filter(|_| !state.committing)) {
+            (Action::Sleep(at), Some(commit)) => Action::Sleep(at.min(commit)),
+            (Action::Wait, Some(commit)) => Action::Sleep(commit),
+            (action, _) => action,
+        }
+    }
+
+    fn next_writeback(&self, state: &mut State, now: Time) -> Action {
+        state.draining = (state.draining || self.is_past_high_watermark(state))
+            && self.is_past_low_watermark(state);
+        if u64::from(state.index.in_writeback) >= self.blocks_in_writeback_max() {
+            return Action::Wait;
+        }
+        let max_age = self.config.max_age();
+        let mut at = state.index.oldest();
+        for _ in 0..SCAN_MAX {
+            let Some(slot) = at else { return Action::Wait };
+            let Some(urgent) = state.reason(slot, now, max_age) else {
+                let born = state.index.slot(slot).inserted;
+                return max_age.map_or(Action::Wait, |age| Action::Sleep(born + age));
+            };
+            if let Some(until) = self.delay(state, now, urgent) {
+                return Action::Sleep(until);
+            }
+            match state.index.slot(slot).state {
+                // I6: everything older has been taken; this one is next, so commit it.
+                SlotState::Uncommitted if !state.committing => return Action::Commit,
+                SlotState::Committed if state.is_eligible(slot) => {
+                    let left = self.blocks_in_writeback_max() - u64::from(state.index.in_writeback);
+                    let bytes = u64::from(self.config.block_size.bytes());
+                    let most = left.min(JOB_BYTES_MAX / bytes) as usize;
+                    return Action::Write(state.gather(slot, most.clamp(1, JOB_BLOCKS_MAX)));
+                }
+                _ => at = state.index.after(slot),
+            }
+        }
+        Action::Wait
+    }
+
+    /// Until when writeback must wait: for an origin that failed, or for one that is busy with
+    /// writes around the cache.
+    fn delay(&self, state: &State, now: Time, urgent: bool) -> Option<Time> {
+        let pause = if urgent { Duration::ZERO } else { self.config.pause_writeback() };
+        let paused = if pause.is_zero() { Time(0) } else { state.last_around + pause };
+        let until = state.origin.retry_at.max(paused);
+        (until > now).then_some(until)
+    }
+
+    /// Step 1 for one job; step 2 and on in the finisher.
+    async fn write_back(&self, env: &Env, job: Job) {
+        let copy = self.copy_job(&job);
+        match self.copier.copy(env, &copy).await {
+            Ok(()) => {
+                let mut state = self.state.lock();
+                state.origin_writes += u64::from(!self.config.writeback_with_fua());
+                state.written.extend(&job.slots);
+            }
+            Err(CopyError::Write(error)) => self.origin_failed(env, &job.slots, error),
+            Err(CopyError::Read(error)) => {
+                self.state.lock().give_up(&job.slots);
+                self.break_down("reading for writeback failed", error);
+            }
+        }
+        self.kick_finisher(env);
+    }
+
+    fn copy_job(&self, job: &Job) -> CopyJob {
+        let mut from: Vec<CopyPiece> = Vec::new();
+        for &slot in &job.slots {
+            let range = self.slot_range(slot, 1);
+            match from.last_mut() {
+                Some(last) if last.range.end() == range.start => last.range.count += range.count,
+                _ => from.push(CopyPiece { disk: self.cache.clone(), range }),
+            }
+        }
+        let flags = if self.config.writeback_with_fua() { Flags::FUA } else { Flags::empty() };
+        let start = self.origin_range(job.block, 1).start;
+        CopyJob { from, to: self.origin.clone(), start, flags }
+    }
+
+    fn origin_failed(&self, env: &Env, slots: &[u32], error: IoError) {
+        let waiting = {
+            let mut state = self.state.lock();
+            state.give_up(slots);
+            state.origin.fail(env.now());
+            state.drain_to = 0;
+            // Their blocks can be overwritten in place again.
+            state.take_slot_waiters()
+        };
+        let (origin, count) = (&self.config.origin.argument, slots.len());
+        tracing::warn!("writecache: {origin}: writeback of {count} blocks failed: {error}");
+        self.remap_all(env, waiting);
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Starts freeing what has been written, unless somebody does already.
+    fn kick_finisher(&self, env: &Env) {
+        {
+            let mut state = self.state.lock();
+            if state.finishing {
+                return;
+            }
+            state.finishing = true;
+        }
+        self.spawn(env, |cache, env| async move { cache.finish_loop(&env).await });
+    }
+
+    async fn finish_loop(&self, env: &Env) {
+        loop {
+            let written = {
+                let mut state = self.state.lock();
+                if state.written.is_empty() && state.superseded.is_empty() || state.broken {
+                    let written = std::mem::take(&mut state.written);
+                    state.give_up(&written);
+                    state.finishing = false;
+                    break;
+                }
+                std::mem::take(&mut state.written)
+            };
+            if canary::planted(Bug::FreeBeforeOriginFlush) {
+                self.free_written(env, written).await;
+            } else if let Err(error) = self.flush_origin(env).await {
+                self.origin_failed(env, &written, error);
+            } else {
+                self.free_written(env, written).await;
+            }
+        }
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Steps 3 and 4, together with superseded versions that wait.
+    async fn free_written(&self, env: &Env, written: Vec<u32>) {
+        let mut ledger = self.ledger.lock().await;
+        let mut slots = self.state.lock().take_superseded();
+        slots.extend(&written);
+        if !slots.is_empty() && self.free_entries(env, &mut ledger, slots).await.is_err() {
+            return self.state.lock().give_up(&written);
+        }
+        if !written.is_empty() {
+            self.state.lock().origin.succeed();
+        }
+    }
+
+    /// Writes back everything inserted so far and waits until it is free.
+    ///
+    /// # Errors
+    /// The origin failed once meanwhile, or the cache device is broken.
+    pub(super) async fn drain(&self, env: &Env) -> IoResult {
+        let (target, failures) = {
+            let mut state = self.state.lock();
+            let target = state.index.next_number();
+            state.drain_to = state.drain_to.max(target);
+            state.origin.retry_at = Time(0);
+            (target, state.origin.failures)
+        };
+        self.changed.notify(usize::MAX);
+        self.commit(env).await?;
+        loop {
+            let changed = self.changed.listen();
+            {
+                let state = self.state.lock();
+                if state.broken || state.origin.failures != failures {
+                    return Err(IoError::IO);
+                }
+                let oldest = state.index.oldest();
+                if oldest.is_none_or(|slot| state.index.slot(slot).number >= target) {
+                    return Ok(());
+                }
+            }
+            changed.await;
+        }
+    }
+}
+
+async fn sleep_or_change(env: &Env, at: Time, changed: EventListener) {
+    match future::select(std::pin::pin!(env.sleep_until(at)), changed).await {
+        Either::Left(((), _)) | Either::Right(((), _)) => (),
+    }
+}

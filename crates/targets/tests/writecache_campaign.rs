@@ -1,0 +1,208 @@
+//! The crash campaign of writecache: power cuts at seeded writes, in normal service, during
+//! commits, writeback, discards and recovery, over drives that lose, reorder and tear.
+//!
+//! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test writecache_campaign` is the
+//! long run. With `--features canary` known ordering bugs are planted: each must be caught.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{
+    ConfigError, Disk, Env, LocalFuture, Registry, Sector, SectorCount, TargetTypes,
+};
+use cairn_format::writecache::check::{Limits, Severity, check};
+use cairn_format::writecache::{Entry, Geometry, SUPERBLOCK_BYTES, Superblock};
+use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
+use cairn_sim::{DriveOptions, Image, SimWorld, Workload};
+
+/// What varies between cuts: block sizes, options, the size of the cache.
+#[derive(Clone, Copy)]
+struct Shape {
+    block: u32,
+    start_sector: u64,
+    options: &'static str,
+    cache_kib: u64,
+    origin_kib: u64,
+}
+
+const SHAPES: &[Shape] = &[
+    // Small enough to fill up, to write around and to write back all the time.
+    Shape {
+        block: 512,
+        start_sector: 0,
+        options: "2 pause_writeback 0",
+        cache_kib: 24,
+        origin_kib: 64,
+    },
+    Shape {
+        block: 1024,
+        start_sector: 3,
+        options: "2 pause_writeback 0",
+        cache_kib: 40,
+        origin_kib: 64,
+    },
+    Shape {
+        block: 4096,
+        start_sector: 0,
+        options: "2 pause_writeback 0",
+        cache_kib: 96,
+        origin_kib: 192,
+    },
+    // Large enough to hold everything: commits only.
+    Shape { block: 512, start_sector: 0, options: "0", cache_kib: 128, origin_kib: 64 },
+    // Frequent commits by count and by time; ages.
+    Shape {
+        block: 512,
+        start_sector: 0,
+        options: "8 autocommit_blocks 5 autocommit_time 2 max_age 20 pause_writeback 0",
+        cache_kib: 64,
+        origin_kib: 64,
+    },
+    Shape {
+        block: 512,
+        start_sector: 0,
+        options: "3 cleaner pause_writeback 0",
+        cache_kib: 32,
+        origin_kib: 64,
+    },
+];
+
+struct WriteCache {
+    shapes: &'static [Shape],
+}
+
+impl WriteCache {
+    /// The shape of a cut is told by the sizes of its drives.
+    fn shape(&self, rng: &mut fastrand::Rng) -> Shape {
+        self.shapes[rng.usize(..self.shapes.len())]
+    }
+}
+
+fn drive(name: &str, kib: u64) -> (DriveOptions, Image) {
+    (DriveOptions::named(name), Image::new(SectorCount(kib * 2)))
+}
+
+impl Scenario for WriteCache {
+    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
+        let shape = self.shape(rng);
+        let index = SHAPES.iter().position(|other| {
+            other.options == shape.options
+                && other.block == shape.block
+                && other.cache_kib == shape.cache_kib
+        });
+        let index = index.expect("a shape of the list") as u64;
+        // The length of a third drive carries the shape to `open`.
+        vec![
+            drive("origin", shape.origin_kib),
+            drive("cache", shape.cache_kib),
+            drive("shape", index + 1),
+        ]
+    }
+
+    fn open(
+        &self,
+        env: Env,
+        registry: Arc<Registry>,
+    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
+        Box::pin(async move {
+            let shape = SHAPES[(registry.open("shape", false)?.sectors().0 / 2 - 1) as usize];
+            let words: Vec<&str> = shape.options.splitn(2, ' ').collect();
+            let count: u64 = words[0].parse().expect("a count");
+            let options = words.get(1).copied().unwrap_or("");
+            let (sectors, block) = (shape.origin_kib * 2, shape.block);
+            let table = format!(
+                "0 {sectors} writecache s origin cache {block} {} start_sector {} {options}",
+                count + 2,
+                shape.start_sector
+            );
+            let types = TargetTypes::new(cairn_targets::types());
+            open_table(&env, &registry, &types, "volume", &table).await
+        })
+    }
+
+    fn check_metadata(&self, images: &Images) -> Result<(), String> {
+        let shape = SHAPES[(images["shape"].sectors().0 / 2 - 1) as usize];
+        let cache = &images["cache"];
+        let mut area = vec![0; (cache.sectors().0 - shape.start_sector) as usize * 512];
+        cache.read(Sector(shape.start_sector), &mut area);
+        // A crash while formatting leaves a blank device.
+        if area[..8] == [0; 8] {
+            return Ok(());
+        }
+        let superblock = Superblock::parse(&area).map_err(|error| error.to_string())?;
+        let geometry = Geometry::of_superblock(&superblock, area.len() as u64)
+            .map_err(|error| error.to_string())?;
+        let entries = &area[SUPERBLOCK_BYTES..geometry.metadata_bytes() as usize];
+        let entries = Entry::iter(entries).take(geometry.n_blocks() as usize);
+        let limits = Limits {
+            area_bytes: Some(area.len() as u64),
+            origin_sectors: Some(shape.origin_kib * 2),
+            target_sectors: Some(shape.origin_kib * 2),
+        };
+        let report = check(&area, entries, limits);
+        match report.severity {
+            Severity::Damaged | Severity::Repairable => Err(format!("{:?}", report.findings)),
+            _ => Ok(()),
+        }
+    }
+
+    fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
+        let (seed, ops) = (rng.u64(..), rng.u64(..400));
+        Workload::mixed(seed, ops)
+    }
+
+    fn trouble(&self, world: &SimWorld, disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
+        let Some(device) = disk.mapped() else { return false };
+        let Some(table) = device.live_table() else { return false };
+        let target = table.lines()[0].target.clone();
+        let word = match rng.u8(..4) {
+            0 => "flush",
+            1 => "flush_on_suspend",
+            _ => return false,
+        };
+        let delay = Duration::from_micros(rng.u64(..20_000));
+        let env = world.env(0).clone();
+        world.env(0).spawn(async move {
+            env.sleep(delay).await;
+            let sent = target.message(&env, &[word]).await;
+            assert!(sent.is_ok(), "{word}: {sent:?}");
+        });
+        false
+    }
+}
+
+const REPLAY: &str = "-p cairn-targets --test writecache_campaign -- nothing_acknowledged_is_lost";
+
+#[test]
+fn nothing_acknowledged_is_lost_by_a_power_cut() {
+    Campaign::new(&WriteCache { shapes: SHAPES }, REPLAY).run();
+}
+
+#[cfg(feature = "canary")]
+mod canaries {
+    use super::{Campaign, SHAPES, WriteCache};
+    use cairn_targets::writecache::canary::{Bug, plant};
+
+    fn caught(bug: Bug) {
+        plant(Some(bug));
+        let scenario = WriteCache { shapes: SHAPES };
+        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
+        plant(None);
+        eprintln!("{bug:?}: caught by cut {cut}: {text}");
+    }
+
+    #[test]
+    fn a_superblock_before_its_flush_is_caught() {
+        caught(Bug::SuperblockBeforeFlush);
+    }
+
+    #[test]
+    fn freeing_before_the_origin_is_durable_is_caught() {
+        caught(Bug::FreeBeforeOriginFlush);
+    }
+
+    #[test]
+    fn reuse_before_the_free_entry_is_durable_is_caught() {
+        caught(Bug::ReuseBeforeDurable);
+    }
+}

@@ -24,13 +24,16 @@ use event_listener::Event;
 use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
 use crate::engine::Work;
 use crate::env::Env;
-use crate::error::{ConfigError, ConfigKind, IoError};
-use crate::request::Request;
+use crate::error::{ConfigError, ConfigKind, ErrorKind, IoError};
+use crate::request::{Request, RequestId};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::table::Table;
 use crate::target::SuspendMode;
 use crate::units::{Sector, SectorCount, SectorRange};
+
+/// What a request to a removed device is told.
+pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 
 /// Names a mapped device inside a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -80,7 +83,12 @@ pub(crate) struct LocalDevice {
     closed: Cell<bool>,
     inflight: Cell<u64>,
     drained: RefCell<Option<Arc<Latch>>>,
-    parked: RefCell<VecDeque<Box<Request>>>,
+    /// Requests at the gate, in order. They wait in their slots: a request may have parts
+    /// elsewhere that end meanwhile.
+    parked: RefCell<VecDeque<RequestId>>,
+    /// The device has been removed: nothing is admitted any more. Ids are not used again, so
+    /// this is all that is left of it.
+    removed: Cell<bool>,
     table: RefCell<Option<Rc<LiveTable>>>,
 }
 
@@ -91,6 +99,7 @@ impl Default for LocalDevice {
             inflight: Cell::default(),
             drained: RefCell::default(),
             parked: RefCell::default(),
+            removed: Cell::default(),
             table: RefCell::default(),
         }
     }
@@ -118,8 +127,14 @@ impl LocalDevice {
         }
     }
 
-    pub fn park(&self, request: Box<Request>) {
-        self.parked.borrow_mut().push_back(request);
+    pub fn is_removed(&self) -> bool {
+        self.removed.get()
+    }
+
+    pub fn park(&self, env: &Env, mut request: Box<Request>) {
+        self.parked.borrow_mut().push_back(request.id);
+        request.at_gate = true;
+        env.slots().park(request);
     }
 
     fn when_drained(&self, latch: Arc<Latch>) {
@@ -134,8 +149,17 @@ impl LocalDevice {
         debug_assert_eq!(self.inflight.get(), 0, "D2");
         *self.table.borrow_mut() = Some(Rc::new(LiveTable(table)));
         self.closed.set(false);
-        for request in self.parked.borrow_mut().drain(..) {
-            env.push_work(Work::Map { device, request, admitted: false });
+        for id in self.parked.borrow_mut().drain(..) {
+            env.push_work(Work::Enter { device, id });
+        }
+    }
+
+    /// Fails what is parked and whatever comes later.
+    fn remove(&self, env: &Env) {
+        self.removed.set(true);
+        *self.table.borrow_mut() = None;
+        for id in self.parked.borrow_mut().drain(..) {
+            env.push_work(Work::Fail(id, SHUTDOWN));
         }
     }
 }
@@ -363,7 +387,8 @@ impl MappedDevice {
         done.wait().await;
     }
 
-    /// Ends the device: suspends it, drops its tables and fails what is parked.
+    /// Ends the device: suspends it, drops its tables, fails what is parked and whatever is
+    /// sent to it later.
     pub async fn remove(&self, env: &Env) {
         let _verb = self.verb().await;
         self.suspend_locked(env, SuspendMode::Flush).await;
@@ -371,10 +396,7 @@ impl MappedDevice {
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
         let latch = done.clone();
         env.call_everywhere(move |env| {
-            for request in env.local(id).parked.borrow_mut().drain(..) {
-                env.push_work(Work::Fail(request, IoError::new(crate::ErrorKind::Shutdown)));
-            }
-            env.forget(id);
+            env.local(id).remove(env);
             latch.arrive();
         });
         done.wait().await;

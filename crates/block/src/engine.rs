@@ -10,7 +10,8 @@
 //! Invariants:
 //! E1. A box is owned by this loop, or parked in its slot; never both, never neither.
 //! E2. While children of a frame exist, their parent is parked or on its way: children start
-//!     from the work queue only, which is drained when no request is out.
+//!     from the work queue only, which is drained when no request is out. A request at a closed
+//!     gate is parked in its slot like any other.
 //! E3. A request that a device admitted leaves it exactly once ([`LocalDevice::leave`]),
 //!     after its own part and all children ended; children of admitted requests pass a closed
 //!     gate, else a suspend would wait for ever.
@@ -20,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::check;
-use crate::device::{DeviceId, LiveTable, LocalDevice};
+use crate::device::{DeviceId, LiveTable, LocalDevice, SHUTDOWN};
 use crate::disk::{Disk, Flow};
 use crate::env::Env;
 use crate::error::{IoError, IoResult};
@@ -33,12 +34,14 @@ use crate::units::{SectorCount, SectorRange};
 pub(crate) enum Work {
     /// A client's request that was started while the loop ran.
     Start(Arc<dyn Disk>, Box<Request>),
-    /// A part of an admitted request (`admitted`), or a request let in by a resume.
-    Map { device: DeviceId, request: Box<Request>, admitted: bool },
+    /// A part of an admitted request.
+    Map { device: DeviceId, request: Box<Request> },
+    /// A request that waited at a gate, let in by a resume.
+    Enter { device: DeviceId, id: RequestId },
     /// One copy of a flush for one line.
     FlushCopy { device: DeviceId, line: u16, request: Box<Request> },
-    /// A request that a removed device had parked at its gate.
-    Fail(Box<Request>, IoError),
+    /// A request that waited at the gate of a device that is being removed.
+    Fail(RequestId, IoError),
     /// A parked request has ended.
     Finish(RequestId, IoResult),
     /// A child of a parked request has ended, or was handed back.
@@ -57,9 +60,14 @@ pub(crate) fn run(env: &Env, first: impl FnOnce(&Env)) {
     while let Some(work) = env.pop_work() {
         match work {
             Work::Start(disk, request) => process(env, disk.as_ref(), request),
-            Work::Map { device, request, admitted } => {
+            Work::Map { device, request } => {
                 let held = Held::default();
-                let next = enter(env, device, request, admitted, held.take(env, device, 0));
+                let next = enter(env, device, request, true, held.take(env, device, 0));
+                descend(env, next, &held, 1);
+            }
+            Work::Enter { device, id } => {
+                let (held, request) = (Held::default(), leave_gate(env, id));
+                let next = enter(env, device, request, false, held.take(env, device, 0));
                 descend(env, next, &held, 1);
             }
             Work::FlushCopy { device, line, request } => {
@@ -67,8 +75,8 @@ pub(crate) fn run(env: &Env, first: impl FnOnce(&Env)) {
                 let passage = held.take(env, device, 0);
                 descend(env, enter_line(env, device, passage, line, request), &held, 1);
             }
-            Work::Fail(request, error) => finish(env, request, Err(error)),
-            Work::Finish(id, result) => match env.slots().unpark(id) {
+            Work::Fail(id, error) => finish(env, leave_gate(env, id), Err(error)),
+            Work::Finish(id, result) => match unpark(env, id) {
                 Some(request) => finish(env, request, result),
                 None => check::stale(env, id),
             },
@@ -80,6 +88,23 @@ pub(crate) fn run(env: &Env, first: impl FnOnce(&Env)) {
         }
     }
     env.set_running(false);
+}
+
+/// Takes the request that somebody was to complete, remap or hand back; none if the id is
+/// stale or the request waits at a gate, where nobody but its device may touch it.
+fn unpark(env: &Env, id: RequestId) -> Option<Box<Request>> {
+    let request = env.slots().unpark(id)?;
+    if request.at_gate {
+        env.slots().park(request);
+        return None;
+    }
+    Some(request)
+}
+
+fn leave_gate(env: &Env, id: RequestId) -> Box<Request> {
+    let mut request = env.slots().unpark(id).expect("a request at a gate waits in its slot");
+    request.at_gate = false;
+    request
 }
 
 /// A device's local view with the table that was live when the request passed. Kept for the
@@ -143,12 +168,16 @@ fn enter<'t>(
     admitted: bool,
     passage: &'t Passage,
 ) -> Next<'t> {
+    if passage.local.is_removed() {
+        finish(env, request, Err(SHUTDOWN));
+        return Next::Consumed;
+    }
     let Some(table) = &passage.table else {
-        passage.local.park(request);
+        passage.local.park(env, request);
         return Next::Consumed;
     };
     if passage.local.is_closed() && !admitted {
-        passage.local.park(request);
+        passage.local.park(env, request);
         return Next::Consumed;
     }
     if request.op == Op::Flush {
@@ -239,7 +268,7 @@ fn split_rest(env: &Env, request: &mut Request, top: usize, whole: SectorRange) 
         let (skip, len) = (accepted.to_bytes() as usize, child.range.to_bytes() as usize);
         child.segs = request.segs.slice(skip, len);
     }
-    env.push_work(Work::Map { device, request: child, admitted: true });
+    env.push_work(Work::Map { device, request: child });
 }
 
 fn child_of(env: &Env, parent: &Request, top: usize) -> Box<Request> {
@@ -318,7 +347,7 @@ fn finish(env: &Env, mut request: Box<Request>, mut result: IoResult) {
             if request.depth == 0 && child {
                 handed_back = true;
             } else {
-                local.park(request);
+                local.park(env, request);
                 return local.leave();
             }
         }
@@ -389,7 +418,7 @@ fn child_ended(env: &Env, parent: RequestId, frame: usize, result: IoResult, han
 
 /// Maps a parked request again, by the target that parked it.
 fn remap(env: &Env, id: RequestId) {
-    let Some(mut request) = env.slots().unpark(id) else { return check::stale(env, id) };
+    let Some(mut request) = unpark(env, id) else { return check::stale(env, id) };
     let top = usize::from(request.depth) - 1;
     request.frames[top].flags.remove(FrameFlags::WATCHED);
     let held = Held::default();
@@ -402,7 +431,7 @@ fn remap(env: &Env, id: RequestId) {
 /// Ends a parked request's part without a result: when the other parts have ended, the whole
 /// request waits at the device's gate and is mapped anew by the next table.
 fn hand_back(env: &Env, id: RequestId) {
-    let Some(mut request) = env.slots().unpark(id) else { return check::stale(env, id) };
+    let Some(mut request) = unpark(env, id) else { return check::stale(env, id) };
     let top = usize::from(request.depth) - 1;
     request.frames[top].flags.remove(FrameFlags::WATCHED);
     request.frames[top].flags |= FrameFlags::HANDED_BACK;

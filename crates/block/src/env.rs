@@ -311,13 +311,6 @@ impl Env {
         }
         devices[index].insert(Rc::new(LocalDevice::default())).clone()
     }
-
-    /// Forgets a removed device.
-    pub(crate) fn forget(&self, device: DeviceId) {
-        if let Some(local) = self.0.devices.borrow_mut().get_mut(device.0 as usize) {
-            *local = None;
-        }
-    }
 }
 
 /// What to start: an operation on a range with its data.

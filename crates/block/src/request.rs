@@ -136,6 +136,8 @@ pub struct Request {
     pub segs: Segs,
     pub(crate) id: RequestId,
     pub(crate) depth: u8,
+    /// Waits at the closed gate of a device.
+    pub(crate) at_gate: bool,
     pub(crate) flush_copy: u16,
     pub(crate) frames: [Frame; MAX_DEPTH],
     pub(crate) completion: Completion,
@@ -150,6 +152,7 @@ impl Request {
             segs: Segs::default(),
             id,
             depth: 0,
+            at_gate: false,
             flush_copy: 0,
             frames: [Frame::default(); MAX_DEPTH],
             completion: Completion::None,

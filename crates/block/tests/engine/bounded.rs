@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cairn_block::{
     CellMode, Cells, Copier, CopyError, CopyJob, CopyPiece, Disk, ErrorKind, Flags, IoError,
-    Sector, SectorRange,
+    Sector, SectorCount, SectorRange,
 };
 use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld};
 use proptest::collection::vec;
@@ -25,6 +25,10 @@ type Holders = Rc<RefCell<Vec<(usize, SectorRange, CellMode)>>>;
 fn conflict(holders: &Holders, range: SectorRange, mode: CellMode) -> bool {
     let alone = |other: CellMode| mode == CellMode::Exclusive || other == CellMode::Exclusive;
     holders.borrow().iter().any(|(_, held, other)| alone(*other) && held.overlaps(range))
+}
+
+fn source_bytes() -> Vec<u8> {
+    (0..1024u64).flat_map(|sector| [sector as u8 ^ 0x5a; 512]).collect()
 }
 
 proptest! {
@@ -65,24 +69,30 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let world = SimWorld::new(seed, 3);
-        let bytes: Vec<u8> = (0..1024u64).flat_map(|sector| [sector as u8 ^ 0x5a; 512]).collect();
+        let bytes = source_bytes();
         let from = world.add_drive(DriveOptions::named("from"), Image::of_bytes(&bytes));
-        let sectors: u64 = jobs.iter().flatten().map(|(_, count)| count).sum();
-        let to = world.add_drive(DriveOptions::named("to"), Image::of_bytes(&vec![0; sectors as usize * 512]));
+        let sectors = SectorCount(jobs.iter().flatten().map(|(_, count)| count).sum());
+        let to = world.add_drive(DriveOptions::named("to"), Image::new(sectors));
         let copier = Arc::new(Copier::new(budget_kib * 1024));
         let ended = Rc::new(RefCell::new(0));
-        let (mut at, mut expected) = (0, Vec::new());
-        for (number, pieces) in jobs.iter().enumerate() {
-            let piece = |&(start, count): &(u64, u64)| CopyPiece { disk: from.clone(), range: range(start, count) };
-            let job = CopyJob { from: pieces.iter().map(piece).collect(), to: to.clone(), start: Sector(at), flags: Flags::empty() };
-            for &(start, count) in pieces {
-                expected.extend_from_slice(&bytes[start as usize * 512..][..count as usize * 512]);
-                at += count;
+        let (mut start, mut expected) = (Sector(0), Vec::new());
+        for (number, wanted) in jobs.iter().enumerate() {
+            let ranges = wanted.iter().map(|&(start, count)| range(start, count));
+            let pieces: Vec<_> =
+                ranges.map(|range| CopyPiece { disk: from.clone(), range }).collect();
+            let job = CopyJob { from: pieces, to: to.clone(), start, flags: Flags::empty() };
+            for &(at, count) in wanted {
+                expected.extend_from_slice(&bytes[at as usize * 512..][..count as usize * 512]);
+                start += SectorCount(count);
             }
-            let (env, copier, ended) = (world.env((number % 3) as u16).clone(), copier.clone(), ended.clone());
-            world.env((number % 3) as u16).spawn(async move {
-                copier.copy(&env, &job).await.unwrap();
-                *ended.borrow_mut() += 1;
+            let (copier, ended) = (copier.clone(), ended.clone());
+            let env = world.env((number % 3) as u16);
+            env.spawn({
+                let env = env.clone();
+                async move {
+                    copier.copy(&env, &job).await.unwrap();
+                    *ended.borrow_mut() += 1;
+                }
             });
         }
         let most = RefCell::new(0);

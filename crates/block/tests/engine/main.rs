@@ -1,9 +1,16 @@
 //! The engine in the simulated world: every verdict, nested stacks, suspend and resume under
 //! load, the contract between layers, and the bounded helpers.
 
+// Clippy takes the helpers for test code only if it is told so.
+#[cfg(test)]
 mod bounded;
+#[cfg(test)]
 mod contract;
+#[cfg(test)]
 mod probe;
+#[cfg(test)]
 mod queue;
+#[cfg(test)]
 mod split;
+#[cfg(test)]
 mod suspend;

@@ -45,6 +45,8 @@ enum Class {
     Fill = 2,
     Overwrite = 3,
     Around = 4,
+    /// An overwrite of committed slots, sent with FUA.
+    OverwriteThrough = 5,
 }
 
 fn word(class: Class, slot: u32) -> u64 {
@@ -56,6 +58,7 @@ fn class_of(word: u64) -> (Class, u32) {
         1 => Class::Hit,
         2 => Class::Fill,
         3 => Class::Overwrite,
+        5 => Class::OverwriteThrough,
         _ => Class::Around,
     };
     (class, word as u32)
@@ -191,11 +194,14 @@ impl WriteCache {
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WriteHitsCommitted, committed);
                 self.count(env, Count::WriteHitsUncommitted, count - committed);
-                if committed < count {
+                let class = if committed == count && request.is_fua() {
+                    Class::OverwriteThrough
+                } else {
                     // Only a commit makes these durable; the data rides on its flush.
                     request.flags.remove(Flags::FUA);
-                }
-                self.write_slots(env, request, Class::Overwrite, slot, count)
+                    Class::Overwrite
+                };
+                self.write_slots(env, request, class, slot, count)
             }
             Plan::Fill { slot, count } => {
                 self.after_allocation(&mut state);
@@ -300,7 +306,10 @@ impl WriteCache {
                 EndIo::Done(result)
             }
             Class::Fill => self.end_fill(env, request, block, slots),
-            Class::Overwrite => self.end_overwrite(env, request, slots, result),
+            Class::Overwrite | Class::OverwriteThrough => {
+                let through = class == Class::OverwriteThrough;
+                self.end_overwrite(env, request, slots, through, result)
+            }
         }
     }
 
@@ -365,16 +374,17 @@ impl WriteCache {
         env: &Env,
         request: &Request,
         slots: std::ops::Range<u32>,
+        through: bool,
         result: IoResult,
     ) -> EndIo {
         let mut state = self.state.lock();
-        let (mut freed, mut durable) = (false, true);
+        // Sent without FUA, the data is durable only after a flush that begins now, even if its
+        // entry was committed meanwhile.
+        let (mut freed, mut durable) = (false, through);
         for slot in slots {
-            let entry = state.index.slot_mut(slot);
-            entry.writes -= 1;
-            durable &= entry.state == SlotState::Committed;
+            state.index.slot_mut(slot).writes -= 1;
             // A fill that completed meanwhile may cover this slot without being committed.
-            durable = durable && state.index.is_newest(slot);
+            durable &= state.index.is_newest(slot);
             freed |= release_if_doomed(&mut state, slot);
         }
         state.overwritten = true;

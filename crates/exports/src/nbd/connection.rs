@@ -38,7 +38,8 @@ use super::wire::{Cookie, ErrorCode};
 const REQUESTS_MAX: usize = 128;
 
 /// Most memory of admitted requests of one connection, in bytes; a single larger one may pass.
-const HELD_BYTES_MAX: usize = 64 << 20;
+/// More than the pool of a reactor keeps would be taken from the system again and again.
+const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// A socket as one reactor uses it, and whether receiving goes on.
 pub(super) struct Channel {

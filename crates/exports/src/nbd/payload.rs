@@ -7,8 +7,14 @@
 use cairn_block::{Buf, Env, Segs};
 use smallvec::SmallVec;
 
-/// Longest piece of a payload; longer payloads are lists of such pieces, which the pool keeps.
-const PIECE_BYTES: usize = 4 << 20;
+/// Pieces of a payload of medium length: short, so that little of a pooled buffer lies idle.
+const SHORT_PIECE_BYTES: usize = 64 << 10;
+
+/// Pieces of a long payload: fewer of them.
+const LONG_PIECE_BYTES: usize = 1 << 20;
+
+/// Longest payload in short pieces.
+const MEDIUM_BYTES: usize = 512 << 10;
 
 /// Memory for reply headers is taken in this size.
 const HEAD_BYTES: usize = 4096;
@@ -16,16 +22,18 @@ const HEAD_BYTES: usize = 4096;
 /// The data of one request.
 #[derive(Default)]
 pub(super) struct Payload {
-    pieces: SmallVec<[(Buf, usize); 1]>,
+    /// Buffers, each with the length used.
+    pieces: SmallVec<[(Buf, usize); 2]>,
 }
 
 impl Payload {
     /// Memory for `bytes` bytes.
     pub(super) fn new(env: &Env, bytes: usize) -> Payload {
         let mut payload = Payload::default();
+        let piece = if bytes <= MEDIUM_BYTES { SHORT_PIECE_BYTES } else { LONG_PIECE_BYTES };
         let mut left = bytes;
         while left > 0 {
-            let len = left.min(PIECE_BYTES);
+            let len = left.min(piece);
             payload.pieces.push((env.buf(len), len));
             left -= len;
         }

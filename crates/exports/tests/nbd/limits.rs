@@ -70,9 +70,10 @@ fn a_client_that_does_not_listen_holds_a_bounded_amount() {
             }
             sender.write_all(&header).unwrap();
         });
-        eventually("reads pile up", || disk.log().len() >= 60 && disk.in_flight() == 0);
+        eventually("reads pile up", || disk.log().len() >= 16 && disk.in_flight() == 0);
         std::thread::sleep(Duration::from_millis(20));
-        assert!(disk.log().len() <= 80, "bounded by memory: {}", disk.log().len());
+        // What is held, and what the socket took.
+        assert!(disk.log().len() <= 32, "bounded by memory: {}", disk.log().len());
         let mut seen: Vec<u64> = (0..count).map(|_| client.reply(len).cookie).collect();
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..count), "each is answered once");

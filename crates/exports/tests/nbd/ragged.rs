@@ -7,7 +7,7 @@ use cairn_exports::nbd::wire::{CommandFlags, command};
 
 use crate::client::{Client, Wishes};
 use crate::disk::TestDisk;
-use crate::world::{World, on_both_rings};
+use crate::world::{World, eventually, on_both_rings};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 16;
@@ -104,6 +104,28 @@ fn a_whole_block_write_is_never_undone_by_a_read_modify_write_beside_it() {
             assert!(found[1..].iter().all(|byte| *byte == round), "round {round}");
             assert!(found[0] == round || found[0] == 0xff, "round {round}");
         }
+    });
+}
+
+#[test]
+fn the_first_read_modify_write_waits_for_whole_block_writes_already_in_flight() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::with_block(BLOCK * BLOCKS, BLOCK as u32);
+        world.export("volume", &disk);
+        let mut whole = Client::open(&world.socket(), "volume", Wishes::default());
+        let mut ragged = Client::open(&world.socket(), "volume", Wishes::default());
+        disk.hold(0);
+        whole.send_write(0, 0, &[1; BLOCK as usize]);
+        eventually("the write is in flight", || disk.in_flight() == 1);
+        ragged.send_write(0, 0, &[2]);
+        // By the time this read is answered, the write before it has gone as far as it may.
+        ragged.send(command::READ, 0, BLOCK, BLOCK as u32);
+        assert_eq!(ragged.reply(BLOCK as usize).data.len(), BLOCK as usize);
+        assert_eq!(disk.log().len(), 2, "{:?}", disk.log());
+        disk.release(0);
+        assert_eq!((whole.reply(0).error, ragged.reply(0).error), (0, 0));
+        assert_eq!(disk.bytes(0, 3), [2, 1, 1]);
     });
 }
 

@@ -1,3 +1,79 @@
 //! `cairn`: the program.
+//!
+//! - [`cli`]: the command line. [`exit`]: exit codes. [`failure`]: one-line errors.
+//! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
+//! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
+//! - [`remote`]: the same verbs as a client sends them.
+//! - [`offline`]: tools on devices that nobody serves.
+//!
+//! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
+//! them together.
 
-fn main() {}
+mod cli;
+mod control;
+mod exit;
+mod failure;
+mod offline;
+mod remote;
+mod report;
+mod serve;
+mod signals;
+mod sockets;
+mod state;
+mod verbs;
+mod world;
+
+use std::process::ExitCode;
+
+use cli::{Cli, Command, Parsed};
+use failure::Outcome;
+
+fn main() -> ExitCode {
+    let cli = match cli::parse(std::env::args_os()) {
+        Parsed::Run(cli) => cli,
+        Parsed::Print(text) => return finish(remote::print(&text)),
+        Parsed::Wrong(line) => {
+            eprintln!("cairn: {line}");
+            return ExitCode::from(exit::FAILURE);
+        }
+    };
+    start_log(cli.verbose);
+    finish(run(*cli))
+}
+
+/// The log goes to stderr: warnings, and more with `-v`.
+fn start_log(verbose: u8) {
+    let level = match verbose {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(verbose > 1)
+        .without_time()
+        .init();
+}
+
+fn finish(outcome: Outcome<u8>) -> ExitCode {
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("cairn: {}", failure::one_line(&error));
+            ExitCode::from(exit::of_error(&error))
+        }
+    }
+}
+
+fn run(cli: Cli) -> Outcome<u8> {
+    match cli.command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Probe(args) => offline::probe::run(&args),
+        Command::Check { devices, origin } => offline::check::run(&devices, origin.as_deref()),
+        Command::Dump { device, place, all, json } => offline::dump::run(&device, place, all, json),
+        Command::Format(cli::FormatCommand::Writecache(args)) => offline::format::run(&args),
+        Command::Flush(args) => offline::flush::run(&args),
+        verb => remote::run(verb),
+    }
+}

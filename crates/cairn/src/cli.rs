@@ -1,0 +1,325 @@
+//! The command line: every verb, option and argument, and nothing else.
+//!
+//! [`parse`] gives a [`Cli`] or the text to print; no verb acts here. Wrong usage is one line and
+//! exit code 1, since 2 means damage.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::exit;
+use crate::serve::{RingChoice, ServeArgs};
+
+/// The device mapper's storage stack in userspace.
+#[derive(Parser)]
+#[command(name = "cairn", version, about, after_help = exit::help())]
+pub struct Cli {
+    /// Say more on stderr (twice: everything)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The verbs.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Build volumes from tables and serve them
+    Serve(Box<ServeArgs>),
+    /// Show the status line of each target
+    Status(ReadArgs),
+    /// Show the table lines of a volume
+    Table {
+        /// Which volumes and how
+        #[command(flatten)]
+        read: ReadArgs,
+        /// Leave out words that only cairn knows, as the kernel would take the line
+        #[arg(long)]
+        kernel: bool,
+        /// Show the table that waits for a resume
+        #[arg(long)]
+        inactive: bool,
+    },
+    /// List the volumes
+    Ls(ListArgs),
+    /// Show the state of volumes
+    Info(ReadArgs),
+    /// List the kinds of target
+    Targets(ListArgs),
+    /// List the exports and where they are served
+    Exports(ListArgs),
+    /// Send a message to the target at a sector
+    Message {
+        /// The server
+        #[command(flatten)]
+        server: ServerArgs,
+        /// The volume
+        name: String,
+        /// A sector of the target's line
+        sector: u64,
+        /// The message
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// Let no request in and finish those under way
+    Suspend {
+        /// The server
+        #[command(flatten)]
+        server: ServerArgs,
+        /// The volume
+        name: String,
+        /// Hold unfinished requests back for the next table instead of finishing them
+        #[arg(long)]
+        noflush: bool,
+        /// Accepted for dmsetup's sake: there is no file system to lock here
+        #[arg(long)]
+        nolockfs: bool,
+    },
+    /// Load a table beside the live one; resume makes it live
+    #[command(visible_alias = "reload")]
+    Load(TableArgs),
+    /// Make the loaded table live and let requests in
+    Resume(NameArgs),
+    /// Drop the loaded table
+    Clear(NameArgs),
+    /// Create a volume, load its table and resume it
+    Create(TableArgs),
+    /// Take a volume away
+    Remove(NameArgs),
+    /// Wait for an event of a volume
+    Wait {
+        /// The server
+        #[command(flatten)]
+        server: ServerArgs,
+        /// The volume
+        name: String,
+        /// Return once there were more events than this (default: the number now)
+        event_nr: Option<u64>,
+    },
+    /// What is this? Exit code 5: a dirty cache
+    Probe(DevicesArgs),
+    /// Is it sound? Exit codes 0, 5, 3, 2
+    Check {
+        /// Which devices and how
+        #[command(flatten)]
+        devices: DevicesArgs,
+        /// The origin device, to find blocks that lie beyond its end
+        #[arg(long)]
+        origin: Option<PathBuf>,
+    },
+    /// Show the metadata of a device
+    Dump {
+        /// The device
+        device: PathBuf,
+        /// Where the header is
+        #[command(flatten)]
+        place: PlaceArgs,
+        /// Show free slots too
+        #[arg(long)]
+        all: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a fresh cache
+    #[command(subcommand)]
+    Format(FormatCommand),
+    /// Write the dirty blocks of a cache back to its origin, offline
+    Flush(FlushArgs),
+}
+
+/// What can be formatted.
+#[derive(Subcommand)]
+pub enum FormatCommand {
+    /// A dm-writecache cache device
+    Writecache(FormatArgs),
+}
+
+/// `format writecache`
+#[derive(Args)]
+pub struct FormatArgs {
+    /// The cache device
+    pub device: PathBuf,
+    /// Bytes in a cache block: 512, 1024, 2048 or 4096
+    #[arg(long, default_value_t = 4096)]
+    pub block_size: u32,
+    /// Where the header is
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// Format although the device is not blank
+    #[arg(long)]
+    pub yes: bool,
+    /// Format although blocks are lost that the origin does not have (with --yes)
+    #[arg(long, requires = "yes")]
+    pub discard_dirty: bool,
+}
+
+/// `flush`
+#[derive(Args)]
+pub struct FlushArgs {
+    /// The table with the cache: START LENGTH writecache ...
+    #[arg(long, required = true)]
+    pub table: Vec<String>,
+    /// Stop after this many seconds; exit code 124 if work is left
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<f64>,
+    /// Which ring
+    #[arg(long, value_enum, default_value_t = RingChoice::Auto)]
+    pub ring: RingChoice,
+}
+
+/// How to reach a running server.
+#[derive(Args)]
+pub struct ServerArgs {
+    /// The server's control socket (default: $CAIRN_CONTROL, then the one serve listens on by
+    /// default)
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// Verbs on one volume.
+#[derive(Args)]
+pub struct NameArgs {
+    /// The server
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The volume
+    pub name: String,
+}
+
+/// Verbs that show something of some volumes.
+#[derive(Args)]
+pub struct ReadArgs {
+    /// The server
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The volume (default: all, each line with its name in front)
+    pub name: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Verbs that list.
+#[derive(Args)]
+pub struct ListArgs {
+    /// The server
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Verbs that take a table.
+#[derive(Args)]
+pub struct TableArgs {
+    /// The server
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The volume
+    pub name: String,
+    /// A table line; again or with newlines for more
+    #[arg(long)]
+    pub table: Vec<String>,
+    /// A file with the table (default: standard input)
+    #[arg(conflicts_with = "table")]
+    pub file: Option<PathBuf>,
+}
+
+/// Tools that read devices.
+#[derive(Args)]
+pub struct DevicesArgs {
+    /// Files or block devices
+    #[arg(required = true)]
+    pub devices: Vec<PathBuf>,
+    /// Where the header is
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where a header begins.
+#[derive(Args, Clone, Copy)]
+pub struct PlaceArgs {
+    /// First sector of the header on the device
+    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
+    pub start_sector: u64,
+}
+
+/// What the command line amounts to.
+pub enum Parsed {
+    /// A verb to run.
+    Run(Box<Cli>),
+    /// Text to print on stdout, and be done (`--help`, `--version`).
+    Print(String),
+    /// Wrong usage: one line.
+    Wrong(String),
+}
+
+/// Parses the command line.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Parsed {
+    let matches = match Cli::command().try_get_matches_from(args) {
+        Ok(matches) => matches,
+        Err(error) => return answer(&error),
+    };
+    match Cli::from_arg_matches(&matches) {
+        Err(error) => answer(&error),
+        Ok(mut cli) => {
+            if let (Command::Serve(args), Some(serve)) =
+                (&mut cli.command, matches.subcommand_matches("serve"))
+            {
+                args.remember_order(serve);
+            }
+            Parsed::Run(Box::new(cli))
+        }
+    }
+}
+
+fn answer(error: &clap::Error) -> Parsed {
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Parsed::Print(text),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Parsed::Wrong("found no verb, expected one (see cairn --help)".to_owned())
+        }
+        _ => {
+            let line = text.split("\n\n").next().unwrap_or_default();
+            let words: Vec<_> = line.split_whitespace().collect();
+            let line = words.join(" ");
+            Parsed::Wrong(line.strip_prefix("error: ").unwrap_or(&line).to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cli, Parsed, parse};
+    use clap::CommandFactory;
+
+    fn wrong(args: &[&str]) -> String {
+        match parse(args.iter().map(Into::into)) {
+            Parsed::Wrong(line) => line,
+            _ => panic!("expected a refusal"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_is_one_line() {
+        for args in [&["cairn"][..], &["cairn", "frob"], &["cairn", "probe"], &["cairn", "-x"]] {
+            let line = wrong(args);
+            assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
+        }
+        assert_eq!(wrong(&["cairn", "frob"]), "unrecognized subcommand 'frob'");
+    }
+}

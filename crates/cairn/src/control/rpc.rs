@@ -1,0 +1,259 @@
+//! JSON-RPC 2.0: the documents, the error codes and the parameters of every method.
+//!
+//! A refusal of a verb has the code `-errno` and carries its kind and device in `data`, so that a
+//! client prints the same line and exits with the same code as if it had done the work itself.
+//! Nothing here trusts the other side: unknown parameters are errors.
+
+use cairn_block::{ConfigError, ConfigKind};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Longest line either side reads.
+pub const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// Every method with its parameters, for `rpc_get_methods` and the manual.
+pub const METHODS: [(&str, &str); 16] = [
+    ("rpc_get_methods", ""),
+    ("server_info", ""),
+    ("target_list", ""),
+    ("export_list", ""),
+    ("volume_list", ""),
+    ("volume_info", "name?"),
+    ("volume_status", "name?"),
+    ("volume_table", "name?, inactive?, kernel?"),
+    ("volume_message", "name, sector, words"),
+    ("volume_suspend", "name, noflush?"),
+    ("volume_resume", "name"),
+    ("volume_load", "name, table"),
+    ("volume_clear", "name"),
+    ("volume_create", "name, table"),
+    ("volume_remove", "name"),
+    ("volume_wait", "name, event_nr?"),
+];
+
+/// A request line.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// Always "2.0".
+    pub jsonrpc: String,
+    /// Comes back in the response.
+    #[serde(default)]
+    pub id: Value,
+    /// Which method.
+    pub method: String,
+    /// Its parameters, by name.
+    #[serde(default)]
+    pub params: Value,
+}
+
+/// A response line.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Response {
+    /// Always "2.0".
+    pub jsonrpc: String,
+    /// The request's.
+    pub id: Value,
+    /// The answer, if it went well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+    /// The refusal, if not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<RpcError>,
+}
+
+impl Response {
+    /// The response to request `id`.
+    pub fn new(id: Value, answer: Result<Value, RpcError>) -> Response {
+        let (result, error) = match answer {
+            Ok(result) => (Some(result), None),
+            Err(error) => (None, Some(error)),
+        };
+        Response { jsonrpc: "2.0".to_owned(), id, result, error }
+    }
+}
+
+/// A refusal on the wire.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RpcError {
+    /// -32700 to -32600: the protocol; else a negative errno.
+    pub code: i32,
+    /// One line.
+    pub message: String,
+    /// What a refused verb adds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<ErrorData>,
+}
+
+/// What a refused verb adds.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorData {
+    /// argument, damaged, busy, unsupported or system.
+    pub kind: String,
+}
+
+const EIO: i32 = 5;
+const EBUSY: i32 = 16;
+const EINVAL: i32 = 22;
+const EBADMSG: i32 = 74;
+const EOPNOTSUPP: i32 = 95;
+
+const KINDS: [(ConfigKind, &str, i32); 5] = [
+    (ConfigKind::Argument, "argument", EINVAL),
+    (ConfigKind::Damaged, "damaged", EBADMSG),
+    (ConfigKind::Busy, "busy", EBUSY),
+    (ConfigKind::Unsupported, "unsupported", EOPNOTSUPP),
+    (ConfigKind::System, "system", EIO),
+];
+
+impl RpcError {
+    /// The line is no JSON.
+    pub fn parse(error: &serde_json::Error) -> RpcError {
+        RpcError::protocol(-32700, format!("request: {error}"))
+    }
+
+    /// There is no such method.
+    pub fn no_method(name: &str) -> RpcError {
+        RpcError::protocol(-32601, format!("method: found '{name}', expected a known one"))
+    }
+
+    /// The parameters are not the method's.
+    pub fn params(method: &str, error: &serde_json::Error) -> RpcError {
+        RpcError::protocol(-32602, format!("{method}: parameters: {error}"))
+    }
+
+    /// It is JSON, but no request.
+    pub fn request(error: &serde_json::Error) -> RpcError {
+        RpcError::protocol(-32600, format!("request: {error}"))
+    }
+
+    fn protocol(code: i32, message: String) -> RpcError {
+        RpcError { code, message, data: None }
+    }
+
+    /// A refused verb.
+    pub fn of_verb(error: &ConfigError) -> RpcError {
+        let row = KINDS.iter().find(|(kind, ..)| *kind == error.kind);
+        let (_, kind, errno) = row.copied().unwrap_or(KINDS[4]);
+        let data = Some(ErrorData { kind: kind.to_owned() });
+        RpcError { code: -errno, message: crate::failure::one_line(error), data }
+    }
+
+    /// The refusal as the client reports it.
+    pub fn into_error(self) -> ConfigError {
+        let kind = self.data.map(|data| data.kind);
+        let row = KINDS.iter().find(|(_, name, _)| kind.as_deref() == Some(*name));
+        ConfigError::new(row.map_or(ConfigKind::System, |row| row.0), "", self.message)
+    }
+}
+
+impl From<ConfigError> for RpcError {
+    fn from(error: ConfigError) -> RpcError {
+        RpcError::of_verb(&error)
+    }
+}
+
+/// Parameters of methods on every volume or on one.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnyName {
+    /// The volume; all if none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// Parameters of `volume_table`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableParams {
+    /// The volume; all if none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The table that waits for a resume.
+    #[serde(default)]
+    pub inactive: bool,
+    /// As the kernel would take it.
+    #[serde(default)]
+    pub kernel: bool,
+}
+
+/// Parameters of methods on one volume.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OneName {
+    /// The volume.
+    pub name: String,
+}
+
+/// Parameters of `volume_message`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MessageParams {
+    /// The volume.
+    pub name: String,
+    /// A sector of the target's line.
+    pub sector: u64,
+    /// The message.
+    pub words: Vec<String>,
+}
+
+/// Parameters of `volume_suspend`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuspendParams {
+    /// The volume.
+    pub name: String,
+    /// Hold unfinished requests back.
+    #[serde(default)]
+    pub noflush: bool,
+}
+
+/// Parameters of `volume_load` and `volume_create`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoadParams {
+    /// The volume.
+    pub name: String,
+    /// The table, as text.
+    pub table: String,
+}
+
+/// Parameters of `volume_wait`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WaitParams {
+    /// The volume.
+    pub name: String,
+    /// Return once there were more events than this; none means the number now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_nr: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KINDS, METHODS, RpcError};
+    use cairn_block::ConfigError;
+
+    #[test]
+    fn a_refusal_keeps_its_line_and_kind_across_the_wire() {
+        for (kind, ..) in KINDS {
+            let error = ConfigError::new(kind, "vm", "size: found 1, expected 2");
+            let wire = serde_json::to_string(&RpcError::of_verb(&error)).unwrap();
+            let back: RpcError = serde_json::from_str(&wire).unwrap();
+            let back = back.into_error();
+            assert_eq!(back.kind, kind);
+            assert_eq!(back.to_string(), error.to_string());
+        }
+    }
+
+    #[test]
+    fn the_manual_lists_exactly_these_methods() {
+        let manual = include_str!("../../../../docs/cli.md");
+        for (method, params) in METHODS {
+            let row = format!("| `{method}` | {params} |");
+            assert!(manual.contains(&row), "docs/cli.md lacks the row: {row}");
+        }
+        let begin = manual.find("## Control socket").expect("the section exists");
+        let rows = manual[begin..].lines().skip(1).take_while(|line| !line.starts_with("## "));
+        assert_eq!(rows.filter(|line| line.starts_with("| `")).count(), METHODS.len());
+    }
+}

@@ -1,0 +1,41 @@
+//! Refusals, short to write: every error of the program is a [`ConfigError`], one line that names
+//! the device, the field, what was found and what was expected.
+
+use std::fmt::Display;
+use std::io;
+
+use cairn_block::{ConfigError, ConfigKind};
+
+/// What every part of the program returns.
+pub type Outcome<T> = Result<T, ConfigError>;
+
+/// A wrong argument of the user's.
+pub fn wrong(
+    device: impl Into<String>,
+    field: &str,
+    found: impl Display,
+    expected: impl Display,
+) -> ConfigError {
+    refused(ConfigKind::Argument, device, field, found, expected)
+}
+
+/// A refusal of any kind.
+pub fn refused(
+    kind: ConfigKind,
+    device: impl Into<String>,
+    field: &str,
+    found: impl Display,
+    expected: impl Display,
+) -> ConfigError {
+    ConfigError::new(kind, device, format!("{field}: found {found}, expected {expected}"))
+}
+
+/// The system said no while doing `what` to `device`.
+pub fn system(device: impl Into<String>, what: &str, error: io::Error) -> ConfigError {
+    ConfigError::new(ConfigKind::System, device, what).with_source(error)
+}
+
+/// An error on one line, whatever a library put into it.
+pub fn one_line(error: &ConfigError) -> String {
+    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,110 @@
+//! A device open for a tool: locked, and read at byte offsets.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use cairn_backends::{FileDisk, FileOptions};
+use cairn_block::{ConfigError, Disk, SECTOR_BYTES};
+use cairn_format::probe::{self, Signature};
+
+use crate::failure::{Outcome, system, wrong};
+
+/// A device open for reading, or for formatting.
+pub struct Source {
+    /// As the user named it.
+    pub name: String,
+    /// Its size in whole sectors, in bytes.
+    pub bytes: u64,
+    file: File,
+    /// Holds the lock.
+    _disk: FileDisk,
+}
+
+impl Source {
+    /// Opens for reading, under a shared lock.
+    ///
+    /// # Errors
+    /// There is none, or somebody writes it.
+    pub fn read(path: &Path) -> Outcome<Source> {
+        Source::open(path, true)
+    }
+
+    /// Opens for writing, under an exclusive lock.
+    ///
+    /// # Errors
+    /// There is none, or somebody uses it.
+    pub fn write(path: &Path) -> Outcome<Source> {
+        Source::open(path, false)
+    }
+
+    fn open(path: &Path, read_only: bool) -> Outcome<Source> {
+        let name = path.display().to_string();
+        let Some(text) = path.to_str() else {
+            return Err(wrong(name, "path", "bytes that are no UTF-8", "UTF-8"));
+        };
+        let disk = FileDisk::open(text, read_only, FileOptions { direct: false })?;
+        let file = OpenOptions::new().read(true).write(!read_only).open(path);
+        let file = file.map_err(|error| system(&name, "open", error))?;
+        Ok(Source { name, bytes: disk.sectors().to_bytes(), file, _disk: disk })
+    }
+
+    /// Bytes from a sector to the end.
+    ///
+    /// # Errors
+    /// The sector lies beyond the end.
+    pub fn area_bytes(&self, start_sector: u64) -> Outcome<u64> {
+        let start = start_sector.checked_mul(SECTOR_BYTES);
+        start.and_then(|start| self.bytes.checked_sub(start)).ok_or_else(|| {
+            let expected = format!("at most {}", self.bytes / SECTOR_BYTES);
+            wrong(&self.name, "--start-sector", start_sector, expected)
+        })
+    }
+
+    /// Reads `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn bytes_at(&self, offset: u64, len: usize) -> Outcome<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let read = self.file.read_exact_at(&mut bytes, offset);
+        read.map_err(|error| self.failed(&format!("read {len} bytes at {offset}"), error))?;
+        Ok(bytes)
+    }
+
+    /// Writes at `offset`.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Outcome<()> {
+        let written = self.file.write_all_at(bytes, offset);
+        written.map_err(|error| self.failed(&format!("write at {offset}"), error))
+    }
+
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn flush(&self) -> Outcome<()> {
+        self.file.sync_data().map_err(|error| self.failed("flush", error))
+    }
+
+    /// Every signature from `start_sector` on.
+    ///
+    /// # Errors
+    /// The system refused to read.
+    pub fn identify(&self, start_sector: u64) -> Outcome<Vec<Signature>> {
+        let (area, start) = (self.area_bytes(start_sector)?, start_sector * SECTOR_BYTES);
+        let mut pieces = Vec::new();
+        for window in probe::windows(area) {
+            let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+            pieces.push((window.start, self.bytes_at(start + window.start, len)?));
+        }
+        let views: Vec<_> = pieces.iter().map(|(at, bytes)| (*at, bytes.as_slice())).collect();
+        Ok(probe::identify(area, &views).expect("every window was read"))
+    }
+
+    fn failed(&self, what: &str, error: std::io::Error) -> ConfigError {
+        system(&self.name, what, error)
+    }
+}

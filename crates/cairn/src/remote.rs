@@ -1,0 +1,160 @@
+//! The verbs of a running server, as a client sends them and prints the answers.
+
+use std::io::{ErrorKind, Read, Write};
+
+use cairn_block::{ConfigError, ConfigKind};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::cli::{Command, ReadArgs, ServerArgs, TableArgs};
+use crate::control::client::Client;
+use crate::control::rpc::{
+    AnyName, LoadParams, MessageParams, OneName, SuspendParams, TableParams, WaitParams,
+};
+use crate::exit;
+use crate::failure::{Outcome, system};
+use crate::report::{self, VolumeLines};
+use crate::serve::exports::ExportInfo;
+
+/// Runs a verb against a server.
+///
+/// # Errors
+/// There is no server, or it refuses.
+pub fn run(verb: Command) -> Outcome<u8> {
+    match verb {
+        Command::Status(read) => show_lines(&read, "volume_status", json!(any_name(&read))),
+        Command::Table { read, kernel, inactive } => {
+            let params = TableParams { name: read.name.clone(), inactive, kernel };
+            show_lines(&read, "volume_table", json!(params))
+        }
+        Command::Ls(list) => {
+            show(&list.server, list.json, "volume_list", json!({}), report::names_text)
+        }
+        Command::Info(read) => {
+            let params = json!(any_name(&read));
+            show(&read.server, read.json, "volume_info", params, report::infos_text)
+        }
+        Command::Targets(list) => {
+            show(&list.server, list.json, "target_list", json!({}), report::targets_text)
+        }
+        Command::Exports(list) => {
+            show(&list.server, list.json, "export_list", json!({}), exports_text)
+        }
+        changing => change(changing),
+    }
+}
+
+/// Verbs that change something; they print little.
+fn change(verb: Command) -> Outcome<u8> {
+    match verb {
+        Command::Message { server, name, sector, words } => {
+            let params = MessageParams { name, sector, words };
+            let answer = client(&server)?.ask("volume_message", params)?;
+            match answer["text"].as_str() {
+                Some(text) if !text.is_empty() => print(&format!("{text}\n")),
+                _ => Ok(exit::OK),
+            }
+        }
+        Command::Suspend { server, name, noflush, nolockfs: _ } => {
+            tell(&server, "volume_suspend", json!(SuspendParams { name, noflush }))
+        }
+        Command::Load(args) => load(args, "volume_load"),
+        Command::Create(args) => load(args, "volume_create"),
+        Command::Resume(args) => {
+            tell(&args.server, "volume_resume", json!(OneName { name: args.name }))
+        }
+        Command::Clear(args) => {
+            tell(&args.server, "volume_clear", json!(OneName { name: args.name }))
+        }
+        Command::Remove(args) => {
+            tell(&args.server, "volume_remove", json!(OneName { name: args.name }))
+        }
+        Command::Wait { server, name, event_nr } => {
+            tell(&server, "volume_wait", json!(WaitParams { name, event_nr }))
+        }
+        _ => unreachable!("every other verb is served before"),
+    }
+}
+
+fn client(server: &ServerArgs) -> Outcome<Client> {
+    Client::new(server.control.as_deref())
+}
+
+fn any_name(read: &ReadArgs) -> AnyName {
+    AnyName { name: read.name.clone() }
+}
+
+fn tell(server: &ServerArgs, method: &str, params: Value) -> Outcome<u8> {
+    client(server)?.ask(method, params).map(|_| exit::OK)
+}
+
+fn load(args: TableArgs, method: &str) -> Outcome<u8> {
+    let table = match (&args.file, args.table.is_empty()) {
+        (_, false) => args.table.join("\n"),
+        (Some(file), true) => std::fs::read_to_string(file)
+            .map_err(|error| system(file.display().to_string(), "read", error))?,
+        (None, true) => {
+            let mut text = String::new();
+            let read = std::io::stdin().read_to_string(&mut text);
+            read.map_err(|error| system("standard input", "read", error))?;
+            text
+        }
+    };
+    tell(&args.server, method, json!(LoadParams { name: args.name, table }))
+}
+
+fn show_lines(read: &ReadArgs, method: &str, params: Value) -> Outcome<u8> {
+    let named = read.name.is_none();
+    show(&read.server, read.json, method, params, |volumes: &[VolumeLines]| {
+        report::lines_text(volumes, named)
+    })
+}
+
+/// Asks, and prints the answer as JSON or as `text` says.
+fn show<T: DeserializeOwned>(
+    server: &ServerArgs,
+    as_json: bool,
+    method: &str,
+    params: Value,
+    text: impl Fn(&[T]) -> String,
+) -> Outcome<u8> {
+    let answer = client(server)?.ask(method, params)?;
+    if as_json {
+        return print_json(&answer);
+    }
+    let answer: Vec<T> = serde_json::from_value(answer).map_err(|error| {
+        ConfigError::new(ConfigKind::System, method, "answer: not understood").with_source(error)
+    })?;
+    print(&text(&answer))
+}
+
+fn exports_text(exports: &[ExportInfo]) -> String {
+    let line = |export: &ExportInfo| {
+        let access = if export.read_only { " read-only" } else { "" };
+        let uri = export.uri.as_deref().unwrap_or("-");
+        format!("{} {} {} bytes{access} {uri}\n", export.name, export.volume, export.bytes)
+    };
+    exports.iter().map(line).collect()
+}
+
+/// Prints JSON, readable.
+///
+/// # Errors
+/// stdout refuses.
+pub fn print_json(value: &Value) -> Outcome<u8> {
+    print(&format!("{value:#}\n"))
+}
+
+/// Prints text. A reader that went away is no failure.
+///
+/// # Errors
+/// stdout refuses.
+pub fn print(text: &str) -> Outcome<u8> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(system("stdout", "write", error))
+        }
+        _ => Ok(exit::OK),
+    }
+}

@@ -1,0 +1,273 @@
+//! What reading verbs tell: values with stable field names, and dmsetup's text made of them.
+//!
+//! The server sends the values; the client prints them as JSON or as text. Field names are part
+//! of the interface: they are added to, never renamed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use cairn_block::{ConfigKind, Line, MappedDevice, Table};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::control::rpc::TableParams;
+use crate::failure::{Outcome, refused};
+use crate::serve::exports::Exports;
+use crate::world::World;
+
+/// Targets that the kernel does not have.
+const CAIRN_TARGETS: [&str; 1] = ["passthrough"];
+
+/// The state of a volume.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Info {
+    /// Its name.
+    pub name: String,
+    /// Requests wait.
+    pub suspended: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// There is a live table.
+    pub live: bool,
+    /// A table waits for a resume.
+    pub inactive: bool,
+    /// Length of the live table, in sectors.
+    pub sectors: u64,
+    /// Volumes that stand on it, and its exports.
+    pub open_count: u64,
+    /// Events so far.
+    pub event_nr: u64,
+    /// Lines of the live table.
+    pub targets: u64,
+}
+
+/// The lines of one volume.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct VolumeLines {
+    /// The volume.
+    pub name: String,
+    /// Its lines, in order.
+    pub lines: Vec<ReportLine>,
+}
+
+/// One line of a table or status.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ReportLine {
+    /// First sector.
+    pub start: u64,
+    /// Length in sectors.
+    pub length: u64,
+    /// The target's name.
+    pub target: String,
+    /// The rest of the line, as dmsetup prints it.
+    pub params: String,
+    /// The status fields by name, if the target names them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, Value>,
+}
+
+/// A kind of target.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TargetInfo {
+    /// Its name.
+    pub name: String,
+    /// The kernel's version of the same target.
+    pub version: [u32; 3],
+}
+
+fn chosen(world: &World, name: Option<&str>) -> Outcome<Vec<Arc<MappedDevice>>> {
+    match name {
+        Some(name) => Ok(vec![world.volume(name)?]),
+        None => Ok(world.volumes()),
+    }
+}
+
+/// The kinds of target.
+pub fn targets(world: &World) -> Vec<TargetInfo> {
+    let info = |name: &str, version| TargetInfo { name: name.to_owned(), version };
+    world.types().iter().map(|kind| info(kind.name(), kind.version())).collect()
+}
+
+/// The state of one volume, or of all.
+///
+/// # Errors
+/// There is no such volume.
+pub fn infos(world: &World, exports: &Exports, name: Option<&str>) -> Outcome<Vec<Info>> {
+    let info = |volume: Arc<MappedDevice>| {
+        let live = volume.live_table();
+        let users = world.users_of(volume.volume()).len() + exports.count_of(volume.volume());
+        Info {
+            name: volume.volume().to_owned(),
+            suspended: volume.is_suspended(),
+            read_only: live.as_ref().is_some_and(|table| table.limits().read_only),
+            sectors: live.as_ref().map_or(0, |table| table.sectors().0),
+            targets: live.as_ref().map_or(0, |table| table.lines().len() as u64),
+            live: live.is_some(),
+            inactive: volume.inactive_table().is_some(),
+            open_count: users as u64,
+            event_nr: volume.event_nr(),
+        }
+    };
+    Ok(chosen(world, name)?.into_iter().map(info).collect())
+}
+
+/// The status lines of one volume, or of all.
+///
+/// # Errors
+/// There is no such volume.
+pub fn status(world: &World, name: Option<&str>) -> Outcome<Vec<VolumeLines>> {
+    let volumes = chosen(world, name)?.into_iter();
+    Ok(volumes
+        .map(|volume| {
+            let table = volume.live_table();
+            let lines = lines_of(table.as_deref(), |line| line.target.status());
+            let name = volume.volume().to_owned();
+            VolumeLines { name, lines: lines.into_iter().map(with_fields).collect() }
+        })
+        .collect())
+}
+
+/// The table lines of one volume, or of all.
+///
+/// # Errors
+/// There is no such volume, or the kernel has no such target and its words were asked for.
+pub fn tables(world: &World, params: &TableParams) -> Outcome<Vec<VolumeLines>> {
+    let mut all = Vec::new();
+    for volume in chosen(world, params.name.as_deref())? {
+        let table = if params.inactive { volume.inactive_table() } else { volume.live_table() };
+        let name = volume.volume().to_owned();
+        let mut lines = lines_of(table.as_deref(), |line| line.target.table());
+        if params.kernel {
+            for line in &mut lines {
+                kernel_words(&name, line)?;
+            }
+        }
+        all.push(VolumeLines { name, lines });
+    }
+    Ok(all)
+}
+
+fn lines_of(table: Option<&Table>, params: impl Fn(&Line) -> String) -> Vec<ReportLine> {
+    let lines = table.into_iter().flat_map(Table::lines);
+    lines
+        .map(|line| ReportLine {
+            start: line.start.0,
+            length: line.len.0,
+            target: line.name.clone(),
+            params: params(line),
+            fields: BTreeMap::new(),
+        })
+        .collect()
+}
+
+/// Names the fields of a status line, numbers as numbers.
+fn with_fields(mut line: ReportLine) -> ReportLine {
+    let all = cairn_targets::all();
+    let spec = all.iter().find(|(kind, _)| kind.name() == line.target).map(|(_, spec)| spec);
+    let names = spec.map_or(&[][..], |spec| spec.status_fields);
+    for (name, word) in names.iter().zip(line.params.split_whitespace()) {
+        let value = word.parse::<u64>().map_or_else(|_| Value::from(word), Value::from);
+        line.fields.insert((*name).to_owned(), value);
+    }
+    line
+}
+
+/// Writes a line as the kernel takes it: volumes by their place under /dev/mapper.
+fn kernel_words(volume: &str, line: &mut ReportLine) -> Outcome<()> {
+    if CAIRN_TARGETS.contains(&line.target.as_str()) {
+        let (found, expected) = (format!("'{}'", line.target), "a target the kernel has");
+        return Err(refused(ConfigKind::Unsupported, volume, "table target", found, expected));
+    }
+    let words = line.params.split(' ').map(|word| match word.strip_prefix('@') {
+        Some(name) => format!("/dev/mapper/{name}"),
+        None => word.to_owned(),
+    });
+    line.params = words.collect::<Vec<_>>().join(" ");
+    Ok(())
+}
+
+/// Lines as dmsetup prints them: of one volume bare, of all with the name in front.
+pub fn lines_text(volumes: &[VolumeLines], named: bool) -> String {
+    let mut text = String::new();
+    for volume in volumes {
+        if volume.lines.is_empty() && named {
+            writeln!(text, "{}: ", volume.name).expect(STRING);
+        }
+        for line in &volume.lines {
+            let ReportLine { start, length, target, params, .. } = line;
+            if named {
+                write!(text, "{}: ", volume.name).expect(STRING);
+            }
+            writeln!(text, "{start} {length} {target} {params}").expect(STRING);
+        }
+    }
+    text
+}
+
+const STRING: &str = "writing to a string cannot fail";
+
+/// The states of volumes as dmsetup prints them.
+pub fn infos_text(infos: &[Info]) -> String {
+    let blocks = infos.iter().map(|info| {
+        let access = if info.read_only { " (READ-ONLY)" } else { "" };
+        let state = if info.suspended { "SUSPENDED" } else { "ACTIVE" };
+        let tables = match (info.live, info.inactive) {
+            (true, true) => "LIVE & INACTIVE",
+            (true, false) => "LIVE",
+            (false, true) => "INACTIVE",
+            (false, false) => "None",
+        };
+        format!(
+            "Name:              {}\nState:             {state}{access}\n\
+             Tables present:    {tables}\nOpen count:        {}\n\
+             Event number:      {}\nNumber of targets: {}\n",
+            info.name, info.open_count, info.event_nr, info.targets
+        )
+    });
+    blocks.collect::<Vec<_>>().join("\n")
+}
+
+/// The names of volumes, one per line.
+pub fn names_text(infos: &[Info]) -> String {
+    if infos.is_empty() {
+        return "No devices found\n".to_owned();
+    }
+    infos.iter().map(|info| format!("{}\n", info.name)).collect()
+}
+
+/// The kinds of target as dmsetup prints them.
+pub fn targets_text(targets: &[TargetInfo]) -> String {
+    let line = |target: &TargetInfo| {
+        let [major, minor, patch] = target.version;
+        format!("{:<16} v{major}.{minor}.{patch}\n", target.name)
+    };
+    targets.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ReportLine, VolumeLines, kernel_words, lines_text};
+    use std::collections::BTreeMap;
+
+    fn line(target: &str, params: &str) -> ReportLine {
+        let (target, params) = (target.to_owned(), params.to_owned());
+        ReportLine { start: 0, length: 8, target, params, fields: BTreeMap::new() }
+    }
+
+    #[test]
+    fn lines_read_as_dmsetup_prints_them() {
+        let volumes = [VolumeLines { name: "vm".into(), lines: vec![line("linear", "a.img 0")] }];
+        assert_eq!(lines_text(&volumes, false), "0 8 linear a.img 0\n");
+        assert_eq!(lines_text(&volumes, true), "vm: 0 8 linear a.img 0\n");
+    }
+
+    #[test]
+    fn the_kernel_is_told_of_volumes_under_dev_mapper_and_of_no_foreign_target() {
+        let mut linear = line("linear", "@pool 0");
+        kernel_words("vm", &mut linear).unwrap();
+        assert_eq!(linear.params, "/dev/mapper/pool 0");
+        let refused = kernel_words("vm", &mut line("passthrough", "a 0")).unwrap_err();
+        assert!(refused.to_string().starts_with("vm: table target: found 'passthrough'"));
+    }
+}

@@ -1,0 +1,181 @@
+//! `serve` on the command line: its options, and tables and messages in the order they came.
+
+use std::path::PathBuf;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, ValueEnum};
+
+use cairn_reactor::RingKind;
+
+use crate::failure::{Outcome, wrong};
+
+/// The volume of a table without a name.
+pub const DEFAULT_VOLUME: &str = "default";
+
+/// `serve`
+#[derive(Args)]
+pub struct ServeArgs {
+    /// A table line for volume NAME (default: "default"); the same NAME again, or newlines,
+    /// append lines
+    #[arg(long, value_name = "[NAME=]START LENGTH TARGET ARGS")]
+    pub table: Vec<String>,
+    /// A message to a volume; tables and messages act in the order given, and a failed message
+    /// stops the start
+    #[arg(long, value_name = "NAME SECTOR MESSAGE")]
+    pub message: Vec<String>,
+    /// Volumes, exports, sockets and images to make; paths in it are relative to it
+    #[arg(value_name = "FILE.toml")]
+    pub file: Option<PathBuf>,
+    /// Where tables changed at run time are kept (default: beside FILE.toml)
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// The volume that clients get who name no export (default: the only one)
+    #[arg(long, value_name = "NAME")]
+    pub export: Option<String>,
+    /// Where clients connect: unix:PATH or tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Vec<String>,
+    /// The control socket for the other verbs
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Write no byte to any device
+    #[arg(long)]
+    pub read_only: bool,
+    /// Serve on a private socket while CMD runs (sh -c, with $uri and $unixsocket), then shut
+    /// down with its exit status
+    #[arg(long, value_name = "CMD")]
+    pub run: Option<String>,
+    /// How many reactor threads (default: one per processor, at most 4)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub reactors: Option<u16>,
+    /// How requests reach the system
+    #[arg(long, value_enum)]
+    pub ring: Option<RingChoice>,
+    /// Tables and messages in command-line order.
+    #[arg(skip)]
+    pub steps: Vec<Step>,
+}
+
+/// Which ring to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RingChoice {
+    /// io_uring, or threads where it is forbidden
+    #[default]
+    Auto,
+    /// io_uring or nothing
+    Uring,
+    /// Helper threads
+    Threads,
+}
+
+impl RingChoice {
+    /// The reactor's word for it.
+    pub fn kind(self) -> RingKind {
+        match self {
+            RingChoice::Auto => RingKind::Auto,
+            RingChoice::Uring => RingKind::Uring,
+            RingChoice::Threads => RingKind::Threads,
+        }
+    }
+}
+
+/// One `--table` or `--message`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Lines for a volume.
+    Table(String),
+    /// `NAME SECTOR MESSAGE`.
+    Message(String),
+}
+
+impl ServeArgs {
+    /// Restores the order across `--table` and `--message`, which the parsed lists have lost.
+    pub fn remember_order(&mut self, matches: &ArgMatches) {
+        let mut steps: Vec<(usize, Step)> = Vec::new();
+        let given = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let places = |id| {
+            let places = given(id).then(|| matches.indices_of(id)).flatten();
+            places.into_iter().flatten()
+        };
+        steps.extend(places("table").zip(self.table.iter().cloned().map(Step::Table)));
+        steps.extend(places("message").zip(self.message.iter().cloned().map(Step::Message)));
+        steps.sort_by_key(|(place, _)| *place);
+        self.steps = steps.into_iter().map(|(_, step)| step).collect();
+    }
+}
+
+/// Splits `[NAME=]LINES`. An `=` counts only before the first space.
+pub fn split_table(text: &str) -> (&str, &str) {
+    let text = text.trim_start();
+    match text.split_once('=') {
+        Some((name, lines)) if !name.contains(char::is_whitespace) => (name, lines),
+        _ => (DEFAULT_VOLUME, text),
+    }
+}
+
+/// A message to a volume at start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageStep {
+    /// The volume.
+    pub volume: String,
+    /// A sector of the target's line.
+    pub sector: u64,
+    /// The words.
+    pub words: Vec<String>,
+}
+
+/// Parses `NAME SECTOR MESSAGE`.
+///
+/// # Errors
+/// A part is missing or no number.
+pub fn parse_message(text: &str) -> Outcome<MessageStep> {
+    let mut words = text.split_whitespace().map(str::to_owned);
+    let expected = "'NAME SECTOR MESSAGE'";
+    let Some(volume) = words.next() else {
+        return Err(wrong("--message", "message", "nothing", expected));
+    };
+    let sector = words.next().unwrap_or_else(|| "nothing".to_owned());
+    let Ok(sector) = sector.parse() else {
+        return Err(wrong(volume, "message sector", sector, expected));
+    };
+    let words: Vec<_> = words.collect();
+    if words.is_empty() {
+        return Err(wrong(volume, "message", "no words", expected));
+    }
+    Ok(MessageStep { volume, sector, words })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MessageStep, Step, parse_message, split_table};
+    use crate::cli::{Command, Parsed, parse};
+
+    #[test]
+    fn tables_and_messages_keep_the_order_of_the_command_line() {
+        let args = "cairn serve --table A --message B --table C --message D";
+        let Parsed::Run(cli) = parse(args.split(' ').map(Into::into)) else {
+            panic!("expected a verb")
+        };
+        let Command::Serve(serve) = cli.command else { panic!("expected serve") };
+        let (table, message) = (|t: &str| Step::Table(t.into()), |t: &str| Step::Message(t.into()));
+        assert_eq!(serve.steps, [table("A"), message("B"), table("C"), message("D")]);
+    }
+
+    #[test]
+    fn an_equals_sign_after_a_space_names_no_volume() {
+        assert_eq!(split_table("vm=0 8 zero"), ("vm", "0 8 zero"));
+        assert_eq!(split_table("0 8 linear a=b 0"), ("default", "0 8 linear a=b 0"));
+        assert_eq!(split_table("0 8 zero"), ("default", "0 8 zero"));
+    }
+
+    #[test]
+    fn a_message_needs_a_volume_a_sector_and_words() {
+        let flush = MessageStep { volume: "v".into(), sector: 0, words: vec!["flush".into()] };
+        assert_eq!(parse_message("v 0 flush").unwrap(), flush);
+        for text in ["", "v", "v x flush", "v 0"] {
+            let line = parse_message(text).unwrap_err().to_string();
+            assert!(line.contains("expected 'NAME SECTOR MESSAGE'"), "{line}");
+        }
+    }
+}

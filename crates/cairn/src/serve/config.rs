@@ -1,0 +1,371 @@
+//! The TOML file: volumes, exports, sockets, state and images to make.
+//!
+//! Owns the schema (told in `docs/cli.md`) and its judgement; makes nothing itself. Unknown keys
+//! are refused. Paths are relative to the file: those of sockets, state and images are joined
+//! here; those in tables stay as written, so that they print as given, and the opener joins them
+//! to [`Config::base`].
+
+use std::path::{Path, PathBuf};
+
+use cairn_backends::parse_size;
+use serde::Deserialize;
+
+use super::args::{MessageStep, RingChoice, parse_message};
+use crate::failure::{Outcome, system, wrong};
+
+/// What a TOML file says.
+#[derive(Debug, Default)]
+pub struct Config {
+    /// The file's folder.
+    pub base: PathBuf,
+    /// The file's state file: beside it, unless it says otherwise.
+    pub state: PathBuf,
+    /// Where to listen, as written.
+    pub listen: Vec<String>,
+    /// The control socket.
+    pub control: Option<PathBuf>,
+    /// Write no byte.
+    pub read_only: bool,
+    /// Number of reactors.
+    pub reactors: Option<u16>,
+    /// Which ring.
+    pub ring: Option<RingChoice>,
+    /// The volume behind the empty export name.
+    pub default_export: Option<String>,
+    /// Sparse images to make where they are missing.
+    pub images: Vec<Image>,
+    /// Volumes, in order.
+    pub volumes: Vec<Volume>,
+    /// Exports; none means every volume by its name.
+    pub exports: Vec<Export>,
+}
+
+/// A sparse image to make if it is missing.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Where.
+    pub path: PathBuf,
+    /// How large.
+    pub bytes: u64,
+}
+
+/// A volume with its table.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// Its table, as text.
+    pub table: String,
+    /// Messages once it is up.
+    pub messages: Vec<MessageStep>,
+}
+
+/// A volume under a name for clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The name clients ask for.
+    pub name: String,
+    /// The volume.
+    pub volume: String,
+    /// A line for a person.
+    pub description: String,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    listen: Option<OneOrMany>,
+    control: Option<PathBuf>,
+    state: Option<PathBuf>,
+    default_export: Option<String>,
+    #[serde(default)]
+    read_only: bool,
+    reactors: Option<u16>,
+    ring: Option<RingChoice>,
+    #[serde(default)]
+    image: Vec<RawImage>,
+    #[serde(default)]
+    volume: Vec<RawVolume>,
+    #[serde(default)]
+    export: Vec<RawExport>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    fn into_vec(self) -> Vec<String> {
+        match self {
+            OneOrMany::One(one) => vec![one],
+            OneOrMany::Many(many) => many,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawImage {
+    path: PathBuf,
+    size: Size,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawVolume {
+    name: String,
+    table: Option<OneOrMany>,
+    #[serde(default)]
+    line: Vec<RawLine>,
+    #[serde(default)]
+    messages: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawLine {
+    size: Size,
+    target: String,
+    #[serde(default)]
+    args: Vec<Word>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawExport {
+    name: String,
+    volume: Option<String>,
+    #[serde(default)]
+    description: String,
+    #[serde(default)]
+    read_only: bool,
+}
+
+/// A size: bytes as a number, or text with a suffix.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Word {
+    Number(u64),
+    Text(String),
+}
+
+impl Config {
+    /// Reads a TOML file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no TOML, or says something that has no meaning.
+    pub fn read(path: &Path) -> Outcome<Config> {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|e| system(&shown, "read", e))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let base = std::path::absolute(folder.join("x")).map_err(|e| system(&shown, "path", e))?;
+        let base = base.parent().unwrap_or(Path::new("/")).to_owned();
+        Config::parse(&text, path, base)
+    }
+
+    /// Judges the text of a file at `path` in folder `base`.
+    fn parse(text: &str, path: &Path, base: PathBuf) -> Outcome<Config> {
+        let shown = path.display().to_string();
+        let raw: RawConfig = toml::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+            let found = error.message().replace('\n', " ");
+            wrong(&shown, &format!("line {line}"), found, "the keys in docs/cli.md")
+        })?;
+        let beside = path.with_extension("state");
+        let config = Config {
+            state: base.join(raw.state.as_deref().unwrap_or(&beside_name(&beside))),
+            listen: raw.listen.map(OneOrMany::into_vec).unwrap_or_default(),
+            control: raw.control.map(|path| base.join(path)),
+            read_only: raw.read_only,
+            reactors: raw.reactors,
+            ring: raw.ring,
+            default_export: raw.default_export,
+            images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
+            volumes: collect(&shown, raw.volume, RawVolume::judge)?,
+            exports: raw.export.into_iter().map(RawExport::judge).collect(),
+            base,
+        };
+        config.refuse_contradictions(&shown)?;
+        Ok(config)
+    }
+
+    fn refuse_contradictions(&self, shown: &str) -> Outcome<()> {
+        if self.reactors.is_some_and(|count| !(1..=256).contains(&count)) {
+            return Err(wrong(shown, "reactors", self.reactors.unwrap_or(0), "1 to 256"));
+        }
+        for (index, volume) in self.volumes.iter().enumerate() {
+            if self.volumes[..index].iter().any(|other| other.name == volume.name) {
+                let found = format!("'{}' twice", volume.name);
+                return Err(wrong(shown, "volume name", found, "each name once"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn beside_name(beside: &Path) -> PathBuf {
+    PathBuf::from(beside.file_name().unwrap_or_default())
+}
+
+fn collect<Raw, T>(
+    shown: &str,
+    raw: Vec<Raw>,
+    judge: impl Fn(Raw, &str) -> Outcome<T>,
+) -> Outcome<Vec<T>> {
+    raw.into_iter().map(|raw| judge(raw, shown)).collect()
+}
+
+impl Size {
+    fn bytes(&self, shown: &str, field: &str) -> Outcome<u64> {
+        let expected = "a size above 0, in whole sectors, like 1048576, \"2048s\" or \"1G\"";
+        let (bytes, found) = match self {
+            Size::Bytes(bytes) => (Some(*bytes), bytes.to_string()),
+            Size::Text(text) => (parse_size(text).ok(), format!("'{text}'")),
+        };
+        let fits = |bytes: &u64| *bytes > 0 && bytes.is_multiple_of(512);
+        bytes.filter(fits).ok_or_else(|| wrong(shown, field, found, expected))
+    }
+}
+
+impl RawImage {
+    fn judge(self, shown: &str, base: &Path) -> Outcome<Image> {
+        let field = format!("image '{}' size", self.path.display());
+        Ok(Image { bytes: self.size.bytes(shown, &field)?, path: base.join(self.path) })
+    }
+}
+
+impl RawVolume {
+    fn judge(self, shown: &str) -> Outcome<Volume> {
+        let field = format!("volume '{}'", self.name);
+        let table = match (self.table, self.line.is_empty()) {
+            (Some(table), true) => table.into_vec().join("\n"),
+            (None, false) => structured(shown, &field, &self.line)?,
+            (Some(_), false) => {
+                return Err(wrong(shown, &field, "both table and line", "one of them"));
+            }
+            (None, true) => return Err(wrong(shown, &field, "no table", "table or line")),
+        };
+        let message = |text: &String| parse_message(&format!("{} {text}", self.name));
+        let messages = self.messages.iter().map(message).collect::<Outcome<_>>()?;
+        Ok(Volume { name: self.name, table, messages })
+    }
+}
+
+/// Writes structured lines as table text, each beginning where the one before ends.
+fn structured(shown: &str, field: &str, lines: &[RawLine]) -> Outcome<String> {
+    let (mut start, mut text) = (0u64, String::new());
+    for line in lines {
+        let sectors = line.size.bytes(shown, &format!("{field} size"))? / 512;
+        text.push_str(&format!("{start} {sectors} {}", line.target));
+        for arg in &line.args {
+            match arg {
+                Word::Number(number) => text.push_str(&format!(" {number}")),
+                Word::Text(word) if word.is_empty() || word.contains(char::is_whitespace) => {
+                    let found = format!("'{word}'");
+                    return Err(wrong(shown, &format!("{field} args"), found, "one word each"));
+                }
+                Word::Text(word) => text.push_str(&format!(" {word}")),
+            }
+        }
+        text.push('\n');
+        start = start.saturating_add(sectors);
+    }
+    Ok(text)
+}
+
+impl RawExport {
+    fn judge(self) -> Export {
+        Export {
+            volume: self.volume.unwrap_or_else(|| self.name.clone()),
+            name: self.name,
+            description: self.description,
+            read_only: self.read_only,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, Export, Image};
+    use crate::serve::args::MessageStep;
+    use std::path::Path;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("vm.toml"), "/srv".into()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn paths_are_relative_to_the_file_and_the_state_lies_beside_it() {
+        let text = "control = 'c.sock'\n[[image]]\npath = 'a.img'\nsize = '1M'\n";
+        let config = parse(text).unwrap();
+        assert_eq!(config.state, Path::new("/srv/vm.state"));
+        assert_eq!(config.control.as_deref(), Some(Path::new("/srv/c.sock")));
+        assert_eq!(config.images, [Image { path: "/srv/a.img".into(), bytes: 1 << 20 }]);
+    }
+
+    #[test]
+    fn structured_lines_follow_each_other() {
+        let text = "
+            [[volume]]
+            name = 'v'
+            messages = ['0 flush']
+            [[volume.line]]
+            size = '8s'
+            target = 'zero'
+            [[volume.line]]
+            size = 4096
+            target = 'linear'
+            args = ['a.img', 16]
+            [[export]]
+            name = 'v'
+        ";
+        let config = parse(text).unwrap();
+        assert_eq!(config.volumes[0].table, "0 8 zero\n8 8 linear a.img 16\n");
+        let flush = MessageStep { volume: "v".into(), sector: 0, words: vec!["flush".into()] };
+        assert_eq!(config.volumes[0].messages, [flush]);
+        let export = Export {
+            name: "v".into(),
+            volume: "v".into(),
+            description: String::new(),
+            read_only: false,
+        };
+        assert_eq!(config.exports, [export]);
+    }
+
+    #[test]
+    fn what_has_no_meaning_is_one_line_that_names_the_place() {
+        let cases = [
+            ("\n\nfrob = 1", "vm.toml: line 3: found unknown field `frob`"),
+            ("[[volume]]\nname = 'v'", "volume 'v': found no table, expected table or line"),
+            ("reactors = 0", "reactors: found 0, expected 1 to 256"),
+            ("[[image]]\npath = 'a'\nsize = '3'", "image 'a' size: found '3', expected a size"),
+            ("[[image]]\npath = 'a'\nsize = 'x'", "image 'a' size: found 'x', expected a size"),
+            (
+                "[[volume]]\nname='v'\ntable='x'\n[[volume]]\nname='v'\ntable='x'",
+                "volume name: found 'v' twice",
+            ),
+            (
+                "[[volume]]\nname='v'\n[[volume.line]]\nsize=512\ntarget='zero'\nargs=['a b']",
+                "volume 'v' args: found 'a b', expected one word each",
+            ),
+        ];
+        for (text, expected) in cases {
+            let line = parse(text).unwrap_err();
+            assert!(line.contains(expected), "{line}");
+            assert!(!line.contains('\n'), "{line}");
+        }
+    }
+}

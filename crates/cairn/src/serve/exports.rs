@@ -1,0 +1,185 @@
+//! Which volumes are served under which names.
+//!
+//! Without a word in the TOML file every volume is served under its own name, those made at run
+//! time too. The empty export name means the volume of `--export`, or the only one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Disk, ReactorId};
+use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::config::Export;
+use crate::failure::{Outcome, wrong};
+use crate::world::World;
+
+/// How long connections may finish what they have begun when their export goes.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// One export, as `exports` shows it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ExportInfo {
+    /// The name clients ask for.
+    pub name: String,
+    /// The volume.
+    pub volume: String,
+    /// Size now.
+    pub bytes: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Where.
+    pub uri: Option<String>,
+}
+
+/// The exports of one server.
+pub struct Exports {
+    server: Arc<NbdServer>,
+    /// What the configuration names; none means every volume.
+    configured: Vec<Export>,
+    served: Mutex<Vec<Export>>,
+    addresses: Mutex<Vec<ListenAddress>>,
+}
+
+impl Exports {
+    /// Nothing served yet.
+    pub fn new(world: &World, configured: Vec<Export>) -> Exports {
+        let server = Arc::new(NbdServer::new(world.reactors().post(), NbdOptions::default()));
+        let (served, addresses) = (Mutex::default(), Mutex::default());
+        Exports { server, configured, served, addresses }
+    }
+
+    /// Serves a volume under each of its names.
+    ///
+    /// # Errors
+    /// A name is taken or breaks the protocol's limits.
+    pub fn add_volume(&self, world: &World, volume: &str) -> Outcome<()> {
+        let disk: Arc<dyn Disk> = world.volume(volume)?;
+        for export in self.names_of(volume) {
+            self.server.add_export(NbdExport {
+                name: export.name.clone(),
+                description: export.description.clone(),
+                disk: disk.clone(),
+                read_only: export.read_only || world.read_only(),
+            })?;
+            self.served.lock().push(export);
+        }
+        Ok(())
+    }
+
+    fn names_of(&self, volume: &str) -> Vec<Export> {
+        if self.configured.is_empty() {
+            let (name, description) = (volume.to_owned(), String::new());
+            return vec![Export { volume: name.clone(), name, description, read_only: false }];
+        }
+        self.configured.iter().filter(|export| export.volume == volume).cloned().collect()
+    }
+
+    /// Stops serving a volume; connections may finish what they have begun.
+    ///
+    /// # Errors
+    /// Requests are under way that do not end; the exports are gone all the same.
+    pub fn remove_volume(&self, world: &World, volume: &str) -> Outcome<()> {
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            self.served.lock().drain(..).partition(|export| export.volume == volume);
+        *self.served.lock() = kept;
+        for export in gone {
+            let (server, name) = (self.server.clone(), export.name.clone());
+            let left = world.on_home(volume, move |env| async move {
+                server.remove_export(&env, &name, DRAIN).await
+            });
+            if left > 0 {
+                tracing::warn!("export '{}': {left} connections wait for requests", export.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says which volume or export the empty name means.
+    ///
+    /// # Errors
+    /// It is not served.
+    pub fn set_default(&self, wanted: &str) -> Outcome<()> {
+        let served = self.served.lock();
+        let by_name = served.iter().find(|export| export.name == wanted);
+        let found = by_name.or_else(|| served.iter().find(|export| export.volume == wanted));
+        let Some(export) = found else {
+            let names: Vec<_> = served.iter().map(|export| export.name.as_str()).collect();
+            let expected = format!("one of {}", names.join(", "));
+            return Err(wrong("", "--export", format!("'{wanted}'"), expected));
+        };
+        self.server.set_default_export(Some(&export.name));
+        Ok(())
+    }
+
+    /// Listens at another address; the first is the one that URIs name.
+    ///
+    /// # Errors
+    /// Somebody listens there, or the system refuses.
+    pub fn listen(&self, address: &ListenAddress) -> Outcome<()> {
+        let bound = self.server.listen(address)?;
+        self.addresses.lock().push(bound);
+        Ok(())
+    }
+
+    /// The URI of an export; the empty name is the default export.
+    pub fn uri(&self, export: &str) -> Option<String> {
+        self.server.uri(export)
+    }
+
+    /// The first address.
+    pub fn address(&self) -> Option<ListenAddress> {
+        self.addresses.lock().first().cloned()
+    }
+
+    /// The path of the first unix socket.
+    pub fn unix_socket(&self) -> Option<PathBuf> {
+        self.addresses.lock().iter().find_map(|address| match address {
+            ListenAddress::Unix(path) => Some(path.clone()),
+            ListenAddress::Tcp(_) => None,
+        })
+    }
+
+    /// Every export.
+    pub fn served(&self) -> Vec<Export> {
+        self.served.lock().clone()
+    }
+
+    /// The URI of every export.
+    pub fn uris(&self) -> Vec<String> {
+        self.served().iter().filter_map(|export| self.uri(&export.name)).collect()
+    }
+
+    /// How many exports a volume has.
+    pub fn count_of(&self, volume: &str) -> usize {
+        self.served.lock().iter().filter(|export| export.volume == volume).count()
+    }
+
+    /// Every export with its size.
+    pub fn list(&self, world: &World) -> Vec<ExportInfo> {
+        let info = |export: Export| {
+            let disk = world.volume(&export.volume).ok();
+            let limits = disk.as_ref().map(|disk| disk.limits());
+            ExportInfo {
+                uri: self.uri(&export.name),
+                bytes: disk.map_or(0, |disk| disk.sectors().to_bytes()),
+                read_only: export.read_only || limits.is_some_and(|limits| limits.read_only),
+                name: export.name,
+                volume: export.volume,
+            }
+        };
+        self.served().into_iter().map(info).collect()
+    }
+
+    /// Accepts nothing more and lets connections finish what they have begun.
+    pub fn stop(&self, world: &World) {
+        let server = self.server.clone();
+        let stopped = move |env| async move { server.stop(&env, DRAIN).await };
+        let left = world.reactors().block_on(ReactorId(0), stopped);
+        if left > 0 {
+            tracing::warn!("{left} connections were cut while their requests wait");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! `cairn serve`: from tables to served volumes, and back to quiet images.
+//!
+//! The story: images are made, volumes brought up in order, exported, and the sockets opened;
+//! then the main thread waits for a signal, or for the command of `--run`. Shutting down: verbs
+//! are refused, clients let go, every volume suspended (which commits), what is still dirty said.
+//! A start that fails half way shuts down the same way, so nothing acknowledged is lost.
+
+mod args;
+mod command;
+pub mod config;
+pub mod exports;
+mod listen;
+mod plan;
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cairn_exports::nbd::ListenAddress;
+
+pub use args::{RingChoice, ServeArgs};
+
+use crate::control::server::ControlServer;
+use crate::exit;
+use crate::failure::{Outcome, system, wrong};
+use crate::signals::{self, Event};
+use crate::sockets;
+use crate::state::StateFile;
+use crate::verbs::Verbs;
+use crate::world::{World, WorldOptions};
+use command::{PrivateFolder, Running};
+use config::{Config, Image};
+use exports::Exports;
+use plan::Plan;
+
+/// Runs the verb.
+///
+/// # Errors
+/// The start failed; nothing is left running.
+pub fn run(args: ServeArgs) -> Outcome<u8> {
+    let config = match &args.file {
+        Some(file) => Config::read(file)?,
+        None => Config::default(),
+    };
+    let state = match (&args.state, &args.file) {
+        (Some(path), _) => Some(StateFile::open(path)?),
+        (None, Some(_)) => Some(StateFile::open(&config.state)?),
+        (None, None) => None,
+    };
+    let mut plan = Plan::of(&config, &args.steps)?;
+    if let Some(state) = &state {
+        plan.restore(state)?;
+    }
+    if plan.records().is_empty() {
+        return Err(wrong("", "tables", "none", "--table or a TOML file with a volume"));
+    }
+    let sockets = Sockets::choose(&args, &config)?;
+    let read_only = args.read_only || config.read_only;
+    if !read_only {
+        config.images.iter().try_for_each(make_image)?;
+    }
+    let (events, happened) = signals::watch()?;
+    let world = Arc::new(World::start(WorldOptions {
+        reactors: args.reactors.or(config.reactors),
+        ring: args.ring.or(config.ring).unwrap_or_default().kind(),
+        base: args.file.is_some().then(|| config.base.clone()),
+        read_only,
+    })?);
+    let mut server = Server {
+        exports: Arc::new(Exports::new(&world, config.exports)),
+        world,
+        verbs: None,
+        control: None,
+    };
+    let default = args.export.or(config.default_export);
+    let served = server.start(&plan, default.as_deref(), &sockets, state).and_then(|()| {
+        let command = args
+            .run
+            .as_deref()
+            .map(|command| Running::start(command, &server.exports, server.control_path(), events));
+        let command = command.transpose()?;
+        if command.is_none() {
+            server.announce()?;
+        }
+        Ok(wait(&happened, command.as_ref()))
+    });
+    server.shut_down();
+    served
+}
+
+/// Waits for the end: a signal, or the command's.
+fn wait(happened: &std::sync::mpsc::Receiver<Event>, command: Option<&Running>) -> u8 {
+    loop {
+        match (happened.recv(), command) {
+            (Ok(Event::CommandEnded(status)), _) => return command::exit_code(status),
+            (Ok(Event::Stop), Some(command)) => command.terminate(),
+            (Ok(Event::Stop), None) | (Err(_), _) => return exit::OK,
+        }
+    }
+}
+
+/// Where to listen.
+struct Sockets {
+    listen: Vec<ListenAddress>,
+    control: PathBuf,
+    /// Without the control socket there is still something to serve, unless it was asked for.
+    control_asked: bool,
+    /// Removed when the server ends.
+    _private: Option<PrivateFolder>,
+}
+
+impl Sockets {
+    fn choose(args: &ServeArgs, config: &Config) -> Outcome<Sockets> {
+        let mut listen = Vec::new();
+        let private = args.run.as_ref().map(|_| PrivateFolder::make()).transpose()?;
+        if let Some(private) = &private {
+            listen.push(ListenAddress::Unix(private.path().join(sockets::NBD_NAME)));
+        }
+        let (wanted, base) = match args.listen.is_empty() {
+            true => (&config.listen, config.base.as_path()),
+            false => (&args.listen, Path::new("")),
+        };
+        for address in wanted {
+            listen.push(listen::parse(address, base)?);
+        }
+        if listen.is_empty() {
+            listen.push(ListenAddress::Unix(sockets::runtime_folder()?.join(sockets::NBD_NAME)));
+        }
+        let asked = args.control.clone().or_else(|| config.control.clone());
+        let control_asked = asked.is_some();
+        let control = match (asked, &private) {
+            (Some(control), _) => control,
+            (None, Some(private)) => private.path().join(sockets::CONTROL_NAME),
+            (None, None) => sockets::runtime_folder()?.join(sockets::CONTROL_NAME),
+        };
+        Ok(Sockets { listen, control, control_asked, _private: private })
+    }
+}
+
+/// Makes a sparse image if it is missing.
+fn make_image(image: &Image) -> Outcome<()> {
+    let failed = |error| system(image.path.display().to_string(), "make the image", error);
+    match OpenOptions::new().write(true).create_new(true).open(&image.path) {
+        Ok(file) => {
+            file.set_len(image.bytes).map_err(failed)?;
+            file.sync_all().map_err(failed)
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// What runs.
+struct Server {
+    world: Arc<World>,
+    exports: Arc<Exports>,
+    verbs: Option<Arc<Verbs>>,
+    control: Option<(PathBuf, ControlServer)>,
+}
+
+impl Server {
+    fn start(
+        &mut self,
+        plan: &Plan,
+        default_export: Option<&str>,
+        sockets: &Sockets,
+        state: Option<StateFile>,
+    ) -> Outcome<()> {
+        plan.bring_up(&self.world)?;
+        for name in plan.names() {
+            self.exports.add_volume(&self.world, name)?;
+        }
+        if let Some(name) = default_export {
+            self.exports.set_default(name)?;
+        }
+        for address in &sockets.listen {
+            self.exports.listen(address)?;
+        }
+        let records = plan.records().to_vec();
+        let verbs = Verbs::new(self.world.clone(), self.exports.clone(), state, records);
+        let verbs = Arc::new(verbs);
+        self.verbs = Some(verbs.clone());
+        match ControlServer::start(&sockets.control, verbs) {
+            Ok(server) => self.control = Some((sockets.control.clone(), server)),
+            Err(error) if sockets.control_asked => return Err(error),
+            Err(error) => tracing::warn!("serving without a control socket: {error}"),
+        }
+        Ok(())
+    }
+
+    fn control_path(&self) -> Option<&Path> {
+        self.control.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    /// Prints the URIs and how to attach.
+    fn announce(&self) -> Outcome<()> {
+        let mut text = String::new();
+        let served = self.exports.served();
+        let Some(address) = self.exports.address() else { return Ok(()) };
+        for export in &served {
+            let name = if served.len() == 1 { "" } else { export.name.as_str() };
+            let uri = self.exports.uri(name).unwrap_or_default();
+            let lines = listen::attach_lines(&address, &export.name, &uri);
+            text.push_str(&format!("{uri}\n  {}\n", lines.join("\n  ")));
+        }
+        if let Some(control) = self.control_path() {
+            text.push_str(&format!("control socket: {}\n", control.display()));
+        }
+        let mut stdout = std::io::stdout().lock();
+        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        written.map_err(|error| system("stdout", "write", error))
+    }
+
+    /// Refuses verbs, lets clients go, suspends every volume, says what is dirty.
+    fn shut_down(self) {
+        if let Some(verbs) = &self.verbs {
+            verbs.close();
+        }
+        drop(self.control);
+        self.exports.stop(&self.world);
+        for (volume, words) in self.world.suspend_all() {
+            eprintln!("cairn: {volume}: {words}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What to bring up, in which order: configured volumes and messages, and what the state file
+//! recorded over them.
+//!
+//! A volume is brought up with all its lines at its place in the order, or earlier if a volume
+//! before it names it with `@`. A record wins over the configuration it was made under; if the
+//! configuration has changed since, the start is refused rather than either lost.
+
+use std::collections::HashSet;
+
+use cairn_block::ConfigKind;
+
+use super::args::{MessageStep, Step, parse_message, split_table};
+use super::config::{self, Config};
+use crate::failure::{Outcome, refused};
+use crate::state::{Record, StateFile};
+use crate::world::World;
+
+/// One act of the start.
+#[derive(Debug, PartialEq, Eq)]
+enum Act {
+    /// Bring up a volume.
+    Volume(String),
+    /// Send a message.
+    Message(MessageStep),
+}
+
+/// What to bring up.
+#[derive(Debug, Default)]
+pub struct Plan {
+    acts: Vec<Act>,
+    volumes: Vec<Record>,
+}
+
+impl Plan {
+    /// The plan of a configuration and a command line.
+    ///
+    /// # Errors
+    /// A message does not parse.
+    pub fn of(config: &Config, steps: &[Step]) -> Outcome<Plan> {
+        let mut plan = Plan::default();
+        for config::Volume { name, table, messages } in &config.volumes {
+            plan.append(name, table);
+            plan.acts.extend(messages.iter().cloned().map(Act::Message));
+        }
+        for step in steps {
+            match step {
+                Step::Table(text) => {
+                    let (name, lines) = split_table(text);
+                    plan.append(name, lines);
+                }
+                Step::Message(text) => plan.acts.push(Act::Message(parse_message(text)?)),
+            }
+        }
+        Ok(plan)
+    }
+
+    fn append(&mut self, name: &str, lines: &str) {
+        if let Some(known) = self.volumes.iter_mut().find(|known| known.name == name) {
+            let text = format!("{}\n{}", known.table.as_deref().unwrap_or_default(), lines);
+            *known = Record::as_configured(name, Some(&text));
+            return;
+        }
+        self.volumes.push(Record::as_configured(name, Some(lines)));
+        self.acts.push(Act::Volume(name.to_owned()));
+    }
+
+    /// Lays what the state file recorded over the configuration.
+    ///
+    /// # Errors
+    /// The configuration has changed since.
+    pub fn restore(&mut self, state: &StateFile) -> Outcome<()> {
+        let path = state.path().display().to_string();
+        for record in state.records() {
+            let known = self.volumes.iter_mut().find(|known| known.name == record.name);
+            let configured = known.as_ref().and_then(|known| known.configured.as_ref());
+            if configured != record.configured.as_ref() {
+                let found = "another table configured than when a verb changed it";
+                let expected = format!("the former one, or no record of it in {path}");
+                return Err(refused(ConfigKind::Argument, &record.name, "state", found, expected));
+            }
+            match known {
+                Some(known) => *known = record.clone(),
+                None => {
+                    self.volumes.push(record.clone());
+                    self.acts.push(Act::Volume(record.name.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every volume with its tables.
+    pub fn records(&self) -> &[Record] {
+        &self.volumes
+    }
+
+    /// The volumes that will be there.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let there = self.volumes.iter().filter(|record| record.table.is_some());
+        there.map(|record| record.name.as_str())
+    }
+
+    /// Acts.
+    ///
+    /// # Errors
+    /// The first refusal; what is up then stays up.
+    pub fn bring_up(&self, world: &World) -> Outcome<()> {
+        let mut begun = HashSet::new();
+        for act in &self.acts {
+            match act {
+                Act::Volume(name) => self.ensure_up(world, name, &mut begun)?,
+                Act::Message(step) if self.is_removed(&step.volume) => {
+                    tracing::info!("{}: removed at run time: message left out", step.volume);
+                }
+                Act::Message(step) => {
+                    let text = world.message(&step.volume, step.sector, &step.words)?;
+                    if !text.is_empty() {
+                        tracing::info!("{}: {text}", step.volume);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_removed(&self, name: &str) -> bool {
+        self.volumes.iter().any(|record| record.name == name && record.table.is_none())
+    }
+
+    fn ensure_up<'a>(
+        &'a self,
+        world: &World,
+        name: &str,
+        begun: &mut HashSet<&'a str>,
+    ) -> Outcome<()> {
+        let Some(record) = self.volumes.iter().find(|record| record.name == name) else {
+            return Ok(());
+        };
+        let Some(table) = &record.table else { return Ok(()) };
+        if !begun.insert(&record.name) {
+            return Ok(());
+        }
+        for lower in table.split_whitespace().filter_map(|word| word.strip_prefix('@')) {
+            self.ensure_up(world, lower, begun)?;
+        }
+        world.create(name)?;
+        world.load(name, table)?;
+        world.resume(name)?;
+        if let Some(inactive) = &record.inactive
+            && let Err(error) = world.load(name, inactive)
+        {
+            tracing::warn!("the table that waited for a resume is not loaded: {error}");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Act, Plan};
+    use crate::serve::args::{Step, parse_message};
+    use crate::serve::config::Config;
+    use crate::state::{Record, StateFile};
+
+    fn plan(steps: &[Step]) -> Plan {
+        Plan::of(&Config::default(), steps).unwrap()
+    }
+
+    fn table(text: &str) -> Step {
+        Step::Table(text.to_owned())
+    }
+
+    #[test]
+    fn a_name_given_again_appends_lines_at_its_first_place() {
+        let message = Step::Message("a 0 frob".to_owned());
+        let plan = plan(&[table("a=0 8 zero"), message, table("0 8 zero"), table("a=8 8 zero")]);
+        assert_eq!(plan.volumes[0].table.as_deref(), Some("0 8 zero\n8 8 zero"));
+        let message = Act::Message(parse_message("a 0 frob").unwrap());
+        assert_eq!(plan.acts, [Act::Volume("a".into()), message, Act::Volume("default".into())]);
+    }
+
+    #[test]
+    fn a_record_wins_unless_the_configuration_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut state = StateFile::open(&folder.path().join("s")).unwrap();
+        let live = Some("0 16 zero".to_owned());
+        let record = Record { table: live, ..Record::as_configured("a", Some("0 8 zero")) };
+        state.record(record.clone()).unwrap();
+        let mut same = plan(&[table("a=0 8 zero")]);
+        same.restore(&state).unwrap();
+        assert_eq!(same.records(), [record]);
+        for steps in [&[table("a=0 9 zero")][..], &[]] {
+            let line = plan(steps).restore(&state).unwrap_err().to_string();
+            assert!(line.starts_with("a: state: found another table configured"), "{line}");
+        }
+    }
+}

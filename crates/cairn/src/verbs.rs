@@ -1,0 +1,255 @@
+//! The device-mapper verbs of a running server, as the control socket calls them.
+//!
+//! Owns what tables verbs changed: kept in the state file before a verb answers. Order, and what
+//! a crash between two steps leaves:
+//! - load: build, then record, then answer. Crash: the old tables, or the loaded one waiting.
+//! - resume: record, then swap. Crash: the old tables, or the new one live, as was asked.
+//! - create: build, record, resume. remove: end the volume, then record.
+//!
+//! Without a state file the verbs that change tables refuse. One such verb runs at a time;
+//! reading verbs never wait for it. [`Verbs::close`] refuses all further changes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{ConfigError, ConfigKind, SuspendMode};
+use parking_lot::{Mutex, MutexGuard};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::control::rpc::{
+    AnyName, LoadParams, METHODS, MessageParams, OneName, RpcError, SuspendParams, TableParams,
+    WaitParams,
+};
+use crate::control::server::Answer;
+use crate::failure::{Outcome, refused};
+use crate::report;
+use crate::serve::exports::Exports;
+use crate::state::{Record, StateFile};
+use crate::world::World;
+
+/// The verbs of one server.
+pub struct Verbs {
+    world: Arc<World>,
+    exports: Arc<Exports>,
+    changes: Mutex<Changes>,
+}
+
+/// What verbs changed.
+struct Changes {
+    state: Option<StateFile>,
+    records: HashMap<String, Record>,
+    closed: bool,
+}
+
+impl Verbs {
+    /// Verbs on a world whose volumes have the tables in `records`.
+    pub fn new(
+        world: Arc<World>,
+        exports: Arc<Exports>,
+        state: Option<StateFile>,
+        records: Vec<Record>,
+    ) -> Verbs {
+        let records = records.into_iter().map(|record| (record.name.clone(), record)).collect();
+        Verbs { world, exports, changes: Mutex::new(Changes { state, records, closed: false }) }
+    }
+
+    /// Waits for the verb under way and refuses all further changes.
+    pub fn close(&self) {
+        self.changes.lock().closed = true;
+    }
+
+    /// The right to change something.
+    fn change(&self) -> Outcome<MutexGuard<'_, Changes>> {
+        let changes = self.changes.lock();
+        if changes.closed {
+            let found = "a server that is going away";
+            return Err(refused(ConfigKind::Busy, "", "server", found, "a running one"));
+        }
+        Ok(changes)
+    }
+
+    /// The right to change a table of `name`.
+    fn change_table(&self, name: &str, verb: &str) -> Outcome<MutexGuard<'_, Changes>> {
+        let changes = self.change()?;
+        if changes.state.is_none() {
+            let expected = "a server started with --state FILE or a TOML file, to keep the change";
+            let field = format!("{verb} state file");
+            return Err(refused(ConfigKind::Argument, name, &field, "none", expected));
+        }
+        Ok(changes)
+    }
+
+    fn load(&self, name: &str, table: &str) -> Outcome<()> {
+        let mut changes = self.change_table(name, "load")?;
+        self.world.load(name, table)?;
+        let inactive = Some(table.to_owned());
+        let recorded = changes.record(name, |tables| tables.inactive = inactive);
+        if recorded.is_err() {
+            self.world.clear(name)?;
+        }
+        recorded
+    }
+
+    fn resume(&self, name: &str) -> Outcome<()> {
+        let mut changes = self.change()?;
+        if self.world.volume(name)?.inactive_table().is_some() {
+            changes.record(name, |tables| {
+                if let Some(waiting) = tables.inactive.take() {
+                    tables.table = Some(waiting);
+                }
+            })?;
+        }
+        self.world.resume(name)
+    }
+
+    fn clear(&self, name: &str) -> Outcome<()> {
+        let mut changes = self.change()?;
+        self.world.volume(name)?;
+        changes.record(name, |tables| tables.inactive = None)?;
+        self.world.clear(name)
+    }
+
+    fn create(&self, name: &str, table: &str) -> Outcome<()> {
+        let mut changes = self.change_table(name, "create")?;
+        self.world.create(name)?;
+        let made = self.bring_up(&mut changes, name, table);
+        if made.is_err() {
+            self.world.remove(name)?;
+            changes.record(name, Record::clear)?;
+        }
+        made
+    }
+
+    fn bring_up(&self, changes: &mut Changes, name: &str, table: &str) -> Outcome<()> {
+        self.world.load(name, table)?;
+        changes.record(name, |tables| tables.table = Some(table.to_owned()))?;
+        self.world.resume(name)?;
+        self.exports.add_volume(&self.world, name)
+    }
+
+    fn remove(&self, name: &str) -> Outcome<()> {
+        let mut changes = self.change_table(name, "remove")?;
+        self.world.refuse_users(name)?;
+        self.exports.remove_volume(&self.world, name)?;
+        self.world.remove(name)?;
+        changes.record(name, Record::clear)
+    }
+
+    fn suspend(&self, name: &str, noflush: bool) -> Outcome<()> {
+        let changes = self.change()?;
+        let mode = if noflush { SuspendMode::NoFlush } else { SuspendMode::Flush };
+        let suspended = self.world.suspend(name, mode);
+        drop(changes);
+        suspended
+    }
+
+    fn message(&self, params: &MessageParams) -> Outcome<Value> {
+        let text = self.world.message(&params.name, params.sector, &params.words)?;
+        Ok(json!({ "text": text }))
+    }
+
+    /// Waits in short steps, so that a server that ends is not kept from it.
+    fn wait(&self, params: WaitParams) -> Outcome<Value> {
+        const STEP: Duration = Duration::from_millis(200);
+        let volume = self.world.volume(&params.name)?;
+        let seen = params.event_nr.unwrap_or_else(|| volume.event_nr());
+        let (send, receive) = std::sync::mpsc::channel();
+        self.world.reactors().spawn(self.world.home(&params.name), move |_env| async move {
+            // Nobody listens any more if the server ended meanwhile.
+            let _ = send.send(volume.wait_event(seen).await);
+        });
+        loop {
+            match receive.recv_timeout(STEP) {
+                Ok(event_nr) => return Ok(json!({ "event_nr": event_nr })),
+                Err(_) => drop(self.change()?),
+            }
+        }
+    }
+
+    fn server_info(&self) -> Value {
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "read_only": self.world.read_only(),
+            "state": self.changes.lock().state.as_ref().map(|state| state.path().to_owned()),
+            "uris": self.exports.uris(),
+        })
+    }
+}
+
+impl Changes {
+    /// Changes what is recorded of a volume, in the state file first.
+    fn record(&mut self, name: &str, change: impl FnOnce(&mut Record)) -> Outcome<()> {
+        let known = self.records.get(name).cloned();
+        let mut record = known.unwrap_or_else(|| Record::as_configured(name, None));
+        change(&mut record);
+        if let Some(state) = &mut self.state {
+            state.record(record.clone())?;
+        }
+        self.records.insert(record.name.clone(), record);
+        Ok(())
+    }
+}
+
+impl Answer for Verbs {
+    fn answer(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        let done = |done: Outcome<()>| done.map(|()| json!({}));
+        let answered = match method {
+            "rpc_get_methods" => Ok(METHODS.iter().map(|(name, _)| json!(name)).collect()),
+            "server_info" => Ok(self.server_info()),
+            "target_list" => to_value(report::targets(&self.world)),
+            "export_list" => to_value(self.exports.list(&self.world)),
+            "volume_list" => to_value(report::infos(&self.world, &self.exports, None)?),
+            "volume_info" => {
+                let AnyName { name } = of_params(method, params)?;
+                to_value(report::infos(&self.world, &self.exports, name.as_deref())?)
+            }
+            "volume_status" => {
+                let AnyName { name } = of_params(method, params)?;
+                to_value(report::status(&self.world, name.as_deref())?)
+            }
+            "volume_table" => {
+                let params: TableParams = of_params(method, params)?;
+                to_value(report::tables(&self.world, &params)?)
+            }
+            "volume_message" => self.message(&of_params(method, params)?),
+            "volume_suspend" => {
+                let SuspendParams { name, noflush } = of_params(method, params)?;
+                done(self.suspend(&name, noflush))
+            }
+            "volume_resume" => done(self.resume(&name_of(method, params)?)),
+            "volume_load" => {
+                let LoadParams { name, table } = of_params(method, params)?;
+                done(self.load(&name, &table))
+            }
+            "volume_clear" => done(self.clear(&name_of(method, params)?)),
+            "volume_create" => {
+                let LoadParams { name, table } = of_params(method, params)?;
+                done(self.create(&name, &table))
+            }
+            "volume_remove" => done(self.remove(&name_of(method, params)?)),
+            "volume_wait" => self.wait(of_params(method, params)?),
+            _ => return Err(RpcError::no_method(method)),
+        };
+        Ok(answered?)
+    }
+}
+
+fn to_value(reply: impl Serialize) -> Outcome<Value> {
+    serde_json::to_value(reply).map_err(|error| {
+        ConfigError::new(ConfigKind::System, "", "reply: cannot be written").with_source(error)
+    })
+}
+
+/// The parameters of a method; none at all means an empty object.
+fn of_params<T: DeserializeOwned>(method: &str, params: Value) -> Result<T, RpcError> {
+    let params = if params.is_null() { json!({}) } else { params };
+    serde_json::from_value(params).map_err(|error| RpcError::params(method, &error))
+}
+
+fn name_of(method: &str, params: Value) -> Result<String, RpcError> {
+    of_params(method, params).map(|OneName { name }| name)
+}

@@ -1,0 +1,317 @@
+//! The real world put together: reactors, devices' names, kinds of target, and the verbs on one
+//! volume.
+//!
+//! Every verb runs on its volume's home reactor, and the caller waits; so no function here may be
+//! called from a reactor. What tables change is not remembered here: see `verbs`.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cairn_backends::DeviceOpener;
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Identity, MappedDevice, MessageError, Opener, ReactorId,
+    Registry, Sector, SuspendMode, Table, TableContext, TableLine, TargetTypes,
+};
+use cairn_reactor::{Options, Reactors, RingKind};
+
+use crate::failure::{Outcome, system, wrong};
+
+/// What a world is made of.
+pub struct WorldOptions {
+    /// How many reactors; none means one per processor, at most four.
+    pub reactors: Option<u16>,
+    /// Which ring.
+    pub ring: RingKind,
+    /// Where relative paths in tables begin; none means the current folder.
+    pub base: Option<PathBuf>,
+    /// Open everything read-only and write no byte.
+    pub read_only: bool,
+}
+
+/// Who is who, shared with the reactors.
+pub struct Names {
+    registry: Registry,
+    types: TargetTypes,
+    read_only: bool,
+}
+
+/// Reactors and the volumes on them.
+pub struct World {
+    reactors: Arc<Reactors>,
+    count: u16,
+    names: Arc<Names>,
+}
+
+impl World {
+    /// Starts the reactors.
+    ///
+    /// # Errors
+    /// The system refused a thread or a ring.
+    pub fn start(options: WorldOptions) -> Outcome<World> {
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
+        let count = options.reactors.unwrap_or(processors as u16);
+        let reactors = Reactors::start(Options { count, ring: options.ring })
+            .map_err(|error| system("reactors", "start", error))?;
+        tracing::info!("{count} reactors over {}", reactors.ring_name());
+        let opener = BaseOpener { base: options.base, opener: DeviceOpener::default() };
+        let names = Names {
+            registry: Registry::new(Box::new(opener)),
+            types: TargetTypes::new(cairn_targets::types()),
+            read_only: options.read_only,
+        };
+        Ok(World { reactors: Arc::new(reactors), count, names: Arc::new(names) })
+    }
+
+    /// The reactors.
+    pub fn reactors(&self) -> &Arc<Reactors> {
+        &self.reactors
+    }
+
+    /// The kinds of target.
+    pub fn types(&self) -> &TargetTypes {
+        &self.names.types
+    }
+
+    /// True if no byte is to be written.
+    pub fn read_only(&self) -> bool {
+        self.names.read_only
+    }
+
+    /// The volume of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn volume(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
+        self.names.registry.volume(name)
+    }
+
+    /// Every volume, by name.
+    pub fn volumes(&self) -> Vec<Arc<MappedDevice>> {
+        self.names.registry.volumes()
+    }
+
+    /// Adds a volume without a table.
+    ///
+    /// # Errors
+    /// The name is taken or no name.
+    pub fn create(&self, name: &str) -> Outcome<()> {
+        self.names.registry.create_volume(name).map(drop)
+    }
+
+    /// Builds a table beside the live one. Sizes of what lies beneath are looked at again first.
+    ///
+    /// # Errors
+    /// The text is no table, or a target refuses it.
+    pub fn load(&self, name: &str, text: &str) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        let lines = TableLine::parse_all(text).map_err(|error| of_volume(name, error))?;
+        let names = self.names.clone();
+        let built = self.on_home(name, move |env| async move {
+            for known in names.registry.volumes() {
+                known.refresh()?;
+            }
+            let context = TableContext {
+                types: &names.types,
+                registry: &names.registry,
+                read_only: names.read_only,
+            };
+            let table = Table::build(&env, &volume, &lines, context).await?;
+            volume.load(table).await;
+            Ok(())
+        });
+        built.map_err(|error| of_volume(name, error))
+    }
+
+    /// Makes the loaded table live, if there is one, and lets requests in.
+    ///
+    /// # Errors
+    /// There is no table, or a target cannot start.
+    pub fn resume(&self, name: &str) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        let resumed = self.on_home(name, |env| async move { volume.resume(&env).await });
+        resumed.map_err(|error| of_volume(name, error))
+    }
+
+    /// Lets no request in and waits until the targets have stopped.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub fn suspend(&self, name: &str, mode: SuspendMode) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        self.on_home(name, move |env| async move { volume.suspend(&env, mode).await });
+        Ok(())
+    }
+
+    /// Drops the loaded table.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub fn clear(&self, name: &str) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        self.on_home(name, |_env| async move { volume.clear().await });
+        Ok(())
+    }
+
+    /// Ends a volume that no other one stands on.
+    ///
+    /// # Errors
+    /// There is no such volume, or another one uses it.
+    pub fn remove(&self, name: &str) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        self.refuse_users(name)?;
+        self.on_home(name, |env| async move { volume.remove(&env).await });
+        self.names.registry.remove_volume(name);
+        Ok(())
+    }
+
+    /// Refuses if another volume stands on this one.
+    ///
+    /// # Errors
+    /// One does, or there is no such volume.
+    pub fn refuse_users(&self, name: &str) -> Outcome<()> {
+        self.volume(name)?;
+        let Some(user) = self.users_of(name).into_iter().next() else { return Ok(()) };
+        let detail = format!("users: found volume '{user}' on it, expected none");
+        Err(ConfigError::new(ConfigKind::Busy, name, detail))
+    }
+
+    /// The volumes that stand on this one.
+    pub fn users_of(&self, name: &str) -> Vec<String> {
+        let volumes = self.volumes();
+        let users = volumes.iter().filter(|user| stands_on(user, name));
+        users.map(|user| user.volume().to_owned()).collect()
+    }
+
+    /// Sends a message to the target at `sector` of the live table.
+    ///
+    /// # Errors
+    /// There is no target there, or it refuses.
+    pub fn message(&self, name: &str, sector: u64, words: &[String]) -> Outcome<String> {
+        let volume = self.volume(name)?;
+        let Some(table) = volume.live_table() else {
+            return Err(wrong(name, "message", "no live table", "a resumed volume"));
+        };
+        let Some(line) =
+            table.lines().iter().position(|line| line.range().contains(Sector(sector)))
+        else {
+            let expected = format!("below {}", table.sectors());
+            return Err(wrong(name, "message sector", sector, expected));
+        };
+        let words = words.to_vec();
+        let said = self.on_home(name, move |env| async move {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            table.lines()[line].target.message(&env, &words).await
+        });
+        said.map_err(|error| {
+            let kind = match &error {
+                MessageError::Invalid(_) => ConfigKind::Argument,
+                MessageError::Busy(_) => ConfigKind::Busy,
+                MessageError::Failed(_) => ConfigKind::System,
+            };
+            ConfigError::new(kind, name, format!("message: {error}"))
+        })
+    }
+
+    /// Starts `make`'s future on the home reactor of a volume and waits for its result.
+    pub fn on_home<T, F>(&self, name: &str, make: impl FnOnce(Env) -> F + Send + 'static) -> T
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        self.reactors.block_on(self.home(name), make)
+    }
+
+    /// The reactor of a volume's verbs and background tasks. Spread by name, so that a volume has
+    /// the same one throughout.
+    pub fn home(&self, name: &str) -> ReactorId {
+        let sum = name.bytes().fold(0u16, |sum, byte| sum.wrapping_add(u16::from(byte)));
+        ReactorId(sum % self.count)
+    }
+
+    /// Suspends every volume, those that stand on others first, so that what they commit goes
+    /// down before the lower ones commit theirs. Returns what each has to say: volume, words.
+    pub fn suspend_all(&self) -> Vec<(String, String)> {
+        let mut said = Vec::new();
+        for name in self.users_first() {
+            let Ok(volume) = self.volume(&name) else { continue };
+            let suspended = volume.clone();
+            self.on_home(&name, |env| async move {
+                suspended.suspend(&env, SuspendMode::Flush).await;
+            });
+            for line in volume.live_table().iter().flat_map(|table| table.lines()) {
+                said.extend(line.target.parting_word().map(|word| (name.clone(), word)));
+            }
+        }
+        said
+    }
+
+    fn users_first(&self) -> Vec<String> {
+        let (mut seen, mut lowers_first) = (HashSet::new(), Vec::new());
+        for volume in self.volumes() {
+            visit(&volume, &mut seen, &mut lowers_first);
+        }
+        lowers_first.reverse();
+        lowers_first
+    }
+}
+
+/// Every live and inactive lower volume of `volume`.
+fn lower_volumes(volume: &MappedDevice) -> Vec<Arc<dyn Disk>> {
+    let tables = [volume.live_table(), volume.inactive_table()];
+    let lines = tables.iter().flatten().flat_map(|table| table.lines());
+    lines.flat_map(|line| line.target.lowers()).filter(|lower| lower.mapped().is_some()).collect()
+}
+
+fn visit(volume: &MappedDevice, seen: &mut HashSet<String>, lowers_first: &mut Vec<String>) {
+    if !seen.insert(volume.volume().to_owned()) {
+        return;
+    }
+    for lower in lower_volumes(volume) {
+        visit(lower.mapped().expect("only mapped devices were kept"), seen, lowers_first);
+    }
+    lowers_first.push(volume.volume().to_owned());
+}
+
+fn stands_on(user: &MappedDevice, name: &str) -> bool {
+    let is_it = |lower: &Arc<dyn Disk>| lower.mapped().is_some_and(|on| on.volume() == name);
+    user.volume() != name && lower_volumes(user).iter().any(is_it)
+}
+
+/// Names the volume in an error of a part of it.
+fn of_volume(name: &str, mut error: ConfigError) -> ConfigError {
+    if error.device != name {
+        let inner = std::mem::take(&mut error.device);
+        error.device = if inner.is_empty() { name.to_owned() } else { format!("{name}: {inner}") };
+    }
+    error
+}
+
+/// Opens devices whose relative paths begin at a folder of choice. Names stay as given.
+struct BaseOpener {
+    base: Option<PathBuf>,
+    opener: DeviceOpener,
+}
+
+impl BaseOpener {
+    fn place(&self, argument: &str) -> String {
+        let scheme = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
+        match &self.base {
+            Some(base) if !scheme && Path::new(argument).is_relative() => {
+                base.join(argument).to_string_lossy().into_owned()
+            }
+            _ => argument.to_owned(),
+        }
+    }
+}
+
+impl Opener for BaseOpener {
+    fn identify(&self, argument: &str) -> Outcome<Identity> {
+        self.opener.identify(&self.place(argument))
+    }
+
+    fn open(&self, argument: &str, read_only: bool) -> Outcome<Arc<dyn Disk>> {
+        self.opener.open(&self.place(argument), read_only)
+    }
+}

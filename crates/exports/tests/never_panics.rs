@@ -1,0 +1,64 @@
+//! The fuzzers' bodies in an ordinary test: random bytes, and proper words with some changed.
+//!
+//! What a client says may be refused, but it may not panic, overflow or be taken for something
+//! it is not.
+
+use std::path::PathBuf;
+
+use proptest::prelude::{ProptestConfig, Strategy, any, proptest};
+use proptest::sample::Index;
+
+#[path = "../../../fuzz/exports_bodies.rs"]
+mod exports_bodies;
+
+fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .expect("the seeds are checked in")
+        .map(|file| file.expect("the seeds are checked in").path())
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    paths.into_iter().map(|path| std::fs::read(path).expect("the seeds can be read")).collect()
+}
+
+fn mutations() -> impl Strategy<Value = Vec<(Index, Vec<u8>)>> {
+    let patch = proptest::collection::vec(any::<u8>(), 1..5);
+    proptest::collection::vec((any::<Index>(), patch), 0..4)
+}
+
+fn mutate(seed: &[u8], mutations: &[(Index, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = seed.to_vec();
+    for (place, patch) in mutations {
+        let begin = place.index(bytes.len());
+        let len = patch.len().min(bytes.len() - begin);
+        bytes[begin..begin + len].copy_from_slice(&patch[..len]);
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn random_words_break_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        exports_bodies::nbd_request(&bytes);
+        exports_bodies::nbd_handshake(&bytes);
+    }
+
+    #[test]
+    fn mutated_requests_keep_the_promises(
+        seed in proptest::sample::select(seeds("nbd_request")),
+        mutations in mutations(),
+    ) {
+        exports_bodies::nbd_request(&mutate(&seed, &mutations));
+    }
+
+    #[test]
+    fn mutated_negotiations_keep_the_promises(
+        seed in proptest::sample::select(seeds("nbd_handshake")),
+        mutations in mutations(),
+    ) {
+        exports_bodies::nbd_handshake(&mutate(&seed, &mutations));
+    }
+}

@@ -1,0 +1,120 @@
+//! What a fuzzer does with a client's bytes: judge them, and hold the judges to their promises.
+//!
+//! Shared with the ordinary property tests of `crates/exports`, which run the same bodies on random
+//! and mutated bytes in every `cargo test`. A body panics when a promise is broken, and must never
+//! depend on anything but its input.
+
+use std::sync::Arc;
+
+use cairn_exports::nbd::facts::{BlockSizes, ExportFacts, Exports};
+use cairn_exports::nbd::handshake::{Handshake, OPTION_BYTES_MAX, Outcome};
+use cairn_exports::nbd::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Terms, decode};
+use cairn_exports::nbd::wire::{BASE_ALLOCATION, TransmissionFlags};
+
+/// A header, then the connection's terms: transmission flags (16 bits), the two switches (a byte),
+/// the alignment as a power of two (a byte), the size in bytes (64 bits).
+pub fn nbd_request(bytes: &[u8]) {
+    let Some((header, rest)) = bytes.split_first_chunk::<REQUEST_BYTES>() else { return };
+    let Some((numbers, _)) = rest.split_first_chunk::<12>() else { return };
+    let [flags_high, flags_low, switches, shift, size @ ..] = *numbers;
+    let alignment = 1 << (shift % 17);
+    let size_bytes = u64::from_be_bytes(size);
+    let terms = Terms {
+        size_bytes: size_bytes - size_bytes % u64::from(alignment),
+        flags: TransmissionFlags::from_bits_truncate(u16::from_be_bytes([flags_high, flags_low])),
+        structured_replies: switches & 1 != 0,
+        has_contexts: switches & 2 != 0,
+        alignment,
+        payload_bytes_max: 32 << 20,
+    };
+    match decode(header, &terms) {
+        Decoded::Request(request) => check_command(&request.command, &terms),
+        Decoded::Refused(refusal) => assert!(!refusal.reason.is_empty()),
+        Decoded::Broken(breach) => assert!(!breach.to_string().is_empty()),
+    }
+}
+
+fn check_command(command: &Command, terms: &Terms) {
+    let (range, writes) = match command {
+        Command::Read { range, .. } => {
+            assert!(range.length <= terms.payload_bytes_max);
+            (range, false)
+        }
+        Command::Write { range, fua } => {
+            assert!(range.length <= terms.payload_bytes_max);
+            assert!(!fua || terms.flags.contains(TransmissionFlags::SEND_FUA));
+            (range, true)
+        }
+        Command::Trim { range, .. } | Command::WriteZeroes { range, .. } => (range, true),
+        Command::BlockStatus { range, .. } => {
+            assert!(terms.structured_replies && terms.has_contexts);
+            (range, false)
+        }
+        Command::Cache { range } => (range, false),
+        Command::Flush | Command::Nothing | Command::Disconnect => return,
+    };
+    assert!(!writes || !terms.flags.contains(TransmissionFlags::READ_ONLY));
+    let ByteRange { offset, length } = *range;
+    assert!(length > 0 && offset.checked_add(u64::from(length)).is_some());
+    assert!(offset + u64::from(length) <= terms.size_bytes);
+    assert!(offset.is_multiple_of(u64::from(terms.alignment)));
+    assert!(length.is_multiple_of(terms.alignment));
+}
+
+/// How long the pieces are in which the bytes arrive (a byte), then everything a client says.
+pub fn nbd_handshake(bytes: &[u8]) {
+    let Some((piece, said)) = bytes.split_first() else { return };
+    let whole = converse(said, said.len().max(1));
+    let pieces = converse(said, usize::from(*piece).max(1));
+    assert_eq!(whole, pieces);
+    let (answers, consumed, outcome) = whole;
+    assert!(consumed <= said.len());
+    assert!(outcome.is_some() || consumed == said.len());
+    // Every option is at least its header, and is answered with at most its payload's worth.
+    let options = said.len() / 16 + 1;
+    assert!(answers.len() <= 18 + options * 1024 + 8 * said.len() + OPTION_BYTES_MAX as usize);
+    if let Some(Outcome::Transmission(negotiated)) = outcome {
+        let exports = exports();
+        let terms = negotiated.terms(&exports.all()[negotiated.export]);
+        assert!(negotiated.contexts.is_empty() || negotiated.structured_replies);
+        assert!(terms.size_bytes.is_multiple_of(u64::from(terms.alignment)));
+    }
+}
+
+type Conversation = (Vec<u8>, usize, Option<Outcome>);
+
+fn converse(said: &[u8], piece: usize) -> Conversation {
+    let mut handshake = Handshake::new(exports());
+    let mut answers = handshake.take_output();
+    let mut consumed = 0;
+    for piece in said.chunks(piece) {
+        let mut used = 0;
+        loop {
+            used += handshake.input(&piece[used..]);
+            let output = handshake.take_output();
+            let quiet = output.is_empty();
+            answers.extend(output);
+            if let Some(outcome) = handshake.take_outcome() {
+                return (answers, consumed + used, Some(outcome));
+            }
+            if quiet && used == piece.len() {
+                break;
+            }
+        }
+        consumed += used;
+    }
+    (answers, consumed, None)
+}
+
+fn exports() -> Arc<Exports> {
+    let export = |name: &str, minimum| ExportFacts {
+        name: name.to_owned(),
+        description: "a volume".to_owned(),
+        size_bytes: 1 << 20,
+        flags: TransmissionFlags::SEND_FLUSH | TransmissionFlags::SEND_FUA,
+        block_sizes: BlockSizes { minimum, preferred: 4096, maximum: 32 << 20 },
+        contexts: vec![BASE_ALLOCATION.to_owned()],
+    };
+    let facts = vec![export("a", 512), export("b", 4096)];
+    Arc::new(Exports::new(facts, Some("a")).expect("two proper exports"))
+}

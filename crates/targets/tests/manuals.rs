@@ -95,7 +95,7 @@ impl Disk for Zeros {
     }
 
     fn sectors(&self) -> SectorCount {
-        SectorCount(1 << 40)
+        SectorCount(1 << 32)
     }
 
     fn submit(&self, _env: &Env, request: &mut Request) -> Flow {

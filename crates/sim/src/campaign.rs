@@ -2,8 +2,9 @@
 //!
 //! One cut is a life of several generations. In each, a new world takes over the drives as the
 //! last power cut left them; the scenario opens its disk on them (sometimes the power goes
-//! during that, too); everything is read, twice, and judged; a workload runs until the power
-//! goes at a seeded write, or when it has ended. Everything follows from the campaign's seed
+//! during that, too); everything is read, twice, and judged; a workload runs, sometimes under a
+//! volume that is suspended and resumed meanwhile or suspended at the end, until the power goes
+//! at a seeded write, or when all is done. Everything follows from the campaign's seed
 //! and the cut's number; a failure prints the command that repeats exactly this cut.
 //!
 //! From the environment: `CAIRN_CUTS` how many cuts, `CAIRN_SEED` the campaign's seed,
@@ -15,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Io, LocalFuture, Registry, Sector, SectorCount, SectorRange, Table,
-    TableContext, TableLine, TargetTypes,
+    ConfigError, Disk, Env, Io, LocalFuture, Registry, Sector, SectorCount, SectorRange,
+    SuspendMode, Table, TableContext, TableLine, TargetTypes,
 };
 
 use crate::drive::DriveOptions;
@@ -65,8 +66,15 @@ pub trait Scenario {
         Workload::mixed(seed, ops)
     }
 
+    /// Whether the disk is a volume that is to be suspended and resumed under the workload, and
+    /// suspended after it. Messages of the scenario's own then meet a suspended device.
+    fn suspends(&self) -> bool {
+        false
+    }
+
     /// Makes trouble once the disk is open, besides the workload: plants faults, starts tasks
-    /// that send messages. True if errors that nobody planted are then in order.
+    /// that send messages. True if errors that nobody planted are then in order (there are no
+    /// suspends then: a resume could fail).
     fn trouble(&self, _world: &SimWorld, _disk: &Arc<dyn Disk>, _rng: &mut fastrand::Rng) -> bool {
         false
     }
@@ -257,10 +265,18 @@ impl<'a> Life<'a> {
         world.cut_at(self.draw_cut(world.writes(), expected));
         let tolerate = self.scenario.trouble(world, &disk, &mut self.rng);
         history.tolerate_errors(tolerate);
+        let may_suspend = self.scenario.suspends() && !tolerate;
+        let suspends = if may_suspend { self.rng.u8(..8) } else { 0 };
+        if suspends & 6 == 6 {
+            start_suspending(world, &disk);
+        }
         let ended = workload.run(world, &disk, &history);
         history.verdict().map_err(|wrong| Early::Failed(wrong.to_string()))?;
-        check_contract(world)?;
-        Ok(ended?)
+        ended?;
+        if suspends & 1 == 1 {
+            close(world, &disk)?;
+        }
+        check_contract(world)
     }
 
     fn draw_cut(&mut self, from: u64, count: u64) -> Cut {
@@ -296,6 +312,33 @@ impl<'a> Life<'a> {
         history.rebase(contents);
         Ok((disk, history.clone()))
     }
+}
+
+/// Suspends and resumes the volume, if it is one, a few times while something else goes on.
+fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>) {
+    let (env, disk) = (world.env(1).clone(), disk.clone());
+    world.env(1).spawn(async move {
+        let Some(device) = disk.mapped() else { return };
+        for _ in 0..3 {
+            env.sleep(Duration::from_micros(env.random_below(5000))).await;
+            let modes = [SuspendMode::Flush, SuspendMode::NoFlush];
+            device.suspend(&env, modes[env.random_below(2) as usize]).await;
+            env.sleep(Duration::from_micros(env.random_below(1000))).await;
+            let resumed = device.resume(&env).await;
+            resumed.expect("nobody planted an error");
+        }
+    });
+}
+
+/// Suspends the volume, if it is one, as a server does that ends.
+fn close(world: &SimWorld, disk: &Arc<dyn Disk>) -> Result<(), Early> {
+    let disk = disk.clone();
+    world.try_block_on(0, |env| async move {
+        if let Some(device) = disk.mapped() {
+            device.suspend(&env, SuspendMode::Flush).await;
+        }
+    })?;
+    Ok(())
 }
 
 fn check_contract(world: &SimWorld) -> Result<(), Early> {

@@ -136,6 +136,12 @@ impl Target for Toy {
             Ok(())
         })
     }
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(async move {
+            let committed = self.0.clone().commit(env.clone()).await;
+            committed.expect("nobody planted an error");
+        })
+    }
     fn table(&self) -> String {
         String::new()
     }
@@ -186,6 +192,9 @@ impl Scenario for ToyScenario {
         let types = TargetTypes::new(vec![Arc::new(ToyType { honest: self.honest })]);
         let table = format!("0 {TOY_SECTORS} toy fast slow");
         Box::pin(async move { open_table(&env, &registry, &types, "toy", &table).await })
+    }
+    fn suspends(&self) -> bool {
+        true
     }
     fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
         // The toy keeps no promise about FUA, nor about a reused cache sector: no such requests.

@@ -234,13 +234,14 @@ impl Config {
 mod tests {
     use super::*;
     use cairn_block::Registry;
-    use cairn_sim::{SimDrive, SimOpener};
+    use cairn_sim::{DriveOptions, Image, SimDrive, SimOpener};
     use std::sync::Arc;
 
     fn parse(line: &str) -> Result<Config, String> {
-        let opener = SimOpener::new()
-            .with("/o", Arc::new(SimDrive::named("/o", SectorCount(4096))))
-            .with("/c", Arc::new(SimDrive::named("/c", SectorCount(4096))));
+        let drive = |name: &str| {
+            Arc::new(SimDrive::new(DriveOptions::named(name), Image::new(SectorCount(4096))))
+        };
+        let opener = SimOpener::new().with("/o", drive("/o")).with("/c", drive("/c"));
         let registry = Registry::new(Box::new(opener));
         let words: Vec<&str> = line.split_whitespace().collect();
         let ctor =
@@ -291,7 +292,7 @@ mod tests {
             ("s /o /c 4096 2 max_age 86400001", "max_age: found '86400001'"),
             ("s /o /c 4096 0 extra", "extra"),
         ] {
-            let error = parse(line).unwrap_err();
+            let error = parse(line).err().expect(line);
             assert!(error.contains(part), "{line}: {error}");
         }
     }

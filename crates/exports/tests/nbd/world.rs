@@ -53,6 +53,20 @@ impl World {
     }
 }
 
+impl Drop for World {
+    /// Whatever clients said, the server never broke the contract with a disk.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for reactor in (0..self.reactors.post().reactors()).map(ReactorId) {
+            let violations =
+                self.reactors.block_on(reactor, |env| async move { env.contract_violations() });
+            assert_eq!(violations, 0);
+        }
+    }
+}
+
 /// Runs a test over io_uring (or what stands in for it here) and over helper threads.
 pub fn on_both_rings(test: impl Fn(RingKind)) {
     test(RingKind::Auto);

@@ -13,7 +13,7 @@
 //! counted. Slots are numbered in the order entries arrive, so they must arrive from slot 0 on.
 
 use core::fmt;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::collections::hash_map::Entry as MapEntry;
 
 use super::{Entry, EntryState, Error, Geometry, NO_SECTOR, Opening, Seq, Superblock};
@@ -305,7 +305,7 @@ pub struct Checker {
     limits: Limits,
     next_slot: u64,
     /// Sector to the slot and commit number that recovery would keep so far.
-    kept: HashMap<u64, (u64, Seq)>,
+    kept: FxHashMap<u64, (u64, Seq)>,
     report: Report,
 }
 
@@ -320,7 +320,7 @@ impl Checker {
             findings_left_out: 0,
             severity: Severity::Sound,
         };
-        let mut checker = Checker { limits, next_slot: 0, kept: HashMap::new(), report };
+        let mut checker = Checker { limits, next_slot: 0, kept: FxHashMap::default(), report };
         match judge_superblock(area_start, limits.area_bytes) {
             Ok(superblock) => checker.accept_superblock(superblock),
             Err(finding) => checker.report(finding),

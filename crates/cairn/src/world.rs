@@ -210,7 +210,7 @@ impl World {
                 MessageError::Busy(_) => ConfigKind::Busy,
                 MessageError::Failed(_) => ConfigKind::System,
             };
-            ConfigError::new(kind, name, format!("message: {error}"))
+            ConfigError::new(kind, name, error.to_string())
         })
     }
 

@@ -31,7 +31,10 @@ fn tcp(rest: &str) -> Option<SocketAddr> {
 /// One line each on attaching an export with nbdcopy, qemu and nbd-client.
 pub fn attach_lines(address: &ListenAddress, export: &str, uri: &str) -> [String; 3] {
     let reach = match address {
-        ListenAddress::Unix(path) => format!("-unix '{}'", path.display()),
+        ListenAddress::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            format!("-unix '{}'", path.display())
+        }
         ListenAddress::Tcp(address) => format!("{} {}", address.ip(), address.port()),
     };
     [

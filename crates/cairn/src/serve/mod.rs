@@ -85,7 +85,8 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         }
         Ok(wait(&happened, command.as_ref()))
     });
-    server.shut_down();
+    // After a failed start the one line that says why stands alone.
+    server.shut_down(served.is_ok());
     served
 }
 
@@ -213,14 +214,16 @@ impl Server {
     }
 
     /// Refuses verbs, lets clients go, suspends every volume, says what is dirty.
-    fn shut_down(self) {
+    fn shut_down(self, aloud: bool) {
         if let Some(verbs) = &self.verbs {
             verbs.close();
         }
         drop(self.control);
         self.exports.stop(&self.world);
         for (volume, words) in self.world.suspend_all() {
-            eprintln!("cairn: {volume}: {words}");
+            if aloud {
+                eprintln!("cairn: {volume}: {words}");
+            }
         }
     }
 }

@@ -1,0 +1,139 @@
+//! A folder to work in, the program run there, and images with known bytes.
+
+#![allow(dead_code, reason = "each test program uses its own part of this")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// What a run of the program came to.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    /// Expects success and gives what was printed.
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.out
+    }
+
+    /// Expects a refusal: this exit code, nothing printed, one line on stderr.
+    pub fn refused(self, code: i32) -> String {
+        assert_eq!(self.code, code, "{self:?}");
+        assert_eq!(self.out, "", "{self:?}");
+        assert_eq!(self.err.lines().count(), 1, "{self:?}");
+        assert!(self.err.starts_with("cairn: "), "{self:?}");
+        self.err
+    }
+}
+
+/// A folder of its own.
+pub struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        Place { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A sparse file.
+    pub fn sparse(&self, name: &str, bytes: u64) {
+        fs::File::create(self.path(name)).unwrap().set_len(bytes).unwrap();
+    }
+
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        fs::write(self.path(name), bytes).unwrap();
+    }
+
+    /// Changes bytes of a file in place.
+    pub fn patch(&self, name: &str, offset: usize, bytes: &[u8]) {
+        let mut all = self.read(name);
+        all[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self.write(name, all);
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
+    }
+
+    pub fn exists(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
+    /// The program, in this folder, with sockets nobody else uses.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
+        let folder = self.folder.path();
+        command.args(args).current_dir(folder).env("XDG_RUNTIME_DIR", folder);
+        command.env_remove("CAIRN_CONTROL").stdin(Stdio::null());
+        let program = Path::new(env!("CARGO_BIN_EXE_cairn")).parent().unwrap();
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", program.display()));
+        command
+    }
+
+    pub fn cairn(&self, args: &[&str]) -> Ran {
+        let output = self.command(args).output().unwrap();
+        Ran {
+            code: output.status.code().unwrap(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// Serves while `script` runs.
+    pub fn serve_run(&self, args: &[&str], script: &str) -> Ran {
+        let all: Vec<&str> = [&["serve"], args, &["--run", script]].concat();
+        self.cairn(&all)
+    }
+
+    /// Serves in the background; ready when this returns.
+    pub fn serve(&self, args: &[&str]) -> Server {
+        let all: Vec<&str> = [&["serve"], args].concat();
+        let mut command = self.command(&all);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut uri = String::new();
+        out.read_line(&mut uri).unwrap();
+        Server { child, out, uri: uri.trim().to_owned() }
+    }
+}
+
+/// A server in the background; killed when dropped.
+pub struct Server {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+    pub uri: String,
+}
+
+impl Server {
+    /// Ends it by SIGINT and tells what it said.
+    pub fn interrupt(mut self) -> Ran {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let (mut out, mut err) = (String::new(), String::new());
+        self.out.read_to_string(&mut out).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        let code = self.child.wait().unwrap().code().unwrap();
+        Ran { code, out, err }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Already gone after `interrupt`.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}

@@ -1,0 +1,130 @@
+//! `cairn serve`: tables, TOML, sockets, the end; with a client nobody here wrote.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::Place;
+
+#[test]
+fn run_serves_while_its_command_runs_and_repeats_its_exit_status() {
+    let place = Place::new();
+    place.sparse("file", 1 << 20);
+    let script = "nbdinfo --size \"$uri\"; test -S \"$unixsocket\"; cairn ls; exit 7";
+    let ran = place.serve_run(&["--table", "0 2048 linear file 0"], script);
+    assert_eq!((ran.code, ran.out.as_str()), (7, "1048576\ndefault\n"), "{ran:?}");
+    let ran = place.serve_run(&["--table", "0 8 zero"], "kill -TERM $$");
+    assert_eq!(ran.code, 128 + 15, "{ran:?}");
+}
+
+#[test]
+fn what_a_client_writes_is_in_the_file() {
+    let place = Place::new();
+    place.sparse("file", 1 << 20);
+    let data: Vec<u8> = (0..1u32 << 18).flat_map(|n| n.to_le_bytes()).collect();
+    place.write("data", &data);
+    let script = "nbdcopy --flush data \"$uri\" && nbdcopy \"$uri\" back";
+    place.serve_run(&["--table", "0 2048 linear file 0"], script).ok();
+    assert!(place.read("file") == data);
+    assert!(place.read("back") == data);
+}
+
+#[test]
+fn tables_grow_by_name_and_stand_on_each_other_in_any_order() {
+    let place = Place::new();
+    let args = ["--table", "top=0 16 linear @base 0", "--table", "base=0 8 zero", "--table"];
+    let args = [&args[..], &["base=8 8 linear mem:4K 0", "--export", "top"]].concat();
+    let ran = place.serve_run(&args, "nbdinfo --size \"$uri\"; cairn table");
+    let expected = "8192\nbase: 0 8 zero \nbase: 8 8 linear mem:4K 0\ntop: 0 16 linear @base 0\n";
+    assert_eq!(ran.ok(), expected);
+}
+
+#[test]
+fn an_interrupt_commits_tells_what_is_dirty_and_exits_0() {
+    let place = Place::new();
+    place.write(
+        "vm.toml",
+        "listen = 'unix:nbd.sock'
+         control = 'ctl.sock'
+         [[image]]
+         path = 'slow'
+         size = '1M'
+         [[image]]
+         path = 'fast'
+         size = '256K'
+         [[volume]]
+         name = 'disk'
+         table = '0 2048 writecache s slow fast 4096 2 autocommit_time 3600000'",
+    );
+    place.write("data", [7; 8192]);
+    let server = place.serve(&["vm.toml"]);
+    assert!(server.uri.starts_with("nbd+unix:///?socket=/"), "{}", server.uri);
+    assert!(server.uri.ends_with("/nbd.sock"), "{}", server.uri);
+    let copied = std::process::Command::new("nbdcopy")
+        .args([place.path("data").to_str().unwrap(), &server.uri])
+        .status();
+    assert!(copied.unwrap().success());
+    let ran = server.interrupt();
+    assert_eq!(ran.code, 0, "{ran:?}");
+    for word in ["nbdcopy '", "qemu-system-x86_64 ", "nbd-client -unix '/", "control socket: /"] {
+        assert!(ran.out.contains(word), "{word}: {ran:?}");
+    }
+    assert_eq!(ran.err, "cairn: disk: fast: 2 of 63 blocks dirty (8 KiB)\n");
+    assert!(!place.exists("nbd.sock") && !place.exists("ctl.sock"));
+    assert_eq!(place.cairn(&["probe", "fast"]).code, 5);
+    let ran = place.serve_run(&["vm.toml"], "nbdcopy \"$uri\" - | head -c 8192 >back");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(place.read("back"), [7; 8192]);
+}
+
+#[test]
+fn the_quickstart_works_from_any_folder() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("sub")).unwrap();
+    let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let example = std::fs::read(manifest.join("../../examples/quickstart.toml")).unwrap();
+    place.write("sub/quickstart.toml", example);
+    let out = place.serve_run(&["sub/quickstart.toml"], "nbdinfo --size \"$uri\"; cairn ls").ok();
+    assert_eq!(out, "1073741824\ndisk\n");
+    assert!(place.exists("sub/slow.img") && place.exists("sub/fast.img"));
+}
+
+#[test]
+fn read_only_writes_no_byte_to_a_dirty_cache() {
+    let place = Place::new();
+    place.sparse("origin", 1 << 20);
+    place.sparse("cache", 256 << 10);
+    place.write("data", [7; 8192]);
+    let line = "0 2048 writecache s origin cache 4096 0";
+    place.serve_run(&["--table", line], "nbdcopy --flush data \"$uri\"").ok();
+    let before = (place.read("origin"), place.read("cache"));
+    let script = "nbdinfo --is read-only \"$uri\" && nbdcopy \"$uri\" back; cairn info";
+    let ran = place.serve_run(&["--read-only", "--table", line], script);
+    assert!(ran.out.contains("(READ-ONLY)"), "{ran:?}");
+    assert_eq!(place.read("back")[..8192], [7; 8192]);
+    assert!((place.read("origin"), place.read("cache")) == before);
+}
+
+#[test]
+fn exports_of_the_toml_file_are_the_only_ones() {
+    let place = Place::new();
+    place.write(
+        "vm.toml",
+        "default_export = 'ro'
+         [[volume]]
+         name = 'a'
+         table = ['0 8 linear mem:8K 0', '8 8 zero']
+         [[export]]
+         name = 'rw'
+         volume = 'a'
+         [[export]]
+         name = 'ro'
+         volume = 'a'
+         description = 'to look at'
+         read_only = true",
+    );
+    let script = "nbdinfo --list --json \"$uri\" | grep -o '\"export-name\": \"[a-z]*\"'; \
+                  nbdinfo --is read-only \"$uri\" && echo read-only";
+    let out = place.serve_run(&["vm.toml"], script).ok();
+    assert_eq!(out, "\"export-name\": \"rw\"\n\"export-name\": \"ro\"\nread-only\n");
+}

@@ -1,0 +1,149 @@
+//! probe, check, dump, format and flush on images a real kernel or cairn itself made.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::Read;
+use std::path::Path;
+
+use common::Place;
+use serde_json::Value;
+
+/// A golden image of the kernel's, unpacked into the place.
+fn golden(place: &Place, name: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/writecache");
+    let file = std::fs::File::open(folder.join(format!("{name}.gz"))).unwrap();
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    place.write(name, bytes);
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+/// A cache with some blocks the origin does not have, made by serving.
+fn dirty(place: &Place) {
+    place.sparse("origin", 1 << 20);
+    place.sparse("cache", 256 << 10);
+    place.write("data", [7; 40960]);
+    place.cairn(&["format", "writecache", "cache"]).ok();
+    place.serve_run(&["--table", LINE], "nbdcopy --flush data \"$uri\"").ok();
+}
+
+const LINE: &str = "0 2048 writecache s origin cache 4096 0";
+
+#[test]
+fn probe_names_what_it_finds_and_tells_dirty_caches_by_5() {
+    let place = Place::new();
+    for name in ["4k.cache", "fresh.cache", "flushed.cache"] {
+        golden(&place, name);
+    }
+    place.sparse("blank", 4096);
+    let ran = place.cairn(&["probe", "4k.cache"]);
+    assert_eq!(ran.code, 5, "{ran:?}");
+    assert!(ran.out.contains("4k.cache: dm-writecache at byte 0"), "{ran:?}");
+    assert!(ran.out.contains("4k.cache: dirty: "), "{ran:?}");
+    place.cairn(&["probe", "fresh.cache", "flushed.cache"]).ok();
+    assert_eq!(place.cairn(&["probe", "blank"]).ok(), "blank: nothing that cairn recognises\n");
+    let ran = place.cairn(&["probe", "--json", "blank", "4k.cache"]);
+    assert_eq!(ran.code, 5);
+    let found = json(&ran.out);
+    assert_eq!(found[0]["signatures"], json("[]"));
+    assert_eq!(found[1]["signatures"][0]["kind"], "dm-writecache");
+    assert_eq!(found[1]["writecache"]["superblock"]["block_size"], 4096);
+}
+
+#[test]
+fn check_tells_recovery_from_damage() {
+    let place = Place::new();
+    for name in ["4k.cache", "dups.cache", "dups-after.cache", "uncommitted.cache"] {
+        golden(&place, name);
+    }
+    // One entry of dups.cache is ahead of its superblock, which no ordering leaves behind.
+    for (name, code) in
+        [("4k.cache", 0), ("dups.cache", 2), ("dups-after.cache", 0), ("uncommitted.cache", 5)]
+    {
+        let before = place.read(name);
+        let ran = place.cairn(&["check", name]);
+        assert_eq!(ran.code, code, "{ran:?}");
+        assert!(place.read(name) == before);
+    }
+    golden(&place, "512-start9.cache");
+    let ran = place.cairn(&["check", "512-start9.cache", "--start-sector", "9", "--json"]);
+    let report = &json(&ran.out)[0];
+    assert_eq!(report["superblock"]["block_size"], 512, "{ran:?}");
+    assert_eq!(report["exit_code"], ran.code);
+}
+
+#[test]
+fn check_refuses_what_is_plainly_something_else() {
+    let place = Place::new();
+    let mut ext4 = vec![0; 64 << 10];
+    ext4[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
+    place.write("ext", ext4);
+    let line = place.cairn(&["check", "ext"]).refused(63);
+    assert!(line.contains("ext: format: found ext"), "{line}");
+}
+
+#[test]
+fn dump_shows_superblock_and_entries() {
+    let place = Place::new();
+    golden(&place, "4k.cache");
+    let text = place.cairn(&["dump", "4k.cache"]).ok();
+    assert!(text.starts_with("block_size 4096\nn_blocks "), "{text}");
+    assert!(text.contains(": committed, original_sector "), "{text}");
+    assert!(!text.contains(": free"), "{text}");
+    let all = json(&place.cairn(&["dump", "4k.cache", "--all", "--json"]).ok());
+    let n_blocks = all["superblock"]["n_blocks"].as_u64().unwrap();
+    assert_eq!(all["entries"].as_array().unwrap().len() as u64, n_blocks);
+}
+
+#[test]
+fn format_spares_what_is_not_blank() {
+    let place = Place::new();
+    place.sparse("cache", 256 << 10);
+    let made = place.cairn(&["format", "writecache", "cache"]).ok();
+    assert_eq!(made, "cache: 63 blocks of 4096 bytes\n");
+    golden(&place, "fresh.cache");
+    let before = place.read("cache");
+    let line = place.cairn(&["format", "writecache", "cache"]).refused(1);
+    assert!(line.contains("content: found dm-writecache at byte 0"), "{line}");
+    place.write("text", "precious".repeat(1 << 16));
+    place.cairn(&["format", "writecache", "text"]).refused(1);
+    assert_eq!(place.read("text"), "precious".repeat(1 << 16).as_bytes());
+    assert!(place.read("cache") == before);
+    place.cairn(&["format", "writecache", "cache", "--yes", "--block-size", "512"]).ok();
+    place.cairn(&["format", "writecache", "cache", "--block-size", "513"]).refused(1);
+    place.sparse("tiny", 512);
+    place.cairn(&["format", "writecache", "tiny"]).refused(1);
+}
+
+#[test]
+fn a_dirty_cache_is_formatted_only_when_its_blocks_are_given_up() {
+    let place = Place::new();
+    golden(&place, "4k.cache");
+    let before = place.read("4k.cache");
+    let line = place.cairn(&["format", "writecache", "4k.cache", "--yes"]).refused(4);
+    assert!(line.contains("blocks that its origin does not have"), "{line}");
+    assert!(place.read("4k.cache") == before);
+    place.cairn(&["format", "writecache", "4k.cache", "--yes", "--discard-dirty"]).ok();
+    place.cairn(&["check", "4k.cache"]).ok();
+}
+
+#[test]
+fn flush_drains_a_cache_to_its_origin_even_in_several_runs() {
+    let place = Place::new();
+    dirty(&place);
+    assert_eq!(place.cairn(&["probe", "cache"]).code, 5);
+    // The time is over at once; whether anything is left then is the machine's affair.
+    let ran = place.cairn(&["flush", "--table", LINE, "--timeout", "0"]);
+    assert!([0, 124].contains(&ran.code), "{ran:?}");
+    let out = place.cairn(&["flush", "--table", LINE]).ok();
+    assert_eq!(out, "clean: every block is on the origin\n");
+    place.cairn(&["probe", "cache"]).ok();
+    assert!(place.read("origin")[..40960] == [7; 40960]);
+    let line = place.cairn(&["flush", "--table", "0 8 linear origin 0"]).refused(1);
+    assert!(line.contains("expected a writecache line"), "{line}");
+}

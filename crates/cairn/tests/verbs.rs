@@ -1,0 +1,170 @@
+//! The verbs of a running server, as a script uses them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+const ZERO: [&str; 2] = ["--table", "vm=0 8 zero"];
+
+#[test]
+fn lines_are_bare_for_one_volume_and_named_for_all() {
+    let place = Place::new();
+    let args = ["--table", "a=0 8 linear mem:4K 0\n8 8 zero", "--table", "b=0 8 zero"];
+    let script = "cairn table a; echo; cairn table; echo; cairn status b; echo; cairn ls";
+    let expected = "0 8 linear mem:4K 0\n8 8 zero \n\n\
+                    a: 0 8 linear mem:4K 0\na: 8 8 zero \nb: 0 8 zero \n\n\
+                    0 8 zero \n\na\nb\n";
+    assert_eq!(place.serve_run(&args, script).ok(), expected);
+}
+
+#[test]
+fn json_has_stable_names() {
+    let place = Place::new();
+    place.sparse("cache", 256 << 10);
+    let args = ["--table", "vm=0 2048 writecache s mem:1M cache 4096 0"];
+    let script = "cairn status --json; cairn info vm --json; cairn targets --json; \
+                  cairn exports --json; cairn table --json";
+    let out = place.serve_run(&args, script).ok();
+    let stream = serde_json::Deserializer::from_str(&out).into_iter::<Value>();
+    let all: Vec<Value> = stream.map(Result::unwrap).collect();
+    let [status, info, targets, exports, table] = &all[..] else { panic!("{out}") };
+    let line = &status[0]["lines"][0];
+    assert_eq!((&status[0]["name"], &line["target"]), (&"vm".into(), &"writecache".into()));
+    assert_eq!((&line["fields"]["blocks"], &line["length"]), (&63.into(), &2048.into()));
+    assert_eq!((&info[0]["suspended"], &info[0]["live"]), (&false.into(), &true.into()));
+    assert!(targets.as_array().unwrap().iter().any(|kind| kind["name"] == "writecache"));
+    assert_eq!((&exports[0]["volume"], &exports[0]["bytes"]), (&"vm".into(), &1_048_576.into()));
+    assert_eq!(table[0]["lines"][0]["params"], "s mem:1M cache 4096 0");
+}
+
+#[test]
+fn messages_reach_the_target_and_their_refusal_the_caller() {
+    let place = Place::new();
+    place.sparse("cache", 256 << 10);
+    let args = ["--table", "vm=0 2048 writecache s mem:1M cache 4096 0"];
+    let script = "cairn message vm 0 flush && echo done; cairn message vm 0 frob; echo $?; \
+                  cairn message vm 2048 flush; echo $?; cairn message nope 0 flush; echo $?; \
+                  cairn suspend vm; cairn message vm 0 flush; echo $?; cairn resume vm";
+    let ran = place.serve_run(&args, script);
+    assert_eq!(ran.out, "done\n1\n1\n1\n4\n", "{ran:?}");
+    let lines: Vec<_> = ran.err.lines().collect();
+    assert!(lines[0].starts_with("cairn: vm: message: found 'frob', expected one of "), "{ran:?}");
+    assert_eq!(lines[1], "cairn: vm: message sector: found 2048, expected below 2048");
+    assert!(lines[2].starts_with("cairn: nope: volume: found none"), "{ran:?}");
+}
+
+#[test]
+fn suspend_shows_in_info_and_resume_ends_it() {
+    let script = "cairn suspend vm; cairn info vm | grep State; cairn suspend --noflush vm; \
+                  cairn resume vm; cairn info | grep -e State -e Tables; cairn resume vm";
+    let out = Place::new().serve_run(&ZERO, script).ok();
+    let expected = "State:             SUSPENDED\nState:             ACTIVE\n\
+                    Tables present:    LIVE\n";
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn verbs_that_change_tables_refuse_without_a_state_file() {
+    let script = "cairn load vm --table '0 16 zero'; echo $?; cairn remove vm; echo $?; \
+                  cairn create w --table '0 8 zero'; echo $?; cairn ls";
+    let ran = Place::new().serve_run(&ZERO, script);
+    assert_eq!(ran.out, "1\n1\n1\nvm\n", "{ran:?}");
+    assert_eq!(ran.err.matches("state file: found none").count(), 3, "{ran:?}");
+}
+
+#[test]
+fn a_loaded_table_shows_and_becomes_live_and_survives_the_server() {
+    let place = Place::new();
+    let args = [&ZERO[..], &["--state", "vm.state"]].concat();
+    let script = "cairn load vm --table '0 16 zero' && cairn info | grep Tables; \
+                  cairn table; cairn table --inactive; cairn clear vm; cairn table --inactive; \
+                  echo '0 16 zero' | cairn reload vm; cairn resume vm; cairn table; \
+                  nbdinfo --size \"$uri\"";
+    let expected = "Tables present:    LIVE & INACTIVE\nvm: 0 8 zero \nvm: 0 16 zero \nvm: \n\
+                    vm: 0 16 zero \n8192\n";
+    assert_eq!(place.serve_run(&args, script).ok(), expected);
+    let script = "cairn table; cairn load vm --table '0 24 zero'";
+    assert_eq!(place.serve_run(&args, script).ok(), "vm: 0 16 zero \n");
+    let script = "cairn table; cairn table --inactive; cairn load vm --table '0 8 frob'; \
+                  cairn table --inactive; cairn load vm --table '0 8 zero'; cairn resume vm";
+    let ran = place.serve_run(&args, script);
+    assert_eq!(ran.out, "vm: 0 16 zero \nvm: 0 24 zero \nvm: 0 24 zero \n", "{ran:?}");
+    let state: Value = serde_json::from_slice(&place.read("vm.state")).unwrap();
+    assert_eq!(state["volumes"], serde_json::json!([]), "as configured again");
+}
+
+#[test]
+fn a_changed_configuration_does_not_lose_to_a_record_in_silence() {
+    let place = Place::new();
+    let args = [&ZERO[..], &["--state", "vm.state"]].concat();
+    place.serve_run(&args, "cairn load vm --table '0 16 zero'; cairn resume vm").ok();
+    let args = ["--table", "vm=0 32 zero", "--state", "vm.state"];
+    let line = place.serve_run(&args, "true").refused(1);
+    assert!(line.contains("vm: state: found another table configured"), "{line}");
+}
+
+#[test]
+fn volumes_come_and_go_with_their_exports() {
+    let place = Place::new();
+    let args = [&ZERO[..], &["--state", "vm.state"]].concat();
+    let script = "cairn create w --table '0 24 linear @vm 0'; echo $?; cairn create w --table x; \
+                  echo $?; cairn create w --table '0 8 linear @vm 0'; cairn remove vm; echo $?; \
+                  cairn exports | cut -d' ' -f1-3; nbdinfo --list \"$uri\" | grep -c 'export='";
+    let ran = place.serve_run(&args, script);
+    assert_eq!(ran.out, "1\n1\n4\nvm vm 4096\nw w 4096\n2\n", "{ran:?}");
+    assert!(ran.err.contains("vm: users: found volume 'w' on it"), "{ran:?}");
+    let script = "cairn ls; cairn remove w && cairn remove vm; cairn ls; cairn exports";
+    assert_eq!(place.serve_run(&args, script).ok(), "vm\nw\nNo devices found\n");
+    assert_eq!(place.serve_run(&args, "cairn ls").ok(), "No devices found\n");
+}
+
+#[test]
+fn wait_returns_at_the_next_event() {
+    let place = Place::new();
+    let args = [&ZERO[..], &["--state", "vm.state"]].concat();
+    let script = "cairn wait vm 0; cairn wait vm 1 & cairn load vm --table '0 16 zero'; \
+                  cairn resume vm; wait; cairn info vm | grep Event";
+    assert_eq!(place.serve_run(&args, script).ok(), "Event number:      2\n");
+}
+
+#[test]
+fn a_grown_file_shows_after_load_and_resume() {
+    let place = Place::new();
+    place.sparse("file", 4096);
+    let args = ["--table", "vm=0 8 linear file 0", "--state", "vm.state"];
+    let script = "cairn load vm --table '0 16 linear file 0'; echo $?; truncate -s 8192 file; \
+                  cairn load vm --table '0 16 linear file 0' && cairn resume vm; \
+                  nbdinfo --size \"$uri\"";
+    let ran = place.serve_run(&args, script);
+    assert_eq!(ran.out, "1\n8192\n", "{ran:?}");
+}
+
+#[test]
+fn targets_are_listed_as_dmsetup_does() {
+    let out = Place::new().serve_run(&ZERO, "cairn targets").ok();
+    assert!(out.contains("writecache       v1.6.0\n"), "{out}");
+    assert!(out.contains("linear           v1.4.0\n"), "{out}");
+}
+
+#[test]
+fn without_a_server_the_verbs_say_where_they_looked() {
+    let place = Place::new();
+    let line = place.cairn(&["ls"]).refused(1);
+    assert!(line.contains("control.sock: control socket: found no server"), "{line}");
+}
+
+#[test]
+fn help_tells_every_verb_and_every_exit_code() {
+    let help = Place::new().cairn(&["--help"]).ok();
+    let verbs = "serve status table ls info targets exports message suspend load resume clear \
+                 create remove wait probe check dump format flush";
+    for verb in verbs.split_whitespace() {
+        assert!(help.contains(&format!("\n  {verb} ")), "{verb}: {help}");
+    }
+    for code in ["0  ok", "2  damaged", "4  busy", "5  sound after", "63  unsupported", "124  "] {
+        assert!(help.contains(code), "{code}: {help}");
+    }
+}

@@ -1,0 +1,34 @@
+# Shared by the scripts that run inside the kernel (tests/kernel/guest). Sourced by them, after
+# tests/kernel/uml has made `mp` known.
+# shellcheck shell=bash
+mp loop max_loop=64
+mp dm-writecache
+
+# pattern SEED BYTES [FIRST]: the same bytes as `pattern` of tests/lib.sh.
+pattern() {
+  { seq -f "$1%013.0f" $((${3:-0} / 16)) 9999999999999 2>/dev/null || true; } | head -c "$2"
+}
+sectors() { echo $(($(stat -c %s "$1") / 512)); }
+loop() { losetup -f --show "$1"; } # FILE: its loop device
+
+# fill DEVICE SEED FIRST_BLOCK COUNT BLOCK_SIZE: direct writes, none of them flushed. COUNT is even:
+# dd writes a last piece that is shorter than the others through the page cache.
+fill() {
+  pattern "$2" $(($4 * $5)) $(($3 * $5)) |
+    dd of="$1" bs=$(($5 * 2)) seek=$(($3 * $5)) oflag=direct,seek_bytes iflag=fullblock \
+      conv=notrunc status=none
+}
+flush() { dd if=/dev/null of="$1" conv=notrunc,fsync status=none; } # DEVICE
+
+dm_create() { dmsetup create "$1" --noudevsync --table "$2"; } # NAME TABLE
+dm_remove() { dmsetup remove --noudevsync --retry "$1"; }
+# dm_swap NAME TABLE: put another table in place while the device is in use
+dm_swap() {
+  dmsetup load "$1" --table "$2"
+  dmsetup suspend --noflush --nolockfs --noudevsync "$1"
+  dmsetup resume --noudevsync "$1"
+}
+# wc_fields NAME FROM TO: those fields of the status line, the error flag being field 1
+wc_fields() { dmsetup status "$1" | cut -d ' ' -f "$(($2 + 3))-$(($3 + 3))"; }
+# content DEVICE: sha256 of all of it
+content() { dd if="$1" bs=1M iflag=direct status=none | sha256sum | cut -d ' ' -f 1; }

@@ -378,4 +378,8 @@ impl Target for WriteCache {
     fn parting_word(&self) -> Option<String> {
         self.dirty_summary()
     }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
 }

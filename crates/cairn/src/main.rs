@@ -23,6 +23,7 @@ mod state;
 mod verbs;
 mod world;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use cli::{Cli, Command, Parsed};
@@ -51,6 +52,7 @@ fn start_log(verbose: u8) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(verbose > 1)
         .without_time()
         .init();

@@ -128,3 +128,13 @@ fn exports_of_the_toml_file_are_the_only_ones() {
     let out = place.serve_run(&["vm.toml"], script).ok();
     assert_eq!(out, "\"export-name\": \"rw\"\n\"export-name\": \"ro\"\nread-only\n");
 }
+
+#[test]
+fn an_interrupt_ends_the_command_of_run_and_waits_for_it() {
+    let script = "trap 'kill $!; echo ended; exit 3' TERM; echo ready; \
+                  sleep 600 >/dev/null 2>&1 & wait";
+    let server = Place::new().serve(&["--table", "0 8 zero", "--run", script]);
+    assert_eq!(server.uri, "ready");
+    let ran = server.interrupt();
+    assert_eq!((ran.code, ran.out.as_str()), (3, "ended\n"), "{ran:?}");
+}

@@ -49,6 +49,7 @@
 
 mod commit;
 mod config;
+mod health;
 mod index;
 mod map;
 mod recover;
@@ -76,7 +77,6 @@ mod canary {
 }
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
@@ -91,6 +91,7 @@ pub use recover::WriteCacheType;
 
 use commit::{Ledger, Waiter};
 use config::Config;
+use health::OriginHealth;
 use index::Index;
 use removal::Removal;
 
@@ -145,33 +146,6 @@ struct State {
     tasks: usize,
 }
 
-/// How the origin has been answering.
-#[derive(Default)]
-struct OriginHealth {
-    failed: bool,
-    failures: u64,
-    retry_at: Time,
-    backoff: Duration,
-}
-
-const BACKOFF_MIN: Duration = Duration::from_secs(1);
-const BACKOFF_MAX: Duration = Duration::from_secs(60);
-
-impl OriginHealth {
-    fn fail(&mut self, now: Time) {
-        self.failed = true;
-        self.failures += 1;
-        self.backoff = (self.backoff * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
-        self.retry_at = now + self.backoff;
-    }
-
-    fn succeed(&mut self) {
-        self.failed = false;
-        self.backoff = Duration::ZERO;
-        self.retry_at = Time(0);
-    }
-}
-
 impl State {
     fn new(slots: u32) -> State {
         State {
@@ -205,6 +179,12 @@ impl State {
             stopping: false,
             tasks: 0,
         }
+    }
+
+    /// True if the origin failed and no retry has succeeded; a block that was taken out of the
+    /// cache meanwhile needs none.
+    fn origin_has_failed(&self) -> bool {
+        self.origin.has_failed(|block| self.index.newest(block).is_some())
     }
 
     /// Takes the requests that may find a slot now.

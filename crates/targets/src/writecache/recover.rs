@@ -27,7 +27,8 @@ use cairn_block::{
 };
 use cairn_format::probe;
 use cairn_format::writecache::{
-    Entry, EntryState, Error as FormatError, Geometry, Opening, SUPERBLOCK_BYTES, Seq, Superblock,
+    BlockSize, Entry, EntryState, Error as FormatError, Geometry, Opening, SUPERBLOCK_BYTES, Seq,
+    Superblock,
 };
 use rustc_hash::FxBuildHasher;
 
@@ -88,7 +89,11 @@ impl TargetType for WriteCacheType {
 
 fn damaged(device: &Device, error: &FormatError) -> ConfigError {
     let kind = match error {
-        FormatError::BlockSizeMismatch { .. } | FormatError::NoSpace { .. } => ConfigKind::Argument,
+        // Another size than the table's is the table's fault, if it is one a cache can have.
+        FormatError::BlockSizeMismatch { found, .. } if BlockSize::new(*found).is_ok() => {
+            ConfigKind::Argument
+        }
+        FormatError::NoSpace { .. } => ConfigKind::Argument,
         _ => ConfigKind::Damaged,
     };
     let detail = format!("{error} ({})", error.kernel_text());
@@ -197,7 +202,7 @@ async fn refuse_signatures(env: &Env, config: &Config) -> Result<(), ConfigError
         signature.kind.name(),
         signature.offset
     );
-    Err(ConfigError::new(ConfigKind::Damaged, &device.argument, detail))
+    Err(ConfigError::new(ConfigKind::Argument, &device.argument, detail))
 }
 
 /// What recovery decided about the entries.

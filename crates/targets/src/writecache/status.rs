@@ -33,7 +33,7 @@ impl WriteCache {
         let counters = self.counters.read();
         let count = |counter: Count| counters[counter as usize];
         let state = self.state.lock();
-        let error = u64::from(state.broken || state.origin.failed);
+        let error = u64::from(state.broken || state.origin_has_failed());
         let (blocks, in_writeback) = (self.geometry.n_blocks(), state.index.in_writeback);
         let free = if state.index.len() == 0 { blocks } else { state.index.free_count().into() };
         drop(state);

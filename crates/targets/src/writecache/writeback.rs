@@ -248,7 +248,8 @@ impl WriteCache {
         let waiting = {
             let mut state = self.state.lock();
             state.give_up(slots);
-            state.origin.fail(env.now());
+            let suspect = slots.first().map(|&slot| state.index.slot(slot).block);
+            state.origin.fail(env.now(), suspect);
             state.drain_to = 0;
             // Their blocks can be overwritten in place again.
             state.take_slot_waiters()
@@ -299,11 +300,12 @@ impl WriteCache {
         let mut ledger = self.ledger.lock().await;
         let mut slots = self.state.lock().take_superseded();
         slots.extend(&written);
-        if !slots.is_empty() && self.free_entries(env, &mut ledger, slots).await.is_err() {
-            return self.state.lock().give_up(&written);
-        }
         if !written.is_empty() {
-            self.state.lock().origin.succeed();
+            let State { index, origin, .. } = &mut *self.state.lock();
+            origin.succeed(written.iter().map(|&slot| index.slot(slot).block));
+        }
+        if !slots.is_empty() && self.free_entries(env, &mut ledger, slots).await.is_err() {
+            self.state.lock().give_up(&written);
         }
     }
 

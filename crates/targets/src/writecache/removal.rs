@@ -79,7 +79,8 @@ impl State {
     }
 
     /// Drops the versions of a block that have no entry on disk, and answers the committed ones
-    /// whose entries are to be freed. The caller holds the ledger: nothing is frozen.
+    /// whose entries are to be freed. The caller holds the ledger and no commit has failed:
+    /// nothing is frozen.
     fn take_leaving(&mut self, block: u64) -> Vec<u32> {
         let mut committed = Vec::new();
         for slot in self.versions_of(block) {
@@ -158,6 +159,9 @@ impl WriteCache {
         let mut ledger = self.ledger.lock().await;
         let entries = {
             let mut state = self.state.lock();
+            if state.broken {
+                return Err(IoError::IO);
+            }
             let mut entries = Vec::new();
             for block in state.cached_in(&blocks) {
                 if !state.is_moving(block) {
@@ -194,6 +198,9 @@ impl WriteCache {
         let mut ledger = self.ledger.lock().await;
         let entries = {
             let mut state = self.state.lock();
+            if state.broken {
+                return Err(IoError::IO);
+            }
             let cached = state.cached_in(&blocks);
             cached.into_iter().flat_map(|block| state.take_leaving(block)).collect::<Vec<_>>()
         };

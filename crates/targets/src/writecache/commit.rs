@@ -239,7 +239,7 @@ impl WriteCache {
         if let Err(error) = result
             && !batch.broken
         {
-            self.break_down("commit failed", error);
+            self.break_down(env, "commit failed", error);
         }
         for waiter in batch.waiters {
             match waiter {
@@ -332,6 +332,9 @@ impl WriteCache {
         ledger: &mut Ledger,
         slots: Vec<u32>,
     ) -> IoResult {
+        if self.state.lock().broken {
+            return Err(IoError::IO);
+        }
         for &slot in &slots {
             ledger.set_free(slot);
         }
@@ -345,7 +348,7 @@ impl WriteCache {
         };
         match result {
             Ok(()) => self.take_out(env, &slots),
-            Err(error) => self.break_down("freeing entries failed", error),
+            Err(error) => self.break_down(env, "freeing entries failed", error),
         }
         result
     }

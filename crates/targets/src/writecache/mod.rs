@@ -276,10 +276,16 @@ impl WriteCache {
         (range.start.0 / self.block_sectors, range.count.0 / self.block_sectors)
     }
 
-    /// The cache device failed: nothing is written any more until the table is loaded anew.
-    fn break_down(&self, what: &str, error: IoError) {
+    /// The cache device failed: nothing is written any more until the table is loaded anew. Who
+    /// waits for a slot is told.
+    fn break_down(&self, env: &Env, what: &str, error: IoError) {
         tracing::error!("writecache: {}: {what}: {error}", self.config.cache.argument);
-        self.state.lock().broken = true;
+        let waiting = {
+            let mut state = self.state.lock();
+            state.broken = true;
+            state.take_slot_waiters()
+        };
+        self.remap_all(env, waiting);
         self.changed.notify(usize::MAX);
     }
 }

@@ -224,7 +224,7 @@ impl WriteCache {
             Err(CopyError::Write(error)) => self.origin_failed(env, &job.slots, error),
             Err(CopyError::Read(error)) => {
                 self.state.lock().give_up(&job.slots);
-                self.break_down("reading for writeback failed", error);
+                self.break_down(env, "reading for writeback failed", error);
             }
         }
         self.kick_finisher(env);

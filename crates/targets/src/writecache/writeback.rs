@@ -250,7 +250,6 @@ impl WriteCache {
             state.give_up(slots);
             let suspect = slots.first().map(|&slot| state.index.slot(slot).block);
             state.origin.fail(env.now(), suspect);
-            state.drain_to = 0;
             // Their blocks can be overwritten in place again.
             state.take_slot_waiters()
         };

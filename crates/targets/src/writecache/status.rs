@@ -28,6 +28,16 @@ pub const MESSAGES: &[&str] = &["flush", "flush_on_suspend", "cleaner", "clear_s
 /// Most blocks one answer about extents looks at.
 const EXTENT_BLOCKS_MAX: u64 = 1 << 16;
 
+/// A message under way: `suspend` waits for its end, as for that of a task.
+struct UnderWay<'a>(&'a WriteCache);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().tasks -= 1;
+        self.0.changed.notify(usize::MAX);
+    }
+}
+
 impl WriteCache {
     pub(super) fn status_line(&self) -> String {
         let counters = self.counters.read();
@@ -85,9 +95,11 @@ impl WriteCache {
 
     async fn message_flush(&self, env: &Env) -> Result<(), MessageError> {
         let (suspended, broken) = {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
+            state.tasks += 1;
             (state.suspended || state.stopping, state.broken)
         };
+        let _under_way = UnderWay(self);
         if self.read_only {
             let text = "flush: the device is open read-only".to_owned();
             return Err(MessageError::Failed(text));
@@ -102,6 +114,9 @@ impl WriteCache {
         }
         let failed = |error: IoError| {
             let text = format!("flush: {origin} or {cache} failed: {error}; see the log");
+            if self.state.lock().stopping {
+                return MessageError::Busy("flush: the device was suspended meanwhile".to_owned());
+            }
             MessageError::Failed(text)
         };
         self.drain(env).await.map_err(failed)?;

@@ -314,7 +314,8 @@ impl WriteCache {
     /// Writes back everything inserted so far and waits until it is free.
     ///
     /// # Errors
-    /// The origin failed once meanwhile, or the cache device is broken.
+    /// The origin failed once meanwhile, the cache device is broken, or the target is being
+    /// stopped.
     pub(super) async fn drain(&self, env: &Env) -> IoResult {
         let (target, failures) = {
             let mut state = self.state.lock();
@@ -329,7 +330,7 @@ impl WriteCache {
             let changed = self.changed.listen();
             {
                 let state = self.state.lock();
-                if state.broken || state.origin.failures != failures {
+                if state.broken || state.stopping || state.origin.failures != failures {
                     return Err(IoError::IO);
                 }
                 let oldest = state.index.oldest();

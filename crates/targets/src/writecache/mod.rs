@@ -56,6 +56,8 @@ mod recover;
 mod removal;
 mod space;
 mod status;
+#[cfg(test)]
+mod tests;
 mod writeback;
 
 #[cfg(feature = "canary")]

@@ -1,0 +1,6 @@
+//! The behaviour of writecache, in virtual time, over drives that note what they get and fail
+//! when told. `bed` is the world; each other file is one room's promises.
+
+mod bed;
+mod durability;
+mod errors;

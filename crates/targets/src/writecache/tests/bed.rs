@@ -1,0 +1,398 @@
+//! A volume with a writecache in a simulated world, whose drives tell which operations they
+//! got. Dropping it checks that no contract was broken and no request was lost.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{
+    ConfigError, Disk, Env, Flags, Flow, Io, IoError, IoResult, Limits, MappedDevice, MessageError,
+    Op, Registry, Request, Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext,
+    TableLine, Target, TargetTypes,
+};
+use cairn_format::writecache::{Entry, EntryState, Geometry, Superblock};
+use cairn_sim::{DriveModel, DriveOptions, Image, SimDrive, SimOpener, SimWorld};
+
+use super::super::index::SlotState;
+use super::super::{State, WriteCache};
+
+pub const SECTOR: usize = 512;
+
+/// Every operation takes this long on the drives of a bed, unless a fault delays it.
+pub const DRIVE_TIME: Duration = Duration::from_micros(50);
+
+pub fn range(start: u64, count: u64) -> SectorRange {
+    SectorRange::new(Sector(start), SectorCount(count))
+}
+
+/// An operation that a drive got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub op: Op,
+    pub fua: bool,
+    pub start: u64,
+    pub count: u64,
+}
+
+/// A drive that notes what it gets.
+struct Noting {
+    drive: Arc<SimDrive>,
+    seen: Mutex<Vec<Seen>>,
+}
+
+impl Disk for Noting {
+    fn name(&self) -> String {
+        self.drive.name()
+    }
+    fn sectors(&self) -> SectorCount {
+        self.drive.sectors()
+    }
+    fn limits(&self) -> Limits {
+        self.drive.limits()
+    }
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        let (start, count) = (request.range.start.0, request.range.count.0);
+        self.seen.lock().push(Seen { op: request.op, fua: request.is_fua(), start, count });
+        self.drive.submit(env, request)
+    }
+}
+
+/// Results of requests that were started, in the order of their ends.
+#[derive(Clone, Default)]
+pub struct Ends(Rc<RefCell<Vec<(&'static str, IoResult)>>>);
+
+impl Ends {
+    pub fn of(&self, name: &str) -> Option<IoResult> {
+        self.0.borrow().iter().find(|(own, _)| *own == name).map(|(_, result)| *result)
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    pub fn names(&self) -> Vec<&'static str> {
+        self.0.borrow().iter().map(|(name, _)| *name).collect()
+    }
+}
+
+/// The result of a message that was started.
+pub type Answer = Rc<RefCell<Option<Result<String, MessageError>>>>;
+
+pub struct Bed {
+    pub sim: SimWorld,
+    pub volume: Arc<MappedDevice>,
+    pub origin: Arc<SimDrive>,
+    pub cache: Arc<SimDrive>,
+    pub ends: Ends,
+    noting: [Arc<Noting>; 2],
+    registry: Arc<Registry>,
+}
+
+/// Counters and gauges of the status line.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Status(pub Vec<u64>);
+
+impl Status {
+    pub fn error(&self) -> u64 {
+        self.0[0]
+    }
+    pub fn free(&self) -> u64 {
+        self.0[2]
+    }
+    pub fn dirty(&self) -> u64 {
+        self.0[1] - self.0[2]
+    }
+    pub fn counters(&self) -> &[u64] {
+        &self.0[4..]
+    }
+    pub fn named(&self, name: &str) -> u64 {
+        let at = crate::writecache::SPEC.status_fields.iter().position(|field| *field == name);
+        self.0[at.expect(name)]
+    }
+}
+
+/// How large a cache device must be for `slots` slots.
+pub fn cache_sectors(slots: u64, block: u64) -> u64 {
+    ((64 + 16 * slots).next_multiple_of(block) + slots * block).div_ceil(512)
+}
+
+impl Bed {
+    /// An origin of `origin` sectors with contents that tell their sector, and a blank cache.
+    pub fn new(origin: u64, cache: u64) -> Bed {
+        Bed::of_images(initial(origin), Image::new(SectorCount(cache)), 1)
+    }
+
+    pub fn of_images(origin: Image, cache: Image, seed: u64) -> Bed {
+        let sim = SimWorld::new(seed, SimWorld::REACTORS);
+        sim.set_patience(Duration::from_secs(600));
+        let add = |name: &str, image| {
+            let mut options = DriveOptions::named(name);
+            let (per_kib, jitter) = (Duration::ZERO, Duration::ZERO);
+            options.model = DriveModel { fixed: DRIVE_TIME, flush: DRIVE_TIME, per_kib, jitter };
+            let drive = sim.add_drive(options, image);
+            Arc::new(Noting { drive, seen: Mutex::new(Vec::new()) })
+        };
+        let noting = [add("origin", origin), add("cache", cache)];
+        let opener = SimOpener::new()
+            .with("origin", noting[0].clone())
+            .with("cache", noting[1].clone());
+        let registry = Arc::new(Registry::new(Box::new(opener)));
+        let volume = registry.create_volume("test").unwrap();
+        let (origin, cache) = (noting[0].drive.clone(), noting[1].drive.clone());
+        Bed { sim, volume, origin, cache, ends: Ends::default(), noting, registry }
+    }
+
+    /// A bed with a live cache of `slots` slots of 4 KiB before an origin of 1 MiB; writeback
+    /// does not pause unless `options` say so.
+    pub fn live(slots: u64, options: &str) -> Bed {
+        let bed = Bed::new(2048, cache_sectors(slots, 4096));
+        let pause = if options.contains("pause_writeback") { "" } else { "pause_writeback 0" };
+        bed.load(&table(2048, 4096, &format!("{options} {pause}")));
+        assert_eq!(bed.status().free(), slots);
+        bed.forget();
+        bed
+    }
+
+    pub fn load(&self, text: &str) {
+        self.try_load(text, false).unwrap();
+    }
+
+    pub fn try_load(&self, text: &str, read_only: bool) -> Result<(), ConfigError> {
+        let lines = TableLine::parse_all(text)?;
+        let (registry, volume) = (self.registry.clone(), self.volume.clone());
+        self.sim.block_on(0, |env| async move {
+            let types = TargetTypes::new(crate::types());
+            let context = TableContext { types: &types, registry: &registry, read_only };
+            let table = Table::build(&env, &volume, &lines, context).await?;
+            volume.load(table).await;
+            volume.resume(&env).await
+        })
+    }
+
+    /// The line that refuses a table; both drives stay as they are, and see no write.
+    pub fn refusal(&self, text: &str) -> String {
+        let before = [self.origin.visible(), self.cache.visible()];
+        self.forget();
+        let line = self.try_load(text, false).expect_err(text).to_string();
+        assert_eq!([self.origin.visible(), self.cache.visible()], before, "{text}");
+        assert!(self.noting.iter().all(|drive| {
+            drive.seen.lock().iter().all(|seen| seen.op == Op::Read)
+        }));
+        assert_eq!(line.lines().count(), 1, "{line}");
+        line
+    }
+
+    pub fn target(&self) -> Arc<dyn Target> {
+        self.volume.live_table().expect("a table is live").lines()[0].target.clone()
+    }
+
+    /// Looks into the live cache.
+    pub fn look<R>(&self, look: impl FnOnce(&WriteCache, &State) -> R) -> R {
+        let target = self.target();
+        let cache: &WriteCache = target.as_any().and_then(|any| any.downcast_ref()).unwrap();
+        let state = cache.state.lock();
+        look(cache, &state)
+    }
+
+    /// Checks what must hold of the live cache between any two steps.
+    pub fn check(&self) {
+        self.look(|_, state| check_state(state));
+    }
+
+    pub fn status(&self) -> Status {
+        let status = self.target().status();
+        Status(status.split(' ').map(|field| field.parse().unwrap()).collect())
+    }
+
+    pub fn message(&self, word: &'static str) -> Result<String, MessageError> {
+        let target = self.target();
+        self.sim.block_on(0, |env| async move { target.message(&env, &[word]).await })
+    }
+
+    /// Sends a message without waiting for its answer.
+    pub fn start_message(&self, word: &'static str) -> Answer {
+        let (target, answer) = (self.target(), Answer::default());
+        let place = answer.clone();
+        self.sim.env(2).clone().spawn({
+            let env = self.sim.env(2).clone();
+            async move {
+                let result = target.message(&env, &[word]).await;
+                *place.borrow_mut() = Some(result);
+            }
+        });
+        answer
+    }
+
+    pub fn suspend(&self, mode: SuspendMode) {
+        let volume = self.volume.clone();
+        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await });
+    }
+
+    pub fn resume(&self) {
+        let volume = self.volume.clone();
+        self.sim.block_on(0, |env| async move { volume.resume(&env).await }).unwrap();
+    }
+
+    pub fn run(&self, duration: Duration) {
+        self.sim.run_for(duration);
+    }
+
+    /// Lets everything that waits for a drive happen; no timer of a second or more.
+    pub fn settle(&self) {
+        self.run(Duration::from_millis(20));
+    }
+
+    pub fn io(&self, io: impl FnOnce(&Env) -> Io) -> IoResult {
+        let disk: Arc<dyn Disk> = self.volume.clone();
+        self.sim.block_on(1, |env| {
+            let io = io(&env);
+            async move { env.io(&disk, io).await }
+        })
+    }
+
+    /// Starts a request; `ends` notes its end under `name`.
+    pub fn start(&self, name: &'static str, io: impl FnOnce(&Env) -> Io) {
+        let (disk, ends): (Arc<dyn Disk>, _) = (self.volume.clone(), self.ends.clone());
+        self.sim.block_on(1, |env| {
+            let io = io(&env);
+            env.clone().spawn(async move {
+                let result = env.io(&disk, io).await;
+                ends.0.borrow_mut().push((name, result));
+            });
+            std::future::ready(())
+        });
+    }
+
+    /// Writes `count` sectors of `byte`.
+    pub fn write(&self, start: u64, count: u64, byte: u8) -> IoResult {
+        self.io(|env| write_io(env, start, count, byte))
+    }
+
+    pub fn write_fua(&self, start: u64, count: u64, byte: u8) -> IoResult {
+        self.io(|env| write_io(env, start, count, byte).with(Flags::FUA))
+    }
+
+    pub fn flush(&self) -> IoResult {
+        self.io(|_| Io::flush())
+    }
+
+    pub fn on(&self, op: Op, start: u64, count: u64) -> IoResult {
+        self.io(|_| Io::on(op, range(start, count)))
+    }
+
+    pub fn read(&self, start: u64, count: u64) -> Result<Vec<u8>, IoError> {
+        let mut segs = None;
+        let result = self.io(|env| {
+            let own = env.segs(SectorCount(count));
+            segs = Some(own.clone());
+            Io::read(range(start, count), own)
+        });
+        result.map(|()| segs.expect("the request was made").to_vec())
+    }
+
+    /// Reads one 4 KiB block that is one byte all over.
+    pub fn byte(&self, start: u64) -> u8 {
+        let bytes = self.read(start, 8).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == bytes[0]), "sectors from {start} differ");
+        bytes[0]
+    }
+
+    /// What the origin has seen since the last look.
+    pub fn origin_ops(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.noting[0].seen.lock())
+    }
+
+    /// What the cache device has seen since the last look.
+    pub fn cache_ops(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.noting[1].seen.lock())
+    }
+
+    pub fn forget(&self) {
+        (self.origin_ops(), self.cache_ops());
+    }
+
+    /// The committed blocks that a crash would certainly leave: sector, seq and first byte.
+    pub fn durable_entries(&self) -> Vec<(u64, u64, u8)> {
+        committed(&self.cache.durable().to_vec())
+    }
+
+    /// A new bed on what a power cut now certainly leaves.
+    pub fn reopen_durable(&self) -> Bed {
+        Bed::of_images(self.origin.durable(), self.cache.durable(), 2)
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let volume = self.volume.clone();
+        self.sim.block_on(0, |env| async move { volume.remove(&env).await });
+        assert_eq!(self.sim.contract_violations(), 0);
+        assert_eq!(self.sim.requests_in_use(), 0);
+    }
+}
+
+/// A table line for a volume of `sectors`.
+pub fn table(sectors: u64, block: u64, options: &str) -> String {
+    let count = options.split_whitespace().count();
+    format!("0 {sectors} writecache s origin cache {block} {count} {options}")
+}
+
+/// An origin on which each 4 KiB are one byte, from 128 up.
+pub fn initial(sectors: u64) -> Image {
+    let bytes: Vec<u8> = (0..sectors).flat_map(|sector| [initial_byte(sector); SECTOR]).collect();
+    Image::of_bytes(&bytes)
+}
+
+pub fn initial_byte(sector: u64) -> u8 {
+    128 + (sector / 8 % 128) as u8
+}
+
+pub fn write_io(env: &Env, start: u64, count: u64, byte: u8) -> Io {
+    let segs = env.segs(SectorCount(count));
+    segs.copy_in(0, &vec![byte; count as usize * SECTOR]);
+    Io::write(range(start, count), segs)
+}
+
+/// Sector, seq and first byte of each committed entry of a cache without start_sector.
+pub fn committed(area: &[u8]) -> Vec<(u64, u64, u8)> {
+    let superblock = Superblock::parse(area).unwrap();
+    let geometry = Geometry::of_superblock(&superblock, area.len() as u64).unwrap();
+    let mut blocks: Vec<_> = (0..geometry.n_blocks())
+        .map(|slot| (slot, Entry::read_at(area, slot).unwrap()))
+        .filter(|(_, entry)| entry.state(superblock.seq()) == EntryState::Committed)
+        .map(|(slot, entry)| {
+            (entry.original_sector, entry.seq.0, area[geometry.slot_offset(slot) as usize])
+        })
+        .collect();
+    blocks.sort_unstable();
+    blocks
+}
+
+/// What must hold of a cache between any two steps.
+pub fn check_state(state: &State) {
+    state.index.check();
+    let in_state = |wanted: SlotState| {
+        (0..state.index.len()).filter(|&slot| state.index.slot(slot).state == wanted).count()
+    };
+    assert_eq!(in_state(SlotState::Uncommitted) as u64, state.uncommitted_count);
+    assert!(state.origin_flushed <= state.origin_writes);
+    assert!(state.durable_seq <= state.stamp_seq, "a commit is stamped before it is durable");
+    assert!(state.stamp_seq.0 <= state.durable_seq.0 + 1 || state.broken, "I12: one at a time");
+    if !state.committing && !state.broken {
+        assert_eq!(in_state(SlotState::Frozen), 0, "only a commit freezes");
+        assert!(state.waiters.is_empty(), "who waits for a commit makes one begin");
+    }
+    for slot in (0..state.index.len()).map(|slot| state.index.slot(slot)) {
+        match slot.state {
+            SlotState::Uncommitted => assert_eq!(slot.seq, state.stamp_seq, "I2"),
+            SlotState::Committed => assert!(slot.seq < state.durable_seq),
+            _ => (),
+        }
+        assert!(!slot.in_writeback || slot.writes == 0, "I10");
+    }
+}

@@ -1,0 +1,267 @@
+//! Devices that fail: who is told, what stays, and what happens next.
+
+use std::time::Duration;
+
+use cairn_block::{Flags, Io, Op, SuspendMode};
+use cairn_format::writecache::{Entry, Seq};
+use cairn_sim::{Effect, Fault, Image, OpSet};
+
+use super::bed::{Bed, cache_sectors, initial, initial_byte, range, table, write_io};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn delay(ops: OpSet, duration: Duration) -> Fault {
+    Fault { effect: Effect::Delay(duration), ..Fault::error(ops) }
+}
+
+/// Three dirty blocks that are no neighbours, committed.
+fn dirty_bed(options: &str) -> Bed {
+    let bed = Bed::live(16, options);
+    for block in 0..3 {
+        bed.write(block * 16, 8, 7 + block as u8).unwrap();
+    }
+    bed.flush().unwrap();
+    bed
+}
+
+#[test]
+fn a_flush_message_tells_that_the_origin_failed_and_blocks_are_tried_again() {
+    for ops in [OpSet::WRITES, OpSet::FLUSHES] {
+        let bed = dirty_bed("");
+        bed.origin.faults().add(Fault::error(ops));
+        let refused = bed.message("flush").unwrap_err().to_string();
+        assert!(refused.starts_with("flush: origin or cache failed: "), "{refused}");
+        bed.settle();
+        assert_eq!((bed.status().error(), bed.status().dirty()), (1, 3));
+        bed.check();
+        assert_eq!([bed.byte(0), bed.byte(16), bed.byte(32)], [7, 8, 9]);
+        bed.write(0, 8, 70).unwrap();
+        bed.origin.faults().clear();
+        bed.run(SECOND * 5);
+        assert_eq!((bed.status().error(), bed.status().dirty()), (0, 0), "tried again by itself");
+        assert_eq!([bed.byte(0), bed.byte(16), bed.byte(32)], [70, 8, 9]);
+    }
+}
+
+#[test]
+fn writeback_tries_again_after_ever_longer_pauses() {
+    let bed = dirty_bed("high_watermark 0 low_watermark 0");
+    bed.message("flush").unwrap();
+    for block in 0..6 {
+        bed.write(block * 16, 8, 1).unwrap();
+    }
+    bed.flush().unwrap();
+    bed.origin.faults().add(Fault::error(OpSet::WRITES));
+    bed.forget();
+    bed.message("cleaner").unwrap();
+    let mut tries = Vec::new();
+    for second in 0..130 {
+        let seen = bed.origin_ops();
+        if !seen.is_empty() {
+            tries.push(second);
+        }
+        bed.run(SECOND);
+        assert!(seen.len() <= 6, "each block once per try");
+    }
+    // At once, after 1 s, 2 s more, 4, 8, 16, 32, and then every 60.
+    assert_eq!(tries, [1, 2, 4, 8, 16, 32, 64, 124]);
+    bed.origin.faults().clear();
+}
+
+#[test]
+fn an_older_version_is_freed_when_the_newer_is_committed_though_its_writeback_failed() {
+    let bed = dirty_bed("");
+    bed.origin.faults().add(delay(OpSet::WRITES, Duration::from_millis(5)));
+    // The origin has something that no flush covers, and can't flush either.
+    bed.on(Op::Discard, 800, 8).unwrap();
+    bed.origin.faults().add(Fault::error(OpSet::ALL));
+    let answer = bed.start_message("flush");
+    bed.run(Duration::from_millis(2));
+    bed.look(|_, state| assert_eq!(state.index.in_writeback, 3));
+    bed.write(0, 8, 70).unwrap();
+    bed.flush().unwrap_err();
+    bed.write(0, 8, 71).unwrap();
+    let versions = bed.durable_entries().iter().filter(|entry| entry.0 == 0).count();
+    assert_eq!(versions, 2, "I5: the older is being written back");
+    bed.run(Duration::from_millis(20));
+    assert!(answer.borrow().as_ref().unwrap().is_err());
+    bed.check();
+    let entries = bed.durable_entries();
+    assert_eq!(entries.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0, 16, 32]);
+    assert_eq!(bed.status().dirty(), 3);
+    // With an origin that fails for good, a suspend still ends.
+    bed.suspend(SuspendMode::Flush);
+    bed.origin.faults().clear();
+    bed.resume();
+    bed.message("flush").unwrap();
+    assert_eq!(bed.byte(0), 71);
+}
+
+#[test]
+fn a_failed_commit_is_told_to_everyone_who_waited_and_is_for_good() {
+    for ops in [OpSet::FLUSHES, OpSet::WRITES] {
+        let bed = dirty_bed("");
+        bed.write(64, 8, 5).unwrap();
+        // Metadata only: slots begin at sector 8.
+        let fault = Fault::error(ops);
+        bed.cache.faults().add(if ops == OpSet::WRITES { fault.on(range(0, 8)) } else { fault });
+        bed.start("flush", |_| Io::flush());
+        bed.start("fua", |env| write_io(env, 80, 8, 6).with(Flags::FUA));
+        bed.start("another flush", |_| Io::flush());
+        bed.settle();
+        assert_eq!(bed.ends.count(), 3);
+        for name in bed.ends.names() {
+            assert!(bed.ends.of(name).unwrap().is_err(), "{name}");
+        }
+        bed.cache.faults().clear();
+        assert_eq!(bed.status().error(), 1);
+        bed.write(0, 8, 1).unwrap_err();
+        bed.write(160, 8, 1).unwrap_err();
+        bed.flush().unwrap_err();
+        bed.on(Op::Discard, 0, 8).unwrap_err();
+        bed.on(Op::WriteZeroes, 0, 256).unwrap_err();
+        bed.message("flush").unwrap_err();
+        assert_eq!([bed.byte(0), bed.byte(64), bed.byte(240)], [7, 5, initial_byte(240)]);
+        bed.check();
+        // Suspending and resuming the same table does not make it well; a new table does.
+        bed.suspend(SuspendMode::Flush);
+        bed.resume();
+        assert_eq!(bed.status().error(), 1);
+        assert_eq!([bed.byte(0), bed.byte(16), bed.byte(32)], [7, 8, 9], "nothing is lost");
+        bed.load(&table(2048, 4096, ""));
+        assert_eq!(bed.status().error(), 0);
+        bed.write(0, 8, 1).unwrap();
+        bed.flush().unwrap();
+    }
+}
+
+#[test]
+fn a_removal_that_waited_for_a_commit_that_failed_is_told() {
+    for (op, count) in [(Op::Discard, 8), (Op::WriteZeroes, 256)] {
+        for origin_micros in [0, 60, 200] {
+            let bed = dirty_bed("");
+            bed.write(64, 8, 5).unwrap();
+            bed.cache.faults().add(Fault::error(OpSet::FLUSHES));
+            bed.origin.faults().add(delay(OpSet::ALL, Duration::from_micros(origin_micros)));
+            bed.start("flush", |_| Io::flush());
+            bed.start("removal", |_| Io::on(op, range(64, count)));
+            bed.settle();
+            assert!(bed.ends.of("removal").unwrap().is_err(), "{op:?}");
+            assert!(bed.ends.of("flush").unwrap().is_err());
+            bed.check();
+        }
+    }
+}
+
+#[test]
+fn a_write_that_waits_for_a_slot_is_told_when_the_cache_device_fails() {
+    // The only slot is being written back when its reading, or the freeing of it, fails.
+    for ops in [OpSet::READS, OpSet::FLUSHES] {
+        let bed = Bed::live(1, "pause_writeback 60000");
+        bed.write_fua(0, 8, 1).unwrap();
+        bed.origin.faults().add(delay(OpSet::WRITES, Duration::from_millis(1)));
+        bed.cache.faults().add(delay(OpSet::READS, Duration::from_millis(1)));
+        bed.cache.faults().add(Fault::error(ops));
+        let answer = bed.start_message("flush");
+        bed.run(Duration::from_micros(300));
+        bed.start("write", |env| write_io(env, 0, 8, 2));
+        bed.run(Duration::from_micros(100));
+        assert_eq!(bed.status().named("writes_blocked_on_freelist"), 1);
+        bed.settle();
+        let told = bed.ends.of("write");
+        assert!(told.is_some_and(|result| result.is_err()), "{ops:?}: {told:?}");
+        assert!(answer.borrow().as_ref().is_some_and(|answer| answer.is_err()));
+        assert_eq!(bed.status().error(), 1);
+        bed.cache.faults().clear();
+        assert_eq!(bed.byte(0), 1);
+        bed.check();
+    }
+}
+
+#[test]
+fn a_failed_write_of_data_fails_that_write_alone() {
+    let bed = dirty_bed("");
+    let fault = bed.cache.faults().add(Fault::error(OpSet::WRITES));
+    bed.write(160, 8, 1).unwrap_err();
+    bed.write(0, 8, 1).unwrap_err();
+    bed.cache.faults().remove(fault);
+    assert_eq!((bed.status().error(), bed.status().dirty()), (0, 3));
+    assert_eq!(bed.byte(160), initial_byte(160));
+    bed.write(0, 8, 4).unwrap();
+    bed.write(160, 8, 5).unwrap();
+    bed.flush().unwrap();
+    assert_eq!((bed.byte(0), bed.byte(160)), (4, 5));
+    bed.check();
+}
+
+#[test]
+fn a_flush_fails_if_the_origin_does_and_the_next_one_tries_again() {
+    let bed = Bed::live(16, "metadata_only");
+    bed.write(0, 8, 1).unwrap();
+    bed.origin.faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+    bed.flush().unwrap_err();
+    bed.flush().unwrap();
+    assert_eq!(bed.origin.durable().to_vec()[0], 1);
+}
+
+#[test]
+fn a_flush_message_is_told_when_the_volume_is_suspended_meanwhile() {
+    let bed = dirty_bed("writeback_jobs 1");
+    bed.origin.faults().add(delay(OpSet::WRITES, Duration::from_millis(5)));
+    let answer = bed.start_message("flush");
+    bed.run(Duration::from_millis(1));
+    bed.suspend(SuspendMode::Flush);
+    bed.settle();
+    let told = answer.take().expect("it was answered").unwrap_err().to_string();
+    assert_eq!(told, "flush: the device was suspended meanwhile");
+    let refused = bed.message("flush").unwrap_err().to_string();
+    assert_eq!(refused, "flush: the device is suspended");
+    bed.resume();
+    bed.check();
+    bed.message("flush").unwrap();
+    assert_eq!(bed.status().dirty(), 0);
+}
+
+#[test]
+fn a_suspend_that_writes_back_ends_when_the_origin_fails_and_says_so() {
+    let bed = dirty_bed("");
+    bed.origin.faults().add(Fault::error(OpSet::WRITES));
+    bed.message("flush_on_suspend").unwrap();
+    bed.suspend(SuspendMode::Flush);
+    assert_eq!((bed.status().error(), bed.status().dirty()), (1, 3));
+    bed.origin.faults().clear();
+    bed.resume();
+    bed.message("flush_on_suspend").unwrap();
+    bed.suspend(SuspendMode::Flush);
+    assert_eq!((bed.status().error(), bed.status().dirty()), (0, 0));
+    bed.resume();
+    // It was for one suspend.
+    bed.write(0, 8, 1).unwrap();
+    bed.suspend(SuspendMode::Flush);
+    assert_eq!(bed.status().dirty(), 1);
+    bed.resume();
+}
+
+#[test]
+fn identical_sequence_numbers_are_read_but_never_written() {
+    let bed = dirty_bed("");
+    bed.suspend(SuspendMode::Flush);
+    let mut bytes = bed.cache.durable().to_vec();
+    let entry = Entry::read_at(&bytes, 1).unwrap();
+    Entry { original_sector: 0, ..entry }.write_at(&mut bytes, 1);
+    let uncommitted = Entry { original_sector: 800, seq: Seq(1) };
+    uncommitted.write_at(&mut bytes, 7);
+    let corrupt = Bed::of_images(initial(2048), Image::of_bytes(&bytes), 1);
+    // Seq of both is 0: they were one commit.
+    corrupt.load(&table(2048, 4096, ""));
+    assert_eq!(corrupt.status().error(), 1);
+    assert_eq!([corrupt.byte(0), corrupt.byte(32), corrupt.byte(16)], [8, 9, initial_byte(16)]);
+    corrupt.write(0, 8, 1).unwrap_err();
+    corrupt.flush().unwrap_err();
+    corrupt.message("flush").unwrap_err();
+    corrupt.run(SECOND * 10);
+    corrupt.suspend(SuspendMode::Flush);
+    assert!(corrupt.cache.visible().to_vec() == bytes);
+    assert_eq!(corrupt.origin.visible(), initial(2048));
+    assert_eq!(cache_sectors(16, 4096) * 512, bytes.len() as u64);
+}

@@ -62,6 +62,18 @@ fn a_second_opener_is_told_that_the_file_is_busy() {
 }
 
 #[test]
+fn an_opener_waits_for_what_a_killed_one_left_in_flight() {
+    let scratch = Scratch::of(4096);
+    let dying = scratch.try_open(false).unwrap();
+    let death = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        drop(dying);
+    });
+    scratch.try_open(false).unwrap();
+    death.join().unwrap();
+}
+
+#[test]
 fn readers_share_a_file_and_keep_writers_out() {
     let scratch = Scratch::of(4096);
     let _readers = [scratch.try_open(true).unwrap(), scratch.try_open(true).unwrap()];

@@ -4,3 +4,7 @@
 mod bed;
 mod durability;
 mod errors;
+mod opening;
+mod reload;
+mod removal;
+mod writeback;

@@ -1,7 +1,7 @@
 //! A volume with a writecache in a simulated world, whose drives tell which operations they
 //! got. Dropping it checks that no contract was broken and no request was lost.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,9 +135,8 @@ impl Bed {
             Arc::new(Noting { drive, seen: Mutex::new(Vec::new()) })
         };
         let noting = [add("origin", origin), add("cache", cache)];
-        let opener = SimOpener::new()
-            .with("origin", noting[0].clone())
-            .with("cache", noting[1].clone());
+        let opener =
+            SimOpener::new().with("origin", noting[0].clone()).with("cache", noting[1].clone());
         let registry = Arc::new(Registry::new(Box::new(opener)));
         let volume = registry.create_volume("test").unwrap();
         let (origin, cache) = (noting[0].drive.clone(), noting[1].drive.clone());
@@ -160,15 +159,37 @@ impl Bed {
     }
 
     pub fn try_load(&self, text: &str, read_only: bool) -> Result<(), ConfigError> {
-        let lines = TableLine::parse_all(text)?;
+        self.sim.block_on(0, |env| self.loading(env, text, read_only))
+    }
+
+    /// Begins to load a table and make it live; tells when that is done.
+    pub fn start_load(&self, text: &str) -> Rc<Cell<bool>> {
+        let (done, env) = (Rc::new(Cell::new(false)), self.sim.env(0).clone());
+        let (place, loading) = (done.clone(), self.loading(env.clone(), text, false));
+        env.spawn(async move {
+            loading.await.expect("it loads");
+            place.set(true);
+        });
+        // The reactor notices at its next turn.
+        self.sim.run_until(|| true);
+        done
+    }
+
+    fn loading(
+        &self,
+        env: Env,
+        text: &str,
+        read_only: bool,
+    ) -> impl Future<Output = Result<(), ConfigError>> + 'static {
+        let lines = TableLine::parse_all(text);
         let (registry, volume) = (self.registry.clone(), self.volume.clone());
-        self.sim.block_on(0, |env| async move {
+        async move {
             let types = TargetTypes::new(crate::types());
             let context = TableContext { types: &types, registry: &registry, read_only };
-            let table = Table::build(&env, &volume, &lines, context).await?;
+            let table = Table::build(&env, &volume, &lines?, context).await?;
             volume.load(table).await;
             volume.resume(&env).await
-        })
+        }
     }
 
     /// The line that refuses a table; both drives stay as they are, and see no write.
@@ -177,9 +198,11 @@ impl Bed {
         self.forget();
         let line = self.try_load(text, false).expect_err(text).to_string();
         assert_eq!([self.origin.visible(), self.cache.visible()], before, "{text}");
-        assert!(self.noting.iter().all(|drive| {
-            drive.seen.lock().iter().all(|seen| seen.op == Op::Read)
-        }));
+        assert!(
+            self.noting
+                .iter()
+                .all(|drive| { drive.seen.lock().iter().all(|seen| seen.op == Op::Read) })
+        );
         assert_eq!(line.lines().count(), 1, "{line}");
         line
     }
@@ -310,7 +333,8 @@ impl Bed {
     }
 
     pub fn forget(&self) {
-        (self.origin_ops(), self.cache_ops());
+        self.origin_ops();
+        self.cache_ops();
     }
 
     /// The committed blocks that a crash would certainly leave: sector, seq and first byte.

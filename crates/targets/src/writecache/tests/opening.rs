@@ -1,0 +1,225 @@
+//! Opening: formatting, recovery, and what is refused with which line.
+
+use cairn_block::SuspendMode;
+use cairn_format::writecache::{BlockSize, Entry, Geometry, Seq, Superblock};
+use cairn_sim::Image;
+
+use super::bed::{Bed, cache_sectors, initial, initial_byte, table};
+
+/// The bytes of a cache of 16 slots with three committed blocks: 1, 2, 3 at sectors 0, 16, 32.
+fn used_cache() -> Vec<u8> {
+    let bed = Bed::live(16, "pause_writeback 60000");
+    for block in 0..3 {
+        bed.write(block * 16, 8, 1 + block as u8).unwrap();
+    }
+    bed.suspend(SuspendMode::Flush);
+    bed.cache.durable().to_vec()
+}
+
+fn on(cache: &[u8], origin: u64) -> Bed {
+    Bed::of_images(initial(origin), Image::of_bytes(cache), 3)
+}
+
+#[test]
+fn headers_that_do_not_fit_are_refused_with_one_line_and_without_a_write() {
+    type Spoil = fn(&mut Vec<u8>);
+    let lines: [(Spoil, &str); 6] = [
+        (
+            |bytes| bytes[0] = 0x22,
+            "cache: superblock magic: found 0x23489322, expected 0x23489321 (Invalid magic in \
+             the superblock)",
+        ),
+        (
+            |bytes| bytes[4] = 2,
+            "cache: superblock version: found 2, expected 1 (Invalid version in the superblock)",
+        ),
+        (
+            |bytes| bytes[8..12].copy_from_slice(&512u32.to_le_bytes()),
+            "cache: superblock block size: found 512 bytes, expected 4096 (Block size does not \
+             match superblock)",
+        ),
+        (
+            |bytes| bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes()),
+            "cache: superblock n_blocks: found 18446744073709551615, expected fewer than \
+             140737488355328 (Memory area is too small)",
+        ),
+        (
+            |bytes| bytes[24..32].copy_from_slice(&u64::MAX.to_le_bytes()),
+            "cache: superblock seq_count: found 18446744073709551615, expected less",
+        ),
+        (
+            |bytes| bytes[..4].fill(0),
+            "cache: superblock magic: found 0 with version 1, expected 0x23489321 (formatting was \
+             interrupted; zero the first sector to format again) (Invalid magic in the superblock)",
+        ),
+    ];
+    for (spoil, line) in lines {
+        let mut bytes = used_cache();
+        spoil(&mut bytes);
+        assert_eq!(on(&bytes, 2048).refusal(&table(2048, 4096, "")), line);
+    }
+}
+
+#[test]
+fn a_cache_device_shorter_than_its_cache_is_refused() {
+    let bytes = used_cache();
+    let line = on(&bytes[..bytes.len() - 4096], 2048).refusal(&table(2048, 4096, ""));
+    let short = "cache: area too small: n_blocks 16 needs 69632 bytes, the device has 65536 \
+                 (Memory area is too small)";
+    assert_eq!(line, short);
+    let line = Bed::new(2048, 8).refusal(&table(2048, 4096, ""));
+    assert!(line.starts_with("cache: ") && line.ends_with("(Memory area is too small)"), "{line}");
+}
+
+#[test]
+fn entries_that_no_block_of_the_origin_can_have_are_refused() {
+    let bytes = used_cache();
+    let line = on(&bytes, 32).refusal(&table(32, 4096, ""));
+    let beyond = "cache: entry 2 original_sector: found 32, expected a multiple of 8 with a block \
+                  before the end of the origin, sector 32";
+    assert_eq!(line, beyond, "the origin shrank");
+    for sector in [4, u64::MAX, 1 << 40] {
+        let mut bytes = used_cache();
+        Entry { original_sector: sector, seq: Seq(0) }.write_at(&mut bytes, 9);
+        let line = on(&bytes, 2048).refusal(&table(2048, 4096, ""));
+        assert!(line.starts_with(&format!("cache: entry 9 original_sector: found {sector}, ")));
+    }
+}
+
+#[test]
+fn entries_beyond_the_table_line_are_kept_and_come_home() {
+    let bed = on(&used_cache(), 2048);
+    bed.load(&table(16, 4096, "pause_writeback 60000"));
+    assert_eq!(bed.status().dirty(), 3);
+    bed.message("flush").unwrap();
+    let origin = bed.origin.durable().to_vec();
+    assert_eq!([origin[0], origin[16 * 512], origin[32 * 512]], [1, 2, 3]);
+}
+
+#[test]
+fn tables_that_fit_no_device_are_refused() {
+    let bytes = used_cache();
+    for (line, refused) in [
+        ("0 2048 writecache s origin origin 4096 0", "origin: "),
+        ("0 4096 writecache s origin cache 4096 0", "origin: size: found 2048"),
+        ("0 2044 writecache s origin cache 4096 0", "origin: length of the table line"),
+        ("0 2048 writecache s origin cache 4096 2 start_sector 136", "cache: start_sector: "),
+        ("0 2048 writecache s origin nowhere 4096 0", "nowhere: device"),
+    ] {
+        let found = on(&bytes, 2048).refusal(line);
+        assert!(found.starts_with(refused), "{line}: {found}");
+    }
+}
+
+#[test]
+fn a_blank_device_with_a_signature_is_not_formatted() {
+    let mut bytes = vec![0; 256 << 10];
+    bytes[1080..1082].copy_from_slice(&[0x53, 0xef]);
+    // What else an ext4 superblock has: block size, revision, inode count.
+    bytes[1024..1028].copy_from_slice(&64u32.to_le_bytes());
+    bytes[1028..1032].copy_from_slice(&256u32.to_le_bytes());
+    let bed = on(&bytes, 2048);
+    let line = bed.refusal(&table(2048, 4096, ""));
+    assert!(line.starts_with("cache: signature: found ext"), "{line}");
+    assert!(line.contains("expected a blank device"), "{line}");
+}
+
+#[test]
+fn an_interrupted_format_is_done_again() {
+    let bed = Bed::new(2048, cache_sectors(300, 4096));
+    let done = bed.start_load(&table(2048, 4096, ""));
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut steps = 0;
+    while !done.get() {
+        assert!(bed.sim.step());
+        let cache = bed.cache.power_cut(&mut rng);
+        let again = Bed::of_images(initial(2048), cache, 2);
+        again.load(&table(2048, 4096, ""));
+        assert_eq!((again.status().free(), again.byte(0)), (300, initial_byte(0)));
+        again.write_fua(0, 8, 1).unwrap();
+        steps += 1;
+    }
+    assert!(steps > 10, "{steps}");
+}
+
+#[test]
+fn formatting_touches_the_metadata_only() {
+    let mut bytes = vec![0xaa; cache_sectors(16, 4096) as usize * 512];
+    bytes[..512].fill(0);
+    let bed = on(&bytes, 2048);
+    bed.load(&table(2048, 4096, ""));
+    let after = bed.cache.durable().to_vec();
+    let superblock = Superblock::parse(&after).unwrap();
+    assert_eq!((superblock.n_blocks(), superblock.seq()), (16, Seq(0)));
+    for slot in 0..16 {
+        assert_eq!(Entry::read_at(&after, slot), Some(Entry::NEVER_USED));
+    }
+    assert!(after[4096..] == bytes[4096..]);
+}
+
+#[test]
+fn of_several_versions_the_newest_wins_and_the_others_are_freed_on_disk() {
+    let mut bytes = used_cache();
+    let seq = |bytes: &mut Vec<u8>, seq: u64| bytes[24..32].copy_from_slice(&seq.to_le_bytes());
+    seq(&mut bytes, 5);
+    let data = Geometry::for_format(bytes.len() as u64, BlockSize::new(4096).unwrap()).unwrap();
+    for (slot, sector, seq) in [(5, 0, 3), (6, 0, 2), (7, 16, 4), (8, 32, 5), (9, 480, 9)] {
+        Entry { original_sector: sector, seq: Seq(seq) }.write_at(&mut bytes, slot);
+        let at = data.slot_offset(slot) as usize;
+        bytes[at..at + 4096].fill(50 + slot as u8);
+    }
+    let bed = on(&bytes, 2048);
+    bed.load(&table(2048, 4096, "pause_writeback 60000"));
+    assert_eq!(bed.durable_entries(), [(0, 3, 55), (16, 4, 57), (32, 0, 3)]);
+    assert_eq!([bed.byte(0), bed.byte(16), bed.byte(32)], [55, 57, 3]);
+    assert_eq!((bed.status().dirty(), bed.status().error()), (3, 0));
+    bed.check();
+    // Recovering again finds nothing to do.
+    let before = bed.cache.visible();
+    bed.suspend(SuspendMode::Flush);
+    bed.forget();
+    bed.resume();
+    assert!(bed.cache_ops().iter().all(|op| op.op == cairn_block::Op::Read));
+    assert_eq!(bed.cache.visible(), before);
+}
+
+#[test]
+fn read_only_serves_a_dirty_cache_and_a_blank_one_without_a_write() {
+    for bytes in [used_cache(), vec![0; 256 << 10]] {
+        let bed = on(&bytes, 2048);
+        bed.try_load(&table(2048, 4096, ""), true).unwrap();
+        let expected = if bytes[0] == 0 { initial_byte(16) } else { 2 };
+        assert_eq!(bed.byte(16), expected);
+        bed.write(0, 8, 1).unwrap_err();
+        let refused = bed.message("flush").unwrap_err().to_string();
+        assert_eq!(refused, "flush: the device is open read-only");
+        bed.run(std::time::Duration::from_secs(10));
+        bed.suspend(SuspendMode::Flush);
+        bed.resume();
+        assert!(bed.cache.visible().to_vec() == bytes);
+        assert_eq!(bed.origin.visible(), initial(2048));
+    }
+}
+
+#[test]
+fn the_printed_table_opens_the_same_cache() {
+    let all = "high_watermark 60 low_watermark 20 autocommit_time 50 max_age 900000 \
+               writeback_jobs 9 pause_writeback 17 cleaner";
+    for options in ["", "start_sector 0", all] {
+        let bed = on(&used_cache(), 2048);
+        bed.load(&table(2048, 4096, options));
+        let printed = bed.target().table();
+        bed.load(&format!("0 2048 writecache {printed}"));
+        assert_eq!(bed.target().table(), printed);
+        assert_eq!(bed.byte(16), 2);
+    }
+}
+
+#[test]
+fn a_cache_on_a_grown_device_keeps_its_size() {
+    let mut bytes = used_cache();
+    bytes.extend([0; 64 << 10]);
+    let bed = on(&bytes, 2048);
+    bed.load(&table(2048, 4096, ""));
+    assert_eq!((bed.status().0[1], bed.status().dirty()), (16, 3));
+}

@@ -1,0 +1,125 @@
+//! Suspend, resume and other tables while somebody uses the volume.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Disk, SuspendMode};
+use cairn_sim::{Effect, Fault, History, Image, OpSet, Workload};
+
+use super::bed::{Bed, cache_sectors, check_state, table, write_io};
+
+#[test]
+fn a_suspend_that_does_not_flush_hands_back_the_writes_that_wait_for_a_slot() {
+    let bed = Bed::live(1, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.origin.faults().add(Fault {
+        effect: Effect::Delay(Duration::from_millis(50)),
+        ..Fault::error(OpSet::WRITES)
+    });
+    let answer = bed.start_message("flush");
+    bed.run(Duration::from_millis(1));
+    bed.start("one", |env| write_io(env, 0, 8, 2));
+    // Two parts: the first waits for a slot, the second goes around the cache.
+    bed.start("two", |env| write_io(env, 0, 16, 3));
+    bed.run(Duration::from_millis(1));
+    assert_eq!(bed.status().named("writes_blocked_on_freelist"), 2);
+    bed.suspend(SuspendMode::NoFlush);
+    assert_eq!(bed.ends.count(), 0);
+    bed.origin.faults().clear();
+    bed.load("0 2048 linear origin 0");
+    bed.settle();
+    assert_eq!(bed.ends.count(), 2, "the next table served them");
+    assert!([2, 3].contains(&bed.byte(0)));
+    assert_eq!(bed.byte(8), 3);
+    assert!(answer.take().is_some());
+}
+
+#[test]
+fn what_is_dirty_stays_in_the_cache_over_a_suspend() {
+    let bed = Bed::live(8, "");
+    bed.write(0, 8, 1).unwrap();
+    bed.suspend(SuspendMode::Flush);
+    assert_eq!(bed.durable_entries(), [(0, 0, 1)]);
+    assert_eq!(bed.origin.durable().to_vec()[0], 128);
+    bed.resume();
+    assert_eq!((bed.byte(0), bed.status().dirty()), (1, 1));
+    assert_eq!(bed.status().named("writes"), 1, "counters go on");
+}
+
+#[test]
+fn removing_a_cache_the_recommended_way_loses_nothing() {
+    let bed = Bed::live(16, "");
+    for block in 0..12 {
+        bed.write(block * 8, 8, block as u8 + 1).unwrap();
+    }
+    bed.message("flush_on_suspend").unwrap();
+    bed.suspend(SuspendMode::Flush);
+    assert_eq!((bed.status().error(), bed.status().dirty()), (0, 0));
+    bed.load("0 2048 linear origin 0");
+    for block in 0..12 {
+        assert_eq!(bed.byte(block * 8), block as u8 + 1);
+    }
+    let origin = bed.origin.durable().to_vec();
+    assert!((0..12).all(|block| origin[block * 4096] == block as u8 + 1));
+}
+
+/// A workload runs while the volume changes from the origin alone to one with a cache, to other
+/// options, and back; the history judges every read.
+fn reload_under_load(seed: u64, block: u64, slots: u64) {
+    let cache = cache_sectors(slots, block) + 9;
+    let zeros = |sectors| Image::new(cairn_block::SectorCount(sectors));
+    let bed = Bed::of_images(zeros(512), zeros(cache), seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    // The volume's block size is the cache's from the start.
+    bed.load(&table(512, block, "start_sector 9"));
+    let disk: Arc<dyn Disk> = bed.volume.clone();
+    let history = History::blank(seed, disk.sectors());
+    let mut workload = Workload::mixed(seed, 1500);
+    workload.max = cairn_block::SectorCount(64);
+    let running = workload.start(&bed.sim, &disk, &history);
+    let mut cached = true;
+    while !running.is_done() {
+        bed.run(Duration::from_micros(rng.u64(1..5000)));
+        match rng.u8(..8) {
+            0 | 1 => {
+                let mode = if rng.bool() { SuspendMode::Flush } else { SuspendMode::NoFlush };
+                bed.suspend(mode);
+                bed.run(Duration::from_micros(rng.u64(1..500)));
+                bed.resume();
+            }
+            2 if cached => {
+                bed.message("flush_on_suspend").unwrap();
+                bed.suspend(SuspendMode::Flush);
+                assert_eq!((bed.status().error(), bed.status().dirty()), (0, 0));
+                bed.load("0 512 linear origin 0");
+                cached = false;
+            }
+            2 | 3 => {
+                let high = rng.u64(0..=100);
+                let low = rng.u64(0..=high);
+                let options = format!(
+                    "start_sector 9 high_watermark {high} low_watermark {low} autocommit_blocks \
+                     {} autocommit_time {} pause_writeback {}",
+                    rng.u64(1..40),
+                    rng.u64(0..20),
+                    rng.u64(0..4)
+                );
+                bed.load(&table(512, block, &options));
+                cached = true;
+            }
+            4 if cached => _ = bed.message("flush").unwrap(),
+            _ if cached => bed.look(|_, state| check_state(state)),
+            _ => (),
+        }
+        history.verdict().unwrap();
+    }
+}
+
+#[test]
+fn tables_change_under_load_and_no_request_notices() {
+    for seed in 0..12 {
+        for (block, slots) in [(512, 40), (512, 300), (1024, 20)] {
+            reload_under_load(seed, block, slots);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Discard and write-zeroes.
+
+use std::time::Duration;
+
+use cairn_block::{Flags, Io, Op};
+use cairn_sim::{Effect, Fault, OpSet};
+
+use super::bed::{Bed, initial_byte, range, table, write_io};
+
+fn slow_origin(bed: &Bed, duration: Duration) {
+    bed.origin
+        .faults()
+        .add(Fault { effect: Effect::Delay(duration), ..Fault::error(OpSet::WRITES) });
+}
+
+#[test]
+fn a_discard_frees_what_is_committed_and_what_is_not() {
+    let bed = Bed::live(8, "pause_writeback 60000");
+    bed.write_fua(0, 16, 1).unwrap();
+    bed.write(16, 8, 2).unwrap();
+    bed.write(48, 8, 3).unwrap();
+    bed.on(Op::Discard, 8, 40).unwrap();
+    assert_eq!(bed.status().dirty(), 2);
+    assert_eq!(bed.status().named("discards"), 5);
+    bed.flush().unwrap();
+    let blocks: Vec<_> = bed.durable_entries().iter().map(|entry| entry.0).collect();
+    assert_eq!(blocks, [0, 48]);
+    assert_eq!((bed.byte(0), bed.byte(48)), (1, 3));
+    assert!(bed.origin_ops().iter().any(|op| op.op == Op::Discard && op.count == 40));
+    bed.check();
+}
+
+#[test]
+fn entries_are_freed_durably_before_a_discard_reaches_the_origin() {
+    let bed = Bed::live(8, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.forget();
+    bed.start("discard", |_| Io::on(Op::Discard, range(0, 8)));
+    while bed.ends.of("discard").is_none() {
+        assert!(bed.sim.step());
+        let discarded = bed.origin_ops().iter().any(|op| op.op == Op::Discard);
+        assert!(!discarded || bed.durable_entries().is_empty());
+    }
+    assert_eq!(bed.durable_entries(), []);
+}
+
+#[test]
+fn a_block_on_its_way_home_survives_a_discard() {
+    let bed = Bed::live(8, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    slow_origin(&bed, Duration::from_millis(5));
+    let answer = bed.start_message("flush");
+    bed.run(Duration::from_millis(1));
+    bed.start("discard", |_| Io::on(Op::Discard, range(0, 16)));
+    bed.run(Duration::from_millis(1));
+    assert_eq!((bed.status().dirty(), bed.byte(0)), (1, 1));
+    bed.settle();
+    assert_eq!(bed.ends.of("discard"), Some(Ok(())));
+    assert!(answer.take().unwrap().is_ok());
+    assert_eq!(bed.status().dirty(), 0);
+    bed.check();
+}
+
+#[test]
+fn short_write_zeroes_go_into_the_cache() {
+    let bed = Bed::live(64, "pause_writeback 60000");
+    bed.write(0, 8, 1).unwrap();
+    bed.forget();
+    bed.on(Op::WriteZeroes, 0, 128).unwrap();
+    assert_eq!(bed.origin_ops(), []);
+    let writes: Vec<_> = bed.cache_ops().iter().map(|op| (op.op, op.count)).collect();
+    assert_eq!(writes, [(Op::Write, 8), (Op::Write, 120)], "an overwrite and a fill");
+    assert!(bed.read(0, 128).unwrap().iter().all(|&byte| byte == 0));
+    assert_eq!(bed.status().dirty(), 16);
+    bed.io(|_| Io::on(Op::WriteZeroes, range(160, 8)).with(Flags::FUA)).unwrap();
+    assert_eq!(bed.durable_entries().len(), 17, "a commit came first");
+}
+
+#[test]
+fn long_write_zeroes_zero_the_origin_durably_and_free_the_blocks() {
+    let bed = Bed::live(64, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.write(32, 16, 2).unwrap();
+    bed.write_fua(256, 8, 3).unwrap();
+    bed.on(Op::WriteZeroes, 0, 256).unwrap();
+    assert!(bed.origin.durable().to_vec()[..256 * 512].iter().all(|&byte| byte == 0));
+    assert_eq!(bed.durable_entries().iter().map(|entry| entry.0).collect::<Vec<_>>(), [256]);
+    assert!(bed.read(0, 256).unwrap().iter().all(|&byte| byte == 0));
+    assert_eq!((bed.byte(256), bed.byte(264)), (3, initial_byte(264)));
+    assert_eq!(bed.status().named("writes_around"), 32);
+    let after = bed.reopen_durable();
+    after.load(&table(2048, 4096, ""));
+    assert!(after.read(0, 256).unwrap().iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn until_long_write_zeroes_end_a_crash_leaves_old_or_zero() {
+    let bed = Bed::live(64, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.start("zero", |_| Io::on(Op::WriteZeroes, range(0, 256)));
+    while bed.ends.of("zero").is_none() {
+        assert!(bed.sim.step());
+        let cached = bed.durable_entries().contains(&(0, 0, 1));
+        assert!(cached || bed.origin.durable().to_vec()[0] == 0);
+        bed.check();
+    }
+}
+
+#[test]
+fn writes_and_removals_wait_for_an_overlapping_removal() {
+    let bed = Bed::live(64, "pause_writeback 60000");
+    bed.write_fua(0, 64, 1).unwrap();
+    slow_origin(&bed, Duration::from_millis(2));
+    bed.start("zero", |_| Io::on(Op::WriteZeroes, range(0, 256)));
+    bed.run(Duration::from_micros(100));
+    bed.start("write", |env| write_io(env, 248, 16, 2));
+    bed.start("apart", |env| write_io(env, 512, 8, 3));
+    bed.start("again", |_| Io::on(Op::WriteZeroes, range(128, 256)));
+    assert_eq!(bed.byte(8), 1, "reads do not wait");
+    bed.settle();
+    let order = bed.ends.names();
+    assert_eq!((order[0], order[1]), ("apart", "zero"), "{order:?}");
+    assert_eq!(bed.ends.count(), 4);
+    assert!(bed.read(0, 248).unwrap().iter().all(|&byte| byte == 0));
+    // The write and the second removal overlap: either may be the last.
+    assert!([0, 2].contains(&bed.byte(248)));
+    assert_eq!(bed.byte(512), 3);
+    bed.check();
+}
+
+#[test]
+fn write_zeroes_that_must_be_fast_go_to_the_origin_whatever_their_length() {
+    let bed = Bed::live(8, "");
+    bed.forget();
+    bed.io(|_| Io::on(Op::WriteZeroes, range(0, 8)).with(Flags::FAST_ZERO)).unwrap();
+    assert!(bed.origin_ops().iter().any(|op| op.op == Op::WriteZeroes));
+    assert_eq!((bed.byte(0), bed.status().dirty()), (0, 0));
+}
+
+#[test]
+fn write_zeroes_that_fail_leave_the_blocks_usable() {
+    let bed = Bed::live(64, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.origin.faults().add(Fault::error(OpSet::WRITES).shots(1));
+    bed.on(Op::WriteZeroes, 0, 256).unwrap_err();
+    assert_eq!(bed.byte(0), 1);
+    bed.write(0, 8, 2).unwrap();
+    bed.message("flush").unwrap();
+    assert_eq!((bed.byte(0), bed.status().error()), (2, 0));
+    bed.check();
+}

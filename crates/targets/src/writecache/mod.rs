@@ -52,6 +52,8 @@ mod config;
 mod health;
 mod index;
 mod map;
+#[cfg(test)]
+mod model;
 mod recover;
 mod removal;
 mod space;

@@ -5,6 +5,7 @@ mod bed;
 mod durability;
 mod errors;
 mod opening;
+mod properties;
 mod reload;
 mod removal;
 mod writeback;

@@ -125,12 +125,17 @@ impl Bed {
     }
 
     pub fn of_images(origin: Image, cache: Image, seed: u64) -> Bed {
+        let (per_kib, jitter) = (Duration::ZERO, Duration::ZERO);
+        let model = DriveModel { fixed: DRIVE_TIME, flush: DRIVE_TIME, per_kib, jitter };
+        Bed::with_model(origin, cache, seed, model)
+    }
+
+    pub fn with_model(origin: Image, cache: Image, seed: u64, model: DriveModel) -> Bed {
         let sim = SimWorld::new(seed, SimWorld::REACTORS);
         sim.set_patience(Duration::from_secs(600));
         let add = |name: &str, image| {
             let mut options = DriveOptions::named(name);
-            let (per_kib, jitter) = (Duration::ZERO, Duration::ZERO);
-            options.model = DriveModel { fixed: DRIVE_TIME, flush: DRIVE_TIME, per_kib, jitter };
+            options.model = model;
             let drive = sim.add_drive(options, image);
             Arc::new(Noting { drive, seen: Mutex::new(Vec::new()) })
         };

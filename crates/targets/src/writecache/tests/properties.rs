@@ -1,0 +1,241 @@
+//! The target against its naive twin, and under concurrent load against the judge of histories.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Disk, Flags, Io, Op, SectorCount, SuspendMode};
+use cairn_sim::{DriveModel, Fault, History, Image, OpSet, Workload};
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof};
+use proptest::{collection, proptest};
+
+use super::super::model::Model;
+use super::bed::{Bed, cache_sectors, check_state, initial, initial_byte, range, table, write_io};
+
+const SECTORS: u64 = 512;
+
+/// What somebody does to the volume; ranges in thousandths of it.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Read(u64, u64),
+    Write {
+        at: u64,
+        len: u64,
+        byte: u8,
+        fua: bool,
+    },
+    Zero {
+        at: u64,
+        len: u64,
+        fua: bool,
+    },
+    Discard(u64, u64),
+    Flush,
+    Message(&'static str),
+    Wait(u64),
+    Suspend(bool),
+    Reload(usize),
+    /// The next few operations of one device fail: the origin if true.
+    Fail {
+        origin: bool,
+        writes: bool,
+    },
+}
+
+/// A cache that a test runs on.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    block: u64,
+    slots: u64,
+    start_sector: u64,
+}
+
+const OPTIONS: &[&str] = &[
+    "pause_writeback 0",
+    "pause_writeback 5 autocommit_time 1",
+    "high_watermark 100 low_watermark 0 autocommit_blocks 3 pause_writeback 0",
+    "max_age 4 writeback_jobs 2 pause_writeback 1",
+    "metadata_only",
+    "cleaner pause_writeback 0",
+    "autocommit_blocks 0 high_watermark 0 low_watermark 0 pause_writeback 0",
+];
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    let block = prop_oneof![Just(512u64), Just(1024), Just(4096)];
+    (block, 1..70u64, prop_oneof![Just(0u64), Just(1), Just(9)])
+        .prop_map(|(block, slots, start_sector)| Shape { block, slots, start_sector })
+}
+
+fn steps(failing: bool) -> impl Strategy<Value = Vec<Step>> {
+    let len = || prop_oneof![4 => 1..40u64, 1 => 1..1000u64];
+    let place = move || (0..1000u64, len());
+    let messages =
+        prop_oneof![Just("flush"), Just("cleaner"), Just("flush_on_suspend"), Just("clear_stats")];
+    let fail =
+        (any::<bool>(), any::<bool>()).prop_map(|(origin, writes)| Step::Fail { origin, writes });
+    let step = prop_oneof![
+        20 => (place(), any::<u8>(), any::<bool>())
+            .prop_map(|((at, len), byte, fua)| Step::Write { at, len, byte, fua }),
+        6 => place().prop_map(|(at, len)| Step::Read(at, len)),
+        4 => (place(), any::<bool>()).prop_map(|((at, len), fua)| Step::Zero { at, len, fua }),
+        2 => place().prop_map(|(at, len)| Step::Discard(at, len)),
+        4 => Just(Step::Flush),
+        3 => messages.prop_map(Step::Message),
+        3 => (0..8000u64).prop_map(Step::Wait),
+        1 => any::<bool>().prop_map(Step::Suspend),
+        2 => (0..OPTIONS.len()).prop_map(Step::Reload),
+        u32::from(failing) * 2 => fail,
+    ];
+    collection::vec(step, 1..60)
+}
+
+/// The volume, its twin, and what was done to them.
+struct Twins {
+    bed: Bed,
+    model: Model,
+    shape: Shape,
+}
+
+impl Twins {
+    fn new(shape: Shape) -> Twins {
+        let cache = cache_sectors(shape.slots, shape.block) + shape.start_sector;
+        let bed = Bed::of_images(initial(SECTORS), Image::new(SectorCount(cache)), 5);
+        let twins = Twins { bed, model: Model::new(SECTORS, initial_byte), shape };
+        twins.reload(OPTIONS[0]);
+        twins
+    }
+
+    fn reload(&self, options: &str) {
+        let Shape { block, start_sector, .. } = self.shape;
+        self.bed.load(&table(SECTORS, block, &format!("start_sector {start_sector} {options}")));
+    }
+
+    /// A range of whole blocks.
+    fn place(&self, at: u64, len: u64) -> (u64, u64) {
+        let unit = self.shape.block / 512;
+        let blocks = SECTORS / unit;
+        let start = at * blocks / 1000;
+        let count = (len * blocks / 1000).clamp(1, blocks - start);
+        (start * unit, count * unit)
+    }
+
+    fn step(&mut self, step: Step) {
+        let flag = |fua| if fua { Flags::FUA } else { Flags::empty() };
+        match step {
+            Step::Read(at, len) => self.read(at, len),
+            Step::Write { at, len, byte, fua } => {
+                let (start, count) = self.place(at, len);
+                let write = |env: &_| write_io(env, start, count, byte).with(flag(fua));
+                let ok = self.bed.io(write).is_ok();
+                self.model.write(start, count, byte, ok);
+            }
+            Step::Zero { at, len, fua } => {
+                let (start, count) = self.place(at, len);
+                let io = Io::on(Op::WriteZeroes, range(start, count)).with(flag(fua));
+                let ok = self.bed.io(|_| io).is_ok();
+                self.model.write(start, count, 0, ok);
+            }
+            Step::Discard(at, len) => {
+                let (start, count) = self.place(at, len);
+                let _ = self.bed.on(Op::Discard, start, count);
+                self.model.discard(start, count);
+            }
+            Step::Flush => _ = self.bed.flush(),
+            Step::Message(word) => _ = self.bed.message(word),
+            Step::Wait(micros) => self.bed.run(Duration::from_micros(micros)),
+            Step::Suspend(flush) => {
+                let mode = if flush { SuspendMode::Flush } else { SuspendMode::NoFlush };
+                self.bed.suspend(mode);
+                self.bed.resume();
+            }
+            Step::Reload(options) => self.reload(OPTIONS[options]),
+            Step::Fail { origin, writes } => {
+                let drive = if origin { &self.bed.origin } else { &self.bed.cache };
+                let ops = if writes { OpSet::WRITES } else { OpSet::FLUSHES };
+                // A few at the origin; of the cache only data, which begins behind the table.
+                let data = cache_sectors(0, self.shape.block) + 32 + self.shape.start_sector;
+                let fault = Fault::error(ops).shots(3);
+                let behind = range(data, drive.durable().sectors().0.saturating_sub(data).max(1));
+                if origin {
+                    drive.faults().add(fault);
+                } else if writes {
+                    drive.faults().add(fault.on(behind));
+                }
+            }
+        }
+        self.bed.check();
+    }
+
+    fn read(&mut self, at: u64, len: u64) {
+        let (start, count) = self.place(at, len);
+        let bytes = self.bed.read(start, count).unwrap();
+        self.model.read(start, &bytes);
+    }
+
+    /// Reads everything: as it is, after coming home, and from the origin alone.
+    fn end(mut self) {
+        self.bed.origin.faults().clear();
+        self.bed.cache.faults().clear();
+        self.read(0, 1000);
+        assert_eq!(self.bed.status().error() & self.bed.look(|_, s| u64::from(s.broken)), 0);
+        self.bed.message("flush").unwrap();
+        assert_eq!((self.bed.status().dirty(), self.bed.status().error()), (0, 0));
+        self.read(0, 1000);
+        self.bed.load(&format!("0 {SECTORS} linear origin 0"));
+        let bytes = self.bed.read(0, SECTORS).unwrap();
+        self.model.read(0, &bytes);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(160))]
+
+    #[test]
+    fn one_thing_after_the_other_reads_as_a_plain_volume(shape in shapes(), steps in steps(false)) {
+        let mut twins = Twins::new(shape);
+        for step in steps {
+            twins.step(step);
+        }
+        twins.end();
+    }
+
+    #[test]
+    fn it_does_so_with_devices_that_fail_now_and_then(shape in shapes(), steps in steps(true)) {
+        let mut twins = Twins::new(shape);
+        for step in steps {
+            twins.step(step);
+        }
+        twins.end();
+    }
+}
+
+/// A concurrent workload on a small cache over drives whose operations overtake each other.
+fn under_load(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let block = [512, 1024, 4096][rng.usize(..3)];
+    let cache = cache_sectors(rng.u64(1..80), block);
+    let zeros = |sectors| Image::new(SectorCount(sectors));
+    let bed = Bed::with_model(zeros(SECTORS), zeros(cache), seed, DriveModel::FAST);
+    bed.load(&table(SECTORS, block, OPTIONS[rng.usize(..OPTIONS.len())]));
+    let disk: Arc<dyn Disk> = bed.volume.clone();
+    let history = History::blank(seed, disk.sectors());
+    let running = Workload::mixed(seed, 600).start(&bed.sim, &disk, &history);
+    while !running.is_done() {
+        for _ in 0..rng.u16(1..200) {
+            bed.sim.step();
+        }
+        match rng.u8(..16) {
+            0 => _ = bed.start_message("flush"),
+            1 => _ = bed.start_message("flush_on_suspend"),
+            2 if rng.u8(..4) == 0 => _ = bed.start_message("cleaner"),
+            _ => bed.look(|_, state| check_state(state)),
+        }
+        history.verdict().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
+
+#[test]
+fn many_at_once_read_what_a_disk_may_hold() {
+    for seed in 0..120 {
+        under_load(seed);
+    }
+}

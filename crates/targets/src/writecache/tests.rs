@@ -4,6 +4,7 @@
 mod bed;
 mod durability;
 mod errors;
+mod index_twin;
 mod opening;
 mod properties;
 mod reload;

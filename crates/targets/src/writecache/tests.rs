@@ -5,6 +5,7 @@ mod bed;
 mod durability;
 mod errors;
 mod index_twin;
+mod killed;
 mod opening;
 mod properties;
 mod reload;

@@ -176,7 +176,7 @@ impl Segs {
         self.bytes
     }
 
-    /// Drops every piece.
+    /// Drops every piece; the list keeps its room.
     pub fn clear(&mut self) {
         self.list.clear();
         self.bytes = 0;
@@ -184,12 +184,17 @@ impl Segs {
 
     /// The `len` bytes from `offset`, as a list of its own over the same memory.
     pub fn slice(&self, offset: usize, len: usize) -> Segs {
-        assert!(offset <= self.bytes && len <= self.bytes - offset);
         let mut out = Segs::default();
-        for (seg, seg_offset, seg_len) in self.pieces(offset, len) {
-            out.push(seg.buf.clone(), seg_offset, seg_len);
-        }
+        out.extend(self, offset, len);
         out
+    }
+
+    /// Appends the `len` bytes from `offset` of `other`, without copying them.
+    pub fn extend(&mut self, other: &Segs, offset: usize, len: usize) {
+        assert!(offset <= other.bytes && len <= other.bytes - offset);
+        for (seg, seg_offset, seg_len) in other.pieces(offset, len) {
+            self.push(seg.buf.clone(), seg_offset, seg_len);
+        }
     }
 
     /// Keeps the first `len` bytes.

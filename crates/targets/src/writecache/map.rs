@@ -68,8 +68,8 @@ fn class_of(word: u64) -> (Class, u32) {
 }
 
 /// True if a write may go into the slots in place (I10).
-fn takes_overwrite(run: &Run) -> bool {
-    !run.has(IN_WRITEBACK | LEAVING)
+fn takes_overwrite(marks: u8) -> bool {
+    marks & (IN_WRITEBACK | LEAVING) == 0
 }
 
 impl State {
@@ -96,7 +96,7 @@ impl State {
             }
             needing += missing;
             let Some((first, slot)) = cached else { break };
-            let held = |run: &Run| !takes_overwrite(run);
+            let held = |marks| !takes_overwrite(marks);
             let covered = self.index.hits(first, slot, want - needing, held);
             if covered == 0 {
                 break;
@@ -141,8 +141,7 @@ impl State {
         } else if !caches {
             return Plan::Around { count: missing };
         }
-        let needed =
-            if missing == want { want } else { self.needing_slots(block, want, caches) };
+        let needed = if missing == want { want } else { self.needing_slots(block, want, caches) };
         match self.index.take_run(u32::try_from(needed).unwrap_or(u32::MAX)) {
             Some((slot, count)) => Plan::Fill { slot, count: u64::from(count) },
             None if missing > 0 => Plan::Around { count: missing },

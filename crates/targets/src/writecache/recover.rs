@@ -298,7 +298,11 @@ impl WriteCache {
     }
 
     /// Reads the metadata, several large requests at a time, and decodes it where it lies.
-    async fn read_metadata(&self, env: &Env, superblock: &Superblock) -> Result<Found, ConfigError> {
+    async fn read_metadata(
+        &self,
+        env: &Env,
+        superblock: &Superblock,
+    ) -> Result<Found, ConfigError> {
         let mut found = Found {
             builder: Builder::new(self.empty_index()),
             uncommitted: Vec::new(),

@@ -68,7 +68,7 @@ impl Builder {
         let Some(run) = self.open.take() else { return };
         let groups = &mut self.index.groups;
         if run.len == 1 {
-            return groups.insert(run.slot, 1, run.block, run.seq, 0);
+            return groups.append(run.slot, 1, run.block, run.seq, 0);
         }
         let (block, end) = (run.block, run.block + u64::from(run.len));
         let head = block.next_multiple_of(STRETCH).min(end);
@@ -76,7 +76,9 @@ impl Builder {
         for (from, to) in [(block, head), (head, tail), (tail, end)] {
             let marks = if to - from >= DIAGONAL_BLOCKS { DIAGONAL } else { 0 };
             let slot = run.slot + (from - block) as u32;
-            groups.insert(slot, (to - from) as u32, from, run.seq, marks);
+            if from < to {
+                groups.append(slot, (to - from) as u32, from, run.seq, marks);
+            }
         }
     }
 
@@ -84,6 +86,7 @@ impl Builder {
     /// nothing is free in it.
     pub fn finish(mut self, now: Time) -> (Index, Decided) {
         self.close();
+        self.index.groups.end_appending(usize::MAX);
         let alike = self.build_lookup();
         let mut index = self.index;
         let mut suspects = index.suspects(&alike);

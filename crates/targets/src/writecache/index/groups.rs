@@ -153,6 +153,21 @@ impl Group {
         self.merge(at);
     }
 
+    /// Like `insert`, with nothing at or after `at` yet.
+    fn append(&mut self, at: u32, len: u32, block: u64, seq: Seq, marks: u8) {
+        let piece = Piece::new(block, self.place_of(seq), marks);
+        bits::set(&mut self.used, at, at + len);
+        if at > 0
+            && bits::get(&self.used, at - 1)
+            && let Some(start) = bits::last_one(&self.starts, at - 1)
+            && self.pieces.last().is_some_and(|last| last.continues(at - start, piece))
+        {
+            return;
+        }
+        self.pieces.push(piece);
+        bits::set(&mut self.starts, at, at + 1);
+    }
+
     fn add_start(&mut self, at: u32, place: usize, piece: Piece) {
         if self.pieces.len() == self.pieces.capacity() {
             let room = BITS as usize - self.pieces.len();
@@ -274,6 +289,30 @@ impl Groups {
         }
     }
 
+    /// Like `insert`, for slots after all that hold anything.
+    pub fn append(&mut self, slot: u32, len: u32, block: u64, seq: Seq, marks: u8) {
+        for (index, from, to) in parts(slot, len) {
+            let block = block + u64::from(slot_at(index, from) - slot);
+            if self.groups[index].is_none() {
+                self.end_appending(index);
+            }
+            let group = self.groups[index].get_or_insert_with(|| {
+                Box::new(Group { pieces: Vec::with_capacity(BITS as usize), ..Group::default() })
+            });
+            group.append(from, to - from, block, seq, marks);
+        }
+    }
+
+    /// Gives back what the last group before `end` has too much.
+    pub fn end_appending(&mut self, end: usize) {
+        let end = end.min(self.groups.len());
+        let before = self.groups[..end].last_mut();
+        if let Some(Some(group)) = before {
+            group.pieces.shrink_to_fit();
+            group.seqs.shrink_to_fit();
+        }
+    }
+
     /// Empties slots, all of which hold something.
     pub fn remove(&mut self, slot: u32, len: u32) {
         for (index, from, to) in parts(slot, len) {
@@ -303,6 +342,18 @@ impl Groups {
             seq: group.seqs[piece.seq()],
             marks: piece.marks(),
         }
+    }
+
+    /// What a slot and those after it hold, without their seq: block, how many, marks.
+    pub fn glance(&self, slot: u32) -> Option<(u64, u32, u8)> {
+        let (index, at) = (granule_of(slot) as usize, (slot + LEAD) % BITS);
+        let group = self.groups.get(index)?.as_ref()?;
+        if !bits::get(&group.used, at) {
+            return None;
+        }
+        let (start, place) = group.find(at);
+        let piece = group.pieces[place];
+        Some((piece.block() + u64::from(at - start), group.end_of(at) - at, piece.marks()))
     }
 
     /// The whole run that a slot is in.
@@ -370,15 +421,6 @@ impl Groups {
         }
     }
 
-    /// Bytes of memory in use.
-    pub fn bytes(&self) -> u64 {
-        let group = |group: &Box<Group>| {
-            size_of::<Group>() + group.pieces.capacity() * 8 + group.seqs.capacity() * 8
-        };
-        let groups: usize = self.groups.iter().flatten().map(group).sum();
-        (groups + self.groups.capacity() * 8) as u64
-    }
-
     /// Checks what must hold of every group.
     pub fn check(&self) {
         for group in self.groups.iter().flatten() {
@@ -425,8 +467,9 @@ mod tests {
 
     fn apply(groups: &mut Groups, naive: &mut Naive, step: Step) {
         let slots = naive.len() as u32;
-        let (Step::Insert { slot, len, .. } | Step::Remove { slot, len } | Step::Mark { slot, len, .. }) =
-            step;
+        let (Step::Insert { slot, len, .. }
+        | Step::Remove { slot, len }
+        | Step::Mark { slot, len, .. }) = step;
         let (slot, end) = (slot % slots, (slot % slots + len).min(slots));
         let wants_used = !matches!(step, Step::Insert { .. });
         let fits = (slot..end).take_while(|&at| naive[at as usize].is_some() == wants_used);

@@ -10,22 +10,22 @@
 //! 16 bits of its key's hash: enough to be found, and to be moved without asking anybody.
 //!
 //! The entries lie in many short vectors (about 128 entries each when every slot is a single),
-//! each sorted by those 16 bits, so that an entry's place can be guessed from them. A vector
-//! grows by an eighth: no growth ever touches more than one of them. Six bytes per entry and
+//! each sorted by those 16 bits, so that an entry's place can be guessed from them; all entries
+//! of a stretch lie in one. A vector grows by an eighth: no growth touches more than one. Six bytes per entry and
 //! the slack.
 //!
-//! A small filter counts the singles by hash of their stretch: where it says zero, 64 blocks
-//! are known to have none.
-
-use super::groups::BLOCK_END;
+//! Beside them small counters tell how many singles there are by hash of their stretch: where
+//! one says zero, 64 blocks are known to have none. Half a byte per slot of the cache.
 
 /// Blocks of a stretch.
 pub(super) const STRETCH: u64 = 64;
 /// Added to the values of diagonals, whose slot may lie before the first.
 pub(super) const BIAS: u32 = 64;
 
+/// Entries pushed together when a lookup is filled at once.
+const BATCH: usize = 256;
 const ENTRIES_PER_SEGMENT: usize = 128;
-const SLOTS_PER_COUNTER: usize = 4;
+const COUNTERS: usize = 40;
 
 /// What is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,10 +43,14 @@ fn scramble(key: u64) -> u64 {
 }
 
 impl Key {
-    fn hash(self) -> u64 {
+    /// Hash of its stretch, and of itself.
+    fn hashes(self) -> (u64, u16) {
         match self {
-            Key::Block(block) => scramble(block),
-            Key::Stretch(stretch) => scramble(stretch | BLOCK_END),
+            Key::Block(block) => (scramble(block / STRETCH), scramble(block) as u16),
+            Key::Stretch(stretch) => {
+                let hash = scramble(stretch);
+                (hash, (hash >> 16) as u16)
+            }
         }
     }
 }
@@ -67,11 +71,36 @@ impl Item {
     }
 }
 
+/// Entries, and the singles among them by stretch; a counter that reaches 255 stays there. The
+/// head of a segment is one line of the processor's cache.
+#[repr(align(64))]
+#[derive(Clone)]
+struct Segment {
+    items: Vec<Item>,
+    counters: [u8; COUNTERS],
+}
+
+impl Segment {
+    const EMPTY: Segment = Segment { items: Vec::new(), counters: [0; COUNTERS] };
+
+    fn count(&mut self, counter: u8, more: bool) {
+        let counter = &mut self.counters[usize::from(counter)];
+        *counter = match (*counter, more) {
+            (u8::MAX, _) => u8::MAX,
+            (count, true) => count + 1,
+            (count, false) => count - 1,
+        };
+    }
+}
+
+/// The counter of a stretch, by its hash.
+fn counter_of(hash: u64) -> u8 {
+    ((u64::from(hash as u16) * COUNTERS as u64) >> 16) as u8
+}
+
 /// The entries of a cache.
 pub(super) struct Lookup {
-    segments: Vec<Vec<Item>>,
-    /// Singles by stretch; a counter that reaches 255 stays there.
-    counters: Vec<u8>,
+    segments: Vec<Segment>,
 }
 
 /// The place of the first item whose hash is not below `hash`.
@@ -90,19 +119,17 @@ impl Lookup {
     /// An empty lookup for a cache of `slots` slots.
     pub fn new(slots: u32) -> Lookup {
         let segments = (slots as usize).div_ceil(ENTRIES_PER_SEGMENT).max(1);
-        let counters = (slots as usize).div_ceil(SLOTS_PER_COUNTER).max(64);
-        Lookup { segments: vec![Vec::new(); segments], counters: vec![0; counters] }
+        Lookup { segments: vec![Segment::EMPTY; segments] }
     }
 
-    fn home(&self, key: Key) -> (usize, u16) {
-        let hash = key.hash();
-        (((hash >> 32) * self.segments.len() as u64 >> 32) as usize, hash as u16)
+    fn segment_of(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.segments.len() as u64) >> 32) as usize
     }
 
     /// The values entered under a key, and perhaps those of a few other keys.
     pub fn candidates(&self, key: Key) -> impl Iterator<Item = u32> {
-        let (segment, hash) = self.home(key);
-        let segment = &self.segments[segment];
+        let (stretch, hash) = key.hashes();
+        let segment = &self.segments[self.segment_of(stretch)].items;
         let items = segment[place(segment, hash)..].iter();
         items.take_while(move |item| item.hash == hash).map(|item| item.value())
     }
@@ -112,64 +139,46 @@ impl Lookup {
     }
 
     pub fn insert(&mut self, key: Key, value: u32) {
-        let (index, hash) = self.home(key);
-        let segment = &mut self.segments[index];
-        if segment.len() == segment.capacity() {
-            segment.reserve_exact((segment.len() / 8).max(2));
+        let (stretch, hash) = key.hashes();
+        let at = self.segment_of(stretch);
+        let segment = &mut self.segments[at];
+        let items = &mut segment.items;
+        if items.len() == items.capacity() {
+            items.reserve_exact((items.len() / 8).max(2));
         }
-        let place = place(segment, hash);
-        segment.insert(place, Item::new(hash, value));
-        if let Key::Block(block) = key {
-            self.count(block / STRETCH, true);
+        items.insert(place(items, hash), Item::new(hash, value));
+        if matches!(key, Key::Block(_)) {
+            segment.count(counter_of(stretch), true);
         }
     }
 
     /// Takes an entry out; it must be there.
     pub fn remove(&mut self, key: Key, value: u32) {
-        let (index, hash) = self.home(key);
-        let segment = &mut self.segments[index];
-        let first = place(segment, hash);
+        let (stretch, hash) = key.hashes();
+        let at = self.segment_of(stretch);
+        let segment = &mut self.segments[at];
+        let items = &mut segment.items;
+        let first = place(items, hash);
         let same = |item: &Item| item.hash == hash && item.value() == value;
-        let ahead = segment[first..].iter().position(same).expect("an entry leaves once");
-        segment.remove(first + ahead);
-        if segment.len() < segment.capacity() / 2 {
-            segment.shrink_to(segment.len() + 2);
+        let ahead = items[first..].iter().position(same).expect("an entry leaves once");
+        items.remove(first + ahead);
+        if items.len() < items.capacity() / 2 {
+            items.shrink_to(items.len() + 2);
         }
-        if let Key::Block(block) = key {
-            self.count(block / STRETCH, false);
+        if matches!(key, Key::Block(_)) {
+            segment.count(counter_of(stretch), false);
         }
-    }
-
-    fn counter(&self, stretch: u64) -> usize {
-        let hash = scramble(stretch) as u32;
-        (u64::from(hash) * self.counters.len() as u64 >> 32) as usize
-    }
-
-    fn count(&mut self, stretch: u64, more: bool) {
-        let at = self.counter(stretch);
-        let counter = &mut self.counters[at];
-        *counter = match (*counter, more) {
-            (u8::MAX, _) => u8::MAX,
-            (count, true) => count + 1,
-            (count, false) => count - 1,
-        };
     }
 
     /// False if no block of the stretch has a single.
     pub fn may_have_singles(&self, stretch: u64) -> bool {
-        self.counters[self.counter(stretch)] != 0
+        let hash = scramble(stretch);
+        self.segments[self.segment_of(hash)].counters[usize::from(counter_of(hash))] != 0
     }
 
     /// How many entries there are.
     pub fn len(&self) -> usize {
-        self.segments.iter().map(Vec::len).sum()
-    }
-
-    /// Bytes of memory in use.
-    pub fn bytes(&self) -> u64 {
-        let items: usize = self.segments.iter().map(Vec::capacity).sum();
-        let table = self.segments.capacity() * size_of::<Vec<Item>>() + self.counters.len();
-        (items * size_of::<Item>() + table) as u64
+        self.segments.iter().map(|segment| segment.items.len()).sum()
     }
 }
 
@@ -177,29 +186,28 @@ impl Lookup {
 pub(super) struct Bulk {
     lookup: Lookup,
     sizes: Vec<u32>,
-    batch: Vec<(u32, Item)>,
+    batch: Vec<(u32, Item, Option<u8>)>,
 }
 
 impl Bulk {
     pub fn new(slots: u32) -> Bulk {
         let lookup = Lookup::new(slots);
         let sizes = vec![0; lookup.segments.len()];
-        Bulk { lookup, sizes, batch: Vec::with_capacity(64) }
+        Bulk { lookup, sizes, batch: Vec::with_capacity(BATCH) }
     }
 
     /// The first of two passes over all entries: makes room.
     pub fn announce(&mut self, key: Key) {
-        self.sizes[self.lookup.home(key).0] += 1;
-        if let Key::Block(block) = key {
-            self.lookup.count(block / STRETCH, true);
-        }
+        self.sizes[self.lookup.segment_of(key.hashes().0)] += 1;
     }
 
     /// The second pass.
     pub fn push(&mut self, key: Key, value: u32) {
-        let (segment, hash) = self.lookup.home(key);
-        self.batch.push((segment as u32, Item::new(hash, value)));
-        if self.batch.len() == 64 {
+        let (stretch, hash) = key.hashes();
+        let counter = matches!(key, Key::Block(_)).then(|| counter_of(stretch));
+        let segment = self.lookup.segment_of(stretch) as u32;
+        self.batch.push((segment, Item::new(hash, value), counter));
+        if self.batch.len() == BATCH {
             self.flush();
         }
     }
@@ -207,16 +215,22 @@ impl Bulk {
     fn flush(&mut self) {
         // Loads that do not depend on each other wait for memory together.
         let segments = &mut self.lookup.segments;
-        let touch = |&(segment, _): &(u32, Item)| {
-            segments[segment as usize].last().map_or(0, |item| u32::from(item.hash))
-        };
-        std::hint::black_box(self.batch.iter().map(touch).fold(0, u32::wrapping_add));
-        for (segment, item) in self.batch.drain(..) {
-            let items = &mut segments[segment as usize];
-            if items.capacity() == 0 {
-                items.reserve_exact(self.sizes[segment as usize] as usize);
+        let mut touched = 0;
+        for &(segment, _, _) in &self.batch {
+            let last = segments[segment as usize].items.last();
+            touched ^= last.map_or(0, |item| item.hash);
+        }
+        std::hint::black_box(touched);
+        for (segment, item, counter) in self.batch.drain(..) {
+            let size = self.sizes[segment as usize] as usize;
+            let segment = &mut segments[segment as usize];
+            if segment.items.capacity() == 0 {
+                segment.items.reserve_exact(size);
             }
-            items.push(item);
+            segment.items.push(item);
+            if let Some(counter) = counter {
+                segment.count(counter, true);
+            }
         }
     }
 
@@ -225,6 +239,7 @@ impl Bulk {
         self.flush();
         let mut alike = Vec::new();
         for segment in &mut self.lookup.segments {
+            let segment = &mut segment.items;
             segment.sort_unstable_by_key(|item| item.hash);
             let same = |pair: &&[Item]| pair[0].hash == pair[1].hash;
             for pair in segment.windows(2).filter(same) {
@@ -261,8 +276,7 @@ mod tests {
                 assert!(singles.count() == 0 || lookup.may_have_singles(stretch));
             }
         }
-        let entered: usize = lookup.segments.iter().map(Vec::len).sum();
-        assert_eq!(entered, model.len());
+        assert_eq!(lookup.len(), model.len());
     }
 
     proptest! {

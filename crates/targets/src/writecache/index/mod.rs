@@ -34,13 +34,14 @@
 
 mod bits;
 mod build;
-#[cfg(any(test, debug_assertions))]
 mod check;
 mod flights;
 mod groups;
 mod lookup;
 mod order;
 mod space;
+#[cfg(test)]
+mod twin;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -51,11 +52,9 @@ use rustc_hash::FxHashMap;
 
 pub(super) use build::Builder;
 use flights::Flights;
-use groups::Groups;
-pub(super) use groups::{
-    BLOCK_END, COVERED, FREED, IN_WRITEBACK, LEAVING, Run, granule_of,
-};
 use groups::DIAGONAL;
+use groups::Groups;
+pub(super) use groups::{BLOCK_END, COVERED, FREED, IN_WRITEBACK, LEAVING, Run, granule_of};
 use lookup::{BIAS, Key, Lookup, STRETCH};
 use order::Record;
 pub(super) use order::{Inserted, Order, Place};
@@ -153,12 +152,6 @@ impl Index {
         self.cached
     }
 
-    /// Bytes of memory in use.
-    pub fn bytes(&self) -> u64 {
-        let Index { groups, lookup, order, space, .. } = self;
-        groups.bytes() + lookup.bytes() + order.bytes() + space.bytes()
-    }
-
     pub fn life(&self, run: &Run) -> Life {
         if run.seq < self.durable_seq {
             Life::Committed
@@ -192,7 +185,8 @@ impl Index {
     }
 
     fn holds(&self, slot: u32, block: u64) -> bool {
-        self.groups.at(slot).is_some_and(|run| run.block == block && !run.has(COVERED))
+        let held = self.groups.glance(slot);
+        held.is_some_and(|(held, _, marks)| held == block && marks & COVERED == 0)
     }
 
     /// The newest cached version of a block.
@@ -203,10 +197,14 @@ impl Index {
         if let Some(slot) = diagonals.find(|&slot| self.holds(slot, block)) {
             return Some(slot);
         }
-        if !self.lookup.may_have_singles(stretch) {
-            return None;
-        }
         self.lookup.candidates(Key::Block(block)).find(|&slot| self.holds(slot, block))
+    }
+
+    /// True if a diagonal is entered.
+    fn is_entered(&self, stretch: u64, value: u32) -> bool {
+        // Its key has a candidate, unless it is not; only its slots tell for certain.
+        self.lookup.has(Key::Stretch(stretch), value)
+            && self.diagonal(stretch, value).any(|run| run.has(DIAGONAL))
     }
 
     /// The newest versions of blocks on a diagonal of a stretch.
@@ -220,6 +218,9 @@ impl Index {
 
     /// The first cached block of a range, and its newest version.
     pub fn first_cached(&self, block: u64, count: u64) -> Option<(u64, u32)> {
+        if count == 1 {
+            return self.newest(block).map(|slot| (block, slot));
+        }
         stretches(block, count).find_map(|(stretch, from, len)| {
             let mut end = from + len;
             let mut first = None;
@@ -250,16 +251,16 @@ impl Index {
     }
 
     /// How many blocks from `block`, up to `count`, have their newest version in consecutive
-    /// slots from `slot`, in runs that fit.
-    pub fn hits(&self, block: u64, slot: u32, count: u64, fits: impl Fn(&Run) -> bool) -> u64 {
+    /// slots from `slot`, whose marks fit.
+    pub fn hits(&self, block: u64, slot: u32, count: u64, fits: impl Fn(u8) -> bool) -> u64 {
         let mut len = 0;
         while len < count
-            && let Some(run) = self.groups.at(slot + len as u32)
-            && run.block == block + len
-            && !run.has(COVERED)
-            && fits(&run)
+            && let Some((held, run, marks)) = self.groups.glance(slot + len as u32)
+            && held == block + len
+            && marks & COVERED == 0
+            && fits(marks)
         {
-            len += u64::from(run.len);
+            len += u64::from(run);
         }
         len.min(count)
     }
@@ -412,7 +413,7 @@ impl Index {
     /// Puts newest versions of blocks of one stretch into slots.
     fn put_part(&mut self, slot: u32, len: u32, block: u64, seq: Seq) {
         let (stretch, value) = (block / STRETCH, diagonal_of(block, slot));
-        if self.diagonal(stretch, value).any(|run| run.has(DIAGONAL)) {
+        if self.is_entered(stretch, value) {
             return self.groups.insert(slot, len, block, seq, DIAGONAL);
         }
         if u64::from(len) >= DIAGONAL_BLOCKS {
@@ -504,7 +505,7 @@ impl Index {
             }
             self.cached += 1;
             let (stretch, value) = (block / STRETCH, diagonal_of(block, slot));
-            if self.diagonal(stretch, value).any(|run| run.has(DIAGONAL)) {
+            if self.is_entered(stretch, value) {
                 self.groups.mark(slot, 1, DIAGONAL, COVERED);
             } else {
                 self.groups.mark(slot, 1, 0, COVERED);

@@ -151,7 +151,12 @@ impl Order {
             while let Some(&record) = page.records.get(at) {
                 if live(record) {
                     let place = Place(page.number, at);
-                    return Some(Inserted { record, number: page.number, born: page.born, at: place });
+                    return Some(Inserted {
+                        record,
+                        number: page.number,
+                        born: page.born,
+                        at: place,
+                    });
                 }
                 at += 1;
             }
@@ -219,12 +224,6 @@ impl Order {
         page.records.shrink_to_fit();
         true
     }
-
-    /// Bytes of memory in use.
-    pub fn bytes(&self) -> u64 {
-        let records: usize = self.pages.iter().map(|page| page.records.capacity()).sum();
-        (records * size_of::<Record>() + self.pages.capacity() * size_of::<Page>()) as u64
-    }
 }
 
 #[cfg(test)]
@@ -241,9 +240,10 @@ mod tests {
         while let Some(inserted) = order.next_live(at, live) {
             at = Order::after(&inserted);
             let record = inserted.record;
-            slots.extend((record.slot()..record.slot() + record.len()).filter(|&slot| {
-                seqs[slot as usize].is_some_and(|seq| record.is_of(Seq(seq)))
-            }));
+            slots.extend(
+                (record.slot()..record.slot() + record.len())
+                    .filter(|&slot| seqs[slot as usize].is_some_and(|seq| record.is_of(Seq(seq)))),
+            );
         }
         slots
     }

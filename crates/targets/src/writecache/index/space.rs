@@ -17,7 +17,7 @@
 //! the writeback that its own allocations cause has passed them.
 //!
 //! # Cost
-//! Finding and taking are logarithmic in the cache; the tree is 12 bytes per 128 slots.
+//! Finding and taking are logarithmic in the cache; the tree and the bitmap are half a byte per slot at most.
 
 use super::bits::{self, BITS, Bits};
 
@@ -141,7 +141,7 @@ impl FreeSpace {
         let cursor = if want < LARGE { self.small_cursor } else { self.large_cursor };
         let start = self.find(cursor, len).or_else(|| self.find(0, len));
         let start = start.expect("the tree knows of a run this long");
-        self.change(start, len, |leaf, from, to| bits::clear(leaf, from, to));
+        self.change(start, len, bits::clear);
         self.free -= len;
         let next = if start + len < self.slots { start + len } else { 0 };
         if want < LARGE {
@@ -218,11 +218,6 @@ impl FreeSpace {
             }
             at = end;
         }
-    }
-
-    /// Bytes of memory in use.
-    pub fn bytes(&self) -> u64 {
-        (self.leaves.len() * size_of::<Bits>() + self.tree.len() * size_of::<Runs>()) as u64
     }
 }
 

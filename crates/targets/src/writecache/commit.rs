@@ -295,9 +295,8 @@ impl WriteCache {
                 return Err(IoError::IO);
             }
             for &(slot, len) in &slots {
-                let frees = |run: Run| {
-                    state.index.life(&run) == Life::Committed || run.has(LEAVING)
-                };
+                let frees =
+                    |run: Run| state.index.life(&run) == Life::Committed || run.has(LEAVING);
                 assert!(state.index.runs_of(slot, len).all(frees));
                 state.index.mark(slot, len, FREED, 0);
                 ledger.touch(slot, len);

@@ -102,8 +102,11 @@ impl Order {
     /// Appends slots.
     pub fn push(&mut self, mut slot: u32, mut len: u32, seq: Seq, now: Time) {
         self.open_page(now);
+        // A record that is behind already must not grow: nobody would look at it again.
+        let behind = if self.pages.len() == 1 { self.passed } else { 0 };
         let page = self.pages.back_mut().expect("a page is open");
-        if let Some(last) = page.records.last_mut()
+        if page.records.len() > behind
+            && let Some(last) = page.records.last_mut()
             && last.is_of(seq)
             && u64::from(last.slot()) + u64::from(last.len()) == u64::from(slot)
         {
@@ -290,6 +293,16 @@ mod tests {
             order.tend(u64::from(slot) / 100, |record| record.slot() % 200 == 0);
         }
         assert!(order.records < 20_000, "{} records", order.records);
+    }
+
+    #[test]
+    fn a_record_that_is_behind_does_not_grow() {
+        let mut order = Order::new(None);
+        order.push(0, 1, Seq(0), Time(0));
+        order.drop_stale(|_| false);
+        order.push(1, 1, Seq(0), Time(0));
+        let live = order.next_live(Place::default(), |_| true).expect("it has its place");
+        assert_eq!((live.record.slot(), live.record.len()), (1, 1));
     }
 
     #[test]

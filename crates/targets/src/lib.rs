@@ -12,6 +12,7 @@ use cairn_block::TargetType;
 
 pub mod area;
 pub mod args;
+pub mod blank;
 pub mod delay;
 pub mod error;
 pub mod flakey;

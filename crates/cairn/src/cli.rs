@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::bench::BenchArgs;
 use crate::exit;
 use crate::serve::{RingChoice, ServeArgs};
 
@@ -129,6 +130,8 @@ pub enum Command {
     Format(FormatCommand),
     /// Write the dirty blocks of a cache back to its origin, offline
     Flush(FlushArgs),
+    /// Measure this program on this machine
+    Bench(BenchArgs),
 }
 
 /// What can be formatted.

@@ -4,11 +4,12 @@
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
 //! - [`remote`]: the same verbs as a client sends them.
-//! - [`offline`]: tools on devices that nobody serves.
+//! - [`offline`]: tools on devices that nobody serves. [`bench`]: the yardstick.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
 //! them together.
 
+mod bench;
 mod cli;
 mod control;
 mod exit;
@@ -76,6 +77,7 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Dump { device, place, all, json } => offline::dump::run(&device, place, all, json),
         Command::Format(cli::FormatCommand::Writecache(args)) => offline::format::run(&args),
         Command::Flush(args) => offline::flush::run(&args),
+        Command::Bench(args) => bench::run(&args),
         verb => remote::run(verb),
     }
 }

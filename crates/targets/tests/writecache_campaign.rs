@@ -1,5 +1,6 @@
 //! The crash campaign of writecache: power cuts at seeded writes, in normal service, during
-//! commits, writeback, discards and recovery, over drives that lose, reorder and tear.
+//! commits, writeback, discards and recovery, over drives that lose, reorder and tear; with
+//! messages, suspends and other tables under the workload, and with drives that fail.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test writecache_campaign` is the
 //! long run. With `--features canary` known ordering bugs are planted: each must be caught.
@@ -8,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, LocalFuture, Registry, Sector, SectorCount, TargetTypes,
+    ConfigError, Disk, Env, LocalFuture, MessageError, Registry, Sector, SectorCount, Table,
+    TableContext, TableLine, TargetTypes,
 };
 use cairn_format::writecache::check::{Limits, Severity, check};
 use cairn_format::writecache::{Entry, Geometry, SUPERBLOCK_BYTES, Superblock};
 use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
-use cairn_sim::{DriveOptions, Image, SimWorld, Workload};
+use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 /// What varies between cuts: block sizes, options, the size of the cache.
 #[derive(Clone, Copy)]
@@ -69,6 +71,8 @@ const SHAPES: &[Shape] = &[
 
 struct WriteCache {
     shapes: &'static [Shape],
+    /// Drives fail now and then.
+    failing: bool,
 }
 
 impl WriteCache {
@@ -76,6 +80,73 @@ impl WriteCache {
     fn shape(&self, rng: &mut fastrand::Rng) -> Shape {
         self.shapes[rng.usize(..self.shapes.len())]
     }
+}
+
+impl Shape {
+    /// A table line for this shape's devices with some shape's options.
+    fn table(&self, options: &str) -> String {
+        let words: Vec<&str> = options.splitn(2, ' ').collect();
+        let count: u64 = words[0].parse().expect("a count");
+        let options = words.get(1).copied().unwrap_or("");
+        let (sectors, block) = (self.origin_kib * 2, self.block);
+        format!(
+            "0 {sectors} writecache s origin cache {block} {} start_sector {} {options}",
+            count + 2,
+            self.start_sector
+        )
+    }
+}
+
+/// Sends a message to the live target after a while. One that meets a suspended device, or a
+/// device that fails, is refused.
+fn send_message(world: &SimWorld, disk: &Arc<dyn Disk>, word: &'static str, delay: Duration) {
+    let (env, disk) = (world.env(0).clone(), disk.clone());
+    world.env(0).spawn(async move {
+        env.sleep(delay).await;
+        let table = disk.mapped().and_then(|device| device.live_table());
+        let target = table.expect("the volume has a table").lines()[0].target.clone();
+        match target.message(&env, &[word]).await {
+            Ok(_) | Err(MessageError::Busy(_) | MessageError::Failed(_)) => (),
+            Err(refused) => panic!("{word}: {refused}"),
+        }
+    });
+}
+
+/// Loads tables with other options while requests come.
+fn start_reloading(world: &SimWorld, disk: &Arc<dyn Disk>, shape: Shape) {
+    let (env, disk) = (world.env(2).clone(), disk.clone());
+    let registry = Registry::new(Box::new(world.opener()));
+    world.env(2).spawn(async move {
+        let device = disk.mapped().expect("a volume");
+        let types = TargetTypes::new(cairn_targets::types());
+        for _ in 0..3 {
+            env.sleep(Duration::from_micros(env.random_below(8000))).await;
+            let options = SHAPES[env.random_below(SHAPES.len() as u64) as usize].options;
+            let lines = TableLine::parse_all(&shape.table(options)).expect("a table");
+            let context = TableContext { types: &types, registry: &registry, read_only: false };
+            let table = Table::build(&env, device, &lines, context).await.expect("it fits");
+            device.load(table).await;
+            device.resume(&env).await.expect("the cache device does not fail");
+        }
+    });
+}
+
+/// Makes drives fail now and then; true if the cache device is among them, after which the
+/// target answers with errors of its own.
+fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) -> bool {
+    let origin = world.drive("origin");
+    let often = [5, 50, 300][rng.usize(..3)];
+    origin.faults().add(Fault::error(OpSet::WRITES).per_mille(often));
+    origin.faults().add(Fault::error(OpSet::FLUSHES).per_mille(often));
+    if rng.u8(..4) == 0 {
+        origin.faults().add(Fault::error(OpSet::READS).per_mille(often));
+    }
+    let cache_fails = rng.bool();
+    if cache_fails {
+        let ops = [OpSet::WRITES, OpSet::FLUSHES, OpSet::READS][rng.usize(..3)];
+        world.drive("cache").faults().add(Fault::error(ops).per_mille(10));
+    }
+    cache_fails
 }
 
 fn drive(name: &str, kib: u64) -> (DriveOptions, Image) {
@@ -106,15 +177,7 @@ impl Scenario for WriteCache {
     ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
         Box::pin(async move {
             let shape = SHAPES[(registry.open("shape", false)?.sectors().0 / 2 - 1) as usize];
-            let words: Vec<&str> = shape.options.splitn(2, ' ').collect();
-            let count: u64 = words[0].parse().expect("a count");
-            let options = words.get(1).copied().unwrap_or("");
-            let (sectors, block) = (shape.origin_kib * 2, shape.block);
-            let table = format!(
-                "0 {sectors} writecache s origin cache {block} {} start_sector {} {options}",
-                count + 2,
-                shape.start_sector
-            );
+            let table = shape.table(shape.options);
             let types = TargetTypes::new(cairn_targets::types());
             open_table(&env, &registry, &types, "volume", &table).await
         })
@@ -151,31 +214,41 @@ impl Scenario for WriteCache {
         Workload::mixed(seed, ops)
     }
 
+    fn suspends(&self) -> bool {
+        true
+    }
+
     fn trouble(&self, world: &SimWorld, disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
-        let Some(device) = disk.mapped() else { return false };
-        let Some(table) = device.live_table() else { return false };
-        let target = table.lines()[0].target.clone();
-        let word = match rng.u8(..4) {
-            0 => "flush",
-            1 => "flush_on_suspend",
-            _ => return false,
-        };
         let delay = Duration::from_micros(rng.u64(..20_000));
-        let env = world.env(0).clone();
-        world.env(0).spawn(async move {
-            env.sleep(delay).await;
-            let sent = target.message(&env, &[word]).await;
-            assert!(sent.is_ok(), "{word}: {sent:?}");
-        });
-        false
+        match rng.u8(..4) {
+            0 => send_message(world, disk, "flush", delay),
+            1 => send_message(world, disk, "flush_on_suspend", delay),
+            _ => (),
+        }
+        let cache_fails = self.failing && plant_errors(world, rng);
+        if !cache_fails && rng.u8(..4) == 0 {
+            let shape = world.drive("shape").sectors().0 / 2 - 1;
+            start_reloading(world, disk, SHAPES[shape as usize]);
+        }
+        cache_fails
     }
 }
 
-const REPLAY: &str = "-p cairn-targets --test writecache_campaign -- nothing_acknowledged_is_lost";
+/// The arguments of `cargo test` that run one of the tests.
+fn replay(test: &str) -> String {
+    format!("-p cairn-targets --test writecache_campaign -- {test}")
+}
 
 #[test]
 fn nothing_acknowledged_is_lost_by_a_power_cut() {
-    Campaign::new(&WriteCache { shapes: SHAPES }, REPLAY).run();
+    let replay = replay("nothing_acknowledged_is_lost_by_a_power_cut");
+    Campaign::new(&WriteCache { shapes: SHAPES, failing: false }, &replay).run();
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_drives_fail_too() {
+    let replay = replay("nothing_acknowledged_is_lost_when_drives_fail_too");
+    Campaign::new(&WriteCache { shapes: SHAPES, failing: true }, &replay).run();
 }
 
 #[cfg(feature = "canary")]
@@ -185,7 +258,7 @@ mod canaries {
 
     fn caught(bug: Bug) {
         plant(Some(bug));
-        let scenario = WriteCache { shapes: SHAPES };
+        let scenario = WriteCache { shapes: SHAPES, failing: false };
         let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
         plant(None);
         eprintln!("{bug:?}: caught by cut {cut}: {text}");

@@ -207,6 +207,12 @@ impl Plan {
         self.kept += 1;
     }
 
+    /// The layout of the damaged store.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     /// Number of records kept.
     #[must_use]
     pub fn kept(&self) -> u64 {

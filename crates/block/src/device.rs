@@ -13,14 +13,16 @@
 //! D2. A table is dropped only when no request holds a frame of it: the swap happens when
 //!     every reactor's count is zero.
 //! D3. One verb at a time per device.
+//! D4. A reactor's tables change only between two runs of its engine: by mail, or by a verb's
+//!     task, never by what a target or client does while it is called.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use event_listener::Event;
 
+use crate::check::Bounds;
 use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
 use crate::engine::Work;
 use crate::env::Env;
@@ -102,14 +104,60 @@ impl Latch {
     }
 }
 
-/// A reactor's own handle on the live table: cloning it touches no cache line that another
-/// reactor writes.
-pub(crate) struct LiveTable(Arc<Table>);
+/// The live tables of one reactor, by device. They change only between two runs of the engine
+/// (D4), so that a run borrows them all at once and touches no reference count.
+#[derive(Default)]
+pub(crate) struct Tables(Vec<Option<Arc<Table>>>);
 
-impl std::ops::Deref for LiveTable {
-    type Target = Table;
-    fn deref(&self) -> &Table {
-        &self.0
+impl Tables {
+    /// The table of a device; none while it is being swapped.
+    pub fn get(&self, device: DeviceId) -> Option<&Table> {
+        self.0.get(device.0 as usize)?.as_deref()
+    }
+
+    /// Changes the table of a device; answers the old one.
+    pub fn swap(&mut self, device: DeviceId, table: Option<Arc<Table>>) -> Option<Arc<Table>> {
+        let index = device.0 as usize;
+        if self.0.len() <= index {
+            self.0.resize(index + 1, None);
+        }
+        std::mem::replace(&mut self.0[index], table)
+    }
+}
+
+/// The views of one reactor, made (closed) at first use. They never move: chunk n holds
+/// `CHUNK << n` devices, and ids count from zero.
+#[derive(Default)]
+pub(crate) struct Locals {
+    first: OnceCell<Box<[LocalDevice; CHUNK]>>,
+    /// From the second on; as many as ids can reach.
+    rest: [OnceCell<Box<[LocalDevice]>>; 32],
+}
+
+/// How many views are made at once at first: more than most worlds have devices.
+const CHUNK: usize = 16;
+
+impl Locals {
+    #[inline(always)]
+    pub fn get(&self, device: DeviceId) -> &LocalDevice {
+        let index = device.0 as usize;
+        if index < CHUNK
+            && let Some(first) = self.first.get()
+        {
+            return &first[index];
+        }
+        self.find(index)
+    }
+
+    #[inline(never)]
+    fn find(&self, index: usize) -> &LocalDevice {
+        if index < CHUNK {
+            return &self.first.get_or_init(Box::default)[index];
+        }
+        let chunk = (index / CHUNK + 1).ilog2();
+        let (first, len) = (CHUNK * ((1 << chunk) - 1), CHUNK << chunk);
+        let make = || (0..len).map(|_| LocalDevice::default()).collect();
+        &self.rest[chunk as usize - 1].get_or_init(make)[index - first]
     }
 }
 
@@ -124,7 +172,8 @@ pub(crate) struct LocalDevice {
     /// The device has been removed: nothing is admitted any more. Ids are not used again, so
     /// this is all that is left of it.
     removed: Cell<bool>,
-    table: RefCell<Option<Rc<LiveTable>>>,
+    /// What the live table takes; meaningless while closed.
+    bounds: Cell<Bounds>,
 }
 
 impl Default for LocalDevice {
@@ -135,7 +184,7 @@ impl Default for LocalDevice {
             drained: RefCell::default(),
             parked: RefCell::default(),
             removed: Cell::default(),
-            table: RefCell::default(),
+            bounds: Cell::new(Bounds::new(SectorCount::ZERO, Limits::default())),
         }
     }
 }
@@ -145,19 +194,29 @@ impl LocalDevice {
         self.closed.get()
     }
 
-    pub fn table(&self) -> Option<Rc<LiveTable>> {
-        self.table.borrow().clone()
+    /// What the live table takes; only while the gate is open.
+    pub fn bounds(&self) -> Bounds {
+        debug_assert!(!self.closed.get());
+        self.bounds.get()
     }
 
     pub fn admit(&self) {
         self.inflight.set(self.inflight.get() + 1);
     }
 
+    #[inline(always)]
     pub fn leave(&self) {
-        self.inflight.set(self.inflight.get() - 1);
-        if self.inflight.get() == 0
-            && let Some(latch) = self.drained.borrow_mut().take()
-        {
+        let left = self.inflight.get() - 1;
+        self.inflight.set(left);
+        // Nobody waits for the last request before the gate was closed.
+        if left == 0 && self.closed.get() {
+            self.tell_drained();
+        }
+    }
+
+    #[cold]
+    fn tell_drained(&self) {
+        if let Some(latch) = self.drained.borrow_mut().take() {
             latch.arrive();
         }
     }
@@ -182,7 +241,8 @@ impl LocalDevice {
 
     fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
         debug_assert_eq!(self.inflight.get(), 0, "D2");
-        *self.table.borrow_mut() = Some(Rc::new(LiveTable(table)));
+        self.bounds.set(Bounds::new(table.sectors(), table.limits()));
+        env.swap_table(device, Some(table));
         self.closed.set(false);
         for id in self.parked.borrow_mut().drain(..) {
             env.push_work(Work::Enter { device, id });
@@ -190,9 +250,9 @@ impl LocalDevice {
     }
 
     /// Fails what is parked and whatever comes later.
-    fn remove(&self, env: &Env) {
+    fn remove(&self, env: &Env, device: DeviceId) {
         self.removed.set(true);
-        *self.table.borrow_mut() = None;
+        env.swap_table(device, None);
         for id in self.parked.borrow_mut().drain(..) {
             env.push_work(Work::Fail(id, SHUTDOWN));
         }
@@ -394,7 +454,7 @@ impl MappedDevice {
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
         let latch = done.clone();
         env.call_everywhere(move |env| {
-            *env.local(id).table.borrow_mut() = None;
+            env.swap_table(id, None);
             latch.arrive();
         });
         done.wait().await;
@@ -426,7 +486,7 @@ impl MappedDevice {
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
         let latch = done.clone();
         env.call_everywhere(move |env| {
-            env.local(id).remove(env);
+            env.local(id).remove(env, id);
             latch.arrive();
         });
         done.wait().await;
@@ -468,8 +528,7 @@ impl Disk for MappedDevice {
         Box::pin(async move {
             let data = vec![Extent { count: range.count, kind: ExtentKind::Data }];
             let Some(table) = self.live_table() else { return Ok(data) };
-            let Some(index) = table.line_at(range.start) else { return Err(IoError::INVALID) };
-            let line = table.line(index);
+            let Some((_, line)) = table.line_at(range.start) else { return Err(IoError::INVALID) };
             let Some(mut inside) = range.intersect(line.range()) else { return Ok(data) };
             inside.start = Sector(inside.start.0 - line.start.0);
             line.target.extents(env, inside).await

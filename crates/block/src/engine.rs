@@ -16,19 +16,17 @@
 //!     after its own part and all children ended; children of admitted requests pass a closed
 //!     gate, else a suspend would wait for ever.
 
-use std::cell::OnceCell;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::check;
-use crate::device::{DeviceId, LiveTable, LocalDevice, SHUTDOWN};
+use crate::check::{self, Bounds};
+use crate::device::{DeviceId, LocalDevice, MappedDevice, SHUTDOWN, Tables};
 use crate::disk::{Disk, Flow};
 use crate::env::Env;
 use crate::error::{IoError, IoResult};
 use crate::request::{Completion, Frame, FrameFlags, MAX_DEPTH, Op, Request, RequestId};
-use crate::table::Table;
+use crate::table::{Line, Straight, Table};
 use crate::target::{EndIo, Verdict};
-use crate::units::{SectorCount, SectorRange};
+use crate::units::{Sector, SectorCount, SectorRange};
 
 /// What is left to do, in order.
 pub(crate) enum Work {
@@ -52,42 +50,46 @@ pub(crate) enum Work {
     HandBack(RequestId),
 }
 
-/// Runs `first`, then everything that it and its successors left to do.
-pub(crate) fn run(env: &Env, first: impl FnOnce(&Env)) {
+/// Takes `first` down, if there is one, then does everything that was left to do.
+pub(crate) fn run(env: &Env, first: Option<(&dyn Disk, Box<Request>)>) {
     let nested = env.set_running(true);
     debug_assert!(!nested, "the loop does not recurse");
-    first(env);
+    let tables = &*env.tables();
+    if let Some((disk, request)) = first {
+        descend(env, tables, disk, request);
+    }
     while let Some(work) = env.pop_work() {
-        match work {
-            Work::Start(disk, request) => process(env, disk.as_ref(), request),
-            Work::Map { device, request } => {
-                let held = Held::default();
-                let next = enter(env, device, request, true, held.take(env, device, 0));
-                descend(env, next, &held, 1);
-            }
-            Work::Enter { device, id } => {
-                let (held, request) = (Held::default(), leave_gate(env, id));
-                let next = enter(env, device, request, false, held.take(env, device, 0));
-                descend(env, next, &held, 1);
-            }
-            Work::FlushCopy { device, line, request } => {
-                let held = Held::default();
-                let passage = held.take(env, device, 0);
-                descend(env, enter_line(env, device, passage, line, request), &held, 1);
-            }
-            Work::Fail(id, error) => finish(env, leave_gate(env, id), Err(error)),
-            Work::Finish(id, result) => match unpark(env, id) {
-                Some(request) => finish(env, request, result),
-                None => check::stale(env, id),
-            },
-            Work::ChildEnded { parent, frame, result, handed_back } => {
-                child_ended(env, parent, usize::from(frame), result, handed_back);
-            }
-            Work::Remap(id) => remap(env, id),
-            Work::HandBack(id) => hand_back(env, id),
-        }
+        act(env, tables, work);
     }
     env.set_running(false);
+}
+
+fn act(env: &Env, tables: &Tables, work: Work) {
+    match work {
+        Work::Start(disk, request) => descend(env, tables, disk.as_ref(), request),
+        Work::Map { device, request } => {
+            enter(env, tables, device, true, request);
+        }
+        Work::Enter { device, id } => {
+            enter(env, tables, device, false, leave_gate(env, id));
+        }
+        Work::FlushCopy { device, line, request } => {
+            let at = (device, env.local(device));
+            let numbered = (line, live(tables, device).line(line));
+            let next = enter_line(env, tables, at, numbered, request);
+            go_on(env, tables, next);
+        }
+        Work::Fail(id, error) => finish(env, tables, leave_gate(env, id), Err(error)),
+        Work::Finish(id, result) => match unpark(env, id) {
+            Some(request) => finish(env, tables, request, result),
+            None => check::stale(env, id),
+        },
+        Work::ChildEnded { parent, frame, result, handed_back } => {
+            child_ended(env, tables, parent, usize::from(frame), result, handed_back);
+        }
+        Work::Remap(id) => remap(env, tables, id),
+        Work::HandBack(id) => hand_back(env, tables, id),
+    }
 }
 
 /// Takes the request that somebody was to complete, remap or hand back; none if the id is
@@ -107,24 +109,9 @@ fn leave_gate(env: &Env, id: RequestId) -> Box<Request> {
     request
 }
 
-/// A device's local view with the table that was live when the request passed. Kept for the
-/// length of a descent, so that lower disks can be borrowed from it.
-struct Passage {
-    local: Rc<LocalDevice>,
-    table: Option<Rc<LiveTable>>,
-}
-
-#[derive(Default)]
-struct Held([OnceCell<Passage>; MAX_DEPTH + 1]);
-
-impl Held {
-    fn take(&self, env: &Env, device: DeviceId, hop: usize) -> &Passage {
-        self.0[hop].get_or_init(|| {
-            let local = env.local(device);
-            let table = local.table();
-            Passage { local, table }
-        })
-    }
+/// The table of a device that has admitted a request.
+fn live(tables: &Tables, device: DeviceId) -> &Table {
+    tables.get(device).expect("a table outlives the requests it mapped")
 }
 
 enum Next<'t> {
@@ -132,132 +119,186 @@ enum Next<'t> {
     Consumed,
 }
 
-/// Takes a fresh request down from `disk`.
-pub(crate) fn process(env: &Env, disk: &dyn Disk, request: Box<Request>) {
-    let held = Held::default();
-    descend(env, Next::Lower(disk, request), &held, 0);
+fn go_on<'t>(env: &Env, tables: &'t Tables, next: Next<'t>) {
+    if let Next::Lower(disk, request) = next {
+        descend(env, tables, disk, request);
+    }
 }
 
-fn descend<'t>(env: &Env, mut next: Next<'t>, held: &'t Held, mut hop: usize) {
-    while let Next::Lower(disk, mut request) = next {
-        if let Err(error) = check::request(env, disk, &request) {
-            return finish(env, request, Err(error));
+/// Lets a request into a device that it was sent to before.
+fn enter(env: &Env, tables: &Tables, device: DeviceId, admitted: bool, request: Box<Request>) {
+    let next = pass(env, tables, (device, env.local(device)), admitted, request);
+    go_on(env, tables, next);
+}
+
+/// Takes a request down from `disk`, as far as it goes.
+fn descend<'t>(env: &Env, tables: &'t Tables, mut disk: &'t dyn Disk, mut request: Box<Request>) {
+    let mut device = disk.mapped().map(MappedDevice::id);
+    while let Some(id) = device {
+        let local = env.local(id);
+        let bounds = if local.is_closed() { Bounds::of(disk) } else { local.bounds() };
+        if let Err(error) = check::request(env, disk, bounds, &request) {
+            return finish(env, tables, request, Err(error));
         }
-        let Some(device) = disk.mapped() else {
-            return match disk.submit(env, &mut request) {
-                Flow::Done => finish(env, request, Ok(())),
-                Flow::Failed(error) => finish(env, request, Err(error)),
-                Flow::Queued => env.slots().park(request),
-            };
-        };
-        if usize::from(request.depth) == MAX_DEPTH || hop > MAX_DEPTH {
+        if let Some(straight) = slide(env, tables, id, &mut request) {
+            (disk, device) = (straight.disk.as_ref(), straight.device);
+            continue;
+        }
+        if usize::from(request.depth) == MAX_DEPTH {
             env.count_violation();
-            return finish(env, request, Err(IoError::INVALID));
+            return finish(env, tables, request, Err(IoError::INVALID));
         }
-        let passage = held.take(env, device.id(), hop);
-        hop += 1;
-        next = enter(env, device.id(), request, false, passage);
+        match pass(env, tables, (id, local), false, request) {
+            Next::Lower(lower, lowered) => (disk, request) = (lower, lowered),
+            Next::Consumed => return,
+        }
+        device = disk.mapped().map(MappedDevice::id);
+    }
+    submit(env, tables, disk, request);
+}
+
+/// The ready path: takes a request, which was checked for `device`, past every open device whose
+/// line has nothing to decide about it. Answers where it went from the last one; none if there is
+/// no such device. What it meets there is left to the caller, breaches of the contract too.
+#[inline(always)]
+fn slide<'t>(
+    env: &Env,
+    tables: &'t Tables,
+    mut device: DeviceId,
+    request: &mut Request,
+) -> Option<&'t Straight> {
+    let (op, io_flags, mut range) = (request.op, request.flags, request.range);
+    if op == Op::Flush {
+        return None;
+    }
+    let mut reached: Option<&Straight> = None;
+    let mut depth = request.depth;
+    for frame in &mut request.frames[usize::from(depth)..] {
+        let local = env.local(device);
+        if local.is_closed() || (reached.is_some() && !local.bounds().take(range, op)) {
+            break;
+        }
+        let found = tables.get(device).and_then(|table| table.line_at(range.start));
+        let Some((index, line)) = found else { break };
+        let (Some(straight), Some(inside)) = (&line.straight, line.inside(range)) else { break };
+        local.admit();
+        *frame = Frame::new(device, index, (range, inside), (op, io_flags));
+        depth += 1;
+        range.start = straight.start + (inside.start - Sector(0));
+        reached = Some(straight);
+        match straight.device {
+            Some(next) => device = next,
+            None => break,
+        }
+    }
+    (request.depth, request.range) = (depth, range);
+    reached
+}
+
+/// Gives a request to a disk that does it.
+fn submit(env: &Env, tables: &Tables, disk: &dyn Disk, mut request: Box<Request>) {
+    if let Err(error) = check::request(env, disk, Bounds::of(disk), &request) {
+        return finish(env, tables, request, Err(error));
+    }
+    match disk.submit(env, &mut request) {
+        Flow::Done => finish(env, tables, request, Ok(())),
+        Flow::Failed(error) => finish(env, tables, request, Err(error)),
+        Flow::Queued => env.slots().park(request),
     }
 }
 
-/// A request arrives at a device: admit it or park it at the gate, find its line, map.
-fn enter<'t>(
+/// Lets a request into a device, or parks it at the gate. Part of an admitted request passes a
+/// closed gate (E3).
+#[inline(always)]
+fn pass<'t>(
     env: &Env,
-    device: DeviceId,
-    request: Box<Request>,
+    tables: &'t Tables,
+    (device, local): (DeviceId, &LocalDevice),
     admitted: bool,
-    passage: &'t Passage,
+    request: Box<Request>,
 ) -> Next<'t> {
-    if passage.local.is_removed() {
-        finish(env, request, Err(SHUTDOWN));
-        return Next::Consumed;
+    if local.is_closed() {
+        if local.is_removed() {
+            finish(env, tables, request, Err(SHUTDOWN));
+            return Next::Consumed;
+        }
+        if !admitted {
+            local.park(env, request);
+            return Next::Consumed;
+        }
     }
-    let Some(table) = &passage.table else {
-        passage.local.park(env, request);
+    let Some(table) = tables.get(device) else {
+        local.park(env, request);
         return Next::Consumed;
     };
-    if passage.local.is_closed() && !admitted {
-        passage.local.park(env, request);
-        return Next::Consumed;
-    }
     if request.op == Op::Flush {
-        return enter_flush(env, device, passage, table, request);
+        return enter_flush(env, tables, (device, local), table, request);
     }
     let Some(line) = table.line_at(request.range.start) else {
-        finish(env, request, Err(IoError::IO));
+        finish(env, tables, request, Err(IoError::IO));
         return Next::Consumed;
     };
-    enter_line(env, device, passage, line, request)
-}
-
-fn push_frame(request: &mut Request, local: &LocalDevice, mut frame: Frame) {
-    local.admit();
-    frame.op = request.op;
-    frame.io_flags = request.flags;
-    request.frames[usize::from(request.depth)] = frame;
-    request.depth += 1;
+    enter_line(env, tables, (device, local), line, request)
 }
 
 /// Maps a request by one line of a table.
+#[inline(always)]
 fn enter_line<'t>(
     env: &Env,
-    device: DeviceId,
-    passage: &'t Passage,
-    index: u16,
+    tables: &'t Tables,
+    (device, local): (DeviceId, &LocalDevice),
+    (index, line): (u16, &'t Line),
     mut request: Box<Request>,
 ) -> Next<'t> {
-    let table = passage.table.as_ref().expect("a line was found in it");
-    let line = table.line(index);
-    let mut range = request.range;
+    local.admit();
+    let whole = request.range;
     if request.op != Op::Flush {
-        range.start.0 -= line.start.0;
+        request.range.start.0 -= line.start.0;
     }
-    let frame = Frame {
-        device,
-        line: index,
-        pending: 1,
-        device_range: request.range,
-        range,
-        ..Frame::default()
-    };
-    push_frame(&mut request, &passage.local, frame);
-    map_top(env, table, request)
+    request.push_frame(Frame::new(device, index, (whole, request.range), request.kind()));
+    map_top(env, tables, line, request)
 }
 
-/// Asks the target of the top frame and acts on its verdict.
-fn map_top<'t>(env: &Env, table: &'t Table, mut request: Box<Request>) -> Next<'t> {
-    let top = usize::from(request.depth) - 1;
-    let (index, range) = (request.frames[top].line, request.frames[top].range);
-    let line = table.line(index);
-    restore(&mut request, top);
+/// Asks the target of the top frame, whose part the request looks like, and acts on its verdict.
+#[inline(always)]
+fn map_top<'t>(
+    env: &Env,
+    tables: &'t Tables,
+    line: &'t Line,
+    mut request: Box<Request>,
+) -> Next<'t> {
+    let range = request.range;
     let inside = line.len - SectorCount(range.start.0.min(line.len.0));
-    if request.op != Op::Flush && request.range.count > inside {
+    if request.op != Op::Flush && range.count > inside {
         request.range.count = inside;
     }
     let verdict = line.target.map(env, &mut request);
     if request.range.count < range.count {
-        split_rest(env, &mut request, top, range);
+        split_rest(env, &mut request, range);
     }
     match verdict {
         Verdict::Remapped { disk, sector } => {
             request.range.start = sector;
             return Next::Lower(disk, request);
         }
-        Verdict::Completed => finish(env, request, Ok(())),
-        Verdict::Failed(error) => finish(env, request, Err(error)),
+        Verdict::Completed => finish(env, tables, request, Ok(())),
+        Verdict::Failed(error) => finish(env, tables, request, Err(error)),
         Verdict::Queued => env.slots().park(request),
     }
     Next::Consumed
 }
 
 /// The target accepted the head of `whole`: the rest becomes a child.
-fn split_rest(env: &Env, request: &mut Request, top: usize, whole: SectorRange) {
+#[cold]
+fn split_rest(env: &Env, request: &mut Request, whole: SectorRange) {
+    let top = usize::from(request.depth) - 1;
     let accepted = request.range.count;
     debug_assert!(accepted > SectorCount::ZERO && request.range.start == whole.start);
     let frame = &mut request.frames[top];
     let line_start = frame.device_range.start.0 - frame.range.start.0;
     frame.range.count = accepted;
     frame.pending += 1;
+    frame.flags |= FrameFlags::SPLIT;
     let device = frame.device;
     let (op, flags) = (frame.op, frame.io_flags);
     let mut child = child_of(env, request, top);
@@ -283,26 +324,23 @@ fn child_of(env: &Env, parent: &Request, top: usize) -> Box<Request> {
 }
 
 /// A flush reaches every line, as often as its target wants.
+#[inline(never)]
 fn enter_flush<'t>(
     env: &Env,
-    device: DeviceId,
-    passage: &'t Passage,
+    tables: &'t Tables,
+    (device, local): (DeviceId, &LocalDevice),
     table: &'t Table,
     mut request: Box<Request>,
 ) -> Next<'t> {
     if let Some(line) = table.single_flush() {
         request.flush_copy = 0;
-        return enter_line(env, device, passage, line, request);
+        let numbered = (line, table.line(line));
+        return enter_line(env, tables, (device, local), numbered, request);
     }
-    let frame = Frame {
-        device,
-        flags: FrameFlags::AGGREGATE,
-        pending: 1,
-        device_range: request.range,
-        range: request.range,
-        ..Frame::default()
-    };
-    push_frame(&mut request, &passage.local, frame);
+    local.admit();
+    let mut frame = Frame::new(device, 0, (request.range, request.range), request.kind());
+    frame.flags = FrameFlags::AGGREGATE;
+    request.push_frame(frame);
     let top = usize::from(request.depth) - 1;
     for (line, copy) in table.flushes() {
         request.frames[top].pending += 1;
@@ -310,50 +348,106 @@ fn enter_flush<'t>(
         child.flush_copy = copy;
         env.push_work(Work::FlushCopy { device, line, request: child });
     }
-    finish(env, request, Ok(()));
+    finish(env, tables, request, Ok(()));
     Next::Consumed
 }
 
 /// Takes a completion up through the frames, as far as it goes.
-fn finish(env: &Env, mut request: Box<Request>, mut result: IoResult) {
+fn finish(env: &Env, tables: &Tables, mut request: Box<Request>, mut result: IoResult) {
     let mut handed_back = false;
-    while request.depth > 0 {
+    loop {
+        pass_by(env, &mut request);
+        if request.depth == 0 {
+            return end(env, request, result, handed_back);
+        }
         let top = usize::from(request.depth) - 1;
-        if !request.frames[top].flags.contains(FrameFlags::ENDED) {
-            restore(&mut request, top);
-            match end_part(env, &mut request, top, result) {
-                EndIo::Done(ended) => result = ended,
-                EndIo::Held => return env.slots().park(request),
-                EndIo::Requeue => {
-                    env.push_work(Work::Remap(request.id));
-                    return env.slots().park(request);
-                }
+        match leave_frame(env, tables, request, top, result) {
+            Left::Waits => return,
+            Left::Passed(passed, ended) => (request, result) = (passed, ended),
+            Left::HandedBack(passed) => {
+                (request, result, handed_back) = (passed, Ok(()), true);
             }
-            let frame = &mut request.frames[top];
-            frame.flags |= FrameFlags::ENDED;
-            frame.error = frame.error.or(result.err());
-            frame.pending -= 1;
         }
-        let frame = request.frames[top];
-        if frame.pending > 0 {
-            return env.slots().park(request);
+    }
+}
+
+/// Leaves the frames that nobody asked to see and that have no other part.
+#[inline(always)]
+fn pass_by(env: &Env, request: &mut Request) {
+    let before = usize::from(request.depth);
+    let mut depth = before;
+    for frame in request.frames[..before].iter().rev() {
+        if !frame.is_plain() {
+            break;
         }
-        result = frame.error.map_or(Ok(()), Err);
-        request.range = frame.device_range;
-        request.depth -= 1;
-        let local = env.local(frame.device);
-        if frame.flags.contains(FrameFlags::HANDED_BACK) && result.is_ok() {
-            let child = matches!(request.completion, Completion::Child { .. });
-            if request.depth == 0 && child {
-                handed_back = true;
-            } else {
-                local.park(env, request);
-                return local.leave();
+        env.local(frame.device).leave();
+        depth -= 1;
+    }
+    if depth < before {
+        request.depth = depth as u8;
+        restore_whole(request, depth);
+    }
+}
+
+/// What became of a request at one frame on its way up.
+enum Left {
+    /// It is parked.
+    Waits,
+    /// It goes on with this result.
+    Passed(Box<Request>, IoResult),
+    /// It goes on to the parent of which it is a child, unfinished.
+    HandedBack(Box<Request>),
+}
+
+/// Ends the part of a frame that somebody watches, or that has children.
+fn leave_frame(
+    env: &Env,
+    tables: &Tables,
+    mut request: Box<Request>,
+    top: usize,
+    mut result: IoResult,
+) -> Left {
+    if !request.frames[top].flags.contains(FrameFlags::ENDED) {
+        restore(&mut request, top);
+        match end_part(env, tables, &mut request, top, result) {
+            EndIo::Done(ended) => result = ended,
+            EndIo::Held => return wait(env, request),
+            EndIo::Requeue => {
+                env.push_work(Work::Remap(request.id));
+                return wait(env, request);
             }
+        }
+        let frame = &mut request.frames[top];
+        frame.flags |= FrameFlags::ENDED;
+        frame.error = frame.error.or(result.err());
+        frame.pending -= 1;
+    }
+    let frame = &request.frames[top];
+    if frame.pending > 0 {
+        return wait(env, request);
+    }
+    let (device, flags) = (frame.device, frame.flags);
+    result = frame.error.map_or(Ok(()), Err);
+    restore_whole(&mut request, top);
+    request.depth -= 1;
+    let local = env.local(device);
+    if flags.contains(FrameFlags::HANDED_BACK) && result.is_ok() {
+        let child = matches!(request.completion, Completion::Child { .. });
+        if request.depth > 0 || !child {
+            local.park(env, request);
+            local.leave();
+            return Left::Waits;
         }
         local.leave();
+        return Left::HandedBack(request);
     }
-    end(env, request, result, handed_back);
+    local.leave();
+    Left::Passed(request, result)
+}
+
+fn wait(env: &Env, request: Box<Request>) -> Left {
+    env.slots().park(request);
+    Left::Waits
 }
 
 /// Tells the owner of a request that has passed every frame.
@@ -386,21 +480,39 @@ fn restore(request: &mut Request, top: usize) {
     }
 }
 
+/// Makes the request what the device of a frame was given.
+fn restore_whole(request: &mut Request, top: usize) {
+    restore(request, top);
+    request.range = request.frames[top].device_range;
+}
+
 /// Lets the target see the end of its part, if it asked to.
-fn end_part(env: &Env, request: &mut Request, top: usize, result: IoResult) -> EndIo {
+fn end_part(
+    env: &Env,
+    tables: &Tables,
+    request: &mut Request,
+    top: usize,
+    result: IoResult,
+) -> EndIo {
     let frame = &mut request.frames[top];
     if !frame.flags.contains(FrameFlags::WATCHED) {
         return EndIo::Done(result);
     }
     frame.flags.remove(FrameFlags::WATCHED);
     let (device, line) = (frame.device, frame.line);
-    let table = env.local(device).table().expect("a table outlives the requests it mapped");
-    table.line(line).target.end_io(env, request, result)
+    live(tables, device).line(line).target.end_io(env, request, result)
 }
 
 /// A child of a frame ended: E2 says its parent is parked. A child that was handed back makes
 /// its parent go back as a whole: both belong to the same device.
-fn child_ended(env: &Env, parent: RequestId, frame: usize, result: IoResult, handed_back: bool) {
+fn child_ended(
+    env: &Env,
+    tables: &Tables,
+    parent: RequestId,
+    frame: usize,
+    result: IoResult,
+    handed_back: bool,
+) {
     let mut request = env.slots().unpark(parent).expect("E2: the parent of a child is parked");
     let frame = &mut request.frames[frame];
     if handed_back {
@@ -410,30 +522,30 @@ fn child_ended(env: &Env, parent: RequestId, frame: usize, result: IoResult, han
     frame.pending -= 1;
     if frame.pending == 0 {
         debug_assert!(frame.flags.contains(FrameFlags::ENDED));
-        finish(env, request, Ok(()));
+        finish(env, tables, request, Ok(()));
     } else {
         env.slots().park(request);
     }
 }
 
 /// Maps a parked request again, by the target that parked it.
-fn remap(env: &Env, id: RequestId) {
+fn remap(env: &Env, tables: &Tables, id: RequestId) {
     let Some(mut request) = unpark(env, id) else { return check::stale(env, id) };
     let top = usize::from(request.depth) - 1;
-    request.frames[top].flags.remove(FrameFlags::WATCHED);
-    let held = Held::default();
-    let passage = held.take(env, request.frames[top].device, 0);
-    let table = passage.table.as_ref().expect("a table outlives the requests it mapped");
-    let next = map_top(env, table, request);
-    descend(env, next, &held, 1);
+    restore(&mut request, top);
+    let frame = &mut request.frames[top];
+    frame.flags.remove(FrameFlags::WATCHED);
+    let line = live(tables, frame.device).line(frame.line);
+    let next = map_top(env, tables, line, request);
+    go_on(env, tables, next);
 }
 
 /// Ends a parked request's part without a result: when the other parts have ended, the whole
 /// request waits at the device's gate and is mapped anew by the next table.
-fn hand_back(env: &Env, id: RequestId) {
+fn hand_back(env: &Env, tables: &Tables, id: RequestId) {
     let Some(mut request) = unpark(env, id) else { return check::stale(env, id) };
     let top = usize::from(request.depth) - 1;
     request.frames[top].flags.remove(FrameFlags::WATCHED);
     request.frames[top].flags |= FrameFlags::HANDED_BACK;
-    finish(env, request, Ok(()));
+    finish(env, tables, request, Ok(()));
 }

@@ -6,7 +6,7 @@
 //! [`Post`]; nothing above can tell them apart. An `Env` never leaves its reactor.
 
 use std::any::Any;
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -16,12 +16,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::buf::{Buf, BufPool, Segs};
-use crate::device::{DeviceId, LocalDevice};
+use crate::device::{DeviceId, LocalDevice, Locals, Tables};
 use crate::disk::Disk;
 use crate::engine::{self, Work};
 use crate::error::IoResult;
 use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId};
 use crate::slots::Slots;
+use crate::table::Table;
 use crate::units::{SectorCount, SectorRange, Time};
 
 /// A job for another reactor.
@@ -83,7 +84,8 @@ struct Inner {
     zeros: OnceCell<Buf>,
     work: RefCell<VecDeque<Work>>,
     running: Cell<bool>,
-    devices: RefCell<Vec<Option<Rc<LocalDevice>>>>,
+    locals: Locals,
+    tables: RefCell<Tables>,
     violations: Cell<u64>,
 }
 
@@ -102,7 +104,8 @@ impl Env {
             zeros: OnceCell::new(),
             work: RefCell::default(),
             running: Cell::new(false),
-            devices: RefCell::default(),
+            locals: Locals::default(),
+            tables: RefCell::default(),
             violations: Cell::new(0),
             world,
         }))
@@ -198,7 +201,7 @@ impl Env {
         if self.0.running.get() {
             self.push_work(Work::Start(disk.clone(), request));
         } else {
-            engine::run(self, |env| engine::process(env, disk.as_ref(), request));
+            engine::run(self, Some((disk.as_ref(), request)));
         }
     }
 
@@ -263,7 +266,7 @@ impl Env {
         if self.0.work.borrow().is_empty() {
             return false;
         }
-        engine::run(self, |_| ());
+        engine::run(self, None);
         true
     }
 
@@ -300,16 +303,20 @@ impl Env {
     }
 
     /// This reactor's view of a mapped device; made (closed) at first use.
-    pub(crate) fn local(&self, device: DeviceId) -> Rc<LocalDevice> {
-        let index = device.0 as usize;
-        if let Some(Some(local)) = self.0.devices.borrow().get(index) {
-            return local.clone();
-        }
-        let mut devices = self.0.devices.borrow_mut();
-        if devices.len() <= index {
-            devices.resize(index + 1, None);
-        }
-        devices[index].insert(Rc::new(LocalDevice::default())).clone()
+    pub(crate) fn local(&self, device: DeviceId) -> &LocalDevice {
+        self.0.locals.get(device)
+    }
+
+    /// The live tables, for the length of a run of the engine.
+    pub(crate) fn tables(&self) -> Ref<'_, Tables> {
+        self.0.tables.borrow()
+    }
+
+    /// Changes this reactor's table of a device. Must not be called while the engine runs (D4).
+    pub(crate) fn swap_table(&self, device: DeviceId, table: Option<Arc<Table>>) {
+        let old = self.0.tables.borrow_mut().swap(device, table);
+        // Targets end here, with no table borrowed.
+        drop(old);
     }
 }
 

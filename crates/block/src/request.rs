@@ -88,25 +88,48 @@ pub(crate) enum Completion {
     Child { parent: RequestId, frame: u8 },
 }
 
-/// What a mapped device remembers of a request that passed through it.
+/// What a mapped device remembers of a request that passed through it. What is the same for
+/// most requests lies together, so that it is written at once.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Frame {
+    /// Parts that have not ended: the frame's own and one per child.
+    pub pending: u32,
+    pub flags: FrameFlags,
+    pub error: Option<IoError>,
     pub device: DeviceId,
     /// Line of the table; meaningless in an aggregate frame.
     pub line: u16,
-    pub flags: FrameFlags,
-    /// Parts that have not ended: the frame's own and one per child.
-    pub pending: u32,
-    pub error: Option<IoError>,
+    /// The operation and flags as the target got them: it may send something else down.
+    pub op: Op,
+    pub io_flags: Flags,
     /// The whole request on the device, before any split.
     pub device_range: SectorRange,
     /// The range the target saw: relative to its line, shortened by a split.
     pub range: SectorRange,
     /// The target's word, set by [`Request::watch`].
     pub word: u64,
-    /// The operation and flags as the target got them: it may send something else down.
-    pub op: Op,
-    pub io_flags: Flags,
+}
+
+impl Frame {
+    /// The frame of a device that was given the range `whole`, of which its target sees `seen`.
+    #[inline(always)]
+    pub fn new(
+        device: DeviceId,
+        line: u16,
+        (whole, seen): (SectorRange, SectorRange),
+        (op, io_flags): (Op, Flags),
+    ) -> Frame {
+        let (flags, error) = (FrameFlags::empty(), None);
+        let (device_range, range) = (whole, seen);
+        Frame { pending: 1, flags, error, device, line, op, io_flags, device_range, range, word: 0 }
+    }
+
+    /// True if nobody but the device's count has to hear of its end: no target asked to see it,
+    /// and it has one part, which is the request itself.
+    pub fn is_plain(&self) -> bool {
+        self.flags.is_empty()
+    }
 }
 
 bitflags::bitflags! {
@@ -120,6 +143,8 @@ bitflags::bitflags! {
         const ENDED = 4;
         /// A part went back unfinished: the whole waits for the next table.
         const HANDED_BACK = 8;
+        /// Has or had children, whose errors it keeps.
+        const SPLIT = 16;
     }
 }
 
@@ -182,6 +207,17 @@ impl Request {
             left -= take;
             (take > 0).then_some((ptr, take))
         })
+    }
+
+    /// Operation and flags.
+    pub(crate) fn kind(&self) -> (Op, Flags) {
+        (self.op, self.flags)
+    }
+
+    /// Enters a device. The caller made sure that there is room.
+    pub(crate) fn push_frame(&mut self, frame: Frame) {
+        self.frames[usize::from(self.depth)] = frame;
+        self.depth += 1;
     }
 
     fn frame(&mut self) -> &mut Frame {

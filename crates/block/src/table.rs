@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::device::MappedDevice;
+use crate::device::{DeviceId, MappedDevice};
 use crate::disk::{Disk, Limits};
 use crate::env::Env;
 use crate::error::{ConfigError, ConfigKind};
@@ -112,12 +112,38 @@ pub struct Line {
     pub name: String,
     /// The policy.
     pub target: Arc<dyn Target>,
+    /// Set if the target has nothing to decide.
+    pub(crate) straight: Option<Straight>,
+}
+
+/// Where the requests of a line go whose target never decides otherwise.
+pub(crate) struct Straight {
+    pub disk: Arc<dyn Disk>,
+    pub device: Option<DeviceId>,
+    /// Of the line's first sector.
+    pub start: Sector,
+}
+
+impl Straight {
+    fn of(target: &dyn Target) -> Option<Straight> {
+        let (disk, start) = target.straight()?;
+        let device = disk.mapped().map(MappedDevice::id);
+        Some(Straight { disk, device, start })
+    }
 }
 
 impl Line {
     /// The range on the device.
     pub fn range(&self) -> SectorRange {
         SectorRange::new(self.start, self.len)
+    }
+
+    /// A range of the device that begins in the line, relative to it; none if it goes beyond.
+    #[inline(always)]
+    pub(crate) fn inside(&self, range: SectorRange) -> Option<SectorRange> {
+        let start = Sector(range.start.0 - self.start.0);
+        let inside = SectorRange::new(start, range.count);
+        (start.0 + range.count.0 <= self.len.0).then_some(inside)
     }
 }
 
@@ -158,8 +184,8 @@ impl Table {
             let (start, len, events) = (line.start, line.len, device.events());
             let ctor = Ctor { start, len, args: &args, registry, events, read_only };
             let target = kind.construct(env, ctor).await?;
-            let name = line.target.clone();
-            built.push(Line { start: line.start, len: line.len, name, target });
+            let (name, straight) = (line.target.clone(), Straight::of(target.as_ref()));
+            built.push(Line { start: line.start, len: line.len, name, target, straight });
         }
         Table::of_lines(device, built, context.read_only)
     }
@@ -210,13 +236,14 @@ impl Table {
         self.limits
     }
 
-    /// The number of the line that holds `sector`.
-    pub(crate) fn line_at(&self, sector: Sector) -> Option<u16> {
+    /// The line that holds `sector`, with its number.
+    #[inline(always)]
+    pub(crate) fn line_at(&self, sector: Sector) -> Option<(u16, &Line)> {
         if let [line] = self.lines.as_slice() {
-            return (sector < line.start + line.len).then_some(0);
+            return (sector < line.start + line.len).then_some((0, line));
         }
         let index = self.lines.partition_point(|line| line.range().end() <= sector);
-        (index < self.lines.len()).then_some(index as u16)
+        Some((index as u16, self.lines.get(index)?))
     }
 
     pub(crate) fn line(&self, index: u16) -> &Line {

@@ -79,6 +79,13 @@ pub trait Target: Send + Sync {
         EndIo::Done(result)
     }
 
+    /// The lower disk, and where on it the target's first sector lies, if `map` always answers
+    /// that every request goes there as it is, never watches one, and wants one copy of a flush.
+    /// The engine then need not ask. Called once, when the table is built.
+    fn straight(&self) -> Option<(Arc<dyn Disk>, Sector)> {
+        None
+    }
+
     /// How many copies of a flush the target wants; `map` sees each with its number.
     fn flush_copies(&self) -> u16 {
         1

@@ -4,11 +4,12 @@
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
 //! - [`remote`]: the same verbs as a client sends them.
-//! - [`offline`]: tools on devices that nobody serves.
+//! - [`offline`]: tools on devices that nobody serves. [`bench`]: the yardstick.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
 //! them together.
 
+mod bench;
 mod cli;
 mod control;
 mod exit;
@@ -74,8 +75,10 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Probe(args) => offline::probe::run(&args),
         Command::Check { devices, origin } => offline::check::run(&devices, origin.as_deref()),
         Command::Dump { device, place, all, json } => offline::dump::run(&device, place, all, json),
+        Command::Repair(args) => offline::repair::run(&args),
         Command::Format(cli::FormatCommand::Writecache(args)) => offline::format::run(&args),
         Command::Flush(args) => offline::flush::run(&args),
+        Command::Bench(args) => bench::run(&args),
         verb => remote::run(verb),
     }
 }

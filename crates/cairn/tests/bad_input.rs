@@ -33,7 +33,7 @@ fn a_wrong_superblock_is_refused_with_the_field() {
         (0, b"ABCD", 2, "c: superblock magic: found 0x44434241, expected 0x23489321"),
         (4, &[2], 2, "superblock version: found 2, expected 1"),
         (8, &[0, 8], 1, "superblock block size: found 2048 bytes, expected 4096"),
-        (8, &[1, 1], 1, "superblock block size: found 257 bytes, expected 4096"),
+        (8, &[1, 1], 2, "superblock block size: found 257 bytes, expected 4096"),
         (16, &[0], 2, "superblock n_blocks: found 0, expected at least 1"),
     ];
     for (offset, bytes, code, expected) in cases {

@@ -102,10 +102,17 @@ impl Core {
     }
 }
 
-impl Drop for Core {
-    fn drop(&mut self) {
+impl Core {
+    /// Drops every task that has not ended.
+    pub fn end_tasks(&self) {
         // Timers hold wakers, wakers hold tasks, tasks hold the environment.
         *self.tasks.timers.borrow_mut() = Timers::default();
         self.tasks.executor.clear();
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.end_tasks();
     }
 }

@@ -9,7 +9,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ enum Op {
     /// A future's operation, with what must outlive it.
     Future {
         shared: Rc<Shared>,
-        _keep: Keep,
+        keep: Keep,
     },
 }
 
@@ -63,6 +63,8 @@ enum Op {
 pub struct Keep {
     _segs: Segs,
     _fd: Option<Arc<OwnedFd>>,
+    /// The result is a descriptor, which must not leak when nobody waits for it any more.
+    accepts: bool,
 }
 
 #[derive(Default)]
@@ -92,7 +94,8 @@ impl Ops {
 
 /// One reactor's ring with its operations in flight.
 pub struct Driver {
-    ring: RefCell<Box<dyn Ring>>,
+    /// None once the reactor has ended.
+    ring: RefCell<Option<Box<dyn Ring>>>,
     ops: RefCell<Ops>,
     reaped: RefCell<Vec<(Token, i32)>>,
 }
@@ -100,7 +103,11 @@ pub struct Driver {
 impl Driver {
     /// A driver over `ring`.
     pub fn new(ring: Box<dyn Ring>) -> Driver {
-        Driver { ring: RefCell::new(ring), ops: RefCell::default(), reaped: RefCell::default() }
+        Driver {
+            ring: RefCell::new(Some(ring)),
+            ops: RefCell::default(),
+            reaped: RefCell::default(),
+        }
     }
 
     /// The driver of `env`'s reactor.
@@ -109,15 +116,25 @@ impl Driver {
     }
 
     pub(crate) fn ring(&self) -> std::cell::RefMut<'_, Box<dyn Ring>> {
-        self.ring.borrow_mut()
+        std::cell::RefMut::map(self.ring.borrow_mut(), |ring| {
+            ring.as_mut().expect("nothing is submitted after the end of the reactor")
+        })
+    }
+
+    /// Ends the ring: what is in flight is cancelled and waited for. From then on the kernel
+    /// touches no memory of this reactor, so requests and buffers may go.
+    pub(crate) fn close(&self) {
+        drop(self.ring.borrow_mut().take());
+        drop(std::mem::take(&mut *self.ops.borrow_mut()));
     }
 
     fn submit(&self, io: Io, op: Op) -> Token {
         let token = self.ops.borrow_mut().insert(op);
         // SAFETY: the memory and descriptor that `io` names are owned by `op` (a Keep, or the
         // request whose id it holds: its box stays parked, with its segments, until `op` ends),
-        // and `op` stays in its slot until the completion was reaped.
-        unsafe { self.ring.borrow_mut().submit(io, token) };
+        // and `op` stays in its slot until the completion was reaped. A reactor that ends with
+        // operations in flight closes the ring before it lets go of requests and slots.
+        unsafe { self.ring().submit(io, token) };
         token
     }
 
@@ -160,33 +177,33 @@ impl Driver {
 
     fn future(self: &Rc<Self>, io: Io, keep: Keep) -> OpFuture {
         let shared = Rc::new(Shared::default());
-        let token = self.submit(io, Op::Future { shared: shared.clone(), _keep: keep });
+        let token = self.submit(io, Op::Future { shared: shared.clone(), keep });
         OpFuture { driver: self.clone(), shared, token }
     }
 
     /// Receives into `segs`; answers bytes (0 at the end) or `-errno`.
     pub fn recv(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
         let (fd, iov) = (socket.as_raw_fd(), segs.iovecs().collect());
-        let keep = Keep { _segs: segs, _fd: Some(socket.clone()) };
+        let keep = Keep { _segs: segs, _fd: Some(socket.clone()), accepts: false };
         self.future(Io::Recv { fd, iov }, keep)
     }
 
     /// Sends from `segs`; answers bytes or `-errno`. May be short.
     pub fn send(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
         let (fd, iov) = (socket.as_raw_fd(), segs.iovecs().collect());
-        let keep = Keep { _segs: segs, _fd: Some(socket.clone()) };
+        let keep = Keep { _segs: segs, _fd: Some(socket.clone()), accepts: false };
         self.future(Io::Send { fd, iov }, keep)
     }
 
     /// Accepts a connection; answers a descriptor that the caller owns, or `-errno`.
     pub fn accept(self: &Rc<Self>, listener: &Arc<OwnedFd>) -> OpFuture {
-        let keep = Keep { _segs: Segs::default(), _fd: Some(listener.clone()) };
+        let keep = Keep { _fd: Some(listener.clone()), accepts: true, ..Keep::default() };
         self.future(Io::Accept { fd: listener.as_raw_fd() }, keep)
     }
 
     /// Waits until `fd` is readable; answers poll's revents or `-errno`.
     pub fn readable(self: &Rc<Self>, fd: &Arc<OwnedFd>) -> OpFuture {
-        let keep = Keep { _segs: Segs::default(), _fd: Some(fd.clone()) };
+        let keep = Keep { _fd: Some(fd.clone()), ..Keep::default() };
         self.future(Io::PollIn { fd: fd.as_raw_fd() }, keep)
     }
 
@@ -194,7 +211,7 @@ impl Driver {
     /// May be short.
     pub fn read_at(self: &Rc<Self>, file: &Arc<OwnedFd>, segs: Segs, offset: u64) -> OpFuture {
         let io = Io::ReadV { fd: file.as_raw_fd(), iov: segs.iovecs().collect(), offset };
-        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()) })
+        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()), accepts: false })
     }
 
     /// Writes `segs` to `file` at `offset` bytes, durably if `dsync`; answers bytes or `-errno`.
@@ -208,7 +225,7 @@ impl Driver {
     ) -> OpFuture {
         let iov = segs.iovecs().collect();
         let io = Io::WriteV { fd: file.as_raw_fd(), iov, offset, dsync };
-        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()) })
+        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()), accepts: false })
     }
 
     /// Changes the allocation of `len` bytes of `file` from `offset`, as fallocate(2) does;
@@ -221,7 +238,7 @@ impl Driver {
         len: u64,
     ) -> OpFuture {
         let io = Io::Fallocate { fd: file.as_raw_fd(), mode, offset, len };
-        self.future(io, Keep { _segs: Segs::default(), _fd: Some(file.clone()) })
+        self.future(io, Keep { _fd: Some(file.clone()), ..Keep::default() })
     }
 
     /// Runs `work` on a helper thread and answers its result.
@@ -246,7 +263,12 @@ impl Driver {
         match op {
             Op::Transfer(transfer) => self.end_transfer(env, transfer, result),
             Op::Request(id) => env.complete(id, errno_result(result)),
-            Op::Future { shared, .. } => {
+            Op::Future { shared, keep } => {
+                if keep.accepts && result >= 0 && Rc::strong_count(&shared) == 1 {
+                    // SAFETY: accept made this descriptor and its future is gone, so nobody
+                    // else knows it.
+                    drop(unsafe { OwnedFd::from_raw_fd(result) });
+                }
                 shared.result.set(Some(result));
                 if let Some(waker) = shared.waker.take() {
                     waker.wake();
@@ -318,8 +340,10 @@ impl Future for OpFuture {
 
 impl Drop for OpFuture {
     fn drop(&mut self) {
-        if self.shared.result.get().is_none() {
-            self.driver.ring().cancel(self.token);
+        if self.shared.result.get().is_none()
+            && let Some(ring) = self.driver.ring.borrow_mut().as_mut()
+        {
+            ring.cancel(self.token);
         }
     }
 }

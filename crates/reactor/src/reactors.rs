@@ -140,6 +140,15 @@ impl Drop for Reactors {
     }
 }
 
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        tracing::error!("a reactor panicked: the server ends");
+        std::process::abort();
+    }
+}
+
 struct Reactor {
     id: ReactorId,
     core: Core,
@@ -163,7 +172,17 @@ impl Reactor {
         Reactor { id, core, driver, clock, post }
     }
 
+    /// Serves until told to stop. A panic in here ends the process: a reactor that is gone would
+    /// leave every suspend, and whoever waits for its requests, hanging for ever.
     fn run(self, stop: &AtomicBool) {
+        let bomb = AbortOnUnwind;
+        self.serve(stop);
+        self.core.end_tasks();
+        self.driver.close();
+        std::mem::forget(bomb);
+    }
+
+    fn serve(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Acquire) {
             let now = self.clock.now();
             self.core.env().set_now(now);

@@ -107,7 +107,7 @@ impl HelperPool {
     fn refuse_all(&self) {
         let jobs = std::mem::take(&mut self.shared.queue.lock().jobs);
         for (token, _) in jobs {
-            self.shared.done.push((token, -libc::EAGAIN));
+            self.shared.done.push((token, -libc::ENOMEM));
         }
     }
 }

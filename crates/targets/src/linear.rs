@@ -12,8 +12,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Request, SectorRange, Target,
-    TargetType, Verdict,
+    ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Request, Sector, SectorRange,
+    Target, TargetType, Verdict,
 };
 
 use crate::area::Area;
@@ -62,6 +62,10 @@ impl Target for Linear {
     /// lower disk.
     fn map<'a>(&'a self, _env: &Env, request: &mut Request) -> Verdict<'a> {
         self.area.remap(request)
+    }
+
+    fn straight(&self) -> Option<(Arc<dyn Disk>, Sector)> {
+        Some((self.area.disk.clone(), self.area.start))
     }
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {

@@ -13,4 +13,6 @@ mod queue;
 #[cfg(test)]
 mod split;
 #[cfg(test)]
+mod straight;
+#[cfg(test)]
 mod suspend;

@@ -4,7 +4,8 @@
 //! Line: `probe DEVICE OFFSET [KEY=VALUE]...`: `piece=N` accepts at most N sectors at a time;
 //! `copies=N` wants N flushes; `queue=1` keeps every request for a while and has it mapped again
 //! from another reactor; `hold=1` keeps completions for a while; `requeue=N` has a request mapped
-//! N more times; `hoard=1` keeps everything until a suspend.
+//! N more times; `hoard=1` keeps everything until a suspend; `straight=1` says that it has
+//! nothing to decide (no other rule may stand with it), and notes only what the engine asks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +51,7 @@ struct Rules {
     hold: bool,
     requeue: u64,
     hoard: bool,
+    straight: bool,
 }
 
 struct Probe {
@@ -142,6 +144,10 @@ impl Target for Probe {
         EndIo::Done(result)
     }
 
+    fn straight(&self) -> Option<(Arc<dyn Disk>, Sector)> {
+        self.rules.straight.then(|| (self.lower.clone(), Sector(self.offset)))
+    }
+
     fn flush_copies(&self) -> u16 {
         self.rules.copies.unwrap_or(1)
     }
@@ -187,6 +193,7 @@ fn rules(words: &[&str]) -> Rules {
             "hold" => rules.hold = true,
             "requeue" => rules.requeue = value,
             "hoard" => rules.hoard = true,
+            "straight" => rules.straight = true,
             _ => panic!("{key}"),
         }
     }

@@ -191,7 +191,7 @@ fn a_part_that_waits_at_a_lower_gate_does_not_disturb_its_siblings() {
 }
 
 /// Suspends, sometimes loads, and resumes, again and again, until told to stop.
-async fn shake(env: Env, device: Arc<MappedDevice>, rounds: u64) {
+pub async fn shake(env: Env, device: Arc<MappedDevice>, rounds: u64) {
     for _ in 0..rounds {
         env.sleep(Duration::from_micros(env.random_below(3000))).await;
         let mode = if env.random_below(2) == 0 { SuspendMode::Flush } else { SuspendMode::NoFlush };

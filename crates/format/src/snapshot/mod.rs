@@ -10,17 +10,22 @@
 //! records form one list: the first whose `new` is zero ends it, and a full area goes on in the next
 //! one. Bytes climb a ladder of types: raw bytes become a [`Header`], its chunk size and the size of
 //! the device become a [`Layout`], and only a layout hands out chunk numbers and offsets. There are
-//! no checksums in this format, so whether the records make sense is the reader's business.
+//! no checksums in this format, so whether the records make sense is the business of [`check`], and
+//! [`repair`] tells which of them can be saved.
 //!
 //! When to copy, commit and merge is policy and is deliberately absent. The byte tables are in
 //! `docs/formats/snapshot.md`; a test holds that document to [`HEADER_FIELDS`] and
 //! [`RECORD_FIELDS`].
 
+pub mod check;
 mod chunk;
 mod error;
+mod fault;
 mod header;
 mod layout;
 mod record;
+pub mod repair;
+mod walk;
 
 pub use crate::field::Field;
 pub use chunk::{
@@ -30,6 +35,7 @@ pub use error::Error;
 pub use header::{HEADER_BYTES, HEADER_FIELDS, Header, MAGIC, Opening, VERSION};
 pub use layout::Layout;
 pub use record::{RECORD_BYTES, RECORD_FIELDS, Record, records};
+pub use walk::{Slot, Walk};
 
 /// Bytes in a sector.
 pub const SECTOR_BYTES: u64 = 512;

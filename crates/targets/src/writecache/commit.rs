@@ -36,6 +36,8 @@ use super::{Count, State, WriteCache};
 const GRANULE_BYTES: u64 = 4096;
 /// Most bytes of metadata in one request.
 const WRITE_BYTES_MAX: u64 = 1 << 20;
+/// Most requests of metadata in flight.
+const WRITES_MAX: usize = 32;
 
 /// The metadata as it is on disk, or will be when the running step ends. Whoever holds the
 /// ledger is the only writer of metadata.
@@ -182,7 +184,10 @@ impl WriteCache {
             }
             state.origin_writes
         };
-        env.io(&self.origin, Io::flush()).await?;
+        if let Err(error) = env.io(&self.origin, Io::flush()).await {
+            self.origin_flush_failed(env, error);
+            return Err(error);
+        }
         let mut state = self.state.lock();
         state.origin_flushed = state.origin_flushed.max(covered);
         Ok(())
@@ -357,7 +362,13 @@ impl WriteCache {
         let waiting = {
             let mut state = self.state.lock();
             for &slot in slots {
-                debug_assert_eq!(state.index.slot(slot).state, SlotState::Committed);
+                let entry = *state.index.slot(slot);
+                match entry.state {
+                    SlotState::Committed => {}
+                    SlotState::Uncommitted if entry.leaving => state.uncommitted_count -= 1,
+                    // Dropped meanwhile by a fill that had been under way.
+                    _ => continue,
+                }
                 state.index.end_writeback(slot);
                 state.index.remove(slot);
                 state.index.release(slot);
@@ -368,21 +379,21 @@ impl WriteCache {
         self.changed.notify(usize::MAX);
     }
 
-    /// Writes the changed pieces of the image; returns when all have completed.
+    /// Writes the changed pieces of the image, a bounded number at a time; returns when all have
+    /// completed.
     pub(super) async fn write_changed(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
-        let pieces = ledger.take_changed();
-        let writes: Vec<_> = pieces
-            .into_iter()
-            .map(|(from, to)| {
+        let mut result = Ok(());
+        for window in ledger.take_changed().chunks(WRITES_MAX) {
+            let start = |&(from, to): &(u64, u64)| {
                 let bytes = &ledger.bytes[from as usize..to as usize];
                 self.write_area(env, from, bytes, Flags::empty())
-            })
-            .collect();
-        let mut result = Ok(());
-        for write in writes {
-            result = result.and(write.await);
+            };
+            for write in window.iter().map(start).collect::<Vec<_>>() {
+                result = result.and(write.await);
+            }
+            result?;
         }
-        result
+        Ok(())
     }
 
     /// Writes `bytes` at a byte offset of the area.

@@ -392,7 +392,7 @@ impl WriteCache {
         if held {
             state.waiters.push(Waiter::Request(request.id()));
         }
-        if !state.removals.is_empty() {
+        if std::mem::take(&mut state.passed_over) || !state.removals.is_empty() {
             self.changed.notify(usize::MAX);
         }
         self.wake_after_release(env, state, freed);

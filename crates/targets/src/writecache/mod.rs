@@ -27,8 +27,9 @@
 //! I6. Only committed blocks are written back.
 //! I7. A read sees a slot only when its data is there: a fill enters the index at its end.
 //! I8. A superseded entry is freed only after the superseding one is committed.
-//! I9. An entry leaves the index only after its `seq = -1` is durable (or was never written):
-//!     until then nothing of its block goes around the cache.
+//! I9. An entry leaves the index only after its `seq = -1` is durable, or if it was never written
+//!     and no older version shows under it: until then nothing of its block goes around the
+//!     cache, and nobody reads what was overwritten.
 //! I10. Writeback of a block starts only when no write to its slot is in flight; from then on
 //!     until it ends, writes to the block take a new slot.
 //! I11. A slot with any I/O in flight is not reused, whoever freed it.
@@ -121,6 +122,9 @@ struct State {
     /// Writes that completed on the origin, and how many of them a flush made durable.
     origin_writes: u64,
     origin_flushed: u64,
+    /// Flushes of the origin that failed: what was copied before such a one, flushed or not, is
+    /// not known to be there.
+    origin_flush_failures: u64,
     /// When a write last went around the cache.
     last_around: Time,
     /// Older committed versions that a committed newer one covers.
@@ -132,6 +136,9 @@ struct State {
     draining: bool,
     /// Insertions below this number are to be written back whatever the watermarks say.
     drain_to: u64,
+    /// The keeper passed over a block because a write to it was in flight; the end of that
+    /// write wakes it.
+    passed_over: bool,
     cleaner: bool,
     flush_on_suspend: bool,
     /// Requests that need a slot and cannot go around.
@@ -165,12 +172,14 @@ impl State {
             // What the origin got before this table was live is not known to be durable.
             origin_writes: 1,
             origin_flushed: 0,
+            origin_flush_failures: 0,
             last_around: Time(0),
             superseded: Vec::new(),
             written: Vec::new(),
             finishing: false,
             draining: false,
             drain_to: 0,
+            passed_over: false,
             cleaner: false,
             flush_on_suspend: false,
             slot_waiters: Vec::new(),

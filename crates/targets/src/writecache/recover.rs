@@ -8,7 +8,8 @@
 //! - of several committed entries of one block the highest seq wins, the others are freed;
 //! - two with the same seq mean a corrupt device: nothing is written, reads keep working.
 //!
-//! What was decided is durable before the first request is let in, so that a second crash finds
+//! What was read is made durable first (the drive's cache may hold what a killed process
+//! wrote); what was decided is durable before the first request is let in, so that a second crash finds
 //! either the old or the decided state, entry by entry; deciding again gives the same.
 //!
 //! Formatting writes the area with a blank superblock, flushes, then writes the superblock
@@ -246,6 +247,7 @@ impl WriteCache {
         let decisions = decide(entries, superblock.seq());
         self.refuse_foreign(&decisions)?;
         let seq = superblock.seq();
+        self.make_what_was_read_durable(env).await?;
         let mut ledger = Ledger::of(bytes, superblock);
         self.settle(env, &mut ledger, &decisions).await?;
         *self.ledger.lock().await = ledger;
@@ -293,6 +295,17 @@ impl WriteCache {
         Ok(bytes)
     }
 
+    /// A process that died leaves completed writes in the drive's volatile cache, and they were
+    /// just read. Slots are handed out (I3) and flushes answered on the strength of what was
+    /// read, so it has to be durable first.
+    async fn make_what_was_read_durable(&self, env: &Env) -> Result<(), ConfigError> {
+        if self.read_only || self.state.lock().broken {
+            return Ok(());
+        }
+        let failed = |error| unreadable(&self.config.cache, "flush", error);
+        self.flush_cache(env).await.map_err(failed)
+    }
+
     /// Makes what was decided durable.
     async fn settle(
         &self,
@@ -300,7 +313,8 @@ impl WriteCache {
         ledger: &mut Ledger,
         decisions: &Decisions,
     ) -> Result<(), ConfigError> {
-        if self.read_only || decisions.identical.is_some() || decisions.free.is_empty() {
+        let untouchable = self.read_only || self.state.lock().broken;
+        if untouchable || decisions.identical.is_some() || decisions.free.is_empty() {
             return Ok(());
         }
         decisions.free.iter().for_each(|&slot| ledger.set_free(slot));
@@ -328,6 +342,7 @@ impl WriteCache {
             state.cleaner = old.cleaner;
             state.flush_on_suspend = old.flush_on_suspend;
             state.broken = old.broken;
+            state.tasks = old.tasks;
             *old = state;
             old.suspended = false;
             if let Some((first, second)) = decisions.identical {

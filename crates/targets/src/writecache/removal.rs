@@ -78,26 +78,25 @@ impl State {
         }
     }
 
-    /// Drops the versions of a block that have no entry on disk, and answers the committed ones
-    /// whose entries are to be freed. The caller holds the ledger and no commit has failed:
-    /// nothing is frozen.
+    /// The versions of a block whose entries are to be freed; they leave the index together, so
+    /// that nobody sees an older one (I9). Without any entry on disk they are dropped at once.
+    /// The caller holds the ledger and no commit has failed: nothing is frozen. An older version
+    /// may go before the newer one is committed (against I8) because what replaces both is
+    /// durable on the origin, or undefined.
     fn take_leaving(&mut self, block: u64) -> Vec<u32> {
-        let mut committed = Vec::new();
-        for slot in self.versions_of(block) {
-            let entry = *self.index.slot(slot);
-            if !entry.leaving {
-                continue;
-            }
-            assert_ne!(entry.state, SlotState::Frozen, "nothing is frozen without the ledger");
-            if entry.state == SlotState::Uncommitted {
-                self.uncommitted_count -= 1;
-                self.index.remove(slot);
-                self.index.release(slot);
-            } else {
-                committed.push(slot);
-            }
+        let mut versions = self.versions_of(block);
+        versions.retain(|&slot| self.index.slot(slot).leaving);
+        let state = |slot: &u32| self.index.slot(*slot).state;
+        assert!(versions.iter().all(|slot| state(slot) != SlotState::Frozen), "the ledger is held");
+        if versions.iter().any(|slot| state(slot) == SlotState::Committed) {
+            return versions;
         }
-        committed
+        for slot in versions {
+            self.uncommitted_count -= 1;
+            self.index.remove(slot);
+            self.index.release(slot);
+        }
+        Vec::new()
     }
 }
 

@@ -4,6 +4,8 @@
 mod bed;
 mod durability;
 mod errors;
+mod index_twin;
+mod killed;
 mod opening;
 mod properties;
 mod reload;

@@ -102,8 +102,8 @@ impl State {
         Job { block, slots }
     }
 
-    /// Takes slots out of writeback that did not make it; answers true if any of them is
-    /// covered by a committed version and waits to be freed.
+    /// Takes slots out of writeback that did not make it. One that a newer version covers is to
+    /// be freed as soon as that is committed.
     fn give_up(&mut self, slots: &[u32]) {
         for &slot in slots {
             self.index.end_writeback(slot);
@@ -197,7 +197,10 @@ impl WriteCache {
                     let most = left.min(JOB_BYTES_MAX / bytes) as usize;
                     return Action::Write(state.gather(slot, most.clamp(1, JOB_BLOCKS_MAX)));
                 }
-                _ => at = state.index.after(slot),
+                _ => {
+                    state.passed_over |= state.index.slot(slot).writes > 0;
+                    at = state.index.after(slot);
+                }
             }
         }
         Action::Wait
@@ -215,7 +218,12 @@ impl WriteCache {
     /// Step 1 for one job; step 2 and on in the finisher.
     async fn write_back(&self, env: &Env, job: Job) {
         let copy = self.copy_job(&job);
-        match self.copier.copy(env, &copy).await {
+        let failures = self.state.lock().origin_flush_failures;
+        let copied = self.copier.copy(env, &copy).await;
+        match copied {
+            Ok(()) if self.origin_lost_since(failures) => {
+                self.origin_failed(env, &job.slots, IoError::IO);
+            }
             Ok(()) => {
                 let mut state = self.state.lock();
                 state.origin_writes += u64::from(!self.config.writeback_with_fua());
@@ -228,6 +236,30 @@ impl WriteCache {
             }
         }
         self.kick_finisher(env);
+    }
+
+    /// True if a flush of the origin failed since there had been `failures`. The drive told one
+    /// flusher and may have dropped what others wrote: it stays dirty and is copied again. FUA
+    /// copies are durable by themselves.
+    fn origin_lost_since(&self, failures: u64) -> bool {
+        let now = self.state.lock().origin_flush_failures;
+        now != failures && !self.config.writeback_with_fua()
+    }
+
+    /// What was copied and waits for a flush is not known to be on the origin any more.
+    pub(super) fn origin_flush_failed(&self, env: &Env, error: IoError) {
+        let written = {
+            let mut state = self.state.lock();
+            state.origin_flush_failures += 1;
+            if self.config.writeback_with_fua() {
+                Vec::new()
+            } else {
+                std::mem::take(&mut state.written)
+            }
+        };
+        if !written.is_empty() {
+            self.origin_failed(env, &written, error);
+        }
     }
 
     fn copy_job(&self, job: &Job) -> CopyJob {
@@ -273,7 +305,7 @@ impl WriteCache {
 
     async fn finish_loop(&self, env: &Env) {
         loop {
-            let written = {
+            let (written, failures) = {
                 let mut state = self.state.lock();
                 if state.written.is_empty() && state.superseded.is_empty() || state.broken {
                     let written = std::mem::take(&mut state.written);
@@ -281,7 +313,7 @@ impl WriteCache {
                     state.finishing = false;
                     break;
                 }
-                std::mem::take(&mut state.written)
+                (std::mem::take(&mut state.written), state.origin_flush_failures)
             };
             // Superseded versions alone need nothing of the origin.
             let on_origin = if written.is_empty() || canary::planted(Bug::FreeBeforeOriginFlush) {
@@ -290,6 +322,9 @@ impl WriteCache {
                 self.flush_origin(env).await
             };
             match on_origin {
+                Ok(()) if !written.is_empty() && self.origin_lost_since(failures) => {
+                    self.origin_failed(env, &written, IoError::IO);
+                }
                 Ok(()) => self.free_written(env, written).await,
                 Err(error) => self.origin_failed(env, &written, error),
             }

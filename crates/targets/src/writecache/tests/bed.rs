@@ -13,7 +13,9 @@ use cairn_block::{
     TableLine, Target, TargetTypes,
 };
 use cairn_format::writecache::{Entry, EntryState, Geometry, Superblock};
-use cairn_sim::{DriveModel, DriveOptions, Image, SimDrive, SimOpener, SimWorld};
+use cairn_sim::{
+    DriveModel, DriveOptions, Effect, Fault, Image, OpSet, SimDrive, SimOpener, SimWorld,
+};
 
 use super::super::index::SlotState;
 use super::super::{State, WriteCache};
@@ -119,6 +121,20 @@ pub fn cache_sectors(slots: u64, block: u64) -> u64 {
 }
 
 impl Bed {
+    /// The process dies and a new one starts; the drives live on with what they hold.
+    pub fn killed(self) -> Bed {
+        let dead = std::mem::ManuallyDrop::new(self);
+        let sim = SimWorld::new(7, SimWorld::REACTORS);
+        sim.set_patience(Duration::from_secs(600));
+        let noting = dead.noting.clone();
+        let opener =
+            SimOpener::new().with("origin", noting[0].clone()).with("cache", noting[1].clone());
+        let registry = Arc::new(Registry::new(Box::new(opener)));
+        let volume = registry.create_volume("test").unwrap();
+        let (origin, cache) = (noting[0].drive.clone(), noting[1].drive.clone());
+        Bed { sim, volume, origin, cache, ends: Ends::default(), noting, registry }
+    }
+
     /// An origin of `origin` sectors with contents that tell their sector, and a blank cache.
     pub fn new(origin: u64, cache: u64) -> Bed {
         Bed::of_images(initial(origin), Image::new(SectorCount(cache)), 1)
@@ -385,6 +401,11 @@ pub fn write_io(env: &Env, start: u64, count: u64, byte: u8) -> Io {
     let segs = env.segs(SectorCount(count));
     segs.copy_in(0, &vec![byte; count as usize * SECTOR]);
     Io::write(range(start, count), segs)
+}
+
+/// Operations of these kinds take `duration` longer.
+pub fn slow(ops: OpSet, duration: Duration) -> Fault {
+    Fault { effect: Effect::Delay(duration), ..Fault::error(ops) }
 }
 
 /// Sector, seq and first byte of each committed entry of a cache without start_sector.

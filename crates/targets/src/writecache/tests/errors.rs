@@ -4,15 +4,11 @@ use std::time::Duration;
 
 use cairn_block::{Flags, Io, Op, SuspendMode};
 use cairn_format::writecache::{Entry, Seq};
-use cairn_sim::{Effect, Fault, Image, OpSet};
+use cairn_sim::{Fault, Image, OpSet};
 
-use super::bed::{Bed, cache_sectors, initial, initial_byte, range, table, write_io};
+use super::bed::{Bed, cache_sectors, initial, initial_byte, range, slow, table, write_io};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn delay(ops: OpSet, duration: Duration) -> Fault {
-    Fault { effect: Effect::Delay(duration), ..Fault::error(ops) }
-}
 
 /// Three dirty blocks that are no neighbours, committed.
 fn dirty_bed(options: &str) -> Bed {
@@ -71,7 +67,7 @@ fn writeback_tries_again_after_ever_longer_pauses() {
 #[test]
 fn an_older_version_is_freed_when_the_newer_is_committed_though_its_writeback_failed() {
     let bed = dirty_bed("");
-    bed.origin.faults().add(delay(OpSet::WRITES, Duration::from_millis(5)));
+    bed.origin.faults().add(slow(OpSet::WRITES, Duration::from_millis(5)));
     // The origin has something that no flush covers, and can't flush either.
     bed.on(Op::Discard, 800, 8).unwrap();
     bed.origin.faults().add(Fault::error(OpSet::ALL));
@@ -142,7 +138,7 @@ fn a_removal_that_waited_for_a_commit_that_failed_is_told() {
             let bed = dirty_bed("");
             bed.write(64, 8, 5).unwrap();
             bed.cache.faults().add(Fault::error(OpSet::FLUSHES));
-            bed.origin.faults().add(delay(OpSet::ALL, Duration::from_micros(origin_micros)));
+            bed.origin.faults().add(slow(OpSet::ALL, Duration::from_micros(origin_micros)));
             bed.start("flush", |_| Io::flush());
             bed.start("removal", |_| Io::on(op, range(64, count)));
             bed.settle();
@@ -159,8 +155,8 @@ fn a_write_that_waits_for_a_slot_is_told_when_the_cache_device_fails() {
     for ops in [OpSet::READS, OpSet::FLUSHES] {
         let bed = Bed::live(1, "pause_writeback 60000");
         bed.write_fua(0, 8, 1).unwrap();
-        bed.origin.faults().add(delay(OpSet::WRITES, Duration::from_millis(1)));
-        bed.cache.faults().add(delay(OpSet::READS, Duration::from_millis(1)));
+        bed.origin.faults().add(slow(OpSet::WRITES, Duration::from_millis(1)));
+        bed.cache.faults().add(slow(OpSet::READS, Duration::from_millis(1)));
         bed.cache.faults().add(Fault::error(ops));
         let answer = bed.start_message("flush");
         bed.run(Duration::from_micros(300));
@@ -207,7 +203,7 @@ fn a_flush_fails_if_the_origin_does_and_the_next_one_tries_again() {
 #[test]
 fn a_flush_message_is_told_when_the_volume_is_suspended_meanwhile() {
     let bed = dirty_bed("writeback_jobs 1");
-    bed.origin.faults().add(delay(OpSet::WRITES, Duration::from_millis(5)));
+    bed.origin.faults().add(slow(OpSet::WRITES, Duration::from_millis(5)));
     let answer = bed.start_message("flush");
     bed.run(Duration::from_millis(1));
     bed.suspend(SuspendMode::Flush);
@@ -264,4 +260,22 @@ fn identical_sequence_numbers_are_read_but_never_written() {
     assert!(corrupt.cache.visible().to_vec() == bytes);
     assert_eq!(corrupt.origin.visible(), initial(2048));
     assert_eq!(cache_sectors(16, 4096) * 512, bytes.len() as u64);
+}
+
+#[test]
+fn blocks_copied_before_a_flush_of_the_origin_failed_stay_dirty() {
+    let bed = Bed::live(4, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.flush().unwrap();
+    bed.origin.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)).shots(1));
+    bed.on(Op::Discard, 800, 8).unwrap();
+    let answer = bed.start_message("flush");
+    bed.run(Duration::from_micros(160));
+    // The flush after the copy is under way when a client's fails.
+    bed.origin.faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+    bed.start("client", |_| Io::flush());
+    bed.settle();
+    assert!(bed.ends.of("client").expect("ended").is_err(), "the drive told the client");
+    let told = answer.borrow();
+    assert!(told.as_ref().expect("ended").is_err(), "and the message hears of it: {told:?}");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use cairn_block::{Flags, Io, Op};
 use cairn_sim::{Effect, Fault, OpSet};
 
-use super::bed::{Bed, initial_byte, range, table, write_io};
+use super::bed::{Bed, initial_byte, range, slow, table, write_io};
 
 fn slow_origin(bed: &Bed, duration: Duration) {
     bed.origin
@@ -148,4 +148,23 @@ fn write_zeroes_that_fail_leave_the_blocks_usable() {
     bed.message("flush").unwrap();
     assert_eq!((bed.byte(0), bed.status().error()), (2, 0));
     bed.check();
+}
+
+#[test]
+fn nobody_sees_an_older_version_while_zeroes_are_under_way() {
+    let bed = Bed::live(8, "pause_writeback 60000");
+    bed.cache.faults().add(slow(OpSet::WRITES, Duration::from_millis(3)).shots(1));
+    bed.start("late", |env| write_io(env, 0, 8, 2));
+    bed.start("early", |env| write_io(env, 0, 8, 1));
+    bed.run(Duration::from_millis(1));
+    bed.flush().unwrap();
+    bed.run(Duration::from_millis(10));
+    assert_eq!(bed.byte(0), 2, "uncommitted, on top of a committed version");
+    bed.cache.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(5)));
+    bed.start("zero", |_| Io::on(Op::WriteZeroes, range(0, 256)));
+    while bed.ends.of("zero").is_none() {
+        assert_ne!(bed.byte(0), 1);
+        bed.run(Duration::from_micros(100));
+    }
+    assert_eq!(bed.byte(0), 0);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use cairn_block::{Flags, Op};
 use cairn_sim::{Effect, Fault, OpSet};
 
-use super::bed::{Bed, Seen, cache_sectors, initial_byte, table, write_io};
+use super::bed::{Bed, Seen, cache_sectors, initial_byte, slow, table, write_io};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -246,4 +246,26 @@ fn no_more_blocks_than_allowed_are_on_their_way() {
         most = most.max(bed.status().0[3]);
     }
     assert_eq!(most, 3);
+}
+
+#[test]
+fn a_flush_message_takes_a_block_whose_overwrite_was_under_way() {
+    let bed = Bed::live(4, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.cache.faults().add(slow(OpSet::WRITES, Duration::from_millis(5)).shots(1));
+    bed.start("overwrite", |env| write_io(env, 0, 8, 2));
+    let answer = bed.start_message("flush");
+    bed.run(Duration::from_secs(1));
+    assert!(answer.borrow().is_some(), "nothing else wakes the keeper");
+    assert_eq!(bed.status().dirty(), 0);
+}
+
+#[test]
+fn an_old_block_goes_home_when_the_overwrite_under_way_has_ended() {
+    let bed = Bed::live(4, "pause_writeback 0 max_age 1000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.cache.faults().add(slow(OpSet::WRITES, Duration::from_millis(1500)).shots(1));
+    bed.start("overwrite", |env| write_io(env, 0, 8, 2));
+    bed.run(Duration::from_secs(2));
+    assert_eq!(bed.status().dirty(), 0);
 }

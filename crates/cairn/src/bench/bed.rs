@@ -1,0 +1,116 @@
+//! [`Bed`]: where a benchmark lies: one reactor of the real kind, disks by name, and volumes
+//! built from table lines over them.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use cairn_backends::MemoryDisk;
+use cairn_block::{
+    ConfigError, Disk, Env, Identity, Opener, ReactorId, Registry, SectorCount, Table,
+    TableContext, TableLine, TargetTypes,
+};
+use cairn_reactor::{Options, Reactors, RingKind};
+use parking_lot::Mutex;
+
+use crate::failure::{Outcome, system, wrong};
+
+/// Identities of a shelf begin here: the registry counts its own from zero.
+const FIRST_UNIQUE: u64 = 1 << 63;
+
+/// Disks by the names that table lines call them.
+#[derive(Clone, Default)]
+struct Shelf(Arc<Mutex<Disks>>);
+
+/// A number to tell each by, and the disk.
+type Disks = HashMap<String, (u64, Arc<dyn Disk>)>;
+
+impl Opener for Shelf {
+    fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
+        let shelf = self.0.lock();
+        let found = shelf.get(argument).map(|(unique, _)| Identity::Unique(*unique));
+        found.ok_or_else(|| wrong(argument, "device", "nothing", "a disk of this bench"))
+    }
+
+    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+        let shelf = self.0.lock();
+        let found = shelf.get(argument).map(|(_, disk)| disk.clone());
+        found.ok_or_else(|| wrong(argument, "device", "nothing", "a disk of this bench"))
+    }
+}
+
+/// A reactor with disks and volumes.
+pub struct Bed {
+    reactors: Reactors,
+    shelf: Shelf,
+    registry: Arc<Registry>,
+}
+
+impl Bed {
+    /// A reactor and nothing on it.
+    ///
+    /// # Errors
+    /// The system refused a thread or a ring.
+    pub fn make() -> Outcome<Bed> {
+        let options = Options { count: 1, ring: RingKind::Auto };
+        let reactors = Reactors::start(options)
+            .map_err(|error| system("bench", "start of a reactor", error))?;
+        let shelf = Shelf::default();
+        let registry = Arc::new(Registry::new(Box::new(shelf.clone())));
+        Ok(Bed { reactors, shelf, registry })
+    }
+
+    /// Puts a disk where table lines find it.
+    pub fn put(&self, name: &str, disk: Arc<dyn Disk>) {
+        let mut shelf = self.shelf.0.lock();
+        let unique = FIRST_UNIQUE + shelf.len() as u64;
+        shelf.insert(name.to_owned(), (unique, disk));
+    }
+
+    /// A disk in memory under this name.
+    ///
+    /// # Errors
+    /// The system has not so much address space.
+    pub fn memory(&self, name: &str, bytes: u64) -> Outcome<Arc<dyn Disk>> {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(bytes))?);
+        self.put(name, disk.clone());
+        Ok(disk)
+    }
+
+    /// Runs a future on the reactor and waits.
+    pub fn on<T, F>(&self, make: impl FnOnce(Env) -> F + Send + 'static) -> T
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        self.reactors.block_on(ReactorId(0), make)
+    }
+
+    /// Brings up a volume.
+    ///
+    /// # Errors
+    /// The table is refused or cannot start.
+    pub fn volume(&self, name: &str, table: &str) -> Outcome<Arc<dyn Disk>> {
+        let volume = self.registry.create_volume(name)?;
+        let (registry, device) = (self.registry.clone(), volume.clone());
+        let lines = TableLine::parse_all(table)?;
+        self.on(|env| async move {
+            let types = TargetTypes::new(cairn_targets::types());
+            let context = TableContext { types: &types, registry: &registry, read_only: false };
+            device.load(Table::build(&env, &device, &lines, context).await?).await;
+            device.resume(&env).await
+        })?;
+        Ok(volume)
+    }
+
+    /// Ends a volume: it commits and stops.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn remove(&self, name: &str) -> Outcome<()> {
+        let volume = self.registry.volume(name)?;
+        self.on(|env| async move { volume.remove(&env).await });
+        self.registry.remove_volume(name);
+        Ok(())
+    }
+}

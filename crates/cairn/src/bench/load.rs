@@ -1,0 +1,193 @@
+//! [`Job`]: a client that keeps so many requests in flight until all its places are done.
+//!
+//! The buffers are used in turn, as a real client's queue does: with `depth` of them the data is
+//! as cold as there. After `depth` requests the reactor gets its turn, so that what a target does
+//! in the background happens inside the timing.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use cairn_block::{
+    Client, ConfigError, ConfigKind, Disk, Env, Flags, Io, IoError, IoResult, Op, Request,
+    SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
+};
+
+use super::bed::Bed;
+use super::clock::{Moment, Took};
+use crate::failure::Outcome;
+
+/// Requests of one kind and size.
+#[derive(Clone)]
+pub struct Job {
+    /// What to do at each place.
+    pub op: Op,
+    /// Bytes of each request.
+    pub bytes: usize,
+    /// First sectors, in order.
+    pub places: Arc<[u64]>,
+    /// How many are in flight at once, each with its buffer.
+    pub depth: usize,
+    /// How many may be started before the reactor gets its turn.
+    pub turn: usize,
+    /// Flush at the end, inside the timing.
+    pub flush: bool,
+}
+
+impl Job {
+    /// Reads or writes at `places`, 32 at a time.
+    pub fn new(op: Op, bytes: usize, places: Arc<[u64]>) -> Job {
+        Job { op, bytes, places, depth: 32, turn: 32, flush: false }
+    }
+
+    /// Flushes at the end, inside the timing.
+    #[must_use]
+    pub fn flushed(self) -> Job {
+        Job { flush: true, ..self }
+    }
+
+    /// Gives the reactor its turn this rarely.
+    #[must_use]
+    pub fn per_turn(self, turn: usize) -> Job {
+        Job { turn, ..self }
+    }
+
+    /// How many requests.
+    pub fn requests(&self) -> usize {
+        self.places.len()
+    }
+
+    fn range(&self, place: u64) -> SectorRange {
+        SectorRange::new(Sector(place), SectorCount::of_bytes(self.bytes as u64))
+    }
+
+    /// Buffers that hold neither zeros nor each other's bytes.
+    pub fn buffers(&self, env: &Env) -> VecDeque<Segs> {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let fill = |_| {
+            let segs = env.segs(SectorCount::of_bytes(self.bytes as u64));
+            segs.for_each_mut(0, self.bytes, |bytes| rng.fill(bytes));
+            segs
+        };
+        (0..self.depth).map(fill).collect()
+    }
+}
+
+/// Every piece of `bytes` in `span` bytes once, in an order of the seed's choice.
+pub fn shuffled(span: u64, bytes: usize, seed: u64) -> Arc<[u64]> {
+    let mut places: Vec<u64> = sequential(span, bytes).to_vec();
+    fastrand::Rng::with_seed(seed).shuffle(&mut places);
+    places.into()
+}
+
+/// Every piece of `bytes` in `span` bytes, in order.
+pub fn sequential(span: u64, bytes: usize) -> Arc<[u64]> {
+    (0..span / bytes as u64).map(|piece| piece * (bytes as u64 / SECTOR_BYTES)).collect()
+}
+
+/// `count` pieces of `bytes` anywhere in `span` bytes from `start`, some of them more than once.
+pub fn scattered(start: u64, span: u64, bytes: usize, count: usize, seed: u64) -> Arc<[u64]> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (pieces, sectors) = (span / bytes as u64, bytes as u64 / SECTOR_BYTES);
+    (0..count).map(|_| start / SECTOR_BYTES + rng.u64(..pieces) * sectors).collect()
+}
+
+/// The client's side.
+struct Pump {
+    free: RefCell<VecDeque<Segs>>,
+    ended: Cell<usize>,
+    error: Cell<Option<IoError>>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Client for Pump {
+    fn complete(&self, _env: &Env, _cookie: u64, request: &mut Request, result: IoResult) {
+        self.free.borrow_mut().push_back(std::mem::take(&mut request.segs));
+        self.ended.set(self.ended.get() + 1);
+        if let Err(error) = result {
+            self.error.set(Some(error));
+        }
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Pump {
+    fn take(&self) -> Option<Segs> {
+        self.free.borrow_mut().pop_front()
+    }
+
+    /// Lets the reactor turn once, then waits until there is something to do.
+    async fn wait(&self, started: usize, total: usize) {
+        yield_once().await;
+        poll_fn(|context| {
+            let may_start = started < total && !self.free.borrow().is_empty();
+            if may_start || self.ended.get() == started {
+                return Poll::Ready(());
+            }
+            self.waker.set(Some(context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+async fn yield_once() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Does a job on a disk.
+///
+/// # Errors
+/// A request failed.
+pub fn run(bed: &Bed, disk: &Arc<dyn Disk>, job: &Job) -> Outcome<Took> {
+    let (disk, name, job) = (disk.clone(), disk.name(), job.clone());
+    let took = bed.on(|env| async move { pump(&env, &disk, &job).await });
+    took.map_err(|error| {
+        ConfigError::new(ConfigKind::System, name, "bench: a request").with_source(error)
+    })
+}
+
+async fn pump(env: &Env, disk: &Arc<dyn Disk>, job: &Job) -> Result<Took, IoError> {
+    let pump = Rc::new(Pump {
+        free: RefCell::new(job.buffers(env)),
+        ended: Cell::new(0),
+        error: Cell::new(None),
+        waker: Cell::new(None),
+    });
+    let (mut started, total) = (0, job.requests());
+    let began = Moment::now();
+    while pump.ended.get() < total {
+        let mut turn = job.turn;
+        while turn > 0
+            && started < total
+            && let Some(segs) = pump.take()
+        {
+            let range = job.range(job.places[started]);
+            let io = Io { op: job.op, flags: Flags::empty(), range, segs };
+            env.start(disk, io, pump.clone(), 0);
+            started += 1;
+            turn -= 1;
+        }
+        if pump.ended.get() < total {
+            pump.wait(started, total).await;
+        }
+    }
+    if job.flush {
+        env.io(disk, Io::flush()).await?;
+    }
+    let took = began.elapsed();
+    pump.error.get().map_or(Ok(took), Err)
+}

@@ -1,0 +1,122 @@
+//! `cairn bench NAME`: the project's own yardstick.
+//!
+//! A benchmark builds what it measures from the same parts the program is made of, runs it
+//! beside its baselines in one process, and tells rows:
+//!
+//! - [`row`]: rows, medians, spread, and whether the machine was quiet enough to tell.
+//! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
+//! - [`bed`]: one reactor, disks by name, volumes on them. [`load`]: requests, `depth` at a time.
+//! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
+//! - one file per benchmark, listed in [`Bench::run`].
+//!
+//! Promises: every ratio is between figures of one run, taken in turns; nothing outside a folder
+//! of its own is written. Must never: be called by the other verbs, or tune anything for itself.
+
+mod arena;
+mod bed;
+mod cachebed;
+mod clock;
+mod counting;
+mod image;
+mod kernel;
+mod larger;
+mod layers;
+mod load;
+mod nbd;
+mod peers;
+mod recovery;
+mod row;
+mod sample;
+mod styles;
+mod writecache;
+
+use clap::{Args, ValueEnum};
+
+use crate::failure::Outcome;
+use crate::remote;
+use row::Report;
+
+/// `bench`
+#[derive(Args)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub name: Bench,
+    /// Print JSON: an object per row
+    #[arg(long)]
+    pub json: bool,
+    /// Small and short: to see that it works, not to learn anything
+    #[arg(long)]
+    pub quick: bool,
+    /// How many rounds (default: 5, or 2 with --quick)
+    #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u16).range(1..))]
+    pub runs: Option<u16>,
+    /// Run the same jobs on the kernel's dm-writecache too, in user-mode Linux
+    #[arg(long)]
+    pub kernel: bool,
+    /// The script that boots user-mode Linux
+    #[arg(long, value_name = "PATH", default_value = "tests/kernel/uml")]
+    pub uml: std::path::PathBuf,
+}
+
+/// The benchmarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Bench {
+    /// What stacked targets cost, and how fast memory and a cached block are
+    Layers,
+    /// The write cache fresh and aged, beside a raw memory disk
+    Writecache,
+    /// The NBD server beside other servers (needs fio; nbdkit and qemu-storage-daemon if found)
+    Nbd,
+    /// How long a cache takes to open, and how much memory
+    Recovery,
+    /// All of these, one after the other
+    All,
+}
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Small and short.
+    pub quick: bool,
+    /// Rounds that count; one more is run before them.
+    pub runs: usize,
+    /// The script that boots user-mode Linux, if the kernel is to be measured.
+    pub uml: Option<std::path::PathBuf>,
+}
+
+impl Settings {
+    /// One of two values: for real, or for `--quick`.
+    pub fn pick<T>(&self, real: T, quick: T) -> T {
+        if self.quick { quick } else { real }
+    }
+}
+
+impl Bench {
+    fn run(self, settings: &Settings) -> Outcome<Report> {
+        match self {
+            Bench::Layers => layers::run(settings),
+            Bench::Writecache => writecache::run(settings),
+            Bench::Nbd => nbd::run(settings),
+            Bench::Recovery => recovery::run(settings),
+            Bench::All => {
+                let all = [Bench::Layers, Bench::Writecache, Bench::Nbd, Bench::Recovery];
+                all.into_iter().try_fold(Report::default(), |mut report, bench| {
+                    report.extend(bench.run(settings)?);
+                    Ok(report)
+                })
+            }
+        }
+    }
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// What was to be measured did not work.
+pub fn run(args: &BenchArgs) -> Outcome<u8> {
+    let runs = args.runs.map_or(if args.quick { 2 } else { 5 }, usize::from);
+    let uml = args.kernel.then(|| args.uml.clone());
+    let report = args.name.run(&Settings { quick: args.quick, runs, uml })?;
+    remote::print(&if args.json { report.json() } else { report.text() })
+}

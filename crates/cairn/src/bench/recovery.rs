@@ -1,0 +1,119 @@
+//! `bench recovery`: how long a write cache takes to open, and how much memory that takes, by the
+//! number of its entries.
+//!
+//! The cache device is memory too, so that the figures are the program's own: add the time that a
+//! drive takes to read 16 bytes per entry. `sorted`: neighbouring slots hold neighbouring blocks;
+//! `shuffled`: they hold blocks in no order, the worst for an index by run. Memory is what the
+//! process holds beyond what it held before: at the peak, and when the volume is up.
+
+use std::sync::Arc;
+
+use cairn_backends::{MemoryDisk, NullDisk};
+use cairn_block::{ConfigError, ConfigKind, Disk, SectorCount};
+
+use super::bed::Bed;
+use super::clock::Moment;
+use super::row::{Report, Row, Samples};
+use super::{Settings, image};
+use crate::failure::{Outcome, system};
+
+const BLOCK_BYTES: u32 = 4096;
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+/// One opening.
+struct Opening {
+    seconds: f64,
+    peak_bytes: f64,
+    held_bytes: f64,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// A cache cannot be made or opened.
+pub fn run(settings: &Settings) -> Outcome<Report> {
+    let mut report = Report::default();
+    let sizes: &[u64] = settings.pick(&[GIB, 10 * GIB, 100 * GIB], &[16 * MIB]);
+    for &cache_bytes in sizes {
+        for order in ["sorted", "shuffled"] {
+            let entries = image::geometry(cache_bytes, BLOCK_BYTES)?.n_blocks();
+            let mut openings = Vec::new();
+            for _ in 0..settings.runs {
+                openings.push(open(cache_bytes, order == "shuffled")?);
+            }
+            let samples = |of: fn(&Opening) -> f64| Samples(openings.iter().map(of).collect());
+            let row = |value: Samples, unit| {
+                Row::new("recovery", value, unit).with("entries", entries).with("order", order)
+            };
+            let each = |value: Samples| {
+                Samples(value.0.into_iter().map(|bytes| bytes / entries as f64).collect())
+            };
+            report.push(row(samples(|opening| opening.seconds), "s"));
+            let peak = each(samples(|opening| opening.peak_bytes));
+            report.push(row(peak, "bytes/entry").with("memory", "peak"));
+            let held = each(samples(|opening| opening.held_bytes));
+            report.push(row(held, "bytes/entry").with("memory", "held"));
+        }
+    }
+    Ok(report)
+}
+
+/// A prime that divides no number of entries here: multiples of it visit every block once.
+const STRIDE: u64 = 1_000_003;
+
+fn open(cache_bytes: u64, shuffled: bool) -> Outcome<Opening> {
+    let bed = Bed::make()?;
+    let geometry = image::geometry(cache_bytes, BLOCK_BYTES)?;
+    let entries = geometry.n_blocks();
+    // Blocks apart from each other, so that the origin has room for all of them in any order.
+    let block_of = |slot: u64| if shuffled { slot * STRIDE % entries } else { slot };
+    let cache: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(cache_bytes))?);
+    bed.put("cache", cache.clone());
+    let sectors = SectorCount::of_bytes(cache_bytes);
+    bed.put("origin", Arc::new(NullDisk::new(sectors)));
+    let metadata = Arc::new(image::make(&geometry, |slot| Some(block_of(slot))));
+    image::store(&bed, &cache, &metadata)?;
+    drop(metadata);
+    let before = Memory::now()?;
+    Memory::forget_peak()?;
+    let began = Moment::now();
+    let table = format!(
+        "0 {sectors} writecache s origin cache {BLOCK_BYTES} 4 \
+                         high_watermark 100 low_watermark 100"
+    );
+    bed.volume("volume", &table)?;
+    let seconds = began.elapsed().wall.as_secs_f64();
+    let after = Memory::now()?;
+    bed.remove("volume")?;
+    let grown = |bytes: u64| bytes.saturating_sub(before.held) as f64;
+    Ok(Opening { seconds, peak_bytes: grown(after.peak), held_bytes: grown(after.held) })
+}
+
+/// What the system says of this process's memory, in bytes.
+struct Memory {
+    peak: u64,
+    held: u64,
+}
+
+impl Memory {
+    fn now() -> Outcome<Memory> {
+        let path = "/proc/self/status";
+        let text = std::fs::read_to_string(path).map_err(|error| system(path, "read", error))?;
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+            kib.map(|kib| kib * 1024).ok_or_else(|| {
+                let detail = format!("{name} found no number, expected one");
+                ConfigError::new(ConfigKind::System, path, detail)
+            })
+        };
+        Ok(Memory { peak: field("VmHWM:")?, held: field("VmRSS:")? })
+    }
+
+    /// Lets the peak begin anew at what is held now.
+    fn forget_peak() -> Outcome<()> {
+        let path = "/proc/self/clear_refs";
+        std::fs::write(path, "5").map_err(|error| system(path, "write", error))
+    }
+}

@@ -1,0 +1,103 @@
+//! `cairn bench NAME --quick --json`: every benchmark runs, and its rows have the shape that is
+//! promised. What they say about speed is nobody's concern here.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+fn rows(args: &[&str]) -> Vec<Value> {
+    let all: Vec<&str> = [&["bench"], args, &["--quick", "--json", "--runs", "1"]].concat();
+    let out = Place::new().cairn(&all).ok();
+    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Holds rows to the shape, and answers those whose parameters include `wanted`.
+fn shaped(rows: &[Value], wanted: &[(&str, &str)]) -> usize {
+    for row in rows {
+        assert!(row["name"].is_string() && row["unit"].is_string(), "{row}");
+        assert!(row["parameters"].is_object() && row["noisy"].is_boolean(), "{row}");
+        assert_eq!(row["runs"], 1, "{row}");
+        for figure in ["value", "min", "max"] {
+            assert!(row[figure].is_number(), "{row}");
+        }
+        let compared = row["baseline"].is_number();
+        for figure in ["ratio", "baseline_min", "baseline_max"] {
+            assert_eq!(row[figure].is_number(), compared, "{row}");
+        }
+    }
+    let matches = |row: &&Value| {
+        wanted.iter().all(|(key, value)| {
+            let found = &row["parameters"][*key];
+            found.as_str().map_or_else(|| found.to_string(), str::to_owned) == *value
+        })
+    };
+    rows.iter().filter(matches).count()
+}
+
+#[test]
+fn layers_tells_stacks_copies_and_cached_blocks() {
+    let rows = rows(&["layers"]);
+    assert!(rows.iter().all(|row| row["name"] == "layers"));
+    for layers in ["1", "3", "6"] {
+        assert_eq!(shaped(&rows, &[("disk", "null"), ("op", "read"), ("layers", layers)]), 2);
+    }
+    assert_eq!(shaped(&rows, &[("beside", "memcpy")]), 6);
+    for cache in ["read_hit", "write_hit", "insert"] {
+        assert!(shaped(&rows, &[("cache", cache), ("bytes", "4096")]) > 0, "{cache}");
+    }
+    assert_eq!(shaped(&rows, &[("style", "boxed_futures")]), 1);
+}
+
+#[test]
+fn writecache_tells_every_state_and_counts_the_requests() {
+    let rows = rows(&["writecache"]);
+    for state in ["fresh", "churned", "turned", "checkerboard"] {
+        for op in ["insert", "overwrite"] {
+            let wanted = [("state", state), ("op", op), ("what", "requests_per_write")];
+            assert_eq!(shaped(&rows, &wanted), 2, "{state} {op}");
+        }
+    }
+    let fresh = |row: &&Value| {
+        row["parameters"]["what"] == "requests_per_write" && row["parameters"]["state"] == "fresh"
+    };
+    for row in rows.iter().filter(fresh) {
+        assert_eq!(row["value"], 1.0, "a fresh cache takes 512 KiB as one request: {row}");
+    }
+    assert_eq!(rows.iter().filter(|row| row["name"] == "larger").count(), 12);
+}
+
+#[test]
+fn recovery_tells_time_and_memory_by_the_entry() {
+    let rows = rows(&["recovery"]);
+    for order in ["sorted", "shuffled"] {
+        assert_eq!(shaped(&rows, &[("order", order)]), 3);
+        assert_eq!(shaped(&rows, &[("order", order), ("memory", "peak")]), 1);
+    }
+}
+
+#[test]
+fn nbd_tells_ours_whatever_peers_are_there() {
+    let rows = rows(&["nbd"]);
+    if rows.is_empty() {
+        eprintln!("SKIP: needs a fio with the nbd engine");
+        return;
+    }
+    assert!(shaped(&rows, &[("server", "cairn_memory"), ("connections", "2")]) >= 3);
+    assert!(shaped(&rows, &[("server", "cairn_writecache")]) >= 6);
+}
+
+#[test]
+fn the_kernel_is_left_out_where_there_is_none_to_run() {
+    let rows = rows(&["writecache", "--kernel", "--uml", "no-such-script"]);
+    assert!(shaped(&rows, &[("state", "fresh")]) > 0);
+    assert_eq!(shaped(&rows, &[("beside", "kernel")]), 0);
+}
+
+#[test]
+fn an_unknown_benchmark_is_refused_in_one_line() {
+    let line = Place::new().cairn(&["bench", "nonsense"]).refused(1);
+    assert!(line.contains("'nonsense'"), "{line}");
+}

@@ -1,0 +1,115 @@
+//! The paths of a request that never waits, for counting instructions:
+//! `hot_paths CASE COUNT` sends COUNT requests through CASE and ends.
+//!
+//! Two runs of different length differ by the cost of the requests between them; everything else
+//! cancels out. `hot_paths` alone prints the names of the cases.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cairn_backends::{MemoryDisk, NullDisk};
+use cairn_block::{
+    Client, ConfigError, ConfigKind, Disk, Env, Identity, Io, IoResult, Opener, ReactorId,
+    Registry, Request, Sector, SectorCount, SectorRange, Segs, Table, TableContext, TableLine,
+    TargetTypes, Time,
+};
+use cairn_reactor::{Core, CoreParts, PostOffice};
+
+/// Name, disk beneath (`null` or `mem`), stacked linear targets, sectors of a request, write?
+const CASES: [(&str, &str, usize, u64, bool); 8] = [
+    ("null-write-512", "null", 0, 1, true),
+    ("linear1-write-512", "null", 1, 1, true),
+    ("linear3-write-512", "null", 3, 1, true),
+    ("linear6-write-512", "null", 6, 1, true),
+    ("memory-write-512", "mem", 0, 1, true),
+    ("memory-read-512", "mem", 0, 1, false),
+    ("memory-write-4k", "mem", 0, 8, true),
+    ("memory-linear3-read-4k", "mem", 3, 8, false),
+];
+
+const DISK_SECTORS: SectorCount = SectorCount(1 << 15);
+
+/// Opens `mem` and `null`.
+struct Shelf;
+
+impl Opener for Shelf {
+    fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
+        Ok(Identity::Unique(u64::MAX - argument.len() as u64))
+    }
+
+    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+        match argument {
+            "mem" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
+            "null" => Ok(Arc::new(NullDisk::new(DISK_SECTORS))),
+            _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counter(Cell<u64>);
+
+impl Client for Counter {
+    fn complete(&self, _env: &Env, _cookie: u64, _request: &mut Request, result: IoResult) {
+        result.expect("a disk in memory does not fail");
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+/// One linear volume on top of `beneath`.
+async fn volume(env: Env, registry: Rc<Registry>, name: String, beneath: String) -> Arc<dyn Disk> {
+    let device = registry.create_volume(&name).expect("each name is used once");
+    let types = TargetTypes::new(cairn_targets::types());
+    let lines = TableLine::parse_all(&format!("0 {DISK_SECTORS} linear {beneath} 0"))
+        .expect("this is a table");
+    let context = TableContext { types: &types, registry: &registry, read_only: false };
+    let table = Table::build(&env, &device, &lines, context).await.expect("the table is right");
+    device.load(table).await;
+    device.resume(&env).await.expect("linear starts");
+    device
+}
+
+/// The disk at the top of a case.
+fn build(core: &Core, beneath: &str, layers: usize) -> Arc<dyn Disk> {
+    let registry = Rc::new(Registry::new(Box::new(Shelf)));
+    let mut argument = beneath.to_owned();
+    let mut top = registry.open(beneath, false).expect("it is on the shelf");
+    for layer in 0..layers {
+        let made = Rc::new(Cell::new(None));
+        let (env, slot) = (core.env().clone(), made.clone());
+        let making = volume(env, registry.clone(), format!("v{layer}"), argument);
+        core.env().spawn(async move { slot.set(Some(making.await)) });
+        while core.turn(Time(0), Vec::new()) {}
+        top = made.take().expect("nothing here waits");
+        argument = format!("@v{layer}");
+    }
+    top
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let (Some(name), Some(count)) = (args.next(), args.next()) else {
+        return CASES.iter().for_each(|case| println!("{}", case.0));
+    };
+    let case = CASES.iter().find(|case| case.0 == name).expect("a case of this name");
+    let (_, beneath, layers, sectors, write) = *case;
+    let count: u64 = count.parse().expect("a count of requests");
+    let post = PostOffice::new(1);
+    let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
+    let core = Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) });
+    let disk = build(&core, beneath, layers);
+    let (env, client) = (core.env(), Rc::new(Counter::default()));
+    let length = SectorCount(sectors);
+    let buf = env.buf(length.to_bytes() as usize);
+    let began = std::time::Instant::now();
+    for index in 0..count {
+        let range = SectorRange::new(Sector(index * sectors % DISK_SECTORS.0), length);
+        let segs = Segs::of(&buf, 0, length.to_bytes() as usize);
+        let io = if write { Io::write(range, segs) } else { Io::read(range, segs) };
+        env.start(&disk, io, client.clone(), index);
+    }
+    assert_eq!(client.0.get(), count, "all of them complete at once");
+    let nanoseconds = began.elapsed().as_nanos() as f64 / count as f64;
+    println!("{name}: {nanoseconds:.1} ns per request");
+}

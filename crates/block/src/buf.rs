@@ -11,9 +11,15 @@
 //! concurrent access is by the kernel or a helper thread through [`Segs::iovecs`] while a
 //! request is submitted; submitters do not touch the bytes until it completes.
 //!
-//! This is the only file of the crate with `unsafe` code.
+//! Where the memory comes from: a class that is used a lot, and every class of large buffers,
+//! is cut from [`Span`]s, for which huge pages are advised; they stay with the pool until it
+//! ends, and are limited to `KEEP_BYTES` per class. Everything else comes and goes piecemeal.
+//!
+//! This module is the only one of the crate with `unsafe` code.
 
 #![allow(unsafe_code)]
+
+mod span;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -22,12 +28,18 @@ use std::rc::{Rc, Weak};
 
 use smallvec::SmallVec;
 
+use span::Span;
+
 /// Alignment of every buffer in bytes: enough for O_DIRECT on any drive.
 pub const BUF_ALIGN: usize = 4096;
 
-const CLASS_BYTES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 4 << 20];
+const CLASS_BYTES: [usize; 6] = [4 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
 /// Free memory the pool keeps per size class, in bytes; more goes back to the system.
 const KEEP_BYTES: usize = 32 << 20;
+/// Buffers of at least this many bytes always come from spans.
+const LARGE_BYTES: usize = 256 << 10;
+/// So many bytes of a class of small buffers are taken piecemeal before a span is worth it.
+const PIECEMEAL_BYTES: usize = 1 << 20;
 
 struct Region {
     ptr: NonNull<u8>,
@@ -36,6 +48,9 @@ struct Region {
     /// 0 free, n > 0 borrowed n times for reading, -1 borrowed for writing.
     borrows: Cell<isize>,
     pool: Weak<PoolInner>,
+    /// What it was cut from, which lives as long as any of its regions; none if its memory was
+    /// taken from the system for itself alone.
+    span: Option<Rc<Span>>,
 }
 
 impl Region {
@@ -43,25 +58,37 @@ impl Region {
         Layout::from_size_align(capacity, BUF_ALIGN).expect("a buffer is far below isize::MAX")
     }
 
-    fn new(capacity: usize, class: Option<usize>, pool: Weak<PoolInner>) -> Rc<Region> {
+    fn piecemeal(capacity: usize, class: Option<usize>, pool: Weak<PoolInner>) -> Rc<Region> {
         let layout = Region::layout(capacity);
         // SAFETY: the layout has a non-zero size (callers round up to BUF_ALIGN).
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Rc::new(Region { ptr, capacity, class, borrows: Cell::new(0), pool })
+        Rc::new(Region { ptr, capacity, class, borrows: Cell::new(0), pool, span: None })
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout, and no handle is left.
-        unsafe { dealloc(self.ptr.as_ptr(), Region::layout(self.capacity)) }
+        if self.span.is_none() {
+            // SAFETY: allocated in `piecemeal` with this very layout, and no handle is left.
+            unsafe { dealloc(self.ptr.as_ptr(), Region::layout(self.capacity)) }
+        }
     }
+}
+
+/// The memory of one size class.
+#[derive(Default)]
+struct Class {
+    free: RefCell<Vec<Rc<Region>>>,
+    /// Bytes that were cut from spans.
+    span_bytes: Cell<usize>,
+    /// Bytes that were taken piecemeal so far, up to what makes a span worth it.
+    piecemeal_bytes: Cell<usize>,
 }
 
 #[derive(Default)]
 struct PoolInner {
-    free: [RefCell<Vec<Rc<Region>>>; CLASS_BYTES.len()],
+    classes: [Class; CLASS_BYTES.len()],
 }
 
 /// A reactor's buffers, recycled by size class.
@@ -73,13 +100,47 @@ impl BufPool {
     /// never memory from outside the pool.
     pub fn alloc(&self, bytes: usize) -> Buf {
         let class = CLASS_BYTES.iter().position(|&size| bytes <= size);
-        let recycled = class.and_then(|class| self.0.free[class].borrow_mut().pop());
-        let region = recycled.unwrap_or_else(|| {
-            let capacity = class.map_or(bytes.next_multiple_of(BUF_ALIGN), |c| CLASS_BYTES[c]);
-            Region::new(capacity, class, Rc::downgrade(&self.0))
-        });
+        let recycled = class.and_then(|class| self.0.classes[class].free.borrow_mut().pop());
+        let region = recycled.unwrap_or_else(|| self.grow(bytes, class));
         debug_assert_eq!(region.borrows.get(), 0);
         Buf(Some(region))
+    }
+
+    #[cold]
+    fn grow(&self, bytes: usize, number: Option<usize>) -> Rc<Region> {
+        let pool = Rc::downgrade(&self.0);
+        let Some(number) = number else {
+            return Region::piecemeal(bytes.next_multiple_of(BUF_ALIGN), None, pool);
+        };
+        let (class, size) = (&self.0.classes[number], CLASS_BYTES[number]);
+        let wanted = size >= LARGE_BYTES || class.piecemeal_bytes.get() >= PIECEMEAL_BYTES;
+        if wanted
+            && class.span_bytes.get() < KEEP_BYTES
+            && let Some(region) = self.cut_span(number)
+        {
+            return region;
+        }
+        class.piecemeal_bytes.set((class.piecemeal_bytes.get() + size).min(PIECEMEAL_BYTES));
+        Region::piecemeal(size, Some(number), pool)
+    }
+
+    /// Cuts a new span into free regions of a class, and takes one; none if the system refuses.
+    fn cut_span(&self, number: usize) -> Option<Rc<Region>> {
+        let (class, size) = (&self.0.classes[number], CLASS_BYTES[number]);
+        let span = Rc::new(Span::new(size)?);
+        let mut free = class.free.borrow_mut();
+        for offset in (0..span.bytes()).step_by(size) {
+            free.push(Rc::new(Region {
+                ptr: span.at(offset),
+                capacity: size,
+                class: Some(number),
+                borrows: Cell::new(0),
+                pool: Rc::downgrade(&self.0),
+                span: Some(span.clone()),
+            }));
+        }
+        class.span_bytes.set(class.span_bytes.get() + span.bytes());
+        free.pop()
     }
 }
 
@@ -103,7 +164,7 @@ impl Buf {
         assert!(offset <= region.capacity && len <= region.capacity - offset);
         assert!(region.borrows.get() >= 0, "buffer is borrowed for writing");
         region.borrows.set(region.borrows.get() + 1);
-        // SAFETY: in bounds (asserted), initialised by alloc_zeroed, and no `&mut` exists on
+        // SAFETY: in bounds (asserted), initialised (with zeros), and no `&mut` exists on
         // this thread (flag) nor elsewhere (handles are not Send).
         let slice = unsafe { std::slice::from_raw_parts(region.ptr.as_ptr().add(offset), len) };
         let result = read(slice);
@@ -134,8 +195,8 @@ impl Drop for Buf {
         let (Some(class), Some(pool)) = (region.class, region.pool.upgrade()) else { return };
         // A borrow flag left behind by a panic inside a closure ends with its last handle.
         region.borrows.set(0);
-        let mut free = pool.free[class].borrow_mut();
-        if free.len() * CLASS_BYTES[class] < KEEP_BYTES {
+        let mut free = pool.classes[class].free.borrow_mut();
+        if region.span.is_some() || free.len() * CLASS_BYTES[class] < KEEP_BYTES {
             free.push(region);
         }
     }
@@ -176,7 +237,7 @@ impl Segs {
         self.bytes
     }
 
-    /// Drops every piece.
+    /// Drops every piece; the list keeps its room.
     pub fn clear(&mut self) {
         self.list.clear();
         self.bytes = 0;
@@ -184,12 +245,17 @@ impl Segs {
 
     /// The `len` bytes from `offset`, as a list of its own over the same memory.
     pub fn slice(&self, offset: usize, len: usize) -> Segs {
-        assert!(offset <= self.bytes && len <= self.bytes - offset);
         let mut out = Segs::default();
-        for (seg, seg_offset, seg_len) in self.pieces(offset, len) {
-            out.push(seg.buf.clone(), seg_offset, seg_len);
-        }
+        out.extend(self, offset, len);
         out
+    }
+
+    /// Appends the `len` bytes from `offset` of `other`, without copying them.
+    pub fn extend(&mut self, other: &Segs, offset: usize, len: usize) {
+        assert!(offset <= other.bytes && len <= other.bytes - offset);
+        for (seg, seg_offset, seg_len) in other.pieces(offset, len) {
+            self.push(seg.buf.clone(), seg_offset, seg_len);
+        }
     }
 
     /// Keeps the first `len` bytes.
@@ -329,8 +395,48 @@ mod tests {
     #[test]
     fn regions_are_aligned_for_direct_io() {
         let pool = BufPool::default();
-        for bytes in [1, 4096, 5000, 1 << 20, (4 << 20) + 1] {
-            assert!(Segs::of(&pool.alloc(bytes), 0, BUF_ALIGN).is_aligned(BUF_ALIGN));
+        for bytes in [1, 4096, 5000, 100 << 10, 1 << 20, (1 << 20) + 1, (4 << 20) + 1] {
+            let buf = pool.alloc(bytes);
+            assert!(buf.capacity() >= bytes);
+            assert!(Segs::of(&buf, 0, BUF_ALIGN).is_aligned(BUF_ALIGN));
+        }
+    }
+
+    #[test]
+    fn buffers_in_use_never_overlap_wherever_they_come_from() {
+        for bytes in [4096, 64 << 10, 1 << 20] {
+            let pool = BufPool::default();
+            let count = (40 << 20) / bytes;
+            let bufs: Vec<Buf> = (0..count).map(|_| pool.alloc(bytes)).collect();
+            for (number, buf) in bufs.iter().enumerate() {
+                assert!(buf.read(0, bytes, |data| data[0] == 0 && data[bytes - 1] == 0));
+                buf.write(0, bytes, |data| data.fill(number as u8 | 1));
+            }
+            for (number, buf) in bufs.iter().enumerate() {
+                let mark = number as u8 | 1;
+                assert!(buf.read(0, bytes, |data| data.iter().all(|&byte| byte == mark)));
+            }
+        }
+    }
+
+    #[test]
+    fn what_exceeds_the_spans_goes_back_to_the_system() {
+        let pool = BufPool::default();
+        let count = 2 * KEEP_BYTES / (1 << 20);
+        drop((0..count).map(|_| pool.alloc(1 << 20)).collect::<Vec<_>>());
+        let class = CLASS_BYTES.iter().position(|&size| size == 1 << 20).unwrap();
+        assert_eq!(pool.0.classes[class].span_bytes.get(), KEEP_BYTES);
+        let kept = pool.0.classes[class].free.borrow().len() << 20;
+        assert!(kept <= 2 * KEEP_BYTES, "{kept}");
+    }
+
+    #[test]
+    fn a_buffer_outlives_its_pool() {
+        let pool = BufPool::default();
+        let bufs = [pool.alloc(1 << 20), pool.alloc(1 << 20), pool.alloc(1)];
+        drop(pool);
+        for buf in bufs {
+            buf.write(0, buf.capacity(), |bytes| bytes.fill(7));
         }
     }
 

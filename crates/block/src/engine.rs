@@ -71,7 +71,15 @@ fn act(env: &Env, tables: &Tables, work: Work) {
             enter(env, tables, device, true, request);
         }
         Work::Enter { device, id } => {
-            enter(env, tables, device, false, leave_gate(env, id));
+            let (request, local) = (leave_gate(env, id), env.local(device));
+            // It was legal when it was sent, but the table may be another now: smaller, with
+            // larger blocks, read-only.
+            let legal = request.op == Op::Flush || local.is_closed();
+            if legal || local.bounds().take(request.range, request.op) {
+                enter(env, tables, device, false, request);
+            } else {
+                finish(env, tables, request, Err(IoError::IO));
+            }
         }
         Work::FlushCopy { device, line, request } => {
             let at = (device, env.local(device));

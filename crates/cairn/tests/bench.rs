@@ -42,7 +42,10 @@ fn layers_tells_stacks_copies_and_cached_blocks() {
     let rows = rows(&["layers"]);
     assert!(rows.iter().all(|row| row["name"] == "layers"));
     for layers in ["1", "3", "6"] {
-        assert_eq!(shaped(&rows, &[("disk", "null"), ("op", "read"), ("layers", layers)]), 2);
+        for target in ["linear", "passthrough"] {
+            let wanted = [("target", target), ("disk", "null"), ("op", "read"), ("layers", layers)];
+            assert_eq!(shaped(&rows, &wanted), 2, "the figure and what the layers add");
+        }
     }
     assert_eq!(shaped(&rows, &[("beside", "memcpy")]), 6);
     for cache in ["read_hit", "write_hit", "insert"] {

@@ -76,10 +76,15 @@ impl Core {
 
     /// One turn at time `now`: messages, due timers, runnable tasks, and the requests they
     /// moved. True if anything happened.
-    pub fn turn(&self, now: Time, mail: Vec<Mail>) -> bool {
+    pub fn turn(&self, now: Time, mut mail: Vec<Mail>) -> bool {
+        self.turn_with(now, &mut mail)
+    }
+
+    /// The same, leaving `mail` empty for the next turn.
+    pub fn turn_with(&self, now: Time, mail: &mut Vec<Mail>) -> bool {
         self.env.set_now(now);
         let mut busy = !mail.is_empty();
-        for mail in mail {
+        for mail in mail.drain(..) {
             self.env.receive(mail);
         }
         busy |= self.env.turn();

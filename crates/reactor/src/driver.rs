@@ -7,7 +7,7 @@
 //! Transfers for requests are finished here even when the kernel splits them: a short transfer
 //! goes on where it stopped; a read that meets the end of a file is an error.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::Future;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
@@ -41,30 +41,47 @@ struct Transfer {
     left: usize,
 }
 
-#[derive(Default)]
-struct Shared {
-    result: Cell<Option<i32>>,
-    waker: Cell<Option<Waker>>,
-}
-
 enum Op {
     Transfer(Transfer),
     /// Ends a request with success if the result is not negative.
     Request(RequestId),
     /// A future's operation, with what must outlive it.
     Future {
-        shared: Rc<Shared>,
+        waiter: Waiter,
         keep: Keep,
     },
+}
+
+/// Who waits for an operation of a future.
+enum Waiter {
+    /// The future has not been polled since.
+    Nobody,
+    /// The future's task.
+    Task(Waker),
+    /// The future is gone.
+    Gone,
+    /// The operation has ended, and the future takes the result when it is polled.
+    Ended(i32),
 }
 
 /// What an operation borrows: its memory and descriptor.
 #[derive(Default)]
 pub struct Keep {
-    _segs: Segs,
+    segs: Segs,
     _fd: Option<Arc<OwnedFd>>,
     /// The result is a descriptor, which must not leak when nobody waits for it any more.
     accepts: bool,
+}
+
+impl Keep {
+    /// Ends an operation that nobody waits for.
+    fn abandon(self, result: i32) {
+        if self.accepts && result >= 0 {
+            // SAFETY: accept made this descriptor and its future is gone, so nobody else
+            // knows it.
+            drop(unsafe { OwnedFd::from_raw_fd(result) });
+        }
+    }
 }
 
 #[derive(Default)]
@@ -85,10 +102,38 @@ impl Ops {
         slot as Token
     }
 
-    fn remove(&mut self, token: Token) -> Op {
-        let slot = token as usize;
-        self.free.push(slot);
-        self.slots[slot].take().expect("a ring completes each operation once")
+    /// Frees the slot of an operation that has ended; none if its future will do that.
+    fn end(&mut self, token: Token, result: i32) -> Option<Op> {
+        let slot = &mut self.slots[token as usize];
+        if let Some(Op::Future { waiter, .. }) = slot
+            && !matches!(waiter, Waiter::Gone)
+        {
+            let ended = std::mem::replace(waiter, Waiter::Ended(result));
+            if let Waiter::Task(waker) = ended {
+                waker.wake();
+            }
+            return None;
+        }
+        let op = slot.take().expect("a ring completes each operation once");
+        self.free.push(token as usize);
+        Some(op)
+    }
+
+    /// The result of a future's operation, whose slot is free from then on.
+    fn take_result(&mut self, token: Token) -> Option<(i32, Keep)> {
+        let slot = self.slots.get_mut(token as usize)?;
+        let Some(Op::Future { waiter: Waiter::Ended(result), keep }) = slot else { return None };
+        let ended = (*result, std::mem::take(keep));
+        *slot = None;
+        self.free.push(token as usize);
+        Some(ended)
+    }
+
+    /// Says who waits for a future's operation, which has not ended.
+    fn set_waiter(&mut self, token: Token, new: Waiter) {
+        if let Some(Some(Op::Future { waiter, .. })) = self.slots.get_mut(token as usize) {
+            *waiter = new;
+        }
     }
 }
 
@@ -125,7 +170,8 @@ impl Driver {
     /// touches no memory of this reactor, so requests and buffers may go.
     pub(crate) fn close(&self) {
         drop(self.ring.borrow_mut().take());
-        drop(std::mem::take(&mut *self.ops.borrow_mut()));
+        let ops = self.ops.take();
+        drop(ops);
     }
 
     fn submit(&self, io: Io, op: Op) -> Token {
@@ -156,7 +202,8 @@ impl Driver {
 
     fn submit_transfer(&self, transfer: Transfer) {
         let fd = transfer.file.as_raw_fd();
-        let iov: IoVecs = transfer.pieces.iter().copied().collect();
+        let mut iov = self.ring().spare_iovecs();
+        transfer.pieces.iter().for_each(|(base, len)| iov.push(*base, *len));
         let io = match transfer.direction {
             Direction::Read => Io::ReadV { fd, iov, offset: transfer.offset },
             Direction::Write { dsync } => Io::WriteV { fd, iov, offset: transfer.offset, dsync },
@@ -176,22 +223,29 @@ impl Driver {
     }
 
     fn future(self: &Rc<Self>, io: Io, keep: Keep) -> OpFuture {
-        let shared = Rc::new(Shared::default());
-        let token = self.submit(io, Op::Future { shared: shared.clone(), keep });
-        OpFuture { driver: self.clone(), shared, token }
+        let token = self.submit(io, Op::Future { waiter: Waiter::Nobody, keep });
+        OpFuture { driver: self.clone(), token, ended: false, segs: Segs::default() }
     }
 
-    /// Receives into `segs`; answers bytes (0 at the end) or `-errno`.
-    pub fn recv(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
-        let (fd, iov) = (socket.as_raw_fd(), segs.iovecs().collect());
-        let keep = Keep { _segs: segs, _fd: Some(socket.clone()), accepts: false };
-        self.future(Io::Recv { fd, iov }, keep)
+    /// The addresses of `segs`, in a recycled array.
+    fn iovecs(&self, segs: &Segs) -> IoVecs {
+        let mut iov = self.ring().spare_iovecs();
+        segs.iovecs().for_each(|(base, len)| iov.push(base, len));
+        iov
+    }
+
+    /// Receives into `segs`; answers bytes (0 at the end) or `-errno`. With `all`, the kernel is
+    /// asked not to come back before all of it has arrived, though it may.
+    pub fn recv(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs, all: bool) -> OpFuture {
+        let (fd, iov) = (socket.as_raw_fd(), self.iovecs(&segs));
+        let keep = Keep { segs, _fd: Some(socket.clone()), accepts: false };
+        self.future(Io::Recv { fd, iov, all }, keep)
     }
 
     /// Sends from `segs`; answers bytes or `-errno`. May be short.
     pub fn send(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
-        let (fd, iov) = (socket.as_raw_fd(), segs.iovecs().collect());
-        let keep = Keep { _segs: segs, _fd: Some(socket.clone()), accepts: false };
+        let (fd, iov) = (socket.as_raw_fd(), self.iovecs(&segs));
+        let keep = Keep { segs, _fd: Some(socket.clone()), accepts: false };
         self.future(Io::Send { fd, iov }, keep)
     }
 
@@ -211,7 +265,7 @@ impl Driver {
     /// May be short.
     pub fn read_at(self: &Rc<Self>, file: &Arc<OwnedFd>, segs: Segs, offset: u64) -> OpFuture {
         let io = Io::ReadV { fd: file.as_raw_fd(), iov: segs.iovecs().collect(), offset };
-        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()), accepts: false })
+        self.future(io, Keep { segs, _fd: Some(file.clone()), accepts: false })
     }
 
     /// Writes `segs` to `file` at `offset` bytes, durably if `dsync`; answers bytes or `-errno`.
@@ -225,7 +279,7 @@ impl Driver {
     ) -> OpFuture {
         let iov = segs.iovecs().collect();
         let io = Io::WriteV { fd: file.as_raw_fd(), iov, offset, dsync };
-        self.future(io, Keep { _segs: segs, _fd: Some(file.clone()), accepts: false })
+        self.future(io, Keep { segs, _fd: Some(file.clone()), accepts: false })
     }
 
     /// Changes the allocation of `len` bytes of `file` from `offset`, as fallocate(2) does;
@@ -252,29 +306,15 @@ impl Driver {
         self.ring().reap(&mut |token, result| reaped.push((token, result)));
         let any = !reaped.is_empty();
         for (token, result) in reaped.drain(..) {
-            let op = self.ops.borrow_mut().remove(token);
-            self.end(env, op, result);
+            let Some(op) = self.ops.borrow_mut().end(token, result) else { continue };
+            match op {
+                Op::Transfer(transfer) => self.end_transfer(env, transfer, result),
+                Op::Request(id) => env.complete(id, errno_result(result)),
+                Op::Future { keep, .. } => keep.abandon(result),
+            }
         }
         *self.reaped.borrow_mut() = reaped;
         any
-    }
-
-    fn end(&self, env: &Env, op: Op, result: i32) {
-        match op {
-            Op::Transfer(transfer) => self.end_transfer(env, transfer, result),
-            Op::Request(id) => env.complete(id, errno_result(result)),
-            Op::Future { shared, keep } => {
-                if keep.accepts && result >= 0 && Rc::strong_count(&shared) == 1 {
-                    // SAFETY: accept made this descriptor and its future is gone, so nobody
-                    // else knows it.
-                    drop(unsafe { OwnedFd::from_raw_fd(result) });
-                }
-                shared.result.set(Some(result));
-                if let Some(waker) = shared.waker.take() {
-                    waker.wake();
-                }
-            }
-        }
     }
 
     fn end_transfer(&self, env: &Env, mut transfer: Transfer, result: i32) {
@@ -322,27 +362,44 @@ fn advance(pieces: &mut Vec<(*mut u8, usize)>, mut moved: usize) {
 /// The result of one operation: bytes or `-errno`. Dropping it cancels the operation.
 pub struct OpFuture {
     driver: Rc<Driver>,
-    shared: Rc<Shared>,
     token: Token,
+    ended: bool,
+    segs: Segs,
+}
+
+impl OpFuture {
+    /// The memory of an operation that has ended, to be used again.
+    pub fn take_segs(&mut self) -> Segs {
+        std::mem::take(&mut self.segs)
+    }
 }
 
 impl Future for OpFuture {
     type Output = i32;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<i32> {
-        if let Some(result) = self.shared.result.get() {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<i32> {
+        let this = &mut *self;
+        let mut ops = this.driver.ops.borrow_mut();
+        if let Some((result, keep)) = ops.take_result(this.token) {
+            (this.ended, this.segs) = (true, keep.segs);
             return Poll::Ready(result);
         }
-        self.shared.waker.set(Some(cx.waker().clone()));
+        ops.set_waiter(this.token, Waiter::Task(cx.waker().clone()));
         Poll::Pending
     }
 }
 
 impl Drop for OpFuture {
     fn drop(&mut self) {
-        if self.shared.result.get().is_none()
-            && let Some(ring) = self.driver.ring.borrow_mut().as_mut()
-        {
+        if self.ended {
+            return;
+        }
+        let ended = self.driver.ops.borrow_mut().take_result(self.token);
+        if let Some((result, keep)) = ended {
+            return keep.abandon(result);
+        }
+        self.driver.ops.borrow_mut().set_waiter(self.token, Waiter::Gone);
+        if let Some(ring) = self.driver.ring.borrow_mut().as_mut() {
             ring.cancel(self.token);
         }
     }

@@ -50,6 +50,17 @@ pub(crate) struct Executor {
     bell: Arc<Bell>,
     unfinished: Rc<Unfinished>,
     next_key: Cell<u64>,
+    /// The queue's other half: what runs now, while the queue fills again.
+    batch: RefCell<VecDeque<Runnable>>,
+}
+
+thread_local! {
+    /// Its address names the thread.
+    static HERE: u8 = const { 0 };
+}
+
+fn this_thread() -> usize {
+    HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
 impl Executor {
@@ -59,14 +70,18 @@ impl Executor {
             bell,
             unfinished: Rc::default(),
             next_key: Cell::default(),
+            batch: RefCell::default(),
         }
     }
 
     pub fn spawn(&self, task: Pin<Box<dyn Future<Output = ()>>>) {
-        let (queue, bell) = (self.queue.clone(), self.bell.clone());
+        let (queue, bell, home) = (self.queue.clone(), self.bell.clone(), this_thread());
         let schedule = move |runnable| {
             queue.runnable.lock().push_back(runnable);
-            bell.ring();
+            // The reactor itself looks into the queue before it sleeps.
+            if this_thread() != home {
+                bell.ring();
+            }
         };
         let key = self.next_key.get();
         self.next_key.set(key + 1);
@@ -83,11 +98,13 @@ impl Executor {
 
     /// Runs the tasks that are runnable now, each once. True if there were any.
     pub fn run(&self) -> bool {
-        let batch = std::mem::take(&mut *self.queue.runnable.lock());
+        let mut batch = self.batch.take();
+        std::mem::swap(&mut batch, &mut *self.queue.runnable.lock());
         let any = !batch.is_empty();
-        for runnable in batch {
+        for runnable in batch.drain(..) {
             runnable.run();
         }
+        self.batch.replace(batch);
         any
     }
 

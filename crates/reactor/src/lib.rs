@@ -10,6 +10,7 @@ mod executor;
 mod mailbox;
 mod reactors;
 pub mod ring;
+mod spin;
 pub mod threads;
 mod timers;
 pub mod uring;

@@ -84,6 +84,16 @@ impl IoVecs {
         self.0.len().min(IOVECS_MAX)
     }
 
+    /// Empties the array, which keeps its room.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether it took memory of its own.
+    pub(crate) fn spilled(&self) -> bool {
+        self.0.spilled()
+    }
+
     /// The only piece, if there is exactly one: those take the shorter path in the kernel.
     pub(crate) fn only(&self) -> Option<(*mut u8, u32)> {
         match self.0.as_slice() {
@@ -145,6 +155,8 @@ pub enum Io {
         fd: RawFd,
         /// Filled in order.
         iov: IoVecs,
+        /// Come back early only if the stream ends or something fails, if the ring can.
+        all: bool,
     },
     /// Send at least one byte; a vanished peer is -EPIPE and never a signal.
     Send {
@@ -203,6 +215,14 @@ pub trait Ring {
 
     /// What other threads use to end a `wait`.
     fn waker(&self) -> Arc<dyn Wake>;
+
+    /// True if `reap` would hand out something, now or after a `kick`. Makes no system call.
+    fn is_ready(&mut self) -> bool;
+
+    /// An empty array for an operation, with the room that an earlier one needed.
+    fn spare_iovecs(&mut self) -> IoVecs {
+        IoVecs::new()
+    }
 }
 
 /// Which ring to open.
@@ -264,6 +284,11 @@ impl EventWake {
     /// Announces sleep; `false` when a wake came first. `rise` must follow in both cases.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Whether a wake came since the last sleep.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.state.load(Ordering::Acquire) == WOKEN
     }
 
     /// Ends the sleep. What was published before the wakes seen so far is visible from here on.

@@ -355,7 +355,7 @@ fn make_nonblocking(fd: RawFd) {
 impl Ring for ThreadRing {
     unsafe fn submit(&mut self, io: Io, token: Token) {
         match io {
-            Io::Recv { fd, iov } => self.watch(fd, SocketKind::Recv(iov), token),
+            Io::Recv { fd, iov, .. } => self.watch(fd, SocketKind::Recv(iov), token),
             Io::Send { fd, iov } => self.watch(fd, SocketKind::Send(iov), token),
             Io::PollIn { fd } => self.watch(fd, SocketKind::Poll, token),
             Io::Accept { fd } => {
@@ -398,6 +398,10 @@ impl Ring for ThreadRing {
 
     fn waker(&self) -> Arc<dyn Wake> {
         Arc::clone(&self.wake) as Arc<dyn Wake>
+    }
+
+    fn is_ready(&mut self) -> bool {
+        !self.ready.is_empty() || self.pool.has_results() || self.wake.is_woken()
     }
 }
 

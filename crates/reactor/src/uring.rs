@@ -28,6 +28,9 @@ const CQ_FACTOR: u32 = 8;
 /// Slots are allocated by this many, and never move.
 const SLOTS_PER_CHUNK: usize = 64;
 
+/// Most arrays of addresses kept for later.
+const SPARE_IOVECS_MAX: usize = 64;
+
 /// `user_data` of the armed wake-up read and of cancellations; slots never reach these.
 const WAKE_DATA: u64 = u64::MAX;
 const CANCEL_DATA: u64 = u64::MAX - 1;
@@ -214,6 +217,17 @@ impl Ring for UringRing {
     fn waker(&self) -> Arc<dyn Wake> {
         Arc::clone(&self.wake) as Arc<dyn Wake>
     }
+
+    fn is_ready(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+            || self.ring.submission().taskrun()
+            || self.pool.has_results()
+            || self.wake.is_woken()
+    }
+
+    fn spare_iovecs(&mut self) -> IoVecs {
+        self.slots.spare.pop().unwrap_or_default()
+    }
 }
 
 impl Drop for UringRing {
@@ -317,7 +331,9 @@ impl Slot {
             Io::Fallocate { fd, mode, offset, len } => {
                 opcode::Fallocate::new(Fd(fd), len).offset(offset).mode(mode).build()
             }
-            Io::Recv { fd, iov } => self.recv(Fd(fd), iov),
+            Io::Recv { fd, iov, all } => {
+                self.recv(Fd(fd), iov, if all { libc::MSG_WAITALL } else { 0 })
+            }
             Io::Send { fd, iov } => self.send(Fd(fd), iov, libc::MSG_NOSIGNAL),
             Io::Accept { fd } => {
                 let nobody = std::ptr::null_mut();
@@ -353,13 +369,13 @@ impl Slot {
         }
     }
 
-    fn recv(&mut self, fd: Fd, iov: IoVecs) -> squeue::Entry {
+    fn recv(&mut self, fd: Fd, iov: IoVecs, flags: i32) -> squeue::Entry {
         self.iov = iov;
         match self.iov.only() {
-            Some((base, len)) => opcode::Recv::new(fd, base, len).build(),
+            Some((base, len)) => opcode::Recv::new(fd, base, len).flags(flags).build(),
             None => {
                 self.message = message(&self.iov);
-                opcode::RecvMsg::new(fd, &raw mut self.message).build()
+                opcode::RecvMsg::new(fd, &raw mut self.message).flags(flags as u32).build()
             }
         }
     }
@@ -383,6 +399,8 @@ struct Slots {
     chunks: Vec<Box<[Slot]>>,
     free: Vec<u32>,
     busy: usize,
+    /// Empty arrays with room, so that long ones are not allocated again and again.
+    spare: Vec<IoVecs>,
 }
 
 impl Slots {
@@ -406,10 +424,14 @@ impl Slots {
         let current = slot.busy && pack(slot.generation, index) == data;
         assert!(current, "each operation completes once");
         slot.busy = false;
-        slot.iov = IoVecs::new();
+        let mut iov = std::mem::take(&mut slot.iov);
         let finished = Finished { token: slot.token, result, accepted: slot.accepts };
         self.free.push(index);
         self.busy -= 1;
+        if iov.spilled() && self.spare.len() < SPARE_IOVECS_MAX {
+            iov.clear();
+            self.spare.push(iov);
+        }
         finished
     }
 

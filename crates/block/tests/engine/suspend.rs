@@ -220,3 +220,21 @@ fn requests_survive_suspends_at_every_level_of_a_busy_stack() {
         bench.assert_clean();
     }
 }
+
+#[test]
+fn what_waited_and_does_not_fit_the_new_table_fails_without_reaching_it() {
+    let bench = Bench::new(3);
+    let volume = bench.volume("v", "0 200 probe a 0");
+    bench.suspend(&volume, SuspendMode::Flush);
+    let ended = start_writes(&bench, &volume, 1, 98..102);
+    bench.world.run_for(Duration::from_secs(1));
+    bench.load(&volume, "0 100 probe a 0").unwrap();
+    bench.resume(&volume).unwrap();
+    bench.world.run_until(|| ended.borrow().len() == 4);
+    let mut results = ended.borrow().clone();
+    results.sort_by_key(|(sector, _)| *sector);
+    let fits: Vec<bool> = results.iter().map(|(_, result)| result.is_ok()).collect();
+    assert_eq!(fits, [true, true, false, false]);
+    assert_eq!(bench.take_seen().len(), 2);
+    bench.assert_clean();
+}

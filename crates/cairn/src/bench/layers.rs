@@ -22,6 +22,9 @@ use super::styles;
 use crate::failure::Outcome;
 
 const NAME: &str = "layers";
+/// One that is asked nothing after it was built, and one that decides about each request and
+/// sees each completion.
+const TARGETS: [&str; 2] = ["linear", "passthrough"];
 const DEPTHS: [usize; 4] = [0, 1, 3, 6];
 /// Requests between two turns of the reactor: its own cost is another bench's matter.
 const TURN: usize = 1024;
@@ -39,8 +42,10 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     let cold_bytes = settings.pick(256 * MIB, 8 * MIB);
     styles::run(settings, &mut report)?;
     for (disk, span) in [("null", HOT_BYTES), ("memory", HOT_BYTES), ("memory", cold_bytes)] {
-        for op in [Op::Read, Op::Write] {
-            stack(settings, &mut report, disk, span, op)?;
+        for target in TARGETS {
+            for op in [Op::Read, Op::Write] {
+                stack(settings, &mut report, Stack { target, disk, span, op })?;
+            }
         }
     }
     for bytes in [4 * KIB, 64 * KIB, 512 * KIB] {
@@ -56,14 +61,17 @@ fn word(op: Op) -> &'static str {
     if op == Op::Read { "read" } else { "write" }
 }
 
-/// Linear volumes over a disk, the deepest six of them.
-fn stack(
-    settings: &Settings,
-    report: &mut Report,
-    kind: &'static str,
+/// Volumes over a disk, one on the other, and what is done to them.
+#[derive(Clone, Copy)]
+struct Stack {
+    target: &'static str,
+    disk: &'static str,
     span: u64,
     op: Op,
-) -> Outcome<()> {
+}
+
+fn stack(settings: &Settings, report: &mut Report, stack: Stack) -> Outcome<()> {
+    let Stack { target, disk: kind, span, op } = stack;
     let bed = Bed::make()?;
     let sectors = SectorCount::of_bytes(span);
     let disk: Arc<dyn Disk> = match kind {
@@ -75,7 +83,7 @@ fn stack(
     let mut disks = vec![disk];
     for depth in 1..=DEPTHS[DEPTHS.len() - 1] {
         let below = if depth == 1 { "disk".to_owned() } else { format!("@l{}", depth - 1) };
-        disks.push(bed.volume(&format!("l{depth}"), &format!("0 {sectors} linear {below} 0"))?);
+        disks.push(bed.volume(&format!("l{depth}"), &format!("0 {sectors} {target} {below} 0"))?);
     }
     let requests = settings.pick(400_000, 2_000);
     let job = Job::new(op, 4 * KIB, scattered(0, span, 4 * KIB, requests, 2)).per_turn(TURN);
@@ -88,6 +96,7 @@ fn stack(
     for (depth, samples) in DEPTHS.into_iter().zip(&taken) {
         let row = |samples: Samples| {
             Row::new(NAME, samples, "ns/request")
+                .with("target", target)
                 .with("disk", kind)
                 .with("span_kib", span / 1024)
                 .with("op", word(op))

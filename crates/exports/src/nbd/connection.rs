@@ -61,10 +61,11 @@ impl Channel {
         }
     }
 
-    /// Receives at least one byte into `segs`, or says why not.
-    pub(super) async fn receive(&self, segs: Segs) -> Result<usize, Ended> {
+    /// Receives at least one byte into `segs` (with `all`, as many as the system gives at once),
+    /// or says why not.
+    pub(super) async fn receive(&self, segs: &mut Segs, all: bool) -> Result<usize, Ended> {
         loop {
-            let mut op = self.driver.recv(&self.socket, segs.clone());
+            let mut op = self.driver.recv(&self.socket, std::mem::take(segs), all);
             let count = poll_fn(|cx| {
                 if self.level.get() > Level::Serving {
                     return Poll::Ready(Err(Ended::Halted));
@@ -73,6 +74,7 @@ impl Channel {
                 Pin::new(&mut op).poll(cx).map(Ok)
             })
             .await?;
+            *segs = op.take_segs();
             match usize::try_from(count) {
                 Ok(0) => return Err(Ended::Closed),
                 Ok(count) => return Ok(count),
@@ -82,13 +84,15 @@ impl Channel {
         }
     }
 
-    /// Sends all of `segs`.
-    pub(super) async fn send(&self, mut segs: Segs) -> Result<(), Ended> {
+    /// Sends all of `segs`, which is empty afterwards.
+    pub(super) async fn send(&self, segs: &mut Segs) -> Result<(), Ended> {
         while segs.bytes() > 0 {
-            let count = self.driver.send(&self.socket, segs.clone()).await;
+            let mut op = self.driver.send(&self.socket, std::mem::take(segs));
+            let count = Pin::new(&mut op).await;
+            *segs = op.take_segs();
             match usize::try_from(count) {
-                Ok(count) if count == segs.bytes() => return Ok(()),
-                Ok(count) => segs = segs.slice(count, segs.bytes() - count),
+                Ok(count) if count == segs.bytes() => segs.clear(),
+                Ok(count) => *segs = segs.slice(count, segs.bytes() - count),
                 Err(_) if count == -libc::EINTR || count == -libc::EAGAIN => {}
                 Err(_) => return Err(Ended::Failed(-count)),
             }
@@ -342,28 +346,31 @@ impl Connection {
 
     /// Sends replies until the receiver has ended and every request was answered.
     pub(super) async fn send_replies(&self) {
-        while let Some(mut batch) = self.sender.until(|| self.next_batch()).await {
-            let segs = batch.take_segs();
+        let mut batch = Batch::default();
+        while self.sender.until(|| self.next_batch(&mut batch)).await {
             if self.channel.level.get() < Level::Cut
-                && let Err(ended) = self.channel.send(segs).await
+                && let Err(ended) = self.channel.send(batch.segs()).await
             {
                 tracing::debug!("export `{}`: sending stopped: {ended:?}", self.export.name);
                 self.channel.cut();
             }
             self.requests.set(self.requests.get() - batch.requests);
             self.held.set(self.held.get() - batch.held);
+            batch.clear();
             self.channel.receiver.wake();
         }
         self.end();
     }
 
-    /// The replies to send now; `Some(None)` when there will never be another.
-    fn next_batch(&self) -> Option<Option<Batch>> {
-        let mut batch = self.batch.borrow_mut();
-        if !batch.is_empty() {
-            return Some(Some(std::mem::take(&mut *batch)));
+    /// Puts the replies to send now into `batch`, which is empty; false when there will never
+    /// be another.
+    fn next_batch(&self, batch: &mut Batch) -> Option<bool> {
+        let mut gathered = self.batch.borrow_mut();
+        if !gathered.is_empty() {
+            std::mem::swap(&mut *gathered, batch);
+            return Some(true);
         }
-        (!self.receiving.get() && self.requests.get() == 0).then_some(None)
+        (!self.receiving.get() && self.requests.get() == 0).then_some(false)
     }
 
     /// The receiver has ended.

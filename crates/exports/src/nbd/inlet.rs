@@ -18,6 +18,12 @@ const STAGE_BYTES: usize = 64 << 10;
 /// A payload of at least this many bytes is large.
 const LARGE_BYTES: usize = 32 << 10;
 
+/// If more than this is missing of a payload, the system gathers it.
+const GATHER_BYTES: usize = 64 << 10;
+
+/// What is left to come with the next header when the rest has been gathered.
+const TAIL_BYTES: usize = 4 << 10;
+
 /// Why nothing more arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
@@ -36,12 +42,17 @@ pub(super) struct Inlet {
     end: usize,
     /// How many bytes to stage ahead.
     appetite: usize,
+    /// Where to receive; empty between two receives.
+    segs: Segs,
+    /// Something has arrived since the last header was handed out.
+    fresh: bool,
 }
 
 impl Inlet {
     /// An empty inlet.
     pub(super) fn new(env: &Env) -> Inlet {
-        Inlet { buf: env.buf(STAGE_BYTES), start: 0, end: 0, appetite: STAGE_BYTES }
+        let (segs, fresh) = (Segs::default(), true);
+        Inlet { buf: env.buf(STAGE_BYTES), start: 0, end: 0, appetite: STAGE_BYTES, segs, fresh }
     }
 
     /// Lets `look` see what is staged; it answers how much it used up.
@@ -56,12 +67,24 @@ impl Inlet {
         self.start == self.end
     }
 
+    /// True once after something arrived: time has passed.
+    pub(super) fn take_fresh(&mut self) -> bool {
+        std::mem::take(&mut self.fresh)
+    }
+
+    async fn receive(&mut self, channel: &Channel, all: bool) -> Result<usize, Ended> {
+        let count = channel.receive(&mut self.segs, all).await?;
+        self.segs.clear();
+        self.fresh = true;
+        Ok(count)
+    }
+
     /// Waits for more bytes than are staged.
     pub(super) async fn fill(&mut self, channel: &Channel) -> Result<(), Ended> {
         self.make_room();
         let room = self.appetite.min(STAGE_BYTES - self.end);
-        let segs = Segs::of(&self.buf, self.end, room);
-        self.end += channel.receive(segs).await?;
+        self.segs.push(self.buf.clone(), self.end, room);
+        self.end += self.receive(channel, false).await?;
         Ok(())
     }
 
@@ -90,9 +113,14 @@ impl Inlet {
             // More of the payload is missing, so nothing behind it is staged.
             (self.start, self.end) = (0, 0);
             let missing = into.bytes() - arrived;
-            let mut segs = into.slice(arrived, missing);
-            segs.push(self.buf.clone(), 0, self.appetite);
-            let count = channel.receive(segs).await?;
+            if missing > GATHER_BYTES {
+                self.segs.extend(into, arrived, missing - TAIL_BYTES);
+                arrived += self.receive(channel, true).await?;
+                continue;
+            }
+            self.segs.extend(into, arrived, missing);
+            self.segs.push(self.buf.clone(), 0, self.appetite);
+            let count = self.receive(channel, false).await?;
             arrived += count.min(missing);
             self.end = count.saturating_sub(missing);
         }

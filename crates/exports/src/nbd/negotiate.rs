@@ -36,9 +36,9 @@ async fn run(
     loop {
         let output = handshake.take_output();
         if !output.is_empty() {
-            let segs = Segs::of(&env.buf(output.len()), 0, output.len());
+            let mut segs = Segs::of(&env.buf(output.len()), 0, output.len());
             segs.copy_in(0, &output);
-            channel.send(segs).await?;
+            channel.send(&mut segs).await?;
         }
         if let Some(outcome) = handshake.take_outcome() {
             return Ok(outcome);

@@ -7,14 +7,8 @@
 use cairn_block::{Buf, Env, Segs};
 use smallvec::SmallVec;
 
-/// Pieces of a payload of medium length: short, so that little of a pooled buffer lies idle.
-const SHORT_PIECE_BYTES: usize = 64 << 10;
-
-/// Pieces of a long payload: fewer of them.
-const LONG_PIECE_BYTES: usize = 1 << 20;
-
-/// Longest payload in short pieces.
-const MEDIUM_BYTES: usize = 512 << 10;
+/// Longest piece of a payload: one buffer up to here, which is all that most clients send.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Memory for reply headers is taken in this size.
 const HEAD_BYTES: usize = 4096;
@@ -30,10 +24,9 @@ impl Payload {
     /// Memory for `bytes` bytes.
     pub(super) fn new(env: &Env, bytes: usize) -> Payload {
         let mut payload = Payload::default();
-        let piece = if bytes <= MEDIUM_BYTES { SHORT_PIECE_BYTES } else { LONG_PIECE_BYTES };
         let mut left = bytes;
         while left > 0 {
-            let len = left.min(piece);
+            let len = left.min(PIECE_BYTES);
             payload.pieces.push((env.buf(len), len));
             left -= len;
         }
@@ -109,9 +102,15 @@ impl Batch {
     }
 
     /// Everything to send.
-    pub(super) fn take_segs(&mut self) -> Segs {
+    pub(super) fn segs(&mut self) -> &mut Segs {
         self.list_heads();
-        std::mem::take(&mut self.segs)
+        &mut self.segs
+    }
+
+    /// Forgets everything, which was sent or never will be; keeps the memory of its own.
+    pub(super) fn clear(&mut self) {
+        self.segs.clear();
+        (self.listed, self.used, self.requests, self.held) = (0, 0, 0, 0);
     }
 
     fn list_heads(&mut self) {

@@ -41,7 +41,9 @@ pub(super) async fn receive(conn: &Rc<Connection>, mut inlet: Inlet) {
 async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option<Request>, Ended> {
     loop {
         let header = inlet.header(&conn.channel).await?;
-        conn.refresh();
+        if inlet.take_fresh() {
+            conn.refresh();
+        }
         match decode(&header, &conn.terms()) {
             Decoded::Request(Request { command: Command::Disconnect, .. }) => return Ok(None),
             Decoded::Request(request) => return Ok(Some(request)),

@@ -200,7 +200,7 @@ fn errors_come_back_as_negative_errno() {
         assert_eq!(runner.run(Io::ReadV { fd: -1, iov, offset: 0 }), -libc::EBADF);
         assert_eq!(runner.run(Io::Fdatasync { fd: -1 }), -libc::EBADF);
         let iov = memory(&mut bytes);
-        assert_eq!(runner.run(Io::Recv { fd, iov }), -libc::ENOTSOCK);
+        assert_eq!(runner.run(Io::Recv { fd, iov, all: false }), -libc::ENOTSOCK);
         assert_eq!(runner.run(Io::Accept { fd }), -libc::ENOTSOCK);
         let read_only = File::open("/dev/null").unwrap();
         let (fd, iov) = (read_only.as_raw_fd(), memory(&mut bytes));
@@ -216,20 +216,20 @@ fn a_receive_takes_what_is_there_and_waits_for_the_first_byte() {
             ours.set_nonblocking(nonblocking).unwrap();
             let fd = ours.as_raw_fd();
             let mut bytes = vec![0; 10];
-            let early = runner.start(Io::Recv { fd, iov: two_pieces(&mut bytes, 2) });
+            let early = runner.start(Io::Recv { fd, iov: two_pieces(&mut bytes, 2), all: false });
             runner.ring.kick();
             runner.collect();
             assert_eq!(runner.results, []);
             peer.write_all(b"abc").unwrap();
             assert_eq!(runner.finish(early), 3);
             assert_eq!(&bytes[..3], b"abc");
-            let single = runner.start(Io::Recv { fd, iov: memory(&mut bytes) });
+            let single = runner.start(Io::Recv { fd, iov: memory(&mut bytes), all: false });
             runner.ring.kick();
             peer.write_all(b"xy").unwrap();
             assert_eq!(runner.finish(single), 2);
             assert_eq!(&bytes[..3], b"xyc");
             drop(peer);
-            assert_eq!(runner.run(Io::Recv { fd, iov: memory(&mut bytes) }), 0);
+            assert_eq!(runner.run(Io::Recv { fd, iov: memory(&mut bytes), all: false }), 0);
         }
     });
 }
@@ -275,7 +275,7 @@ fn an_accept_delivers_a_working_connection() {
         client.write_all(b"hello").unwrap();
         let mut bytes = vec![0; 5];
         let iov = memory(&mut bytes);
-        assert_eq!(runner.run(Io::Recv { fd: accepted.as_raw_fd(), iov }), 5);
+        assert_eq!(runner.run(Io::Recv { fd: accepted.as_raw_fd(), iov, all: false }), 5);
         assert_eq!(bytes, b"hello");
     });
 }
@@ -303,14 +303,14 @@ fn a_cancelled_receive_completes_once_and_leaves_the_stream_alone() {
         let fd = ours.as_raw_fd();
         let mut bytes = vec![0; 8];
         let iov = memory(&mut bytes);
-        let cancelled = runner.start(Io::Recv { fd, iov });
+        let cancelled = runner.start(Io::Recv { fd, iov, all: false });
         runner.ring.kick();
         runner.ring.cancel(cancelled);
         runner.ring.cancel(cancelled);
         assert_eq!(runner.finish(cancelled), -libc::ECANCELED);
         runner.ring.cancel(cancelled);
         // The next operation may take over the slot; the late cancellation must miss it.
-        let next = runner.start(Io::Recv { fd, iov: memory(&mut bytes) });
+        let next = runner.start(Io::Recv { fd, iov: memory(&mut bytes), all: false });
         runner.ring.kick();
         peer.write_all(b"data").unwrap();
         assert_eq!(runner.finish(next), 4);
@@ -458,7 +458,8 @@ fn kicking_and_reaping_alone_makes_progress() {
     on_both_rings(|runner| {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let mut bytes = vec![0; 4];
-        let token = runner.start(Io::Recv { fd: ours.as_raw_fd(), iov: memory(&mut bytes) });
+        let token =
+            runner.start(Io::Recv { fd: ours.as_raw_fd(), iov: memory(&mut bytes), all: false });
         runner.ring.kick();
         peer.write_all(b"ping").unwrap();
         while runner.results.is_empty() {
@@ -476,11 +477,11 @@ fn a_dropped_ring_never_writes_to_the_memory_of_its_operations() {
     for kind in [RingKind::Threads, RingKind::Auto] {
         let (ring, _) = open(kind).unwrap();
         let mut runner = Runner { ring, results: Vec::new(), next_token: 0 };
-        runner.start(Io::Recv { fd: ours.as_raw_fd(), iov: memory(&mut bytes) });
+        runner.start(Io::Recv { fd: ours.as_raw_fd(), iov: memory(&mut bytes), all: false });
         runner.start(Io::PollIn { fd: ours.as_raw_fd() });
         runner.ring.wait(Some(Duration::ZERO));
         runner.start(Io::Blocking(Box::new(|| 0)));
-        runner.start(Io::Recv { fd: ours.as_raw_fd(), iov: memory(&mut bytes) });
+        runner.start(Io::Recv { fd: ours.as_raw_fd(), iov: memory(&mut bytes), all: false });
     }
     peer.write_all(b"late").unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0));

@@ -123,3 +123,18 @@ fn tables_change_under_load_and_no_request_notices() {
         }
     }
 }
+
+#[test]
+fn a_write_that_waited_and_is_smaller_than_a_block_fails() {
+    for (start, count) in [(12, 8), (3, 1)] {
+        let bed = Bed::new(2048, cache_sectors(16, 4096));
+        bed.load("0 2048 linear origin 0");
+        bed.suspend(SuspendMode::Flush);
+        bed.start("small", |env| write_io(env, start, count, 0x55));
+        bed.settle();
+        bed.load(&table(2048, 4096, ""));
+        bed.settle();
+        assert!(bed.ends.of("small").expect("ended").is_err());
+        assert!(!bed.read(0, 32).unwrap().contains(&0x55));
+    }
+}

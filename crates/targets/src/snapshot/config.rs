@@ -147,6 +147,7 @@ impl Config {
 }
 
 /// The words of a table line as the kernel takes them: without what only cairn knows.
+#[must_use]
 pub fn kernel_words(params: &str) -> String {
     let mut words: Vec<&str> = params.split(' ').collect();
     if let Some(at) = words.iter().position(|word| *word == FILL) {

@@ -37,6 +37,8 @@ mod home;
 mod kin;
 mod map;
 mod merge;
+#[cfg(test)]
+mod model;
 mod origin;
 mod readers;
 mod seat;

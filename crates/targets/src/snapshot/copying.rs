@@ -8,6 +8,7 @@
 //! Order of a job, each step before the next:
 //! 1. budget (waiting holds nothing), 2. claims and allocation, 3. reads and writes, in pieces of
 //!    the budget, 4. the budget returns, 5. commits, 6. the origin's readers have left.
+//!
 //! A write to the snapshot goes on after 5, a write to the origin after 6.
 
 use std::sync::Arc;

@@ -34,6 +34,8 @@ mod copying;
 mod core;
 mod crew;
 mod home;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod kin;
 mod map;
 mod merge;

@@ -178,7 +178,7 @@ impl Seat {
                 self.open(env).await?
             }
         };
-        if !Arc::ptr_eq(self.core.get_or_init(|| core.clone()), &core) {
+        if self.core.get().is_some_and(|own| !Arc::ptr_eq(own, &core)) {
             let detail = "table: found its store handed over to another, expected a fresh table";
             return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
         }
@@ -186,6 +186,7 @@ impl Seat {
             let detail = "origin: found another snapshot merging, expected none";
             return Err(ConfigError::new(ConfigKind::Busy, &self.config.origin.argument, detail));
         }
+        self.core.get_or_init(|| core.clone());
         self.home.serve(self.tenant, &core);
         core.serve(&Terms {
             end: self.config.end,
@@ -203,7 +204,8 @@ impl Seat {
     fn fits(&self, core: &Core) -> bool {
         !self.merging
             && !core.merging
-            && core.condition() < Condition::Ending
+            // What is lost of a transient store is told by its core only.
+            && (core.condition() < Condition::Ending || !core.store.is_persistent())
             && core.chunk() == self.config.chunk
             && core.store.is_persistent() == self.config.kind.is_persistent()
             && Arc::ptr_eq(&core.origin.disk, &self.config.origin.disk)

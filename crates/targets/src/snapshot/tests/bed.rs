@@ -248,7 +248,8 @@ impl Drop for Bed {
         if std::thread::panicking() {
             return;
         }
-        for volume in self.volumes.borrow().iter().rev().cloned() {
+        for volume in self.volumes.borrow().iter().rev() {
+            let volume = volume.clone();
             self.sim.block_on(0, |env| async move { volume.remove(&env).await });
         }
         assert_eq!(self.sim.contract_violations(), 0);

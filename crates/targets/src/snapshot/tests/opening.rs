@@ -133,6 +133,19 @@ fn a_transient_store_is_empty_again_when_nobody_serves_it() {
 }
 
 #[test]
+fn an_invalid_transient_snapshot_stays_invalid_under_a_new_table() {
+    let bed = Bed::new(512, &[8]);
+    let line = "0 512 snapshot origin cow0 N 8";
+    bed.load("s", line);
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.write("o", 0, 16, 7).unwrap();
+    assert_eq!(bed.status("s"), "Invalid");
+    bed.load("s", line);
+    assert_eq!(bed.status("s"), "Invalid");
+    assert!(bed.read("s", 0, 8).is_err());
+}
+
+#[test]
 fn a_failed_format_leaves_a_blank_device() {
     let bed = Bed::new(512, &[2048]);
     bed.drive("cow0").faults().add(Fault::error(OpSet::FLUSHES));

@@ -172,13 +172,13 @@ impl Twins {
             }
         }
         self.bed = self.bed.reopen_durable();
-        for which in 0..3 {
+        for (which, name) in NAMES.into_iter().enumerate() {
             let Some(line) = self.lines[which].clone() else { continue };
             if line.contains(" N ") {
                 self.lines[which] = None;
                 self.model.remove(which);
             } else {
-                self.bed.load(NAMES[which], &line);
+                self.bed.load(name, &line);
             }
         }
         self.bed.load("o", &origin_line());

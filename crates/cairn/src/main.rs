@@ -4,7 +4,7 @@
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
 //! - [`remote`]: the same verbs as a client sends them.
-//! - [`offline`]: tools on devices that nobody serves. [`bench`]: the yardstick.
+//! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: the yardstick.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
 //! them together.

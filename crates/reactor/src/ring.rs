@@ -2,7 +2,7 @@
 //!
 //! Owns the words both rings speak: [`Io`], [`IoVecs`], [`Token`], the [`Ring`] trait, and the
 //! wake-up that reaches a sleeping ring from another thread. The two rings are
-//! [`UringRing`](crate::uring::UringRing) and [`ThreadRing`](crate::threads::ThreadRing).
+//! [`UringRing`] and [`ThreadRing`].
 //!
 //! Promises, the same for both rings:
 //! - every submitted operation completes exactly once, cancelled or not;

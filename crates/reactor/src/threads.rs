@@ -1,6 +1,6 @@
 //! Helper threads for what blocks, and a ring made of them for where io_uring is forbidden.
 //!
-//! [`HelperPool`] runs one operation per thread, starts threads as they are needed, and reports
+//! `HelperPool` runs one operation per thread, starts threads as they are needed, and reports
 //! through a queue and a wake. [`ThreadRing`] sends file operations there and keeps sockets and
 //! pollables on its own thread, as non-blocking calls driven by ppoll(2).
 //!

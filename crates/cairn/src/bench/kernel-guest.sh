@@ -9,8 +9,9 @@ mp dm-writecache
 cache=/dev/ram0 origin=/dev/ram1
 
 job() { # DEVICE SEED
-  fio --name=job --filename="$1" --rw=randwrite --bs=512k --iodepth=32 --direct=1 --size="${span}M" \
-    --randseed="$2" --ioengine=io_uring --minimal --terse-version=3 2>fio.err >fio.out ||
+  fio --name=job --filename="$1" --rw=randwrite --bs=512k --iodepth=32 --direct=1 \
+    --size="${span}M" --randseed="$2" --ioengine=io_uring \
+    --minimal --terse-version=3 2>fio.err >fio.out ||
     { cat fio.err; exit 1; }
   cut -d ';' -f 48 fio.out | awk '{ printf "%.1f\n", $1 / 1024 }'
 }

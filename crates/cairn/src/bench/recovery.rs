@@ -4,8 +4,10 @@
 //! The cache device is memory too, so that the figures are the program's own: add the time that a
 //! drive takes to read 16 bytes per entry. `sorted`: neighbouring slots hold neighbouring blocks;
 //! `shuffled`: they hold blocks in no order, the worst for an index by run. Memory is what the
-//! process holds beyond what it held before: at the peak, and when the volume is up.
+//! process holds beyond what it held before: at the peak, and when the volume is up. Each opening
+//! is a process of its own, since memory that one gave back may serve the next unseen.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use cairn_backends::{MemoryDisk, NullDisk};
@@ -15,7 +17,8 @@ use super::bed::Bed;
 use super::clock::Moment;
 use super::row::{Report, Row, Samples};
 use super::{Settings, image};
-use crate::failure::{Outcome, system};
+use crate::failure::{Outcome, refused, system, wrong};
+use crate::remote;
 
 const BLOCK_BYTES: u32 = 4096;
 const GIB: u64 = 1 << 30;
@@ -40,7 +43,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
             let entries = image::geometry(cache_bytes, BLOCK_BYTES)?.n_blocks();
             let mut openings = Vec::new();
             for _ in 0..settings.runs {
-                openings.push(open(cache_bytes, order == "shuffled")?);
+                openings.push(apart(cache_bytes, order)?);
             }
             let samples = |of: fn(&Opening) -> f64| Samples(openings.iter().map(of).collect());
             let row = |value: Samples, unit| {
@@ -57,6 +60,37 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
         }
     }
     Ok(report)
+}
+
+/// One opening in a process of its own.
+fn apart(cache_bytes: u64, order: &str) -> Outcome<Opening> {
+    let failed = |error| system("bench", "run of a process of its own", error);
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command.args(["bench", "recovery", "--opening", order, &cache_bytes.to_string()]);
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().map_err(failed)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let figures: Vec<f64> = text.split_whitespace().flat_map(str::parse).collect();
+    match figures[..] {
+        [seconds, peak_bytes, held_bytes] => Ok(Opening { seconds, peak_bytes, held_bytes }),
+        _ => {
+            let found = format!("'{}' and {}", text.trim(), output.status);
+            Err(refused(ConfigKind::System, "bench", "opening", found, "three figures"))
+        }
+    }
+}
+
+/// The other end of that: opens once and prints the figures. `words` are the order and the size
+/// of the cache in bytes.
+///
+/// # Errors
+/// The words are not that, or the cache cannot be opened.
+pub fn open_here(words: &[String]) -> Outcome<u8> {
+    let [order, bytes] = words else {
+        return Err(wrong("bench", "opening", words.len(), "an order and a size"));
+    };
+    let bytes = bytes.parse().map_err(|_| wrong("bench", "opening", bytes, "a size in bytes"))?;
+    let Opening { seconds, peak_bytes, held_bytes } = open(bytes, order == "shuffled")?;
+    remote::print(&format!("{seconds} {peak_bytes} {held_bytes}\n"))
 }
 
 /// A prime that divides no number of entries here: multiples of it visit every block once.

@@ -1,4 +1,5 @@
-//! Commits: making entries durable in one atomic step, and the ledger they are written from.
+//! Commits: making entries durable in one atomic step, and the ledger: the right to change and
+//! to write metadata.
 //!
 //! # The order of a commit, and what a crash between its steps leaves
 //! 0. Freeze: take the set of entries whose data has completed; later ones get the next seq.
@@ -19,67 +20,67 @@
 //!
 //! One commit runs at a time (it holds the ledger); whoever asks while it runs joins the next.
 
-use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{Env, Flags, Io, IoError, IoResult, Request, RequestId, SectorRange, Verdict};
 use cairn_block::{Sector, SectorCount};
-use cairn_format::writecache::{Entry, Seq, Superblock};
+use cairn_format::writecache::{SUPERBLOCK_BYTES, Seq, Superblock};
 use event_listener::Event;
 
 use super::canary::{self, Bug};
-use super::index::SlotState;
-use super::{Count, State, WriteCache};
+use super::index::{FREED, Index, LEAVING, Life, Run, granule_of};
+use super::{Count, WriteCache};
 
-/// Metadata is written in pieces of this many bytes (clipped at its end), neighbours merged.
-const GRANULE_BYTES: u64 = 4096;
-/// Most bytes of metadata in one request.
-const WRITE_BYTES_MAX: u64 = 1 << 20;
+/// Metadata is written in granules of this many bytes (clipped at its end), neighbours merged.
+pub(super) const GRANULE_BYTES: u64 = 4096;
 /// Most requests of metadata in flight.
 const WRITES_MAX: usize = 32;
+/// Most granules in one request.
+const WRITE_GRANULES_MAX: u32 = 256;
 
-/// The metadata as it is on disk, or will be when the running step ends. Whoever holds the
-/// ledger is the only writer of metadata.
+/// What changed of the metadata. Whoever holds the ledger is the only writer of metadata, and
+/// the only one who changes which entries are committed, frozen or freed.
 pub(super) struct Ledger {
-    bytes: Vec<u8>,
     superblock: Option<Superblock>,
-    changed: BTreeSet<u64>,
+    /// What lies between the last entry and the end of the metadata: written back as it was.
+    tail: Vec<u8>,
+    changed: Vec<u32>,
 }
 
 impl Ledger {
     /// A ledger of nothing yet.
     pub fn empty() -> Ledger {
-        Ledger { bytes: Vec::new(), superblock: None, changed: BTreeSet::new() }
+        Ledger { superblock: None, tail: Vec::new(), changed: Vec::new() }
     }
 
-    /// A ledger over the metadata area as read from the device.
-    pub fn of(bytes: Vec<u8>, superblock: Superblock) -> Ledger {
-        Ledger { bytes, superblock: Some(superblock), changed: BTreeSet::new() }
+    /// The ledger of a device: its superblock, and the bytes after its last entry.
+    pub fn of(superblock: Superblock, tail: Vec<u8>) -> Ledger {
+        Ledger { superblock: Some(superblock), tail, changed: Vec::new() }
     }
 
-    /// Changes an entry in the image.
-    pub fn set(&mut self, slot: u32, entry: Entry) {
-        entry.write_at(&mut self.bytes, u64::from(slot));
-        let offset = 64 + u64::from(slot) * 16;
-        self.changed.insert(offset / GRANULE_BYTES);
+    /// True if nothing is to be written.
+    pub fn is_unchanged(&self) -> bool {
+        self.changed.is_empty()
     }
 
-    /// Makes an entry free in the image; its sector stays, as the kernel leaves it.
-    pub fn set_free(&mut self, slot: u32) {
-        let entry = Entry::read_at(&self.bytes, u64::from(slot)).expect("the slot exists");
-        self.set(slot, Entry { seq: Seq::FREE, ..entry });
+    /// Notes that the entries of these slots are to be written.
+    pub fn touch(&mut self, slot: u32, len: u32) {
+        self.changed.extend(granule_of(slot)..=granule_of(slot + len - 1));
     }
 
-    /// Takes the changed pieces as byte ranges, neighbours merged.
-    fn take_changed(&mut self) -> Vec<(u64, u64)> {
-        let end = self.bytes.len() as u64;
-        let mut pieces: Vec<(u64, u64)> = Vec::new();
-        for granule in std::mem::take(&mut self.changed) {
-            let (from, to) = (granule * GRANULE_BYTES, ((granule + 1) * GRANULE_BYTES).min(end));
+    /// Takes the changed granules as ranges, neighbours merged.
+    fn take_changed(&mut self) -> Vec<Range<u32>> {
+        self.changed.sort_unstable();
+        let mut pieces: Vec<Range<u32>> = Vec::new();
+        for granule in self.changed.drain(..) {
             match pieces.last_mut() {
-                Some(last) if last.1 == from && to - last.0 <= WRITE_BYTES_MAX => last.1 = to,
-                _ => pieces.push((from, to)),
+                Some(last) if last.end == granule + 1 => (),
+                Some(last) if last.end == granule && last.len() < WRITE_GRANULES_MAX as usize => {
+                    last.end += 1;
+                }
+                _ => pieces.push(granule..granule + 1),
             }
         }
         pieces
@@ -120,31 +121,11 @@ impl Ticket {
 
 /// What one commit covers.
 struct Batch {
-    /// Slot and entry, as frozen.
-    frozen: Vec<(u32, Entry)>,
+    /// The seq of the frozen entries, and the granules that they are in.
+    frozen: Option<(Seq, Vec<u32>)>,
     overwritten: bool,
     waiters: Vec<Waiter>,
     broken: bool,
-}
-
-impl State {
-    /// Takes the slots that may be freed because a committed version covers them (I8). One that
-    /// is being written back is freed by that, or comes here again when that failed.
-    pub(super) fn take_superseded(&mut self) -> Vec<u32> {
-        let mut slots = std::mem::take(&mut self.superseded);
-        slots.sort_unstable();
-        slots.dedup();
-        slots.retain(|&slot| self.is_superseded(slot));
-        slots
-    }
-
-    fn is_superseded(&self, slot: u32) -> bool {
-        let entry = self.index.slot(slot);
-        let committed = |&above: &u32| self.index.slot(above).state == SlotState::Committed;
-        entry.state == SlotState::Committed
-            && !entry.in_writeback
-            && self.index.versions(entry.block).take_while(|&v| v != slot).any(|v| committed(&v))
-    }
 }
 
 impl WriteCache {
@@ -154,7 +135,7 @@ impl WriteCache {
         if state.broken {
             return Verdict::Failed(IoError::IO);
         }
-        let quiet = state.uncommitted_count == 0 && !state.overwritten && !state.committing;
+        let quiet = state.index.uncommitted == 0 && !state.overwritten && !state.committing;
         let durable = state.origin_flushed == state.origin_writes;
         drop(state);
         if quiet && durable {
@@ -222,7 +203,7 @@ impl WriteCache {
         loop {
             self.commit_once(env).await;
             let mut state = self.state.lock();
-            let full = state.uncommitted_count >= self.config.autocommit_blocks().max(1);
+            let full = state.index.uncommitted >= self.config.autocommit_blocks().max(1);
             let again = !state.waiters.is_empty() || (full && !state.broken);
             if !again {
                 state.committing = false;
@@ -235,11 +216,11 @@ impl WriteCache {
 
     async fn commit_once(&self, env: &Env) {
         let mut ledger = self.ledger.lock().await;
-        let batch = self.freeze();
+        let mut batch = self.freeze();
         let result = if batch.broken {
             Err(IoError::IO)
         } else {
-            self.write_commit(env, &mut ledger, &batch).await
+            self.write_commit(env, &mut ledger, &mut batch).await
         };
         if let Err(error) = result
             && !batch.broken
@@ -252,7 +233,7 @@ impl WriteCache {
                 Waiter::Ticket(ticket) => ticket.tell(result),
             }
         }
-        if result.is_ok() && !batch.frozen.is_empty() {
+        if result.is_ok() && batch.frozen.is_some() {
             self.free_superseded(env, &mut ledger).await;
         }
         self.changed.notify(usize::MAX);
@@ -261,25 +242,9 @@ impl WriteCache {
     /// Step 0.
     fn freeze(&self) -> Batch {
         let mut state = self.state.lock();
-        let mut frozen = Vec::new();
-        for slot in std::mem::take(&mut state.uncommitted) {
-            let entry = state.index.slot_mut(slot);
-            // A slot that was dropped, or dropped and filled again, shows up once or not.
-            if entry.state != SlotState::Uncommitted {
-                continue;
-            }
-            entry.state = SlotState::Frozen;
-            let original_sector = entry.block * self.block_sectors;
-            frozen.push((slot, Entry { original_sector, seq: entry.seq }));
-        }
-        state.uncommitted_count = 0;
         state.autocommit_at = None;
-        if !frozen.is_empty() {
-            let next = state.stamp_seq.next().expect("a commit number far below -1");
-            state.stamp_seq = next;
-        }
         Batch {
-            frozen,
+            frozen: state.index.freeze(),
             overwritten: std::mem::take(&mut state.overwritten),
             waiters: std::mem::take(&mut state.waiters),
             broken: state.broken,
@@ -287,15 +252,13 @@ impl WriteCache {
     }
 
     /// Steps 1 to 3.
-    async fn write_commit(&self, env: &Env, ledger: &mut Ledger, batch: &Batch) -> IoResult {
-        if batch.frozen.is_empty() {
+    async fn write_commit(&self, env: &Env, ledger: &mut Ledger, batch: &mut Batch) -> IoResult {
+        let Some((seq, granules)) = &mut batch.frozen else {
             return if batch.overwritten { self.flush_cache(env).await } else { Ok(()) };
-        }
-        let seq = batch.frozen[0].1.seq;
-        for &(slot, entry) in &batch.frozen {
-            assert_eq!(entry.seq, seq, "I12: one commit, one seq");
-            ledger.set(slot, entry);
-        }
+        };
+        let superblock = ledger.superblock.as_ref().expect("set by recovery");
+        assert_eq!(*seq, superblock.seq(), "I2: a new entry carries the seq on disk");
+        ledger.changed.append(granules);
         self.write_changed(env, ledger).await?;
         let next = seq.next().expect("freeze took it");
         if canary::planted(Bug::SuperblockBeforeFlush) {
@@ -305,24 +268,13 @@ impl WriteCache {
             self.flush_cache(env).await?;
             self.write_superblock(env, ledger, next).await?;
         }
-        self.mark_committed(batch, next);
+        self.state.lock().index.durable_seq = next;
         Ok(())
-    }
-
-    fn mark_committed(&self, batch: &Batch, seq: Seq) {
-        let mut state = self.state.lock();
-        state.durable_seq = seq;
-        for &(slot, _) in &batch.frozen {
-            let block = state.index.slot(slot).block;
-            state.index.slot_mut(slot).state = SlotState::Committed;
-            let older: Vec<u32> = state.index.versions(block).collect();
-            state.superseded.extend(older.into_iter().skip_while(|&v| v != slot).skip(1));
-        }
     }
 
     /// Steps 4 and 5.
     async fn free_superseded(&self, env: &Env, ledger: &mut Ledger) {
-        let slots = self.state.lock().take_superseded();
+        let slots = self.state.lock().index.superseded();
         if !slots.is_empty() {
             // An error broke the cache down already; the commit itself stands.
             let _ = self.free_entries(env, ledger, slots).await;
@@ -335,13 +287,20 @@ impl WriteCache {
         &self,
         env: &Env,
         ledger: &mut Ledger,
-        slots: Vec<u32>,
+        slots: Vec<(u32, u32)>,
     ) -> IoResult {
-        if self.state.lock().broken {
-            return Err(IoError::IO);
-        }
-        for &slot in &slots {
-            ledger.set_free(slot);
+        {
+            let mut state = self.state.lock();
+            if state.broken {
+                return Err(IoError::IO);
+            }
+            for &(slot, len) in &slots {
+                let frees =
+                    |run: Run| state.index.life(&run) == Life::Committed || run.has(LEAVING);
+                assert!(state.index.runs_of(slot, len).all(frees));
+                state.index.mark(slot, len, FREED, 0);
+                ledger.touch(slot, len);
+            }
         }
         if canary::planted(Bug::ReuseBeforeDurable) {
             self.take_out(env, &slots);
@@ -358,20 +317,12 @@ impl WriteCache {
         result
     }
 
-    fn take_out(&self, env: &Env, slots: &[u32]) {
+    fn take_out(&self, env: &Env, slots: &[(u32, u32)]) {
         let waiting = {
             let mut state = self.state.lock();
-            for &slot in slots {
-                let entry = *state.index.slot(slot);
-                match entry.state {
-                    SlotState::Committed => {}
-                    SlotState::Uncommitted if entry.leaving => state.uncommitted_count -= 1,
-                    // Dropped meanwhile by a fill that had been under way.
-                    _ => continue,
-                }
-                state.index.end_writeback(slot);
-                state.index.remove(slot);
-                state.index.release(slot);
+            for &(slot, len) in slots {
+                let runs: Vec<Run> = state.index.runs_of(slot, len).collect();
+                runs.iter().for_each(|run| take_out(&mut state.index, run));
             }
             state.take_slot_waiters()
         };
@@ -379,14 +330,13 @@ impl WriteCache {
         self.changed.notify(usize::MAX);
     }
 
-    /// Writes the changed pieces of the image, a bounded number at a time; returns when all have
+    /// Writes the changed granules, a bounded number of requests at a time; returns when all have
     /// completed.
     pub(super) async fn write_changed(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
         let mut result = Ok(());
         for window in ledger.take_changed().chunks(WRITES_MAX) {
-            let start = |&(from, to): &(u64, u64)| {
-                let bytes = &ledger.bytes[from as usize..to as usize];
-                self.write_area(env, from, bytes, Flags::empty())
+            let start = |granules: &Range<u32>| {
+                self.write_granules(env, ledger, granules.clone(), Flags::empty())
             };
             for write in window.iter().map(start).collect::<Vec<_>>() {
                 result = result.and(write.await);
@@ -394,6 +344,47 @@ impl WriteCache {
             result?;
         }
         Ok(())
+    }
+
+    /// Writes granules, encoded straight into the request's memory (I12).
+    fn write_granules(
+        &self,
+        env: &Env,
+        ledger: &Ledger,
+        granules: Range<u32>,
+        flags: Flags,
+    ) -> cairn_block::IoFuture {
+        let area_end = self.geometry.metadata_bytes();
+        let from = u64::from(granules.start) * GRANULE_BYTES;
+        let end = (u64::from(granules.end) * GRANULE_BYTES).min(area_end);
+        let count = SectorCount::of_bytes(end - from);
+        let segs = env.segs(count);
+        for granule in granules {
+            let at = u64::from(granule) * GRANULE_BYTES;
+            let len = GRANULE_BYTES.min(area_end - at) as usize;
+            segs.for_each_mut((at - from) as usize, len, |out| {
+                self.encode_granule(ledger, granule, out);
+            });
+        }
+        let start = Sector::of_byte(from) + self.config.start();
+        env.io(&self.cache, Io::write(SectorRange::new(start, count), segs).with(flags))
+    }
+
+    fn encode_granule(&self, ledger: &Ledger, granule: u32, out: &mut [u8]) {
+        let mut entries = out;
+        if granule == 0 {
+            let superblock = ledger.superblock.as_ref().expect("set by recovery");
+            let (head, rest) = entries.split_at_mut(SUPERBLOCK_BYTES);
+            head.copy_from_slice(&superblock.encode());
+            entries = rest;
+        }
+        let from = (u64::from(granule) * GRANULE_BYTES).max(SUPERBLOCK_BYTES as u64);
+        let table_end = self.geometry.metadata_bytes() - ledger.tail.len() as u64;
+        let len = (entries.len() as u64).min(table_end.saturating_sub(from)) as usize;
+        let (entries, tail) = entries.split_at_mut(len);
+        let skip = ledger.tail.len() - tail.len();
+        tail.copy_from_slice(&ledger.tail[skip..]);
+        self.state.lock().index.encode(granule, self.block_sectors, entries);
     }
 
     /// Writes `bytes` at a byte offset of the area.
@@ -417,10 +408,23 @@ impl WriteCache {
 
     async fn write_superblock(&self, env: &Env, ledger: &mut Ledger, seq: Seq) -> IoResult {
         let superblock = ledger.superblock.as_ref().expect("set by recovery").with_seq(seq);
-        ledger.bytes[..64].copy_from_slice(&superblock.encode());
         ledger.superblock = Some(superblock);
-        let range = self.geometry.superblock_write();
-        let bytes = &ledger.bytes[range.start as usize..range.end as usize];
-        self.write_area(env, range.start, bytes, Flags::FUA).await
+        let bytes = self.geometry.superblock_write();
+        assert!(bytes.start == 0 && bytes.end <= GRANULE_BYTES);
+        self.write_granules(env, ledger, 0..1, Flags::FUA).await
+    }
+}
+
+/// Takes slots out of the index and frees them. What was dropped meanwhile by a fill that had
+/// been under way is not there any more, or is somebody else's.
+fn take_out(index: &mut Index, run: &Run) {
+    match index.life(run) {
+        Life::Committed => {
+            index.end_writeback(run.slot, run.len);
+            index.remove(run.slot, run.len);
+            index.release(run.slot, run.len);
+        }
+        Life::Uncommitted if run.has(LEAVING) => _ = index.drop_uncommitted(run),
+        Life::Uncommitted | Life::Frozen => (),
     }
 }

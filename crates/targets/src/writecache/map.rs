@@ -4,12 +4,14 @@
 //! the request that goes one way as one request: a run of consecutive slots, or of blocks that
 //! are not cached.
 
+use std::ops::Range;
+
 use cairn_block::{
     EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict,
 };
 
 use super::commit::Waiter;
-use super::index::SlotState;
+use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
 use super::{Count, State, WriteCache};
 
 /// Write-zeroes up to this many bytes go through the write path; longer ones zero the origin.
@@ -38,7 +40,8 @@ enum Plan {
     Fail,
 }
 
-/// What a watched request was; kept in its word.
+/// What a watched request was; kept in its word, with the name of its flight, or with its first
+/// slot if it is a fill.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Hit = 1,
@@ -49,8 +52,8 @@ enum Class {
     OverwriteThrough = 5,
 }
 
-fn word(class: Class, slot: u32) -> u64 {
-    (class as u64) << 32 | u64::from(slot)
+fn word(class: Class, name: u32) -> u64 {
+    (class as u64) << 32 | u64::from(name)
 }
 
 fn class_of(word: u64) -> (Class, u32) {
@@ -64,36 +67,47 @@ fn class_of(word: u64) -> (Class, u32) {
     (class, word as u32)
 }
 
+/// True if a write may go into the slots in place (I10).
+fn takes_overwrite(marks: u8) -> bool {
+    marks & (IN_WRITEBACK | LEAVING) == 0
+}
+
 impl State {
-    /// How many blocks from `block`, up to `want`, are cached in consecutive slots from `slot`
-    /// and satisfy `fits`.
-    fn run_of(&self, block: u64, want: u64, slot: u32, fits: impl Fn(&State, u32) -> bool) -> u64 {
-        let consecutive = |&ahead: &u64| {
-            let at = u64::from(slot) + ahead;
-            self.index.newest(block + ahead).is_some_and(|slot| u64::from(slot) == at)
-                && fits(self, at as u32)
-        };
-        (0..want).take_while(consecutive).count() as u64
-    }
-
-    /// How many blocks from `block`, up to `want`, are not cached.
-    fn run_of_misses(&self, block: u64, want: u64) -> u64 {
-        (0..want).take_while(|ahead| self.index.newest(block + ahead).is_none()).count() as u64
-    }
-
-    fn takes_overwrite(&self, slot: u32) -> bool {
-        self.index.slot(slot).takes_overwrite()
-    }
-
     fn plan_read(&self, block: u64, want: u64) -> Plan {
-        match self.index.newest(block) {
-            Some(slot) => Plan::Slots { slot, count: self.run_of(block, want, slot, |_, _| true) },
-            None => Plan::Around { count: self.run_of_misses(block, want) },
+        match self.index.first_cached(block, want) {
+            Some((first, slot)) if first == block => {
+                let count = self.index.hits(block, slot, want, |_| true);
+                Plan::Slots { slot, count }
+            }
+            Some((first, _)) => Plan::Around { count: first - block },
+            None => Plan::Around { count: want },
         }
     }
 
+    /// How many blocks from `block`, up to `want`, need a fresh slot; `caches` says whether
+    /// those that are not cached do.
+    fn needing_slots(&self, block: u64, want: u64, caches: bool) -> u64 {
+        let mut needing = 0;
+        while needing < want {
+            let cached = self.index.first_cached(block + needing, want - needing);
+            let missing = cached.map_or(want - needing, |(first, _)| first - block - needing);
+            if missing > 0 && !caches {
+                break;
+            }
+            needing += missing;
+            let Some((first, slot)) = cached else { break };
+            let held = |marks| !takes_overwrite(marks);
+            let covered = self.index.hits(first, slot, want - needing, held);
+            if covered == 0 {
+                break;
+            }
+            needing += covered;
+        }
+        needing
+    }
+
     /// Blocks up to the next removal under way, or the removal that `block` must wait for.
-    fn clear_of_removals(&self, block: u64, want: u64) -> Result<u64, usize> {
+    pub(super) fn clear_of_removals(&self, block: u64, want: u64) -> Result<u64, usize> {
         let mut clear = want;
         for (index, removal) in self.removals.iter().enumerate() {
             if removal.blocks.contains(&block) {
@@ -115,24 +129,22 @@ impl State {
             Ok(clear) => clear,
             Err(removal) => return Plan::WaitForRemoval(removal),
         };
-        let newest = self.index.newest(block);
-        if let Some(slot) = newest
-            && self.takes_overwrite(slot)
+        let cached = self.index.first_cached(block, want);
+        let missing = cached.map_or(want, |(first, _)| first - block);
+        if let Some((first, slot)) = cached
+            && first == block
         {
-            let count = self.run_of(block, want, slot, State::takes_overwrite);
-            return Plan::Slots { slot, count };
+            let count = self.index.hits(block, slot, want, takes_overwrite);
+            if count > 0 {
+                return Plan::Slots { slot, count };
+            }
+        } else if !caches {
+            return Plan::Around { count: missing };
         }
-        if newest.is_none() && !caches {
-            return Plan::Around { count: self.run_of_misses(block, want) };
-        }
-        let needs_slot = |ahead: &u64| match self.index.newest(block + ahead) {
-            Some(slot) => !self.takes_overwrite(slot),
-            None => caches,
-        };
-        let needed = (0..want).take_while(needs_slot).count() as u64;
+        let needed = if missing == want { want } else { self.needing_slots(block, want, caches) };
         match self.index.take_run(u32::try_from(needed).unwrap_or(u32::MAX)) {
             Some((slot, count)) => Plan::Fill { slot, count: u64::from(count) },
-            None if newest.is_none() => Plan::Around { count: self.run_of_misses(block, want) },
+            None if missing > 0 => Plan::Around { count: missing },
             None => Plan::WaitForSlot,
         }
     }
@@ -160,17 +172,16 @@ impl WriteCache {
         let (block, want) = self.blocks_of(request.range);
         let mut state = self.state.lock();
         let plan = state.plan_read(block, want);
-        if let Plan::Slots { slot, count } = plan {
-            for slot in slot..slot + count as u32 {
-                state.index.slot_mut(slot).reads += 1;
-            }
-        }
+        let flight = match plan {
+            Plan::Slots { slot, count } => state.index.begin_io(slot, count as u32, false),
+            _ => 0,
+        };
         drop(state);
         match plan {
             Plan::Slots { slot, count } => {
                 self.count(env, Count::Reads, count);
                 self.count(env, Count::ReadHits, count);
-                request.watch(word(Class::Hit, slot));
+                request.watch(word(Class::Hit, flight));
                 self.to_slots(request, slot, count)
             }
             Plan::Around { count } => {
@@ -189,7 +200,8 @@ impl WriteCache {
         let plan = state.plan_write(block, want, caches);
         match plan {
             Plan::Slots { slot, count } => {
-                let committed = self.begin_overwrite(&mut state, slot, count);
+                let committed = committed_in(&state, slot, count);
+                let flight = state.index.begin_io(slot, count as u32, true);
                 drop(state);
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WriteHitsCommitted, committed);
@@ -201,7 +213,8 @@ impl WriteCache {
                     request.flags.remove(Flags::FUA);
                     Class::Overwrite
                 };
-                self.write_slots(env, request, class, slot, count)
+                request.watch(word(class, flight));
+                self.write_slots(env, request, slot, count)
             }
             Plan::Fill { slot, count } => {
                 self.after_allocation(&mut state);
@@ -209,7 +222,8 @@ impl WriteCache {
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WritesAllocated, count);
                 request.flags.remove(Flags::FUA);
-                self.write_slots(env, request, Class::Fill, slot, count)
+                request.watch(word(Class::Fill, slot));
+                self.write_slots(env, request, slot, count)
             }
             Plan::Around { count } => {
                 drop(state);
@@ -238,18 +252,6 @@ impl WriteCache {
         }
     }
 
-    /// Marks slots as being written; answers how many of them are committed.
-    fn begin_overwrite(&self, state: &mut State, slot: u32, count: u64) -> u64 {
-        let mut committed = 0;
-        for slot in slot..slot + count as u32 {
-            let slot = state.index.slot_mut(slot);
-            assert!(slot.takes_overwrite(), "I10");
-            slot.writes += 1;
-            committed += u64::from(slot.state == SlotState::Committed);
-        }
-        committed
-    }
-
     /// Starts writeback when the allocation went past the high watermark.
     fn after_allocation(&self, state: &mut State) {
         if !state.draining && self.is_past_high_watermark(state) {
@@ -262,7 +264,6 @@ impl WriteCache {
         &'a self,
         env: &Env,
         request: &mut Request,
-        class: Class,
         slot: u32,
         count: u64,
     ) -> Verdict<'a> {
@@ -271,7 +272,6 @@ impl WriteCache {
             request.flags.remove(Flags::NO_UNMAP);
             request.segs = env.zeros(SectorCount(count * self.block_sectors));
         }
-        request.watch(word(class, slot));
         self.to_slots(request, slot, count)
     }
 
@@ -287,12 +287,14 @@ impl WriteCache {
     }
 
     pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
-        let (class, slot) = class_of(request.word());
+        let (class, name) = class_of(request.word());
         let (block, count) = self.blocks_of(request.range);
-        let slots = slot..slot + count as u32;
+        let count = count as u32;
         match class {
             Class::Hit => {
-                self.end_hit(env, slots);
+                let mut state = self.state.lock();
+                let (_, freed) = state.index.end_io(name);
+                self.wake_after_release(env, state, freed);
                 EndIo::Done(result)
             }
             Class::Around => {
@@ -302,57 +304,25 @@ impl WriteCache {
                 EndIo::Done(result)
             }
             Class::Fill if result.is_err() => {
-                self.abandon_fill(env, slots);
+                // The data could not be written: the slots were never anybody's.
+                let mut state = self.state.lock();
+                state.index.release(name, count);
+                self.wake_after_release(env, state, true);
                 EndIo::Done(result)
             }
-            Class::Fill => self.end_fill(env, request, block, slots),
+            Class::Fill => self.end_fill(env, request, block, name, count),
             Class::Overwrite | Class::OverwriteThrough => {
                 let through = class == Class::OverwriteThrough;
-                self.end_overwrite(env, request, slots, through, result)
+                self.end_overwrite(env, request, name, through, result)
             }
         }
-    }
-
-    fn end_hit(&self, env: &Env, slots: std::ops::Range<u32>) {
-        let mut state = self.state.lock();
-        let mut freed = false;
-        for slot in slots {
-            state.index.slot_mut(slot).reads -= 1;
-            freed |= release_if_doomed(&mut state, slot);
-        }
-        self.wake_after_release(env, state, freed);
-    }
-
-    /// The data could not be written: the slots were never anybody's.
-    fn abandon_fill(&self, env: &Env, slots: std::ops::Range<u32>) {
-        let mut state = self.state.lock();
-        for slot in slots {
-            let entry = state.index.slot_mut(slot);
-            entry.writes -= 1;
-            entry.state = SlotState::Doomed;
-            state.index.release(slot);
-        }
-        self.wake_after_release(env, state, true);
     }
 
     /// I7: the data is there, now the blocks enter the index.
-    fn end_fill(
-        &self,
-        env: &Env,
-        request: &Request,
-        block: u64,
-        slots: std::ops::Range<u32>,
-    ) -> EndIo {
+    fn end_fill(&self, env: &Env, request: &Request, block: u64, slot: u32, count: u32) -> EndIo {
         let mut state = self.state.lock();
-        let mut freed = false;
-        let (seq, now) = (state.stamp_seq, env.now());
-        for (block, slot) in (block..).zip(slots) {
-            freed |= drop_unwritten(&mut state, block);
-            state.index.slot_mut(slot).writes -= 1;
-            state.index.insert(slot, block, seq, SlotState::Uncommitted, now);
-            state.uncommitted.push(slot);
-            state.uncommitted_count += 1;
-        }
+        let now = env.now();
+        let freed = state.index.insert(slot, count, block, now);
         if state.autocommit_at.is_none() {
             state.autocommit_at = Some(now + self.config.autocommit_time());
             self.changed.notify(usize::MAX);
@@ -361,7 +331,7 @@ impl WriteCache {
         if held {
             state.waiters.push(Waiter::Request(request.id()));
         }
-        let commit = held || state.uncommitted_count >= self.config.autocommit_blocks();
+        let commit = held || state.index.uncommitted >= self.config.autocommit_blocks();
         self.wake_after_release(env, state, freed);
         if commit {
             self.kick_commit(env);
@@ -373,20 +343,16 @@ impl WriteCache {
         &self,
         env: &Env,
         request: &Request,
-        slots: std::ops::Range<u32>,
+        flight: u32,
         through: bool,
         result: IoResult,
     ) -> EndIo {
         let mut state = self.state.lock();
+        let (slots, freed) = state.index.end_io(flight);
         // Sent without FUA, the data is durable only after a flush that begins now, even if its
-        // entry was committed meanwhile.
-        let (mut freed, mut durable) = (false, through);
-        for slot in slots {
-            state.index.slot_mut(slot).writes -= 1;
-            // A fill that completed meanwhile may cover this slot without being committed.
-            durable &= state.index.is_newest(slot);
-            freed |= release_if_doomed(&mut state, slot);
-        }
+        // entry was committed meanwhile. A fill that completed meanwhile may cover these slots
+        // without being committed.
+        let durable = through && are_newest(&state, &slots);
         state.overwritten = true;
         let held = request.is_fua() && !durable && result.is_ok();
         if held {
@@ -416,19 +382,16 @@ impl WriteCache {
     }
 }
 
-/// A doomed slot becomes free with the end of its last I/O (I11).
-fn release_if_doomed(state: &mut State, slot: u32) -> bool {
-    state.index.slot(slot).state == SlotState::Doomed && state.index.release(slot)
+/// How many of the slots are committed.
+fn committed_in(state: &State, slot: u32, count: u64) -> u64 {
+    let runs = state.index.runs_of(slot, count as u32);
+    let committed = |run: &Run| state.index.life(run) == Life::Committed;
+    runs.filter(committed).map(|run| u64::from(run.len)).sum()
 }
 
-/// Drops the newest version of a block if no commit has begun to write its entry: on disk its
-/// slot is still free.
-fn drop_unwritten(state: &mut State, block: u64) -> bool {
-    let Some(slot) = state.index.newest(block) else { return false };
-    if state.index.slot(slot).state != SlotState::Uncommitted {
-        return false;
-    }
-    state.uncommitted_count -= 1;
-    state.index.remove(slot);
-    state.index.release(slot)
+/// True if the slots hold the newest versions of their blocks.
+fn are_newest(state: &State, slots: &Range<u32>) -> bool {
+    let len = slots.end - slots.start;
+    let newest = |run: &Run| !run.has(COVERED);
+    state.index.runs_of(slots.start, len).filter(newest).map(|run| run.len).sum::<u32>() == len
 }

@@ -12,8 +12,8 @@
 //!   +-------------------+             `------------------------------------> origin
 //! ```
 //!
-//! Rooms: `config` (the table line), `map` (verdicts and completions), `index` and `space`
-//! (what is cached, what is free), `commit` (making entries durable), `writeback` (bringing
+//! Rooms: `config` (the table line), `map` (verdicts and completions), `index` (what is cached
+//! and what is free, by runs), `commit` (making entries durable), `writeback` (bringing
 //! blocks home), `removal` (discard and write-zeroes), `recover` (opening), `status`.
 //!
 //! # Invariants
@@ -34,8 +34,9 @@
 //!     until it ends, writes to the block take a new slot.
 //! I11. A slot with any I/O in flight is not reused, whoever freed it.
 //! I12. A commit works on a frozen set: entries whose data had completed when it began. What
-//!     completes later belongs to the next commit. Metadata is written from the ledger's image,
-//!     which only the holder of the ledger changes, never from live state.
+//!     completes later belongs to the next commit. Metadata is encoded from what is committed or
+//!     frozen and not freed, which only the holder of the ledger changes; never from what is
+//!     uncommitted. So the superblock's granule repeats what the last flush made durable.
 //!
 //! # What a crash leaves
 //! The order of a commit, and what recovery finds in each gap, stands in `commit`; that of
@@ -57,7 +58,6 @@ mod map;
 mod model;
 mod recover;
 mod removal;
-mod space;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -88,7 +88,7 @@ use cairn_block::{
     ConfigError, Copier, Counters, Disk, EndIo, Env, Extent, IoError, IoResult, Limits,
     LocalFuture, MessageError, Request, RequestId, SectorRange, SuspendMode, Target, Time, Verdict,
 };
-use cairn_format::writecache::{Geometry, Seq};
+use cairn_format::writecache::Geometry;
 use event_listener::Event;
 
 pub use config::SPEC;
@@ -103,14 +103,6 @@ use removal::Removal;
 /// What the tasks and requests share, under one short lock.
 struct State {
     index: Index,
-    /// The superblock's seq on disk: entries below it are committed.
-    durable_seq: Seq,
-    /// The seq that a fill gets when it completes.
-    stamp_seq: Seq,
-    /// Slots to freeze at the next commit; a slot that was dropped meanwhile is skipped then.
-    uncommitted: Vec<u32>,
-    /// How many slots are in the state Uncommitted.
-    uncommitted_count: u64,
     /// A slot was overwritten in place since the last flush of the cache device began.
     overwritten: bool,
     /// Who waits for the next commit to end.
@@ -127,10 +119,8 @@ struct State {
     origin_flush_failures: u64,
     /// When a write last went around the cache.
     last_around: Time,
-    /// Older committed versions that a committed newer one covers.
-    superseded: Vec<u32>,
-    /// Slots whose data is on the origin, not yet durable there.
-    written: Vec<u32>,
+    /// Slots whose data is on the origin, not yet durable there: first slot, how many.
+    written: Vec<(u32, u32)>,
     finishing: bool,
     /// Writeback goes on until the low watermark.
     draining: bool,
@@ -158,13 +148,9 @@ struct State {
 }
 
 impl State {
-    fn new(slots: u32) -> State {
+    fn new(index: Index) -> State {
         State {
-            index: Index::new(slots),
-            durable_seq: Seq::ZERO,
-            stamp_seq: Seq::ZERO,
-            uncommitted: Vec::new(),
-            uncommitted_count: 0,
+            index,
             overwritten: false,
             waiters: Vec::new(),
             committing: false,
@@ -174,7 +160,6 @@ impl State {
             origin_flushed: 0,
             origin_flush_failures: 0,
             last_around: Time(0),
-            superseded: Vec::new(),
             written: Vec::new(),
             finishing: false,
             draining: false,

@@ -9,7 +9,8 @@
 //! - two with the same seq mean a corrupt device: nothing is written, reads keep working.
 //!
 //! What was read is made durable first (the drive's cache may hold what a killed process
-//! wrote); what was decided is durable before the first request is let in, so that a second crash finds
+//! wrote); what was decided is durable before the first request is let in, so that a second
+//! crash finds
 //! either the old or the decided state, entry by entry; deciding again gives the same.
 //!
 //! Formatting writes the area with a blank superblock, flushes, then writes the superblock
@@ -17,24 +18,23 @@
 //!
 //! With `read_only` nothing is written: free slots are free in memory only.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_lock::Mutex as AsyncMutex;
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, LocalFuture, Sector, SectorCount,
-    SectorRange, Target, TargetType,
+    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, LocalFuture, Sector,
+    SectorCount, SectorRange, Target, TargetType,
 };
 use cairn_format::writecache::{
-    BlockSize, Entry, EntryState, Error as FormatError, Geometry, Opening, SUPERBLOCK_BYTES, Seq,
-    Superblock,
+    BlockSize, ENTRY_BYTES, Entry, EntryState, Error as FormatError, Geometry, Opening,
+    SUPERBLOCK_BYTES, Seq, Superblock,
 };
-use rustc_hash::FxBuildHasher;
 
 use super::commit::Ledger;
 use super::config::Config;
-use super::index::SlotState;
+use super::index::{BLOCK_END, Builder, Index, SLOTS_END};
 use super::writeback::copy_budget_bytes;
 use super::{State, WriteCache};
 use crate::args::Device;
@@ -42,6 +42,10 @@ use crate::blank::{read_sectors, refuse_signatures, unreadable};
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;
+/// How many pieces are read at once.
+const READS_AHEAD: usize = 4;
+/// The time of an insertion is known to within this part of max_age.
+const AGE_GRAINS: u32 = 64;
 
 /// The kind of target `writecache`.
 pub struct WriteCacheType;
@@ -72,12 +76,12 @@ impl TargetType for WriteCacheType {
                         .map_err(|error| damaged(&config.cache, &error))?
                 }
             };
-            let slots = u32::try_from(geometry.n_blocks()).ok().filter(|&n| n < u32::MAX);
+            let slots = u32::try_from(geometry.n_blocks()).ok().filter(|&n| n < SLOTS_END);
             if slots.is_none() {
                 let detail = format!(
                     "n_blocks: found {}, expected at most {} (more is not supported)",
                     geometry.n_blocks(),
-                    u32::MAX - 1
+                    SLOTS_END - 1
                 );
                 let cache = &config.cache.argument;
                 return Err(ConfigError::new(ConfigKind::Unsupported, cache, detail));
@@ -137,6 +141,10 @@ fn check_devices(config: &Config, ctor: &Ctor<'_>) -> Result<(), ConfigError> {
         let expected = format!("at least the target's length, {} sectors", ctor.len);
         return refuse(origin, "size", format!("{size} sectors"), &expected);
     }
+    if size.0 / u64::from(config.block_size.sectors()) >= BLOCK_END {
+        let detail = format!("size: found {size} sectors, expected fewer than 2^48 cache blocks");
+        return Err(ConfigError::new(ConfigKind::Unsupported, &origin.argument, detail));
+    }
     if !ctor.len.0.is_multiple_of(u64::from(config.block_size.sectors())) {
         let expected = format!("a multiple of the block size, {} sectors", block / 512);
         return refuse(origin, "length of the table line", ctor.len.to_string(), &expected);
@@ -160,53 +168,19 @@ fn geometry_of(config: &Config, superblock: &Superblock) -> Result<Geometry, Con
         .map_err(|error| damaged(&config.cache, &error))
 }
 
-/// What recovery decided about the entries.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Decisions {
-    /// Slots that hold the newest committed version of a block.
-    keep: Vec<(u32, Entry)>,
-    /// Slots whose entry is to be made free on disk.
-    free: Vec<u32>,
-    /// Two slots with the same block and the same seq.
-    identical: Option<(u32, u32)>,
-}
-
-/// Decides about every entry, in the order of slots.
-fn decide(entries: impl Iterator<Item = Entry>, superblock: Seq) -> Decisions {
-    let mut newest: HashMap<u64, (u32, Entry), FxBuildHasher> = HashMap::default();
-    let mut decisions = Decisions::default();
-    for (slot, entry) in (0u32..).zip(entries) {
-        match entry.state(superblock) {
-            EntryState::Committed => (),
-            EntryState::Free => continue,
-            EntryState::Uncommitted => {
-                decisions.free.push(slot);
-                continue;
-            }
-        }
-        let Some(&(other, held)) = newest.get(&entry.original_sector) else {
-            newest.insert(entry.original_sector, (slot, entry));
-            continue;
-        };
-        if held.seq > entry.seq {
-            decisions.free.push(slot);
-            continue;
-        }
-        if held.seq == entry.seq {
-            decisions.identical = decisions.identical.or(Some((other, slot)));
-        } else {
-            decisions.free.push(other);
-        }
-        newest.insert(entry.original_sector, (slot, entry));
-    }
-    decisions.keep = newest.into_values().collect();
-    decisions.keep.sort_unstable_by_key(|(slot, _)| *slot);
-    decisions
+/// What the metadata held.
+struct Found {
+    builder: Builder,
+    /// Slots whose entries never counted.
+    uncommitted: Vec<u32>,
+    /// The bytes after the last entry.
+    tail: Vec<u8>,
+    next_slot: u32,
 }
 
 impl WriteCache {
     fn new(env: &Env, config: Config, geometry: Geometry, read_only: bool) -> Arc<WriteCache> {
-        let mut state = State::new(0);
+        let mut state = State::new(Index::new(0, None));
         state.cleaner = config.cleaner;
         Arc::new_cyclic(|me| WriteCache {
             me: me.clone(),
@@ -241,17 +215,24 @@ impl WriteCache {
             let cache = &self.config.cache.argument;
             return Err(ConfigError::new(ConfigKind::Damaged, cache, detail));
         }
-        let bytes = self.read_metadata(env).await?;
-        let entries =
-            Entry::iter(&bytes[SUPERBLOCK_BYTES..]).take(self.geometry.n_blocks() as usize);
-        let decisions = decide(entries, superblock.seq());
-        self.refuse_foreign(&decisions)?;
+        let found = self.read_metadata(env, &superblock).await?;
         let seq = superblock.seq();
+        let (mut index, decided) = found.builder.finish(env.now());
+        (index.durable_seq, index.stamp_seq) = (seq, seq);
+        let mut state = State::new(index);
+        state.broken = decided.identical.is_some();
+        self.take_over(env, state);
         self.make_what_was_read_durable(env).await?;
-        let mut ledger = Ledger::of(bytes, superblock);
-        self.settle(env, &mut ledger, &decisions).await?;
-        *self.ledger.lock().await = ledger;
-        self.take_over(env, seq, &decisions);
+        if let Some((first, second)) = decided.identical {
+            self.report_identical(first, second);
+        } else if !self.read_only {
+            let mut ledger = self.ledger.lock().await;
+            *ledger = Ledger::of(superblock, found.tail);
+            let freed = found.uncommitted.iter().chain(&decided.superseded);
+            freed.for_each(|&slot| ledger.touch(slot, 1));
+            self.settle(env, &mut ledger).await?;
+        }
+        self.open(env);
         Ok(())
     }
 
@@ -259,40 +240,92 @@ impl WriteCache {
     fn start_empty(&self, env: &Env) -> Result<(), ConfigError> {
         let cache = &self.config.cache.argument;
         tracing::warn!("writecache: {cache}: found blank, read-only: opened as an empty cache");
-        self.take_over(env, Seq::ZERO, &Decisions::default());
+        let (index, _) = Builder::new(self.empty_index()).finish(env.now());
+        self.take_over(env, State::new(index));
+        self.open(env);
         Ok(())
     }
 
-    /// An entry beyond the origin belongs to another device, or the origin shrank.
-    fn refuse_foreign(&self, decisions: &Decisions) -> Result<(), ConfigError> {
-        let size = self.origin.sectors();
-        for (slot, entry) in &decisions.keep {
-            let sector = entry.original_sector;
-            let end = sector.checked_add(self.block_sectors);
-            if end.is_none_or(|end| end > size.0) || !sector.is_multiple_of(self.block_sectors) {
-                let detail = format!(
-                    "entry {slot} original_sector: found {sector}, expected a multiple of {} \
-                     with a block before the end of the origin, sector {size}",
-                    self.block_sectors
-                );
-                let cache = &self.config.cache.argument;
-                return Err(ConfigError::new(ConfigKind::Damaged, cache, detail));
+    fn empty_index(&self) -> Index {
+        let grain = self.config.max_age().map(|age| age / AGE_GRAINS);
+        Index::new(self.geometry.n_blocks() as u32, grain)
+    }
+
+    /// Reads the metadata, several large requests at a time, and decodes it where it lies.
+    async fn read_metadata(
+        &self,
+        env: &Env,
+        superblock: &Superblock,
+    ) -> Result<Found, ConfigError> {
+        let mut found = Found {
+            builder: Builder::new(self.empty_index()),
+            uncommitted: Vec::new(),
+            tail: Vec::new(),
+            next_slot: 0,
+        };
+        let end = self.geometry.metadata_bytes();
+        let mut ahead = VecDeque::new();
+        let mut at = 0;
+        while at < end || !ahead.is_empty() {
+            while at < end && ahead.len() < READS_AHEAD {
+                let len = PIECE_BYTES.min(end - at);
+                let start = Sector::of_byte(at) + self.config.start();
+                let range = SectorRange::new(start, SectorCount::of_bytes(len));
+                let segs = env.segs(range.count);
+                let read = env.io(&self.cache, Io::read(range, segs.clone()));
+                ahead.push_back((at, range, segs, read));
+                at += len;
+            }
+            let (from, range, segs, read) = ahead.pop_front().expect("something is left to read");
+            let failed = |error| unreadable(&self.config.cache, &format!("sectors {range}"), error);
+            read.await.map_err(failed)?;
+            let skip = if from == 0 { SUPERBLOCK_BYTES } else { 0 };
+            let mut result = Ok(());
+            segs.for_each(skip, segs.bytes() - skip, |bytes| {
+                if result.is_ok() {
+                    result = self.take_entries(superblock.seq(), &mut found, bytes);
+                }
+            });
+            result?;
+        }
+        Ok(found)
+    }
+
+    fn take_entries(&self, seq: Seq, found: &mut Found, bytes: &[u8]) -> Result<(), ConfigError> {
+        let left = self.geometry.n_blocks() - u64::from(found.next_slot);
+        let len = (left as usize).saturating_mul(ENTRY_BYTES).min(bytes.len());
+        let (entries, tail) = bytes.split_at(len);
+        found.tail.extend_from_slice(tail);
+        for entry in Entry::iter(entries) {
+            let slot = found.next_slot;
+            found.next_slot += 1;
+            match entry.state(seq) {
+                EntryState::Free => (),
+                EntryState::Uncommitted => found.uncommitted.push(slot),
+                EntryState::Committed => {
+                    let block = self.block_of(slot, &entry)?;
+                    found.builder.push(slot, block, entry.seq);
+                }
             }
         }
         Ok(())
     }
 
-    async fn read_metadata(&self, env: &Env) -> Result<Vec<u8>, ConfigError> {
-        let mut bytes = Vec::with_capacity(self.geometry.metadata_bytes() as usize);
-        let mut at = 0;
-        while at < self.geometry.metadata_bytes() {
-            let len = PIECE_BYTES.min(self.geometry.metadata_bytes() - at);
-            let start = Sector::of_byte(at) + self.config.start();
-            let range = SectorRange::new(start, SectorCount::of_bytes(len));
-            bytes.extend(read_sectors(env, &self.config.cache, range).await?);
-            at += len;
+    /// The block of an entry. One beyond the origin belongs to another device, or the origin
+    /// shrank.
+    fn block_of(&self, slot: u32, entry: &Entry) -> Result<u64, ConfigError> {
+        let (size, sector) = (self.origin.sectors(), entry.original_sector);
+        let end = sector.checked_add(self.block_sectors);
+        if end.is_none_or(|end| end > size.0) || !sector.is_multiple_of(self.block_sectors) {
+            let detail = format!(
+                "entry {slot} original_sector: found {sector}, expected a multiple of {} \
+                 with a block before the end of the origin, sector {size}",
+                self.block_sectors
+            );
+            let cache = &self.config.cache.argument;
+            return Err(ConfigError::new(ConfigKind::Damaged, cache, detail));
         }
-        Ok(bytes)
+        Ok(sector / self.block_sectors)
     }
 
     /// A process that died leaves completed writes in the drive's volatile cache, and they were
@@ -307,54 +340,38 @@ impl WriteCache {
     }
 
     /// Makes what was decided durable.
-    async fn settle(
-        &self,
-        env: &Env,
-        ledger: &mut Ledger,
-        decisions: &Decisions,
-    ) -> Result<(), ConfigError> {
-        let untouchable = self.read_only || self.state.lock().broken;
-        if untouchable || decisions.identical.is_some() || decisions.free.is_empty() {
+    async fn settle(&self, env: &Env, ledger: &mut Ledger) -> Result<(), ConfigError> {
+        if ledger.is_unchanged() || self.state.lock().broken {
             return Ok(());
         }
-        decisions.free.iter().for_each(|&slot| ledger.set_free(slot));
         let failed = |error| unreadable(&self.config.cache, "entries", error);
         self.write_changed(env, ledger).await.map_err(failed)?;
         self.flush_cache(env).await.map_err(failed)
     }
 
-    /// Fills the index and starts serving.
-    fn take_over(&self, env: &Env, seq: Seq, decisions: &Decisions) {
-        let mut state = State::new(self.geometry.n_blocks() as u32);
-        for (slot, entry) in &decisions.keep {
-            let block = entry.original_sector / self.block_sectors;
-            state.index.insert(*slot, block, entry.seq, SlotState::Committed, env.now());
-        }
-        for slot in 0..state.index.len() {
-            if state.index.slot(slot).state == SlotState::Doomed {
-                state.index.release(slot);
-            }
-        }
-        (state.durable_seq, state.stamp_seq) = (seq, seq);
+    /// Puts what was recovered in place; nothing is let in yet.
+    fn take_over(&self, env: &Env, mut state: State) {
         state.last_around = env.now();
-        {
-            let mut old = self.state.lock();
-            state.cleaner = old.cleaner;
-            state.flush_on_suspend = old.flush_on_suspend;
-            state.broken = old.broken;
-            state.tasks = old.tasks;
-            *old = state;
-            old.suspended = false;
-            if let Some((first, second)) = decisions.identical {
-                let cache = &self.config.cache.argument;
-                let seq = old.index.slot(second).seq.0;
-                tracing::error!(
-                    "writecache: {cache}: entries {first} and {second} have the same sector and \
-                     seq_count {seq}: corrupt; keeping {second}, no writes until it is repaired"
-                );
-                old.broken = true;
-            }
-        }
+        let mut old = self.state.lock();
+        state.cleaner = old.cleaner;
+        state.flush_on_suspend = old.flush_on_suspend;
+        state.broken |= old.broken;
+        state.tasks = old.tasks;
+        *old = state;
+    }
+
+    fn report_identical(&self, first: u32, second: u32) {
+        let cache = &self.config.cache.argument;
+        let seq = self.state.lock().index.at(second).map_or(0, |run| run.seq.0);
+        tracing::error!(
+            "writecache: {cache}: entries {first} and {second} have the same sector and \
+             seq_count {seq}: corrupt; keeping {second}, no writes until it is repaired"
+        );
+    }
+
+    /// Starts serving.
+    fn open(&self, env: &Env) {
+        self.state.lock().suspended = false;
         if !self.read_only {
             self.spawn(env, |cache, env| cache.keep(env));
         }

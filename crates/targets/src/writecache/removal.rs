@@ -21,7 +21,7 @@ use std::ops::Range;
 use cairn_block::{Env, ErrorKind, Flags, Io, IoError, IoResult, Op, Request, RequestId};
 use cairn_block::{SectorRange, Verdict};
 
-use super::index::SlotState;
+use super::index::{IN_WRITEBACK, LEAVING, Life, Run};
 use super::{Count, State, WriteCache};
 
 /// A removal under way.
@@ -49,54 +49,69 @@ impl State {
             .position(|other| other.blocks.start < blocks.end && blocks.start < other.blocks.end)
     }
 
-    /// The cached blocks of a range, in order.
-    fn cached_in(&self, blocks: &Range<u64>) -> Vec<u64> {
-        let mut cached: Vec<u64> = if blocks.end - blocks.start <= self.index.cached_blocks() {
-            blocks.clone().filter(|&block| self.index.newest(block).is_some()).collect()
-        } else {
-            self.index.blocks().filter(|block| blocks.contains(block)).collect()
-        };
-        cached.sort_unstable();
-        cached
+    /// The cached blocks of a range, as runs.
+    fn cached_in(&self, blocks: &Range<u64>) -> Vec<Range<u64>> {
+        let runs = self.index.cached_in(blocks);
+        runs.into_iter().map(|run| run.block..run.block + u64::from(run.len)).collect()
     }
 
-    fn versions_of(&self, block: u64) -> Vec<u32> {
-        self.index.versions(block).collect()
+    /// Every version of cached blocks, as runs of slots.
+    fn versions_of(&self, blocks: &Range<u64>) -> Vec<Run> {
+        let mut runs = self.index.cached_in(blocks);
+        runs.extend(self.index.older_in(blocks));
+        runs
     }
 
-    /// True if a version of the block is being written, or written back.
-    fn is_moving(&self, block: u64) -> bool {
-        self.index.versions(block).any(|slot| {
-            let entry = self.index.slot(slot);
-            entry.in_writeback || entry.writes > 0
-        })
+    /// True if a version of the blocks is being written, or written back.
+    fn is_moving(&self, blocks: &Range<u64>) -> bool {
+        self.versions_of(blocks)
+            .iter()
+            .any(|run| run.has(IN_WRITEBACK) || self.index.is_written(run.slot, run.len))
     }
 
-    fn set_leaving(&mut self, block: u64, leaving: bool) {
-        for slot in self.versions_of(block) {
-            self.index.slot_mut(slot).leaving = leaving;
+    /// The parts of a run of cached blocks that no version is moving of.
+    fn still_parts(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
+        if !self.is_moving(&blocks) {
+            return vec![blocks];
+        }
+        let single = blocks.map(|block| block..block + 1);
+        single.filter(|block| !self.is_moving(block)).collect()
+    }
+
+    fn set_leaving(&mut self, blocks: &Range<u64>, leaving: bool) {
+        let (set, clear) = if leaving { (LEAVING, 0) } else { (0, LEAVING) };
+        for run in self.versions_of(blocks) {
+            self.index.mark(run.slot, run.len, set, clear);
         }
     }
 
-    /// The versions of a block whose entries are to be freed; they leave the index together, so
-    /// that nobody sees an older one (I9). Without any entry on disk they are dropped at once.
-    /// The caller holds the ledger and no commit has failed: nothing is frozen. An older version
-    /// may go before the newer one is committed (against I8) because what replaces both is
-    /// durable on the origin, or undefined.
-    fn take_leaving(&mut self, block: u64) -> Vec<u32> {
-        let mut versions = self.versions_of(block);
-        versions.retain(|&slot| self.index.slot(slot).leaving);
-        let state = |slot: &u32| self.index.slot(*slot).state;
-        assert!(versions.iter().all(|slot| state(slot) != SlotState::Frozen), "the ledger is held");
-        if versions.iter().any(|slot| state(slot) == SlotState::Committed) {
-            return versions;
+    /// The versions of blocks whose entries are to be freed; those of one block leave the index
+    /// together, so that nobody sees an older one (I9). Without any entry on disk they are
+    /// dropped at once. The caller holds the ledger and no commit has failed: nothing is frozen.
+    /// An older version may go before the newer one is committed (against I8) because what
+    /// replaces both is durable on the origin, or undefined.
+    fn take_leaving(&mut self, blocks: &Range<u64>) -> Vec<(u32, u32)> {
+        let mut freed = Vec::new();
+        let leaving = self.versions_of(blocks).into_iter().filter(|run| run.has(LEAVING));
+        for run in leaving {
+            match self.index.life(&run) {
+                Life::Frozen => unreachable!("nothing is frozen without the ledger"),
+                Life::Committed => freed.push((run.slot, run.len)),
+                Life::Uncommitted if !self.index.has_older(run.block, run.len) => {
+                    self.index.drop_uncommitted(&run);
+                }
+                Life::Uncommitted => {
+                    for (block, slot) in (run.block..).zip(run.slot..run.end()) {
+                        if self.index.has_older(block, 1) {
+                            freed.push((slot, 1));
+                        } else {
+                            self.index.drop_uncommitted(&Run { slot, block, len: 1, ..run });
+                        }
+                    }
+                }
+            }
         }
-        for slot in versions {
-            self.uncommitted_count -= 1;
-            self.index.remove(slot);
-            self.index.release(slot);
-        }
-        Vec::new()
+        freed
     }
 }
 
@@ -162,10 +177,10 @@ impl WriteCache {
                 return Err(IoError::IO);
             }
             let mut entries = Vec::new();
-            for block in state.cached_in(&blocks) {
-                if !state.is_moving(block) {
-                    state.set_leaving(block, true);
-                    entries.extend(state.take_leaving(block));
+            for run in state.cached_in(&blocks) {
+                for part in state.still_parts(run) {
+                    state.set_leaving(&part, true);
+                    entries.extend(state.take_leaving(&part));
                 }
             }
             entries
@@ -189,9 +204,7 @@ impl WriteCache {
         let result = self.zero_origin(env, asked).await;
         if result.is_err() {
             let mut state = self.state.lock();
-            for block in state.cached_in(&blocks) {
-                state.set_leaving(block, false);
-            }
+            state.set_leaving(&blocks, false);
             return result;
         }
         let mut ledger = self.ledger.lock().await;
@@ -200,8 +213,7 @@ impl WriteCache {
             if state.broken {
                 return Err(IoError::IO);
             }
-            let cached = state.cached_in(&blocks);
-            cached.into_iter().flat_map(|block| state.take_leaving(block)).collect::<Vec<_>>()
+            state.take_leaving(&blocks)
         };
         if entries.is_empty() {
             return Ok(());
@@ -215,10 +227,8 @@ impl WriteCache {
             let changed = self.changed.listen();
             {
                 let mut state = self.state.lock();
-                let cached = state.cached_in(blocks);
-                if !cached.iter().any(|&block| state.is_moving(block)) {
-                    cached.into_iter().for_each(|block| state.set_leaving(block, true));
-                    return;
+                if !state.is_moving(blocks) {
+                    return state.set_leaving(blocks, true);
                 }
             }
             changed.await;

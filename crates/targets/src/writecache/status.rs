@@ -132,9 +132,10 @@ impl WriteCache {
         let want = count.min(EXTENT_BLOCKS_MAX);
         let (cached, run) = {
             let state = self.state.lock();
-            let cached = state.index.newest(block).is_some();
-            let same = |ahead: &u64| state.index.newest(block + ahead).is_some() == cached;
-            (cached, (0..want).take_while(same).count() as u64)
+            match state.index.misses(block, want) {
+                0 => (true, state.index.cached_run(block, want)),
+                misses => (false, misses),
+            }
         };
         if !cached {
             return self.origin.extents(env, self.origin_range(block, run)).await;

@@ -4,7 +4,6 @@
 mod bed;
 mod durability;
 mod errors;
-mod index_twin;
 mod killed;
 mod opening;
 mod properties;

@@ -1,7 +1,8 @@
 //! Writeback: which blocks go home, when, and in which order that is safe.
 //!
-//! Policy: least recently inserted first; its cached neighbours on the origin ride along as one
-//! request of up to 256 blocks. It starts when free slots fall to the high watermark and goes
+//! Policy: least recently inserted first, by runs; cached neighbours on the origin ride along as
+//! one request of up to 256 blocks. Runs were filled in the order of slots, so that what goes
+//! home leaves runs of free slots (`index::space`). It starts when free slots fall to the high watermark and goes
 //! on until the low one; blocks older than max_age, everything under `cleaner`, and everything
 //! inserted before a `flush` message or a suspend that asks for it, go too. With
 //! `pause_writeback` ordinary writeback waits until nothing went around the cache for that
@@ -25,11 +26,11 @@ use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
 use super::canary::{self, Bug};
-use super::index::{NIL, SlotState};
+use super::index::{COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, Place, Run};
 use super::{State, WriteCache};
 
 /// Most blocks in one request to the origin.
-const JOB_BLOCKS_MAX: usize = 256;
+const JOB_BLOCKS_MAX: u64 = 256;
 /// Most bytes in one request to the origin.
 const JOB_BYTES_MAX: u64 = 1 << 20;
 /// How far from the oldest a block to write back is looked for.
@@ -46,10 +47,14 @@ pub(super) fn copy_budget_bytes(config: &super::Config) -> u64 {
     asked.map_or(COPY_BYTES, |bytes| bytes.clamp(block, COPY_BYTES_MAX))
 }
 
+/// Slots: the first, and how many.
+type Slots = (u32, u32);
+
 /// Neighbouring blocks to write as one request.
 pub(super) struct Job {
     block: u64,
-    slots: Vec<u32>,
+    /// Where they are, in the order of blocks.
+    slots: Vec<Slots>,
 }
 
 /// What the keeper does next.
@@ -62,54 +67,94 @@ enum Action {
 }
 
 impl State {
-    /// Why a block is to be written back, if it is: `Some(true)` if nothing may delay it.
-    fn reason(&self, slot: u32, now: Time, max_age: Option<Duration>) -> Option<bool> {
-        let entry = self.index.slot(slot);
-        if self.cleaner || entry.number < self.drain_to {
+    /// Why an insertion is to be written back, if it is: `Some(true)` if nothing may delay it.
+    fn reason(&self, inserted: &Inserted, now: Time, max_age: Option<Duration>) -> Option<bool> {
+        if self.cleaner || inserted.number < self.drain_to {
             return Some(true);
         }
-        let old = max_age.is_some_and(|age| now.since(entry.inserted) >= age);
+        let old = max_age.is_some_and(|age| now.since(inserted.born) >= age);
         (self.draining || old).then_some(false)
     }
 
-    fn is_eligible(&self, slot: u32) -> bool {
-        let entry = self.index.slot(slot);
-        entry.state == SlotState::Committed
-            && entry.takes_overwrite()
-            && entry.writes == 0
-            && entry.older == NIL
-            && !self.removals.iter().any(|removal| removal.blocks.contains(&entry.block))
+    /// How many blocks of a run, from its first on, may be written back.
+    fn eligible(&self, run: &Run) -> u32 {
+        if self.index.life(run) != Life::Committed
+            || run.has(IN_WRITEBACK | LEAVING | COVERED | FREED)
+        {
+            return 0;
+        }
+        let Ok(clear) = self.clear_of_removals(run.block, u64::from(run.len)) else { return 0 };
+        let len = self.index.clear_of_writes(run).min(clear as u32);
+        if self.index.has_older(run.block, len) {
+            // Rare, and over soon: the run goes home in parts.
+            return u32::from(!self.index.has_older(run.block, 1)).min(len);
+        }
+        len
     }
 
-    /// The neighbours of `slot`'s block that can go home with it, as one job.
-    fn gather(&mut self, slot: u32, blocks_max: usize) -> Job {
-        let eligible = |block: u64| self.index.newest(block).filter(|&slot| self.is_eligible(slot));
-        let mut block = self.index.slot(slot).block;
-        let mut slots = std::collections::VecDeque::from([slot]);
-        while slots.len() < blocks_max
-            && let Some(slot) = block.checked_sub(1).and_then(eligible)
-        {
-            slots.push_front(slot);
-            block -= 1;
+    /// The first part of a run that may be written back.
+    fn eligible_part(&self, run: &Run) -> Option<Run> {
+        if run.has(IN_WRITEBACK | LEAVING | COVERED | FREED) {
+            return None;
         }
-        while slots.len() < blocks_max
-            && let Some(slot) = eligible(block + slots.len() as u64)
-        {
-            slots.push_back(slot);
+        let rest = |skip: u32| Run {
+            slot: run.slot + skip,
+            len: run.len - skip,
+            block: run.block + u64::from(skip),
+            ..*run
+        };
+        let part = |rest: Run| Some(Run { len: self.eligible(&rest), ..rest });
+        (0..run.len).map(rest).filter_map(part).find(|part| part.len > 0)
+    }
+
+    /// The blocks from `block` on that can go home, as far as they lie in one run.
+    fn eligible_from(&self, block: u64, most: u32) -> Option<Slots> {
+        let slot = self.index.newest(block)?;
+        let run = self.index.at(slot)?;
+        let len = self.eligible(&Run { len: run.len.min(most), ..run });
+        (len > 0).then_some((slot, len))
+    }
+
+    /// The blocks before `block` that can go home, as far as they lie in one run.
+    fn eligible_before(&self, block: u64, most: u32) -> Option<Slots> {
+        let last = self.index.newest(block.checked_sub(1)?)?;
+        let run = self.index.whole(last)?;
+        let len = (last + 1 - run.slot).min(most);
+        let (slot, start) = (last + 1 - len, block - u64::from(len));
+        if self.eligible(&Run { slot, len, block: start, ..run }) == len {
+            return Some((slot, len));
         }
-        let slots: Vec<u32> = slots.into();
-        slots.iter().for_each(|&slot| self.index.begin_writeback(slot));
+        let single = Run { slot: last, len: 1, block: block - 1, ..run };
+        (self.eligible(&single) == 1).then_some((last, 1))
+    }
+
+    /// `run`, and its neighbours on the origin that can go home with it, as one job.
+    fn gather(&mut self, run: &Run, most: u32) -> Job {
+        let mut len = run.len.min(most);
+        let (mut block, mut slots) = (run.block, vec![(run.slot, len)]);
+        while len < most
+            && let Some(before) = self.eligible_before(block, most - len)
+        {
+            slots.push(before);
+            block -= u64::from(before.1);
+            len += before.1;
+        }
+        slots.reverse();
+        while len < most
+            && let Some(after) = self.eligible_from(block + u64::from(len), most - len)
+        {
+            slots.push(after);
+            len += after.1;
+        }
+        slots.iter().for_each(|&(slot, len)| self.index.begin_writeback(slot, len));
         Job { block, slots }
     }
 
     /// Takes slots out of writeback that did not make it. One that a newer version covers is to
     /// be freed as soon as that is committed.
-    fn give_up(&mut self, slots: &[u32]) {
-        for &slot in slots {
-            self.index.end_writeback(slot);
-            if !self.index.is_newest(slot) {
-                self.superseded.push(slot);
-            }
+    fn give_up(&mut self, slots: &[Slots]) {
+        for &(slot, len) in slots {
+            self.index.end_writeback(slot, len);
         }
     }
 }
@@ -177,33 +222,55 @@ impl WriteCache {
         if u64::from(state.index.in_writeback) >= self.blocks_in_writeback_max() {
             return Action::Wait;
         }
+        // What lies before the place of the last job was not eligible then.
+        let from = state.index.scan();
+        let action = self.scan_from(state, now, from);
+        if matches!(action, Action::Write(_)) || from == Place::default() {
+            return action;
+        }
+        self.scan_from(state, now, Place::default())
+    }
+
+    fn scan_from(&self, state: &mut State, now: Time, from: Place) -> Action {
         let max_age = self.config.max_age();
-        let mut at = state.index.oldest();
+        let mut at = from;
+        state.index.set_scan(Place::default());
         for _ in 0..SCAN_MAX {
-            let Some(slot) = at else { return Action::Wait };
-            let Some(urgent) = state.reason(slot, now, max_age) else {
-                let born = state.index.slot(slot).inserted;
-                return max_age.map_or(Action::Wait, |age| Action::Sleep(born + age));
+            let Some(inserted) = state.index.inserted_from(at) else { return Action::Wait };
+            let Some(urgent) = state.reason(&inserted, now, max_age) else {
+                return max_age.map_or(Action::Wait, |age| Action::Sleep(inserted.born + age));
             };
             if let Some(until) = self.delay(state, now, urgent) {
                 return Action::Sleep(until);
             }
-            match state.index.slot(slot).state {
+            let eligible = |run: Run| match state.index.life(&run) {
                 // I6: everything older has been taken; this one is next, so commit it.
-                SlotState::Uncommitted if !state.committing => return Action::Commit,
-                SlotState::Committed if state.is_eligible(slot) => {
-                    let left = self.blocks_in_writeback_max() - u64::from(state.index.in_writeback);
-                    let bytes = u64::from(self.config.block_size.bytes());
-                    let most = left.min(JOB_BYTES_MAX / bytes) as usize;
-                    return Action::Write(state.gather(slot, most.clamp(1, JOB_BLOCKS_MAX)));
+                Life::Uncommitted if !state.committing => Some(None),
+                _ => state.eligible_part(&run).map(Some),
+            };
+            let found = state.index.left_of(&inserted).find_map(eligible);
+            match found {
+                Some(None) => return Action::Commit,
+                Some(Some(run)) => {
+                    state.index.set_scan(Order::place(&inserted));
+                    return Action::Write(self.job_of(state, &run));
                 }
-                _ => {
-                    state.passed_over |= state.index.slot(slot).writes > 0;
-                    at = state.index.after(slot);
+                None => {
+                    let mut left = state.index.left_of(&inserted);
+                    let written = left.any(|run| state.index.is_written(run.slot, run.len));
+                    state.passed_over |= written;
+                    at = Order::after(&inserted);
                 }
             }
         }
         Action::Wait
+    }
+
+    fn job_of(&self, state: &mut State, run: &Run) -> Job {
+        let left = self.blocks_in_writeback_max() - u64::from(state.index.in_writeback);
+        let bytes = u64::from(self.config.block_size.bytes());
+        let most = left.min(JOB_BYTES_MAX / bytes).clamp(1, JOB_BLOCKS_MAX);
+        state.gather(run, most as u32)
     }
 
     /// Until when writeback must wait: for an origin that failed, or for one that is busy with
@@ -264,8 +331,8 @@ impl WriteCache {
 
     fn copy_job(&self, job: &Job) -> CopyJob {
         let mut from: Vec<CopyPiece> = Vec::new();
-        for &slot in &job.slots {
-            let range = self.slot_range(slot, 1);
+        for &(slot, len) in &job.slots {
+            let range = self.slot_range(slot, u64::from(len));
             match from.last_mut() {
                 Some(last) if last.range.end() == range.start => last.range.count += range.count,
                 _ => from.push(CopyPiece { disk: self.cache.clone(), range }),
@@ -276,16 +343,18 @@ impl WriteCache {
         CopyJob { from, to: self.origin.clone(), start, flags }
     }
 
-    fn origin_failed(&self, env: &Env, slots: &[u32], error: IoError) {
+    fn origin_failed(&self, env: &Env, slots: &[Slots], error: IoError) {
         let waiting = {
             let mut state = self.state.lock();
             state.give_up(slots);
-            let suspect = slots.first().map(|&slot| state.index.slot(slot).block);
+            let first = slots.first().and_then(|&(slot, _)| state.index.at(slot));
+            let suspect = first.map(|run| run.block);
             state.origin.fail(env.now(), suspect);
             // Their blocks can be overwritten in place again.
             state.take_slot_waiters()
         };
-        let (origin, count) = (&self.config.origin.argument, slots.len());
+        let count: u32 = slots.iter().map(|(_, len)| len).sum();
+        let origin = &self.config.origin.argument;
         tracing::warn!("writecache: {origin}: writeback of {count} blocks failed: {error}");
         self.remap_all(env, waiting);
         self.changed.notify(usize::MAX);
@@ -307,7 +376,8 @@ impl WriteCache {
         loop {
             let (written, failures) = {
                 let mut state = self.state.lock();
-                if state.written.is_empty() && state.superseded.is_empty() || state.broken {
+                let idle = state.written.is_empty() && state.index.superseded().is_empty();
+                if idle || state.broken {
                     let written = std::mem::take(&mut state.written);
                     state.give_up(&written);
                     state.finishing = false;
@@ -333,13 +403,14 @@ impl WriteCache {
     }
 
     /// Steps 3 and 4, together with superseded versions that wait.
-    async fn free_written(&self, env: &Env, written: Vec<u32>) {
+    async fn free_written(&self, env: &Env, written: Vec<Slots>) {
         let mut ledger = self.ledger.lock().await;
-        let mut slots = self.state.lock().take_superseded();
+        let mut slots = self.state.lock().index.superseded();
         slots.extend(&written);
         if !written.is_empty() {
             let State { index, origin, .. } = &mut *self.state.lock();
-            origin.succeed(written.iter().map(|&slot| index.slot(slot).block));
+            let runs = written.iter().flat_map(|&(slot, len)| index.runs_of(slot, len));
+            origin.succeed(runs.flat_map(|run| run.block..run.block + u64::from(run.len)));
         }
         if !slots.is_empty() && self.free_entries(env, &mut ledger, slots).await.is_err() {
             self.state.lock().give_up(&written);
@@ -354,7 +425,7 @@ impl WriteCache {
     pub(super) async fn drain(&self, env: &Env) -> IoResult {
         let (target, failures) = {
             let mut state = self.state.lock();
-            let target = state.index.next_number();
+            let target = state.index.seal();
             state.drain_to = state.drain_to.max(target);
             state.origin.retry_at = Time(0);
             (target, state.origin.failures)
@@ -364,12 +435,11 @@ impl WriteCache {
         loop {
             let changed = self.changed.listen();
             {
-                let state = self.state.lock();
+                let mut state = self.state.lock();
                 if state.broken || state.stopping || state.origin.failures != failures {
                     return Err(IoError::IO);
                 }
-                let oldest = state.index.oldest();
-                if oldest.is_none_or(|slot| state.index.slot(slot).number >= target) {
+                if state.index.oldest_number().is_none_or(|number| number >= target) {
                     return Ok(());
                 }
             }

@@ -17,7 +17,7 @@ use cairn_sim::{
     DriveModel, DriveOptions, Effect, Fault, Image, OpSet, SimDrive, SimOpener, SimWorld,
 };
 
-use super::super::index::SlotState;
+use super::super::index::{IN_WRITEBACK, Life};
 use super::super::{State, WriteCache};
 
 pub const SECTOR: usize = 512;
@@ -426,23 +426,21 @@ pub fn committed(area: &[u8]) -> Vec<(u64, u64, u8)> {
 /// What must hold of a cache between any two steps.
 pub fn check_state(state: &State) {
     state.index.check();
-    let in_state = |wanted: SlotState| {
-        (0..state.index.len()).filter(|&slot| state.index.slot(slot).state == wanted).count()
-    };
-    assert_eq!(in_state(SlotState::Uncommitted) as u64, state.uncommitted_count);
+    let index = &state.index;
     assert!(state.origin_flushed <= state.origin_writes);
-    assert!(state.durable_seq <= state.stamp_seq, "a commit is stamped before it is durable");
-    assert!(state.stamp_seq.0 <= state.durable_seq.0 + 1 || state.broken, "I12: one at a time");
+    assert!(index.durable_seq <= index.stamp_seq, "a commit is stamped before it is durable");
+    assert!(index.stamp_seq.0 <= index.durable_seq.0 + 1 || state.broken, "I12: one at a time");
     if !state.committing && !state.broken {
-        assert_eq!(in_state(SlotState::Frozen), 0, "only a commit freezes");
+        let frozen = index.runs().find(|run| index.life(run) == Life::Frozen);
+        assert_eq!(frozen, None, "only a commit freezes");
         assert!(state.waiters.is_empty(), "who waits for a commit makes one begin");
     }
-    for slot in (0..state.index.len()).map(|slot| state.index.slot(slot)) {
-        match slot.state {
-            SlotState::Uncommitted => assert_eq!(slot.seq, state.stamp_seq, "I2"),
-            SlotState::Committed => assert!(slot.seq < state.durable_seq),
-            _ => (),
+    for run in index.runs() {
+        match index.life(&run) {
+            Life::Uncommitted => assert_eq!(run.seq, index.stamp_seq, "I2"),
+            Life::Committed => assert!(run.seq < index.durable_seq),
+            Life::Frozen => (),
         }
-        assert!(!slot.in_writeback || slot.writes == 0, "I10");
+        assert!(!run.has(IN_WRITEBACK) || !index.is_written(run.slot, run.len), "I10");
     }
 }

@@ -120,7 +120,7 @@ fn a_flush_after_an_overwrite_in_place_only_flushes() {
     bed.flush().unwrap();
     assert_eq!(bed.cache_ops(), [seen(Op::Write, slot_start(0), 8), FLUSH]);
     assert_eq!(bed.durable_entries(), [(0, 0, 2)]);
-    bed.look(|_, state| assert_eq!(state.durable_seq.0, 1, "the seq stays"));
+    bed.look(|_, state| assert_eq!(state.index.durable_seq.0, 1, "the seq stays"));
 }
 
 #[test]

@@ -175,6 +175,8 @@ impl Twins {
     fn end(mut self) {
         self.bed.origin.faults().clear();
         self.bed.cache.faults().clear();
+        // What was under way may still fail; a flush message would be told.
+        self.bed.run(Duration::from_millis(5));
         self.read(0, 1000);
         assert_eq!(self.bed.status().error() & self.bed.look(|_, s| u64::from(s.broken)), 0);
         self.bed.message("flush").unwrap();

@@ -1,0 +1,218 @@
+//! Filling an index from the entries of a cache device, in two phases: slots first, as the
+//! entries come; then the lookup in one go, and with it the question which of several versions
+//! of a block counts.
+
+use cairn_block::Time;
+use cairn_format::writecache::Seq;
+
+use super::lookup::{BIAS, Bulk, Key, STRETCH};
+use super::{DIAGONAL, DIAGONAL_BLOCKS, Index, Run, diagonal_of, stretches};
+
+/// Diagonals that can begin between two parts of one.
+const RECENT: usize = 16;
+
+/// The last few diagonals entered: a diagonal cut into parts is entered once.
+#[derive(Default)]
+struct Recent {
+    entries: [(u64, u32); RECENT],
+    at: usize,
+}
+
+impl Recent {
+    fn is_new(&mut self, stretch: u64, value: u32) -> bool {
+        if self.entries.contains(&(stretch, value)) {
+            return false;
+        }
+        self.entries[self.at] = (stretch, value);
+        self.at = (self.at + 1) % RECENT;
+        true
+    }
+}
+
+/// An index that is being filled.
+pub(in super::super) struct Builder {
+    index: Index,
+    /// The run that the entries are in the middle of.
+    open: Option<Run>,
+}
+
+/// What was decided about several versions of one block.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Decided {
+    /// Slots whose entries are to be made free on disk, in order.
+    pub superseded: Vec<u32>,
+    /// Two slots with the same block and the same seq; the second is kept.
+    pub identical: Option<(u32, u32)>,
+}
+
+impl Builder {
+    /// Begins to fill an index that holds nothing.
+    pub fn new(index: Index) -> Builder {
+        Builder { index, open: None }
+    }
+
+    /// A committed entry; slots come in order.
+    pub fn push(&mut self, slot: u32, block: u64, seq: Seq) {
+        if let Some(run) = &mut self.open {
+            let next = (run.end(), run.block + u64::from(run.len), run.seq);
+            if next == (slot, block, seq) {
+                run.len += 1;
+                return;
+            }
+            self.close();
+        }
+        self.open = Some(Run { slot, len: 1, block, seq, marks: 0 });
+    }
+
+    fn close(&mut self) {
+        let Some(run) = self.open.take() else { return };
+        let groups = &mut self.index.groups;
+        if run.len == 1 {
+            return groups.append(run.slot, 1, run.block, run.seq, 0);
+        }
+        let (block, end) = (run.block, run.block + u64::from(run.len));
+        let head = block.next_multiple_of(STRETCH).min(end);
+        let tail = (end / STRETCH * STRETCH).max(head);
+        for (from, to) in [(block, head), (head, tail), (tail, end)] {
+            let marks = if to - from >= DIAGONAL_BLOCKS { DIAGONAL } else { 0 };
+            let slot = run.slot + (from - block) as u32;
+            if from < to {
+                groups.append(slot, (to - from) as u32, from, run.seq, marks);
+            }
+        }
+    }
+
+    /// Decides, and answers the index without what was superseded; every slot that holds
+    /// nothing is free in it.
+    pub fn finish(mut self, now: Time) -> (Index, Decided) {
+        self.close();
+        self.index.groups.end_appending(usize::MAX);
+        let alike = self.build_lookup();
+        let mut index = self.index;
+        let mut suspects = index.suspects(&alike);
+        suspects.sort_unstable();
+        suspects.dedup();
+        let mut decided = Decided::default();
+        for block in suspects {
+            index.decide(block, &mut decided);
+        }
+        decided.superseded.sort_unstable();
+        index.open_up(now);
+        (index, decided)
+    }
+
+    fn build_lookup(&mut self) -> Vec<u32> {
+        let mut bulk = Bulk::new(self.index.len());
+        self.each_entry(|key, _| bulk.announce(key));
+        self.each_entry(|key, value| bulk.push(key, value));
+        let (lookup, alike) = bulk.finish();
+        self.index.lookup = lookup;
+        alike
+    }
+
+    fn each_entry(&self, mut enter: impl FnMut(Key, u32)) {
+        let mut recent = Recent::default();
+        for run in self.index.runs() {
+            let slot_of = |block: u64| run.slot + (block - run.block) as u32;
+            if !run.has(DIAGONAL) {
+                let blocks = run.block..run.block + u64::from(run.len);
+                blocks.for_each(|block| enter(Key::Block(block), slot_of(block)));
+                continue;
+            }
+            for (stretch, block, _) in stretches(run.block, u64::from(run.len)) {
+                let value = diagonal_of(block, slot_of(block));
+                if recent.is_new(stretch, value) {
+                    enter(Key::Stretch(stretch), value);
+                }
+            }
+        }
+    }
+}
+
+impl Index {
+    /// Blocks that may have several versions, given values whose keys may be alike.
+    fn suspects(&self, alike: &[u32]) -> Vec<u64> {
+        let mut suspects = Vec::new();
+        for &value in alike {
+            suspects.extend(self.at(value).map(|run| run.block));
+            for run in self.groups.runs(value.saturating_sub(BIAS), value) {
+                if run.block % STRETCH == u64::from(run.slot + BIAS - value) % STRETCH {
+                    suspects.extend(run.block..run.block + u64::from(run.len));
+                }
+            }
+        }
+        for run in self.runs().filter(|run| run.has(DIAGONAL)) {
+            for (stretch, block, len) in stretches(run.block, u64::from(run.len)) {
+                if self.lookup.may_have_singles(stretch) {
+                    let single = |block: &u64| {
+                        let mut slots = self.lookup.candidates(Key::Block(*block));
+                        slots.any(|slot| self.holds(slot, *block))
+                    };
+                    suspects.extend((block..block + len).filter(single));
+                }
+            }
+        }
+        suspects
+    }
+
+    /// Decides between the versions of a block, in the order of slots: a higher seq wins, of
+    /// equal ones the later.
+    fn decide(&mut self, block: u64, decided: &mut Decided) {
+        let offset = (block % STRETCH) as u32;
+        let diagonals = self.lookup.candidates(Key::Stretch(block / STRETCH));
+        let on_diagonal = |value: u32| (value + offset).checked_sub(BIAS);
+        let singles = self.lookup.candidates(Key::Block(block));
+        let mut slots: Vec<u32> = diagonals
+            .filter_map(on_diagonal)
+            .chain(singles)
+            .filter(|&slot| self.holds(slot, block))
+            .collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let seq_of = |index: &Index, slot: u32| index.at(slot).map(|run| run.seq);
+        let mut kept: Option<u32> = None;
+        for slot in slots {
+            let Some(other) = kept.replace(slot) else { continue };
+            let (seq, held) = (seq_of(self, slot), seq_of(self, other));
+            let loser = if held > seq { slot } else { other };
+            if held == seq {
+                decided.identical = decided.identical.or(Some((other, slot)));
+            } else {
+                decided.superseded.push(loser);
+            }
+            kept = Some(if loser == slot { other } else { slot });
+            let run = self.at(loser).map(|run| Run { len: 1, ..run });
+            let run = run.expect("a version is there");
+            self.groups.remove(run.slot, 1);
+            self.leave(&run);
+        }
+    }
+
+    /// Counts what is held, puts it in order, and frees the rest.
+    fn open_up(&mut self, now: Time) {
+        let Index { groups, space, order, cached, .. } = self;
+        let (mut at, mut last) = (0, None::<Run>);
+        for run in groups.runs(0, groups.slots()) {
+            if run.slot > at {
+                space.free(at, run.slot - at);
+            }
+            at = run.end();
+            *cached += u64::from(run.len);
+            // Neighbours of one seq are one insertion.
+            match &mut last {
+                Some(open) if open.end() == run.slot && open.seq == run.seq => open.len += run.len,
+                _ => {
+                    if let Some(open) = last.replace(run) {
+                        order.push(open.slot, open.len, open.seq, now);
+                    }
+                }
+            }
+        }
+        if let Some(open) = last {
+            order.push(open.slot, open.len, open.seq, now);
+        }
+        if at < groups.slots() {
+            space.free(at, groups.slots() - at);
+        }
+    }
+}

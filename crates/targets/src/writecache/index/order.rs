@@ -1,0 +1,319 @@
+//! The order of insertion: a queue of records, each a run of slots filled one after the other.
+//!
+//! Nothing is taken out of its middle: a record goes stale when its slots are freed or filled
+//! anew, which the slots' seq tells (a record knows the low bits of its own), and stale records
+//! are skipped. When they outnumber what is cached by a quarter, every 64th insertion sweeps
+//! one page of the queue. A slot that is dropped and filled again before a commit may pass as
+//! its older self: its place in the order is then that of its first filling.
+//!
+//! Records lie in pages; number and time of insertion are the page's, so that an insertion is
+//! known to be older or younger than a mark ([`Order::seal`]) and its age to within the grain.
+//! Eight bytes per record.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use cairn_block::Time;
+use cairn_format::writecache::Seq;
+
+const PAGE_RECORDS: usize = 512;
+const RECORD_SLOTS: u32 = 256;
+const SWEEP_EVERY: u32 = 64;
+
+/// A run of slots inserted together, of one seq.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Record(u64);
+
+const SEQ_MASK: u64 = 0xff_ffff;
+
+impl Record {
+    fn new(slot: u32, len: u32, seq: Seq) -> Record {
+        debug_assert!((1..=RECORD_SLOTS).contains(&len));
+        Record(u64::from(slot) | u64::from(len - 1) << 32 | (seq.0 & SEQ_MASK) << 40)
+    }
+
+    pub fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub fn len(self) -> u32 {
+        u32::from((self.0 >> 32) as u8) + 1
+    }
+
+    /// True if a slot with this seq may be one of its own.
+    pub fn is_of(self, seq: Seq) -> bool {
+        seq.0 & SEQ_MASK == self.0 >> 40
+    }
+}
+
+struct Page {
+    number: u64,
+    born: Time,
+    records: Vec<Record>,
+}
+
+/// A record with what its page says of it.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Inserted {
+    pub record: Record,
+    pub number: u64,
+    pub born: Time,
+    at: Place,
+}
+
+/// A place in the queue: number of a page, and a record in it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(in super::super) struct Place(u64, usize);
+
+/// The queue.
+pub(in super::super) struct Order {
+    pages: VecDeque<Page>,
+    /// Records of the first page that are behind.
+    passed: usize,
+    records: usize,
+    next_number: u64,
+    sealed: bool,
+    /// How far apart in time the records of a page may be.
+    grain: Option<Duration>,
+    until_sweep: u32,
+    sweep_at: u64,
+}
+
+impl Order {
+    pub fn new(grain: Option<Duration>) -> Order {
+        Order {
+            pages: VecDeque::new(),
+            passed: 0,
+            records: 0,
+            next_number: 1,
+            sealed: false,
+            grain,
+            until_sweep: SWEEP_EVERY,
+            sweep_at: 0,
+        }
+    }
+
+    /// Ends the page being filled; answers the number that everything so far is below.
+    pub fn seal(&mut self) -> u64 {
+        self.sealed = true;
+        self.next_number
+    }
+
+    /// Appends slots.
+    pub fn push(&mut self, mut slot: u32, mut len: u32, seq: Seq, now: Time) {
+        self.open_page(now);
+        // A record that is behind already must not grow: nobody would look at it again.
+        let behind = if self.pages.len() == 1 { self.passed } else { 0 };
+        let page = self.pages.back_mut().expect("a page is open");
+        if page.records.len() > behind
+            && let Some(last) = page.records.last_mut()
+            && last.is_of(seq)
+            && u64::from(last.slot()) + u64::from(last.len()) == u64::from(slot)
+        {
+            let take = len.min(RECORD_SLOTS - last.len());
+            *last = Record::new(last.slot(), last.len() + take, seq);
+            (slot, len) = (slot + take, len - take);
+        }
+        while len > 0 {
+            let take = len.min(RECORD_SLOTS);
+            if page.records.len() == page.records.capacity() {
+                page.records.reserve_exact((page.records.len() / 2).max(4));
+            }
+            page.records.push(Record::new(slot, take, seq));
+            self.records += 1;
+            (slot, len) = (slot + take, len - take);
+        }
+    }
+
+    fn open_page(&mut self, now: Time) {
+        let grain = self.grain;
+        let fits = |page: &Page| {
+            let close = page.born == now || grain.is_none_or(|grain| now.since(page.born) <= grain);
+            page.records.len() < PAGE_RECORDS && close
+        };
+        if self.sealed || !self.pages.back().is_some_and(fits) {
+            if let Some(last) = self.pages.back_mut() {
+                last.records.shrink_to_fit();
+            }
+            let number = self.next_number;
+            self.pages.push_back(Page { number, born: now, records: Vec::new() });
+            self.next_number += 1;
+            self.sealed = false;
+        }
+    }
+
+    /// The first record at or after a place that is live.
+    pub fn next_live(&self, from: Place, live: impl Fn(Record) -> bool) -> Option<Inserted> {
+        let first = self.pages.front()?.number;
+        let mut index = from.0.saturating_sub(first) as usize;
+        let mut at = if from.0 < first { 0 } else { from.1 };
+        if index == 0 {
+            at = at.max(self.passed);
+        }
+        while let Some(page) = self.pages.get(index) {
+            while let Some(&record) = page.records.get(at) {
+                if live(record) {
+                    let place = Place(page.number, at);
+                    return Some(Inserted {
+                        record,
+                        number: page.number,
+                        born: page.born,
+                        at: place,
+                    });
+                }
+                at += 1;
+            }
+            (index, at) = (index + 1, 0);
+        }
+        None
+    }
+
+    /// The place after a record.
+    pub fn after(inserted: &Inserted) -> Place {
+        Place(inserted.at.0, inserted.at.1 + 1)
+    }
+
+    /// The place of a record.
+    pub fn place(inserted: &Inserted) -> Place {
+        inserted.at
+    }
+
+    /// Forgets the stale records at the old end.
+    pub fn drop_stale(&mut self, live: impl Fn(Record) -> bool) {
+        while let Some(page) = self.pages.front() {
+            let Some(&record) = page.records.get(self.passed) else {
+                if self.pages.len() == 1 && !self.sealed && !page.records.is_empty() {
+                    return;
+                }
+                self.pages.pop_front();
+                self.passed = 0;
+                continue;
+            };
+            if live(record) {
+                return;
+            }
+            self.passed += 1;
+            self.records -= 1;
+        }
+    }
+
+    /// Called with each insertion: drops stale records of one page now and then, while there
+    /// are many more records than `cached` blocks. True if places may have moved.
+    pub fn tend(&mut self, cached: u64, live: impl Fn(Record) -> bool) -> bool {
+        self.until_sweep -= 1;
+        if self.until_sweep > 0 {
+            return false;
+        }
+        self.until_sweep = SWEEP_EVERY;
+        if self.records as u64 <= cached + cached / 4 + 2 * PAGE_RECORDS as u64 {
+            return false;
+        }
+        // The first page is dropped from its old end, the last is being filled.
+        let (Some(first), Some(last)) = (self.pages.front(), self.pages.back()) else {
+            return false;
+        };
+        let (first, last) = (first.number, last.number);
+        self.sweep_at += 1;
+        if self.sweep_at <= first || self.sweep_at >= last {
+            self.sweep_at = first + 1;
+        }
+        if self.sweep_at >= last {
+            return false;
+        }
+        let page = &mut self.pages[(self.sweep_at - first) as usize];
+        let before = page.records.len();
+        page.records.retain(|&record| live(record));
+        self.records -= before - page.records.len();
+        page.records.shrink_to_fit();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{any, proptest};
+
+    fn slots_of(order: &Order, seqs: &[Option<u64>]) -> Vec<u32> {
+        let live = |record: Record| {
+            (record.slot()..record.slot() + record.len())
+                .any(|slot| seqs[slot as usize].is_some_and(|seq| record.is_of(Seq(seq))))
+        };
+        let (mut slots, mut at) = (Vec::new(), Place::default());
+        while let Some(inserted) = order.next_live(at, live) {
+            at = Order::after(&inserted);
+            let record = inserted.record;
+            slots.extend(
+                (record.slot()..record.slot() + record.len())
+                    .filter(|&slot| seqs[slot as usize].is_some_and(|seq| record.is_of(Seq(seq)))),
+            );
+        }
+        slots
+    }
+
+    proptest! {
+        #[test]
+        fn slots_come_out_as_they_went_in(
+            steps in proptest::collection::vec((0u32..400, 1u32..40, 0u8..5, any::<bool>()), 1..400),
+        ) {
+            let mut order = Order::new(Some(Duration::from_nanos(40)));
+            let mut seqs = vec![None; 440];
+            let mut naive: Vec<u32> = Vec::new();
+            for (now, (slot, len, kind, ends)) in (0u64..).zip(steps) {
+                if kind == 0 {
+                    let slots = slot..slot + len;
+                    naive.retain(|slot| !slots.contains(slot));
+                    slots.for_each(|slot| seqs[slot as usize] = None);
+                } else {
+                    let free = |slot: &u32| seqs[*slot as usize].is_none();
+                    let len = (slot..slot + len).take_while(free).count() as u32;
+                    if len > 0 {
+                        order.push(slot, len, Seq(now), Time(now));
+                        naive.extend(slot..slot + len);
+                    }
+                    (slot..slot + len).for_each(|slot| seqs[slot as usize] = Some(now));
+                }
+                let live = |record: Record| (record.slot()..record.slot() + record.len())
+                    .any(|slot| seqs[slot as usize].is_some_and(|seq| record.is_of(Seq(seq))));
+                order.tend(0, live);
+                if ends {
+                    order.drop_stale(live);
+                }
+            }
+            assert_eq!(slots_of(&order, &seqs), naive);
+        }
+    }
+
+    #[test]
+    fn stale_records_do_not_pile_up() {
+        let mut order = Order::new(None);
+        for slot in 0..200_000u32 {
+            // One in a hundred stays.
+            order.push(slot * 2, 1, Seq(0), Time(0));
+            order.tend(u64::from(slot) / 100, |record| record.slot() % 200 == 0);
+        }
+        assert!(order.records < 20_000, "{} records", order.records);
+    }
+
+    #[test]
+    fn a_record_that_is_behind_does_not_grow() {
+        let mut order = Order::new(None);
+        order.push(0, 1, Seq(0), Time(0));
+        order.drop_stale(|_| false);
+        order.push(1, 1, Seq(0), Time(0));
+        let live = order.next_live(Place::default(), |_| true).expect("it has its place");
+        assert_eq!((live.record.slot(), live.record.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_seal_divides_older_from_younger() {
+        let mut order = Order::new(None);
+        order.push(0, 3, Seq(1), Time(1));
+        let mark = order.seal();
+        order.push(3, 1, Seq(1), Time(1));
+        let first = order.next_live(Place::default(), |_| true).unwrap();
+        let second = order.next_live(Order::after(&first), |_| true).unwrap();
+        assert!(first.number < mark && second.number >= mark);
+        assert_eq!((first.record.len(), second.record.slot()), (3, 3));
+    }
+}

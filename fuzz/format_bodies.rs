@@ -5,6 +5,7 @@
 //! depend on anything but its input.
 
 use cairn_format::probe;
+use cairn_format::snapshot;
 use cairn_format::writecache::check::{Checker, Finding, Limits, Severity, check};
 use cairn_format::writecache::{BlockSize, Entry, Geometry, Opening, Superblock};
 
@@ -56,6 +57,80 @@ pub fn writecache_metadata(bytes: &[u8]) {
         }
     }
     assert_eq!(checker.finish(), whole);
+}
+
+/// A COW device: the header, in a chunk of its own, then areas as far as they are asked for, packed
+/// one after another; what is not given is zero. The device's and the origin's sectors come last, as
+/// two 64-bit words. The checker must not care how its bytes are cut, a repair must agree with it,
+/// and no number may overflow.
+pub fn snapshot_store(bytes: &[u8]) {
+    let Some((given, limits)) = split_sizes(bytes) else { return };
+    match snapshot::Opening::decide(given) {
+        Ok(snapshot::Opening::Blank) => assert_eq!(given[..4], [0; 4]),
+        Ok(snapshot::Opening::Existing(header)) => assert_eq!(header.encode(), given[..16]),
+        Err(error) => assert!(!error.kernel_errno().is_empty() && one_line(&error)),
+    }
+    // The areas of a hostile store may be a gibibyte each: too much to make up.
+    let size = snapshot::Header::parse(given).map(|header| header.chunk_size().bytes());
+    if size.is_ok_and(|bytes| bytes > 1 << 16) {
+        return;
+    }
+    let whole = snapshot_report(given, limits, 1 << 16);
+    assert_eq!(snapshot_report(given, limits, 48), whole);
+    assert!(whole.findings.iter().all(one_line));
+    assert_eq!(whole.findings.is_empty(), whole.severity.exit_code() == 0);
+    assert!(whole.counts.faulty <= whole.counts.records);
+    assert_eq!(whole.usage().is_some(), whole.layout.is_some());
+    let Ok(mut repair) = snapshot::repair::Repair::new(given, limits, false) else { return };
+    let layout = *repair.layout();
+    while let Some(range) = repair.wants(1 << 16) {
+        for step in repair.feed(&area_piece(given, &layout, range)) {
+            assert!(one_line(&step));
+            if let snapshot::repair::Step::Keep { record, .. } = step {
+                assert!(layout.is_data_chunk(record.new));
+                assert!(layout.chunk_sector(record.new) < limits.device_sectors);
+            }
+        }
+    }
+    let plan = repair.finish();
+    assert_eq!(plan.kept(), whole.counts.records - whole.counts.faulty);
+    assert!(plan.moves().all(|(from, to)| to < plan.kept() && plan.kept() <= from));
+    assert!(plan.needed_sectors() > 0);
+}
+
+fn snapshot_report(
+    given: &[u8],
+    limits: snapshot::check::Limits,
+    bytes_max: u64,
+) -> snapshot::check::Report {
+    let mut checker = snapshot::check::Checker::new(given, limits);
+    while let Some(range) = checker.wants(bytes_max) {
+        let header = snapshot::Header::parse(given).expect("it wants something");
+        let layout = snapshot::Layout::new(header.chunk_size(), limits.device_sectors);
+        let layout = layout.expect("it wants something");
+        checker.feed(&area_piece(given, &layout, range));
+    }
+    checker.finish()
+}
+
+/// The bytes of a range within an area: areas follow the header's sector without gaps.
+fn area_piece(given: &[u8], layout: &snapshot::Layout, range: std::ops::Range<u64>) -> Vec<u8> {
+    let chunk_bytes = layout.chunk_size().bytes();
+    let area = (range.start / chunk_bytes - 1) / (layout.records_per_area() + 1);
+    let packed = 512 + area * chunk_bytes + range.start % chunk_bytes;
+    let len = usize::try_from(range.end - range.start).expect("pieces are small");
+    let begin = usize::try_from(packed).unwrap_or(usize::MAX).min(given.len());
+    let mut piece = given[begin..given.len().min(begin.saturating_add(len))].to_vec();
+    piece.resize(len, 0);
+    piece
+}
+
+fn split_sizes(bytes: &[u8]) -> Option<(&[u8], snapshot::check::Limits)> {
+    let (rest, origin) = bytes.split_last_chunk::<8>()?;
+    let (given, device) = rest.split_last_chunk::<8>()?;
+    let origin_sectors = Some(u64::from_le_bytes(*origin)).filter(|sectors| *sectors != 0);
+    let device_sectors = u64::from_le_bytes(*device);
+    Some((given, snapshot::check::Limits { device_sectors, origin_sectors }))
 }
 
 /// A device: its size in the first eight bytes, then its windows one after another, then zeros.

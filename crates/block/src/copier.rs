@@ -61,19 +61,27 @@ pub struct Copier {
     changed: Event,
 }
 
-struct Grant<'a> {
+/// Copy memory that was granted; dropping it lets the next job on.
+pub struct CopyGrant<'a> {
     copier: &'a Copier,
     bytes: u64,
     ticket: u64,
 }
 
-impl Drop for Grant<'_> {
+impl Drop for CopyGrant<'_> {
     fn drop(&mut self) {
         let mut budget = self.copier.budget.lock();
         budget.free_bytes += self.bytes;
         budget.queue.retain(|&ticket| ticket != self.ticket);
         drop(budget);
         self.copier.changed.notify(usize::MAX);
+    }
+}
+
+impl CopyGrant<'_> {
+    /// How many bytes were granted.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
@@ -89,13 +97,16 @@ impl Copier {
         self.total_bytes - self.budget.lock().free_bytes
     }
 
-    async fn grant(&self, bytes: u64) -> Grant<'_> {
+    /// Takes `bytes` of the budget (all of it, if there is not so much) in one step, or waits
+    /// holding nothing, in order of arrival: for who reads and writes by himself.
+    pub async fn grant(&self, bytes: u64) -> CopyGrant<'_> {
+        let bytes = bytes.min(self.total_bytes);
         let mut grant = {
             let mut budget = self.budget.lock();
             let ticket = budget.next_ticket;
             budget.next_ticket += 1;
             budget.queue.push_back(ticket);
-            Grant { copier: self, bytes: 0, ticket }
+            CopyGrant { copier: self, bytes: 0, ticket }
         };
         loop {
             let listener = self.changed.listen();
@@ -153,7 +164,7 @@ impl Copier {
         start: Sector,
         count: SectorCount,
     ) -> Result<(), CopyError> {
-        let _grant = self.grant(count.to_bytes().min(self.total_bytes)).await;
+        let _grant = self.grant(count.to_bytes()).await;
         let segs = env.segs(count);
         read_pieces(env, batch, &segs).await.map_err(CopyError::Read)?;
         let write = Io::write(SectorRange::new(start, count), segs).with(job.flags);

@@ -41,6 +41,41 @@ pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceId(pub(crate) u32);
 
+/// The events of a mapped device, for whoever raises or awaits them.
+#[derive(Clone, Default)]
+pub struct Events(Arc<EventsInner>);
+
+#[derive(Default)]
+struct EventsInner {
+    count: AtomicU64,
+    raised: Event,
+}
+
+impl Events {
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.0.count.load(Ordering::Acquire)
+    }
+
+    /// Tells every waiter that something worth looking at happened.
+    pub fn raise(&self) {
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        self.0.raised.notify(usize::MAX);
+    }
+
+    /// Waits until there were more than `seen`; answers how many.
+    pub async fn wait(&self, seen: u64) -> u64 {
+        loop {
+            let listener = self.0.raised.listen();
+            let now = self.count();
+            if now > seen {
+                return now;
+            }
+            listener.await;
+        }
+    }
+}
+
 /// Counts arrivals down from any thread; one waits for the last.
 struct Latch {
     left: AtomicUsize,
@@ -240,8 +275,7 @@ pub struct MappedDevice {
     state: Mutex<State>,
     verb: AtomicBool,
     verb_free: Event,
-    event_nr: AtomicU64,
-    events: Event,
+    events: Events,
 }
 
 /// D3: held while a verb runs.
@@ -264,8 +298,7 @@ impl MappedDevice {
             state: Mutex::new(State { suspended: true, ..State::default() }),
             verb: AtomicBool::new(false),
             verb_free: Event::new(),
-            event_nr: AtomicU64::new(0),
-            events: Event::new(),
+            events: Events::default(),
         }
     }
 
@@ -300,27 +333,24 @@ impl MappedDevice {
         self.state.lock().suspended
     }
 
+    /// Its events: for a target of one of its tables, and for who waits.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
     /// How many events (table changes, targets' notices) there were.
     pub fn event_nr(&self) -> u64 {
-        self.event_nr.load(Ordering::Acquire)
+        self.events.count()
     }
 
     /// Tells every waiter that something worth looking at happened.
     pub fn raise_event(&self) {
-        self.event_nr.fetch_add(1, Ordering::AcqRel);
-        self.events.notify(usize::MAX);
+        self.events.raise();
     }
 
     /// Waits until there were more than `seen` events; answers how many.
     pub async fn wait_event(&self, seen: u64) -> u64 {
-        loop {
-            let listener = self.events.listen();
-            let now = self.event_nr();
-            if now > seen {
-                return now;
-            }
-            listener.await;
-        }
+        self.events.wait(seen).await
     }
 
     async fn verb(&self) -> VerbGuard<'_> {

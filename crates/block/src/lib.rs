@@ -29,9 +29,9 @@ mod units;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, Segs};
 pub use cells::{CellGuard, CellMode, Cells};
-pub use copier::{Copier, CopyError, CopyJob, CopyPiece};
+pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece};
 pub use counters::Counters;
-pub use device::{DeviceId, MappedDevice};
+pub use device::{DeviceId, Events, MappedDevice};
 pub use disk::{Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
 pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World};
 pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};

@@ -181,7 +181,8 @@ impl Table {
             let kind = context.types.find(&line.target)?;
             let args: Vec<&str> = line.args.iter().map(String::as_str).collect();
             let (registry, read_only) = (context.registry, context.read_only);
-            let ctor = Ctor { len: line.len, args: &args, registry, read_only };
+            let (start, len, events) = (line.start, line.len, device.events());
+            let ctor = Ctor { start, len, args: &args, registry, events, read_only };
             let target = kind.construct(env, ctor).await?;
             let (name, straight) = (line.target.clone(), Straight::of(target.as_ref()));
             built.push(Line { start: line.start, len: line.len, name, target, straight });

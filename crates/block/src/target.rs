@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use crate::device::Events;
 use crate::disk::{Disk, Extent, ExtentKind, Limits, LocalFuture};
 use crate::env::Env;
 use crate::error::{ConfigError, IoError, IoResult};
@@ -161,12 +162,16 @@ pub trait Target: Send + Sync {
 
 /// What a constructor is given.
 pub struct Ctor<'a> {
+    /// Where the table line begins on the mapped device.
+    pub start: Sector,
     /// Length of the table line.
     pub len: SectorCount,
     /// The words after the target's name.
     pub args: &'a [&'a str],
     /// Opens devices and finds kin.
     pub registry: &'a Registry,
+    /// The events of the mapped device, to raise when something deserves attention.
+    pub events: &'a Events,
     /// Open everything read-only and write no byte.
     pub read_only: bool,
 }

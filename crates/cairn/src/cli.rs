@@ -107,7 +107,7 @@ pub enum Command {
         /// Which devices and how
         #[command(flatten)]
         devices: DevicesArgs,
-        /// The origin device, to find blocks that lie beyond its end
+        /// The origin device, to find blocks or chunks that lie beyond its end
         #[arg(long)]
         origin: Option<PathBuf>,
     },
@@ -118,13 +118,15 @@ pub enum Command {
         /// Where the header is
         #[command(flatten)]
         place: PlaceArgs,
-        /// Show free slots too
+        /// Show free slots, or records after the end of the list, too
         #[arg(long)]
         all: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
+    /// Save what can be saved of a damaged exception store. Exit code 2: something was lost
+    Repair(RepairArgs),
     /// Make a fresh cache
     #[command(subcommand)]
     Format(FormatCommand),
@@ -158,6 +160,35 @@ pub struct FormatArgs {
     /// Format although blocks are lost that the origin does not have (with --yes)
     #[arg(long, requires = "yes")]
     pub discard_dirty: bool,
+}
+
+/// `repair`
+#[derive(Args)]
+pub struct RepairArgs {
+    /// The COW device
+    pub device: PathBuf,
+    /// Where the header is
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// A file to make, for a sound store; the device is only read
+    #[arg(long, value_name = "NEW", conflicts_with = "in_place")]
+    #[arg(required_unless_present = "in_place")]
+    pub output: Option<PathBuf>,
+    /// Change the device itself (with --yes)
+    #[arg(long, requires = "yes")]
+    pub in_place: bool,
+    /// Yes, change it
+    #[arg(long)]
+    pub yes: bool,
+    /// The origin device, to find chunks that lie beyond its end
+    #[arg(long)]
+    pub origin: Option<PathBuf>,
+    /// Keep what follows the end of the list, though it may be out of date
+    #[arg(long)]
+    pub salvage: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `flush`

@@ -75,6 +75,7 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Probe(args) => offline::probe::run(&args),
         Command::Check { devices, origin } => offline::check::run(&devices, origin.as_deref()),
         Command::Dump { device, place, all, json } => offline::dump::run(&device, place, all, json),
+        Command::Repair(args) => offline::repair::run(&args),
         Command::Format(cli::FormatCommand::Writecache(args)) => offline::format::run(&args),
         Command::Flush(args) => offline::flush::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -179,6 +179,9 @@ fn kernel_words(volume: &str, line: &mut ReportLine) -> Outcome<()> {
         let (found, expected) = (format!("'{}'", line.target), "a target the kernel has");
         return Err(refused(ConfigKind::Unsupported, volume, "table target", found, expected));
     }
+    if ["snapshot", "snapshot-merge"].contains(&line.target.as_str()) {
+        line.params = cairn_targets::snapshot::kernel_words(&line.params);
+    }
     let words = line.params.split(' ').map(|word| match word.strip_prefix('@') {
         Some(name) => format!("/dev/mapper/{name}"),
         None => word.to_owned(),

@@ -6,7 +6,14 @@
 //! policy: it turns `&[u8]` into validated values and values into bytes, and nothing else.
 //!
 //! - [`writecache`]: the dm-writecache cache device, its geometry and its checker
+//! - [`snapshot`]: the exception store of dm-snapshot, its layout, its checker and its repair
 //! - [`probe`]: what a device holds, judged by the signatures in its first and last bytes
 
+mod field;
 pub mod probe;
+mod severity;
+pub mod snapshot;
 pub mod writecache;
+
+pub use field::Field;
+pub use severity::Severity;

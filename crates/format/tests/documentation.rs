@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use cairn_format::writecache::{
-    ENTRY_BYTES, ENTRY_FIELDS, Field, MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, VERSION,
+    ENTRY_BYTES, ENTRY_FIELDS, MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, VERSION,
 };
+use cairn_format::{Field, snapshot};
 
 fn document(name: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats");
@@ -53,4 +54,15 @@ fn the_writecache_tables_match_the_codec() {
     assert_eq!(superblock[1][3], VERSION.to_string());
     let entry = table(&document, "### Entry, 16 bytes");
     assert_fields(&entry, &ENTRY_FIELDS, ENTRY_BYTES);
+}
+
+#[test]
+fn the_snapshot_tables_match_the_codec() {
+    let document = document("snapshot.md");
+    let header = table(&document, "### Header, 16 bytes");
+    assert_fields(&header, &snapshot::HEADER_FIELDS, snapshot::HEADER_BYTES);
+    assert_eq!(header[0][3], format!("{:#010x}", snapshot::MAGIC));
+    assert_eq!(header[2][3], snapshot::VERSION.to_string());
+    let record = table(&document, "### Record, 16 bytes");
+    assert_fields(&record, &snapshot::RECORD_FIELDS, snapshot::RECORD_BYTES);
 }

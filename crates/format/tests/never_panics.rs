@@ -65,6 +65,7 @@ proptest! {
         format_bodies::writecache_superblock(&bytes);
         format_bodies::writecache_metadata(&bytes);
         format_bodies::probe_windows(&bytes);
+        format_bodies::snapshot_store(&bytes);
     }
 
     #[test]
@@ -83,6 +84,19 @@ proptest! {
         cut in any::<Index>(),
     ) {
         format_bodies::writecache_metadata(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_exception_stores_break_no_checker_and_no_repair(
+        seed in proptest::sample::select(seeds("snapshot_store")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        format_bodies::snapshot_store(&mutate(&seed, &mutations, cut));
+        // A cut takes the sizes away; they belong to the end.
+        let (given, sizes) = seed.split_at(seed.len() - 16);
+        let mutated = mutate(given, &mutations, cut);
+        format_bodies::snapshot_store(&[&mutated, sizes].concat());
     }
 
     #[test]

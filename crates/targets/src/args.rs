@@ -247,6 +247,7 @@ fn one_of(words: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_block::Events;
     use cairn_sim::SimOpener;
 
     const KNOWN: &[OptionSpec] =
@@ -254,7 +255,15 @@ mod tests {
 
     fn with_args<R>(words: &[&str], test: impl FnOnce(Args<'_>) -> R) -> R {
         let registry = Registry::new(Box::new(SimOpener::new()));
-        let ctor = Ctor { len: SectorCount(8), args: words, registry: &registry, read_only: false };
+        let events = Events::default();
+        let ctor = Ctor {
+            start: Sector(0),
+            len: SectorCount(8),
+            args: words,
+            registry: &registry,
+            events: &events,
+            read_only: false,
+        };
         test(Args::new("probe", &ctor))
     }
 

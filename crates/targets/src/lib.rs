@@ -12,11 +12,13 @@ use cairn_block::TargetType;
 
 pub mod area;
 pub mod args;
+pub mod blank;
 pub mod delay;
 pub mod error;
 pub mod flakey;
 pub mod linear;
 pub mod passthrough;
+pub mod snapshot;
 pub mod striped;
 #[cfg(test)]
 mod testbed;
@@ -36,6 +38,9 @@ pub fn all() -> Vec<(Arc<dyn TargetType>, Spec)> {
         (Arc::new(delay::DelayType), delay::SPEC),
         (Arc::new(flakey::FlakeyType), flakey::SPEC),
         (Arc::new(writecache::WriteCacheType), writecache::SPEC),
+        (Arc::new(snapshot::SnapshotType), snapshot::SNAPSHOT_SPEC),
+        (Arc::new(snapshot::OriginType), snapshot::ORIGIN_SPEC),
+        (Arc::new(snapshot::MergeType), snapshot::MERGE_SPEC),
     ]
 }
 

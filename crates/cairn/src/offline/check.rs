@@ -1,34 +1,51 @@
-//! `cairn check`: is a cache sound? The worst of several decides the exit code.
+//! `cairn check`: is a cache or a store sound? The worst of several decides the exit code.
 
 use std::path::Path;
 
 use cairn_block::{ConfigKind, SECTOR_BYTES};
-use cairn_format::probe::Kind;
-use cairn_format::writecache::check::{Finding, Report};
+use cairn_format::Severity;
 use serde_json::{Value, json};
 
+use super::room::Room;
 use super::source::Source;
-use super::writecache::{self, counts_json, severity_word, superblock_json};
+use super::{snapshot, writecache};
 use crate::cli::DevicesArgs;
 use crate::exit;
 use crate::failure::{Outcome, refused};
 use crate::remote;
 
+/// What a room has to say of a device.
+pub struct Verdict {
+    /// The format's name.
+    pub format: &'static str,
+    /// The worst finding.
+    pub severity: Severity,
+    /// The findings, each with how bad it is.
+    pub findings: Vec<(Severity, String)>,
+    /// Findings beyond those.
+    pub findings_left_out: u64,
+    /// The counts in words, if there is something to count.
+    pub summary: Option<String>,
+    /// The header and the counts, under names that the room chooses.
+    pub facts: Value,
+}
+
 /// Runs the verb.
 ///
 /// # Errors
-/// A device cannot be read, or holds something else than a cache.
+/// A device cannot be read, or holds something that no room knows.
 pub fn run(args: &DevicesArgs, origin: Option<&Path>) -> Outcome<u8> {
-    let origin = origin.map(Source::read).transpose()?;
-    let origin_sectors = origin.map(|origin| origin.bytes / SECTOR_BYTES);
+    let origin_sectors = origin_sectors(origin)?;
     let (mut code, mut text, mut values) = (exit::OK, String::new(), Vec::new());
     for device in &args.devices {
         let source = Source::read(device)?;
-        refuse_others(&source, args.place.start_sector)?;
-        let report = writecache::check(&source, args.place.start_sector, origin_sectors)?;
-        code = exit::worst(code, report.severity.exit_code());
-        text.push_str(&report_text(&source.name, &report));
-        values.push(report_json(&source.name, &report));
+        let verdict = match room(&source, args.place.start_sector)? {
+            Room::Writecache => writecache::check::verdict,
+            Room::Snapshot => snapshot::check::verdict,
+        }(&source, args.place.start_sector, origin_sectors)?;
+        code = exit::worst(code, verdict.severity.exit_code());
+        text.push_str(&verdict.text(&source.name));
+        values.push(verdict.json(&source.name));
     }
     match args.json {
         true => remote::print_json(&Value::from(values))?,
@@ -37,57 +54,72 @@ pub fn run(args: &DevicesArgs, origin: Option<&Path>) -> Outcome<u8> {
     Ok(code)
 }
 
-/// Refuses what is plainly something else; a cache with a broken header is damaged, not foreign.
-fn refuse_others(source: &Source, start_sector: u64) -> Outcome<()> {
-    let found = source.identify(start_sector)?;
-    if found.is_empty() || found.iter().any(|signature| signature.kind == Kind::Writecache) {
-        return Ok(());
-    }
-    let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
-    let (kind, found) = (ConfigKind::Unsupported, kinds.join(", "));
-    Err(refused(kind, &source.name, "format", found, "dm-writecache"))
+/// The size of an origin, if one is given.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn origin_sectors(origin: Option<&Path>) -> Outcome<Option<u64>> {
+    let origin = origin.map(Source::read).transpose()?;
+    Ok(origin.map(|origin| origin.bytes / SECTOR_BYTES))
 }
 
-fn report_text(device: &str, report: &Report) -> String {
-    let mut text = String::new();
-    for finding in &report.findings {
-        let word = severity_word(finding.severity());
-        text.push_str(&format!("{device}: {finding} [{word}]\n"));
+/// Refuses what is plainly something else; what nobody recognises is judged as a cache with a
+/// broken header, which is damaged, not foreign.
+fn room(source: &Source, start_sector: u64) -> Outcome<Room> {
+    let found = source.identify(start_sector)?;
+    match Room::of(&found) {
+        Some(room) => Ok(room),
+        None if found.is_empty() => Ok(Room::Writecache),
+        None => {
+            let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
+            let (kind, found) = (ConfigKind::Unsupported, kinds.join(", "));
+            let expected = "dm-writecache or dm-snapshot";
+            Err(refused(kind, &source.name, "format", found, expected))
+        }
     }
-    if report.findings_left_out > 0 {
-        text.push_str(&format!("{device}: {} more findings\n", report.findings_left_out));
+}
+
+impl Verdict {
+    /// The findings, one per line, then the verdict.
+    pub fn text(&self, device: &str) -> String {
+        let mut text = findings_text(device, &self.findings, self.findings_left_out);
+        text.push_str(&format!("{device}: {}", self.severity));
+        if let Some(summary) = &self.summary {
+            text.push_str(&format!(": {summary}"));
+        }
+        text.push('\n');
+        text
     }
-    text.push_str(&format!("{device}: {}", severity_word(report.severity)));
-    if let Some(superblock) = &report.superblock {
-        text.push_str(&format!(
-            ": {} blocks of {} bytes, {} dirty, {} uncommitted, {} free, commit {}",
-            superblock.n_blocks(),
-            superblock.block_size().bytes(),
-            report.counts.dirty(),
-            report.counts.uncommitted,
-            report.counts.free,
-            superblock.seq()
-        ));
+
+    /// The same with stable field names.
+    pub fn json(&self, device: &str) -> Value {
+        let mut value = json!({
+            "device": device,
+            "format": self.format,
+            "severity": self.severity.to_string(),
+            "exit_code": self.severity.exit_code(),
+            "findings": findings_json(&self.findings),
+            "findings_left_out": self.findings_left_out,
+        });
+        if let (Value::Object(value), Value::Object(facts)) = (&mut value, self.facts.clone()) {
+            value.extend(facts);
+        }
+        value
     }
-    text.push('\n');
+}
+
+/// Findings, one per line.
+pub fn findings_text(device: &str, findings: &[(Severity, String)], left_out: u64) -> String {
+    let lines = findings.iter().map(|(severity, line)| format!("{device}: {line} [{severity}]\n"));
+    let mut text: String = lines.collect();
+    if left_out > 0 {
+        text.push_str(&format!("{device}: {left_out} more findings\n"));
+    }
     text
 }
 
-fn report_json(device: &str, report: &Report) -> Value {
-    let finding = |finding: &Finding| {
-        json!({
-            "severity": severity_word(finding.severity()),
-            "text": finding.to_string(),
-        })
-    };
-    json!({
-        "device": device,
-        "format": "dm-writecache",
-        "severity": severity_word(report.severity),
-        "exit_code": report.severity.exit_code(),
-        "superblock": report.superblock.as_ref().map(superblock_json),
-        "counts": counts_json(report),
-        "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
-        "findings_left_out": report.findings_left_out,
-    })
+/// Findings with stable field names.
+pub fn findings_json(findings: &[(Severity, String)]) -> Value {
+    let finding = |(severity, text): &(Severity, String)| json!({ "severity": severity.to_string(), "text": text });
+    findings.iter().map(finding).collect()
 }

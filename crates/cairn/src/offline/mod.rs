@@ -1,7 +1,9 @@
-//! Tools on devices that nobody serves: what is this, is it sound, show it, make it, drain it.
+//! Tools on devices that nobody serves: what is this, is it sound, show it, make it, drain
+//! it, repair it.
 //!
 //! `probe`, `check` and `dump` only read, under a shared lock; a device that somebody writes is
-//! refused as busy.
+//! refused as busy. Each format has a room of its own with what the verbs need to know of it; a verb
+//! asks [`room`] which one to enter.
 
 pub mod check;
 pub mod dump;
@@ -9,5 +11,8 @@ pub mod flush;
 mod flush_progress;
 pub mod format;
 pub mod probe;
+pub mod repair;
+mod room;
+mod snapshot;
 mod source;
 mod writecache;

@@ -5,7 +5,7 @@ use cairn_format::writecache::check::{Report, Severity};
 use serde_json::{Value, json};
 
 use super::source::Source;
-use super::writecache::{self, counts_json, severity_word, superblock_json};
+use super::writecache::{self, counts_json, superblock_json};
 use crate::cli::DevicesArgs;
 use crate::exit;
 use crate::failure::Outcome;
@@ -71,7 +71,7 @@ impl Found {
                 "{}: {state}: {dirty} of {of} blocks ({} KiB) are not on the origin; {}\n",
                 self.device,
                 writecache::dirty_bytes(report).div_ceil(1024),
-                severity_word(report.severity)
+                report.severity
             ));
         }
         text
@@ -92,7 +92,7 @@ impl Found {
                 "superblock": report.superblock.as_ref().map(superblock_json),
                 "counts": counts_json(report),
                 "dirty_bytes": writecache::dirty_bytes(report),
-                "severity": severity_word(report.severity),
+                "severity": report.severity.to_string(),
             })
         });
         json!({

@@ -10,7 +10,7 @@ use cairn_format::probe::{self, Signature};
 
 use crate::failure::{Outcome, system, wrong};
 
-/// A device open for reading, or for formatting.
+/// A device open for reading, or for writing.
 pub struct Source {
     /// As the user named it.
     pub name: String,
@@ -36,6 +36,18 @@ impl Source {
     /// There is none, or somebody uses it.
     pub fn write(path: &Path) -> Outcome<Source> {
         Source::open(path, false)
+    }
+
+    /// Makes a sparse file of this size where there is none, and opens it for writing.
+    ///
+    /// # Errors
+    /// There is something already, or the system refused.
+    pub fn create(path: &Path, bytes: u64) -> Outcome<Source> {
+        let name = path.display().to_string();
+        let made = OpenOptions::new().write(true).create_new(true).open(path);
+        let file = made.map_err(|error| system(&name, "create", error))?;
+        file.set_len(bytes).map_err(|error| system(&name, "set the size", error))?;
+        Source::write(path)
     }
 
     fn open(path: &Path, read_only: bool) -> Outcome<Source> {

@@ -16,36 +16,12 @@ use core::fmt;
 use rustc_hash::FxHashMap;
 use std::collections::hash_map::Entry as MapEntry;
 
+pub use crate::severity::Severity;
+
 use super::{Entry, EntryState, Error, Geometry, NO_SECTOR, Opening, Seq, Superblock};
 
 /// Findings kept in a report; further ones are only counted and weighed.
 pub const FINDINGS_MAX: usize = 1000;
-
-/// How bad a finding is. Ordered from harmless to worst.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Severity {
-    /// Nothing is wrong.
-    Sound,
-    /// Sound after the recovery that every activation does.
-    SoundAfterRecovery,
-    /// Can be repaired, nothing is lost.
-    Repairable,
-    /// Data or metadata is lost or cannot be trusted.
-    Damaged,
-}
-
-impl Severity {
-    /// The exit code of a check that found this at worst: 0, 5, 3 or 2.
-    #[must_use]
-    pub fn exit_code(self) -> u8 {
-        match self {
-            Severity::Sound => 0,
-            Severity::SoundAfterRecovery => 5,
-            Severity::Repairable => 3,
-            Severity::Damaged => 2,
-        }
-    }
-}
 
 /// What the entries are checked against. What is not known is not checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -22,6 +22,7 @@ mod error;
 mod geometry;
 mod superblock;
 
+pub use crate::field::Field;
 pub use entry::{ENTRY_BYTES, ENTRY_FIELDS, Entry, EntryState, NO_SECTOR, Seq};
 pub use error::Error;
 pub use geometry::{
@@ -34,14 +35,3 @@ pub use superblock::{
 
 /// Bytes in a sector; every sector number of this format counts these.
 pub const SECTOR_BYTES: u64 = 512;
-
-/// One field of an on-disk struct, as the codec lays it out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Field {
-    /// The field's name in the format's documentation.
-    pub name: &'static str,
-    /// Byte offset from the start of the struct.
-    pub offset: usize,
-    /// Size in bytes.
-    pub size: usize,
-}

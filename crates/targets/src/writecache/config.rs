@@ -233,7 +233,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_block::Registry;
+    use cairn_block::{Events, Registry, Sector};
     use cairn_sim::{DriveOptions, Image, SimDrive, SimOpener};
     use std::sync::Arc;
 
@@ -244,8 +244,14 @@ mod tests {
         let opener = SimOpener::new().with("/o", drive("/o")).with("/c", drive("/c"));
         let registry = Registry::new(Box::new(opener));
         let words: Vec<&str> = line.split_whitespace().collect();
-        let ctor =
-            Ctor { len: SectorCount(4096), args: &words, registry: &registry, read_only: false };
+        let ctor = Ctor {
+            start: Sector(0),
+            len: SectorCount(4096),
+            args: &words,
+            registry: &registry,
+            events: &Events::default(),
+            read_only: false,
+        };
         Config::parse(&ctor).map_err(|error| error.to_string())
     }
 

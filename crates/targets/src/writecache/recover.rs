@@ -24,10 +24,9 @@ use std::sync::Arc;
 use async_lock::Mutex as AsyncMutex;
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, IoError, LocalFuture, Sector,
+    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, LocalFuture, Sector,
     SectorCount, SectorRange, Target, TargetType,
 };
-use cairn_format::probe;
 use cairn_format::writecache::{
     BlockSize, ENTRY_BYTES, Entry, EntryState, Error as FormatError, Geometry, Opening,
     SUPERBLOCK_BYTES, Seq, Superblock,
@@ -39,6 +38,7 @@ use super::index::{BLOCK_END, Builder, Index, SLOTS_END};
 use super::writeback::copy_budget_bytes;
 use super::{State, WriteCache};
 use crate::args::Device;
+use crate::blank::{read_sectors, refuse_signatures, unreadable};
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -70,7 +70,7 @@ impl TargetType for WriteCacheType {
             let geometry = match read_header(env, &config).await? {
                 Opening::Existing(superblock) => geometry_of(&config, &superblock)?,
                 Opening::Format => {
-                    refuse_signatures(env, &config).await?;
+                    refuse_signatures(env, &config.cache, config.start()).await?;
                     let area = area_bytes(&config);
                     Geometry::for_format(area, config.block_size)
                         .map_err(|error| damaged(&config.cache, &error))?
@@ -103,11 +103,6 @@ fn damaged(device: &Device, error: &FormatError) -> ConfigError {
     };
     let detail = format!("{error} ({})", error.kernel_text());
     ConfigError::new(kind, &device.argument, detail)
-}
-
-fn unreadable(device: &Device, what: &str, error: IoError) -> ConfigError {
-    let detail = format!("{what}: could not be read or written");
-    ConfigError::new(ConfigKind::System, &device.argument, detail).with_source(error)
 }
 
 /// Bytes of the cache device from the start sector on.
@@ -157,20 +152,6 @@ fn check_devices(config: &Config, ctor: &Ctor<'_>) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Reads a range of a device, whatever its logical block size.
-async fn read_sectors(
-    env: &Env,
-    device: &Device,
-    range: SectorRange,
-) -> Result<Vec<u8>, ConfigError> {
-    let wide = range.widen(device.disk.limits().logical_sectors());
-    let segs = env.segs(wide.count);
-    let read = env.io(&device.disk, Io::read(wide, segs.clone())).await;
-    read.map_err(|error| unreadable(device, &format!("sectors {wide}"), error))?;
-    let skip = (range.start - wide.start).to_bytes() as usize;
-    Ok(segs.slice(skip, range.to_bytes() as usize).to_vec())
-}
-
 async fn read_header(env: &Env, config: &Config) -> Result<Opening, ConfigError> {
     let start = Sector(config.start().0);
     let sector = SectorRange::new(start, SectorCount::of_bytes(512));
@@ -185,33 +166,6 @@ fn geometry_of(config: &Config, superblock: &Superblock) -> Result<Geometry, Con
     }
     Geometry::of_superblock(superblock, area_bytes(config))
         .map_err(|error| damaged(&config.cache, &error))
-}
-
-/// A device that looks blank to this target but carries somebody's signature is not formatted.
-async fn refuse_signatures(env: &Env, config: &Config) -> Result<(), ConfigError> {
-    let device = &config.cache;
-    let (start, size) = (config.start().to_bytes(), device.disk.sectors().to_bytes());
-    let mut windows = Vec::new();
-    for window in probe::windows(size) {
-        let first = Sector::of_byte(window.start);
-        let end = Sector(window.end.div_ceil(512));
-        let bytes = read_sectors(env, device, SectorRange::between(first, end)).await?;
-        windows.push((first.to_bytes(), bytes));
-    }
-    let views: Vec<(u64, &[u8])> = windows.iter().map(|(at, b)| (*at, b.as_slice())).collect();
-    let found = probe::identify(size, &views).map_err(|missing| {
-        let detail = format!("probe: a window was not read: {missing:?}");
-        ConfigError::new(ConfigKind::System, &device.argument, detail)
-    })?;
-    let Some(signature) = found.iter().find(|signature| signature.offset >= start) else {
-        return Ok(());
-    };
-    let detail = format!(
-        "signature: found {} at byte {}, expected a blank device (cairn format --yes formats it)",
-        signature.kind.name(),
-        signature.offset
-    );
-    Err(ConfigError::new(ConfigKind::Argument, &device.argument, detail))
 }
 
 /// What the metadata held.

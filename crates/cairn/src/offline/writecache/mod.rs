@@ -1,12 +1,15 @@
 //! A dm-writecache cache device as tools read it: its metadata in pieces, and its verdict.
 
+pub mod check;
+pub mod dump;
+
 use cairn_block::SECTOR_BYTES;
-use cairn_format::writecache::check::{Checker, Limits, Report, Severity};
+use cairn_format::writecache::check::{Checker, Limits, Report};
 use cairn_format::writecache::{ENTRY_BYTES, Entry, SUPERBLOCK_BYTES, Superblock};
 use serde_json::{Value, json};
 
-use super::source::Source;
 use crate::failure::Outcome;
+use crate::offline::source::Source;
 
 /// Bytes of entries read at once.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -73,16 +76,6 @@ pub fn counts_json(report: &Report) -> Value {
         "stale": counts.stale,
         "dirty": counts.dirty(),
     })
-}
-
-/// A word for a severity.
-pub fn severity_word(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Sound => "sound",
-        Severity::SoundAfterRecovery => "sound after recovery",
-        Severity::Repairable => "repairable",
-        Severity::Damaged => "damaged",
-    }
 }
 
 /// Bytes that the origin does not have yet.

@@ -1,0 +1,30 @@
+//! `cairn repair`: what can be saved of a damaged exception store.
+
+use cairn_block::ConfigKind;
+
+use super::room::Room;
+use super::snapshot;
+use super::source::Source;
+use crate::cli::RepairArgs;
+use crate::failure::{Outcome, refused};
+
+/// Runs the verb.
+///
+/// # Errors
+/// The device holds no store that can be repaired, or it cannot be read or written.
+pub fn run(args: &RepairArgs) -> Outcome<u8> {
+    let source = match args.in_place {
+        true => Source::write(&args.device)?,
+        false => Source::read(&args.device)?,
+    };
+    let found = source.identify(args.place.start_sector)?;
+    match Room::of(&found) {
+        Some(Room::Snapshot) => snapshot::repair::run(&source, args),
+        Some(Room::Writecache) | None => {
+            let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
+            let found =
+                if kinds.is_empty() { "nothing known".to_owned() } else { kinds.join(", ") };
+            Err(refused(ConfigKind::Unsupported, &source.name, "format", found, "dm-snapshot"))
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Known ordering bugs, planted on demand: the crash campaign must catch each of them.
+//!
+//! Only in builds with the feature `canary`, which no program uses.
+
+use std::cell::Cell;
+
+/// A bug that can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// A record is written before its data is durable (breaks I1).
+    RecordBeforeData,
+    /// The origin is overwritten before the record is durable (breaks I1).
+    OriginBeforeRecord,
+    /// An area becomes full before the next one is zeroed (breaks I2).
+    FullBeforeZeroed,
+    /// Merged records are cleared before the origin is durable (breaks I5).
+    ClearBeforeOriginFlush,
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+}
+
+/// Plants a bug in every snapshot on this thread, or none.
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+pub(super) fn planted(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}

@@ -1,0 +1,361 @@
+//! Copying chunks before they change: one read of the origin for every snapshot that needs it.
+//!
+//! Requests that found a chunk without an exception are *wants*. Those that arrive within one turn
+//! of a reactor are copied as one job: it takes its budget, claims what is still missing in each
+//! snapshot, allocates, reads the union once, writes every snapshot's chunks (which the allocation
+//! put next to each other) in as few requests as can be, and commits.
+//!
+//! Order of a job, each step before the next:
+//! 1. budget (waiting holds nothing), 2. claims and allocation, 3. reads and writes, in pieces of
+//!    the budget, 4. the budget returns, 5. commits, 6. the origin's readers have left.
+//!
+//! A write to the snapshot goes on after 5, a write to the origin after 6.
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{
+    Buf, CopyGrant, Env, Io, IoError, RequestId, Sector, SectorCount, SectorRange, Segs,
+};
+use futures_util::future::join_all;
+
+use super::canary::{self, Bug};
+use super::core::{Core, InUse, wake};
+use super::crew::Crew;
+use super::kin::Kin;
+use super::store::Batch;
+use super::table::{Bell, Claim, Until, Waiter};
+
+/// Most memory of one job.
+const JOB_BYTES: u64 = 1 << 20;
+
+/// Who wants chunks copied.
+#[derive(Clone)]
+pub(super) enum Wanter {
+    /// A parked request, to be mapped again.
+    Request(RequestId),
+    /// A task, to look again.
+    Bell(Arc<Bell>),
+}
+
+impl From<Wanter> for Waiter {
+    fn from(wanter: Wanter) -> Waiter {
+        match wanter {
+            Wanter::Request(id) => Waiter::Request(id),
+            Wanter::Bell(bell) => Waiter::Bell(bell),
+        }
+    }
+}
+
+/// A range of the origin that is to be copied before it changes.
+pub(super) struct Want {
+    pub by: Wanter,
+    pub range: SectorRange,
+}
+
+/// The wants of one target, gathered per reactor.
+pub(super) struct Copying {
+    kin: Arc<Kin>,
+    crew: Arc<Crew>,
+    until: Until,
+    rows: Box<[Mutex<Vec<Want>>]>,
+}
+
+impl Copying {
+    pub fn new(env: &Env, kin: Arc<Kin>, crew: Arc<Crew>, until: Until) -> Arc<Copying> {
+        let rows = (0..env.post().reactors()).map(|_| Mutex::default()).collect();
+        Arc::new(Copying { kin, crew, until, rows })
+    }
+
+    /// Copies what is missing in `only` (or every snapshot), then tells who wants it; he looks
+    /// again.
+    pub fn want(self: &Arc<Copying>, env: &Env, want: Want, only: Option<&Arc<Core>>) {
+        let mut wants = self.rows[usize::from(env.reactor().0)].lock();
+        wants.push(want);
+        let first = wants.len() == 1;
+        drop(wants);
+        if first {
+            let (me, env_of_task, only) = (self.clone(), env.clone(), only.cloned());
+            self.crew.spawn(env, async move { me.start_jobs(&env_of_task, only) });
+        }
+    }
+
+    fn start_jobs(&self, env: &Env, only: Option<Arc<Core>>) {
+        let row = &self.rows[usize::from(env.reactor().0)];
+        let mut wants = std::mem::take(&mut *row.lock());
+        wants.sort_by_key(|want| want.range.start);
+        let cores = only.map_or_else(|| self.kin.cores(env), |core| vec![core]);
+        let chunk = cores.iter().map(|core| core.chunk_sectors()).max().unwrap_or(1);
+        for (wants, bytes) in split(wants, SectorCount(chunk)) {
+            let job = Job { kin: self.kin.clone(), cores: cores.clone(), wants, until: self.until };
+            let env_of_task = env.clone();
+            self.crew.spawn(env, async move { job.run(&env_of_task, bytes).await });
+        }
+    }
+}
+
+/// Cuts sorted wants into jobs; each with the bytes it needs.
+fn split(wants: Vec<Want>, chunk: SectorCount) -> Vec<(Vec<Want>, u64)> {
+    let mut jobs: Vec<(Vec<Want>, u64)> = Vec::new();
+    let mut end = Sector(0);
+    for want in wants {
+        let wide = want.range.widen(chunk);
+        let fresh = wide.end().0.saturating_sub(wide.start.0.max(end.0)) * 512;
+        end = end.max(wide.end());
+        match jobs.last_mut() {
+            // What lies in chunks that the job copies anyway goes with it.
+            Some((wants, bytes)) if fresh == 0 || *bytes + fresh <= JOB_BYTES => {
+                wants.push(want);
+                *bytes += fresh;
+            }
+            _ => jobs.push((vec![want], fresh.max(512))),
+        }
+    }
+    jobs
+}
+
+/// What one snapshot gets of a job.
+struct Share {
+    core: Arc<Core>,
+    batch: Arc<Batch>,
+    failed: Option<String>,
+    _in_use: InUse,
+}
+
+struct Job {
+    kin: Arc<Kin>,
+    cores: Vec<Arc<Core>>,
+    wants: Vec<Want>,
+    until: Until,
+}
+
+/// A piece of the origin in memory.
+struct Piece {
+    range: SectorRange,
+    offset: usize,
+}
+
+impl Job {
+    async fn run(mut self, env: &Env, bytes: u64) {
+        let grant = self.kin.budget.grant(bytes.min(JOB_BYTES)).await;
+        let mut parked = vec![false; self.wants.len()];
+        let mut shares = Vec::new();
+        for core in std::mem::take(&mut self.cores) {
+            core.wait_ended().await;
+            if core.is_readable() {
+                shares.extend(self.take_share(env, core, &mut parked).await);
+            }
+        }
+        copy(env, &mut shares, &grant).await;
+        drop(grant);
+        if canary::planted(Bug::OriginBeforeRecord) && self.until == Until::Settled {
+            for share in &shares {
+                wake(env, share.core.exceptions.publish(&share.batch.records));
+                share.core.settle(env, &share.batch.records).await;
+            }
+            self.tell_wanters(env, &parked);
+            self.wants.clear();
+            env.sleep(std::time::Duration::from_micros(500)).await;
+        }
+        join_all(shares.iter_mut().map(|share| share.finish(env))).await;
+        if self.until == Until::Published {
+            self.tell_wanters(env, &parked);
+        }
+        for share in &shares {
+            share.core.settle(env, &share.batch.records).await;
+        }
+        if self.until == Until::Settled {
+            self.tell_wanters(env, &parked);
+        }
+    }
+
+    /// Who is not waiting for somebody else's copy looks again.
+    fn tell_wanters(&self, env: &Env, parked: &[bool]) {
+        let free = self.wants.iter().zip(parked).filter(|(_, parked)| !**parked);
+        wake(env, free.map(|(want, _)| Waiter::from(want.by.clone())).collect());
+    }
+
+    /// Claims what is missing in a snapshot, and allocates.
+    async fn take_share(&self, env: &Env, core: Arc<Core>, parked: &mut [bool]) -> Option<Share> {
+        let in_use = core.enter();
+        let claimed = self.claim(&core, parked);
+        if claimed.is_empty() {
+            return None;
+        }
+        let batch = core.store.allocate(&claimed);
+        core.look_at_fill();
+        let got = batch.as_ref().map_or(0, |batch| batch.records.len());
+        if got < claimed.len() {
+            if self.until == Until::Settled || !core.overflow() {
+                core.invalidate(env, "no space left").await;
+            }
+            wake(env, core.exceptions.settle(claimed[got..].iter().copied()));
+        }
+        Some(Share { core, batch: batch?, failed: None, _in_use: in_use })
+    }
+
+    /// The chunks that nobody else copies, in order.
+    fn claim(&self, core: &Core, parked: &mut [bool]) -> Vec<u64> {
+        let mut mine: Vec<u64> = Vec::new();
+        for (want, parked) in self.wants.iter().zip(parked) {
+            let (first, end) = core.chunks_of(want.range);
+            for chunk in first..end {
+                if *parked || mine.binary_search(&chunk).is_ok() {
+                    continue;
+                }
+                match core.exceptions.claim(chunk, self.until, || Some(want.by.clone().into())) {
+                    Claim::Mine => mine.push(chunk),
+                    Claim::Busy => *parked = true,
+                    Claim::Done => (),
+                }
+            }
+        }
+        mine.sort_unstable();
+        mine
+    }
+}
+
+impl Share {
+    async fn finish(&mut self, env: &Env) {
+        match self.failed.take() {
+            Some(why) => self.core.fail(env, &self.batch, &why).await,
+            None => {
+                self.batch.set_done();
+                self.core.commit(env, &self.batch).await;
+            }
+        }
+    }
+
+    fn takes_part(&self) -> bool {
+        self.failed.is_none() && self.core.is_readable()
+    }
+
+    /// The writes that put the pieces in memory where they belong.
+    fn writes(&self, env: &Env, pieces: &[Piece], buf: &Buf) -> Vec<(SectorRange, Segs)> {
+        let mut writes: Vec<(SectorRange, Segs)> = Vec::new();
+        for record in &self.batch.records {
+            let chunk = self.core.origin_range(record.old.0, 1);
+            let first = pieces.partition_point(|piece| piece.range.end() <= chunk.start);
+            for piece in &pieces[first..] {
+                let Some(part) = piece.range.intersect(chunk) else { break };
+                let to = self.core.cow_sector(record.new.0) + (part.start - chunk.start);
+                let offset = piece.offset + (part.start - piece.range.start).to_bytes() as usize;
+                let bytes = part.to_bytes() as usize;
+                match writes.last_mut() {
+                    Some((range, segs)) if range.end() == to => {
+                        range.count += part.count;
+                        segs.push(buf.clone(), offset, bytes);
+                    }
+                    _ => {
+                        let range = SectorRange::new(to, part.count);
+                        writes.push((range, Segs::of(buf, offset, bytes)));
+                    }
+                }
+            }
+        }
+        let block = self.core.cow().limits().logical_sectors();
+        if let Some((range, segs)) = writes.last_mut() {
+            // The origin may end inside a block of the COW device.
+            let wide = range.widen(block);
+            let missing = (wide.count - range.count).to_bytes() as usize;
+            if missing > 0 {
+                let zeros = env.buf(missing);
+                zeros.write(0, missing, |bytes| bytes.fill(0));
+                segs.push(zeros, 0, missing);
+                *range = wide;
+            }
+        }
+        writes
+    }
+}
+
+/// Copies every share's chunks, in pieces of the grant; what fails is noted in the shares.
+async fn copy(env: &Env, shares: &mut [Share], grant: &CopyGrant<'_>) {
+    let Some(first) = shares.first() else { return };
+    let origin = first.core.origin.disk.clone();
+    let block = shares.iter().map(|share| share.core.cow().limits().logical_sectors().0);
+    let block = block.max().unwrap_or(1).max(origin.limits().logical_sectors().0);
+    let room = (grant.bytes() / 512 / block).max(1) * block;
+    let mut rest = union_of(shares);
+    rest.reverse();
+    while let Some(pieces) = next_pieces(&mut rest, room) {
+        let bytes: u64 = pieces.iter().map(|piece| piece.range.to_bytes()).sum();
+        let buf = env.buf(bytes as usize);
+        let reads: Vec<_> = pieces
+            .iter()
+            .map(|piece| {
+                let segs = Segs::of(&buf, piece.offset, piece.range.to_bytes() as usize);
+                env.io(&origin, Io::read(piece.range, segs))
+            })
+            .collect();
+        let read = join_all(reads).await.into_iter().collect::<Result<(), IoError>>();
+        if let Err(error) = read {
+            let why = format!("{}: could not be read: {error}", first_name(shares));
+            shares.iter_mut().for_each(|share| share.failed = Some(why.clone()));
+            return;
+        }
+        write_shares(env, shares, &pieces, &buf).await;
+    }
+}
+
+fn first_name(shares: &[Share]) -> String {
+    shares.first().map_or(String::new(), |share| share.core.origin.argument.clone())
+}
+
+async fn write_shares(env: &Env, shares: &mut [Share], pieces: &[Piece], buf: &Buf) {
+    let started: Vec<_> = shares
+        .iter()
+        .map(|share| {
+            let writes =
+                if share.takes_part() { share.writes(env, pieces, buf) } else { Vec::new() };
+            let write = |(range, segs)| env.io(share.core.cow(), Io::write(range, segs));
+            writes.into_iter().map(write).collect::<Vec<_>>()
+        })
+        .collect();
+    for (share, writes) in shares.iter_mut().zip(started) {
+        let written = join_all(writes).await.into_iter().collect::<Result<(), IoError>>();
+        if let Err(error) = written {
+            share.failed = Some(format!("could not be written: {error}"));
+        }
+    }
+}
+
+/// What has to be read of the origin, each sector once, in order.
+fn union_of(shares: &[Share]) -> Vec<SectorRange> {
+    let mut ranges: Vec<SectorRange> = shares
+        .iter()
+        .filter(|share| share.takes_part())
+        .flat_map(|share| {
+            share.batch.records.iter().map(|record| share.core.origin_range(record.old.0, 1))
+        })
+        .filter(|range| !range.is_empty())
+        .collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut union: Vec<SectorRange> = Vec::new();
+    for range in ranges {
+        match union.last_mut() {
+            Some(last) if range.start <= last.end() => {
+                *last = SectorRange::between(last.start, last.end().max(range.end()));
+            }
+            _ => union.push(range),
+        }
+    }
+    union
+}
+
+/// Takes up to `room` sectors from the end of `rest`, which is in reverse order.
+fn next_pieces(rest: &mut Vec<SectorRange>, room: u64) -> Option<Vec<Piece>> {
+    let (mut pieces, mut left, mut offset) = (Vec::new(), room, 0);
+    while left > 0
+        && let Some(range) = rest.pop()
+    {
+        let take = SectorCount(range.count.0.min(left));
+        if take < range.count {
+            rest.push(SectorRange::new(range.start + take, range.count - take));
+        }
+        pieces.push(Piece { range: SectorRange::new(range.start, take), offset });
+        offset += take.to_bytes() as usize;
+        left -= take.0;
+    }
+    (!pieces.is_empty()).then_some(pieces)
+}

@@ -1,0 +1,341 @@
+//! The core of a snapshot: exceptions, readers and store, and what they promise together. It
+//! belongs to a COW device, not to a target: tables hand it over, and whoever writes the origin
+//! uses it too.
+//!
+//! Owns the condition of the snapshot (valid, overflowed, invalid) and the one way from a written
+//! copy to a settled exception: [`Core::commit`], then [`Core::settle`].
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use cairn_block::{Disk, Env, Events, IoError, Sector, SectorRange};
+use cairn_format::snapshot::{ChunkSize, Record};
+use event_listener::Event;
+
+use super::home::Home;
+use super::readers::Readers;
+use super::store::{Batch, Store};
+use super::table::{Bell, Exceptions, STRIPES, Waiter, stripe_of};
+use crate::args::Device;
+
+/// How a snapshot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Condition {
+    /// Serving.
+    Valid = 0,
+    /// A write found no room (store `PO`): no more writes to the snapshot.
+    Overflow = 1,
+    /// On its way to invalid: the origin may not yet be written without an exception.
+    Ending = 2,
+    /// Its content is lost, or served by another table.
+    Invalid = 3,
+}
+
+/// Percent of the store from which on somebody wants to know; none: never.
+const NO_MARK: u64 = u64::MAX;
+
+/// One snapshot.
+pub(super) struct Core {
+    /// As long as a task uses the core, a new table for the same COW device finds it here.
+    _home: Arc<Home>,
+    pub origin: Device,
+    pub store: Store,
+    pub exceptions: Exceptions,
+    /// Readers of the snapshot that went to the origin.
+    pub readers: Arc<Readers>,
+    /// Writers of a merging snapshot that went to the COW device.
+    pub writers: Arc<Readers>,
+    pub merging: bool,
+    /// The snapshot's end, in sectors of the origin.
+    end_sector: AtomicU64,
+    /// Writes that find no room overflow the snapshot instead of ending it.
+    overflows: AtomicBool,
+    condition: AtomicU8,
+    ended: Bell,
+    events: Mutex<Events>,
+    fill_mark_percent: AtomicU64,
+    announced: AtomicBool,
+    users: AtomicUsize,
+    unused: Event,
+}
+
+/// What a new core is made of.
+pub(super) struct Parts {
+    pub home: Arc<Home>,
+    pub origin: Device,
+    pub cow: Device,
+    pub chunk: ChunkSize,
+    pub persistent: bool,
+    pub merging: bool,
+    pub events: Events,
+}
+
+/// What the table that serves a core says.
+pub(super) struct Terms {
+    /// The snapshot's end on the mapped device.
+    pub end: Sector,
+    /// No room for a write overflows the snapshot (store `PO`).
+    pub overflows: bool,
+    /// When to announce that the store fills up.
+    pub fill_mark_percent: Option<u64>,
+    /// Whom to tell.
+    pub events: Events,
+}
+
+/// Somebody works with the core: its COW device is in use.
+pub(super) struct InUse(Arc<Core>);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.unused.notify(usize::MAX);
+        }
+    }
+}
+
+/// Has whoever waited go on.
+pub(super) fn wake(env: &Env, waiters: Vec<Waiter>) {
+    for waiter in waiters {
+        match waiter {
+            Waiter::Request(id) => env.remap(id),
+            Waiter::Bell(bell) => bell.ring(),
+        }
+    }
+}
+
+impl Core {
+    pub fn new(env: &Env, parts: Parts) -> Core {
+        let reactors = env.post().reactors();
+        Core {
+            _home: parts.home,
+            origin: parts.origin,
+            store: Store::new(parts.cow, parts.chunk, parts.persistent),
+            exceptions: Exceptions::new(),
+            readers: Readers::new(reactors),
+            writers: Readers::new(reactors),
+            merging: parts.merging,
+            end_sector: AtomicU64::new(0),
+            overflows: AtomicBool::new(false),
+            condition: AtomicU8::new(Condition::Valid as u8),
+            ended: Bell::default(),
+            events: Mutex::new(parts.events),
+            fill_mark_percent: AtomicU64::new(NO_MARK),
+            announced: AtomicBool::new(false),
+            users: AtomicUsize::new(0),
+            unused: Event::new(),
+        }
+    }
+
+    /// What a table that begins to serve the snapshot says about it. An overflow ends if there is
+    /// room now: the store grew.
+    pub fn serve(&self, terms: &Terms) {
+        self.end_sector.store(terms.end.0, Ordering::Release);
+        self.overflows.store(terms.overflows, Ordering::Release);
+        let mark = terms.fill_mark_percent.unwrap_or(NO_MARK);
+        self.fill_mark_percent.store(mark, Ordering::Release);
+        *self.events.lock() = terms.events.clone();
+        if self.condition() == Condition::Overflow && self.store.has_room() {
+            let (from, to) = (Condition::Overflow as u8, Condition::Valid as u8);
+            let _ = self.condition.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        }
+        self.announced.store(false, Ordering::Release);
+        self.look_at_fill();
+    }
+
+    pub fn chunk(&self) -> ChunkSize {
+        self.store.chunk
+    }
+
+    pub fn chunk_sectors(&self) -> u64 {
+        u64::from(self.store.chunk.sectors())
+    }
+
+    /// The chunks, first and end, of a range of the origin that belong to the snapshot.
+    pub fn chunks_of(&self, range: SectorRange) -> (u64, u64) {
+        let end = range.end().0.min(self.end_sector.load(Ordering::Acquire));
+        let first = self.chunk().chunk_of(range.start.0).0;
+        if range.start.0 >= end { (first, first) } else { (first, self.chunk().chunks_of(end)) }
+    }
+
+    /// The range of the origin that is `count` chunks from `chunk`, as far as the origin goes.
+    pub fn origin_range(&self, chunk: u64, count: u64) -> SectorRange {
+        let end = (chunk + count) * self.chunk_sectors();
+        let end = end.min(self.origin.disk.sectors().0);
+        let start = (chunk * self.chunk_sectors()).min(end);
+        SectorRange::between(Sector(start), Sector(end))
+    }
+
+    /// Where a chunk of the COW device begins.
+    pub fn cow_sector(&self, chunk: u64) -> Sector {
+        Sector(chunk * self.chunk_sectors())
+    }
+
+    pub fn cow(&self) -> &Arc<dyn Disk> {
+        &self.store.cow.disk
+    }
+
+    pub fn condition(&self) -> Condition {
+        match self.condition.load(Ordering::Acquire) {
+            0 => Condition::Valid,
+            1 => Condition::Overflow,
+            2 => Condition::Ending,
+            _ => Condition::Invalid,
+        }
+    }
+
+    /// True if the content can still be read.
+    pub fn is_readable(&self) -> bool {
+        self.condition() < Condition::Ending
+    }
+
+    /// Keeps the COW device in use until the answer is dropped.
+    pub fn enter(self: &Arc<Core>) -> InUse {
+        self.users.fetch_add(1, Ordering::AcqRel);
+        InUse(self.clone())
+    }
+
+    /// Waits until nobody works with the core.
+    pub async fn unused(&self) {
+        loop {
+            let listener = self.unused.listen();
+            if self.users.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            listener.await;
+        }
+    }
+
+    /// Raises an event when the store is filled to the mark, once.
+    pub fn look_at_fill(&self) {
+        let mark = self.fill_mark_percent.load(Ordering::Acquire);
+        if mark == NO_MARK {
+            return;
+        }
+        let [allocated, total, _] = self.store.usage();
+        let reached = u128::from(allocated) * 100 >= u128::from(total) * u128::from(mark);
+        if reached && !self.announced.swap(true, Ordering::AcqRel) {
+            let cow = &self.store.cow.argument;
+            tracing::warn!("snapshot: {cow}: {allocated} of {total} sectors are in use");
+            self.events.lock().raise();
+        }
+    }
+
+    /// A write to the snapshot found no room; true if the snapshot goes on, for readers.
+    pub fn overflow(&self) -> bool {
+        if !self.overflows.load(Ordering::Acquire) {
+            return false;
+        }
+        let (from, to) = (Condition::Valid as u8, Condition::Overflow as u8);
+        let changed =
+            self.condition.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        if changed.is_ok() {
+            tracing::warn!("snapshot: {}: full, writes are refused", self.store.cow.argument);
+            self.events.lock().raise();
+        }
+        true
+    }
+
+    /// Ends the snapshot: on return it is marked invalid on its device (or that failed), and the
+    /// origin may be written.
+    pub async fn invalidate(self: &Arc<Core>, env: &Env, why: &str) {
+        let _in_use = self.enter();
+        let before = self.condition.fetch_max(Condition::Ending as u8, Ordering::AcqRel);
+        if before >= Condition::Ending as u8 {
+            return self.ended.wait().await;
+        }
+        let cow = &self.store.cow.argument;
+        tracing::error!("snapshot: {cow}: invalidated: {why}");
+        if self.store.is_persistent() {
+            // Nobody else writes metadata meanwhile.
+            let _ledger = self.store.ledger.lock().await;
+            if let Err(error) = self.store.write_invalid(env).await {
+                tracing::error!("snapshot: {cow}: header: could not be written: {error}");
+            }
+        }
+        self.end(env).await;
+        self.events.lock().raise();
+    }
+
+    /// The snapshot is found invalid, or another table serves it from now on: nothing is written.
+    pub async fn dismiss(&self, env: &Env) {
+        self.condition.fetch_max(Condition::Ending as u8, Ordering::AcqRel);
+        self.end(env).await;
+    }
+
+    async fn end(&self, env: &Env) {
+        for stripe in 0..STRIPES {
+            self.readers.quiesce(stripe).await;
+        }
+        self.condition.store(Condition::Invalid as u8, Ordering::Release);
+        wake(env, self.exceptions.settle_all());
+        self.ended.ring();
+    }
+
+    /// Waits until an ending snapshot has ended.
+    pub async fn wait_ended(&self) {
+        if self.condition() == Condition::Ending {
+            self.ended.wait().await;
+        }
+    }
+
+    /// Commits a batch whose data is written. On return its records are durable and published, or
+    /// the snapshot is invalid.
+    pub async fn commit(self: &Arc<Core>, env: &Env, batch: &Batch) {
+        {
+            let mut ledger = self.store.ledger.lock().await;
+            let batches = self.store.take_done();
+            if !batches.is_empty() {
+                let result = self.commit_all(env, &mut ledger, &batches).await;
+                drop(ledger);
+                if let Err(error) = result {
+                    self.invalidate(env, &format!("metadata: {error}")).await;
+                }
+                for batch in &batches {
+                    if let Some(id) = batch.take_held() {
+                        env.complete(id, result);
+                    }
+                    batch.end();
+                }
+            }
+        }
+        // If an earlier batch is not done, its owner commits this one.
+        batch.ended().await;
+    }
+
+    async fn commit_all(
+        &self,
+        env: &Env,
+        ledger: &mut super::store::Ledger,
+        batches: &[Arc<Batch>],
+    ) -> Result<(), IoError> {
+        if !self.is_readable() {
+            return Err(IoError::IO);
+        }
+        let records: Vec<Record> = batches.iter().flat_map(|batch| batch.records.clone()).collect();
+        self.store.write_records(env, ledger, &records).await?;
+        wake(env, self.exceptions.publish(&records));
+        Ok(())
+    }
+
+    /// Ends the pending exceptions of committed records: waits until the readers that may have
+    /// gone to the origin have left it, then lets its writers on.
+    pub async fn settle(&self, env: &Env, records: &[Record]) {
+        let mut rest = records;
+        while let Some(first) = rest.first() {
+            let stripe = stripe_of(first.old.0);
+            let same = rest.iter().take_while(|record| stripe_of(record.old.0) == stripe).count();
+            let (now, later) = rest.split_at(same);
+            self.readers.quiesce(stripe).await;
+            wake(env, self.exceptions.settle(now.iter().map(|record| record.old.0)));
+            rest = later;
+        }
+    }
+
+    /// A copy failed before its commit.
+    pub async fn fail(self: &Arc<Core>, env: &Env, batch: &Batch, why: &str) {
+        self.invalidate(env, why).await;
+        batch.set_done();
+        self.commit(env, batch).await;
+    }
+}

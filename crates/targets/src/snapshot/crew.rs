@@ -1,0 +1,39 @@
+//! The tasks of one target: `suspend` returns when the last has ended.
+
+use std::sync::Arc;
+
+use cairn_block::Env;
+use cairn_block::sync::atomic::{AtomicUsize, Ordering};
+use event_listener::Event;
+
+/// Counts tasks.
+#[derive(Default)]
+pub(super) struct Crew {
+    tasks: AtomicUsize,
+    ended: Event,
+}
+
+impl Crew {
+    /// Starts a task on this reactor.
+    pub fn spawn(self: &Arc<Crew>, env: &Env, task: impl Future<Output = ()> + 'static) {
+        self.tasks.fetch_add(1, Ordering::AcqRel);
+        let crew = self.clone();
+        env.spawn(async move {
+            task.await;
+            if crew.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
+                crew.ended.notify(usize::MAX);
+            }
+        });
+    }
+
+    /// Waits until no task is left.
+    pub async fn rest(&self) {
+        loop {
+            let listener = self.ended.listen();
+            if self.tasks.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            listener.await;
+        }
+    }
+}

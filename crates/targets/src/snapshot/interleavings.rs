@@ -1,0 +1,129 @@
+//! The readers' counters and the exception table under shuttle, which tries interleavings:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use cairn_block::ReactorId;
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_format::snapshot::{CowChunk, OriginChunk, Record};
+use shuttle::thread;
+
+use super::readers::Readers;
+use super::table::{Bell, Claim, Exceptions, Until, Waiter};
+
+const ROUNDS: usize = 3000;
+
+/// Polls until it is done; others run in between.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let mut cx = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
+            return value;
+        }
+        thread::yield_now();
+    }
+}
+
+/// Where a chunk is found, and what the origin holds there.
+#[derive(Default)]
+struct Place {
+    is_moved: AtomicBool,
+    overwritten: AtomicU64,
+}
+
+fn read(readers: &Readers, reactor: u16, place: &Place) {
+    let announced = readers.enter(ReactorId(reactor), 0);
+    if !place.is_moved.load(Ordering::Relaxed) {
+        for _ in 0..2 {
+            assert_eq!(place.overwritten.load(Ordering::Relaxed), 0, "I4");
+            thread::yield_now();
+        }
+    }
+    readers.leave(ReactorId(reactor), announced);
+}
+
+#[test]
+fn the_origin_changes_only_when_its_readers_have_left() {
+    let life = || {
+        let (readers, place) = (Readers::new(2), Arc::new(Place::default()));
+        let threads: Vec<_> = (0..2)
+            .map(|reactor| {
+                let (readers, place) = (readers.clone(), place.clone());
+                thread::spawn(move || (0..3).for_each(|_| read(&readers, reactor, &place)))
+            })
+            .collect();
+        place.is_moved.store(true, Ordering::Relaxed);
+        block_on(readers.quiesce(0));
+        place.overwritten.store(1, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    };
+    shuttle::check_random(life, ROUNDS);
+}
+
+#[test]
+fn two_waits_on_one_stripe_both_end_and_both_are_right() {
+    let life = || {
+        let readers = Readers::new(1);
+        let places = Arc::new([Place::default(), Place::default()]);
+        let copiers: Vec<_> = (0..2)
+            .map(|at| {
+                let (readers, places) = (readers.clone(), places.clone());
+                thread::spawn(move || {
+                    places[at].is_moved.store(true, Ordering::Relaxed);
+                    block_on(readers.quiesce(0));
+                    places[at].overwritten.store(1, Ordering::Relaxed);
+                })
+            })
+            .collect();
+        for at in [0, 1, 1, 0] {
+            read(&readers, 0, &places[at]);
+        }
+        copiers.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    };
+    shuttle::check_random(life, ROUNDS);
+}
+
+#[test]
+fn one_copier_has_a_chunk_and_the_others_hear_of_its_end() {
+    let life = || {
+        let table = Arc::new(Exceptions::new());
+        let copies = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (table, copies) = (table.clone(), copies.clone());
+                thread::spawn(move || {
+                    let bell = Arc::new(Bell::default());
+                    let waiter = || Some(Waiter::Bell(bell.clone()));
+                    match table.claim(7, Until::Settled, waiter) {
+                        Claim::Mine => {
+                            copies.fetch_add(1, Ordering::Relaxed);
+                            copy(&table);
+                        }
+                        Claim::Busy => block_on(bell.wait()),
+                        Claim::Done => (),
+                    }
+                    assert_eq!(table.find(7, 1).cow, Some(2), "it is there for everybody");
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert_eq!(copies.load(Ordering::Relaxed), 1, "T1");
+        assert_eq!(table.pending(), 0);
+    };
+    shuttle::check_random(life, ROUNDS);
+}
+
+fn copy(table: &Exceptions) {
+    thread::yield_now();
+    let record = Record { old: OriginChunk(7), new: CowChunk(2) };
+    let waiters = table.publish(&[record]).into_iter().chain(table.settle([7]));
+    for waiter in waiters {
+        if let Waiter::Bell(bell) = waiter {
+            bell.ring();
+        }
+    }
+}

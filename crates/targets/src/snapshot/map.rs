@@ -1,0 +1,407 @@
+//! `snapshot`: verdicts and completions.
+//!
+//! A read without an exception goes to the origin, announced (see `readers`); a write without one
+//! waits for a copy, unless it covers its chunks: then it goes straight to fresh chunks, and is
+//! held at its end until their records are committed.
+
+use std::sync::Arc;
+
+use cairn_block::{
+    ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags, Io, IoError, IoResult, Limits,
+    LocalFuture, Op, Request, RequestId, Sector, SectorCount, SectorRange, Target, TargetType,
+    Verdict,
+};
+
+use super::copying::{Copying, Want, Wanter};
+use super::core::{Condition, Core, wake};
+use super::readers::Announced;
+use super::seat::Seat;
+use super::table::{Run, Until, WritePlan, stripe_of};
+
+/// The kind of target `snapshot`.
+pub struct SnapshotType;
+
+impl TargetType for SnapshotType {
+    fn name(&self) -> &'static str {
+        "snapshot"
+    }
+
+    fn version(&self) -> [u32; 3] {
+        [1, 16, 0]
+    }
+
+    fn construct<'a>(
+        &'a self,
+        env: &'a Env,
+        ctor: Ctor<'a>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
+        Box::pin(async move {
+            let seat = Seat::take("snapshot", false, env, &ctor).await?;
+            let (kin, crew) = (seat.kin.clone(), seat.crew.clone());
+            let copying = Copying::new(env, kin, crew, Until::Published);
+            Ok(Arc::new(Snapshot { seat, copying }) as Arc<dyn Target>)
+        })
+    }
+}
+
+/// The target.
+pub struct Snapshot {
+    pub(super) seat: Seat,
+    copying: Arc<Copying>,
+}
+
+/// What a watched request was; kept in its word beside a number.
+const READS_ORIGIN: u64 = 1 << 63;
+
+/// A request as the chunks it touches.
+pub(super) struct Place {
+    /// Its first sector, on the origin.
+    pub sector: Sector,
+    /// Its first chunk.
+    pub chunk: u64,
+    /// How many sectors into that chunk it begins.
+    pub offset: u64,
+    /// How many chunks it touches.
+    pub chunks: u64,
+    chunk_sectors: u64,
+    sectors: u64,
+}
+
+impl Place {
+    pub fn of(core: &Core, start: Sector, range: SectorRange) -> Place {
+        let sector = start + SectorCount(range.start.0);
+        let (chunk, size) = (core.chunk().chunk_of(sector.0).0, core.chunk());
+        let (offset, sectors) = (size.offset_in_chunk(sector.0), range.count.0);
+        let chunk_sectors = core.chunk_sectors();
+        let chunks = (offset + sectors).div_ceil(chunk_sectors);
+        Place { sector, chunk, offset, chunks, chunk_sectors, sectors }
+    }
+
+    /// How many chunks it covers from the first on.
+    fn whole(&self) -> u64 {
+        if self.offset == 0 { self.sectors / self.chunk_sectors } else { 0 }
+    }
+
+    /// Its sectors in the first `count` chunks.
+    pub fn head(&self, count: u64) -> SectorCount {
+        SectorCount(self.sectors.min(count * self.chunk_sectors - self.offset))
+    }
+}
+
+impl Snapshot {
+    fn core(&self) -> &Arc<Core> {
+        self.seat.core()
+    }
+
+    fn place(&self, request: &Request) -> Place {
+        Place::of(self.core(), self.seat.config.start, request.range)
+    }
+
+    fn to_origin(&self, place: &Place) -> Verdict<'_> {
+        Verdict::Remapped { disk: self.seat.config.origin.disk.as_ref(), sector: place.sector }
+    }
+
+    fn to_cow(&self, place: &Place, chunk: u64) -> Verdict<'_> {
+        let sector = self.core().cow_sector(chunk) + SectorCount(place.offset);
+        Verdict::Remapped { disk: self.core().cow().as_ref(), sector }
+    }
+
+    fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let (core, place) = (self.core(), self.place(request));
+        let announced = core.readers.enter(env.reactor(), stripe_of(place.chunk));
+        // Announced first, so that who ends the snapshot waits for this read, or is seen here.
+        if !core.is_readable() {
+            core.readers.leave(env.reactor(), announced);
+            return Verdict::Failed(IoError::IO);
+        }
+        let Run { cow, count } = core.exceptions.find(place.chunk, place.chunks);
+        request.accept(place.head(count));
+        match cow {
+            Some(chunk) => {
+                core.readers.leave(env.reactor(), announced);
+                self.to_cow(&place, chunk)
+            }
+            None => {
+                request.watch(READS_ORIGIN | announced.to_word());
+                self.to_origin(&place)
+            }
+        }
+    }
+
+    fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let (core, place) = (self.core(), self.place(request));
+        if core.condition() != Condition::Valid {
+            return Verdict::Failed(IoError::IO);
+        }
+        let id = request.id();
+        match core.exceptions.plan_write(place.chunk, place.chunks, place.whole(), id) {
+            WritePlan::Cow { first, count } => {
+                request.accept(place.head(count));
+                self.to_cow(&place, first)
+            }
+            WritePlan::Waits => {
+                request.accept(place.head(1));
+                Verdict::Queued
+            }
+            WritePlan::Claimed { count } => self.map_claimed(env, request, &place, count),
+            WritePlan::Missing => {
+                request.accept(place.head(1));
+                let range = SectorRange::new(place.sector, place.head(1));
+                let want = Want { by: Wanter::Request(id), range };
+                self.copying.want(env, want, Some(core));
+                Verdict::Queued
+            }
+        }
+    }
+
+    /// A write that covers its chunks: no copy. They are ours already.
+    fn map_claimed<'a>(
+        &'a self,
+        env: &Env,
+        request: &mut Request,
+        place: &Place,
+        count: u64,
+    ) -> Verdict<'a> {
+        let core = self.core();
+        let claimed: Vec<u64> = (place.chunk..place.chunk + count).collect();
+        let batch = core.store.allocate(&claimed);
+        core.look_at_fill();
+        let got = batch.as_ref().map_or(0, |batch| run_length(&batch.records));
+        let Some(batch) = batch else {
+            return self.map_full(env, request, place, claimed);
+        };
+        if got < batch.records.len() || got < claimed.len() {
+            // The allocation went around an area, or ends: the rest of it is of no use here.
+            return self.map_broken_run(env, request, place, batch, claimed);
+        }
+        request.accept(place.head(count));
+        self.write_run(request, place, &batch)
+    }
+
+    fn write_run<'a>(
+        &'a self,
+        request: &mut Request,
+        place: &Place,
+        batch: &super::store::Batch,
+    ) -> Verdict<'a> {
+        request.watch(batch.number);
+        if self.core().store.is_persistent() {
+            // The commit's flush makes the data durable.
+            request.flags.remove(Flags::FUA);
+        }
+        self.to_cow(place, batch.records[0].new.0)
+    }
+
+    /// The chunks that were got do not lie next to each other, or are fewer than claimed: a task
+    /// writes them.
+    fn map_broken_run<'a>(
+        &'a self,
+        env: &Env,
+        request: &mut Request,
+        place: &Place,
+        batch: Arc<super::store::Batch>,
+        claimed: Vec<u64>,
+    ) -> Verdict<'a> {
+        let got = batch.records.len();
+        wake(env, self.core().exceptions.settle(claimed[got..].iter().copied()));
+        request.accept(place.head(got as u64));
+        let (core, id) = (self.core().clone(), request.id());
+        let data = (request.op == Op::Write).then(|| request.segs.clone());
+        let fua = request.flags & Flags::FUA;
+        let env_of_task = env.clone();
+        self.seat.crew.spawn(env, async move {
+            let env = &env_of_task;
+            let _in_use = core.enter();
+            let chunk = core.chunk_sectors();
+            let writes: Vec<_> = (0..)
+                .zip(&batch.records)
+                .map(|(at, record)| {
+                    let bytes = (chunk * 512) as usize;
+                    let range = SectorRange::new(core.cow_sector(record.new.0), SectorCount(chunk));
+                    let segs = match &data {
+                        Some(data) => data.slice(at * bytes, bytes),
+                        None => env.zeros(range.count),
+                    };
+                    env.io(core.cow(), Io::write(range, segs).with(fua))
+                })
+                .collect();
+            let written = futures_util::future::join_all(writes).await;
+            match written.into_iter().collect::<Result<(), IoError>>() {
+                Ok(()) => batch.set_done_for(id),
+                Err(error) => {
+                    core.invalidate(env, &format!("could not be written: {error}")).await;
+                    batch.set_done_for(id);
+                }
+            }
+            core.commit(env, &batch).await;
+            core.settle(env, &batch.records).await;
+        });
+        Verdict::Queued
+    }
+
+    /// There is no room for a write: the snapshot overflows or ends.
+    fn map_full<'a>(
+        &'a self,
+        env: &Env,
+        request: &mut Request,
+        place: &Place,
+        claimed: Vec<u64>,
+    ) -> Verdict<'a> {
+        request.accept(place.head(claimed.len() as u64));
+        let (core, id, env_of_task) = (self.core().clone(), request.id(), env.clone());
+        self.seat.crew.spawn(env, async move {
+            if !core.overflow() {
+                core.invalidate(&env_of_task, "no space left").await;
+            }
+            wake(&env_of_task, core.exceptions.settle(claimed));
+            env_of_task.complete(id, Err(IoError::IO));
+        });
+        Verdict::Queued
+    }
+
+    fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let (core, place) = (self.core(), self.place(request));
+        if !self.seat.config.discard_zeroes_cow {
+            return Verdict::Failed(IoError::UNSUPPORTED);
+        }
+        if core.condition() != Condition::Valid {
+            return Verdict::Failed(IoError::IO);
+        }
+        let Run { cow, count } = core.exceptions.find(place.chunk, place.chunks);
+        let passes_down = self.seat.config.discard_passdown_origin;
+        let Some(chunk) = cow else {
+            request.accept(place.head(count));
+            return if passes_down { self.to_origin(&place) } else { Verdict::Completed };
+        };
+        // Whole chunks are zeroed, parts are passed down as they are.
+        let whole = place.whole().min(count);
+        request.accept(place.head(whole.max(1)));
+        if passes_down {
+            return self.discard_both(env, request, &place, chunk, whole > 0);
+        }
+        if whole > 0 {
+            request.op = Op::WriteZeroes;
+        }
+        self.to_cow(&place, chunk)
+    }
+
+    fn discard_both<'a>(
+        &'a self,
+        env: &Env,
+        request: &Request,
+        place: &Place,
+        chunk: u64,
+        whole: bool,
+    ) -> Verdict<'a> {
+        let (core, id, env_of_task) = (self.core().clone(), request.id(), env.clone());
+        let op = if whole { Op::WriteZeroes } else { Op::Discard };
+        let on_cow = core.cow_sector(chunk) + SectorCount(place.offset);
+        let (cow, origin) = (
+            SectorRange::new(on_cow, request.range.count),
+            SectorRange::new(place.sector, request.range.count),
+        );
+        self.seat.crew.spawn(env, async move {
+            let zeroed = env_of_task.io(core.cow(), Io::on(op, cow)).await;
+            let discard = Io::on(Op::Discard, origin);
+            let discarded = env_of_task.io(&core.origin.disk, discard).await;
+            env_of_task.complete(id, zeroed.and(discarded));
+        });
+        Verdict::Queued
+    }
+
+    /// A write that covered its chunks has ended: it is answered when its records are committed.
+    fn end_claimed(&self, env: &Env, number: u64, id: RequestId, result: IoResult) -> EndIo {
+        let (core, env_of_task) = (self.core().clone(), env.clone());
+        let batch = core.store.batch(number).expect("not committed before it is done");
+        self.seat.crew.spawn(env, async move {
+            let env = &env_of_task;
+            let _in_use = core.enter();
+            if let Err(error) = result {
+                core.invalidate(env, &format!("could not be written: {error}")).await;
+            }
+            batch.set_done_for(id);
+            core.commit(env, &batch).await;
+            core.settle(env, &batch.records).await;
+        });
+        EndIo::Held
+    }
+}
+
+/// How many records from the first on lie next to each other on the COW device.
+fn run_length(records: &[cairn_format::snapshot::Record]) -> usize {
+    let next = |pair: &&[cairn_format::snapshot::Record]| pair[1].new.0 == pair[0].new.0 + 1;
+    records.windows(2).take_while(next).count() + records.len().min(1)
+}
+
+impl Target for Snapshot {
+    fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        match request.op {
+            Op::Read => self.map_read(env, request),
+            Op::Write | Op::WriteZeroes => self.map_write(env, request),
+            Op::Discard => self.map_discard(env, request),
+            Op::Flush => Verdict::Remapped { disk: self.core().cow().as_ref(), sector: Sector(0) },
+        }
+    }
+
+    fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        let word = request.word();
+        if word & READS_ORIGIN != 0 {
+            self.core().readers.leave(env.reactor(), Announced::of_word(word));
+            return EndIo::Done(result);
+        }
+        self.end_claimed(env, word, request.id(), result)
+    }
+
+    fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        vec![self.seat.config.origin.disk.clone(), self.seat.config.cow.disk.clone()]
+    }
+
+    fn limits(&self, stacked: Limits) -> Limits {
+        Limits {
+            io_min: stacked.io_min.max(self.seat.config.chunk.bytes() as u32),
+            discard: self.seat.config.discard_zeroes_cow,
+            fast_zero: false,
+            read_only: self.seat.read_only || self.seat.config.cow.disk.limits().read_only,
+            ..stacked
+        }
+    }
+
+    fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.seat.resume(env))
+    }
+
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(self.seat.pause())
+    }
+
+    fn status(&self) -> String {
+        self.seat.status(false)
+    }
+
+    fn table(&self) -> String {
+        self.seat.config.print()
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move {
+            let place = Place::of(self.core(), self.seat.config.start, range);
+            let run = self.core().exceptions.find(place.chunk, place.chunks);
+            let count = place.head(run.count);
+            match run.cow {
+                Some(_) => Ok(vec![Extent { count, kind: ExtentKind::Data }]),
+                None => {
+                    let range = SectorRange::new(place.sector, count);
+                    self.core().origin.disk.extents(env, range).await
+                }
+            }
+        })
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
+}

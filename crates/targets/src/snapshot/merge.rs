@@ -1,0 +1,374 @@
+//! `snapshot-merge`: the origin, into which a snapshot's content is going home.
+//!
+//! One step takes a run from the end of the list of records:
+//! 1. every other snapshot of the origin keeps the range, and its readers have left it;
+//! 2. writes to the run wait, and those under way to the COW device have ended;
+//! 3. the run is copied home, and the origin flushed;
+//! 4. its records are cleared with FUA;
+//! 5. the exceptions are forgotten, and the writes go on, to the origin.
+//!
+//! *A crash* before 4 leaves the records: the run is merged again, with the same content, as
+//! nobody wrote it meanwhile. After 4, the origin has it durably. A torn clearing leaves a list
+//! that ends earlier or later within the run; opening clears what is behind its end.
+//!
+//! M1. Nothing is allocated in a merging store.
+//! M2. A record is cleared only when the origin's content is durable.
+
+use std::sync::{Arc, Weak};
+
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{
+    ConfigError, Ctor, Disk, EndIo, Env, Io, IoError, IoResult, Limits, LocalFuture, Op, Request,
+    Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType, Verdict,
+};
+use cairn_format::snapshot::Record;
+
+use super::canary::{self, Bug};
+use super::core::{Core, wake};
+use super::map::Place;
+use super::origin::OriginSide;
+use super::readers::Announced;
+use super::seat::Seat;
+use super::store::TailPiece;
+use super::table::{Run, stripe_of};
+
+/// Longest run of one step, unless a chunk is longer.
+const STEP_SECTORS: u64 = 8192;
+/// Memory of a copy.
+const PIECE_SECTORS: u64 = 2048;
+
+/// The kind of target `snapshot-merge`.
+pub struct MergeType;
+
+impl TargetType for MergeType {
+    fn name(&self) -> &'static str {
+        "snapshot-merge"
+    }
+
+    fn version(&self) -> [u32; 3] {
+        [1, 5, 0]
+    }
+
+    fn construct<'a>(
+        &'a self,
+        env: &'a Env,
+        ctor: Ctor<'a>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
+        Box::pin(async move {
+            let seat = Seat::take("snapshot-merge", true, env, &ctor).await?;
+            let (device, kin) = (seat.config.origin.clone(), seat.kin.clone());
+            let side = OriginSide::new(env, device, kin, &seat.crew);
+            let merge = Arc::new_cyclic(|me| Merge {
+                me: me.clone(),
+                seat,
+                side,
+                stopping: AtomicBool::new(false),
+                running: AtomicBool::new(false),
+                failed: AtomicBool::new(false),
+            });
+            Ok(merge as Arc<dyn Target>)
+        })
+    }
+}
+
+/// The target.
+struct Merge {
+    me: Weak<Merge>,
+    seat: Seat,
+    side: OriginSide,
+    stopping: AtomicBool,
+    running: AtomicBool,
+    failed: AtomicBool,
+}
+
+/// A run of records at the end of the list.
+struct Step {
+    piece: TailPiece,
+    count: u64,
+    /// Its lowest chunks.
+    old: u64,
+    new: u64,
+}
+
+impl Step {
+    /// The longest run at the end of a piece whose chunks, on both sides, count down by one.
+    fn of(piece: TailPiece, most: u64) -> Option<Step> {
+        let last = *piece.records.last()?;
+        let follows = |pair: &(&Record, &Record)| {
+            pair.0.old.0 == pair.1.old.0 + 1 && pair.0.new.0 == pair.1.new.0 + 1
+        };
+        let backwards = piece.records.iter().rev();
+        let pairs = backwards.clone().zip(backwards.skip(1));
+        let count = (pairs.take_while(follows).count() as u64 + 1).min(most);
+        let (old, new) = (last.old.0 + 1 - count, last.new.0 + 1 - count);
+        Some(Step { piece, count, old, new })
+    }
+
+    fn chunks(&self) -> std::ops::Range<u64> {
+        self.old..self.old + self.count
+    }
+}
+
+impl Merge {
+    fn core(&self) -> &Arc<Core> {
+        self.seat.core()
+    }
+
+    fn to_cow(&self, place: &Place, chunk: u64) -> Verdict<'_> {
+        let sector = self.core().cow_sector(chunk) + SectorCount(place.offset);
+        Verdict::Remapped { disk: self.core().cow().as_ref(), sector }
+    }
+
+    fn map_read<'a>(&'a self, request: &mut Request, place: &Place) -> Verdict<'a> {
+        let Run { cow, count } = self.core().exceptions.find(place.chunk, place.chunks);
+        request.accept(place.head(count));
+        match cow {
+            Some(chunk) => self.to_cow(place, chunk),
+            None => self.side.pass(place.sector),
+        }
+    }
+
+    fn map_write<'a>(&'a self, env: &Env, request: &mut Request, place: &Place) -> Verdict<'a> {
+        let core = self.core();
+        let announced = core.writers.enter(env.reactor(), stripe_of(place.chunk));
+        let run = core.exceptions.plan_merging_write(place.chunk, place.chunks, request.id());
+        let Some(Run { cow, count }) = run else {
+            core.writers.leave(env.reactor(), announced);
+            request.accept(place.head(1));
+            return Verdict::Queued;
+        };
+        request.accept(place.head(count));
+        match cow {
+            Some(chunk) => {
+                request.watch(announced.to_word());
+                self.to_cow(place, chunk)
+            }
+            None => {
+                core.writers.leave(env.reactor(), announced);
+                self.side.map_write(env, request, place.sector)
+            }
+        }
+    }
+
+    fn map_flush(&self, request: &Request) -> Verdict<'_> {
+        if request.flush_copy() == 0 {
+            return self.side.pass(Sector(0));
+        }
+        if !self.core().is_readable() {
+            return Verdict::Completed;
+        }
+        Verdict::Remapped { disk: self.core().cow().as_ref(), sector: Sector(0) }
+    }
+
+    /// Starts merging unless it runs, or there is nothing to merge.
+    fn start(&self, env: &Env) {
+        let idle = self.seat.read_only || !self.core().is_readable();
+        if idle || self.running.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (me, env_of_task) = (self.me.upgrade(), env.clone());
+        let me = me.expect("a target that is called is alive");
+        self.seat.crew.spawn(env, async move { me.run(&env_of_task).await });
+    }
+
+    async fn run(&self, env: &Env) {
+        let _in_use = self.core().enter();
+        while !self.stopping.load(Ordering::Acquire) {
+            match self.step(env).await {
+                Ok(true) => (),
+                Ok(false) => {
+                    self.seat.announce();
+                    break;
+                }
+                Err(why) => {
+                    let cow = &self.seat.config.cow.argument;
+                    tracing::error!("snapshot-merge: {cow}: merging stopped: {why}");
+                    self.failed.store(true, Ordering::Release);
+                    self.seat.announce();
+                    break;
+                }
+            }
+        }
+        self.running.store(false, Ordering::Release);
+    }
+
+    /// Merges a run; false if there is none left.
+    async fn step(&self, env: &Env) -> Result<bool, String> {
+        let core = self.core();
+        let layout = core.store.layout().ok_or("the COW device is too small")?;
+        let told = |error: IoError| format!("records: {error}");
+        let Some(piece) = core.store.tail(env, &layout).await.map_err(told)? else {
+            return Ok(false);
+        };
+        let most = (STEP_SECTORS / core.chunk_sectors()).max(1);
+        let step = Step::of(piece, most).ok_or("records: found none where some were")?;
+        for (at, chunk) in step.chunks().enumerate() {
+            if core.exceptions.find(chunk, 1).cow != Some(step.new + at as u64) {
+                return Err(format!("record of chunk {chunk}: changed since it was read first"));
+            }
+        }
+        let range = core.origin_range(step.old, step.count);
+        if !range.is_empty() {
+            self.side.keep(env, range).await;
+        }
+        self.hold(&step).await;
+        let result = self.bring_home(env, &step, range, &layout).await;
+        match result {
+            Ok(()) => {
+                core.store.shorten(step.count);
+                wake(env, core.exceptions.forget(step.chunks()));
+            }
+            Err(_) => wake(env, core.exceptions.settle(step.chunks())),
+        }
+        result.map(|()| true)
+    }
+
+    /// Step 2.
+    async fn hold(&self, step: &Step) {
+        for chunk in step.chunks() {
+            self.core().exceptions.hold(chunk);
+        }
+        let mut last = None;
+        for chunk in step.chunks() {
+            let stripe = stripe_of(chunk);
+            if last.replace(stripe) != Some(stripe) {
+                self.core().writers.quiesce(stripe).await;
+            }
+        }
+    }
+
+    /// Steps 3 and 4.
+    async fn bring_home(
+        &self,
+        env: &Env,
+        step: &Step,
+        range: SectorRange,
+        layout: &cairn_format::snapshot::Layout,
+    ) -> Result<(), String> {
+        let (core, origin) = (self.core(), &self.side.device.disk);
+        let name = &self.side.device.argument;
+        self.copy(env, core.cow_sector(step.new), range).await?;
+        let clear_first = canary::planted(Bug::ClearBeforeOriginFlush);
+        let flush = async || {
+            let flushed = env.io(origin, Io::flush()).await;
+            flushed.map_err(|error| format!("{name}: could not be flushed: {error}"))
+        };
+        if !clear_first {
+            flush().await?;
+        }
+        let cleared = core.store.clear_tail(env, layout, &step.piece, step.count).await;
+        cleared.map_err(|error| format!("records: could not be cleared: {error}"))?;
+        if clear_first { flush().await } else { Ok(()) }
+    }
+
+    async fn copy(&self, env: &Env, from: Sector, range: SectorRange) -> Result<(), String> {
+        let block = self.core().cow().limits().logical_sectors();
+        let (mut from, mut rest) = (from, range);
+        while !rest.is_empty() {
+            let take = SectorCount(rest.count.0.min(PIECE_SECTORS));
+            let _grant = self.seat.kin.budget.grant(take.to_bytes()).await;
+            // The origin may end inside a block of the COW device.
+            let wide = SectorRange::new(from, take).widen(block);
+            let segs = env.segs(wide.count);
+            let read = env.io(self.core().cow(), Io::read(wide, segs.clone())).await;
+            read.map_err(|error| format!("could not be read: {error}"))?;
+            let data = segs.slice(0, take.to_bytes() as usize);
+            let to = SectorRange::new(rest.start, take);
+            let written = env.io(&self.side.device.disk, Io::write(to, data)).await;
+            let name = &self.side.device.argument;
+            written.map_err(|error| format!("{name}: could not be written: {error}"))?;
+            from += take;
+            rest = SectorRange::new(rest.start + take, rest.count - take);
+        }
+        Ok(())
+    }
+}
+
+impl Target for Merge {
+    fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        if request.op == Op::Flush {
+            return self.map_flush(request);
+        }
+        let place = Place::of(self.core(), self.seat.config.start, request.range);
+        match request.op {
+            Op::Read => self.map_read(request, &place),
+            // A discard leaves contents undefined: nothing need change, as in the kernel.
+            Op::Discard if self.seat.config.discard_zeroes_cow => Verdict::Completed,
+            Op::Discard => Verdict::Failed(IoError::UNSUPPORTED),
+            _ => self.map_write(env, request, &place),
+        }
+    }
+
+    fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        self.core().writers.leave(env.reactor(), Announced::of_word(request.word()));
+        EndIo::Done(result)
+    }
+
+    fn flush_copies(&self) -> u16 {
+        2
+    }
+
+    fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        vec![self.seat.config.origin.disk.clone(), self.seat.config.cow.disk.clone()]
+    }
+
+    fn limits(&self, stacked: Limits) -> Limits {
+        Limits {
+            discard: self.seat.config.discard_zeroes_cow,
+            fast_zero: false,
+            read_only: self.seat.read_only || stacked.read_only,
+            ..stacked
+        }
+    }
+
+    fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async move {
+            self.seat.resume(env).await?;
+            self.stopping.store(false, Ordering::Release);
+            self.failed.store(false, Ordering::Release);
+            self.start(env);
+            Ok(())
+        })
+    }
+
+    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    fn presuspend_undo(&self, env: &Env) {
+        self.stopping.store(false, Ordering::Release);
+        self.start(env);
+    }
+
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(self.seat.pause())
+    }
+
+    fn status(&self) -> String {
+        self.seat.status(self.failed.load(Ordering::Acquire))
+    }
+
+    fn table(&self) -> String {
+        self.seat.config.print()
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<cairn_block::Extent>, IoError>> {
+        Box::pin(async move {
+            let place = Place::of(self.core(), self.seat.config.start, range);
+            let run = self.core().exceptions.find(place.chunk, place.chunks);
+            let count = place.head(run.count);
+            if run.cow.is_some() {
+                return Ok(vec![cairn_block::Extent {
+                    count,
+                    kind: cairn_block::ExtentKind::Data,
+                }]);
+            }
+            let range = SectorRange::new(place.sector, count);
+            self.side.device.disk.extents(env, range).await
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! `snapshot-origin`: the origin, whose snapshots keep the old content of what is written here.
+
+use std::sync::Arc;
+
+use cairn_block::{
+    ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Op, Request, Sector, SectorCount,
+    SectorRange, Target, TargetType, Verdict,
+};
+
+use super::copying::{Copying, Want, Wanter};
+use super::crew::Crew;
+use super::kin::Kin;
+use super::table::{Bell, OriginPlan, Until, Waiter};
+use crate::args::{Args, Device};
+
+/// Longest range that is kept for the snapshots at once.
+const PIECE_SECTORS: u64 = 2048;
+
+/// The kind of target `snapshot-origin`.
+pub struct OriginType;
+
+impl TargetType for OriginType {
+    fn name(&self) -> &'static str {
+        "snapshot-origin"
+    }
+
+    fn version(&self) -> [u32; 3] {
+        [1, 9, 0]
+    }
+
+    fn construct<'a>(
+        &'a self,
+        env: &'a Env,
+        ctor: Ctor<'a>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
+        let constructed = Origin::new(env, &ctor);
+        Box::pin(async move { Ok(Arc::new(constructed?) as Arc<dyn Target>) })
+    }
+}
+
+/// Writing the origin under its snapshots' eyes; `snapshot-merge` does it too.
+pub(super) struct OriginSide {
+    pub device: Device,
+    pub kin: Arc<Kin>,
+    copying: Arc<Copying>,
+}
+
+impl OriginSide {
+    pub fn new(env: &Env, device: Device, kin: Arc<Kin>, crew: &Arc<Crew>) -> OriginSide {
+        let copying = Copying::new(env, kin.clone(), crew.clone(), Until::Settled);
+        OriginSide { device, kin, copying }
+    }
+
+    /// Sends a request on to the origin at `sector`.
+    pub fn pass(&self, sector: Sector) -> Verdict<'_> {
+        Verdict::Remapped { disk: self.device.disk.as_ref(), sector }
+    }
+
+    /// Maps something that changes the origin at `sector`.
+    pub fn map_write<'a>(
+        &'a self,
+        env: &Env,
+        request: &mut Request,
+        sector: Sector,
+    ) -> Verdict<'a> {
+        if self.kin.is_empty(env) {
+            return self.pass(sector);
+        }
+        let count = SectorCount(request.range.count.0.min(PIECE_SECTORS));
+        request.accept(count);
+        let range = SectorRange::new(sector, count);
+        let id = request.id();
+        match self.kin.plan(env, range, &|| Waiter::Request(id)) {
+            OriginPlan::Clear => self.pass(sector),
+            OriginPlan::Waits => Verdict::Queued,
+            OriginPlan::Missing => {
+                let by = Wanter::Request(id);
+                self.copying.want(env, Want { by, range }, None);
+                Verdict::Queued
+            }
+        }
+    }
+
+    /// Has every snapshot keep a range that a task is about to change.
+    pub async fn keep(&self, env: &Env, range: SectorRange) {
+        loop {
+            let bell = Arc::new(Bell::default());
+            match self.kin.plan(env, range, &|| Waiter::Bell(bell.clone())) {
+                OriginPlan::Clear => return,
+                OriginPlan::Waits => (),
+                OriginPlan::Missing => {
+                    let by = Wanter::Bell(bell.clone());
+                    self.copying.want(env, Want { by, range }, None);
+                }
+            }
+            bell.wait().await;
+        }
+    }
+}
+
+/// The target.
+struct Origin {
+    side: OriginSide,
+    crew: Arc<Crew>,
+    start: Sector,
+}
+
+impl Origin {
+    fn new(env: &Env, ctor: &Ctor<'_>) -> Result<Origin, ConfigError> {
+        let mut args = Args::new("snapshot-origin", ctor);
+        let device = args.device("origin")?;
+        args.finish()?;
+        let (end, size) = (ctor.start + ctor.len, device.disk.sectors());
+        if end.0 > size.0 {
+            let expected = format!("at least the end of the table line, sector {end}");
+            let found = format!("{size} sectors");
+            return Err(ConfigError::argument(&device.argument, "size", found, &expected));
+        }
+        let identity = ctor.registry.identify(&device.argument)?;
+        let kin = ctor.registry.kin(&identity, || Kin::new(env));
+        let crew = Arc::new(Crew::default());
+        let side = OriginSide::new(env, device, kin, &crew);
+        Ok(Origin { side, crew, start: ctor.start })
+    }
+
+    /// Where a sector of the line lies on the origin: sectors are counted from the device's start.
+    fn sector(&self, sector: Sector) -> Sector {
+        self.start + SectorCount(sector.0)
+    }
+}
+
+impl Target for Origin {
+    fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let sector = self.sector(request.range.start);
+        match request.op {
+            Op::Read | Op::Flush => self.side.pass(sector),
+            Op::Write | Op::WriteZeroes | Op::Discard => self.side.map_write(env, request, sector),
+        }
+    }
+
+    fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        vec![self.side.device.disk.clone()]
+    }
+
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(self.crew.rest())
+    }
+
+    fn table(&self) -> String {
+        self.side.device.argument.clone()
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        let range = SectorRange::new(self.sector(range.start), range.count);
+        self.side.device.disk.extents(env, range)
+    }
+}

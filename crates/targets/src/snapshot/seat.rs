@@ -1,0 +1,290 @@
+//! A target's seat at a COW device: constructing, opening the store, taking a core over, leaving.
+//! What `snapshot` and `snapshot-merge` have in common.
+//!
+//! The constructor checks arguments and the header only. At resume the header is read anew, a
+//! blank device is formatted (never one that carries somebody's signature), and the records of an
+//! existing store are read, unless the core of a suspended or ended table can be taken over as it
+//! is: then nothing is read, and a transient store lives on.
+
+use std::sync::{Arc, OnceLock};
+
+use cairn_block::{ConfigError, ConfigKind, Ctor, Env, Events, IoError, SectorCount, SectorRange};
+use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
+
+use super::config::Config;
+use super::core::{Condition, Core, Parts, Terms};
+use super::crew::Crew;
+use super::home::{Found, Home, TenantId};
+use super::kin::Kin;
+use super::status;
+use super::store::LoadError;
+use crate::args::Device;
+use crate::blank::{read_sectors, refuse_signatures, unreadable};
+
+/// A target's seat.
+pub(super) struct Seat {
+    pub config: Config,
+    pub read_only: bool,
+    pub kin: Arc<Kin>,
+    pub crew: Arc<Crew>,
+    merging: bool,
+    home: Arc<Home>,
+    tenant: TenantId,
+    events: Events,
+    core: OnceLock<Arc<Core>>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(core) = self.home.move_out(self.tenant) {
+            self.kin.remove(&core);
+        }
+        if let Some(core) = self.core.get() {
+            self.kin.end_merging(core);
+        }
+    }
+}
+
+fn damaged(device: &Device, error: &FormatError) -> ConfigError {
+    let kind = match error {
+        FormatError::WrongMagic { .. } | FormatError::WrongVersion { .. } => ConfigKind::Damaged,
+        FormatError::BadChunkSize { .. } | FormatError::ShortHeader { .. } => ConfigKind::Damaged,
+        _ => ConfigKind::Argument,
+    };
+    let detail = format!("{error} ({})", error.kernel_errno());
+    ConfigError::new(kind, &device.argument, detail)
+}
+
+fn check_devices(config: &Config) -> Result<(), ConfigError> {
+    let Config { origin, cow, .. } = config;
+    if Arc::ptr_eq(&origin.disk, &cow.disk) {
+        let (found, expected) = ("the origin itself", "another device");
+        return Err(ConfigError::argument(&cow.argument, "cow", found, expected));
+    }
+    let (end, size) = (config.end, origin.disk.sectors());
+    if end.0 > size.0 {
+        let expected = format!("at least the end of the table line, sector {end}");
+        let found = format!("{size} sectors");
+        return Err(ConfigError::argument(&origin.argument, "size", found, &expected));
+    }
+    let (size, chunk) = (cow.disk.sectors(), config.chunk.sectors());
+    if size.0 < u64::from(chunk) {
+        let found = format!("{size} sectors");
+        let expected = format!("at least one chunk, {chunk} sectors");
+        return Err(ConfigError::argument(&cow.argument, "size", found, &expected));
+    }
+    Ok(())
+}
+
+async fn read_header(env: &Env, cow: &Device) -> Result<Opening, ConfigError> {
+    let first = SectorRange::new(cairn_block::Sector(0), SectorCount(1));
+    let bytes = read_sectors(env, cow, first).await?;
+    Opening::decide(&bytes).map_err(|error| damaged(cow, &error))
+}
+
+/// The chunk size of a store that exists, if the table and the devices agree to it.
+fn chunk_of(config: &Config, header: &Header) -> Result<ChunkSize, ConfigError> {
+    let chunk = header.chunk_size();
+    for device in [&config.origin, &config.cow] {
+        let block = device.disk.limits().logical_block;
+        chunk.suits(block).map_err(|error| damaged(device, &error))?;
+    }
+    if !config.any_chunk && chunk != config.chunk {
+        let found = format!("{} sectors in the table", config.chunk.sectors());
+        let expected = format!("{}, as in the store's header, or 0", chunk.sectors());
+        return Err(ConfigError::argument(&config.cow.argument, "chunk_size", found, &expected));
+    }
+    Ok(chunk)
+}
+
+fn layout_of(config: &Config) -> Result<Layout, ConfigError> {
+    let size = config.cow.disk.sectors().0;
+    Layout::new(config.chunk, size).map_err(|error| damaged(&config.cow, &error))
+}
+
+impl Seat {
+    /// Checks a table line and the header of its store.
+    pub async fn take(
+        target: &'static str,
+        merging: bool,
+        env: &Env,
+        ctor: &Ctor<'_>,
+    ) -> Result<Seat, ConfigError> {
+        let mut config = Config::parse(target, ctor)?;
+        if merging && !config.kind.is_persistent() {
+            let expected = "P or PO: a transient store can't be merged";
+            return Err(ConfigError::argument(target, "store", "N", expected));
+        }
+        check_devices(&config)?;
+        if config.kind.is_persistent() {
+            match read_header(env, &config.cow).await? {
+                Opening::Existing(header) => config.chunk = chunk_of(&config, &header)?,
+                Opening::Blank => {
+                    refuse_signatures(env, &config.cow, SectorCount::ZERO).await?;
+                }
+            }
+            layout_of(&config)?;
+        }
+        let origin = ctor.registry.identify(&config.origin.argument)?;
+        let cow = ctor.registry.identify(&config.cow.argument)?;
+        let kin = ctor.registry.kin(&origin, || Kin::new(env));
+        let home = ctor.registry.kin(&cow, Arc::<Home>::default);
+        let tenant = home.move_in();
+        Ok(Seat {
+            config,
+            read_only: ctor.read_only,
+            kin,
+            crew: Arc::new(Crew::default()),
+            merging,
+            home,
+            tenant,
+            events: ctor.events.clone(),
+            core: OnceLock::new(),
+        })
+    }
+
+    /// What is served; requests come after a resume only.
+    pub fn core(&self) -> &Arc<Core> {
+        self.core.get().expect("a table serves after its resume")
+    }
+
+    /// What is served, if the table was ever live.
+    pub fn core_if_live(&self) -> Option<&Arc<Core>> {
+        self.core.get()
+    }
+
+    /// Begins to serve.
+    pub async fn resume(&self, env: &Env) -> Result<(), ConfigError> {
+        let _door = self.home.door.lock().await;
+        let core = match self.home.find(self.tenant) {
+            Found::Busy => {
+                let detail = "cow: found it served by a live snapshot, expected a suspended one";
+                return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
+            }
+            Found::Own(core) => core,
+            Found::Other(core) if self.fits(&core) => core,
+            Found::Other(core) => {
+                core.dismiss(env).await;
+                self.kin.remove(&core);
+                self.kin.end_merging(&core);
+                self.home.clear();
+                core.unused().await;
+                self.open(env).await?
+            }
+            Found::Nothing(former) => {
+                if let Some(core) = former.upgrade() {
+                    core.unused().await;
+                }
+                self.open(env).await?
+            }
+        };
+        if self.core.get().is_some_and(|own| !Arc::ptr_eq(own, &core)) {
+            let detail = "table: found its store handed over to another, expected a fresh table";
+            return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
+        }
+        if self.merging && !self.kin.begin_merging(&core) {
+            let detail = "origin: found another snapshot merging, expected none";
+            return Err(ConfigError::new(ConfigKind::Busy, &self.config.origin.argument, detail));
+        }
+        self.core.get_or_init(|| core.clone());
+        self.home.serve(self.tenant, &core);
+        core.serve(&Terms {
+            end: self.config.end,
+            overflows: self.config.kind == super::config::Kind::PersistentOverflow,
+            fill_mark_percent: self.config.fill_event_percent,
+            events: self.events.clone(),
+        });
+        if !self.merging && !self.read_only {
+            self.kin.add(&core);
+        }
+        Ok(())
+    }
+
+    /// True if a core can be served as it is.
+    fn fits(&self, core: &Core) -> bool {
+        !self.merging
+            && !core.merging
+            // What is lost of a transient store is told by its core only.
+            && (core.condition() < Condition::Ending || !core.store.is_persistent())
+            && core.chunk() == self.config.chunk
+            && core.store.is_persistent() == self.config.kind.is_persistent()
+            && Arc::ptr_eq(&core.origin.disk, &self.config.origin.disk)
+            && Arc::ptr_eq(core.cow(), &self.config.cow.disk)
+    }
+
+    /// Opens the store, or formats it.
+    async fn open(&self, env: &Env) -> Result<Arc<Core>, ConfigError> {
+        let config = &self.config;
+        let core = Arc::new(Core::new(
+            env,
+            Parts {
+                home: self.home.clone(),
+                origin: config.origin.clone(),
+                cow: config.cow.clone(),
+                chunk: config.chunk,
+                persistent: config.kind.is_persistent(),
+                merging: self.merging,
+                events: self.events.clone(),
+            },
+        ));
+        if !config.kind.is_persistent() {
+            return Ok(core);
+        }
+        let layout = layout_of(config)?;
+        match read_header(env, &config.cow).await? {
+            Opening::Existing(header) if header.chunk_size() != config.chunk => {
+                let found = format!("{} sectors in the header", header.chunk_size().sectors());
+                let expected = format!("{}, as when the table was loaded", config.chunk.sectors());
+                let cow = &config.cow.argument;
+                return Err(ConfigError::argument(cow, "chunk_size", found, &expected));
+            }
+            Opening::Existing(header) if !header.is_valid() => {
+                tracing::warn!("{}: {}: found invalid", config.target, config.cow.argument);
+                core.dismiss(env).await;
+            }
+            Opening::Existing(_) => self.load(env, &core).await?,
+            Opening::Blank if self.read_only => {
+                tracing::warn!("{}: {}: found blank", config.target, config.cow.argument);
+            }
+            Opening::Blank => {
+                refuse_signatures(env, &config.cow, SectorCount::ZERO).await?;
+                let failed = |error: IoError| unreadable(&config.cow, "format", error);
+                core.store.format(env, &layout).await.map_err(failed)?;
+            }
+        }
+        Ok(core)
+    }
+
+    async fn load(&self, env: &Env, core: &Core) -> Result<(), ConfigError> {
+        let size = self.config.origin.disk.sectors();
+        let loaded = core.store.load(env, &core.exceptions, size, self.read_only).await;
+        let loaded = loaded.map_err(|error| match error {
+            LoadError::Io(error) => unreadable(&self.config.cow, "records", error),
+            LoadError::Damaged(detail) => {
+                ConfigError::new(ConfigKind::Damaged, &self.config.cow.argument, detail)
+            }
+        })?;
+        core.store.take_over(loaded).await;
+        Ok(())
+    }
+
+    /// Something deserves attention.
+    pub fn announce(&self) {
+        self.events.raise();
+    }
+
+    /// Stops serving for now.
+    pub async fn pause(&self) {
+        self.crew.rest().await;
+        self.home.pause(self.tenant);
+    }
+
+    /// The status line.
+    pub fn status(&self, merge_failed: bool) -> String {
+        let chunk = u64::from(self.config.chunk.sectors());
+        let head = if self.config.kind.is_persistent() { 2 * chunk } else { 0 };
+        let fresh = [head, self.config.cow.disk.sectors().0, head];
+        let core = self.core_if_live().map(Arc::as_ref);
+        status::line(core, merge_failed, fresh)
+    }
+}

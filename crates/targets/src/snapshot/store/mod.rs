@@ -1,0 +1,244 @@
+//! The exception store: hands out chunks of the COW device, and commits in that order.
+//!
+//! An allocation makes a [`Batch`]: chunks of the origin with the chunks they get, in the queue at
+//! the place that the allocation took. A batch is *done* when its data is written; the longest
+//! done head of the queue is committed together by one leader, the owner of a done batch that got
+//! hold of the ledger (group commit). Nobody sorts, and being done is one store to the batch.
+//!
+//! S1. Batches are committed in the order of their allocation.
+//! S2. A record is committed only if the list can go on after it: the record that fills an area
+//!     counts as no space until the next area's chunk exists.
+
+mod persistent;
+mod transient;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use async_lock::Mutex as AsyncMutex;
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::{Env, IoError, RequestId};
+use cairn_format::snapshot::{ChunkSize, CowChunk, Layout, OriginChunk, Record};
+
+use super::table::Bell;
+use crate::args::Device;
+
+pub(super) use persistent::{Ledger, LoadError, Loaded, TailPiece};
+
+/// What is remembered of the copies between an allocation and its commit.
+pub(super) struct Batch {
+    /// Names the batch: its place in the order of allocations.
+    pub number: u64,
+    /// In the order of allocation.
+    pub records: Vec<Record>,
+    /// A write of the snapshot that covers its chunks: answered with the commit's result.
+    held: Mutex<Option<RequestId>>,
+    done: AtomicBool,
+    ended: Bell,
+}
+
+impl Batch {
+    /// The data is written.
+    pub fn set_done(&self) {
+        self.done.store(true, Ordering::Release);
+    }
+
+    /// The data is written, and this request waits for the commit.
+    pub fn set_done_for(&self, request: RequestId) {
+        *self.held.lock() = Some(request);
+        self.set_done();
+    }
+
+    /// The request that waits for the commit, once.
+    pub fn take_held(&self) -> Option<RequestId> {
+        self.held.lock().take()
+    }
+
+    /// The commit ended, well or not.
+    pub fn end(&self) {
+        self.ended.ring();
+    }
+
+    /// Waits for the commit's end.
+    pub async fn ended(&self) {
+        self.ended.wait().await;
+    }
+}
+
+struct Queue {
+    /// The next chunk that is handed out; in a merging store what the status line shows.
+    next_free: u64,
+    /// Records in the list once everything handed out is committed.
+    records: u64,
+    next_number: u64,
+    batches: VecDeque<Arc<Batch>>,
+}
+
+/// The store of one snapshot.
+pub(super) struct Store {
+    pub cow: Device,
+    pub chunk: ChunkSize,
+    persistent: bool,
+    queue: Mutex<Queue>,
+    /// Whoever holds it commits.
+    pub ledger: AsyncMutex<Ledger>,
+    /// Records that are durable.
+    committed: AtomicU64,
+}
+
+impl Store {
+    /// An empty store.
+    pub fn new(cow: Device, chunk: ChunkSize, persistent: bool) -> Store {
+        let next_free = if persistent { persistent::FIRST_FREE } else { transient::FIRST_FREE };
+        let queue = Queue { next_free, records: 0, next_number: 0, batches: VecDeque::new() };
+        Store {
+            cow,
+            chunk,
+            persistent,
+            queue: Mutex::new(queue),
+            ledger: AsyncMutex::new(Ledger::default()),
+            committed: AtomicU64::new(0),
+        }
+    }
+
+    pub fn is_persistent(&self) -> bool {
+        self.persistent
+    }
+
+    /// Where everything lies on the device as large as it is now.
+    pub fn layout(&self) -> Option<Layout> {
+        Layout::new(self.chunk, self.cow.disk.sectors().0).ok()
+    }
+
+    /// Takes over what was read from the device.
+    pub async fn take_over(&self, loaded: Loaded) {
+        {
+            let mut queue = self.queue.lock();
+            (queue.next_free, queue.records) = (loaded.next_free, loaded.records);
+        }
+        self.committed.store(loaded.records, Ordering::Release);
+        *self.ledger.lock().await = loaded.ledger;
+    }
+
+    /// Chunks for `old`, as many as there is room for. None: there is no room for one.
+    pub fn allocate(&self, old: &[u64]) -> Option<Arc<Batch>> {
+        let batch = self.allocate_now(old);
+        if batch.as_ref().is_none_or(|batch| batch.records.len() < old.len()) {
+            // A store on a file may have grown; who is short of room looks once more.
+            if self.cow.disk.refresh().is_ok() && batch.is_none() {
+                return self.allocate_now(old);
+            }
+        }
+        batch
+    }
+
+    fn allocate_now(&self, old: &[u64]) -> Option<Arc<Batch>> {
+        let sectors = self.cow.disk.sectors().0;
+        let layout = self.layout();
+        let mut queue = self.queue.lock();
+        let mut records = Vec::with_capacity(old.len());
+        for &old in old {
+            let (at, next) = match layout.filter(|_| self.persistent) {
+                Some(layout) => {
+                    let Some(at) = persistent::room(&layout, queue.next_free, queue.records) else {
+                        break;
+                    };
+                    (at, layout.next_after(CowChunk(at)).0)
+                }
+                None if self.persistent => break,
+                None => match transient::room(self.chunk, sectors, queue.next_free) {
+                    Some(at) => (at, at + 1),
+                    None => break,
+                },
+            };
+            records.push(Record { old: OriginChunk(old), new: CowChunk(at) });
+            queue.next_free = next;
+            queue.records += 1;
+        }
+        if records.is_empty() {
+            return None;
+        }
+        let batch = Arc::new(Batch {
+            number: queue.next_number,
+            records,
+            held: Mutex::new(None),
+            done: AtomicBool::new(false),
+            ended: Bell::default(),
+        });
+        queue.next_number += 1;
+        queue.batches.push_back(batch.clone());
+        Some(batch)
+    }
+
+    /// The batch of this number, unless it has been committed.
+    pub fn batch(&self, number: u64) -> Option<Arc<Batch>> {
+        let queue = self.queue.lock();
+        let first = queue.batches.front()?.number;
+        queue.batches.get(usize::try_from(number.checked_sub(first)?).ok()?).cloned()
+    }
+
+    /// Takes the done head of the queue.
+    pub fn take_done(&self) -> Vec<Arc<Batch>> {
+        let mut queue = self.queue.lock();
+        let done = queue.batches.iter().take_while(|batch| batch.done.load(Ordering::Acquire));
+        let count = done.count();
+        queue.batches.drain(..count).collect()
+    }
+
+    /// Makes records durable, in their order. The caller holds the ledger.
+    pub async fn write_records(
+        &self,
+        env: &Env,
+        ledger: &mut Ledger,
+        records: &[Record],
+    ) -> Result<(), IoError> {
+        if self.persistent {
+            persistent::append(self, env, ledger, records).await?;
+        }
+        self.committed.fetch_add(records.len() as u64, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// A merge took `count` records from the end of the list.
+    pub fn shorten(&self, count: u64) {
+        let committed = self.committed.load(Ordering::Acquire) - count;
+        self.committed.store(committed, Ordering::Release);
+        let mut queue = self.queue.lock();
+        queue.records = committed;
+        if let Some(layout) = self.layout() {
+            let (area, slot) = layout.place(committed);
+            queue.next_free = 1 + area * (layout.records_per_area() + 1) + slot + 1;
+        }
+    }
+
+    /// Records that are durable.
+    pub fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Acquire)
+    }
+
+    /// The figures of the status line, in sectors: allocated, total, metadata.
+    pub fn usage(&self) -> [u64; 3] {
+        let chunk = u64::from(self.chunk.sectors());
+        let allocated = self.queue.lock().next_free.saturating_mul(chunk);
+        let metadata = match self.persistent {
+            true => (self.committed() / self.chunk.records_per_area() + 2) * chunk,
+            false => 0,
+        };
+        [allocated, self.cow.disk.sectors().0, metadata]
+    }
+
+    /// True if a write of one more chunk would find room.
+    pub fn has_room(&self) -> bool {
+        let queue = self.queue.lock();
+        match self.persistent {
+            true => self.layout().is_some_and(|layout| {
+                persistent::room(&layout, queue.next_free, queue.records).is_some()
+            }),
+            false => {
+                let sectors = self.cow.disk.sectors().0;
+                transient::room(self.chunk, sectors, queue.next_free).is_some()
+            }
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The persistent store on its device: formatting, reading, appending records, clearing merged
+//! ones, invalidating.
+//!
+//! # The order of a commit, and what a crash between its steps leaves
+//! 0. The data of the chunks is written (no flush).
+//! 1. If the records fill the area, the next area is written as zeros. *Crash*: no record leads
+//!    there yet; what it holds does not matter.
+//! 2. Flush: data and zeros are durable. *Crash*: the chunks are unused, and are handed out again
+//!    or not.
+//! 3. The changed blocks of the area are written with FUA. *Crash*: each sector is old or new. A
+//!    new sector behind an old one is cut off by the old one's zero record; none of these writes
+//!    was acknowledged, and the origin's chunks are as they were. Opening clears what lies behind
+//!    the end of the list, so that it is not joined to the list when that grows.
+//! 4. Now the exceptions count: writes to the snapshot complete, the origin may be overwritten.
+//!
+//! # Formatting
+//! The first area is zeroed, then a flush, then the header with FUA: a crash leaves a blank device
+//! or an empty store.
+//!
+//! # Invalidating
+//! The header is written with valid = 0 and FUA before the origin may be overwritten without an
+//! exception, so that after a crash nobody trusts the records.
+
+use cairn_block::{Env, ErrorKind, Flags, Io, IoError, Op, Sector, SectorCount, SectorRange};
+use cairn_format::snapshot::{CowChunk, Header, Layout, OriginChunk, RECORD_BYTES, Record};
+
+use rustc_hash::FxHashSet;
+
+use super::Store;
+use crate::snapshot::canary::{self, Bug};
+use crate::snapshot::table::Exceptions;
+
+/// Header and first area precede it.
+pub(super) const FIRST_FREE: u64 = 2;
+/// Areas are read and cleared in pieces of this many bytes.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// What the leader of commits keeps: the block of the area that the next record goes to, up to
+/// the end of the list.
+#[derive(Default)]
+pub(in crate::snapshot) struct Ledger {
+    tail: Vec<u8>,
+}
+
+/// What opening found.
+pub(in crate::snapshot) struct Loaded {
+    pub next_free: u64,
+    pub records: u64,
+    pub ledger: Ledger,
+}
+
+/// Why a store can't be opened.
+pub(in crate::snapshot) enum LoadError {
+    Io(IoError),
+    Damaged(String),
+}
+
+impl From<IoError> for LoadError {
+    fn from(error: IoError) -> LoadError {
+        LoadError::Io(error)
+    }
+}
+
+/// The end of the list, as a merge reads it.
+pub(in crate::snapshot) struct TailPiece {
+    /// Place in the list of its first record.
+    pub first: u64,
+    /// To the end of the list; not across areas.
+    pub records: Vec<Record>,
+}
+
+/// The next chunk to hand out, if it lies on the device and its record may be committed (S2).
+pub(super) fn room(layout: &Layout, next_free: u64, records: u64) -> Option<u64> {
+    let (area, slot) = layout.place(records);
+    let fills = slot + 1 == layout.records_per_area();
+    let list_goes_on = if fills { layout.may_fill(area) } else { layout.has_area(area) };
+    (list_goes_on && layout.has_room(CowChunk(next_free))).then_some(next_free)
+}
+
+fn sectors_of(bytes: u64) -> SectorCount {
+    SectorCount::of_bytes(bytes)
+}
+
+impl Store {
+    fn block_bytes(&self) -> u64 {
+        u64::from(self.cow.disk.limits().logical_block)
+    }
+
+    async fn flush(&self, env: &Env) -> Result<(), IoError> {
+        env.io(&self.cow.disk, Io::flush()).await
+    }
+
+    async fn read(&self, env: &Env, offset: u64, bytes: u64) -> Result<Vec<u8>, IoError> {
+        let range = SectorRange::new(Sector::of_byte(offset), sectors_of(bytes));
+        let segs = env.segs(range.count);
+        env.io(&self.cow.disk, Io::read(range, segs.clone())).await?;
+        Ok(segs.to_vec())
+    }
+
+    async fn write(
+        &self,
+        env: &Env,
+        offset: u64,
+        bytes: &[u8],
+        flags: Flags,
+    ) -> Result<(), IoError> {
+        let range = SectorRange::new(Sector::of_byte(offset), sectors_of(bytes.len() as u64));
+        let segs = env.segs(range.count);
+        segs.copy_in(0, bytes);
+        env.io(&self.cow.disk, Io::write(range, segs).with(flags)).await
+    }
+
+    async fn zero(&self, env: &Env, offset: u64, bytes: u64) -> Result<(), IoError> {
+        let range = SectorRange::new(Sector::of_byte(offset), sectors_of(bytes));
+        let zeroes = Io::on(Op::WriteZeroes, range).with(Flags::NO_UNMAP);
+        env.io(&self.cow.disk, zeroes).await
+    }
+
+    /// Formats the device.
+    pub async fn format(&self, env: &Env, layout: &Layout) -> Result<(), IoError> {
+        let area = layout.area_bytes(0);
+        self.zero(env, 0, area.end).await?;
+        self.flush(env).await?;
+        self.write_header(env, Header::fresh(self.chunk)).await
+    }
+
+    /// Rewrites the header for good as invalid.
+    pub async fn write_invalid(&self, env: &Env) -> Result<(), IoError> {
+        self.write_header(env, Header::fresh(self.chunk).invalidated()).await
+    }
+
+    async fn write_header(&self, env: &Env, header: Header) -> Result<(), IoError> {
+        let mut block = vec![0; self.block_bytes() as usize];
+        let header = header.encode();
+        block[..header.len()].copy_from_slice(&header);
+        self.write(env, 0, &block, Flags::FUA).await
+    }
+
+    /// Reads every record into `exceptions`, and clears what lies behind the end of the list
+    /// unless the device is `read_only`.
+    pub async fn load(
+        &self,
+        env: &Env,
+        exceptions: &Exceptions,
+        origin_sectors: SectorCount,
+        read_only: bool,
+    ) -> Result<Loaded, LoadError> {
+        let Some(layout) = self.layout() else {
+            let detail = "size: found less than a header and one area".to_owned();
+            return Err(LoadError::Damaged(detail));
+        };
+        if !read_only {
+            // What a killed process wrote may be in the drive's cache only, and is about to be
+            // relied on.
+            self.flush(env).await?;
+        }
+        let mut reading = Reading {
+            exceptions,
+            origin_chunks: layout.chunk_size().chunks_of(origin_sectors.0),
+            taken: FxHashSet::default(),
+            records: 0,
+            highest: None,
+        };
+        loop {
+            let (area, _) = layout.place(reading.records);
+            if !layout.has_area(area) {
+                let detail = format!(
+                    "area {}: found full, expected a next area before the end of the device",
+                    area - 1
+                );
+                return Err(LoadError::Damaged(detail));
+            }
+            if self.read_area(env, &layout, area, &mut reading).await? {
+                break;
+            }
+        }
+        let next_free = layout.next_free(reading.highest).0;
+        let ledger = self.end_of_list(env, &layout, reading.records, read_only).await?;
+        Ok(Loaded { next_free, records: reading.records, ledger })
+    }
+
+    /// Reads an area; true if the list ends in it.
+    async fn read_area(
+        &self,
+        env: &Env,
+        layout: &Layout,
+        area: u64,
+        reading: &mut Reading<'_>,
+    ) -> Result<bool, LoadError> {
+        let range = layout.area_bytes(area);
+        let mut at = range.start;
+        while at < range.end {
+            let bytes = self.read(env, at, PIECE_BYTES.min(range.end - at)).await?;
+            for record in Record::slots(&bytes) {
+                if record.is_end() {
+                    return Ok(true);
+                }
+                reading.take(layout, record).map_err(LoadError::Damaged)?;
+            }
+            at += bytes.len() as u64;
+        }
+        Ok(false)
+    }
+
+    /// Reads the block that the next record goes to, and clears what lies behind the end of the
+    /// list in its area.
+    async fn end_of_list(
+        &self,
+        env: &Env,
+        layout: &Layout,
+        records: u64,
+        read_only: bool,
+    ) -> Result<Ledger, LoadError> {
+        let block = self.block_bytes();
+        let (area, _) = layout.place(records);
+        let (end, at) = (layout.area_bytes(area).end, layout.record_offset(records));
+        let first = at - at % block;
+        let mut tail = self.read(env, first, block).await?;
+        let keep = (at - first) as usize;
+        let mut stale = tail[keep..].iter().any(|&byte| byte != 0);
+        let mut look = first + block;
+        while !stale && look < end {
+            let bytes = self.read(env, look, PIECE_BYTES.min(end - look)).await?;
+            stale = bytes.iter().any(|&byte| byte != 0);
+            look += bytes.len() as u64;
+        }
+        tail[keep..].fill(0);
+        if stale && !read_only {
+            if first + block < end {
+                self.zero(env, first + block, end - first - block).await?;
+            }
+            self.write(env, first, &tail, Flags::empty()).await?;
+            self.flush(env).await?;
+        }
+        tail.truncate(keep);
+        Ok(Ledger { tail })
+    }
+
+    /// The last records of the list, as many as one piece holds; none if the list is empty.
+    pub async fn tail(&self, env: &Env, layout: &Layout) -> Result<Option<TailPiece>, IoError> {
+        let committed = self.committed();
+        if committed == 0 {
+            return Ok(None);
+        }
+        let (area, slot) = layout.place(committed - 1);
+        let (start, record) = (layout.area_bytes(area).start, RECORD_BYTES as u64);
+        let end = start + (slot + 1) * record;
+        let from = (end - 1) / PIECE_BYTES * PIECE_BYTES;
+        let from = from.max(start);
+        let to = end.next_multiple_of(self.block_bytes());
+        let bytes = self.read(env, from, to - from).await?;
+        let first = committed - 1 - slot + (from - start) / record;
+        let records = Record::slots(&bytes).take((committed - first) as usize).collect();
+        Ok(Some(TailPiece { first, records }))
+    }
+
+    /// Clears the last `count` records of the list durably; `piece` holds them.
+    pub async fn clear_tail(
+        &self,
+        env: &Env,
+        layout: &Layout,
+        piece: &TailPiece,
+        count: u64,
+    ) -> Result<(), IoError> {
+        let (block, record) = (self.block_bytes(), RECORD_BYTES as u64);
+        let end = piece.first + piece.records.len() as u64;
+        let offset = layout.record_offset(piece.first);
+        let cleared = layout.record_offset(end - count);
+        let from = (cleared - cleared % block).max(offset);
+        let to = (layout.record_offset(end - 1) + record).next_multiple_of(block);
+        let mut bytes = vec![0; (to - from) as usize];
+        let kept = ((cleared - from) / record) as usize;
+        let skip = ((from - offset) / record) as usize;
+        for (slot, record) in piece.records[skip..][..kept].iter().enumerate() {
+            record.write_at(&mut bytes, slot);
+        }
+        self.write(env, from, &bytes, Flags::FUA).await
+    }
+}
+
+/// Appends records to the list, durably.
+pub(super) async fn append(
+    store: &Store,
+    env: &Env,
+    ledger: &mut Ledger,
+    records: &[Record],
+) -> Result<(), IoError> {
+    let layout = store.layout().ok_or(IoError::IO)?;
+    let (mut committed, mut rest) = (store.committed(), records);
+    while !rest.is_empty() {
+        let (area, slot) = layout.place(committed);
+        let room = layout.records_per_area() - slot;
+        let count = (rest.len() as u64).min(room);
+        let (now, later) = rest.split_at(count as usize);
+        append_in_area(store, env, ledger, &layout, committed, now, area).await?;
+        (committed, rest) = (committed + count, later);
+    }
+    Ok(())
+}
+
+/// Steps 1 to 3 for records that fit into their area.
+async fn append_in_area(
+    store: &Store,
+    env: &Env,
+    ledger: &mut Ledger,
+    layout: &Layout,
+    place: u64,
+    records: &[Record],
+    area: u64,
+) -> Result<(), IoError> {
+    let block = store.block_bytes() as usize;
+    let fills = layout.place(place + records.len() as u64).0 != area;
+    if !layout.has_area(area) || (fills && !layout.may_fill(area)) {
+        // Allocation saw a larger device.
+        return Err(IoError::new(ErrorKind::NoSpace));
+    }
+    let offset = layout.record_offset(place) - ledger.tail.len() as u64;
+    let mut bytes = std::mem::take(&mut ledger.tail);
+    bytes.extend(records.iter().flat_map(Record::encode));
+    let used = bytes.len();
+    bytes.resize(used.next_multiple_of(block), 0);
+    if fills && !canary::planted(Bug::FullBeforeZeroed) {
+        let next = layout.area_bytes(area + 1);
+        store.zero(env, next.start, next.end - next.start).await?;
+    }
+    if !canary::planted(Bug::RecordBeforeData) {
+        store.flush(env).await?;
+    }
+    store.write(env, offset, &bytes, Flags::FUA).await?;
+    bytes.truncate(used);
+    ledger.tail = bytes.split_off(used / block * block);
+    Ok(())
+}
+
+/// Records as they are read.
+struct Reading<'a> {
+    exceptions: &'a Exceptions,
+    origin_chunks: u64,
+    /// Chunks of the COW device that a record names.
+    taken: FxHashSet<CowChunk>,
+    records: u64,
+    highest: Option<CowChunk>,
+}
+
+impl Reading<'_> {
+    fn take(&mut self, layout: &Layout, record: Record) -> Result<(), String> {
+        let Record { old: OriginChunk(old), new } = record;
+        let place = self.records;
+        if old >= self.origin_chunks {
+            let expected = self.origin_chunks;
+            return Err(format!(
+                "record {place} old_chunk: found {old}, expected below {expected}"
+            ));
+        }
+        if !layout.is_data_chunk(new) {
+            let chunks = layout.chunks();
+            return Err(format!(
+                "record {place} new_chunk: found {new}, expected a data chunk below {chunks}"
+            ));
+        }
+        if !self.taken.insert(new) {
+            return Err(format!("record {place} new_chunk: found {new} for the second time"));
+        }
+        if !self.exceptions.load(record) {
+            return Err(format!("record {place} old_chunk: found {old} for the second time"));
+        }
+        self.records += 1;
+        self.highest = self.highest.max(Some(new));
+        Ok(())
+    }
+}

@@ -1,0 +1,9 @@
+//! The behaviour of snapshots, in virtual time, over drives that note what they get and fail when
+//! told. `bed` is the world; each other file is one room's promises.
+
+mod bed;
+mod full;
+mod merging;
+mod opening;
+mod preserving;
+mod properties;

@@ -1,0 +1,136 @@
+//! No space left, and devices that fail: which snapshot ends, and what is announced.
+
+use cairn_block::SectorCount;
+use cairn_format::snapshot::Header;
+use cairn_sim::{Fault, OpSet};
+
+use super::bed::{Bed, initial_byte, range};
+
+fn header_is_valid(bed: &Bed, name: &str) -> bool {
+    Header::parse(&bed.drive(name).durable().to_vec()).unwrap().is_valid()
+}
+
+fn initial(start: u64, count: u64) -> Vec<u8> {
+    (start..start + count).map(initial_byte).collect()
+}
+
+#[test]
+fn a_write_without_room_ends_a_persistent_snapshot_and_announces_it() {
+    // A header, an area, and three chunks.
+    let bed = Bed::new(512, &[5 * 8]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    for at in 0..3 {
+        bed.write("s", at * 8, 8, 7).unwrap();
+    }
+    assert_eq!(bed.status("s"), "40/40 16");
+    let events = bed.volume("s").event_nr();
+    assert!(bed.write("s", 100, 8, 7).is_err());
+    assert_eq!(bed.status("s"), "Invalid");
+    assert!(bed.volume("s").event_nr() > events);
+    assert!(!header_is_valid(&bed, "cow0"));
+    assert!(bed.read("s", 0, 8).is_err() && bed.write("s", 0, 8, 1).is_err());
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    assert_eq!(bed.status("s"), "Invalid", "for ever");
+}
+
+#[test]
+fn an_overflow_refuses_writes_until_there_is_room_again() {
+    let bed = Bed::new(512, &[4 * 8]);
+    bed.load("s", "0 512 snapshot origin cow0 PO 8");
+    bed.write("s", 0, 16, 7).unwrap();
+    assert!(bed.write("s", 17, 1, 7).is_err(), "a copy finds no room");
+    assert_eq!(bed.status("s"), "Overflow");
+    assert!(bed.write("s", 0, 8, 8).is_err(), "even where there is an exception");
+    assert_eq!(bed.bytes("s", 0, 16), [7; 16]);
+    assert!(header_is_valid(&bed, "cow0"));
+    bed.drive("cow0").resize(SectorCount(80));
+    bed.load("s", "0 512 snapshot origin cow0 PO 8");
+    assert_eq!(bed.status("s"), "32/80 16");
+    bed.write("s", 17, 1, 9).unwrap();
+    assert_eq!(bed.bytes("s", 16, 2), [initial_byte(16), 9]);
+}
+
+#[test]
+fn a_store_that_grew_online_has_room() {
+    let bed = Bed::new(512, &[4 * 8]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.write("o", 0, 16, 7).unwrap();
+    bed.drive("cow0").resize(SectorCount(200));
+    bed.write("o", 64, 16, 7).unwrap();
+    bed.write("s", 128, 8, 7).unwrap();
+    assert_eq!(bed.status("s"), "56/200 16");
+    assert_eq!(bed.bytes("s", 0, 80), initial(0, 80));
+}
+
+#[test]
+fn the_record_that_would_fill_the_last_area_is_no_space() {
+    let bed = Bed::new(512, &[34]);
+    bed.load("s", "0 512 snapshot origin cow0 PO 1");
+    bed.write("s", 0, 31, 7).unwrap();
+    assert!(bed.write("s", 100, 1, 7).is_err());
+    assert_eq!(bed.status("s"), "Overflow");
+    let again = bed.reopen_durable();
+    again.load("s", "0 512 snapshot origin cow0 P 1");
+    assert_eq!(again.status("s"), "33/34 2", "it opens");
+    assert_eq!(again.bytes("s", 0, 32)[..31], [7; 31]);
+    again.drive("cow0").resize(SectorCount(36));
+    again.write("s", 100, 2, 8).unwrap();
+    assert_eq!(again.status("s"), "36/36 3", "the successor exists now");
+}
+
+#[test]
+fn areas_are_filled_when_the_next_one_exists() {
+    let bed = Bed::new(512, &[200]);
+    bed.load("s", "0 512 snapshot origin cow0 P 1");
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.write("s", 3, 40, 7).unwrap();
+    for at in 0..50 {
+        bed.write("o", 100 + at * 3, 1, 8).unwrap();
+    }
+    assert_eq!(bed.status("s"), "94/200 4");
+    let again = bed.reopen_durable();
+    again.load("s", "0 512 snapshot origin cow0 P 1");
+    assert_eq!(again.status("s"), "94/200 4");
+    let mut expected = initial(0, 512);
+    expected[3..43].fill(7);
+    assert_eq!(again.bytes("s", 0, 512), expected);
+}
+
+#[test]
+fn one_snapshots_failure_ends_that_one_alone() {
+    let bed = Bed::new(512, &[3 * 8, 2048, 2048]);
+    bed.load("small", "0 512 snapshot origin cow0 PO 8");
+    bed.load("broken", "0 512 snapshot origin cow1 P 8");
+    bed.load("good", "0 512 snapshot origin cow2 P 16");
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.drive("cow1").faults().add(Fault::error(OpSet::WRITES).on(range(16, 8)));
+    bed.write("o", 0, 64, 7).unwrap();
+    assert_eq!(bed.status("small"), "Invalid");
+    assert_eq!(bed.status("broken"), "Invalid");
+    assert!(!header_is_valid(&bed, "cow0") && !header_is_valid(&bed, "cow1"));
+    assert_eq!(bed.bytes("good", 0, 512), initial(0, 512));
+    assert_eq!(bed.bytes("o", 0, 64), [7; 64]);
+}
+
+#[test]
+fn an_origin_that_cannot_be_read_ends_its_snapshots_and_is_written() {
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.drive("origin").faults().add(Fault::error(OpSet::READS));
+    bed.write("o", 8, 8, 7).unwrap();
+    assert_eq!(bed.status("s"), "Invalid");
+}
+
+#[test]
+fn filling_up_is_announced_once_at_the_mark() {
+    let bed = Bed::new(512, &[100]);
+    bed.load("s", "0 512 snapshot origin cow0 P 1 2 fill_event 50");
+    let events = bed.volume("s").event_nr();
+    bed.write("s", 0, 40, 7).unwrap();
+    assert_eq!(bed.volume("s").event_nr(), events, "not yet");
+    bed.write("s", 40, 20, 7).unwrap();
+    bed.write("s", 60, 20, 7).unwrap();
+    assert_eq!(bed.volume("s").event_nr(), events + 1);
+}

@@ -1,0 +1,124 @@
+//! Merging: content at every moment, other snapshots, failures, suspends.
+
+use std::time::Duration;
+
+use cairn_block::{Io, SuspendMode};
+use cairn_sim::{Effect, Fault, OpSet};
+
+use super::bed::{Bed, initial_byte, range, write_io};
+
+const MERGE: &str = "0 512 snapshot-merge origin cow0 P 8";
+
+/// A suspended snapshot `s` with exceptions, another one, and what both hold.
+fn written() -> (Bed, Vec<u8>, Vec<u8>) {
+    let bed = Bed::new(512, &[2048, 2048]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    for at in [400, 16, 24, 32, 200, 90] {
+        bed.write("s", at, 8, (at % 200) as u8 + 1).unwrap();
+    }
+    bed.write("o", 300, 30, 77).unwrap();
+    bed.load("other", "0 512 snapshot origin cow1 PO 16");
+    let (content, other) = (bed.bytes("s", 0, 512), bed.bytes("other", 0, 512));
+    bed.suspend("s", SuspendMode::Flush);
+    bed.suspend("o", SuspendMode::Flush);
+    (bed, content, other)
+}
+
+#[test]
+fn the_volume_has_the_snapshots_content_at_once_and_in_the_end() {
+    let (bed, content, other) = written();
+    bed.load("o", MERGE);
+    assert_eq!(bed.bytes("o", 0, 512), content);
+    bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+    assert_eq!(bed.bytes("o", 0, 512), content);
+    assert_eq!(bed.bytes("other", 0, 512), other, "the other snapshot kept what was overwritten");
+    let origin = bed.drive("origin").durable().to_vec();
+    assert!(origin.chunks(512).map(|sector| sector[0]).eq(content.iter().copied()), "durably");
+    assert_eq!(bed.status("s"), "Invalid", "it was handed over");
+    bed.load("o", "0 512 snapshot-origin origin");
+    assert_eq!(bed.bytes("o", 0, 512), content);
+}
+
+#[test]
+fn writes_during_a_merge_are_not_lost() {
+    let (bed, mut content, other) = written();
+    bed.load("o", MERGE);
+    for (round, at) in (0..120).map(|round| (round, (round * 37) % 500)) {
+        let byte = (round % 250) as u8 + 1;
+        bed.write("o", at, 9, byte).unwrap();
+        content[at as usize..at as usize + 9].fill(byte);
+    }
+    bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+    assert_eq!(bed.bytes("o", 0, 512), content);
+    assert_eq!(bed.bytes("other", 0, 512), other);
+    bed.io("o", |_| Io::flush()).unwrap();
+}
+
+#[test]
+fn a_merge_that_fails_stops_and_goes_on_at_the_next_resume() {
+    let (bed, content, _) = written();
+    let fault = Fault::error(OpSet::WRITES).on(range(16, 24));
+    bed.drive("origin").faults().add(fault);
+    bed.load("o", MERGE);
+    let events = bed.volume("o").event_nr();
+    bed.settle();
+    assert_eq!(bed.status("o"), "Merge failed");
+    assert!(bed.volume("o").event_nr() >= events);
+    assert_eq!(bed.bytes("o", 0, 512), content, "the mixed state reads right");
+    bed.write("o", 20, 1, content[20]).unwrap();
+    bed.drive("origin").faults().clear();
+    bed.suspend("o", SuspendMode::Flush);
+    bed.resume("o").unwrap();
+    bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+    assert_eq!(bed.bytes("o", 0, 512), content);
+}
+
+#[test]
+fn a_suspend_stops_the_merge_and_a_resume_or_crash_goes_on() {
+    let (bed, content, _) = written();
+    let slow =
+        Fault { effect: Effect::Delay(Duration::from_millis(3)), ..Fault::error(OpSet::FLUSHES) };
+    bed.drive("origin").faults().add(slow);
+    bed.load("o", MERGE);
+    bed.start("o", "write", |env| write_io(env, 90, 4, content[90]));
+    bed.sim.run_for(Duration::from_millis(4));
+    bed.suspend("o", SuspendMode::NoFlush);
+    assert_ne!(bed.status("o"), "16/2048 16");
+    let after_crash = bed.reopen_durable();
+    after_crash.load("o", MERGE);
+    after_crash.sim.run_until(|| after_crash.status("o") == "16/2048 16");
+    let ended = after_crash.bytes("o", 0, 512);
+    assert!(ended[..90] == content[..90] && ended[96..] == content[96..]);
+    bed.resume("o").unwrap();
+    bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+    assert_eq!(bed.bytes("o", 0, 512), content);
+}
+
+#[test]
+fn one_snapshot_of_an_origin_merges_at_a_time() {
+    let (bed, _, _) = written();
+    let slow =
+        Fault { effect: Effect::Delay(Duration::from_millis(3)), ..Fault::error(OpSet::FLUSHES) };
+    bed.drive("origin").faults().add(slow);
+    bed.load("o", MERGE);
+    bed.suspend("other", SuspendMode::Flush);
+    let busy = bed.try_load("p", "0 512 snapshot-merge origin cow1 P 16").unwrap_err();
+    assert!(busy.to_string().contains("another snapshot merging"), "{busy}");
+}
+
+#[test]
+fn merging_an_invalid_snapshot_is_serving_the_origin() {
+    let bed = Bed::new(512, &[3 * 8]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.write("o", 0, 64, 9).unwrap();
+    assert_eq!(bed.status("s"), "Invalid");
+    bed.remove("s");
+    bed.load("o", MERGE);
+    assert_eq!(bed.status("o"), "Invalid");
+    bed.write("o", 100, 8, 5).unwrap();
+    bed.io("o", |_| Io::flush()).unwrap();
+    assert_eq!(bed.bytes("o", 100, 8), [5; 8]);
+    assert_eq!(bed.bytes("o", 108, 1), [initial_byte(108)]);
+}

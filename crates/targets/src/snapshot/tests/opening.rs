@@ -1,0 +1,157 @@
+//! What is refused, what is formatted, and how a store passes from table to table.
+
+use cairn_block::{Sector, SectorCount, SuspendMode};
+use cairn_sim::{Fault, Image, OpSet};
+
+use super::bed::{Bed, initial, initial_byte};
+
+fn with_header(words: [u32; 4]) -> Image {
+    let mut image = Image::new(SectorCount(2048));
+    let mut bytes = vec![0; 512];
+    for (field, word) in bytes.chunks_mut(4).zip(words) {
+        field.copy_from_slice(&word.to_le_bytes());
+    }
+    image.write(Sector(0), &bytes);
+    image
+}
+
+#[test]
+fn bad_stores_are_refused_with_one_line_and_nothing_written() {
+    const MAGIC: u32 = 0x7041_6e53;
+    let refusal = |header: [u32; 4], line: &str| {
+        Bed::of_images(initial(512), vec![with_header(header)]).refusal(line)
+    };
+    let line = "0 512 snapshot origin cow0 P 8";
+    for (header, part) in [
+        ([0x1234, 1, 1, 8], "header magic"),
+        ([MAGIC, 1, 2, 8], "header version: found 2"),
+        ([MAGIC, 1, 1, 24], "chunk size: found 24"),
+        ([MAGIC, 1, 1, 16], "chunk_size: found 8 sectors in the table, expected 16"),
+    ] {
+        let text = refusal(header, line);
+        assert!(text.contains(part), "{text}");
+    }
+    let merge = "0 512 snapshot-merge origin cow0 N 8";
+    assert!(refusal([0; 4], merge).contains("store: found N"));
+    let own = Bed::new(512, &[2048]).refusal("0 512 snapshot cow0 cow0 P 8");
+    assert!(own.contains("the origin itself"), "{own}");
+    let small = Bed::new(512, &[15]).refusal(line);
+    assert!(small.contains("found 15 sectors, expected at least 16"), "{small}");
+    let long = Bed::new(500, &[2048]).refusal(line);
+    assert!(long.contains("size: found 500 sectors"), "{long}");
+    assert!(Bed::new(500, &[]).refusal("0 512 snapshot-origin origin").contains("500"));
+}
+
+#[test]
+fn a_device_with_somebodys_signature_is_not_formatted() {
+    let mut image = Image::new(SectorCount(2048));
+    let mut superblock = vec![0; 1024];
+    superblock[0x38..0x3a].copy_from_slice(&[0x53, 0xef]);
+    superblock[0..4].copy_from_slice(&64u32.to_le_bytes());
+    image.write(Sector(2), &superblock);
+    let bed = Bed::of_images(initial(512), vec![image]);
+    let text = bed.refusal("0 512 snapshot origin cow0 P 8");
+    assert!(text.contains("signature: found ext2 at byte"), "{text}");
+}
+
+#[test]
+fn damaged_records_are_refused() {
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.write("s", 0, 8, 7).unwrap();
+    for (old, new, part) in [
+        (0u64, 3u64, "record 1 old_chunk: found 0 for the second time"),
+        (1, 2, "record 1 new_chunk: found 2 for the second time"),
+        (64, 3, "record 1 old_chunk: found 64, expected below 64"),
+        (1, 258, "record 1 new_chunk: found 258"),
+        (1, 1, "record 1 new_chunk: found 1"),
+    ] {
+        let mut cow = bed.drive("cow0").durable();
+        let mut sector = cow.sector(Sector(8));
+        sector[16..24].copy_from_slice(&old.to_le_bytes());
+        sector[24..32].copy_from_slice(&new.to_le_bytes());
+        cow.write(Sector(8), &sector);
+        let other = Bed::of_images(initial(512), vec![cow]);
+        let error = other.try_load("s", "0 512 snapshot origin cow0 P 8").unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn stale_records_behind_the_end_of_the_list_do_not_come_back() {
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.write("s", 0, 8, 7).unwrap();
+    let mut cow = bed.drive("cow0").durable();
+    let mut sector = cow.sector(Sector(8));
+    // A record whose predecessor is missing.
+    sector[32..40].copy_from_slice(&5u64.to_le_bytes());
+    sector[40..48].copy_from_slice(&9u64.to_le_bytes());
+    cow.write(Sector(8), &sector);
+    let other = Bed::of_images(initial(512), vec![cow]);
+    other.load("s", "0 512 snapshot origin cow0 P 8");
+    other.write("s", 8, 8, 8).unwrap();
+    let third = other.reopen_durable();
+    third.load("s", "0 512 snapshot origin cow0 P 8");
+    assert_eq!(third.bytes("s", 40, 8), (40..48).map(initial_byte).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_new_table_takes_the_store_over_even_a_transient_one() {
+    for kind in ["N", "P"] {
+        let bed = Bed::new(512, &[2048]);
+        let line = format!("0 512 snapshot origin cow0 {kind} 8");
+        bed.load("s", &line);
+        bed.load("o", "0 512 snapshot-origin origin");
+        bed.write("s", 0, 4, 7).unwrap();
+        bed.forget();
+        bed.load("s", &line);
+        assert_eq!(bed.bytes("s", 0, 4), [7; 4], "{kind}");
+        bed.write("o", 100, 8, 9).unwrap();
+        assert_eq!(bed.bytes("s", 100, 1), [initial_byte(100)], "{kind}: it is still kin");
+        let busy = bed.try_load("t", &line).unwrap_err().to_string();
+        assert!(busy.contains("served by a live snapshot"), "{busy}");
+        bed.suspend("s", SuspendMode::Flush);
+        bed.load("t", &line);
+        assert_eq!(bed.bytes("t", 0, 4), [7; 4], "{kind}: another volume took it");
+        assert!(bed.resume("s").is_err(), "{kind}: it is no longer its own");
+        bed.remove("t");
+        bed.load("s", &line);
+    }
+}
+
+#[test]
+fn a_transient_store_is_empty_again_when_nobody_serves_it() {
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", "0 512 snapshot origin cow0 N 8");
+    bed.write("s", 0, 8, 7).unwrap();
+    assert_eq!(bed.status("s"), "8/2048 0");
+    bed.remove("s");
+    bed.load("s", "0 512 snapshot origin cow0 N 8");
+    assert_eq!(bed.status("s"), "0/2048 0");
+    assert_eq!(bed.bytes("s", 0, 1), [initial_byte(0)]);
+}
+
+#[test]
+fn an_invalid_transient_snapshot_stays_invalid_under_a_new_table() {
+    let bed = Bed::new(512, &[8]);
+    let line = "0 512 snapshot origin cow0 N 8";
+    bed.load("s", line);
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.write("o", 0, 16, 7).unwrap();
+    assert_eq!(bed.status("s"), "Invalid");
+    bed.load("s", line);
+    assert_eq!(bed.status("s"), "Invalid");
+    assert!(bed.read("s", 0, 8).is_err());
+}
+
+#[test]
+fn a_failed_format_leaves_a_blank_device() {
+    let bed = Bed::new(512, &[2048]);
+    bed.drive("cow0").faults().add(Fault::error(OpSet::FLUSHES));
+    assert!(bed.try_load("s", "0 512 snapshot origin cow0 P 8").is_err());
+    assert_eq!(bed.drive("cow0").visible().sector(Sector(0))[..16], [0; 16]);
+    bed.drive("cow0").faults().clear();
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    assert_eq!(bed.status("s"), "16/2048 16");
+}

@@ -1,0 +1,324 @@
+//! The crash campaign of snapshots: power cuts at seeded writes while an origin and its snapshots
+//! are written, and while a snapshot is merged, over drives that lose, reorder and tear.
+//!
+//! The disk that is judged is the origin and its snapshots side by side: each half must hold what
+//! was written to it last, and a snapshot what the origin held at first, whatever the other does.
+//!
+//! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test snapshot_campaign` is the long
+//! run. With `--features canary` known ordering bugs are planted: each must be caught.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{
+    ConfigError, Disk, Env, LocalFuture, Registry, Sector, SectorCount, SuspendMode, Table,
+    TableContext, TableLine, TargetTypes,
+};
+use cairn_format::snapshot::{ChunkSize, CowChunk, Header, Layout, OriginChunk, Record, records};
+use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
+use cairn_sim::{DriveOptions, Image, SimWorld, Workload};
+
+const SECTOR: usize = 512;
+
+/// What varies between cuts.
+#[derive(Clone, Copy)]
+struct Shape {
+    origin_sectors: u64,
+    /// Chunk sizes of the snapshots, in sectors.
+    chunks: [u64; 2],
+    kinds: [&'static str; 2],
+    merging: bool,
+}
+
+const SERVING: &[Shape] = &[
+    // Many areas.
+    Shape { origin_sectors: 96, chunks: [1, 1], kinds: ["P", "PO"], merging: false },
+    Shape { origin_sectors: 128, chunks: [1, 8], kinds: ["P", "P"], merging: false },
+    // Ends inside a chunk.
+    Shape { origin_sectors: 250, chunks: [8, 16], kinds: ["PO", "P"], merging: false },
+    Shape { origin_sectors: 512, chunks: [32, 2], kinds: ["P", "P"], merging: false },
+];
+
+const MERGING: &[Shape] = &[
+    Shape { origin_sectors: 96, chunks: [1, 4], kinds: ["P", "P"], merging: true },
+    Shape { origin_sectors: 250, chunks: [8, 1], kinds: ["P", "PO"], merging: true },
+    Shape { origin_sectors: 128, chunks: [2, 2], kinds: ["PO", "P"], merging: true },
+];
+
+impl Shape {
+    /// A COW device that never fills up: every chunk once, its records, and what crashes leak.
+    fn cow_sectors(&self, which: usize) -> u64 {
+        let chunk = self.chunks[which];
+        let chunks = self.origin_sectors.div_ceil(chunk);
+        (chunks * 3 + chunks / 8 + 40) * chunk
+    }
+
+    fn layout(&self, which: usize) -> Layout {
+        let chunk = ChunkSize::new(self.chunks[which] as u32).expect("a chunk size");
+        Layout::new(chunk, self.cow_sectors(which)).expect("it fits")
+    }
+
+    fn snapshot(&self, which: usize) -> String {
+        let Shape { origin_sectors, chunks, kinds, .. } = self;
+        let (kind, chunk) = (kinds[which], chunks[which]);
+        format!("0 {origin_sectors} snapshot origin cow{which} {kind} {chunk}")
+    }
+
+    /// The volumes, in the order in which they are opened.
+    fn volumes(&self) -> Vec<(&'static str, String)> {
+        let sectors = self.origin_sectors;
+        let mut volumes = vec![("s1", self.snapshot(1))];
+        if self.merging {
+            let (kind, chunk) = (self.kinds[0], self.chunks[0]);
+            volumes.push(("o", format!("0 {sectors} snapshot-merge origin cow0 {kind} {chunk}")));
+        } else {
+            volumes.push(("s0", self.snapshot(0)));
+            volumes.push(("o", format!("0 {sectors} snapshot-origin origin")));
+        }
+        volumes
+    }
+
+    fn side_by_side(&self) -> String {
+        let (mut text, mut at) = (String::new(), 0);
+        for (name, _) in self.volumes() {
+            text += &format!("{at} {} linear @{name} 0\n", self.origin_sectors);
+            at += self.origin_sectors;
+        }
+        text
+    }
+
+    /// A store of exceptions in runs and disorder.
+    fn store_to_merge(&self, rng: &mut fastrand::Rng) -> Image {
+        let (layout, chunk) = (self.layout(0), self.chunks[0]);
+        let mut image = Image::new(SectorCount(self.cow_sectors(0)));
+        image.write(Sector(0), &padded(&Header::fresh(layout.chunk_size()).encode()));
+        let mut old: Vec<u64> = (0..self.origin_sectors.div_ceil(chunk)).collect();
+        for _ in 0..old.len() / 4 {
+            let (a, b) = (rng.usize(..old.len()), rng.usize(..old.len()));
+            old.swap(a, b);
+        }
+        old.truncate(rng.usize(1..=old.len()));
+        let mut new = layout.next_free(None);
+        for (place, old) in (0..).zip(old) {
+            let record = Record { old: OriginChunk(old), new };
+            let offset = layout.record_offset(place);
+            let sector = Sector::of_byte(offset - offset % SECTOR as u64);
+            let mut bytes = image.sector(sector).to_vec();
+            record.write_at(&mut bytes, (offset % SECTOR as u64) as usize / 16);
+            image.write(sector, &bytes);
+            let fill = vec![rng.u8(1..); chunk as usize * SECTOR];
+            image.write(Sector(layout.chunk_sector(new)), &fill);
+            new = layout.next_after(new);
+        }
+        image
+    }
+}
+
+/// A device that was used before: blank at its start only.
+fn used(sectors: u64) -> Image {
+    let mut bytes = vec![0x17; sectors as usize * SECTOR];
+    bytes[..4096].fill(0);
+    Image::of_bytes(&bytes)
+}
+
+fn padded(bytes: &[u8]) -> Vec<u8> {
+    let mut block = vec![0; SECTOR];
+    block[..bytes.len()].copy_from_slice(bytes);
+    block
+}
+
+struct Snapshots {
+    shapes: &'static [Shape],
+    registry: RefCell<Option<Arc<Registry>>>,
+}
+
+impl Snapshots {
+    fn of(shapes: &'static [Shape]) -> Snapshots {
+        Snapshots { shapes, registry: RefCell::default() }
+    }
+
+    /// The length of a drive tells the shape.
+    fn shape(&self, sectors: u64) -> Shape {
+        self.shapes[sectors as usize - 1]
+    }
+}
+
+/// Suspends, reloads and resumes one of the volumes beneath, a few times.
+fn start_reloading(world: &SimWorld, registry: Arc<Registry>, name: String, table: String) {
+    let env = world.env(2).clone();
+    world.env(2).spawn(async move {
+        let device = registry.volume(&name).expect("a volume");
+        let types = TargetTypes::new(cairn_targets::types());
+        for _ in 0..3 {
+            env.sleep(Duration::from_micros(env.random_below(4000))).await;
+            if env.random_below(2) == 0 {
+                let lines = TableLine::parse_all(&table).expect("a table");
+                let context = TableContext { types: &types, registry: &registry, read_only: false };
+                let table = Table::build(&env, &device, &lines, context).await.expect("it fits");
+                device.load(table).await;
+            } else {
+                let modes = [SuspendMode::Flush, SuspendMode::NoFlush];
+                device.suspend(&env, modes[env.random_below(2) as usize]).await;
+            }
+            device.resume(&env).await.expect("nobody planted an error");
+        }
+    });
+}
+
+impl Scenario for Snapshots {
+    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
+        let index = rng.usize(..self.shapes.len());
+        let shape = self.shapes[index];
+        let bytes: Vec<u8> =
+            (0..shape.origin_sectors).flat_map(|at| [(at % 251) as u8 + 1; SECTOR]).collect();
+        let first =
+            if shape.merging { shape.store_to_merge(rng) } else { used(shape.cow_sectors(0)) };
+        vec![
+            (DriveOptions::named("origin"), Image::of_bytes(&bytes)),
+            (DriveOptions::named("cow0"), first),
+            (DriveOptions::named("cow1"), used(shape.cow_sectors(1))),
+            (DriveOptions::named("shape"), Image::new(SectorCount(index as u64 + 1))),
+        ]
+    }
+
+    fn open(
+        &self,
+        env: Env,
+        registry: Arc<Registry>,
+    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
+        *self.registry.borrow_mut() = Some(registry.clone());
+        let shapes = self.shapes;
+        Box::pin(async move {
+            let index = registry.open("shape", false)?.sectors().0 as usize - 1;
+            let shape = shapes[index];
+            let types = TargetTypes::new(cairn_targets::types());
+            for (name, table) in shape.volumes() {
+                open_table(&env, &registry, &types, name, &table).await?;
+            }
+            open_table(&env, &registry, &types, "all", &shape.side_by_side()).await
+        })
+    }
+
+    fn check_metadata(&self, images: &Images) -> Result<(), String> {
+        let shape = self.shape(images["shape"].sectors().0);
+        for which in 0..2 {
+            check_store(&shape, which, &images[&format!("cow{which}")])?;
+        }
+        Ok(())
+    }
+
+    fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
+        let (seed, ops) = (rng.u64(..), rng.u64(..300));
+        let mut workload = Workload::mixed(seed, ops);
+        // Snapshots take no discards without being told to.
+        workload.mix.discard = 0;
+        workload
+    }
+
+    fn suspends(&self) -> bool {
+        true
+    }
+
+    fn trouble(&self, world: &SimWorld, _disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
+        let shape = self.shape(world.drive("shape").sectors().0);
+        if rng.u8(..3) == 0 {
+            let mut volumes = shape.volumes();
+            let (name, table) = volumes.swap_remove(rng.usize(..volumes.len()));
+            let registry = self.registry.borrow().clone().expect("it is open");
+            start_reloading(world, registry, name.to_owned(), table);
+        }
+        false
+    }
+}
+
+/// The records of a store: each chunk once, on both sides, and none where no data can be.
+fn check_store(shape: &Shape, which: usize, image: &Image) -> Result<(), String> {
+    let header = image.sector(Sector(0));
+    // A crash while formatting leaves a blank device.
+    if header[..4] == [0; 4] {
+        return Ok(());
+    }
+    let header = Header::parse(&header).map_err(|error| error.to_string())?;
+    if !header.is_valid() {
+        return Err(format!("cow{which}: invalidated"));
+    }
+    let (layout, bytes) = (shape.layout(which), image.to_vec());
+    let mut seen: Vec<Record> = Vec::new();
+    for area in 0..layout.area_count() {
+        let range = layout.area_bytes(area);
+        let area: Vec<Record> = records(&bytes[range.start as usize..range.end as usize]).collect();
+        let full = area.len() as u64 == layout.records_per_area();
+        seen.extend(area);
+        if !full {
+            break;
+        }
+    }
+    let mut old: Vec<OriginChunk> = seen.iter().map(|record| record.old).collect();
+    let mut new: Vec<CowChunk> = seen.iter().map(|record| record.new).collect();
+    if !shape.merging && !new.is_sorted() {
+        return Err(format!("cow{which}: records out of the order of allocation"));
+    }
+    old.sort_unstable();
+    old.dedup();
+    new.sort_unstable();
+    new.dedup();
+    if old.len() != seen.len() || new.len() != seen.len() {
+        return Err(format!("cow{which}: a chunk twice in {} records", seen.len()));
+    }
+    match new.iter().find(|&&chunk| !layout.is_data_chunk(chunk)) {
+        Some(chunk) => Err(format!("cow{which}: data in chunk {chunk}")),
+        None => Ok(()),
+    }
+}
+
+/// The arguments of `cargo test` that run one of the tests.
+fn replay(test: &str) -> String {
+    format!("-p cairn-targets --test snapshot_campaign -- {test}")
+}
+
+#[test]
+fn an_origin_and_its_snapshots_survive_power_cuts() {
+    let replay = replay("an_origin_and_its_snapshots_survive_power_cuts");
+    Campaign::new(&Snapshots::of(SERVING), &replay).run();
+}
+
+#[test]
+fn a_merge_survives_power_cuts() {
+    let replay = replay("a_merge_survives_power_cuts");
+    Campaign::new(&Snapshots::of(MERGING), &replay).run();
+}
+
+#[cfg(feature = "canary")]
+mod canaries {
+    use super::{Campaign, MERGING, SERVING, Shape, Snapshots};
+    use cairn_targets::snapshot::canary::{Bug, plant};
+
+    fn caught(bug: Bug, shapes: &'static [Shape]) {
+        plant(Some(bug));
+        let scenario = Snapshots::of(shapes);
+        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
+        plant(None);
+        eprintln!("{bug:?}: caught by cut {cut}: {text}");
+    }
+
+    #[test]
+    fn a_record_before_its_data_is_caught() {
+        caught(Bug::RecordBeforeData, SERVING);
+    }
+
+    #[test]
+    fn overwriting_the_origin_before_the_record_is_caught() {
+        caught(Bug::OriginBeforeRecord, SERVING);
+    }
+
+    #[test]
+    fn a_full_area_before_its_successor_is_caught() {
+        caught(Bug::FullBeforeZeroed, SERVING);
+    }
+
+    #[test]
+    fn clearing_before_the_origin_is_durable_is_caught() {
+        caught(Bug::ClearBeforeOriginFlush, MERGING);
+    }
+}

@@ -258,6 +258,23 @@ impl Segs {
         }
     }
 
+    /// Drops the first `count` bytes; the list keeps its room.
+    pub fn advance(&mut self, mut count: usize) {
+        assert!(count <= self.bytes);
+        self.bytes -= count;
+        let mut whole = 0;
+        for seg in &mut self.list {
+            let skipped = seg.len.min(count);
+            (seg.offset, seg.len) = (seg.offset + skipped, seg.len - skipped);
+            count -= skipped;
+            if seg.len > 0 {
+                break;
+            }
+            whole += 1;
+        }
+        self.list.drain(..whole);
+    }
+
     /// Keeps the first `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         if len < self.bytes {
@@ -367,6 +384,9 @@ mod tests {
             for len in 0..=21 - offset {
                 assert_eq!(segs.slice(offset, len).to_vec(), data[offset..offset + len]);
             }
+            let mut rest = segs.clone();
+            rest.advance(offset);
+            assert_eq!((rest.to_vec(), rest.bytes()), (data[offset..].to_vec(), 21 - offset));
         }
         segs.zero(6, 7);
         assert_eq!(segs.slice(6, 7).to_vec(), [0; 7]);

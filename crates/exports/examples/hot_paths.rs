@@ -16,21 +16,28 @@ use cairn_block::{
 };
 use cairn_reactor::{Core, CoreParts, PostOffice};
 
-/// Name, disk beneath (`null` or `mem`), stacked linear targets, sectors of a request, write?
-const CASES: [(&str, &str, usize, u64, bool); 8] = [
-    ("null-write-512", "null", 0, 1, true),
-    ("linear1-write-512", "null", 1, 1, true),
-    ("linear3-write-512", "null", 3, 1, true),
-    ("linear6-write-512", "null", 6, 1, true),
-    ("memory-write-512", "mem", 0, 1, true),
-    ("memory-read-512", "mem", 0, 1, false),
-    ("memory-write-4k", "mem", 0, 8, true),
-    ("memory-linear3-read-4k", "mem", 3, 8, false),
+/// Name, disk beneath, stacked targets, sectors of a request, write?
+type Case = (&'static str, &'static str, &'static [&'static str], u64, bool);
+
+const CASES: [Case; 10] = [
+    ("null-write-512", "null", &[], 1, true),
+    ("linear1-write-512", "null", &["linear"; 1], 1, true),
+    ("linear3-write-512", "null", &["linear"; 3], 1, true),
+    ("linear6-write-512", "null", &["linear"; 6], 1, true),
+    ("passthrough3-write-512", "null", &["passthrough"; 3], 1, true),
+    ("memory-write-512", "mem", &[], 1, true),
+    ("memory-read-512", "mem", &[], 1, false),
+    ("memory-linear3-read-512", "mem", &["linear"; 3], 1, false),
+    ("writecache-overwrite-4k", "mem", &["writecache"], 8, true),
+    ("writecache-read-hit-4k", "mem", &["writecache"], 8, false),
 ];
 
 const DISK_SECTORS: SectorCount = SectorCount(1 << 15);
 
-/// Opens `mem` and `null`.
+/// Requests go round in the first sectors, so that a cache soon knows them all.
+const USED_SECTORS: u64 = 1024;
+
+/// Opens `mem`, `cache` and `null`.
 struct Shelf;
 
 impl Opener for Shelf {
@@ -40,7 +47,7 @@ impl Opener for Shelf {
 
     fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
-            "mem" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
+            "mem" | "cache" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
             "null" => Ok(Arc::new(NullDisk::new(DISK_SECTORS))),
             _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),
         }
@@ -57,28 +64,36 @@ impl Client for Counter {
     }
 }
 
-/// One linear volume on top of `beneath`.
-async fn volume(env: Env, registry: Rc<Registry>, name: String, beneath: String) -> Arc<dyn Disk> {
+/// The arguments of a target over `beneath`.
+fn arguments(target: &str, beneath: &str) -> String {
+    match target {
+        "writecache" => format!("s {beneath} cache 4096 0"),
+        _ => format!("{beneath} 0"),
+    }
+}
+
+/// One volume of this name and table.
+async fn volume(env: Env, registry: Rc<Registry>, name: String, table: String) -> Arc<dyn Disk> {
     let device = registry.create_volume(&name).expect("each name is used once");
     let types = TargetTypes::new(cairn_targets::types());
-    let lines = TableLine::parse_all(&format!("0 {DISK_SECTORS} linear {beneath} 0"))
-        .expect("this is a table");
+    let lines = TableLine::parse_all(&table).expect("this is a table");
     let context = TableContext { types: &types, registry: &registry, read_only: false };
-    let table = Table::build(&env, &device, &lines, context).await.expect("the table is right");
+    let table = Table::build(&env, &device, &lines, context).await.expect("a sound table");
     device.load(table).await;
-    device.resume(&env).await.expect("linear starts");
+    device.resume(&env).await.expect("it starts");
     device
 }
 
 /// The disk at the top of a case.
-fn build(core: &Core, beneath: &str, layers: usize) -> Arc<dyn Disk> {
+fn build(core: &Core, beneath: &str, targets: &[&str]) -> Arc<dyn Disk> {
     let registry = Rc::new(Registry::new(Box::new(Shelf)));
     let mut argument = beneath.to_owned();
     let mut top = registry.open(beneath, false).expect("it is on the shelf");
-    for layer in 0..layers {
+    for (layer, target) in targets.iter().enumerate() {
         let made = Rc::new(Cell::new(None));
         let (env, slot) = (core.env().clone(), made.clone());
-        let making = volume(env, registry.clone(), format!("v{layer}"), argument);
+        let table = format!("0 {DISK_SECTORS} {target} {}", arguments(target, &argument));
+        let making = volume(env, registry.clone(), format!("v{layer}"), table);
         core.env().spawn(async move { slot.set(Some(making.await)) });
         while core.turn(Time(0), Vec::new()) {}
         top = made.take().expect("nothing here waits");
@@ -93,23 +108,26 @@ fn main() {
         return CASES.iter().for_each(|case| println!("{}", case.0));
     };
     let case = CASES.iter().find(|case| case.0 == name).expect("a case of this name");
-    let (_, beneath, layers, sectors, write) = *case;
+    let (_, beneath, targets, sectors, write) = *case;
     let count: u64 = count.parse().expect("a count of requests");
     let post = PostOffice::new(1);
     let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
     let core = Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) });
-    let disk = build(&core, beneath, layers);
+    let disk = build(&core, beneath, targets);
     let (env, client) = (core.env(), Rc::new(Counter::default()));
     let length = SectorCount(sectors);
     let buf = env.buf(length.to_bytes() as usize);
+    let filling = USED_SECTORS / sectors;
     let began = std::time::Instant::now();
-    for index in 0..count {
-        let range = SectorRange::new(Sector(index * sectors % DISK_SECTORS.0), length);
+    for index in 0..filling + count {
+        let range = SectorRange::new(Sector(index * sectors % USED_SECTORS), length);
         let segs = Segs::of(&buf, 0, length.to_bytes() as usize);
+        let write = write || index < filling;
         let io = if write { Io::write(range, segs) } else { Io::read(range, segs) };
         env.start(&disk, io, client.clone(), index);
     }
-    assert_eq!(client.0.get(), count, "all of them complete at once");
-    let nanoseconds = began.elapsed().as_nanos() as f64 / count as f64;
+    while core.turn(Time(0), Vec::new()) {}
+    assert_eq!(client.0.get(), filling + count, "all of them complete");
+    let nanoseconds = began.elapsed().as_nanos() as f64 / (filling + count) as f64;
     println!("{name}: {nanoseconds:.1} ns per request");
 }

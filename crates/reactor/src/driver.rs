@@ -242,11 +242,12 @@ impl Driver {
         self.future(Io::Recv { fd, iov, all }, keep)
     }
 
-    /// Sends from `segs`; answers bytes or `-errno`. May be short.
+    /// Sends from `segs`; answers bytes or `-errno`. The kernel is asked to send all of it, but
+    /// may be short.
     pub fn send(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
         let (fd, iov) = (socket.as_raw_fd(), self.iovecs(&segs));
         let keep = Keep { segs, _fd: Some(socket.clone()), accepts: false };
-        self.future(Io::Send { fd, iov }, keep)
+        self.future(Io::Send { fd, iov, all: true }, keep)
     }
 
     /// Accepts a connection; answers a descriptor that the caller owns, or `-errno`.

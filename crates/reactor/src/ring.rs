@@ -164,6 +164,8 @@ pub enum Io {
         fd: RawFd,
         /// Sent in order.
         iov: IoVecs,
+        /// Come back early only if something fails, if the ring can.
+        all: bool,
     },
     /// Accept one connection; results in its descriptor, blocking and close-on-exec.
     Accept {

@@ -356,7 +356,7 @@ impl Ring for ThreadRing {
     unsafe fn submit(&mut self, io: Io, token: Token) {
         match io {
             Io::Recv { fd, iov, .. } => self.watch(fd, SocketKind::Recv(iov), token),
-            Io::Send { fd, iov } => self.watch(fd, SocketKind::Send(iov), token),
+            Io::Send { fd, iov, .. } => self.watch(fd, SocketKind::Send(iov), token),
             Io::PollIn { fd } => self.watch(fd, SocketKind::Poll, token),
             Io::Accept { fd } => {
                 make_nonblocking(fd);

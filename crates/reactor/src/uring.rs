@@ -331,10 +331,8 @@ impl Slot {
             Io::Fallocate { fd, mode, offset, len } => {
                 opcode::Fallocate::new(Fd(fd), len).offset(offset).mode(mode).build()
             }
-            Io::Recv { fd, iov, all } => {
-                self.recv(Fd(fd), iov, if all { libc::MSG_WAITALL } else { 0 })
-            }
-            Io::Send { fd, iov } => self.send(Fd(fd), iov, libc::MSG_NOSIGNAL),
+            Io::Recv { fd, iov, all } => self.recv(Fd(fd), iov, wait_all(all)),
+            Io::Send { fd, iov, all } => self.send(Fd(fd), iov, libc::MSG_NOSIGNAL | wait_all(all)),
             Io::Accept { fd } => {
                 let nobody = std::ptr::null_mut();
                 opcode::Accept::new(Fd(fd), nobody, std::ptr::null_mut())
@@ -390,6 +388,11 @@ impl Slot {
             }
         }
     }
+}
+
+/// The flag that has the kernel go on by itself after a short transfer; older ones ignore it.
+fn wait_all(all: bool) -> i32 {
+    if all { libc::MSG_WAITALL } else { 0 }
 }
 
 /// Slots in chunks that never move. `user_data` is the slot's generation above its index, so that

@@ -91,8 +91,7 @@ impl Channel {
             let count = Pin::new(&mut op).await;
             *segs = op.take_segs();
             match usize::try_from(count) {
-                Ok(count) if count == segs.bytes() => segs.clear(),
-                Ok(count) => *segs = segs.slice(count, segs.bytes() - count),
+                Ok(count) => segs.advance(count),
                 Err(_) if count == -libc::EINTR || count == -libc::EAGAIN => {}
                 Err(_) => return Err(Ended::Failed(-count)),
             }

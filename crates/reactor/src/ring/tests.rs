@@ -240,11 +240,11 @@ fn a_send_moves_what_fits_and_waits_for_room() {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let fd = ours.as_raw_fd();
         let mut bytes = pattern(4 << 20);
-        let first = runner.run(Io::Send { fd, iov: two_pieces(&mut bytes, 1000) });
+        let first = runner.run(Io::Send { fd, iov: two_pieces(&mut bytes, 1000), all: false });
         assert!(first > 1000 && (first as usize) < bytes.len(), "{first}");
         let sent = first as usize;
         let mut rest = bytes[sent..sent + 1000].to_vec();
-        let second = runner.start(Io::Send { fd, iov: memory(&mut rest) });
+        let second = runner.start(Io::Send { fd, iov: memory(&mut rest), all: false });
         let mut received = vec![0; sent];
         peer.read_exact(&mut received).unwrap();
         assert_eq!(received, bytes[..sent]);
@@ -253,7 +253,7 @@ fn a_send_moves_what_fits_and_waits_for_room() {
         peer.read_exact(&mut received).unwrap();
         assert_eq!(received, bytes[sent..sent + moved]);
         drop(peer);
-        assert_eq!(runner.run(Io::Send { fd, iov: memory(&mut rest) }), -libc::EPIPE);
+        assert_eq!(runner.run(Io::Send { fd, iov: memory(&mut rest), all: false }), -libc::EPIPE);
     });
 }
 

@@ -1,9 +1,11 @@
-//! A server of one disk in memory: `cargo run --release --example memory -- SOCKET MEBIBYTES`.
+//! A server of one disk in memory:
+//! `cargo run --release --example memory -- SOCKET MEBIBYTES [REACTORS [SPIN_MICROSECONDS]]`.
 //!
 //! Shows what it takes to embed the server: reactors, a disk, an export, an address.
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_backends::MemoryDisk;
 use cairn_block::SectorCount;
@@ -16,7 +18,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("expected a socket path and a size in MiB".into());
     };
     let sectors = SectorCount::of_bytes(mebibytes.parse::<u64>()? << 20);
-    let reactors = Reactors::start(Options { count: 1, ring: RingKind::Auto })?;
+    let count = args.next().map_or(Ok(1), |count| count.parse())?;
+    let spin = args.next().map_or(Ok(0), |micros| micros.parse())?;
+    let reactors = Reactors::start(Options { count, ring: RingKind::Auto })?;
+    reactors.set_spin(Duration::from_micros(spin));
     let server = NbdServer::new(reactors.post(), NbdOptions::default());
     server.add_export(NbdExport {
         name: "memory".to_owned(),

@@ -9,6 +9,9 @@ use cairn_reactor::RingKind;
 
 use crate::failure::{Outcome, wrong};
 
+/// The longest a reactor may look around before it sleeps, in microseconds.
+pub const SPIN_US_MAX: i64 = 10_000;
+
 /// The volume of a table without a name.
 pub const DEFAULT_VOLUME: &str = "default";
 
@@ -51,6 +54,10 @@ pub struct ServeArgs {
     /// How requests reach the system
     #[arg(long, value_enum)]
     pub ring: Option<RingChoice>,
+    /// How long a reactor looks around before it sleeps, in microseconds, while requests come
+    /// at least that often (default: 0, sleep at once)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SPIN_US_MAX))]
+    pub spin_us: Option<u32>,
     /// Tables and messages in command-line order.
     #[arg(skip)]
     pub steps: Vec<Step>,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use cairn_backends::parse_size;
 use serde::Deserialize;
 
-use super::args::{MessageStep, RingChoice, parse_message};
+use super::args::{MessageStep, RingChoice, SPIN_US_MAX, parse_message};
 use crate::failure::{Outcome, system, wrong};
 
 /// What a TOML file says.
@@ -30,6 +30,8 @@ pub struct Config {
     pub reactors: Option<u16>,
     /// Which ring.
     pub ring: Option<RingChoice>,
+    /// How long a reactor looks around before it sleeps, in microseconds.
+    pub spin_us: Option<u32>,
     /// The volume behind the empty export name.
     pub default_export: Option<String>,
     /// Sparse images to make where they are missing.
@@ -84,6 +86,7 @@ struct RawConfig {
     read_only: bool,
     reactors: Option<u16>,
     ring: Option<RingChoice>,
+    spin_us: Option<u32>,
     #[serde(default)]
     image: Vec<RawImage>,
     #[serde(default)]
@@ -192,6 +195,7 @@ impl Config {
             read_only: raw.read_only,
             reactors: raw.reactors,
             ring: raw.ring,
+            spin_us: raw.spin_us,
             default_export: raw.default_export,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
@@ -205,6 +209,9 @@ impl Config {
     fn refuse_contradictions(&self, shown: &str) -> Outcome<()> {
         if self.reactors.is_some_and(|count| !(1..=256).contains(&count)) {
             return Err(wrong(shown, "reactors", self.reactors.unwrap_or(0), "1 to 256"));
+        }
+        if let Some(found) = self.spin_us.filter(|&spin| i64::from(spin) > SPIN_US_MAX) {
+            return Err(wrong(shown, "spin_us", found, format!("0 to {SPIN_US_MAX}")));
         }
         for (index, volume) in self.volumes.iter().enumerate() {
             if self.volumes[..index].iter().any(|other| other.name == volume.name) {
@@ -351,6 +358,7 @@ mod tests {
             ("\n\nfrob = 1", "vm.toml: line 3: found unknown field `frob`"),
             ("[[volume]]\nname = 'v'", "volume 'v': found no table, expected table or line"),
             ("reactors = 0", "reactors: found 0, expected 1 to 256"),
+            ("spin_us = 10001", "spin_us: found 10001, expected 0 to 10000"),
             ("[[image]]\npath = 'a'\nsize = '3'", "image 'a' size: found '3', expected a size"),
             ("[[image]]\npath = 'a'\nsize = 'x'", "image 'a' size: found 'x', expected a size"),
             (

@@ -16,6 +16,7 @@ use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_exports::nbd::ListenAddress;
 
@@ -67,6 +68,8 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         base: args.file.is_some().then(|| config.base.clone()),
         read_only,
     })?);
+    let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
+    world.reactors().set_spin(Duration::from_micros(spin.into()));
     let mut server = Server {
         exports: Arc::new(Exports::new(&world, config.exports)),
         world,

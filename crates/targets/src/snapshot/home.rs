@@ -34,7 +34,7 @@ struct State {
 pub(super) struct Home {
     state: Mutex<State>,
     /// Held while a target finds or makes the core it will serve.
-    pub door: async_lock::Mutex<()>,
+    pub door: futures_util::lock::Mutex<()>,
 }
 
 /// What a target that is about to serve finds.

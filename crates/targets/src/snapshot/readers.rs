@@ -15,10 +15,10 @@
 
 use std::sync::Arc;
 
-use async_lock::Mutex as AsyncMutex;
 use cairn_block::ReactorId;
 use cairn_block::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use event_listener::Event;
+use futures_util::lock::Mutex as AsyncMutex;
 
 use super::table::STRIPES;
 

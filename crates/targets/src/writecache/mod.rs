@@ -218,7 +218,7 @@ pub struct WriteCache {
     geometry: Geometry,
     block_sectors: u64,
     state: Mutex<State>,
-    ledger: async_lock::Mutex<Ledger>,
+    ledger: futures_util::lock::Mutex<Ledger>,
     copier: Copier,
     counters: Counters<COUNTERS>,
     /// Something happened that a task may wait for.

@@ -21,7 +21,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use async_lock::Mutex as AsyncMutex;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, LocalFuture, Sector,
@@ -31,6 +30,7 @@ use cairn_format::writecache::{
     BlockSize, ENTRY_BYTES, Entry, EntryState, Error as FormatError, Geometry, Opening,
     SUPERBLOCK_BYTES, Seq, Superblock,
 };
+use futures_util::lock::Mutex as AsyncMutex;
 
 use super::commit::Ledger;
 use super::config::Config;

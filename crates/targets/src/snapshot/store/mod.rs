@@ -15,11 +15,11 @@ mod transient;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use async_lock::Mutex as AsyncMutex;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{Env, IoError, RequestId};
 use cairn_format::snapshot::{ChunkSize, CowChunk, Layout, OriginChunk, Record};
+use futures_util::lock::Mutex as AsyncMutex;
 
 use super::table::Bell;
 use crate::args::Device;

@@ -66,6 +66,11 @@ pub(in super::super) fn granule_of(slot: u32) -> u32 {
     (slot + LEAD) / BITS
 }
 
+/// The first slot of the next granule.
+pub(in super::super) fn granule_end(slot: u32) -> u32 {
+    (granule_of(slot) + 1) * BITS - LEAD
+}
+
 /// A piece: block in the low 48 bits, the place of its seq in the next 8, its marks on top.
 #[derive(Clone, Copy)]
 struct Piece(u64);

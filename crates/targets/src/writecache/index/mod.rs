@@ -54,6 +54,7 @@ pub(super) use build::Builder;
 use flights::Flights;
 use groups::DIAGONAL;
 use groups::Groups;
+use groups::granule_end;
 pub(super) use groups::{BLOCK_END, COVERED, FREED, IN_WRITEBACK, LEAVING, Run, granule_of};
 use lookup::{BIAS, Key, Lookup, STRETCH};
 use order::Record;
@@ -412,6 +413,13 @@ impl Index {
 
     /// Puts newest versions of blocks of one stretch into slots.
     fn put_part(&mut self, slot: u32, len: u32, block: u64, seq: Seq) {
+        // A run is whole within its group only: what it makes of its neighbours ends there.
+        let border = granule_end(slot);
+        if slot + len > border {
+            let head = border - slot;
+            self.put_part(slot, head, block, seq);
+            return self.put_part(border, len - head, block + u64::from(head), seq);
+        }
         let (stretch, value) = (block / STRETCH, diagonal_of(block, slot));
         if self.is_entered(stretch, value) {
             return self.groups.insert(slot, len, block, seq, DIAGONAL);

@@ -306,3 +306,17 @@ fn of_identical_entries_the_later_slot_is_kept() {
     assert_eq!(decided.superseded, [9, 42]);
     assert_eq!([7, 9, 11].map(|block| index.newest(block)), [Some(40), Some(41), Some(11)]);
 }
+
+#[test]
+fn a_run_across_two_groups_is_found_in_both_and_leaves_both() {
+    let (mut index, _) = Builder::new(Index::new(600, None)).finish(Time(0));
+    // The first group ends at slot 252. Six blocks, then five that go on across the border: the
+    // part before it becomes a diagonal, the part behind stays as singles.
+    index.insert(244, 6, 489, Time(0));
+    index.insert(250, 5, 495, Time(0));
+    for (block, slot) in (489..500).zip(244..) {
+        assert_eq!(index.newest(block), Some(slot));
+    }
+    index.remove(244, 11);
+    assert_eq!(index.first_cached(480, 40), None);
+}

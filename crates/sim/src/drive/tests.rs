@@ -1,3 +1,5 @@
+//! What a drive keeps, loses, tears and refuses.
+
 use super::*;
 use crate::{Cut, CutWhen, Effect, Fault, OpSet, SimWorld};
 use cairn_block::{ErrorKind, Flags, Io, IoError};

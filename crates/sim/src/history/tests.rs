@@ -1,3 +1,5 @@
+//! The rules of the history, each with a story that keeps it and one that breaks it.
+
 use super::*;
 use cairn_block::IoError;
 

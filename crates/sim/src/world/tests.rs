@@ -1,3 +1,5 @@
+//! The world repeats itself, keeps the order of messages, and leaks nothing.
+
 use super::*;
 use cairn_block::{Disk, Io, Sector, SectorCount, SectorRange};
 use std::sync::Weak;

@@ -117,7 +117,8 @@ async fn write(
     range: ByteRange,
     fua: bool,
 ) -> Result<(), Ended> {
-    let whole = widen::outer(range, conn.block_bytes());
+    let block_bytes = conn.block_bytes();
+    let whole = widen::outer(range, block_bytes);
     let bytes = whole.to_bytes() as usize;
     conn.room(bytes).await?;
     let data = Payload::new(&conn.env, bytes);
@@ -130,11 +131,12 @@ async fn write(
     }
     let ticket = conn.admit(cookie, data.footprint());
     let flags = if fua { Flags::FUA } else { Flags::empty() };
+    let io = Io::write(whole, segs).with(flags);
     if bytes == range.length as usize {
-        start_write(conn, ticket, Io::write(whole, segs).with(flags));
+        start_write(conn, ticket, io);
     } else {
         conn.insist_on_cells();
-        conn.env.spawn(widen::write(conn.clone(), ticket, range, segs, flags));
+        conn.env.spawn(widen::write(conn.clone(), ticket, range, block_bytes, io));
     }
     Ok(())
 }

@@ -36,18 +36,18 @@ fn blocks(start: u64, end: u64) -> SectorRange {
     SectorRange::between(Sector::of_byte(start), Sector::of_byte(end))
 }
 
-/// Writes `segs`, which hold the payload of `range` at its place inside whole blocks.
+/// Completes `io`, a write whose memory holds the payload of `range` at its place inside whole
+/// blocks of `block_bytes` each, and carries it out.
 pub(super) async fn write(
     conn: Rc<Connection>,
     ticket: Ticket,
     range: ByteRange,
-    segs: Segs,
-    flags: Flags,
+    block_bytes: u64,
+    io: Io,
 ) {
-    let whole = outer(range, conn.block_bytes());
-    let guard = exclusive(&conn, whole).await;
-    let result = match complete_edges(&conn, whole, range, &segs).await {
-        Ok(()) => conn.io(Io::write(whole, segs).with(flags)).await,
+    let guard = exclusive(&conn, io.range).await;
+    let result = match complete_edges(&conn, &io, range, block_bytes).await {
+        Ok(()) => conn.io(io).await,
         failed => failed,
     };
     drop(guard);
@@ -61,9 +61,9 @@ pub(super) async fn write_zeroes(
     range: ByteRange,
     flags: Flags,
 ) {
-    let whole = outer(range, conn.block_bytes());
-    let guard = exclusive(&conn, whole).await;
-    let result = zero_parts(&conn, whole, range, flags).await;
+    let block_bytes = conn.block_bytes();
+    let guard = exclusive(&conn, outer(range, block_bytes)).await;
+    let result = zero_parts(&conn, range, block_bytes, flags).await;
     drop(guard);
     conn.answer(ticket, result);
 }
@@ -74,34 +74,35 @@ async fn exclusive(conn: &Connection, whole: SectorRange) -> CellGuard {
     gate.cells().hold(whole, CellMode::Exclusive).await
 }
 
-/// Fills what the payload of `range` leaves open in the first and last block of `segs`.
+/// Fills what the payload of `range` leaves open in the first and last block of `io`.
 async fn complete_edges(
     conn: &Connection,
-    whole: SectorRange,
+    io: &Io,
     range: ByteRange,
-    segs: &Segs,
+    block_bytes: u64,
 ) -> IoResult {
-    let block_bytes = conn.block_bytes() as usize;
+    let (whole, segs) = (io.range, &io.segs);
     let lead = (range.offset - whole.start.to_bytes()) as usize;
     let filled = lead + range.length as usize;
     let total = whole.to_bytes() as usize;
-    let last = total - block_bytes;
-    let mut edge = vec![0; block_bytes];
+    let last = total - block_bytes as usize;
+    let mut edge = vec![0; block_bytes as usize];
+    let block = SectorCount::of_bytes(block_bytes);
     if lead > 0 {
-        let read = read_block(conn, whole.start).await?;
+        let read = read_block(conn, SectorRange::new(whole.start, block)).await?;
         read.copy_out(0, &mut edge[..lead]);
         segs.copy_in(0, &edge[..lead]);
     }
     if filled < total {
-        let read = read_block(conn, whole.start + SectorCount::of_bytes(last as u64)).await?;
+        let start = whole.start + SectorCount::of_bytes(last as u64);
+        let read = read_block(conn, SectorRange::new(start, block)).await?;
         read.copy_out(filled - last, &mut edge[filled - last..]);
         segs.copy_in(filled, &edge[filled - last..]);
     }
     Ok(())
 }
 
-async fn read_block(conn: &Connection, start: Sector) -> Result<Segs, cairn_block::IoError> {
-    let range = SectorRange::new(start, SectorCount::of_bytes(conn.block_bytes()));
+async fn read_block(conn: &Connection, range: SectorRange) -> Result<Segs, cairn_block::IoError> {
     let segs = conn.env.segs(range.count);
     conn.io(Io::read(range, segs.clone())).await?;
     Ok(segs)
@@ -110,24 +111,22 @@ async fn read_block(conn: &Connection, start: Sector) -> Result<Segs, cairn_bloc
 /// Zeroes the part of `range` in each ragged block, then the whole blocks between.
 async fn zero_parts(
     conn: &Connection,
-    whole: SectorRange,
     range: ByteRange,
+    block_bytes: u64,
     flags: Flags,
 ) -> IoResult {
-    let block = SectorCount::of_bytes(conn.block_bytes());
-    let inner = inner(range, conn.block_bytes());
+    let (whole, block) = (outer(range, block_bytes), SectorCount::of_bytes(block_bytes));
+    let inner = inner(range, block_bytes);
     // The fast part first: if it is refused for not being fast, nothing was changed.
     if let Some(inner) = inner {
         conn.io(Io::on(Op::WriteZeroes, inner).with(flags)).await?;
     }
-    let ragged = |start: Sector| {
-        let block = SectorRange::new(start, block);
-        !inner.is_some_and(|inner| inner.overlaps(block))
-    };
+    let ragged = |block: SectorRange| !inner.is_some_and(|inner| inner.overlaps(block));
     let last = Sector(whole.end().0 - block.0);
     for start in [Some(whole.start), (last > whole.start).then_some(last)].into_iter().flatten() {
-        if ragged(start) {
-            zero_in_block(conn, start, range, flags & Flags::FUA).await?;
+        let block = SectorRange::new(start, block);
+        if ragged(block) {
+            zero_in_block(conn, block, range, flags & Flags::FUA).await?;
         }
     }
     Ok(())
@@ -135,17 +134,16 @@ async fn zero_parts(
 
 async fn zero_in_block(
     conn: &Connection,
-    start: Sector,
+    block: SectorRange,
     range: ByteRange,
     flags: Flags,
 ) -> IoResult {
-    let segs = read_block(conn, start).await?;
-    let (block_start, block_end) = (start.to_bytes(), start.to_bytes() + segs.bytes() as u64);
+    let segs = read_block(conn, block).await?;
+    let (block_start, block_end) = (block.start.to_bytes(), block.end().to_bytes());
     let from = range.offset.max(block_start);
     let to = (range.offset + u64::from(range.length)).min(block_end);
     segs.zero((from - block_start) as usize, (to - from) as usize);
-    let whole = SectorRange::new(start, SectorCount::of_bytes(segs.bytes() as u64));
-    conn.io(Io::write(whole, segs).with(flags)).await
+    conn.io(Io::write(block, segs).with(flags)).await
 }
 
 #[cfg(test)]

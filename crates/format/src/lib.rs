@@ -7,12 +7,14 @@
 //!
 //! - [`writecache`]: the dm-writecache cache device, its geometry and its checker
 //! - [`snapshot`]: the exception store of dm-snapshot, its layout, its checker and its repair
+//! - [`thin`]: the metadata of a thin pool: superblock, B-tree nodes, space maps
 //! - [`probe`]: what a device holds, judged by the signatures in its first and last bytes
 
 mod field;
 pub mod probe;
 mod severity;
 pub mod snapshot;
+pub mod thin;
 pub mod writecache;
 
 pub use field::Field;

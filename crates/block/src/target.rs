@@ -111,9 +111,6 @@ pub trait Target: Send + Sync {
     /// back ([`Env::hand_back`]). Requests may still arrive.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
 
-    /// The suspend was called off after `presuspend`.
-    fn presuspend_undo(&self, _env: &Env) {}
-
     /// No request is left: make durable what must be, stop every task, then return. A failure
     /// is kept in the target's own status: a suspend can't be refused any more.
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {

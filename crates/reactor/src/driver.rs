@@ -216,12 +216,6 @@ impl Driver {
         self.submit(Io::Fdatasync { fd: file.as_raw_fd() }, Op::Request(id));
     }
 
-    /// Runs `work` on a helper thread, then completes the request: success unless it answers
-    /// `-errno`.
-    pub fn blocking(&self, id: RequestId, work: impl FnOnce() -> i32 + Send + 'static) {
-        self.submit(Io::Blocking(Box::new(work)), Op::Request(id));
-    }
-
     fn future(self: &Rc<Self>, io: Io, keep: Keep) -> OpFuture {
         let token = self.submit(io, Op::Future { waiter: Waiter::Nobody, keep });
         OpFuture { driver: self.clone(), token, ended: false, segs: Segs::default() }

@@ -7,8 +7,7 @@
 //! ```text
 //!            resume              presuspend                suspend
 //! Stopped ------------> Delaying ----------> Passing ----------------> Stopping -> Stopped
-//!                          ^  presuspend_undo  |                         (task ends)
-//!                          +-------------------+
+//!                                                                       (task ends)
 //! ```
 //!
 //! I1. A request is in the queue exactly while it is parked by this target: entered by `map`,
@@ -260,10 +259,6 @@ impl Target for Delay {
         }
     }
 
-    fn presuspend_undo(&self, _env: &Env) {
-        self.queue.set_phase(Phase::Delaying);
-    }
-
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         Box::pin(self.queue.stop())
     }
@@ -438,17 +433,6 @@ mod tests {
             bed.sim.block_on(1, |_| async move { stopped.stop().await });
             assert_eq!(Arc::strong_count(&queue), 1, "the task is gone");
         }
-    }
-
-    #[test]
-    fn a_suspend_that_is_called_off_delays_again() {
-        let bed = bed();
-        bed.load("0 32 delay a 0 20");
-        let target = bed.target();
-        target.presuspend(bed.sim.env(0), SuspendMode::Flush);
-        assert!(is_about(duration(&bed, |env| read_io(env, 0)), 0));
-        target.presuspend_undo(bed.sim.env(0));
-        assert!(is_about(duration(&bed, |env| read_io(env, 0)), 20));
     }
 
     #[test]

@@ -140,9 +140,6 @@ impl Target for Passthrough {
     /// of requests that are under way may still arrive.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
 
-    /// The suspend was called off: serve as before.
-    fn presuspend_undo(&self, _env: &Env) {}
-
     /// No request is left. Makes durable what must be and stops every task; when it returns,
     /// nothing of the target runs. Keeps a failure in its own status.
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {

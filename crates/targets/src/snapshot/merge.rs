@@ -335,11 +335,6 @@ impl Target for Merge {
         self.stopping.store(true, Ordering::Release);
     }
 
-    fn presuspend_undo(&self, env: &Env) {
-        self.stopping.store(false, Ordering::Release);
-        self.start(env);
-    }
-
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         Box::pin(self.seat.pause())
     }

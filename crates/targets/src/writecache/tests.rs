@@ -9,4 +9,5 @@ mod opening;
 mod properties;
 mod reload;
 mod removal;
+mod soak;
 mod writeback;

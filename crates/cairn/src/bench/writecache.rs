@@ -36,6 +36,8 @@ pub const WRITE_BYTES: usize = 512 << 10;
 const AGING_BYTES: usize = 4 << 10;
 /// Writeback keeps the cache about half full.
 const AGING_OPTIONS: &str = "6 high_watermark 50 low_watermark 45 pause_writeback 0";
+const LARGER_BLOCKS: &str = "writecache: blocks of 8 KiB and more left out: the format ends at the \
+    page size of the kernel (4 KiB here), which refuses them, as does this program";
 const STATES: [&str; 4] = ["fresh", "churned", "turned", "checkerboard"];
 const PHASES: [&str; 2] = ["insert", "overwrite"];
 
@@ -88,6 +90,7 @@ struct Pass {
 pub fn run(settings: &Settings) -> Outcome<Report> {
     let mut report = Report::default();
     let sizes = Sizes::of(settings);
+    report.note(LARGER_BLOCKS);
     aged(settings, &sizes, &mut report)?;
     larger::run(settings, &mut report)?;
     if let Some(uml) = &settings.uml {

@@ -30,5 +30,14 @@ dm_swap() {
 }
 # wc_fields NAME FROM TO: those fields of the status line, the error flag being field 1
 wc_fields() { dmsetup status "$1" | cut -d ' ' -f "$(($2 + 3))-$(($3 + 3))"; }
+snap_fields() { dmsetup status "$1" | cut -d ' ' -f 4-; } # NAME: the status of a snapshot
 # content DEVICE: sha256 of all of it
 content() { dd if="$1" bs=1M iflag=direct status=none | sha256sum | cut -d ' ' -f 1; }
+# content_if_readable DEVICE: the same, or "unreadable"
+content_if_readable() {
+  if dd if="$1" of=/dev/null count=1 iflag=direct status=none 2>/dev/null; then
+    content "$1"
+  else
+    echo unreadable
+  fi
+}

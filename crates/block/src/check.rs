@@ -30,6 +30,10 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
+    /// The bounds of what takes no request.
+    pub const NOTHING: Bounds =
+        Bounds { sectors: SectorCount::ZERO, block_mask: 0, read_only: true };
+
     /// The bounds of a disk or device with these limits.
     pub fn new(sectors: SectorCount, limits: Limits) -> Bounds {
         let block = limits.logical_sectors().0.next_power_of_two();

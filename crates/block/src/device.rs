@@ -27,10 +27,10 @@ use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
 use crate::engine::Work;
 use crate::env::Env;
 use crate::error::{ConfigError, ConfigKind, ErrorKind, IoError};
-use crate::request::{Request, RequestId};
+use crate::request::{Op, Request, RequestId};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::table::Table;
+use crate::table::{Straight, Table};
 use crate::target::SuspendMode;
 use crate::units::{Sector, SectorCount, SectorRange};
 
@@ -161,10 +161,22 @@ impl Locals {
     }
 }
 
+/// Where every request to a device goes, if its table is one line that decides nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    /// On the lower disk.
+    pub start: Sector,
+    /// The lower disk, if that is a mapped device too.
+    pub next: Option<DeviceId>,
+}
+
 /// One reactor's view of a device.
 pub(crate) struct LocalDevice {
     closed: Cell<bool>,
     inflight: Cell<u64>,
+    /// What the live table takes; nothing while closed.
+    bounds: Cell<Bounds>,
+    way: Cell<Option<Way>>,
     drained: RefCell<Option<Arc<Latch>>>,
     /// Requests at the gate, in order. They wait in their slots: a request may have parts
     /// elsewhere that end meanwhile.
@@ -172,8 +184,6 @@ pub(crate) struct LocalDevice {
     /// The device has been removed: nothing is admitted any more. Ids are not used again, so
     /// this is all that is left of it.
     removed: Cell<bool>,
-    /// What the live table takes; meaningless while closed.
-    bounds: Cell<Bounds>,
 }
 
 impl Default for LocalDevice {
@@ -184,7 +194,8 @@ impl Default for LocalDevice {
             drained: RefCell::default(),
             parked: RefCell::default(),
             removed: Cell::default(),
-            bounds: Cell::new(Bounds::new(SectorCount::ZERO, Limits::default())),
+            bounds: Cell::new(Bounds::NOTHING),
+            way: Cell::default(),
         }
     }
 }
@@ -198,6 +209,18 @@ impl LocalDevice {
     pub fn bounds(&self) -> Bounds {
         debug_assert!(!self.closed.get());
         self.bounds.get()
+    }
+
+    /// The way of a request, if the gate is open, the table takes it and need not be asked.
+    #[inline(always)]
+    pub fn way(&self, range: SectorRange, op: Op) -> Option<Way> {
+        let taken = self.bounds.get().take(range, op);
+        self.way.get().filter(|_| taken)
+    }
+
+    fn close(&self) {
+        self.closed.set(true);
+        self.bounds.set(Bounds::NOTHING);
     }
 
     pub fn admit(&self) {
@@ -242,6 +265,7 @@ impl LocalDevice {
     fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
         debug_assert_eq!(self.inflight.get(), 0, "D2");
         self.bounds.set(Bounds::new(table.sectors(), table.limits()));
+        self.way.set(table.straight().map(Straight::way));
         env.swap_table(device, Some(table));
         self.closed.set(false);
         for id in self.parked.borrow_mut().drain(..) {
@@ -389,7 +413,7 @@ impl MappedDevice {
         let (id, closed) = (self.id, Latch::new(reactors));
         let latch = closed.clone();
         env.call_everywhere(move |env| {
-            env.local(id).closed.set(true);
+            env.local(id).close();
             latch.arrive();
         });
         closed.wait().await;

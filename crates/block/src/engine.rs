@@ -165,9 +165,9 @@ fn descend<'t>(env: &Env, tables: &'t Tables, mut disk: &'t dyn Disk, mut reques
     submit(env, tables, disk, request);
 }
 
-/// The ready path: takes a request, which was checked for `device`, past every open device whose
-/// line has nothing to decide about it. Answers where it went from the last one; none if there is
-/// no such device. What it meets there is left to the caller, breaches of the contract too.
+/// The ready path: takes a request past every open device whose only line has nothing to decide
+/// about it. Answers where it went from the last one; none if there is no such device. What it
+/// meets there is left to the caller, breaches of the contract too.
 #[inline(always)]
 fn slide<'t>(
     env: &Env,
@@ -179,28 +179,23 @@ fn slide<'t>(
     if op == Op::Flush {
         return None;
     }
-    let mut reached: Option<&Straight> = None;
+    let mut reached = None;
     let mut depth = request.depth;
     for frame in &mut request.frames[usize::from(depth)..] {
         let local = env.local(device);
-        if local.is_closed() || (reached.is_some() && !local.bounds().take(range, op)) {
-            break;
-        }
-        let found = tables.get(device).and_then(|table| table.line_at(range.start));
-        let Some((index, line)) = found else { break };
-        let (Some(straight), Some(inside)) = (&line.straight, line.inside(range)) else { break };
+        let Some(way) = local.way(range, op) else { break };
         local.admit();
-        *frame = Frame::new(device, index, (range, inside), (op, io_flags));
+        *frame = Frame::new(device, 0, (range, range), (op, io_flags));
         depth += 1;
-        range.start = straight.start + (inside.start - Sector(0));
-        reached = Some(straight);
-        match straight.device {
+        range.start += way.start - Sector(0);
+        reached = Some(device);
+        match way.next {
             Some(next) => device = next,
             None => break,
         }
     }
     (request.depth, request.range) = (depth, range);
-    reached
+    reached.map(|device| live(tables, device).straight().expect("a way is a straight line"))
 }
 
 /// Gives a request to a disk that does it.

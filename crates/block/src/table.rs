@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::device::{DeviceId, MappedDevice};
+use crate::device::{DeviceId, MappedDevice, Way};
 use crate::disk::{Disk, Limits};
 use crate::env::Env;
 use crate::error::{ConfigError, ConfigKind};
@@ -130,20 +130,16 @@ impl Straight {
         let device = disk.mapped().map(MappedDevice::id);
         Some(Straight { disk, device, start })
     }
+
+    pub fn way(&self) -> Way {
+        Way { start: self.start, next: self.device }
+    }
 }
 
 impl Line {
     /// The range on the device.
     pub fn range(&self) -> SectorRange {
         SectorRange::new(self.start, self.len)
-    }
-
-    /// A range of the device that begins in the line, relative to it; none if it goes beyond.
-    #[inline(always)]
-    pub(crate) fn inside(&self, range: SectorRange) -> Option<SectorRange> {
-        let start = Sector(range.start.0 - self.start.0);
-        let inside = SectorRange::new(start, range.count);
-        (start.0 + range.count.0 <= self.len.0).then_some(inside)
     }
 }
 
@@ -244,6 +240,14 @@ impl Table {
         }
         let index = self.lines.partition_point(|line| line.range().end() <= sector);
         Some((index as u16, self.lines.get(index)?))
+    }
+
+    /// Where all requests go, if there is one line and its target has nothing to decide.
+    pub(crate) fn straight(&self) -> Option<&Straight> {
+        match self.lines.as_slice() {
+            [line] => line.straight.as_ref(),
+            _ => None,
+        }
     }
 
     pub(crate) fn line(&self, index: u16) -> &Line {

@@ -84,16 +84,6 @@ impl IoVecs {
         self.0.len().min(IOVECS_MAX)
     }
 
-    /// Empties the array, which keeps its room.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    /// Whether it took memory of its own.
-    pub(crate) fn spilled(&self) -> bool {
-        self.0.spilled()
-    }
-
     /// The only piece, if there is exactly one: those take the shorter path in the kernel.
     pub(crate) fn only(&self) -> Option<(*mut u8, u32)> {
         match self.0.as_slice() {
@@ -108,6 +98,28 @@ impl FromIterator<(*mut u8, usize)> for IoVecs {
         let mut iovecs = Self::new();
         pieces.into_iter().for_each(|(base, len)| iovecs.push(base, len));
         iovecs
+    }
+}
+
+/// Empty arrays with room, so that long ones are not taken from the system again and again.
+#[derive(Default)]
+pub(crate) struct SpareIoVecs(Vec<IoVecs>);
+
+impl SpareIoVecs {
+    /// Most arrays that are kept.
+    const MAX: usize = 64;
+
+    /// An empty array, with room if there is one.
+    pub(crate) fn take(&mut self) -> IoVecs {
+        self.0.pop().unwrap_or_default()
+    }
+
+    /// Keeps the room of an array that is no longer needed, if it has any of its own.
+    pub(crate) fn keep(&mut self, mut iovecs: IoVecs) {
+        if iovecs.0.spilled() && self.0.len() < SpareIoVecs::MAX {
+            iovecs.0.clear();
+            self.0.push(iovecs);
+        }
     }
 }
 
@@ -222,9 +234,7 @@ pub trait Ring {
     fn is_ready(&mut self) -> bool;
 
     /// An empty array for an operation, with the room that an earlier one needed.
-    fn spare_iovecs(&mut self) -> IoVecs {
-        IoVecs::new()
-    }
+    fn spare_iovecs(&mut self) -> IoVecs;
 }
 
 /// Which ring to open.

@@ -19,7 +19,9 @@ use std::time::Duration;
 use crossbeam_queue::SegQueue;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::ring::{EventWake, Io, IoVecs, Ring, Token, Wake, bounded_sleep, plain_offset};
+use crate::ring::{
+    EventWake, Io, IoVecs, Ring, SpareIoVecs, Token, Wake, bounded_sleep, plain_offset,
+};
 
 /// Most helper threads of one ring.
 const HELPERS_MAX: usize = 8;
@@ -207,6 +209,7 @@ pub struct ThreadRing {
     waiting: Vec<SocketOp>,
     polled: Vec<libc::pollfd>,
     ready: VecDeque<Finished>,
+    spare: SpareIoVecs,
     one_thread: PhantomData<*const ()>,
 }
 
@@ -243,6 +246,7 @@ impl ThreadRing {
             waiting: Vec::new(),
             polled: Vec::new(),
             ready: VecDeque::new(),
+            spare: SpareIoVecs::default(),
             one_thread: PhantomData,
         })
     }
@@ -264,16 +268,15 @@ impl ThreadRing {
             self.wake.drain();
         }
         let mut seen = self.polled[1..].iter().map(|polled| polled.revents);
-        self.waiting.retain(|op| {
+        self.waiting.retain_mut(|op| {
             let revents = seen.next().expect("one entry was polled per waiting operation");
-            match op.attempt(revents) {
-                None => true,
-                Some(result) => {
-                    let accepted = matches!(op.kind, SocketKind::Accept);
-                    self.ready.push_back(Finished { token: op.token, result, accepted });
-                    false
-                }
+            let Some(result) = op.attempt(revents) else { return true };
+            let accepted = matches!(op.kind, SocketKind::Accept);
+            self.ready.push_back(Finished { token: op.token, result, accepted });
+            if let SocketKind::Recv(iov) | SocketKind::Send(iov) = &mut op.kind {
+                self.spare.keep(std::mem::take(iov));
             }
+            false
         });
     }
 }
@@ -398,6 +401,10 @@ impl Ring for ThreadRing {
 
     fn waker(&self) -> Arc<dyn Wake> {
         Arc::clone(&self.wake) as Arc<dyn Wake>
+    }
+
+    fn spare_iovecs(&mut self) -> IoVecs {
+        self.spare.take()
     }
 
     fn is_ready(&mut self) -> bool {

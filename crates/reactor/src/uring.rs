@@ -16,7 +16,9 @@ use std::time::Duration;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use crate::ring::{EventWake, Io, IoVecs, Ring, Token, Wake, bounded_sleep, plain_offset};
+use crate::ring::{
+    EventWake, Io, IoVecs, Ring, SpareIoVecs, Token, Wake, bounded_sleep, plain_offset,
+};
 use crate::threads::{HelperPool, close_accepted, message};
 
 /// Length of the kernel's submission queue; what does not fit waits in a list of ours.
@@ -27,9 +29,6 @@ const CQ_FACTOR: u32 = 8;
 
 /// Slots are allocated by this many, and never move.
 const SLOTS_PER_CHUNK: usize = 64;
-
-/// Most arrays of addresses kept for later.
-const SPARE_IOVECS_MAX: usize = 64;
 
 /// `user_data` of the armed wake-up read and of cancellations; slots never reach these.
 const WAKE_DATA: u64 = u64::MAX;
@@ -226,7 +225,7 @@ impl Ring for UringRing {
     }
 
     fn spare_iovecs(&mut self) -> IoVecs {
-        self.slots.spare.pop().unwrap_or_default()
+        self.slots.spare.take()
     }
 }
 
@@ -402,8 +401,7 @@ struct Slots {
     chunks: Vec<Box<[Slot]>>,
     free: Vec<u32>,
     busy: usize,
-    /// Empty arrays with room, so that long ones are not allocated again and again.
-    spare: Vec<IoVecs>,
+    spare: SpareIoVecs,
 }
 
 impl Slots {
@@ -427,14 +425,11 @@ impl Slots {
         let current = slot.busy && pack(slot.generation, index) == data;
         assert!(current, "each operation completes once");
         slot.busy = false;
-        let mut iov = std::mem::take(&mut slot.iov);
+        let iov = std::mem::take(&mut slot.iov);
         let finished = Finished { token: slot.token, result, accepted: slot.accepts };
         self.free.push(index);
         self.busy -= 1;
-        if iov.spilled() && self.spare.len() < SPARE_IOVECS_MAX {
-            iov.clear();
-            self.spare.push(iov);
-        }
+        self.spare.keep(iov);
         finished
     }
 

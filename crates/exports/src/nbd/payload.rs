@@ -7,8 +7,11 @@
 use cairn_block::{Buf, Env, Segs};
 use smallvec::SmallVec;
 
-/// Longest piece of a payload: one buffer up to here, which is all that most clients send.
+/// A payload is cut into pieces of this size, one buffer each: most clients send no more.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// One that would need more than two of them has longer pieces: a list of two takes no memory.
+const LONG_PIECE_BYTES: usize = 4 << 20;
 
 /// Memory for reply headers is taken in this size.
 const HEAD_BYTES: usize = 4096;
@@ -26,7 +29,8 @@ impl Payload {
         let mut payload = Payload::default();
         let mut left = bytes;
         while left > 0 {
-            let len = left.min(PIECE_BYTES);
+            let long = left > 2 * PIECE_BYTES;
+            let len = left.min(if long { LONG_PIECE_BYTES } else { PIECE_BYTES });
             payload.pieces.push((env.buf(len), len));
             left -= len;
         }

@@ -16,28 +16,62 @@ use cairn_block::{
 };
 use cairn_reactor::{Core, CoreParts, PostOffice};
 
-/// Name, disk beneath, stacked targets, sectors of a request, write?
-type Case = (&'static str, &'static str, &'static [&'static str], u64, bool);
+/// What the requests of a case meet, and what they are.
+struct Case {
+    name: &'static str,
+    /// The disk at the bottom.
+    disk: &'static str,
+    /// Targets on it, the lowest first.
+    targets: &'static [&'static str],
+    sectors: u64,
+    kind: Kind,
+}
 
-const CASES: [Case; 10] = [
-    ("null-write-512", "null", &[], 1, true),
-    ("linear1-write-512", "null", &["linear"; 1], 1, true),
-    ("linear3-write-512", "null", &["linear"; 3], 1, true),
-    ("linear6-write-512", "null", &["linear"; 6], 1, true),
-    ("passthrough3-write-512", "null", &["passthrough"; 3], 1, true),
-    ("memory-write-512", "mem", &[], 1, true),
-    ("memory-read-512", "mem", &[], 1, false),
-    ("memory-linear3-read-512", "mem", &["linear"; 3], 1, false),
-    ("writecache-overwrite-4k", "mem", &["writecache"], 8, true),
-    ("writecache-read-hit-4k", "mem", &["writecache"], 8, false),
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Reads of what was written before.
+    Read,
+    /// Writes to where something was written before.
+    Write,
+    /// Writes to where nothing was written before.
+    Insert,
+}
+
+const fn case(
+    name: &'static str,
+    disk: &'static str,
+    targets: &'static [&'static str],
+    sectors: u64,
+    kind: Kind,
+) -> Case {
+    Case { name, disk, targets, sectors, kind }
+}
+
+const CACHE: &[&str] = &["writecache"];
+const SNAPSHOT: &[&str] = &["snapshot"];
+
+const CASES: [Case; 13] = [
+    case("null-write-512", "null", &[], 1, Kind::Write),
+    case("linear1-write-512", "null", &["linear"; 1], 1, Kind::Write),
+    case("linear3-write-512", "null", &["linear"; 3], 1, Kind::Write),
+    case("linear6-write-512", "null", &["linear"; 6], 1, Kind::Write),
+    case("passthrough3-write-512", "null", &["passthrough"; 3], 1, Kind::Write),
+    case("memory-write-512", "mem", &[], 1, Kind::Write),
+    case("memory-read-512", "mem", &[], 1, Kind::Read),
+    case("memory-linear3-read-512", "mem", &["linear"; 3], 1, Kind::Read),
+    case("writecache-overwrite-4k", "mem", CACHE, 8, Kind::Write),
+    case("writecache-read-hit-4k", "mem", CACHE, 8, Kind::Read),
+    case("writecache-insert-4k", "mem", CACHE, 8, Kind::Insert),
+    case("snapshot-overwrite-4k", "mem", SNAPSHOT, 8, Kind::Write),
+    case("snapshot-read-hit-4k", "mem", SNAPSHOT, 8, Kind::Read),
 ];
 
-const DISK_SECTORS: SectorCount = SectorCount(1 << 15);
+const DISK_SECTORS: SectorCount = SectorCount(1 << 18);
 
 /// Requests go round in the first sectors, so that a cache soon knows them all.
 const USED_SECTORS: u64 = 1024;
 
-/// Opens `mem`, `cache` and `null`.
+/// Opens `mem`, `cache`, `store` and `null`.
 struct Shelf;
 
 impl Opener for Shelf {
@@ -47,7 +81,7 @@ impl Opener for Shelf {
 
     fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
-            "mem" | "cache" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
+            "mem" | "cache" | "store" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
             "null" => Ok(Arc::new(NullDisk::new(DISK_SECTORS))),
             _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),
         }
@@ -67,7 +101,9 @@ impl Client for Counter {
 /// The arguments of a target over `beneath`.
 fn arguments(target: &str, beneath: &str) -> String {
     match target {
-        "writecache" => format!("s {beneath} cache 4096 0"),
+        // Nothing is written back: that is no request's cost.
+        "writecache" => format!("s {beneath} cache 4096 4 high_watermark 100 low_watermark 100"),
+        "snapshot" => format!("{beneath} store P 8"),
         _ => format!("{beneath} 0"),
     }
 }
@@ -105,26 +141,32 @@ fn build(core: &Core, beneath: &str, targets: &[&str]) -> Arc<dyn Disk> {
 fn main() {
     let mut args = std::env::args().skip(1);
     let (Some(name), Some(count)) = (args.next(), args.next()) else {
-        return CASES.iter().for_each(|case| println!("{}", case.0));
+        return CASES.iter().for_each(|case| println!("{}", case.name));
     };
-    let case = CASES.iter().find(|case| case.0 == name).expect("a case of this name");
-    let (_, beneath, targets, sectors, write) = *case;
+    let case = CASES.iter().find(|case| case.name == name).expect("a case of this name");
+    let Case { disk, targets, sectors, kind, .. } = *case;
     let count: u64 = count.parse().expect("a count of requests");
     let post = PostOffice::new(1);
     let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
     let core = Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) });
-    let disk = build(&core, beneath, targets);
+    let disk = build(&core, disk, targets);
     let (env, client) = (core.env(), Rc::new(Counter::default()));
     let length = SectorCount(sectors);
     let buf = env.buf(length.to_bytes() as usize);
     let filling = USED_SECTORS / sectors;
     let began = std::time::Instant::now();
     for index in 0..filling + count {
-        let range = SectorRange::new(Sector(index * sectors % USED_SECTORS), length);
+        let all = index * sectors;
+        let place = Sector(if kind == Kind::Insert { all } else { all % USED_SECTORS });
         let segs = Segs::of(&buf, 0, length.to_bytes() as usize);
-        let write = write || index < filling;
+        let range = SectorRange::new(place, length);
+        let write = kind != Kind::Read || index < filling;
         let io = if write { Io::write(range, segs) } else { Io::read(range, segs) };
         env.start(&disk, io, client.clone(), index);
+        if index + 1 == filling {
+            // Writes that must wait, as the first ones to a snapshot do, end here.
+            while core.turn(Time(0), Vec::new()) {}
+        }
     }
     while core.turn(Time(0), Vec::new()) {}
     assert_eq!(client.0.get(), filling + count, "all of them complete");

@@ -5,6 +5,7 @@
 //! the target kept only in memory before (a cursor) starts anew with each measurement.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_backends::MemoryDisk;
 use cairn_block::{Disk, Op, Sector, SectorCount};
@@ -22,6 +23,10 @@ pub const NO_WRITEBACK: &str = "4 high_watermark 100 low_watermark 100";
 
 /// Bytes written at once to touch memory.
 const TOUCH_BYTES: usize = 512 << 10;
+
+/// The background is quiet when so many looks at the status saw no change.
+const QUIET_LOOKS: u32 = 10;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A cache and its origin.
 pub struct CacheBed {
@@ -76,10 +81,7 @@ impl CacheBed {
         options: &str,
         jobs: &[Job],
     ) -> Outcome<Measured> {
-        image::store(&self.bed, &self.cache, metadata)?;
-        let (len, block) = (self.origin.sectors(), geometry.block_size().bytes());
-        let table = format!("0 {len} writecache s origin cache {block} {options}");
-        let volume = self.bed.volume("volume", &table)?;
+        let volume = self.bring_up(geometry, metadata, options)?;
         let mut measured = Measured { took: Vec::new(), writes: Vec::new() };
         for job in jobs {
             self.counting.count_from(Sector::of_byte(geometry.data_offset()));
@@ -88,6 +90,45 @@ impl CacheBed {
         }
         self.bed.remove("volume")?;
         Ok(measured)
+    }
+
+    /// Puts the cache into a state, brings it up, waits until nothing happens in the background
+    /// any more, and takes it down.
+    ///
+    /// # Errors
+    /// Something of that did not work.
+    pub fn leave_alone(
+        &self,
+        geometry: &Geometry,
+        metadata: &Arc<Vec<u8>>,
+        options: &str,
+    ) -> Outcome<()> {
+        let volume = self.bring_up(geometry, metadata, options)?;
+        let status = || {
+            let table = volume.mapped().and_then(|device| device.live_table());
+            table.map(|table| table.lines()[0].target.status())
+        };
+        let (mut last, mut quiet) = (status(), 0);
+        while quiet < QUIET_LOOKS {
+            std::thread::sleep(LOOK_EVERY);
+            let now = status();
+            quiet = if now == last { quiet + 1 } else { 0 };
+            last = now;
+        }
+        drop(volume);
+        self.bed.remove("volume")
+    }
+
+    fn bring_up(
+        &self,
+        geometry: &Geometry,
+        metadata: &Arc<Vec<u8>>,
+        options: &str,
+    ) -> Outcome<Arc<dyn Disk>> {
+        image::store(&self.bed, &self.cache, metadata)?;
+        let (len, block) = (self.origin.sectors(), geometry.block_size().bytes());
+        let table = format!("0 {len} writecache s origin cache {block} {options}");
+        self.bed.volume("volume", &table)
     }
 
     /// The metadata that the last measurement left.

@@ -8,7 +8,8 @@
 //! - fresh: just formatted.
 //! - churned: filled once with random 4 KiB writes that were all written back.
 //! - turned: turned over ten times by random 4 KiB writes, writeback keeping up; half full.
-//! - checkerboard: every other block in use.
+//! - checkerboard: every other block in use, and the job begins at once: the worst there is.
+//! - mended: a checkerboard that was left alone until writeback had mended it.
 //!
 //! Every round begins from the same state, restored by its metadata. Figures are processor time
 //! of the one reactor, commits included.
@@ -36,9 +37,11 @@ pub const WRITE_BYTES: usize = 512 << 10;
 const AGING_BYTES: usize = 4 << 10;
 /// Writeback keeps the cache about half full.
 const AGING_OPTIONS: &str = "6 high_watermark 50 low_watermark 45 pause_writeback 0";
+const STATES: [&str; 5] = ["fresh", "churned", "turned", "checkerboard", "mended"];
+/// Nothing makes room for writes, so that only what is cut up moves writeback.
+const MENDING_OPTIONS: &str = "6 high_watermark 100 low_watermark 100 pause_writeback 0";
 const LARGER_BLOCKS: &str = "writecache: blocks of 8 KiB and more left out: the format ends at the \
     page size of the kernel (4 KiB here), which refuses them, as does this program";
-const STATES: [&str; 4] = ["fresh", "churned", "turned", "checkerboard"];
 const PHASES: [&str; 2] = ["insert", "overwrite"];
 
 /// Sizes of one run.
@@ -154,9 +157,14 @@ fn metadata(
     let cache_writes = sizes.cache / AGING_BYTES as u64;
     match state {
         "fresh" => Ok(fresh),
-        "checkerboard" => {
+        "checkerboard" | "mended" => {
             let every_other = |slot: u64| slot.is_multiple_of(2).then(|| beyond + slot);
-            Ok(Arc::new(image::make(geometry, every_other)))
+            let checkerboard = Arc::new(image::make(geometry, every_other));
+            if state == "checkerboard" {
+                return Ok(checkerboard);
+            }
+            cache.leave_alone(geometry, &checkerboard, MENDING_OPTIONS)?;
+            cache.metadata(geometry)
         }
         "churned" => {
             // What is left at the end goes home with the cleaner.

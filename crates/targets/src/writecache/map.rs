@@ -323,6 +323,7 @@ impl WriteCache {
         let mut state = self.state.lock();
         let now = env.now();
         let freed = state.index.insert(slot, count, block, now);
+        state.last_write = now;
         if state.autocommit_at.is_none() {
             state.autocommit_at = Some(now + self.config.autocommit_time());
             self.changed.notify(usize::MAX);
@@ -354,6 +355,7 @@ impl WriteCache {
         // without being committed.
         let durable = through && are_newest(&state, &slots);
         state.overwritten = true;
+        state.last_write = env.now();
         let held = request.is_fua() && !durable && result.is_ok();
         if held {
             state.waiters.push(Waiter::Request(request.id()));

@@ -14,7 +14,7 @@
 //!
 //! Rooms: `config` (the table line), `map` (verdicts and completions), `index` (what is cached
 //! and what is free, by runs), `commit` (making entries durable), `writeback` (bringing
-//! blocks home), `removal` (discard and write-zeroes), `recover` (opening), `status`.
+//! blocks home), `hand` (which, to make room), `removal` (discard and write-zeroes), `recover` (opening), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -51,6 +51,7 @@
 
 mod commit;
 mod config;
+mod hand;
 mod health;
 mod index;
 mod map;
@@ -124,6 +125,10 @@ struct State {
     finishing: bool,
     /// Writeback goes on until the low watermark.
     draining: bool,
+    /// Writeback goes on until the free slots lie in long runs again.
+    mending: bool,
+    /// When a write to a slot last ended.
+    last_write: Time,
     /// Insertions below this number are to be written back whatever the watermarks say.
     drain_to: u64,
     /// The keeper passed over a block because a write to it was in flight; the end of that
@@ -163,6 +168,8 @@ impl State {
             written: Vec::new(),
             finishing: false,
             draining: false,
+            mending: false,
+            last_write: Time(0),
             drain_to: 0,
             passed_over: false,
             cleaner: false,

@@ -352,6 +352,7 @@ impl WriteCache {
     /// Puts what was recovered in place; nothing is let in yet.
     fn take_over(&self, env: &Env, mut state: State) {
         state.last_around = env.now();
+        state.last_write = state.last_around;
         let mut old = self.state.lock();
         state.cleaner = old.cleaner;
         state.flush_on_suspend = old.flush_on_suspend;

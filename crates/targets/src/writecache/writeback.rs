@@ -1,10 +1,11 @@
 //! Writeback: which blocks go home, when, and in which order that is safe.
 //!
-//! Policy: least recently inserted first, by runs; cached neighbours on the origin ride along as
-//! one request of up to 256 blocks. Runs were filled in the order of slots, so that what goes
-//! home leaves runs of free slots (`index::space`). It starts when free slots fall to the high watermark and goes
-//! on until the low one; blocks older than max_age, everything under `cleaner`, and everything
-//! inserted before a `flush` message or a suspend that asks for it, go too. With
+//! Policy: to make room, in the order of slots (`hand`), which is that of insertion but for holes
+//! that were filled, so that what goes home leaves long runs of free slots; cached neighbours on
+//! the origin ride along as one request of up to 256 blocks. It starts when free slots fall to
+//! the high watermark and goes on until the low one. Blocks older than max_age, everything under
+//! `cleaner`, and everything inserted before a `flush` message or a suspend that asks for it, go
+//! too, least recently inserted first. With
 //! `pause_writeback` ordinary writeback waits until nothing went around the cache for that
 //! long. Memory is bounded by the copier's budget.
 //!
@@ -26,6 +27,7 @@ use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
 use super::canary::{self, Bug};
+use super::hand::Met;
 use super::index::{COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, Place, Run};
 use super::{State, WriteCache};
 
@@ -73,7 +75,7 @@ impl State {
             return Some(true);
         }
         let old = max_age.is_some_and(|age| now.since(inserted.born) >= age);
-        (self.draining || old).then_some(false)
+        old.then_some(false)
     }
 
     /// How many blocks of a run, from its first on, may be written back.
@@ -93,7 +95,7 @@ impl State {
     }
 
     /// The first part of a run that may be written back.
-    fn eligible_part(&self, run: &Run) -> Option<Run> {
+    pub(super) fn eligible_part(&self, run: &Run) -> Option<Run> {
         if run.has(IN_WRITEBACK | LEAVING | COVERED | FREED) {
             return None;
         }
@@ -224,11 +226,43 @@ impl WriteCache {
         }
         // What lies before the place of the last job was not eligible then.
         let from = state.index.scan();
-        let action = self.scan_from(state, now, from);
-        if matches!(action, Action::Write(_)) || from == Place::default() {
+        let mut action = self.scan_from(state, now, from);
+        if !matches!(action, Action::Write(_)) && from != Place::default() {
+            action = self.scan_from(state, now, Place::default());
+        }
+        state.judge_space();
+        if !(state.draining || state.mending) {
             return action;
         }
-        self.scan_from(state, now, Place::default())
+        match action {
+            Action::Sleep(at) => match self.follow_hand(state, now) {
+                Action::Sleep(other) => Action::Sleep(at.min(other)),
+                Action::Wait => Action::Sleep(at),
+                action => action,
+            },
+            Action::Wait => self.follow_hand(state, now),
+            action => action,
+        }
+    }
+
+    /// Writeback that makes room.
+    fn follow_hand(&self, state: &mut State, now: Time) -> Action {
+        let mut until = self.delay(state, now, false);
+        if !state.draining {
+            if u64::from(state.index.in_writeback) >= JOB_BLOCKS_MAX {
+                return Action::Wait;
+            }
+            let idle = state.mends_from(self.config.pause_writeback());
+            until = until.max(Some(idle).filter(|&idle| idle > now));
+        }
+        if let Some(until) = until {
+            return Action::Sleep(until);
+        }
+        match state.move_hand() {
+            Met::Run(run) => Action::Write(self.job_of(state, &run)),
+            Met::Uncommitted => Action::Commit,
+            Met::Nothing => Action::Wait,
+        }
     }
 
     fn scan_from(&self, state: &mut State, now: Time, from: Place) -> Action {

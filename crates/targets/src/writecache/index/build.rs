@@ -214,5 +214,6 @@ impl Index {
         if at < groups.slots() {
             space.free(at, groups.slots() - at);
         }
+        space.find_place();
     }
 }

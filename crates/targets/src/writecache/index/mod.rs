@@ -611,6 +611,22 @@ impl Index {
         slots
     }
 
+    /// True if free slots are many but lie in short runs; see there.
+    pub fn is_cut_up(&self, mending: bool) -> bool {
+        self.space.is_cut_up(mending)
+    }
+
+    /// What slots hold from the hand on, once round the ring.
+    pub fn runs_from_hand(&self) -> impl Iterator<Item = Run> {
+        let (hand, end) = (self.space.hand(), self.len());
+        self.groups.runs(hand, end).chain(self.groups.runs(0, hand))
+    }
+
+    /// Writeback has come to this slot on its way round the ring.
+    pub fn set_hand(&mut self, slot: u32) {
+        self.space.set_hand(slot);
+    }
+
     /// Sets and clears marks of slots.
     pub fn mark(&mut self, slot: u32, len: u32, set: u8, clear: u8) {
         self.groups.mark(slot, len, set, clear);

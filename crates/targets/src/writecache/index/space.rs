@@ -4,25 +4,46 @@
 //! I11); this file only counts and finds, the rules are the callers'.
 //!
 //! # Policy
-//! A ring: a request takes the next run after the last one's that is long enough for all of
-//! it; when there is none, the longest run there is, so that it is cut into as few pieces as
-//! greed can. Small requests and large ones go round with a cursor each: small ones fill the
-//! holes that large ones pass over, large ones do not crumble for them.
+//! The slots are a ring. The *frontier* is where the last run was taken, the *hand* is where
+//! writeback has come to: it sends home what it meets in the order of slots, so that behind it
+//! one long run of free slots forms, into which the frontier follows.
 //!
-//! Why this ages well: writeback takes what was inserted longest ago, and slots next to each
-//! other were inserted one after the other, so that it frees the ring in the order of slots
-//! and runs form again behind it, whatever holes its riders (neighbours on the origin) left
-//! on the way; one round of the ring heals every hole. Worst case: every second slot held by
-//! blocks that are younger than the rest. A large request is then cut into single slots until
-//! the writeback that its own allocations cause has passed them.
+//! ```text
+//!   hand                           middle                        frontier           hand
+//!    |  old: holes stay until        |  young: small requests       |  free, in one    |
+//!    |  the hand has passed them     |  fill the holes              |  long run        |
+//! ```
+//!
+//! - A large request takes the next run after the frontier that is long enough for all of it;
+//!   when there is none, the longest run there is, so that it is cut into as few pieces as greed
+//!   can.
+//! - A small one first fills a *hole*: a run shorter than any large request, between slots in
+//!   use (as far as 256 aligned slots show it). Holes are what riders leave, neighbours on the
+//!   origin that go home before their turn. Without a hole it goes where large ones go.
+//! - Only the younger half of what lies between hand and frontier is filled: what is put just
+//!   before the hand would be sent home at once, or be uncommitted when the hand comes.
+//!
+//! Why this ages well: the hand leaves nothing behind but what is in flight, so that one round
+//! of the ring heals whatever was there, and small requests mend the holes that open meanwhile.
+//! The caller also lets the hand go on when little is in use but the free slots are cut up
+//! ([`FreeSpace::is_cut_up`]).
+//!
+//! Worst case: every second slot in use, in a cache that is never idle and never full enough for
+//! writeback. A large request is cut into single slots there until its own allocations make the
+//! hand move.
 //!
 //! # Cost
-//! Finding and taking are logarithmic in the cache; the tree and the bitmap are half a byte per slot at most.
+//! Finding and taking are logarithmic in the cache; the trees and the bitmap are half a byte per
+//! slot at most.
+
+use std::ops::Range;
 
 use super::bits::{self, BITS, Bits};
 
-/// From this length on a request is large.
+/// From this length on a request is large, and a run no hole.
 const LARGE: u32 = 64;
+/// With fewer free slots than this, nobody asks how they lie.
+const PLENTY: u32 = 4 * BITS;
 
 /// The runs of free slots in a part of the cache: at its begin, at its end, and the longest.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -33,18 +54,21 @@ struct Runs {
 }
 
 impl Runs {
-    fn of(bits: &Bits) -> Runs {
+    /// The runs of a leaf, and its longest hole.
+    fn of(bits: &Bits) -> (Runs, u8) {
         let mut runs = Runs { head: bits::next_zero(bits, 0), ..Runs::default() };
-        let mut at = 0;
+        let (mut at, mut hole) = (0, 0);
         loop {
             at = bits::next_one(bits, at);
             if at == BITS {
-                return runs;
+                return (runs, hole);
             }
             let end = bits::next_zero(bits, at);
             runs.longest = runs.longest.max(end - at);
             if end == BITS {
                 runs.tail = end - at;
+            } else if is_hole(at, end) {
+                hole = hole.max((end - at) as u8);
             }
             at = end;
         }
@@ -60,15 +84,26 @@ impl Runs {
     }
 }
 
+/// True if a run of a leaf is a hole.
+fn is_hole(from: u32, to: u32) -> bool {
+    from > 0 && to < BITS && to - from < LARGE
+}
+
 /// The free slots of a cache.
 pub(in super::super) struct FreeSpace {
     leaves: Vec<Bits>,
     /// Node 1 is the root, the children of n are 2n and 2n+1; the leaves are the second half.
     tree: Vec<Runs>,
+    /// In the same order: the longest hole.
+    holes: Vec<u8>,
     slots: u32,
     free: u32,
-    small_cursor: u32,
-    large_cursor: u32,
+    /// Leaves that are free as a whole.
+    clear: u32,
+    frontier: u32,
+    hand: u32,
+    /// The leaf where the last hole was filled.
+    filling: u32,
 }
 
 /// What a search from left to right has behind it: a run that reaches its place.
@@ -80,13 +115,17 @@ impl FreeSpace {
     /// All of `slots` slots in use.
     pub fn full(slots: u32) -> FreeSpace {
         let leaves = slots.div_ceil(BITS).max(1) as usize;
+        let nodes = 2 * leaves.next_power_of_two();
         FreeSpace {
             leaves: vec![[0; 4]; leaves],
-            tree: vec![Runs::default(); 2 * leaves.next_power_of_two()],
+            tree: vec![Runs::default(); nodes],
+            holes: vec![0; nodes],
             slots,
             free: 0,
-            small_cursor: 0,
-            large_cursor: 0,
+            clear: 0,
+            frontier: 0,
+            hand: 0,
+            filling: 0,
         }
     }
 
@@ -97,6 +136,35 @@ impl FreeSpace {
 
     pub fn is_free(&self, slot: u32) -> bool {
         bits::get(&self.leaves[(slot / BITS) as usize], slot % BITS)
+    }
+
+    /// True if many slots are free, but too few of them lie in long runs: fewer than a half,
+    /// or than three quarters once the caller has begun to mend (`mending`).
+    ///
+    /// By going round in the order of slots the hand mends this with few blocks: when a share
+    /// of f is free and evenly spread, it has to empty 0.75 f / (0.25 + 0.75 f) of the cache,
+    /// in which 1 - f of the slots are in use. That is a third of all slots at most.
+    pub fn is_cut_up(&self, mending: bool) -> bool {
+        let (free, clear) = (u64::from(self.free), u64::from(self.clear) * u64::from(BITS));
+        let wanted = if mending { free / 4 * 3 } else { free / 2 };
+        self.free >= PLENTY && clear < wanted
+    }
+
+    /// Where writeback has come to.
+    pub fn hand(&self) -> u32 {
+        self.hand
+    }
+
+    pub fn set_hand(&mut self, slot: u32) {
+        self.hand = slot;
+    }
+
+    /// Puts the frontier at the begin of the longest run and the hand at its end: where they
+    /// were before the cache was closed, most likely.
+    pub fn find_place(&mut self) {
+        let longest = self.tree[1].longest;
+        let start = self.find(0, longest.max(1)).unwrap_or(0);
+        (self.frontier, self.hand) = (start, (start + longest) % self.slots.max(1));
     }
 
     /// Gives slots back.
@@ -112,19 +180,30 @@ impl FreeSpace {
     fn change(&mut self, slot: u32, len: u32, change: impl Fn(&mut Bits, u32, u32)) {
         let (first, last) = (slot / BITS, (slot + len - 1) / BITS);
         let half = self.tree.len() / 2;
+        let clear = |runs: &Runs| u32::from(runs.longest == BITS);
         for index in first..=last {
             let from = slot.saturating_sub(index * BITS);
             let to = (slot + len - index * BITS).min(BITS);
             let leaf = &mut self.leaves[index as usize];
             change(leaf, from, to);
-            self.tree[half + index as usize] = Runs::of(leaf);
+            let (runs, hole) = Runs::of(leaf);
+            let place = half + index as usize;
+            self.clear = self.clear + clear(&runs) - clear(&self.tree[place]);
+            (self.tree[place], self.holes[place]) = (runs, hole);
         }
         let (mut low, mut high) = (half + first as usize, half + last as usize);
         let mut size = BITS;
         while low > 1 {
             (low, high) = (low / 2, high / 2);
+            let mut same = true;
             for node in low..=high {
-                self.tree[node] = Runs::join(self.tree[2 * node], self.tree[2 * node + 1], size);
+                let runs = Runs::join(self.tree[2 * node], self.tree[2 * node + 1], size);
+                let hole = self.holes[2 * node].max(self.holes[2 * node + 1]);
+                same &= (self.tree[node], self.holes[node]) == (runs, hole);
+                (self.tree[node], self.holes[node]) = (runs, hole);
+            }
+            if same {
+                return;
             }
             size = size.saturating_mul(2);
         }
@@ -137,19 +216,90 @@ impl FreeSpace {
         if longest == 0 || want == 0 {
             return None;
         }
-        let len = want.min(longest);
-        let cursor = if want < LARGE { self.small_cursor } else { self.large_cursor };
-        let start = self.find(cursor, len).or_else(|| self.find(0, len));
-        let start = start.expect("the tree knows of a run this long");
+        let (start, len) = match self.find_hole(want) {
+            Some(start) => (start, want),
+            None => {
+                let len = want.min(longest);
+                let start = self.find(self.frontier, len).or_else(|| self.find(0, len));
+                let start = start.expect("the tree knows of a run this long");
+                self.move_frontier(start, len);
+                (start, len)
+            }
+        };
         self.change(start, len, bits::clear);
         self.free -= len;
-        let next = if start + len < self.slots { start + len } else { 0 };
-        if want < LARGE {
-            self.small_cursor = next;
-        } else {
-            self.large_cursor = next;
-        }
         Some((start, len))
+    }
+
+    /// How far it is from one slot to another in the direction of the ring.
+    fn distance(&self, from: u32, to: u32) -> u32 {
+        if to >= from { to - from } else { self.slots - from + to }
+    }
+
+    /// Moves the frontier behind a run; the hand is not left behind it.
+    fn move_frontier(&mut self, start: u32, len: u32) {
+        let passed = self.distance(self.frontier, start) + len;
+        let met = self.distance(self.frontier, self.hand) < passed;
+        self.frontier = if start + len < self.slots { start + len } else { 0 };
+        if met {
+            self.hand = self.frontier;
+        }
+    }
+
+    /// A hole for a small request in the younger half of what is in use; where it begins.
+    fn find_hole(&mut self, want: u32) -> Option<u32> {
+        if want >= LARGE || u32::from(self.holes[1]) < want {
+            return None;
+        }
+        let young = self.distance(self.hand, self.frontier) / 2;
+        let middle = if young <= self.frontier {
+            self.frontier - young
+        } else {
+            self.slots - (young - self.frontier)
+        };
+        let leaves = self.leaves.len() as u32;
+        let ahead = |from: u32, to: u32| if to >= from { to - from } else { leaves - from + to };
+        let (middle, end) = (middle / BITS, self.frontier / BITS);
+        // From where the last hole was filled on; beyond the frontier begin at the middle again.
+        let on = ahead(middle, self.filling) < ahead(middle, end);
+        let from = if on { self.filling } else { middle };
+        let found = if from <= end {
+            self.next_hole(from..end, want)
+        } else {
+            self.next_hole(from..leaves, want).or_else(|| self.next_hole(0..end, want))
+        };
+        self.filling = found.unwrap_or(middle);
+        let leaf = found?;
+        let bits = &self.leaves[leaf as usize];
+        let mut at = 0;
+        loop {
+            at = bits::next_one(bits, at);
+            let end = bits::next_zero(bits, at);
+            if is_hole(at, end) && end - at >= want {
+                return Some(leaf * BITS + at);
+            }
+            at = end;
+        }
+    }
+
+    /// The first of some leaves with a hole of `want` slots.
+    fn next_hole(&self, leaves: Range<u32>, want: u32) -> Option<u32> {
+        let half = self.tree.len() / 2;
+        let mut node = half + leaves.start as usize;
+        while u32::from(self.holes[node]) < want {
+            // On to the subtree to its right.
+            node >>= node.trailing_ones();
+            if node == 0 {
+                return None;
+            }
+            node += 1;
+        }
+        while node < half {
+            node *= 2;
+            node += usize::from(u32::from(self.holes[node]) < want);
+        }
+        let leaf = (node - half) as u32;
+        (leaf < leaves.end).then_some(leaf)
     }
 
     /// The first run of `want` free slots that begins at or after `from`.
@@ -226,65 +376,156 @@ mod tests {
     use super::*;
     use proptest::prelude::proptest;
 
-    /// Runs of a list of slots: start and length.
-    fn runs(free: &[bool]) -> Vec<(u32, u32)> {
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        for (slot, _) in (0u32..).zip(free).filter(|(_, free)| **free) {
-            match runs.last_mut() {
-                Some((start, len)) if *start + *len == slot => *len += 1,
-                _ => runs.push((slot, 1)),
-            }
-        }
-        runs
+    /// The policy, slot by slot.
+    struct Naive {
+        free: Vec<bool>,
+        frontier: usize,
+        hand: usize,
+        filling: usize,
     }
 
-    /// The policy, slot by slot.
-    fn expected(free: &[bool], cursor: u32, want: u32) -> Option<(u32, u32)> {
-        let runs = runs(free);
-        let len = want.min(runs.iter().map(|run| run.1).max()?);
-        let place = |from: u32| {
-            let cut = |&(start, len): &(u32, u32)| {
-                let skip = from.saturating_sub(start).min(len);
-                (start + skip, len - skip)
+    const LEAF: usize = BITS as usize;
+
+    impl Naive {
+        fn new(slots: usize) -> Naive {
+            Naive { free: vec![false; slots], frontier: 0, hand: 0, filling: 0 }
+        }
+
+        /// Runs of free slots within a range: start and length.
+        fn runs(&self, slots: Range<usize>) -> Vec<(usize, usize)> {
+            let mut runs: Vec<(usize, usize)> = Vec::new();
+            for slot in slots.filter(|&slot| self.free[slot]) {
+                match runs.last_mut() {
+                    Some((start, len)) if *start + *len == slot => *len += 1,
+                    _ => runs.push((slot, 1)),
+                }
+            }
+            runs
+        }
+
+        /// The first place at or after `from` with `want` free slots.
+        fn place(&self, from: usize, want: usize) -> Option<usize> {
+            let runs = self.runs(from..self.free.len());
+            runs.iter().find(|run| run.1 >= want).map(|run| run.0)
+        }
+
+        fn hole(&mut self, want: usize) -> Option<usize> {
+            let slots = self.free.len();
+            if want >= LARGE as usize {
+                return None;
+            }
+            let leaves = slots.div_ceil(LEAF);
+            let hole = |leaf: usize| {
+                let (begin, end) = (leaf * LEAF, ((leaf + 1) * LEAF).min(slots));
+                let inside = |run: &&(usize, usize)| {
+                    run.0 > begin && run.0 + run.1 < begin + LEAF && run.1 < LARGE as usize
+                };
+                let runs = self.runs(begin..end);
+                runs.iter().filter(inside).find(|run| run.1 >= want).map(|run| run.0)
             };
-            runs.iter().map(cut).find(|run| run.1 >= len).map(|run| run.0)
-        };
-        place(cursor).or_else(|| place(0)).map(|start| (start, len))
+            if (0..leaves).all(|leaf| hole(leaf).is_none()) {
+                return None;
+            }
+            let young = (self.frontier + slots - self.hand) % slots / 2;
+            let middle = (self.frontier + slots - young) % slots / LEAF;
+            let end = self.frontier / LEAF;
+            let ring: Vec<usize> =
+                (middle..).map(|leaf| leaf % leaves).take_while(|&leaf| leaf != end).collect();
+            let skip = ring.iter().position(|&leaf| leaf == self.filling).unwrap_or(0);
+            let found = ring[skip..].iter().find_map(|&leaf| Some((leaf, hole(leaf)?)));
+            self.filling = found.map_or(middle, |(leaf, _)| leaf);
+            found.map(|(_, slot)| slot)
+        }
+
+        fn take(&mut self, want: usize) -> Option<(usize, usize)> {
+            let slots = self.free.len();
+            let len = want.min(self.runs(0..slots).iter().map(|run| run.1).max()?);
+            if let Some(start) = self.hole(want) {
+                self.free[start..start + want].fill(false);
+                return Some((start, want));
+            }
+            let start = self.place(self.frontier, len).or_else(|| self.place(0, len))?;
+            let ahead = |to: usize| (to + slots - self.frontier) % slots;
+            let met = ahead(self.hand) < ahead(start) + len;
+            self.frontier = (start + len) % slots;
+            if met {
+                self.hand = self.frontier;
+            }
+            self.free[start..start + len].fill(false);
+            Some((start, len))
+        }
     }
 
     proptest! {
         #[test]
-        fn the_next_run_that_is_long_enough_is_taken(
-            slots in 1u32..1200,
-            steps in proptest::collection::vec((0u8..3, 0u32..1200, 1u32..400), 1..120),
+        fn runs_are_taken_by_the_policy(
+            slots in 1u32..1800,
+            steps in proptest::collection::vec((0u8..5, 0u32..1800, 1u32..400), 1..160),
         ) {
             let mut space = FreeSpace::full(slots);
-            let mut naive = vec![false; slots as usize];
-            let mut cursors = [0, 0];
+            let mut naive = Naive::new(slots as usize);
             for (kind, place, count) in steps {
-                let want = if kind == 0 { 1 + count % 80 } else { count };
-                if kind < 2 {
-                    let cursor = &mut cursors[usize::from(want >= LARGE)];
-                    let taken = space.take_run(want);
-                    assert_eq!(taken, expected(&naive, *cursor, want));
-                    if let Some((start, len)) = taken {
-                        naive[start as usize..(start + len) as usize].fill(false);
-                        *cursor = (start + len) % slots;
+                let start = (place % slots) as usize;
+                match kind {
+                    0 | 1 => {
+                        let want = if kind == 0 { 1 + count % 12 } else { count };
+                        let taken = space.take_run(want);
+                        let expected = naive.take(want as usize);
+                        assert_eq!(taken, expected.map(|(slot, len)| (slot as u32, len as u32)));
                     }
-                } else {
-                    let start = place % slots;
-                    let used = naive[start as usize..].iter().take(count as usize);
-                    let len = used.take_while(|free| !**free).count();
-                    if len > 0 {
-                        space.free(start, len as u32);
-                        naive[start as usize..start as usize + len].fill(true);
+                    4 => {
+                        space.set_hand(start as u32);
+                        naive.hand = start;
+                    }
+                    _ => {
+                        let count = if kind == 2 { count } else { 1 + count % 20 } as usize;
+                        let used = naive.free[start..].iter().take(count);
+                        let len = used.take_while(|free| !**free).count();
+                        if len > 0 {
+                            space.free(start as u32, len as u32);
+                            naive.free[start..start + len].fill(true);
+                        }
                     }
                 }
-                assert_eq!(space.count() as usize, naive.iter().filter(|free| **free).count());
+                assert_eq!(space.count() as usize, naive.free.iter().filter(|free| **free).count());
+                assert_eq!(space.hand() as usize, naive.hand);
+                let clear = naive.free.chunks(LEAF).filter(|leaf| {
+                    leaf.len() == LEAF && leaf.iter().all(|free| *free)
+                });
+                assert_eq!(space.clear as usize, clear.count());
             }
             for slot in 0..slots {
-                assert_eq!(space.is_free(slot), naive[slot as usize]);
+                assert_eq!(space.is_free(slot), naive.free[slot as usize]);
             }
         }
+    }
+
+    #[test]
+    fn small_requests_fill_holes_before_they_cut_a_long_run() {
+        let mut space = FreeSpace::full(4096);
+        space.free(0, 4096);
+        assert_eq!(space.take_run(2048), Some((0, 2048)));
+        space.set_hand(0);
+        for hole in [300, 1300, 1700] {
+            space.free(hole, 8);
+        }
+        // The one at 300 is old: the hand will be there soon.
+        let taken: Vec<_> = (0..3).filter_map(|_| space.take_run(8)).collect();
+        assert_eq!(taken, [(1300, 8), (1700, 8), (2048, 8)]);
+    }
+
+    #[test]
+    fn a_checkerboard_is_cut_up_until_the_hand_has_emptied_enough() {
+        let mut space = FreeSpace::full(16_384);
+        (0..8192).for_each(|slot| space.free(2 * slot, 1));
+        assert!(space.is_cut_up(false));
+        let mut emptied = 0;
+        while space.is_cut_up(true) {
+            space.free(2 * emptied + 1, 1);
+            emptied += 1;
+        }
+        assert!(emptied < 16_384 / 3, "{emptied}");
+        assert!(!space.is_cut_up(false));
+        assert_eq!(space.take_run(4096).map(|run| run.1), Some(4096));
     }
 }

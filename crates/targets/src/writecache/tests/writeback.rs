@@ -50,6 +50,47 @@ fn the_least_recently_inserted_goes_first_and_overwrites_do_not_refresh() {
 }
 
 #[test]
+fn free_slots_that_are_cut_up_are_mended_when_nobody_writes() {
+    let options = "high_watermark 100 low_watermark 100 pause_writeback 30000";
+    let bed = Bed::new(4096, cache_sectors(3000, 512));
+    bed.load(&table(4096, 512, options));
+    let slots = bed.status().free();
+    bed.write(0, 2800, 1).unwrap();
+    bed.flush().unwrap();
+    for block in (0..2800).step_by(2) {
+        bed.on(Op::Discard, block, 1).unwrap();
+    }
+    bed.forget();
+    bed.run(SECOND * 10);
+    assert_eq!(written(&bed).len(), 0, "the device has not been idle for long");
+    bed.run(SECOND * 30);
+    let gone = written(&bed).len() as u64;
+    assert!(gone > 100 && gone < slots / 3 + 256, "{gone} of {slots}");
+    assert_eq!(bed.status().dirty(), 1400 - gone);
+    bed.look(|_, state| assert!(!state.index.is_cut_up(true)));
+    bed.check();
+    // What is left is read as before, and a large write is not cut.
+    assert!((0..1400).all(|block| bed.read(block * 2 + 1, 1).unwrap() == [1; 512]));
+    bed.forget();
+    bed.write(3000, 512, 2).unwrap();
+    let lengths: Vec<u64> = bed.cache_ops().iter().map(|seen| seen.count).collect();
+    assert_eq!(lengths, [512]);
+}
+
+#[test]
+fn room_is_made_in_the_order_of_slots() {
+    let bed = Bed::live(64, "high_watermark 50 low_watermark 25");
+    for block in (0..32).rev() {
+        bed.write(block * 16, 8, 1).unwrap();
+    }
+    bed.run(SECOND * 2);
+    bed.look(|_, state| {
+        let held: Vec<u32> = state.index.runs().map(|run| run.slot).collect();
+        assert_eq!(held, (17..32).collect::<Vec<u32>>());
+    });
+}
+
+#[test]
 fn neighbours_on_the_origin_go_home_as_one_request_and_one_flush() {
     let bed = Bed::live(16, "");
     for block in [5, 3, 4, 6, 100] {

@@ -34,6 +34,9 @@ const CUT_GRACE: Duration = Duration::from_secs(1);
 /// How long accepting pauses after the system refused (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What a unix socket is asked to hold of replies that the client has not taken.
+const UNIX_SEND_BYTES: usize = 1 << 20;
+
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct NbdOptions {
@@ -213,18 +216,25 @@ fn deal(shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
         tracing::warn!("connection refused: {found} are open already, which is the most allowed");
         return;
     }
-    if matches!(listener.address, ListenAddress::Tcp(_)) {
-        let tuned = sockopt::set_tcp_nodelay(&socket, true)
-            .and_then(|()| sockopt::set_socket_keepalive(&socket, true));
-        if let Err(error) = tuned {
-            tracing::debug!("tuning a connection: {error}");
-        }
+    if let Err(error) = tune(listener, &socket) {
+        tracing::debug!("tuning a connection: {error}");
     }
     let turn = shared.next_reactor.fetch_add(1, Ordering::Relaxed);
     let (to, shared) = (ReactorId(turn % shared.post.reactors()), shared.clone());
     let post = shared.post.clone();
     let job = move |env: &Env| env.spawn(connect(env.clone(), shared, socket, member));
     post.post(to, Mail::Call(Box::new(job)));
+}
+
+/// Small replies leave at once; large ones leave at once too, as far as the system allows: the
+/// usual buffer of a unix socket is shorter than one large reply, so that it would leave in
+/// pieces, each after a wake-up. TCP finds its own size.
+fn tune(listener: &Listener, socket: &OwnedFd) -> Result<(), rustix::io::Errno> {
+    match listener.address {
+        ListenAddress::Tcp(_) => sockopt::set_tcp_nodelay(socket, true)
+            .and_then(|()| sockopt::set_socket_keepalive(socket, true)),
+        ListenAddress::Unix(_) => sockopt::set_socket_send_buffer_size(socket, UNIX_SEND_BYTES),
+    }
 }
 
 /// One connection, from its greeting to its end.

@@ -89,6 +89,22 @@ impl Place {
 }
 
 impl Snapshot {
+    /// The parts of a range of the origin that have an exception: where the snapshot and its
+    /// origin may differ. In order; widened to whole chunks, then cut to the range. Reads nothing
+    /// from any device.
+    ///
+    /// # Errors
+    /// The snapshot is not live, or its content is lost.
+    pub fn changed(&self, range: SectorRange) -> Result<Vec<SectorRange>, IoError> {
+        let core = self.seat.core_if_live().filter(|core| core.is_readable());
+        let core = core.ok_or(IoError::IO)?;
+        let (first, end) = core.chunks_of(range);
+        let cut = |run: std::ops::Range<u64>| {
+            core.origin_range(run.start, run.end - run.start).intersect(range)
+        };
+        Ok(core.exceptions.changed(first, end).into_iter().filter_map(cut).collect())
+    }
+
     fn core(&self) -> &Arc<Core> {
         self.seat.core()
     }

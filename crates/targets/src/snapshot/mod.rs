@@ -70,6 +70,6 @@ mod canary {
 }
 
 pub use config::{MERGE_SPEC, ORIGIN_SPEC, SNAPSHOT_SPEC, kernel_words};
-pub use map::SnapshotType;
+pub use map::{Snapshot, SnapshotType};
 pub use merge::MergeType;
 pub use origin::OriginType;

@@ -8,7 +8,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use cairn_block::{ConfigError, ConfigKind, Ctor, Env, Events, IoError, SectorCount, SectorRange};
+use cairn_block::{
+    ConfigError, ConfigKind, Ctor, Disk, Env, Events, IoError, MappedDevice, SectorCount,
+    SectorRange,
+};
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
 
 use super::config::Config;
@@ -55,9 +58,19 @@ fn damaged(device: &Device, error: &FormatError) -> ConfigError {
     ConfigError::new(kind, &device.argument, detail)
 }
 
+/// True if `disk` is `other`, or stands on it.
+fn reaches(disk: &Arc<dyn Disk>, other: &Arc<dyn Disk>) -> bool {
+    let stands_on = |mapped: &MappedDevice| {
+        let tables = [mapped.live_table(), mapped.inactive_table()];
+        let mut lines = tables.iter().flatten().flat_map(|table| table.lines());
+        lines.any(|line| line.target.lowers().iter().any(|lower| reaches(lower, other)))
+    };
+    Arc::ptr_eq(disk, other) || disk.mapped().is_some_and(stands_on)
+}
+
 fn check_devices(config: &Config) -> Result<(), ConfigError> {
     let Config { origin, cow, .. } = config;
-    if Arc::ptr_eq(&origin.disk, &cow.disk) {
+    if reaches(&origin.disk, &cow.disk) {
         let (found, expected) = ("the origin itself", "another device");
         return Err(ConfigError::argument(&cow.argument, "cow", found, expected));
     }

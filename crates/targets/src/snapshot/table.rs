@@ -12,6 +12,7 @@
 //!
 //! Must never do I/O, nor call out while a lock is held.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::RequestId;
@@ -191,6 +192,36 @@ impl Exceptions {
     pub fn find(&self, chunk: u64, most: u64) -> Run {
         let most = most.min(left_in_group(chunk));
         self.shard(chunk).lock().run(chunk, most)
+    }
+
+    /// The chunks of `first..end` that have an exception, in order, as runs. Costs as much as
+    /// there are chunks or exceptions, whichever are fewer.
+    pub fn changed(&self, first: u64, end: u64) -> Vec<Range<u64>> {
+        let count: usize = self.shards.iter().map(|shard| shard.0.lock().completed.len()).sum();
+        let mut chunks: Vec<u64> = Vec::new();
+        if end.saturating_sub(first) < count as u64 {
+            let mut at = first;
+            while at < end {
+                let stop = end.min(at + left_in_group(at));
+                let shard = self.shard(at).lock();
+                chunks.extend((at..stop).filter(|chunk| shard.completed.contains_key(chunk)));
+                at = stop;
+            }
+        } else {
+            for shard in &self.shards {
+                let shard = shard.0.lock();
+                chunks.extend(shard.completed.keys().filter(|at| (first..end).contains(*at)));
+            }
+            chunks.sort_unstable();
+        }
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for chunk in chunks {
+            match runs.last_mut().filter(|run| run.end == chunk) {
+                Some(run) => run.end += 1,
+                None => runs.push(chunk..chunk + 1),
+            }
+        }
+        runs
     }
 
     /// Decides about a write of up to `most` chunks from `chunk`, of which `whole` are covered

@@ -188,6 +188,13 @@ impl Bed {
         snapshot.seat.core().clone()
     }
 
+    /// Where a live snapshot and its origin may differ.
+    pub fn changed(&self, name: &str, range: SectorRange) -> Result<Vec<SectorRange>, IoError> {
+        let target = self.volume(name).live_table().expect("live").lines()[0].target.clone();
+        let snapshot: &Snapshot = target.as_any().and_then(|any| any.downcast_ref()).unwrap();
+        snapshot.changed(range)
+    }
+
     pub fn io(&self, name: &str, io: impl FnOnce(&Env) -> Io) -> IoResult {
         let disk: Arc<dyn Disk> = self.volume(name);
         self.sim.block_on(1, |env| {

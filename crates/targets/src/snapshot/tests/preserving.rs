@@ -165,3 +165,22 @@ fn snapshots_come_and_go_while_the_origin_is_written() {
     bed.settle();
     assert_eq!(bed.labels().len(), 720);
 }
+
+#[test]
+fn what_changed_since_the_snapshot_is_told_in_runs_and_without_reading() {
+    let bed = two_snapshots();
+    bed.write("o", 20, 5, 200).unwrap();
+    bed.write("o", 1020, 4, 201).unwrap();
+    bed.write("s0", 32, 8, 202).unwrap();
+    bed.forget();
+    let changed = |name: &str, start, count| {
+        let runs = bed.changed(name, range(start, count)).unwrap();
+        runs.into_iter().map(|run| (run.start.0, run.count.0)).collect::<Vec<_>>()
+    };
+    assert_eq!(changed("s0", 0, 1024), [(16, 24), (1016, 8)]);
+    assert_eq!(changed("s0", 18, 4), [(18, 4)], "cut to the range");
+    assert_eq!(changed("s0", 40, 900), []);
+    assert_eq!(changed("s1", 0, 1024), [(0, 32), (992, 32)], "whole chunks");
+    assert_eq!(bed.ops("origin"), []);
+    assert_eq!(bed.ops("cow0"), []);
+}

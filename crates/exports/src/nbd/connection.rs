@@ -25,7 +25,7 @@ use cairn_reactor::Driver;
 use rustix::net::{Shutdown, shutdown};
 
 use super::export::Export;
-use super::handshake::Negotiated;
+use super::handshake::{MetaContext, Negotiated};
 use super::inlet::Ended;
 use super::lifeline::Level;
 use super::payload::{Batch, Payload};
@@ -178,8 +178,8 @@ pub(super) struct Connection {
     pub(super) export: Arc<Export>,
     pub(super) channel: Channel,
     pub(super) structured: bool,
-    /// The number of `base:allocation`, if the client selected it.
-    pub(super) context: Option<u32>,
+    /// What block status reports: what the client selected.
+    pub(super) contexts: Vec<MetaContext>,
     terms: Cell<Terms>,
     block_bytes: Cell<u32>,
     told_size_bytes: u64,
@@ -207,7 +207,7 @@ impl Connection {
             env: env.clone(),
             channel,
             structured: negotiated.structured_replies,
-            context: negotiated.contexts.first().map(|context| context.id),
+            contexts: negotiated.contexts.clone(),
             told_size_bytes: terms.size_bytes,
             terms: Cell::new(terms),
             block_bytes: Cell::new(export.block_bytes()),

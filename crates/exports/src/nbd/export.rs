@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cairn_block::{Disk, SECTOR_BYTES};
 
+use super::contexts::Contexts;
 use super::facts::{BlockSizes, ExportFacts};
 use super::gate::WriteGate;
 use super::lifeline::Lifeline;
@@ -34,15 +35,21 @@ pub(super) struct Export {
     description: String,
     read_only: bool,
     pub(super) disk: Arc<dyn Disk>,
+    /// What is known beside `base:allocation`.
+    pub(super) contexts: Arc<dyn Contexts>,
     /// Shared with every other export of the same disk.
     pub(super) gate: Arc<WriteGate>,
     pub(super) life: Arc<Lifeline>,
 }
 
 impl Export {
-    pub(super) fn new(export: NbdExport, gate: Arc<WriteGate>) -> Export {
+    pub(super) fn new(
+        export: NbdExport,
+        contexts: Arc<dyn Contexts>,
+        gate: Arc<WriteGate>,
+    ) -> Export {
         let NbdExport { name, description, disk, read_only } = export;
-        Export { name, description, read_only, disk, gate, life: Arc::default() }
+        Export { name, description, read_only, disk, contexts, gate, life: Arc::default() }
     }
 
     /// The smallest unit that the disk takes now, in bytes.
@@ -71,7 +78,7 @@ impl Export {
             size_bytes: self.size_bytes(minimum),
             flags: flags(self.read_only || limits.read_only),
             block_sizes: BlockSizes { minimum, preferred, maximum: PAYLOAD_BYTES_USUAL_MAX },
-            contexts: vec![BASE_ALLOCATION.to_owned()],
+            contexts: [vec![BASE_ALLOCATION.to_owned()], self.contexts.names()].concat(),
         }
     }
 }

@@ -16,11 +16,12 @@
 //! - `connection`: what its tasks share: admission, completions, replies.
 //! - `inlet`, `payload`: bytes on their way in and out, without needless copies.
 //! - `widen`, `gate`: ranges that are no whole blocks, and who must wait for whom.
-//! - `status`: block status from extents.
+//! - `status`, `contexts`: block status from extents, and what else is known about an export.
 //!
 //! Deliberately absent: how a volume is built, TLS, extended headers.
 
 mod connection;
+mod contexts;
 mod export;
 pub mod facts;
 mod gate;
@@ -40,6 +41,7 @@ mod status;
 mod widen;
 pub mod wire;
 
+pub use contexts::{ContextRun, Contexts};
 pub use export::NbdExport;
 pub use listener::ListenAddress;
 pub use server::{NbdOptions, NbdServer};

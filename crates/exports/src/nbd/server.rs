@@ -19,6 +19,7 @@ use cairn_reactor::Driver;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::connection::{Channel, Connection};
+use super::contexts::{Contexts, NoContexts};
 use super::export::{Export, NbdExport};
 use super::facts::Exports;
 use super::gate::WriteGate;
@@ -93,6 +94,18 @@ impl NbdServer {
     /// # Errors
     /// The name is taken, or name, description or block size break the protocol's limits.
     pub fn add_export(&self, export: NbdExport) -> Result<(), ConfigError> {
+        self.add_export_with(export, Arc::new(NoContexts))
+    }
+
+    /// Serves another export from now on, with metadata contexts of its own.
+    ///
+    /// # Errors
+    /// Those of [`NbdServer::add_export`].
+    pub fn add_export_with(
+        &self,
+        export: NbdExport,
+        contexts: Arc<dyn Contexts>,
+    ) -> Result<(), ConfigError> {
         let mut table = self.0.table.lock();
         if table.exports.iter().any(|other| other.name == export.name) {
             return Err(ConfigError::argument("nbd", "export", &export.name, "a name not in use"));
@@ -101,7 +114,7 @@ impl NbdServer {
         let gate = table.exports.iter().find(same_disk).map(|other| other.gate.clone());
         let reactors = self.0.post.reactors();
         let gate = gate.unwrap_or_else(|| Arc::new(WriteGate::new(reactors)));
-        let export = Export::new(export, gate);
+        let export = Export::new(export, contexts, gate);
         Exports::new(vec![export.facts()], None).map_err(|error| {
             ConfigError::new(ConfigKind::Argument, "nbd", "cannot export").with_source(error)
         })?;

@@ -1,17 +1,20 @@
-//! Block status: what the disk says about a range, in the words of `base:allocation`.
+//! Block status: what the disk says about a range, in the words of `base:allocation`, and what the
+//! export's further contexts say.
 //!
-//! The disk is asked as often as it takes to cover the range or to fill the reply; a client
-//! that got less than it asked for asks again. Neighbours in one state are one extent.
+//! Who knows is asked as often as it takes to cover the range or to fill the reply; a client
+//! that got less than it asked for asks again. Neighbours in one state are one extent. Each
+//! context that the client selected is one chunk of the reply, whatever length it covers.
 
 use std::rc::Rc;
 
-use cairn_block::{Extent, ExtentKind, IoError, IoResult, SectorRange};
+use cairn_block::{Extent, ExtentKind, IoError, IoResult, SectorCount, SectorRange};
 
 use super::connection::{Connection, Ticket};
-use super::reply::{self, Last, StatusExtent};
+use super::contexts::ContextRun;
+use super::reply::{self, Last, ReplyBytes, StatusExtent};
 use super::request::ByteRange;
 use super::widen;
-use super::wire::AllocationState;
+use super::wire::{AllocationState, BASE_ALLOCATION};
 
 /// Most extents in one reply.
 const EXTENTS_MAX: usize = 1024;
@@ -24,18 +27,34 @@ pub(super) async fn block_status(
     one_extent: bool,
 ) {
     let limit = if one_extent { 1 } else { EXTENTS_MAX };
-    match describe(&conn, range, limit).await {
-        Ok(extents) => {
-            let context = conn.context.expect("decoding refuses block status without a context");
-            let reply = reply::block_status(ticket.cookie, Last::Yes, context, &extents);
-            conn.answer_with(ticket, &reply);
-        }
+    match describe_all(&conn, &ticket, range, limit).await {
+        Ok(reply) => conn.answer_with(ticket, &reply),
         Err(error) => conn.answer(ticket, Err(error)),
     }
 }
 
+/// The whole reply: a chunk for every context.
+async fn describe_all(
+    conn: &Connection,
+    ticket: &Ticket,
+    range: ByteRange,
+    limit: usize,
+) -> Result<ReplyBytes, IoError> {
+    let mut reply = ReplyBytes::new();
+    let (last, others) =
+        conn.contexts.split_last().expect("decoding refuses block status without a context");
+    for context in others {
+        let extents = describe(conn, &context.name, range, limit).await?;
+        reply.extend(reply::block_status(ticket.cookie, Last::No, context.id, &extents));
+    }
+    let extents = describe(conn, &last.name, range, limit).await?;
+    reply.extend(reply::block_status(ticket.cookie, Last::Yes, last.id, &extents));
+    Ok(reply)
+}
+
 async fn describe(
     conn: &Connection,
+    context: &str,
     range: ByteRange,
     limit: usize,
 ) -> Result<Vec<StatusExtent>, IoError> {
@@ -44,15 +63,29 @@ async fn describe(
     let mut rest = whole;
     while !rest.is_empty() && !list.is_full() {
         let before = rest.start;
-        for extent in conn.export.disk.extents(&conn.env, rest).await? {
-            let count = extent.count.min(rest.count);
-            list.push(Extent { count, ..extent });
+        for run in ask(conn, context, rest).await? {
+            let count = run.count.min(rest.count);
+            list.push(count, run.state);
             rest = SectorRange::new(rest.start + count, rest.count - count);
         }
         check_progress(rest.start > before)?;
     }
     list.extents.truncate(limit);
     Ok(list.extents)
+}
+
+async fn ask(
+    conn: &Connection,
+    context: &str,
+    range: SectorRange,
+) -> Result<Vec<ContextRun>, IoError> {
+    if context != BASE_ALLOCATION {
+        return conn.export.contexts.describe(context, range);
+    }
+    let extents = conn.export.disk.extents(&conn.env, range).await?;
+    let run =
+        |extent: Extent| ContextRun { count: extent.count, state: state_of(extent.kind).bits() };
+    Ok(extents.into_iter().map(run).collect())
 }
 
 /// A disk that says nothing about a range breaks its contract; asking again would not end.
@@ -75,16 +108,15 @@ impl ExtentList {
         self.extents.len() > self.limit
     }
 
-    fn push(&mut self, extent: Extent) {
+    fn push(&mut self, count: SectorCount, state: u32) {
         let end = self.range.offset + u64::from(self.range.length);
         let from = self.at.max(self.range.offset);
-        self.at += extent.count.to_bytes();
+        self.at += count.to_bytes();
         let to = self.at.min(end);
         if from >= to || self.is_full() {
             return;
         }
         let length = u32::try_from(to - from).expect("a part of a range is no longer than it");
-        let state = state_of(extent.kind).bits();
         match self.extents.last_mut().filter(|last| last.state == state) {
             Some(last) => last.length += length,
             None => self.extents.push(StatusExtent { length, state }),
@@ -102,9 +134,9 @@ fn state_of(kind: ExtentKind) -> AllocationState {
 
 #[cfg(test)]
 mod tests {
-    use cairn_block::{Extent, ExtentKind, SectorCount};
+    use cairn_block::{ExtentKind, SectorCount};
 
-    use super::{ByteRange, ExtentList};
+    use super::{ByteRange, ExtentList, state_of};
 
     fn list(
         offset: u64,
@@ -115,7 +147,7 @@ mod tests {
         let range = ByteRange { offset, length };
         let mut list = ExtentList { range, at: offset - offset % 512, limit, extents: Vec::new() };
         for (count, kind) in kinds {
-            list.push(Extent { count: SectorCount(*count), kind: *kind });
+            list.push(SectorCount(*count), state_of(*kind).bits());
         }
         list.extents.iter().map(|extent| (extent.length, extent.state)).collect()
     }

@@ -48,6 +48,11 @@ impl Client {
     }
 
     pub fn open(path: &Path, export: &str, wishes: Wishes) -> Client {
+        Client::open_with(path, export, wishes, &["base:allocation"])
+    }
+
+    /// Selects these contexts if it wishes for allocation.
+    pub fn open_with(path: &Path, export: &str, wishes: Wishes, contexts: &[&str]) -> Client {
         let stream = Client::connect(path);
         let mut client = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 1 };
         if wishes.structured {
@@ -56,8 +61,8 @@ impl Client {
         }
         if wishes.allocation {
             let mut payload = string(export);
-            payload.extend(1u32.to_be_bytes());
-            payload.extend(string("base:allocation"));
+            payload.extend((contexts.len() as u32).to_be_bytes());
+            contexts.iter().for_each(|context| payload.extend(string(context)));
             client.option(option::SET_META_CONTEXT, &payload);
             assert_eq!(client.option_replies()[0].0, option_reply::META_CONTEXT);
         }

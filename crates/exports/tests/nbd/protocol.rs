@@ -1,13 +1,14 @@
 //! What goes over the wire: every command, errors, order, exports that come and go.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{ErrorKind, Flags, IoError, Op, Sector, SectorCount, SectorRange};
 use cairn_exports::nbd::wire::{
     CommandFlags, ErrorCode, TransmissionFlags, command, option, option_error,
 };
-use cairn_exports::nbd::{ListenAddress, NbdExport};
+use cairn_exports::nbd::{ContextRun, Contexts, ListenAddress, NbdExport};
 
 use crate::client::{Client, Wishes};
 use crate::disk::{Seen, TestDisk};
@@ -270,4 +271,42 @@ fn a_socket_in_use_is_refused_and_stays_in_use() {
     let error = world.server.listen(&ListenAddress::Unix(world.socket())).unwrap_err();
     assert_eq!(error.kind, cairn_block::ConfigKind::Busy);
     Client::open(&world.socket(), "", Wishes::default());
+}
+
+/// Says that the second half of the first MiB is in state 1.
+struct SecondHalf;
+
+impl Contexts for SecondHalf {
+    fn names(&self) -> Vec<String> {
+        vec!["cairn:changed:mon".to_owned()]
+    }
+
+    fn describe(&self, name: &str, range: SectorRange) -> Result<Vec<ContextRun>, IoError> {
+        assert_eq!(name, "cairn:changed:mon");
+        let (start, end) = (range.start.0, range.end().0);
+        let middle = 1024u64.clamp(start, end);
+        let runs = [(middle - start, 0), (end - middle, 1)];
+        let runs = runs.into_iter().filter(|(count, _)| *count > 0);
+        Ok(runs.map(|(count, state)| ContextRun { count: SectorCount(count), state }).collect())
+    }
+}
+
+#[test]
+fn an_exports_own_contexts_are_listed_selected_and_reported_beside_allocation() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let export =
+        NbdExport { name: "volume".to_owned(), description: String::new(), disk, read_only: false };
+    world.server.add_export_with(export, Arc::new(SecondHalf)).unwrap();
+    let wishes = Wishes { structured: true, allocation: true, ..Wishes::default() };
+    let own = "cairn:changed:mon";
+    for (queries, expected) in [
+        (&[own][..], vec![(1 << 19, 0), (1 << 19, 1)]),
+        (&["base:allocation", own], vec![(1 << 20, 3), (1 << 19, 0), (1 << 19, 1)]),
+        (&["base:allocation", "cairn:changed:nobody"], vec![(1 << 20, 3)]),
+    ] {
+        let mut client = Client::open_with(&world.socket(), "volume", wishes, queries);
+        client.send(command::BLOCK_STATUS, 0, 0, 1 << 20);
+        assert_eq!(client.reply(0).extents, expected, "{queries:?}");
+    }
 }

@@ -64,8 +64,9 @@ impl Registry {
     /// The name is taken or empty.
     pub fn create_volume(&self, name: &str) -> Result<Arc<MappedDevice>, ConfigError> {
         let mut volumes = self.volumes.lock();
-        if name.is_empty() || name.contains(['@', '/']) || name.contains(char::is_whitespace) {
-            let expected = "a name without spaces, '@' and '/'";
+        let odd = name.starts_with('@') || name.contains('/') || name.contains(char::is_whitespace);
+        if name.is_empty() || odd {
+            let expected = "a name without spaces and '/' that does not begin with '@'";
             return Err(ConfigError::argument("volume", "name", format!("'{name}'"), expected));
         }
         if volumes.contains_key(name) {

@@ -100,6 +100,9 @@ pub enum Command {
         /// Return once there were more events than this (default: the number now)
         event_nr: Option<u64>,
     },
+    /// Snapshots of a volume: create, list, diff, rollback, merge, remove, grow
+    #[command(subcommand)]
+    Snap(SnapCommand),
     /// What is this? Exit code 5: a dirty cache
     Probe(DevicesArgs),
     /// Is it sound? Exit codes 0, 5, 3, 2
@@ -134,6 +137,101 @@ pub enum Command {
     Flush(FlushArgs),
     /// Measure this program on this machine
     Bench(BenchArgs),
+}
+
+/// `snap`
+#[derive(Subcommand)]
+pub enum SnapCommand {
+    /// Make a snapshot of a volume; its clients see a pause
+    Create(SnapCreateArgs),
+    /// List the snapshots of a volume, or all
+    List(ReadArgs),
+    /// List the ranges that may differ: of a snapshot and its volume now, or another snapshot
+    Diff {
+        /// The server
+        #[command(flatten)]
+        server: ServerArgs,
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// Another snapshot of the same volume (default: the volume itself)
+        #[arg(value_name = "@NAME")]
+        other: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give the volume the content of a snapshot, which stays; what was written since is lost
+    Rollback {
+        /// Which and how
+        #[command(flatten)]
+        merge: MergeArgs,
+        /// The store that the snapshot goes on with (default: a file beside the state file)
+        #[arg(long, value_name = "PATH")]
+        store: Option<PathBuf>,
+    },
+    /// Give the volume the content of a snapshot, and take the snapshot away
+    Merge(MergeArgs),
+    /// Take a snapshot away; the volume stays as it is
+    Remove(SnapNameArgs),
+    /// Make the store of a snapshot larger
+    Grow {
+        /// Which
+        #[command(flatten)]
+        snap: SnapNameArgs,
+        /// The new size of its file, like 10G
+        #[arg(long)]
+        size: String,
+    },
+}
+
+/// `snap create`
+#[derive(Args)]
+pub struct SnapCreateArgs {
+    /// Which
+    #[command(flatten)]
+    pub snap: SnapNameArgs,
+    /// The exception store: a blank file or block device, or a file to make (default:
+    /// VOLUME@NAME.cow beside the state file)
+    #[arg(long, value_name = "PATH")]
+    pub store: Option<PathBuf>,
+    /// Size of a chunk in sectors (default: 32, or one block if that is larger)
+    #[arg(long, value_name = "SECTORS")]
+    pub chunk: Option<u32>,
+    /// Size of the file to make, like 10G (default: sparse, with room for every chunk)
+    #[arg(long)]
+    pub size: Option<String>,
+    /// Raise an event of the snapshot when its store is so full (default: 80)
+    #[arg(long, value_name = "PERCENT")]
+    pub fill: Option<u64>,
+    /// Make the file so much larger each time it is that full, like 1G
+    #[arg(long, value_name = "SIZE")]
+    pub grow: Option<String>,
+}
+
+/// Verbs on one snapshot.
+#[derive(Args)]
+pub struct SnapNameArgs {
+    /// The server
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The snapshot
+    #[arg(value_name = "VOLUME@NAME")]
+    pub name: String,
+}
+
+/// `snap rollback` and `snap merge`
+#[derive(Args)]
+pub struct MergeArgs {
+    /// Which
+    #[command(flatten)]
+    pub snap: SnapNameArgs,
+    /// Return when it has begun, and leave the rest to the server
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Stop watching after this many seconds; exit code 124 if work is left, which goes on
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<f64>,
 }
 
 /// What can be formatted.

@@ -3,7 +3,7 @@
 //! - [`cli`]: the command line. [`exit`]: exit codes. [`failure`]: one-line errors.
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
-//! - [`remote`]: the same verbs as a client sends them.
+//! - [`snap`]: the verbs of snapshots. [`remote`]: all of these as a client sends them.
 //! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: the yardstick.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
@@ -19,6 +19,7 @@ mod remote;
 mod report;
 mod serve;
 mod signals;
+mod snap;
 mod sockets;
 mod state;
 mod verbs;
@@ -79,6 +80,7 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Format(cli::FormatCommand::Writecache(args)) => offline::format::run(&args),
         Command::Flush(args) => offline::flush::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Snap(verb) => snap::run(verb),
         verb => remote::run(verb),
     }
 }

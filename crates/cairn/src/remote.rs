@@ -76,7 +76,11 @@ fn change(verb: Command) -> Outcome<u8> {
     }
 }
 
-fn client(server: &ServerArgs) -> Outcome<Client> {
+/// The server to ask.
+///
+/// # Errors
+/// There is no folder for a default.
+pub fn client(server: &ServerArgs) -> Outcome<Client> {
     Client::new(server.control.as_deref())
 }
 
@@ -84,7 +88,11 @@ fn any_name(read: &ReadArgs) -> AnyName {
     AnyName { name: read.name.clone() }
 }
 
-fn tell(server: &ServerArgs, method: &str, params: Value) -> Outcome<u8> {
+/// Asks for something that answers nothing.
+///
+/// # Errors
+/// There is no server, or it refuses.
+pub fn tell(server: &ServerArgs, method: &str, params: Value) -> Outcome<u8> {
     client(server)?.ask(method, params).map(|_| exit::OK)
 }
 
@@ -111,7 +119,10 @@ fn show_lines(read: &ReadArgs, method: &str, params: Value) -> Outcome<u8> {
 }
 
 /// Asks, and prints the answer as JSON or as `text` says.
-fn show<T: DeserializeOwned>(
+///
+/// # Errors
+/// There is no server, or it refuses.
+pub fn show<T: DeserializeOwned>(
     server: &ServerArgs,
     as_json: bool,
     method: &str,

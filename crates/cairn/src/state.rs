@@ -32,18 +32,39 @@ pub struct Record {
     pub table: Option<String>,
     /// The table that waits for a resume.
     pub inactive: Option<String>,
+    /// The exception store of a snapshot, or of the merge of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<Store>,
+}
+
+/// An exception store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Store {
+    /// The snapshot's own name.
+    pub snapshot: String,
+    /// The store as the table names it.
+    pub argument: String,
+    /// It is a file that was made for the snapshot, and goes with it.
+    pub made: bool,
+    /// When the snapshot was made, in seconds since 1970.
+    pub created_s: u64,
+    /// How much longer the file gets when it fills up; none: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grow_bytes: Option<u64>,
 }
 
 impl Record {
     /// A volume as configured, or unknown to the configuration.
     pub fn as_configured(name: &str, configured: Option<&str>) -> Record {
         let table = configured.map(str::to_owned);
-        Record { name: name.to_owned(), configured: table.clone(), table, inactive: None }
+        let configured = table.clone();
+        Record { name: name.to_owned(), configured, table, inactive: None, store: None }
     }
 
     /// Without any table: the volume is removed.
     pub fn clear(&mut self) {
-        (self.table, self.inactive) = (None, None);
+        (self.table, self.inactive, self.store) = (None, None, None);
     }
 
     fn is_as_configured(&self) -> bool {
@@ -102,18 +123,20 @@ impl StateFile {
         &self.path
     }
 
-    /// Records a volume's tables. Durable when it returns; nothing changed if it fails.
+    /// Records the tables of some volumes: all of them or none. Durable when it returns.
     ///
     /// # Errors
     /// The system refused to write.
-    pub fn record(&mut self, record: Record) -> Outcome<()> {
+    pub fn record(&mut self, records: Vec<Record>) -> Outcome<()> {
         let mut next = self.contents.clone();
-        let place = next.volumes.iter().position(|known| known.name == record.name);
-        match (place, record.is_as_configured()) {
-            (Some(place), true) => drop(next.volumes.remove(place)),
-            (Some(place), false) => next.volumes[place] = record,
-            (None, true) => {}
-            (None, false) => next.volumes.push(record),
+        for record in records {
+            let place = next.volumes.iter().position(|known| known.name == record.name);
+            match (place, record.is_as_configured()) {
+                (Some(place), true) => drop(next.volumes.remove(place)),
+                (Some(place), false) => next.volumes[place] = record,
+                (None, true) => {}
+                (None, false) => next.volumes.push(record),
+            }
         }
         if next != self.contents {
             self.replace(&next)?;
@@ -156,11 +179,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
         let mut state = StateFile::open(&path).unwrap();
-        state.record(Record::as_configured("v", Some("0 8 zero"))).unwrap();
+        state.record(vec![Record::as_configured("v", Some("0 8 zero"))]).unwrap();
         assert!(!path.exists());
-        state.record(changed("v")).unwrap();
+        state.record(vec![changed("v")]).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().records(), [changed("v")]);
-        state.record(Record::as_configured("v", Some("0 8 zero"))).unwrap();
+        state.record(vec![Record::as_configured("v", Some("0 8 zero"))]).unwrap();
         assert!(StateFile::open(&path).unwrap().records().is_empty());
     }
 
@@ -169,10 +192,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
         let mut state = StateFile::open(&path).unwrap();
-        state.record(changed("v")).unwrap();
+        state.record(vec![changed("v")]).unwrap();
         let before = fs::read(&path).unwrap();
         fs::create_dir(folder.path().join("vm.state.new")).unwrap();
-        state.record(changed("w")).unwrap_err();
+        state.record(vec![changed("w")]).unwrap_err();
         assert_eq!(state.records(), [changed("v")]);
         assert_eq!(fs::read(&path).unwrap(), before);
     }
@@ -181,7 +204,7 @@ mod tests {
     fn a_half_written_replacement_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
-        StateFile::open(&path).unwrap().record(changed("v")).unwrap();
+        StateFile::open(&path).unwrap().record(vec![changed("v")]).unwrap();
         fs::write(folder.path().join("vm.state.new"), "{\"ver").unwrap();
         assert_eq!(StateFile::open(&path).unwrap().records(), [changed("v")]);
     }

@@ -20,27 +20,40 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::control::rpc::{
-    AnyName, LoadParams, METHODS, MessageParams, OneName, RpcError, SuspendParams, TableParams,
-    WaitParams,
+    AnyName, LoadParams, METHODS, MessageParams, OneName, RpcError, SnapGrowParams,
+    SnapRollbackParams, SuspendParams, TableParams, WaitParams,
 };
 use crate::control::server::Answer;
 use crate::failure::{Outcome, refused};
 use crate::report;
 use crate::serve::exports::Exports;
+use crate::snap::Keeper;
+#[cfg(test)]
+use crate::snap::Step;
+use crate::snap::names::{real_of, refuse_at_sign};
 use crate::state::{Record, StateFile};
 use crate::world::World;
 
 /// The verbs of one server.
 pub struct Verbs {
-    world: Arc<World>,
-    exports: Arc<Exports>,
+    /// Reactors and volumes.
+    pub(crate) world: Arc<World>,
+    /// What is served.
+    pub(crate) exports: Arc<Exports>,
+    /// Ends merges and lets stores grow.
+    pub(crate) keeper: Keeper,
     changes: Mutex<Changes>,
+    /// Sees each step of a verb on snapshots.
+    #[cfg(test)]
+    pub(crate) at_step: Mutex<Box<dyn FnMut(Step) + Send>>,
 }
 
 /// What verbs changed.
-struct Changes {
-    state: Option<StateFile>,
-    records: HashMap<String, Record>,
+pub(crate) struct Changes {
+    /// Where it is kept.
+    pub(crate) state: Option<StateFile>,
+    /// Every volume's, by name.
+    pub(crate) records: HashMap<String, Record>,
     closed: bool,
 }
 
@@ -53,7 +66,20 @@ impl Verbs {
         records: Vec<Record>,
     ) -> Verbs {
         let records = records.into_iter().map(|record| (record.name.clone(), record)).collect();
-        Verbs { world, exports, changes: Mutex::new(Changes { state, records, closed: false }) }
+        Verbs {
+            world,
+            exports,
+            keeper: Keeper::default(),
+            changes: Mutex::new(Changes { state, records, closed: false }),
+            #[cfg(test)]
+            at_step: Mutex::new(Box::new(|_| ())),
+        }
+    }
+
+    /// What verbs changed so far; none once all further changes are refused.
+    pub(crate) fn look(&self) -> Option<MutexGuard<'_, Changes>> {
+        let changes = self.changes.lock();
+        (!changes.closed).then_some(changes)
     }
 
     /// Waits for the verb under way and refuses all further changes.
@@ -72,7 +98,10 @@ impl Verbs {
     }
 
     /// The right to change a table of `name`.
-    fn change_table(&self, name: &str, verb: &str) -> Outcome<MutexGuard<'_, Changes>> {
+    ///
+    /// # Errors
+    /// The server is going away, or there is no state file.
+    pub(crate) fn change_table(&self, name: &str, verb: &str) -> Outcome<MutexGuard<'_, Changes>> {
         let changes = self.change()?;
         if changes.state.is_none() {
             let expected = "a server started with --state FILE or a TOML file, to keep the change";
@@ -84,6 +113,7 @@ impl Verbs {
 
     fn load(&self, name: &str, table: &str) -> Outcome<()> {
         let mut changes = self.change_table(name, "load")?;
+        self.refuse_snapshots(name, "load", "none (load the table of VOLUME@real)")?;
         self.world.load(name, table)?;
         let inactive = Some(table.to_owned());
         let recorded = changes.record(name, |tables| tables.inactive = inactive);
@@ -113,6 +143,7 @@ impl Verbs {
     }
 
     fn create(&self, name: &str, table: &str) -> Outcome<()> {
+        refuse_at_sign(name)?;
         let mut changes = self.change_table(name, "create")?;
         self.world.create(name)?;
         let made = self.bring_up(&mut changes, name, table);
@@ -132,6 +163,7 @@ impl Verbs {
 
     fn remove(&self, name: &str) -> Outcome<()> {
         let mut changes = self.change_table(name, "remove")?;
+        self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
         self.world.refuse_users(name)?;
         self.exports.remove_volume(&self.world, name)?;
         self.world.remove(name)?;
@@ -147,7 +179,10 @@ impl Verbs {
     }
 
     fn message(&self, params: &MessageParams) -> Outcome<Value> {
-        let text = self.world.message(&params.name, params.sector, &params.words)?;
+        // The target with something to say is the one beneath the snapshots.
+        let real = real_of(&params.name);
+        let name = if self.world.volume(&real).is_ok() { &real } else { &params.name };
+        let text = self.world.message(name, params.sector, &params.words)?;
         Ok(json!({ "text": text }))
     }
 
@@ -183,14 +218,32 @@ impl Verbs {
 impl Changes {
     /// Changes what is recorded of a volume, in the state file first.
     fn record(&mut self, name: &str, change: impl FnOnce(&mut Record)) -> Outcome<()> {
-        let known = self.records.get(name).cloned();
-        let mut record = known.unwrap_or_else(|| Record::as_configured(name, None));
+        let mut record = self.record_of(name);
         change(&mut record);
+        self.record_all(vec![record])
+    }
+
+    /// Changes what is recorded of several volumes, in the state file first: all of it or nothing.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(crate) fn record_all(&mut self, records: Vec<Record>) -> Outcome<()> {
         if let Some(state) = &mut self.state {
-            state.record(record.clone())?;
+            state.record(records.clone())?;
         }
-        self.records.insert(record.name.clone(), record);
+        self.records.extend(records.into_iter().map(|record| (record.name.clone(), record)));
         Ok(())
+    }
+
+    /// What is recorded of a volume.
+    pub(crate) fn record_of(&self, name: &str) -> Record {
+        let known = self.records.get(name).cloned();
+        known.unwrap_or_else(|| Record::as_configured(name, None))
+    }
+
+    /// What is recorded of some volumes.
+    pub(crate) fn records_of(&self, names: &[&str]) -> Vec<Record> {
+        names.iter().map(|name| self.record_of(name)).collect()
     }
 }
 
@@ -232,6 +285,32 @@ impl Answer for Verbs {
             }
             "volume_remove" => done(self.remove(&name_of(method, params)?)),
             "volume_wait" => self.wait(of_params(method, params)?),
+            _ => return self.answer_snap(method, params),
+        };
+        Ok(answered?)
+    }
+}
+
+impl Verbs {
+    fn answer_snap(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        let done = |done: Outcome<()>| done.map(|()| json!({}));
+        let answered = match method {
+            "snap_create" => done(self.snap_create(&of_params(method, params)?)),
+            "snap_list" => {
+                let AnyName { name } = of_params(method, params)?;
+                to_value(self.snap_list(name.as_deref())?)
+            }
+            "snap_diff" => to_value(self.snap_diff(&of_params(method, params)?)?),
+            "snap_rollback" => {
+                let SnapRollbackParams { name, store } = of_params(method, params)?;
+                done(self.snap_merge(&name, true, store.as_deref()))
+            }
+            "snap_merge" => done(self.snap_merge(&name_of(method, params)?, false, None)),
+            "snap_remove" => done(self.snap_remove(&name_of(method, params)?)),
+            "snap_grow" => {
+                let SnapGrowParams { name, size_bytes } = of_params(method, params)?;
+                done(self.snap_grow(&name, size_bytes))
+            }
             _ => return Err(RpcError::no_method(method)),
         };
         Ok(answered?)

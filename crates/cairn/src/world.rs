@@ -42,6 +42,22 @@ pub struct World {
     reactors: Arc<Reactors>,
     count: u16,
     names: Arc<Names>,
+    base: Option<PathBuf>,
+}
+
+impl Names {
+    /// The volume of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn volume(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
+        self.registry.volume(name)
+    }
+
+    /// Every volume, by name.
+    pub fn volumes(&self) -> Vec<Arc<MappedDevice>> {
+        self.registry.volumes()
+    }
 }
 
 impl World {
@@ -55,18 +71,35 @@ impl World {
         let reactors = Reactors::start(Options { count, ring: options.ring })
             .map_err(|error| system("reactors", "start", error))?;
         tracing::info!("{count} reactors over {}", reactors.ring_name());
-        let opener = BaseOpener { base: options.base, opener: DeviceOpener::default() };
+        let opener = BaseOpener { base: options.base.clone(), opener: DeviceOpener::default() };
         let names = Names {
             registry: Registry::new(Box::new(opener)),
             types: TargetTypes::new(cairn_targets::types()),
             read_only: options.read_only,
         };
-        Ok(World { reactors: Arc::new(reactors), count, names: Arc::new(names) })
+        let (reactors, names) = (Arc::new(reactors), Arc::new(names));
+        Ok(World { reactors, count, names, base: options.base })
     }
 
     /// The reactors.
     pub fn reactors(&self) -> &Arc<Reactors> {
         &self.reactors
+    }
+
+    /// Who is who, for tasks on the reactors.
+    pub fn names(&self) -> Arc<Names> {
+        self.names.clone()
+    }
+
+    /// Where a path in a table leads.
+    pub fn place(&self, argument: &str) -> PathBuf {
+        self.base.as_deref().unwrap_or(Path::new("")).join(argument)
+    }
+
+    /// A path as a table names it: relative, if it lies where relative paths begin.
+    pub fn argument_of(&self, path: &Path) -> String {
+        let inside = self.base.as_deref().and_then(|base| path.strip_prefix(base).ok());
+        inside.unwrap_or(path).to_string_lossy().into_owned()
     }
 
     /// The kinds of target.

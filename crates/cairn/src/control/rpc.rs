@@ -12,7 +12,7 @@ use serde_json::Value;
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Every method with its parameters, for `rpc_get_methods` and the manual.
-pub const METHODS: [(&str, &str); 16] = [
+pub const METHODS: [(&str, &str); 23] = [
     ("rpc_get_methods", ""),
     ("server_info", ""),
     ("target_list", ""),
@@ -29,6 +29,13 @@ pub const METHODS: [(&str, &str); 16] = [
     ("volume_create", "name, table"),
     ("volume_remove", "name"),
     ("volume_wait", "name, event_nr?"),
+    ("snap_create", "name, store?, chunk_sectors?, size_bytes?, fill_percent?, grow_bytes?"),
+    ("snap_list", "name?"),
+    ("snap_diff", "name, other?"),
+    ("snap_rollback", "name, store?"),
+    ("snap_merge", "name"),
+    ("snap_remove", "name"),
+    ("snap_grow", "name, size_bytes"),
 ];
 
 /// A request line.
@@ -226,6 +233,61 @@ pub struct WaitParams {
     /// Return once there were more events than this; none means the number now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_nr: Option<u64>,
+}
+
+/// Parameters of `snap_create`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapCreateParams {
+    /// `VOLUME@NAME`.
+    pub name: String,
+    /// The store, a file or block device; none: a file beside the state file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// Chunk size in sectors; none or 0: 32, or one block if that is larger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_sectors: Option<u32>,
+    /// Size of a file to make; none: room for every chunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// How full the store is when an event of the snapshot is raised; none: 80.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill_percent: Option<u64>,
+    /// How much longer the file gets each time it is so full; none: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grow_bytes: Option<u64>,
+}
+
+/// Parameters of `snap_diff`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapDiffParams {
+    /// `VOLUME@NAME`.
+    pub name: String,
+    /// Another snapshot of the same volume; none: the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other: Option<String>,
+}
+
+/// Parameters of `snap_rollback`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapRollbackParams {
+    /// `VOLUME@NAME`.
+    pub name: String,
+    /// The store that the snapshot goes on with; none: a file beside the state file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+}
+
+/// Parameters of `snap_grow`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapGrowParams {
+    /// `VOLUME@NAME`.
+    pub name: String,
+    /// The new size of the store's file.
+    pub size_bytes: u64,
 }
 
 #[cfg(test)]

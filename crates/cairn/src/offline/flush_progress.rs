@@ -7,10 +7,10 @@ use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// What the origin does not have yet.
+/// What the origin does not have yet: of a cache, or of a snapshot that is merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// In blocks of the cache.
+    /// In blocks of the cache, or chunks of the snapshot.
     pub blocks: u64,
     /// In bytes.
     pub bytes: u64,
@@ -19,14 +19,24 @@ pub struct Left {
 /// A drain being watched.
 pub struct Progress {
     bar: Option<ProgressBar>,
+    unit: &'static str,
     total: Left,
     began: Instant,
     said: Instant,
 }
 
 impl Progress {
-    /// Begins with everything left.
+    /// Begins with everything left to be written back.
     pub fn begin(total: Left) -> Progress {
+        Progress::of(total, "blocks", "to write back")
+    }
+
+    /// Begins with everything left to be merged.
+    pub fn begin_merge(total: Left) -> Progress {
+        Progress::of(total, "chunks", "to merge")
+    }
+
+    fn of(total: Left, unit: &'static str, task: &str) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = "{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
             let style = ProgressStyle::with_template(style).expect("the template is well formed");
@@ -34,9 +44,9 @@ impl Progress {
         });
         let now = Instant::now();
         if bar.is_none() {
-            eprintln!("cairn: {} blocks ({}) to write back", total.blocks, HumanBytes(total.bytes));
+            eprintln!("cairn: {} {unit} ({}) {task}", total.blocks, HumanBytes(total.bytes));
         }
-        Progress { bar, total, began: now, said: now }
+        Progress { bar, unit, total, began: now, said: now }
     }
 
     /// Tells how much is left now.
@@ -47,7 +57,7 @@ impl Progress {
             bar.set_position(done);
         } else if self.said.elapsed() >= LINE_EVERY {
             self.said = Instant::now();
-            eprintln!("cairn: {}", line(left, done, self.began.elapsed()));
+            eprintln!("cairn: {}", line(self.unit, left, done, self.began.elapsed()));
         }
     }
 
@@ -59,14 +69,14 @@ impl Progress {
                 bar.set_position(done);
                 bar.abandon();
             }
-            None => eprintln!("cairn: {}", line(left, done, self.began.elapsed())),
+            None => eprintln!("cairn: {}", line(self.unit, left, done, self.began.elapsed())),
         }
         end
     }
 }
 
-/// Blocks left, rate, time left.
-fn line(left: Left, done: u64, elapsed: Duration) -> String {
+/// Blocks or chunks left, rate, time left.
+fn line(unit: &str, left: Left, done: u64, elapsed: Duration) -> String {
     let rate = (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
     let rest = match left.bytes.checked_div(rate) {
         Some(seconds) if left.bytes > 0 => {
@@ -75,7 +85,7 @@ fn line(left: Left, done: u64, elapsed: Duration) -> String {
         _ => String::new(),
     };
     let (blocks, size) = (left.blocks, HumanBytes(left.bytes));
-    format!("{blocks} blocks ({size}) left, {}/s{rest}", HumanBytes(rate))
+    format!("{blocks} {unit} ({size}) left, {}/s{rest}", HumanBytes(rate))
 }
 
 #[cfg(test)]
@@ -87,9 +97,12 @@ mod tests {
     fn a_line_tells_blocks_rate_and_time_left() {
         let left = Left { blocks: 256, bytes: 1 << 20 };
         assert_eq!(
-            line(left, 1 << 20, Duration::from_secs(2)),
+            line("blocks", left, 1 << 20, Duration::from_secs(2)),
             "256 blocks (1.00 MiB) left, 512.00 KiB/s, 2 seconds left"
         );
-        assert_eq!(line(Left::default(), 0, Duration::ZERO), "0 blocks (0 B) left, 0 B/s");
+        assert_eq!(
+            line("chunks", Left::default(), 0, Duration::ZERO),
+            "0 chunks (0 B) left, 0 B/s"
+        );
     }
 }

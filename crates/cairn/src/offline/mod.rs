@@ -8,11 +8,11 @@
 pub mod check;
 pub mod dump;
 pub mod flush;
-mod flush_progress;
+pub mod flush_progress;
 pub mod format;
 pub mod probe;
 pub mod repair;
 mod room;
 mod snapshot;
-mod source;
+pub mod source;
 mod writecache;

@@ -1,7 +1,9 @@
 //! Which volumes are served under which names.
 //!
 //! Without a word in the TOML file every volume is served under its own name, those made at run
-//! time too. The empty export name means the volume of `--export`, or the only one.
+//! time too. A snapshot is served under its own name wherever its volume is served; what lies
+//! beneath a volume with snapshots never is. The empty export name means the volume of `--export`,
+//! or the only one that is no snapshot.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,6 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::config::Export;
 use crate::failure::{Outcome, wrong};
+use crate::snap::SnapContexts;
+use crate::snap::names::{is_hidden, parent_of};
 use crate::world::World;
 
 /// How long connections may finish what they have begun when their export goes.
@@ -40,6 +44,8 @@ pub struct Exports {
     /// What the configuration names; none means every volume.
     configured: Vec<Export>,
     served: Mutex<Vec<Export>>,
+    /// Somebody said which export the empty name means.
+    default_chosen: Mutex<bool>,
     addresses: Mutex<Vec<ListenAddress>>,
 }
 
@@ -48,7 +54,7 @@ impl Exports {
     pub fn new(world: &World, configured: Vec<Export>) -> Exports {
         let server = Arc::new(NbdServer::new(world.reactors().post(), NbdOptions::default()));
         let (served, addresses) = (Mutex::default(), Mutex::default());
-        Exports { server, configured, served, addresses }
+        Exports { server, configured, served, default_chosen: Mutex::new(false), addresses }
     }
 
     /// Serves a volume under each of its names.
@@ -57,24 +63,49 @@ impl Exports {
     /// A name is taken or breaks the protocol's limits.
     pub fn add_volume(&self, world: &World, volume: &str) -> Outcome<()> {
         let disk: Arc<dyn Disk> = world.volume(volume)?;
+        if parent_of(volume).is_some() {
+            self.keep_default();
+        }
         for export in self.names_of(volume) {
-            self.server.add_export(NbdExport {
+            let served = NbdExport {
                 name: export.name.clone(),
                 description: export.description.clone(),
                 disk: disk.clone(),
                 read_only: export.read_only || world.read_only(),
-            })?;
+            };
+            let contexts = Arc::new(SnapContexts::new(world.names(), volume));
+            self.server.add_export_with(served, contexts)?;
             self.served.lock().push(export);
         }
         Ok(())
     }
 
     fn names_of(&self, volume: &str) -> Vec<Export> {
-        if self.configured.is_empty() {
+        let configured = |volume: &str| {
+            let exports = self.configured.iter();
+            exports.filter(|export| export.volume == volume).cloned().collect::<Vec<_>>()
+        };
+        let own = match parent_of(volume) {
+            Some(_) if is_hidden(volume) => false,
+            Some(parent) => self.configured.is_empty() || !configured(parent).is_empty(),
+            None => self.configured.is_empty(),
+        };
+        if own {
             let (name, description) = (volume.to_owned(), String::new());
             return vec![Export { volume: name.clone(), name, description, read_only: false }];
         }
-        self.configured.iter().filter(|export| export.volume == volume).cloned().collect()
+        configured(volume)
+    }
+
+    /// The only export stays the default one when snapshots come beside it.
+    fn keep_default(&self) {
+        let served = self.served.lock();
+        let mut plain = served.iter().filter(|export| parent_of(&export.volume).is_none());
+        if let (Some(only), None) = (plain.next(), plain.next())
+            && !*self.default_chosen.lock()
+        {
+            self.server.set_default_export(Some(&only.name));
+        }
     }
 
     /// Stops serving a volume; connections may finish what they have begun.
@@ -111,6 +142,7 @@ impl Exports {
             return Err(wrong("", "--export", format!("'{wanted}'"), expected));
         };
         self.server.set_default_export(Some(&export.name));
+        *self.default_chosen.lock() = true;
         Ok(())
     }
 

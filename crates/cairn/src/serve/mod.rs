@@ -5,12 +5,12 @@
 //! are refused, clients let go, every volume suspended (which commits), what is still dirty said.
 //! A start that fails half way shuts down the same way, so nothing acknowledged is lost.
 
-mod args;
+pub mod args;
 mod command;
 pub mod config;
 pub mod exports;
 mod listen;
-mod plan;
+pub mod plan;
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -184,6 +184,9 @@ impl Server {
         let records = plan.records().to_vec();
         let verbs = Verbs::new(self.world.clone(), self.exports.clone(), state, records);
         let verbs = Arc::new(verbs);
+        if !self.world.read_only() {
+            verbs.watch_over()?;
+        }
         self.verbs = Some(verbs.clone());
         match ControlServer::start(&sockets.control, verbs) {
             Ok(server) => self.control = Some((sockets.control.clone(), server)),

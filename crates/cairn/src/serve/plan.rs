@@ -4,6 +4,10 @@
 //! A volume is brought up with all its lines at its place in the order, or earlier if a volume
 //! before it names it with `@`. A record wins over the configuration it was made under; if the
 //! configuration has changed since, the start is refused rather than either lost.
+//!
+//! A volume with snapshots is brought up as a whole, whoever names a part of it first: its own
+//! table, then its snapshots, then a merge, then what stands on that, then the volume itself. So
+//! nothing can write to an origin before every recorded snapshot of it is there.
 
 use std::collections::HashSet;
 
@@ -12,6 +16,7 @@ use cairn_block::ConfigKind;
 use super::args::{MessageStep, Step, parse_message, split_table};
 use super::config::{self, Config};
 use crate::failure::{Outcome, refused};
+use crate::snap::names::{merge_of, parent_of, real_of, refuse_at_sign};
 use crate::state::{Record, StateFile};
 use crate::world::World;
 
@@ -35,10 +40,11 @@ impl Plan {
     /// The plan of a configuration and a command line.
     ///
     /// # Errors
-    /// A message does not parse.
+    /// A message does not parse, or a name is that of a snapshot.
     pub fn of(config: &Config, steps: &[Step]) -> Outcome<Plan> {
         let mut plan = Plan::default();
         for config::Volume { name, table, messages } in &config.volumes {
+            refuse_at_sign(name)?;
             plan.append(name, table);
             plan.acts.extend(messages.iter().cloned().map(Act::Message));
         }
@@ -46,6 +52,7 @@ impl Plan {
             match step {
                 Step::Table(text) => {
                     let (name, lines) = split_table(text);
+                    refuse_at_sign(name)?;
                     plan.append(name, lines);
                 }
                 Step::Message(text) => plan.acts.push(Act::Message(parse_message(text)?)),
@@ -113,7 +120,9 @@ impl Plan {
                     tracing::info!("{}: removed at run time: message left out", step.volume);
                 }
                 Act::Message(step) => {
-                    let text = world.message(&step.volume, step.sector, &step.words)?;
+                    let real = real_of(&step.volume);
+                    let volume = if self.is_there(&real) { &real } else { &step.volume };
+                    let text = world.message(volume, step.sector, &step.words)?;
                     if !text.is_empty() {
                         tracing::info!("{}: {text}", step.volume);
                     }
@@ -123,11 +132,47 @@ impl Plan {
         Ok(())
     }
 
+    fn is_there(&self, name: &str) -> bool {
+        self.names().any(|there| there == name)
+    }
+
     fn is_removed(&self, name: &str) -> bool {
         self.volumes.iter().any(|record| record.name == name && record.table.is_none())
     }
 
     fn ensure_up<'a>(
+        &'a self,
+        world: &World,
+        name: &str,
+        begun: &mut HashSet<&'a str>,
+    ) -> Outcome<()> {
+        let family = parent_of(name).unwrap_or(name);
+        if self.is_there(&real_of(family)) {
+            for member in self.family(family) {
+                self.ensure_one_up(world, member, begun)?;
+            }
+        }
+        self.ensure_one_up(world, name, begun)
+    }
+
+    /// A volume and what its snapshots made of it, in the order they come up.
+    fn family<'a>(&'a self, volume: &'a str) -> Vec<&'a str> {
+        let (real, merge) = (real_of(volume), merge_of(volume));
+        let own =
+            |name: &&str| parent_of(name) == Some(volume) && **name != real && **name != merge;
+        let on_merge = |name: &&str| {
+            let table = self.volumes.iter().find(|record| record.name == **name);
+            let table = table.and_then(|record| record.table.as_ref());
+            table.is_some_and(|table| table.contains(&format!(" @{merge} ")))
+        };
+        let snapshots: Vec<&str> = self.names().filter(own).collect();
+        let (above, beside): (Vec<&str>, Vec<&str>) = snapshots.into_iter().partition(on_merge);
+        let named = |wanted: String| self.names().find(|name| **name == wanted);
+        let first = named(real).into_iter().chain(beside);
+        first.chain(named(merge)).chain(above).chain([volume]).collect()
+    }
+
+    fn ensure_one_up<'a>(
         &'a self,
         world: &World,
         name: &str,
@@ -141,7 +186,10 @@ impl Plan {
             return Ok(());
         }
         for lower in table.split_whitespace().filter_map(|word| word.strip_prefix('@')) {
-            self.ensure_up(world, lower, begun)?;
+            match parent_of(lower) == parent_of(name).or(Some(name)) {
+                true => self.ensure_one_up(world, lower, begun)?,
+                false => self.ensure_up(world, lower, begun)?,
+            }
         }
         world.create(name)?;
         world.load(name, table)?;
@@ -185,7 +233,7 @@ mod tests {
         let mut state = StateFile::open(&folder.path().join("s")).unwrap();
         let live = Some("0 16 zero".to_owned());
         let record = Record { table: live, ..Record::as_configured("a", Some("0 8 zero")) };
-        state.record(record.clone()).unwrap();
+        state.record(vec![record.clone()]).unwrap();
         let mut same = plan(&[table("a=0 8 zero")]);
         same.restore(&state).unwrap();
         assert_eq!(same.records(), [record]);

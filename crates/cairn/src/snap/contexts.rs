@@ -1,0 +1,85 @@
+//! The NBD metadata contexts `cairn:changed:NAME` of a volume and of its snapshots: which ranges
+//! may differ from snapshot NAME. State 1 means changed, 0 the same.
+//!
+//! Called on reactors: only looks at memory.
+
+use std::sync::Arc;
+
+use cairn_block::{IoError, SectorCount, SectorRange};
+use cairn_exports::nbd::{ContextRun, Contexts};
+
+use super::diff::{changed, union};
+use super::names::{parent_of, snapshot_of};
+use crate::world::Names;
+
+const PREFIX: &str = "cairn:changed:";
+const CHANGED: u32 = 1;
+
+/// The contexts of one exported volume.
+pub struct SnapContexts {
+    names: Arc<Names>,
+    volume: String,
+}
+
+impl SnapContexts {
+    /// Those of `volume`, which may be a snapshot.
+    pub fn new(names: Arc<Names>, volume: &str) -> SnapContexts {
+        SnapContexts { names, volume: volume.to_owned() }
+    }
+
+    fn parent(&self) -> &str {
+        parent_of(&self.volume).unwrap_or(&self.volume)
+    }
+}
+
+impl Contexts for SnapContexts {
+    fn names(&self) -> Vec<String> {
+        let volumes = self.names.volumes();
+        let own = volumes.iter().filter_map(|volume| snapshot_of(volume.volume(), self.parent()));
+        own.map(|name| format!("{PREFIX}{name}")).collect()
+    }
+
+    fn describe(&self, name: &str, range: SectorRange) -> Result<Vec<ContextRun>, IoError> {
+        let name = name.strip_prefix(PREFIX).ok_or(IoError::INVALID)?;
+        let full = format!("{}@{name}", self.parent());
+        let mut found = changed(&self.names, &full, range)?;
+        if parent_of(&self.volume).is_some() && self.volume != full {
+            found = union(found, changed(&self.names, &self.volume, range)?);
+        }
+        Ok(runs(range, &found))
+    }
+}
+
+/// The whole range as runs of changed and same.
+fn runs(range: SectorRange, changed: &[SectorRange]) -> Vec<ContextRun> {
+    let (mut at, mut runs) = (range.start, Vec::new());
+    let mut push = |count: SectorCount, state| {
+        if count > SectorCount::ZERO {
+            runs.push(ContextRun { count, state });
+        }
+    };
+    for part in changed {
+        push(part.start - at, 0);
+        push(part.count, CHANGED);
+        at = part.end();
+    }
+    push(range.end() - at, 0);
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+    use cairn_block::{Sector, SectorRange};
+
+    #[test]
+    fn runs_cover_the_range_whatever_changed() {
+        let range = |a, b| SectorRange::between(Sector(a), Sector(b));
+        let told = |changed: &[SectorRange]| -> Vec<(u64, u32)> {
+            runs(range(8, 32), changed).iter().map(|run| (run.count.0, run.state)).collect()
+        };
+        assert_eq!(told(&[]), [(24, 0)]);
+        assert_eq!(told(&[range(8, 16), range(24, 32)]), [(8, 1), (8, 0), (8, 1)]);
+        assert_eq!(told(&[range(10, 12)]), [(2, 0), (2, 1), (20, 0)]);
+    }
+}

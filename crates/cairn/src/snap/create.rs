@@ -1,0 +1,127 @@
+//! Creating a snapshot, and the store that it begins with.
+
+use cairn_block::{ConfigError, ConfigKind, Disk, MappedDevice};
+use cairn_format::snapshot::ChunkSize;
+
+use super::names::{SnapName, real_of};
+use super::store::{self, Wanted};
+use super::{FILL_PERCENT, SnapWords, Step, also, now_s, origin_line, snapshot_line};
+use crate::control::rpc::SnapCreateParams;
+use crate::failure::{Outcome, refused, wrong};
+use crate::state::{Record, Store};
+use crate::verbs::{Changes, Verbs};
+
+impl Verbs {
+    /// `snap create`
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub fn snap_create(&self, params: &SnapCreateParams) -> Outcome<()> {
+        let snap = SnapName::parse(&params.name)?;
+        let mut changes = self.change_table(&snap.volume, "snap create")?;
+        let volume = self.ready(&snap.volume)?;
+        if self.world.volume(&snap.full()).is_ok() {
+            let found = "a snapshot of this name";
+            return Err(refused(ConfigKind::Busy, snap.full(), "name", found, "a new one"));
+        }
+        let percent = params.fill_percent.unwrap_or(FILL_PERCENT);
+        if !(1..=100).contains(&percent) {
+            return Err(wrong(snap.full(), "fill_percent", percent, "1 to 100"));
+        }
+        let (mut words, made) = self.make_store(&changes, &snap, &volume, params)?;
+        words.fill_percent = percent;
+        self.step(Step::StoreMade);
+        let store = Store {
+            snapshot: snap.name.clone(),
+            argument: words.store.clone(),
+            made,
+            created_s: now_s(),
+            grow_bytes: params.grow_bytes,
+        };
+        let line = snapshot_line(&words, &real_of(&snap.volume));
+        let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
+        let inserted = self.insert(&mut changes, &snap, &words, line, store);
+        if inserted.is_err() {
+            also(&snap.volume, self.take_out(&mut changes, &snap, before));
+            if made {
+                store::discard(&words.store, &self.place(&words.store));
+            }
+        }
+        inserted?;
+        self.step(Step::Done);
+        self.keeper.poke();
+        Ok(())
+    }
+
+    /// An empty store, durable. True if it is a file that was made.
+    pub(super) fn make_store(
+        &self,
+        changes: &Changes,
+        snap: &SnapName,
+        volume: &MappedDevice,
+        params: &SnapCreateParams,
+    ) -> Outcome<(SnapWords, bool)> {
+        let argument = match (&params.store, &changes.state) {
+            (Some(argument), _) => argument.clone(),
+            (None, Some(state)) => {
+                self.world.argument_of(&store::default_path(state.path(), &snap.full())?)
+            }
+            (None, None) => unreachable!("a verb that changes tables needs a state file"),
+        };
+        store::check_argument(&argument)?;
+        let sectors = volume.sectors().0;
+        let block = volume.limits().logical_block;
+        let chunk = ChunkSize::from_table(params.chunk_sectors.unwrap_or(0), block);
+        let chunk = chunk.map_err(|error| {
+            ConfigError::new(ConfigKind::Argument, snap.full(), error.to_string())
+        })?;
+        let made = store::prepare(&Wanted {
+            path: self.place(&argument),
+            argument: argument.clone(),
+            chunk,
+            bytes: params.size_bytes,
+            origin_sectors: sectors,
+        })?;
+        let (chunk, fill_percent) = (chunk.sectors(), FILL_PERCENT);
+        Ok((SnapWords { sectors, store: argument, chunk, fill_percent }, made))
+    }
+
+    /// Steps 2 and 3.
+    fn insert(
+        &self,
+        changes: &mut Changes,
+        snap: &SnapName,
+        words: &SnapWords,
+        line: String,
+        store: Store,
+    ) -> Outcome<()> {
+        let (full, real) = (snap.full(), real_of(&snap.volume));
+        let own = changes.own_table(&snap.volume).ok_or_else(|| {
+            wrong(&snap.volume, "table", "none recorded", "that of a live volume")
+        })?;
+        let first = self.world.volume(&real).is_err();
+        let mut records = Vec::new();
+        if first {
+            records.push(Record { table: Some(own.clone()), ..changes.record_of(&real) });
+            let table = Some(origin_line(words.sectors, &real));
+            records.push(Record { table, ..changes.record_of(&snap.volume) });
+        }
+        let (table, store) = (Some(line.clone()), Some(store));
+        records.push(Record { table, store, ..changes.record_of(&full) });
+        changes.record_all(records)?;
+        self.step(Step::Recorded);
+        self.hold(&snap.volume)?;
+        self.step(Step::Suspended);
+        if first {
+            self.bring_up_volume(&real, &own)?;
+        }
+        self.bring_up_volume(&full, &line)?;
+        if first {
+            self.world.load(&snap.volume, &origin_line(words.sectors, &real))?;
+        }
+        self.step(Step::Arranged);
+        self.world.resume(&snap.volume)?;
+        self.step(Step::Resumed);
+        self.exports.add_volume(&self.world, &full)
+    }
+}

@@ -1,0 +1,117 @@
+//! What differs between a snapshot and its volume, or another snapshot of it: told from metadata,
+//! in whole chunks, never too little.
+//!
+//! A chunk of the volume that was written since the snapshot has an exception in it, as has one of
+//! the snapshot that was written itself. Between two snapshots a chunk can only differ if one of
+//! them has an exception: so the answer is the union.
+
+use cairn_block::{ConfigError, ConfigKind, Disk, IoError, Sector, SectorCount, SectorRange};
+use cairn_targets::snapshot::Snapshot;
+use serde::{Deserialize, Serialize};
+
+use super::names::SnapName;
+use crate::control::rpc::SnapDiffParams;
+use crate::failure::{Outcome, wrong};
+use crate::verbs::Verbs;
+use crate::world::Names;
+
+/// A range that may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Where a live snapshot differs from its origin, inside a range.
+///
+/// # Errors
+/// There is no such snapshot, or its content is lost.
+pub fn changed(names: &Names, full: &str, range: SectorRange) -> Result<Vec<SectorRange>, IoError> {
+    let volume = names.volume(full).map_err(|_| IoError::INVALID)?;
+    let table = volume.live_table().ok_or(IoError::INVALID)?;
+    let target = table.lines().first().map(|line| line.target.clone());
+    let any = target.as_ref().and_then(|target| target.as_any());
+    let snapshot: Option<&Snapshot> = any.and_then(|any| any.downcast_ref());
+    snapshot.ok_or(IoError::INVALID)?.changed(range)
+}
+
+/// Both lists as one, in order and merged.
+pub fn union(mut a: Vec<SectorRange>, b: Vec<SectorRange>) -> Vec<SectorRange> {
+    a.extend(b);
+    a.sort_by_key(|range| range.start);
+    let mut merged: Vec<SectorRange> = Vec::new();
+    for range in a {
+        match merged.last_mut().filter(|last| last.end() >= range.start) {
+            Some(last) => *last = SectorRange::between(last.start, last.end().max(range.end())),
+            None => merged.push(range),
+        }
+    }
+    merged
+}
+
+impl Verbs {
+    /// `snap diff`
+    ///
+    /// # Errors
+    /// There is no such snapshot, or its content is lost.
+    pub fn snap_diff(&self, params: &SnapDiffParams) -> Outcome<Vec<Extent>> {
+        let snap = SnapName::parse(&params.name)?;
+        let other = params.other.as_ref().map(|name| self.sibling(&snap, name)).transpose()?;
+        let Some(changes) = self.look() else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        for snap in [Some(&snap), other.as_ref()].into_iter().flatten() {
+            self.record_of_snapshot(&changes, snap)?;
+            let sectors = self.world.volume(&snap.full())?.sectors();
+            let whole = SectorRange::new(Sector(0), SectorCount(sectors.0));
+            let found = changed(&self.world.names(), &snap.full(), whole);
+            let found = found.map_err(|error| {
+                let detail = "status: found its content lost, expected a valid snapshot";
+                ConfigError::new(ConfigKind::Damaged, snap.full(), detail).with_source(error)
+            })?;
+            all = union(all, found);
+        }
+        let extent = |range: SectorRange| Extent {
+            offset: range.start.to_bytes(),
+            length: range.count.to_bytes(),
+        };
+        Ok(all.into_iter().map(extent).collect())
+    }
+
+    /// Another snapshot of the same volume: `@NAME`, or in full.
+    fn sibling(&self, snap: &SnapName, name: &str) -> Outcome<SnapName> {
+        let full = match name.strip_prefix('@') {
+            Some(own) => format!("{}@{own}", snap.volume),
+            None => name.to_owned(),
+        };
+        let other = SnapName::parse(&full)?;
+        if other.volume != snap.volume {
+            let expected = format!("a snapshot of {}", snap.volume);
+            return Err(wrong(snap.full(), "other", format!("'{name}'"), expected));
+        }
+        Ok(other)
+    }
+}
+
+/// The extents as a person reads them.
+pub fn diff_text(extents: &[Extent]) -> String {
+    let lines = extents.iter().map(|extent| format!("{} {}\n", extent.offset, extent.length));
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::union;
+    use cairn_block::{Sector, SectorRange};
+
+    #[test]
+    fn two_lists_become_one_without_overlap() {
+        let list = |ranges: &[(u64, u64)]| -> Vec<SectorRange> {
+            ranges.iter().map(|(a, b)| SectorRange::between(Sector(*a), Sector(*b))).collect()
+        };
+        let (a, b) = (list(&[(0, 8), (32, 40)]), list(&[(4, 16), (16, 24), (36, 38)]));
+        assert_eq!(union(a, b), list(&[(0, 24), (32, 40)]));
+        assert_eq!(union(list(&[]), list(&[(1, 2)])), list(&[(1, 2)]));
+    }
+}

@@ -1,0 +1,120 @@
+//! What there is: snapshots with their stores, and merges under way.
+
+use serde::{Deserialize, Serialize};
+
+use super::SnapWords;
+use super::names::{SnapName, is_hidden, merge_of, parent_of};
+use super::rollback::Merge;
+use crate::failure::Outcome;
+use crate::state::Record;
+use crate::verbs::{Changes, Verbs};
+
+/// A snapshot, as `snap list` shows it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapInfo {
+    /// `VOLUME@NAME`.
+    pub name: String,
+    /// The volume.
+    pub volume: String,
+    /// `valid`, `overflow`, `invalid`, `merging` or `merge failed`.
+    pub state: String,
+    /// How much of the store is in use; none if its content is lost.
+    pub used_bytes: Option<u64>,
+    /// The store's size; none if its content is lost.
+    pub size_bytes: Option<u64>,
+    /// The chunk size.
+    pub chunk_sectors: u32,
+    /// The store, as the table names it.
+    pub store: String,
+    /// When it was made, in seconds since 1970.
+    pub created_s: u64,
+    /// How much the store grows when it fills up.
+    pub grow_bytes: Option<u64>,
+    /// What a merge or rollback has still to bring home.
+    pub merge_left_bytes: Option<u64>,
+}
+
+impl Verbs {
+    /// The snapshots of a volume, or all; by volume and age.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub fn snap_list(&self, name: Option<&str>) -> Outcome<Vec<SnapInfo>> {
+        if let Some(name) = name {
+            self.world.volume(name)?;
+        }
+        let Some(changes) = self.look() else { return Ok(Vec::new()) };
+        let wanted = |record: &&Record| {
+            let parent = parent_of(&record.name);
+            let asked = name.is_none_or(|name| record.name == name || parent == Some(name));
+            asked && record.table.is_some() && record.store.is_some()
+        };
+        let mut infos = Vec::new();
+        for record in changes.records.values().filter(wanted) {
+            infos.extend(self.info(&changes, record)?);
+        }
+        infos.sort_by(|a, b| {
+            (&a.volume, a.created_s, &a.name).cmp(&(&b.volume, b.created_s, &b.name))
+        });
+        Ok(infos)
+    }
+
+    /// None for a merge whose snapshot is kept: the snapshot tells of it.
+    fn info(&self, changes: &Changes, record: &Record) -> Outcome<Option<SnapInfo>> {
+        let (Some(store), Some(volume)) = (&record.store, parent_of(&record.name)) else {
+            return Ok(None);
+        };
+        let snap = SnapName { volume: volume.to_owned(), name: store.snapshot.clone() };
+        let hidden = is_hidden(&record.name);
+        if hidden && changes.record_of(&snap.full()).table.is_some() {
+            return Ok(None);
+        }
+        let words = SnapWords::of(record)?;
+        let status = self.status_of(&record.name)?;
+        let mut numbers =
+            status.split(['/', ' ']).map(|word| Some(word.parse::<u64>().ok()? * 512));
+        let used_bytes = numbers.next().flatten();
+        let merge = changes.record_of(&merge_of(volume)).store;
+        let merging = merge.is_some_and(|merging| merging.snapshot == store.snapshot);
+        let merge = if merging { Some(self.merge_of(volume)?) } else { None };
+        let state = match (merge, status.as_str()) {
+            (Some(Merge::Failed), _) => "merge failed",
+            (Some(_), _) => "merging",
+            (None, "Invalid") => "invalid",
+            (None, "Overflow") => "overflow",
+            (None, _) => "valid",
+        };
+        Ok(Some(SnapInfo {
+            name: snap.full(),
+            volume: snap.volume,
+            state: state.to_owned(),
+            used_bytes,
+            size_bytes: numbers.next().flatten(),
+            chunk_sectors: words.chunk,
+            store: store.argument.clone(),
+            created_s: store.created_s,
+            grow_bytes: store.grow_bytes,
+            merge_left_bytes: merge.and_then(|merge| match merge {
+                Merge::Left { bytes } => Some(bytes),
+                Merge::Done => Some(0),
+                Merge::Failed => None,
+            }),
+        }))
+    }
+}
+
+/// The list as a person reads it.
+pub fn list_text(infos: &[SnapInfo]) -> String {
+    let mut text = String::from("NAME STATE USED SIZE CHUNK STORE\n");
+    if infos.is_empty() {
+        return "No snapshots found\n".to_owned();
+    }
+    for info in infos {
+        let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
+        let (used, size) = (bytes(info.used_bytes), bytes(info.size_bytes));
+        let state = info.state.replace(' ', "-");
+        let SnapInfo { name, chunk_sectors, store, .. } = info;
+        text.push_str(&format!("{name} {state} {used} {size} {chunk_sectors} {store}\n"));
+    }
+    text
+}

@@ -1,0 +1,244 @@
+//! `cairn snap`: snapshots of the volumes of a running server.
+//!
+//! ```text
+//!   V with its table          V: snapshot-origin @V@real      V: snapshot-origin @V@merge
+//!                     create        |    V@mon: snapshot            |   V@mon: snapshot (new store)
+//!   V: linear disk   ------->       v   v                  merge    v   v
+//!                   <-------  V@real: linear disk         ------> V@merge: snapshot-merge
+//!                     remove                                        v   (V@mon's former store)
+//!                                                             V@real: linear disk
+//! ```
+//!
+//! The volume `V` stays the same object throughout: its table is exchanged under suspend, so that
+//! its clients only see a pause. Snapshots are volumes of their own, `V@NAME`. With the last one
+//! `V` gets its own table back. A merge puts `snapshot-merge` between; a rollback keeps the
+//! snapshot, with a new and empty store, above it: what is written to `V` meanwhile is not in it.
+//!
+//! # Orders, and what a crash between two steps leaves
+//! What is recorded in the state file is assembled by the next start, snapshots first, before
+//! anything can write to the origin; if that fails the start is refused. So each change must leave
+//! what is recorded true at every moment:
+//!
+//! Create: 1. the store, empty, durable; 2. recorded; 3. `V` suspended, targets inserted, resumed;
+//! then the answer.
+//! - Before 2: an empty store that nobody knows; the volume as it was.
+//! - After 2: the snapshot is assembled with an empty store: it is of the moment of the crash.
+//!   Nobody was told of an earlier moment.
+//! - After 3: every exception is in the store before its chunk of the origin is overwritten.
+//!
+//! Remove: 1. `V` suspended, the snapshot ended; 2. recorded; 3. `V` resumed; 4. the store removed.
+//! - Before 2: the snapshot is assembled; nothing was written since, as `V` is suspended.
+//! - After 2: the volume without the snapshot, perhaps a file that nobody knows.
+//!
+//! Merge and rollback: 1. the new store (rollback) durable; 2. recorded: `V@merge` with the former
+//! store; 3. `V` and the snapshot suspended, `V@merge` started, both resumed above it. The end, when
+//! the last record is merged: 4. all suspended; 5. recorded without `V@merge`; 6. resumed; 7. the
+//! former store removed.
+//! - Before 2: as before, and an empty store that nobody knows.
+//! - From 2 to 5: the merge goes on where it was; `V` has the snapshot's content at once. Merging
+//!   a record again changes nothing, and a record goes only when the origin has its chunk durably.
+//! - After 5: the store had no record left, so leaving it out changes nothing.
+//!
+//! A step that fails without a crash is undone before the refusal, the state file last. Only
+//! once a merge has begun there is no way back: then the volume stays suspended, and a resume or
+//! restart goes on.
+
+mod contexts;
+mod create;
+mod diff;
+mod keeper;
+mod list;
+pub mod names;
+mod remote;
+mod remove;
+mod rollback;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cairn_block::{ConfigKind, MappedDevice, SuspendMode, TableLine};
+
+pub use contexts::SnapContexts;
+pub use keeper::Keeper;
+pub use remote::run;
+
+use crate::failure::{Outcome, refused, wrong};
+use crate::state::{Record, Store};
+use crate::verbs::{Changes, Verbs};
+use names::{SnapName, merge_of, real_of, snapshot_of};
+
+/// Between two steps of a verb: where the tests look at what a crash would leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// An empty store is durable.
+    StoreMade,
+    /// The state file says what is to be.
+    Recorded,
+    /// The volume is suspended.
+    Suspended,
+    /// The volumes beneath are up, or gone.
+    Arranged,
+    /// Clients are served again.
+    Resumed,
+    /// The verb is done.
+    Done,
+}
+
+/// The words of a snapshot's table line that a change of its table keeps.
+#[derive(Clone)]
+struct SnapWords {
+    sectors: u64,
+    store: String,
+    chunk: u32,
+    /// When to announce that the store fills up.
+    fill_percent: u64,
+}
+
+/// How full a store is when its event is raised, unless told otherwise.
+const FILL_PERCENT: u64 = 80;
+
+impl SnapWords {
+    fn of(record: &Record) -> Outcome<SnapWords> {
+        let lines = TableLine::parse_all(record.table.as_deref().unwrap_or_default())?;
+        let words = lines.first().and_then(|line| {
+            let (store, chunk) = (line.args.get(1)?.clone(), line.args.get(3)?.parse().ok()?);
+            let mark = line.args.iter().skip_while(|word| *word != "fill_event").nth(1);
+            let fill_percent = mark.and_then(|mark| mark.parse().ok()).unwrap_or(FILL_PERCENT);
+            Some(SnapWords { sectors: line.len.0, store, chunk, fill_percent })
+        });
+        words.ok_or_else(|| {
+            let found = record.table.clone().unwrap_or_else(|| "none".to_owned());
+            wrong(&record.name, "recorded table", found, "a snapshot's line")
+        })
+    }
+}
+
+fn origin_line(sectors: u64, on: &str) -> String {
+    format!("0 {sectors} snapshot-origin @{on}")
+}
+
+fn snapshot_line(words: &SnapWords, on: &str) -> String {
+    let SnapWords { sectors, store, chunk, fill_percent } = words;
+    format!("0 {sectors} snapshot @{on} {store} PO {chunk} 2 fill_event {fill_percent}")
+}
+
+fn merge_line(words: &SnapWords, on: &str) -> String {
+    let SnapWords { sectors, store, chunk, .. } = words;
+    format!("0 {sectors} snapshot-merge @{on} {store} PO {chunk}")
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Says that undoing failed too: the first refusal is what the caller hears.
+fn also(what: &str, outcome: Outcome<()>) {
+    if let Err(error) = outcome {
+        tracing::error!("{what}: {error}");
+    }
+}
+
+impl Verbs {
+    /// The volume whose snapshots are to change, if it can be changed now.
+    fn ready(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
+        let volume = self.world.volume(name)?;
+        if self.world.read_only() {
+            return Err(wrong(name, "access", "a read-only server", "a writable one"));
+        }
+        if volume.live_table().is_none() || volume.is_suspended() {
+            return Err(refused(ConfigKind::Busy, name, "state", "suspended", "a live volume"));
+        }
+        if volume.inactive_table().is_some() {
+            let expected = "none (cairn resume or cairn clear)";
+            return Err(refused(ConfigKind::Busy, name, "state", "a loaded table", expected));
+        }
+        if self.world.volume(&merge_of(name)).is_ok() {
+            let found = "a merge under way";
+            return Err(refused(ConfigKind::Busy, name, "state", found, "none"));
+        }
+        Ok(volume)
+    }
+
+    /// What is recorded of a snapshot that these verbs made.
+    fn record_of_snapshot(&self, changes: &Changes, snap: &SnapName) -> Outcome<(Record, Store)> {
+        self.world.volume(&snap.volume)?;
+        let record = changes.record_of(&snap.full());
+        match (&record.table, record.store.clone()) {
+            (Some(_), Some(store)) => Ok((record, store)),
+            _ => {
+                let names = changes.snapshots_of(&snap.volume);
+                let expected = match names.is_empty() {
+                    true => "one made by cairn snap create".to_owned(),
+                    false => format!("one of {}", names.join(", ")),
+                };
+                Err(wrong(snap.full(), "snapshot", "none of this name", expected))
+            }
+        }
+    }
+
+    /// A volume with its table, live; not there at all if that fails.
+    fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
+        self.world.create(name)?;
+        let up = self.world.load(name, table).and_then(|()| self.world.resume(name));
+        if up.is_err() {
+            also(name, self.world.remove(name));
+        }
+        up
+    }
+
+    /// Ends a volume and its exports, if it is there.
+    fn take_down(&self, name: &str) -> Outcome<()> {
+        if self.world.volume(name).is_err() {
+            return Ok(());
+        }
+        self.exports.remove_volume(&self.world, name)?;
+        self.world.remove(name)
+    }
+
+    fn hold(&self, name: &str) -> Outcome<()> {
+        self.world.suspend(name, SuspendMode::Flush)
+    }
+
+    /// The first word or words of the status of a volume of one line.
+    fn status_of(&self, name: &str) -> Outcome<String> {
+        let table = self.world.volume(name)?.live_table();
+        let line = table.as_ref().and_then(|table| table.lines().first());
+        Ok(line.map(|line| line.target.status()).unwrap_or_default())
+    }
+
+    fn place(&self, argument: &str) -> PathBuf {
+        self.world.place(argument)
+    }
+
+    /// Tells the tests that a step is over.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the tests look here"))]
+    fn step(&self, step: Step) {
+        tracing::debug!("snap: {step:?}");
+        #[cfg(test)]
+        (self.at_step.lock())(step);
+    }
+}
+
+impl Changes {
+    /// The names of a volume's snapshots, in the order they were made.
+    fn snapshots_of(&self, volume: &str) -> Vec<String> {
+        let there = self.records.values().filter(|record| record.table.is_some());
+        let own = |record: &Record| {
+            let name = snapshot_of(&record.name, volume)?.to_owned();
+            Some((record.store.as_ref()?.created_s, name))
+        };
+        let mut names: Vec<_> = there.filter_map(own).collect();
+        names.sort();
+        names.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// The table of `volume` beneath its snapshots.
+    fn own_table(&self, volume: &str) -> Option<String> {
+        let real = self.record_of(&real_of(volume)).table;
+        real.or_else(|| self.record_of(volume).table)
+    }
+}

@@ -1,0 +1,335 @@
+//! Rolling a volume back to a snapshot, and merging one away: beginning, watching, ending.
+//!
+//! Whether the snapshot is kept can be seen from what is recorded: it is, if it stands on the
+//! merging volume. So the end needs nothing but the records, whoever began.
+
+use cairn_block::{ConfigError, ConfigKind};
+
+use super::names::{SnapName, merge_of, real_of};
+use super::{SnapWords, Step, also, merge_line, origin_line, snapshot_line, store};
+use crate::control::rpc::SnapCreateParams;
+use crate::failure::{Outcome, refused, wrong};
+use crate::state::{Record, Store};
+use crate::verbs::{Changes, Verbs};
+
+/// How a merge stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Merge {
+    /// So much of the former store is still to be brought home.
+    Left {
+        /// In bytes, with its records.
+        bytes: u64,
+    },
+    /// Everything is merged.
+    Done,
+    /// A device failed; the next resume tries again.
+    Failed,
+}
+
+impl Merge {
+    /// Reads a status line.
+    pub fn of_status(status: &str) -> Merge {
+        let mut words = status.split(['/', ' ']).map(str::parse::<u64>);
+        let (Some(Ok(allocated)), _, Some(Ok(metadata))) =
+            (words.next(), words.next(), words.next())
+        else {
+            return Merge::Failed;
+        };
+        match allocated.saturating_sub(metadata) {
+            0 => Merge::Done,
+            sectors => Merge::Left { bytes: sectors * 512 },
+        }
+    }
+}
+
+impl Verbs {
+    /// `snap rollback` (with `keep`) and `snap merge`: returns when the merge has begun. Of one
+    /// that is under way already nothing is changed, but a failed one tries again.
+    ///
+    /// # Errors
+    /// Everything is as it was, unless the line says otherwise.
+    pub fn snap_merge(&self, name: &str, keep: bool, store: Option<&str>) -> Outcome<()> {
+        let snap = SnapName::parse(name)?;
+        let verb = if keep { "snap rollback" } else { "snap merge" };
+        let mut changes = self.change_table(&snap.volume, verb)?;
+        if self.is_merging(&changes, &snap) {
+            return self.try_again(&snap);
+        }
+        let volume = self.ready(&snap.volume)?;
+        let (record, former) = self.record_of_snapshot(&changes, &snap)?;
+        let status = self.status_of(&snap.full())?;
+        if status == "Invalid" {
+            let expected = "a valid snapshot: the content of this one is lost";
+            return Err(refused(ConfigKind::Damaged, snap.full(), "status", status, expected));
+        }
+        self.world.refuse_users(&snap.full())?;
+        let words = SnapWords::of(&record)?;
+        let next = match keep {
+            true => {
+                let params = SnapCreateParams {
+                    name: snap.full(),
+                    store: store.map(str::to_owned),
+                    chunk_sectors: Some(words.chunk),
+                    ..SnapCreateParams::default()
+                };
+                let (next, made) = self.make_store(&changes, &snap, &volume, &params)?;
+                Some((SnapWords { store: next.store, ..words.clone() }, made))
+            }
+            false => None,
+        };
+        self.step(Step::StoreMade);
+        let kept = next.as_ref().map(|(words, made)| Kept::new(&snap, words, *made, &former));
+        let begun = self.begin(&mut changes, &snap, &words, former, kept.as_ref());
+        if let (Err(_), Some((words, true))) = (&begun, &next)
+            && !self.is_merging(&changes, &snap)
+        {
+            store::discard(&words.store, &self.place(&words.store));
+        }
+        begun?;
+        self.step(Step::Done);
+        self.keeper.poke();
+        Ok(())
+    }
+
+    fn is_merging(&self, changes: &Changes, snap: &SnapName) -> bool {
+        let record = changes.record_of(&merge_of(&snap.volume));
+        record.table.is_some() && record.store.is_some_and(|store| store.snapshot == snap.name)
+    }
+
+    fn try_again(&self, snap: &SnapName) -> Outcome<()> {
+        let merge = merge_of(&snap.volume);
+        if self.merge_of(&snap.volume)? == Merge::Failed {
+            self.hold(&merge)?;
+        }
+        self.world.resume(&merge)?;
+        self.world.resume(&snap.volume)
+    }
+
+    /// How the merge of a snapshot of `volume` stands.
+    pub(super) fn merge_of(&self, volume: &str) -> Outcome<Merge> {
+        Ok(Merge::of_status(&self.status_of(&merge_of(volume))?))
+    }
+
+    /// Steps 2 and 3.
+    fn begin(
+        &self,
+        changes: &mut Changes,
+        snap: &SnapName,
+        words: &SnapWords,
+        former: Store,
+        kept: Option<&Kept>,
+    ) -> Outcome<()> {
+        let (full, merge) = (snap.full(), merge_of(&snap.volume));
+        let before = changes.records_of(&[&full, &snap.volume, &merge]);
+        let line = merge_line(words, &real_of(&snap.volume));
+        let top = origin_line(words.sectors, &merge);
+        let mut records = vec![
+            Record { table: Some(line.clone()), store: Some(former), ..changes.record_of(&merge) },
+            Record { table: Some(top.clone()), ..changes.record_of(&snap.volume) },
+            Record { table: None, store: None, ..changes.record_of(&full) },
+        ];
+        if let Some(kept) = kept {
+            (records[2].table, records[2].store) =
+                (Some(kept.line.clone()), Some(kept.store.clone()));
+        }
+        changes.record_all(records)?;
+        self.step(Step::Recorded);
+        if let Err(error) = self.start_merging(snap, &line, kept.is_some()) {
+            also(&snap.volume, self.call_off(changes, snap, before));
+            return Err(error);
+        }
+        self.step(Step::Arranged);
+        let swapped = kept.map_or(Ok(()), |kept| self.swap(&full, &kept.line));
+        let swapped = swapped.and_then(|()| self.swap(&snap.volume, &top));
+        self.step(Step::Resumed);
+        swapped.map_err(|error| {
+            let begun = "the merge has begun, the volume is suspended until a restart";
+            ConfigError::new(error.kind, &snap.volume, format!("{begun}: {error}"))
+        })
+    }
+
+    /// Has the merge run, with everything above it suspended. Failing, nothing is merged.
+    fn start_merging(&self, snap: &SnapName, line: &str, keep: bool) -> Outcome<()> {
+        self.hold(&snap.volume)?;
+        if keep {
+            self.hold(&snap.full())?;
+        } else {
+            self.take_down(&snap.full())?;
+        }
+        self.step(Step::Suspended);
+        self.bring_up_volume(&merge_of(&snap.volume), line)
+    }
+
+    /// Undoes [`Verbs::start_merging`].
+    fn call_off(&self, changes: &mut Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
+        let full = snap.full();
+        if self.world.volume(&full).is_err() {
+            let table = before.iter().find(|record| record.name == full);
+            let table = table.and_then(|record| record.table.clone()).unwrap_or_default();
+            self.bring_up_volume(&full, &table)?;
+            self.exports.add_volume(&self.world, &full)?;
+        }
+        self.world.resume(&full)?;
+        changes.record_all(before)?;
+        self.world.resume(&snap.volume)
+    }
+
+    /// Makes another table live.
+    fn swap(&self, name: &str, table: &str) -> Outcome<()> {
+        self.world.load(name, table)?;
+        self.world.resume(name)
+    }
+
+    /// Ends a merge whose last record is home: steps 4 to 7. False if it is not.
+    ///
+    /// # Errors
+    /// The merge stays as it is.
+    pub(super) fn end_merge(&self, volume: &str) -> Outcome<bool> {
+        let mut changes = self.change_table(volume, "snap merge")?;
+        if self.world.volume(&merge_of(volume)).is_err() || self.merge_of(volume)? != Merge::Done {
+            return Ok(false);
+        }
+        if self.world.volume(volume)?.is_suspended() {
+            let found = "a suspended volume";
+            return Err(refused(ConfigKind::Busy, volume, "end of merge", found, "a live one"));
+        }
+        let ending = Ending::of(&changes, volume)?;
+        let arranged = self.arrange_end(&mut changes, &ending);
+        if arranged.is_err() {
+            also(volume, self.go_on(&ending));
+        }
+        arranged?;
+        self.step(Step::Recorded);
+        if let Some((kept, _)) = &ending.kept {
+            self.world.resume(kept)?;
+        }
+        self.world.resume(volume)?;
+        self.step(Step::Resumed);
+        self.world.remove(&merge_of(volume))?;
+        if ending.names.is_empty() {
+            self.world.remove(&real_of(volume))?;
+        }
+        if ending.former.made {
+            let argument = &ending.former.argument;
+            store::discard(argument, &self.place(argument));
+        }
+        self.step(Step::Done);
+        Ok(true)
+    }
+
+    /// Suspends all, loads the tables without the merge, and records them.
+    fn arrange_end(&self, changes: &mut Changes, ending: &Ending) -> Outcome<()> {
+        let Ending { volume, kept, names, .. } = ending;
+        self.hold(volume)?;
+        if let Some((kept, _)) = kept {
+            self.hold(kept)?;
+        }
+        self.hold(&merge_of(volume))?;
+        if names.is_empty() {
+            self.hold(&real_of(volume))?;
+        }
+        self.step(Step::Suspended);
+        if let Some((kept, line)) = kept {
+            self.world.load(kept, line)?;
+        }
+        self.world.load(volume, &ending.top)?;
+        self.step(Step::Arranged);
+        changes.record_all(ending.records(changes))
+    }
+
+    /// After a failure: all as before.
+    fn go_on(&self, ending: &Ending) -> Outcome<()> {
+        let Ending { volume, kept, .. } = ending;
+        let tops: Vec<&str> =
+            kept.iter().map(|(name, _)| name.as_str()).chain([volume.as_str()]).collect();
+        for name in &tops {
+            self.world.clear(name)?;
+        }
+        for name in [real_of(volume), merge_of(volume)] {
+            self.world.resume(&name)?;
+        }
+        tops.iter().try_for_each(|name| self.world.resume(name))
+    }
+}
+
+/// The snapshot as a rollback leaves it.
+struct Kept {
+    line: String,
+    store: Store,
+}
+
+impl Kept {
+    fn new(snap: &SnapName, words: &SnapWords, made: bool, former: &Store) -> Kept {
+        let store = Store {
+            snapshot: snap.name.clone(),
+            argument: words.store.clone(),
+            made,
+            created_s: former.created_s,
+            grow_bytes: former.grow_bytes,
+        };
+        let line = snapshot_line(words, &merge_of(&snap.volume));
+        Kept { line, store }
+    }
+}
+
+/// What the end of a merge needs to know.
+struct Ending {
+    volume: String,
+    former: Store,
+    /// The snapshot that stands on the merging volume, with its line without it.
+    kept: Option<(String, String)>,
+    /// Every snapshot that stays.
+    names: Vec<String>,
+    /// The volume's line without the merge.
+    top: String,
+}
+
+impl Ending {
+    fn of(changes: &Changes, volume: &str) -> Outcome<Ending> {
+        let record = changes.record_of(&merge_of(volume));
+        let words = SnapWords::of(&record)?;
+        let former = record.store.ok_or_else(|| {
+            wrong(volume, "recorded merge", "no store", "the store that is merged")
+        })?;
+        let (merge, real) = (merge_of(volume), real_of(volume));
+        let full = SnapName { volume: volume.to_owned(), name: former.snapshot.clone() }.full();
+        let line = changes.record_of(&full).table;
+        let line = line.filter(|line| line.contains(&format!(" @{merge} ")));
+        let kept =
+            line.map(|line| (full, line.replace(&format!(" @{merge} "), &format!(" @{real} "))));
+        let names = changes.snapshots_of(volume);
+        let own = changes.own_table(volume).filter(|_| names.is_empty());
+        let top = own.unwrap_or_else(|| origin_line(words.sectors, &real));
+        Ok(Ending { volume: volume.to_owned(), former, kept, names, top })
+    }
+
+    fn records(&self, changes: &Changes) -> Vec<Record> {
+        let mut merge = changes.record_of(&merge_of(&self.volume));
+        merge.clear();
+        let mut records = vec![merge];
+        if let Some((kept, line)) = &self.kept {
+            records.push(Record { table: Some(line.clone()), ..changes.record_of(kept) });
+        }
+        match self.names.is_empty() {
+            true => records.extend(changes.own_again(&self.volume)),
+            false => {
+                let table = Some(self.top.clone());
+                records.push(Record { table, ..changes.record_of(&self.volume) });
+            }
+        }
+        records
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Merge;
+
+    #[test]
+    fn the_status_line_tells_how_much_is_left() {
+        assert_eq!(Merge::of_status("48/128 16"), Merge::Left { bytes: 32 * 512 });
+        assert_eq!(Merge::of_status("16/128 16"), Merge::Done);
+        assert_eq!(Merge::of_status("Merge failed"), Merge::Failed);
+        assert_eq!(Merge::of_status("Invalid"), Merge::Failed);
+    }
+}

@@ -1,0 +1,278 @@
+//! Exception stores as files and block devices: made, chosen, grown, taken away.
+//!
+//! A store that is recorded is durable before, so that a record never names something a crash
+//! has undone: the first area is zeroed and flushed, then the header, then the folder of a new
+//! file. Nothing is formatted but a blank device that nobody's signature is on; an empty store is
+//! used as it is, one with records refused. A file made here is as large as the snapshot can ever
+//! need, and sparse.
+
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+
+use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
+use cairn_format::snapshot::{ChunkSize, Header, Layout, Opening, Record as StoreRecord};
+
+use crate::failure::{Outcome, refused, system, wrong};
+use crate::offline::source::Source;
+
+/// Most stores with a default name that are passed over because their files exist.
+const NAMES_MAX: u32 = 1000;
+
+/// What a store is to be like.
+pub struct Wanted {
+    /// As the table names it.
+    pub argument: String,
+    /// The same for the system.
+    pub path: PathBuf,
+    /// The chunk size.
+    pub chunk: ChunkSize,
+    /// Bytes of a file to make; none: room for every chunk of the origin.
+    pub bytes: Option<u64>,
+    /// The origin's size.
+    pub origin_sectors: u64,
+}
+
+impl Wanted {
+    fn new_file_bytes(&self) -> Outcome<u64> {
+        let bytes = match self.bytes {
+            Some(bytes) => bytes / SECTOR_BYTES * SECTOR_BYTES,
+            None => {
+                let chunks = self.chunk.chunks_of(self.origin_sectors);
+                let sectors = Layout::needed_sectors(self.chunk, chunks);
+                let sectors = sectors.ok_or_else(|| {
+                    wrong(&self.argument, "--chunk", self.chunk.sectors(), "a larger chunk")
+                })?;
+                sectors * SECTOR_BYTES
+            }
+        };
+        self.check_size(bytes).map(|()| bytes)
+    }
+
+    fn check_size(&self, bytes: u64) -> Outcome<()> {
+        let layout = Layout::new(self.chunk, bytes / SECTOR_BYTES);
+        let least = 3 * self.chunk.bytes();
+        match layout {
+            Ok(layout) if layout.usable_data_chunks() > 0 => Ok(()),
+            _ => Err(wrong(&self.argument, "size", bytes, format!("at least {least} bytes"))),
+        }
+    }
+}
+
+/// A path for the store of `name` beside the state file, where there is no file yet.
+///
+/// # Errors
+/// There are a thousand already.
+pub fn default_path(state: &Path, name: &str) -> Outcome<PathBuf> {
+    let names = (0..NAMES_MAX).map(|n| match n {
+        0 => format!("{name}.cow"),
+        n => format!("{name}.{n}.cow"),
+    });
+    let mut paths = names.map(|file| state.with_file_name(file));
+    let free = paths.find(|path| fs::symlink_metadata(path).is_err());
+    free.ok_or_else(|| wrong(name, "store", format!("{NAMES_MAX} files"), "a free name"))
+}
+
+/// Device arguments that are no paths.
+const SCHEMES: [&str; 3] = ["mem:", "null:", "@"];
+
+/// True if the argument is a path.
+pub fn is_path(argument: &str) -> bool {
+    !SCHEMES.iter().any(|scheme| argument.starts_with(scheme))
+}
+
+/// Refuses an argument that a table line could not carry, or that does not last.
+///
+/// # Errors
+/// It is such an argument.
+pub fn check_argument(argument: &str) -> Outcome<()> {
+    if argument.is_empty() || argument.contains(char::is_whitespace) || !is_path(argument) {
+        let expected = "a file or block device, its path without spaces";
+        return Err(wrong("store", "path", format!("'{argument}'"), expected));
+    }
+    Ok(())
+}
+
+/// Has an empty store there, durably. True if the file was made.
+///
+/// # Errors
+/// The device is in use, not blank, too small, or the system refused; nothing is left behind.
+pub fn prepare(wanted: &Wanted) -> Outcome<bool> {
+    if fs::symlink_metadata(&wanted.path).is_err() {
+        let made = make(wanted);
+        if made.is_err() {
+            // What is half made is of no use; that it was not made at all is as good.
+            drop(fs::remove_file(&wanted.path));
+        }
+        return made.map(|()| true);
+    }
+    if let Some(bytes) = wanted.bytes {
+        let expected = "none: the device exists";
+        return Err(wrong(&wanted.argument, "--size", bytes, expected));
+    }
+    adopt(wanted).map(|()| false)
+}
+
+fn make(wanted: &Wanted) -> Outcome<()> {
+    let source = Source::create(&wanted.path, wanted.new_file_bytes()?)?;
+    source.write_at(0, &Header::fresh(wanted.chunk).encode())?;
+    source.flush()?;
+    sync_folder(&wanted.path)
+}
+
+fn adopt(wanted: &Wanted) -> Outcome<()> {
+    let source = Source::write(&wanted.path)?;
+    wanted.check_size(source.bytes)?;
+    let refuse = |kind, found: String| {
+        let expected = "a blank device or an empty store of this chunk size";
+        Err(refused(kind, &wanted.argument, "header", found, expected))
+    };
+    let damaged = |error: cairn_format::snapshot::Error| {
+        let detail = format!("{error} or a blank device");
+        ConfigError::new(ConfigKind::Damaged, &wanted.argument, detail)
+    };
+    match Opening::decide(&source.bytes_at(0, SECTOR_BYTES as usize)?).map_err(damaged)? {
+        Opening::Blank => {
+            if let Some(signature) = source.identify(0)?.first() {
+                let found = format!("{} at byte {}", signature.kind.name(), signature.offset);
+                return refuse(ConfigKind::Argument, found);
+            }
+            format(&source, wanted.chunk)
+        }
+        Opening::Existing(header) if !header.is_valid() => {
+            refuse(ConfigKind::Argument, "an invalidated store".to_owned())
+        }
+        Opening::Existing(header) if header.chunk_size() != wanted.chunk => {
+            let sectors = header.chunk_size().sectors();
+            refuse(ConfigKind::Argument, format!("a store with chunks of {sectors} sectors"))
+        }
+        Opening::Existing(_) => {
+            let first = source.bytes_at(wanted.chunk.bytes(), SECTOR_BYTES as usize)?;
+            match StoreRecord::slots(&first).next() {
+                Some(record) if !record.is_end() => {
+                    refuse(ConfigKind::Argument, "a store with records".to_owned())
+                }
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+/// The first area, then the header: a crash leaves a blank device or an empty store.
+fn format(source: &Source, chunk: ChunkSize) -> Outcome<()> {
+    const PIECE_BYTES: u64 = 1 << 20;
+    let (mut at, end) = (0, 2 * chunk.bytes());
+    while at < end {
+        let piece = PIECE_BYTES.min(end - at);
+        source.write_at(at, &vec![0; piece as usize])?;
+        at += piece;
+    }
+    source.flush()?;
+    source.write_at(0, &Header::fresh(chunk).encode())?;
+    source.flush()
+}
+
+fn sync_folder(path: &Path) -> Outcome<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| system(folder.display().to_string(), "flush", error))
+}
+
+/// Makes a file longer, durably; its snapshot may be alive. Answers its size before.
+///
+/// # Errors
+/// It is no file, not shorter, or the system refused.
+pub fn grow(argument: &str, path: &Path, bytes: u64) -> Outcome<u64> {
+    let failed = |what: &str| {
+        let (argument, what) = (argument.to_owned(), what.to_owned());
+        move |error| system(argument, &what, error)
+    };
+    let file = OpenOptions::new().write(true).open(path).map_err(failed("open"))?;
+    let meta = file.metadata().map_err(failed("look at"))?;
+    if !meta.is_file() {
+        return Err(wrong(argument, "kind", "a block device", "a file, to make it longer"));
+    }
+    if bytes <= meta.len() || !bytes.is_multiple_of(SECTOR_BYTES) {
+        let expected = format!("whole sectors, more than {} bytes", meta.len());
+        return Err(wrong(argument, "--size", bytes, expected));
+    }
+    file.set_len(bytes).map_err(failed("grow"))?;
+    file.sync_all().map_err(failed("flush"))?;
+    Ok(meta.len())
+}
+
+/// Takes away a file that was made here. What can't be removed is told, and stays.
+pub fn discard(argument: &str, path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!("{argument}: cannot remove the store of a snapshot that is gone: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Wanted, default_path, grow, prepare};
+    use cairn_format::snapshot::ChunkSize;
+    use std::fs;
+    use std::path::Path;
+
+    fn wanted(path: &Path, bytes: Option<u64>) -> Wanted {
+        let (argument, path) = (path.display().to_string(), path.to_owned());
+        let chunk = ChunkSize::new(8).unwrap();
+        Wanted { argument, path, chunk, bytes, origin_sectors: 8 * 1000 }
+    }
+
+    #[test]
+    fn a_new_store_has_room_for_every_chunk_and_an_empty_one_is_used_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.cow");
+        assert!(prepare(&wanted(&path, None)).unwrap());
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.len() as u64 >= (1000 + 1000 / 256 + 2) * 4096);
+        assert_eq!(&bytes[..4], b"SnAp");
+        assert!(!prepare(&wanted(&path, None)).unwrap(), "an empty store");
+        let state = folder.path().join("state");
+        let next = default_path(&state, "s").unwrap();
+        assert_eq!(next, folder.path().join("s.1.cow"));
+    }
+
+    #[test]
+    fn what_is_not_blank_or_too_small_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.cow");
+        prepare(&wanted(&path, Some(1 << 16))).unwrap();
+        let mut used = fs::read(&path).unwrap();
+        used[4096 + 8] = 2;
+        let mut other = used.clone();
+        other[12] = 16;
+        let mut invalid = used.clone();
+        invalid[4] = 0;
+        for (bytes, part) in [
+            (used, "a store with records"),
+            (other, "chunks of 16 sectors"),
+            (invalid, "an invalidated store"),
+            (vec![7; 1 << 16], "header"),
+            (vec![0; 8192], "size: found 8192"),
+        ] {
+            fs::write(&path, &bytes).unwrap();
+            let line = prepare(&wanted(&path, None)).unwrap_err().to_string();
+            assert!(line.contains(part), "{line}");
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
+        let line = prepare(&wanted(&path, Some(4096))).unwrap_err().to_string();
+        assert!(line.contains("--size: found 4096, expected none"), "{line}");
+    }
+
+    #[test]
+    fn a_file_grows_and_never_shrinks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.cow");
+        prepare(&wanted(&path, Some(1 << 16))).unwrap();
+        assert_eq!(grow("s", &path, 1 << 17).unwrap(), 1 << 16);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 17);
+        for bytes in [1 << 17, 4096, (1 << 17) + 1] {
+            grow("s", &path, bytes).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+#!/bin/bash
+# Snapshots of a served volume, by foreign clients: made under fio with the client connected, backed
+# up in full and then only what changed, rolled back, kept across restarts and kill -9, refused
+# where they make no sense.
+. "$(dirname "$0")/../lib.sh"
+need nbdinfo nbdcopy qemu-io qemu-img fio
+
+at() { echo "nbd+unix:///$1?socket=$work/nbd.sock"; }
+snap() { "$CAIRN" snap "$1" --control "$control" "${@:2}"; }
+start() { serve --table "vm=$(linear disk)" --state vm.state; }
+image() { nbdcopy "$(at "$1")" "$2"; }            # EXPORT FILE
+changed() { nbdinfo --map="cairn:changed:$1" "$2" | awk '$3 == 1 { print $1, $2 }'; } # NAME URI
+
+pattern aa 33554432 >disk
+start
+
+# Created under fio, whose client stays connected; the snapshot stands still meanwhile.
+fio --name=load --ioengine=nbd --uri="$(at vm)" --rw=randwrite --bs=16k --iodepth=8 --size=32M \
+  --time_based --runtime=4 --verify=crc32c --verify_fatal=1 --do_verify=0 \
+  --output=fio.log --allow_file_create=0 &
+load=$!
+sleep 1
+snap create vm@mon --chunk 8
+image vm@mon mon.1
+sleep 1
+image vm@mon mon.2
+kill -0 "$load" || fail "fio ended too early"
+wait "$load" || { cat fio.log; fail "fio was disturbed"; }
+grep -q 'err= 0' fio.log || fail "fio saw an error"
+same "$(sha mon.2)" "$(sha mon.1)" "a snapshot while its origin is written"
+image vm now
+if cmp -s now mon.1; then fail "fio changed nothing"; fi
+
+# An incremental backup: the full one of mon, then of tue only what nbdinfo says.
+snap create vm@tue --chunk 64
+qemu-io -f raw -c "write -P 9 5M 64k" -c "write -P 8 20M 4k" "$(at vm)" >/dev/null
+image vm@tue tue.full
+cp mon.1 backup
+changed mon "$(at vm@tue)" >extents
+[ -s extents ] || fail "nothing changed from mon to tue"
+copied=0
+while read -r offset length; do
+  nbdcopy -- [ nbdkit --exit-with-parent --filter=offset nbd "uri=$(at vm@tue)" \
+    "offset=$offset" "range=$length" ] - | dd of=backup bs=64K oflag=seek_bytes \
+    seek="$offset" conv=notrunc iflag=fullblock status=none
+  copied=$((copied + length))
+done < <(awk 'NR == 1 { o = $1; l = $2; next }      # neighbours within 1 MiB in one go
+  $1 <= o + l + 1048576 { l = $1 + $2 - o; next } { print o, l; o = $1; l = $2 }
+  END { print o, l }' extents)
+same "$(sha backup)" "$(sha tue.full)" "the incremental backup"
+same "$(changed tue "$(at vm)" | tr '\n' ' ')" "5242880 65536 20971520 32768 " "changed since tue"
+same "$(snap diff vm@tue | tr '\n' ' ')" "5242880 65536 20971520 32768 " "diff"
+same "$(snap diff vm@tue --json | grep -c offset)" 2 "diff --json"
+nbdinfo "$(at vm)" | grep -q cairn:changed:mon || fail "the context is not listed"
+
+# A restart keeps both.
+serve_end
+start
+image vm@mon again && same "$(sha again)" "$(sha mon.1)" "mon after a restart"
+image vm@tue again && same "$(sha again)" "$(sha tue.full)" "tue after a restart"
+
+# Rolled back with a client connected; the snapshot stays, the other one too; kill -9 in between.
+snap rollback vm@mon --no-wait
+serve_kill
+start
+snap rollback vm@mon 2>said || fail "$(cat said)"
+image vm again && same "$(sha again)" "$(sha mon.1)" "the volume after rollback"
+image vm@mon again && same "$(sha again)" "$(sha mon.1)" "the snapshot after its rollback"
+image vm@tue again && same "$(sha again)" "$(sha tue.full)" "the other one after a rollback"
+snap merge vm@tue 2>said || fail "$(cat said)"
+image vm again && same "$(sha again)" "$(sha tue.full)" "the volume after a merge"
+same "$(snap list | wc -l)" 2 "snapshots left (and a title)"
+
+# kill -9 at any moment while snapshots come and go: the next start has them whole or not at all.
+for round in 1 2 3 4 5 6 7 8; do
+  (
+    set +e
+    for n in 1 2 3 4 5 6 7 8 9; do
+      snap create "vm@k$n"
+      snap rollback "vm@k$n" --no-wait
+      snap remove "vm@k$n"
+    done
+  ) >/dev/null 2>&1 &
+  changing=$!
+  sleep "0.0$round"
+  serve_kill
+  wait "$changing" || true
+  start
+  for name in $(snap list | sed '1d; s/ .*//'); do
+    case $name in vm@k*) image "$name" again && same "$(sha again)" "$(sha tue.full)" "$name" ;; esac
+  done
+  image vm again && same "$(sha again)" "$(sha tue.full)" "the volume after kill -9"
+  for tries in $(seq 100); do
+    if ! snap list | grep -q merg; then break; fi
+    sleep 0.05
+  done
+  for name in $(snap list | sed -n 's/^\(vm@k[0-9]*\) .*/\1/p'); do snap remove "$name"; done
+done
+image vm@mon again && same "$(sha again)" "$(sha mon.1)" "mon after all this"
+
+# A snapshot is a volume: written, it differs from its origin, which does not change.
+qemu-io -f raw -c "write -P 7 1M 1M" "$(at vm@mon)" >/dev/null
+image vm again && same "$(sha again)" "$(sha tue.full)" "the volume after a write to mon"
+
+# A store that fills up says so in time, and grows with its snapshot alive.
+snap create vm@small --chunk 8 --size 256K --fill 50
+"$CAIRN" wait --control "$control" vm@small 2>said &
+waiting=$!
+sleep 0.3
+qemu-io -f raw -c "write -P 1 0 160k" "$(at vm)" >/dev/null
+wait "$waiting" || fail "no event: $(cat said)"
+snap grow vm@small --size 64M
+qemu-io -f raw -c "write -P 1 0 16M" "$(at vm)" >/dev/null
+image vm@small again && same "$(sha again)" "$(sha tue.full)" "small, with its store grown"
+
+# What makes no sense.
+refuse() { # PART VERB ARG...
+  expect 1 snap "${@:2}"
+  same "$(wc -l <said)" 1 "lines of a refusal"
+  grep -q -- "$1" said || fail "expected '$1' in: $(cat said)"
+}
+refuse 'not of a snapshot' create vm@mon@again
+refuse 'another name' create vm@real
+refuse 'found none of this name' remove vm@nobody
+refuse 'found none of this name' rollback vm@nobody
+refuse 'found none of this name' create nobody@mon
+expect 4 snap create vm@x --store "$work/disk"
+expect 4 snap create vm@mon
+head -c 64K /dev/urandom >noise
+status=0; snap create vm@x --store noise 2>said || status=$?
+[ "$status" != 0 ] || fail "formatted over noise"
+expect 1 verb create scratch --table "0 2048 snapshot @vm noise.cow N 8"
+truncate -s 1M scratch.cow
+verb create scratch --table "0 2048 snapshot @vm@real scratch.cow N 8"
+expect 1 verb create merge --table "0 2048 snapshot-merge @vm@real scratch.cow N 8"
+grep -q 'store: found N' said || fail "$(cat said)"
+expect 1 verb create self --table "0 2048 snapshot @vm@real disk P 8"
+grep -q 'the origin itself' said || fail "$(cat said)"
+verb remove scratch
+serve_end
+
+# Snapshots that can't be assembled: the start is refused, nothing is served without them.
+mv vm@small.cow away
+expect 1 "$CAIRN" serve --table "vm=$(linear disk)" --state vm.state --run true
+grep -q 'vm@small' said || fail "$(cat said)"
+same "$(wc -l <said)" 1 "lines of a refused start"
+mv away vm@small.cow
+start
+snap remove vm@small
+snap remove vm@mon
+same "$(verb table vm)" "$(linear disk)" "its own table again"
+serve_end
+same "$(sha disk)" "$({ head -c 16M /dev/zero | tr '\0' '\1'; tail -c +16777217 tue.full; } | sha)" \
+  "the file itself at the end"

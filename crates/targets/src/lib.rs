@@ -18,6 +18,7 @@ pub mod error;
 pub mod flakey;
 pub mod linear;
 pub mod passthrough;
+pub mod persistent;
 pub mod snapshot;
 pub mod striped;
 #[cfg(test)]

@@ -1,0 +1,366 @@
+//! The commit, and formatting.
+//!
+//! # The order, and what a crash between its steps leaves
+//! 0. The caller has flushed the data device: what new mappings lead to is durable.
+//! 1. Changed devices enter the top-level and the details tree; both space maps get shadows of
+//!    their changed bitmaps, and of the nodes of their trees, until nothing changes any more (see
+//!    below). All in memory. *Crash*: nothing was written.
+//! 2. Every fresh block is written, sorted, in large requests. *Crash*: fresh blocks were free in
+//!    the durable state (T2), which is intact; whatever they hold, nothing leads to them.
+//! 3. Flush. *Crash*: as before.
+//! 4. The superblock is written: the roots of everything, in the first sector; the others do not
+//!    change. *Crash*: the sector is old or new, and everything that either leads to is durable.
+//! 5. Flush. Only now do readers get the new roots, and may blocks be allocated that only the
+//!    old state stands on. *Crash*: the new state.
+//!
+//! # The fixed point of step 1
+//! The metadata space map counts its own blocks. To write a changed bitmap, a block is allocated
+//! for its shadow and the old one is let go, which changes two counts, perhaps in bitmaps that had
+//! not changed. But every bitmap and every node is shadowed at most once in a transaction, and
+//! their contents are taken from memory in step 2, so that this ends, at the latest when every
+//! bitmap has been shadowed.
+
+use std::sync::Arc;
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Disk, Env};
+use cairn_format::thin::block::{Kind, seal};
+use cairn_format::thin::{
+    Block, DataBlockSize, DeviceDetails, IndexBlockMut, IndexEntry, METADATA_BLOCKS_MAX,
+    MetadataBlock, Opening, RefCount, SpaceMapRoot, Superblock, VERSION,
+};
+
+use super::allocator::DataRun;
+use super::counts::Counts;
+use super::disk::MetaDisk;
+use super::edit::{Edit, Editor};
+use super::error::{Error, Place};
+use super::nodes::TreeValue;
+use super::store::{Options, Store, check_device, read_superblock};
+use super::transaction::{Transaction, outside};
+use super::working::Working;
+
+/// Where the contents of a fresh block come from.
+#[derive(Clone, Copy)]
+enum Source {
+    Node,
+    DataPage(usize),
+    MetadataPage(usize),
+    MetadataIndex,
+    Held,
+}
+
+impl Working {
+    /// Makes every change durable, in one step. The caller has flushed the data device before.
+    /// Returns the data blocks that this let go: they can't be reached by anybody after a crash
+    /// any more. The caller gives them back with
+    /// [`DataAllocator::release`](super::DataAllocator::release) once no request in flight and no
+    /// discard touches them.
+    ///
+    /// # Errors
+    /// The device failed, or is damaged or full. The transaction must be aborted: which of both
+    /// states is on the device shows then.
+    pub async fn commit(&mut self, env: &Env) -> Result<Vec<DataRun>, Error> {
+        self.guard()?;
+        if !self.is_changed() {
+            return Ok(Vec::new());
+        }
+        // Broken while under way, so that a commit that is dropped half way stays broken.
+        self.broken = true;
+        let sources = self.prepare(env).await?;
+        self.write(env, &sources).await?;
+        let superblock = self.next.encode(MetadataBlock::SUPERBLOCK);
+        self.write_superblock(env, &superblock).await?;
+        self.broken = false;
+        self.written = sources.len() as u64;
+        Ok(self.publish(&sources))
+    }
+
+    /// Step 1. The fresh blocks in order, and what is to be written to them.
+    async fn prepare(&mut self, env: &Env) -> Result<Vec<(MetadataBlock, Source)>, Error> {
+        self.enter_devices(env).await?;
+        let mut sources = self.shadow_data_map(env).await?;
+        sources.append(&mut self.shadow_metadata_map(env).await?);
+        sources.extend(self.held.iter().map(|(at, _)| (*at, Source::Held)));
+        let nodes = self.txn.fresh.iter().filter(|(_, bytes)| bytes.is_some());
+        sources.extend(nodes.map(|(at, _)| (*at, Source::Node)));
+        sources.sort_unstable_by_key(|(at, _)| *at);
+        assert_eq!(sources.len(), self.txn.fresh.len(), "every fresh block is written once");
+        self.next.data_space_map.allocated = self.txn.data.allocated();
+        self.next.metadata_space_map.allocated = self.txn.metadata.allocated();
+        Ok(sources)
+    }
+
+    async fn enter_devices(&mut self, env: &Env) -> Result<(), Error> {
+        if self.changed.is_empty() {
+            return Ok(());
+        }
+        let changed = || self.changed.iter().map(|id| (id.key(), self.devices.get(id)));
+        let roots: Vec<_> = changed().map(|(id, own)| (id, own.map(|own| own.root))).collect();
+        let details: Vec<_> = changed().map(|(id, own)| (id, own.map(|own| own.details))).collect();
+        let (top, own) = (self.next.mapping_root, self.next.details_root);
+        self.next.mapping_root = self.edit_tree(env, Place::TopLevel, top, &roots).await?;
+        self.next.details_root =
+            self.edit_tree::<DeviceDetails>(env, Place::Details, own, &details).await?;
+        Ok(())
+    }
+
+    async fn edit_tree<V: TreeValue>(
+        &mut self,
+        env: &Env,
+        place: Place,
+        root: MetadataBlock,
+        changes: &[(u64, Option<V>)],
+    ) -> Result<MetadataBlock, Error> {
+        if changes.is_empty() {
+            return Ok(root);
+        }
+        let store = self.store.clone();
+        let mut editor = Editor::new(env, &store.nodes, &mut self.txn, place);
+        editor.edit(root, Edit::Put(changes)).await
+    }
+
+    /// The data map counts no metadata, so that one pass will do.
+    async fn shadow_data_map(&mut self, env: &Env) -> Result<Vec<(MetadataBlock, Source)>, Error> {
+        let large = self.txn.data.take_changed_large();
+        let root = self.next.data_space_map.ref_count_root;
+        self.next.data_space_map.ref_count_root =
+            self.edit_tree::<RefCount>(env, Place::DataCounts, root, &large).await?;
+        let mut sources = Vec::new();
+        let mut entries: Vec<(u64, Option<IndexEntry>)> = Vec::new();
+        for page in self.txn.data.take_changed_pages() {
+            let shadow = self.txn.allocate()?;
+            if let Some(old) = self.txn.data.move_page(page, shadow) {
+                self.txn.lower(&outside(Place::DataBitmap, old), old)?;
+            }
+            entries.push((page as u64, Some(self.txn.data.index_entry(page))));
+            sources.push((shadow, Source::DataPage(page)));
+        }
+        let root = self.next.data_space_map.bitmap_root;
+        self.next.data_space_map.bitmap_root =
+            self.edit_tree(env, Place::DataIndex, root, &entries).await?;
+        Ok(sources)
+    }
+
+    /// The fixed point.
+    async fn shadow_metadata_map(
+        &mut self,
+        env: &Env,
+    ) -> Result<Vec<(MetadataBlock, Source)>, Error> {
+        let index = self.txn.allocate()?;
+        let old = self.next.metadata_space_map.bitmap_root;
+        if old != MetadataBlock::SUPERBLOCK {
+            self.txn.lower(&outside(Place::MetadataIndex, old), old)?;
+        }
+        self.next.metadata_space_map.bitmap_root = index;
+        let mut sources = vec![(index, Source::MetadataIndex)];
+        let mut shadowed = vec![false; self.txn.metadata.pages().len()];
+        loop {
+            let large = self.txn.metadata.take_changed_large();
+            let root = self.next.metadata_space_map.ref_count_root;
+            self.next.metadata_space_map.ref_count_root =
+                self.edit_tree::<RefCount>(env, Place::MetadataCounts, root, &large).await?;
+            let pages = self.txn.metadata.take_changed_pages();
+            if large.is_empty() && pages.iter().all(|&page| shadowed[page]) {
+                return Ok(sources);
+            }
+            for page in pages {
+                if std::mem::replace(&mut shadowed[page], true) {
+                    continue;
+                }
+                let shadow = self.txn.allocate()?;
+                if let Some(old) = self.txn.metadata.move_page(page, shadow) {
+                    self.txn.lower(&outside(Place::MetadataBitmap, old), old)?;
+                }
+                sources.push((shadow, Source::MetadataPage(page)));
+            }
+        }
+    }
+
+    /// Steps 2 and 3.
+    async fn write(&self, env: &Env, sources: &[(MetadataBlock, Source)]) -> Result<(), Error> {
+        let blocks: Vec<MetadataBlock> = sources.iter().map(|(at, _)| *at).collect();
+        let mut next = sources.iter();
+        let disk = &self.store.nodes.disk;
+        let fill = |at, out: &mut [u8]| {
+            let (own, source) = next.next().expect("blocks come in the order they were given");
+            assert_eq!(*own, at, "blocks come in the order they were given");
+            let out: &mut Block = out.try_into().expect("a block is written whole");
+            self.fill(at, *source, out);
+        };
+        disk.write(env, &blocks, fill).await?;
+        disk.flush(env).await
+    }
+
+    fn fill(&self, at: MetadataBlock, source: Source, out: &mut Block) {
+        let kind = match source {
+            Source::Node => {
+                let bytes = self.txn.fresh[&at].as_ref();
+                out.copy_from_slice(&bytes.expect("a node has contents")[..]);
+                Kind::Node
+            }
+            Source::DataPage(page) => {
+                out.copy_from_slice(&self.txn.data.pages()[page].bits[..]);
+                Kind::Bitmap
+            }
+            Source::MetadataPage(page) => {
+                out.copy_from_slice(&self.txn.metadata.pages()[page].bits[..]);
+                Kind::Bitmap
+            }
+            Source::MetadataIndex => {
+                let mut index = IndexBlockMut::init(out);
+                for page in 0..self.txn.metadata.pages().len() {
+                    index.set(page, self.txn.metadata.index_entry(page));
+                }
+                Kind::Index
+            }
+            Source::Held => {
+                let (_, bytes) = self.held.as_ref().expect("it is one of the fresh blocks");
+                out.copy_from_slice(&bytes[..]);
+                Kind::Superblock
+            }
+        };
+        seal(out, kind, at);
+    }
+
+    /// Steps 4 and 5.
+    async fn write_superblock(&self, env: &Env, superblock: &Block) -> Result<(), Error> {
+        let disk = &self.store.nodes.disk;
+        let fill = |_, out: &mut [u8]| out.copy_from_slice(superblock);
+        disk.write(env, &[MetadataBlock::SUPERBLOCK], fill).await?;
+        disk.flush(env).await
+    }
+
+    /// What comes with the end of step 5: the new state is the durable one.
+    fn publish(&mut self, sources: &[(MetadataBlock, Source)]) -> Vec<DataRun> {
+        let store = self.store.clone();
+        for (at, source) in sources {
+            // Before readers get the new roots: see `Cache`.
+            match (source, self.txn.fresh.get_mut(at).and_then(Option::take)) {
+                (Source::Node, Some(bytes)) => store.nodes.cache.put(*at, Arc::from(bytes)),
+                _ => store.nodes.cache.remove(*at),
+            }
+        }
+        let grown = self.next.data_space_map.blocks - self.durable.data_space_map.blocks;
+        let first = self.durable.data_space_map.blocks;
+        self.durable = self.next.clone();
+        self.held = None;
+        let freed = self.txn.turn();
+        {
+            let mut published = store.published.lock();
+            for id in std::mem::take(&mut self.changed) {
+                match self.devices.get(&id) {
+                    Some(device) => _ = published.devices.insert(id, *device),
+                    None => _ = published.devices.remove(&id),
+                }
+            }
+            published.bounds = self.bounds();
+            published.generation += 1;
+            let generation = published.generation;
+            store.nodes.generation.store(generation, Ordering::Release);
+            store.account.used.store(self.txn.metadata.allocated(), Ordering::Release);
+        }
+        if grown > 0 {
+            store.data.extend(first + grown);
+            store.data.put_back(DataRun::new(first, grown));
+        }
+        self.settle_account();
+        freed
+    }
+
+    /// Marks the superblock on the device: the metadata has to be checked before it may be
+    /// changed. What is not committed must have been aborted.
+    ///
+    /// # Errors
+    /// There are changes; or the device failed: the mark is in memory only then, and another try
+    /// may put it on the device.
+    pub async fn set_needs_check(&mut self, env: &Env) -> Result<(), Error> {
+        if self.broken {
+            return Err(Error::Broken);
+        }
+        if self.is_changed() {
+            return Err(Error::Uncommitted);
+        }
+        self.mark_due |= !self.durable.needs_check();
+        if self.mark_due {
+            self.next.set_needs_check(true);
+            self.durable.set_needs_check(true);
+            let superblock = self.durable.encode(MetadataBlock::SUPERBLOCK);
+            self.write_superblock(env, &superblock).await?;
+            self.mark_due = false;
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Makes the metadata of an empty pool on a device whose block 0 is all zero: no devices, no
+    /// data blocks. A crash leaves a blank device or the empty pool.
+    ///
+    /// # Errors
+    /// The device is not blank, too small, or failed.
+    pub async fn format_fresh(
+        env: &Env,
+        disk: &Arc<dyn Disk>,
+        data_block_size: DataBlockSize,
+    ) -> Result<(), Error> {
+        let disk = MetaDisk(disk.clone());
+        check_device(&disk)?;
+        if read_superblock(env, &disk).await? != Opening::Blank {
+            let path = outside(Place::Superblock, MetadataBlock::SUPERBLOCK);
+            return Err(Error::damaged(path, "superblock: found one, expected zeros"));
+        }
+        let blocks = disk.blocks().min(METADATA_BLOCKS_MAX);
+        let store = Arc::new(Store::new(disk, Options::CACHE_BYTES, data_block_size));
+        let mut metadata = Counts::empty();
+        metadata.grow(blocks);
+        metadata.raise(0).expect("the device has a block 0, and its count was zero");
+        let txn = Transaction::new(metadata, Counts::empty());
+        let mut working = Working::fresh(store.clone(), superblock(data_block_size, blocks), txn);
+        working.plant(env)?;
+        working.commit(env).await.map(drop)
+    }
+}
+
+impl Working {
+    /// Plants an empty tree at each root but the index block.
+    fn plant(&mut self, env: &Env) -> Result<(), Error> {
+        let store = self.store.clone();
+        let (nodes, txn, next) = (&store.nodes, &mut self.txn, &mut self.next);
+        let place = Place::TopLevel;
+        next.mapping_root = Editor::<MetadataBlock>::new(env, nodes, txn, place).create()?;
+        let place = Place::Details;
+        next.details_root = Editor::<DeviceDetails>::new(env, nodes, txn, place).create()?;
+        let place = Place::DataIndex;
+        next.data_space_map.bitmap_root =
+            Editor::<IndexEntry>::new(env, nodes, txn, place).create()?;
+        let place = Place::DataCounts;
+        next.data_space_map.ref_count_root =
+            Editor::<RefCount>::new(env, nodes, txn, place).create()?;
+        let place = Place::MetadataCounts;
+        next.metadata_space_map.ref_count_root =
+            Editor::<RefCount>::new(env, nodes, txn, place).create()?;
+        Ok(())
+    }
+}
+
+fn superblock(data_block_size: DataBlockSize, metadata_blocks: u64) -> Superblock {
+    let none = MetadataBlock::SUPERBLOCK;
+    let metadata_space_map = SpaceMapRoot { blocks: metadata_blocks, ..SpaceMapRoot::EMPTY };
+    Superblock {
+        flags: 0,
+        uuid: [0; 16],
+        version: VERSION,
+        time: 0,
+        transaction_id: 0,
+        held_root: None,
+        data_space_map: SpaceMapRoot::EMPTY,
+        metadata_space_map,
+        mapping_root: none,
+        details_root: none,
+        data_block_size,
+        metadata_blocks_at_format: metadata_blocks,
+        compat_flags: 0,
+        compat_ro_flags: 0,
+    }
+}

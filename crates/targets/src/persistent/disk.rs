@@ -1,0 +1,114 @@
+//! Reads and writes of whole metadata blocks: sorted, neighbours joined to large requests, many
+//! requests at a time.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cairn_block::{Disk, Env, Io, IoError, Sector, SectorCount, SectorRange};
+use cairn_format::thin::{BLOCK_BYTES, MetadataBlock};
+
+use super::error::Error;
+
+/// Most blocks in one request: 1 MiB.
+const REQUEST_BLOCKS_MAX: u64 = 256;
+/// Most requests at a time.
+const REQUESTS_MAX: usize = 32;
+const BLOCK_SECTORS: u64 = BLOCK_BYTES as u64 / cairn_block::SECTOR_BYTES;
+
+/// The metadata device.
+pub(super) struct MetaDisk(pub Arc<dyn Disk>);
+
+impl MetaDisk {
+    /// Whole metadata blocks on the device now.
+    pub fn blocks(&self) -> u64 {
+        self.0.sectors().0 / BLOCK_SECTORS
+    }
+
+    /// Reads blocks, given in ascending order, and shows each to `take`.
+    pub async fn read(
+        &self,
+        env: &Env,
+        blocks: &[MetadataBlock],
+        mut take: impl FnMut(MetadataBlock, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut result = Ok(());
+        for window in runs(blocks).chunks(REQUESTS_MAX) {
+            let start = |run: &Range<u64>| {
+                let range = sectors(run);
+                let segs = env.segs(range.count);
+                (run.clone(), segs.clone(), env.io(&self.0, Io::read(range, segs)))
+            };
+            for (run, segs, read) in window.iter().map(start).collect::<Vec<_>>() {
+                let done = read.await;
+                result = result.and(done.map_err(|source| failed("read", &run, source)));
+                for block in run.clone().filter(|_| done.is_ok()) {
+                    let at = (block - run.start) as usize * BLOCK_BYTES;
+                    segs.for_each(at, BLOCK_BYTES, |bytes| {
+                        if result.is_ok() {
+                            result = take(MetadataBlock(block), bytes);
+                        }
+                    });
+                }
+            }
+            result.clone()?;
+        }
+        result
+    }
+
+    /// Writes blocks, given in ascending order, as `fill` makes them.
+    pub async fn write(
+        &self,
+        env: &Env,
+        blocks: &[MetadataBlock],
+        mut fill: impl FnMut(MetadataBlock, &mut [u8]),
+    ) -> Result<(), Error> {
+        for window in runs(blocks).chunks(REQUESTS_MAX) {
+            let mut writes = Vec::with_capacity(window.len());
+            for run in window {
+                let range = sectors(run);
+                let segs = env.segs(range.count);
+                for block in run.clone() {
+                    let at = (block - run.start) as usize * BLOCK_BYTES;
+                    segs.for_each_mut(at, BLOCK_BYTES, |out| fill(MetadataBlock(block), out));
+                }
+                writes.push((run, env.io(&self.0, Io::write(range, segs))));
+            }
+            let mut result = Ok(());
+            for (run, write) in writes {
+                let done = write.await.map_err(|source| failed("write", run, source));
+                result = result.and(done);
+            }
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Makes completed writes durable.
+    pub async fn flush(&self, env: &Env) -> Result<(), Error> {
+        let flushed = env.io(&self.0, Io::flush()).await;
+        flushed.map_err(|source| Error::Io { what: "flush".into(), source })
+    }
+}
+
+fn failed(what: &str, run: &Range<u64>, source: IoError) -> Error {
+    Error::Io { what: format!("{what} of blocks {}..{}", run.start, run.end), source }
+}
+
+fn sectors(run: &Range<u64>) -> SectorRange {
+    let count = SectorCount((run.end - run.start) * BLOCK_SECTORS);
+    SectorRange::new(Sector(run.start * BLOCK_SECTORS), count)
+}
+
+/// Neighbours joined.
+fn runs(blocks: &[MetadataBlock]) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for &MetadataBlock(block) in blocks {
+        match runs.last_mut() {
+            Some(last) if last.end == block && block - last.start < REQUEST_BLOCKS_MAX => {
+                last.end += 1;
+            }
+            _ => runs.push(block..block + 1),
+        }
+    }
+    runs
+}

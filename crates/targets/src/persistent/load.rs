@@ -1,0 +1,203 @@
+//! Reading the state that a superblock leads to: both space maps, and the list of devices.
+
+use std::collections::BTreeMap;
+
+use cairn_block::Env;
+use cairn_format::thin::{
+    BITMAP_ENTRIES, BLOCK_BYTES, Bitmap, Block, DataBlock, DeviceDetails, DeviceId, IndexBlock,
+    IndexEntry, METADATA_BLOCKS_MAX, MetadataBlock, RefCount, SpaceMapRoot, Superblock, block,
+};
+
+use super::counts::Counts;
+use super::error::{Error, Path, Place};
+use super::nodes::{Bounds, Nodes};
+use super::store::Device;
+use super::transaction::{Transaction, outside};
+
+/// What a superblock leads to.
+pub(super) struct Loaded {
+    pub txn: Transaction,
+    pub devices: BTreeMap<DeviceId, Device>,
+}
+
+/// Reads everything but the mappings.
+///
+/// # Errors
+/// The device failed, or something is damaged.
+pub(super) async fn load(
+    env: &Env,
+    nodes: &Nodes,
+    superblock: &Superblock,
+) -> Result<Loaded, Error> {
+    let bounds = bounds_of(nodes, superblock)?;
+    let metadata = load_metadata_map(env, nodes, &superblock.metadata_space_map, &bounds).await?;
+    if metadata.get(0) == Some(0) {
+        let path = outside(Place::MetadataBitmap, metadata.pages()[0].at.expect("it was read"));
+        let detail = "count of metadata block 0: found 0, expected 1 for the superblock";
+        return Err(Error::damaged(path, detail));
+    }
+    let data = load_data_map(env, nodes, &superblock.data_space_map, &bounds).await?;
+    let devices = load_devices(env, nodes, superblock, &bounds).await?;
+    if let Some(held) = superblock.held_root {
+        let path = outside(Place::Superblock, MetadataBlock::SUPERBLOCK);
+        bounds.check(&path, "held_root", held)?;
+    }
+    Ok(Loaded { txn: Transaction::new(metadata, data), devices })
+}
+
+fn bounds_of(nodes: &Nodes, superblock: &Superblock) -> Result<Bounds, Error> {
+    let (metadata, data) = (&superblock.metadata_space_map, &superblock.data_space_map);
+    let (found, device) = (metadata.blocks, nodes.disk.blocks());
+    if found > device {
+        return Err(Error::Geometry(format!(
+            "metadata device: found {device} blocks, expected {found} as in its space map"
+        )));
+    }
+    let path = || outside(Place::Superblock, MetadataBlock::SUPERBLOCK);
+    if found == 0 || found > METADATA_BLOCKS_MAX {
+        let detail = format!(
+            "metadata_space_map_root nr_blocks: found {found}, expected 1 to {METADATA_BLOCKS_MAX}"
+        );
+        return Err(Error::damaged(path(), detail));
+    }
+    if data.blocks > DataBlock::END.0 || data.bitmaps() > found {
+        let end = DataBlock::END.0.min(found * BITMAP_ENTRIES);
+        let found = data.blocks;
+        let detail = format!("data_space_map_root nr_blocks: found {found}, expected up to {end}");
+        return Err(Error::damaged(path(), detail));
+    }
+    Ok(Bounds { metadata_blocks: found, data_blocks: data.blocks })
+}
+
+async fn load_metadata_map(
+    env: &Env,
+    nodes: &Nodes,
+    root: &SpaceMapRoot,
+    bounds: &Bounds,
+) -> Result<Counts, Error> {
+    let at = root.bitmap_root;
+    let path = outside(Place::MetadataIndex, at);
+    bounds.check(&path, "index block", at)?;
+    let mut entries: Vec<IndexEntry> = Vec::new();
+    let take = |_, bytes: &[u8]| {
+        let damaged =
+            |error: cairn_format::thin::Error| Error::damaged(path.clone(), error.to_string());
+        let index = IndexBlock::decode(block::of(bytes).map_err(damaged)?, at).map_err(damaged)?;
+        entries = (0..root.bitmaps() as usize).map(|number| index.entry(number)).collect();
+        Ok(())
+    };
+    nodes.disk.read(env, &[at], take).await?;
+    let pages = load_pages(env, nodes, Place::MetadataBitmap, &path, &entries, bounds).await?;
+    let place = Place::MetadataCounts;
+    let large = nodes.all::<RefCount>(env, place, root.ref_count_root, bounds).await?;
+    counts_of(root, pages, large, place)
+}
+
+async fn load_data_map(
+    env: &Env,
+    nodes: &Nodes,
+    root: &SpaceMapRoot,
+    bounds: &Bounds,
+) -> Result<Counts, Error> {
+    let place = Place::DataIndex;
+    let index = nodes.all::<IndexEntry>(env, place, root.bitmap_root, bounds).await?;
+    let path = outside(place, root.bitmap_root);
+    let (found, expected) = (index.len() as u64, root.bitmaps());
+    let gapless = index.iter().zip(0..).all(|((key, _), number)| *key == number);
+    if found != expected || !gapless {
+        let detail = format!("bitmaps: found {found}, expected numbers 0 to {expected}");
+        return Err(Error::damaged(path, detail));
+    }
+    let entries: Vec<IndexEntry> = index.into_iter().map(|(_, entry)| entry).collect();
+    let pages = load_pages(env, nodes, Place::DataBitmap, &path, &entries, bounds).await?;
+    let place = Place::DataCounts;
+    let large = nodes.all::<RefCount>(env, place, root.ref_count_root, bounds).await?;
+    counts_of(root, pages, large, place)
+}
+
+fn counts_of(
+    root: &SpaceMapRoot,
+    pages: Vec<(MetadataBlock, Box<Block>)>,
+    large: Vec<(u64, RefCount)>,
+    place: Place,
+) -> Result<Counts, Error> {
+    let large = large.into_iter().map(|(block, count)| (block, count.0));
+    Counts::load(root.blocks, pages, large).map_err(|block| {
+        let detail = format!(
+            "count of block {block}: found a bitmap and a tree that contradict each other, \
+             expected 3 in the bitmap exactly if the tree has 3 or more"
+        );
+        Error::damaged(outside(place, root.ref_count_root), detail)
+    })
+}
+
+/// Reads the bitmaps of a map in large requests, in the order of their places.
+async fn load_pages(
+    env: &Env,
+    nodes: &Nodes,
+    place: Place,
+    from: &Path,
+    entries: &[IndexEntry],
+    bounds: &Bounds,
+) -> Result<Vec<(MetadataBlock, Box<Block>)>, Error> {
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    order.sort_unstable_by_key(|&number| entries[number].bitmap);
+    let blocks: Vec<MetadataBlock> = order.iter().map(|&number| entries[number].bitmap).collect();
+    for (number, &block) in order.iter().zip(&blocks) {
+        bounds.check(from, &format!("bitmap {number}"), block)?;
+    }
+    if let Some(twice) = blocks.windows(2).find(|pair| pair[0] == pair[1]) {
+        let detail = format!("bitmaps: found block {} twice, expected each once", twice[0]);
+        return Err(Error::damaged(from.clone(), detail));
+    }
+    let mut pages: Vec<(MetadataBlock, Box<Block>)> =
+        entries.iter().map(|entry| (entry.bitmap, Box::new([0; BLOCK_BYTES]))).collect();
+    let mut next = order.iter();
+    let take = |at, bytes: &[u8]| {
+        let damaged = |error: cairn_format::thin::Error| {
+            Error::damaged(outside(place, at), error.to_string())
+        };
+        let bytes = block::of(bytes).map_err(damaged)?;
+        Bitmap::decode(bytes, at).map_err(damaged)?;
+        let number = *next.next().expect("blocks come in the order they were asked for");
+        pages[number].1.copy_from_slice(bytes);
+        Ok(())
+    };
+    nodes.disk.read(env, &blocks, take).await?;
+    Ok(pages)
+}
+
+async fn load_devices(
+    env: &Env,
+    nodes: &Nodes,
+    superblock: &Superblock,
+    bounds: &Bounds,
+) -> Result<BTreeMap<DeviceId, Device>, Error> {
+    let (top, details) = (superblock.mapping_root, superblock.details_root);
+    let roots = nodes.all::<MetadataBlock>(env, Place::TopLevel, top, bounds).await?;
+    let all = nodes.all::<DeviceDetails>(env, Place::Details, details, bounds).await?;
+    let mut devices = BTreeMap::new();
+    let (mut roots, mut all) = (roots.into_iter().peekable(), all.into_iter().peekable());
+    loop {
+        let (key, root, own) = match (roots.peek(), all.peek()) {
+            (None, None) => return Ok(devices),
+            (Some(&(key, root)), Some(&(same, own))) if key == same => (key, root, own),
+            (Some(&(key, _)), other) if other.is_none_or(|(other, _)| *other > key) => {
+                return Err(missing(key, Place::Details, details));
+            }
+            (_, other) => {
+                let key = other.map_or(0, |(key, _)| *key);
+                return Err(missing(key, Place::TopLevel, top));
+            }
+        };
+        let id = DeviceId::new(key)
+            .map_err(|error| Error::damaged(outside(Place::TopLevel, top), error.to_string()))?;
+        devices.insert(id, Device { root, details: own });
+        (roots.next(), all.next());
+    }
+}
+
+fn missing(key: u64, place: Place, root: MetadataBlock) -> Error {
+    let detail = format!("device {key}: found in one of top-level and details tree, not in this");
+    Error::damaged(outside(place, root), detail)
+}

@@ -1,0 +1,191 @@
+//! Reading mappings of the last durable state, from any reactor, while a commit runs.
+//!
+//! R1. What a reader walks through belongs to one durable state: it notes the state's generation
+//!     with the root, and if the generation has moved at the end of the walk, it walks again.
+//!     Blocks that only an old state stands on are overwritten by the commit after the next at
+//!     the earliest, when the generation has moved.
+//! R2. An error counts only if the generation has not moved.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cairn_block::Env;
+use cairn_block::sync::atomic::Ordering;
+use cairn_format::thin::{DeviceId, Mapping, MetadataBlock};
+
+use super::cost;
+use super::error::{Error, Path, Place};
+use super::nodes::{ALL_KEYS, Bounds, DEPTH_MAX, Entries, children, decode, too_deep};
+use super::store::Store;
+
+/// A decoded leaf of a mapping tree: all mappings of a range of virtual blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// The durable state that it belongs to.
+    pub generation: u64,
+    /// The virtual blocks that it speaks of, half-open: those that `mappings` has not are not
+    /// mapped. The ranges of consecutive leaves touch; the last one ends at `u64::MAX`.
+    pub keys: Range<u64>,
+    /// Virtual blocks in ascending order, and where they lie.
+    pub mappings: Vec<(u64, Mapping)>,
+}
+
+/// Where a walk begins.
+struct Start {
+    generation: u64,
+    bounds: Bounds,
+    root: MetadataBlock,
+}
+
+/// A node on the way to a leaf.
+struct Step {
+    path: Path,
+    /// The keys that it speaks of: they begin before its first key if nothing lies before it.
+    covers: Range<u64>,
+}
+
+impl Store {
+    /// The leaf that speaks of virtual block `key` of a device, and up to `ahead` leaves that
+    /// follow it (fewer if their parent has fewer), read together.
+    ///
+    /// # Errors
+    /// The durable state has no such device; or the metadata device failed, or is damaged.
+    pub async fn read_leaves(
+        &self,
+        env: &Env,
+        device: DeviceId,
+        key: u64,
+        ahead: usize,
+    ) -> Result<Vec<Leaf>, Error> {
+        loop {
+            let start = self.start(device)?;
+            let result = self.walk(env, device, &start, key.min(u64::MAX - 1), ahead).await;
+            if self.nodes.generation() == start.generation {
+                return result;
+            }
+        }
+    }
+
+    /// The highest mapped virtual block of a device.
+    ///
+    /// # Errors
+    /// As for [`Store::read_leaves`].
+    pub async fn highest_mapped(&self, env: &Env, device: DeviceId) -> Result<Option<u64>, Error> {
+        let mut leaves = self.read_leaves(env, device, u64::MAX, 0).await?;
+        let last = leaves.pop().and_then(|leaf| leaf.mappings.last().copied());
+        Ok(last.map(|(key, _)| key))
+    }
+
+    fn start(&self, device: DeviceId) -> Result<Start, Error> {
+        let published = self.published.lock();
+        let own = published.devices.get(&device).ok_or(Error::NoDevice(device))?;
+        let (generation, bounds) = (published.generation, published.bounds);
+        Ok(Start { generation, bounds, root: own.root })
+    }
+
+    async fn walk(
+        &self,
+        env: &Env,
+        device: DeviceId,
+        start: &Start,
+        key: u64,
+        ahead: usize,
+    ) -> Result<Vec<Leaf>, Error> {
+        let path = Path { place: Place::Mappings(device), block: start.root, keys: ALL_KEYS };
+        start.bounds.check(&path, "root", start.root)?;
+        let mut own = Step { path, covers: ALL_KEYS };
+        let mut after: Vec<Step> = Vec::new();
+        for _ in 0..DEPTH_MAX {
+            let node = self
+                .nodes
+                .fetch_one::<Mapping>(env, start.generation, &own.path, &start.bounds)
+                .await?;
+            match node {
+                Entries::Leaf(mappings) => {
+                    let generation = start.generation;
+                    let mut leaves = vec![Leaf { generation, keys: own.covers, mappings }];
+                    self.read_after(env, start, after, &mut leaves).await?;
+                    return Ok(leaves);
+                }
+                Entries::Internal(entries) => {
+                    let mut steps = steps(&entries, own);
+                    let index = entries.partition_point(|(own, _)| *own <= key).saturating_sub(1);
+                    after = steps.split_off(index + 1);
+                    after.truncate(ahead);
+                    own = steps.pop().expect("an internal node has an entry");
+                }
+            }
+        }
+        Err(too_deep(&own.path))
+    }
+
+    async fn read_after(
+        &self,
+        env: &Env,
+        start: &Start,
+        after: Vec<Step>,
+        leaves: &mut Vec<Leaf>,
+    ) -> Result<(), Error> {
+        if after.is_empty() {
+            return Ok(());
+        }
+        let paths: Vec<Path> = after.iter().map(|step| step.path.clone()).collect();
+        let blocks = self.nodes.fetch(env, start.generation, &paths).await?;
+        for (bytes, step) in blocks.iter().zip(after) {
+            match decode(bytes, &step.path, &start.bounds)? {
+                Entries::Leaf(mappings) => {
+                    let generation = start.generation;
+                    leaves.push(Leaf { generation, keys: step.covers, mappings });
+                }
+                Entries::Internal(_) => {
+                    let detail = "kind: found an internal node beside a leaf, expected a leaf";
+                    return Err(Error::damaged(step.path, detail));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // Reservations.
+
+    /// How many metadata blocks a change takes at most, beyond what every commit takes.
+    pub fn cost_of(&self, change: cost::Change) -> u64 {
+        // One level more than now: the change itself may add it.
+        cost::of(change, self.account.height.load(Ordering::Acquire) + 1)
+    }
+
+    /// Promises `cost` metadata blocks to a change that the next commit, or the one after it, is
+    /// to apply. False if they are not there: a commit may help, then nothing but growth.
+    #[must_use]
+    pub fn reserve(&self, cost: u64) -> bool {
+        let account = &self.account;
+        let reserved = account.reserved.fetch_add(cost, Ordering::AcqRel) + cost;
+        let needed = reserved.saturating_add(account.overhead.load(Ordering::Acquire));
+        if needed <= account.free.load(Ordering::Acquire) {
+            return true;
+        }
+        account.reserved.fetch_sub(cost, Ordering::AcqRel);
+        false
+    }
+
+    /// Takes promises back: after the commit that applied the change, or because there will be
+    /// none.
+    pub fn unreserve(&self, cost: u64) {
+        self.account.reserved.fetch_sub(cost, Ordering::AcqRel);
+    }
+}
+
+fn steps(entries: &[(u64, MetadataBlock)], parent: Step) -> Vec<Step> {
+    let mut covered = parent.covers.start;
+    let step = |path: Path| {
+        let covers = covered..path.keys.end;
+        covered = path.keys.end;
+        Step { covers, path }
+    };
+    children(entries, &parent.path).into_iter().map(step).collect()
+}
+
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Arc<Store>>();
+};

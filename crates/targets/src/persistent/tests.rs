@@ -1,0 +1,5 @@
+//! The store in the simulated world.
+
+mod basics;
+mod bed;
+mod properties;

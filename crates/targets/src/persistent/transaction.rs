@@ -1,0 +1,207 @@
+//! [`Transaction`]: what is to become the next durable state: both space maps, the metadata
+//! blocks made in it, and what it let go.
+//!
+//! T1. A metadata block is *fresh* if it was allocated in this transaction. Only fresh blocks are
+//!     written; everything else is what the durable state stands on.
+//! T2. A block is allocated only if its count is zero now and was zero in the durable state
+//!     (`busy` is the union of both).
+//! T3. A count is lowered only together with taking away the pointer it counted, and raised
+//!     before the pointer is written.
+
+use cairn_format::thin::{Block, DataBlock, MetadataBlock};
+use rustc_hash::FxHashMap;
+
+use super::allocator::DataRun;
+use super::counts::{Counts, Misfit};
+use super::error::{Error, Path, Place};
+use super::nodes::Bounds;
+
+/// The next durable state.
+pub(super) struct Transaction {
+    pub metadata: Counts,
+    pub data: Counts,
+    /// T1: with the contents of those that are tree nodes.
+    pub fresh: FxHashMap<MetadataBlock, Option<Box<Block>>>,
+    /// T2: one bit per metadata block.
+    busy: Vec<u64>,
+    free: u64,
+    cursor: u64,
+    /// Metadata blocks that the durable state still stands on, but the next will not.
+    freed: Vec<MetadataBlock>,
+    /// Data blocks whose count fell to zero at some time.
+    freed_data: Vec<u64>,
+}
+
+impl Transaction {
+    /// Nothing changed yet.
+    pub fn new(metadata: Counts, data: Counts) -> Transaction {
+        let mut transaction = Transaction {
+            metadata,
+            data,
+            fresh: FxHashMap::default(),
+            busy: Vec::new(),
+            free: 0,
+            cursor: 0,
+            freed: Vec::new(),
+            freed_data: Vec::new(),
+        };
+        transaction.extend(0);
+        transaction
+    }
+
+    /// Notes which of the metadata blocks from `from` on are busy.
+    fn extend(&mut self, from: u64) {
+        let end = self.metadata.blocks();
+        self.busy.resize(end.div_ceil(64) as usize, !0);
+        for block in from..end {
+            if self.metadata.get(block) == Some(0) {
+                self.busy[(block / 64) as usize] &= !(1 << (block % 64));
+                self.free += 1;
+            } else {
+                self.busy[(block / 64) as usize] |= 1 << (block % 64);
+            }
+        }
+    }
+
+    /// Makes the metadata map longer.
+    pub fn grow_metadata(&mut self, blocks: u64) {
+        let from = self.metadata.blocks();
+        self.metadata.grow(blocks);
+        self.extend(from);
+    }
+
+    /// The sizes of both maps.
+    pub fn bounds(&self) -> Bounds {
+        let (metadata_blocks, data_blocks) = (self.metadata.blocks(), self.data.blocks());
+        Bounds { metadata_blocks, data_blocks }
+    }
+
+    /// Metadata blocks that can be allocated before the next commit.
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// True if the block was allocated in this transaction.
+    pub fn is_fresh(&self, block: MetadataBlock) -> bool {
+        self.fresh.contains_key(&block)
+    }
+
+    /// Allocates a metadata block; its count is one.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn allocate(&mut self) -> Result<MetadataBlock, Error> {
+        let block = self.find_free().ok_or(Error::NoMetadataSpace)?;
+        self.busy[(block / 64) as usize] |= 1 << (block % 64);
+        self.free -= 1;
+        self.cursor = block + 1;
+        let at = MetadataBlock(block);
+        self.metadata.raise(block).expect("a free block lies inside the map, its count is zero");
+        self.fresh.insert(at, None);
+        Ok(at)
+    }
+
+    /// The first free block at or after the cursor, then from the start.
+    fn find_free(&self) -> Option<u64> {
+        let (words, first) = (self.busy.len() as u64, self.cursor / 64);
+        // The word of the cursor comes first from the cursor on, and last as a whole.
+        for step in 0..=words {
+            let index = (first + step) % words;
+            let mut free = !self.busy[index as usize];
+            if step == 0 && first < words {
+                free &= !0 << (self.cursor % 64);
+            }
+            if free != 0 {
+                return Some(index * 64 + u64::from(free.trailing_zeros()));
+            }
+        }
+        None
+    }
+
+    /// How many pointers lead to a metadata block that is in use.
+    ///
+    /// # Errors
+    /// None do: the space map contradicts the tree that led here.
+    pub fn count(&self, path: &Path) -> Result<u32, Error> {
+        match self.metadata.get(path.block.0) {
+            Some(count) if count > 0 => Ok(count),
+            _ => Err(misfit(path, "metadata block", path.block.0, Misfit::Zero)),
+        }
+    }
+
+    /// One more pointer leads to a metadata block.
+    pub fn raise(&mut self, path: &Path, block: MetadataBlock) -> Result<(), Error> {
+        match self.metadata.get(block.0) {
+            Some(0) => Err(misfit(path, "metadata block", block.0, Misfit::Zero)),
+            _ => {
+                let raised = self.metadata.raise(block.0);
+                raised.map(drop).map_err(|what| misfit(path, "metadata block", block.0, what))
+            }
+        }
+    }
+
+    /// One pointer less leads to a metadata block. Without any it is free: at once if it is
+    /// fresh, else after the commit (T2).
+    pub fn lower(&mut self, path: &Path, block: MetadataBlock) -> Result<(), Error> {
+        let lowered = self.metadata.lower(block.0);
+        if lowered.map_err(|what| misfit(path, "metadata block", block.0, what))? > 0 {
+            return Ok(());
+        }
+        match self.fresh.remove(&block) {
+            Some(_) => self.set_free(block),
+            None => self.freed.push(block),
+        }
+        Ok(())
+    }
+
+    fn set_free(&mut self, block: MetadataBlock) {
+        self.busy[(block.0 / 64) as usize] &= !(1 << (block.0 % 64));
+        self.free += 1;
+    }
+
+    /// One more mapping leads to a data block.
+    pub fn raise_data(&mut self, path: &Path, block: DataBlock) -> Result<(), Error> {
+        let raised = self.data.raise(block.0);
+        raised.map(drop).map_err(|what| misfit(path, "data block", block.0, what))
+    }
+
+    /// One mapping less leads to a data block.
+    pub fn lower_data(&mut self, path: &Path, block: DataBlock) -> Result<(), Error> {
+        let lowered = self.data.lower(block.0);
+        if lowered.map_err(|what| misfit(path, "data block", block.0, what))? == 0 {
+            self.freed_data.push(block.0);
+        }
+        Ok(())
+    }
+
+    /// The commit is durable: what is fresh is not any more, what was let go may be allocated.
+    /// Returns the data blocks that no durable mapping leads to any more.
+    pub fn turn(&mut self) -> Vec<DataRun> {
+        self.fresh.clear();
+        for block in std::mem::take(&mut self.freed) {
+            self.set_free(block);
+        }
+        let mut data = std::mem::take(&mut self.freed_data);
+        data.sort_unstable();
+        data.dedup();
+        DataRun::join(data.into_iter().filter(|&block| self.data.get(block) == Some(0)))
+    }
+}
+
+fn misfit(path: &Path, what: &str, block: u64, misfit: Misfit) -> Error {
+    let detail = match misfit {
+        Misfit::Beyond => format!("{what}: found {block}, expected one inside the space map"),
+        Misfit::Zero => {
+            format!("count of {what} {block}: found 0, expected 1 or more, since it is in use")
+        }
+        Misfit::Overflow => {
+            format!("count of {what} {block}: found {}, expected less", u32::MAX)
+        }
+    };
+    Error::damaged(path.clone(), detail)
+}
+
+/// The path of a block that is no part of a tree.
+pub(super) fn outside(place: Place, block: MetadataBlock) -> Path {
+    Path { place, block, keys: super::nodes::ALL_KEYS }
+}

@@ -31,6 +31,7 @@ use cairn_format::thin::{
 };
 
 use super::allocator::DataRun;
+use super::canary::{Bug, planted};
 use super::counts::Counts;
 use super::disk::MetaDisk;
 use super::edit::{Edit, Editor};
@@ -68,8 +69,11 @@ impl Working {
         // Broken while under way, so that a commit that is dropped half way stays broken.
         self.broken = true;
         let sources = self.prepare(env).await?;
-        self.write(env, &sources).await?;
         let superblock = self.next.encode(MetadataBlock::SUPERBLOCK);
+        self.write(env, &sources).await?;
+        if !planted(Bug::SuperblockBeforeFlush) {
+            self.store.nodes.disk.flush(env).await?;
+        }
         self.write_superblock(env, &superblock).await?;
         self.broken = false;
         self.written = sources.len() as u64;
@@ -177,7 +181,7 @@ impl Working {
         }
     }
 
-    /// Steps 2 and 3.
+    /// Step 2.
     async fn write(&self, env: &Env, sources: &[(MetadataBlock, Source)]) -> Result<(), Error> {
         let blocks: Vec<MetadataBlock> = sources.iter().map(|(at, _)| *at).collect();
         let mut next = sources.iter();
@@ -188,8 +192,7 @@ impl Working {
             let out: &mut Block = out.try_into().expect("a block is written whole");
             self.fill(at, *source, out);
         };
-        disk.write(env, &blocks, fill).await?;
-        disk.flush(env).await
+        disk.write(env, &blocks, fill).await
     }
 
     fn fill(&self, at: MetadataBlock, source: Source, out: &mut Block) {

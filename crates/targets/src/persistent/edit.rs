@@ -23,6 +23,7 @@ use std::ops::Range;
 use cairn_block::{Env, LocalFuture};
 use cairn_format::thin::{BLOCK_BYTES, MetadataBlock, NodeKind, Value, capacity};
 
+use super::canary::{Bug, planted};
 use super::error::{Error, Path, Place};
 use super::nodes::{
     self, ALL_KEYS, DEPTH_MAX, Entries, Nodes, Referent, TreeValue, children, too_deep,
@@ -386,6 +387,10 @@ impl<'a, V: TreeValue> Editor<'a, V> {
     /// fresh and unshared.
     fn shadow(&mut self, path: &Path) -> Result<MetadataBlock, Error> {
         if self.txn.is_fresh(path.block) && self.txn.count(path)? == 1 {
+            return Ok(path.block);
+        }
+        if planted(Bug::ChangeInPlace) && self.txn.count(path)? == 1 {
+            self.txn.fresh.insert(path.block, None);
             return Ok(path.block);
         }
         let shadow = self.txn.allocate()?;

@@ -193,7 +193,8 @@ async fn load_devices(
         let id = DeviceId::new(key)
             .map_err(|error| Error::damaged(outside(Place::TopLevel, top), error.to_string()))?;
         devices.insert(id, Device { root, details: own });
-        (roots.next(), all.next());
+        roots.next();
+        all.next();
     }
 }
 

@@ -39,6 +39,7 @@
 
 mod allocator;
 mod cache;
+mod canary;
 mod commit;
 mod cost;
 mod counts;

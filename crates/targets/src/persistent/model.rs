@@ -45,8 +45,7 @@ pub fn audit(bytes: &[u8]) -> Found {
         walk.devices(&copy)
     });
     let map = &superblock.data_space_map;
-    let index: Vec<IndexEntry> =
-        walk.tree(map.bitmap_root).into_iter().map(|(_, entry)| entry).collect();
+    let index: Vec<IndexEntry> = walk.tree(map.bitmap_root).into_values().collect();
     let data = walk.counts(map, &index);
     assert_eq!(data, walk.data, "counts of data blocks");
     let map = &superblock.metadata_space_map;

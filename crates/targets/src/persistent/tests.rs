@@ -2,4 +2,5 @@
 
 mod basics;
 mod bed;
+mod crashes;
 mod properties;

@@ -12,6 +12,7 @@ use cairn_format::thin::{Block, DataBlock, MetadataBlock};
 use rustc_hash::FxHashMap;
 
 use super::allocator::DataRun;
+use super::canary::{Bug, planted};
 use super::counts::{Counts, Misfit};
 use super::error::{Error, Path, Place};
 use super::nodes::Bounds;
@@ -149,6 +150,7 @@ impl Transaction {
         }
         match self.fresh.remove(&block) {
             Some(_) => self.set_free(block),
+            None if planted(Bug::ReuseBeforeCommit) => self.set_free(block),
             None => self.freed.push(block),
         }
         Ok(())

@@ -89,10 +89,21 @@ impl Working {
         let nodes = self.txn.fresh.iter().filter(|(_, bytes)| bytes.is_some());
         sources.extend(nodes.map(|(at, _)| (*at, Source::Node)));
         sources.sort_unstable_by_key(|(at, _)| *at);
-        assert_eq!(sources.len(), self.txn.fresh.len(), "every fresh block is written once");
+        self.check_fresh(&sources)?;
         self.next.data_space_map.allocated = self.txn.data.allocated();
         self.next.metadata_space_map.allocated = self.txn.metadata.allocated();
         Ok(sources)
+    }
+
+    /// Every fresh block is written once. It is not so only if a block in use was counted as free.
+    fn check_fresh(&self, sources: &[(MetadataBlock, Source)]) -> Result<(), Error> {
+        let once = sources.is_sorted_by(|(a, _), (b, _)| a < b);
+        if once && sources.len() == self.txn.fresh.len() {
+            return Ok(());
+        }
+        let path = outside(Place::MetadataIndex, self.durable.metadata_space_map.bitmap_root);
+        let detail = "counts: found 0 for blocks of a space map, expected 1";
+        Err(Error::damaged(path, detail))
     }
 
     async fn enter_devices(&mut self, env: &Env) -> Result<(), Error> {

@@ -167,9 +167,11 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         let bounds = self.txn.bounds();
         bounds.check(path, "block", path.block)?;
         match self.txn.fresh.get(&path.block) {
-            Some(bytes) => {
-                let bytes = bytes.as_ref().expect("a fresh node is written before it is read");
-                nodes::decode(bytes, path, &bounds)
+            Some(Some(bytes)) => nodes::decode(bytes, path, &bounds),
+            Some(None) => {
+                // Only if it was free by the space map and in use by a tree.
+                let detail = "count: found 0 in the durable state, expected 1 or more";
+                Err(Error::damaged(path.clone(), detail))
             }
             None => self.nodes.fetch_one(self.env, self.nodes.generation(), path, &bounds).await,
         }

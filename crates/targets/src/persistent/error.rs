@@ -111,7 +111,7 @@ pub enum Error {
     #[error("device {0}: found one of this id already")]
     DeviceExists(DeviceId),
     /// The time counter is as high as a mapping can hold.
-    #[error("time: found {0:#x}, expected less: no more snapshots can be taken in this pool")]
+    #[error("time: found {0:#x}, expected less: mappings have 24 bits for it")]
     TimeExhausted(u32),
     /// There is a metadata snapshot already.
     #[error("metadata snapshot: found one in block {0}, expected none")]

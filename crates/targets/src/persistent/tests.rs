@@ -3,4 +3,6 @@
 mod basics;
 mod bed;
 mod crashes;
+mod damage;
+mod golden;
 mod properties;

@@ -193,6 +193,9 @@ impl Working {
         if self.durable.needs_check() {
             return Err(Error::NeedsCheck);
         }
+        if self.durable.time > TIME_MAX {
+            return Err(Error::TimeExhausted(self.durable.time));
+        }
         self.durable.refuse_writing().map_err(|error| Error::Unsupported(error.to_string()))
     }
 
@@ -365,11 +368,11 @@ impl Working {
         let mut editor = Editor::new(env, &store.nodes, &mut self.txn, Place::Mappings(id));
         let root = editor.edit(device.root, edit).await?;
         let tally = editor.tally;
-        let mapped = device.details.mapped_blocks + tally.inserted;
-        let Some(mapped) = mapped.checked_sub(tally.removed) else {
+        let mapped = device.details.mapped_blocks.checked_add(tally.inserted);
+        let Some(mapped) = mapped.and_then(|mapped| mapped.checked_sub(tally.removed)) else {
             let path = outside(Place::Details, self.next.details_root);
             let detail = format!(
-                "mapped_blocks of device {id}: found {}, expected at least {}",
+                "mapped_blocks of device {id}: found {}, of which {} were removed",
                 device.details.mapped_blocks, tally.removed
             );
             return Err(Error::damaged(path, detail));

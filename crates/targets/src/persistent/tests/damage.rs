@@ -1,0 +1,114 @@
+//! Damaged bytes: an error with the path to them, or nothing noticed; never a panic, never a write
+//! that makes it worse.
+
+use cairn_format::thin::{BLOCK_BYTES, Block, block};
+use cairn_sim::Image;
+
+use super::bed::{Bed, id, mapping, world};
+use super::golden::unpack;
+use crate::persistent::Error;
+
+/// Opens, reads, changes and deletes everything; the first error ends it.
+fn exercise(bytes: &[u8]) -> Result<(), Error> {
+    let mut bed = Bed::open(world(5, Image::of_bytes(bytes)))?;
+    for (device, _) in bed.store.devices() {
+        bed.read_all(device, 2)?;
+    }
+    let devices: Vec<_> = bed.store.devices().into_iter().map(|(id, _)| id).collect();
+    bed.run(async move |env, working| {
+        for device in devices {
+            let taken = working.store().data().take(40);
+            let blocks = taken.iter().flat_map(|run| run.blocks());
+            let time = working.time();
+            let changes: Vec<_> = (0..)
+                .zip(blocks)
+                .map(|(n, block)| (n * 11, Some(mapping(block.0, time))))
+                .collect();
+            working.apply(env, device, &changes).await?;
+            working.remove_range(env, device, 100..300).await?;
+        }
+        working.create_device(env, id(4_000_000))?;
+        working.commit(env).await?;
+        if working.held_root().is_some() {
+            working.release_metadata_snap(env).await?;
+        }
+        for (device, _) in working.store().devices() {
+            working.delete_device(env, device).await?;
+        }
+        working.commit(env).await.map(drop)
+    })
+}
+
+fn with_block(bytes: &mut [u8], number: usize, change: impl FnOnce(&mut Block)) {
+    let bytes = &mut bytes[number * BLOCK_BYTES..][..BLOCK_BYTES];
+    change(bytes.try_into().unwrap());
+}
+
+const IMAGES: [&str; 4] = ["big.meta", "snaps.meta", "restored.meta", "basic.meta"];
+
+#[test]
+fn a_flipped_byte_is_found_or_does_not_matter() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    for name in IMAGES {
+        let clean = unpack(name);
+        exercise(&clean).unwrap();
+        for _ in 0..60 {
+            let mut bytes = clean.clone();
+            let used = (0..clean.len() / BLOCK_BYTES)
+                .filter(|n| clean[n * BLOCK_BYTES..][..BLOCK_BYTES].iter().any(|&byte| byte != 0));
+            let used: Vec<usize> = used.collect();
+            let number = used[rng.usize(..used.len())];
+            with_block(&mut bytes, number, |own| own[rng.usize(..BLOCK_BYTES)] ^= rng.u8(1..));
+            if let Err(error) = exercise(&bytes) {
+                let text = error.to_string();
+                assert!(text.contains(&format!("block {number}")), "{name} {number}: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn forged_blocks_lead_to_errors_and_not_to_panics() {
+    let mut rng = fastrand::Rng::with_seed(12);
+    let mut refused = 0;
+    for name in IMAGES {
+        let clean = unpack(name);
+        let blocks = clean.chunks(BLOCK_BYTES).map(|own| block::identify(block::of(own).unwrap()));
+        let known: Vec<usize> = (0..).zip(blocks).filter_map(|(n, kind)| kind.map(|_| n)).collect();
+        for _ in 0..120 {
+            let mut bytes = clean.clone();
+            let number = known[rng.usize(..known.len())];
+            with_block(&mut bytes, number, |own| {
+                let kind = block::identify(own).expect("it is one of the known");
+                for _ in 0..rng.u32(1..4) {
+                    let place = if rng.bool() { rng.usize(16..600) } else { rng.usize(16..4096) };
+                    own[place] = if rng.bool() { rng.u8(..) } else { own[place].wrapping_add(1) };
+                }
+                block::seal(own, kind, cairn_format::thin::MetadataBlock(number as u64));
+            });
+            refused += u32::from(exercise(&bytes).is_err());
+        }
+    }
+    assert!(refused > 50, "{refused} refused");
+}
+
+#[test]
+fn a_block_of_zeros_and_a_foreign_block_are_told_with_their_path() {
+    let clean = unpack("big.meta");
+    let bed = Bed::open(world(5, Image::of_bytes(&clean))).unwrap();
+    let root = bed.store.device(id(1)).unwrap().root;
+    let mut bytes = clean.clone();
+    with_block(&mut bytes, root.0 as usize, |own| own.fill(0));
+    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+    let expected = format!("device 1, mapping tree, block {root}: ");
+    assert!(text.starts_with(&expected) && text.contains("all zeros"), "{text}");
+    let other = bed.store.device(id(5)).unwrap().root;
+    let mut bytes = clean;
+    let foreign: Block =
+        *block::of(&bytes[other.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES]).unwrap();
+    with_block(&mut bytes, root.0 as usize, |own| *own = foreign);
+    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+    assert!(text.contains(&format!("blocknr: found {other}, expected {root}")), "{text}");
+}

@@ -108,11 +108,9 @@ impl Store {
                     return Ok(leaves);
                 }
                 Entries::Internal(entries) => {
-                    let mut steps = steps(&entries, own);
                     let index = entries.partition_point(|(own, _)| *own <= key).saturating_sub(1);
-                    after = steps.split_off(index + 1);
-                    after.truncate(ahead);
-                    own = steps.pop().expect("an internal node has an entry");
+                    after = steps(&entries, &own, index, ahead);
+                    own = after.remove(0);
                 }
             }
         }
@@ -175,14 +173,25 @@ impl Store {
     }
 }
 
-fn steps(entries: &[(u64, MetadataBlock)], parent: Step) -> Vec<Step> {
-    let mut covered = parent.covers.start;
+/// The child at `index` and up to `ahead` that follow it.
+fn steps(
+    entries: &[(u64, MetadataBlock)],
+    parent: &Step,
+    index: usize,
+    ahead: usize,
+) -> Vec<Step> {
+    let end = (index + 1).saturating_add(ahead).min(entries.len());
+    let keys_end = entries.get(end).map_or(parent.path.keys.end, |(key, _)| *key);
+    let keys = parent.path.keys.start..keys_end;
+    let own = children(&entries[index..end], &Path { keys, ..parent.path.clone() });
+    // Nothing lies before the first child's first key: it speaks of that, too.
+    let mut covered = if index == 0 { parent.covers.start } else { own[0].keys.start };
     let step = |path: Path| {
         let covers = covered..path.keys.end;
         covered = path.keys.end;
         Step { covers, path }
     };
-    children(entries, &parent.path).into_iter().map(step).collect()
+    own.into_iter().map(step).collect()
 }
 
 const _: fn() = || {

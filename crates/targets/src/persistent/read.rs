@@ -174,12 +174,7 @@ impl Store {
 }
 
 /// The child at `index` and up to `ahead` that follow it.
-fn steps(
-    entries: &[(u64, MetadataBlock)],
-    parent: &Step,
-    index: usize,
-    ahead: usize,
-) -> Vec<Step> {
+fn steps(entries: &[(u64, MetadataBlock)], parent: &Step, index: usize, ahead: usize) -> Vec<Step> {
     let end = (index + 1).saturating_add(ahead).min(entries.len());
     let keys_end = entries.get(end).map_or(parent.path.keys.end, |(key, _)| *key);
     let keys = parent.path.keys.start..keys_end;

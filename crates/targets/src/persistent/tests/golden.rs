@@ -18,9 +18,9 @@ fn folder() -> PathBuf {
 }
 
 pub fn unpack(name: &str) -> Vec<u8> {
-    let file = fs::File::open(folder().join(format!("{name}.gz"))).expect(name);
+    let packed = fs::read(folder().join(format!("{name}.gz"))).expect(name);
     let mut bytes = Vec::new();
-    GzDecoder::new(file).read_to_end(&mut bytes).expect(name);
+    GzDecoder::new(&packed[..]).read_to_end(&mut bytes).expect(name);
     bytes
 }
 

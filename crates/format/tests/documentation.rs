@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cairn_format::writecache::{
     ENTRY_BYTES, ENTRY_FIELDS, MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, VERSION,
 };
-use cairn_format::{Field, snapshot};
+use cairn_format::{Field, snapshot, thin};
 
 fn document(name: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats");
@@ -65,4 +65,25 @@ fn the_snapshot_tables_match_the_codec() {
     assert_eq!(header[2][3], snapshot::VERSION.to_string());
     let record = table(&document, "### Record, 16 bytes");
     assert_fields(&record, &snapshot::RECORD_FIELDS, snapshot::RECORD_BYTES);
+}
+
+#[test]
+fn the_thin_tables_match_the_codec() {
+    let document = document("thin.md");
+    let superblock = table(&document, "### Superblock, 364 bytes");
+    assert_fields(&superblock, &thin::SUPERBLOCK_FIELDS, 364);
+    assert_eq!(superblock[4][3], thin::MAGIC.to_string());
+    assert_eq!(superblock[5][3], thin::VERSION.to_string());
+    let node = table(&document, "### Node header, 32 bytes");
+    assert_fields(&node, &thin::NODE_FIELDS, thin::NODE_HEADER_BYTES);
+    let details = table(&document, "### Details, 24 bytes");
+    assert_fields(&details, &thin::DEVICE_DETAILS_FIELDS, 24);
+    let root = table(&document, "### Space map root, 32 bytes");
+    assert_fields(&root, &thin::SPACE_MAP_ROOT_FIELDS, 32);
+    let entry = table(&document, "### Index entry, 16 bytes");
+    assert_fields(&entry, &thin::INDEX_ENTRY_FIELDS, thin::INDEX_ENTRY_BYTES);
+    let salts = table(&document, "## Checksums");
+    let salts: Vec<_> = salts.iter().map(|row| (row[0], row[1].to_owned())).collect();
+    let coded = thin::Kind::ALL.map(|kind| (kind.name(), kind.salt().to_string()));
+    assert_eq!(salts, coded);
 }

@@ -20,13 +20,22 @@
 //! `docs/formats/thin.md`; a test holds that document to the codec's fields.
 
 pub mod block;
+pub mod blocks;
+pub mod build;
+pub mod check;
+mod counts;
 mod error;
+pub mod leaves;
 mod node;
 mod node_mut;
+pub mod rmap;
 mod space_map;
+pub mod stream;
 mod superblock;
 mod units;
 mod value;
+pub mod walk;
+pub mod xml;
 
 pub use crate::field::Field;
 pub use block::{BLOCK_BYTES, Block, Kind};

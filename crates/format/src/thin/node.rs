@@ -119,9 +119,8 @@ impl Shape {
             return Err(Error::BadMaxEntries { at, found, expected: max as u32 });
         }
         let (found, most) = (raw.nr_entries.get(), max as u32);
-        let least = u32::from(kind == NodeKind::Internal);
-        if !(least..=most).contains(&found) {
-            return Err(Error::BadEntryCount { at, found, least, most });
+        if found > most {
+            return Err(Error::BadEntryCount { at, found, least: 0, most });
         }
         Ok(Shape { kind, len: found as usize, max, value_bytes })
     }
@@ -154,13 +153,18 @@ pub struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// Reads the node that lies at `at`, trusting nothing: checksum, place, header, order of keys.
+    /// Reads the node that lies at `at`, trusting nothing: checksum, place, header, order of keys. An
+    /// internal node has entries; only while one is being changed in memory it may have none.
     ///
     /// # Errors
     /// What is wrong with it.
     pub fn decode(bytes: &'a Block, at: MetadataBlock) -> Result<Node<'a>, Error> {
         block::verify(bytes, Kind::Node, at)?;
         let node = Node::cached(bytes)?;
+        if node.kind() == NodeKind::Internal && node.is_empty() {
+            let most = node.max() as u32;
+            return Err(Error::BadEntryCount { at, found: 0, least: 1, most });
+        }
         node.keys_increase().map(|()| node)
     }
 
@@ -359,8 +363,8 @@ mod tests {
         for found in [0, 3, 4] {
             assert_eq!(patched(4, found), Err(Error::BadNodeFlags { at, found }));
         }
-        for found in [0, 253, u32::MAX] {
-            let expected = Error::BadEntryCount { at, found, least: 1, most: 252 };
+        for (found, least) in [(0, 1), (253, 0), (u32::MAX, 0)] {
+            let expected = Error::BadEntryCount { at, found, least, most: 252 };
             assert_eq!(patched(16, found), Err(expected));
         }
         for found in [0, 251, u32::MAX] {

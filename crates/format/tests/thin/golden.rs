@@ -1,70 +1,22 @@
 //! Thin metadata that a real kernel wrote, decoded block by block and encoded again.
 
-use std::io::Read;
-use std::path::PathBuf;
-
 use cairn_format::thin::{
-    BITMAP_ENTRIES, BLOCK_BYTES, Bitmap, Block, DeviceDetails, DeviceId, IndexBlock, IndexEntry,
-    Kind, Mapping, MetadataBlock, Node, Opening, RefCount, Superblock, Value, block,
+    BITMAP_ENTRIES, BLOCK_BYTES, Bitmap, DeviceDetails, DeviceId, IndexBlock, IndexEntry, Kind,
+    Mapping, MetadataBlock, Node, Opening, RefCount, Superblock, Value, block,
 };
 
-/// What the manifest says of one image.
-struct Golden {
-    name: String,
-    meta: Vec<u8>,
-    data_blocks: u64,
-    used_data: u64,
-    needs_check: bool,
-    /// Device id and mapped blocks, where the manifest knows them.
-    devices: Vec<(u64, u64)>,
+use crate::images::{Golden, manifest};
+
+/// A tree walk as simple as can be, beside which the real one may be read.
+trait Plain {
+    fn superblock(&self) -> Superblock;
+    fn tree<V: Value>(&self, root: MetadataBlock) -> Vec<(u64, V)>;
+    fn counts(&self, entries: &[IndexEntry], blocks: u64, root: MetadataBlock) -> Vec<u32>;
+    fn data_counts(&self) -> Vec<u32>;
+    fn metadata_counts(&self) -> Vec<u32>;
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/thin")
-}
-
-fn image(name: &str) -> Vec<u8> {
-    let path = folder().join(format!("{name}.gz"));
-    let compressed = std::fs::read(path).expect("the golden images are checked in");
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..])
-        .read_to_end(&mut bytes)
-        .expect("the golden images decompress");
-    bytes
-}
-
-fn manifest() -> Vec<Golden> {
-    let text = std::fs::read_to_string(folder().join("manifest.json"))
-        .expect("the manifest is checked in");
-    let records: Vec<serde_json::Value> =
-        serde_json::from_str(&text).expect("the manifest is a list");
-    assert_eq!(records.len(), 13);
-    records.iter().map(golden).collect()
-}
-
-fn golden(record: &serde_json::Value) -> Golden {
-    let number = |key: &str| record[key].as_u64().expect("the manifest has the number");
-    let name = record["meta"].as_str().expect("the manifest names the image").to_owned();
-    let devices = record["devs"].as_object().expect("the manifest lists devices");
-    let device = |(id, facts): (&String, &serde_json::Value)| {
-        (id.parse().expect("an id"), facts["mapped"].as_u64().expect("a count"))
-    };
-    Golden {
-        meta: image(&name),
-        data_blocks: number("data_blocks"),
-        used_data: number("used_data"),
-        needs_check: number("needs_check") == 1,
-        devices: devices.iter().map(device).collect(),
-        name,
-    }
-}
-
-impl Golden {
-    fn block(&self, at: MetadataBlock) -> &Block {
-        let begin = at.0 as usize * BLOCK_BYTES;
-        block::of(&self.meta[begin..begin + BLOCK_BYTES]).expect("a whole block")
-    }
-
+impl Plain for Golden {
     fn superblock(&self) -> Superblock {
         match Opening::decide(self.block(MetadataBlock::SUPERBLOCK)) {
             Ok(Opening::Existing(superblock)) => *superblock,

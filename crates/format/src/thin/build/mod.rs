@@ -1,0 +1,450 @@
+//! New metadata from a stream: trees packed from below, then the space maps, the superblock last.
+//!
+//! Blocks are given out in order from 1 on, and each is written once, as soon as it is full.
+//! Promises that no node but a root is less than a third full, that the counts are those of what
+//! was written, and that nothing is a pool before [`Builder::finish`] gives its superblock, which
+//! the caller writes after everything else is durable.
+//!
+//! Memory: a byte per data block that is mapped, two blocks per level of the tree at hand, and some
+//! 50 bytes per device.
+
+mod tree;
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::block::{self, BLOCK_BYTES, Block, Kind};
+use super::counts::Counts;
+use super::stream::{Pool, Run, Sink};
+use super::{
+    BITMAP_ENTRIES, BitmapMut, COUNT_IN_TREE, DataBlock, DeviceDetails, DeviceId, IndexBlockMut,
+    IndexEntry, METADATA_BLOCKS_MAX, Mapping, MetadataBlock, Node, RefCount, SpaceMapRoot,
+    Superblock,
+};
+use tree::{Forest, TreeBuilder};
+
+/// Where new blocks go.
+pub trait WriteBlocks {
+    /// Why one cannot be written.
+    type Error;
+
+    /// Writes a sealed block. Blocks come in no order, each once.
+    ///
+    /// # Errors
+    /// The system refused.
+    fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), Self::Error>;
+}
+
+impl<W: WriteBlocks> WriteBlocks for &mut W {
+    type Error = W::Error;
+
+    fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), W::Error> {
+        (**self).write(at, bytes)
+    }
+}
+
+/// How many metadata blocks there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// This many.
+    Fixed(u64),
+    /// This many, or more if they are needed: then a quarter of them stays free.
+    AtLeast(u64),
+}
+
+/// Why metadata cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Not the first of its id.
+    #[error("device {device}: found it twice")]
+    DeviceTwice {
+        /// The device.
+        device: DeviceId,
+    },
+    /// Virtual blocks that do not ascend.
+    #[error("device {device}: found virtual block {found} after {before}, expected them to ascend")]
+    OutOfOrder {
+        /// The device.
+        device: DeviceId,
+        /// The virtual block.
+        found: u64,
+        /// The one before.
+        before: u64,
+    },
+    /// Mappings to data blocks that there are not, or of virtual blocks beyond every number.
+    #[error(
+        "device {device}: found {} mappings from virtual block {} to data block {}, expected data \
+         blocks below {blocks}", run.len, run.origin, run.data
+    )]
+    Outside {
+        /// The device.
+        device: DeviceId,
+        /// The mappings.
+        run: Run,
+        /// Data blocks of the pool.
+        blocks: u64,
+    },
+    /// A mapping from the future: it would look unshared to every snapshot.
+    #[error("device {device}: found a mapping of time {found}, expected at most the pool's {time}")]
+    FromTheFuture {
+        /// The device.
+        device: DeviceId,
+        /// Its time.
+        found: u32,
+        /// The pool's.
+        time: u32,
+    },
+    /// More data blocks than metadata can count.
+    #[error("nr_data_blocks: found {found}, expected at most {most}")]
+    TooManyDataBlocks {
+        /// Data blocks.
+        found: u64,
+        /// What the metadata blocks could count.
+        most: u64,
+    },
+    /// The device is full.
+    #[error("metadata device: found {blocks} blocks, expected more: they are all taken")]
+    NoRoom {
+        /// Blocks on it.
+        blocks: u64,
+    },
+}
+
+/// Why building stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BuildError<E> {
+    /// A block cannot be written.
+    Write(E),
+    /// What is to be built cannot be.
+    Refused(Refusal),
+}
+
+impl<E> From<Refusal> for BuildError<E> {
+    fn from(refusal: Refusal) -> BuildError<E> {
+        BuildError::Refused(refusal)
+    }
+}
+
+/// The blocks given out so far, and where they go.
+pub(super) struct Ground<W> {
+    out: W,
+    room: Room,
+    next: u64,
+    /// Pointers beyond the first, of the blocks that have such.
+    shared: FxHashMap<u64, u32>,
+}
+
+impl<W: WriteBlocks> Ground<W> {
+    fn most(&self) -> u64 {
+        match self.room {
+            Room::Fixed(blocks) => blocks.min(METADATA_BLOCKS_MAX),
+            Room::AtLeast(_) => METADATA_BLOCKS_MAX,
+        }
+    }
+
+    fn allocate(&mut self) -> Result<MetadataBlock, Refusal> {
+        let blocks = self.most();
+        if self.next >= blocks {
+            return Err(Refusal::NoRoom { blocks });
+        }
+        self.next += 1;
+        Ok(MetadataBlock(self.next - 1))
+    }
+
+    /// Seals a block and writes it.
+    fn place(
+        &mut self,
+        at: MetadataBlock,
+        kind: Kind,
+        bytes: &mut Block,
+    ) -> Result<(), BuildError<W::Error>> {
+        block::seal(bytes, kind, at);
+        self.out.write(at, bytes).map_err(BuildError::Write)
+    }
+
+    /// Another pointer to a block that was written before.
+    fn share(&mut self, at: MetadataBlock) {
+        *self.shared.entry(at.0).or_insert(0) += 1;
+    }
+
+    fn count(&self, at: u64) -> u32 {
+        match at < self.next {
+            true => 1 + self.shared.get(&at).copied().unwrap_or(0),
+            false => 0,
+        }
+    }
+}
+
+/// A device being built.
+struct Building {
+    id: DeviceId,
+    details: DeviceDetails,
+    tree: TreeBuilder<Mapping>,
+    last: Option<u64>,
+}
+
+/// Builds metadata from a stream.
+pub struct Builder<W> {
+    ground: Ground<W>,
+    pool: Pool,
+    data: Counts,
+    forest: Forest,
+    devices: BTreeMap<DeviceId, (DeviceDetails, MetadataBlock)>,
+    building: Option<Building>,
+}
+
+impl<W: WriteBlocks> Builder<W> {
+    /// Begins a pool.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManyDataBlocks`], or no room at all.
+    pub fn new(out: W, room: Room, pool: Pool) -> Result<Builder<W>, Refusal> {
+        let mut ground = Ground { out, room, next: 0, shared: FxHashMap::default() };
+        let (found, most) = (pool.data_blocks, ground.most().saturating_mul(BITMAP_ENTRIES));
+        if found > most.min(DataBlock::END.0) {
+            return Err(Refusal::TooManyDataBlocks { found, most: most.min(DataBlock::END.0) });
+        }
+        let _superblock = ground.allocate()?;
+        Ok(Builder {
+            ground,
+            pool,
+            data: Counts::new(found),
+            forest: Forest::default(),
+            devices: BTreeMap::new(),
+            building: None,
+        })
+    }
+
+    /// Begins a device. Its `mapped_blocks` are counted anew.
+    ///
+    /// # Errors
+    /// There is one of this id.
+    pub fn begin_device(&mut self, id: DeviceId, details: DeviceDetails) -> Result<(), Refusal> {
+        if self.devices.contains_key(&id) {
+            return Err(Refusal::DeviceTwice { device: id });
+        }
+        let details = DeviceDetails { mapped_blocks: 0, ..details };
+        self.building = Some(Building { id, details, tree: TreeBuilder::new(), last: None });
+        Ok(())
+    }
+
+    /// Adds mappings to the device.
+    ///
+    /// # Errors
+    /// They make no sense, or cannot be written.
+    pub fn add(&mut self, run: Run) -> Result<(), BuildError<W::Error>> {
+        self.judge(run)?;
+        let building = self.building.as_mut().expect("a device was begun");
+        for index in 0..run.len {
+            let mapping = Mapping { block: DataBlock(run.data + index), time: run.time };
+            let (forest, ground) = (&mut self.forest, &mut self.ground);
+            let written = building.tree.push(run.origin + index, mapping, forest, ground)?;
+            written.iter().for_each(|leaf| count(&mut self.data, leaf));
+        }
+        building.details.mapped_blocks += run.len;
+        Ok(())
+    }
+
+    /// Adds a whole leaf of other metadata, as one that may be shared: where the leaf of `source`
+    /// was added before, for whatever device, it is pointed to once more.
+    ///
+    /// # Errors
+    /// It makes no sense, or cannot be written.
+    pub fn add_leaf(
+        &mut self,
+        source: MetadataBlock,
+        leaf: &Node<'_>,
+    ) -> Result<(), BuildError<W::Error>> {
+        for (key, mapping) in leaf.entries::<Mapping>() {
+            self.judge(Run { origin: key, data: mapping.block.0, len: 1, time: mapping.time })?;
+        }
+        let building = self.building.as_mut().expect("a device was begun");
+        let (forest, ground) = (&mut self.forest, &mut self.ground);
+        let written = building.tree.push_leaf(source, leaf, forest, ground)?;
+        written.iter().for_each(|leaf| count(&mut self.data, leaf));
+        building.details.mapped_blocks += leaf.len() as u64;
+        Ok(())
+    }
+
+    /// Judges mappings, and notes the last virtual block.
+    fn judge(&mut self, run: Run) -> Result<(), Refusal> {
+        let building = self.building.as_mut().expect("a device was begun");
+        let (device, blocks, time) = (building.id, self.pool.data_blocks, self.pool.time);
+        let inside = run.data.checked_add(run.len).is_some_and(|end| end <= blocks);
+        let Some(last) = run.origin.checked_add(run.len.wrapping_sub(1)).filter(|_| inside) else {
+            return Err(Refusal::Outside { device, run, blocks });
+        };
+        if run.time > time {
+            return Err(Refusal::FromTheFuture { device, found: run.time, time });
+        }
+        if let Some(before) = building.last.filter(|before| *before >= run.origin) {
+            return Err(Refusal::OutOfOrder { device, found: run.origin, before });
+        }
+        if run.len > 0 {
+            building.last = Some(last);
+        }
+        Ok(())
+    }
+
+    /// Ends the device.
+    ///
+    /// # Errors
+    /// Its tree cannot be written.
+    pub fn end_device(&mut self) -> Result<(), BuildError<W::Error>> {
+        let building = self.building.take().expect("a device was begun");
+        let (root, written) = building.tree.finish(&mut self.forest, &mut self.ground)?;
+        written.iter().for_each(|leaf| count(&mut self.data, leaf));
+        self.devices.insert(building.id, (building.details, root));
+        Ok(())
+    }
+
+    /// Blocks given out so far.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.ground.next
+    }
+
+    /// Writes what is left, and gives the superblock. The device must have as many blocks as its
+    /// metadata space map counts, and it is to be durable before the superblock is written.
+    ///
+    /// # Errors
+    /// Something cannot be written.
+    pub fn finish(mut self) -> Result<Superblock, BuildError<W::Error>> {
+        let details = self.devices.iter().map(|(id, (details, _))| (id.key(), *details));
+        let details_root = tree::build(details, &mut self.ground)?;
+        let roots = self.devices.iter().map(|(id, (_, root))| (id.key(), *root));
+        let mapping_root = tree::build(roots, &mut self.ground)?;
+        let data_space_map = self.data_map()?;
+        let metadata_space_map = self.metadata_map()?;
+        Ok(Superblock {
+            flags: self.pool.flags,
+            uuid: [0; 16],
+            version: self.pool.version,
+            time: self.pool.time,
+            transaction_id: self.pool.transaction_id,
+            held_root: None,
+            data_space_map,
+            metadata_space_map,
+            mapping_root,
+            details_root,
+            data_block_size: self.pool.data_block_size,
+            metadata_blocks_at_format: metadata_space_map.blocks,
+            compat_flags: 0,
+            compat_ro_flags: 0,
+        })
+    }
+
+    fn data_map(&mut self) -> Result<SpaceMapRoot, BuildError<W::Error>> {
+        let (blocks, mut entries, mut large) = (self.pool.data_blocks, Vec::new(), Vec::new());
+        for index in 0..blocks.div_ceil(BITMAP_ENTRIES) {
+            let at = self.ground.allocate()?;
+            let data = &self.data;
+            let (entry, mut bytes) = bitmap(at, index, blocks, |block| data.get(block), &mut large);
+            self.ground.place(at, Kind::Bitmap, &mut bytes)?;
+            entries.push((index, entry));
+        }
+        Ok(SpaceMapRoot {
+            blocks,
+            allocated: self.data.used(),
+            bitmap_root: tree::build(entries.into_iter(), &mut self.ground)?,
+            ref_count_root: tree::build(large.into_iter(), &mut self.ground)?,
+        })
+    }
+
+    /// Counts the blocks of all the rest and its own. Whatever it takes is counted once, so that
+    /// the large counts are known before it begins.
+    fn metadata_map(&mut self) -> Result<SpaceMapRoot, BuildError<W::Error>> {
+        let mut shared: Vec<_> =
+            self.ground.shared.iter().map(|(at, more)| (*at, 1 + more)).collect();
+        shared.sort_unstable();
+        let large = shared.into_iter().filter(|(_, count)| *count >= COUNT_IN_TREE);
+        let large = large.map(|(at, count)| (at, RefCount(count)));
+        let ref_count_root = tree::build(large, &mut self.ground)?;
+        let index_at = self.ground.allocate()?;
+        let blocks = self.metadata_blocks();
+        let mut bitmaps = Vec::new();
+        for _ in 0..blocks.div_ceil(BITMAP_ENTRIES) {
+            bitmaps.push(self.ground.allocate()?);
+        }
+        let mut index_bytes = [0; BLOCK_BYTES];
+        let mut index_block = IndexBlockMut::init(&mut index_bytes);
+        for (index, at) in bitmaps.into_iter().enumerate() {
+            let (ground, number) = (&self.ground, index as u64);
+            let (entry, mut bytes) =
+                bitmap(at, number, blocks, |block| ground.count(block), &mut Vec::new());
+            index_block.set(index, entry);
+            self.ground.place(at, Kind::Bitmap, &mut bytes)?;
+        }
+        self.ground.place(index_at, Kind::Index, &mut index_bytes)?;
+        let (allocated, bitmap_root) = (self.ground.next, index_at);
+        Ok(SpaceMapRoot { blocks, allocated, bitmap_root, ref_count_root })
+    }
+
+    /// Metadata blocks that the pool will have.
+    fn metadata_blocks(&self) -> u64 {
+        let used = self.ground.next;
+        let grown = |least: u64| least.max(used + used / 4 + used.div_ceil(BITMAP_ENTRIES) + 16);
+        match self.ground.room {
+            Room::Fixed(blocks) => blocks.min(METADATA_BLOCKS_MAX),
+            Room::AtLeast(least) => grown(least).min(METADATA_BLOCKS_MAX),
+        }
+    }
+}
+
+impl<W: WriteBlocks> Sink for Builder<W> {
+    type Error = BuildError<W::Error>;
+
+    /// The pool was given at the start.
+    fn pool(&mut self, _: &Pool) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    fn device(&mut self, id: DeviceId, details: &DeviceDetails) -> Result<(), Self::Error> {
+        Ok(self.begin_device(id, *details)?)
+    }
+
+    fn run(&mut self, run: Run) -> Result<(), Self::Error> {
+        self.add(run)
+    }
+
+    fn end_device(&mut self) -> Result<(), Self::Error> {
+        Builder::end_device(self)
+    }
+
+    fn end(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+fn count(data: &mut Counts, leaf: &Block) {
+    let leaf = Node::cached(leaf).expect("it was built here");
+    for (_, mapping) in leaf.entries::<Mapping>() {
+        data.add(mapping.block.0);
+    }
+}
+
+/// One bitmap of a map of this many blocks, its index entry, and its large counts.
+fn bitmap(
+    at: MetadataBlock,
+    index: u64,
+    blocks: u64,
+    count: impl Fn(u64) -> u32,
+    large: &mut Vec<(u64, RefCount)>,
+) -> (IndexEntry, Block) {
+    let mut bytes = [0; BLOCK_BYTES];
+    let mut bitmap = BitmapMut::init(&mut bytes);
+    let begin = index * BITMAP_ENTRIES;
+    let end = blocks.min(begin + BITMAP_ENTRIES);
+    for block in begin..end {
+        let count = count(block);
+        bitmap.set((block - begin) as usize, count.min(COUNT_IN_TREE));
+        if count >= COUNT_IN_TREE {
+            large.push((block, RefCount(count)));
+        }
+    }
+    let len = (end - begin) as usize;
+    let free = bitmap.view().count_free(0..len);
+    let none_free_before = bitmap.view().find_free(0..len).unwrap_or(len) as u32;
+    (IndexEntry { bitmap: at, free, none_free_before }, bytes)
+}

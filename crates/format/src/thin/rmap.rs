@@ -1,0 +1,148 @@
+//! Backwards: which virtual blocks are mapped to a data block.
+//!
+//! The trees are in the order of virtual blocks, so the mappings of a region are gathered and
+//! sorted. Promises memory for [`RUNS_MAX`] runs at most: where a region has more, the trees are read
+//! again for the rest of it.
+
+use core::ops::Range;
+
+use super::blocks::Blocks;
+use super::stream::{Device, Run, Stop, devices, each_run};
+use super::{DeviceId, Superblock};
+
+/// Runs in memory at once.
+pub const RUNS_MAX: usize = 1 << 21;
+
+/// A run of data blocks that a device maps to a run of virtual blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owned {
+    /// The first data block.
+    pub data: u64,
+    /// The device.
+    pub device: DeviceId,
+    /// The first virtual block.
+    pub origin: u64,
+    /// Blocks.
+    pub len: u64,
+}
+
+/// Tells of each data block in a region, ascending, who maps it.
+///
+/// # Errors
+/// The first thing that is damaged, or reading or `each` has to end.
+pub fn rmap<B: Blocks>(
+    blocks: &mut B,
+    superblock: &Superblock,
+    held: bool,
+    region: Range<u64>,
+    each: &mut dyn FnMut(Owned) -> Result<(), B::Error>,
+) -> Result<(), Stop<B::Error>> {
+    let all = devices(blocks, superblock, held)?;
+    let mut left = region;
+    while left.start < left.end {
+        let (runs, end) = gather(blocks, &all, held, left.clone(), RUNS_MAX)?;
+        for run in runs {
+            each(run)?;
+        }
+        left.start = end;
+    }
+    Ok(())
+}
+
+/// The runs of the first part of a region, sorted, and where that part ends.
+fn gather<B: Blocks>(
+    blocks: &mut B,
+    devices: &[Device],
+    held: bool,
+    region: Range<u64>,
+    most: usize,
+) -> Result<(Vec<Owned>, u64), Stop<B::Error>> {
+    let (mut runs, mut part) = (Vec::new(), region);
+    for (device, _, root) in devices {
+        let mut open: Option<Owned> = None;
+        each_run(blocks, *device, held, *root, &mut |run| {
+            let next = owned(*device, run);
+            // Runs end where the time changes; here it does not matter.
+            if open.as_mut().is_some_and(|open| extend(open, &next)) {
+                return Ok(());
+            }
+            if let Some(done) = open.replace(next) {
+                keep(&mut runs, &mut part, done, most);
+            }
+            Ok(())
+        })?;
+        if let Some(done) = open {
+            keep(&mut runs, &mut part, done, most);
+        }
+    }
+    runs.sort_unstable();
+    Ok((runs, part.end))
+}
+
+fn owned(device: DeviceId, run: Run) -> Owned {
+    Owned { data: run.data, device, origin: run.origin, len: run.len }
+}
+
+fn extend(open: &mut Owned, next: &Owned) -> bool {
+    let goes_on =
+        open.data + open.len == next.data && open.origin.checked_add(open.len) == Some(next.origin);
+    open.len += if goes_on { next.len } else { 0 };
+    goes_on
+}
+
+/// Keeps what lies in the part; gives up its second half where that is too much.
+fn keep(runs: &mut Vec<Owned>, part: &mut Range<u64>, run: Owned, most: usize) {
+    runs.extend(clip(&run, part));
+    if runs.len() < most || part.end - part.start < 2 {
+        return;
+    }
+    let mut starts: Vec<u64> = runs.iter().map(|run| run.data).collect();
+    let middle = starts.len() / 2;
+    let (_, median, _) = starts.select_nth_unstable(middle);
+    part.end = (*median).max(part.start + 1);
+    let kept: Vec<_> = runs.iter().filter_map(|run| clip(run, part)).collect();
+    *runs = kept;
+}
+
+/// What of a run lies in a part.
+fn clip(run: &Owned, part: &Range<u64>) -> Option<Owned> {
+    let begin = run.data.max(part.start);
+    let end = (run.data + run.len).min(part.end);
+    let skipped = begin - run.data;
+    (begin < end).then(|| Owned {
+        data: begin,
+        origin: run.origin.saturating_add(skipped),
+        len: end - begin,
+        ..*run
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Owned, clip, keep};
+    use crate::thin::DeviceId;
+
+    fn run(data: u64, len: u64) -> Owned {
+        Owned { data, device: DeviceId::new(1).unwrap(), origin: data + 1000, len }
+    }
+
+    #[test]
+    fn a_run_is_cut_to_the_region() {
+        assert_eq!(clip(&run(5, 10), &(0..100)), Some(run(5, 10)));
+        assert_eq!(clip(&run(5, 10), &(7..9)), Some(run(7, 2)));
+        assert_eq!(clip(&run(5, 10), &(15..20)), None);
+    }
+
+    #[test]
+    fn what_is_too_much_is_left_for_another_reading() {
+        let (mut runs, mut part) = (Vec::new(), 0..1000);
+        for data in (0..1000).rev() {
+            keep(&mut runs, &mut part, run(data, 1), 64);
+            assert!(runs.len() < 64);
+        }
+        runs.sort_unstable();
+        let expected: Vec<_> = (0..part.end).map(|data| run(data, 1)).collect();
+        assert_eq!(runs, expected);
+        assert!(part.end > 8);
+    }
+}

@@ -1,0 +1,432 @@
+//! Through many trees at once: level by level, each level in the order of its blocks on disk.
+//!
+//! Trees of one family (say, the mapping trees of all devices) may share nodes. Promises that each
+//! distinct node is handed on exactly once, and that each pointer to it is judged: what it leads to,
+//! and whether the keys there are within what the pointer covers. Whatever the trees look like the
+//! walk ends: a node is entered once. Loops are told by [`Graph::entries_below`].
+//!
+//! Memory: some 32 bytes per pointer of the widest level, 4 bytes per pointer in all, a byte per
+//! metadata block.
+
+use core::fmt;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::block::Block;
+use super::blocks::{Bad, Blocks};
+use super::{DeviceId, MetadataBlock, Node, Value};
+
+/// What a metadata block is used for, as the walks found it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Family {
+    /// The superblock or the held copy.
+    Superblock = 1,
+    /// The index block of the metadata space map.
+    MetadataIndex,
+    /// A bitmap of either space map.
+    Bitmap,
+    /// The index tree of the data space map.
+    DataIndex,
+    /// The tree of large counts of data blocks.
+    DataCounts,
+    /// The tree of large counts of metadata blocks.
+    MetadataCounts,
+    /// The details tree.
+    Details,
+    /// The top-level tree.
+    TopLevel,
+    /// A mapping tree.
+    Mappings,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::Superblock => "superblock",
+            Family::MetadataIndex => "index of the metadata space map",
+            Family::Bitmap => "bitmap",
+            Family::DataIndex => "index of the data space map",
+            Family::DataCounts => "count tree of the data space map",
+            Family::MetadataCounts => "count tree of the metadata space map",
+            Family::Details => "details tree",
+            Family::TopLevel => "top-level tree",
+            Family::Mappings => "mapping tree",
+        })
+    }
+}
+
+/// A tree, or what else hangs at the superblock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tree {
+    /// What it is.
+    pub family: Family,
+    /// Whose mappings they are, of a mapping tree.
+    pub device: Option<DeviceId>,
+    /// Whether it belongs to the metadata snapshot.
+    pub held: bool,
+}
+
+impl Tree {
+    /// A tree of the pool as it is now, of no device.
+    #[must_use]
+    pub fn of(family: Family) -> Tree {
+        Tree { family, device: None, held: false }
+    }
+}
+
+impl fmt::Display for Tree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.held {
+            f.write_str("metadata snapshot, ")?;
+        }
+        if let Some(device) = self.device {
+            write!(f, "device {device}, ")?;
+        }
+        self.family.fmt(f)
+    }
+}
+
+/// Where in a tree something was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// One of the trees that lead there.
+    pub tree: Tree,
+    /// The block.
+    pub block: MetadataBlock,
+    /// The smallest key that may lie there.
+    pub first: u64,
+    /// The largest key that may lie there.
+    pub last: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tree.fmt(f)?;
+        match (self.first, self.last) {
+            (0, u64::MAX) => Ok(()),
+            (first, u64::MAX) => write!(f, ", keys from {first}"),
+            (first, last) => write!(f, ", keys {first} to {last}"),
+        }
+    }
+}
+
+/// What is wrong with what a pointer leads to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The block is not a node, or none at all.
+    #[error(transparent)]
+    Bad(#[from] Bad),
+    /// The block belongs to something else already.
+    #[error("block {at}: found a block of a {found}, expected one of its own")]
+    UsedTwice {
+        /// The block.
+        at: MetadataBlock,
+        /// What it is used for.
+        found: Family,
+    },
+    /// Keys that cannot be found from above.
+    #[error("block {at}, node keys: found {first} to {last}, expected keys within the pointer's")]
+    KeysOutside {
+        /// The node.
+        at: MetadataBlock,
+        /// Its first key.
+        first: u64,
+        /// Its last key.
+        last: u64,
+    },
+    /// Fewer entries than a node below a root should have. Harmless, but thin_check refuses it.
+    #[error("block {at}, node nr_entries: found {found}, expected at least {least} below a root")]
+    Underfull {
+        /// The node.
+        at: MetadataBlock,
+        /// Entries in it.
+        found: usize,
+        /// A third of what it has room for.
+        least: usize,
+    },
+    /// Devices that only one of both trees knows.
+    #[error("block {at}: found {found} devices, expected the {expected} of the details tree")]
+    OtherDevices {
+        /// Root of the top-level tree.
+        at: MetadataBlock,
+        /// Devices in it.
+        found: usize,
+        /// Devices in the details tree.
+        expected: usize,
+    },
+    /// The node leads back to itself.
+    #[error("block {at}: found a node that is its own descendant, expected a tree")]
+    Loop {
+        /// The node.
+        at: MetadataBlock,
+    },
+}
+
+/// Which blocks were entered, and as what.
+#[derive(Debug)]
+pub struct Seen(Vec<u8>);
+
+impl Seen {
+    /// None of this many.
+    #[must_use]
+    pub fn none(blocks: u64) -> Seen {
+        Seen(vec![0; usize::try_from(blocks).unwrap_or(usize::MAX)])
+    }
+
+    /// Enters a block. `Ok(false)`: it was entered before, as the same.
+    ///
+    /// # Errors
+    /// It does not exist, or is something else.
+    pub fn enter(&mut self, at: MetadataBlock, family: Family) -> Result<bool, Fault> {
+        let count = self.0.len() as u64;
+        let place = usize::try_from(at.0).ok().and_then(|at| self.0.get_mut(at));
+        let Some(place) = place else { return Err(Bad::Outside { at, count }.into()) };
+        match *place {
+            0 => {
+                *place = family as u8;
+                Ok(true)
+            }
+            known if known == family as u8 => Ok(false),
+            other => Err(Fault::UsedTwice { at, found: family_of(other) }),
+        }
+    }
+}
+
+fn family_of(byte: u8) -> Family {
+    let all = [
+        Family::Superblock,
+        Family::MetadataIndex,
+        Family::Bitmap,
+        Family::DataIndex,
+        Family::DataCounts,
+        Family::MetadataCounts,
+        Family::Details,
+        Family::TopLevel,
+    ];
+    all.into_iter().find(|family| *family as u8 == byte).unwrap_or(Family::Mappings)
+}
+
+/// What becomes of what a walk finds.
+pub trait Visit {
+    /// A sound leaf, once.
+    fn leaf(&mut self, tree: Tree, leaf: &Node<'_>);
+    /// A sound internal node, once.
+    fn internal(&mut self, node: &Node<'_>);
+    /// Something wrong.
+    fn fault(&mut self, place: Place, fault: Fault);
+}
+
+/// A pointer to follow.
+#[derive(Debug, Clone, Copy)]
+struct Edge {
+    child: MetadataBlock,
+    first: u64,
+    last: u64,
+    /// Index of the tree.
+    tree: u32,
+    from_root: bool,
+}
+
+/// The nodes that walks have found, without their keys.
+#[derive(Debug, Default)]
+pub struct Graph {
+    children: Vec<u32>,
+    /// Where in `children` those of an internal node are.
+    internal: FxHashMap<u32, (u32, u16)>,
+    /// Entries of each leaf.
+    leaves: FxHashMap<u32, u16>,
+}
+
+impl Graph {
+    fn note(&mut self, node: &Node<'_>) {
+        let at = short(node.at());
+        if node.is_leaf() {
+            self.leaves.insert(at, node.len() as u16);
+        } else {
+            self.internal.insert(at, (self.children.len() as u32, node.len() as u16));
+            self.children.extend(node.entries().map(|(_, child)| short(child)));
+        }
+    }
+
+    fn children(&self, at: u32) -> Option<&[u32]> {
+        let (begin, len) = self.internal.get(&at)?;
+        Some(&self.children[*begin as usize..][..usize::from(*len)])
+    }
+
+    /// Entries in the leaves below each of these roots; `None` where a node is missing. An error is
+    /// a node that is its own descendant.
+    pub fn entries_below(
+        &self,
+        roots: impl Iterator<Item = MetadataBlock>,
+    ) -> Vec<Result<Option<u64>, Fault>> {
+        let mut sums = FxHashMap::default();
+        roots.map(|root| self.sum(short(root), &mut sums)).collect()
+    }
+
+    /// Depth first, without recursion: a hostile tree may be as deep as it has nodes.
+    fn sum(&self, root: u32, sums: &mut FxHashMap<u32, Option<u64>>) -> Result<Option<u64>, Fault> {
+        if let Some(sum) = self.known(root, sums) {
+            return Ok(sum);
+        }
+        // From the root down: the node, its next child, the sum so far.
+        let mut path = vec![(root, 0, Some(0))];
+        let mut open = FxHashSet::from_iter([root]);
+        while let Some((at, next, total)) = path.pop() {
+            let Some(child) = self.children(at).and_then(|children| children.get(next)) else {
+                open.remove(&at);
+                sums.insert(at, total);
+                continue;
+            };
+            match self.known(*child, sums) {
+                Some(sum) => path.push((at, next + 1, add(total, sum))),
+                None if open.insert(*child) => {
+                    path.push((at, next, total));
+                    path.push((*child, 0, Some(0)));
+                }
+                None => return Err(Fault::Loop { at: MetadataBlock(u64::from(*child)) }),
+            }
+        }
+        Ok(sums.get(&root).copied().flatten())
+    }
+
+    /// The sum of what needs no descent: a leaf, a node not found, one done before.
+    fn known(&self, at: u32, sums: &FxHashMap<u32, Option<u64>>) -> Option<Option<u64>> {
+        if let Some(len) = self.leaves.get(&at) {
+            return Some(Some(u64::from(*len)));
+        }
+        match self.internal.contains_key(&at) {
+            false => Some(None),
+            true => sums.get(&at).copied(),
+        }
+    }
+}
+
+fn add(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    a.zip(b).map(|(a, b)| a.saturating_add(b))
+}
+
+/// What is beyond is no block of any pool, and is never found.
+fn short(at: MetadataBlock) -> u32 {
+    u32::try_from(at.0).unwrap_or(u32::MAX)
+}
+
+/// A walk through the trees of one family.
+pub struct Walk<'a, V> {
+    trees: Vec<Tree>,
+    level: Vec<Edge>,
+    seen: &'a mut Seen,
+    graph: &'a mut Graph,
+    value: core::marker::PhantomData<V>,
+}
+
+impl<'a, V: Value> Walk<'a, V> {
+    /// Begins with no trees. All walks of one check share `seen` and `graph`.
+    #[must_use]
+    pub fn new(seen: &'a mut Seen, graph: &'a mut Graph) -> Walk<'a, V> {
+        Walk { trees: Vec::new(), level: Vec::new(), seen, graph, value: core::marker::PhantomData }
+    }
+
+    /// Adds a tree.
+    pub fn add(&mut self, tree: Tree, root: MetadataBlock) {
+        let index = self.trees.len() as u32;
+        self.trees.push(tree);
+        let edge = Edge { child: root, first: 0, last: u64::MAX, tree: index, from_root: true };
+        self.level.push(edge);
+    }
+
+    /// Goes through all of them.
+    ///
+    /// # Errors
+    /// Reading has to end.
+    pub fn run<B: Blocks>(
+        mut self,
+        blocks: &mut B,
+        visit: &mut impl Visit,
+    ) -> Result<(), B::Error> {
+        while !self.level.is_empty() {
+            let mut level = core::mem::take(&mut self.level);
+            level.retain(|edge| {
+                let inside = edge.child.0 < blocks.count();
+                if !inside {
+                    let bad = Bad::Outside { at: edge.child, count: blocks.count() };
+                    visit.fault(self.place(edge), bad.into());
+                }
+                inside
+            });
+            level.sort_by_key(|edge| edge.child);
+            let mut wanted: Vec<_> = level.iter().map(|edge| edge.child).collect();
+            wanted.dedup();
+            let mut edges = level.as_slice();
+            blocks.read(&wanted, &mut |at, bytes| {
+                let count = edges.partition_point(|edge| edge.child <= at);
+                let (here, rest) = edges.split_at(count);
+                edges = rest;
+                self.arrive(at, bytes, here, visit);
+            })?;
+        }
+        Ok(())
+    }
+
+    fn place(&self, edge: &Edge) -> Place {
+        let tree = self.trees[edge.tree as usize];
+        Place { tree, block: edge.child, first: edge.first, last: edge.last }
+    }
+
+    /// A block has come that these pointers lead to.
+    fn arrive(
+        &mut self,
+        at: MetadataBlock,
+        bytes: Option<&Block>,
+        edges: &[Edge],
+        visit: &mut impl Visit,
+    ) {
+        let Some(edge) = edges.first() else { return };
+        let tree = self.trees[edge.tree as usize];
+        let node = bytes.ok_or(Bad::Unreadable { at }.into()).and_then(|bytes| {
+            let node = Node::decode(bytes, at).and_then(Node::expect::<V>);
+            node.map_err(|error| Fault::from(Bad::Wrong(error)))
+        });
+        let entered = node.and_then(|node| Ok((node, self.seen.enter(at, tree.family)?)));
+        match entered {
+            Err(fault) => visit.fault(self.place(edge), fault),
+            Ok((node, fresh)) => {
+                for edge in edges {
+                    self.judge(edge, &node, visit);
+                }
+                if fresh {
+                    self.enter(edge, &node, visit);
+                }
+            }
+        }
+    }
+
+    fn judge(&self, edge: &Edge, node: &Node<'_>, visit: &mut impl Visit) {
+        let at = node.at();
+        let ends = node.keys().next().zip(node.keys().next_back());
+        if let Some((first, last)) = ends.filter(|ends| ends.0 < edge.first || ends.1 > edge.last) {
+            visit.fault(self.place(edge), Fault::KeysOutside { at, first, last });
+        }
+        let least = node.max() / 3;
+        if !edge.from_root && node.len() < least {
+            visit.fault(self.place(edge), Fault::Underfull { at, found: node.len(), least });
+        }
+    }
+
+    fn enter(&mut self, edge: &Edge, node: &Node<'_>, visit: &mut impl Visit) {
+        self.graph.note(node);
+        if node.is_leaf() {
+            return visit.leaf(self.trees[edge.tree as usize], node);
+        }
+        visit.internal(node);
+        for index in 0..node.len() {
+            let last = match index + 1 < node.len() {
+                true => node.key(index + 1) - 1,
+                false => edge.last,
+            };
+            let (child, first) = (node.child(index), node.key(index));
+            let (last, tree) = (last.max(first), edge.tree);
+            self.level.push(Edge { child, first, last, tree, from_root: false });
+        }
+    }
+}

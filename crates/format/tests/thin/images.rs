@@ -1,0 +1,67 @@
+//! The golden thin pools, for the tests that look at them.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use cairn_format::thin::{BLOCK_BYTES, Block, MetadataBlock, block};
+
+/// What the manifest says of one image.
+pub struct Golden {
+    pub name: String,
+    pub meta: Vec<u8>,
+    pub data_blocks: u64,
+    pub used_data: u64,
+    pub needs_check: bool,
+    /// Device id and mapped blocks, where the manifest knows them.
+    pub devices: Vec<(u64, u64)>,
+}
+
+/// A file among the images, unpacked.
+pub fn image(name: &str) -> Vec<u8> {
+    let compressed = std::fs::read(folder().join(format!("{name}.gz")));
+    let compressed = compressed.expect("the golden images are checked in");
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(&compressed[..])
+        .read_to_end(&mut bytes)
+        .expect("the golden images decompress");
+    bytes
+}
+
+/// Every image of the manifest.
+pub fn manifest() -> Vec<Golden> {
+    let text = std::fs::read_to_string(folder().join("manifest.json"))
+        .expect("the manifest is checked in");
+    let records: Vec<serde_json::Value> =
+        serde_json::from_str(&text).expect("the manifest is a list");
+    assert_eq!(records.len(), 13);
+    records.iter().map(golden).collect()
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/thin")
+}
+
+fn golden(record: &serde_json::Value) -> Golden {
+    let number = |key: &str| record[key].as_u64().expect("the manifest has the number");
+    let name = record["meta"].as_str().expect("the manifest names the image").to_owned();
+    let devices = record["devs"].as_object().expect("the manifest lists devices");
+    let device = |(id, facts): (&String, &serde_json::Value)| {
+        (id.parse().expect("an id"), facts["mapped"].as_u64().expect("a count"))
+    };
+    Golden {
+        meta: image(&name),
+        data_blocks: number("data_blocks"),
+        used_data: number("used_data"),
+        needs_check: number("needs_check") == 1,
+        devices: devices.iter().map(device).collect(),
+        name,
+    }
+}
+
+impl Golden {
+    /// A block of the metadata.
+    pub fn block(&self, at: MetadataBlock) -> &Block {
+        let begin = at.0 as usize * BLOCK_BYTES;
+        block::of(&self.meta[begin..begin + BLOCK_BYTES]).expect("a whole block")
+    }
+}

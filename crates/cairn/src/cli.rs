@@ -113,23 +113,18 @@ pub enum Command {
         /// The origin device, to find blocks or chunks that lie beyond its end
         #[arg(long)]
         origin: Option<PathBuf>,
-    },
-    /// Show the metadata of a device
-    Dump {
-        /// The device
-        device: PathBuf,
-        /// Where the header is
-        #[command(flatten)]
-        place: PlaceArgs,
-        /// Show free slots, or records after the end of the list, too
+        /// The data device of a thin pool, to find a map that is larger
         #[arg(long)]
-        all: bool,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        data: Option<PathBuf>,
     },
+    /// Show the metadata of a device; of a thin pool as XML
+    Dump(DumpArgs),
     /// Save what can be saved of a damaged exception store. Exit code 2: something was lost
     Repair(RepairArgs),
+    /// Make the metadata of a thin pool out of XML
+    Restore(RestoreArgs),
+    /// Show which volumes of a thin pool map a data block
+    Rmap(RmapArgs),
     /// Make a fresh cache
     #[command(subcommand)]
     Format(FormatCommand),
@@ -258,6 +253,63 @@ pub struct FormatArgs {
     /// Format although blocks are lost that the origin does not have (with --yes)
     #[arg(long, requires = "yes")]
     pub discard_dirty: bool,
+}
+
+/// `dump`
+#[derive(Args)]
+pub struct DumpArgs {
+    /// The device
+    pub device: PathBuf,
+    /// Where the header is
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// Show free slots, or records after the end of the list, too
+    #[arg(long)]
+    pub all: bool,
+    /// Show the metadata snapshot of a thin pool, which may be in use meanwhile
+    #[arg(long)]
+    pub metadata_snapshot: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `restore`
+#[derive(Args)]
+pub struct RestoreArgs {
+    /// The XML of dump or thin_dump; - reads the standard input
+    pub xml: PathBuf,
+    /// A file to make, or a device for the metadata
+    #[arg(long, value_name = "NEW")]
+    pub output: PathBuf,
+    /// Data blocks of the pool, where the XML does not know them
+    #[arg(long, value_name = "COUNT")]
+    pub data_blocks: Option<u64>,
+    /// Write over whatever the device holds
+    #[arg(long)]
+    pub yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `rmap`
+#[derive(Args)]
+pub struct RmapArgs {
+    /// The metadata device
+    pub device: PathBuf,
+    /// Where the superblock is
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// Data blocks to tell of, the last one left out; again for more (default: all)
+    #[arg(long, value_name = "BEGIN..END")]
+    pub region: Vec<String>,
+    /// Look at the metadata snapshot, which may be in use meanwhile
+    #[arg(long)]
+    pub metadata_snapshot: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `repair`

@@ -74,9 +74,13 @@ fn run(cli: Cli) -> Outcome<u8> {
     match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Probe(args) => offline::probe::run(&args),
-        Command::Check { devices, origin } => offline::check::run(&devices, origin.as_deref()),
-        Command::Dump { device, place, all, json } => offline::dump::run(&device, place, all, json),
+        Command::Check { devices, origin, data } => {
+            offline::check::run(&devices, origin.as_deref(), data.as_deref())
+        }
+        Command::Dump(args) => offline::dump::run(&args),
         Command::Repair(args) => offline::repair::run(&args),
+        Command::Restore(args) => offline::thin::restore::run(&args),
+        Command::Rmap(args) => offline::thin::rmap::run(&args),
         Command::Format(cli::FormatCommand::Writecache(args)) => offline::format::run(&args),
         Command::Flush(args) => offline::flush::run(&args),
         Command::Bench(args) => bench::run(&args),

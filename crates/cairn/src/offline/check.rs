@@ -1,4 +1,4 @@
-//! `cairn check`: is a cache or a store sound? The worst of several decides the exit code.
+//! `cairn check`: is a cache, a store or a pool sound? The worst of several decides the exit code.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::room::Room;
 use super::source::Source;
-use super::{snapshot, writecache};
+use super::{snapshot, thin, writecache};
 use crate::cli::DevicesArgs;
 use crate::exit;
 use crate::failure::{Outcome, refused};
@@ -34,15 +34,17 @@ pub struct Verdict {
 ///
 /// # Errors
 /// A device cannot be read, or holds something that no room knows.
-pub fn run(args: &DevicesArgs, origin: Option<&Path>) -> Outcome<u8> {
-    let origin_sectors = origin_sectors(origin)?;
+pub fn run(args: &DevicesArgs, origin: Option<&Path>, data: Option<&Path>) -> Outcome<u8> {
+    let (origin_sectors, data_sectors) = (sectors(origin)?, sectors(data)?);
     let (mut code, mut text, mut values) = (exit::OK, String::new(), Vec::new());
     for device in &args.devices {
         let source = Source::read(device)?;
-        let verdict = match room(&source, args.place.start_sector)? {
-            Room::Writecache => writecache::check::verdict,
-            Room::Snapshot => snapshot::check::verdict,
-        }(&source, args.place.start_sector, origin_sectors)?;
+        let start_sector = args.place.start_sector;
+        let verdict = match room(&source, start_sector)? {
+            Room::Writecache => writecache::check::verdict(&source, start_sector, origin_sectors),
+            Room::Snapshot => snapshot::check::verdict(&source, start_sector, origin_sectors),
+            Room::Thin => thin::check::verdict(&source, start_sector, data_sectors),
+        }?;
         code = exit::worst(code, verdict.severity.exit_code());
         text.push_str(&verdict.text(&source.name));
         values.push(verdict.json(&source.name));
@@ -54,13 +56,13 @@ pub fn run(args: &DevicesArgs, origin: Option<&Path>) -> Outcome<u8> {
     Ok(code)
 }
 
-/// The size of an origin, if one is given.
+/// The size of a device that goes with the one in question, if it is given.
 ///
 /// # Errors
 /// It cannot be opened.
-pub fn origin_sectors(origin: Option<&Path>) -> Outcome<Option<u64>> {
-    let origin = origin.map(Source::read).transpose()?;
-    Ok(origin.map(|origin| origin.bytes / SECTOR_BYTES))
+pub fn sectors(device: Option<&Path>) -> Outcome<Option<u64>> {
+    let device = device.map(Source::read).transpose()?;
+    Ok(device.map(|device| device.bytes / SECTOR_BYTES))
 }
 
 /// Refuses what is plainly something else; what nobody recognises is judged as a cache with a
@@ -73,7 +75,7 @@ fn room(source: &Source, start_sector: u64) -> Outcome<Room> {
         None => {
             let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
             let (kind, found) = (ConfigKind::Unsupported, kinds.join(", "));
-            let expected = "dm-writecache or dm-snapshot";
+            let expected = "dm-writecache, dm-snapshot or dm-thin";
             Err(refused(kind, &source.name, "format", found, expected))
         }
     }

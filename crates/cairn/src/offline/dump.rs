@@ -1,23 +1,24 @@
-//! `cairn dump`: the metadata of a cache or a store, readable.
-
-use std::path::Path;
+//! `cairn dump`: the metadata of a cache, a store or a pool, readable.
 
 use super::room::Room;
-use super::source::Source;
-use super::{snapshot, writecache};
-use crate::cli::PlaceArgs;
+use super::{snapshot, thin, writecache};
+use crate::cli::DumpArgs;
 use crate::failure::Outcome;
 
 /// Runs the verb.
 ///
 /// # Errors
 /// The device cannot be read or holds no header.
-pub fn run(device: &Path, place: PlaceArgs, all: bool, as_json: bool) -> Outcome<u8> {
-    let source = Source::read(device)?;
-    match Room::of(&source.identify(place.start_sector)?) {
-        Some(Room::Snapshot) => snapshot::dump::show(&source, place.start_sector, all, as_json),
+pub fn run(args: &DumpArgs) -> Outcome<u8> {
+    let (start_sector, all, as_json) = (args.place.start_sector, args.all, args.json);
+    let source = thin::open(&args.device, args.metadata_snapshot)?;
+    match Room::of(&source.identify(start_sector)?) {
+        Some(Room::Thin) => {
+            thin::dump::show(&source, start_sector, args.metadata_snapshot, as_json)
+        }
+        Some(Room::Snapshot) => snapshot::dump::show(&source, start_sector, all, as_json),
         Some(Room::Writecache) | None => {
-            writecache::dump::show(&source, place.start_sector, all, as_json)
+            writecache::dump::show(&source, start_sector, all, as_json)
         }
     }
 }

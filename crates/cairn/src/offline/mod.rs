@@ -15,4 +15,5 @@ pub mod repair;
 mod room;
 mod snapshot;
 pub mod source;
+pub mod thin;
 mod writecache;

@@ -20,7 +20,7 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
     let found = source.identify(args.place.start_sector)?;
     match Room::of(&found) {
         Some(Room::Snapshot) => snapshot::repair::run(&source, args),
-        Some(Room::Writecache) | None => {
+        Some(Room::Writecache | Room::Thin) | None => {
             let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
             let found =
                 if kinds.is_empty() { "nothing known".to_owned() } else { kinds.join(", ") };

@@ -9,6 +9,8 @@ pub enum Room {
     Writecache,
     /// A dm-snapshot exception store.
     Snapshot,
+    /// The metadata of a dm-thin pool.
+    Thin,
 }
 
 impl Room {
@@ -17,6 +19,7 @@ impl Room {
         found.iter().find_map(|signature| match signature.kind {
             Kind::Writecache => Some(Room::Writecache),
             Kind::Snapshot => Some(Room::Snapshot),
+            Kind::ThinMetadata => Some(Room::Thin),
             _ => None,
         })
     }

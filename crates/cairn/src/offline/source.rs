@@ -1,6 +1,7 @@
 //! A device open for a tool: locked, and read at byte offsets.
 
 use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -17,8 +18,8 @@ pub struct Source {
     /// Its size in whole sectors, in bytes.
     pub bytes: u64,
     file: File,
-    /// Holds the lock.
-    _disk: FileDisk,
+    /// Holds the lock, if there is one.
+    _disk: Option<FileDisk>,
 }
 
 impl Source {
@@ -36,6 +37,19 @@ impl Source {
     /// There is none, or somebody uses it.
     pub fn write(path: &Path) -> Outcome<Source> {
         Source::open(path, false)
+    }
+
+    /// Opens for reading, beside whoever writes: only for what its writer leaves alone.
+    ///
+    /// # Errors
+    /// There is none, or the system refused.
+    pub fn read_beside(path: &Path) -> Outcome<Source> {
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|error| system(&name, "open", error))?;
+        let end = (&file).seek(SeekFrom::End(0));
+        let bytes = end.map_err(|error| system(&name, "find the size", error))?;
+        let bytes = bytes / SECTOR_BYTES * SECTOR_BYTES;
+        Ok(Source { name, bytes, file, _disk: None })
     }
 
     /// Makes a sparse file of this size where there is none, and opens it for writing.
@@ -58,7 +72,7 @@ impl Source {
         let disk = FileDisk::open(text, read_only, FileOptions { direct: false })?;
         let file = OpenOptions::new().read(true).write(!read_only).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
-        Ok(Source { name, bytes: disk.sectors().to_bytes(), file, _disk: disk })
+        Ok(Source { name, bytes: disk.sectors().to_bytes(), file, _disk: Some(disk) })
     }
 
     /// Bytes from a sector to the end.
@@ -82,6 +96,24 @@ impl Source {
         let read = self.file.read_exact_at(&mut bytes, offset);
         read.map_err(|error| self.failed(&format!("read {len} bytes at {offset}"), error))?;
         Ok(bytes)
+    }
+
+    /// Fills a buffer from `offset` on. For the caller to tell: the error is the system's.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(bytes, offset)
+    }
+
+    /// Makes the file as large as this.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn set_size(&mut self, bytes: u64) -> Outcome<()> {
+        self.file.set_len(bytes).map_err(|error| self.failed("set the size", error))?;
+        self.bytes = bytes;
+        Ok(())
     }
 
     /// Writes at `offset`.
@@ -119,4 +151,15 @@ impl Source {
     fn failed(&self, what: &str, error: std::io::Error) -> ConfigError {
         system(&self.name, what, error)
     }
+}
+
+/// Makes durable that a file was made.
+///
+/// # Errors
+/// The system refused.
+pub fn sync_folder(path: &Path) -> Outcome<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| system(folder.display().to_string(), "flush", error))
 }

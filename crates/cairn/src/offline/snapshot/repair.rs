@@ -10,7 +10,6 @@
 //! 2. zeros over the slots left over, then a flush: the sound store. Until then slots are taken
 //!    after the end, which another repair clears.
 
-use std::fs::File;
 use std::path::Path;
 
 use cairn_block::{ConfigKind, SECTOR_BYTES};
@@ -23,9 +22,9 @@ use serde_json::json;
 use super::{PIECE_BYTES, Store, check};
 use crate::cli::RepairArgs;
 use crate::exit;
-use crate::failure::{Outcome, refused, system};
-use crate::offline::check::{findings_json, findings_text, origin_sectors};
-use crate::offline::source::Source;
+use crate::failure::{Outcome, refused};
+use crate::offline::check::{findings_json, findings_text, sectors};
+use crate::offline::source::{Source, sync_folder};
 use crate::remote;
 
 /// The records that go, each with its reason.
@@ -40,7 +39,7 @@ struct Dropped {
 /// # Errors
 /// The store cannot be repaired, or something cannot be read or written.
 pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
-    let origin_sectors = origin_sectors(args.origin.as_deref())?;
+    let origin_sectors = sectors(args.origin.as_deref())?;
     let store = Store::at(source, args.place.start_sector, origin_sectors)?;
     let before = check::report(&store)?;
     let mut dropped = Dropped::default();
@@ -168,13 +167,6 @@ fn copy_chunk(
         done += len;
     }
     Ok(())
-}
-
-fn sync_folder(path: &Path) -> Outcome<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| system(folder.display().to_string(), "flush", error))
 }
 
 fn write_in_place(store: &Store<'_>, plan: &Plan) -> Outcome<()> {

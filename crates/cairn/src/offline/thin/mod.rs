@@ -1,0 +1,76 @@
+//! A thin pool's metadata device as tools look at it.
+//!
+//! Everything that reads goes through [`MetadataDevice`]. The metadata snapshot that a pool holds
+//! may be read beside the pool's server, or the kernel: nobody changes it.
+
+mod blocks;
+pub mod check;
+pub mod dump;
+mod output;
+mod progress;
+pub mod restore;
+pub mod rmap;
+
+use std::path::Path;
+
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_format::thin::blocks::read_one;
+use cairn_format::thin::stream::Stop;
+use cairn_format::thin::{MetadataBlock, Superblock};
+use serde_json::{Value, json};
+
+use super::source::Source;
+use crate::failure::{Outcome, refused};
+use blocks::MetadataDevice;
+
+/// Opens a device, of which the metadata snapshot alone is wanted if `held`.
+///
+/// # Errors
+/// It cannot be opened, or somebody writes it and not only the snapshot is wanted.
+pub fn open(path: &Path, held: bool) -> Outcome<Source> {
+    if held { Source::read_beside(path) } else { Source::read(path) }
+}
+
+/// The superblock to look from: the pool's, or that of its metadata snapshot.
+///
+/// # Errors
+/// There is none, or it is damaged.
+fn superblock(device: &mut MetadataDevice<'_>, held: bool) -> Outcome<Superblock> {
+    let at = MetadataBlock::SUPERBLOCK;
+    let read = read_one(device, at, |bytes| Superblock::decode(bytes, at))?;
+    let superblock = read.map_err(|bad| device.damaged(bad))?;
+    device.expect(superblock.metadata_space_map.allocated);
+    match (held, superblock.held_root) {
+        (false, _) => Ok(superblock),
+        (true, Some(at)) => {
+            let read = read_one(device, at, |bytes| Superblock::decode(bytes, at))?;
+            read.map_err(|bad| device.damaged(format!("metadata snapshot: {bad}")))
+        }
+        (true, None) => {
+            let expected = "a metadata snapshot (message reserve_metadata_snap)";
+            Err(refused(ConfigKind::Argument, device.name(), "held_root", 0, expected))
+        }
+    }
+}
+
+/// Why a stream stopped, as an error.
+fn stopped(device: &MetadataDevice<'_>, stop: Stop<ConfigError>) -> ConfigError {
+    match stop {
+        Stop::Ended(error) => error,
+        Stop::Damaged(place, fault) => device.damaged(format!("{place}: {fault}")),
+    }
+}
+
+/// A superblock with stable field names.
+fn superblock_json(superblock: &Superblock) -> Value {
+    json!({
+        "version": superblock.version,
+        "needs_check": superblock.needs_check(),
+        "time": superblock.time,
+        "transaction_id": superblock.transaction_id,
+        "held_root": superblock.held_root.map(|root| root.0),
+        "data_block_size": superblock.data_block_size.sectors(),
+        "data_blocks": superblock.data_space_map.blocks,
+        "metadata_blocks": superblock.metadata_space_map.blocks,
+    })
+}

@@ -1,0 +1,142 @@
+//! Where new metadata goes: a file made for it, or a device that may be written over.
+//!
+//! What a crash between two steps leaves:
+//! 1. a device that is not blank gets a superblock of zeros, then a flush: nobody takes it for a pool
+//!    any more, least of all for the old one over new trees;
+//! 2. every block but the superblock, then a flush: still no pool;
+//! 3. the superblock, then a flush of file and folder: the new pool.
+//!
+//! A failure takes a file away that was made here.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_format::thin::build::{Room, WriteBlocks};
+use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock, Superblock};
+
+use crate::failure::{Outcome, refused};
+use crate::offline::source::{Source, sync_folder};
+use crate::signals::Event;
+
+/// Bytes written at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// Fewest metadata blocks of a file that is made here: 2 MiB.
+const BLOCKS_MIN: u64 = 512;
+/// Bytes of metadata to give a data block, as the kernel's documentation advises.
+const BYTES_PER_DATA_BLOCK: u64 = 48;
+
+/// A metadata device being written.
+pub struct Output<'a> {
+    target: Source,
+    path: PathBuf,
+    made: bool,
+    /// Blocks in a row that are not written yet, and where the first goes.
+    row: (u64, Vec<u8>),
+    stop: &'a Receiver<Event>,
+}
+
+impl<'a> Output<'a> {
+    /// Makes a file, or takes what is there: if it is blank, or the user said yes.
+    ///
+    /// # Errors
+    /// It is not blank, or the system refused.
+    pub fn open(path: &Path, yes: bool, stop: &'a Receiver<Event>) -> Outcome<Output<'a>> {
+        let (target, made) = match path.exists() {
+            true => (Source::write(path)?, false),
+            false => (Source::create(path, BLOCKS_MIN * BLOCK_BYTES as u64)?, true),
+        };
+        let (path, row) = (path.to_owned(), (0, Vec::new()));
+        let output = Output { target, path, made, row, stop };
+        if !output.made {
+            output.blank(yes)?;
+        }
+        Ok(output)
+    }
+
+    /// Takes the old superblock away, with leave.
+    fn blank(&self, yes: bool) -> Outcome<()> {
+        let found = self.target.identify(0)?;
+        let len = BLOCK_BYTES.min(usize::try_from(self.target.bytes).unwrap_or(BLOCK_BYTES));
+        let zeros = self.target.bytes_at(0, len)?.iter().all(|byte| *byte == 0);
+        let blank = found.is_empty() && zeros;
+        if !blank && !yes {
+            let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
+            let found = match kinds.is_empty() {
+                true => "data".to_owned(),
+                false => kinds.join(", "),
+            };
+            let expected = "zeros, or --yes to write over it";
+            return Err(refused(ConfigKind::Argument, self.name(), "content", found, expected));
+        }
+        self.target.write_at(0, &vec![0; len])?;
+        self.target.flush()
+    }
+
+    /// As the user named it.
+    pub fn name(&self) -> &str {
+        &self.target.name
+    }
+
+    /// How many metadata blocks there can be, for a pool of so many data blocks.
+    pub fn room(&self, data_blocks: u64) -> Room {
+        let block_bytes = BLOCK_BYTES as u64;
+        match self.made {
+            false => Room::Fixed(self.target.bytes / block_bytes),
+            true => {
+                let bytes = data_blocks.saturating_mul(BYTES_PER_DATA_BLOCK);
+                let blocks = bytes.div_ceil(block_bytes);
+                Room::AtLeast(blocks.clamp(BLOCKS_MIN, METADATA_BLOCKS_MAX))
+            }
+        }
+    }
+
+    /// Makes what was written durable, then the pool of it.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn finish(&mut self, superblock: &Superblock) -> Outcome<()> {
+        self.write_row()?;
+        if self.made {
+            self.target.set_size(superblock.metadata_space_map.blocks * BLOCK_BYTES as u64)?;
+        }
+        self.target.flush()?;
+        self.target.write_at(0, &superblock.encode(MetadataBlock::SUPERBLOCK))?;
+        self.target.flush()?;
+        if self.made { sync_folder(&self.path) } else { Ok(()) }
+    }
+
+    /// Ends after a failure, which it passes on.
+    pub fn give_up(self, error: ConfigError) -> ConfigError {
+        if self.made {
+            // The first error is the one to tell.
+            drop(std::fs::remove_file(&self.path));
+        }
+        error
+    }
+
+    fn write_row(&mut self) -> Outcome<()> {
+        let (first, bytes) = &mut self.row;
+        self.target.write_at(*first * BLOCK_BYTES as u64, bytes)?;
+        bytes.clear();
+        Ok(())
+    }
+}
+
+impl WriteBlocks for Output<'_> {
+    type Error = ConfigError;
+
+    fn write(&mut self, at: MetadataBlock, block: &Block) -> Outcome<()> {
+        if self.stop.try_recv().is_ok() {
+            return Err(ConfigError::new(ConfigKind::System, self.name(), "interrupted"));
+        }
+        let (first, bytes) = &self.row;
+        let goes_on = first + (bytes.len() / BLOCK_BYTES) as u64 == at.0;
+        if !goes_on || bytes.len() >= PIECE_BYTES {
+            self.write_row()?;
+            self.row.0 = at.0;
+        }
+        self.row.1.extend_from_slice(block);
+        Ok(())
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::device::{DeviceId, MappedDevice, Way};
 use crate::disk::{Disk, Limits};
 use crate::env::Env;
-use crate::error::{ConfigError, ConfigKind};
+use crate::error::ConfigError;
 use crate::registry::Registry;
 use crate::request::MAX_DEPTH;
 use crate::target::{Ctor, Target, TargetType};
@@ -177,6 +177,10 @@ impl Table {
             let kind = context.types.find(&line.target)?;
             let args: Vec<&str> = line.args.iter().map(String::as_str).collect();
             let (registry, read_only) = (context.registry, context.read_only);
+            // It has no size yet, which would be refused with less to say.
+            if args.iter().any(|arg| arg.strip_prefix('@') == Some(device.volume())) {
+                return Err(refuse_loop(device, device));
+            }
             let (start, len, events) = (line.start, line.len, device.events());
             let ctor = Ctor { start, len, args: &args, registry, events, read_only };
             let target = kind.construct(env, ctor).await?;
@@ -274,16 +278,21 @@ fn limits_of(line: &Line) -> Limits {
     line.target.limits(stacked.unwrap_or_default())
 }
 
+fn refuse_loop(device: &MappedDevice, through: &MappedDevice) -> ConfigError {
+    let found = format!("a loop through '@{}'", through.volume());
+    ConfigError::argument(device.volume(), "table", found, "other volumes beneath")
+}
+
 /// A stack must not lead back to the device it is for, nor be deeper than [`MAX_DEPTH`].
 fn refuse_loops(device: &MappedDevice, lower: &dyn Disk, depth: usize) -> Result<(), ConfigError> {
     let Some(mapped) = lower.mapped() else { return Ok(()) };
-    let refused =
-        |detail: String| Err(ConfigError::new(ConfigKind::Argument, device.volume(), detail));
     if mapped.id() == device.id() {
-        return refused(format!("table: found a loop through '@{}'", mapped.volume()));
+        return Err(refuse_loop(device, mapped));
     }
     if depth >= MAX_DEPTH {
-        return refused(format!("table: found a stack deeper than {MAX_DEPTH} devices"));
+        let found = format!("a stack deeper than {MAX_DEPTH} devices");
+        let expected = format!("at most {MAX_DEPTH}");
+        return Err(ConfigError::argument(device.volume(), "table", found, &expected));
     }
     let Some(table) = mapped.newest_table() else { return Ok(()) };
     for line in table.lines() {

@@ -32,6 +32,9 @@ pub fn refused(
 
 /// The system said no while doing `what` to `device`.
 pub fn system(device: impl Into<String>, what: &str, error: io::Error) -> ConfigError {
+    if error.kind() == io::ErrorKind::NotFound {
+        return refused(ConfigKind::System, device, what, "nothing there", "an existing path");
+    }
     ConfigError::new(ConfigKind::System, device, what).with_source(error)
 }
 

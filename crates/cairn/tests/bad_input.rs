@@ -102,6 +102,8 @@ fn wrong_table_lines_are_refused_with_the_word() {
         ("0 8 linear @nope 0", "nope: volume: found none"),
         ("0 8 linear mem:1Q 0", "size: found '1Q'"),
         ("a/b=0 8 zero", "name: found 'a/b'"),
+        ("a@b=0 8 zero", "name: found 'a@b', expected a name without '@'"),
+        ("self=0 8 linear @self 0", "self: table: found a loop through '@self', expected other"),
         ("", "lines: found none"),
     ];
     let place = place();
@@ -112,9 +114,12 @@ fn wrong_table_lines_are_refused_with_the_word() {
 }
 
 #[test]
-fn a_missing_file_is_named_with_the_systems_word() {
+fn a_missing_file_is_named_with_what_was_expected() {
     let line = Place::new().serve_run(&["--table", "0 8 linear nofile 0"], "true").refused(1);
-    assert!(line.contains("nofile: path: No such file"), "{line}");
+    let expected = "nofile: path: found nothing there, expected a file or block device";
+    assert!(line.contains(expected), "{line}");
+    let line = Place::new().cairn(&["serve", "nofile.toml"]).refused(1);
+    assert!(line.contains("nofile.toml: read: found nothing there, expected"), "{line}");
 }
 
 #[test]

@@ -93,5 +93,9 @@ fn descriptor(path: &str, kind: Kind, read_only: bool) -> Result<OwnedFd, Config
 }
 
 pub(super) fn system(path: &str, what: &str, error: Errno) -> ConfigError {
+    if error == Errno::NOENT {
+        let detail = "path: found nothing there, expected a file or block device";
+        return ConfigError::new(ConfigKind::System, path, detail);
+    }
     ConfigError::new(ConfigKind::System, path, what).with_source(error)
 }

@@ -1,9 +1,10 @@
-//! `cairn`: the program.
+//! `cairn`: the program, as a library of its own `main`.
 //!
 //! - [`cli`]: the command line. [`exit`]: exit codes. [`failure`]: one-line errors.
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
 //! - [`snap`]: the verbs of snapshots. [`remote`]: all of these as a client sends them.
+//! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
 //! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: the yardstick.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
@@ -22,6 +23,7 @@ mod signals;
 mod snap;
 mod sockets;
 mod state;
+pub mod untrusted;
 mod verbs;
 mod world;
 
@@ -31,7 +33,9 @@ use std::process::ExitCode;
 use cli::{Cli, Command, Parsed};
 use failure::Outcome;
 
-fn main() -> ExitCode {
+/// The program: reads the command line, runs the verb, and says what was wrong on one line.
+#[must_use]
+pub fn main() -> ExitCode {
     let cli = match cli::parse(std::env::args_os()) {
         Parsed::Run(cli) => cli,
         Parsed::Print(text) => return finish(remote::print(&text)),

@@ -16,12 +16,10 @@ use std::time::Duration;
 use cairn_block::{ConfigError, ConfigKind, SuspendMode};
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::control::rpc::{
-    AnyName, LoadParams, METHODS, MessageParams, OneName, RpcError, SnapGrowParams,
-    SnapRollbackParams, SuspendParams, TableParams, WaitParams,
+    AnyName, Call, METHODS, MessageParams, OneName, RpcError, SnapRollbackParams, WaitParams,
 };
 use crate::control::server::Answer;
 use crate::failure::{Outcome, refused};
@@ -249,71 +247,44 @@ impl Changes {
 
 impl Answer for Verbs {
     fn answer(&self, method: &str, params: Value) -> Result<Value, RpcError> {
-        let done = |done: Outcome<()>| done.map(|()| json!({}));
-        let answered = match method {
-            "rpc_get_methods" => Ok(METHODS.iter().map(|(name, _)| json!(name)).collect()),
-            "server_info" => Ok(self.server_info()),
-            "target_list" => to_value(report::targets(&self.world)),
-            "export_list" => to_value(self.exports.list(&self.world)),
-            "volume_list" => to_value(report::infos(&self.world, &self.exports, None)?),
-            "volume_info" => {
-                let AnyName { name } = of_params(method, params)?;
-                to_value(report::infos(&self.world, &self.exports, name.as_deref())?)
-            }
-            "volume_status" => {
-                let AnyName { name } = of_params(method, params)?;
-                to_value(report::status(&self.world, name.as_deref())?)
-            }
-            "volume_table" => {
-                let params: TableParams = of_params(method, params)?;
-                to_value(report::tables(&self.world, &params)?)
-            }
-            "volume_message" => self.message(&of_params(method, params)?),
-            "volume_suspend" => {
-                let SuspendParams { name, noflush } = of_params(method, params)?;
-                done(self.suspend(&name, noflush))
-            }
-            "volume_resume" => done(self.resume(&name_of(method, params)?)),
-            "volume_load" => {
-                let LoadParams { name, table } = of_params(method, params)?;
-                done(self.load(&name, &table))
-            }
-            "volume_clear" => done(self.clear(&name_of(method, params)?)),
-            "volume_create" => {
-                let LoadParams { name, table } = of_params(method, params)?;
-                done(self.create(&name, &table))
-            }
-            "volume_remove" => done(self.remove(&name_of(method, params)?)),
-            "volume_wait" => self.wait(of_params(method, params)?),
-            _ => return self.answer_snap(method, params),
-        };
-        Ok(answered?)
+        Ok(self.carry_out(Call::of(method, params)?)?)
     }
 }
 
 impl Verbs {
-    fn answer_snap(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+    fn carry_out(&self, call: Call) -> Outcome<Value> {
         let done = |done: Outcome<()>| done.map(|()| json!({}));
-        let answered = match method {
-            "snap_create" => done(self.snap_create(&of_params(method, params)?)),
-            "snap_list" => {
-                let AnyName { name } = of_params(method, params)?;
-                to_value(self.snap_list(name.as_deref())?)
+        match call {
+            Call::Methods => Ok(METHODS.iter().map(|(name, _)| json!(name)).collect()),
+            Call::Server => Ok(self.server_info()),
+            Call::Targets => to_value(report::targets(&self.world)),
+            Call::Exports => to_value(self.exports.list(&self.world)),
+            Call::Volumes => to_value(report::infos(&self.world, &self.exports, None)?),
+            Call::Info(AnyName { name }) => {
+                to_value(report::infos(&self.world, &self.exports, name.as_deref())?)
             }
-            "snap_diff" => to_value(self.snap_diff(&of_params(method, params)?)?),
-            "snap_rollback" => {
-                let SnapRollbackParams { name, store } = of_params(method, params)?;
+            Call::Status(AnyName { name }) => {
+                to_value(report::status(&self.world, name.as_deref())?)
+            }
+            Call::Table(params) => to_value(report::tables(&self.world, &params)?),
+            Call::Message(params) => self.message(&params),
+            Call::Suspend(params) => done(self.suspend(&params.name, params.noflush)),
+            Call::Resume(OneName { name }) => done(self.resume(&name)),
+            Call::Load(params) => done(self.load(&params.name, &params.table)),
+            Call::Clear(OneName { name }) => done(self.clear(&name)),
+            Call::Create(params) => done(self.create(&params.name, &params.table)),
+            Call::Remove(OneName { name }) => done(self.remove(&name)),
+            Call::Wait(params) => self.wait(params),
+            Call::SnapCreate(params) => done(self.snap_create(&params)),
+            Call::SnapList(AnyName { name }) => to_value(self.snap_list(name.as_deref())?),
+            Call::SnapDiff(params) => to_value(self.snap_diff(&params)?),
+            Call::SnapRollback(SnapRollbackParams { name, store }) => {
                 done(self.snap_merge(&name, true, store.as_deref()))
             }
-            "snap_merge" => done(self.snap_merge(&name_of(method, params)?, false, None)),
-            "snap_remove" => done(self.snap_remove(&name_of(method, params)?)),
-            "snap_grow" => {
-                let SnapGrowParams { name, size_bytes } = of_params(method, params)?;
-                done(self.snap_grow(&name, size_bytes))
-            }
-            _ => return Err(RpcError::no_method(method)),
-        };
-        Ok(answered?)
+            Call::SnapMerge(OneName { name }) => done(self.snap_merge(&name, false, None)),
+            Call::SnapRemove(OneName { name }) => done(self.snap_remove(&name)),
+            Call::SnapGrow(params) => done(self.snap_grow(&params.name, params.size_bytes)),
+        }
     }
 }
 
@@ -321,14 +292,4 @@ fn to_value(reply: impl Serialize) -> Outcome<Value> {
     serde_json::to_value(reply).map_err(|error| {
         ConfigError::new(ConfigKind::System, "", "reply: cannot be written").with_source(error)
     })
-}
-
-/// The parameters of a method; none at all means an empty object.
-fn of_params<T: DeserializeOwned>(method: &str, params: Value) -> Result<T, RpcError> {
-    let params = if params.is_null() { json!({}) } else { params };
-    serde_json::from_value(params).map_err(|error| RpcError::params(method, &error))
-}
-
-fn name_of(method: &str, params: Value) -> Result<String, RpcError> {
-    of_params(method, params).map(|OneName { name }| name)
 }

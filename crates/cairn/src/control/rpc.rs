@@ -5,8 +5,9 @@
 //! Nothing here trusts the other side: unknown parameters are errors.
 
 use cairn_block::{ConfigError, ConfigKind};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Longest line either side reads.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -37,6 +38,97 @@ pub const METHODS: [(&str, &str); 23] = [
     ("snap_remove", "name"),
     ("snap_grow", "name, size_bytes"),
 ];
+
+/// A decoded call: a method with its parameters.
+#[derive(Debug)]
+pub enum Call {
+    /// `rpc_get_methods`
+    Methods,
+    /// `server_info`
+    Server,
+    /// `target_list`
+    Targets,
+    /// `export_list`
+    Exports,
+    /// `volume_list`
+    Volumes,
+    /// `volume_info`
+    Info(AnyName),
+    /// `volume_status`
+    Status(AnyName),
+    /// `volume_table`
+    Table(TableParams),
+    /// `volume_message`
+    Message(MessageParams),
+    /// `volume_suspend`
+    Suspend(SuspendParams),
+    /// `volume_resume`
+    Resume(OneName),
+    /// `volume_load`
+    Load(LoadParams),
+    /// `volume_clear`
+    Clear(OneName),
+    /// `volume_create`
+    Create(LoadParams),
+    /// `volume_remove`
+    Remove(OneName),
+    /// `volume_wait`
+    Wait(WaitParams),
+    /// `snap_create`
+    SnapCreate(SnapCreateParams),
+    /// `snap_list`
+    SnapList(AnyName),
+    /// `snap_diff`
+    SnapDiff(SnapDiffParams),
+    /// `snap_rollback`
+    SnapRollback(SnapRollbackParams),
+    /// `snap_merge`
+    SnapMerge(OneName),
+    /// `snap_remove`
+    SnapRemove(OneName),
+    /// `snap_grow`
+    SnapGrow(SnapGrowParams),
+}
+
+impl Call {
+    /// Decodes a call. Methods without parameters take whatever is there.
+    ///
+    /// # Errors
+    /// There is no such method, or these are not its parameters.
+    pub fn of(method: &str, params: Value) -> Result<Call, RpcError> {
+        fn typed<T: DeserializeOwned>(method: &str, params: Value) -> Result<T, RpcError> {
+            // None at all means an empty object.
+            let params = if params.is_null() { json!({}) } else { params };
+            serde_json::from_value(params).map_err(|error| RpcError::params(method, &error))
+        }
+        Ok(match method {
+            "rpc_get_methods" => Call::Methods,
+            "server_info" => Call::Server,
+            "target_list" => Call::Targets,
+            "export_list" => Call::Exports,
+            "volume_list" => Call::Volumes,
+            "volume_info" => Call::Info(typed(method, params)?),
+            "volume_status" => Call::Status(typed(method, params)?),
+            "volume_table" => Call::Table(typed(method, params)?),
+            "volume_message" => Call::Message(typed(method, params)?),
+            "volume_suspend" => Call::Suspend(typed(method, params)?),
+            "volume_resume" => Call::Resume(typed(method, params)?),
+            "volume_load" => Call::Load(typed(method, params)?),
+            "volume_clear" => Call::Clear(typed(method, params)?),
+            "volume_create" => Call::Create(typed(method, params)?),
+            "volume_remove" => Call::Remove(typed(method, params)?),
+            "volume_wait" => Call::Wait(typed(method, params)?),
+            "snap_create" => Call::SnapCreate(typed(method, params)?),
+            "snap_list" => Call::SnapList(typed(method, params)?),
+            "snap_diff" => Call::SnapDiff(typed(method, params)?),
+            "snap_rollback" => Call::SnapRollback(typed(method, params)?),
+            "snap_merge" => Call::SnapMerge(typed(method, params)?),
+            "snap_remove" => Call::SnapRemove(typed(method, params)?),
+            "snap_grow" => Call::SnapGrow(typed(method, params)?),
+            _ => return Err(RpcError::no_method(method)),
+        })
+    }
+}
 
 /// A request line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -292,8 +384,9 @@ pub struct SnapGrowParams {
 
 #[cfg(test)]
 mod tests {
-    use super::{KINDS, METHODS, RpcError};
+    use super::{Call, KINDS, METHODS, RpcError};
     use cairn_block::ConfigError;
+    use serde_json::json;
 
     #[test]
     fn a_refusal_keeps_its_line_and_kind_across_the_wire() {
@@ -305,6 +398,15 @@ mod tests {
             assert_eq!(back.kind, kind);
             assert_eq!(back.to_string(), error.to_string());
         }
+    }
+
+    #[test]
+    fn every_method_of_the_list_is_known() {
+        for (method, _) in METHODS {
+            let refused = Call::of(method, json!([])).err().map(|error| error.code);
+            assert_ne!(refused, Some(-32601), "{method}");
+        }
+        assert_eq!(Call::of("frob", json!({})).unwrap_err().code, -32601);
     }
 
     #[test]

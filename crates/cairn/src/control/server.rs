@@ -102,7 +102,7 @@ fn converse(stream: &UnixStream, answer: &dyn Answer) -> std::io::Result<()> {
 }
 
 /// Answers one line.
-fn respond(line: &str, answer: &dyn Answer) -> Response {
+pub fn respond(line: &str, answer: &dyn Answer) -> Response {
     let value: Value = match serde_json::from_str(line) {
         Ok(value) => value,
         Err(error) => return Response::new(Value::Null, Err(RpcError::parse(&error))),

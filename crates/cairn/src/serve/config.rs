@@ -179,7 +179,10 @@ impl Config {
     }
 
     /// Judges the text of a file at `path` in folder `base`.
-    fn parse(text: &str, path: &Path, base: PathBuf) -> Outcome<Config> {
+    ///
+    /// # Errors
+    /// It is no TOML, or says something that has no meaning.
+    pub fn parse(text: &str, path: &Path, base: PathBuf) -> Outcome<Config> {
         let shown = path.display().to_string();
         let raw: RawConfig = toml::from_str(text).map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start));

@@ -1,0 +1,37 @@
+//! Decoders of what the program reads from outside, without the rest: for fuzzers and property
+//! tests. Nothing here opens, makes or changes anything.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::control::rpc::{Call, RpcError};
+use crate::control::server::{Answer, respond};
+use crate::failure::one_line;
+use crate::serve::config::Config;
+
+/// The text of a TOML file: how many volumes it has, or the one line that refuses it.
+///
+/// # Errors
+/// It is no TOML, or says something that has no meaning.
+pub fn toml(text: &str) -> Result<usize, String> {
+    let config = Config::parse(text, Path::new("vm.toml"), PathBuf::from("/base"));
+    config.map(|config| config.volumes.len()).map_err(|error| one_line(&error))
+}
+
+/// A line on the control socket: the response line, and whether the line is a call that would be
+/// carried out. Such a call is answered with its method's name.
+#[must_use]
+pub fn rpc_line(line: &str) -> (String, bool) {
+    let response = respond(line, &Decoder);
+    let text = serde_json::to_string(&response);
+    (text.expect("a response is made of strings and numbers"), response.error.is_none())
+}
+
+struct Decoder;
+
+impl Answer for Decoder {
+    fn answer(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        Call::of(method, params).map(|_| json!(method))
+    }
+}

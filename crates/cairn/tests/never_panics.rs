@@ -1,0 +1,58 @@
+//! The fuzzers' bodies in an ordinary test: random bytes, and seeds with some bytes changed.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+
+use proptest::prelude::{ProptestConfig, Strategy, any, proptest};
+use proptest::sample::Index;
+
+#[path = "../../../fuzz/cairn_bodies.rs"]
+mod cairn_bodies;
+
+fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
+    let files = std::fs::read_dir(root.join(target)).unwrap();
+    let mut seeds: Vec<_> =
+        files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+    seeds.sort();
+    assert!(!seeds.is_empty());
+    seeds
+}
+
+/// A seed with some bytes changed, or cut out.
+fn mutated(target: &'static str) -> impl Strategy<Value = Vec<u8>> {
+    let changes = proptest::collection::vec((any::<Index>(), any::<Option<u8>>()), 0..6);
+    (proptest::sample::select(seeds(target)), changes).prop_map(|(mut seed, changes)| {
+        for (place, byte) in changes {
+            let index = place.index(seed.len());
+            match byte {
+                Some(byte) => seed[index] = byte,
+                None => drop(seed.remove(index)),
+            }
+        }
+        seed
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn random_bytes_break_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        cairn_bodies::toml(&bytes);
+        cairn_bodies::rpc(&bytes);
+    }
+
+    #[test]
+    fn changed_seeds_keep_the_promises(toml in mutated("toml"), rpc in mutated("rpc")) {
+        cairn_bodies::toml(&toml);
+        cairn_bodies::rpc(&rpc);
+    }
+}
+
+#[test]
+fn whole_seeds_have_a_meaning() {
+    assert!(seeds("toml").iter().all(|seed| cairn_bodies::toml(seed)));
+    assert!(seeds("rpc").iter().all(|seed| cairn_bodies::rpc(seed)));
+}

@@ -15,6 +15,8 @@
 //! H5. A discard that nothing supersedes allows zeros, a drive's garbage and whatever the sector
 //!     ever held.
 //! H6. What was read after the recovery is what was there first ([`History::rebase`]).
+//! H7. Without a crash, reading settles nothing of what a discard left undefined: that stays so
+//!     until it is written ([`History::go_on`]).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -171,6 +173,11 @@ impl History {
         self.0.borrow_mut().rebase(contents);
     }
 
+    /// H7: forgets every operation, all of which have ended; this is what the disk was read as.
+    pub fn go_on(&self, contents: Vec<Content>) {
+        self.0.borrow_mut().go_on(contents);
+    }
+
     /// The contents of a range that was read.
     pub fn contents(start: Sector, bytes: &[u8]) -> Vec<Content> {
         let sectors = bytes.chunks(SECTOR_BYTES as usize);
@@ -197,6 +204,28 @@ impl Inner {
         self.now = 0;
         self.flushed = 0;
         self.unfinished = 0;
+    }
+
+    fn go_on(&mut self, contents: Vec<Content>) {
+        assert_eq!(self.unfinished, 0, "what is under way cannot be forgotten");
+        let undefined = self.sectors.keys().filter(|&&sector| self.is_undefined(sector));
+        let undefined: Vec<u64> = undefined.copied().collect();
+        self.rebase(contents);
+        for sector in undefined {
+            let (op, range) = (Op::Discard, SectorRange::new(Sector(sector), SectorCount(1)));
+            let discard = Record { op, range, fua: false, id: 0, submitted: 0, ended: 0, ok: true };
+            self.sectors.entry(sector).or_default().touched.push(self.records.len());
+            self.records.push(discard);
+        }
+    }
+
+    /// True if a discard touched the sector and no write since.
+    fn is_undefined(&self, sector: u64) -> bool {
+        let written_after = |end: Tick| {
+            self.touched(sector).any(|write| write.is_definite() && write.submitted > end)
+        };
+        let mut discards = self.touched(sector).filter(|write| write.op == Op::Discard);
+        discards.any(|discard| !written_after(discard.ended))
     }
 
     fn submit(&mut self, op: Op, range: SectorRange, flags: Flags) -> OpTicket {

@@ -178,3 +178,17 @@ fn poison_and_torn_sectors_are_never_right() {
     history.complete(ticket, Ok(()), &torn);
     assert!(history.verdict().is_err());
 }
+
+#[test]
+fn what_a_discard_left_stays_undefined_however_often_it_is_read() {
+    let history = history();
+    let first = done(&history, Op::Write);
+    done(&history, Op::Discard);
+    let shown = History::contents(Sector(0), &bytes_of(&history, Some(first)));
+    history.go_on(shown.clone());
+    assert!(read(&history, Some(first)) && read(&history, None), "H7");
+    history.go_on(shown.clone());
+    let second = done(&history, Op::Write);
+    history.go_on(History::contents(Sector(0), &bytes_of(&history, Some(second))));
+    assert!(!read(&history, None), "H7: it was written");
+}

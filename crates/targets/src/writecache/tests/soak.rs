@@ -128,7 +128,7 @@ impl Life {
         let bytes = self.bed.read(0, self.sectors).expect("no drive fails");
         self.history.complete(ticket, Ok(()), &bytes);
         self.history.verdict().unwrap_or_else(|wrong| panic!("{wrong}"));
-        self.history.rebase(History::contents(Sector(0), &bytes));
+        self.history.go_on(History::contents(Sector(0), &bytes));
     }
 
     /// What happens to a volume that has nothing to do.

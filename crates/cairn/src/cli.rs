@@ -119,7 +119,7 @@ pub enum Command {
     },
     /// Show the metadata of a device; of a thin pool as XML
     Dump(DumpArgs),
-    /// Save what can be saved of a damaged exception store. Exit code 2: something was lost
+    /// Save what can be saved of a damaged exception store or pool. Exit code 2: something was lost
     Repair(RepairArgs),
     /// Make the metadata of a thin pool out of XML
     Restore(RestoreArgs),
@@ -315,7 +315,7 @@ pub struct RmapArgs {
 /// `repair`
 #[derive(Args)]
 pub struct RepairArgs {
-    /// The COW device
+    /// The COW device, or the metadata device of a pool
     pub device: PathBuf,
     /// Where the header is
     #[command(flatten)]
@@ -336,6 +336,15 @@ pub struct RepairArgs {
     /// Keep what follows the end of the list, though it may be out of date
     #[arg(long)]
     pub salvage: bool,
+    /// Sectors in a data block of a pool, if its superblock is lost
+    #[arg(long, value_name = "SECTORS")]
+    pub data_block_size: Option<u32>,
+    /// Data blocks of a pool, if its superblock is lost
+    #[arg(long, value_name = "COUNT")]
+    pub data_blocks: Option<u64>,
+    /// Transaction id of a pool, if its superblock is lost
+    #[arg(long, value_name = "ID")]
+    pub transaction_id: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,10 +1,10 @@
-//! `cairn repair`: what can be saved of a damaged exception store.
+//! `cairn repair`: what can be saved of a damaged exception store or pool.
 
 use cairn_block::ConfigKind;
 
 use super::room::Room;
-use super::snapshot;
 use super::source::Source;
+use super::{snapshot, thin};
 use crate::cli::RepairArgs;
 use crate::failure::{Outcome, refused};
 
@@ -20,11 +20,20 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
     let found = source.identify(args.place.start_sector)?;
     match Room::of(&found) {
         Some(Room::Snapshot) => snapshot::repair::run(&source, args),
-        Some(Room::Writecache | Room::Thin) | None => {
+        Some(Room::Thin) => thin::repair::run(&source, args),
+        // The superblock may be what is lost.
+        None if args.data_block_size.is_some() => thin::repair::run(&source, args),
+        Some(Room::Writecache) | None => {
             let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
             let found =
                 if kinds.is_empty() { "nothing known".to_owned() } else { kinds.join(", ") };
-            Err(refused(ConfigKind::Unsupported, &source.name, "format", found, "dm-snapshot"))
+            Err(refused(
+                ConfigKind::Unsupported,
+                &source.name,
+                "format",
+                found,
+                "dm-snapshot or dm-thin",
+            ))
         }
     }
 }

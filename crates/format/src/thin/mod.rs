@@ -28,6 +28,7 @@ mod error;
 pub mod leaves;
 mod node;
 mod node_mut;
+pub mod repair;
 pub mod rmap;
 mod space_map;
 pub mod stream;

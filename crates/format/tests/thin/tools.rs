@@ -8,6 +8,7 @@ use cairn_format::Severity;
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::build::{BuildError, Builder, Refusal, Room, WriteBlocks};
 use cairn_format::thin::check::{Finding, Limits, Map, Report, check};
+use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
 use cairn_format::thin::rmap::rmap;
 use cairn_format::thin::stream::{Pool, Run, dump};
 use cairn_format::thin::xml::{Broken, Reader, Writer, XmlError};
@@ -253,6 +254,81 @@ fn sizes_that_do_not_fit_are_told() {
     assert_eq!(checked(&[]).severity, Severity::Damaged);
 }
 
+fn repaired(meta: &[u8], given: Given) -> Result<(Vec<u8>, Repaired), RepairError<Infallible>> {
+    let (mut blocks, mut memory) = (MemoryBlocks::new(meta), Memory::default());
+    let plan = Plan::new(&mut blocks, given)?;
+    let repaired = plan.build(&mut blocks, &mut memory, Room::AtLeast(16))?;
+    Ok((finished(memory, &repaired.superblock), repaired))
+}
+
+#[test]
+fn a_repair_keeps_every_mapping_of_sound_metadata_and_the_sharing_of_leaves() {
+    for golden in manifest() {
+        let (meta, repaired) = repaired(&golden.meta, Given::default()).unwrap();
+        assert_eq!((repaired.findings, repaired.roots_searched), (vec![], false));
+        let report = checked(&meta);
+        assert!(report.findings.is_empty(), "{}: {:?}", golden.name, report.findings);
+        assert!(dumped(&meta) == dumped(&golden.meta).replace("flags=\"1\"", "flags=\"0\""));
+        assert_eq!(report.totals.data_used, golden.used_data);
+        let (before, after) = (checked(&golden.meta).totals, report.totals);
+        assert!(after.metadata_used <= before.metadata_used + 1, "{}", golden.name);
+    }
+}
+
+#[test]
+fn a_repair_loses_no_more_than_the_broken_leaf() {
+    let golden = golden("big.meta");
+    let whole = dumped(&golden.meta);
+    let mut lossy = 0;
+    for at in 1..golden.meta.len() / BLOCK_BYTES {
+        let bytes = golden.block(MetadataBlock(at as u64));
+        let Ok(node) = Node::cached(bytes) else { continue };
+        let mut meta = golden.meta.clone();
+        meta[at * BLOCK_BYTES + 40] ^= 0xFF;
+        if !node.is_leaf() || node.value_bytes() != 8 || checked(&meta).findings.is_empty() {
+            continue;
+        }
+        let (new, repaired) = repaired(&meta, Given::default()).unwrap();
+        let report = checked(&new);
+        assert!(report.findings.is_empty(), "block {at}: {:?}", report.findings);
+        if !repaired.roots_searched && !repaired.findings.is_empty() {
+            lossy += 1;
+            let gone = whole.lines().filter(|line| !dumped(&new).contains(*line)).count();
+            assert!(gone > 0 && repaired.mapped_blocks < 2179, "block {at}");
+        }
+    }
+    assert!(lossy >= 4, "{lossy}");
+}
+
+#[test]
+fn roots_are_found_without_a_superblock_if_the_user_knows_the_sizes() {
+    for name in ["basic.meta", "snaps.meta", "big.meta"] {
+        let mut meta = image(name);
+        let expected = dumped(&meta);
+        let known = superblock(&meta);
+        meta[..BLOCK_BYTES].fill(0xA5);
+        assert!(matches!(
+            repaired(&meta, Given { data_blocks: None, ..Given::default() }),
+            Err(RepairError::NoSuperblock(_))
+        ));
+        let given = Given {
+            data_block_size: Some(known.data_block_size),
+            data_blocks: Some(known.data_space_map.blocks),
+            transaction_id: Some(known.transaction_id),
+        };
+        let (new, repaired) = repaired(&meta, given).unwrap();
+        assert!(repaired.roots_searched && repaired.findings.is_empty(), "{:?}", repaired.findings);
+        assert!(checked(&new).findings.is_empty(), "{name}");
+        // The time is that of the newest thing that has one; it may be later in truth.
+        let devices = |text: &str| text.split_once('\n').unwrap().1.to_owned();
+        // In `big` the nodes of what was deleted last are all still there, and look newer.
+        let as_before = devices(&dumped(&new)) == devices(&expected);
+        assert_eq!(as_before, name != "big.meta", "{name}");
+    }
+    let nothing = vec![0xA5; 20 * BLOCK_BYTES];
+    assert_eq!(repaired(&nothing, Given::default()).map(drop), Err(RepairError::NoRoots));
+}
+
 fn pool(data_blocks: u64) -> Pool {
     Pool {
         time: 5,
@@ -349,6 +425,23 @@ fn shared_pool(shapes: &[(u8, u16)]) -> BTreeMap<u64, BTreeMap<u64, u64>> {
     shapes.iter().enumerate().map(device).collect()
 }
 
+/// Whether all that is wrong follows from the trees, or is no part of them.
+fn dumped_counts(report: &Report) -> bool {
+    let harmless = |finding: &Finding| {
+        finding.severity() < Severity::Damaged
+            || matches!(
+                finding,
+                Finding::Count { .. }
+                    | Finding::Held(_)
+                    | Finding::MapSize { .. }
+                    | Finding::ReadOnly(_)
+                    | Finding::MappedBlocks { .. }
+            )
+            || finding.to_string().contains("metadata snapshot")
+    };
+    report.findings.iter().all(harmless)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -416,10 +509,17 @@ proptest! {
             });
         }
         let report = checked(&meta);
-        if let Some(superblock) = report.superblock {
+        if let Some(superblock) = &report.superblock {
             let mut silent = Writer::new(|_: &str| Ok::<(), Infallible>(()));
-            let dumped = dump(&mut MemoryBlocks::new(&meta), &superblock, false, &mut silent);
+            let dumped = dump(&mut MemoryBlocks::new(&meta), superblock, false, &mut silent);
             prop_assert!(dumped.is_ok() || report.severity == Severity::Damaged);
+        }
+        if let Ok((new, repaired)) = repaired(&meta, Given::default()) {
+            let after = checked(&new);
+            prop_assert!(after.findings.is_empty(), "{:?}", after.findings);
+            prop_assert_eq!(after.totals.mapped_blocks, repaired.mapped_blocks);
+            let lost = !repaired.findings.is_empty() || repaired.roots_searched;
+            prop_assert!(lost || report.severity < Severity::Damaged || dumped_counts(&report));
         }
     }
 }

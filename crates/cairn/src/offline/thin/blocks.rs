@@ -11,6 +11,7 @@ use cairn_format::thin::{BLOCK_BYTES, Block, MetadataBlock, block, blocks::Block
 use super::progress::Progress;
 use crate::failure::Outcome;
 use crate::offline::source::Source;
+use crate::signals::Event;
 
 /// Blocks in a piece: 1 MiB.
 const PIECE_BLOCKS: u64 = 256;
@@ -27,6 +28,8 @@ pub struct MetadataDevice<'a> {
     start: u64,
     count: u64,
     progress: Progress,
+    /// Says when somebody wants it all to stop.
+    stop: Option<&'a Receiver<Event>>,
 }
 
 /// Some blocks read, or not.
@@ -45,7 +48,13 @@ impl<'a> MetadataDevice<'a> {
     pub fn at(source: &'a Source, start_sector: u64, doing: &'static str) -> Outcome<Self> {
         let count = source.area_bytes(start_sector)? / BLOCK_BYTES as u64;
         let start = source.bytes - source.area_bytes(start_sector)?;
-        Ok(MetadataDevice { source, start, count, progress: Progress::new(doing) })
+        Ok(MetadataDevice { source, start, count, progress: Progress::new(doing), stop: None })
+    }
+
+    /// Stops reading when this says so.
+    pub fn stopped_by(mut self, stop: &'a Receiver<Event>) -> Self {
+        self.stop = Some(stop);
+        self
     }
 
     /// Says how many blocks there are to read, for the progress.
@@ -73,13 +82,17 @@ impl<'a> MetadataDevice<'a> {
         piece: &Piece,
         wanted: &[MetadataBlock],
         each: &mut dyn FnMut(MetadataBlock, Option<&Block>),
-    ) {
+    ) -> Outcome<()> {
+        if self.stop.is_some_and(|stop| stop.try_recv().is_ok()) {
+            return Err(ConfigError::new(ConfigKind::System, &self.source.name, "interrupted"));
+        }
         for at in wanted {
             let begin = (at.0 - piece.first) as usize * BLOCK_BYTES;
             let bytes = block::of(&piece.bytes[begin..begin + BLOCK_BYTES]).ok();
             each(*at, bytes.filter(|_| !piece.bad.contains(&at.0)));
         }
         self.progress.add(wanted.len() as u64);
+        Ok(())
     }
 }
 
@@ -100,7 +113,7 @@ impl Blocks for MetadataDevice<'_> {
             let mut bytes = Vec::new();
             for wanted in pieces(wanted) {
                 let piece = read_piece(source, start, wanted, bytes);
-                self.look(&piece, wanted, each);
+                self.look(&piece, wanted, each)?;
                 bytes = piece.bytes;
             }
             return Ok(());
@@ -113,7 +126,7 @@ impl Blocks for MetadataDevice<'_> {
             scope.spawn(move || read_ahead(source, start, wanted, &full, &empty));
             for wanted in pieces(wanted) {
                 let piece: Piece = ready.recv().expect("the reader sends every piece");
-                self.look(&piece, wanted, each);
+                self.look(&piece, wanted, each)?;
                 // Room for what is read next; a reader that is done needs none.
                 drop(give_back.try_send(piece.bytes));
             }

@@ -8,6 +8,7 @@ pub mod check;
 pub mod dump;
 mod output;
 mod progress;
+pub mod repair;
 pub mod restore;
 pub mod rmap;
 

@@ -115,6 +115,11 @@ impl<'a> Output<'a> {
         error
     }
 
+    /// What was written, to be looked at.
+    pub fn into_source(self) -> Source {
+        self.target
+    }
+
     fn write_row(&mut self) -> Outcome<()> {
         let (first, bytes) = &mut self.row;
         self.target.write_at(*first * BLOCK_BYTES as u64, bytes)?;

@@ -1,0 +1,136 @@
+//! `cairn repair` on a pool's metadata: new metadata in a file or on another device.
+//!
+//! The damaged metadata is only read: it may be tried again. In place nothing is repaired but the
+//! needs-check flag of metadata that the check finds sound otherwise, by one write of the superblock.
+
+use std::path::Path;
+
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_format::Severity;
+use cairn_format::thin::check::{Finding, Limits, Report, check};
+use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
+use cairn_format::thin::{DataBlockSize, MetadataBlock};
+use serde_json::json;
+
+use super::output::Output;
+use super::restore::built;
+use super::{MetadataDevice, check as checking, superblock, superblock_json};
+use crate::cli::RepairArgs;
+use crate::exit;
+use crate::failure::{Outcome, refused, wrong};
+use crate::offline::check::{findings_json, findings_text};
+use crate::offline::source::Source;
+use crate::remote;
+use crate::signals;
+
+/// Repairs the metadata.
+///
+/// # Errors
+/// Nothing can be saved, or something cannot be read or written.
+pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
+    match &args.output {
+        Some(path) => into_new(source, args, path),
+        None => clear_flag(source, args.place.start_sector),
+    }
+}
+
+fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
+    let (_, stop) = signals::watch()?;
+    let device = MetadataDevice::at(source, args.place.start_sector, "repair")?;
+    let mut device = device.stopped_by(&stop);
+    // For the progress alone.
+    drop(superblock(&mut device, false));
+    let plan = Plan::new(&mut device, given(source, args)?);
+    let plan = plan.map_err(|error| told(source, error))?;
+    let mut output = Output::open(path, args.yes, &stop)?;
+    let room = output.room(plan.pool().data_blocks);
+    let repaired = plan.build(&mut device, &mut output, room);
+    let repaired = repaired.map_err(|error| told(source, error));
+    let written =
+        repaired.and_then(|repaired| output.finish(&repaired.superblock).map(|()| repaired));
+    device.done();
+    match written {
+        Ok(repaired) => show(source, &repaired, &output.into_source(), args.json),
+        Err(error) => Err(output.give_up(error)),
+    }
+}
+
+fn given(source: &Source, args: &RepairArgs) -> Outcome<Given> {
+    let size = args.data_block_size.map(DataBlockSize::new).transpose();
+    Ok(Given {
+        data_block_size: size.map_err(|error| {
+            ConfigError::new(ConfigKind::Argument, &source.name, error.to_string())
+        })?,
+        data_blocks: args.data_blocks,
+        transaction_id: args.transaction_id,
+    })
+}
+
+fn told(source: &Source, error: RepairError<ConfigError>) -> ConfigError {
+    let damaged = |text: String| ConfigError::new(ConfigKind::Damaged, &source.name, text);
+    match error {
+        RepairError::Ended(error) => error,
+        RepairError::Refused(refusal) => built(&source.name, refusal.into()),
+        RepairError::NoSuperblock(bad) => damaged(format!(
+            "{bad}; what it knew must be given: --data-block-size and --data-blocks"
+        )),
+        RepairError::NoRoots => damaged("found no trees, expected a pool's metadata".to_owned()),
+    }
+}
+
+fn show(source: &Source, repaired: &Repaired, output: &Source, as_json: bool) -> Outcome<u8> {
+    let lines = repaired.findings.iter().map(|finding| (finding.severity(), finding.to_string()));
+    let (lines, left_out): (Vec<_>, _) = (lines.collect(), repaired.findings_left_out);
+    let lost = !lines.is_empty() || repaired.roots_searched;
+    let after = checking::verdict(output, 0, None)?;
+    if as_json {
+        remote::print_json(&json!({
+            "device": source.name,
+            "output": output.name,
+            "superblock": superblock_json(&repaired.superblock),
+            "devices": repaired.devices,
+            "mapped_blocks": repaired.mapped_blocks,
+            "roots_searched": repaired.roots_searched,
+            "lost": lost,
+            "findings": findings_json(&lines),
+            "findings_left_out": left_out,
+            "check": after.json(&output.name),
+        }))?;
+    } else {
+        let findings = findings_text(&source.name, &lines, left_out);
+        let searched = match repaired.roots_searched {
+            true => "; the roots were searched for, and may be older ones",
+            false => "",
+        };
+        let loss = if lost { "something was lost" } else { "nothing was lost" };
+        let (devices, mapped) = (repaired.devices, repaired.mapped_blocks);
+        let counts = format!("{devices} devices, {mapped} mappings kept: {loss}{searched}");
+        let verdict = after.text(&output.name);
+        remote::print(&format!("{findings}{}: {counts}\n{verdict}", source.name))?;
+    }
+    Ok(if lost { exit::DAMAGED } else { exit::OK })
+}
+
+/// Clears the needs-check flag, if a check finds nothing else.
+fn clear_flag(source: &Source, start_sector: u64) -> Outcome<u8> {
+    let mut device = MetadataDevice::at(source, start_sector, "check")?;
+    let mut superblock = superblock(&mut device, false)?;
+    let report: Report = check(&mut device, Limits::default())?;
+    device.done();
+    let other = report.findings.iter().find(|finding| **finding != Finding::NeedsCheck);
+    if let Some(finding) = other.filter(|finding| finding.severity() > Severity::Sound) {
+        let expected = "no finding but needs_check: use --output";
+        return Err(refused(ConfigKind::Damaged, &source.name, "metadata", finding, expected));
+    }
+    superblock
+        .refuse_writing()
+        .map_err(|error| wrong(&source.name, "superblock", error, "none"))?;
+    if superblock.needs_check() {
+        superblock.set_needs_check(false);
+        let start = source.bytes - source.area_bytes(start_sector)?;
+        source.write_at(start, &superblock.encode(MetadataBlock::SUPERBLOCK))?;
+        source.flush()?;
+    }
+    remote::print(&checking::verdict(source, start_sector, None)?.text(&source.name))?;
+    Ok(exit::OK)
+}

@@ -1,0 +1,324 @@
+//! New metadata out of damaged metadata: whatever the trees still tell, counted anew.
+//!
+//! The old metadata is only read. Promises that every mapping that can be reached is kept, that what
+//! cannot is told as findings, and that leaves stay shared that were. Reference counts, sizes of
+//! devices and the needs-check flag are derived again, never copied; a metadata snapshot is let go.
+//!
+//! Where the superblock or a root of it is lost, the roots are looked for among all blocks
+//! ([`roots`]). What the superblock alone knew must then be [given](Given).
+
+mod roots;
+
+use std::collections::BTreeMap;
+
+use super::blocks::{Bad, Blocks, read_one};
+use super::build::{BuildError, Builder, Refusal, Room, WriteBlocks};
+use super::check::{FINDINGS_MAX, Finding};
+use super::leaves::{LeafAt, each_leaf, entries};
+use super::stream::{Pool, Run};
+use super::walk::{Family, Fault, Tree};
+use super::{
+    DataBlockSize, DeviceDetails, DeviceId, Mapping, MetadataBlock, Node, Superblock, VERSION,
+    Value,
+};
+use roots::Roots;
+
+/// What the user knows of the pool, should the superblock be lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Given {
+    /// The unit of mapping.
+    pub data_block_size: Option<DataBlockSize>,
+    /// Data blocks of the pool.
+    pub data_blocks: Option<u64>,
+    /// The user's transaction id; else the largest of any device.
+    pub transaction_id: Option<u64>,
+}
+
+/// What became of a repair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repaired {
+    /// The superblock of the new metadata, to be written last.
+    pub superblock: Superblock,
+    /// Devices kept.
+    pub devices: u64,
+    /// Mappings kept.
+    pub mapped_blocks: u64,
+    /// Whether the roots are not those of the superblock.
+    pub roots_searched: bool,
+    /// What is lost, at most [`FINDINGS_MAX`].
+    pub findings: Vec<Finding>,
+    /// Findings beyond those.
+    pub findings_left_out: u64,
+}
+
+/// Why nothing can be repaired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RepairError<E> {
+    /// Reading or writing has to end.
+    Ended(E),
+    /// The new metadata cannot be built.
+    Refused(Refusal),
+    /// There is no superblock, and what it knew was not given.
+    NoSuperblock(Bad),
+    /// There are no trees.
+    NoRoots,
+}
+
+impl<E> From<E> for RepairError<E> {
+    fn from(error: E) -> RepairError<E> {
+        RepairError::Ended(error)
+    }
+}
+
+fn built<E>(error: BuildError<E>) -> RepairError<E> {
+    match error {
+        BuildError::Write(error) => RepairError::Ended(error),
+        BuildError::Refused(refusal) => RepairError::Refused(refusal),
+    }
+}
+
+/// What is found out before anything is written.
+#[derive(Debug)]
+pub struct Plan {
+    pool: Pool,
+    devices: BTreeMap<DeviceId, (DeviceDetails, MetadataBlock)>,
+    roots_searched: bool,
+    findings: Findings,
+}
+
+#[derive(Debug, Default)]
+struct Findings {
+    list: Vec<Finding>,
+    left_out: u64,
+}
+
+impl Findings {
+    fn tell(&mut self, finding: Finding) {
+        match self.list.len() < FINDINGS_MAX {
+            true => self.list.push(finding),
+            false => self.left_out += 1,
+        }
+    }
+}
+
+impl Plan {
+    /// Looks for what can be saved: the pool, its devices, their roots.
+    ///
+    /// # Errors
+    /// There is nothing, or reading has to end.
+    pub fn new<B: Blocks>(blocks: &mut B, given: Given) -> Result<Plan, RepairError<B::Error>> {
+        let at = MetadataBlock::SUPERBLOCK;
+        let superblock = read_one(blocks, at, |bytes| Superblock::decode(bytes, at))?;
+        let named = superblock.as_ref().ok().map(Roots::of);
+        let sound = match named {
+            Some(roots) => roots.are_nodes(blocks)?,
+            None => false,
+        };
+        let (roots, lost) = match named {
+            Some(roots) if sound => (roots, None),
+            named => {
+                let found = roots::search(blocks, named)?;
+                (found.roots.ok_or(RepairError::NoRoots)?, found.superblock)
+            }
+        };
+        let superblock_lost = superblock.is_err();
+        let mut plan = Plan {
+            pool: pool(superblock, lost, given)?,
+            devices: BTreeMap::new(),
+            roots_searched: !sound,
+            findings: Findings::default(),
+        };
+        plan.gather(blocks, roots)?;
+        if superblock_lost {
+            plan.find_time(blocks)?;
+        }
+        Ok(plan)
+    }
+
+    /// The pool to be.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Lists the devices. Details that are lost are made up so that everything looks shared: the
+    /// worst that comes of it is a copy too many.
+    fn gather<B: Blocks>(&mut self, blocks: &mut B, roots: Roots) -> Result<(), B::Error> {
+        let details = self.listed::<DeviceDetails, B>(blocks, Family::Details, roots.details)?;
+        let tops = self.listed::<MetadataBlock, B>(blocks, Family::TopLevel, roots.top)?;
+        for details in details.values() {
+            let newest = details.creation_time.max(details.snapshotted_time);
+            if self.roots_searched {
+                let transaction = self.pool.transaction_id.max(details.transaction_id);
+                self.pool.transaction_id = transaction;
+                self.pool.time = self.pool.time.max(newest);
+            }
+        }
+        let held = false;
+        for device in details.keys().filter(|device| !tops.contains_key(device)) {
+            let (device, missing) = (*device, Family::TopLevel);
+            self.findings.tell(Finding::HalfADevice { device, held, missing });
+        }
+        for (device, root) in tops {
+            let known = details.get(&device).copied();
+            if known.is_none() {
+                let missing = Family::Details;
+                self.findings.tell(Finding::HalfADevice { device, held, missing });
+            }
+            let made_up = DeviceDetails {
+                mapped_blocks: 0,
+                transaction_id: self.pool.transaction_id,
+                creation_time: self.pool.time,
+                snapshotted_time: self.pool.time,
+            };
+            self.devices.insert(device, (known.unwrap_or(made_up), root));
+        }
+        Ok(())
+    }
+
+    /// Takes the newest mapping's time for the pool's, if it is newer than every device's.
+    fn find_time<B: Blocks>(&mut self, blocks: &mut B) -> Result<(), B::Error> {
+        let newest = &mut self.pool.time;
+        for (_, root) in self.devices.values() {
+            each_leaf::<Mapping, B, B::Error>(blocks, *root, &mut |_, leaf| {
+                let times = leaf.iter().flat_map(|leaf| leaf.entries::<Mapping>());
+                *newest = times.fold(*newest, |newest, (_, mapping)| newest.max(mapping.time));
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn listed<V: Value, B: Blocks>(
+        &mut self,
+        blocks: &mut B,
+        family: Family,
+        root: MetadataBlock,
+    ) -> Result<BTreeMap<DeviceId, V>, B::Error> {
+        let findings = &mut self.findings;
+        let all = entries::<V, B>(blocks, root, &mut |at, fault| {
+            let place = at.place(Tree::of(family));
+            findings.tell(Finding::Tree { place, fault });
+        })?;
+        let mut listed = BTreeMap::new();
+        for (key, value) in all {
+            match DeviceId::new(key) {
+                Ok(device) => drop(listed.insert(device, value)),
+                Err(_) => self.findings.tell(Finding::BadDeviceId { family, key }),
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Builds the new metadata.
+    ///
+    /// # Errors
+    /// It does not fit, or reading or writing has to end.
+    pub fn build<B: Blocks, W: WriteBlocks<Error = B::Error>>(
+        mut self,
+        blocks: &mut B,
+        out: W,
+        room: Room,
+    ) -> Result<Repaired, RepairError<B::Error>> {
+        let pool = Pool { flags: 0, ..self.pool };
+        let mut builder = Builder::new(out, room, pool).map_err(RepairError::Refused)?;
+        let mut mapped_blocks = 0;
+        for (device, (details, root)) in &self.devices {
+            builder.begin_device(*device, *details).map_err(RepairError::Refused)?;
+            let tree = Tree { device: Some(*device), ..Tree::of(Family::Mappings) };
+            let mut saving = Saving { pool: &pool, tree, findings: &mut self.findings };
+            each_leaf::<Mapping, B, RepairError<B::Error>>(blocks, *root, &mut |at, leaf| {
+                mapped_blocks += saving.save(at, leaf, &mut builder).map_err(built)?;
+                Ok(())
+            })?;
+            builder.end_device().map_err(built)?;
+        }
+        Ok(Repaired {
+            superblock: builder.finish().map_err(built)?,
+            devices: self.devices.len() as u64,
+            mapped_blocks,
+            roots_searched: self.roots_searched,
+            findings: self.findings.list,
+            findings_left_out: self.findings.left_out,
+        })
+    }
+}
+
+/// The pool, from its superblock or without.
+fn pool<E>(
+    superblock: Result<Superblock, Bad>,
+    copy: Option<Superblock>,
+    given: Given,
+) -> Result<Pool, RepairError<E>> {
+    let bad = match superblock {
+        Ok(superblock) => {
+            let known = Pool::of(&superblock);
+            return Ok(Pool {
+                data_block_size: given.data_block_size.unwrap_or(known.data_block_size),
+                data_blocks: given.data_blocks.unwrap_or(known.data_blocks),
+                transaction_id: given.transaction_id.unwrap_or(known.transaction_id),
+                ..known
+            });
+        }
+        Err(bad) => bad,
+    };
+    let size = given.data_block_size.or(copy.as_ref().map(|copy| copy.data_block_size));
+    let (Some(data_block_size), Some(data_blocks)) = (size, given.data_blocks) else {
+        return Err(RepairError::NoSuperblock(bad));
+    };
+    let copied = |field: fn(&Superblock) -> u64| copy.as_ref().map_or(0, field);
+    Ok(Pool {
+        time: copy.as_ref().map_or(0, |copy| copy.time),
+        transaction_id: given.transaction_id.unwrap_or_else(|| copied(|copy| copy.transaction_id)),
+        flags: 0,
+        version: VERSION,
+        data_block_size,
+        data_blocks,
+    })
+}
+
+/// Saves the leaves of one device.
+struct Saving<'a> {
+    pool: &'a Pool,
+    tree: Tree,
+    findings: &'a mut Findings,
+}
+
+impl Saving<'_> {
+    /// Adds a leaf, or tells what is lost with it. Gives the number of mappings kept.
+    fn save<W: WriteBlocks>(
+        &mut self,
+        at: &LeafAt,
+        leaf: Result<&Node<'_>, Fault>,
+        builder: &mut Builder<W>,
+    ) -> Result<u64, BuildError<W::Error>> {
+        let leaf = match leaf {
+            Ok(leaf) => leaf,
+            Err(fault) => {
+                let place = at.place(self.tree);
+                self.findings.tell(Finding::Tree { place, fault });
+                return Ok(0);
+            }
+        };
+        let (blocks, time) = (self.pool.data_blocks, self.pool.time);
+        let sound = |mapping: &Mapping| mapping.block.0 < blocks && mapping.time <= time;
+        if leaf.entries::<Mapping>().all(|(_, mapping)| sound(&mapping)) {
+            builder.add_leaf(at.block, leaf)?;
+            return Ok(leaf.len() as u64);
+        }
+        let mut kept = 0;
+        for (key, mapping) in leaf.entries::<Mapping>() {
+            if !sound(&mapping) {
+                let place = LeafAt { first: key, last: key, ..*at }.place(self.tree);
+                self.findings.tell(Finding::Mapping { place, key, mapping, blocks, time });
+            }
+            if mapping.block.0 < blocks {
+                // A time that cannot be is taken for the oldest: that looks shared, if anything.
+                let time = if mapping.time <= time { mapping.time } else { 0 };
+                builder.add(Run { origin: key, data: mapping.block.0, len: 1, time })?;
+                kept += 1;
+            }
+        }
+        Ok(kept)
+    }
+}

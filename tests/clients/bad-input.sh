@@ -74,7 +74,7 @@ refused 1 'zz' "0 zz linear origin 0"
 refused 1 '16 8' "0 8 linear origin 0
 16 8 linear origin 16"
 refused 1 'self none' "0 8 linear @self 0"
-refused 1 '@self 0' "self=0 8 linear @self 0"
+refused 1 'loop @self other' "self=0 8 linear @self 0"
 refused 1 'sing' '0 8 zero' --message 'default 0 sing'
 refused 1 'origin another' "0 8192 writecache s origin origin 4096 0"
 truncate -s 2M short.origin

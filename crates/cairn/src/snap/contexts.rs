@@ -14,6 +14,8 @@ use crate::world::Names;
 
 const PREFIX: &str = "cairn:changed:";
 const CHANGED: u32 = 1;
+/// Most that is told at once: 64 MiB. Who asks for more asks again, and others have their turn.
+const SECTORS_MAX: u64 = 1 << 17;
 
 /// The contexts of one exported volume.
 pub struct SnapContexts {
@@ -42,6 +44,8 @@ impl Contexts for SnapContexts {
     fn describe(&self, name: &str, range: SectorRange) -> Result<Vec<ContextRun>, IoError> {
         let name = name.strip_prefix(PREFIX).ok_or(IoError::INVALID)?;
         let full = format!("{}@{name}", self.parent());
+        let count = SectorCount(range.count.0.min(SECTORS_MAX));
+        let range = SectorRange::new(range.start, count);
         let mut found = changed(&self.names, &full, range)?;
         if parent_of(&self.volume).is_some() && self.volume != full {
             found = union(found, changed(&self.names, &self.volume, range)?);

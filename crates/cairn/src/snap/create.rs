@@ -28,6 +28,10 @@ impl Verbs {
         if !(1..=100).contains(&percent) {
             return Err(wrong(snap.full(), "fill_percent", percent, "1 to 100"));
         }
+        if params.grow_bytes.is_some_and(|bytes| bytes == 0 || !bytes.is_multiple_of(512)) {
+            let found = params.grow_bytes.unwrap_or(0);
+            return Err(wrong(snap.full(), "grow_bytes", found, "whole sectors, above 0"));
+        }
         let (mut words, made) = self.make_store(&changes, &snap, &volume, params)?;
         words.fill_percent = percent;
         self.step(Step::StoreMade);
@@ -81,6 +85,7 @@ impl Verbs {
             chunk,
             bytes: params.size_bytes,
             origin_sectors: sectors,
+            grows: params.grow_bytes.is_some(),
         })?;
         let (chunk, fill_percent) = (chunk.sectors(), FILL_PERCENT);
         Ok((SnapWords { sectors, store: argument, chunk, fill_percent }, made))

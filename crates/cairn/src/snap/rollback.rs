@@ -135,11 +135,14 @@ impl Verbs {
         changes.record_all(records)?;
         self.step(Step::Recorded);
         if let Err(error) = self.start_merging(snap, &line, kept.is_some()) {
-            also(&snap.volume, self.call_off(changes, snap, before));
+            also(&snap.volume, self.call_off(changes, snap, before, kept.is_some()));
             return Err(error);
         }
         self.step(Step::Arranged);
-        let swapped = kept.map_or(Ok(()), |kept| self.swap(&full, &kept.line));
+        let swapped = match kept {
+            Some(kept) => self.swap(&full, &kept.line),
+            None => self.world.remove(&full),
+        };
         let swapped = swapped.and_then(|()| self.swap(&snap.volume, &top));
         self.step(Step::Resumed);
         swapped.map_err(|error| {
@@ -148,30 +151,30 @@ impl Verbs {
         })
     }
 
-    /// Has the merge run, with everything above it suspended. Failing, nothing is merged.
+    /// Has the merge run, with everything above it suspended. Failing, nothing is merged, and the
+    /// snapshot can go on.
     fn start_merging(&self, snap: &SnapName, line: &str, keep: bool) -> Outcome<()> {
-        self.hold(&snap.volume)?;
-        if keep {
-            self.hold(&snap.full())?;
-        } else {
-            self.take_down(&snap.full())?;
+        if !keep {
+            self.exports.remove_volume(&self.world, &snap.full())?;
         }
+        self.hold(&snap.volume)?;
+        self.hold(&snap.full())?;
         self.step(Step::Suspended);
         self.bring_up_volume(&merge_of(&snap.volume), line)
     }
 
     /// Undoes [`Verbs::start_merging`].
-    fn call_off(&self, changes: &mut Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
-        let full = snap.full();
-        if self.world.volume(&full).is_err() {
-            let table = before.iter().find(|record| record.name == full);
-            let table = table.and_then(|record| record.table.clone()).unwrap_or_default();
-            self.bring_up_volume(&full, &table)?;
-            self.exports.add_volume(&self.world, &full)?;
-        }
-        self.world.resume(&full)?;
+    fn call_off(
+        &self,
+        changes: &mut Changes,
+        snap: &SnapName,
+        before: Vec<Record>,
+        keep: bool,
+    ) -> Outcome<()> {
+        self.world.resume(&snap.full())?;
         changes.record_all(before)?;
-        self.world.resume(&snap.volume)
+        self.world.resume(&snap.volume)?;
+        if keep { Ok(()) } else { self.exports.add_volume(&self.world, &snap.full()) }
     }
 
     /// Makes another table live.

@@ -30,6 +30,8 @@ pub struct Wanted {
     pub bytes: Option<u64>,
     /// The origin's size.
     pub origin_sectors: u64,
+    /// It is to grow by itself.
+    pub grows: bool,
 }
 
 impl Wanted {
@@ -108,6 +110,9 @@ pub fn prepare(wanted: &Wanted) -> Outcome<bool> {
     if let Some(bytes) = wanted.bytes {
         let expected = "none: the device exists";
         return Err(wrong(&wanted.argument, "--size", bytes, expected));
+    }
+    if wanted.grows && !wanted.path.is_file() {
+        return Err(wrong(&wanted.argument, "--grow", "a block device", "a file, to grow"));
     }
     adopt(wanted).map(|()| false)
 }
@@ -220,7 +225,7 @@ mod tests {
     fn wanted(path: &Path, bytes: Option<u64>) -> Wanted {
         let (argument, path) = (path.display().to_string(), path.to_owned());
         let chunk = ChunkSize::new(8).unwrap();
-        Wanted { argument, path, chunk, bytes, origin_sectors: 8 * 1000 }
+        Wanted { argument, path, chunk, bytes, origin_sectors: 8 * 1000, grows: false }
     }
 
     #[test]

@@ -326,6 +326,32 @@ fn a_failed_verb_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn a_merge_that_cannot_begin_leaves_volume_and_snapshot_alive() {
+    for keep in [true, false] {
+        let (_all, work, _) = folders();
+        let bed = Bed::fresh(&work, LINEAR);
+        bed.create("v@mon").unwrap();
+        bed.write("v", 0, 100, 2);
+        let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
+        let store = work.join("v@mon.cow");
+        let header = |version: u8| {
+            let file = fs::OpenOptions::new().write(true).open(&store).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &[version], 8).unwrap();
+        };
+        header(9);
+        let line = bed.verbs.snap_merge("v@mon", keep, None).unwrap_err().to_string();
+        assert!(line.contains("header version: found 9"), "{line}");
+        header(1);
+        assert_eq!((bed.files(), fs::read(work.join("state")).unwrap()), (before, state));
+        bed.write("v", 100, 100, 3);
+        assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
+        bed.verbs.snap_merge("v@mon", keep, None).unwrap();
+        bed.end_merge();
+        assert_eq!(bed.bytes("v"), all_of(1));
+    }
+}
+
+#[test]
 fn a_volume_is_not_served_without_its_snapshots() {
     let (_all, work, _) = folders();
     let bed = Bed::fresh(&work, LINEAR);

@@ -9,6 +9,8 @@ use proptest::sample::Index;
 
 #[path = "../../../fuzz/format_bodies.rs"]
 mod format_bodies;
+#[path = "../../../fuzz/thin_bodies.rs"]
+mod thin_bodies;
 
 /// A change to make to a golden input.
 #[derive(Debug, Clone)]
@@ -100,11 +102,34 @@ proptest! {
     }
 
     #[test]
+    fn mutated_xml_breaks_no_reader(
+        seed in proptest::sample::select(seeds("thin_xml")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        thin_bodies::thin_xml(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
     fn mutated_volumes_break_no_probe(
         seed in proptest::sample::select(seeds("probe")),
         mutations in mutations(),
         cut in any::<Index>(),
     ) {
         format_bodies::probe_windows(&mutate(&seed, &mutations, cut));
+    }
+}
+
+proptest! {
+    // Each case reads a whole image many times.
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn mutated_thin_metadata_breaks_no_checker_and_no_repair(
+        seed in proptest::sample::select(seeds("thin_metadata")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        thin_bodies::thin_metadata(&mutate(&seed, &mutations, cut));
     }
 }

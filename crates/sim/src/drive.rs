@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use crate::faults::Faults;
 use crate::image::Image;
 use crate::mechanics::{InFlight, Mechanics};
+use crate::spindle::{Pending, Queue, Spindle};
 use crate::stamp;
 
 const SECTOR: usize = SECTOR_BYTES as usize;
@@ -85,13 +86,22 @@ pub struct DriveOptions {
     pub volatile_cache: bool,
     /// How long operations take.
     pub model: DriveModel,
+    /// Makes reads and writes wait for an arm, instead of the model's times; the model's time
+    /// of a flush stays.
+    pub spindle: Option<Spindle>,
 }
 
 impl DriveOptions {
     /// A fast drive with a volatile cache and blocks of 512 bytes.
     pub fn named(name: &str) -> DriveOptions {
         let model = DriveModel::FAST;
-        DriveOptions { name: name.to_owned(), logical_block: 512, volatile_cache: true, model }
+        DriveOptions {
+            name: name.to_owned(),
+            logical_block: 512,
+            volatile_cache: true,
+            model,
+            spindle: None,
+        }
     }
 }
 
@@ -145,6 +155,7 @@ struct State {
     running: BTreeMap<OpId, Running>,
     next_op: OpId,
     completed: u64,
+    queue: Queue,
 }
 
 /// The part of a drive that operations in flight keep alive.
@@ -167,6 +178,7 @@ impl SimDrive {
             running: BTreeMap::new(),
             next_op: 0,
             completed: 0,
+            queue: Queue::default(),
         };
         let state = Mutex::new(state);
         SimDrive(Arc::new(DriveShared { options, faults: Faults::default(), state }))
@@ -321,15 +333,34 @@ impl DriveShared {
         assert!(enough, "{name}: too little data: {request:?}");
     }
 
+    /// The arm of this drive, if an operation needs it.
+    fn arm(&self, op: Op) -> Option<&Spindle> {
+        self.options.spindle.as_ref().filter(|_| op.has_data())
+    }
+
+    /// Puts the arm to the next operation, if it is free.
+    fn move_arm(self: &Arc<Self>, mechanics: &Mechanics) {
+        let Some(spindle) = &self.options.spindle else { return };
+        let mut state = self.state.lock();
+        let sectors = state.visible.sectors();
+        if let Some((op, after)) = state.queue.next(spindle, sectors, mechanics.now()) {
+            mechanics.plan(after, mechanics.take_waiting(self, op));
+        }
+    }
+
     /// Does an operation whose time has come, and tells its request.
-    pub fn finish(&self, env: &Env, mechanics: &Mechanics, done: InFlight) {
+    pub fn finish(self: &Arc<Self>, env: &Env, mechanics: &Mechanics, done: InFlight) {
         let result = {
             let mut rng = mechanics.rng.borrow_mut();
             let mut state = self.state.lock();
             let running = state.running.remove(&done.op).expect("an operation ends once");
+            if self.arm(running.op).is_some() {
+                state.queue.release();
+            }
             self.act(&mut state, &mut rng, &done, &running);
             running.result
         };
+        self.move_arm(mechanics);
         mechanics.note(&[2, done.op, u64::from(result.is_ok())]);
         if let Some(write) = done.write {
             mechanics.write_done(write);
@@ -428,7 +459,10 @@ impl Disk for SimDrive {
             drive.check(request, &state);
             let mut rng = mechanics.rng.borrow_mut();
             let planted = drive.faults.decide(&mut rng, request.op, request.range);
-            let after = drive.options.model.time(request.op, request.range, &mut rng);
+            let after = match drive.arm(request.op) {
+                Some(_) => Duration::ZERO,
+                None => drive.options.model.time(request.op, request.range, &mut rng),
+            };
             let op = state.next_op;
             state.next_op += 1;
             let running = Running {
@@ -449,8 +483,15 @@ impl Disk for SimDrive {
         let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
         let write = is_write.then(|| mechanics.count_write());
         let segs = request.segs.slice(0, bytes);
-        let (drive, request) = (drive.clone(), request.id());
-        mechanics.plan(after, InFlight { drive, op, request, segs, write });
+        let in_flight = InFlight { drive: drive.clone(), op, request: request.id(), segs, write };
+        if drive.arm(request.op).is_some() {
+            let (range, since) = (request.range, mechanics.now());
+            drive.state.lock().queue.push(Pending { op, range, delay: after, since });
+            mechanics.wait(in_flight);
+            drive.move_arm(mechanics);
+        } else {
+            mechanics.plan(after, in_flight);
+        }
         Flow::Queued
     }
 }

@@ -48,6 +48,8 @@ pub(crate) struct Mechanics {
     now: Cell<Time>,
     pub rng: RefCell<fastrand::Rng>,
     in_flight: RefCell<BTreeMap<(Time, u64), InFlight>>,
+    /// What waits for the arm of its drive.
+    waiting: RefCell<Vec<InFlight>>,
     count: Cell<u64>,
     writes: Cell<u64>,
     cut: Cell<Option<Cut>>,
@@ -61,6 +63,7 @@ impl Mechanics {
             now: Cell::default(),
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
             in_flight: RefCell::default(),
+            waiting: RefCell::default(),
             count: Cell::default(),
             writes: Cell::default(),
             cut: Cell::default(),
@@ -84,6 +87,19 @@ impl Mechanics {
         self.count.set(count + 1);
         let tie = self.rng.borrow_mut().u64(..1 << 16) << 48 | count;
         self.in_flight.borrow_mut().insert((self.now() + after, tie), op);
+    }
+
+    /// Keeps an operation until its drive has come to it.
+    pub fn wait(&self, op: InFlight) {
+        self.waiting.borrow_mut().push(op);
+    }
+
+    /// Hands out an operation of a drive that was kept.
+    pub fn take_waiting(&self, drive: &Arc<DriveShared>, op: OpId) -> InFlight {
+        let mut waiting = self.waiting.borrow_mut();
+        let own = |kept: &InFlight| kept.op == op && Arc::ptr_eq(&kept.drive, drive);
+        let index = waiting.iter().position(own).expect("what waits for an arm is kept");
+        waiting.swap_remove(index)
     }
 
     pub fn next_end(&self) -> Option<Time> {
@@ -146,5 +162,6 @@ impl Mechanics {
     /// Forgets everything in flight; for the end of a world.
     pub fn clear(&self) {
         self.in_flight.borrow_mut().clear();
+        self.waiting.borrow_mut().clear();
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use event_listener::Event;
 
@@ -37,6 +38,15 @@ pub struct CopyJob {
     pub start: Sector,
     /// Flags of the write.
     pub flags: Flags,
+}
+
+/// How long the two sides of a copy took, in turns of the reactor.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CopyTimes {
+    /// Reading the sources.
+    pub read: Duration,
+    /// Writing the destination.
+    pub write: Duration,
 }
 
 /// Which side of a copy failed.
@@ -129,31 +139,34 @@ impl Copier {
     ///
     /// # Errors
     /// The first side that failed.
-    pub async fn copy(&self, env: &Env, job: &CopyJob) -> Result<(), CopyError> {
-        let piece_sectors = SectorCount::of_bytes(self.total_bytes).0.max(8);
-        let mut start = job.start;
+    pub async fn copy(&self, env: &Env, job: &CopyJob) -> Result<CopyTimes, CopyError> {
+        let most = SectorCount::of_bytes(self.total_bytes).0.max(8);
+        let (mut times, mut start) = (CopyTimes::default(), job.start);
+        let whole = job.from.iter().fold(SectorCount::ZERO, |sum, piece| sum + piece.range.count);
+        if whole.0 <= most {
+            self.copy_batch(env, &job.from, job, (start, whole), &mut times).await?;
+            return Ok(times);
+        }
         let mut batch: Vec<CopyPiece> = Vec::new();
         let mut batched = SectorCount::ZERO;
         for piece in &job.from {
             let mut rest = piece.range;
             while !rest.is_empty() {
-                let take = SectorCount(rest.count.0.min(piece_sectors - batched.0));
+                let take = SectorCount(rest.count.0.min(most - batched.0));
                 let range = SectorRange::new(rest.start, take);
                 batch.push(CopyPiece { disk: piece.disk.clone(), range });
                 batched += take;
                 rest = SectorRange::new(rest.start + take, rest.count - take);
-                if batched.0 == piece_sectors {
-                    self.copy_batch(env, &batch, job, start, batched).await?;
+                if batched.0 == most {
+                    self.copy_batch(env, &batch, job, (start, batched), &mut times).await?;
                     start += batched;
                     batched = SectorCount::ZERO;
                     batch.clear();
                 }
             }
         }
-        if batch.is_empty() {
-            return Ok(());
-        }
-        self.copy_batch(env, &batch, job, start, batched).await
+        self.copy_batch(env, &batch, job, (start, batched), &mut times).await?;
+        Ok(times)
     }
 
     async fn copy_batch(
@@ -161,14 +174,22 @@ impl Copier {
         env: &Env,
         batch: &[CopyPiece],
         job: &CopyJob,
-        start: Sector,
-        count: SectorCount,
+        (start, count): (Sector, SectorCount),
+        times: &mut CopyTimes,
     ) -> Result<(), CopyError> {
+        if count == SectorCount::ZERO {
+            return Ok(());
+        }
         let _grant = self.grant(count.to_bytes()).await;
         let segs = env.segs(count);
+        let began = env.now();
         read_pieces(env, batch, &segs).await.map_err(CopyError::Read)?;
+        let read = env.now();
         let write = Io::write(SectorRange::new(start, count), segs).with(job.flags);
-        env.io(&job.to, write).await.map_err(CopyError::Write)
+        env.io(&job.to, write).await.map_err(CopyError::Write)?;
+        times.read += read.since(began);
+        times.write += env.now().since(read);
+        Ok(())
     }
 }
 

@@ -29,7 +29,7 @@ mod units;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, Segs};
 pub use cells::{CellGuard, CellMode, Cells};
-pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece};
+pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;
 pub use device::{DeviceId, Events, MappedDevice};
 pub use disk::{Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};

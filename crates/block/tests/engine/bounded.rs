@@ -117,7 +117,7 @@ fn a_copy_says_which_side_failed_and_gives_its_budget_back() {
         let (copier, source): (_, Arc<dyn Disk>) = (copier.clone(), from.clone());
         let pieces = vec![CopyPiece { disk: source, range: range(0, 8) }];
         let job = CopyJob { from: pieces, to: to.clone(), start: Sector(0), flags: Flags::FUA };
-        world.block_on(0, |env| async move { copier.copy(&env, &job).await })
+        world.block_on(0, |env| async move { copier.copy(&env, &job).await.map(drop) })
     };
     let planted = IoError::injected(ErrorKind::Io);
     to.faults().add(Fault::error(OpSet::WRITES).shots(1));

@@ -131,7 +131,8 @@ struct Batch {
 impl WriteCache {
     pub(super) fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         self.count(env, Count::Flushes, 1);
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.pace.flush_asked(env.now());
         if state.broken {
             return Verdict::Failed(IoError::IO);
         }
@@ -165,11 +166,13 @@ impl WriteCache {
             }
             state.origin_writes
         };
+        let began = env.now();
         if let Err(error) = env.io(&self.origin, Io::flush()).await {
             self.origin_flush_failed(env, error);
             return Err(error);
         }
         let mut state = self.state.lock();
+        state.pace.origin_flushed(env.now().since(began));
         state.origin_flushed = state.origin_flushed.max(covered);
         Ok(())
     }
@@ -403,7 +406,10 @@ impl WriteCache {
     }
 
     pub(super) async fn flush_cache(&self, env: &Env) -> IoResult {
-        env.io(&self.cache, Io::flush()).await
+        let began = env.now();
+        let result = env.io(&self.cache, Io::flush()).await;
+        self.state.lock().pace.cache_flushed(env.now().since(began));
+        result
     }
 
     async fn write_superblock(&self, env: &Env, ledger: &mut Ledger, seq: Seq) -> IoResult {

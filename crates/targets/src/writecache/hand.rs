@@ -14,9 +14,9 @@ use std::time::Duration;
 use cairn_block::Time;
 
 use super::State;
-use super::index::{Life, Run};
+use super::index::{IN_WRITEBACK, Life, Run};
 
-/// How far from the hand a run to write back is looked for.
+/// How far from the hand a run to write back is looked for, in runs that are not on their way.
 const SCAN_MAX: usize = 1024;
 
 /// What the hand comes to next.
@@ -42,7 +42,8 @@ impl State {
     /// Moves the hand to the next run that may be written back.
     pub(super) fn move_hand(&mut self) -> Met {
         let (mut met, mut written) = (Met::Nothing, false);
-        for run in self.index.runs_from_hand().take(SCAN_MAX) {
+        let idle = self.index.runs_from_hand().filter(|run| !run.has(IN_WRITEBACK));
+        for run in idle.take(SCAN_MAX) {
             if self.index.life(&run) == Life::Uncommitted && !self.committing {
                 met = Met::Uncommitted;
                 break;

@@ -5,13 +5,15 @@
 //! are not cached.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use cairn_block::{
-    EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict,
+    EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Time, Verdict,
 };
 
 use super::commit::Waiter;
 use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
+use super::pace::Origin;
 use super::{Count, State, WriteCache};
 
 /// Write-zeroes up to this many bytes go through the write path; longer ones zero the origin.
@@ -35,13 +37,15 @@ enum Plan {
     },
     /// Every slot is taken and the block cannot go around the cache.
     WaitForSlot,
+    /// The block is about to be written back, as soon as the writes to its slot have ended (I10).
+    WaitForWriteback,
     /// A discard or write-zeroes of these blocks is under way.
     WaitForRemoval(usize),
     Fail,
 }
 
-/// What a watched request was; kept in its word, with the name of its flight, or with its first
-/// slot if it is a fill.
+/// What a watched request was; kept in its word, with when it was mapped, and with the name of
+/// its flight, or with its first slot if it is a fill.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Hit = 1,
@@ -52,12 +56,20 @@ enum Class {
     OverwriteThrough = 5,
 }
 
-fn word(class: Class, name: u32) -> u64 {
-    (class as u64) << 32 | u64::from(name)
+/// Bits of a word that hold the class, above those of the microsecond; it wraps after minutes.
+const CLASS_BITS: u32 = 3;
+const MICROS_BITS: u32 = 32 - CLASS_BITS;
+
+fn micros(at: Time) -> u32 {
+    (at.0 / 1000) as u32 & ((1 << MICROS_BITS) - 1)
+}
+
+fn word(class: Class, at: Time, name: u32) -> u64 {
+    u64::from((class as u32) << MICROS_BITS | micros(at)) << 32 | u64::from(name)
 }
 
 fn class_of(word: u64) -> (Class, u32) {
-    let class = match word >> 32 {
+    let class = match word >> (32 + MICROS_BITS) {
         1 => Class::Hit,
         2 => Class::Fill,
         3 => Class::Overwrite,
@@ -67,12 +79,24 @@ fn class_of(word: u64) -> (Class, u32) {
     (class, word as u32)
 }
 
+/// How long ago the request of a word was mapped.
+fn took(word: u64, now: Time) -> Duration {
+    let then = (word >> 32) as u32;
+    let micros = micros(now).wrapping_sub(then) & ((1 << MICROS_BITS) - 1);
+    Duration::from_micros(u64::from(micros))
+}
+
 /// True if a write may go into the slots in place (I10).
 fn takes_overwrite(marks: u8) -> bool {
     marks & (IN_WRITEBACK | LEAVING) == 0
 }
 
 impl State {
+    /// True if the origin takes what is not cached, although there may be room.
+    fn steps_aside(&self, now: Time) -> bool {
+        self.draining && self.pace.origin(now) == Origin::Quick
+    }
+
     fn plan_read(&self, block: u64, want: u64) -> Plan {
         match self.index.first_cached(block, want) {
             Some((first, slot)) if first == block => {
@@ -120,6 +144,17 @@ impl State {
         Ok(clear)
     }
 
+    /// Blocks up to those that are about to be written back; none if `block` is one of them.
+    fn clear_of_closed(&self, block: u64, want: u64) -> u64 {
+        let Some(run) = &self.closed else { return want };
+        let blocks = run.block..run.block + u64::from(run.len);
+        match blocks.start.checked_sub(block) {
+            Some(clear) => want.min(clear),
+            None if block < blocks.end => 0,
+            None => want,
+        }
+    }
+
     /// `caches` says whether a block that is not cached may enter.
     fn plan_write(&mut self, block: u64, want: u64, caches: bool) -> Plan {
         if self.broken {
@@ -129,6 +164,10 @@ impl State {
             Ok(clear) => clear,
             Err(removal) => return Plan::WaitForRemoval(removal),
         };
+        let want = self.clear_of_closed(block, want);
+        if want == 0 {
+            return Plan::WaitForWriteback;
+        }
         let cached = self.index.first_cached(block, want);
         let missing = cached.map_or(want, |(first, _)| first - block);
         if let Some((first, slot)) = cached
@@ -174,14 +213,17 @@ impl WriteCache {
         let plan = state.plan_read(block, want);
         let flight = match plan {
             Plan::Slots { slot, count } => state.index.begin_io(slot, count as u32, false),
-            _ => 0,
+            _ => {
+                state.pace.missed(env.now());
+                0
+            }
         };
         drop(state);
         match plan {
             Plan::Slots { slot, count } => {
                 self.count(env, Count::Reads, count);
                 self.count(env, Count::ReadHits, count);
-                request.watch(word(Class::Hit, flight));
+                request.watch(word(Class::Hit, env.now(), flight));
                 self.to_slots(request, slot, count)
             }
             Plan::Around { count } => {
@@ -196,12 +238,15 @@ impl WriteCache {
         let (block, want) = self.blocks_of(request.range);
         let mut state = self.state.lock();
         let meta = request.flags.contains(Flags::META);
+        let now = env.now();
         let caches = !state.cleaner && (meta || !self.config.metadata_only);
+        let caches = caches && !state.steps_aside(now);
         let plan = state.plan_write(block, want, caches);
         match plan {
             Plan::Slots { slot, count } => {
                 let committed = committed_in(&state, slot, count);
                 let flight = state.index.begin_io(slot, count as u32, true);
+                self.note_write(&mut state, request, count, now);
                 drop(state);
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WriteHitsCommitted, committed);
@@ -213,32 +258,37 @@ impl WriteCache {
                     request.flags.remove(Flags::FUA);
                     Class::Overwrite
                 };
-                request.watch(word(class, flight));
+                request.watch(word(class, now, flight));
                 self.write_slots(env, request, slot, count)
             }
             Plan::Fill { slot, count } => {
                 self.after_allocation(&mut state);
+                self.note_write(&mut state, request, count, now);
                 drop(state);
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WritesAllocated, count);
                 request.flags.remove(Flags::FUA);
-                request.watch(word(Class::Fill, slot));
+                request.watch(word(Class::Fill, now, slot));
                 self.write_slots(env, request, slot, count)
             }
             Plan::Around { count } => {
+                let bytes = self.note_write(&mut state, request, count, now);
+                state.pace.went_around(now, bytes);
                 drop(state);
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WritesAround, count);
-                request.watch(word(Class::Around, 0));
+                request.watch(word(Class::Around, now, 0));
                 self.to_origin(request, count)
             }
-            Plan::WaitForSlot => {
+            Plan::WaitForSlot | Plan::WaitForWriteback => {
                 let handing_back = state.handing_back;
                 if !handing_back {
                     state.slot_waiters.push(request.id());
                 }
                 drop(state);
-                self.count(env, Count::WritesBlocked, 1);
+                if matches!(plan, Plan::WaitForSlot) {
+                    self.count(env, Count::WritesBlocked, 1);
+                }
                 if handing_back {
                     env.hand_back(request.id());
                 }
@@ -250,6 +300,16 @@ impl WriteCache {
             }
             Plan::Fail => Verdict::Failed(IoError::IO),
         }
+    }
+
+    /// Notes a write for the pace; answers its bytes.
+    fn note_write(&self, state: &mut State, request: &Request, count: u64, now: Time) -> u64 {
+        let bytes = SectorCount(count * self.block_sectors).to_bytes();
+        state.pace.wrote(bytes);
+        if request.is_fua() {
+            state.pace.flush_asked(now);
+        }
+        bytes
     }
 
     /// Starts writeback when the allocation went past the high watermark.
@@ -301,6 +361,7 @@ impl WriteCache {
                 let mut state = self.state.lock();
                 state.origin_writes += 1;
                 state.last_around = env.now();
+                state.pace.origin_answered(took(request.word(), env.now()));
                 EndIo::Done(result)
             }
             Class::Fill if result.is_err() => {
@@ -324,6 +385,7 @@ impl WriteCache {
         let now = env.now();
         let freed = state.index.insert(slot, count, block, now);
         state.last_write = now;
+        state.pace.cache_answered(took(request.word(), now));
         if state.autocommit_at.is_none() {
             state.autocommit_at = Some(now + self.config.autocommit_time());
             self.changed.notify(usize::MAX);
@@ -350,6 +412,7 @@ impl WriteCache {
     ) -> EndIo {
         let mut state = self.state.lock();
         let (slots, freed) = state.index.end_io(flight);
+        state.pace.cache_answered(took(request.word(), env.now()));
         // Sent without FUA, the data is durable only after a flush that begins now, even if its
         // entry was committed meanwhile. A fill that completed meanwhile may cover these slots
         // without being committed.

@@ -14,7 +14,8 @@
 //!
 //! Rooms: `config` (the table line), `map` (verdicts and completions), `index` (what is cached
 //! and what is free, by runs), `commit` (making entries durable), `writeback` (bringing
-//! blocks home), `hand` (which, to make room), `removal` (discard and write-zeroes), `recover` (opening), `status`.
+//! blocks home), `hand` (which, to make room), `pace` (who gives way to whom), `removal` (discard
+//! and write-zeroes), `recover` (opening), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -31,7 +32,8 @@
 //!     and no older version shows under it: until then nothing of its block goes around the
 //!     cache, and nobody reads what was overwritten.
 //! I10. Writeback of a block starts only when no write to its slot is in flight; from then on
-//!     until it ends, writes to the block take a new slot.
+//!     until it ends, writes to the block take a new slot. A block that must go home although it
+//!     is overwritten all the time is closed: writes to it wait until its writeback has begun.
 //! I11. A slot with any I/O in flight is not reused, whoever freed it.
 //! I12. A commit works on a frozen set: entries whose data had completed when it began. What
 //!     completes later belongs to the next commit. Metadata is encoded from what is committed or
@@ -57,6 +59,7 @@ mod index;
 mod map;
 #[cfg(test)]
 mod model;
+mod pace;
 mod recover;
 mod removal;
 mod status;
@@ -82,6 +85,7 @@ mod canary {
     }
 }
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
@@ -98,8 +102,10 @@ pub use recover::WriteCacheType;
 use commit::{Ledger, Waiter};
 use config::Config;
 use health::OriginHealth;
-use index::Index;
+use index::{Index, Run};
+use pace::Pace;
 use removal::Removal;
+use writeback::{Job, Turn, Written};
 
 /// What the tasks and requests share, under one short lock.
 struct State {
@@ -120,9 +126,19 @@ struct State {
     origin_flush_failures: u64,
     /// When a write last went around the cache.
     last_around: Time,
-    /// Slots whose data is on the origin, not yet durable there: first slot, how many.
-    written: Vec<(u32, u32)>,
+    /// Slots whose data is on the origin, not yet durable there.
+    written: Written,
     finishing: bool,
+    /// What is to be copied next, by place on the origin, and the tasks that copy.
+    jobs: VecDeque<Job>,
+    lanes: u32,
+    /// From so many written blocks on their entries are freed.
+    free_from: u64,
+    /// What lanes copied within a turn of the loop.
+    turn: Turn,
+    /// What is written back as soon as no write to it is in flight; new ones wait for that.
+    closed: Option<Run>,
+    pace: Pace,
     /// Writeback goes on until the low watermark.
     draining: bool,
     /// Writeback goes on until the free slots lie in long runs again.
@@ -136,7 +152,7 @@ struct State {
     passed_over: bool,
     cleaner: bool,
     flush_on_suspend: bool,
-    /// Requests that need a slot and cannot go around.
+    /// Requests that need a slot and cannot go around, or wait for a writeback to begin.
     slot_waiters: Vec<RequestId>,
     /// Discards and write-zeroes under way.
     removals: Vec<Removal>,
@@ -165,8 +181,14 @@ impl State {
             origin_flushed: 0,
             origin_flush_failures: 0,
             last_around: Time(0),
-            written: Vec::new(),
+            written: Written::default(),
             finishing: false,
+            jobs: VecDeque::new(),
+            lanes: 0,
+            free_from: 0,
+            turn: Turn::default(),
+            closed: None,
+            pace: Pace::default(),
             draining: false,
             mending: false,
             last_write: Time(0),

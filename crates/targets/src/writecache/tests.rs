@@ -6,6 +6,7 @@ mod durability;
 mod errors;
 mod killed;
 mod opening;
+mod pace;
 mod properties;
 mod reload;
 mod removal;

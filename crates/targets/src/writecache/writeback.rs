@@ -5,9 +5,19 @@
 //! the origin ride along as one request of up to 256 blocks. It starts when free slots fall to
 //! the high watermark and goes on until the low one. Blocks older than max_age, everything under
 //! `cleaner`, and everything inserted before a `flush` message or a suspend that asks for it, go
-//! too, least recently inserted first. With
-//! `pause_writeback` ordinary writeback waits until nothing went around the cache for that
-//! long. Memory is bounded by the copier's budget.
+//! too, least recently inserted first. With `pause_writeback` ordinary writeback waits until
+//! nothing went around the cache for that long. How fast it goes beside requests from above is
+//! `pace`'s.
+//!
+//! The keeper collects a batch of victims, up to half of what may be in writeback, and sorts it
+//! by place on the origin. Lanes, each a task that copies one job after the other, work it off;
+//! meanwhile the keeper collects the next. Entries are freed many at once: for each batch, at a
+//! quarter of what may be in writeback, or at once if a request waits for a slot. Memory is
+//! bounded by the copier's budget.
+//!
+//! A block is passed over while a write to it is in flight (I10). If it must go home (it is not
+//! only its place that is wanted), it is closed meanwhile: new writes to it wait until its
+//! writeback has begun, which the end of the last write in flight brings about. One run at a time.
 //!
 //! # Order, and what a crash between the steps leaves
 //! 1. Copy slots to the origin. *Crash*: the entries count, reads come from the cache.
@@ -19,7 +29,9 @@
 //! If the origin fails, blocks stay dirty and committed; writeback tries again with back-off.
 //! A new write to a block that is being written back takes a new slot (I10).
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, IoResult, Time};
@@ -35,8 +47,11 @@ use super::{State, WriteCache};
 const JOB_BLOCKS_MAX: u64 = 256;
 /// Most bytes in one request to the origin.
 const JOB_BYTES_MAX: u64 = 1 << 20;
-/// How far from the oldest a block to write back is looked for.
+/// How many insertions are passed over, looking for blocks to write back; those that are being
+/// written back already do not count.
 const SCAN_MAX: usize = 1024;
+/// Most bytes that lanes copy within one turn of the loop, before others have theirs.
+const TURN_BYTES: u64 = 256 << 10;
 /// Memory for copies, unless `writeback_jobs` says otherwise.
 const COPY_BYTES: u64 = 16 << 20;
 /// Most memory for copies, whatever `writeback_jobs` says.
@@ -59,13 +74,52 @@ pub(super) struct Job {
     slots: Vec<Slots>,
 }
 
+impl Job {
+    fn blocks(&self) -> u32 {
+        self.slots.iter().map(|(_, len)| len).sum()
+    }
+}
+
+/// Slots whose data is on the origin, not yet durable there.
+#[derive(Default)]
+pub(super) struct Written {
+    slots: Vec<Slots>,
+    blocks: u64,
+}
+
+impl Written {
+    fn add(&mut self, job: Job) {
+        self.blocks += u64::from(job.blocks());
+        self.slots.extend(job.slots);
+    }
+
+    fn take(&mut self) -> Vec<Slots> {
+        std::mem::take(self).slots
+    }
+}
+
+/// A turn of the loop, and what lanes copied within it.
+#[derive(Default)]
+pub(super) struct Turn {
+    at: Time,
+    bytes: u64,
+}
+
 /// What the keeper does next.
 enum Action {
     Stop,
     Commit,
-    Write(Job),
+    Copy,
     Sleep(Time),
     Wait,
+}
+
+/// Victims, as they are found.
+struct Batch {
+    jobs: Vec<Job>,
+    blocks: u64,
+    /// How many blocks it may have.
+    most: u64,
 }
 
 impl State {
@@ -159,6 +213,45 @@ impl State {
             self.index.end_writeback(slot, len);
         }
     }
+
+    /// Gives up the jobs that no lane has taken.
+    fn give_up_jobs(&mut self) {
+        for job in std::mem::take(&mut self.jobs) {
+            self.give_up(&job.slots);
+        }
+    }
+
+    /// True if no lane has anything to copy.
+    fn has_copied_all(&self) -> bool {
+        self.jobs.is_empty() && self.lanes == 0
+    }
+
+    /// How many lanes there may be now.
+    fn lanes_max(&self, now: Time) -> u32 {
+        self.pace.lanes(now).min(self.jobs.len() as u32)
+    }
+
+    /// Notes why an insertion had nothing to write back, and closes it if that is writes in flight.
+    /// True if all of it is on its way.
+    fn pass_over(&mut self, inserted: &Inserted, batch: &mut Batch) -> bool {
+        let written = |run: &Run| self.index.is_written(run.slot, run.len);
+        self.passed_over |= self.index.left_of(inserted).any(|run| written(&run));
+        if self.closed.is_none() {
+            let stays = |run: &Run| written(run) && self.index.life(run) == Life::Committed;
+            let busy = self.index.left_of(inserted).find(stays);
+            let most = (batch.most - batch.blocks) as u32;
+            self.closed = busy.map(|run| Run { len: run.len.min(most), ..run });
+            batch.most -= self.closed.map_or(0, |run| u64::from(run.len));
+        }
+        self.index.left_of(inserted).all(|run| run.has(IN_WRITEBACK))
+    }
+
+    /// Takes a run, and its neighbours, into the batch.
+    fn take_job(&mut self, run: &Run, most: u64, batch: &mut Batch) {
+        let job = self.gather(run, most.clamp(1, JOB_BLOCKS_MAX) as u32);
+        batch.blocks += u64::from(job.blocks());
+        batch.jobs.push(job);
+    }
 }
 
 impl WriteCache {
@@ -184,15 +277,14 @@ impl WriteCache {
     pub(super) async fn keep(self: Arc<Self>, env: Env) {
         loop {
             let changed = self.changed.listen();
+            self.reopen(&env);
             match self.next_action(env.now()) {
                 Action::Stop => return,
                 Action::Commit => {
                     self.kick_commit(&env);
                     changed.await;
                 }
-                Action::Write(job) => {
-                    self.spawn(&env, |cache, env| async move { cache.write_back(&env, job).await });
-                }
+                Action::Copy => self.start_lanes(&env),
                 Action::Sleep(at) => sleep_or_change(&env, at, changed).await,
                 Action::Wait => changed.await,
             }
@@ -201,11 +293,9 @@ impl WriteCache {
 
     fn next_action(&self, now: Time) -> Action {
         let mut state = self.state.lock();
-        if state.stopping {
-            return Action::Stop;
-        }
-        if state.broken {
-            return Action::Wait;
+        if state.stopping || state.broken {
+            state.give_up_jobs();
+            return if state.stopping { Action::Stop } else { Action::Wait };
         }
         if state.autocommit_at.is_some_and(|at| at <= now) && !state.committing {
             return Action::Commit;
@@ -221,56 +311,61 @@ impl WriteCache {
     fn next_writeback(&self, state: &mut State, now: Time) -> Action {
         state.draining = (state.draining || self.is_past_high_watermark(state))
             && self.is_past_low_watermark(state);
-        if u64::from(state.index.in_writeback) >= self.blocks_in_writeback_max() {
+        let idle = if state.jobs.is_empty() { self.collect(state, now) } else { Action::Wait };
+        if state.lanes < state.lanes_max(now) { Action::Copy } else { idle }
+    }
+
+    /// Collects a batch; answers what to do if there is none.
+    fn collect(&self, state: &mut State, now: Time) -> Action {
+        let max = self.blocks_in_writeback_max();
+        let reserved = state.closed.map_or(0, |run| u64::from(run.len));
+        let room = max.saturating_sub(u64::from(state.index.in_writeback) + reserved);
+        if room == 0 {
             return Action::Wait;
         }
-        // What lies before the place of the last job was not eligible then.
+        // What waits long for its lane is out of reach for overwrites: few, if there is but one.
+        let most = if state.pace.lanes(now) == 1 { JOB_BLOCKS_MAX } else { max / 2 };
+        let most = room.min(most.max(1));
+        let mut batch = Batch { jobs: Vec::new(), blocks: 0, most };
+        // What lies before the place of the last victim was not eligible then.
         let from = state.index.scan();
-        let mut action = self.scan_from(state, now, from);
-        if !matches!(action, Action::Write(_)) && from != Place::default() {
-            action = self.scan_from(state, now, Place::default());
+        state.index.set_scan(Place::default());
+        let mut action = self.collect_from(state, now, (from, None), &mut batch);
+        if batch.jobs.is_empty() && from != Place::default() {
+            action = self.collect_from(state, now, (Place::default(), Some(from)), &mut batch);
         }
         state.judge_space();
-        if !(state.draining || state.mending) {
-            return action;
-        }
-        match action {
-            Action::Sleep(at) => match self.follow_hand(state, now) {
+        action = match action {
+            Action::Sleep(at) => match self.follow_hand(state, now, &mut batch) {
                 Action::Sleep(other) => Action::Sleep(at.min(other)),
                 Action::Wait => Action::Sleep(at),
                 action => action,
             },
-            Action::Wait => self.follow_hand(state, now),
+            Action::Wait => self.follow_hand(state, now, &mut batch),
             action => action,
-        }
+        };
+        batch.jobs.sort_unstable_by_key(|job| job.block);
+        state.free_from = batch.blocks.min(max / 4);
+        state.jobs = batch.jobs.into();
+        state.pace.spend(batch.blocks * u64::from(self.config.block_size.bytes()));
+        action
     }
 
-    /// Writeback that makes room.
-    fn follow_hand(&self, state: &mut State, now: Time) -> Action {
-        let mut until = self.delay(state, now, false);
-        if !state.draining {
-            if u64::from(state.index.in_writeback) >= JOB_BLOCKS_MAX {
-                return Action::Wait;
-            }
-            let idle = state.mends_from(self.config.pause_writeback());
-            until = until.max(Some(idle).filter(|&idle| idle > now));
-        }
-        if let Some(until) = until {
-            return Action::Sleep(until);
-        }
-        match state.move_hand() {
-            Met::Run(run) => Action::Write(self.job_of(state, &run)),
-            Met::Uncommitted => Action::Commit,
-            Met::Nothing => Action::Wait,
-        }
-    }
-
-    fn scan_from(&self, state: &mut State, now: Time, from: Place) -> Action {
+    /// Collects what was asked for or is old, of what was inserted at or after a place, and before
+    /// another.
+    fn collect_from(
+        &self,
+        state: &mut State,
+        now: Time,
+        (mut at, end): (Place, Option<Place>),
+        batch: &mut Batch,
+    ) -> Action {
         let max_age = self.config.max_age();
-        let mut at = from;
-        state.index.set_scan(Place::default());
-        for _ in 0..SCAN_MAX {
-            let Some(inserted) = state.index.inserted_from(at) else { return Action::Wait };
+        let mut passed_over = 0;
+        while batch.blocks < batch.most && passed_over < SCAN_MAX {
+            let inserted = state.index.inserted_from(at);
+            let inserted = inserted.filter(|found| end.is_none_or(|end| Order::place(found) < end));
+            let Some(inserted) = inserted else { return Action::Wait };
             let Some(urgent) = state.reason(&inserted, now, max_age) else {
                 return max_age.map_or(Action::Wait, |age| Action::Sleep(inserted.born + age));
             };
@@ -287,12 +382,10 @@ impl WriteCache {
                 Some(None) => return Action::Commit,
                 Some(Some(run)) => {
                     state.index.set_scan(Order::place(&inserted));
-                    return Action::Write(self.job_of(state, &run));
+                    state.take_job(&run, self.job_blocks_max(batch), batch);
                 }
                 None => {
-                    let mut left = state.index.left_of(&inserted);
-                    let written = left.any(|run| state.index.is_written(run.slot, run.len));
-                    state.passed_over |= written;
+                    passed_over += usize::from(!state.pass_over(&inserted, batch));
                     at = Order::after(&inserted);
                 }
             }
@@ -300,11 +393,77 @@ impl WriteCache {
         Action::Wait
     }
 
-    fn job_of(&self, state: &mut State, run: &Run) -> Job {
-        let left = self.blocks_in_writeback_max() - u64::from(state.index.in_writeback);
+    /// Collects what makes room.
+    fn follow_hand(&self, state: &mut State, now: Time, batch: &mut Batch) -> Action {
         let bytes = u64::from(self.config.block_size.bytes());
-        let most = left.min(JOB_BYTES_MAX / bytes).clamp(1, JOB_BLOCKS_MAX);
-        state.gather(run, most as u32)
+        while batch.blocks < batch.most {
+            // The batch so far may be enough for the low watermark.
+            state.draining &= self.is_past_low_watermark(state);
+            if let Some(wait) = self.hand_waits(state, now) {
+                return wait;
+            }
+            let spent = batch.blocks * bytes;
+            let allowance = match state.pace.allowance(now) {
+                Ok(allowance) if spent == 0 || spent < allowance => allowance,
+                Ok(_) => return Action::Sleep(now),
+                Err(until) => return Action::Sleep(until),
+            };
+            match state.move_hand() {
+                Met::Run(run) => {
+                    let most = self.job_blocks_max(batch).min((allowance - spent) / bytes);
+                    state.take_job(&run, most, batch);
+                }
+                Met::Uncommitted => return Action::Commit,
+                Met::Nothing => return Action::Wait,
+            }
+        }
+        Action::Wait
+    }
+
+    /// What the hand waits for, if it does not move now.
+    fn hand_waits(&self, state: &State, now: Time) -> Option<Action> {
+        let mut until = self.delay(state, now, false);
+        if !state.draining {
+            if !state.mending || u64::from(state.index.in_writeback) >= JOB_BLOCKS_MAX {
+                return Some(Action::Wait);
+            }
+            let idle = state.mends_from(self.config.pause_writeback());
+            until = until.max(Some(idle).filter(|&idle| idle > now));
+        }
+        until.map(Action::Sleep)
+    }
+
+    /// How many blocks the next job of a batch may have.
+    fn job_blocks_max(&self, batch: &Batch) -> u64 {
+        let bytes = u64::from(self.config.block_size.bytes());
+        (batch.most - batch.blocks).min(JOB_BYTES_MAX / bytes)
+    }
+
+    /// Begins the writeback of what was closed if no write to it is in flight any more, and lets
+    /// the writes go on that wait for that.
+    fn reopen(&self, env: &Env) {
+        let waiting = {
+            let mut state = self.state.lock();
+            let Some(run) = state.closed else { return };
+            let left = state.index.runs_of(run.slot, run.len).find(|left| left.block == run.block);
+            let left = left.map(|left| Run { len: left.len.min(run.len), ..left });
+            if let Some(left) = left {
+                if state.index.is_written(left.slot, left.len) {
+                    return;
+                }
+                if !state.broken
+                    && !state.stopping
+                    && let Some(part) = state.eligible_part(&left)
+                {
+                    state.index.begin_writeback(part.slot, part.len);
+                    let slots = vec![(part.slot, part.len)];
+                    state.jobs.push_front(Job { block: part.block, slots });
+                }
+            }
+            state.closed = None;
+            state.take_slot_waiters()
+        };
+        self.remap_all(env, waiting);
     }
 
     /// Until when writeback must wait: for an origin that failed, or for one that is busy with
@@ -316,19 +475,75 @@ impl WriteCache {
         (until > now).then_some(until)
     }
 
+    fn start_lanes(&self, env: &Env) {
+        loop {
+            {
+                let mut state = self.state.lock();
+                if state.lanes >= state.lanes_max(env.now()) {
+                    return;
+                }
+                state.lanes += 1;
+            }
+            self.spawn(env, |cache, env| async move {
+                while let Some(job) = cache.next_job(&env).await {
+                    cache.write_back(&env, job).await;
+                }
+                cache.kick_finisher(&env);
+            });
+        }
+    }
+
+    /// The next job for a lane; none if the lane is to end.
+    async fn next_job(&self, env: &Env) -> Option<Job> {
+        loop {
+            if let Some(taken) = self.take_job(env.now()) {
+                return taken;
+            }
+            yield_once().await;
+        }
+    }
+
+    /// `None` if this turn of the loop has seen enough copying, `Some(None)` if the lane ends.
+    fn take_job(&self, now: Time) -> Option<Option<Job>> {
+        let mut state = self.state.lock();
+        if state.stopping || state.broken {
+            state.give_up_jobs();
+        }
+        if state.jobs.is_empty() || state.lanes > state.pace.lanes(now) {
+            state.lanes -= 1;
+            return Some(None);
+        }
+        if state.turn.at != now {
+            state.turn = Turn { at: now, bytes: 0 };
+        }
+        if state.turn.bytes >= TURN_BYTES {
+            return None;
+        }
+        let job = state.jobs.pop_front()?;
+        let bytes = u64::from(self.config.block_size.bytes());
+        state.turn.bytes += u64::from(job.blocks()) * bytes;
+        if state.jobs.is_empty() || state.lanes < state.lanes_max(now) {
+            // Time to collect the next batch, or room for another lane.
+            self.changed.notify(usize::MAX);
+        }
+        Some(Some(job))
+    }
+
     /// Step 1 for one job; step 2 and on in the finisher.
     async fn write_back(&self, env: &Env, job: Job) {
         let copy = self.copy_job(&job);
         let failures = self.state.lock().origin_flush_failures;
         let copied = self.copier.copy(env, &copy).await;
         match copied {
-            Ok(()) if self.origin_lost_since(failures) => {
+            Ok(_) if self.origin_lost_since(failures) => {
                 self.origin_failed(env, &job.slots, IoError::IO);
             }
-            Ok(()) => {
+            Ok(times) => {
                 let mut state = self.state.lock();
+                state.pace.cache_answered(times.read);
+                state.pace.origin_answered(times.write);
                 state.origin_writes += u64::from(!self.config.writeback_with_fua());
-                state.written.extend(&job.slots);
+                state.written.add(job);
             }
             Err(CopyError::Write(error)) => self.origin_failed(env, &job.slots, error),
             Err(CopyError::Read(error)) => {
@@ -352,11 +567,7 @@ impl WriteCache {
         let written = {
             let mut state = self.state.lock();
             state.origin_flush_failures += 1;
-            if self.config.writeback_with_fua() {
-                Vec::new()
-            } else {
-                std::mem::take(&mut state.written)
-            }
+            if self.config.writeback_with_fua() { Vec::new() } else { state.written.take() }
         };
         if !written.is_empty() {
             self.origin_failed(env, &written, error);
@@ -381,6 +592,7 @@ impl WriteCache {
         let waiting = {
             let mut state = self.state.lock();
             state.give_up(slots);
+            state.give_up_jobs();
             let first = slots.first().and_then(|&(slot, _)| state.index.at(slot));
             let suspect = first.map(|run| run.block);
             state.origin.fail(env.now(), suspect);
@@ -394,11 +606,19 @@ impl WriteCache {
         self.changed.notify(usize::MAX);
     }
 
-    /// Starts freeing what has been written, unless somebody does already.
+    /// True if what was written is to be freed now.
+    fn is_free_due(&self, state: &State) -> bool {
+        let enough = state.written.blocks >= state.free_from;
+        let wanted = enough || state.has_copied_all() || !state.slot_waiters.is_empty();
+        state.written.blocks > 0 && wanted
+    }
+
+    /// Starts freeing what has been written, if it is time to, unless somebody does already.
     fn kick_finisher(&self, env: &Env) {
         {
             let mut state = self.state.lock();
-            if state.finishing {
+            let superseded = || state.has_copied_all() && !state.index.superseded().is_empty();
+            if state.finishing || !(self.is_free_due(&state) || superseded()) {
                 return;
             }
             state.finishing = true;
@@ -410,14 +630,18 @@ impl WriteCache {
         loop {
             let (written, failures) = {
                 let mut state = self.state.lock();
-                let idle = state.written.is_empty() && state.index.superseded().is_empty();
+                let due = self.is_free_due(&state);
+                let idle = !due && state.index.superseded().is_empty();
                 if idle || state.broken {
-                    let written = std::mem::take(&mut state.written);
-                    state.give_up(&written);
+                    if state.broken {
+                        let written = state.written.take();
+                        state.give_up(&written);
+                    }
                     state.finishing = false;
                     break;
                 }
-                (std::mem::take(&mut state.written), state.origin_flush_failures)
+                let written = if due { state.written.take() } else { Vec::new() };
+                (written, state.origin_flush_failures)
             };
             // Superseded versions alone need nothing of the origin.
             let on_origin = if written.is_empty() || canary::planted(Bug::FreeBeforeOriginFlush) {
@@ -486,4 +710,17 @@ async fn sleep_or_change(env: &Env, at: Time, changed: EventListener) {
     match future::select(std::pin::pin!(env.sleep_until(at)), changed).await {
         Either::Left(((), _)) | Either::Right(((), _)) => (),
     }
+}
+
+/// Lets the other tasks of this reactor have their turn.
+async fn yield_once() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }

@@ -1,0 +1,309 @@
+//! How fast the two devices answer, and who gives way to whom.
+//!
+//! # Policy
+//! Writeback has started (free slots fell to the high watermark), and a write comes that is not
+//! cached. Who takes it?
+//! - *The origin is about as fast as the cache device* ([`Origin::Quick`]): the cache steps
+//!   aside. The write goes to the origin, where it costs what it would cost without a cache; to
+//!   take it in would cost that twice more, for a copy to read and one to write.
+//! - *The origin is slow, or not known yet*: the cache takes the write in while there are free
+//!   slots, and writeback goes on as fast as the origin allows. Without a free slot the write goes
+//!   around, as in the kernel.
+//!
+//! Beside writes, writeback gives way: it copies one byte for [`SHARE_QUICK`] that are written
+//! from above if the origin is quick, and one for [`SHARE`] that go around the cache if it is not,
+//! a megabyte ([`CHUNK`]) at a time. When no such write has come for a while, it copies as fast as it
+//! can. So the cache empties by and by, or soon after the load ends. What must not wait
+//! (`cleaner`, the message `flush`, a suspend that writes back, blocks older than max_age) is not
+//! held to the share.
+//!
+//! The origin serves requests from above first: while a read missed or a write went around
+//! within [`BUSY`], one copy is in flight at a time, else up to [`LANES_MAX`]. So such a request
+//! waits for at most one request of writeback (of a megabyte at most) that came before it.
+//!
+//! # Knowing
+//! For either device, a moving mean of how long its answers took: writes from above, and the two
+//! sides of each copy, which move the same bytes; flushes apart. The origin is slow if its mean is
+//! more than [`SLOW_TIMES`] that of the cache device, and by more than [`SLOW_BY`]; that of flushes
+//! counts while flushes come from above ([`FLUSHING`]). All times are those of the reactors'
+//! turns: what a device does within a turn took no time.
+//!
+//! # Worst case
+//! Writes never cease. A quick origin: the cache drains at the pace of the writes divided by
+//! [`SHARE_QUICK`], and what it holds is of use for overwrites and reads of it only. A slow origin and
+//! writes all over it: once the cache is full they go at the pace of the bare origin, plus the
+//! overwrites that the cache takes, less the share; that a sorted drain of all of it might have
+//! been faster is given away.
+
+use std::time::Duration;
+
+use cairn_block::Time;
+
+/// From so many answers on their mean tells something.
+const TELLING: u32 = 16;
+/// The same for flushes, which are rare.
+const FLUSHES_TELLING: u32 = 2;
+/// The weight of one answer in the mean, as a shift.
+const WEIGHT: u32 = 4;
+/// A slow origin takes so many times as long as the cache device ...
+const SLOW_TIMES: u64 = 4;
+/// ... and so much longer.
+const SLOW_BY: Duration = Duration::from_micros(50);
+/// Bytes that are written to either device for each byte that writeback copies, beside a quick
+/// origin ...
+const SHARE_QUICK: u64 = 256;
+/// ... and bytes that are written around the cache, beside another.
+const SHARE: u64 = 16;
+/// Writeback begins beside writes when it may copy so many bytes; it saves up no more.
+const CHUNK: u64 = 1 << 20;
+/// When writeback has seen no new write for so long, nobody writes to a quick origin.
+const QUIET: Duration = Duration::from_millis(5);
+/// How often writeback looks whether it may copy something beside the writes.
+const LOOK: Duration = Duration::from_millis(1);
+/// So long after a request from above the origin is busy.
+const BUSY: Duration = Duration::from_millis(50);
+/// So long after a flush from above, flushes matter.
+const FLUSHING: Duration = Duration::from_secs(1);
+/// Most copies in flight.
+const LANES_MAX: u32 = 32;
+
+/// What the origin is like, beside the cache device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Unknown,
+    Quick,
+    Slow,
+}
+
+/// How long a device took to answer.
+#[derive(Clone, Copy, Default)]
+struct Answers {
+    mean_ns: u64,
+    count: u32,
+}
+
+impl Answers {
+    fn add(&mut self, took: Duration) {
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX >> WEIGHT);
+        self.count = self.count.saturating_add(1);
+        // The first ones count alike: one of them does not stand for many.
+        let shift = WEIGHT.min(self.count.ilog2());
+        self.mean_ns = self.mean_ns - (self.mean_ns >> shift) + (took >> shift);
+    }
+
+    /// True if these are slow beside those of the cache device.
+    fn are_slow(&self, cache: &Answers) -> bool {
+        let times = cache.mean_ns.saturating_mul(SLOW_TIMES);
+        self.mean_ns > times.max(cache.mean_ns + SLOW_BY.as_nanos() as u64)
+    }
+}
+
+/// True if something happened less than `within` ago.
+fn lately(at: Option<Time>, now: Time, within: Duration) -> bool {
+    at.is_some_and(|at| now.since(at) < within)
+}
+
+/// What is known of both devices, and of the load.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Pace {
+    cache: Answers,
+    origin: Answers,
+    cache_flushes: Answers,
+    origin_flushes: Answers,
+    /// When a request from above was last sent to the origin, a write around, a flush.
+    last_at_origin: Option<Time>,
+    last_around: Option<Time>,
+    last_flush: Option<Time>,
+    /// Writes so far, and how many there were when writeback first saw that many.
+    writes: u64,
+    seen: (u64, Time),
+    /// Bytes that writeback may copy beside writes to a quick origin, and beside writes around.
+    credit_quick: u64,
+    credit: u64,
+}
+
+impl Pace {
+    /// The cache device answered.
+    pub fn cache_answered(&mut self, took: Duration) {
+        self.cache.add(took);
+    }
+
+    /// The origin answered.
+    pub fn origin_answered(&mut self, took: Duration) {
+        self.origin.add(took);
+    }
+
+    /// The cache device was flushed.
+    pub fn cache_flushed(&mut self, took: Duration) {
+        self.cache_flushes.add(took);
+    }
+
+    /// The origin was flushed.
+    pub fn origin_flushed(&mut self, took: Duration) {
+        self.origin_flushes.add(took);
+    }
+
+    /// A flush came from above, or a write that is one.
+    pub fn flush_asked(&mut self, now: Time) {
+        self.last_flush = Some(now);
+    }
+
+    /// A write came from above.
+    pub fn wrote(&mut self, bytes: u64) {
+        self.writes += 1;
+        self.credit_quick = (self.credit_quick + bytes / SHARE_QUICK).min(CHUNK);
+    }
+
+    /// It goes around the cache.
+    pub fn went_around(&mut self, now: Time, bytes: u64) {
+        (self.last_at_origin, self.last_around) = (Some(now), Some(now));
+        self.credit = (self.credit + bytes / SHARE).min(CHUNK);
+    }
+
+    /// A read goes to the origin.
+    pub fn missed(&mut self, now: Time) {
+        self.last_at_origin = Some(now);
+    }
+
+    /// Writeback copies so much.
+    pub fn spend(&mut self, bytes: u64) {
+        self.credit_quick = self.credit_quick.saturating_sub(bytes);
+        self.credit = self.credit.saturating_sub(bytes);
+    }
+
+    pub fn origin(&self, now: Time) -> Origin {
+        if self.cache.count < TELLING || self.origin.count < TELLING {
+            return Origin::Unknown;
+        }
+        let flushes = &self.origin_flushes;
+        let flushing = lately(self.last_flush, now, FLUSHING) && flushes.count >= FLUSHES_TELLING;
+        if self.origin.are_slow(&self.cache) || flushing && flushes.are_slow(&self.cache_flushes) {
+            return Origin::Slow;
+        }
+        Origin::Quick
+    }
+
+    /// How many bytes writeback may copy now, or when it is to ask again.
+    pub fn allowance(&mut self, now: Time) -> Result<u64, Time> {
+        let quick = self.origin(now) == Origin::Quick;
+        let busy = if quick { self.is_written(now) } else { lately(self.last_around, now, BUSY) };
+        let credit = if quick { self.credit_quick } else { self.credit };
+        match credit {
+            _ if !busy => Ok(u64::MAX),
+            CHUNK.. => Ok(credit),
+            _ => Err(now + LOOK),
+        }
+    }
+
+    /// True if writes keep coming. That the clock has moved on tells little: perhaps this thread
+    /// was not running.
+    fn is_written(&mut self, now: Time) -> bool {
+        if self.seen.0 != self.writes {
+            self.seen = (self.writes, now);
+        }
+        self.writes > 0 && now.since(self.seen.1) < QUIET
+    }
+
+    /// How many copies may be in flight.
+    pub fn lanes(&self, now: Time) -> u32 {
+        if lately(self.last_at_origin, now, BUSY) { 1 } else { LANES_MAX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        Answers, BUSY, CHUNK, Duration, FLUSHES_TELLING, FLUSHING, LANES_MAX, LOOK, Origin, Pace,
+        QUIET, SHARE, SHARE_QUICK, TELLING, Time,
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+    const NOW: Time = Time(1_000_000_000);
+
+    fn pace(cache: Duration, origin: Duration) -> Pace {
+        let mut pace = Pace::default();
+        for _ in 0..TELLING {
+            pace.cache_answered(cache);
+            pace.origin_answered(origin);
+        }
+        pace
+    }
+
+    #[test]
+    fn the_mean_follows_and_one_answer_does_not_stand_for_many() {
+        let mut answers = Answers::default();
+        (0..8).for_each(|_| answers.add(MS));
+        let near = |mean: u64, of: u64| mean.abs_diff(of) * 20 < of;
+        assert!(near(answers.mean_ns, 1_000_000), "{}", answers.mean_ns);
+        answers.add(MS * 100);
+        assert!(answers.mean_ns < 15_000_000, "{}", answers.mean_ns);
+        (0..200).for_each(|_| answers.add(MS));
+        assert!(near(answers.mean_ns, 1_000_000), "{}", answers.mean_ns);
+    }
+
+    #[test]
+    fn a_few_answers_tell_nothing() {
+        let mut pace = pace(MS, MS * 10);
+        assert_eq!(pace.origin(NOW), Origin::Slow);
+        pace.origin.count -= 1;
+        assert_eq!(pace.origin(NOW), Origin::Unknown);
+    }
+
+    #[test]
+    fn an_origin_is_slow_by_a_factor_and_by_a_time() {
+        let us = Duration::from_micros;
+        assert_eq!(pace(Duration::ZERO, Duration::ZERO).origin(NOW), Origin::Quick);
+        assert_eq!(pace(us(1), us(40)).origin(NOW), Origin::Quick, "by a factor only");
+        assert_eq!(pace(us(100), us(300)).origin(NOW), Origin::Quick, "by a time only");
+        assert_eq!(pace(us(100), us(500)).origin(NOW), Origin::Slow);
+    }
+
+    #[test]
+    fn slow_flushes_matter_while_somebody_flushes() {
+        let mut pace = pace(MS, MS);
+        for _ in 0..FLUSHES_TELLING {
+            pace.cache_flushed(MS);
+            pace.origin_flushed(MS * 20);
+        }
+        assert_eq!(pace.origin(NOW), Origin::Quick);
+        pace.flush_asked(NOW);
+        assert_eq!(pace.origin(NOW), Origin::Slow);
+        assert_eq!(pace.origin(NOW + FLUSHING), Origin::Quick);
+    }
+
+    #[test]
+    fn beside_a_quick_origin_writeback_gets_its_share_until_the_writes_end() {
+        let mut pace = pace(MS, MS);
+        assert_eq!(pace.allowance(NOW), Ok(u64::MAX));
+        pace.wrote(SHARE_QUICK * (CHUNK - 1));
+        assert_eq!(pace.allowance(NOW), Err(NOW + LOOK));
+        pace.wrote(SHARE_QUICK * CHUNK);
+        assert_eq!(pace.allowance(NOW), Ok(CHUNK), "no more is saved up");
+        pace.spend(4096);
+        pace.wrote(0);
+        assert_eq!(pace.allowance(NOW + QUIET * 9), Err(NOW + QUIET * 9 + LOOK), "new to it");
+        assert_eq!(pace.allowance(NOW + QUIET * 10), Ok(u64::MAX));
+    }
+
+    #[test]
+    fn beside_a_slow_origin_only_writes_around_count() {
+        let mut pace = pace(MS, MS * 10);
+        pace.wrote(512);
+        assert_eq!(pace.allowance(NOW), Ok(u64::MAX), "it drains while the cache takes writes");
+        pace.went_around(NOW, SHARE * (CHUNK - 1));
+        assert_eq!(pace.allowance(NOW), Err(NOW + LOOK));
+        pace.went_around(NOW, SHARE);
+        assert_eq!(pace.allowance(NOW), Ok(CHUNK));
+        pace.spend(CHUNK);
+        assert_eq!(pace.allowance(NOW + BUSY), Ok(u64::MAX));
+    }
+
+    #[test]
+    fn one_copy_is_in_flight_while_the_origin_is_in_use() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.lanes(NOW), LANES_MAX);
+        pace.missed(NOW);
+        assert_eq!(pace.lanes(NOW + BUSY / 2), 1);
+        assert_eq!(pace.lanes(NOW + BUSY), LANES_MAX);
+    }
+}

@@ -1,0 +1,221 @@
+//! Who gives way to whom: bypass, writeback beside writes, blocks that are overwritten without
+//! end, and the bounds on memory; in virtual time.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Disk, Op};
+use cairn_sim::OpSet;
+
+use super::super::writeback::copy_budget_bytes;
+use super::bed::{Bed, DRIVE_TIME, slow, write_io};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Writes blocks that lie apart, one after the other, from `first` on; answers the first that
+/// went around the cache.
+fn first_around(bed: &Bed, first: u64, count: u64) -> Option<u64> {
+    let around = bed.status().named("writes_around");
+    (first..first + count).find(|block| {
+        bed.write(block * 16, 8, *block as u8).unwrap();
+        bed.status().named("writes_around") > around
+    })
+}
+
+/// A bed of 100 slots before an origin of 1 MiB that writes slowly.
+fn before_a_slow_origin(options: &str) -> Bed {
+    let bed = Bed::live(100, options);
+    bed.origin.faults().add(slow(OpSet::WRITES, 10 * MS));
+    bed
+}
+
+#[test]
+fn before_a_quick_origin_the_cache_steps_aside_although_there_is_room() {
+    let bed = Bed::live(100, "high_watermark 40 low_watermark 10");
+    let first = first_around(&bed, 0, 100).expect("the origin answers as fast as the cache");
+    assert!(first >= 40, "below the high watermark everything is taken in: {first}");
+    let status = bed.status();
+    assert!(status.free() > 20, "there is room: {status:?}");
+    // What is cached is never passed by, and what went around is read from there.
+    let cached = bed.look(|_, state| state.index.runs().next().expect("something").block);
+    let around = bed.status().named("writes_around");
+    bed.write(cached * 8, 8, 99).unwrap();
+    assert_eq!((bed.status().named("writes_around"), bed.byte(cached * 8)), (around, 99));
+    assert_eq!(bed.byte(first * 16), first as u8);
+    bed.check();
+    // Then the load ends, and everything above the low watermark goes home.
+    bed.run(100 * MS);
+    assert!(bed.status().dirty() <= 10);
+    assert_eq!(first_around(&bed, 60, 20), None, "there is room again");
+}
+
+#[test]
+fn before_a_slow_origin_the_cache_takes_everything_in_while_there_is_room() {
+    let bed = before_a_slow_origin("high_watermark 40 low_watermark 10");
+    let first = first_around(&bed, 0, 128).expect("the cache is full at last");
+    assert!(first >= 100, "{first}");
+    assert!(bed.status().0[3] > 0, "writeback goes on meanwhile");
+    bed.check();
+}
+
+#[test]
+fn below_the_high_watermark_nothing_goes_around() {
+    let bed = Bed::live(100, "high_watermark 90 low_watermark 80");
+    assert_eq!(first_around(&bed, 0, 80), None);
+    assert_eq!(bed.status().dirty(), 80);
+}
+
+/// Overwrites cached blocks one after the other for a while; answers the bytes.
+fn overwrite_for(bed: &Bed, duration: Duration) -> u64 {
+    let end = bed.sim.now() + duration;
+    let block = bed.look(|_, state| state.index.runs().last().expect("something").block);
+    let mut bytes = 0;
+    while bed.sim.now() < end {
+        bed.write(block * 8, 8, 5).unwrap();
+        bytes += 4096;
+    }
+    bytes
+}
+
+#[test]
+fn beside_writes_a_quick_origin_is_written_back_to_little_by_little() {
+    let bed = Bed::live(100, "high_watermark 40 low_watermark 10");
+    first_around(&bed, 0, 100).expect("the origin is known");
+    bed.forget();
+    let bytes = overwrite_for(&bed, 200 * MS);
+    let copied = bed.origin_ops().iter().filter(|seen| seen.op == Op::Write).count() as u64;
+    assert!(bytes > 8 << 20, "many writes came: {bytes}");
+    assert!(copied * 4096 <= 256 * 4096 + bytes / 256, "{copied} copies beside {bytes} bytes");
+    assert!(bed.status().dirty() > 10, "it is not done yet");
+    bed.run(50 * MS);
+    assert!(bed.status().dirty() <= 10, "then it is");
+}
+
+#[test]
+fn a_slow_origin_is_written_back_to_all_the_time_the_cache_takes_the_writes() {
+    let bed = before_a_slow_origin("high_watermark 40 low_watermark 10");
+    assert_eq!(first_around(&bed, 0, 60), None);
+    overwrite_for(&bed, 200 * MS);
+    // What is on its way counts as free: it stops there.
+    assert!(bed.status().dirty() <= 30, "{:?}", bed.status());
+}
+
+#[test]
+fn what_was_asked_for_is_not_held_to_the_share() {
+    let bed = Bed::live(100, "high_watermark 40 low_watermark 10");
+    first_around(&bed, 0, 100).expect("the origin is known");
+    let cached = bed.look(|_, state| state.index.runs().last().expect("something").block);
+    let answer = bed.start_message("flush");
+    let began = bed.sim.now();
+    while answer.borrow().is_none() {
+        bed.write(cached * 8, 8, 5).unwrap();
+        assert!(bed.sim.now().since(began) < 100 * MS, "it does not wait for the writes to end");
+    }
+    assert!(answer.take().unwrap().is_ok());
+}
+
+/// Writers of one block, so that a write to it is in flight at every moment.
+fn overwrite_without_end(bed: &Bed, start: u64) -> Rc<Cell<bool>> {
+    let stop = Rc::new(Cell::new(false));
+    for writer in 0..3 {
+        let (env, stop) = (bed.sim.env(writer).clone(), stop.clone());
+        let disk: Arc<dyn Disk> = bed.volume.clone();
+        bed.sim.env(writer).spawn(async move {
+            env.sleep(DRIVE_TIME / 3 * u32::from(writer)).await;
+            while !stop.get() {
+                env.io(&disk, write_io(&env, start, 8, writer as u8)).await.unwrap();
+            }
+        });
+    }
+    bed.run(10 * MS);
+    stop
+}
+
+#[test]
+fn a_flush_message_ends_although_a_block_is_overwritten_without_end() {
+    let bed = Bed::live(8, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    let stop = overwrite_without_end(&bed, 0);
+    bed.look(|_, state| assert!(state.index.is_written(0, 1)));
+    let answer = bed.start_message("flush");
+    bed.run(100 * MS);
+    assert!(answer.take().is_some_and(|answer| answer.is_ok()), "it went home");
+    stop.set(true);
+    bed.settle();
+    assert!(bed.byte(0) < 3);
+    assert_eq!(bed.status().named("writes_blocked_on_freelist"), 0);
+}
+
+#[test]
+fn an_old_block_goes_home_although_it_is_overwritten_without_end() {
+    let bed = Bed::live(8, "max_age 1000 pause_writeback 0");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.forget();
+    let stop = overwrite_without_end(&bed, 0);
+    for _ in 0..4 {
+        bed.run(1100 * MS);
+        let writes = bed.origin_ops().iter().filter(|seen| seen.op == Op::Write).count();
+        assert!(writes > 0, "once per max_age");
+        bed.check();
+    }
+    stop.set(true);
+    bed.settle();
+}
+
+#[test]
+fn writers_wait_for_a_closed_block_no_longer_than_the_write_under_way() {
+    let bed = Bed::live(8, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.cache.faults().add(slow(OpSet::WRITES, 20 * MS).shots(1));
+    bed.start("under way", |env| write_io(env, 0, 8, 2));
+    let answer = bed.start_message("flush");
+    bed.run(MS);
+    bed.look(|_, state| assert!(state.closed.is_some()));
+    bed.start("waits", |env| write_io(env, 0, 8, 3));
+    bed.run(MS);
+    assert_eq!(bed.ends.of("waits"), None);
+    bed.run(100 * MS);
+    assert_eq!(bed.ends.of("waits"), Some(Ok(())));
+    assert!(answer.take().is_some_and(|answer| answer.is_ok()));
+    assert_eq!(bed.byte(0), 3);
+}
+
+#[test]
+fn a_drain_keeps_within_its_memory() {
+    let bed = before_a_slow_origin("pause_writeback 60000");
+    for block in 0..100 {
+        bed.write(block * 16, 8, 1).unwrap();
+    }
+    let answer = bed.start_message("flush");
+    let (mut most, mut lanes) = (0, 0);
+    while answer.borrow().is_none() {
+        assert!(bed.sim.step());
+        bed.look(|cache, state| {
+            assert!(cache.copier.used_bytes() <= copy_budget_bytes(&cache.config));
+            most = most.max(cache.copier.used_bytes());
+            lanes = lanes.max(state.lanes);
+        });
+    }
+    assert!(lanes > 1 && lanes <= 32, "{lanes}");
+    assert!(most >= 4096 * u64::from(lanes) / 2, "many copies at once: {most}");
+}
+
+#[test]
+fn one_copy_at_a_time_while_reads_miss() {
+    let bed = before_a_slow_origin("pause_writeback 60000");
+    for block in 0..60 {
+        bed.write(block * 16, 8, 1).unwrap();
+    }
+    let answer = bed.start_message("flush");
+    let mut most = 0;
+    bed.byte(62 * 16);
+    bed.run(20 * MS);
+    while answer.borrow().is_none() {
+        bed.byte(62 * 16);
+        bed.run(5 * MS);
+        bed.look(|_, state| most = most.max(state.lanes));
+    }
+    assert!(most <= 1, "{most}");
+}

@@ -20,6 +20,7 @@
 #![allow(unsafe_code)]
 
 mod span;
+mod zero;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -312,6 +313,13 @@ impl Segs {
             at += len;
         }
         assert_eq!(at, bytes.len(), "write beyond the end of the segments");
+    }
+
+    /// True if the `len` bytes from `offset` are all zero; looks no further than the first that
+    /// is not.
+    pub fn is_zero(&self, offset: usize, len: usize) -> bool {
+        assert!(offset <= self.bytes && len <= self.bytes - offset);
+        self.pieces(offset, len).all(|(seg, at, len)| seg.buf.read(at, len, zero::is_zero))
     }
 
     /// Runs `read` on each contiguous piece of `len` bytes from `offset`, in order.

@@ -21,7 +21,7 @@ use futures_util::future::join_all;
 
 use super::canary::{self, Bug};
 use super::core::{Core, InUse, wake};
-use super::crew::Crew;
+use crate::crew::Crew;
 use super::kin::Kin;
 use super::store::Batch;
 use super::table::{Bell, Claim, Until, Waiter};

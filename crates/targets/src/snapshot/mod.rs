@@ -32,7 +32,6 @@
 mod config;
 mod copying;
 mod core;
-mod crew;
 mod home;
 #[cfg(all(test, shuttle))]
 mod interleavings;

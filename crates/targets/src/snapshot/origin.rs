@@ -8,7 +8,7 @@ use cairn_block::{
 };
 
 use super::copying::{Copying, Want, Wanter};
-use super::crew::Crew;
+use crate::crew::Crew;
 use super::kin::Kin;
 use super::table::{Bell, OriginPlan, Until, Waiter};
 use crate::args::{Args, Device};

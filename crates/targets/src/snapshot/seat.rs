@@ -16,7 +16,7 @@ use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Op
 
 use super::config::Config;
 use super::core::{Condition, Core, Parts, Terms};
-use super::crew::Crew;
+use crate::crew::Crew;
 use super::home::{Found, Home, TenantId};
 use super::kin::Kin;
 use super::status;

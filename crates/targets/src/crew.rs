@@ -1,4 +1,4 @@
-//! The tasks of one target: `suspend` returns when the last has ended.
+//! The tasks of one target or pool: `suspend` returns when the last has ended.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use event_listener::Event;
 
 /// Counts tasks.
 #[derive(Default)]
-pub(super) struct Crew {
+pub(crate) struct Crew {
     tasks: AtomicUsize,
     ended: Event,
 }

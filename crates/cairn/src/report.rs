@@ -182,6 +182,9 @@ fn kernel_words(volume: &str, line: &mut ReportLine) -> Outcome<()> {
     if ["snapshot", "snapshot-merge"].contains(&line.target.as_str()) {
         line.params = cairn_targets::snapshot::kernel_words(&line.params);
     }
+    if line.target == "thin-pool" {
+        line.params = cairn_targets::thin::kernel_words(&line.params);
+    }
     let words = line.params.split(' ').map(|word| match word.strip_prefix('@') {
         Some(name) => format!("/dev/mapper/{name}"),
         None => word.to_owned(),

@@ -24,6 +24,7 @@ pub mod snapshot;
 pub mod striped;
 #[cfg(test)]
 mod testbed;
+pub mod thin;
 pub mod writecache;
 pub mod zero;
 
@@ -43,6 +44,8 @@ pub fn all() -> Vec<(Arc<dyn TargetType>, Spec)> {
         (Arc::new(snapshot::SnapshotType), snapshot::SNAPSHOT_SPEC),
         (Arc::new(snapshot::OriginType), snapshot::ORIGIN_SPEC),
         (Arc::new(snapshot::MergeType), snapshot::MERGE_SPEC),
+        (Arc::new(thin::PoolType), thin::POOL_SPEC),
+        (Arc::new(thin::ThinType), thin::THIN_SPEC),
     ]
 }
 

@@ -128,6 +128,8 @@ fn with_target<R: 'static>(
         let registry = Registry::new(Box::new(AnyDevice));
         let types = TargetTypes::new(cairn_targets::types());
         let context = TableContext { types: &types, registry: &registry, read_only: false };
+        // Volumes that examples stand on.
+        registry.create_volume("pool")?;
         let volume = registry.create_volume("example")?;
         let table = Table::build(&env, &volume, &[line], context).await?;
         Ok(look(table.lines()[0].target.as_ref()))

@@ -49,7 +49,7 @@ impl DataRun {
     }
 
     /// Blocks in ascending order as runs.
-    pub(super) fn join(blocks: impl IntoIterator<Item = u64>) -> Vec<DataRun> {
+    pub(crate) fn join(blocks: impl IntoIterator<Item = u64>) -> Vec<DataRun> {
         let mut runs: Vec<DataRun> = Vec::new();
         for block in blocks {
             match runs.last_mut() {

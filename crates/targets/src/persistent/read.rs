@@ -152,6 +152,12 @@ impl Store {
         cost::of(change, self.account.height.load(Ordering::Acquire) + 1)
     }
 
+    /// The same, however much of the pool's data is mapped by then.
+    pub fn cost_at_most(&self, change: cost::Change) -> u64 {
+        let (_, data_blocks) = self.data_use();
+        cost::of(change, cost::height(data_blocks) + 1)
+    }
+
     /// Promises `cost` metadata blocks to a change that the next commit, or the one after it, is
     /// to apply. False if they are not there: a commit may help, then nothing but growth.
     #[must_use]

@@ -21,10 +21,10 @@ use futures_util::future::join_all;
 
 use super::canary::{self, Bug};
 use super::core::{Core, InUse, wake};
-use crate::crew::Crew;
 use super::kin::Kin;
 use super::store::Batch;
 use super::table::{Bell, Claim, Until, Waiter};
+use crate::crew::Crew;
 
 /// Most memory of one job.
 const JOB_BYTES: u64 = 1 << 20;

@@ -8,10 +8,10 @@ use cairn_block::{
 };
 
 use super::copying::{Copying, Want, Wanter};
-use crate::crew::Crew;
 use super::kin::Kin;
 use super::table::{Bell, OriginPlan, Until, Waiter};
 use crate::args::{Args, Device};
+use crate::crew::Crew;
 
 /// Longest range that is kept for the snapshots at once.
 const PIECE_SECTORS: u64 = 2048;

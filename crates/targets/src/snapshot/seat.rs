@@ -16,13 +16,13 @@ use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Op
 
 use super::config::Config;
 use super::core::{Condition, Core, Parts, Terms};
-use crate::crew::Crew;
 use super::home::{Found, Home, TenantId};
 use super::kin::Kin;
 use super::status;
 use super::store::LoadError;
 use crate::args::Device;
 use crate::blank::{read_sectors, refuse_signatures, unreadable};
+use crate::crew::Crew;
 
 /// A target's seat.
 pub(super) struct Seat {

@@ -1,0 +1,29 @@
+//! Known ordering bugs, planted on demand: the crash campaign must catch each of them.
+//!
+//! Only in builds with the feature `canary`, which no program uses.
+
+use std::cell::Cell;
+
+/// A bug that can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// A commit does not flush the data device first (breaks T1).
+    NoDataFlush,
+    /// Data blocks are taken again while requests that found them are under way (breaks T3).
+    NoQuarantine,
+    /// A partly written block is mapped before the rest of it is filled (breaks T4).
+    MapBeforeFill,
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+}
+
+/// Plants a bug in every pool on this thread, or none.
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+pub(super) fn planted(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}

@@ -1,0 +1,385 @@
+//! Commits: making every change of a pool durable in one atomic step.
+//!
+//! # The order of a commit, and what a crash between its steps leaves
+//! 0. Freeze: take who waits, then the pending changes of every volume. What changes from now on
+//!    belongs to the next commit; requests go on meanwhile.
+//! 1. Flush the data device: what the frozen mappings point at is durable (T1). *Crash*: the former
+//!    mappings, none of whose data blocks was written anew (T2).
+//! 2. Apply the changes to shadows of the trees, write them, flush, and write the superblock with a
+//!    flush (steps 2 to 4 of the store). *Crash*: the former superblock or the new one.
+//!    Now flushes and FUA writes that waited complete.
+//! 3. The data blocks that the commit let go are in quarantine: nobody finds them any more, but
+//!    requests that found them earlier may be under way, even writes. When those have ended, and
+//!    the data device was told what a client discarded, they may be taken again (T3). *Crash*: they
+//!    are free in the durable metadata, whatever was written to them.
+//!
+//! One commit runs at a time; whoever asks while it runs joins the next.
+//!
+//! A commit that fails rolls the metadata back to the last durable state: the pool becomes
+//! read-only and needs a check, and every volume that had a change which is not durable remembers
+//! that acknowledged writes were lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Env, Io, IoError, IoResult, Op, RequestId};
+use event_listener::Event;
+use futures_util::future::{join_all, select};
+
+use super::canary::{self, Bug};
+use super::config::Discards;
+use super::index::Change;
+use super::ledger::LedgerError;
+use super::pool::{Mode, Pool};
+use super::volume::Volume;
+use crate::persistent::DataRun;
+
+/// The longest time that a change stays uncommitted if nobody asks.
+const COMMIT_PERIOD: Duration = Duration::from_secs(1);
+
+/// Who waits for a commit.
+pub(super) enum Waiter {
+    /// A held request, completed with the commit's result.
+    Request(RequestId),
+    /// A task.
+    Ticket(Arc<Ticket>),
+}
+
+/// The result of a commit for a task that waits for it.
+#[derive(Default)]
+pub(super) struct Ticket {
+    result: Mutex<Option<IoResult>>,
+    event: Event,
+}
+
+impl Ticket {
+    fn tell(&self, result: IoResult) {
+        *self.result.lock() = Some(result);
+        self.event.notify(usize::MAX);
+    }
+
+    async fn wait(&self) -> IoResult {
+        loop {
+            let listener = self.event.listen();
+            if let Some(result) = *self.result.lock() {
+                return result;
+            }
+            listener.await;
+        }
+    }
+}
+
+/// The changes of one volume that a commit takes: each block once, in order.
+struct Frozen {
+    volume: Arc<Volume>,
+    changes: Vec<Change>,
+}
+
+/// What a commit takes.
+#[derive(Default)]
+struct Batch {
+    frozen: Vec<Frozen>,
+    /// How many changes were made, counting each of a block.
+    made: u64,
+    /// Data blocks that were mapped and let go within one commit: the store never hears of them.
+    passing: Vec<u64>,
+    /// Data blocks that a client discarded.
+    discarded: Vec<u64>,
+}
+
+/// What is left of the changes of one volume: for each block the last.
+fn settle(mut changes: Vec<Change>, batch: &mut Batch) -> Vec<Change> {
+    // Stable: the changes of one block stay in their order.
+    changes.sort_by_key(|change| change.block);
+    batch.made += changes.len() as u64;
+    let mut settled: Vec<Change> = Vec::with_capacity(changes.len());
+    for change in changes {
+        if change.discarded {
+            batch.discarded.extend(change.old.map(|old| old.block.0));
+        }
+        match settled.last_mut() {
+            Some(last) if last.block == change.block => {
+                batch.passing.extend(last.mapping.map(|mapping| mapping.block.0));
+                last.mapping = change.mapping;
+            }
+            _ => settled.push(change),
+        }
+    }
+    // What came and went is unknown to the store.
+    settled.retain(|change| change.old.is_some() || change.mapping.is_some());
+    settled
+}
+
+impl Pool {
+    /// Waits for a commit that covers everything done before.
+    pub async fn commit(&self, env: &Env) -> IoResult {
+        let ticket = Arc::new(Ticket::default());
+        self.join_commit(env, Waiter::Ticket(ticket.clone()));
+        ticket.wait().await
+    }
+
+    /// Has `waiter` told the result of a commit that covers everything done before.
+    pub fn join_commit(&self, env: &Env, waiter: Waiter) {
+        let mut state = self.state.lock();
+        state.waiters.push(waiter);
+        if std::mem::replace(&mut state.committing, true) {
+            return;
+        }
+        drop(state);
+        let (pool, env_of_task) = (self.arc(), env.clone());
+        self.crew.spawn(env, async move { pool.commit_loop(&env_of_task).await });
+    }
+
+    /// Commits until nobody waits.
+    async fn commit_loop(&self, env: &Env) {
+        loop {
+            self.commit_once(env).await;
+            let mut state = self.state.lock();
+            if state.waiters.is_empty() {
+                state.committing = false;
+                return;
+            }
+        }
+    }
+
+    async fn commit_once(&self, env: &Env) {
+        // Before the changes: whoever waits knows his own to be done.
+        let waiters = std::mem::take(&mut self.state.lock().waiters);
+        if !self.can_commit() {
+            // Whoever came here knew of changes that are lost by now.
+            return self.tell(env, waiters, Err(IoError::IO));
+        }
+        let (number, batch) = self.freeze();
+        let result = match self.write_commit(env, &batch).await {
+            Ok(freed) => {
+                self.durable_commit.store(number, Ordering::Release);
+                self.note_highest(env, &batch).await;
+                batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
+                self.room.give_back(&self.ledger, batch.made);
+                self.quarantine(env, freed, batch);
+                Ok(())
+            }
+            Err(error) => {
+                self.roll_back(env, &error).await;
+                Err(error.io())
+            }
+        };
+        self.tell(env, waiters, result);
+        self.after_commit();
+    }
+
+    fn tell(&self, env: &Env, waiters: Vec<Waiter>, result: IoResult) {
+        for waiter in waiters {
+            match waiter {
+                Waiter::Request(id) => env.complete(id, result),
+                Waiter::Ticket(ticket) => ticket.tell(result),
+            }
+        }
+    }
+
+    /// True if changes can become durable. A pool whose metadata ran full still has room for those
+    /// that it let happen.
+    fn can_commit(&self) -> bool {
+        self.mode().is_writable() || (self.mode() == Mode::ReadOnly && self.is_out_of_metadata())
+    }
+
+    /// Step 0.
+    fn freeze(&self) -> (u64, Batch) {
+        let number = self.next_commit.fetch_add(1, Ordering::AcqRel);
+        let mut batch = Batch::default();
+        for volume in self.open_volumes() {
+            if !volume.freeze() {
+                continue;
+            }
+            let taken = volume.map.shards().flat_map(|mut shard| shard.take_pending()).collect();
+            let changes = settle(taken, &mut batch);
+            batch.frozen.push(Frozen { volume, changes });
+        }
+        (number, batch)
+    }
+
+    /// Steps 1 and 2.
+    async fn write_commit(&self, env: &Env, batch: &Batch) -> Result<Vec<DataRun>, LedgerError> {
+        if !canary::planted(Bug::NoDataFlush) {
+            let flushed = env.io(self.data_disk(), Io::flush()).await;
+            flushed.map_err(LedgerError::data)?;
+        }
+        let mut working = self.ledger.working().await;
+        for Frozen { volume, changes } in &batch.frozen {
+            let changes: Vec<_> =
+                changes.iter().map(|change| (change.block, change.mapping)).collect();
+            working.apply(env, volume.id, &changes).await?;
+        }
+        let freed = working.commit(env).await?;
+        self.ledger.note(&working);
+        Ok(freed)
+    }
+
+    /// Looks up which blocks are the highest now, where that may have changed.
+    async fn note_highest(&self, env: &Env, batch: &Batch) {
+        for Frozen { volume, changes } in &batch.frozen {
+            let mapped = changes.iter().rfind(|change| change.mapping.is_some());
+            let unmapped = changes.iter().rfind(|change| change.mapping.is_none());
+            let known = volume.durable_highest().max(mapped.map(|change| change.block));
+            if unmapped.is_none_or(|change| Some(change.block) < known) {
+                volume.set_highest(known);
+            } else if let Ok(highest) = self.ledger.highest(env, volume.id).await {
+                // It is for the status line only, so that an error is no matter.
+                volume.set_highest(highest);
+            }
+        }
+    }
+
+    /// Step 3: what the store freed, and what it never heard of.
+    fn quarantine(&self, env: &Env, freed: Vec<DataRun>, batch: Batch) {
+        let Batch { mut passing, mut discarded, .. } = batch;
+        if freed.is_empty() && passing.is_empty() {
+            return;
+        }
+        passing.sort_unstable();
+        discarded.sort_unstable();
+        let passing = DataRun::join(passing);
+        let count: u64 = freed.iter().chain(&passing).map(|run| run.count).sum();
+        self.state.lock().quarantined += count;
+        let (pool, env_of_task) = (self.arc(), env.clone());
+        self.crew.spawn(env, async move {
+            let env = &env_of_task;
+            if !canary::planted(Bug::NoQuarantine) {
+                pool.epochs.quiesce().await;
+            }
+            pool.pass_down(env, &freed, &discarded).await;
+            let allocator = pool.ledger.allocator();
+            freed.iter().for_each(|run| allocator.release(*run));
+            passing.iter().for_each(|run| allocator.put_back(*run));
+            pool.state.lock().quarantined -= count;
+            pool.space_came(env);
+        });
+    }
+
+    /// Tells the data device of freed blocks that a client discarded.
+    async fn pass_down(&self, env: &Env, freed: &[DataRun], discarded: &[u64]) {
+        let wanted = self.discards() == Discards::PassDown && self.data_disk().limits().discard;
+        if discarded.is_empty() || !wanted {
+            return;
+        }
+        let both = freed.iter().flat_map(|run| run.blocks()).map(|block| block.0);
+        let both = both.filter(|block| discarded.binary_search(block).is_ok());
+        let discard = |run: DataRun| {
+            env.io(self.data_disk(), Io::on(Op::Discard, self.data_range(run.start, run.count)))
+        };
+        // It is advice: what comes of it is the data device's affair.
+        let _ = join_all(DataRun::join(both).into_iter().map(discard)).await;
+    }
+
+    /// Back to the last durable state: nothing changes any more.
+    pub async fn roll_back(&self, env: &Env, error: &LedgerError) {
+        tracing::error!("thin-pool: {}: commit failed: {error}", self.metadata.argument);
+        self.set_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
+        let aborted = self.ledger.abort(env).await;
+        for volume in self.open_volumes() {
+            // Its details are as they were, or cannot be read: then it is not served either.
+            let details = self.ledger.details(volume.id);
+            let mapped = details.map_or(0, |details| details.mapped_blocks);
+            volume.map.roll_back(mapped, &self.groups);
+            // Last: nobody changes a map any more that was rolled back after the mode changed.
+            volume.lose();
+        }
+        if let Err(error) = aborted {
+            tracing::error!("thin-pool: {}: {error}", self.metadata.argument);
+            self.set_mode(Mode::Fail, "the metadata cannot be read");
+        }
+    }
+
+    /// What follows from the room that there is now.
+    fn after_commit(&self) {
+        self.forget_unused();
+        self.look_at_marks();
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Starts what commits now and then without being asked.
+    pub fn start_keeper(&self, env: &Env) {
+        self.state.lock().stopping = false;
+        let (pool, env_of_task) = (self.arc(), env.clone());
+        self.crew.spawn(env, async move {
+            let env = &env_of_task;
+            loop {
+                pool.rest_until_stopped(env, COMMIT_PERIOD).await;
+                if pool.state.lock().stopping {
+                    return;
+                }
+                if pool.open_volumes().iter().any(|volume| volume.is_dirty()) {
+                    // Whoever must know hears of a failure from his own flush.
+                    let _ = pool.commit(env).await;
+                }
+            }
+        });
+    }
+
+    /// Waits for a while, or until the pool is stopped.
+    pub async fn rest_until_stopped(&self, env: &Env, time: Duration) {
+        let end = env.now() + time;
+        loop {
+            let listener = self.changed.listen();
+            if self.state.lock().stopping || env.now() >= end {
+                return;
+            }
+            select(Box::pin(env.sleep_until(end)), listener).await;
+        }
+    }
+
+    /// Stops every task, with everything durable. No request is under way.
+    pub async fn stop(&self, env: &Env) {
+        self.state.lock().stopping = true;
+        self.changed.notify(usize::MAX);
+        if self.can_commit() {
+            // A failure is kept in the mode, and told to who flushes.
+            let _ = self.commit(env).await;
+        }
+        self.crew.rest().await;
+    }
+}
+
+/// The result of a request on the data device as a reason for a failed commit.
+impl LedgerError {
+    fn data(error: IoError) -> LedgerError {
+        LedgerError::Data(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_format::thin::{DataBlock, Mapping};
+
+    fn mapping(block: u64) -> Option<Mapping> {
+        Some(Mapping { block: DataBlock(block), time: 0 })
+    }
+
+    #[test]
+    fn the_last_change_of_a_block_counts_and_what_passed_is_remembered() {
+        let change = |block, old: Option<u64>, new: Option<u64>, discarded| Change {
+            block,
+            mapping: new.and_then(mapping),
+            old: old.and_then(mapping),
+            discarded,
+        };
+        let mut batch = Batch::default();
+        let settled = settle(
+            vec![
+                change(7, None, Some(1), false),
+                change(3, Some(9), None, true),
+                change(7, Some(1), None, true),
+                change(7, None, Some(2), false),
+            ],
+            &mut batch,
+        );
+        assert_eq!(settled.len(), 2);
+        assert_eq!((settled[0].block, settled[0].mapping), (3, None));
+        assert_eq!((settled[1].block, settled[1].mapping), (7, mapping(2)));
+        assert_eq!((batch.made, batch.passing), (4, vec![1]));
+        assert_eq!(batch.discarded, [9, 1]);
+    }
+}

@@ -1,0 +1,164 @@
+//! Discards: mappings of whole blocks go, and with them, once that is durable, the data blocks.
+//!
+//! Where nothing is mapped there is nothing to do, however long the range: a fresh volume is
+//! discarded at once. A discard inside one group that is known is done at once; anything else is a
+//! task that goes from group to group, and asks the metadata where the next mapping is.
+
+use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict};
+
+use super::config::Discards;
+use super::index::{GROUP_BLOCKS, Shard};
+use super::map::{NO_SPACE, Seat, Thin};
+use super::pool::Mode;
+
+impl Thin {
+    pub(super) fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let seat = self.seat();
+        let (pool, volume) = (&seat.pool, &seat.volume);
+        if pool.discards() == Discards::Ignore {
+            return Verdict::Failed(IoError::UNSUPPORTED);
+        }
+        let (first, end) = self.whole_blocks(request.range);
+        let mut shard = volume.map.shard(first);
+        if pool.holds_back(volume) {
+            drop(shard);
+            return self.wait_at_gate(env, request);
+        }
+        match pool.mode() {
+            Mode::Fail => return Verdict::Failed(IoError::IO),
+            // As the kernel: success, without effect.
+            Mode::ReadOnly => return Verdict::Completed,
+            Mode::Write | Mode::OutOfData => (),
+        }
+        let end = end.min(volume.map.end());
+        if first >= end {
+            return Verdict::Completed;
+        }
+        let one_group = first / GROUP_BLOCKS == (end - 1) / GROUP_BLOCKS;
+        let count = end - first;
+        if one_group && shard.is_loaded(first) && shard.clear_of_cells(first, count) == count {
+            let mapped = (first..end).filter(|block| shard.get(*block).is_some()).count() as u64;
+            let can = pool.stocks.take_changes(env.reactor(), mapped, &pool.room, &pool.ledger);
+            if can == mapped {
+                unmap(seat, &mut shard, first, end);
+                return Verdict::Completed;
+            }
+            pool.room.give_back(&pool.ledger, can);
+        }
+        // Counted as under way: whoever closes the gate waits for its end.
+        let phase = pool.epochs.enter(env.reactor());
+        drop(shard);
+        let (seat, id, env_of_task) = (seat.clone(), request.id(), env.clone());
+        pool.crew.spawn(env, async move {
+            let result = seat.discard(&env_of_task, first, end).await;
+            seat.pool.epochs.leave(env_of_task.reactor(), phase);
+            env_of_task.complete(id, result);
+        });
+        Verdict::Queued
+    }
+
+    /// The blocks that lie wholly in a range.
+    fn whole_blocks(&self, range: SectorRange) -> (u64, u64) {
+        let size = self.seat().pool.block.0;
+        let (first, end) = (range.start.0.div_ceil(size), range.end().0 / size);
+        (first, end.max(first))
+    }
+}
+
+/// Unmaps the mapped blocks of a range of one loaded group. The changes were granted.
+fn unmap(seat: &Seat, shard: &mut Shard, first: u64, end: u64) {
+    let stamp = seat.pool.stamp();
+    for block in first..end {
+        if shard.get(block).is_some() {
+            shard.change(block, None, stamp, true);
+        }
+    }
+    seat.volume.set_dirty();
+}
+
+impl Seat {
+    /// Unmaps a range, group by group.
+    async fn discard(&self, env: &Env, first: u64, end: u64) -> IoResult {
+        let mut next = first;
+        while let Some(block) = self.next_mapped(env, next, end).await? {
+            let group = block / GROUP_BLOCKS;
+            let group_end = ((group + 1) * GROUP_BLOCKS).min(end);
+            next = self.discard_in_group(env, block, group_end).await?;
+        }
+        Ok(())
+    }
+
+    /// The first block in a range that may be mapped: as the loaded groups say, or the metadata.
+    async fn next_mapped(&self, env: &Env, from: u64, end: u64) -> Result<Option<u64>, IoError> {
+        if from >= end {
+            return Ok(None);
+        }
+        let in_metadata = self.pool.ledger.next_mapped(env, self.volume.id, from).await;
+        let in_metadata = in_metadata.map_err(|error| error.io())?;
+        let groups = from / GROUP_BLOCKS..end.div_ceil(GROUP_BLOCKS);
+        let loaded = self.volume.map.first_loaded_group(groups);
+        let in_memory = loaded.map(|group| (group * GROUP_BLOCKS).max(from));
+        let next = match (in_metadata, in_memory) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+        Ok(next.filter(|block| *block < end))
+    }
+
+    /// Unmaps a range of one group; answers where to go on.
+    async fn discard_in_group(&self, env: &Env, first: u64, end: u64) -> Result<u64, IoError> {
+        let (pool, volume) = (&self.pool, &self.volume);
+        pool.loaded(env, volume, first / GROUP_BLOCKS).await?;
+        let listener = pool.changed.listen();
+        let can = {
+            let mut shard = volume.map.shard(first);
+            if !pool.mode().is_writable() {
+                return Ok(end);
+            }
+            let clear = shard.clear_of_cells(first, end - first);
+            if clear == 0 || !shard.is_loaded(first) {
+                None
+            } else {
+                let some = first..first + clear;
+                let mapped = some.filter(|block| shard.get(*block).is_some()).count() as u64;
+                let can = pool.stocks.take_changes(env.reactor(), mapped, &pool.room, &pool.ledger);
+                let done = unmap_some(self, &mut shard, first, first + clear, can);
+                if done > first {
+                    return Ok(done);
+                }
+                Some(can)
+            }
+        };
+        match can {
+            // The metadata has no room before a commit, or not even then.
+            Some(0) if !pool.has_room() => {
+                if !pool.room.is_granted() && !volume.is_dirty() {
+                    return Err(NO_SPACE);
+                }
+                pool.commit(env).await?;
+                pool.rest_for_change(env, listener).await;
+            }
+            Some(0) => (),
+            // A cell, or the group was forgotten: look again a little later.
+            _ => pool.rest_for_change(env, listener).await,
+        }
+        Ok(first)
+    }
+}
+
+/// Unmaps up to `can` mapped blocks from `first` on; answers the first that was not looked at.
+fn unmap_some(seat: &Seat, shard: &mut Shard, first: u64, end: u64, mut can: u64) -> u64 {
+    let stamp = seat.pool.stamp();
+    for block in first..end {
+        if shard.get(block).is_none() {
+            continue;
+        }
+        if can == 0 {
+            return block;
+        }
+        can -= 1;
+        shard.change(block, None, stamp, true);
+        seat.volume.set_dirty();
+    }
+    end
+}

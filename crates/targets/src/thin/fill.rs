@@ -1,0 +1,239 @@
+//! Filling a data block of which a write covers a part: the rest is zeros, or the block it was
+//! shared as, or the external origin.
+//!
+//! The block is in a cell (M3), so nobody else maps it; readers go on finding what was there. It is
+//! mapped only when all of it is on the data device: stale data never shows, and neither does half
+//! a copy.
+
+use std::sync::Arc;
+
+use cairn_block::{
+    CopyError, CopyJob, CopyPiece, Disk, Env, Flags, Io, IoError, IoResult, Op, Request, RequestId,
+    Sector, SectorCount, SectorRange, Segs,
+};
+use cairn_format::thin::DataBlock;
+use futures_util::future::{join, join_all};
+
+use super::canary::{self, Bug};
+use super::commit::Waiter;
+use super::epochs::Phase;
+use super::map::{Origin, Place, Seat, Thin};
+
+/// Blocks up to this size are put together in memory and written at once.
+const WHOLE_BYTES_MAX: u64 = 1 << 20;
+
+/// One block that is being filled.
+struct Fill {
+    seat: Arc<Seat>,
+    id: RequestId,
+    fua: bool,
+    phase: Phase,
+    /// The virtual block.
+    block: u64,
+    /// What the client writes, on the data device; none of its data if it is zeros.
+    range: SectorRange,
+    data: Option<Segs>,
+    /// The data block.
+    whole: SectorRange,
+    /// Where the rest comes from.
+    rest: Rest,
+}
+
+/// What the rest of a block is.
+#[derive(Clone)]
+enum Rest {
+    Zeros,
+    /// It does not matter.
+    Anything,
+    /// A run of a disk from here on, of so many sectors; zeros after it.
+    Of {
+        disk: Arc<dyn Disk>,
+        start: Sector,
+        sectors: u64,
+        then_zeros: bool,
+    },
+}
+
+impl Thin {
+    /// Has a task fill the data block `new` with a request that covers a part of its block, and
+    /// with the rest of `old`.
+    pub(super) fn fill_part(
+        &self,
+        env: &Env,
+        request: &Request,
+        place: &Place,
+        (old, new): (Option<DataBlock>, DataBlock),
+        phase: Phase,
+    ) {
+        let seat = self.seat().clone();
+        let whole = seat.pool.data_range(new, 1);
+        let range = SectorRange::new(whole.start + SectorCount(place.offset), request.range.count);
+        let fill = Fill {
+            id: request.id(),
+            fua: request.is_fua(),
+            phase,
+            block: place.block,
+            range,
+            data: (request.op == Op::Write)
+                .then(|| request.segs.slice(0, request.range.to_bytes() as usize)),
+            whole,
+            rest: rest_of(&seat, self.origin(), place.block, old),
+            seat,
+        };
+        let (crew, env_of_task) = (fill.seat.pool.crew.clone(), env.clone());
+        crew.spawn(env, async move { fill.run(&env_of_task).await });
+    }
+}
+
+/// Where the rest of a block comes from.
+fn rest_of(seat: &Seat, origin: Option<&Origin>, block: u64, old: Option<DataBlock>) -> Rest {
+    let pool = &seat.pool;
+    let size = pool.block.0;
+    if let Some(old) = old {
+        let (disk, start) = (pool.data_disk().clone(), pool.data_range(old, 1).start);
+        return Rest::Of { disk, start, sectors: size, then_zeros: false };
+    }
+    let start = block * size;
+    match origin {
+        Some(origin) if start < origin.sectors => Rest::Of {
+            disk: origin.disk.clone(),
+            start: Sector(start),
+            sectors: (origin.sectors - start).min(size),
+            then_zeros: !pool.skips_zeroing(),
+        },
+        _ if pool.skips_zeroing() => Rest::Anything,
+        _ => Rest::Zeros,
+    }
+}
+
+impl Fill {
+    async fn run(self, env: &Env) {
+        if canary::planted(Bug::MapBeforeFill) {
+            // The wrong order: it could be committed, and read, before it is there.
+            let _ = self.seat.finish_fill(env, self.block, Ok(()));
+            env.sleep(std::time::Duration::from_micros(500)).await;
+            let filled = self.write_whole(env).await;
+            self.seat.pool.epochs.leave(env.reactor(), self.phase);
+            return env.complete(self.id, filled);
+        }
+        let filled = if self.whole.to_bytes() <= WHOLE_BYTES_MAX {
+            self.write_whole(env).await
+        } else {
+            self.write_pieces(env).await
+        };
+        let result = self.seat.finish_fill(env, self.block, filled);
+        let pool = &self.seat.pool;
+        pool.epochs.leave(env.reactor(), self.phase);
+        match result {
+            Ok(()) if self.fua => pool.join_commit(env, Waiter::Request(self.id)),
+            _ => env.complete(self.id, result),
+        }
+    }
+
+    fn data_disk(&self) -> &Arc<dyn Disk> {
+        self.seat.pool.data_disk()
+    }
+
+    /// What lies before and after the client's data.
+    fn around(&self) -> [SectorRange; 2] {
+        [
+            SectorRange::between(self.whole.start, self.range.start),
+            SectorRange::between(self.range.end(), self.whole.end()),
+        ]
+    }
+
+    /// Reads the rest, then writes the block in one request.
+    async fn write_whole(&self, env: &Env) -> IoResult {
+        let pool = &self.seat.pool;
+        let _grant = match self.rest {
+            Rest::Of { .. } => Some(pool.copier.grant(self.whole.to_bytes()).await),
+            _ => None,
+        };
+        let [before, after] = self.around();
+        let (head, tail) = join(self.read_rest(env, before), self.read_rest(env, after)).await;
+        let mut segs = Segs::default();
+        let data = self.data.clone().unwrap_or_else(|| env.zeros(self.range.count));
+        let mut start = self.range.start;
+        let (head, tail) = (head?, tail?);
+        if head.bytes() > 0 {
+            start = before.start;
+        }
+        for part in [&head, &data, &tail] {
+            segs.extend(part, 0, part.bytes());
+        }
+        let count = SectorCount::of_bytes(segs.bytes() as u64);
+        env.io(self.data_disk(), Io::write(SectorRange::new(start, count), segs)).await
+    }
+
+    /// The rest of the block in a range of it, in memory; nothing if it does not matter.
+    async fn read_rest(&self, env: &Env, range: SectorRange) -> Result<Segs, IoError> {
+        if range.is_empty() {
+            return Ok(Segs::default());
+        }
+        let Some((disk, from, zeros)) = self.source(range) else {
+            return Ok(match self.rest {
+                Rest::Anything => Segs::default(),
+                _ => env.zeros(range.count),
+            });
+        };
+        let mut segs = env.segs(from.count);
+        env.io(disk, Io::read(from, segs.clone())).await?;
+        if zeros > SectorCount::ZERO {
+            let zeros = env.zeros(zeros);
+            segs.extend(&zeros, 0, zeros.bytes());
+        }
+        Ok(segs)
+    }
+
+    /// Where a range of the block is to be read, and how much after that is zeros; none if there is
+    /// nothing to read.
+    fn source(&self, range: SectorRange) -> Option<(&Arc<dyn Disk>, SectorRange, SectorCount)> {
+        let Rest::Of { disk, start, sectors, .. } = &self.rest else { return None };
+        let offset = range.start - self.whole.start;
+        let there = sectors.saturating_sub(offset.0).min(range.count.0);
+        let from = SectorRange::new(*start + offset, SectorCount(there));
+        (there > 0).then_some((disk, from, range.count - SectorCount(there)))
+    }
+
+    /// Copies or zeroes what lies around the data, and writes the data.
+    async fn write_pieces(&self, env: &Env) -> IoResult {
+        let around = self.around();
+        let around = around.into_iter().filter(|range| !range.is_empty());
+        let parts = join_all(around.map(|range| self.write_rest(env, range)));
+        let data = match &self.data {
+            Some(segs) => Io::write(self.range, segs.clone()),
+            None => Io::on(Op::WriteZeroes, self.range),
+        };
+        let (data, parts) = join(env.io(self.data_disk(), data), parts).await;
+        parts.into_iter().fold(data, IoResult::and)
+    }
+
+    async fn write_rest(&self, env: &Env, range: SectorRange) -> IoResult {
+        let Some((disk, from, zeros)) = self.source(range) else {
+            return match self.rest {
+                Rest::Zeros => self.zero(env, range).await,
+                Rest::Of { then_zeros: true, .. } => self.zero(env, range).await,
+                Rest::Anything | Rest::Of { .. } => Ok(()),
+            };
+        };
+        let job = CopyJob {
+            from: vec![CopyPiece { disk: disk.clone(), range: from }],
+            to: self.data_disk().clone(),
+            start: range.start,
+            flags: Flags::empty(),
+        };
+        let copied = self.seat.pool.copier.copy(env, &job).await;
+        copied.map_err(|(CopyError::Read(error) | CopyError::Write(error))| error)?;
+        match self.rest {
+            Rest::Of { then_zeros: true, .. } if zeros > SectorCount::ZERO => {
+                let rest = SectorRange::new(range.start + from.count, zeros);
+                self.zero(env, rest).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn zero(&self, env: &Env, range: SectorRange) -> IoResult {
+        env.io(self.data_disk(), Io::on(Op::WriteZeroes, range)).await
+    }
+}

@@ -1,0 +1,476 @@
+//! The volume map: where each virtual block of one thin volume lies *now*, and what of that is not
+//! yet in the metadata.
+//!
+//! Virtual blocks are kept in groups of 64 consecutive ones. A group comes from the durable
+//! metadata when it is first needed and may be forgotten again while nothing of it is uncommitted.
+//! Groups are spread over shards, each under a short lock, so that a lookup is one lock, one probe
+//! and one load, and reactors seldom meet.
+//!
+//! M1. A loaded group is the newest truth; for what is not loaded, the durable metadata is. Hence a
+//!     group with a change that is not durable is never forgotten ([`Group::changed_in`]).
+//! M2. Every change of a group is appended to its shard's pending list under the same lock.
+//! M3. A block in a cell has one writer at work on it, who will map it; nobody else maps or
+//!     unmaps it meanwhile.
+//! M4. No block at or beyond [`VolumeMap::end`] is mapped, in a cell, or mapped in the metadata.
+
+use cairn_block::RequestId;
+use cairn_block::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use cairn_block::sync::{Mutex, MutexGuard};
+use cairn_format::thin::{DataBlock, Mapping};
+use rustc_hash::FxHashMap;
+
+/// Virtual blocks of a group.
+pub(super) const GROUP_BLOCKS: u64 = 64;
+
+const SHARDS: usize = 64;
+
+/// Groups kept per pool before clean ones are forgotten: 160 MiB, or 2 * 10^7 blocks.
+const GROUPS_MAX: usize = 5 << 16;
+
+/// An entry of a group, packed as in the metadata.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Entry(u64);
+
+impl Entry {
+    /// No mapping packs to this: a data device has fewer blocks.
+    const HOLE: Entry = Entry(u64::MAX);
+
+    fn of(mapping: Option<Mapping>) -> Entry {
+        mapping.map_or(Entry::HOLE, |mapping| Entry(mapping.pack()))
+    }
+
+    fn mapping(self) -> Option<Mapping> {
+        (self != Entry::HOLE).then(|| Mapping::unpack(self.0))
+    }
+}
+
+/// The entries of 64 blocks.
+pub(super) struct Group {
+    entries: [Entry; GROUP_BLOCKS as usize],
+    /// The commit that takes its latest change, by number; 0 if it never changed.
+    changed_in: u64,
+    /// Looked at since the last search for a group to forget.
+    used: bool,
+}
+
+impl Group {
+    /// Without a mapping.
+    pub fn empty() -> Group {
+        Group { entries: [Entry::HOLE; GROUP_BLOCKS as usize], changed_in: 0, used: true }
+    }
+
+    /// Adds what the metadata maps.
+    pub fn set(&mut self, block: u64, mapping: Mapping) {
+        self.entries[(block % GROUP_BLOCKS) as usize] = Entry::of(Some(mapping));
+    }
+
+    fn has_mappings(&self) -> bool {
+        self.entries.iter().any(|entry| *entry != Entry::HOLE)
+    }
+}
+
+/// A change that the next commit makes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub block: u64,
+    /// What the block is now.
+    pub mapping: Option<Mapping>,
+    /// What it was before.
+    pub old: Option<Mapping>,
+    /// A client discarded it: the data device may hear of it.
+    pub discarded: bool,
+}
+
+/// Blocks that somebody is about to map to data blocks that he fills.
+pub(super) struct Cell {
+    pub block: u64,
+    pub count: u64,
+    /// The first of the data blocks.
+    pub data: DataBlock,
+    /// Who waits for the end.
+    waiters: Vec<RequestId>,
+}
+
+/// What lies at a block, and at how many after it alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Run {
+    /// Not known: the group must be loaded.
+    Absent,
+    /// Not mapped.
+    Hole { count: u64 },
+    /// Mapped to consecutive data blocks.
+    Mapped { data: DataBlock, shared: bool, count: u64 },
+}
+
+/// A part of the map, under its lock.
+#[derive(Default)]
+pub(super) struct Shard {
+    groups: FxHashMap<u64, Box<Group>>,
+    pending: Vec<Change>,
+    cells: Vec<Cell>,
+    /// Groups that are being loaded, with who waits.
+    loading: Vec<(u64, Vec<RequestId>)>,
+    /// Mapped blocks, counted from what the metadata said when the volume was opened.
+    mapped: i64,
+    /// The latest commit that took or takes a change of this shard.
+    changed_in: u64,
+}
+
+/// What a change costs and when it happened.
+#[derive(Clone, Copy)]
+pub(super) struct Stamp {
+    /// The number of the commit that will take the change.
+    pub commit: u64,
+}
+
+impl Shard {
+    /// What lies at `block`; looks at most `max` blocks far, and never beyond its group.
+    pub fn run(&mut self, block: u64, max: u64, snapshotted: u32) -> Run {
+        let Some(group) = self.groups.get_mut(&(block / GROUP_BLOCKS)) else { return Run::Absent };
+        group.used = true;
+        let from = (block % GROUP_BLOCKS) as usize;
+        let max = (max as usize).min(GROUP_BLOCKS as usize - from);
+        let entries = &group.entries[from..from + max];
+        let Some(first) = entries[0].mapping() else {
+            let count = entries.iter().take_while(|entry| **entry == Entry::HOLE).count();
+            return Run::Hole { count: count as u64 };
+        };
+        let shared = snapshotted > first.time;
+        let follows = |(at, entry): (u64, &Entry)| {
+            entry.mapping().is_some_and(|mapping| {
+                mapping.block.0 == first.block.0 + at && (snapshotted > mapping.time) == shared
+            })
+        };
+        let count = (0..).zip(entries).take_while(|&pair| follows(pair)).count();
+        Run::Mapped { data: first.block, shared, count: count as u64 }
+    }
+
+    /// The mapping of one block of a loaded group.
+    pub fn get(&self, block: u64) -> Option<Mapping> {
+        let group = self.groups.get(&(block / GROUP_BLOCKS))?;
+        group.entries[(block % GROUP_BLOCKS) as usize].mapping()
+    }
+
+    /// True if the group of a block is loaded.
+    pub fn is_loaded(&self, block: u64) -> bool {
+        self.groups.contains_key(&(block / GROUP_BLOCKS))
+    }
+
+    /// How many blocks from `block` on, up to `count`, are in no cell.
+    #[inline(always)]
+    pub fn clear_of_cells(&self, block: u64, count: u64) -> u64 {
+        if self.cells.is_empty() {
+            return count;
+        }
+        self.cells.iter().fold(count, |clear, cell| {
+            if block >= cell.block + cell.count || block + clear <= cell.block {
+                clear
+            } else {
+                cell.block.saturating_sub(block)
+            }
+        })
+    }
+
+    /// Has `request` wait for the cell that holds `block`.
+    pub fn wait_for_cell(&mut self, block: u64, request: RequestId) {
+        let holds = |cell: &&mut Cell| (cell.block..cell.block + cell.count).contains(&block);
+        let cell = self.cells.iter_mut().find(holds).expect("the caller found one");
+        cell.waiters.push(request);
+    }
+
+    /// Puts blocks, which are in no cell, into one.
+    pub fn hold(&mut self, block: u64, count: u64, data: DataBlock) {
+        debug_assert_eq!(self.clear_of_cells(block, count), count, "M3");
+        self.cells.push(Cell { block, count, data, waiters: Vec::new() });
+    }
+
+    /// Ends the cell that begins at `block`: where its data is, and who waited.
+    pub fn release(&mut self, block: u64) -> (Cell, Vec<RequestId>) {
+        let at = self.cells.iter().position(|cell| cell.block == block);
+        let mut cell = self.cells.swap_remove(at.expect("M3: its holder ends a cell, once"));
+        let waiters = std::mem::take(&mut cell.waiters);
+        (cell, waiters)
+    }
+
+    /// Changes what a block of a loaded group is; answers what it was.
+    pub fn change(
+        &mut self,
+        block: u64,
+        mapping: Option<Mapping>,
+        stamp: Stamp,
+        discarded: bool,
+    ) -> Option<Mapping> {
+        let group = self.groups.get_mut(&(block / GROUP_BLOCKS));
+        let group = group.expect("a group is loaded before it changes, and pinned by cells");
+        let entry = &mut group.entries[(block % GROUP_BLOCKS) as usize];
+        let old = entry.mapping();
+        *entry = Entry::of(mapping);
+        group.changed_in = stamp.commit;
+        self.changed_in = stamp.commit;
+        self.mapped += i64::from(mapping.is_some()) - i64::from(old.is_some());
+        self.pending.push(Change { block, mapping, old, discarded });
+        old
+    }
+
+    /// True if something of this shard is not durable.
+    pub fn is_dirty(&self, durable: u64) -> bool {
+        self.changed_in > durable
+    }
+
+    /// Takes what the commit is to make durable.
+    pub fn take_pending(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.pending)
+    }
+
+    /// Has `request` wait until a group is loaded; true if somebody must load it.
+    pub fn wait_for_group(&mut self, group: u64, request: Option<RequestId>) -> bool {
+        if let Some((_, waiters)) = self.loading.iter_mut().find(|(loading, _)| *loading == group) {
+            waiters.extend(request);
+            return false;
+        }
+        self.loading.push((group, request.into_iter().collect()));
+        true
+    }
+
+    /// The load of a group has ended; answers who waited.
+    fn take_waiters(&mut self, number: u64) -> Vec<RequestId> {
+        let at = self.loading.iter().position(|(loading, _)| *loading == number);
+        at.map(|at| self.loading.swap_remove(at).1).unwrap_or_default()
+    }
+
+    /// Forgets a group that is durable and was not used lately; true if there was one.
+    fn forget_one(&mut self, durable: u64) -> bool {
+        let held: Vec<u64> = self.cells.iter().map(|cell| cell.block / GROUP_BLOCKS).collect();
+        let mut victim = None;
+        for (number, group) in &mut self.groups {
+            if group.changed_in > durable || held.contains(number) {
+                continue;
+            }
+            victim = Some(*number);
+            if !std::mem::take(&mut group.used) {
+                break;
+            }
+        }
+        victim.is_some_and(|number| self.groups.remove(&number).is_some())
+    }
+}
+
+/// The map of one volume.
+pub(super) struct VolumeMap {
+    shards: Box<[Mutex<Shard>]>,
+    /// M4. Raised under the lock of a block's shard, before the block is in a cell or mapped.
+    end: AtomicU64,
+    /// Mapped blocks when the volume was opened.
+    mapped_at_opening: AtomicU64,
+}
+
+impl VolumeMap {
+    /// The map of a volume that has `mapped` blocks, none of them at or beyond `end`.
+    pub fn new(mapped: u64, end: u64) -> VolumeMap {
+        VolumeMap {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            end: AtomicU64::new(end),
+            mapped_at_opening: AtomicU64::new(mapped),
+        }
+    }
+
+    /// The shard of a block.
+    #[inline(always)]
+    pub fn shard(&self, block: u64) -> MutexGuard<'_, Shard> {
+        self.shards[(block / GROUP_BLOCKS) as usize % SHARDS].lock()
+    }
+
+    /// All of them, one after the other.
+    pub fn shards(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
+        self.shards.iter().map(|shard| shard.lock())
+    }
+
+    /// See M4.
+    pub fn end(&self) -> u64 {
+        self.end.load(Ordering::Acquire)
+    }
+
+    /// Blocks up to `end` are about to be mapped (M4).
+    pub fn raise_end(&self, end: u64) {
+        if self.end() < end {
+            self.end.fetch_max(end, Ordering::AcqRel);
+        }
+    }
+
+    /// How many blocks are mapped now.
+    pub fn mapped(&self) -> u64 {
+        let changes: i64 = self.shards().map(|shard| shard.mapped).sum();
+        self.mapped_at_opening.load(Ordering::Acquire).saturating_add_signed(changes)
+    }
+
+    /// Makes a group known that has no mapping in the metadata, as M4 tells, without looking there.
+    pub fn add_empty(&self, shard: &mut Shard, block: u64, budget: &GroupBudget, durable: u64) {
+        debug_assert!(block / GROUP_BLOCKS * GROUP_BLOCKS >= self.end(), "M4");
+        budget.make_room(shard, durable);
+        shard.groups.insert(block / GROUP_BLOCKS, Box::new(Group::empty()));
+    }
+
+    /// Adds a group that was read, if what was read is `current`; answers who waited for it.
+    pub fn end_load(
+        &self,
+        number: u64,
+        group: Group,
+        current: impl Fn() -> bool,
+        budget: &GroupBudget,
+        durable: u64,
+    ) -> Option<Vec<RequestId>> {
+        let mut shard = self.shard(number * GROUP_BLOCKS);
+        if !shard.groups.contains_key(&number) {
+            // Under the lock: what is not here is as the durable metadata has it (M1).
+            if !current() {
+                return None;
+            }
+            budget.make_room(&mut shard, durable);
+            shard.groups.insert(number, Box::new(group));
+        }
+        Some(shard.take_waiters(number))
+    }
+
+    /// Ends the load of a group that cannot be read; answers who waited for it.
+    pub fn give_up_load(&self, number: u64) -> Vec<RequestId> {
+        self.shard(number * GROUP_BLOCKS).take_waiters(number)
+    }
+
+    /// The first of the loaded groups within these that maps something.
+    pub fn first_loaded_group(&self, groups: std::ops::Range<u64>) -> Option<u64> {
+        let first = |shard: MutexGuard<'_, Shard>| {
+            let inside = shard.groups.iter().filter(|(number, _)| groups.contains(number));
+            let some = inside.filter(|(_, group)| group.has_mappings());
+            some.map(|(number, _)| *number).min()
+        };
+        self.shards().filter_map(first).min()
+    }
+
+    /// The highest mapped block among the loaded groups.
+    pub fn highest_loaded(&self) -> Option<u64> {
+        let highest = |shard: MutexGuard<'_, Shard>| {
+            let with = shard.groups.iter().filter(|(_, group)| group.has_mappings());
+            let (number, group) = with.max_by_key(|(number, _)| **number)?;
+            let last = group.entries.iter().rposition(|entry| *entry != Entry::HOLE)?;
+            Some(number * GROUP_BLOCKS + last as u64)
+        };
+        self.shards().filter_map(highest).max()
+    }
+
+    /// Forgets everything but the cells: the metadata was rolled back, and has so many blocks
+    /// mapped. Answers who waited for a load.
+    pub fn roll_back(&self, mapped: u64, budget: &GroupBudget) {
+        for mut shard in self.shards() {
+            budget.give(shard.groups.len());
+            shard.groups.clear();
+            shard.pending.clear();
+            shard.mapped = 0;
+        }
+        self.mapped_at_opening.store(mapped, Ordering::Release);
+    }
+
+    /// Gives the room of every group back; the map is not used any more.
+    pub fn give_back(&self, budget: &GroupBudget) {
+        for mut shard in self.shards() {
+            budget.give(shard.groups.len());
+            shard.groups.clear();
+        }
+    }
+}
+
+/// How many groups the volumes of a pool keep.
+#[derive(Default)]
+pub(super) struct GroupBudget(AtomicUsize);
+
+impl GroupBudget {
+    /// Takes room for one more group in `shard`: forgets a clean one if there are many.
+    fn make_room(&self, shard: &mut Shard, durable: u64) {
+        if self.0.load(Ordering::Relaxed) < GROUPS_MAX || !shard.forget_one(durable) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn give(&self, groups: usize) {
+        self.0.fetch_sub(groups, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Stamp = Stamp { commit: 1 };
+
+    fn mapping(block: u64, time: u32) -> Option<Mapping> {
+        Some(Mapping { block: DataBlock(block), time })
+    }
+
+    fn map_of(entries: &[(u64, u64, u32)]) -> (VolumeMap, GroupBudget) {
+        let (map, budget) = (VolumeMap::new(entries.len() as u64, 1 << 20), GroupBudget::default());
+        let mut group = Group::empty();
+        for &(block, data, time) in entries {
+            group.set(block, Mapping { block: DataBlock(data), time });
+        }
+        map.end_load(0, group, || true, &budget, 0);
+        (map, budget)
+    }
+
+    #[test]
+    fn a_run_ends_with_its_kind_its_data_its_sharing_and_its_group() {
+        let (map, _) = map_of(&[(3, 10, 0), (4, 11, 0), (5, 12, 2), (6, 20, 2), (63, 21, 2)]);
+        let run = |block, max, snapshotted| map.shard(block).run(block, max, snapshotted);
+        let mapped = |data, shared, count| Run::Mapped { data: DataBlock(data), shared, count };
+        assert_eq!(run(0, 9, 0), Run::Hole { count: 3 });
+        assert_eq!(run(0, 2, 0), Run::Hole { count: 2 });
+        assert_eq!(run(3, 9, 0), mapped(10, false, 3));
+        assert_eq!(run(3, 9, 1), mapped(10, true, 2));
+        assert_eq!(run(5, 9, 2), mapped(12, false, 1));
+        assert_eq!(run(63, 9, 3), mapped(21, true, 1));
+        assert_eq!(run(7, 1000, 0), Run::Hole { count: 56 });
+        assert_eq!(run(64, 1, 0), Run::Absent);
+    }
+
+    #[test]
+    fn changes_are_counted_and_kept_for_the_commit() {
+        let (map, _) = map_of(&[(3, 10, 0)]);
+        let mut shard = map.shard(0);
+        assert_eq!(shard.change(3, None, NOW, true), mapping(10, 0));
+        assert_eq!(shard.change(9, mapping(11, 1), NOW, false), None);
+        assert_eq!(shard.get(9), mapping(11, 1));
+        assert!(shard.is_dirty(0) && !shard.is_dirty(1));
+        let pending = shard.take_pending();
+        assert_eq!(pending.len(), 2);
+        assert!(pending[0].discarded && pending[0].old == mapping(10, 0));
+        drop(shard);
+        assert_eq!(map.mapped(), 1);
+        assert_eq!(map.highest_loaded(), Some(9));
+    }
+
+    #[test]
+    fn cells_cut_runs_and_keep_who_waits() {
+        let (map, _) = map_of(&[]);
+        let mut shard = map.shard(0);
+        shard.hold(8, 2, DataBlock(70));
+        assert_eq!(shard.clear_of_cells(0, 20), 8);
+        assert_eq!(shard.clear_of_cells(9, 20), 0);
+        assert_eq!(shard.clear_of_cells(10, 20), 20);
+        assert_eq!(shard.clear_of_cells(6, 2), 2);
+        let (cell, waiters) = shard.release(8);
+        assert_eq!((cell.data, cell.count, waiters.len()), (DataBlock(70), 2, 0));
+        assert_eq!(shard.clear_of_cells(0, 20), 20);
+    }
+
+    #[test]
+    fn only_clean_groups_that_nobody_holds_are_forgotten() {
+        let (map, budget) = map_of(&[(0, 10, 0)]);
+        for group in [64, 128, 192] {
+            map.end_load(group, Group::empty(), || true, &budget, 0);
+        }
+        let mut shard = map.shard(0);
+        shard.change(0, None, Stamp { commit: 5 }, false);
+        shard.hold(64 * 64, 1, DataBlock(1));
+        assert!(shard.forget_one(4) && shard.forget_one(4));
+        assert!(!shard.forget_one(4), "one has a change, one a cell");
+        assert!(shard.forget_one(5), "the change is durable");
+    }
+}

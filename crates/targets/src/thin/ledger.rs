@@ -1,0 +1,258 @@
+//! The pool's metadata as the rest of the pool sees it: the store of `persistent`, the right to
+//! change it behind a lock that tasks wait for, and what status lines tell of it without waiting.
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{Disk, Env, IoError};
+use cairn_format::thin::{DataBlockSize, DeviceDetails, DeviceId, MetadataBlock};
+use futures_util::lock::MutexGuard;
+
+use super::index::{GROUP_BLOCKS, Group};
+use crate::persistent::{
+    Change as Cost, DataAllocator, Error, Leaf, MetadataUse, Options, Store, Working,
+};
+
+/// Leaves that are read ahead when one is needed.
+const LEAVES_AHEAD: usize = 3;
+
+/// What a status line tells of the superblock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub transaction_id: u64,
+    pub held_root: Option<u64>,
+    pub needs_check: bool,
+    pub time: u32,
+}
+
+impl Facts {
+    /// True if volumes may share metadata, with each other or with a metadata snapshot.
+    pub fn shares(&self) -> bool {
+        self.time > 0 || self.held_root.is_some()
+    }
+
+    fn of(working: &Working) -> Facts {
+        Facts {
+            transaction_id: working.transaction_id(),
+            held_root: working.held_root().map(|MetadataBlock(block)| block),
+            needs_check: working.needs_check(),
+            time: working.time(),
+        }
+    }
+}
+
+/// Why a commit or a look at the metadata failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LedgerError {
+    /// The metadata.
+    #[error(transparent)]
+    Metadata(#[from] Error),
+    /// The flush of the data device before a commit.
+    #[error("data device: flush: {0}")]
+    Data(IoError),
+    /// A commit, whose own error is in the log.
+    #[error("the commit failed: {0}; see the log")]
+    Commit(IoError),
+    /// A volume that is to be deleted.
+    #[error("device {0}: found it in use by a table, expected none")]
+    InUse(DeviceId),
+    /// The user's counter is not what he thinks.
+    #[error("transaction id: found {found}, expected {expected}")]
+    TransactionId {
+        /// What it is.
+        found: u64,
+        /// What the message said.
+        expected: u64,
+    },
+}
+
+impl LedgerError {
+    /// What a request is told.
+    pub fn io(&self) -> IoError {
+        match self {
+            LedgerError::Data(error) | LedgerError::Commit(error) => *error,
+            LedgerError::Metadata(Error::Io { source, .. }) => *source,
+            _ => IoError::IO,
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, LedgerError>;
+
+/// Groups of mappings as they were read together.
+pub(super) struct Leaves {
+    pub generation: u64,
+    /// The group that was asked for, and others that were read whole.
+    pub groups: Vec<(u64, Group)>,
+}
+
+impl Leaves {
+    /// Reads a group.
+    pub async fn read(env: &Env, ledger: &Ledger, id: DeviceId, group: u64) -> Result<Leaves> {
+        loop {
+            let first = group * GROUP_BLOCKS;
+            let mut leaves = ledger.leaves(env, id, first).await?;
+            let generation = leaves.first().map_or(0, |leaf| leaf.generation);
+            while leaves.last().is_some_and(|leaf| leaf.keys.end < first + GROUP_BLOCKS) {
+                let next = leaves.last().map_or(first, |leaf| leaf.keys.end);
+                leaves.extend(ledger.leaves(env, id, next).await?);
+            }
+            if leaves.iter().all(|leaf| leaf.generation == generation) {
+                return Ok(Leaves { generation, groups: groups_of(&leaves, group) });
+            }
+        }
+    }
+}
+
+/// The groups that leaves, which follow each other, tell wholly: from `first` on.
+fn groups_of(leaves: &[Leaf], first: u64) -> Vec<(u64, Group)> {
+    let end = leaves.last().map_or(0, |leaf| leaf.keys.end) / GROUP_BLOCKS;
+    let mut groups = vec![(first, Group::empty())];
+    for (block, mapping) in leaves.iter().flat_map(|leaf| &leaf.mappings) {
+        let number = block / GROUP_BLOCKS;
+        if number < first || number >= end.max(first + 1) {
+            continue;
+        }
+        if groups.last().is_none_or(|(last, _)| *last != number) {
+            groups.push((number, Group::empty()));
+        }
+        if let Some((_, group)) = groups.last_mut() {
+            group.set(*block, *mapping);
+        }
+    }
+    groups
+}
+
+/// See the module's description.
+pub(super) struct Ledger {
+    store: Arc<Store>,
+    working: futures_util::lock::Mutex<Working>,
+    facts: Mutex<Facts>,
+}
+
+impl Ledger {
+    /// Opens the metadata of a pool that exists.
+    pub async fn open(
+        env: &Env,
+        disk: &Arc<dyn Disk>,
+        block_size: DataBlockSize,
+        read_only: bool,
+    ) -> std::result::Result<Ledger, Error> {
+        let options =
+            Options { data_block_size: Some(block_size), read_only, ..Options::default() };
+        let (store, working) = Store::open(env, disk, options).await?;
+        let facts = Mutex::new(Facts::of(&working));
+        Ok(Ledger { store, working: futures_util::lock::Mutex::new(working), facts })
+    }
+
+    /// What status lines tell.
+    pub fn facts(&self) -> Facts {
+        *self.facts.lock()
+    }
+
+    /// The right to change the metadata, for a message; [`Ledger::note`] follows.
+    pub async fn working(&self) -> MutexGuard<'_, Working> {
+        self.working.lock().await
+    }
+
+    /// Notes what changed, for status lines.
+    pub fn note(&self, working: &Working) {
+        *self.facts.lock() = Facts::of(working);
+    }
+
+    /// The data blocks that may be taken.
+    pub fn allocator(&self) -> &DataAllocator {
+        self.store.data()
+    }
+
+    /// Data blocks of the pool, and those of them in use.
+    pub fn data_use(&self) -> (u64, u64) {
+        let (used, total) = self.store.data_use();
+        (total, used)
+    }
+
+    /// The use of metadata blocks.
+    pub fn metadata_use(&self) -> MetadataUse {
+        self.store.metadata_use()
+    }
+
+    // Room.
+
+    /// What one change costs at most; more if its volume may share metadata with another.
+    pub fn unit_cost(&self, shared: bool) -> u64 {
+        self.store.cost_at_most(Cost { blocks: 1, runs: 1, shared })
+    }
+
+    /// Promises metadata blocks; false if they are not there.
+    pub fn reserve(&self, cost: u64) -> bool {
+        self.store.reserve(cost)
+    }
+
+    /// Takes promises back.
+    pub fn unreserve(&self, cost: u64) {
+        self.store.unreserve(cost);
+    }
+
+    // The durable state.
+
+    /// A device's details.
+    pub fn details(&self, id: DeviceId) -> Result<DeviceDetails> {
+        let device = self.store.device(id).ok_or(Error::NoDevice(id))?;
+        Ok(device.details)
+    }
+
+    /// The highest mapped block of a device.
+    pub async fn highest(&self, env: &Env, id: DeviceId) -> Result<Option<u64>> {
+        Ok(self.store.highest_mapped(env, id).await?)
+    }
+
+    /// The leaves that speak of `block` and of what follows.
+    pub async fn leaves(&self, env: &Env, id: DeviceId, block: u64) -> Result<Vec<Leaf>> {
+        Ok(self.store.read_leaves(env, id, block, LEAVES_AHEAD).await?)
+    }
+
+    /// True if a leaf that was read still tells the durable state.
+    pub fn is_current(&self, generation: u64) -> bool {
+        self.store.generation() == generation
+    }
+
+    /// The first mapped block at or after `from`.
+    pub async fn next_mapped(&self, env: &Env, id: DeviceId, from: u64) -> Result<Option<u64>> {
+        let mut key = from;
+        loop {
+            let leaves = self.store.read_leaves(env, id, key, 0).await?;
+            let Some(leaf) = leaves.first() else { return Ok(None) };
+            let at = leaf.mappings.partition_point(|(block, _)| *block < from);
+            if let Some((block, _)) = leaf.mappings.get(at) {
+                return Ok(Some(*block));
+            }
+            if leaf.keys.end == u64::MAX {
+                return Ok(None);
+            }
+            key = leaf.keys.end;
+        }
+    }
+
+    /// Back to the durable state, which is marked as in need of a check. The mark may reach the
+    /// device later only.
+    pub async fn abort(&self, env: &Env) -> Result<()> {
+        let mut working = self.working.lock().await;
+        let aborted = working.abort(env).await;
+        if aborted.is_ok()
+            && let Err(error) = working.set_needs_check(env).await
+        {
+            tracing::warn!("thin-pool: the mark that a check is due is not on the device: {error}");
+        }
+        self.note(&working);
+        Ok(aborted?)
+    }
+
+    /// Tries again to put the mark on the device, if it is due.
+    pub async fn mark(&self, env: &Env) {
+        let mut working = self.working.lock().await;
+        if working.needs_check() {
+            // It stays in memory, and another try may come.
+            let _ = working.set_needs_check(env).await;
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! The pool: what all its volumes and both kinds of target share, from the first resume of a
+//! `thin-pool` table until its last user has gone. It outlives tables: a longer table, or one with
+//! other options, goes on with the same pool.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use cairn_block::{
+    Copier, Disk, Env, Events, IoError, IoResult, RequestId, Sector, SectorCount, SectorRange,
+    SuspendMode,
+};
+use cairn_format::thin::{DataBlock, DeviceId};
+use event_listener::{Event, EventListener};
+use futures_util::future::select;
+
+use super::commit::Waiter;
+use super::config::{DetectZeroes, Discards, Options};
+use super::epochs::Epochs;
+use super::index::{GROUP_BLOCKS, GroupBudget, Stamp};
+use super::ledger::{Leaves, Ledger, LedgerError};
+use super::stock::{Room, Stocks, Taken};
+use super::volume::Volume;
+use crate::args::Device;
+use crate::crew::Crew;
+
+/// Memory for copies, all volumes of one pool together.
+const COPY_BYTES: u64 = 32 << 20;
+
+/// How long a task waits at most before it looks again whether another has done its part.
+const MOMENT: Duration = Duration::from_millis(5);
+
+/// How often a task tries to have a group loaded before it gives up.
+const LOAD_ATTEMPTS: u32 = 3;
+
+/// What a pool can do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Mode {
+    /// Everything.
+    Write,
+    /// Everything but to provide data blocks.
+    OutOfData,
+    /// Reads, and writes of what is mapped and not shared.
+    ReadOnly,
+    /// Nothing.
+    Fail,
+}
+
+impl Mode {
+    const ALL: [Mode; 4] = [Mode::Write, Mode::OutOfData, Mode::ReadOnly, Mode::Fail];
+
+    /// True if mappings may change.
+    pub fn is_writable(self) -> bool {
+        self <= Mode::OutOfData
+    }
+}
+
+/// A request that waits for something of the pool, and the table that sent it.
+#[derive(Clone, Copy)]
+pub(super) struct Parked {
+    pub id: RequestId,
+    pub tenant: u64,
+}
+
+/// What tasks and requests share, under one short lock that no ready path takes.
+pub(super) struct State {
+    /// Who waits for the next commit to end.
+    pub waiters: Vec<Waiter>,
+    /// A commit loop is running.
+    pub committing: bool,
+    /// Requests at a closed gate.
+    pub at_gate: Vec<Parked>,
+    /// Writes that wait for a data block.
+    pub starving: Vec<Parked>,
+    /// Requests that wait for room in the metadata, which a commit makes.
+    pub crowded: Vec<Parked>,
+    /// A task is looking for data blocks.
+    pub seeking: bool,
+    /// A task is making room in the metadata.
+    pub making_room: bool,
+    /// Data blocks that are free in the metadata and not allocatable yet.
+    pub quarantined: u64,
+    /// Waiting for space has lasted too long: writes fail until there is some.
+    pub impatient: bool,
+    pub options: Options,
+    pub low_water_blocks: u64,
+    /// Warnings that were given and are not to be given again before things got better.
+    pub warned: [bool; 4],
+    pub stopping: bool,
+    pub events: Events,
+}
+
+/// The pool.
+pub(super) struct Pool {
+    me: Weak<Pool>,
+    pub metadata: Device,
+    pub data: Device,
+    pub block: SectorCount,
+    pub ledger: Ledger,
+    pub stocks: Stocks,
+    pub room: Room,
+    pub epochs: Arc<Epochs>,
+    pub groups: GroupBudget,
+    pub copier: Copier,
+    pub crew: Arc<Crew>,
+    pub state: Mutex<State>,
+    pub volumes: Mutex<BTreeMap<DeviceId, Arc<Volume>>>,
+    /// Held while a message changes the set of volumes.
+    pub door: futures_util::lock::Mutex<()>,
+    /// Something happened that a task may wait for.
+    pub changed: Event,
+    mode: AtomicU8,
+    /// The metadata ran full; not damage.
+    out_of_metadata: AtomicBool,
+    closed: AtomicBool,
+    prices_sharing: AtomicBool,
+    pub time: AtomicU32,
+    /// The number of the next commit to freeze, and of the last that is durable.
+    pub next_commit: AtomicU64,
+    pub durable_commit: AtomicU64,
+    skip_zeroing: AtomicBool,
+    detect: AtomicBool,
+    discards: AtomicU8,
+    next_tenant: AtomicU64,
+}
+
+/// Devices and options of a pool that is about to serve.
+pub(super) struct Terms {
+    pub metadata: Device,
+    pub data: Device,
+    pub block: SectorCount,
+    pub options: Options,
+    pub low_water_blocks: u64,
+    pub events: Events,
+}
+
+impl Pool {
+    /// A pool over open metadata, closed.
+    pub fn new(env: &Env, terms: Terms, ledger: Ledger) -> Arc<Pool> {
+        let mode = if ledger.facts().needs_check { Mode::ReadOnly } else { Mode::Write };
+        Arc::new_cyclic(|me| Pool {
+            me: me.clone(),
+            metadata: terms.metadata,
+            data: terms.data,
+            block: terms.block,
+            stocks: Stocks::new(env),
+            room: Room::new(&ledger),
+            epochs: Epochs::new(env.post().reactors()),
+            groups: GroupBudget::default(),
+            copier: Copier::new(COPY_BYTES),
+            crew: Arc::new(Crew::default()),
+            state: Mutex::new(State {
+                waiters: Vec::new(),
+                committing: false,
+                at_gate: Vec::new(),
+                starving: Vec::new(),
+                crowded: Vec::new(),
+                seeking: false,
+                making_room: false,
+                quarantined: 0,
+                impatient: false,
+                options: terms.options,
+                low_water_blocks: terms.low_water_blocks,
+                warned: [false; 4],
+                stopping: true,
+                events: terms.events,
+            }),
+            volumes: Mutex::default(),
+            door: futures_util::lock::Mutex::default(),
+            changed: Event::new(),
+            mode: AtomicU8::new(mode as u8),
+            out_of_metadata: AtomicBool::new(false),
+            closed: AtomicBool::new(true),
+            prices_sharing: AtomicBool::new(false),
+            time: AtomicU32::new(ledger.facts().time),
+            next_commit: AtomicU64::new(1),
+            durable_commit: AtomicU64::new(0),
+            skip_zeroing: AtomicBool::new(false),
+            detect: AtomicBool::new(false),
+            discards: AtomicU8::new(0),
+            next_tenant: AtomicU64::new(0),
+            ledger,
+        })
+    }
+
+    /// Itself, to keep.
+    pub fn arc(&self) -> Arc<Pool> {
+        self.me.upgrade().expect("a pool that is called is alive")
+    }
+
+    /// Takes over the options of a table.
+    pub fn set_options(&self, options: Options, low_water_blocks: u64, events: &Events) {
+        self.skip_zeroing.store(options.skip_zeroing, Ordering::Relaxed);
+        self.set_detect(options.detect.unwrap_or(DetectZeroes::Off));
+        self.discards.store(options.discards as u8, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        state.options = options;
+        state.low_water_blocks = low_water_blocks;
+        state.events = events.clone();
+        // The kernel gives the low-water warning once per resume.
+        state.warned = [false; 4];
+        state.impatient = false;
+    }
+
+    /// Detects zeros from now on, or not.
+    pub fn set_detect(&self, mode: DetectZeroes) {
+        self.detect.store(mode == DetectZeroes::Unmap, Ordering::Relaxed);
+    }
+
+    /// New blocks are not zeroed.
+    pub fn skips_zeroing(&self) -> bool {
+        self.skip_zeroing.load(Ordering::Relaxed)
+    }
+
+    /// Zeros that clients write are looked for.
+    pub fn detects_zeroes(&self) -> bool {
+        self.detect.load(Ordering::Relaxed)
+    }
+
+    /// What is done with discards.
+    pub fn discards(&self) -> Discards {
+        match self.discards.load(Ordering::Relaxed) {
+            0 => Discards::PassDown,
+            1 => Discards::NoPassDown,
+            _ => Discards::Ignore,
+        }
+    }
+
+    /// A name for a table, so that what it parked can be handed back.
+    pub fn new_tenant(&self) -> u64 {
+        self.next_tenant.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Prices changes anew. Nothing is under way, and everything is committed.
+    pub fn price(&self, shares: bool) {
+        self.stocks.empty(&self.room, &self.ledger);
+        self.room.price(&self.ledger, shares);
+        self.prices_sharing.store(shares, Ordering::Release);
+    }
+
+    /// True if changes are priced for volumes that share metadata.
+    pub fn prices_sharing(&self) -> bool {
+        self.prices_sharing.load(Ordering::Acquire)
+    }
+
+    // Modes.
+
+    /// What the pool can do now.
+    #[inline(always)]
+    pub fn mode(&self) -> Mode {
+        Mode::ALL[usize::from(self.mode.load(Ordering::Relaxed))]
+    }
+
+    /// Changes the mode; a change is an event.
+    pub fn set_mode(&self, mode: Mode, why: &str) {
+        let old = self.mode.swap(mode as u8, Ordering::AcqRel);
+        if old == mode as u8 {
+            return;
+        }
+        let name = &self.metadata.argument;
+        match mode {
+            Mode::Write => tracing::info!("thin-pool: {name}: {why}"),
+            _ => tracing::warn!("thin-pool: {name}: {mode:?}: {why}"),
+        }
+        self.announce();
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Something deserves attention.
+    pub fn announce(&self) {
+        let events = self.state.lock().events.clone();
+        events.raise();
+    }
+
+    /// The metadata ran full, or there is room again.
+    pub fn set_out_of_metadata(&self, out: bool) {
+        self.out_of_metadata.store(out, Ordering::Release);
+    }
+
+    /// True if the metadata ran full.
+    pub fn is_out_of_metadata(&self) -> bool {
+        self.out_of_metadata.load(Ordering::Acquire)
+    }
+
+    // Places.
+
+    /// The range of the data device that holds `count` data blocks from `block`.
+    pub fn data_range(&self, block: DataBlock, count: u64) -> SectorRange {
+        let start = Sector(block.0 * self.block.0);
+        SectorRange::new(start, SectorCount(count * self.block.0))
+    }
+
+    /// The data device.
+    pub fn data_disk(&self) -> &Arc<dyn Disk> {
+        &self.data.disk
+    }
+
+    /// When a change is made now: the commit that will take it. Under the lock of its shard.
+    pub fn stamp(&self) -> Stamp {
+        Stamp { commit: self.next_commit.load(Ordering::Acquire) }
+    }
+
+    /// The last commit that is durable.
+    pub fn durable(&self) -> u64 {
+        self.durable_commit.load(Ordering::Acquire)
+    }
+
+    // Gates.
+
+    /// True if a request of a volume must wait. Under the lock of its shard.
+    #[inline(always)]
+    pub fn holds_back(&self, volume: &Volume) -> bool {
+        self.closed.load(Ordering::Relaxed) || volume.is_closed()
+    }
+
+    /// Holds back the requests of all volumes; returns when none is under way.
+    pub async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let volumes: Vec<_> = self.volumes.lock().values().cloned().collect();
+        for volume in volumes {
+            // Who holds a shard's lock now may have looked before.
+            volume.map.shards().for_each(drop);
+        }
+        self.epochs.quiesce().await;
+    }
+
+    /// Lets requests in.
+    pub fn open(&self, env: &Env) {
+        self.closed.store(false, Ordering::Release);
+        self.let_in(env);
+    }
+
+    /// True if the pool serves nobody.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Has everybody at a gate look again.
+    pub fn let_in(&self, env: &Env) {
+        let waiting = std::mem::take(&mut self.state.lock().at_gate);
+        waiting.into_iter().for_each(|parked| env.remap(parked.id));
+    }
+
+    /// Parks a request at the gate of its volume, unless it has opened meanwhile.
+    pub fn park(&self, env: &Env, volume: &Volume, parked: Parked) {
+        let mut state = self.state.lock();
+        if self.holds_back(volume) {
+            state.at_gate.push(parked);
+            return;
+        }
+        drop(state);
+        env.remap(parked.id);
+    }
+
+    /// A table is being suspended: with [`SuspendMode::NoFlush`] it gets back what waits here.
+    pub fn hand_back(&self, env: &Env, tenant: u64, mode: SuspendMode) {
+        if mode == SuspendMode::Flush {
+            return;
+        }
+        let mut found = Vec::new();
+        {
+            let mut state = self.state.lock();
+            let State { at_gate, starving, crowded, .. } = &mut *state;
+            for list in [at_gate, starving, crowded] {
+                found.extend(list.extract_if(.., |parked| parked.tenant == tenant));
+            }
+        }
+        found.into_iter().for_each(|parked| env.hand_back(parked.id));
+    }
+
+    // Volumes.
+
+    /// The volume of an id, opened if no table serves it yet. The caller becomes a user.
+    pub async fn open_volume(&self, env: &Env, id: DeviceId) -> Result<Arc<Volume>, LedgerError> {
+        let _door = self.door.lock().await;
+        let known = self.volumes.lock().get(&id).cloned();
+        if let Some(volume) = known {
+            volume.enter();
+            return Ok(volume);
+        }
+        let details = self.ledger.details(id)?;
+        let highest = self.ledger.highest(env, id).await?;
+        let volume = Volume::new(id, details, highest);
+        volume.enter();
+        self.volumes.lock().insert(id, volume.clone());
+        Ok(volume)
+    }
+
+    /// A table that used the volume has ended. A volume with changes stays until they are durable.
+    pub fn close_volume(&self, volume: &Volume) {
+        if volume.leave() {
+            self.forget_unused();
+        }
+    }
+
+    /// Forgets volumes that nobody uses and that are durable.
+    pub fn forget_unused(&self) {
+        self.volumes.lock().retain(|_, volume| {
+            let keep = volume.is_used() || volume.is_changed();
+            if !keep {
+                volume.map.give_back(&self.groups);
+            }
+            keep
+        });
+    }
+
+    /// Every open volume.
+    pub fn open_volumes(&self) -> Vec<Arc<Volume>> {
+        self.volumes.lock().values().cloned().collect()
+    }
+
+    /// Loads a group, as [`Shard::wait_for_group`](super::index::Shard::wait_for_group) asked, then
+    /// has everybody who waits for it look again.
+    pub fn load(&self, env: &Env, volume: &Arc<Volume>, group: u64) {
+        let (pool, volume, env_of_task) = (self.arc(), volume.clone(), env.clone());
+        self.crew.spawn(env, async move {
+            let env = &env_of_task;
+            let waiters = pool.load_groups(env, &volume, group).await;
+            let (waiters, result) = match waiters {
+                Ok(waiters) => (waiters, None),
+                Err(error) => {
+                    tracing::error!("thin-pool: {}: {error}", pool.metadata.argument);
+                    (volume.map.give_up_load(group), Some(Err(IoError::IO)))
+                }
+            };
+            for id in waiters {
+                match result {
+                    None => env.remap(id),
+                    Some(failed) => env.complete(id, failed),
+                }
+            }
+            pool.changed.notify(usize::MAX);
+        });
+    }
+
+    /// Reads a group, and what comes with it; answers who waited for one of these.
+    async fn load_groups(
+        &self,
+        env: &Env,
+        volume: &Volume,
+        group: u64,
+    ) -> Result<Vec<RequestId>, LedgerError> {
+        let mut waiters = Vec::new();
+        let mut loading = Some(group);
+        while let Some(wanted) = loading {
+            let groups = Leaves::read(env, &self.ledger, volume.id, wanted).await?;
+            for (number, own) in groups.groups {
+                let current = || self.ledger.is_current(groups.generation);
+                let ended = volume.map.end_load(number, own, current, &self.groups, self.durable());
+                // A commit came in between: what was read may be of the past.
+                let Some(ended) = ended else { break };
+                waiters.extend(ended);
+                if number == wanted {
+                    loading = None;
+                }
+            }
+        }
+        Ok(waiters)
+    }
+
+    /// Waits until a group is loaded.
+    pub async fn loaded(&self, env: &Env, volume: &Arc<Volume>, group: u64) -> IoResult {
+        let first = group * GROUP_BLOCKS;
+        for _ in 0..LOAD_ATTEMPTS {
+            loop {
+                let listener = self.changed.listen();
+                {
+                    let mut shard = volume.map.shard(first);
+                    if shard.is_loaded(first) {
+                        return Ok(());
+                    }
+                    if shard.wait_for_group(group, None) {
+                        break;
+                    }
+                }
+                listener.await;
+            }
+            let listener = self.changed.listen();
+            self.load(env, volume, group);
+            listener.await;
+        }
+        Err(IoError::IO)
+    }
+
+    /// Waits until something changes, or a moment: for what nobody announces.
+    pub async fn rest_for_change(&self, env: &Env, listener: EventListener) {
+        select(Box::pin(env.sleep(MOMENT)), listener).await;
+    }
+
+    // Blocks.
+
+    /// Takes data blocks for the reactor of `env`.
+    pub fn take(&self, env: &Env, most: u64) -> Taken {
+        self.stocks.take(env.reactor(), most, &self.room, &self.ledger)
+    }
+
+    /// Data blocks that no volume uses, in stocks and quarantine too.
+    pub fn free_data(&self) -> u64 {
+        let quarantined = self.state.lock().quarantined;
+        self.ledger.allocator().free() + self.stocks.blocks() + quarantined
+    }
+}

@@ -1,0 +1,363 @@
+//! `thin-pool`: the target, and how a pool is opened, handed from table to table, and grown.
+//!
+//! The constructor checks arguments and the superblock's fixed fields. At resume the pool is
+//! formatted if its metadata device is blank (never one that carries somebody's signature), opened,
+//! or taken over from a suspended table as it is; then grown to the table's length and to the size
+//! of the metadata device. Recovery is reading the superblock.
+//!
+//! H1. A metadata device has one living pool, served by one live table.
+
+use std::sync::{Arc, OnceLock};
+
+use cairn_block::sync::Mutex;
+use cairn_block::{
+    ConfigError, ConfigKind, Ctor, Disk, Env, Events, Extent, IoError, Limits, LocalFuture,
+    MessageError, Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
+};
+use cairn_format::thin::{DataBlockSize, Opening};
+
+use super::config::{Discards, PoolConfig};
+use super::ledger::{Ledger, LedgerError};
+use super::pool::{Mode, Pool, Terms};
+use super::status;
+use crate::args::Device;
+use crate::blank::refuse_signatures;
+use crate::persistent::{Error, Store};
+
+/// The kind of target `thin-pool`.
+pub struct PoolType;
+
+impl TargetType for PoolType {
+    fn name(&self) -> &'static str {
+        "thin-pool"
+    }
+
+    fn version(&self) -> [u32; 3] {
+        [1, 22, 0]
+    }
+
+    fn construct<'a>(
+        &'a self,
+        env: &'a Env,
+        ctor: Ctor<'a>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
+        Box::pin(async move {
+            let config = PoolConfig::parse(&ctor)?;
+            look(env, &config).await?;
+            let identity = ctor.registry.identify(&config.metadata.argument)?;
+            let home = ctor.registry.kin(&identity, Arc::<Home>::default);
+            let tenant = home.move_in();
+            let events = ctor.events.clone();
+            let pool = OnceLock::new();
+            Ok(Arc::new(ThinPool { config, home, tenant, events, pool }) as Arc<dyn Target>)
+        })
+    }
+}
+
+/// An error of the metadata as one line about a device.
+pub(super) fn config_error(device: &Device, error: &LedgerError) -> ConfigError {
+    let kind = match error {
+        LedgerError::Data(_) | LedgerError::Commit(_) => ConfigKind::System,
+        LedgerError::Metadata(Error::Io { .. }) => ConfigKind::System,
+        LedgerError::Metadata(Error::Damaged { .. }) => ConfigKind::Damaged,
+        LedgerError::Metadata(Error::Unsupported(_)) => ConfigKind::Unsupported,
+        _ => ConfigKind::Argument,
+    };
+    ConfigError::new(kind, &device.argument, error.to_string())
+}
+
+fn metadata_error(config: &PoolConfig, error: Error) -> ConfigError {
+    config_error(&config.metadata, &LedgerError::Metadata(error))
+}
+
+fn block_size(config: &PoolConfig) -> DataBlockSize {
+    let sectors = u32::try_from(config.block_sectors).expect("the parser looked");
+    DataBlockSize::new(sectors).expect("the parser looked")
+}
+
+/// Looks at the superblock: true if there is none, and one may be written.
+async fn look(env: &Env, config: &PoolConfig) -> Result<bool, ConfigError> {
+    let metadata = &config.metadata;
+    let opening = Store::look(env, &metadata.disk).await;
+    let superblock = match opening.map_err(|error| metadata_error(config, error))? {
+        Opening::Existing(superblock) => superblock,
+        Opening::Blank if config.options.read_only => {
+            let detail = "superblock: found zeros, expected a formatted pool to read (EPERM)";
+            return Err(ConfigError::new(ConfigKind::Argument, &metadata.argument, detail));
+        }
+        Opening::Blank => {
+            refuse_signatures(env, metadata, SectorCount::ZERO).await?;
+            return Ok(true);
+        }
+    };
+    let (found, expected) = (superblock.data_block_size, block_size(config));
+    if found != expected {
+        let expected = format!("{} sectors, as in the superblock", found.sectors());
+        let found = format!("{} sectors in the table", config.block_sectors);
+        let field = "block_sectors";
+        return Err(ConfigError::argument(&metadata.argument, field, found, &expected));
+    }
+    Ok(false)
+}
+
+/// The tables of one metadata device.
+#[derive(Default)]
+struct Home {
+    state: Mutex<HomeState>,
+    /// Held while a table finds or makes the pool it will serve.
+    door: futures_util::lock::Mutex<()>,
+}
+
+#[derive(Default)]
+struct HomeState {
+    next_tenant: u64,
+    tenants: u64,
+    /// The table that serves, or served last.
+    owner: Option<u64>,
+    active: bool,
+    pool: Option<Arc<Pool>>,
+}
+
+impl Home {
+    fn move_in(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.next_tenant += 1;
+        state.tenants += 1;
+        state.next_tenant
+    }
+
+    fn move_out(&self, tenant: u64) -> Option<Arc<Pool>> {
+        let mut state = self.state.lock();
+        state.tenants -= 1;
+        if state.owner == Some(tenant) {
+            state.active = false;
+        }
+        if state.tenants == 0 { state.pool.take() } else { None }
+    }
+}
+
+/// The target.
+pub(super) struct ThinPool {
+    config: PoolConfig,
+    home: Arc<Home>,
+    tenant: u64,
+    events: Events,
+    pool: OnceLock<Arc<Pool>>,
+}
+
+impl Drop for ThinPool {
+    fn drop(&mut self) {
+        drop(self.home.move_out(self.tenant));
+    }
+}
+
+impl ThinPool {
+    /// The pool, if the table was ever live.
+    pub fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.get().cloned()
+    }
+
+    fn busy(&self, found: &str, expected: &str) -> ConfigError {
+        let detail = format!("pool: found {found}, expected {expected}");
+        ConfigError::new(ConfigKind::Busy, &self.config.metadata.argument, detail)
+    }
+
+    async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        let _door = self.home.door.lock().await;
+        let pool = self.find_or_open(env).await?;
+        if self.pool.get_or_init(|| pool.clone()).metadata.disk.name() != pool.metadata.disk.name()
+        {
+            return Err(self.busy("another one than before", "a fresh table"));
+        }
+        self.set_up(env, &pool).await?;
+        {
+            let mut state = self.home.state.lock();
+            state.owner = Some(self.tenant);
+            state.active = true;
+            state.pool = Some(pool.clone());
+        }
+        pool.start_keeper(env);
+        pool.open(env);
+        pool.space_came(env);
+        Ok(())
+    }
+
+    async fn find_or_open(&self, env: &Env) -> Result<Arc<Pool>, ConfigError> {
+        let found = {
+            let state = self.home.state.lock();
+            if state.active && state.owner != Some(self.tenant) {
+                return Err(self.busy("it served by a live table", "a suspended one"));
+            }
+            state.pool.clone()
+        };
+        let Some(pool) = found else { return self.open(env).await };
+        if pool.block != self.config.block() || !self.has_same_devices(&pool) {
+            return Err(self.busy("other devices or another block size", "those it serves"));
+        }
+        if pool.mode() != Mode::Fail {
+            return Ok(pool);
+        }
+        if pool.open_volumes().iter().any(|volume| volume.is_used()) {
+            return Err(self.busy("it failed with volumes open", "none"));
+        }
+        self.open(env).await
+    }
+
+    fn has_same_devices(&self, pool: &Pool) -> bool {
+        let (metadata, data) = (&self.config.metadata.disk, &self.config.data.disk);
+        Arc::ptr_eq(&pool.metadata.disk, metadata) && Arc::ptr_eq(&pool.data.disk, data)
+    }
+
+    async fn open(&self, env: &Env) -> Result<Arc<Pool>, ConfigError> {
+        let config = &self.config;
+        let metadata = &config.metadata.disk;
+        let of = |error| metadata_error(config, error);
+        if look(env, config).await? {
+            Store::format_fresh(env, metadata, block_size(config)).await.map_err(of)?;
+        }
+        let read_only = config.options.read_only;
+        let ledger = Ledger::open(env, metadata, block_size(config), read_only).await;
+        let terms = Terms {
+            metadata: config.metadata.clone(),
+            data: config.data.clone(),
+            block: config.block(),
+            options: config.options,
+            low_water_blocks: config.low_water_blocks,
+            events: self.events.clone(),
+        };
+        Ok(Pool::new(env, terms, ledger.map_err(of)?))
+    }
+
+    /// Makes the pool what the table says: options, mode, sizes.
+    async fn set_up(&self, env: &Env, pool: &Pool) -> Result<(), ConfigError> {
+        let config = &self.config;
+        let (blocks, _) = pool.ledger.data_use();
+        if config.data_blocks < blocks {
+            let expected = format!("at least {blocks}, as the metadata maps (EINVAL)");
+            let found = format!("{} data blocks", config.data_blocks);
+            return Err(ConfigError::argument(&config.data.argument, "length", found, &expected));
+        }
+        pool.set_options(config.options, config.low_water_blocks, &self.events);
+        if pool.ledger.facts().needs_check {
+            pool.ledger.mark(env).await;
+            pool.set_mode(Mode::ReadOnly, "the metadata needs a check");
+            return Ok(());
+        }
+        if config.options.read_only {
+            pool.set_mode(Mode::ReadOnly, "the table says read_only");
+            return Ok(());
+        }
+        self.grow(env, pool).await?;
+        pool.price(pool.ledger.facts().shares());
+        if !pool.is_out_of_metadata() || pool.has_room() {
+            pool.set_out_of_metadata(false);
+            pool.set_mode(Mode::Write, "resumed");
+        }
+        Ok(())
+    }
+
+    async fn grow(&self, env: &Env, pool: &Pool) -> Result<(), ConfigError> {
+        let of = |error| metadata_error(&self.config, error);
+        let device_blocks = self.config.metadata.disk.sectors().0 / METADATA_BLOCK_SECTORS;
+        let mut working = pool.ledger.working().await;
+        let (data, metadata) = (working.data_blocks(), working.metadata_blocks());
+        if device_blocks < metadata {
+            let (device, field) = (&self.config.metadata.argument, "size");
+            let found = format!("{device_blocks} blocks");
+            let expected = format!("at least {metadata}, as the metadata counts (EINVAL)");
+            return Err(ConfigError::argument(device, field, found, &expected));
+        }
+        let device_blocks = device_blocks.min(cairn_format::thin::METADATA_BLOCKS_MAX);
+        if device_blocks == metadata && self.config.data_blocks == data {
+            return Ok(());
+        }
+        if device_blocks > metadata {
+            working.grow_metadata(device_blocks).map_err(of)?;
+        }
+        if self.config.data_blocks > data {
+            working.grow_data(self.config.data_blocks).map_err(of)?;
+        }
+        let committed = working.commit(env).await;
+        pool.ledger.note(&working);
+        committed.map(drop).map_err(of)
+    }
+}
+
+/// A block of the metadata device.
+const METADATA_BLOCK_SECTORS: u64 = 8;
+
+impl Target for ThinPool {
+    /// The pool itself is the data device.
+    fn map<'a>(&'a self, _env: &Env, request: &mut Request) -> Verdict<'a> {
+        Verdict::Remapped { disk: self.config.data.disk.as_ref(), sector: request.range.start }
+    }
+
+    fn straight(&self) -> Option<(Arc<dyn Disk>, Sector)> {
+        Some((self.config.data.disk.clone(), Sector(0)))
+    }
+
+    fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        vec![self.config.metadata.disk.clone(), self.config.data.disk.clone()]
+    }
+
+    fn limits(&self, _stacked: Limits) -> Limits {
+        let data = self.config.data.disk.limits();
+        let discard = data.discard && self.config.options.discards == Discards::PassDown;
+        Limits { discard, ..data }
+    }
+
+    fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.start(env))
+    }
+
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(async move {
+            let is_owner = {
+                let state = self.home.state.lock();
+                state.active && state.owner == Some(self.tenant)
+            };
+            if let Some(pool) = self.pool.get().filter(|_| is_owner) {
+                pool.close().await;
+                pool.stop(env).await;
+                self.home.state.lock().active = false;
+            }
+        })
+    }
+
+    fn status(&self) -> String {
+        match self.pool.get() {
+            Some(pool) => status::pool_line(pool),
+            None => status::fresh_pool_line(&self.config),
+        }
+    }
+
+    fn table(&self) -> String {
+        self.config.print()
+    }
+
+    fn message<'a>(
+        &'a self,
+        env: &'a Env,
+        words: &'a [&'a str],
+    ) -> LocalFuture<'a, Result<String, MessageError>> {
+        Box::pin(async move {
+            let Some(pool) = self.pool.get().filter(|pool| !pool.is_closed()) else {
+                let text = format!("{}: the pool is suspended", words.join(" "));
+                return Err(MessageError::Busy(text));
+            };
+            pool.act_on_message(env, words).await
+        })
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        self.config.data.disk.extents(env, range)
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
+}

@@ -1,0 +1,217 @@
+//! Room: what happens when a pool runs out of data blocks or of metadata, and when there is some
+//! again; warnings before.
+//!
+//! A write that finds no data block waits while a task looks for one: a commit may free some, and
+//! blocks in quarantine come free by themselves. If there is none even then, the pool is out of
+//! data space: writes that need a block wait, for as long as the table says, or fail. A write that
+//! finds no room in the metadata waits for a commit, which makes room, or finds the pool read-only.
+
+use cairn_block::Env;
+
+use super::pool::{Mode, Parked, Pool, State};
+
+/// Warnings, by their place in [`State::warned`].
+const LOW_WATER: usize = 0;
+const METADATA_LOW: usize = 1;
+const DATA_MARK: usize = 2;
+const METADATA_MARK: usize = 3;
+
+/// Most metadata blocks that the warning of little metadata is about.
+const METADATA_LOW_MAX: u64 = 1024;
+
+/// How full the metadata is before a warning: free blocks.
+pub(super) fn metadata_low_watermark(total: u64) -> u64 {
+    METADATA_LOW_MAX.min(total / 4)
+}
+
+impl Pool {
+    /// Parks a write that needs a data block. It is mapped again when there may be one, or when
+    /// waiting is of no use.
+    pub fn starve(&self, env: &Env, parked: Parked) {
+        let mut state = self.state.lock();
+        state.starving.push(parked);
+        if std::mem::replace(&mut state.seeking, true) {
+            return;
+        }
+        drop(state);
+        let (pool, env_of_task) = (self.arc(), env.clone());
+        self.crew.spawn(env, async move { pool.seek(&env_of_task).await });
+    }
+
+    /// True if a write that needs a data block is to fail.
+    pub fn fails_when_full(&self) -> bool {
+        let state = self.state.lock();
+        state.options.error_if_full || state.impatient
+    }
+
+    /// Parks a request that needs room in the metadata. It is mapped again when there is some, or
+    /// when waiting is of no use.
+    pub fn crowd(&self, env: &Env, parked: Parked) {
+        let mut state = self.state.lock();
+        state.crowded.push(parked);
+        if std::mem::replace(&mut state.making_room, true) {
+            return;
+        }
+        drop(state);
+        let (pool, env_of_task) = (self.arc(), env.clone());
+        self.crew.spawn(env, async move { pool.make_room(&env_of_task).await });
+    }
+
+    /// Commits until there is room in the metadata, or it is known that there is none.
+    async fn make_room(&self, env: &Env) {
+        while self.mode().is_writable() && !self.has_room() {
+            let listener = self.changed.listen();
+            if self.open_volumes().iter().any(|volume| volume.is_dirty()) {
+                // Whatever comes of it, the next look tells.
+                let _ = self.commit(env).await;
+            } else if self.room.is_granted() {
+                // A write that was granted its change is under way.
+                self.rest_for_change(env, listener).await;
+            } else {
+                self.set_out_of_metadata(true);
+                self.set_mode(Mode::ReadOnly, "no room is left in the metadata");
+            }
+        }
+        let crowded = {
+            let mut state = self.state.lock();
+            state.making_room = false;
+            std::mem::take(&mut state.crowded)
+        };
+        crowded.into_iter().for_each(|parked| env.remap(parked.id));
+    }
+
+    /// True if the metadata has room for a change, after everything was given back.
+    pub fn has_room(&self) -> bool {
+        self.stocks.empty(&self.room, &self.ledger);
+        let granted = self.room.grant(&self.ledger, 1);
+        self.room.give_back(&self.ledger, granted);
+        granted > 0
+    }
+
+    /// Looks for data blocks until there are some, or it is known that there are none.
+    async fn seek(&self, env: &Env) {
+        loop {
+            // Blocks that reactors keep for themselves are for whoever needs them.
+            self.stocks.empty(&self.room, &self.ledger);
+            if self.ledger.allocator().free() > 0 || !self.mode().is_writable() {
+                break;
+            }
+            let changed = self.open_volumes().iter().any(|volume| volume.is_dirty());
+            if changed && self.mode() == Mode::Write {
+                // Whatever comes of it, the next look tells.
+                let _ = self.commit(env).await;
+                continue;
+            }
+            let listener = self.changed.listen();
+            if self.state.lock().quarantined > 0 {
+                listener.await;
+                continue;
+            }
+            return self.run_out(env).await;
+        }
+        self.feed(env);
+    }
+
+    /// Has the starving look again.
+    fn feed(&self, env: &Env) {
+        let starving = {
+            let mut state = self.state.lock();
+            state.seeking = false;
+            std::mem::take(&mut state.starving)
+        };
+        starving.into_iter().for_each(|parked| env.remap(parked.id));
+    }
+
+    /// There is no data block, not even after a commit.
+    async fn run_out(&self, env: &Env) {
+        self.set_mode(Mode::OutOfData, "no data block is left");
+        let deadline = {
+            let mut state = self.state.lock();
+            if state.options.error_if_full || state.impatient {
+                None
+            } else {
+                state.seeking = false;
+                Some(state.options.no_space_timeout())
+            }
+        };
+        match deadline {
+            // They fail when they look again.
+            None => self.feed(env),
+            Some(None) => (),
+            Some(Some(time)) => {
+                self.rest_while_full(env, time).await;
+                if self.mode() == Mode::OutOfData && !self.state.lock().stopping {
+                    self.state.lock().impatient = true;
+                    let name = &self.data.argument;
+                    tracing::warn!("thin-pool: {name}: no space for {time:?}: writes fail now");
+                    self.announce();
+                    self.feed(env);
+                }
+            }
+        }
+    }
+
+    /// Waits until the pool is not out of data space any more, for so long at most.
+    async fn rest_while_full(&self, env: &Env, time: std::time::Duration) {
+        let end = env.now() + time;
+        loop {
+            let listener = self.changed.listen();
+            let over = self.mode() != Mode::OutOfData || self.state.lock().stopping;
+            if over || env.now() >= end {
+                return;
+            }
+            futures_util::future::select(Box::pin(env.sleep_until(end)), listener).await;
+        }
+    }
+
+    /// Data blocks may have come free.
+    pub fn space_came(&self, env: &Env) {
+        if self.mode() == Mode::OutOfData && self.ledger.allocator().free() > 0 {
+            self.state.lock().impatient = false;
+            self.set_mode(Mode::Write, "there are free data blocks again");
+        }
+        self.changed.notify(usize::MAX);
+        if self.mode() != Mode::OutOfData && !self.state.lock().seeking {
+            self.feed(env);
+        }
+        self.look_at_marks();
+    }
+
+    /// Warns if little is left, once until things get better.
+    pub fn look_at_marks(&self) {
+        let (total, free) = (self.ledger.data_use().0, self.free_data());
+        let used = total.saturating_sub(free);
+        let metadata = self.ledger.metadata_use();
+        let metadata_free = metadata.total.saturating_sub(metadata.used);
+        let mut state = self.state.lock();
+        let [data_mark, metadata_mark] = state.options.marks_percent();
+        let low = state.low_water_blocks;
+        let signs = [
+            (LOW_WATER, free <= low, false),
+            (METADATA_LOW, metadata_free <= metadata_low_watermark(metadata.total), true),
+            (DATA_MARK, used * 100 >= total * data_mark, true),
+            (METADATA_MARK, metadata.used * 100 >= metadata.total * metadata_mark, true),
+        ];
+        let mut raise = false;
+        for (warning, is_so, resets) in signs {
+            raise |= take_warning(&mut state, warning, is_so, resets);
+        }
+        drop(state);
+        if raise {
+            let name = &self.metadata.argument;
+            tracing::warn!(
+                "thin-pool: {name}: {used} of {total} data blocks used, {} of {} metadata blocks",
+                metadata.used,
+                metadata.total
+            );
+            self.announce();
+        }
+    }
+}
+
+/// True if a warning is to be given now.
+fn take_warning(state: &mut State, warning: usize, is_so: bool, resets: bool) -> bool {
+    let known = state.warned[warning];
+    state.warned[warning] = is_so || (known && !resets);
+    is_so && !known
+}

@@ -1,0 +1,98 @@
+//! The status lines of `thin-pool` and `thin`.
+
+use super::config::{Discards, PoolConfig};
+use super::pool::{Mode, Pool};
+use super::space::metadata_low_watermark;
+use super::volume::Volume;
+
+/// The fields of a pool's status line, unless one word says that it has failed.
+pub const POOL_FIELDS: &[&str] = &[
+    "transaction_id",
+    "used/total_metadata",
+    "used/total_data",
+    "held_metadata_root",
+    "mode",
+    "discards",
+    "no_space",
+    "needs_check",
+    "metadata_low_watermark",
+];
+
+/// The fields of a volume's status line, unless one word says that the pool has failed.
+pub const THIN_FIELDS: &[&str] = &["mapped_sectors", "highest_mapped_sector"];
+
+/// Most metadata blocks of the reserve that a status line counts as used.
+const RESERVE_MAX: u64 = 4096;
+
+/// Metadata blocks that are kept for what must always be possible; shown as used.
+fn reserve(total: u64) -> u64 {
+    RESERVE_MAX.min(total / 10)
+}
+
+fn discards_word(discards: Discards) -> &'static str {
+    match discards {
+        Discards::PassDown => "discard_passdown",
+        Discards::NoPassDown => "no_discard_passdown",
+        Discards::Ignore => "ignore_discard",
+    }
+}
+
+fn mode_word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Write => "rw",
+        Mode::OutOfData => "out_of_data_space",
+        Mode::ReadOnly | Mode::Fail => "ro",
+    }
+}
+
+fn no_space_word(error: bool) -> &'static str {
+    if error { "error_if_no_space" } else { "queue_if_no_space" }
+}
+
+/// The status of a pool.
+pub(super) fn pool_line(pool: &Pool) -> String {
+    if pool.mode() == Mode::Fail {
+        return "Fail".to_owned();
+    }
+    let facts = pool.ledger.facts();
+    let metadata = pool.ledger.metadata_use();
+    let (total, _) = pool.ledger.data_use();
+    let used = total.saturating_sub(pool.free_data());
+    let used_metadata = (metadata.used + reserve(metadata.total)).min(metadata.total);
+    let held = facts.held_root.map_or("-".to_owned(), |block| block.to_string());
+    format!(
+        "{} {used_metadata}/{} {used}/{total} {held} {} {} {} {} {}",
+        facts.transaction_id,
+        metadata.total,
+        mode_word(pool.mode()),
+        discards_word(pool.discards()),
+        no_space_word(pool.fails_when_full()),
+        if facts.needs_check { "needs_check" } else { "-" },
+        metadata_low_watermark(metadata.total),
+    )
+}
+
+/// The status of a pool whose table was never live.
+pub(super) fn fresh_pool_line(config: &PoolConfig) -> String {
+    let metadata = config.metadata.disk.sectors().0 / 8;
+    format!(
+        "0 0/{metadata} 0/{} - {} {} {} - {}",
+        config.data_blocks,
+        if config.options.read_only { "ro" } else { "rw" },
+        discards_word(config.options.discards),
+        no_space_word(config.options.error_if_full),
+        metadata_low_watermark(metadata),
+    )
+}
+
+/// The status of a volume.
+pub(super) fn thin_line(pool: &Pool, volume: &Volume) -> String {
+    if pool.mode() == Mode::Fail {
+        return "Fail".to_owned();
+    }
+    let mapped = volume.map.mapped() * pool.block.0;
+    match volume.highest() {
+        Some(highest) => format!("{mapped} {}", (highest + 1) * pool.block.0 - 1),
+        None => format!("{mapped} -"),
+    }
+}

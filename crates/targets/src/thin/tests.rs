@@ -1,0 +1,13 @@
+//! The behaviour of pools and volumes, in virtual time, over drives that note what they get and
+//! fail when told. `bed` is the world; each other file is one room's promises.
+
+mod basics;
+mod bed;
+mod discards;
+mod errors;
+mod full;
+mod origins;
+mod properties;
+mod reload;
+mod snapshots;
+mod zeroes;

@@ -1,0 +1,89 @@
+//! Tables come and go; pools and volumes refuse what cannot be.
+
+use super::bed::*;
+use cairn_block::SuspendMode;
+
+#[test]
+fn a_pool_is_served_by_one_table() {
+    let bed = Bed::with_volume(256, 64, 8);
+    let table = bed.pool_table("0 0");
+    let refused = bed.try_load("second", &table).unwrap_err().to_string();
+    assert!(refused.contains("meta: pool: found it served by a live table"), "{refused}");
+    assert_eq!(bed.status("thin"), "0 -");
+}
+
+#[test]
+fn a_volume_needs_its_pool_and_its_device() {
+    let bed = Bed::new(256, 64);
+    let thin = "0 1024 thin @pool 0";
+    assert!(bed.try_load("thin", thin).unwrap_err().to_string().contains("none of this name"));
+    bed.load("pool", "0 8192 zero");
+    let refused = bed.try_load("thin", thin).unwrap_err().to_string();
+    assert!(refused.contains("@pool: pool: found another kind of target"), "{refused}");
+    bed.load_pool("0 0");
+    let refused = bed.try_load("thin", thin).unwrap_err().to_string();
+    assert!(refused.contains("device 0: found none"), "{refused}");
+    bed.suspend("pool", SuspendMode::Flush);
+    let refused = bed.try_load("thin", thin).unwrap_err().to_string();
+    assert!(refused.contains("pool: found no live pool"), "{refused}");
+    bed.resume("pool");
+}
+
+#[test]
+fn requests_wait_while_their_pool_is_suspended() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.suspend("pool", SuspendMode::Flush);
+    bed.start("thin", "write", |env| write_io(env, BLOCK, 1, 2));
+    bed.start("thin", "flush", |_| cairn_block::Io::flush());
+    bed.wait(std::time::Duration::from_secs(3));
+    assert!(bed.labels().is_empty());
+    bed.resume("pool");
+    bed.wait(std::time::Duration::from_millis(10));
+    assert_eq!(bed.labels().len(), 2);
+    assert_eq!(bed.bytes("thin", BLOCK, 1), [2]);
+}
+
+#[test]
+fn options_change_with_a_table_and_nothing_is_lost() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.load_pool("7 2 skip_block_zeroing no_discard_passdown");
+    assert!(bed.status("pool").contains("no_discard_passdown"));
+    assert_eq!(bed.bytes("thin", 0, 1), [1]);
+    bed.load_pool("0 1 read_only");
+    assert!(bed.status("pool").contains(" ro "));
+    bed.write("thin", 0, 1, 2).unwrap();
+    bed.flush("thin").unwrap();
+    assert!(bed.write("thin", BLOCK, 1, 2).is_err());
+    bed.discard("thin", 0, BLOCK).unwrap();
+    assert_eq!(bed.bytes("thin", 0, 2), [2, 1]);
+    bed.load_pool("0 0");
+    bed.write("thin", BLOCK, 1, 2).unwrap();
+}
+
+#[test]
+fn a_pool_with_another_block_size_or_none_is_refused() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.remove("thin");
+    bed.remove("pool");
+    let refused = bed.try_load("pool", "0 8192 thin-pool meta data 256 0").unwrap_err();
+    let line = refused.to_string();
+    assert!(line.contains("block_sectors: found 256 sectors in the table, expected 128"), "{line}");
+    let bed = Bed::new(256, 64);
+    let refused = bed.try_load("pool", &bed.pool_table("0 1 read_only")).unwrap_err();
+    assert!(refused.to_string().contains("EPERM"), "{refused}");
+    let refused = bed.try_load("pool", "0 8192 thin-pool origin data 128 0").unwrap_err();
+    assert!(refused.to_string().starts_with("origin: "), "{refused}");
+}
+
+#[test]
+fn a_volume_shorter_or_longer_shows_less_or_more() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 7 * BLOCK, BLOCK, 1).unwrap();
+    bed.load_thin("thin", 0, 4);
+    assert_eq!(bed.status("thin"), "128 1023");
+    bed.load_thin("thin", 0, 20);
+    assert_eq!(bed.bytes("thin", 7 * BLOCK, 1), [1]);
+    bed.write("thin", 19 * BLOCK, 1, 2).unwrap();
+}

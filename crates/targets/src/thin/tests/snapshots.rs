@@ -1,0 +1,124 @@
+//! Snapshots and the breaking of sharing; the messages about volumes.
+
+use super::bed::*;
+use cairn_block::{Op, SuspendMode};
+
+/// `thin` with blocks 0 and 1 written, and a snapshot of it as `snap`.
+fn shared() -> Bed {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, 2 * BLOCK, 1).unwrap();
+    bed.message(&["create_snap", "1", "0"]).unwrap();
+    bed.load_thin("snap", 1, 8);
+    bed
+}
+
+#[test]
+fn either_side_is_written_without_the_other_seeing_it() {
+    let bed = shared();
+    bed.write("thin", 5, 1, 2).unwrap();
+    bed.write("snap", BLOCK, BLOCK, 3).unwrap();
+    bed.write("snap", 6 * BLOCK + 1, 1, 4).unwrap();
+    assert_eq!(bed.bytes("thin", 4, 3), [1, 2, 1]);
+    assert_eq!(bed.bytes("snap", 4, 3), [1, 1, 1]);
+    assert_eq!(bed.bytes("thin", BLOCK, BLOCK), vec![1; BLOCK as usize]);
+    assert_eq!(bed.bytes("snap", BLOCK, BLOCK), vec![3; BLOCK as usize]);
+    assert_eq!(bed.bytes("snap", 6 * BLOCK, 3), [0, 4, 0]);
+    assert_eq!(bed.bytes("thin", 6 * BLOCK, 3), [0, 0, 0]);
+    assert!(bed.status("pool").contains(" 5/64 "), "{}", bed.status("pool"));
+}
+
+#[test]
+fn a_write_that_covers_a_shared_block_copies_nothing() {
+    let bed = shared();
+    bed.forget();
+    bed.write("thin", 0, 2 * BLOCK, 7).unwrap();
+    let ops = bed.ops("data");
+    assert!(ops.iter().all(|op| op.0 == Op::Write), "{ops:?}");
+    assert_eq!(bed.bytes("snap", 0, 1), [1]);
+    assert_eq!(bed.bytes("thin", 0, 1), [7]);
+}
+
+#[test]
+fn what_is_written_after_a_snapshot_is_not_copied_again() {
+    let bed = shared();
+    bed.write("thin", 5, 1, 2).unwrap();
+    bed.forget();
+    bed.write("thin", 6, 1, 3).unwrap();
+    let ops = bed.ops("data");
+    assert!(matches!(ops.as_slice(), [(Op::Write, _, 1)]), "{ops:?}");
+}
+
+#[test]
+fn a_snapshot_of_a_live_volume_has_what_was_acknowledged() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.start("thin", "late", |env| write_io(env, 3, 1, 9));
+    bed.message(&["create_snap", "1", "0"]).unwrap();
+    bed.write("thin", 0, BLOCK, 2).unwrap();
+    bed.load_thin("snap", 1, 8);
+    let found = bed.bytes("snap", 0, 5);
+    assert_eq!([found[0], found[4]], [1, 1]);
+    assert!([1, 9].contains(&found[3]));
+    assert_eq!(bed.bytes("thin", 0, 1), [2]);
+}
+
+#[test]
+fn snapshots_survive_and_are_deleted() {
+    let bed = shared();
+    bed.write("thin", 0, 2 * BLOCK, 2).unwrap();
+    bed.message(&["create_snap", "2", "1"]).unwrap();
+    bed.flush("thin").unwrap();
+    let again = bed.reopen_durable();
+    again.load_pool("0 0");
+    for (name, id, byte) in [("a", 0, 2), ("b", 1, 1), ("c", 2, 1)] {
+        again.load_thin(name, id, 8);
+        assert_eq!(again.bytes(name, 0, 1), [byte], "{name}");
+    }
+    let busy = again.message(&["delete", "1"]).unwrap_err().to_string();
+    assert!(busy.contains("EBUSY"), "{busy}");
+    again.remove("b");
+    again.message(&["delete", "1"]).unwrap();
+    assert!(again.status("pool").contains(" 4/64 "), "{}", again.status("pool"));
+    again.remove("c");
+    again.message(&["delete", "2"]).unwrap();
+    assert!(again.status("pool").contains(" 2/64 "), "{}", again.status("pool"));
+    assert_eq!(again.bytes("a", 0, 1), [2]);
+}
+
+#[test]
+fn messages_refuse_as_the_kernel_does() {
+    let bed = shared();
+    for (words, part) in [
+        (&["create_thin", "0"][..], "EEXIST"),
+        (&["create_snap", "1", "0"], "EEXIST"),
+        (&["create_snap", "9", "5"], "ENODATA"),
+        (&["delete", "7"], "ENODATA"),
+        (&["delete", "0"], "EBUSY"),
+        (&["set_transaction_id", "3", "4"], "EINVAL"),
+        (&["release_metadata_snap"], "EINVAL"),
+        (&["frob"], "EINVAL"),
+    ] {
+        let error = bed.message(words).expect_err(words[0]).to_string();
+        assert!(error.contains(part), "{words:?}: {error}");
+        assert_eq!(error.lines().count(), 1);
+    }
+    bed.message(&["set_transaction_id", "0", "42"]).unwrap();
+    assert!(bed.status("pool").starts_with("42 "));
+    bed.suspend("pool", SuspendMode::Flush);
+    assert!(bed.message(&["create_thin", "5"]).is_err());
+    bed.resume("pool");
+}
+
+#[test]
+fn a_metadata_snapshot_is_held_and_let_go() {
+    let bed = shared();
+    bed.message(&["reserve_metadata_snap"]).unwrap();
+    let held: Vec<String> = bed.status("pool").split(' ').map(str::to_owned).collect();
+    assert!(held[3].parse::<u64>().unwrap() > 0);
+    let busy = bed.message(&["reserve_metadata_snap"]).unwrap_err().to_string();
+    assert!(busy.contains("EBUSY"), "{busy}");
+    bed.write("thin", 0, 2 * BLOCK, 2).unwrap();
+    bed.flush("thin").unwrap();
+    bed.message(&["release_metadata_snap"]).unwrap();
+    assert_eq!(bed.status("pool").split(' ').nth(3), Some("-"));
+}

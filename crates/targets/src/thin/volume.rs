@@ -1,0 +1,159 @@
+//! One thin volume of an open pool: its map, and what is known of its durability. Shared by every
+//! table that serves the volume.
+
+use std::sync::Arc;
+
+use cairn_block::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use cairn_format::thin::{DeviceDetails, DeviceId};
+
+use super::index::{Run, Shard, VolumeMap};
+
+/// See the module's description.
+pub(super) struct Volume {
+    pub id: DeviceId,
+    pub map: VolumeMap,
+    /// The pool's time when the volume was last snapshotted: what was mapped before is shared.
+    snapshotted: AtomicU32,
+    /// How many hold its requests back; tables check it under the lock of a shard.
+    gates: AtomicU32,
+    /// Changes that no commit has frozen.
+    dirty: AtomicBool,
+    /// Changes that a commit under way has frozen.
+    frozen: AtomicBool,
+    /// Changes were lost: nothing can be flushed until the volume is loaded anew.
+    lost: AtomicBool,
+    /// Tables that serve it.
+    users: AtomicUsize,
+    /// The highest mapped block as the metadata says, plus one.
+    highest: AtomicU64,
+}
+
+impl Volume {
+    /// A volume as the metadata has it, with its highest mapped block.
+    pub fn new(id: DeviceId, details: DeviceDetails, highest: Option<u64>) -> Arc<Volume> {
+        let end = highest.map_or(0, |block| block + 1);
+        Arc::new(Volume {
+            id,
+            map: VolumeMap::new(details.mapped_blocks, end),
+            snapshotted: AtomicU32::new(details.snapshotted_time),
+            gates: AtomicU32::new(0),
+            dirty: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            users: AtomicUsize::new(0),
+            highest: AtomicU64::new(end),
+        })
+    }
+
+    /// What lies at `block`, of which `shard` is the shard.
+    #[inline(always)]
+    pub fn look(&self, shard: &mut Shard, block: u64, max: u64) -> Run {
+        match shard.run(block, max, self.snapshotted.load(Ordering::Relaxed)) {
+            // M4
+            Run::Absent if block >= self.map.end() => Run::Hole { count: max },
+            run => run,
+        }
+    }
+
+    /// The volume was snapshotted at `time`. Nobody looks: its gate is closed.
+    pub fn set_snapshotted(&self, time: u32) {
+        self.snapshotted.store(time, Ordering::Release);
+    }
+
+    /// Holds requests back from now on. Those that were let in are counted by the epochs.
+    pub fn close_gate(&self) {
+        self.gates.fetch_add(1, Ordering::AcqRel);
+        // Who holds a shard's lock now may have looked before; who takes it later sees the gate.
+        self.map.shards().for_each(drop);
+    }
+
+    /// Lets them in again.
+    pub fn open_gate(&self) {
+        self.gates.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// True if requests are held back.
+    #[inline(always)]
+    pub fn is_closed(&self) -> bool {
+        self.gates.load(Ordering::Relaxed) > 0
+    }
+
+    /// A change was made. Called under the lock of its shard.
+    pub fn set_dirty(&self) {
+        if !self.dirty.load(Ordering::Relaxed) {
+            self.dirty.store(true, Ordering::Release);
+        }
+    }
+
+    /// True if a commit has something to take.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Acquire)
+    }
+
+    /// True if something is not durable. What a caller knows to have been done is seen.
+    pub fn is_changed(&self) -> bool {
+        // In this order: a commit sets `frozen` before it clears `dirty`.
+        self.is_dirty() || self.frozen.load(Ordering::Acquire)
+    }
+
+    /// A commit takes the changes; true if there may be some.
+    pub fn freeze(&self) -> bool {
+        if !self.is_dirty() {
+            return false;
+        }
+        self.frozen.store(true, Ordering::Release);
+        self.dirty.store(false, Ordering::Release);
+        true
+    }
+
+    /// What was frozen is durable.
+    pub fn thaw(&self) {
+        self.frozen.store(false, Ordering::Release);
+    }
+
+    /// Changes were rolled back: they are lost if there were any.
+    pub fn lose(&self) {
+        if self.is_changed() {
+            self.lost.store(true, Ordering::Release);
+        }
+        self.dirty.store(false, Ordering::Release);
+        self.frozen.store(false, Ordering::Release);
+    }
+
+    /// True if acknowledged writes were rolled back since the volume was loaded.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// A table begins to serve it; what was lost before is known by then.
+    pub fn enter(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+        self.lost.store(false, Ordering::Release);
+    }
+
+    /// A table has ended; true if it was the last.
+    pub fn leave(&self) -> bool {
+        self.users.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// True if a table serves it.
+    pub fn is_used(&self) -> bool {
+        self.users.load(Ordering::Acquire) > 0
+    }
+
+    /// The highest mapped block: as the last commit left it, or later.
+    pub fn highest(&self) -> Option<u64> {
+        let durable = self.durable_highest();
+        if self.is_changed() { self.map.highest_loaded().max(durable) } else { durable }
+    }
+
+    /// The highest mapped block as the last commit left it.
+    pub fn durable_highest(&self) -> Option<u64> {
+        self.highest.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// The metadata says which is the highest mapped block.
+    pub fn set_highest(&self, highest: Option<u64>) {
+        self.highest.store(highest.map_or(0, |block| block + 1), Ordering::Release);
+    }
+}

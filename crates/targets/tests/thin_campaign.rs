@@ -1,0 +1,288 @@
+//! The crash campaign of thin pools: power cuts at seeded writes under two volumes of one pool, in
+//! normal service, during commits, while sharing is broken and blocks are discarded, freed and
+//! taken again; with snapshots, deletions, metadata snapshots, longer pools and other options under
+//! the workload, with pools that are full, over drives that lose, reorder and tear.
+//!
+//! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test thin_campaign` is the long run.
+//! With `--features canary` known ordering bugs are planted: each must be caught.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{
+    ConfigError, Disk, Env, LocalFuture, MessageError, Registry, SectorCount, Table, TableContext,
+    TableLine, Target, TargetTypes,
+};
+use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
+use cairn_sim::{DriveOptions, Image, SimWorld, Workload};
+
+/// Sectors of a data block.
+const BLOCK: u64 = 128;
+
+/// What varies between cuts.
+#[derive(Clone, Copy)]
+struct Shape {
+    metadata_blocks: u64,
+    data_blocks: u64,
+    /// The pool may be made this long under the workload.
+    grown_blocks: u64,
+    /// Blocks of each of both volumes.
+    blocks: u64,
+    features: &'static str,
+}
+
+const SHAPES: &[Shape] = &[
+    Shape { metadata_blocks: 256, data_blocks: 64, grown_blocks: 80, blocks: 6, features: "0" },
+    // Few blocks, so that those which were freed are taken again at once.
+    Shape { metadata_blocks: 128, data_blocks: 12, grown_blocks: 12, blocks: 5, features: "0" },
+    Shape {
+        metadata_blocks: 256,
+        data_blocks: 64,
+        grown_blocks: 64,
+        blocks: 6,
+        features: "2 detect_zeroes unmap",
+    },
+    // So little metadata that it commits all the time.
+    Shape {
+        metadata_blocks: 72,
+        data_blocks: 48,
+        grown_blocks: 48,
+        blocks: 8,
+        features: "1 no_discard_passdown",
+    },
+];
+
+/// Full most of the time.
+const FULL: &[Shape] = &[
+    Shape {
+        metadata_blocks: 256,
+        data_blocks: 9,
+        grown_blocks: 11,
+        blocks: 6,
+        features: "1 error_if_no_space",
+    },
+    Shape {
+        metadata_blocks: 64,
+        data_blocks: 8,
+        grown_blocks: 8,
+        blocks: 5,
+        features: "3 error_if_no_space detect_zeroes unmap",
+    },
+];
+
+struct Pools {
+    shapes: &'static [Shape],
+    registry: RefCell<Option<Arc<Registry>>>,
+}
+
+impl Pools {
+    fn of(shapes: &'static [Shape]) -> Pools {
+        Pools { shapes, registry: RefCell::default() }
+    }
+
+    fn shape(&self, world: &SimWorld) -> Shape {
+        // The length of a third drive carries the shape.
+        self.shapes[world.drive("shape").sectors().0 as usize - 1]
+    }
+}
+
+impl Shape {
+    fn pool(&self, data_blocks: u64) -> String {
+        format!("0 {} thin-pool meta data {BLOCK} 0 {}", data_blocks * BLOCK, self.features)
+    }
+
+    fn thin(&self, id: u32) -> String {
+        format!("0 {} thin @pool {id}", self.blocks * BLOCK)
+    }
+
+    fn has_room_for_snapshots(&self) -> bool {
+        self.data_blocks >= 6 * self.blocks || self.features.contains("error_if_no_space")
+    }
+
+    fn both(&self) -> String {
+        let len = self.blocks * BLOCK;
+        format!("0 {len} linear @v0 0\n{len} {len} linear @v1 0")
+    }
+}
+
+/// The pool's target.
+fn pool_target(registry: &Registry) -> Arc<dyn Target> {
+    let table = registry.volume("pool").expect("a pool").live_table();
+    table.expect("it has a table").lines()[0].target.clone()
+}
+
+/// What may be refused is no matter.
+async fn send(env: &Env, registry: &Registry, words: &[&str]) {
+    match pool_target(registry).message(env, words).await {
+        Ok(_) | Err(MessageError::Busy(_) | MessageError::Failed(_)) => (),
+        Err(refused) => panic!("{words:?}: {refused}"),
+    }
+}
+
+async fn load_pool(
+    env: &Env,
+    registry: &Registry,
+    types: &TargetTypes,
+    table: &str,
+) -> Result<(), ConfigError> {
+    let device = registry.volume("pool")?;
+    let lines = TableLine::parse_all(table)?;
+    let context = TableContext { types, registry, read_only: false };
+    let table = Table::build(env, &device, &lines, context).await?;
+    device.load(table).await;
+    device.resume(env).await
+}
+
+/// Everything a user may do to a pool while its volumes are written.
+async fn meddle(env: &Env, registry: &Registry, shape: Shape) {
+    let types = TargetTypes::new(cairn_targets::types());
+    for _ in 0..6 {
+        env.sleep(Duration::from_micros(env.random_below(6000))).await;
+        // Where there is no room for what snapshots keep, there are none.
+        let all = if shape.has_room_for_snapshots() { 0 } else { 5 };
+        match all + env.random_below(9 - all) {
+            0 | 1 => send(env, registry, &["create_snap", "7", "0"]).await,
+            2 => send(env, registry, &["create_snap", "8", "1"]).await,
+            3 => send(env, registry, &["delete", "7"]).await,
+            4 => send(env, registry, &["delete", "8"]).await,
+            5 => send(env, registry, &["reserve_metadata_snap"]).await,
+            6 => send(env, registry, &["release_metadata_snap"]).await,
+            7 => send(env, registry, &["detect_zeroes", "unmap"]).await,
+            _ => {
+                let table = shape.pool(shape.grown_blocks);
+                load_pool(env, registry, &types, &table).await.expect("no drive fails");
+            }
+        }
+    }
+}
+
+impl Scenario for Pools {
+    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
+        let index = rng.usize(..self.shapes.len());
+        let shape = self.shapes[index];
+        let drive = |name: &str, sectors: u64| {
+            (DriveOptions::named(name), Image::new(SectorCount(sectors)))
+        };
+        let mut drives = vec![
+            drive("meta", shape.metadata_blocks * 8),
+            // Stale data must never show.
+            (
+                DriveOptions::named("data"),
+                Image::of_bytes(&vec![0x5a; (shape.grown_blocks * BLOCK * 512) as usize]),
+            ),
+            drive("shape", index as u64 + 1),
+        ];
+        if rng.u8(..3) == 0 {
+            // Writes that are under way for longer than a commit takes.
+            drives[1].0.model.jitter = Duration::from_millis(20);
+        }
+        drives
+    }
+
+    fn open(
+        &self,
+        env: Env,
+        registry: Arc<Registry>,
+    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
+        *self.registry.borrow_mut() = Some(registry.clone());
+        let shapes = self.shapes;
+        Box::pin(async move {
+            let shape = shapes[registry.open("shape", false)?.sectors().0 as usize - 1];
+            let types = TargetTypes::new(cairn_targets::types());
+            let short = shape.pool(shape.data_blocks);
+            if let Err(error) = open_table(&env, &registry, &types, "pool", &short).await {
+                if shape.grown_blocks == shape.data_blocks {
+                    return Err(error);
+                }
+                // It grew before the power went.
+                load_pool(&env, &registry, &types, &shape.pool(shape.grown_blocks)).await?;
+            }
+            for id in ["0", "1"] {
+                send(&env, &registry, &["create_thin", id]).await;
+            }
+            open_table(&env, &registry, &types, "v0", &shape.thin(0)).await?;
+            open_table(&env, &registry, &types, "v1", &shape.thin(1)).await?;
+            open_table(&env, &registry, &types, "both", &shape.both()).await
+        })
+    }
+
+    fn check_metadata(&self, images: &Images) -> Result<(), String> {
+        check_metadata(&images["meta"])
+    }
+
+    fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
+        let (seed, ops) = (rng.u64(..), rng.u64(..250));
+        let mut workload = Workload::mixed(seed, ops);
+        if rng.bool() {
+            // Long enough to cover whole blocks, which are freed and taken again.
+            workload.max = SectorCount(4 * BLOCK);
+            (workload.mix.discard, workload.mix.flush) = (20, 20);
+        }
+        workload
+    }
+
+    fn suspends(&self) -> bool {
+        true
+    }
+
+    fn trouble(&self, world: &SimWorld, _disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
+        let shape = self.shape(world);
+        if rng.bool() {
+            let registry = self.registry.borrow().clone().expect("it is open");
+            let env = world.env(2).clone();
+            world.env(2).spawn(async move { meddle(&env, &registry, shape).await });
+        }
+        shape.features.contains("error_if_no_space")
+    }
+}
+
+fn check_metadata(_image: &Image) -> Result<(), String> {
+    Ok(())
+}
+
+/// The arguments of `cargo test` that run one of the tests.
+fn replay(test: &str) -> String {
+    format!("-p cairn-targets --test thin_campaign -- {test}")
+}
+
+#[test]
+fn volumes_of_a_pool_survive_power_cuts() {
+    let replay = replay("volumes_of_a_pool_survive_power_cuts");
+    Campaign::new(&Pools::of(SHAPES), &replay).run();
+}
+
+#[test]
+fn full_pools_survive_power_cuts() {
+    let replay = replay("full_pools_survive_power_cuts");
+    Campaign::new(&Pools::of(FULL), &replay).run();
+}
+
+#[cfg(feature = "canary")]
+mod canaries {
+    use super::{Campaign, Pools, SHAPES};
+    use cairn_targets::thin::canary::{Bug, plant};
+
+    fn caught(bug: Bug) {
+        plant(Some(bug));
+        let scenario = Pools::of(SHAPES);
+        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
+        plant(None);
+        eprintln!("{bug:?}: caught by cut {cut}: {text}");
+    }
+
+    #[test]
+    fn a_commit_without_a_flush_of_the_data_is_caught() {
+        caught(Bug::NoDataFlush);
+    }
+
+    #[test]
+    fn taking_blocks_that_are_still_written_is_caught() {
+        caught(Bug::NoQuarantine);
+    }
+
+    #[test]
+    fn mapping_a_block_before_it_is_filled_is_caught() {
+        caught(Bug::MapBeforeFill);
+    }
+}

@@ -1,0 +1,128 @@
+//! check, dump, restore, repair and rmap on thin pools that a real kernel made, whole and damaged.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::Read;
+use std::path::Path;
+
+use common::Place;
+use serde_json::Value;
+
+/// A golden image of the kernel's, unpacked into the place.
+fn golden(place: &Place, name: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/thin");
+    let file = std::fs::File::open(folder.join(format!("{name}.gz"))).unwrap();
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    place.write(name, bytes);
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn check_counts_what_is_in_a_pool_and_names_what_is_wrong() {
+    let place = Place::new();
+    for name in ["snaps.meta", "needscheck.meta"] {
+        golden(&place, name);
+    }
+    place.sparse("small.data", 31 * 65536);
+    let out = place.cairn(&["check", "snaps.meta"]).ok();
+    assert_eq!(
+        out,
+        "snaps.meta: sound: transaction 42, 4 devices, 19 mappings, 12 of 32 data blocks and 18 of \
+         128 metadata blocks in use\n"
+    );
+    assert_eq!(place.cairn(&["check", "needscheck.meta"]).code, 3);
+    let ran = place.cairn(&["check", "snaps.meta", "--data", "small.data"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.out.contains("data space map nr_blocks: found 32, expected at most 31"), "{ran:?}");
+    let report = &json(&place.cairn(&["check", "snaps.meta", "--json"]).ok())[0];
+    assert_eq!(report["format"], "dm-thin");
+    assert_eq!(report["counts"]["mapped_blocks"], 19);
+    assert_eq!(report["superblock"]["held_root"], 54);
+}
+
+#[test]
+fn dump_restore_and_repair_say_the_same_of_a_pool() {
+    let place = Place::new();
+    golden(&place, "big.meta");
+    golden(&place, "big.thin_dump.xml");
+    let expected = String::from_utf8(place.read("big.thin_dump.xml")).unwrap();
+    assert!(place.cairn(&["dump", "big.meta"]).ok() == expected);
+    place.cairn(&["restore", "big.thin_dump.xml", "--output", "new.meta"]).ok();
+    assert!(place.cairn(&["dump", "new.meta"]).ok() == expected);
+    place.cairn(&["check", "new.meta"]).ok();
+    let out = place.cairn(&["repair", "big.meta", "--output", "mended.meta"]).ok();
+    assert!(out.contains("5 devices, 2179 mappings kept: nothing was lost"), "{out}");
+    assert!(place.cairn(&["dump", "mended.meta"]).ok() == expected);
+    let dumped = json(&place.cairn(&["dump", "big.meta", "--json"]).ok());
+    assert_eq!(dumped["devices"][1]["mapped_blocks"], 540);
+    assert_eq!(dumped["devices"][0]["mappings"][0]["length"], 100);
+}
+
+#[test]
+fn what_is_there_is_not_written_over_and_a_failure_leaves_nothing() {
+    let place = Place::new();
+    golden(&place, "basic.meta");
+    golden(&place, "big.thin_dump.xml");
+    let before = place.read("basic.meta");
+    let line = place.cairn(&["restore", "big.thin_dump.xml", "--output", "basic.meta"]).refused(1);
+    assert!(
+        line.contains("basic.meta: content: found thin-pool-metadata, expected zeros"),
+        "{line}"
+    );
+    assert!(place.read("basic.meta") == before);
+    place.write("cut.xml", &place.read("big.thin_dump.xml")[..2000]);
+    let line = place.cairn(&["restore", "cut.xml", "--output", "none"]).refused(1);
+    assert!(line.contains("cut.xml: line "), "{line}");
+    assert!(!place.exists("none"));
+    let xml = "big.thin_dump.xml";
+    place.cairn(&["restore", xml, "--output", "basic.meta", "--yes"]).ok();
+    place.cairn(&["check", "basic.meta"]).ok();
+    place.sparse("tiny", 8 * 4096);
+    let line = place.cairn(&["restore", xml, "--output", "tiny"]).refused(1);
+    assert!(line.contains("metadata device: found 8 blocks, expected more"), "{line}");
+}
+
+#[test]
+fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
+    let place = Place::new();
+    golden(&place, "snaps.meta");
+    let whole = place.cairn(&["dump", "snaps.meta"]).ok();
+    place
+        .write("torn.meta", [vec![0xEE; 4096], place.read("snaps.meta")[4096..].to_vec()].concat());
+    let line = place.cairn(&["repair", "torn.meta", "--output", "new"]).refused(63);
+    assert!(line.contains("expected dm-snapshot or dm-thin"), "{line}");
+    let sizes = ["--data-block-size", "128", "--data-blocks", "32", "--transaction-id", "42"];
+    let args = [&["repair", "torn.meta", "--output", "new"][..], &sizes].concat();
+    let ran = place.cairn(&args);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.out.contains("the roots were searched for"), "{ran:?}");
+    assert!(place.cairn(&["dump", "new"]).ok() == whole);
+    place.cairn(&["repair", "snaps.meta", "--in-place"]).refused(1);
+    golden(&place, "needscheck.meta");
+    place.cairn(&["repair", "needscheck.meta", "--in-place", "--yes"]).ok();
+    place.cairn(&["check", "needscheck.meta"]).ok();
+}
+
+#[test]
+fn a_reverse_map_and_the_metadata_snapshot_are_read_beside_a_writer() {
+    let place = Place::new();
+    golden(&place, "snaps.meta");
+    let out = place.cairn(&["rmap", "snaps.meta", "--region", "0..2", "--region", "9..11"]).ok();
+    assert_eq!(
+        out,
+        "data 0..2 -> thin(1) 0..2\ndata 0..1 -> thin(7) 0..1\ndata 9..10 -> thin(0) 0..1\n\
+         data 10..11 -> thin(0) 9..10\n"
+    );
+    let held = place.cairn(&["dump", "snaps.meta", "--metadata-snapshot"]).ok();
+    assert!(held.contains("nr_data_blocks=\"0\""), "{held}");
+    place.cairn(&["rmap", "snaps.meta", "--region", "2..2"]).refused(1);
+    golden(&place, "basic.meta");
+    let line = place.cairn(&["dump", "basic.meta", "--metadata-snapshot"]).refused(1);
+    assert!(line.contains("held_root: found 0, expected a metadata snapshot"), "{line}");
+}

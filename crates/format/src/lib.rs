@@ -7,7 +7,7 @@
 //!
 //! - [`writecache`]: the dm-writecache cache device, its geometry and its checker
 //! - [`snapshot`]: the exception store of dm-snapshot, its layout, its checker and its repair
-//! - [`thin`]: the metadata of a thin pool: superblock, B-tree nodes, space maps
+//! - [`thin`]: the metadata of a thin pool, its checker, its XML and its repair
 //! - [`probe`]: what a device holds, judged by the signatures in its first and last bytes
 
 mod field;

@@ -16,6 +16,12 @@
 //! [`DeviceDetails`], [`IndexEntry`], [`RefCount`] or a child's number. [`NodeMut`] and [`BitmapMut`]
 //! change blocks in memory and decide nothing.
 //!
+//! Above the codec, each reading through [`blocks::Blocks`] in the order of blocks on disk:
+//! - [`check`]: every tree [walked](walk), every reference counted, both space maps compared
+//! - [`stream`]: the meaning, device by device, from the [`leaves`] of one tree after another; as
+//!   [`xml`], backwards as [`mod@rmap`]
+//! - [`build`]: new metadata from a stream; [`repair`]: from damaged metadata
+//!
 //! When to copy, allocate and commit is policy and is deliberately absent. The byte tables are in
 //! `docs/formats/thin.md`; a test holds that document to the codec's fields.
 

@@ -5,7 +5,7 @@
 //! devices and the needs-check flag are derived again, never copied; a metadata snapshot is let go.
 //!
 //! Where the superblock or a root of it is lost, the roots are looked for among all blocks
-//! ([`roots`]). What the superblock alone knew must then be [given](Given).
+//! (`roots`). What the superblock alone knew must then be [given](Given).
 
 mod roots;
 

@@ -12,6 +12,8 @@ pub(super) enum Bug {
     ReuseBeforeCommit,
     /// An unshared node is changed where it lies (breaks T1).
     ChangeInPlace,
+    /// A reader trusts what it walked through, although the state has moved on (breaks R1).
+    ReadOnce,
 }
 
 #[cfg(test)]

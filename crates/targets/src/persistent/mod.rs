@@ -46,6 +46,8 @@ mod counts;
 mod disk;
 mod edit;
 mod error;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod load;
 #[cfg(test)]
 mod model;

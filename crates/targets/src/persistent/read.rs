@@ -13,6 +13,7 @@ use cairn_block::Env;
 use cairn_block::sync::atomic::Ordering;
 use cairn_format::thin::{DeviceId, Mapping, MetadataBlock};
 
+use super::canary::{Bug, planted};
 use super::cost;
 use super::error::{Error, Path, Place};
 use super::nodes::{ALL_KEYS, Bounds, DEPTH_MAX, Entries, children, decode, too_deep};
@@ -60,7 +61,7 @@ impl Store {
         loop {
             let start = self.start(device)?;
             let result = self.walk(env, device, &start, key.min(u64::MAX - 1), ahead).await;
-            if self.nodes.generation() == start.generation {
+            if self.nodes.generation() == start.generation || planted(Bug::ReadOnce) {
                 return result;
             }
         }

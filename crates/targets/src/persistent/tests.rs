@@ -4,5 +4,7 @@ mod basics;
 mod bed;
 mod crashes;
 mod damage;
+mod faults;
 mod golden;
 mod properties;
+mod readers;

@@ -63,6 +63,45 @@ fn what_is_let_go_comes_back_with_the_commit_and_not_before() {
 }
 
 #[test]
+fn a_tree_of_three_levels_grows_shrinks_and_ends() {
+    const COUNT: u64 = 90_000;
+    let mut bed = Bed::fresh(4096, COUNT);
+    bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+    // Batches that are scattered over the whole tree, so that it splits on every level.
+    for part in 0..9 {
+        let runs = bed.store.data().take(COUNT / 9);
+        let blocks = runs.into_iter().flat_map(|run| run.blocks());
+        let changes: Vec<_> =
+            (0..).zip(blocks).map(|(n, own)| (n * 9 + part, Some(mapping(own.0, 0)))).collect();
+        bed.run(async move |env, working| working.apply(env, id(0), &changes).await).unwrap();
+        bed.commit();
+    }
+    assert_eq!(bed.audit().devices[&0].1.len() as u64, COUNT);
+    assert_eq!(bed.read_all(id(0), 9).unwrap().len() as u64, COUNT);
+    bed.run(async |_, working| working.create_snapshot(id(0), id(1))).unwrap();
+    for keep in [7, 41, 1009] {
+        let changes: Vec<_> =
+            (0..COUNT).filter(|key| key % keep != 0).map(|key| (key, None)).collect();
+        bed.run(async move |env, working| working.apply(env, id(0), &changes).await).unwrap();
+        bed.commit();
+        let found = bed.audit();
+        let left =
+            |key: &u64| [7, 41, 1009].iter().take_while(|k| **k <= keep).all(|k| key % k == 0);
+        assert_eq!(found.devices[&0].1.len(), (0..COUNT).filter(left).count());
+        assert_eq!(found.devices[&1].1.len() as u64, COUNT);
+    }
+    bed.run(async |env, working| {
+        working.remove_range(env, id(1), 100..COUNT - 100).await?;
+        working.remove_range(env, id(0), 0..u64::MAX).await
+    })
+    .unwrap();
+    bed.commit();
+    let found = bed.audit();
+    assert_eq!((found.devices[&0].1.len(), found.devices[&1].1.len()), (0, 200));
+    assert_eq!(bed.store.data().free(), COUNT - 200);
+}
+
+#[test]
 fn a_snapshot_costs_no_more_for_a_large_origin() {
     let mut written = Vec::new();
     for count in [300, 30_000] {

@@ -38,7 +38,12 @@ pub struct Bed {
 impl Bed {
     /// A fresh pool on a device of `blocks` metadata blocks.
     pub fn fresh(blocks: u64, data_blocks: u64) -> Bed {
-        let sim = world(1, Image::new(SectorCount(blocks * 8)));
+        Bed::seeded(1, blocks, data_blocks)
+    }
+
+    /// The same in a world of another seed.
+    pub fn seeded(seed: u64, blocks: u64, data_blocks: u64) -> Bed {
+        let sim = world(seed, Image::new(SectorCount(blocks * 8)));
         let disk: Arc<dyn Disk> = sim.drive("meta");
         let size = DataBlockSize::new(128).unwrap();
         sim.block_on(0, |env| async move { Store::format_fresh(&env, &disk, size).await }).unwrap();

@@ -1,0 +1,91 @@
+//! A metadata device that fails: the commit fails, the abort finds the old or the new state, and
+//! readers go on meanwhile.
+
+use cairn_sim::{Fault, OpSet};
+
+use super::bed::{Bed, id, mapping, open};
+use crate::persistent::{Error, Options};
+
+fn fill(bed: &mut Bed, device: u64, blocks: u64) -> Result<(), Error> {
+    let runs = bed.store.data().take(blocks);
+    let blocks = runs.into_iter().flat_map(|run| run.blocks());
+    let changes: Vec<_> = (0..).zip(blocks).map(|(n, own)| (n, Some(mapping(own.0, 0)))).collect();
+    bed.run(async move |env, working| working.apply(env, id(device), &changes).await)
+}
+
+#[test]
+fn a_failed_commit_leaves_the_old_or_the_new_state_and_the_pool_goes_on() {
+    let (mut old, mut new) = (0, 0);
+    for seed in 0..60 {
+        let mut bed = Bed::seeded(seed, 128, 4000);
+        bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+        fill(&mut bed, 0, 500).unwrap();
+        bed.commit();
+        let before = bed.audit();
+        fill(&mut bed, 0, 700).unwrap();
+        let ops = if seed % 2 == 0 { OpSet::WRITES } else { OpSet::FLUSHES };
+        bed.drive().faults().add(Fault::error(ops).per_mille(500).shots(1));
+        let failed = bed.run(async |env, working| working.commit(env).await);
+        bed.drive().faults().clear();
+        let Err(error) = failed else { continue };
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        assert!(bed.working().is_broken());
+        assert_eq!(bed.read_all(id(0), 2).unwrap().len(), 500, "readers have the last good state");
+        let refused = fill(&mut bed, 0, 1);
+        assert!(matches!(refused, Err(Error::Broken)));
+        bed.run(async |env, working| working.abort(env).await).unwrap();
+        let found = bed.audit();
+        match found.devices[&0].1.len() {
+            500 => old += 1,
+            700 => new += 1,
+            other => panic!("{other} mappings, {before:?}"),
+        }
+        assert_eq!(bed.read_all(id(0), 2).unwrap().len(), found.devices[&0].1.len());
+        bed.run(async |env, working| working.create_device(env, id(1))).unwrap();
+        fill(&mut bed, 1, 100).unwrap();
+        bed.commit();
+        assert_eq!(bed.audit().devices[&1].1.len(), 100);
+    }
+    assert!(old > 5 && new > 2, "{old} old, {new} new");
+}
+
+#[test]
+fn an_abort_that_cannot_read_fails_and_may_be_tried_again() {
+    let mut bed = Bed::fresh(128, 4000);
+    bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+    bed.commit();
+    fill(&mut bed, 0, 700).unwrap();
+    bed.drive().faults().add(Fault::error(OpSet::READS));
+    let failed = bed.run(async |env, working| working.abort(env).await);
+    assert!(matches!(failed, Err(Error::Io { .. })));
+    assert!(matches!(fill(&mut bed, 0, 1), Err(Error::Broken)));
+    bed.drive().faults().clear();
+    bed.run(async |env, working| working.abort(env).await).unwrap();
+    assert!(!bed.working().is_changed());
+    assert_eq!(bed.read_all(id(0), 0).unwrap(), []);
+}
+
+#[test]
+fn a_device_that_cannot_flush_serves_readers_and_refuses_changes_after_the_abort() {
+    let mut bed = Bed::fresh(128, 4000);
+    bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+    bed.drive().faults().add(Fault::error(OpSet::FLUSHES));
+    let failed = bed.run(async |env, working| working.commit(env).await);
+    assert!(matches!(failed, Err(Error::Io { .. })));
+    bed.run(async |env, working| working.abort(env).await).unwrap();
+    let refused = bed.run(async |env, working| working.create_device(env, id(1)));
+    assert!(matches!(refused, Err(Error::Broken)));
+    let marked = bed.run(async |env, working| working.set_needs_check(env).await);
+    assert!(matches!(marked, Err(Error::Io { .. })), "the mark is in memory only");
+    bed.drive().faults().clear();
+    bed.run(async |env, working| working.set_needs_check(env).await).unwrap();
+    assert!(bed.audit().superblock.needs_check());
+}
+
+#[test]
+fn opening_read_only_writes_and_flushes_nothing() {
+    let bed = Bed::fresh(128, 4000);
+    let writes = bed.sim.writes();
+    let (store, _) = open(&bed.sim, Options { read_only: true, ..Options::default() }).unwrap();
+    assert_eq!((store.data().free(), bed.sim.writes()), (4000, writes));
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cairn_block::{Disk, Env, SectorCount};
 use cairn_format::thin::DataBlockSize;
-use cairn_sim::{DriveOptions, Image, SimWorld};
+use cairn_sim::{DriveOptions, Effect, Fault, Image, OpSet, SimWorld};
 
 use super::bed::{id, mapping};
 use crate::persistent::canary::{Bug, plant};
@@ -66,10 +66,14 @@ async fn prepare(env: Env, disk: Arc<dyn Disk>) -> Result<(Arc<Store>, Working),
 fn readers_beside_commits(seed: u64) {
     let sim = SimWorld::new(seed, 3);
     // Barely more room than the trees need, so that blocks come back into use at once.
-    sim.add_drive(DriveOptions::named("meta"), Image::new(SectorCount(300 * 8)));
+    let drive = sim.add_drive(DriveOptions::named("meta"), Image::new(SectorCount(240 * 8)));
     let disk: Arc<dyn Disk> = sim.drive("meta");
     let (store, working) = sim.block_on(0, |env| prepare(env, disk)).expect("it is blank");
     let first = (store.generation(), Mappings::new());
+    // Some reads take longer than several commits.
+    let effect = Effect::Delay(Duration::from_millis(40));
+    let fault = Fault { ops: OpSet::READS, range: None, per_mille: 150, shots: None, effect };
+    drive.faults().add(fault);
     let (stop, got) = (Rc::new(Cell::new(false)), Rc::new(RefCell::new(Vec::new())));
     let running = Rc::new(Cell::new(0));
     for reactor in [1, 1, 2, 2] {
@@ -99,13 +103,13 @@ fn readers_beside_commits(seed: u64) {
 
 #[test]
 fn readers_get_leaves_of_one_durable_state_while_commits_run() {
-    (0..12).for_each(readers_beside_commits);
+    (0..6).for_each(readers_beside_commits);
 }
 
 #[test]
 fn the_alarm_rings_for_readers_that_do_not_look_twice() {
     plant(Some(Bug::ReadOnce));
-    let caught = (0..100).any(|seed| {
+    let caught = (0..30).any(|seed| {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| readers_beside_commits(seed)))
             .is_err()
     });

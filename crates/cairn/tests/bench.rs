@@ -73,6 +73,27 @@ fn writecache_tells_every_state_and_counts_the_requests() {
 }
 
 #[test]
+fn snapshot_tells_every_path_beside_the_raw_device_and_a_single_lock() {
+    let rows = rows(&["snapshot"]);
+    for disk in ["null", "memory"] {
+        for store in ["P", "N"] {
+            for (on, what, beside) in [
+                ("origin", "copy_out", "raw"),
+                ("origin", "write_again", "single_lock"),
+                ("snapshot", "first_write", "single_lock"),
+                ("snapshot", "read_through", "one_worker"),
+            ] {
+                let place = [("disk", disk), ("store", store), ("on", on), ("bytes", "4096")];
+                let kind = [("what", what), ("beside", beside), ("workers", "2"), ("depth", "32")];
+                assert_eq!(shaped(&rows, &[place, kind].concat()), 2, "{what} beside {beside}");
+            }
+        }
+    }
+    assert_eq!(shaped(&rows, &[("chunk", "65536"), ("what", "covers")]), 2);
+    assert_eq!(shaped(&rows, &[("snapshots", "8"), ("memory", "held")]), 1);
+}
+
+#[test]
 fn recovery_tells_time_and_memory_by_the_entry() {
     let rows = rows(&["recovery"]);
     for order in ["sorted", "shuffled"] {

@@ -41,7 +41,7 @@ pub fn all() -> Vec<(Arc<dyn TargetType>, Spec)> {
         (Arc::new(delay::DelayType), delay::SPEC),
         (Arc::new(flakey::FlakeyType), flakey::SPEC),
         (Arc::new(writecache::WriteCacheType), writecache::SPEC),
-        (Arc::new(snapshot::SnapshotType), snapshot::SNAPSHOT_SPEC),
+        (Arc::new(snapshot::SnapshotType::default()), snapshot::SNAPSHOT_SPEC),
         (Arc::new(snapshot::OriginType), snapshot::ORIGIN_SPEC),
         (Arc::new(snapshot::MergeType), snapshot::MERGE_SPEC),
         (Arc::new(thin::PoolType), thin::POOL_SPEC),

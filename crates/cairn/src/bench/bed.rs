@@ -1,5 +1,5 @@
-//! [`Bed`]: where a benchmark lies: one reactor of the real kind, disks by name, and volumes
-//! built from table lines over them.
+//! [`Bed`]: where a benchmark lies: reactors of the real kind, disks by name, and volumes built
+//! from table lines over them.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cairn_backends::MemoryDisk;
 use cairn_block::{
     ConfigError, Disk, Env, Identity, Opener, ReactorId, Registry, SectorCount, Table,
-    TableContext, TableLine, TargetTypes,
+    TableContext, TableLine, TargetType, TargetTypes,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use parking_lot::Mutex;
@@ -39,9 +39,12 @@ impl Opener for Shelf {
     }
 }
 
-/// A reactor with disks and volumes.
+/// Reactors with disks and volumes.
 pub struct Bed {
     reactors: Reactors,
+    /// How many.
+    count: u16,
+    types: Arc<TargetTypes>,
     shelf: Shelf,
     registry: Arc<Registry>,
 }
@@ -52,12 +55,21 @@ impl Bed {
     /// # Errors
     /// The system refused a thread or a ring.
     pub fn make() -> Outcome<Bed> {
-        let options = Options { count: 1, ring: RingKind::Auto };
+        Bed::with(1, cairn_targets::types())
+    }
+
+    /// So many reactors, targets of these types, and nothing on it.
+    ///
+    /// # Errors
+    /// The system refused a thread or a ring.
+    pub fn with(count: u16, types: Vec<Arc<dyn TargetType>>) -> Outcome<Bed> {
+        let options = Options { count, ring: RingKind::Auto };
         let reactors = Reactors::start(options)
             .map_err(|error| system("bench", "start of a reactor", error))?;
         let shelf = Shelf::default();
         let registry = Arc::new(Registry::new(Box::new(shelf.clone())));
-        Ok(Bed { reactors, shelf, registry })
+        let types = Arc::new(TargetTypes::new(types));
+        Ok(Bed { reactors, count, types, shelf, registry })
     }
 
     /// Puts a disk where table lines find it.
@@ -77,13 +89,33 @@ impl Bed {
         Ok(disk)
     }
 
-    /// Runs a future on the reactor and waits.
+    /// Runs a future on the first reactor and waits.
     pub fn on<T, F>(&self, make: impl FnOnce(Env) -> F + Send + 'static) -> T
     where
         T: Send + 'static,
         F: Future<Output = T> + 'static,
     {
         self.reactors.block_on(ReactorId(0), make)
+    }
+
+    /// Runs a future on every reactor at once and waits for all of them.
+    pub fn on_each<T, F>(&self, make: impl Fn(u16, Env) -> F + Send + Sync + 'static) -> Vec<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let make = Arc::new(make);
+        std::thread::scope(|scope| {
+            let start = |index| {
+                let make = make.clone();
+                let run =
+                    move || self.reactors.block_on(ReactorId(index), move |env| make(index, env));
+                scope.spawn(run)
+            };
+            let started: Vec<_> = (0..self.count).map(start).collect();
+            let end = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join();
+            started.into_iter().map(|thread| end(thread).expect("a reactor runs on")).collect()
+        })
     }
 
     /// Brings up a volume.
@@ -93,9 +125,8 @@ impl Bed {
     pub fn volume(&self, name: &str, table: &str) -> Outcome<Arc<dyn Disk>> {
         let volume = self.registry.create_volume(name)?;
         let (registry, device) = (self.registry.clone(), volume.clone());
-        let lines = TableLine::parse_all(table)?;
+        let (lines, types) = (TableLine::parse_all(table)?, self.types.clone());
         self.on(|env| async move {
-            let types = TargetTypes::new(cairn_targets::types());
             let context = TableContext { types: &types, registry: &registry, read_only: false };
             device.load(Table::build(&env, &device, &lines, context).await?).await;
             device.resume(&env).await

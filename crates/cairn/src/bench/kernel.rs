@@ -20,7 +20,7 @@ use crate::failure::{Outcome, refused, system};
 const GUEST: &str = include_str!("kernel-guest.sh");
 /// The exit status of the script that boots the kernel when there is none to boot.
 const SKIPPED: i32 = 77;
-/// Memory of the guest beyond its cache, in MiB.
+/// Memory of the guest beyond its disks, in MiB.
 const GUEST_MIB: u64 = 512;
 /// Seconds.
 const GUEST_LIMIT: &str = "600";
@@ -71,35 +71,51 @@ pub fn run(settings: &Settings, sizes: &Sizes, uml: &Path, report: &mut Report) 
 
 /// Boots the kernel once. Answers its figures, or why there are none.
 fn guest(sizes: &Sizes, uml: &Path) -> Outcome<Result<Round, String>> {
+    let mut words = vec![(sizes.cache / 1024).to_string(), (sizes.span / (1 << 20)).to_string()];
+    words.extend(sizes.blocks.iter().map(u32::to_string));
+    let lines = boot(uml, GUEST, sizes.cache / (1 << 20), &words, 1 + 2 * sizes.blocks.len())?;
+    Ok(lines.map(|lines| lines.iter().filter_map(|line| figure(line)).collect()))
+}
+
+/// Boots the kernel with disks of so many MiB in its memory and runs a script in it. Answers the
+/// `count` lines that it printed, or why there is no kernel to boot.
+///
+/// # Errors
+/// The script failed, or printed something else.
+pub fn boot(
+    uml: &Path,
+    script: &str,
+    disks_mib: u64,
+    words: &[String],
+    count: usize,
+) -> Outcome<Result<Vec<String>, String>> {
     let shown = uml.display().to_string();
     if !uml.exists() {
         return Ok(Err(format!("{shown}: found nothing, expected the script (--uml)")));
     }
     let folder = std::env::temp_dir().join(format!("cairn-bench-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| system(&shown, "make a folder", error))?;
-    let script = folder.join("guest.sh");
-    let written = std::fs::write(&script, GUEST);
+    let path = folder.join("guest.sh");
+    let written = std::fs::write(&path, script);
     let output = written.and_then(|()| {
-        let memory = format!("{}M", sizes.cache / (1 << 20) + GUEST_MIB);
+        let memory = format!("{}M", disks_mib + GUEST_MIB);
         let mut command = Command::new(uml);
-        command.args(["-m", &memory, "-t", GUEST_LIMIT]).arg(&script);
-        command.arg((sizes.cache / 1024).to_string()).arg((sizes.span / (1 << 20)).to_string());
-        command.args(sizes.blocks.iter().map(u32::to_string));
+        command.args(["-m", &memory, "-t", GUEST_LIMIT]).arg(&path).args(words);
         command.stdin(Stdio::null()).output()
     });
     drop(std::fs::remove_dir_all(&folder));
     let output = output.map_err(|error| system(&shown, "run", error))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let last = text.lines().last().unwrap_or("nothing").to_owned();
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let last = lines.last().cloned().unwrap_or_else(|| "nothing".to_owned());
     if output.status.code() == Some(SKIPPED) {
         return Ok(Err(last));
     }
-    let round: Round = text.lines().filter_map(figure).collect();
-    if !output.status.success() || round.len() != 1 + 2 * sizes.blocks.len() {
+    if !output.status.success() || lines.len() != count {
         let kind = cairn_block::ConfigKind::System;
         return Err(refused(kind, shown, "guest", format!("'{last}'"), "a line per figure"));
     }
-    Ok(Ok(round))
+    Ok(Ok(lines))
 }
 
 fn figure(line: &str) -> Option<(u32, String, f64)> {

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::task::{Poll, Waker};
 
 use cairn_block::{
@@ -154,13 +154,36 @@ async fn yield_once() {
 /// A request failed.
 pub fn run(bed: &Bed, disk: &Arc<dyn Disk>, job: &Job) -> Outcome<Took> {
     let (disk, name, job) = (disk.clone(), disk.name(), job.clone());
-    let took = bed.on(|env| async move { pump(&env, &disk, &job).await });
-    took.map_err(|error| {
-        ConfigError::new(ConfigKind::System, name, "bench: a request").with_source(error)
-    })
+    let took = bed.on(|env| async move { pump(&env, &disk, &job, &Barrier::new(1)).await });
+    took.map_err(|error| failed(name, error))
 }
 
-async fn pump(env: &Env, disk: &Arc<dyn Disk>, job: &Job) -> Result<Took, IoError> {
+/// Does a job on each reactor of the bed, all at once. Answers each one's time.
+///
+/// # Errors
+/// A request failed.
+pub fn run_each(bed: &Bed, disk: &Arc<dyn Disk>, jobs: &[Job]) -> Outcome<Vec<Took>> {
+    let (disk, name, start) = (disk.clone(), disk.name(), Arc::new(Barrier::new(jobs.len())));
+    let jobs: Arc<[Job]> = jobs.into();
+    let took = bed.on_each(move |index, env| {
+        let (disk, jobs, start) = (disk.clone(), jobs.clone(), start.clone());
+        async move { pump(&env, &disk, &jobs[usize::from(index)], &start).await }
+    });
+    let took: Result<Vec<Took>, IoError> = took.into_iter().collect();
+    took.map_err(|error| failed(name, error))
+}
+
+fn failed(name: String, error: IoError) -> ConfigError {
+    ConfigError::new(ConfigKind::System, name, "bench: a request").with_source(error)
+}
+
+/// Waits at `start` for who runs beside, blocking its reactor, which has nothing else to do.
+async fn pump(
+    env: &Env,
+    disk: &Arc<dyn Disk>,
+    job: &Job,
+    start: &Barrier,
+) -> Result<Took, IoError> {
     let pump = Rc::new(Pump {
         free: RefCell::new(job.buffers(env)),
         ended: Cell::new(0),
@@ -168,6 +191,7 @@ async fn pump(env: &Env, disk: &Arc<dyn Disk>, job: &Job) -> Result<Took, IoErro
         waker: Cell::new(None),
     });
     let (mut started, total) = (0, job.requests());
+    start.wait();
     let began = Moment::now();
     while pump.ended.get() < total {
         let mut turn = job.turn;

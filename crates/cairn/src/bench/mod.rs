@@ -27,6 +27,10 @@ mod peers;
 mod recovery;
 mod row;
 mod sample;
+mod snapshot;
+mod snapshotbed;
+mod snapshotkernel;
+mod snapshotpeers;
 mod styles;
 mod writecache;
 
@@ -51,7 +55,7 @@ pub struct BenchArgs {
     /// How many rounds (default: 5, or 2 with --quick)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: Option<u16>,
-    /// Run the same jobs on the kernel's dm-writecache too, in user-mode Linux
+    /// Run the same jobs on the kernel's dm-writecache or dm-snapshot too, in user-mode Linux
     #[arg(long)]
     pub kernel: bool,
     /// The script that boots user-mode Linux
@@ -69,6 +73,8 @@ pub enum Bench {
     Layers,
     /// The write cache fresh and aged, beside a raw memory disk
     Writecache,
+    /// Snapshots under 1 to 8 workers, beside the raw device and a single lock
+    Snapshot,
     /// The NBD server beside other servers (needs fio; nbdkit and qemu-storage-daemon if found)
     Nbd,
     /// How long a cache takes to open, and how much memory
@@ -100,10 +106,12 @@ impl Bench {
         match self {
             Bench::Layers => layers::run(settings),
             Bench::Writecache => writecache::run(settings),
+            Bench::Snapshot => snapshot::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::Recovery => recovery::run(settings),
             Bench::All => {
-                let all = [Bench::Layers, Bench::Writecache, Bench::Nbd, Bench::Recovery];
+                use Bench::{Layers, Nbd, Recovery, Snapshot, Writecache};
+                let all = [Layers, Writecache, Snapshot, Nbd, Recovery];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
                     Ok(report)

@@ -125,13 +125,19 @@ fn open(cache_bytes: u64, shuffled: bool) -> Outcome<Opening> {
 }
 
 /// What the system says of this process's memory, in bytes.
-struct Memory {
-    peak: u64,
-    held: u64,
+pub struct Memory {
+    /// The most since the peak was forgotten.
+    pub peak: u64,
+    /// Now.
+    pub held: u64,
 }
 
 impl Memory {
-    fn now() -> Outcome<Memory> {
+    /// As it is now.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn now() -> Outcome<Memory> {
         let path = "/proc/self/status";
         let text = std::fs::read_to_string(path).map_err(|error| system(path, "read", error))?;
         let field = |name: &str| {
@@ -146,7 +152,10 @@ impl Memory {
     }
 
     /// Lets the peak begin anew at what is held now.
-    fn forget_peak() -> Outcome<()> {
+    ///
+    /// # Errors
+    /// The system does not let it.
+    pub fn forget_peak() -> Outcome<()> {
         let path = "/proc/self/clear_refs";
         std::fs::write(path, "5").map_err(|error| system(path, "write", error))
     }

@@ -16,7 +16,7 @@ use event_listener::Event;
 use super::home::Home;
 use super::readers::Readers;
 use super::store::{Batch, Store};
-use super::table::{Bell, Exceptions, STRIPES, Waiter, stripe_of};
+use super::table::{Bell, Exceptions, Locks, STRIPES, Waiter, stripe_of};
 use crate::args::Device;
 
 /// How a snapshot is.
@@ -68,6 +68,7 @@ pub(super) struct Parts {
     pub chunk: ChunkSize,
     pub persistent: bool,
     pub merging: bool,
+    pub locks: Locks,
     pub events: Events,
 }
 
@@ -111,7 +112,7 @@ impl Core {
             _home: parts.home,
             origin: parts.origin,
             store: Store::new(parts.cow, parts.chunk, parts.persistent),
-            exceptions: Exceptions::new(),
+            exceptions: Exceptions::new(parts.locks),
             readers: Readers::new(reactors),
             writers: Readers::new(reactors),
             merging: parts.merging,

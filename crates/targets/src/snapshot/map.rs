@@ -16,10 +16,14 @@ use super::copying::{Copying, Want, Wanter};
 use super::core::{Condition, Core, wake};
 use super::readers::Announced;
 use super::seat::Seat;
-use super::table::{Run, Until, WritePlan, stripe_of};
+use super::table::{Locks, Run, Until, WritePlan, stripe_of};
 
 /// The kind of target `snapshot`.
-pub struct SnapshotType;
+#[derive(Default)]
+pub struct SnapshotType {
+    /// How the exceptions of its snapshots are guarded.
+    pub locks: Locks,
+}
 
 impl TargetType for SnapshotType {
     fn name(&self) -> &'static str {
@@ -36,7 +40,8 @@ impl TargetType for SnapshotType {
         ctor: Ctor<'a>,
     ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
         Box::pin(async move {
-            let seat = Seat::take("snapshot", false, env, &ctor).await?;
+            let mut seat = Seat::take("snapshot", false, env, &ctor).await?;
+            seat.locks = self.locks;
             let (kin, crew) = (seat.kin.clone(), seat.crew.clone());
             let copying = Copying::new(env, kin, crew, Until::Published);
             Ok(Arc::new(Snapshot { seat, copying }) as Arc<dyn Target>)

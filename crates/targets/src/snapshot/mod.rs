@@ -72,3 +72,4 @@ pub use config::{MERGE_SPEC, ORIGIN_SPEC, SNAPSHOT_SPEC, kernel_words};
 pub use map::{Snapshot, SnapshotType};
 pub use merge::MergeType;
 pub use origin::OriginType;
+pub use table::Locks;

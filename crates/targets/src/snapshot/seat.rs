@@ -20,6 +20,7 @@ use super::home::{Found, Home, TenantId};
 use super::kin::Kin;
 use super::status;
 use super::store::LoadError;
+use super::table::Locks;
 use crate::args::Device;
 use crate::blank::{read_sectors, refuse_signatures, unreadable};
 use crate::crew::Crew;
@@ -31,6 +32,8 @@ pub(super) struct Seat {
     pub kin: Arc<Kin>,
     pub crew: Arc<Crew>,
     merging: bool,
+    /// How exceptions are guarded; sharded but for a comparison.
+    pub locks: Locks,
     home: Arc<Home>,
     tenant: TenantId,
     events: Events,
@@ -149,6 +152,7 @@ impl Seat {
             kin,
             crew: Arc::new(Crew::default()),
             merging,
+            locks: Locks::default(),
             home,
             tenant,
             events: ctor.events.clone(),
@@ -237,6 +241,7 @@ impl Seat {
                 chunk: config.chunk,
                 persistent: config.kind.is_persistent(),
                 merging: self.merging,
+                locks: self.locks,
                 events: self.events.clone(),
             },
         ));

@@ -94,6 +94,16 @@ struct Shard {
 #[derive(Default)]
 struct Padded(Mutex<Shard>);
 
+/// How the exceptions of a snapshot are guarded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locks {
+    /// Groups of neighbouring chunks have locks of their own.
+    #[default]
+    Sharded,
+    /// One lock for all, for the benchmark to compare with.
+    Single,
+}
+
 /// The exceptions of one snapshot; chunks of the origin to chunks of the COW device.
 pub(super) struct Exceptions {
     shards: Box<[Padded]>,
@@ -180,12 +190,14 @@ impl Shard {
 
 impl Exceptions {
     /// An empty table.
-    pub fn new() -> Exceptions {
-        Exceptions { shards: (0..SHARDS).map(|_| Padded::default()).collect() }
+    pub fn new(locks: Locks) -> Exceptions {
+        let shards = if locks == Locks::Sharded { SHARDS } else { 1 };
+        Exceptions { shards: (0..shards).map(|_| Padded::default()).collect() }
     }
 
     fn shard(&self, chunk: u64) -> &Mutex<Shard> {
-        &self.shards[mix(chunk >> GROUP_SHIFT) % SHARDS].0
+        // A power of two.
+        &self.shards[mix(chunk >> GROUP_SHIFT) & (self.shards.len() - 1)].0
     }
 
     /// Where the chunks from `chunk` lie: up to `most`, to the end of the group, that go one way.

@@ -457,7 +457,7 @@ impl MappedDevice {
         };
         // The old table's targets let go of their devices before the new ones recover.
         self.drop_local_tables(env).await;
-        drop(old);
+        close_table(env, old).await;
         for (started, line) in table.lines().iter().enumerate() {
             if let Err(error) = line.target.resume(env).await {
                 for line in &table.lines()[..started] {
@@ -506,7 +506,8 @@ impl MappedDevice {
     pub async fn remove(&self, env: &Env) {
         let _verb = self.verb().await;
         self.suspend_locked(env, SuspendMode::Flush).await;
-        *self.state.lock() = State { suspended: true, ..State::default() };
+        let last = State { suspended: true, ..State::default() };
+        let state = std::mem::replace(&mut *self.state.lock(), last);
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
         let latch = done.clone();
         env.call_everywhere(move |env| {
@@ -514,6 +515,14 @@ impl MappedDevice {
             latch.arrive();
         });
         done.wait().await;
+        close_table(env, state.live).await;
+    }
+}
+
+/// Has a table's targets let go of their devices, and drops it.
+async fn close_table(env: &Env, table: Option<Arc<Table>>) {
+    for line in table.iter().flat_map(|table| table.lines()) {
+        line.target.close(env).await;
     }
 }
 

@@ -218,6 +218,12 @@ impl Env {
         self.mail_or(id, Work::Finish(id, result), Mail::Complete(id, result));
     }
 
+    /// The data of a request that was queued on this reactor and waits: for its target, which
+    /// reads or writes it in other ways than one remapping.
+    pub fn queued_segs(&self, id: RequestId) -> Option<Segs> {
+        self.slots().parked_segs(id)
+    }
+
     /// Has a queued request mapped again by its target.
     pub fn remap(&self, id: RequestId) {
         self.mail_or(id, Work::Remap(id), Mail::Remap(id));

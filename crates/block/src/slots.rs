@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 
+use crate::buf::Segs;
 use crate::request::{ReactorId, Request, RequestId};
 
 struct Slot {
@@ -67,6 +68,15 @@ impl Slots {
         let mut inner = self.inner.borrow_mut();
         let slot = inner.slots.get_mut(id.slot as usize)?;
         if slot.generation == id.generation { slot.parked.take() } else { None }
+    }
+
+    /// The data of a parked request; none if the id is stale or the request is out.
+    pub fn parked_segs(&self, id: RequestId) -> Option<Segs> {
+        debug_assert_eq!(id.reactor, self.reactor);
+        let inner = self.inner.borrow();
+        let slot = inner.slots.get(id.slot as usize)?;
+        let parked = slot.parked.as_ref().filter(|_| slot.generation == id.generation)?;
+        Some(parked.segs.clone())
     }
 
     /// How many requests are out or parked.

@@ -117,6 +117,12 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(()))
     }
 
+    /// Suspended, and given up for good: once this returns nothing is written to the lower disks
+    /// for its sake, on whatever reactor.
+    fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// The status line's fields after the target's name; empty if it has none.
     fn status(&self) -> String {
         String::new()

@@ -76,21 +76,28 @@ impl Copying {
         drop(wants);
         if first {
             let (me, env_of_task, only) = (self.clone(), env.clone(), only.cloned());
-            self.crew.spawn(env, async move { me.start_jobs(&env_of_task, only) });
+            self.crew.spawn(env, async move { me.run_jobs(&env_of_task, only).await });
         }
     }
 
-    fn start_jobs(&self, env: &Env, only: Option<Arc<Core>>) {
+    /// Does the jobs of a turn at the same time, the first of them here.
+    async fn run_jobs(&self, env: &Env, only: Option<Arc<Core>>) {
         let row = &self.rows[usize::from(env.reactor().0)];
         let mut wants = std::mem::take(&mut *row.lock());
         wants.sort_by_key(|want| want.range.start);
         let cores = only.map_or_else(|| self.kin.cores(env), |core| vec![core]);
         let chunk = cores.iter().map(|core| core.chunk_sectors()).max().unwrap_or(1);
-        for (wants, bytes) in split(wants, SectorCount(chunk)) {
-            let job = Job { kin: self.kin.clone(), cores: cores.clone(), wants, until: self.until };
+        let make = |(wants, bytes)| {
+            let (kin, cores) = (self.kin.clone(), cores.clone());
+            (Job { kin, cores, wants, until: self.until }, bytes)
+        };
+        let mut jobs = split(wants, SectorCount(chunk)).into_iter().map(make);
+        let (first, first_bytes) = jobs.next().expect("somebody asked for this turn");
+        for (job, bytes) in jobs {
             let env_of_task = env.clone();
             self.crew.spawn(env, async move { job.run(&env_of_task, bytes).await });
         }
+        first.run(env, first_bytes).await;
     }
 }
 
@@ -142,8 +149,9 @@ impl Job {
         let mut shares = Vec::new();
         for core in std::mem::take(&mut self.cores) {
             core.wait_ended().await;
+            let in_use = core.enter();
             if core.is_readable() {
-                shares.extend(self.take_share(env, core, &mut parked).await);
+                shares.extend(self.take_share(env, core, in_use, &mut parked).await);
             }
         }
         copy(env, &mut shares, &grant).await;
@@ -176,8 +184,13 @@ impl Job {
     }
 
     /// Claims what is missing in a snapshot, and allocates.
-    async fn take_share(&self, env: &Env, core: Arc<Core>, parked: &mut [bool]) -> Option<Share> {
-        let in_use = core.enter();
+    async fn take_share(
+        &self,
+        env: &Env,
+        core: Arc<Core>,
+        in_use: InUse,
+        parked: &mut [bool],
+    ) -> Option<Share> {
         let claimed = self.claim(&core, parked);
         if claimed.is_empty() {
             return None;
@@ -221,7 +234,8 @@ impl Share {
             Some(why) => self.core.fail(env, &self.batch, &why).await,
             None => {
                 self.batch.set_done();
-                self.core.commit(env, &self.batch).await;
+                // A commit that failed has ended the snapshot, which concerns no origin.
+                let _ = self.core.commit(env, &self.batch).await;
             }
         }
     }

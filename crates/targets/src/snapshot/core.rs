@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use cairn_block::{Disk, Env, Events, IoError, Sector, SectorRange};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+use cairn_block::{Disk, Env, Events, IoError, IoResult, Sector, SectorRange};
 use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
 
@@ -108,11 +108,12 @@ pub(super) fn wake(env: &Env, waiters: Vec<Waiter>) {
 impl Core {
     pub fn new(env: &Env, parts: Parts) -> Core {
         let reactors = env.post().reactors();
+        let chunks = parts.chunk.chunks_of(parts.origin.disk.sectors().0);
         Core {
             _home: parts.home,
             origin: parts.origin,
             store: Store::new(parts.cow, parts.chunk, parts.persistent),
-            exceptions: Exceptions::new(parts.locks),
+            exceptions: Exceptions::new(parts.locks, chunks),
             readers: Readers::new(reactors),
             writers: Readers::new(reactors),
             merging: parts.merging,
@@ -190,14 +191,17 @@ impl Core {
         self.condition() < Condition::Ending
     }
 
-    /// Keeps the COW device in use until the answer is dropped.
+    /// Keeps the COW device in use until the answer is dropped. Whoever then finds the content
+    /// readable works with it before a removal of the snapshot returns.
     pub fn enter(self: &Arc<Core>) -> InUse {
         self.users.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
         InUse(self.clone())
     }
 
-    /// Waits until nobody works with the core.
+    /// Waits until nobody works with the core. Callers have ended it before.
     pub async fn unused(&self) {
+        fence(Ordering::SeqCst);
         loop {
             let listener = self.unused.listen();
             if self.users.load(Ordering::Acquire) == 0 {
@@ -281,8 +285,8 @@ impl Core {
     }
 
     /// Commits a batch whose data is written. On return its records are durable and published, or
-    /// the snapshot is invalid.
-    pub async fn commit(self: &Arc<Core>, env: &Env, batch: &Batch) {
+    /// the snapshot is invalid and the answer an error.
+    pub async fn commit(self: &Arc<Core>, env: &Env, batch: &Batch) -> IoResult {
         {
             let mut ledger = self.store.ledger.lock().await;
             let batches = self.store.take_done();
@@ -292,16 +296,11 @@ impl Core {
                 if let Err(error) = result {
                     self.invalidate(env, &format!("metadata: {error}")).await;
                 }
-                for batch in &batches {
-                    if let Some(id) = batch.take_held() {
-                        env.complete(id, result);
-                    }
-                    batch.end();
-                }
+                batches.iter().for_each(|batch| batch.end(result));
             }
         }
         // If an earlier batch is not done, its owner commits this one.
-        batch.ended().await;
+        batch.ended().await
     }
 
     async fn commit_all(
@@ -337,6 +336,7 @@ impl Core {
     pub async fn fail(self: &Arc<Core>, env: &Env, batch: &Batch, why: &str) {
         self.invalidate(env, why).await;
         batch.set_done();
-        self.commit(env, batch).await;
+        // The snapshot has ended: nobody waits for the result.
+        let _ = self.commit(env, batch).await;
     }
 }

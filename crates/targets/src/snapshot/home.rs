@@ -95,6 +95,12 @@ impl Home {
         }
     }
 
+    /// True if `tenant` owns the core and nobody else is about to serve it.
+    pub fn is_alone(&self, tenant: TenantId) -> bool {
+        let state = self.state.lock();
+        state.tenants == 1 && state.owner == Some(tenant)
+    }
+
     /// A target has ended. Answers the core if nobody is left to serve it.
     pub fn move_out(&self, tenant: TenantId) -> Option<Arc<Core>> {
         let mut state = self.state.lock();

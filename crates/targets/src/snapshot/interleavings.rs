@@ -90,7 +90,7 @@ fn two_waits_on_one_stripe_both_end_and_both_are_right() {
 #[test]
 fn one_copier_has_a_chunk_and_the_others_hear_of_its_end() {
     let life = || {
-        let table = Arc::new(Exceptions::new(Locks::default()));
+        let table = Arc::new(Exceptions::new(Locks::default(), 64));
         let copies = Arc::new(AtomicU64::new(0));
         let threads: Vec<_> = (0..3)
             .map(|_| {

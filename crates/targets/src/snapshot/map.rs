@@ -1,19 +1,18 @@
 //! `snapshot`: verdicts and completions.
 //!
 //! A read without an exception goes to the origin, announced (see `readers`); a write without one
-//! waits for a copy, unless it covers its chunks: then it goes straight to fresh chunks, and is
-//! held at its end until their records are committed.
+//! waits for a copy, unless it covers its chunks: then they are its own to fill (see `covering`).
 
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags, Io, IoError, IoResult, Limits,
-    LocalFuture, Op, Request, RequestId, Sector, SectorCount, SectorRange, Target, TargetType,
-    Verdict,
+    ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
+    LocalFuture, Op, Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
 };
 
 use super::copying::{Copying, Want, Wanter};
-use super::core::{Condition, Core, wake};
+use super::core::{Condition, Core};
+use super::covering::{Cover, Covering};
 use super::readers::Announced;
 use super::seat::Seat;
 use super::table::{Locks, Run, Until, WritePlan, stripe_of};
@@ -43,8 +42,9 @@ impl TargetType for SnapshotType {
             let mut seat = Seat::take("snapshot", false, env, &ctor).await?;
             seat.locks = self.locks;
             let (kin, crew) = (seat.kin.clone(), seat.crew.clone());
+            let covering = Covering::new(env, crew.clone());
             let copying = Copying::new(env, kin, crew, Until::Published);
-            Ok(Arc::new(Snapshot { seat, copying }) as Arc<dyn Target>)
+            Ok(Arc::new(Snapshot { seat, copying, covering }) as Arc<dyn Target>)
         })
     }
 }
@@ -53,10 +53,8 @@ impl TargetType for SnapshotType {
 pub struct Snapshot {
     pub(super) seat: Seat,
     copying: Arc<Copying>,
+    covering: Arc<Covering>,
 }
-
-/// What a watched request was; kept in its word beside a number.
-const READS_ORIGIN: u64 = 1 << 63;
 
 /// A request as the chunks it touches.
 pub(super) struct Place {
@@ -143,7 +141,7 @@ impl Snapshot {
                 self.to_cow(&place, chunk)
             }
             None => {
-                request.watch(READS_ORIGIN | announced.to_word());
+                request.watch(announced.to_word());
                 self.to_origin(&place)
             }
         }
@@ -183,100 +181,15 @@ impl Snapshot {
         place: &Place,
         count: u64,
     ) -> Verdict<'a> {
-        let core = self.core();
-        let claimed: Vec<u64> = (place.chunk..place.chunk + count).collect();
-        let batch = core.store.allocate(&claimed);
-        core.look_at_fill();
-        let got = batch.as_ref().map_or(0, |batch| run_length(&batch.records));
-        let Some(batch) = batch else {
-            return self.map_full(env, request, place, claimed);
-        };
-        if got < batch.records.len() || got < claimed.len() {
-            // The allocation went around an area, or ends: the rest of it is of no use here.
-            return self.map_broken_run(env, request, place, batch, claimed);
-        }
         request.accept(place.head(count));
-        self.write_run(request, place, &batch)
-    }
-
-    fn write_run<'a>(
-        &'a self,
-        request: &mut Request,
-        place: &Place,
-        batch: &super::store::Batch,
-    ) -> Verdict<'a> {
-        request.watch(batch.number);
-        if self.core().store.is_persistent() {
-            // The commit's flush makes the data durable.
-            request.flags.remove(Flags::FUA);
-        }
-        self.to_cow(place, batch.records[0].new.0)
-    }
-
-    /// The chunks that were got do not lie next to each other, or are fewer than claimed: a task
-    /// writes them.
-    fn map_broken_run<'a>(
-        &'a self,
-        env: &Env,
-        request: &mut Request,
-        place: &Place,
-        batch: Arc<super::store::Batch>,
-        claimed: Vec<u64>,
-    ) -> Verdict<'a> {
-        let got = batch.records.len();
-        wake(env, self.core().exceptions.settle(claimed[got..].iter().copied()));
-        request.accept(place.head(got as u64));
-        let (core, id) = (self.core().clone(), request.id());
-        let data = (request.op == Op::Write).then(|| request.segs.clone());
-        let fua = request.flags & Flags::FUA;
-        let env_of_task = env.clone();
-        self.seat.crew.spawn(env, async move {
-            let env = &env_of_task;
-            let _in_use = core.enter();
-            let chunk = core.chunk_sectors();
-            let writes: Vec<_> = (0..)
-                .zip(&batch.records)
-                .map(|(at, record)| {
-                    let bytes = (chunk * 512) as usize;
-                    let range = SectorRange::new(core.cow_sector(record.new.0), SectorCount(chunk));
-                    let segs = match &data {
-                        Some(data) => data.slice(at * bytes, bytes),
-                        None => env.zeros(range.count),
-                    };
-                    env.io(core.cow(), Io::write(range, segs).with(fua))
-                })
-                .collect();
-            let written = futures_util::future::join_all(writes).await;
-            match written.into_iter().collect::<Result<(), IoError>>() {
-                Ok(()) => batch.set_done_for(id),
-                Err(error) => {
-                    core.invalidate(env, &format!("could not be written: {error}")).await;
-                    batch.set_done_for(id);
-                }
-            }
-            core.commit(env, &batch).await;
-            core.settle(env, &batch.records).await;
-        });
-        Verdict::Queued
-    }
-
-    /// There is no room for a write: the snapshot overflows or ends.
-    fn map_full<'a>(
-        &'a self,
-        env: &Env,
-        request: &mut Request,
-        place: &Place,
-        claimed: Vec<u64>,
-    ) -> Verdict<'a> {
-        request.accept(place.head(claimed.len() as u64));
-        let (core, id, env_of_task) = (self.core().clone(), request.id(), env.clone());
-        self.seat.crew.spawn(env, async move {
-            if !core.overflow() {
-                core.invalidate(&env_of_task, "no space left").await;
-            }
-            wake(&env_of_task, core.exceptions.settle(claimed));
-            env_of_task.complete(id, Err(IoError::IO));
-        });
+        let cover = Cover {
+            id: request.id(),
+            chunk: place.chunk,
+            count,
+            zeroes: request.op == Op::WriteZeroes,
+            flags: request.flags,
+        };
+        self.covering.add(env, self.core(), cover);
         Verdict::Queued
     }
 
@@ -329,29 +242,6 @@ impl Snapshot {
         });
         Verdict::Queued
     }
-
-    /// A write that covered its chunks has ended: it is answered when its records are committed.
-    fn end_claimed(&self, env: &Env, number: u64, id: RequestId, result: IoResult) -> EndIo {
-        let (core, env_of_task) = (self.core().clone(), env.clone());
-        let batch = core.store.batch(number).expect("not committed before it is done");
-        self.seat.crew.spawn(env, async move {
-            let env = &env_of_task;
-            let _in_use = core.enter();
-            if let Err(error) = result {
-                core.invalidate(env, &format!("could not be written: {error}")).await;
-            }
-            batch.set_done_for(id);
-            core.commit(env, &batch).await;
-            core.settle(env, &batch.records).await;
-        });
-        EndIo::Held
-    }
-}
-
-/// How many records from the first on lie next to each other on the COW device.
-fn run_length(records: &[cairn_format::snapshot::Record]) -> usize {
-    let next = |pair: &&[cairn_format::snapshot::Record]| pair[1].new.0 == pair[0].new.0 + 1;
-    records.windows(2).take_while(next).count() + records.len().min(1)
 }
 
 impl Target for Snapshot {
@@ -365,12 +255,9 @@ impl Target for Snapshot {
     }
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
-        let word = request.word();
-        if word & READS_ORIGIN != 0 {
-            self.core().readers.leave(env.reactor(), Announced::of_word(word));
-            return EndIo::Done(result);
-        }
-        self.end_claimed(env, word, request.id(), result)
+        // Only reads of the origin are watched.
+        self.core().readers.leave(env.reactor(), Announced::of_word(request.word()));
+        EndIo::Done(result)
     }
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
@@ -393,6 +280,10 @@ impl Target for Snapshot {
 
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         Box::pin(self.seat.pause())
+    }
+
+    fn close<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(self.seat.close(env))
     }
 
     fn status(&self) -> String {

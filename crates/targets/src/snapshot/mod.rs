@@ -4,19 +4,20 @@
 //! ```text
 //!   writes                        reads and writes
 //!     v                                  v
-//!   snapshot-origin                  snapshot --- write of whole chunks ------------.
-//!     | kin: who needs it?               | table: exception?                        |
-//!     | no                yes            | yes -> COW    no, read -> origin         |
-//!     |                    v             | no, write                                |
-//!     |                 copying: claim in every snapshot, allocate, <---------------+
-//!     v                 read the origin once, write every COW device                v
+//!   snapshot-origin                  snapshot --- write of whole chunks --> covering: allocate,
+//!     | kin: who needs it?               | table: exception?                   write the chunks
+//!     | no                yes            | yes -> COW    no, read -> origin       |
+//!     |                    v             | no, write                              |
+//!     |                 copying: claim in every snapshot, allocate, <-'           |
+//!     v                 read the origin once, write every COW device              v
 //!   origin <--(settled)-- commit in the order of allocation --(published)--> COW device
 //! ```
 //!
 //! Rooms: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writing an
-//! origin that has snapshots), `merge`, `copying` (jobs), `table` (exceptions), `readers` (who
-//! still reads the origin), `store` (allocation, areas, commits), `core` (all of one snapshot),
-//! `home` and `seat` (opening, handover between tables), `crew` (tasks), `status`.
+//! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `presence`
+//! (exceptions), `readers` (who still reads the origin), `store` (allocation, areas, commits),
+//! `core` (all of one snapshot), `home` and `seat` (opening, handover between tables), `crew`
+//! (tasks), `status`.
 //!
 //! # Invariants
 //! I1. The data of a chunk is durable before its record; the record is durable before the origin's
@@ -32,6 +33,7 @@
 mod config;
 mod copying;
 mod core;
+mod covering;
 mod home;
 #[cfg(all(test, shuttle))]
 mod interleavings;
@@ -41,6 +43,7 @@ mod merge;
 #[cfg(test)]
 mod model;
 mod origin;
+mod presence;
 mod readers;
 mod seat;
 mod status;

@@ -181,11 +181,7 @@ impl Seat {
             Found::Own(core) => core,
             Found::Other(core) if self.fits(&core) => core,
             Found::Other(core) => {
-                core.dismiss(env).await;
-                self.kin.remove(&core);
-                self.kin.end_merging(&core);
-                self.home.clear();
-                core.unused().await;
+                self.retire(env, &core).await;
                 self.open(env).await?
             }
             Found::Nothing(former) => {
@@ -215,6 +211,24 @@ impl Seat {
             self.kin.add(&core);
         }
         Ok(())
+    }
+
+    /// Has a core serve nobody any more: on return its COW device is in nobody's use.
+    async fn retire(&self, env: &Env, core: &Arc<Core>) {
+        core.dismiss(env).await;
+        self.kin.remove(core);
+        self.kin.end_merging(core);
+        self.home.clear();
+        core.unused().await;
+    }
+
+    /// The table is given up for good. Unless another is about to serve the snapshot, copies under
+    /// way for it end here: who removes a snapshot may use its COW device for something else.
+    pub async fn close(&self, env: &Env) {
+        let _door = self.home.door.lock().await;
+        if let Some(core) = self.core_if_live().filter(|_| self.home.is_alone(self.tenant)) {
+            self.retire(env, core).await;
+        }
     }
 
     /// True if a core can be served as it is.

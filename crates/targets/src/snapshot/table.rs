@@ -22,8 +22,10 @@ use cairn_format::snapshot::Record;
 use event_listener::Event;
 use rustc_hash::FxHashMap;
 
+use super::presence::{Presence, WORD_CHUNKS};
+
 /// Neighbouring chunks that share a shard: 2^6.
-const GROUP_SHIFT: u32 = 6;
+const GROUP_SHIFT: u32 = WORD_CHUNKS.trailing_zeros();
 const SHARDS: usize = 128;
 /// Stripes of the readers' counters; a group lies in one.
 pub(super) const STRIPES: usize = 64;
@@ -107,6 +109,7 @@ pub enum Locks {
 /// The exceptions of one snapshot; chunks of the origin to chunks of the COW device.
 pub(super) struct Exceptions {
     shards: Box<[Padded]>,
+    presence: Presence,
 }
 
 /// Where a run of chunks lies.
@@ -189,10 +192,11 @@ impl Shard {
 }
 
 impl Exceptions {
-    /// An empty table.
-    pub fn new(locks: Locks) -> Exceptions {
-        let shards = if locks == Locks::Sharded { SHARDS } else { 1 };
-        Exceptions { shards: (0..shards).map(|_| Padded::default()).collect() }
+    /// An empty table for an origin of so many chunks.
+    pub fn new(locks: Locks, chunks: u64) -> Exceptions {
+        let (shards, known) = if locks == Locks::Sharded { (SHARDS, chunks) } else { (1, 0) };
+        let shards = (0..shards).map(|_| Padded::default()).collect();
+        Exceptions { shards, presence: Presence::new(known) }
     }
 
     fn shard(&self, chunk: u64) -> &Mutex<Shard> {
@@ -201,9 +205,13 @@ impl Exceptions {
     }
 
     /// Where the chunks from `chunk` lie: up to `most`, to the end of the group, that go one way.
+    /// Takes no lock if the first has no exception.
     pub fn find(&self, chunk: u64, most: u64) -> Run {
         let most = most.min(left_in_group(chunk));
-        self.shard(chunk).lock().run(chunk, most)
+        match self.presence.missing(chunk) {
+            0 => self.shard(chunk).lock().run(chunk, most),
+            missing => Run { cow: None, count: missing.min(most) },
+        }
     }
 
     /// The chunks of `first..end` that have an exception, in order, as runs. Costs as much as
@@ -332,6 +340,7 @@ impl Exceptions {
     /// Adds an exception of a store that is being read; false if there is one.
     pub fn load(&self, record: Record) -> bool {
         let mut shard = self.shard(record.old.0).lock();
+        self.presence.set(record.old.0);
         shard.completed.insert(record.old.0, record.new.0).is_none()
     }
 
@@ -346,6 +355,7 @@ impl Exceptions {
             pending.published = true;
             waiters.append(&mut pending.until_published);
             shard.completed.insert(record.old.0, record.new.0);
+            self.presence.set(record.old.0);
         }
         waiters
     }
@@ -375,7 +385,9 @@ impl Exceptions {
     /// Merged: the chunks are on the origin. Answers who waited.
     pub fn forget(&self, chunks: impl Iterator<Item = u64> + Clone) -> Vec<Waiter> {
         for chunk in chunks.clone() {
-            self.shard(chunk).lock().completed.remove(&chunk);
+            let mut shard = self.shard(chunk).lock();
+            shard.completed.remove(&chunk);
+            self.presence.clear(chunk);
         }
         self.settle(chunks)
     }

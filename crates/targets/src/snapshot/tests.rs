@@ -2,6 +2,7 @@
 //! told. `bed` is the world; each other file is one room's promises.
 
 mod bed;
+mod cycles;
 mod full;
 mod merging;
 mod opening;

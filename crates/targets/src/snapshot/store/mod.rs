@@ -13,11 +13,11 @@ mod persistent;
 mod transient;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::{Env, IoError, RequestId};
+use cairn_block::{Env, IoError, IoResult};
 use cairn_format::snapshot::{ChunkSize, CowChunk, Layout, OriginChunk, Record};
 use futures_util::lock::Mutex as AsyncMutex;
 
@@ -28,13 +28,10 @@ pub(super) use persistent::{Ledger, LoadError, Loaded, TailPiece};
 
 /// What is remembered of the copies between an allocation and its commit.
 pub(super) struct Batch {
-    /// Names the batch: its place in the order of allocations.
-    pub number: u64,
     /// In the order of allocation.
     pub records: Vec<Record>,
-    /// A write of the snapshot that covers its chunks: answered with the commit's result.
-    held: Mutex<Option<RequestId>>,
     done: AtomicBool,
+    result: OnceLock<IoResult>,
     ended: Bell,
 }
 
@@ -44,25 +41,16 @@ impl Batch {
         self.done.store(true, Ordering::Release);
     }
 
-    /// The data is written, and this request waits for the commit.
-    pub fn set_done_for(&self, request: RequestId) {
-        *self.held.lock() = Some(request);
-        self.set_done();
-    }
-
-    /// The request that waits for the commit, once.
-    pub fn take_held(&self) -> Option<RequestId> {
-        self.held.lock().take()
-    }
-
-    /// The commit ended, well or not.
-    pub fn end(&self) {
+    /// The commit ended.
+    pub fn end(&self, result: IoResult) {
+        self.result.get_or_init(|| result);
         self.ended.ring();
     }
 
-    /// Waits for the commit's end.
-    pub async fn ended(&self) {
+    /// Waits for the commit's end. Answers its result.
+    pub async fn ended(&self) -> IoResult {
         self.ended.wait().await;
+        *self.result.get().expect("it is there before the end is told")
     }
 }
 
@@ -71,7 +59,6 @@ struct Queue {
     next_free: u64,
     /// Records in the list once everything handed out is committed.
     records: u64,
-    next_number: u64,
     batches: VecDeque<Arc<Batch>>,
 }
 
@@ -91,7 +78,7 @@ impl Store {
     /// An empty store.
     pub fn new(cow: Device, chunk: ChunkSize, persistent: bool) -> Store {
         let next_free = if persistent { persistent::FIRST_FREE } else { transient::FIRST_FREE };
-        let queue = Queue { next_free, records: 0, next_number: 0, batches: VecDeque::new() };
+        let queue = Queue { next_free, records: 0, batches: VecDeque::new() };
         Store {
             cow,
             chunk,
@@ -160,22 +147,13 @@ impl Store {
             return None;
         }
         let batch = Arc::new(Batch {
-            number: queue.next_number,
             records,
-            held: Mutex::new(None),
             done: AtomicBool::new(false),
+            result: OnceLock::new(),
             ended: Bell::default(),
         });
-        queue.next_number += 1;
         queue.batches.push_back(batch.clone());
         Some(batch)
-    }
-
-    /// The batch of this number, unless it has been committed.
-    pub fn batch(&self, number: u64) -> Option<Arc<Batch>> {
-        let queue = self.queue.lock();
-        let first = queue.batches.front()?.number;
-        queue.batches.get(usize::try_from(number.checked_sub(first)?).ok()?).cloned()
     }
 
     /// Takes the done head of the queue.

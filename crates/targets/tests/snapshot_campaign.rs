@@ -4,6 +4,9 @@
 //! The disk that is judged is the origin and its snapshots side by side: each half must hold what
 //! was written to it last, and a snapshot what the origin held at first, whatever the other does.
 //!
+//! With failing drives, and a store that fills up, the origin alone is judged; and a snapshot that
+//! still calls itself valid must be, by what the cut left on the drives.
+//!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test snapshot_campaign` is the long
 //! run. With `--features canary` known ordering bugs are planted: each must be caught.
 
@@ -12,12 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, LocalFuture, Registry, Sector, SectorCount, SuspendMode, Table,
-    TableContext, TableLine, TargetTypes,
+    ConfigError, Disk, Env, Io, LocalFuture, Registry, Sector, SectorCount, SectorRange,
+    SuspendMode, Table, TableContext, TableLine, TargetTypes,
 };
 use cairn_format::snapshot::{ChunkSize, CowChunk, Header, Layout, OriginChunk, Record, records};
 use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
-use cairn_sim::{DriveOptions, Image, SimWorld, Workload};
+use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 const SECTOR: usize = 512;
 
@@ -29,29 +32,89 @@ struct Shape {
     chunks: [u64; 2],
     kinds: [&'static str; 2],
     merging: bool,
+    /// Drives fail, and the first store fills up.
+    failing: bool,
 }
 
 const SERVING: &[Shape] = &[
     // Many areas.
-    Shape { origin_sectors: 96, chunks: [1, 1], kinds: ["P", "PO"], merging: false },
-    Shape { origin_sectors: 128, chunks: [1, 8], kinds: ["P", "P"], merging: false },
+    Shape {
+        origin_sectors: 96,
+        chunks: [1, 1],
+        kinds: ["P", "PO"],
+        merging: false,
+        failing: false,
+    },
+    Shape {
+        origin_sectors: 128,
+        chunks: [1, 8],
+        kinds: ["P", "P"],
+        merging: false,
+        failing: false,
+    },
     // Ends inside a chunk.
-    Shape { origin_sectors: 250, chunks: [8, 16], kinds: ["PO", "P"], merging: false },
-    Shape { origin_sectors: 512, chunks: [32, 2], kinds: ["P", "P"], merging: false },
+    Shape {
+        origin_sectors: 250,
+        chunks: [8, 16],
+        kinds: ["PO", "P"],
+        merging: false,
+        failing: false,
+    },
+    Shape {
+        origin_sectors: 512,
+        chunks: [32, 2],
+        kinds: ["P", "P"],
+        merging: false,
+        failing: false,
+    },
 ];
 
 const MERGING: &[Shape] = &[
-    Shape { origin_sectors: 96, chunks: [1, 4], kinds: ["P", "P"], merging: true },
-    Shape { origin_sectors: 250, chunks: [8, 1], kinds: ["P", "PO"], merging: true },
-    Shape { origin_sectors: 128, chunks: [2, 2], kinds: ["PO", "P"], merging: true },
+    Shape { origin_sectors: 96, chunks: [1, 4], kinds: ["P", "P"], merging: true, failing: false },
+    Shape {
+        origin_sectors: 250,
+        chunks: [8, 1],
+        kinds: ["P", "PO"],
+        merging: true,
+        failing: false,
+    },
+    Shape {
+        origin_sectors: 128,
+        chunks: [2, 2],
+        kinds: ["PO", "P"],
+        merging: true,
+        failing: false,
+    },
+];
+
+const FAILING: &[Shape] = &[
+    Shape { origin_sectors: 96, chunks: [1, 1], kinds: ["P", "PO"], merging: false, failing: true },
+    Shape {
+        origin_sectors: 250,
+        chunks: [8, 2],
+        kinds: ["PO", "P"],
+        merging: false,
+        failing: true,
+    },
+    Shape {
+        origin_sectors: 128,
+        chunks: [1, 16],
+        kinds: ["P", "P"],
+        merging: false,
+        failing: true,
+    },
 ];
 
 impl Shape {
-    /// A COW device that never fills up: every chunk once, its records, and what crashes leak.
+    /// A COW device that never fills up: every chunk once, its records, and what crashes leak. Or
+    /// one that soon does.
     fn cow_sectors(&self, which: usize) -> u64 {
         let chunk = self.chunks[which];
         let chunks = self.origin_sectors.div_ceil(chunk);
-        (chunks * 3 + chunks / 8 + 40) * chunk
+        match self.failing && which == 0 {
+            true => (chunks * 2 / 3 + 6) * chunk,
+            false => (chunks * 3 + chunks / 8 + 40) * chunk,
+        }
     }
 
     fn layout(&self, which: usize) -> Layout {
@@ -82,6 +145,9 @@ impl Shape {
     fn side_by_side(&self) -> String {
         let (mut text, mut at) = (String::new(), 0);
         for (name, _) in self.volumes() {
+            if self.failing && name != "o" {
+                continue;
+            }
             text += &format!("{at} {} linear @{name} 0\n", self.origin_sectors);
             at += self.origin_sectors;
         }
@@ -166,12 +232,46 @@ fn start_reloading(world: &SimWorld, registry: Arc<Registry>, name: String, tabl
     });
 }
 
+/// The origin fails now and then; the COW devices do, but for their headers: a snapshot that can't
+/// be marked invalid is lost to a crash.
+fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) {
+    let often = [2, 20, 100][rng.usize(..3)];
+    let origin = world.drive("origin");
+    origin.faults().add(Fault::error(OpSet::WRITES).per_mille(often));
+    if rng.bool() {
+        origin.faults().add(Fault::error(OpSet::READS).per_mille(often));
+    }
+    for name in ["cow0", "cow1"] {
+        let drive = world.drive(name);
+        let ops = [OpSet::WRITES, OpSet::FLUSHES, OpSet::READS][rng.usize(..3)];
+        let behind = SectorRange::between(Sector(1), Sector(drive.sectors().0));
+        let fault = Fault::error(ops).per_mille(often);
+        drive.faults().add(if ops == OpSet::FLUSHES { fault } else { fault.on(behind) });
+    }
+}
+
+/// Reads the snapshots while they live.
+fn start_reading(world: &SimWorld, registry: &Registry, sectors: u64) {
+    for (reactor, name) in [(0, "s0"), (1, "s1")] {
+        let disk: Arc<dyn Disk> = registry.volume(name).expect("a volume");
+        let env = world.env(reactor).clone();
+        world.env(reactor).spawn(async move {
+            for _ in 0..20 {
+                let start = Sector(env.random_below(sectors));
+                let range = SectorRange::between(start, Sector(sectors));
+                // An error is no news: the snapshot may have ended.
+                let _ = env.io(&disk, Io::read(range, env.segs(range.count))).await;
+                env.sleep(Duration::from_micros(env.random_below(300))).await;
+            }
+        });
+    }
+}
+
 impl Scenario for Snapshots {
     fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
         let index = rng.usize(..self.shapes.len());
         let shape = self.shapes[index];
-        let bytes: Vec<u8> =
-            (0..shape.origin_sectors).flat_map(|at| [(at % 251) as u8 + 1; SECTOR]).collect();
+        let bytes: Vec<u8> = (0..shape.origin_sectors).flat_map(initial).collect();
         let first =
             if shape.merging { shape.store_to_merge(rng) } else { used(shape.cow_sectors(0)) };
         vec![
@@ -203,7 +303,11 @@ impl Scenario for Snapshots {
     fn check_metadata(&self, images: &Images) -> Result<(), String> {
         let shape = self.shape(images["shape"].sectors().0);
         for which in 0..2 {
-            check_store(&shape, which, &images[&format!("cow{which}")])?;
+            let cow = &images[&format!("cow{which}")];
+            let records = check_store(&shape, which, cow)?;
+            if let Some(records) = records.filter(|_| shape.failing) {
+                check_content(&shape, which, &records, &images["origin"], cow)?;
+            }
         }
         Ok(())
     }
@@ -217,29 +321,64 @@ impl Scenario for Snapshots {
     }
 
     fn suspends(&self) -> bool {
-        true
+        !self.shapes[0].failing
     }
 
     fn trouble(&self, world: &SimWorld, _disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
         let shape = self.shape(world.drive("shape").sectors().0);
-        if rng.u8(..3) == 0 {
+        let registry = self.registry.borrow().clone().expect("it is open");
+        if shape.failing {
+            plant_errors(world, rng);
+            start_reading(world, &registry, shape.origin_sectors);
+        } else if rng.u8(..3) == 0 {
             let mut volumes = shape.volumes();
             let (name, table) = volumes.swap_remove(rng.usize(..volumes.len()));
-            let registry = self.registry.borrow().clone().expect("it is open");
             start_reloading(world, registry, name.to_owned(), table);
         }
         false
     }
 }
 
-/// The records of a store: each chunk once, on both sides, and none where no data can be.
-fn check_store(shape: &Shape, which: usize, image: &Image) -> Result<(), String> {
+/// What a sector of the origin holds at first.
+fn initial(sector: u64) -> [u8; SECTOR] {
+    [(sector % 251) as u8 + 1; SECTOR]
+}
+
+/// Nobody wrote to the snapshot: it holds what the origin held at first.
+fn check_content(
+    shape: &Shape,
+    which: usize,
+    records: &[Record],
+    origin: &Image,
+    cow: &Image,
+) -> Result<(), String> {
+    let chunk = shape.chunks[which];
+    for sector in 0..shape.origin_sectors {
+        let record = records.iter().find(|record| record.old.0 == sector / chunk);
+        let found = match record {
+            Some(record) => cow.sector(Sector(record.new.0 * chunk + sector % chunk)),
+            None => origin.sector(Sector(sector)),
+        };
+        if found[..] != initial(sector) {
+            let from = if record.is_some() { "its store" } else { "the origin" };
+            return Err(format!("cow{which}: valid, but sector {sector} changed in {from}"));
+        }
+    }
+    Ok(())
+}
+
+/// The records of a store: each chunk once, on both sides, and none where no data can be. None if
+/// the device is blank or the store invalid.
+fn check_store(shape: &Shape, which: usize, image: &Image) -> Result<Option<Vec<Record>>, String> {
     let header = image.sector(Sector(0));
     // A crash while formatting leaves a blank device.
     if header[..4] == [0; 4] {
-        return Ok(());
+        return Ok(None);
     }
     let header = Header::parse(&header).map_err(|error| error.to_string())?;
+    if !header.is_valid() && shape.failing {
+        return Ok(None);
+    }
     if !header.is_valid() {
         return Err(format!("cow{which}: invalidated"));
     }
@@ -268,7 +407,7 @@ fn check_store(shape: &Shape, which: usize, image: &Image) -> Result<(), String>
     }
     match new.iter().find(|&&chunk| !layout.is_data_chunk(chunk)) {
         Some(chunk) => Err(format!("cow{which}: data in chunk {chunk}")),
-        None => Ok(()),
+        None => Ok(Some(seen)),
     }
 }
 
@@ -281,6 +420,12 @@ fn replay(test: &str) -> String {
 fn an_origin_and_its_snapshots_survive_power_cuts() {
     let replay = replay("an_origin_and_its_snapshots_survive_power_cuts");
     Campaign::new(&Snapshots::of(SERVING), &replay).run();
+}
+
+#[test]
+fn an_origin_survives_power_cuts_while_drives_fail_and_snapshots_end() {
+    let replay = replay("an_origin_survives_power_cuts_while_drives_fail_and_snapshots_end");
+    Campaign::new(&Snapshots::of(FAILING), &replay).run();
 }
 
 #[test]

@@ -16,8 +16,7 @@
 //! Rooms: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writing an
 //! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `presence`
 //! (exceptions), `readers` (who still reads the origin), `store` (allocation, areas, commits),
-//! `core` (all of one snapshot), `home` and `seat` (opening, handover between tables), `crew`
-//! (tasks), `status`.
+//! `core` (all of one snapshot), `home` and `seat` (opening, handover between tables), `status`.
 //!
 //! # Invariants
 //! I1. The data of a chunk is durable before its record; the record is durable before the origin's

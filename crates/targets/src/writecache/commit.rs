@@ -24,10 +24,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Env, Flags, Io, IoError, IoResult, Request, RequestId, SectorRange, Verdict};
+use cairn_block::{
+    Env, Flags, Io, IoError, IoFuture, IoResult, Request, RequestId, SectorRange, Verdict,
+};
 use cairn_block::{Sector, SectorCount};
 use cairn_format::writecache::{SUPERBLOCK_BYTES, Seq, Superblock};
 use event_listener::Event;
+use smallvec::SmallVec;
 
 use super::canary::{self, Bug};
 use super::index::{FREED, Index, LEAVING, Life, Run, granule_of};
@@ -47,17 +50,19 @@ pub(super) struct Ledger {
     /// What lies between the last entry and the end of the metadata: written back as it was.
     tail: Vec<u8>,
     changed: Vec<u32>,
+    /// The changed granules as ranges; empty between any two steps, kept for its memory.
+    ranges: Vec<Range<u32>>,
 }
 
 impl Ledger {
     /// A ledger of nothing yet.
     pub fn empty() -> Ledger {
-        Ledger { superblock: None, tail: Vec::new(), changed: Vec::new() }
+        Ledger { superblock: None, tail: Vec::new(), changed: Vec::new(), ranges: Vec::new() }
     }
 
     /// The ledger of a device: its superblock, and the bytes after its last entry.
     pub fn of(superblock: Superblock, tail: Vec<u8>) -> Ledger {
-        Ledger { superblock: Some(superblock), tail, changed: Vec::new() }
+        Ledger { superblock: Some(superblock), tail, ..Ledger::empty() }
     }
 
     /// True if nothing is to be written.
@@ -70,20 +75,18 @@ impl Ledger {
         self.changed.extend(granule_of(slot)..=granule_of(slot + len - 1));
     }
 
-    /// Takes the changed granules as ranges, neighbours merged.
-    fn take_changed(&mut self) -> Vec<Range<u32>> {
+    /// Makes ranges of the changed granules, neighbours merged.
+    fn take_changed(&mut self) {
         self.changed.sort_unstable();
-        let mut pieces: Vec<Range<u32>> = Vec::new();
         for granule in self.changed.drain(..) {
-            match pieces.last_mut() {
+            match self.ranges.last_mut() {
                 Some(last) if last.end == granule + 1 => (),
                 Some(last) if last.end == granule && last.len() < WRITE_GRANULES_MAX as usize => {
                     last.end += 1;
                 }
-                _ => pieces.push(granule..granule + 1),
+                _ => self.ranges.push(granule..granule + 1),
             }
         }
-        pieces
     }
 }
 
@@ -121,8 +124,8 @@ impl Ticket {
 
 /// What one commit covers.
 struct Batch {
-    /// The seq of the frozen entries, and the granules that they are in.
-    frozen: Option<(Seq, Vec<u32>)>,
+    /// The seq of the frozen entries.
+    frozen: Option<Seq>,
     overwritten: bool,
     waiters: Vec<Waiter>,
     broken: bool,
@@ -219,11 +222,11 @@ impl WriteCache {
 
     async fn commit_once(&self, env: &Env) {
         let mut ledger = self.ledger.lock().await;
-        let mut batch = self.freeze();
+        let batch = self.freeze(&mut ledger);
         let result = if batch.broken {
             Err(IoError::IO)
         } else {
-            self.write_commit(env, &mut ledger, &mut batch).await
+            self.write_commit(env, &mut ledger, &batch).await
         };
         if let Err(error) = result
             && !batch.broken
@@ -243,11 +246,11 @@ impl WriteCache {
     }
 
     /// Step 0.
-    fn freeze(&self) -> Batch {
+    fn freeze(&self, ledger: &mut Ledger) -> Batch {
         let mut state = self.state.lock();
         state.autocommit_at = None;
         Batch {
-            frozen: state.index.freeze(),
+            frozen: state.index.freeze(&mut ledger.changed),
             overwritten: std::mem::take(&mut state.overwritten),
             waiters: std::mem::take(&mut state.waiters),
             broken: state.broken,
@@ -255,13 +258,12 @@ impl WriteCache {
     }
 
     /// Steps 1 to 3.
-    async fn write_commit(&self, env: &Env, ledger: &mut Ledger, batch: &mut Batch) -> IoResult {
-        let Some((seq, granules)) = &mut batch.frozen else {
+    async fn write_commit(&self, env: &Env, ledger: &mut Ledger, batch: &Batch) -> IoResult {
+        let Some(seq) = batch.frozen else {
             return if batch.overwritten { self.flush_cache(env).await } else { Ok(()) };
         };
         let superblock = ledger.superblock.as_ref().expect("set by recovery");
-        assert_eq!(*seq, superblock.seq(), "I2: a new entry carries the seq on disk");
-        ledger.changed.append(granules);
+        assert_eq!(seq, superblock.seq(), "I2: a new entry carries the seq on disk");
         self.write_changed(env, ledger).await?;
         let next = seq.next().expect("freeze took it");
         if canary::planted(Bug::SuperblockBeforeFlush) {
@@ -336,17 +338,23 @@ impl WriteCache {
     /// Writes the changed granules, a bounded number of requests at a time; returns when all have
     /// completed.
     pub(super) async fn write_changed(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
+        ledger.take_changed();
         let mut result = Ok(());
-        for window in ledger.take_changed().chunks(WRITES_MAX) {
+        let mut writes: SmallVec<[IoFuture; WRITES_MAX]> = SmallVec::new();
+        for window in ledger.ranges.chunks(WRITES_MAX) {
             let start = |granules: &Range<u32>| {
                 self.write_granules(env, ledger, granules.clone(), Flags::empty())
             };
-            for write in window.iter().map(start).collect::<Vec<_>>() {
+            writes.extend(window.iter().map(start));
+            for write in writes.drain(..) {
                 result = result.and(write.await);
             }
-            result?;
+            if result.is_err() {
+                break;
+            }
         }
-        Ok(())
+        ledger.ranges.clear();
+        result
     }
 
     /// Writes granules, encoded straight into the request's memory (I12).
@@ -356,7 +364,7 @@ impl WriteCache {
         ledger: &Ledger,
         granules: Range<u32>,
         flags: Flags,
-    ) -> cairn_block::IoFuture {
+    ) -> IoFuture {
         let area_end = self.geometry.metadata_bytes();
         let from = u64::from(granules.start) * GRANULE_BYTES;
         let end = (u64::from(granules.end) * GRANULE_BYTES).min(area_end);
@@ -397,7 +405,7 @@ impl WriteCache {
         offset: u64,
         bytes: &[u8],
         flags: Flags,
-    ) -> cairn_block::IoFuture {
+    ) -> IoFuture {
         let count = SectorCount::of_bytes(bytes.len() as u64);
         let segs = env.segs(count);
         segs.copy_in(0, bytes);

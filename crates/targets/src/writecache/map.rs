@@ -389,6 +389,8 @@ impl WriteCache {
         if state.autocommit_at.is_none() {
             state.autocommit_at = Some(now + self.config.autocommit_time());
             self.changed.notify(usize::MAX);
+        } else if state.index.is_low() {
+            self.changed.notify(usize::MAX);
         }
         let held = request.is_fua();
         if held {

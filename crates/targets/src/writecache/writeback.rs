@@ -40,7 +40,9 @@ use futures_util::future::{self, Either};
 
 use super::canary::{self, Bug};
 use super::hand::Met;
-use super::index::{COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, Place, Run};
+use super::index::{
+    COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, Place, Run, Stock,
+};
 use super::{State, WriteCache};
 
 /// Most blocks in one request to the origin.
@@ -278,6 +280,7 @@ impl WriteCache {
         loop {
             let changed = self.changed.listen();
             self.reopen(&env);
+            self.stock_index();
             match self.next_action(env.now()) {
                 Action::Stop => return,
                 Action::Commit => {
@@ -288,6 +291,14 @@ impl WriteCache {
                 Action::Sleep(at) => sleep_or_change(&env, at, changed).await,
                 Action::Wait => changed.await,
             }
+        }
+    }
+
+    /// Gives the index memory before a request needs it.
+    fn stock_index(&self) {
+        if self.state.lock().index.is_low() {
+            let stock = Stock::new();
+            self.state.lock().index.add(stock);
         }
     }
 

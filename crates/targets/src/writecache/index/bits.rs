@@ -22,6 +22,9 @@ pub(super) fn get(bits: &Bits, at: u32) -> bool {
 
 /// Runs `change` on each word with the mask of the positions `from..to` in it.
 fn each_word(bits: &mut Bits, from: u32, to: u32, change: impl Fn(&mut u64, u64)) {
+    if to == from + 1 {
+        return change(&mut bits[from as usize / 64], 1 << (from % 64));
+    }
     for (index, word) in (0u32..).zip(bits.iter_mut()) {
         let low = from.saturating_sub(index * 64).min(64);
         let high = to.saturating_sub(index * 64).min(64);

@@ -6,7 +6,7 @@ use cairn_block::Time;
 use cairn_format::writecache::Seq;
 
 use super::lookup::{BIAS, Bulk, Key, STRETCH};
-use super::{DIAGONAL, DIAGONAL_BLOCKS, Index, Run, diagonal_of, stretches};
+use super::{DIAGONAL, DIAGONAL_BLOCKS, Index, Run, Stock, diagonal_of, stretches};
 
 /// Diagonals that can begin between two parts of one.
 const RECENT: usize = 16;
@@ -34,6 +34,10 @@ pub(in super::super) struct Builder {
     index: Index,
     /// The run that the entries are in the middle of.
     open: Option<Run>,
+    /// Some runs are in the lookup by diagonals.
+    diagonals: bool,
+    /// How many entries the lookup will have, or a few more.
+    entries: usize,
 }
 
 /// What was decided about several versions of one block.
@@ -48,7 +52,7 @@ pub(in super::super) struct Decided {
 impl Builder {
     /// Begins to fill an index that holds nothing.
     pub fn new(index: Index) -> Builder {
-        Builder { index, open: None }
+        Builder { index, open: None, diagonals: false, entries: 0 }
     }
 
     /// A committed entry; slots come in order.
@@ -68,13 +72,19 @@ impl Builder {
         let Some(run) = self.open.take() else { return };
         let groups = &mut self.index.groups;
         if run.len == 1 {
+            self.entries += 1;
             return groups.append(run.slot, 1, run.block, run.seq, 0);
         }
         let (block, end) = (run.block, run.block + u64::from(run.len));
         let head = block.next_multiple_of(STRETCH).min(end);
         let tail = (end / STRETCH * STRETCH).max(head);
         for (from, to) in [(block, head), (head, tail), (tail, end)] {
-            let marks = if to - from >= DIAGONAL_BLOCKS { DIAGONAL } else { 0 };
+            let diagonal = to - from >= DIAGONAL_BLOCKS;
+            let marks = if diagonal { DIAGONAL } else { 0 };
+            self.diagonals |= diagonal;
+            // A diagonal that a group's border cuts is entered once, unless others come between.
+            let entries = if diagonal { (to - from).div_ceil(STRETCH) * 2 } else { to - from };
+            self.entries += entries as usize;
             let slot = run.slot + (from - block) as u32;
             if from < to {
                 groups.append(slot, (to - from) as u32, from, run.seq, marks);
@@ -86,10 +96,10 @@ impl Builder {
     /// nothing is free in it.
     pub fn finish(mut self, now: Time) -> (Index, Decided) {
         self.close();
-        self.index.groups.end_appending(usize::MAX);
         let alike = self.build_lookup();
+        let diagonals = self.diagonals;
         let mut index = self.index;
-        let mut suspects = index.suspects(&alike);
+        let mut suspects = index.suspects(&alike, diagonals);
         suspects.sort_unstable();
         suspects.dedup();
         let mut decided = Decided::default();
@@ -98,12 +108,12 @@ impl Builder {
         }
         decided.superseded.sort_unstable();
         index.open_up(now);
+        index.add(Stock::new());
         (index, decided)
     }
 
     fn build_lookup(&mut self) -> Vec<u32> {
-        let mut bulk = Bulk::new(self.index.len());
-        self.each_entry(|key, _| bulk.announce(key));
+        let mut bulk = Bulk::new(self.index.len(), self.entries);
         self.each_entry(|key, value| bulk.push(key, value));
         let (lookup, alike) = bulk.finish();
         self.index.lookup = lookup;
@@ -112,12 +122,11 @@ impl Builder {
 
     fn each_entry(&self, mut enter: impl FnMut(Key, u32)) {
         let mut recent = Recent::default();
-        for run in self.index.runs() {
+        self.index.groups.each(|run| {
             let slot_of = |block: u64| run.slot + (block - run.block) as u32;
             if !run.has(DIAGONAL) {
                 let blocks = run.block..run.block + u64::from(run.len);
-                blocks.for_each(|block| enter(Key::Block(block), slot_of(block)));
-                continue;
+                return blocks.for_each(|block| enter(Key::Block(block), slot_of(block)));
             }
             for (stretch, block, _) in stretches(run.block, u64::from(run.len)) {
                 let value = diagonal_of(block, slot_of(block));
@@ -125,16 +134,20 @@ impl Builder {
                     enter(Key::Stretch(stretch), value);
                 }
             }
-        }
+        });
     }
 }
 
 impl Index {
-    /// Blocks that may have several versions, given values whose keys may be alike.
-    fn suspects(&self, alike: &[u32]) -> Vec<u64> {
+    /// Blocks that may have several versions, given values whose keys may be alike, and whether
+    /// there are diagonals.
+    fn suspects(&self, alike: &[u32], diagonals: bool) -> Vec<u64> {
         let mut suspects = Vec::new();
+        suspects.extend(alike.iter().filter_map(|&value| Some(self.at(value)?.block)));
+        if !diagonals {
+            return suspects;
+        }
         for &value in alike {
-            suspects.extend(self.at(value).map(|run| run.block));
             for run in self.groups.runs(value.saturating_sub(BIAS), value) {
                 if run.block % STRETCH == u64::from(run.slot + BIAS - value) % STRETCH {
                     suspects.extend(run.block..run.block + u64::from(run.len));
@@ -143,13 +156,12 @@ impl Index {
         }
         for run in self.runs().filter(|run| run.has(DIAGONAL)) {
             for (stretch, block, len) in stretches(run.block, u64::from(run.len)) {
-                if self.lookup.may_have_singles(stretch) {
-                    let single = |block: &u64| {
-                        let mut slots = self.lookup.candidates(Key::Block(*block));
-                        slots.any(|slot| self.holds(slot, *block))
-                    };
-                    suspects.extend((block..block + len).filter(single));
-                }
+                let single = |block: &u64| {
+                    let mut slots = self.lookup.candidates(Key::Block(*block));
+                    slots.any(|slot| self.holds(slot, *block))
+                };
+                let blocks = self.blocks_with_singles(stretch, block..block + len);
+                suspects.extend(blocks.filter(single));
             }
         }
         suspects
@@ -192,7 +204,7 @@ impl Index {
     fn open_up(&mut self, now: Time) {
         let Index { groups, space, order, cached, .. } = self;
         let (mut at, mut last) = (0, None::<Run>);
-        for run in groups.runs(0, groups.slots()) {
+        groups.each(|run| {
             if run.slot > at {
                 space.free(at, run.slot - at);
             }
@@ -207,7 +219,7 @@ impl Index {
                     }
                 }
             }
-        }
+        });
         if let Some(open) = last {
             order.push(open.slot, open.len, open.seq, now);
         }

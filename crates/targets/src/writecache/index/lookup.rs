@@ -9,23 +9,39 @@
 //! who is entered how are the index's. Since a value does not tell its key, an entry carries
 //! 16 bits of its key's hash: enough to be found, and to be moved without asking anybody.
 //!
-//! The entries lie in many short vectors (about 128 entries each when every slot is a single),
-//! each sorted by those 16 bits, so that an entry's place can be guessed from them; all entries
-//! of a stretch lie in one. A vector grows by an eighth: no growth touches more than one. Six bytes per entry and
-//! the slack.
+//! The entries lie in many short *segments* (about 256 entries each when every slot is a
+//! single), each sorted by those 16 bits, so that an entry's place can be guessed from them. All
+//! entries of a stretch lie in one segment, and the hash of a single tells its place in the
+//! stretch besides 10 bits of the stretch's hash: one pass over a segment finds every block
+//! of a stretch that may have a single. A segment is a list of units of 32 entries out of a
+//! pool: it grows by one unit, and nothing is ever rehashed. Six bytes per entry, half a unit of
+//! slack and a head of 64 bytes per segment.
 //!
-//! Beside them small counters tell how many singles there are by hash of their stretch: where
-//! one says zero, 64 blocks are known to have none. Half a byte per slot of the cache.
+//! What a lookup waits for: the head and the place in the segment, once for a single, twice
+//! where the segment has diagonals; then the slot side.
+
+use smallvec::SmallVec;
+
+use super::pool::{Pool, Pooled, Slab};
 
 /// Blocks of a stretch.
 pub(super) const STRETCH: u64 = 64;
 /// Added to the values of diagonals, whose slot may lie before the first.
 pub(super) const BIAS: u32 = 64;
 
-/// Entries pushed together when a lookup is filled at once.
-const BATCH: usize = 256;
-const ENTRIES_PER_SEGMENT: usize = 128;
-const COUNTERS: usize = 40;
+const ENTRIES_PER_SEGMENT: usize = 256;
+/// Entries of a unit.
+const UNIT: usize = 32;
+/// Units of a segment before it needs memory of its own.
+const UNITS: usize = 12;
+/// Bits of a single's hash that its stretch has.
+const STRETCH_BITS: u32 = 10;
+const STRETCH_MASK: u16 = (1 << STRETCH_BITS) - 1;
+
+/// Segments of a part that is filled at once.
+const PART: usize = 128;
+/// Entries of a chunk of such a part.
+const CHUNK: usize = 1024;
 
 /// What is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,21 +58,35 @@ fn scramble(key: u64) -> u64 {
     x ^ (x >> 32)
 }
 
+/// Turns a place in a stretch into the high bits of a hash and back, differently in each
+/// stretch.
+fn mix(offset: u16, hash: u64) -> u16 {
+    offset ^ ((hash >> STRETCH_BITS) as u16 % STRETCH as u16)
+}
+
 impl Key {
     /// Hash of its stretch, and of itself.
     fn hashes(self) -> (u64, u16) {
         match self {
-            Key::Block(block) => (scramble(block / STRETCH), scramble(block) as u16),
+            Key::Block(block) => {
+                let hash = scramble(block / STRETCH);
+                let high = mix((block % STRETCH) as u16, hash) << STRETCH_BITS;
+                (hash, high | hash as u16 & STRETCH_MASK)
+            }
             Key::Stretch(stretch) => {
                 let hash = scramble(stretch);
                 (hash, (hash >> 16) as u16)
             }
         }
     }
+
+    fn is_diagonal(self) -> bool {
+        matches!(self, Key::Stretch(_))
+    }
 }
 
-#[derive(Clone, Copy)]
-struct Item {
+#[derive(Clone, Copy, Default)]
+pub(super) struct Item {
     hash: u16,
     value: [u16; 2],
 }
@@ -71,55 +101,117 @@ impl Item {
     }
 }
 
-/// Entries, and the singles among them by stretch; a counter that reaches 255 stays there. The
-/// head of a segment is one line of the processor's cache.
-#[repr(align(64))]
-#[derive(Clone)]
-struct Segment {
-    items: Vec<Item>,
-    counters: [u8; COUNTERS],
-}
+pub(super) type Unit = [Item; UNIT];
 
-impl Segment {
-    const EMPTY: Segment = Segment { items: Vec::new(), counters: [0; COUNTERS] };
+impl Pooled for Unit {
+    fn link(&self) -> u32 {
+        self[0].value()
+    }
 
-    fn count(&mut self, counter: u8, more: bool) {
-        let counter = &mut self.counters[usize::from(counter)];
-        *counter = match (*counter, more) {
-            (u8::MAX, _) => u8::MAX,
-            (count, true) => count + 1,
-            (count, false) => count - 1,
-        };
+    fn set_link(&mut self, other: u32) {
+        self[0] = Item::new(0, other);
     }
 }
 
-/// The counter of a stretch, by its hash.
-fn counter_of(hash: u64) -> u8 {
-    ((u64::from(hash as u16) * COUNTERS as u64) >> 16) as u8
+/// Entries in the order of their hashes; one line of the processor's cache.
+#[repr(align(64))]
+#[derive(Clone, Default)]
+struct Segment {
+    units: SmallVec<[u32; UNITS]>,
+    len: u32,
+    /// How many of the entries are diagonals.
+    diagonals: u32,
+}
+
+const _: () = assert!(size_of::<Segment>() == 64);
+
+impl Segment {
+    fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn get(&self, units: &Pool<Unit>, at: usize) -> Item {
+        units.get(self.units[at / UNIT])[at % UNIT]
+    }
+
+    /// The place of the first item whose hash is not below `hash`.
+    fn place(&self, units: &Pool<Unit>, hash: u16) -> usize {
+        let mut at = (usize::from(hash) * self.len()) >> 16;
+        while at > 0 && self.get(units, at - 1).hash >= hash {
+            at -= 1;
+        }
+        while at < self.len() && self.get(units, at).hash < hash {
+            at += 1;
+        }
+        at
+    }
+
+    fn push(&mut self, units: &mut Pool<Unit>, item: Item) {
+        let at = self.len();
+        if at == self.units.len() * UNIT {
+            self.units.push(units.take());
+        }
+        units.get_mut(self.units[at / UNIT])[at % UNIT] = item;
+        self.len += 1;
+    }
+
+    fn insert(&mut self, units: &mut Pool<Unit>, at: usize, item: Item) {
+        let last = self.len();
+        self.push(units, item);
+        let mut carried = item;
+        for index in at / UNIT..=last / UNIT {
+            let unit = units.get_mut(self.units[index]);
+            let from = if index == at / UNIT { at % UNIT } else { 0 };
+            let to = if index == last / UNIT { last % UNIT } else { UNIT - 1 };
+            let next = unit[to];
+            unit.copy_within(from..to, from + 1);
+            unit[from] = carried;
+            carried = next;
+        }
+    }
+
+    fn remove(&mut self, units: &mut Pool<Unit>, at: usize) {
+        let last = self.len() - 1;
+        let mut carried = Item::default();
+        for index in (at / UNIT..=last / UNIT).rev() {
+            let unit = units.get_mut(self.units[index]);
+            let from = if index == at / UNIT { at % UNIT } else { 0 };
+            let to = if index == last / UNIT { last % UNIT } else { UNIT - 1 };
+            let next = unit[from];
+            unit.copy_within(from + 1..to + 1, from);
+            unit[to] = carried;
+            carried = next;
+        }
+        self.len -= 1;
+        if self.len().is_multiple_of(UNIT)
+            && let Some(unit) = self.units.pop()
+        {
+            units.give(unit);
+        }
+    }
 }
 
 /// The entries of a cache.
 pub(super) struct Lookup {
     segments: Vec<Segment>,
-}
-
-/// The place of the first item whose hash is not below `hash`.
-fn place(segment: &[Item], hash: u16) -> usize {
-    let mut at = (usize::from(hash) * segment.len()) >> 16;
-    while at > 0 && segment[at - 1].hash >= hash {
-        at -= 1;
-    }
-    while at < segment.len() && segment[at].hash < hash {
-        at += 1;
-    }
-    at
+    units: Pool<Unit>,
 }
 
 impl Lookup {
     /// An empty lookup for a cache of `slots` slots.
     pub fn new(slots: u32) -> Lookup {
         let segments = (slots as usize).div_ceil(ENTRIES_PER_SEGMENT).max(1);
-        Lookup { segments: vec![Segment::EMPTY; segments] }
+        Lookup { segments: vec![Segment::default(); segments], units: Pool::new() }
+    }
+
+    /// True if memory should be added soon; see [`Pool`].
+    pub fn is_low(&self) -> bool {
+        self.units.is_low()
+    }
+
+    /// Adds memory.
+    pub fn add(&mut self, slab: Slab<Unit>) {
+        self.units.add(slab);
     }
 
     fn segment_of(&self, hash: u64) -> usize {
@@ -129,9 +221,14 @@ impl Lookup {
     /// The values entered under a key, and perhaps those of a few other keys.
     pub fn candidates(&self, key: Key) -> impl Iterator<Item = u32> {
         let (stretch, hash) = key.hashes();
-        let segment = &self.segments[self.segment_of(stretch)].items;
-        let items = segment[place(segment, hash)..].iter();
-        items.take_while(move |item| item.hash == hash).map(|item| item.value())
+        let segment = &self.segments[self.segment_of(stretch)];
+        let places = if key.is_diagonal() && segment.diagonals == 0 {
+            0..0
+        } else {
+            segment.place(&self.units, hash)..segment.len()
+        };
+        let items = places.map(|at| segment.get(&self.units, at));
+        items.take_while(move |item| item.hash == hash).map(Item::value)
     }
 
     pub fn has(&self, key: Key, value: u32) -> bool {
@@ -141,112 +238,193 @@ impl Lookup {
     pub fn insert(&mut self, key: Key, value: u32) {
         let (stretch, hash) = key.hashes();
         let at = self.segment_of(stretch);
-        let segment = &mut self.segments[at];
-        let items = &mut segment.items;
-        if items.len() == items.capacity() {
-            items.reserve_exact((items.len() / 8).max(2));
-        }
-        items.insert(place(items, hash), Item::new(hash, value));
-        if matches!(key, Key::Block(_)) {
-            segment.count(counter_of(stretch), true);
-        }
+        let Lookup { segments, units } = self;
+        let segment = &mut segments[at];
+        let place = segment.place(units, hash);
+        segment.insert(units, place, Item::new(hash, value));
+        segment.diagonals += u32::from(key.is_diagonal());
     }
 
     /// Takes an entry out; it must be there.
     pub fn remove(&mut self, key: Key, value: u32) {
         let (stretch, hash) = key.hashes();
         let at = self.segment_of(stretch);
-        let segment = &mut self.segments[at];
-        let items = &mut segment.items;
-        let first = place(items, hash);
-        let same = |item: &Item| item.hash == hash && item.value() == value;
-        let ahead = items[first..].iter().position(same).expect("an entry leaves once");
-        items.remove(first + ahead);
-        if items.len() < items.capacity() / 2 {
-            items.shrink_to(items.len() + 2);
-        }
-        if matches!(key, Key::Block(_)) {
-            segment.count(counter_of(stretch), false);
-        }
+        let Lookup { segments, units } = self;
+        let segment = &mut segments[at];
+        let mut places = segment.place(units, hash)..segment.len();
+        let same = |at: &usize| {
+            let item = segment.get(units, *at);
+            item.hash == hash && item.value() == value
+        };
+        let place = places.find(same).expect("an entry leaves once");
+        segment.remove(units, place);
+        segment.diagonals -= u32::from(key.is_diagonal());
     }
 
-    /// False if no block of the stretch has a single.
-    pub fn may_have_singles(&self, stretch: u64) -> bool {
+    /// The blocks of a stretch that may have a single: a bit for each.
+    pub fn singles(&self, stretch: u64) -> u64 {
         let hash = scramble(stretch);
-        self.segments[self.segment_of(hash)].counters[usize::from(counter_of(hash))] != 0
+        let segment = &self.segments[self.segment_of(hash)];
+        let (mut blocks, mut left) = (0, segment.len());
+        if left == segment.diagonals as usize {
+            return 0;
+        }
+        for &unit in &segment.units {
+            for item in &self.units.get(unit)[..left.min(UNIT)] {
+                if (item.hash ^ hash as u16) & STRETCH_MASK == 0 {
+                    blocks |= 1 << mix(item.hash >> STRETCH_BITS, hash);
+                }
+            }
+            left = left.saturating_sub(UNIT);
+        }
+        blocks
     }
 
     /// How many entries there are.
     pub fn len(&self) -> usize {
-        self.segments.iter().map(|segment| segment.items.len()).sum()
+        self.segments.iter().map(Segment::len).sum()
     }
 }
 
-/// A lookup that is filled once, in no order, and much faster than one by one.
+/// An entry on its way into a lookup: its value, its hash, and its segment's place in the part.
+#[derive(Clone, Copy, Default)]
+struct Entry(u64);
+
+impl Entry {
+    fn new(segment: usize, diagonal: bool, item: Item) -> Entry {
+        let place = (segment % PART) as u64 | u64::from(diagonal) << 8;
+        Entry(place << 48 | u64::from(item.hash) << 32 | u64::from(item.value()))
+    }
+
+    fn item(self) -> Item {
+        Item::new(self.hash(), self.0 as u32)
+    }
+
+    fn hash(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    fn segment(self) -> usize {
+        (self.0 >> 48) as u8 as usize
+    }
+
+    fn is_diagonal(self) -> bool {
+        self.0 >> 56 != 0
+    }
+
+    /// Its bucket: segments in order, each by the highest bits of the hash.
+    fn bucket(self) -> usize {
+        self.segment() * BUCKETS + usize::from(self.hash() >> STRETCH_BITS)
+    }
+}
+
+/// Buckets that a segment's entries are sorted into first.
+const BUCKETS: usize = 1 << (16 - STRETCH_BITS);
+
+/// A lookup that is filled once, in no order, and much faster than one by one: the entries are
+/// first parted by their segments, so that the memory a part is about stays near the processor.
 pub(super) struct Bulk {
     lookup: Lookup,
-    sizes: Vec<u32>,
-    batch: Vec<(u32, Item, Option<u8>)>,
+    /// Memory for all entries, in chunks: one allocation, which goes back to the system whole.
+    entries: Vec<u64>,
+    chunks: usize,
+    parts: Vec<Part>,
+}
+
+/// The chunks of a part, and how many entries the last one has.
+#[derive(Clone, Default)]
+struct Part {
+    chunks: Vec<u32>,
+    last: usize,
+}
+
+impl Part {
+    /// Its entries, piece by piece.
+    fn pieces<'a>(&self, entries: &'a [u64]) -> impl Iterator<Item = &'a [u64]> {
+        self.chunks.iter().enumerate().map(move |(index, &chunk)| {
+            let len = if index + 1 == self.chunks.len() { self.last } else { CHUNK };
+            let start = chunk as usize * CHUNK;
+            &entries[start..start + len]
+        })
+    }
 }
 
 impl Bulk {
-    pub fn new(slots: u32) -> Bulk {
+    /// For a cache of `slots` slots, and about so many entries.
+    pub fn new(slots: u32, entries: usize) -> Bulk {
         let lookup = Lookup::new(slots);
-        let sizes = vec![0; lookup.segments.len()];
-        Bulk { lookup, sizes, batch: Vec::with_capacity(BATCH) }
+        let parts = vec![Part::default(); lookup.segments.len().div_ceil(PART)];
+        let chunks = entries.div_ceil(CHUNK) + parts.len();
+        Bulk { lookup, entries: vec![0; chunks * CHUNK], chunks: 0, parts }
     }
 
-    /// The first of two passes over all entries: makes room.
-    pub fn announce(&mut self, key: Key) {
-        self.sizes[self.lookup.segment_of(key.hashes().0)] += 1;
-    }
-
-    /// The second pass.
     pub fn push(&mut self, key: Key, value: u32) {
         let (stretch, hash) = key.hashes();
-        let counter = matches!(key, Key::Block(_)).then(|| counter_of(stretch));
-        let segment = self.lookup.segment_of(stretch) as u32;
-        self.batch.push((segment, Item::new(hash, value), counter));
-        if self.batch.len() == BATCH {
-            self.flush();
-        }
-    }
-
-    fn flush(&mut self) {
-        // Loads that do not depend on each other wait for memory together.
-        let segments = &mut self.lookup.segments;
-        let mut touched = 0;
-        for &(segment, _, _) in &self.batch {
-            let last = segments[segment as usize].items.last();
-            touched ^= last.map_or(0, |item| item.hash);
-        }
-        std::hint::black_box(touched);
-        for (segment, item, counter) in self.batch.drain(..) {
-            let size = self.sizes[segment as usize] as usize;
-            let segment = &mut segments[segment as usize];
-            if segment.items.capacity() == 0 {
-                segment.items.reserve_exact(size);
-            }
-            segment.items.push(item);
-            if let Some(counter) = counter {
-                segment.count(counter, true);
+        let segment = self.lookup.segment_of(stretch);
+        let entry = Entry::new(segment, key.is_diagonal(), Item::new(hash, value));
+        let part = &mut self.parts[segment / PART];
+        if part.last == CHUNK || part.chunks.is_empty() {
+            part.chunks.push(self.chunks as u32);
+            (self.chunks, part.last) = (self.chunks + 1, 0);
+            if self.chunks * CHUNK > self.entries.len() {
+                self.entries.resize(self.chunks * CHUNK, 0);
             }
         }
+        let chunk = part.chunks[part.chunks.len() - 1] as usize;
+        self.entries[chunk * CHUNK + part.last] = entry.0;
+        part.last += 1;
     }
 
     /// The lookup, and pairs of values whose keys may be one key.
     pub fn finish(mut self) -> (Lookup, Vec<u32>) {
-        self.flush();
-        let mut alike = Vec::new();
-        for segment in &mut self.lookup.segments {
-            let segment = &mut segment.items;
-            segment.sort_unstable_by_key(|item| item.hash);
-            let same = |pair: &&[Item]| pair[0].hash == pair[1].hash;
-            for pair in segment.windows(2).filter(same) {
-                alike.extend([pair[0].value(), pair[1].value()]);
+        let (mut alike, mut sorted) = (Vec::new(), Vec::new());
+        for (index, part) in self.parts.iter().enumerate() {
+            part.sort(&self.entries, &mut sorted);
+            for pair in sorted.windows(2) {
+                let place = |entry: Entry| (entry.segment(), entry.hash());
+                if place(pair[0]) == place(pair[1]) {
+                    alike.extend([pair[0].item().value(), pair[1].item().value()]);
+                }
+            }
+            let Lookup { segments, units } = &mut self.lookup;
+            for entry in &sorted {
+                let segment = &mut segments[index * PART + entry.segment()];
+                segment.push(units, entry.item());
+                segment.diagonals += u32::from(entry.is_diagonal());
             }
         }
         (self.lookup, alike)
+    }
+}
+
+impl Part {
+    /// Sorts its entries by segment and hash.
+    fn sort(&self, entries: &[u64], sorted: &mut Vec<Entry>) {
+        let mut ends = vec![0u32; PART * BUCKETS];
+        for piece in self.pieces(entries) {
+            piece.iter().for_each(|&entry| ends[Entry(entry).bucket()] += 1);
+        }
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += std::mem::replace(end, sum);
+        }
+        sorted.clear();
+        sorted.resize(sum as usize, Entry::default());
+        for piece in self.pieces(entries) {
+            for &entry in piece {
+                let place = &mut ends[Entry(entry).bucket()];
+                sorted[*place as usize] = Entry(entry);
+                *place += 1;
+            }
+        }
+        let mut start = 0;
+        for end in ends {
+            let bucket = start as usize..end as usize;
+            if bucket.len() > 1 {
+                sorted[bucket].sort_unstable_by_key(|entry| entry.hash());
+            }
+            start = end;
+        }
     }
 }
 
@@ -273,10 +451,16 @@ mod tests {
                 _ => false,
             });
             if let Key::Stretch(stretch) = key {
-                assert!(singles.count() == 0 || lookup.may_have_singles(stretch));
+                let may_have = lookup.singles(stretch);
+                for (single, _) in singles {
+                    let Key::Block(block) = single else { continue };
+                    assert!(may_have & (1 << (block % STRETCH)) != 0);
+                }
             }
         }
         assert_eq!(lookup.len(), model.len());
+        let diagonals: u32 = lookup.segments.iter().map(|segment| segment.diagonals).sum();
+        assert_eq!(diagonals as usize, model.iter().filter(|entry| entry.0.is_diagonal()).count());
     }
 
     proptest! {
@@ -295,8 +479,7 @@ mod tests {
                 }
             }
             check(&lookup, &model);
-            let mut bulk = Bulk::new(slots);
-            model.iter().for_each(|&(key, _)| bulk.announce(key));
+            let mut bulk = Bulk::new(slots, model.len());
             model.iter().for_each(|&(key, value)| bulk.push(key, value));
             let (lookup, alike) = bulk.finish();
             check(&lookup, &model);

@@ -2,10 +2,14 @@
 //! blocks, when writes are large, and stay small when they are small.
 //!
 //! Rooms: `groups` (slot -> what it holds; the metadata is encoded from it), `lookup` (block ->
-//! slot), `order` (of insertion), `space` (free slots), `flights` (I/O to slots), `bits`.
-//! Memory per cached block, when blocks come one by one at random: 8 bytes of groups, 7 of
-//! lookup, at most 10 of order, and less than one of everything else; a run costs about as
-//! much as a block, plus an entry of 6 bytes per 64 blocks.
+//! slot), `order` (of insertion), `space` (free slots), `flights` (I/O to slots); below them
+//! `pool`, `list` and `bits`.
+//!
+//! Memory per cached block, when blocks come one by one at random: 9 bytes of groups, 7 of
+//! lookup, at most 9 of order (where slots are filled one after the other: none), and less than
+//! one of everything else; a run costs about as much as a block, plus an entry of 6 bytes per
+//! 64 blocks. All of it comes in slabs that the background task adds before they are needed
+//! ([`Stock`]): an insertion takes no memory from the system, and nothing is ever rehashed.
 //!
 //! A slot is in one of these states, and moves only along these arrows:
 //!
@@ -37,8 +41,10 @@ mod build;
 mod check;
 mod flights;
 mod groups;
+mod list;
 mod lookup;
 mod order;
+mod pool;
 mod space;
 #[cfg(test)]
 mod twin;
@@ -52,13 +58,13 @@ use rustc_hash::FxHashMap;
 
 pub(super) use build::Builder;
 use flights::Flights;
-use groups::DIAGONAL;
-use groups::Groups;
-use groups::granule_end;
 pub(super) use groups::{BLOCK_END, COVERED, FREED, IN_WRITEBACK, LEAVING, Run, granule_of};
-use lookup::{BIAS, Key, Lookup, STRETCH};
+use groups::{DIAGONAL, Group, Groups, granule_end};
+use list::Words;
+use lookup::{BIAS, Key, Lookup, STRETCH, Unit};
 use order::Record;
 pub(super) use order::{Inserted, Order, Place};
+use pool::Slab;
 use space::FreeSpace;
 
 /// From this many blocks on, the part of a run in a stretch is entered as a diagonal.
@@ -85,8 +91,8 @@ pub(super) struct Index {
     /// The covered versions of blocks, newest first.
     older: FxHashMap<u64, Vec<u32>>,
     doomed: Vec<Range<u32>>,
-    /// Granules that slots were filled in since the last freeze.
-    filled: Vec<u32>,
+    /// Granules that slots were filled in since the last freeze: a bit for each.
+    filled: Vec<u64>,
     /// Where writeback looks on.
     scan: Place,
     /// The superblock's seq on disk: entries below it are committed.
@@ -98,6 +104,21 @@ pub(super) struct Index {
     /// Slots that are Uncommitted.
     pub uncommitted: u64,
     cached: u64,
+}
+
+/// Memory for an index to grow into, made before it is needed and outside its lock.
+pub(super) struct Stock {
+    groups: Slab<Group>,
+    words: Slab<Words>,
+    units: Slab<Unit>,
+    records: Slab<Words>,
+}
+
+impl Stock {
+    pub fn new() -> Stock {
+        let (groups, units) = (Slab::new(), Slab::new());
+        Stock { groups, words: Slab::new(), units, records: Slab::new() }
+    }
 }
 
 /// The part of blocks that lies in one stretch: the stretch, first block, how many.
@@ -130,7 +151,7 @@ impl Index {
             flights: Flights::default(),
             older: FxHashMap::default(),
             doomed: Vec::new(),
-            filled: Vec::new(),
+            filled: vec![0; granule_of(slots) as usize / 64 + 1],
             scan: Place::default(),
             durable_seq: Seq::ZERO,
             stamp_seq: Seq::ZERO,
@@ -142,6 +163,18 @@ impl Index {
 
     pub fn len(&self) -> u32 {
         self.groups.slots()
+    }
+
+    /// True if memory should be added before it is needed.
+    pub fn is_low(&self) -> bool {
+        self.groups.is_low() || self.lookup.is_low() || self.order.is_low()
+    }
+
+    /// Adds memory where it is low.
+    pub fn add(&mut self, stock: Stock) {
+        self.groups.add(stock.groups, stock.words);
+        self.lookup.add(stock.units);
+        self.order.add(stock.records);
     }
 
     pub fn free_count(&self) -> u32 {
@@ -235,14 +268,22 @@ impl Index {
                     }
                 }
             }
-            if self.lookup.may_have_singles(stretch) {
-                let single = |block: u64| {
-                    let mut slots = self.lookup.candidates(Key::Block(block));
-                    slots.find(|&slot| self.holds(slot, block)).map(|slot| (block, slot))
-                };
-                first = (from..end).find_map(single).or(first);
-            }
-            first
+            let single = |block: u64| {
+                let mut slots = self.lookup.candidates(Key::Block(block));
+                slots.find(|&slot| self.holds(slot, block)).map(|slot| (block, slot))
+            };
+            self.blocks_with_singles(stretch, from..end).find_map(single).or(first)
+        })
+    }
+
+    /// The blocks of a range within a stretch that may have a single, in order.
+    fn blocks_with_singles(&self, stretch: u64, range: Range<u64>) -> impl Iterator<Item = u64> {
+        let first = stretch * STRETCH;
+        let mut left = self.lookup.singles(stretch) & (u64::MAX << (range.start - first));
+        std::iter::from_fn(move || {
+            let block = first + u64::from(left.trailing_zeros());
+            left &= left.wrapping_sub(1);
+            (block < range.end).then_some(block)
         })
     }
 
@@ -340,9 +381,7 @@ impl Index {
         self.cached += u64::from(len);
         self.uncommitted += u64::from(len);
         for granule in granule_of(slot)..=granule_of(slot + len - 1) {
-            if self.filled.last() != Some(&granule) {
-                self.filled.push(granule);
-            }
+            self.filled[granule as usize / 64] |= 1 << (granule % 64);
         }
         self.order.push(slot, len, self.stamp_seq, now);
         let Index { order, groups, cached, in_writeback, scan, .. } = self;
@@ -571,19 +610,23 @@ impl Index {
 
     // Commits.
 
-    /// Freezes what is Uncommitted: the seq of the frozen, and the granules that they are in.
+    /// Freezes what is Uncommitted and notes the granules that it is in: the seq of the frozen.
     /// None if there is nothing.
-    pub fn freeze(&mut self) -> Option<(Seq, Vec<u32>)> {
-        let mut granules = std::mem::take(&mut self.filled);
+    pub fn freeze(&mut self, granules: &mut Vec<u32>) -> Option<Seq> {
+        for (first, filled) in (0..).step_by(64).zip(&mut self.filled) {
+            let mut left = std::mem::take(filled);
+            while left != 0 && self.uncommitted > 0 {
+                granules.push(first + left.trailing_zeros());
+                left &= left - 1;
+            }
+        }
         if self.uncommitted == 0 {
             return None;
         }
-        granules.sort_unstable();
-        granules.dedup();
         self.uncommitted = 0;
         let seq = self.stamp_seq;
         self.stamp_seq = seq.next().expect("a commit number far below -1");
-        Some((seq, granules))
+        Some(seq)
     }
 
     /// Encodes a granule as it is, or will be when the running step ends (I12): what is

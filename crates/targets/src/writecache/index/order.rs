@@ -16,7 +16,12 @@ use std::time::Duration;
 use cairn_block::Time;
 use cairn_format::writecache::Seq;
 
+use super::list::{List, Words};
+use super::pool::{Pool, Slab};
+
 const PAGE_RECORDS: usize = 512;
+/// Pages that the queue makes room for at once.
+const PAGES: usize = 64;
 const RECORD_SLOTS: u32 = 256;
 const SWEEP_EVERY: u32 = 64;
 
@@ -49,7 +54,13 @@ impl Record {
 struct Page {
     number: u64,
     born: Time,
-    records: Vec<Record>,
+    records: List<{ PAGE_RECORDS / 16 }>,
+}
+
+impl Page {
+    fn get(&self, words: &Pool<Words>, at: usize) -> Option<Record> {
+        (at < self.records.len()).then(|| Record(self.records.get(words, at)))
+    }
 }
 
 /// A record with what its page says of it.
@@ -68,6 +79,7 @@ pub(in super::super) struct Place(u64, usize);
 /// The queue.
 pub(in super::super) struct Order {
     pages: VecDeque<Page>,
+    words: Pool<Words>,
     /// Records of the first page that are behind.
     passed: usize,
     records: usize,
@@ -82,7 +94,8 @@ pub(in super::super) struct Order {
 impl Order {
     pub fn new(grain: Option<Duration>) -> Order {
         Order {
-            pages: VecDeque::new(),
+            pages: VecDeque::with_capacity(PAGES),
+            words: Pool::new(),
             passed: 0,
             records: 0,
             next_number: 1,
@@ -91,6 +104,17 @@ impl Order {
             until_sweep: SWEEP_EVERY,
             sweep_at: 0,
         }
+    }
+
+    /// True if memory should be added soon; see [`Pool`].
+    pub fn is_low(&self) -> bool {
+        self.words.is_low() || self.pages.len() + PAGES / 4 > self.pages.capacity()
+    }
+
+    /// Adds memory.
+    pub(super) fn add(&mut self, words: Slab<Words>) {
+        self.words.add(words);
+        self.pages.reserve(PAGES / 2);
     }
 
     /// Ends the page being filled; answers the number that everything so far is below.
@@ -105,21 +129,23 @@ impl Order {
         // A record that is behind already must not grow: nobody would look at it again.
         let behind = if self.pages.len() == 1 { self.passed } else { 0 };
         let page = self.pages.back_mut().expect("a page is open");
-        if page.records.len() > behind
-            && let Some(last) = page.records.last_mut()
+        let filled = page.records.len();
+        if filled > behind
+            && let Some(last) = page.get(&self.words, filled - 1)
             && last.is_of(seq)
             && u64::from(last.slot()) + u64::from(last.len()) == u64::from(slot)
         {
             let take = len.min(RECORD_SLOTS - last.len());
-            *last = Record::new(last.slot(), last.len() + take, seq);
+            let longer = Record::new(last.slot(), last.len() + take, seq);
+            page.records.set(&mut self.words, filled - 1, longer.0);
             (slot, len) = (slot + take, len - take);
         }
         while len > 0 {
             let take = len.min(RECORD_SLOTS);
-            if page.records.len() == page.records.capacity() {
-                page.records.reserve_exact((page.records.len() / 2).max(4));
-            }
-            page.records.push(Record::new(slot, take, seq));
+            let record = Record::new(slot, take, seq);
+            self.open_page(now);
+            let page = self.pages.back_mut().expect("a page is open");
+            page.records.push(&mut self.words, record.0);
             self.records += 1;
             (slot, len) = (slot + take, len - take);
         }
@@ -132,11 +158,8 @@ impl Order {
             page.records.len() < PAGE_RECORDS && close
         };
         if self.sealed || !self.pages.back().is_some_and(fits) {
-            if let Some(last) = self.pages.back_mut() {
-                last.records.shrink_to_fit();
-            }
             let number = self.next_number;
-            self.pages.push_back(Page { number, born: now, records: Vec::new() });
+            self.pages.push_back(Page { number, born: now, records: List::default() });
             self.next_number += 1;
             self.sealed = false;
         }
@@ -151,7 +174,7 @@ impl Order {
             at = at.max(self.passed);
         }
         while let Some(page) = self.pages.get(index) {
-            while let Some(&record) = page.records.get(at) {
+            while let Some(record) = page.get(&self.words, at) {
                 if live(record) {
                     let place = Place(page.number, at);
                     return Some(Inserted {
@@ -180,11 +203,14 @@ impl Order {
 
     /// Forgets the stale records at the old end.
     pub fn drop_stale(&mut self, live: impl Fn(Record) -> bool) {
-        while let Some(page) = self.pages.front() {
-            let Some(&record) = page.records.get(self.passed) else {
-                if self.pages.len() == 1 && !self.sealed && !page.records.is_empty() {
+        loop {
+            let filling = self.pages.len() == 1 && !self.sealed;
+            let Some(page) = self.pages.front_mut() else { return };
+            let Some(record) = page.get(&self.words, self.passed) else {
+                if filling && page.records.len() > 0 {
                     return;
                 }
+                page.records.truncate(&mut self.words, 0);
                 self.pages.pop_front();
                 self.passed = 0;
                 continue;
@@ -221,10 +247,16 @@ impl Order {
             return false;
         }
         let page = &mut self.pages[(self.sweep_at - first) as usize];
-        let before = page.records.len();
-        page.records.retain(|&record| live(record));
-        self.records -= before - page.records.len();
-        page.records.shrink_to_fit();
+        let (before, mut kept) = (page.records.len(), 0);
+        for at in 0..before {
+            let record = page.records.get(&self.words, at);
+            if live(Record(record)) {
+                page.records.set(&mut self.words, kept, record);
+                kept += 1;
+            }
+        }
+        page.records.truncate(&mut self.words, kept);
+        self.records -= before - kept;
         true
     }
 }

@@ -75,8 +75,8 @@ impl Twin {
             Step::Fill { block, len } => self.fill(block, len),
             Step::Freeze if self.durable == self.stamp => {
                 let dirty = self.versions().any(|(_, version)| version.1 == self.stamp);
-                let frozen = self.index.freeze();
-                assert_eq!(frozen.map(|(seq, _)| seq.0), dirty.then_some(self.stamp));
+                let frozen = self.index.freeze(&mut Vec::new());
+                assert_eq!(frozen.map(|seq| seq.0), dirty.then_some(self.stamp));
                 self.stamp += u64::from(dirty);
             }
             Step::Freeze => (),

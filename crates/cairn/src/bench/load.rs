@@ -136,7 +136,8 @@ impl Pump {
     }
 }
 
-async fn yield_once() {
+/// Lets the reactor turn once.
+pub async fn yield_once() {
     let mut yielded = false;
     poll_fn(|context| {
         if std::mem::replace(&mut yielded, true) {

@@ -17,6 +17,7 @@ mod bed;
 mod cachebed;
 mod clock;
 mod counting;
+mod growth;
 mod image;
 mod kernel;
 mod larger;
@@ -61,7 +62,7 @@ pub struct BenchArgs {
     /// The script that boots user-mode Linux
     #[arg(long, value_name = "PATH", default_value = "tests/kernel/uml")]
     pub uml: std::path::PathBuf,
-    /// Part of recovery: open a cache once and print three figures
+    /// Part of recovery: open a cache once and print four figures
     #[arg(long, hide = true, num_args = 2)]
     pub opening: Vec<String>,
 }
@@ -79,6 +80,8 @@ pub enum Bench {
     Nbd,
     /// How long a cache takes to open, and how much memory
     Recovery,
+    /// How a write cache's index grows: inserts, the longest of them, hits and misses
+    Growth,
     /// All of these, one after the other
     All,
 }
@@ -109,9 +112,10 @@ impl Bench {
             Bench::Snapshot => snapshot::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::Recovery => recovery::run(settings),
+            Bench::Growth => growth::run(settings),
             Bench::All => {
-                use Bench::{Layers, Nbd, Recovery, Snapshot, Writecache};
-                let all = [Layers, Writecache, Snapshot, Nbd, Recovery];
+                use Bench::{Growth, Layers, Nbd, Recovery, Snapshot, Writecache};
+                let all = [Layers, Writecache, Snapshot, Nbd, Recovery, Growth];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
                     Ok(report)

@@ -69,7 +69,7 @@ fn writecache_tells_every_state_and_counts_the_requests() {
     for row in rows.iter().filter(fresh) {
         assert_eq!(row["value"], 1.0, "a fresh cache takes 512 KiB as one request: {row}");
     }
-    assert_eq!(rows.iter().filter(|row| row["name"] == "larger").count(), 12);
+    assert_eq!(rows.iter().filter(|row| row["name"] == "larger").count(), 88);
 }
 
 #[test]

@@ -47,13 +47,20 @@ pub struct Measured {
 }
 
 impl CacheBed {
-    /// A cache device and an origin of these sizes, all of it touched.
+    /// A cache device of this size in memory, touched.
     ///
     /// # Errors
     /// There is not so much memory.
     pub fn make(cache_bytes: u64, origin: Arc<dyn Disk>) -> Outcome<CacheBed> {
+        CacheBed::of(Arc::new(MemoryDisk::new(SectorCount::of_bytes(cache_bytes))?), origin)
+    }
+
+    /// These as cache device and origin; the cache device is touched.
+    ///
+    /// # Errors
+    /// The cache device cannot be written.
+    pub fn of(cache: Arc<dyn Disk>, origin: Arc<dyn Disk>) -> Outcome<CacheBed> {
         let bed = Bed::make()?;
-        let cache: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(cache_bytes))?);
         let counting = Arc::new(CountingDisk::new(cache.clone()));
         bed.put("cache", counting.clone());
         bed.put("origin", origin.clone());

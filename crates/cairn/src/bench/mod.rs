@@ -28,6 +28,7 @@ mod peers;
 mod recovery;
 mod row;
 mod sample;
+mod slow;
 mod snapshot;
 mod snapshotbed;
 mod snapshotkernel;
@@ -74,6 +75,8 @@ pub enum Bench {
     Layers,
     /// The write cache fresh and aged, beside a raw memory disk
     Writecache,
+    /// Of that, the part about working sets larger than the cache
+    Larger,
     /// Snapshots under 1 to 8 workers, beside the raw device and a single lock
     Snapshot,
     /// The NBD server beside other servers (needs fio; nbdkit and qemu-storage-daemon if found)
@@ -109,6 +112,11 @@ impl Bench {
         match self {
             Bench::Layers => layers::run(settings),
             Bench::Writecache => writecache::run(settings),
+            Bench::Larger => {
+                let mut report = Report::default();
+                larger::run(settings, &mut report)?;
+                Ok(report)
+            }
             Bench::Snapshot => snapshot::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::Recovery => recovery::run(settings),

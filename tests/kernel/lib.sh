@@ -41,3 +41,27 @@ content_if_readable() {
     echo unreadable
   fi
 }
+
+# thin_open POOL BLOCK_SECTORS: POOL.meta and POOL.data as /dev/mapper/pool
+thin_open() {
+  slow=$(loop "$1.data") fast=$(loop "$1.meta")
+  dm_create pool "0 $(sectors "$1.data") thin-pool $fast $slow $2 0 1 no_discard_passdown"
+}
+# thin_volume ID BLOCK_SECTORS: a volume of the pool, $volume blocks long, as /dev/mapper/tID
+thin_volume() { dm_create "t$1" "0 $((volume * $2)) thin /dev/mapper/pool $1"; }
+# thin_report ID...: the status of the pool; content and status of each volume
+thin_report() {
+  local line id
+  line=$(dmsetup status pool | cut -d ' ' -f 4-)
+  for id; do
+    line="$line | $(content "/dev/mapper/t$id") $(dmsetup status "t$id" | cut -d ' ' -f 4-)"
+  done
+  # The kernel ends a line with a space.
+  echo "$line" | sed 's/ *$//; s/  */ /g'
+}
+thin_close() { # ID...
+  local id
+  for id; do dm_remove "t$id"; done
+  dm_remove pool
+  losetup -d "$slow" "$fast"
+}

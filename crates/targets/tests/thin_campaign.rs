@@ -14,6 +14,8 @@ use cairn_block::{
     ConfigError, Disk, Env, LocalFuture, MessageError, Registry, SectorCount, Table, TableContext,
     TableLine, Target, TargetTypes,
 };
+use cairn_format::thin::blocks::MemoryBlocks;
+use cairn_format::thin::check::{Limits, Severity, check};
 use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
 use cairn_sim::{DriveOptions, Image, SimWorld, Workload};
 
@@ -237,8 +239,19 @@ impl Scenario for Pools {
     }
 }
 
-fn check_metadata(_image: &Image) -> Result<(), String> {
-    Ok(())
+/// Every reference count derived again, every tree walked.
+fn check_metadata(image: &Image) -> Result<(), String> {
+    let bytes = image.to_vec();
+    // A crash while formatting leaves a blank device.
+    if bytes[..4096].iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    let checked = check(&mut MemoryBlocks::new(&bytes), Limits::default());
+    let report = checked.expect("memory can be read");
+    match report.severity {
+        Severity::Damaged | Severity::Repairable => Err(format!("{:?}", report.findings)),
+        _ => Ok(()),
+    }
 }
 
 /// The arguments of `cargo test` that run one of the tests.

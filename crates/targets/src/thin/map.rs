@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::MutexGuard;
-use cairn_block::sync::atomic::Ordering;
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
     ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags, IoError, IoResult,
     Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target,
@@ -81,7 +81,9 @@ fn pool_of(config: &ThinConfig, must: bool) -> Result<Option<Arc<Pool>>, ConfigE
 pub(super) struct Seat {
     pub pool: Arc<Pool>,
     pub volume: Arc<Volume>,
-    pub tenant: u64,
+    tenant: u64,
+    /// What would wait is handed back to the device, which is being suspended.
+    handing_back: AtomicBool,
 }
 
 impl Drop for Seat {
@@ -185,10 +187,8 @@ impl Thin {
 
     /// The request waits at the gate.
     pub(super) fn wait_at_gate<'a>(&'a self, env: &Env, request: &Request) -> Verdict<'a> {
-        let seat = self.seat.get().expect("set").clone();
-        let parked = Parked { id: request.id(), tenant: seat.tenant };
-        // Parked by a call of the loop's next turn: the request is in its slot by then.
-        seat.pool.park(env, &seat.volume, parked);
+        let seat = self.seat();
+        seat.wait(env, request, |parked| seat.pool.park(env, &seat.volume, parked));
         Verdict::Queued
     }
 
@@ -407,7 +407,7 @@ impl Thin {
             Taken::NoMetadata => {
                 drop(shard);
                 request.accept(place.head(want));
-                pool.crowd(env, Parked { id: request.id(), tenant: seat.tenant });
+                seat.wait(env, request, |parked| pool.crowd(env, parked));
                 return Verdict::Queued;
             }
         };
@@ -446,7 +446,7 @@ impl Thin {
         if seat.pool.mode() == Mode::OutOfData && seat.pool.fails_when_full() {
             return Verdict::Failed(NO_SPACE);
         }
-        seat.pool.starve(env, Parked { id: request.id(), tenant: seat.tenant });
+        seat.wait(env, request, |parked| seat.pool.starve(env, parked));
         Verdict::Queued
     }
 
@@ -482,6 +482,15 @@ impl Thin {
 pub(super) const NO_SPACE: IoError = IoError::new(cairn_block::ErrorKind::NoSpace);
 
 impl Seat {
+    /// Has a request wait in one of the pool's lists, unless these are handed back now.
+    fn wait(&self, env: &Env, request: &Request, park: impl FnOnce(Parked)) {
+        park(Parked { id: request.id(), tenant: self.tenant });
+        // After it was parked: whoever set this before may have looked too early.
+        if self.handing_back.load(Ordering::Acquire) {
+            self.pool.hand_back(env, self.tenant);
+        }
+    }
+
     /// Maps the blocks of the cell that begins at `block` to the data blocks that were filled, or
     /// gives those back; then whoever waited for the cell goes on.
     pub(super) fn finish_fill(&self, env: &Env, block: u64, result: IoResult) -> IoResult {
@@ -627,7 +636,8 @@ impl Target for Thin {
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
-            if self.seat.get().is_some() {
+            if let Some(seat) = self.seat.get() {
+                seat.handing_back.store(false, Ordering::Release);
                 return Ok(());
             }
             let pool = pool_of(&self.config, true)?.expect("it must be there");
@@ -641,14 +651,18 @@ impl Target for Thin {
             let block_sectors = pool.block.0;
             let tenant = pool.new_tenant();
             self.blocks.get_or_init(|| Blocks { block_sectors, origin });
-            self.seat.get_or_init(|| Arc::new(Seat { pool, volume, tenant }));
+            let handing_back = AtomicBool::new(false);
+            self.seat.get_or_init(|| Arc::new(Seat { pool, volume, tenant, handing_back }));
             Ok(())
         })
     }
 
     fn presuspend(&self, env: &Env, mode: SuspendMode) {
-        if let Some(seat) = self.seat.get() {
-            seat.pool.hand_back(env, seat.tenant, mode);
+        if mode == SuspendMode::NoFlush
+            && let Some(seat) = self.seat.get()
+        {
+            seat.handing_back.store(true, Ordering::Release);
+            seat.pool.hand_back(env, seat.tenant);
         }
     }
 

@@ -10,7 +10,6 @@ use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use cairn_block::{
     Copier, Disk, Env, Events, IoError, IoResult, RequestId, Sector, SectorCount, SectorRange,
-    SuspendMode,
 };
 use cairn_format::thin::{DataBlock, DeviceId};
 use event_listener::{Event, EventListener};
@@ -355,11 +354,8 @@ impl Pool {
         env.remap(parked.id);
     }
 
-    /// A table is being suspended: with [`SuspendMode::NoFlush`] it gets back what waits here.
-    pub fn hand_back(&self, env: &Env, tenant: u64, mode: SuspendMode) {
-        if mode == SuspendMode::Flush {
-            return;
-        }
+    /// A table is being suspended and gets back what waits here.
+    pub fn hand_back(&self, env: &Env, tenant: u64) {
         let mut found = Vec::new();
         {
             let mut state = self.state.lock();
@@ -376,9 +372,12 @@ impl Pool {
     /// The volume of an id, opened if no table serves it yet. The caller becomes a user.
     pub async fn open_volume(&self, env: &Env, id: DeviceId) -> Result<Arc<Volume>, LedgerError> {
         let _door = self.door.lock().await;
-        let known = self.volumes.lock().get(&id).cloned();
+        let known = {
+            // Entered under the lock, so that nobody forgets it in between.
+            let volumes = self.volumes.lock();
+            volumes.get(&id).inspect(|volume| volume.enter()).cloned()
+        };
         if let Some(volume) = known {
-            volume.enter();
             return Ok(volume);
         }
         let details = self.ledger.details(id)?;

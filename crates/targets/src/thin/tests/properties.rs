@@ -3,6 +3,8 @@
 use super::super::model::Model;
 use super::bed::*;
 use cairn_block::Flags;
+use cairn_format::thin::blocks::MemoryBlocks;
+use cairn_format::thin::check::{Limits, Severity, check};
 
 const BLOCKS: u64 = 70;
 
@@ -127,6 +129,10 @@ impl Life {
     }
 
     fn check(&mut self) {
+        let metadata = self.bed.drive("meta").durable().to_vec();
+        let checked = check(&mut MemoryBlocks::new(&metadata), Limits::default());
+        let report = checked.expect("memory can be read");
+        assert!(report.severity < Severity::Repairable, "{:?}", report.findings);
         for id in self.model.ids() {
             for block in 0..BLOCKS {
                 let bytes = self.bed.bytes(&name(id), block * BLOCK, BLOCK);

@@ -30,8 +30,8 @@
 //!     metadata, and every request that found it mapped has ended.
 //! T4. A block is mapped when all of it is on the data device (with `skip_block_zeroing`: when it
 //!     is taken). So neither stale data nor half a copy ever shows.
-//! T5. A mapping is shared if it is older than its volume's last snapshot; snapshots are taken while
-//!     no request to the volume is under way. A shared data block is never written.
+//! T5. A mapping is shared if it is older than its volume's last snapshot; snapshots are taken
+//!     while no request to the volume is under way. A shared data block is never written.
 //! T6. A flush, and a FUA write, completes when every change that its client knows of is durable. A
 //!     write of zeros that needs nothing is a write all the same: what made the block a hole is
 //!     durable then.

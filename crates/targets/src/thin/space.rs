@@ -96,7 +96,8 @@ impl Pool {
             if self.ledger.allocator().free() > 0 || !self.mode().is_writable() {
                 break;
             }
-            let changed = self.open_volumes().iter().any(|volume| volume.is_dirty());
+            // A commit under way counts: what it frees is in nobody's account yet.
+            let changed = self.open_volumes().iter().any(|volume| volume.is_changed());
             if changed && self.mode() == Mode::Write {
                 // Whatever comes of it, the next look tells.
                 let _ = self.commit(env).await;

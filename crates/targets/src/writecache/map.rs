@@ -98,6 +98,10 @@ impl State {
     }
 
     fn plan_read(&self, block: u64, want: u64) -> Plan {
+        if want == 1 {
+            let newest = self.index.newest(block);
+            return newest.map_or(Plan::Around { count: 1 }, |slot| Plan::Slots { slot, count: 1 });
+        }
         match self.index.first_cached(block, want) {
             Some((first, slot)) if first == block => {
                 let count = self.index.hits(block, slot, want, |_| true);
@@ -168,12 +172,20 @@ impl State {
         if want == 0 {
             return Plan::WaitForWriteback;
         }
-        let cached = self.index.first_cached(block, want);
+        // What holds a single block is looked at once.
+        let newest = if want == 1 { self.index.newest_marked(block) } else { None };
+        let cached = match newest {
+            None if want > 1 => self.index.first_cached(block, want),
+            _ => newest.map(|(slot, _)| (block, slot)),
+        };
         let missing = cached.map_or(want, |(first, _)| first - block);
         if let Some((first, slot)) = cached
             && first == block
         {
-            let count = self.index.hits(block, slot, want, takes_overwrite);
+            let count = match newest {
+                Some((_, marks)) => u64::from(takes_overwrite(marks)),
+                None => self.index.hits(block, slot, want, takes_overwrite),
+            };
             if count > 0 {
                 return Plan::Slots { slot, count };
             }

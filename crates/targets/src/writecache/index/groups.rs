@@ -174,11 +174,20 @@ impl Group {
     fn insert(&mut self, words: &mut Pool<Words>, (at, to): (u32, u32), run: Content) {
         debug_assert!(bits::next_one(&self.used, at) >= to, "slots are filled once");
         let held = Held::new(run.block, self.place_of(words, run.seq), run.marks);
-        let place = bits::rank(&self.starts, at);
+        let mut place = 0;
+        if at > 0 && bits::get(&self.used, at - 1) {
+            let (start, before) = self.find(at - 1);
+            if self.piece(words, before).continues(at - start, held) {
+                bits::set(&mut self.used, at, to);
+                return self.merge(words, to);
+            }
+            place = before + 1;
+        } else if at > 0 {
+            place = bits::rank(&self.starts, at);
+        }
         bits::set(&mut self.used, at, to);
         self.add_start(words, at, place, held);
         self.merge(words, to);
-        self.merge(words, at);
     }
 
     /// Like `insert`, with nothing at or after `at` yet.

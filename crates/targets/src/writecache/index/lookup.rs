@@ -134,16 +134,35 @@ impl Segment {
         units.get(self.units[at / UNIT])[at % UNIT]
     }
 
+    /// The items of a unit.
+    fn items<'a>(&self, units: &'a Pool<Unit>, index: usize) -> &'a [Item] {
+        let filled = (self.len() - index * UNIT).min(UNIT);
+        &units.get(self.units[index])[..filled]
+    }
+
     /// The place of the first item whose hash is not below `hash`.
     fn place(&self, units: &Pool<Unit>, hash: u16) -> usize {
-        let mut at = (usize::from(hash) * self.len()) >> 16;
-        while at > 0 && self.get(units, at - 1).hash >= hash {
-            at -= 1;
+        if self.len == 0 {
+            return 0;
         }
-        while at < self.len() && self.get(units, at).hash < hash {
-            at += 1;
+        let guess = (usize::from(hash) * self.len()) >> 16;
+        let (mut index, mut at) = (guess / UNIT, guess % UNIT);
+        loop {
+            let items = self.items(units, index);
+            while at > 0 && items[at - 1].hash >= hash {
+                at -= 1;
+            }
+            while at < items.len() && items[at].hash < hash {
+                at += 1;
+            }
+            if at == 0 && index > 0 && self.items(units, index - 1)[UNIT - 1].hash >= hash {
+                (index, at) = (index - 1, UNIT);
+            } else if at == UNIT && (index + 1) * UNIT < self.len() {
+                (index, at) = (index + 1, 0);
+            } else {
+                return index * UNIT + at;
+            }
         }
-        at
     }
 
     fn push(&mut self, units: &mut Pool<Unit>, item: Item) {

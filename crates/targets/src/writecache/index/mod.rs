@@ -219,19 +219,27 @@ impl Index {
     }
 
     fn holds(&self, slot: u32, block: u64) -> bool {
-        let held = self.groups.glance(slot);
-        held.is_some_and(|(held, _, marks)| held == block && marks & COVERED == 0)
+        self.marks_if_newest(slot, block).is_some()
+    }
+
+    fn marks_if_newest(&self, slot: u32, block: u64) -> Option<u8> {
+        let (held, _, marks) = self.groups.glance(slot)?;
+        (held == block && marks & COVERED == 0).then_some(marks)
     }
 
     /// The newest cached version of a block.
     pub fn newest(&self, block: u64) -> Option<u32> {
+        self.newest_marked(block).map(|(slot, _)| slot)
+    }
+
+    /// The newest cached version of a block, and its marks.
+    pub fn newest_marked(&self, block: u64) -> Option<(u32, u8)> {
         let (stretch, offset) = (block / STRETCH, (block % STRETCH) as u32);
         let on_diagonal = |value: u32| (value + offset).checked_sub(BIAS);
+        let marked = |slot: u32| self.marks_if_newest(slot, block).map(|marks| (slot, marks));
         let mut diagonals = self.lookup.candidates(Key::Stretch(stretch)).filter_map(on_diagonal);
-        if let Some(slot) = diagonals.find(|&slot| self.holds(slot, block)) {
-            return Some(slot);
-        }
-        self.lookup.candidates(Key::Block(block)).find(|&slot| self.holds(slot, block))
+        let found = diagonals.find_map(marked);
+        found.or_else(|| self.lookup.candidates(Key::Block(block)).find_map(marked))
     }
 
     /// True if a diagonal is entered.

@@ -18,7 +18,7 @@ pub(super) trait Pooled: Clone + Default {
 const NONE: u32 = u32::MAX;
 
 pub(super) struct Pool<T> {
-    slabs: Vec<Box<[T]>>,
+    slabs: Vec<Box<[T; SLAB]>>,
     /// Units from this one on were never used.
     fresh: u32,
     /// The last unit given back.
@@ -27,11 +27,12 @@ pub(super) struct Pool<T> {
 }
 
 /// Memory for a pool.
-pub(super) struct Slab<T>(Box<[T]>);
+pub(super) struct Slab<T>(Box<[T; SLAB]>);
 
 impl<T: Pooled> Slab<T> {
     pub fn new() -> Slab<T> {
-        Slab(vec![T::default(); SLAB].into_boxed_slice())
+        let units = vec![T::default(); SLAB].into_boxed_slice().try_into();
+        Slab(units.ok().expect("as many as were made"))
     }
 }
 

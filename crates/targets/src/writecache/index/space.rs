@@ -220,7 +220,8 @@ impl FreeSpace {
             Some(start) => (start, want),
             None => {
                 let len = want.min(longest);
-                let start = self.find(self.frontier, len).or_else(|| self.find(0, len));
+                let start = self.at_frontier(len).or_else(|| self.find(self.frontier, len));
+                let start = start.or_else(|| self.find(0, len));
                 let start = start.expect("the tree knows of a run this long");
                 self.move_frontier(start, len);
                 (start, len)
@@ -229,6 +230,12 @@ impl FreeSpace {
         self.change(start, len, bits::clear);
         self.free -= len;
         Some((start, len))
+    }
+
+    /// The frontier, if the next slots of its leaf are free.
+    fn at_frontier(&self, want: u32) -> Option<u32> {
+        let (leaf, at) = (&self.leaves[(self.frontier / BITS) as usize], self.frontier % BITS);
+        (bits::next_zero(leaf, at) - at >= want).then_some(self.frontier)
     }
 
     /// How far it is from one slot to another in the direction of the ring.

@@ -19,6 +19,8 @@ mod disk;
 mod engine;
 mod env;
 mod error;
+#[cfg(all(feature = "lock-stats", not(shuttle)))]
+pub mod lock_stats;
 mod registry;
 mod request;
 mod slots;

@@ -1,9 +1,13 @@
 //! Locks and atomics, by one door: parking_lot and std, or shuttle's under `cfg(shuttle)`.
 //!
+//! With the feature `lock-stats` the locks tell how long they are held and waited for.
+//!
 //! Shared state takes its locks from here so that a model checker can own the interleavings.
 //! No lock is ever held across I/O or an await.
 
-#[cfg(not(shuttle))]
+#[cfg(all(not(shuttle), feature = "lock-stats"))]
+pub use crate::lock_stats::{Mutex, MutexGuard};
+#[cfg(all(not(shuttle), not(feature = "lock-stats")))]
 pub use parking_lot::{Mutex, MutexGuard};
 #[cfg(not(shuttle))]
 pub use std::sync::atomic;

@@ -32,6 +32,8 @@ mod slow;
 mod snapshot;
 mod snapshotbed;
 mod snapshotkernel;
+#[cfg(feature = "lock-stats")]
+mod snapshotlocks;
 mod snapshotpeers;
 mod styles;
 mod writecache;

@@ -7,6 +7,9 @@
 //! `first_write`: the first of each chunk of the snapshot, which covers it. `write_again`,
 //! `read_again`: once the exceptions are there. `read_through`: there are none.
 //!
+//! A build with `--features lock-stats` also tells of the locks; the other figures of such a build
+//! are not to be trusted.
+//!
 //! Requests per second are told in wall time; microseconds per request in processor time of all
 //! workers together, which other programs on the machine hardly lengthen.
 
@@ -68,6 +71,8 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     let mut report = Report::default();
     // First: memory that was used and given back would hide what is used now.
     snapshotpeers::memory(settings, &mut report)?;
+    #[cfg(feature = "lock-stats")]
+    super::snapshotlocks::run(settings, &mut report)?;
     let span = settings.pick(128 * MIB, 4 * MIB);
     for kind in ["null", "memory"] {
         let disks = disks(kind, span)?;

@@ -153,6 +153,20 @@ impl SnapshotBed {
     /// # Errors
     /// Something of that did not work.
     pub fn measure(&self, shape: Shape, span: u64, phases: &[Phase]) -> Outcome<Vec<Figures>> {
+        self.measure_with(shape, span, phases, |_begins| ())
+    }
+
+    /// The same, with a look whenever a phase begins (true) and ends.
+    ///
+    /// # Errors
+    /// Something of that did not work.
+    pub fn measure_with(
+        &self,
+        shape: Shape,
+        span: u64,
+        phases: &[Phase],
+        mut look: impl FnMut(bool),
+    ) -> Outcome<Vec<Figures>> {
         let blank = Job::new(Op::WriteZeroes, 4 << 10, [Sector(0).0].into());
         run(&self.bed, &self.cow, &blank)?;
         let (len, Shape { store, chunk }) = (self.origin.sectors(), shape);
@@ -167,7 +181,9 @@ impl SnapshotBed {
                 Side::Snapshot => &snapshot,
             };
             let jobs = phase.jobs(span, self.workers);
+            look(true);
             let took = run_each(&self.bed, disk, &jobs)?;
+            look(false);
             figures.push(Figures::of(jobs.iter().map(Job::requests).sum(), &took));
         }
         drop((snapshot, origin));

@@ -1,0 +1,166 @@
+//! Locks that tell how long they were held and waited for: `block::sync` with the feature
+//! `lock-stats`, for `cairn bench snapshot`.
+//!
+//! Every taking is counted and every wait timed; how long a lock is held is sampled. What reading
+//! the clock costs is measured and taken off.
+
+use std::any::type_name;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// One in so many holds is timed.
+const SAMPLE: u64 = 16;
+
+/// What is known of one lock.
+#[derive(Debug)]
+struct Tally {
+    name: &'static str,
+    taken: AtomicU64,
+    timed: AtomicU64,
+    held_ns: AtomicU64,
+    waits: AtomicU64,
+    waited_ns: AtomicU64,
+}
+
+/// Every lock there is.
+static TALLIES: parking_lot::Mutex<Vec<Weak<Tally>>> = parking_lot::Mutex::new(Vec::new());
+
+/// All locks that guard one type, since the last [`reset`].
+#[derive(Clone, Debug)]
+pub struct LockUse {
+    /// The type that they guard.
+    pub name: &'static str,
+    /// How often they were taken.
+    pub taken: u64,
+    /// How often somebody had to wait.
+    pub waits: u64,
+    /// How long, all together, in nanoseconds.
+    pub waited_ns: u64,
+    /// How long the one that was held longest was held, in nanoseconds.
+    pub hottest_held_ns: u64,
+}
+
+#[expect(clippy::disallowed_methods, reason = "it tells no policy the time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn ns_since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What it costs to time nothing.
+fn clock_ns() -> u64 {
+    (0..1000).map(|_| ns_since(now())).min().unwrap_or(0)
+}
+
+/// Forgets what was counted.
+pub fn reset() {
+    for tally in TALLIES.lock().iter().filter_map(Weak::upgrade) {
+        let counters = [&tally.taken, &tally.timed, &tally.held_ns, &tally.waits, &tally.waited_ns];
+        counters.iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
+    }
+}
+
+/// The locks that live now, by what they guard.
+pub fn uses() -> Vec<LockUse> {
+    let (clock_ns, mut uses) = (clock_ns(), Vec::<LockUse>::new());
+    for tally in TALLIES.lock().iter().filter_map(Weak::upgrade) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (taken, timed) = (load(&tally.taken), load(&tally.timed));
+        let held_ns = load(&tally.held_ns).saturating_sub(timed * clock_ns);
+        let held_ns = (held_ns * taken).checked_div(timed).unwrap_or(0);
+        let place = uses.iter().position(|other| other.name == tally.name);
+        let place = place.unwrap_or_else(|| {
+            let name = tally.name;
+            uses.push(LockUse { name, taken: 0, waits: 0, waited_ns: 0, hottest_held_ns: 0 });
+            uses.len() - 1
+        });
+        let of = &mut uses[place];
+        of.taken += taken;
+        of.waits += load(&tally.waits);
+        of.waited_ns += load(&tally.waited_ns);
+        of.hottest_held_ns = of.hottest_held_ns.max(held_ns);
+    }
+    uses
+}
+
+/// A lock that counts.
+#[derive(Debug)]
+pub struct Mutex<T> {
+    inner: parking_lot::Mutex<T>,
+    tally: Arc<Tally>,
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Mutex<T> {
+        Mutex::new(T::default())
+    }
+}
+
+impl<T> Mutex<T> {
+    /// A lock around `value`.
+    pub fn new(value: T) -> Mutex<T> {
+        let counter = || AtomicU64::new(0);
+        let tally = Arc::new(Tally {
+            name: type_name::<T>(),
+            taken: counter(),
+            timed: counter(),
+            held_ns: counter(),
+            waits: counter(),
+            waited_ns: counter(),
+        });
+        let mut tallies = TALLIES.lock();
+        if tallies.len() == tallies.capacity() {
+            tallies.retain(|tally| tally.strong_count() > 0);
+        }
+        tallies.push(Arc::downgrade(&tally));
+        Mutex { inner: parking_lot::Mutex::new(value), tally }
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let guard = self.inner.try_lock().unwrap_or_else(|| {
+            let began = now();
+            let guard = self.inner.lock();
+            self.tally.waits.fetch_add(1, Ordering::Relaxed);
+            self.tally.waited_ns.fetch_add(ns_since(began), Ordering::Relaxed);
+            guard
+        });
+        let taken = self.tally.taken.fetch_add(1, Ordering::Relaxed);
+        let since = taken.is_multiple_of(SAMPLE).then(now);
+        MutexGuard { guard, tally: &self.tally, since }
+    }
+}
+
+/// The lock is held until this is dropped.
+pub struct MutexGuard<'a, T> {
+    guard: parking_lot::MutexGuard<'a, T>,
+    tally: &'a Tally,
+    since: Option<Instant>,
+}
+
+impl<T> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        if let Some(since) = self.since {
+            self.tally.held_ns.fetch_add(ns_since(since), Ordering::Relaxed);
+            self.tally.timed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}

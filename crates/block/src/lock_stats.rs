@@ -2,22 +2,35 @@
 //! `lock-stats`, for `cairn bench snapshot`.
 //!
 //! Every taking is counted and every wait timed; how long a lock is held is sampled. What reading
-//! the clock costs is measured and taken off.
+//! the clock costs is measured and taken off; a sample that is far too long is left out, since
+//! there the system took the processor away from who held the lock.
 
 use std::any::type_name;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// One in so many holds is timed.
 const SAMPLE: u64 = 16;
 
+/// No lock of ours is held so long by who runs, in nanoseconds.
+const HELD_MAX_NS: u64 = 20_000;
+
+thread_local! {
+    /// Where a byte of each thread lies tells the threads apart.
+    static HERE: u8 = const { 0 };
+}
+
 /// What is known of one lock.
 #[derive(Debug)]
 struct Tally {
     name: &'static str,
     taken: AtomicU64,
+    /// The thread that took it first; zero: nobody did.
+    first: AtomicUsize,
+    /// Others took it too.
+    is_shared: AtomicBool,
     timed: AtomicU64,
     held_ns: AtomicU64,
     waits: AtomicU64,
@@ -38,7 +51,8 @@ pub struct LockUse {
     pub waits: u64,
     /// How long, all together, in nanoseconds.
     pub waited_ns: u64,
-    /// How long the one that was held longest was held, in nanoseconds.
+    /// How long the one that was held longest of those that more than one thread took was held,
+    /// in nanoseconds.
     pub hottest_held_ns: u64,
 }
 
@@ -61,6 +75,8 @@ pub fn reset() {
     for tally in TALLIES.lock().iter().filter_map(Weak::upgrade) {
         let counters = [&tally.taken, &tally.timed, &tally.held_ns, &tally.waits, &tally.waited_ns];
         counters.iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
+        tally.first.store(0, Ordering::Relaxed);
+        tally.is_shared.store(false, Ordering::Relaxed);
     }
 }
 
@@ -82,9 +98,23 @@ pub fn uses() -> Vec<LockUse> {
         of.taken += taken;
         of.waits += load(&tally.waits);
         of.waited_ns += load(&tally.waited_ns);
-        of.hottest_held_ns = of.hottest_held_ns.max(held_ns);
+        if tally.is_shared.load(Ordering::Relaxed) {
+            of.hottest_held_ns = of.hottest_held_ns.max(held_ns);
+        }
     }
     uses
+}
+
+impl Tally {
+    fn note_thread(&self) {
+        let here = HERE.with(|here| std::ptr::from_ref(here).addr());
+        let first = self.first.load(Ordering::Relaxed);
+        if first == 0 {
+            self.first.store(here, Ordering::Relaxed);
+        } else if first != here {
+            self.is_shared.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A lock that counts.
@@ -107,6 +137,8 @@ impl<T> Mutex<T> {
         let tally = Arc::new(Tally {
             name: type_name::<T>(),
             taken: counter(),
+            first: AtomicUsize::new(0),
+            is_shared: AtomicBool::new(false),
             timed: counter(),
             held_ns: counter(),
             waits: counter(),
@@ -130,7 +162,10 @@ impl<T> Mutex<T> {
             guard
         });
         let taken = self.tally.taken.fetch_add(1, Ordering::Relaxed);
-        let since = taken.is_multiple_of(SAMPLE).then(now);
+        let since = taken.is_multiple_of(SAMPLE).then(|| {
+            self.tally.note_thread();
+            now()
+        });
         MutexGuard { guard, tally: &self.tally, since }
     }
 }
@@ -145,8 +180,11 @@ pub struct MutexGuard<'a, T> {
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
         if let Some(since) = self.since {
-            self.tally.held_ns.fetch_add(ns_since(since), Ordering::Relaxed);
-            self.tally.timed.fetch_add(1, Ordering::Relaxed);
+            let held_ns = ns_since(since);
+            if held_ns < HELD_MAX_NS {
+                self.tally.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+                self.tally.timed.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 }

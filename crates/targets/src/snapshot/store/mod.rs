@@ -121,27 +121,21 @@ impl Store {
     }
 
     fn allocate_now(&self, old: &[u64]) -> Option<Arc<Batch>> {
-        let sectors = self.cow.disk.sectors().0;
-        let layout = self.layout();
-        let mut queue = self.queue.lock();
+        let (sectors, layout) = (self.cow.disk.sectors().0, self.layout());
         let mut records = Vec::with_capacity(old.len());
-        for &old in old {
-            let (at, next) = match layout.filter(|_| self.persistent) {
-                Some(layout) => {
-                    let Some(at) = persistent::room(&layout, queue.next_free, queue.records) else {
-                        break;
-                    };
-                    (at, layout.next_after(CowChunk(at)).0)
-                }
-                None if self.persistent => break,
-                None => match transient::room(self.chunk, sectors, queue.next_free) {
-                    Some(at) => (at, at + 1),
-                    None => break,
-                },
+        let mut queue = self.queue.lock();
+        while records.len() < old.len() {
+            let run = self.room(layout.as_ref(), sectors, &queue) as usize;
+            let now = &old[records.len()..][..run.min(old.len() - records.len())];
+            let Some(last) = (now.len() as u64).checked_sub(1) else { break };
+            let first = queue.next_free;
+            let record = |(new, &old)| Record { old: OriginChunk(old), new: CowChunk(new) };
+            records.extend((first..).zip(now).map(record));
+            queue.next_free = match layout.filter(|_| self.persistent) {
+                Some(layout) => layout.next_after(CowChunk(first + last)).0,
+                None => first + last + 1,
             };
-            records.push(Record { old: OriginChunk(old), new: CowChunk(at) });
-            queue.next_free = next;
-            queue.records += 1;
+            queue.records += last + 1;
         }
         if records.is_empty() {
             return None;
@@ -206,17 +200,18 @@ impl Store {
         [allocated, self.cow.disk.sectors().0, metadata]
     }
 
+    /// How many chunks can be handed out side by side.
+    fn room(&self, layout: Option<&Layout>, sectors: u64, queue: &Queue) -> u64 {
+        match (self.persistent, layout) {
+            (true, Some(layout)) => persistent::room(layout, queue.next_free, queue.records),
+            (true, None) => 0,
+            (false, _) => transient::room(self.chunk, sectors, queue.next_free),
+        }
+    }
+
     /// True if a write of one more chunk would find room.
     pub fn has_room(&self) -> bool {
-        let queue = self.queue.lock();
-        match self.persistent {
-            true => self.layout().is_some_and(|layout| {
-                persistent::room(&layout, queue.next_free, queue.records).is_some()
-            }),
-            false => {
-                let sectors = self.cow.disk.sectors().0;
-                transient::room(self.chunk, sectors, queue.next_free).is_some()
-            }
-        }
+        let sectors = self.cow.disk.sectors().0;
+        self.room(self.layout().as_ref(), sectors, &self.queue.lock()) > 0
     }
 }

@@ -69,12 +69,17 @@ pub(in crate::snapshot) struct TailPiece {
     pub records: Vec<Record>,
 }
 
-/// The next chunk to hand out, if it lies on the device and its record may be committed (S2).
-pub(super) fn room(layout: &Layout, next_free: u64, records: u64) -> Option<u64> {
-    let (area, slot) = layout.place(records);
-    let fills = slot + 1 == layout.records_per_area();
-    let list_goes_on = if fills { layout.may_fill(area) } else { layout.has_area(area) };
-    (list_goes_on && layout.has_room(CowChunk(next_free))).then_some(next_free)
+/// How many chunks from `next_free` on may be handed out together: they lie next to each other on
+/// the device, and their records, next to each other in the list, may be committed (S2).
+pub(super) fn room(layout: &Layout, next_free: u64, records: u64) -> u64 {
+    let ((area, slot), per_area) = (layout.place(records), layout.records_per_area());
+    if !layout.has_area(area) || !layout.has_room(CowChunk(next_free)) {
+        return 0;
+    }
+    let slots = per_area - slot - u64::from(!layout.may_fill(area));
+    // A data chunk at such a distance from the area before it, or from the header.
+    let to_next_area = per_area + 1 - (next_free - 1) % (per_area + 1);
+    slots.min(to_next_area).min(layout.chunks() - next_free)
 }
 
 fn sectors_of(bytes: u64) -> SectorCount {

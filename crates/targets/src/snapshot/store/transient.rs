@@ -6,7 +6,7 @@ use cairn_format::snapshot::ChunkSize;
 /// Chunk 0 holds data.
 pub(super) const FIRST_FREE: u64 = 0;
 
-/// The next chunk to hand out, if it lies wholly on the device.
-pub(super) fn room(chunk: ChunkSize, device_sectors: u64, next_free: u64) -> Option<u64> {
-    (next_free < device_sectors / u64::from(chunk.sectors())).then_some(next_free)
+/// How many chunks from `next_free` on lie wholly on the device.
+pub(super) fn room(chunk: ChunkSize, device_sectors: u64, next_free: u64) -> u64 {
+    (device_sectors / u64::from(chunk.sectors())).saturating_sub(next_free)
 }

@@ -41,11 +41,16 @@ fn start_writers(bed: &Bed, stop: &Rc<Cell<bool>>) {
     }
 }
 
-/// The first block of a COW device is made blank again.
+/// The first block of a COW device is made blank again. Drives remember what is not flushed.
 fn blank(bed: &Bed, cow: &str) {
-    let drive: Arc<dyn Disk> = bed.drive(cow);
+    let [origin, cow] = ["origin", cow].map(|name| -> Arc<dyn Disk> { bed.drive(name) });
     let zeroes = Io::on(Op::WriteZeroes, range(0, 8));
-    bed.sim.block_on(0, |env: Env| async move { env.io(&drive, zeroes).await }).unwrap();
+    let blank = |env: Env| async move {
+        env.io(&cow, zeroes).await?;
+        env.io(&cow, Io::flush()).await?;
+        env.io(&origin, Io::flush()).await
+    };
+    bed.sim.block_on(0, blank).unwrap();
 }
 
 /// A simulated drive remembers each version of what was not flushed: flushed now and then, it

@@ -97,7 +97,8 @@ fn snapshot_tells_every_path_beside_the_raw_device_and_a_single_lock() {
 fn recovery_tells_time_and_memory_by_the_entry() {
     let rows = rows(&["recovery"]);
     for order in ["sorted", "shuffled"] {
-        assert_eq!(shaped(&rows, &[("order", order)]), 3);
+        assert_eq!(shaped(&rows, &[("order", order)]), 4);
+        assert_eq!(shaped(&rows, &[("order", order), ("of", "processor")]), 1);
         assert_eq!(shaped(&rows, &[("order", order), ("memory", "peak")]), 1);
     }
 }

@@ -273,29 +273,32 @@ fn full_pools_survive_power_cuts() {
 
 #[cfg(feature = "canary")]
 mod canaries {
-    use super::{Campaign, Pools, SHAPES};
+    use super::{Campaign, FULL, Pools, SHAPES};
     use cairn_targets::thin::canary::{Bug, plant};
 
-    fn caught(bug: Bug) {
+    /// More than enough: each is caught within the first thousand.
+    const CUTS: u64 = 20_000;
+
+    fn caught(bug: Bug, scenario: &Pools) {
         plant(Some(bug));
-        let scenario = Pools::of(SHAPES);
-        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
+        let (cut, text) = Campaign::new(scenario, "the canary").cuts(CUTS).expect_caught();
         plant(None);
         eprintln!("{bug:?}: caught by cut {cut}: {text}");
     }
 
     #[test]
     fn a_commit_without_a_flush_of_the_data_is_caught() {
-        caught(Bug::NoDataFlush);
+        caught(Bug::NoDataFlush, &Pools::of(SHAPES));
     }
 
+    // In pools that are nearly full: only there a freed block is soon taken again.
     #[test]
     fn taking_blocks_that_are_still_written_is_caught() {
-        caught(Bug::NoQuarantine);
+        caught(Bug::NoQuarantine, &Pools::of(FULL));
     }
 
     #[test]
     fn mapping_a_block_before_it_is_filled_is_caught() {
-        caught(Bug::MapBeforeFill);
+        caught(Bug::MapBeforeFill, &Pools::of(SHAPES));
     }
 }

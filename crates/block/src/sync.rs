@@ -12,6 +12,12 @@ pub use parking_lot::{Mutex, MutexGuard};
 #[cfg(not(shuttle))]
 pub use std::sync::atomic;
 
+/// Keeps what it holds in cache lines of its own, so that whoever writes it slows down nobody who
+/// uses what lies beside it. Processors fetch lines in pairs.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+pub struct Padded<T>(pub T);
+
 #[cfg(shuttle)]
 pub use model::Mutex;
 #[cfg(shuttle)]

@@ -17,14 +17,13 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use async_task::Runnable;
+use cairn_block::sync::Padded;
 use parking_lot::Mutex;
 
 use crate::mailbox::Bell;
 
-#[derive(Default)]
-struct Queue {
-    runnable: Mutex<VecDeque<Runnable>>,
-}
+/// The tasks that are runnable next.
+type Queue = Padded<Mutex<VecDeque<Runnable>>>;
 
 /// A waker of every unfinished task.
 #[derive(Default)]
@@ -77,7 +76,7 @@ impl Executor {
     pub fn spawn(&self, task: Pin<Box<dyn Future<Output = ()>>>) {
         let (queue, bell, home) = (self.queue.clone(), self.bell.clone(), this_thread());
         let schedule = move |runnable| {
-            queue.runnable.lock().push_back(runnable);
+            queue.0.lock().push_back(runnable);
             // The reactor itself looks into the queue before it sleeps.
             if this_thread() != home {
                 bell.ring();
@@ -99,7 +98,7 @@ impl Executor {
     /// Runs the tasks that are runnable now, each once. True if there were any.
     pub fn run(&self) -> bool {
         let mut batch = self.batch.take();
-        std::mem::swap(&mut batch, &mut *self.queue.runnable.lock());
+        std::mem::swap(&mut batch, &mut *self.queue.0.lock());
         let any = !batch.is_empty();
         for runnable in batch.drain(..) {
             runnable.run();
@@ -109,7 +108,7 @@ impl Executor {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.queue.runnable.lock().is_empty()
+        self.queue.0.lock().is_empty()
     }
 
     /// Drops every task that is not running; for the end of a reactor.
@@ -123,7 +122,7 @@ impl Executor {
     }
 
     fn pop(&self) -> Option<Runnable> {
-        self.queue.runnable.lock().pop_front()
+        self.queue.0.lock().pop_front()
     }
 }
 

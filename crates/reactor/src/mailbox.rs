@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use cairn_block::sync::Padded;
 use cairn_block::{Mail, Post, ReactorId};
 use parking_lot::Mutex;
 
@@ -33,34 +34,38 @@ struct Mailbox {
 }
 
 /// The mailboxes of all reactors of a real world.
-pub struct PostOffice(Vec<Mailbox>);
+pub struct PostOffice(Vec<Padded<Mailbox>>);
 
 impl PostOffice {
     /// Empty mailboxes for `count` reactors.
     pub fn new(count: u16) -> Arc<PostOffice> {
-        Arc::new(PostOffice((0..count).map(|_| Mailbox::default()).collect()))
+        Arc::new(PostOffice((0..count).map(|_| Padded::default()).collect()))
+    }
+
+    fn mailbox(&self, of: ReactorId) -> &Mailbox {
+        &self.0[usize::from(of.0)].0
     }
 
     /// The bell of one reactor.
     pub fn bell(&self, of: ReactorId) -> Arc<Bell> {
-        self.0[usize::from(of.0)].bell.clone()
+        self.mailbox(of).bell.clone()
     }
 
     /// Takes everything out of a mailbox, into `mail`, which is empty.
     pub fn collect(&self, of: ReactorId, mail: &mut Vec<Mail>) {
         debug_assert!(mail.is_empty());
-        std::mem::swap(mail, &mut *self.0[usize::from(of.0)].mail.lock());
+        std::mem::swap(mail, &mut *self.mailbox(of).mail.lock());
     }
 
     /// True if a mailbox is empty.
     pub fn is_empty(&self, of: ReactorId) -> bool {
-        self.0[usize::from(of.0)].mail.lock().is_empty()
+        self.mailbox(of).mail.lock().is_empty()
     }
 }
 
 impl Post for PostOffice {
     fn post(&self, to: ReactorId, mail: Mail) {
-        let mailbox = &self.0[usize::from(to.0)];
+        let mailbox = self.mailbox(to);
         let first = {
             let mut queue = mailbox.mail.lock();
             queue.push(mail);

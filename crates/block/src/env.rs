@@ -8,7 +8,7 @@
 use std::any::Any;
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,6 +24,19 @@ use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestI
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::units::{SectorCount, SectorRange, Time};
+
+/// Lets the reactor turn once: the other tasks, and what has arrived meanwhile.
+pub async fn yield_once() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
 
 /// A job for another reactor.
 pub type Job = Box<dyn FnOnce(&Env) + Send>;

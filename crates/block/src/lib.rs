@@ -35,7 +35,7 @@ pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;
 pub use device::{DeviceId, Events, MappedDevice};
 pub use disk::{Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
-pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World};
+pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World, yield_once};
 pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};
 pub use registry::{Opener, Registry};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};

@@ -170,11 +170,11 @@ async fn time(
         let took = began.elapsed().processor;
         (sum, longest) = (sum + took, longest.max(took));
         if number % TURN == TURN - 1 {
-            super::load::yield_once().await;
+            cairn_block::yield_once().await;
         }
     }
     while ends.ended.get() < count {
-        super::load::yield_once().await;
+        cairn_block::yield_once().await;
     }
     let mean_ns = sum.as_nanos() as f64 / count as f64;
     let figures = Figures { mean_ns, longest_us: longest.as_nanos() as f64 / 1000.0 };

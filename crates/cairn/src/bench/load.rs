@@ -123,7 +123,7 @@ impl Pump {
 
     /// Lets the reactor turn once, then waits until there is something to do.
     async fn wait(&self, started: usize, total: usize) {
-        yield_once().await;
+        cairn_block::yield_once().await;
         poll_fn(|context| {
             let may_start = started < total && !self.free.borrow().is_empty();
             if may_start || self.ended.get() == started {
@@ -134,19 +134,6 @@ impl Pump {
         })
         .await;
     }
-}
-
-/// Lets the reactor turn once.
-pub async fn yield_once() {
-    let mut yielded = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// Does a job on a disk.

@@ -29,12 +29,10 @@
 //! If the origin fails, blocks stay dirty and committed; writeback tries again with back-off.
 //! A new write to a block that is being written back takes a new slot (I10).
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, IoResult, Time};
+use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, IoResult, Time, yield_once};
 use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
@@ -721,17 +719,4 @@ async fn sleep_or_change(env: &Env, at: Time, changed: EventListener) {
     match future::select(std::pin::pin!(env.sleep_until(at)), changed).await {
         Either::Left(((), _)) | Either::Right(((), _)) => (),
     }
-}
-
-/// Lets the other tasks of this reactor have their turn.
-async fn yield_once() {
-    let mut yielded = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

@@ -72,6 +72,11 @@ pub trait Scenario {
         false
     }
 
+    /// Whether errors may make the disk lose, without a crash, what no flush covered.
+    fn rolls_back(&self) -> bool {
+        false
+    }
+
     /// Makes trouble once the disk is open, besides the workload: plants faults, starts tasks
     /// that send messages. True if errors that nobody planted are then in order (there are no
     /// suspends then: a resume could fail).
@@ -265,6 +270,8 @@ impl<'a> Life<'a> {
         world.cut_at(self.draw_cut(world.writes(), expected));
         let tolerate = self.scenario.trouble(world, &disk, &mut self.rng);
         history.tolerate_errors(tolerate);
+        history.failed_flushes_lose(world.failed_flushes_lose());
+        history.may_roll_back(self.scenario.rolls_back());
         let may_suspend = self.scenario.suspends() && !tolerate;
         let suspends = if may_suspend { self.rng.u8(..8) } else { 0 };
         if suspends & 6 == 6 {

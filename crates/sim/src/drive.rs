@@ -11,6 +11,9 @@
 //! - Write-zeroes is a write. A discard leaves zeros, what was there, or garbage that
 //!   [`crate::Content`] recognises, and is as volatile as a write.
 //! - A failed write was done in part, or wholly, or not at all.
+//! - A failed flush made nothing durable. It may have lost what was volatile when it failed
+//!   ([`crate::Effect::Lose`]), as a drive does that tells one flusher of its trouble: reads still
+//!   show it, no later flush makes it durable.
 //!
 //! Rules it holds its callers to, by panicking: requests are aligned, inside the drive, with
 //! data as long as the range, and nobody touches the data of a write before it completes.
@@ -135,6 +138,8 @@ struct Running {
     range: SectorRange,
     fill: Option<Fill>,
     result: IoResult,
+    /// A flush that fails and loses what is volatile.
+    loses: bool,
     /// For a flush: how many writes had completed when it was submitted.
     completed_before: u64,
 }
@@ -380,6 +385,7 @@ impl DriveShared {
             }
             Op::Read => {}
             Op::Flush if ok => state.settle_all(running.completed_before),
+            Op::Flush if running.loses => state.volatile.clear(),
             Op::Flush => {}
             Op::Write | Op::WriteZeroes | Op::Discard => {
                 self.act_write(state, rng, done, running);
@@ -471,6 +477,7 @@ impl Disk for SimDrive {
                 range: request.range,
                 fill: drive.fill(request, &mut rng),
                 result: planted.error.map_or(Ok(()), Err),
+                loses: planted.loses,
                 completed_before: state.completed,
             };
             state.running.insert(op, running);

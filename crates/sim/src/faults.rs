@@ -38,6 +38,9 @@ impl OpSet {
 pub enum Effect {
     /// It fails. A write may have been done in part.
     Error(ErrorKind),
+    /// It fails; a flush that does loses every write that is volatile then: no later flush makes
+    /// it durable, although reads still show it. Nobody else is told.
+    Lose(ErrorKind),
     /// It takes this much longer.
     Delay(Duration),
 }
@@ -62,6 +65,11 @@ impl Fault {
     pub fn error(ops: OpSet) -> Fault {
         let effect = Effect::Error(ErrorKind::Io);
         Fault { ops, range: None, per_mille: 1000, shots: None, effect }
+    }
+
+    /// Every flush fails and loses what it was to make durable, for good.
+    pub fn losing_flushes() -> Fault {
+        Fault { effect: Effect::Lose(ErrorKind::Io), ..Fault::error(OpSet::FLUSHES) }
     }
 
     /// Only on this range.
@@ -109,6 +117,7 @@ pub struct Faults(Mutex<Rules>);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Planted {
     pub error: Option<IoError>,
+    pub loses: bool,
     pub delay: Duration,
 }
 
@@ -132,6 +141,11 @@ impl Faults {
         self.0.lock().list.clear();
     }
 
+    /// True if a rule makes failed flushes lose writes.
+    pub fn lose(&self) -> bool {
+        self.0.lock().list.iter().any(|(_, fault)| matches!(fault.effect, Effect::Lose(_)))
+    }
+
     /// How many errors were planted so far.
     pub fn injected(&self) -> u64 {
         self.0.lock().injected
@@ -147,6 +161,10 @@ impl Faults {
             fault.shots = fault.shots.map(|shots| shots - 1);
             match fault.effect {
                 Effect::Error(kind) => planted.error = Some(IoError::injected(kind)),
+                Effect::Lose(kind) => {
+                    planted.error = Some(IoError::injected(kind));
+                    planted.loses = true;
+                }
                 Effect::Delay(delay) => planted.delay += delay,
             }
         }

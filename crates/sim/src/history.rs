@@ -17,6 +17,12 @@
 //! H6. What was read after the recovery is what was there first ([`History::rebase`]).
 //! H7. Without a crash, reading settles nothing of what a discard left undefined: that stays so
 //!     until it is written ([`History::go_on`]).
+//! H8. Where drives lose what a failed flush was to make durable
+//!     ([`History::failed_flushes_lose`]), a flush that failed leaves in doubt what was not
+//!     durable when it ended, also what was in flight, of which a part may have been done: no
+//!     later flush makes that durable, and reading it proves nothing.
+//! H9. A disk that may roll back what no flush covered ([`History::may_roll_back`]) may show at any
+//!     time what H3 allows.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -55,9 +61,15 @@ struct Record {
     submitted: Tick,
     ended: Tick,
     ok: bool,
+    /// H8.
+    doubted: bool,
 }
 
 impl Record {
+    fn new(op: Op, range: SectorRange, fua: bool, id: u64, submitted: Tick) -> Record {
+        Record { op, range, fua, id, submitted, ended: NEVER, ok: false, doubted: false }
+    }
+
     /// True if it makes contents definite once it has ended.
     fn is_definite(&self) -> bool {
         self.ok && matches!(self.op, Op::Write | Op::WriteZeroes)
@@ -92,6 +104,10 @@ struct Inner {
     flushed: Tick,
     unfinished: usize,
     tolerate_errors: bool,
+    failed_flushes_lose: bool,
+    /// A flush failed that may have lost something.
+    in_doubt: bool,
+    rolls_back: bool,
     violation: Option<Violation>,
 }
 
@@ -113,6 +129,9 @@ impl History {
             flushed: 0,
             unfinished: 0,
             tolerate_errors: false,
+            failed_flushes_lose: false,
+            in_doubt: false,
+            rolls_back: false,
             violation: None,
         };
         inner.rebase(contents);
@@ -128,6 +147,17 @@ impl History {
     /// of a planted one answers with errors of its own).
     pub fn tolerate_errors(&self, tolerate: bool) {
         self.0.borrow_mut().tolerate_errors = tolerate;
+    }
+
+    /// Whether a flush that fails may have lost what it was to make durable (H8).
+    pub fn failed_flushes_lose(&self, lose: bool) {
+        self.0.borrow_mut().failed_flushes_lose = lose;
+    }
+
+    /// H9: whether the disk may lose, without a crash, what is not durable: a target whose commit
+    /// failed, which fails every flush from then on.
+    pub fn may_roll_back(&self, may: bool) {
+        self.0.borrow_mut().rolls_back = may;
     }
 
     /// Records a submission.
@@ -204,6 +234,7 @@ impl Inner {
         self.now = 0;
         self.flushed = 0;
         self.unfinished = 0;
+        self.in_doubt = false;
     }
 
     fn go_on(&mut self, contents: Vec<Content>) {
@@ -213,7 +244,7 @@ impl Inner {
         self.rebase(contents);
         for sector in undefined {
             let (op, range) = (Op::Discard, SectorRange::new(Sector(sector), SectorCount(1)));
-            let discard = Record { op, range, fua: false, id: 0, submitted: 0, ended: 0, ok: true };
+            let discard = Record { ok: true, ended: 0, ..Record::new(op, range, false, 0, 0) };
             self.sectors.entry(sector).or_default().touched.push(self.records.len());
             self.records.push(discard);
         }
@@ -234,7 +265,7 @@ impl Inner {
         self.next_id += 1;
         self.unfinished += 1;
         let index = self.records.len();
-        let record = Record { op, range, fua, id, submitted, ended: NEVER, ok: false };
+        let record = Record::new(op, range, fua, id, submitted);
         self.records.push(record);
         if op.is_write() {
             for sector in range.start.0..range.end().0 {
@@ -256,6 +287,9 @@ impl Inner {
             if !error.injected && !self.tolerate_errors {
                 self.object(format!("{:?} {} failed: {error}", record.op, record.range));
             }
+            if record.op == Op::Flush && self.failed_flushes_lose {
+                self.doubt();
+            }
             return;
         }
         match record.op {
@@ -263,6 +297,14 @@ impl Inner {
             Op::Read => self.judge_read(&record, data),
             Op::Write | Op::WriteZeroes | Op::Discard => {}
         }
+    }
+
+    /// H8: a flush failed.
+    fn doubt(&mut self) {
+        self.in_doubt = true;
+        let flushed = self.flushed;
+        let volatile = |record: &&mut Record| record.ended >= flushed;
+        self.records.iter_mut().filter(volatile).for_each(|record| record.doubted = true);
     }
 
     fn object(&mut self, text: String) {
@@ -303,10 +345,12 @@ impl Inner {
 
     /// True if what ended at `end` is superseded by something durable.
     fn durably_superseded(&self, sector: u64, end: Tick) -> bool {
-        let durable = |w: &Record| w.is_definite() && (w.fua || w.ended < self.flushed);
+        let flushed = |w: &Record| w.ended < self.flushed && !w.doubted;
+        let durable = |w: &Record| w.is_definite() && (w.fua || flushed(w));
         let by_write = |w: &Record| durable(w) && w.submitted > end;
         let by_read = |read: Observed| read.submitted > end && read.ended < self.flushed;
-        self.touched(sector).any(by_write) || self.observed(sector).is_some_and(by_read)
+        self.touched(sector).any(by_write)
+            || !self.in_doubt && self.observed(sector).is_some_and(by_read)
     }
 
     /// The ends of everything that could have left `content`; H4, H5.
@@ -334,10 +378,13 @@ impl Inner {
         }
     }
 
-    /// H1.
+    /// H1, H9.
     fn may_read(&self, sector: u64, content: Content, read: &Record) -> bool {
         let mut sources = self.sources(sector, content, read.ended);
-        sources.any(|end| !self.superseded(sector, end, read.submitted))
+        sources.any(|end| {
+            let durably = || self.durably_superseded(sector, end);
+            !self.superseded(sector, end, read.submitted) || self.rolls_back && !durably()
+        })
     }
 
     /// H2: everything that the read could have met is whole.

@@ -129,6 +129,11 @@ impl SimWorld {
         found.unwrap_or_else(|| panic!("the world has no drive '{name}'")).1.clone()
     }
 
+    /// True if failed flushes of a drive lose writes ([`crate::Effect::Lose`]).
+    pub fn failed_flushes_lose(&self) -> bool {
+        self.drives.borrow().iter().any(|(_, drive)| drive.faults().lose())
+    }
+
     /// Opens the drives added so far by their names.
     pub fn opener(&self) -> SimOpener {
         let opener = SimOpener::new();

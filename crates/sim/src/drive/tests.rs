@@ -135,6 +135,22 @@ fn a_planted_error_fails_the_request_and_the_write_may_be_there_in_part() {
 }
 
 #[test]
+fn a_flush_that_loses_writes_leaves_them_visible_and_never_durable() {
+    let (world, drive) = world();
+    write(&world, &drive, range(0, 1), 1).unwrap();
+    drive.faults().add(Fault::losing_flushes().shots(1));
+    assert!(drive.faults().lose());
+    let flush = || io(&world, &drive, |_| Io::flush());
+    flush().unwrap_err();
+    write(&world, &drive, range(1, 1), 2).unwrap();
+    flush().unwrap();
+    let (visible, durable) = (drive.visible(), drive.durable());
+    assert_eq!([visible.sector(Sector(0))[0], visible.sector(Sector(1))[0]], [1, 2]);
+    assert_eq!([durable.sector(Sector(0))[0], durable.sector(Sector(1))[0]], [0, 2]);
+    assert_eq!(outcomes(&drive, 0), [0]);
+}
+
+#[test]
 fn the_power_goes_at_the_write_it_was_told() {
     let (world, drive) = world();
     write(&world, &drive, range(0, 1), 1).unwrap();

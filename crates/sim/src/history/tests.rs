@@ -192,3 +192,33 @@ fn what_a_discard_left_stays_undefined_however_often_it_is_read() {
     history.go_on(History::contents(Sector(0), &bytes_of(&history, Some(second))));
     assert!(!read(&history, None), "H7: it was written");
 }
+
+#[test]
+fn a_failed_flush_leaves_in_doubt_what_no_other_had_made_durable() {
+    let history = history();
+    history.tolerate_errors(true);
+    history.failed_flushes_lose(true);
+    let first = done(&history, Op::Write);
+    done(&history, Op::Flush);
+    let second = done(&history, Op::Write);
+    history.complete(start(&history, Op::Flush), Err(IoError::IO), &[]);
+    assert!(read(&history, Some(second)) && !read(&history, Some(first)));
+    done(&history, Op::Flush);
+    assert!(crash(&history, Some(first)) && crash(&history, Some(second)), "H8");
+    assert!(!crash(&history, None));
+    let third = done(&history, Op::Write);
+    done(&history, Op::Flush);
+    assert!(!crash(&history, Some(second)) && crash(&history, Some(third)));
+}
+
+#[test]
+fn a_disk_that_may_roll_back_shows_what_a_crash_would_leave() {
+    let history = history();
+    history.may_roll_back(true);
+    let first = done(&history, Op::Write);
+    done(&history, Op::Flush);
+    let second = done(&history, Op::Write);
+    assert!(read(&history, Some(second)));
+    assert!(read(&history, Some(first)), "H9: no flush covered the second");
+    assert!(!read(&history, None), "H9: a flush covered the first");
+}

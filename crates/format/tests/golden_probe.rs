@@ -1,23 +1,14 @@
 //! Volumes made by their own tools, recognised with label, identity and state.
 
-use std::io::Read;
-use std::path::PathBuf;
-
 use cairn_format::probe::{Signature, identify, windows};
+use cairn_testkit::image;
 
 const MIB: u64 = 1 << 20;
 /// What the tools were told to use; UUID in the expectations.
 const UUID: &str = "11111111-2222-3333-4444-555555555555";
 
 fn head(name: &str) -> Vec<u8> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/probe");
-    let compressed = std::fs::read(folder.join(format!("{name}.head.gz")))
-        .expect("the golden heads are checked in");
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..])
-        .read_to_end(&mut bytes)
-        .expect("the golden heads decompress");
-    bytes
+    image("probe", &format!("{name}.head"))
 }
 
 /// Probes a device that begins with `head` and is zero from there on.

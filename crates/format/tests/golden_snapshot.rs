@@ -1,11 +1,9 @@
 //! Exception stores that a real kernel wrote, decoded: records, status, content and exact bytes.
 
-use std::io::Read;
-use std::path::PathBuf;
-
 use cairn_format::snapshot::check::{Limits, Report, Severity, check};
 use cairn_format::snapshot::repair::{Repair, Step};
 use cairn_format::snapshot::{ChunkSize, Header, Layout, Record, SECTOR_BYTES, records};
+use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
 /// What the manifest says of one store.
@@ -19,27 +17,9 @@ struct Golden {
     sha256: Option<String>,
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/snapshot")
-}
-
-fn image(name: &str) -> Vec<u8> {
-    let path = folder().join(format!("{name}.gz"));
-    let compressed = std::fs::read(path).expect("the golden images are checked in");
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..])
-        .read_to_end(&mut bytes)
-        .expect("the golden images decompress");
-    bytes
-}
-
-fn manifest() -> Vec<Golden> {
-    let text = std::fs::read_to_string(folder().join("manifest.json"))
-        .expect("the manifest is checked in");
-    let records: Vec<serde_json::Value> =
-        serde_json::from_str(&text).expect("the manifest is a list");
-    assert_eq!(records.len(), 15);
-    records.iter().map(golden).collect()
+/// Every image of the manifest.
+fn goldens() -> Vec<Golden> {
+    manifest("snapshot").iter().map(golden).collect()
 }
 
 fn golden(record: &serde_json::Value) -> Golden {
@@ -47,8 +27,8 @@ fn golden(record: &serde_json::Value) -> Golden {
     let number = |key: &str| record[key].as_u64().expect("the manifest has the number");
     let name = text("cow").expect("the manifest names the store");
     Golden {
-        cow: image(&name),
-        origin: image(&text("origin").expect("the manifest names the origin")),
+        cow: image("snapshot", &name),
+        origin: image("snapshot", &text("origin").expect("the manifest names the origin")),
         chunk_sectors: number("chunk"),
         exceptions: number("exceptions"),
         status: text("status").expect("the manifest has the status"),
@@ -110,7 +90,7 @@ fn sha256(bytes: &[u8]) -> String {
 
 #[test]
 fn every_store_reads_as_the_kernel_read_it() {
-    for golden in manifest() {
+    for golden in goldens() {
         let layout = golden.layout();
         assert_eq!(u64::from(layout.chunk_size().sectors()), golden.chunk_sectors);
         let list = listed(&golden.cow, &layout);
@@ -123,7 +103,7 @@ fn every_store_reads_as_the_kernel_read_it() {
 
 #[test]
 fn the_checker_counts_what_the_kernel_said_in_its_status() {
-    for golden in manifest() {
+    for golden in goldens() {
         let report = golden.check();
         assert_eq!(report.counts.records, golden.exceptions, "{}", golden.name);
         let status = match report.header.as_ref().is_some_and(Header::is_valid) {
@@ -139,7 +119,7 @@ fn the_checker_counts_what_the_kernel_said_in_its_status() {
 
 #[test]
 fn the_checker_clears_what_the_kernel_left_and_blames_only_what_it_gave_up() {
-    for golden in manifest() {
+    for golden in goldens() {
         let report = golden.check();
         let expected = match golden.name.as_str() {
             "invalid-p-34.cow" => Severity::Damaged,
@@ -154,7 +134,7 @@ fn the_checker_clears_what_the_kernel_left_and_blames_only_what_it_gave_up() {
 #[test]
 fn formatting_gives_the_header_and_the_empty_area_that_the_kernel_wrote() {
     for (name, sectors) in [("fresh.cow", 8), ("default32.cow", 32)] {
-        let cow = image(name);
+        let cow = image("snapshot", name);
         let size = ChunkSize::new(sectors).unwrap();
         let chunk_bytes = size.bytes() as usize;
         let mut expected = vec![0; 2 * chunk_bytes];
@@ -165,16 +145,16 @@ fn formatting_gives_the_header_and_the_empty_area_that_the_kernel_wrote() {
 
 #[test]
 fn the_kernel_gave_up_a_store_by_one_field() {
-    let cow = image("invalid-p-34.cow");
+    let cow = image("snapshot", "invalid-p-34.cow");
     let header = Header::fresh(ChunkSize::new(1).unwrap()).invalidated();
     assert_eq!(cow[..16], header.encode());
 }
 
 #[test]
 fn the_kernel_allocates_where_the_layout_says() {
-    let before = listed(&image("crafted.cow"), &manifest()[13].layout());
-    let after = listed(&image("crafted-after.cow"), &manifest()[14].layout());
-    let layout = manifest()[13].layout();
+    let before = listed(&image("snapshot", "crafted.cow"), &goldens()[13].layout());
+    let after = listed(&image("snapshot", "crafted-after.cow"), &goldens()[14].layout());
+    let layout = goldens()[13].layout();
     let highest = before.iter().map(|record| record.new).max();
     assert_eq!(after[..before.len()], before);
     assert_eq!(after[before.len()].new, layout.next_free(highest));
@@ -182,7 +162,7 @@ fn the_kernel_allocates_where_the_layout_says() {
 
 #[test]
 fn decoding_and_encoding_a_store_gives_back_its_areas() {
-    for golden in manifest() {
+    for golden in goldens() {
         let layout = golden.layout();
         let used = layout.place(golden.exceptions).0 + 1;
         for index in 0..used {
@@ -198,7 +178,7 @@ fn decoding_and_encoding_a_store_gives_back_its_areas() {
 
 #[test]
 fn a_repair_keeps_every_record_of_what_the_kernel_left() {
-    for golden in manifest().iter().filter(|golden| golden.sha256.is_some()) {
+    for golden in goldens().iter().filter(|golden| golden.sha256.is_some()) {
         let mut repair = Repair::new(&golden.cow, golden.limits(), false).unwrap();
         while let Some(range) = repair.wants(100) {
             let steps = repair.feed(&golden.cow[range.start as usize..range.end as usize]);

@@ -1,12 +1,10 @@
 //! Caches that a real kernel wrote, decoded: content, counts, verdicts and exact bytes.
 
-use std::io::Read;
-use std::path::PathBuf;
-
 use cairn_format::writecache::check::{Finding, Limits, Report, Severity, check};
 use cairn_format::writecache::{
     BlockSize, ENTRY_BYTES, Entry, EntryState, Geometry, Opening, SUPERBLOCK_BYTES, Superblock,
 };
+use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
 /// What the manifest says of one cache.
@@ -21,27 +19,9 @@ struct Golden {
     sha256: String,
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/writecache")
-}
-
-fn image(name: &str) -> Vec<u8> {
-    let path = folder().join(format!("{name}.gz"));
-    let compressed = std::fs::read(&path).expect("the golden images are checked in");
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..])
-        .read_to_end(&mut bytes)
-        .expect("the golden images decompress");
-    bytes
-}
-
-fn manifest() -> Vec<Golden> {
-    let text = std::fs::read_to_string(folder().join("manifest.json"))
-        .expect("the manifest is checked in");
-    let records: Vec<serde_json::Value> =
-        serde_json::from_str(&text).expect("the manifest is a list");
-    assert_eq!(records.len(), 10);
-    records.iter().map(golden).collect()
+/// Every image of the manifest.
+fn goldens() -> Vec<Golden> {
+    manifest("writecache").iter().map(golden).collect()
 }
 
 fn golden(record: &serde_json::Value) -> Golden {
@@ -72,7 +52,7 @@ struct Opened {
 
 impl Opened {
     fn new(cache: &str, start_sector: usize, block_size: u32) -> Opened {
-        let area = image(cache).split_off(start_sector * 512);
+        let area = image("writecache", cache).split_off(start_sector * 512);
         let block_size = BlockSize::new(block_size).expect("the manifest has legal block sizes");
         let Opening::Existing(superblock) =
             Opening::decide(&area, block_size).expect("the golden caches open")
@@ -126,11 +106,11 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn every_cache_reads_as_the_kernel_read_it() {
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden.cache, golden.start_sector, golden.block_size);
         assert_eq!(opened.geometry.n_blocks(), golden.n_blocks, "{}", golden.cache);
         assert_eq!(opened.entries().count() as u64, golden.n_blocks, "{}", golden.cache);
-        let content = opened.content(image(&golden.origin));
+        let content = opened.content(image("writecache", &golden.origin));
         assert_eq!(content.len() as u64, golden.sectors * 512);
         assert_eq!(hex(&Sha256::digest(&content)), golden.sha256, "{}", golden.cache);
     }
@@ -138,7 +118,7 @@ fn every_cache_reads_as_the_kernel_read_it() {
 
 #[test]
 fn the_checker_counts_the_free_slots_the_kernel_counted() {
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden.cache, golden.start_sector, golden.block_size);
         let report = opened.check(golden.sectors);
         assert_eq!(report.counts.free_after_recovery(), golden.free, "{}", golden.cache);
@@ -149,7 +129,7 @@ fn the_checker_counts_the_free_slots_the_kernel_counted() {
 
 #[test]
 fn the_checker_clears_what_the_kernel_left_and_names_what_was_patched_in() {
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden.cache, golden.start_sector, golden.block_size);
         let report = opened.check(golden.sectors);
         let expected = match golden.cache.as_str() {
@@ -184,7 +164,7 @@ fn formatting_gives_the_bytes_the_kernel_wrote() {
 
 #[test]
 fn every_cache_has_the_slot_count_that_formatting_its_area_gives() {
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden.cache, golden.start_sector, golden.block_size);
         let area_bytes = opened.area.len() as u64;
         let geometry = Geometry::for_format(area_bytes, opened.geometry.block_size());
@@ -196,7 +176,7 @@ fn every_cache_has_the_slot_count_that_formatting_its_area_gives() {
 /// its memory held there.
 #[test]
 fn decoding_and_encoding_a_cache_gives_back_its_metadata() {
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden.cache, golden.start_sector, golden.block_size);
         let table_end = SUPERBLOCK_BYTES + usize::try_from(golden.n_blocks).unwrap() * ENTRY_BYTES;
         let mut metadata = vec![0; table_end];

@@ -20,6 +20,8 @@ pub mod flakey;
 pub mod linear;
 pub mod passthrough;
 pub mod persistent;
+#[cfg(test)]
+mod rig;
 pub mod snapshot;
 pub mod striped;
 #[cfg(test)]

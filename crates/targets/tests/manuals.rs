@@ -11,7 +11,6 @@
 //! - NOTES: where cairn differs from the kernel.
 
 use std::collections::BTreeSet;
-use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -114,11 +113,7 @@ impl Disk for Mostly {
 
 /// The metadata of a pool with data blocks of 128 sectors.
 fn formatted_pool() -> Vec<u8> {
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../format/tests/golden/thin/fresh.meta.gz");
-    let compressed = std::fs::read(golden).expect(golden);
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..]).read_to_end(&mut bytes).expect(golden);
-    bytes
+    cairn_testkit::image("thin", "fresh.meta")
 }
 
 struct AnyDevice;

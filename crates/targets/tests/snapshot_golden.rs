@@ -1,8 +1,6 @@
 //! Stores that a real kernel wrote, opened by the target: the content of the snapshot, the status
 //! line, and merges that go on where the kernel stopped.
 
-use std::io::Read;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::{
@@ -10,6 +8,7 @@ use cairn_block::{
     TargetTypes,
 };
 use cairn_sim::{DriveOptions, Image, SimWorld};
+use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
 /// What the manifest says of one store.
@@ -21,21 +20,7 @@ struct Golden {
     sha256: Option<String>,
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/snapshot")
-}
-
-fn image(name: &str) -> Vec<u8> {
-    let compressed = std::fs::read(folder().join(format!("{name}.gz"))).expect(name);
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..]).read_to_end(&mut bytes).expect(name);
-    bytes
-}
-
-fn manifest() -> Vec<Golden> {
-    let text = std::fs::read_to_string(folder().join("manifest.json")).expect("the manifest");
-    let stores: Vec<serde_json::Value> = serde_json::from_str(&text).expect("a list");
-    assert_eq!(stores.len(), 15);
+fn goldens() -> Vec<Golden> {
     let golden = |store: &serde_json::Value| {
         let text = |key: &str| store[key].as_str().expect(key).to_owned();
         Golden {
@@ -46,7 +31,7 @@ fn manifest() -> Vec<Golden> {
             sha256: store["sha256"].as_str().map(str::to_owned),
         }
     };
-    stores.iter().map(golden).collect()
+    manifest("snapshot").iter().map(golden).collect()
 }
 
 /// A store and its origin in a world of their own.
@@ -59,7 +44,7 @@ impl Opened {
     fn new(cow: &str, origin: &str, line: &str, read_only: bool) -> Opened {
         let world = SimWorld::new(7, 2);
         for (name, file) in [("origin", origin), ("cow", cow)] {
-            world.add_drive(DriveOptions::named(name), Image::of_bytes(&image(file)));
+            world.add_drive(DriveOptions::named(name), Image::of_bytes(&image("snapshot", file)));
         }
         let registry = Registry::new(Box::new(world.opener()));
         let volume = registry.create_volume("golden").expect("a new name");
@@ -106,14 +91,18 @@ impl Opened {
 
 #[test]
 fn the_kernels_stores_open_with_their_content_and_status() {
-    for golden in manifest() {
+    for golden in goldens() {
         for (kind, read_only) in [("P", false), ("PO", false), ("P", true)] {
             let line = format!("0 1024 snapshot origin cow {kind} {}", golden.chunk);
             let opened = Opened::new(&golden.cow, &golden.origin, &line, read_only);
             assert_eq!(opened.status(), golden.status, "{}", golden.cow);
             assert_eq!(opened.sha256(), golden.sha256, "{}", golden.cow);
             let left = opened.world.drive("cow").visible().to_vec();
-            assert!(left == image(&golden.cow), "{}: opening changes nothing", golden.cow);
+            assert!(
+                left == image("snapshot", &golden.cow),
+                "{}: opening changes nothing",
+                golden.cow
+            );
         }
     }
 }
@@ -130,7 +119,7 @@ fn a_store_goes_on_where_the_kernel_stopped() {
 #[test]
 fn merges_of_the_kernels_stores_end_with_the_snapshots_content() {
     for (cow, origin) in [("premerge.cow", "clean.origin"), ("mergefail.cow", "mergefail.origin")] {
-        let golden = manifest().into_iter().find(|golden| golden.cow == cow).expect(cow);
+        let golden = goldens().into_iter().find(|golden| golden.cow == cow).expect(cow);
         let line = format!("0 1024 snapshot-merge origin cow P {}", golden.chunk);
         let opened = Opened::new(cow, origin, &line, false);
         assert_eq!(opened.sha256(), golden.sha256, "{cow}: at once");

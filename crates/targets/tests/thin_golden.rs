@@ -1,8 +1,6 @@
 //! Pools that a real kernel (and thin_restore) wrote, opened by the targets: the content of every
 //! volume, the counts of the status lines, and that they go on from there.
 
-use std::io::Read;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::{
@@ -10,26 +8,9 @@ use cairn_block::{
     TableLine, TargetTypes,
 };
 use cairn_sim::{DriveOptions, Image, SimWorld};
+use cairn_testkit::{image, manifest};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/thin")
-}
-
-fn image(name: &str) -> Vec<u8> {
-    let compressed = std::fs::read(folder().join(format!("{name}.gz"))).expect(name);
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..]).read_to_end(&mut bytes).expect(name);
-    bytes
-}
-
-fn records() -> Vec<Value> {
-    let text = std::fs::read_to_string(folder().join("manifest.json")).expect("the manifest");
-    let records: Vec<Value> = serde_json::from_str(&text).expect("a list");
-    assert_eq!(records.len(), 13);
-    records
-}
 
 /// A pool in a world of its own.
 struct Opened {
@@ -46,12 +27,12 @@ impl Opened {
             record["data_blocks"].as_u64().expect("a count"),
             record["data_block_sectors"].as_u64().expect("a size"),
         );
-        let mut data = record["data"].as_str().map(image).unwrap_or_default();
+        let mut data = record["data"].as_str().map(|name| image("thin", name)).unwrap_or_default();
         data.resize((blocks * size * 512) as usize, 0);
-        let metadata = image(record["meta"].as_str().expect("a name"));
+        let metadata = image("thin", record["meta"].as_str().expect("a name"));
         world.add_drive(DriveOptions::named("meta"), Image::of_bytes(&metadata));
         world.add_drive(DriveOptions::named("data"), Image::of_bytes(&data));
-        let origin = record["ext"].as_str().map(image);
+        let origin = record["ext"].as_str().map(|name| image("thin", name));
         let has_origin = origin.is_some();
         if let Some(origin) = origin {
             world.add_drive(DriveOptions::named("origin"), Image::of_bytes(&origin));
@@ -133,7 +114,7 @@ fn sha256(bytes: &[u8]) -> String {
 
 #[test]
 fn golden_pools_open_with_every_volumes_content() {
-    for record in records() {
+    for record in manifest("thin") {
         let name = record["meta"].as_str().expect("a name");
         let opened = Opened::new(&record);
         let pool = opened.registry.volume("pool").expect("loaded");
@@ -156,7 +137,7 @@ fn golden_pools_open_with_every_volumes_content() {
 
 #[test]
 fn golden_pools_go_on_from_there() {
-    for record in records() {
+    for record in manifest("thin") {
         let devices = record["devs"].as_object().expect("volumes");
         let mut opened = Opened::new(&record);
         let mut expected = Vec::new();

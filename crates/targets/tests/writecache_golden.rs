@@ -1,8 +1,6 @@
 //! Caches that a real kernel wrote, opened by the target: the content of the volume, the counts
 //! of the status line, and what recovery leaves on the cache device.
 
-use std::io::Read;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::{
@@ -11,6 +9,7 @@ use cairn_block::{
 };
 use cairn_format::writecache::{Entry, EntryState, Geometry, SUPERBLOCK_BYTES, Superblock};
 use cairn_sim::{DriveOptions, Image, SimWorld};
+use cairn_testkit::{has_image, image, manifest};
 use sha2::{Digest, Sha256};
 
 /// What the manifest says of one cache.
@@ -25,21 +24,7 @@ struct Golden {
     sha256: String,
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/writecache")
-}
-
-fn image(name: &str) -> Vec<u8> {
-    let compressed = std::fs::read(folder().join(format!("{name}.gz"))).expect(name);
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..]).read_to_end(&mut bytes).expect(name);
-    bytes
-}
-
-fn manifest() -> Vec<Golden> {
-    let text = std::fs::read_to_string(folder().join("manifest.json")).expect("the manifest");
-    let records: Vec<serde_json::Value> = serde_json::from_str(&text).expect("a list");
-    assert_eq!(records.len(), 10);
+fn goldens() -> Vec<Golden> {
     let golden = |record: &serde_json::Value| {
         let text = |key: &str| record[key].as_str().expect(key).to_owned();
         let number = |key: &str| record[key].as_u64().expect(key);
@@ -54,7 +39,7 @@ fn manifest() -> Vec<Golden> {
             sha256: text("sha256"),
         }
     };
-    records.iter().map(golden).collect()
+    manifest("writecache").iter().map(golden).collect()
 }
 
 impl Golden {
@@ -74,7 +59,7 @@ impl Opened {
     fn new(golden: &Golden, read_only: bool) -> Opened {
         let world = SimWorld::new(7, 2);
         for (name, file) in [("origin", &golden.origin), ("cache", &golden.cache)] {
-            world.add_drive(DriveOptions::named(name), Image::of_bytes(&image(file)));
+            world.add_drive(DriveOptions::named(name), Image::of_bytes(&image("writecache", file)));
         }
         let Golden { sectors, block_size, opts, .. } = golden;
         let text = format!("0 {sectors} writecache s origin cache {block_size} {opts}");
@@ -147,7 +132,7 @@ fn meaning(area: &[u8]) -> Meaning {
 
 #[test]
 fn every_cache_reads_as_the_kernel_read_it() {
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden, false);
         assert_eq!(hash(&opened.read_all()), golden.sha256, "{}", golden.cache);
         let status = opened.status();
@@ -162,17 +147,22 @@ fn every_cache_reads_as_the_kernel_read_it() {
 #[test]
 fn recovery_leaves_what_the_kernels_left() {
     let mut compared = 0;
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden, false);
         opened.end();
         let after = meaning(&opened.durable("cache")[golden.start_bytes()..]);
         let pair = golden.cache.replace(".cache", "-after.cache");
-        if folder().join(format!("{pair}.gz")).exists() {
-            let kernel = meaning(&image(&pair)[golden.start_bytes()..]);
+        if has_image("writecache", &pair) {
+            let kernel = meaning(&image("writecache", &pair)[golden.start_bytes()..]);
             assert_eq!(after, kernel, "{}", golden.cache);
             compared += 1;
         }
-        assert_eq!(opened.durable("origin"), image(&golden.origin), "{}", golden.cache);
+        assert_eq!(
+            opened.durable("origin"),
+            image("writecache", &golden.origin),
+            "{}",
+            golden.cache
+        );
         let free = after.1.iter().filter(|slot| slot.is_none()).count() as u64;
         assert_eq!(free, golden.free, "{}", golden.cache);
     }
@@ -181,25 +171,28 @@ fn recovery_leaves_what_the_kernels_left() {
 
 #[test]
 fn a_clean_opening_changes_no_byte() {
-    for golden in manifest().into_iter().filter(|golden| {
+    for golden in goldens().into_iter().filter(|golden| {
         let recovered = ["dups.cache", "uncommitted.cache", "preflush.cache"];
         !recovered.contains(&golden.cache.as_str())
     }) {
         let opened = Opened::new(&golden, false);
         opened.end();
-        assert!(opened.durable("cache") == image(&golden.cache), "{}", golden.cache);
+        assert!(opened.durable("cache") == image("writecache", &golden.cache), "{}", golden.cache);
     }
 }
 
 #[test]
 fn a_read_only_opening_reads_the_same_and_changes_no_byte() {
-    for golden in manifest() {
+    for golden in goldens() {
         let opened = Opened::new(&golden, true);
         assert_eq!(hash(&opened.read_all()), golden.sha256, "{}", golden.cache);
         opened.end();
         for (drive, file) in [("cache", &golden.cache), ("origin", &golden.origin)] {
-            assert!(opened.world.drive(drive).visible().to_vec() == image(file), "{file}");
-            assert!(opened.durable(drive) == image(file), "{file}");
+            assert!(
+                opened.world.drive(drive).visible().to_vec() == image("writecache", file),
+                "{file}"
+            );
+            assert!(opened.durable(drive) == image("writecache", file), "{file}");
         }
         assert_eq!(opened.world.writes(), 0, "{}: not even a flush", golden.cache);
     }

@@ -1,8 +1,5 @@
 //! The golden thin pools, for the tests that look at them.
 
-use std::io::Read;
-use std::path::PathBuf;
-
 use cairn_format::thin::{BLOCK_BYTES, Block, MetadataBlock, block};
 
 /// What the manifest says of one image.
@@ -18,27 +15,12 @@ pub struct Golden {
 
 /// A file among the images, unpacked.
 pub fn image(name: &str) -> Vec<u8> {
-    let compressed = std::fs::read(folder().join(format!("{name}.gz")));
-    let compressed = compressed.expect("the golden images are checked in");
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(&compressed[..])
-        .read_to_end(&mut bytes)
-        .expect("the golden images decompress");
-    bytes
+    cairn_testkit::image("thin", name)
 }
 
 /// Every image of the manifest.
 pub fn manifest() -> Vec<Golden> {
-    let text = std::fs::read_to_string(folder().join("manifest.json"))
-        .expect("the manifest is checked in");
-    let records: Vec<serde_json::Value> =
-        serde_json::from_str(&text).expect("the manifest is a list");
-    assert_eq!(records.len(), 13);
-    records.iter().map(golden).collect()
-}
-
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/thin")
+    cairn_testkit::manifest("thin").iter().map(golden).collect()
 }
 
 fn golden(record: &serde_json::Value) -> Golden {

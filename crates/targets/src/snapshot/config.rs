@@ -167,26 +167,10 @@ pub fn kernel_words(params: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_block::{Events, Registry, SectorCount};
-    use cairn_sim::{DriveOptions, Image, SimDrive, SimOpener};
-    use std::sync::Arc;
+    use crate::rig::with_ctor;
 
     fn parse(line: &str) -> Result<Config, String> {
-        let drive = |name: &str| {
-            Arc::new(SimDrive::new(DriveOptions::named(name), Image::new(SectorCount(4096))))
-        };
-        let opener = SimOpener::new().with("/o", drive("/o")).with("/c", drive("/c"));
-        let registry = Registry::new(Box::new(opener));
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let ctor = Ctor {
-            start: Sector(0),
-            len: SectorCount(4096),
-            args: &words,
-            registry: &registry,
-            events: &Events::default(),
-            read_only: false,
-        };
-        Config::parse("snapshot", &ctor).map_err(|error| error.to_string())
+        with_ctor(line, |ctor| Config::parse("snapshot", ctor).map_err(|error| error.to_string()))
     }
 
     #[test]

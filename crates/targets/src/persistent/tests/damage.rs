@@ -3,9 +3,9 @@
 
 use cairn_format::thin::{BLOCK_BYTES, Block, block};
 use cairn_sim::Image;
+use cairn_testkit::image;
 
 use super::bed::{Bed, id, mapping, world};
-use super::golden::unpack;
 use crate::persistent::Error;
 
 /// Opens, reads, changes and deletes everything; the first error ends it.
@@ -50,7 +50,7 @@ const IMAGES: [&str; 4] = ["big.meta", "snaps.meta", "restored.meta", "basic.met
 fn a_flipped_byte_is_found_or_does_not_matter() {
     let mut rng = fastrand::Rng::with_seed(11);
     for name in IMAGES {
-        let clean = unpack(name);
+        let clean = image("thin", name);
         exercise(&clean).unwrap();
         for _ in 0..60 {
             let mut bytes = clean.clone();
@@ -72,7 +72,7 @@ fn forged_blocks_lead_to_errors_and_not_to_panics() {
     let mut rng = fastrand::Rng::with_seed(12);
     let mut refused = 0;
     for name in IMAGES {
-        let clean = unpack(name);
+        let clean = image("thin", name);
         let blocks = clean.chunks(BLOCK_BYTES).map(|own| block::identify(block::of(own).unwrap()));
         let known: Vec<usize> = (0..).zip(blocks).filter_map(|(n, kind)| kind.map(|_| n)).collect();
         for _ in 0..120 {
@@ -94,7 +94,7 @@ fn forged_blocks_lead_to_errors_and_not_to_panics() {
 
 #[test]
 fn a_block_of_zeros_and_a_foreign_block_are_told_with_their_path() {
-    let clean = unpack("big.meta");
+    let clean = image("thin", "big.meta");
     let bed = Bed::open(world(5, Image::of_bytes(&clean))).unwrap();
     let root = bed.store.device(id(1)).unwrap().root;
     let mut bytes = clean.clone();

@@ -1,43 +1,24 @@
 //! Metadata that the kernel and thin_restore made: opened, read to the end, gone on with.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Read;
-use std::path::PathBuf;
 
 use cairn_block::Disk;
 use cairn_sim::Image;
-use flate2::read::GzDecoder;
+use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
 use super::bed::{Bed, id, mapping, world};
 use crate::persistent::model::audit;
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/thin")
-}
-
-pub fn unpack(name: &str) -> Vec<u8> {
-    let packed = fs::read(folder().join(format!("{name}.gz"))).expect(name);
-    let mut bytes = Vec::new();
-    GzDecoder::new(&packed[..]).read_to_end(&mut bytes).expect(name);
-    bytes
-}
-
-fn manifest() -> Vec<serde_json::Value> {
-    let text = fs::read_to_string(folder().join("manifest.json")).unwrap();
-    serde_json::from_str(&text).unwrap()
-}
-
 fn open(record: &serde_json::Value) -> Bed {
     let name = record["meta"].as_str().unwrap();
-    let bytes = unpack(name);
+    let bytes = image("thin", name);
     Bed::open(world(3, Image::of_bytes(&bytes))).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 #[test]
 fn every_image_has_the_devices_counts_and_contents_of_its_manifest() {
-    for record in manifest() {
+    for record in manifest("thin") {
         let name = record["meta"].as_str().unwrap();
         let mut bed = open(&record);
         let found = bed.audit();
@@ -55,7 +36,8 @@ fn every_image_has_the_devices_counts_and_contents_of_its_manifest() {
             let (details, mappings) = &found.devices[&device.parse().unwrap()];
             assert_eq!(details.mapped_blocks, expected["mapped"], "{name}");
             if let (Some(data), None) = (record["data"].as_str(), record["ext"].as_str()) {
-                let bytes = content(mappings, &unpack(data), expected["sectors"].as_u64().unwrap());
+                let bytes =
+                    content(mappings, &image("thin", data), expected["sectors"].as_u64().unwrap());
                 let hash: String =
                     Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
                 assert_eq!(hash, expected["sha256"], "{name}: device {device}");
@@ -82,7 +64,7 @@ fn content(
 
 #[test]
 fn every_sound_image_is_gone_on_with() {
-    for record in manifest().iter().filter(|record| record["needs_check"] == 0) {
+    for record in manifest("thin").iter().filter(|record| record["needs_check"] == 0) {
         let name = record["meta"].as_str().unwrap();
         let mut bed = open(record);
         if name == "oom.meta" {

@@ -5,9 +5,9 @@ use std::time::Duration;
 use cairn_block::{Io, Op, SectorCount, SuspendMode};
 use cairn_sim::{Effect, Fault, OpSet};
 
-use super::bed::{Bed, Seen, initial_byte, range, write_io};
+use super::bed::{Bed, initial_byte, range, write_io};
 
-fn reads(seen: &[Seen]) -> Vec<(u64, u64)> {
+fn reads(seen: &[(Op, u64, u64)]) -> Vec<(u64, u64)> {
     seen.iter().filter(|seen| seen.0 == Op::Read).map(|seen| (seen.1, seen.2)).collect()
 }
 

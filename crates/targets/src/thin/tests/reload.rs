@@ -26,7 +26,7 @@ fn a_volume_needs_its_pool_and_its_device() {
     bed.suspend("pool", SuspendMode::Flush);
     let refused = bed.try_load("thin", thin).unwrap_err().to_string();
     assert!(refused.contains("pool: found no live pool"), "{refused}");
-    bed.resume("pool");
+    bed.resume("pool").unwrap();
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn requests_wait_while_their_pool_is_suspended() {
     bed.start("thin", "flush", |_| cairn_block::Io::flush());
     bed.wait(std::time::Duration::from_secs(3));
     assert!(bed.labels().is_empty());
-    bed.resume("pool");
+    bed.resume("pool").unwrap();
     bed.wait(std::time::Duration::from_millis(10));
     assert_eq!(bed.labels().len(), 2);
     assert_eq!(bed.bytes("thin", BLOCK, 1), [2]);

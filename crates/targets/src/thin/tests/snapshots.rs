@@ -106,7 +106,7 @@ fn messages_refuse_as_the_kernel_does() {
     assert!(bed.status("pool").starts_with("42 "));
     bed.suspend("pool", SuspendMode::Flush);
     assert!(bed.message(&["create_thin", "5"]).is_err());
-    bed.resume("pool");
+    bed.resume("pool").unwrap();
 }
 
 #[test]

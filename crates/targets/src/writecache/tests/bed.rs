@@ -6,60 +6,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, Disk, Env, Flags, Flow, Io, IoError, IoResult, Limits, MappedDevice, MessageError,
-    Op, Registry, Request, Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext,
-    TableLine, Target, TargetTypes,
+    ConfigError, Disk, Env, Flags, Io, IoError, IoResult, MappedDevice, MessageError, Op, Registry,
+    SectorCount, SuspendMode, Table, TableContext, TableLine, Target, TargetTypes,
 };
 use cairn_format::writecache::{Entry, EntryState, Geometry, Superblock};
-use cairn_sim::{
-    DriveModel, DriveOptions, Effect, Fault, Image, OpSet, SimDrive, SimOpener, SimWorld,
-};
+use cairn_sim::{DriveModel, Effect, Fault, Image, OpSet, SimDrive, SimOpener, SimWorld};
 
 use super::super::index::{IN_WRITEBACK, Life};
 use super::super::{State, WriteCache};
+use crate::rig::Noting;
 
-pub const SECTOR: usize = 512;
-
-/// Every operation takes this long on the drives of a bed, unless a fault delays it.
-pub const DRIVE_TIME: Duration = Duration::from_micros(50);
-
-pub fn range(start: u64, count: u64) -> SectorRange {
-    SectorRange::new(Sector(start), SectorCount(count))
-}
-
-/// An operation that a drive got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    pub op: Op,
-    pub fua: bool,
-    pub start: u64,
-    pub count: u64,
-}
-
-/// A drive that notes what it gets.
-struct Noting {
-    drive: Arc<SimDrive>,
-    seen: Mutex<Vec<Seen>>,
-}
-
-impl Disk for Noting {
-    fn name(&self) -> String {
-        self.drive.name()
-    }
-    fn sectors(&self) -> SectorCount {
-        self.drive.sectors()
-    }
-    fn limits(&self) -> Limits {
-        self.drive.limits()
-    }
-    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
-        let (start, count) = (request.range.start.0, request.range.count.0);
-        self.seen.lock().push(Seen { op: request.op, fua: request.is_fua(), start, count });
-        self.drive.submit(env, request)
-    }
-}
+pub use crate::rig::{DRIVE_TIME, Seen, range, write_io};
 
 /// Results of requests that were started, in the order of their ends.
 #[derive(Clone, Default)]
@@ -149,12 +107,7 @@ impl Bed {
     pub fn with_model(origin: Image, cache: Image, seed: u64, model: DriveModel) -> Bed {
         let sim = SimWorld::new(seed, SimWorld::REACTORS);
         sim.set_patience(Duration::from_secs(600));
-        let add = |name: &str, image| {
-            let mut options = DriveOptions::named(name);
-            options.model = model;
-            let drive = sim.add_drive(options, image);
-            Arc::new(Noting { drive, seen: Mutex::new(Vec::new()) })
-        };
+        let add = |name, image| Noting::add(&sim, name, image, model);
         let noting = [add("origin", origin), add("cache", cache)];
         let opener =
             SimOpener::new().with("origin", noting[0].clone()).with("cache", noting[1].clone());
@@ -219,11 +172,7 @@ impl Bed {
         self.forget();
         let line = self.try_load(text, false).expect_err(text).to_string();
         assert_eq!([self.origin.visible(), self.cache.visible()], before, "{text}");
-        assert!(
-            self.noting
-                .iter()
-                .all(|drive| { drive.seen.lock().iter().all(|seen| seen.op == Op::Read) })
-        );
+        assert!(self.noting.iter().all(|drive| drive.only_read()), "{text}");
         assert_eq!(line.lines().count(), 1, "{line}");
         line
     }
@@ -345,12 +294,12 @@ impl Bed {
 
     /// What the origin has seen since the last look.
     pub fn origin_ops(&self) -> Vec<Seen> {
-        std::mem::take(&mut *self.noting[0].seen.lock())
+        self.noting[0].take()
     }
 
     /// What the cache device has seen since the last look.
     pub fn cache_ops(&self) -> Vec<Seen> {
-        std::mem::take(&mut *self.noting[1].seen.lock())
+        self.noting[1].take()
     }
 
     pub fn forget(&self) {
@@ -389,18 +338,11 @@ pub fn table(sectors: u64, block: u64, options: &str) -> String {
 
 /// An origin on which each 4 KiB are one byte, from 128 up.
 pub fn initial(sectors: u64) -> Image {
-    let bytes: Vec<u8> = (0..sectors).flat_map(|sector| [initial_byte(sector); SECTOR]).collect();
-    Image::of_bytes(&bytes)
+    crate::rig::image(sectors, initial_byte)
 }
 
 pub fn initial_byte(sector: u64) -> u8 {
     128 + (sector / 8 % 128) as u8
-}
-
-pub fn write_io(env: &Env, start: u64, count: u64, byte: u8) -> Io {
-    let segs = env.segs(SectorCount(count));
-    segs.copy_in(0, &vec![byte; count as usize * SECTOR]);
-    Io::write(range(start, count), segs)
 }
 
 /// Operations of these kinds take `duration` longer.

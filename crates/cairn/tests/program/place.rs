@@ -1,11 +1,15 @@
 //! A folder to work in, the program run there, and images with known bytes.
 
-#![allow(dead_code, reason = "each test program uses its own part of this")]
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+pub fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
 
 /// What a run of the program came to.
 #[derive(Debug)]
@@ -64,6 +68,11 @@ impl Place {
 
     pub fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.path(name)).unwrap()
+    }
+
+    /// A golden image of the kernel's, unpacked into the folder.
+    pub fn golden(&self, format: &str, name: &str) {
+        self.write(name, cairn_testkit::image(format, name));
     }
 
     pub fn exists(&self, name: &str) -> bool {

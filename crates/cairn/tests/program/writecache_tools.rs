@@ -1,27 +1,6 @@
 //! probe, check, dump, format and flush on images a real kernel or cairn itself made.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use std::io::Read;
-use std::path::Path;
-
-use common::Place;
-use serde_json::Value;
-
-/// A golden image of the kernel's, unpacked into the place.
-fn golden(place: &Place, name: &str) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/writecache");
-    let file = std::fs::File::open(folder.join(format!("{name}.gz"))).unwrap();
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    place.write(name, bytes);
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap()
-}
+use super::place::{Place, json};
 
 /// A cache with some blocks the origin does not have, made by serving.
 fn dirty(place: &Place) {
@@ -38,7 +17,7 @@ const LINE: &str = "0 2048 writecache s origin cache 4096 0";
 fn probe_names_what_it_finds_and_tells_dirty_caches_by_5() {
     let place = Place::new();
     for name in ["4k.cache", "fresh.cache", "flushed.cache"] {
-        golden(&place, name);
+        place.golden("writecache", name);
     }
     place.sparse("blank", 4096);
     let ran = place.cairn(&["probe", "4k.cache"]);
@@ -59,7 +38,7 @@ fn probe_names_what_it_finds_and_tells_dirty_caches_by_5() {
 fn check_tells_recovery_from_damage() {
     let place = Place::new();
     for name in ["4k.cache", "dups.cache", "dups-after.cache", "uncommitted.cache"] {
-        golden(&place, name);
+        place.golden("writecache", name);
     }
     // One entry of dups.cache is ahead of its superblock, which no ordering leaves behind.
     for (name, code) in
@@ -70,7 +49,7 @@ fn check_tells_recovery_from_damage() {
         assert_eq!(ran.code, code, "{ran:?}");
         assert!(place.read(name) == before);
     }
-    golden(&place, "512-start9.cache");
+    place.golden("writecache", "512-start9.cache");
     let ran = place.cairn(&["check", "512-start9.cache", "--start-sector", "9", "--json"]);
     let report = &json(&ran.out)[0];
     assert_eq!(report["superblock"]["block_size"], 512, "{ran:?}");
@@ -90,7 +69,7 @@ fn check_refuses_what_is_plainly_something_else() {
 #[test]
 fn dump_shows_superblock_and_entries() {
     let place = Place::new();
-    golden(&place, "4k.cache");
+    place.golden("writecache", "4k.cache");
     let text = place.cairn(&["dump", "4k.cache"]).ok();
     assert!(text.starts_with("block_size 4096\nn_blocks "), "{text}");
     assert!(text.contains(": committed, original_sector "), "{text}");
@@ -106,7 +85,7 @@ fn format_spares_what_is_not_blank() {
     place.sparse("cache", 256 << 10);
     let made = place.cairn(&["format", "writecache", "cache"]).ok();
     assert_eq!(made, "cache: 63 blocks of 4096 bytes\n");
-    golden(&place, "fresh.cache");
+    place.golden("writecache", "fresh.cache");
     let before = place.read("cache");
     let line = place.cairn(&["format", "writecache", "cache"]).refused(1);
     assert!(line.contains("content: found dm-writecache at byte 0"), "{line}");
@@ -123,7 +102,7 @@ fn format_spares_what_is_not_blank() {
 #[test]
 fn a_dirty_cache_is_formatted_only_when_its_blocks_are_given_up() {
     let place = Place::new();
-    golden(&place, "4k.cache");
+    place.golden("writecache", "4k.cache");
     let before = place.read("4k.cache");
     let line = place.cairn(&["format", "writecache", "4k.cache", "--yes"]).refused(4);
     assert!(line.contains("blocks that its origin does not have"), "{line}");

@@ -1,11 +1,8 @@
 //! `cairn snap` as a script uses it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::Place;
 use serde_json::Value;
+
+use super::place::Place;
 
 const ARGS: [&str; 4] = ["--table", "vm=0 2048 linear disk 0", "--state", "vm.state"];
 

@@ -1,11 +1,7 @@
 //! Bad input: one line that names the device, the field, what was found and what was expected;
 //! the documented exit code; and no byte written.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::Place;
+use super::place::Place;
 
 const LINE: &str = "0 2048 writecache s origin cache 4096 0";
 

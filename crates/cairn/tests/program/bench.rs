@@ -1,12 +1,9 @@
 //! `cairn bench NAME --quick --json`: every benchmark runs, and its rows have the shape that is
 //! promised. What they say about speed is nobody's concern here.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::Place;
 use serde_json::Value;
+
+use super::place::Place;
 
 fn rows(args: &[&str]) -> Vec<Value> {
     let all: Vec<&str> = [&["bench"], args, &["--quick", "--json", "--runs", "1"]].concat();

@@ -1,11 +1,8 @@
 //! The verbs of a running server, as a script uses them.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::Place;
 use serde_json::Value;
+
+use super::place::Place;
 
 const ZERO: [&str; 2] = ["--table", "vm=0 8 zero"];
 

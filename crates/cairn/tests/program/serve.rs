@@ -1,10 +1,6 @@
 //! `cairn serve`: tables, TOML, sockets, the end; with a client nobody here wrote.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::Place;
+use super::place::Place;
 
 #[test]
 fn run_serves_while_its_command_runs_and_repeats_its_exit_status() {

@@ -1,32 +1,14 @@
 //! check, dump and repair on exception stores that a real kernel made, whole and damaged.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::path::Path;
 
-use common::Place;
 use serde_json::Value;
+
+use super::place::{Place, json};
 
 /// Byte of a record of area 0 in `basic-a.cow` (chunks of 8 sectors, 6 records).
 fn record(index: usize) -> usize {
     4096 + index * 16
-}
-
-/// A golden image of the kernel's, unpacked into the place.
-fn golden(place: &Place, name: &str) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/snapshot");
-    let file = std::fs::File::open(folder.join(format!("{name}.gz"))).unwrap();
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    place.write(name, bytes);
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap()
 }
 
 /// What a store keeps: origin chunk to content.
@@ -48,9 +30,9 @@ fn check_clears_what_the_kernel_left_and_counts_as_its_status_line() {
     let place = Place::new();
     for name in ["fresh.cow", "basic-a.cow", "multi.cow", "overflow-po-40.cow", "invalid-p-34.cow"]
     {
-        golden(&place, name);
+        place.golden("snapshot", name);
     }
-    golden(&place, "clean.origin");
+    place.golden("snapshot", "clean.origin");
     let out = place.cairn(&["check", "multi.cow", "--origin", "clean.origin"]).ok();
     assert_eq!(
         out,
@@ -74,7 +56,7 @@ fn check_clears_what_the_kernel_left_and_counts_as_its_status_line() {
 #[test]
 fn check_names_what_is_wrong_and_writes_nothing() {
     let place = Place::new();
-    golden(&place, "basic-a.cow");
+    place.golden("snapshot", "basic-a.cow");
     place.sparse("short.origin", 4096);
     place.patch("basic-a.cow", record(2) + 8, &[1]);
     place.patch("basic-a.cow", record(9) + 8, &[9]);
@@ -91,7 +73,7 @@ fn check_names_what_is_wrong_and_writes_nothing() {
 #[test]
 fn dump_shows_the_header_and_the_list() {
     let place = Place::new();
-    golden(&place, "crafted.cow");
+    place.golden("snapshot", "crafted.cow");
     let text = place.cairn(&["dump", "crafted.cow"]).ok();
     assert!(text.starts_with("valid 1\nversion 1\nchunk_size 8\nchunks 24\nareas 1\n"), "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("record ")).count(), 5, "{text}");
@@ -107,7 +89,7 @@ fn dump_shows_the_header_and_the_list() {
 
 /// Two records wrong, one left over after the end.
 fn damaged(place: &Place) {
-    golden(place, "basic-a.cow");
+    place.golden("snapshot", "basic-a.cow");
     place.patch("basic-a.cow", record(1) + 8, &[200]);
     let first = place.read("basic-a.cow")[record(0)..record(0) + 16].to_vec();
     place.patch("basic-a.cow", record(4), &first);
@@ -116,7 +98,7 @@ fn damaged(place: &Place) {
 
 /// What basic-a keeps, without the records that [`damaged`] spoils.
 fn undamaged(place: &Place) -> BTreeMap<u64, Vec<u8>> {
-    golden(place, "basic-a.cow");
+    place.golden("snapshot", "basic-a.cow");
     let old_chunk = |index: usize| u64::from(place.read("basic-a.cow")[record(index)]);
     let mut kept = kept(place, "basic-a.cow");
     assert!(kept.remove(&old_chunk(1)).is_some() && kept.remove(&old_chunk(4)).is_some());
@@ -170,7 +152,7 @@ fn repair_changes_a_store_in_place_only_when_told_twice() {
 #[test]
 fn nothing_is_lost_where_a_write_was_torn_and_what_follows_is_kept_to_salvage() {
     let place = Place::new();
-    golden(&place, "multi.cow");
+    place.golden("snapshot", "multi.cow");
     let whole = kept(&place, "multi.cow");
     // Record 70 is the seventh of area 2, which is chunk 67: the rest follows the end.
     place.patch("multi.cow", 67 * 512 + 6 * 16, &[0; 16]);
@@ -189,7 +171,7 @@ fn nothing_is_lost_where_a_write_was_torn_and_what_follows_is_kept_to_salvage() 
 #[test]
 fn a_full_store_without_a_successor_grows_into_a_new_file() {
     let place = Place::new();
-    golden(&place, "area32.cow");
+    place.golden("snapshot", "area32.cow");
     // Chunks 0 to 33: header, area, 32 data chunks, and no room for area 1 behind them.
     let store = place.read("area32.cow");
     place.write("full.cow", &store[..34 * 512]);
@@ -205,7 +187,7 @@ fn a_full_store_without_a_successor_grows_into_a_new_file() {
 #[test]
 fn repair_refuses_what_it_cannot_know() {
     let place = Place::new();
-    golden(&place, "invalid-p-34.cow");
+    place.golden("snapshot", "invalid-p-34.cow");
     let line = place.cairn(&["repair", "invalid-p-34.cow", "--output", "new"]).refused(2);
     assert!(line.contains("an invalidated snapshot cannot be repaired"), "{line}");
     assert!(!place.exists("new"));

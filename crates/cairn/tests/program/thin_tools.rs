@@ -1,33 +1,12 @@
 //! check, dump, restore, repair and rmap on thin pools that a real kernel made, whole and damaged.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use std::io::Read;
-use std::path::Path;
-
-use common::Place;
-use serde_json::Value;
-
-/// A golden image of the kernel's, unpacked into the place.
-fn golden(place: &Place, name: &str) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden/thin");
-    let file = std::fs::File::open(folder.join(format!("{name}.gz"))).unwrap();
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    place.write(name, bytes);
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap()
-}
+use super::place::{Place, json};
 
 #[test]
 fn check_counts_what_is_in_a_pool_and_names_what_is_wrong() {
     let place = Place::new();
     for name in ["snaps.meta", "needscheck.meta"] {
-        golden(&place, name);
+        place.golden("thin", name);
     }
     place.sparse("small.data", 31 * 65536);
     let out = place.cairn(&["check", "snaps.meta"]).ok();
@@ -49,8 +28,8 @@ fn check_counts_what_is_in_a_pool_and_names_what_is_wrong() {
 #[test]
 fn dump_restore_and_repair_say_the_same_of_a_pool() {
     let place = Place::new();
-    golden(&place, "big.meta");
-    golden(&place, "big.thin_dump.xml");
+    place.golden("thin", "big.meta");
+    place.golden("thin", "big.thin_dump.xml");
     let expected = String::from_utf8(place.read("big.thin_dump.xml")).unwrap();
     assert!(place.cairn(&["dump", "big.meta"]).ok() == expected);
     place.cairn(&["restore", "big.thin_dump.xml", "--output", "new.meta"]).ok();
@@ -67,8 +46,8 @@ fn dump_restore_and_repair_say_the_same_of_a_pool() {
 #[test]
 fn what_is_there_is_not_written_over_and_a_failure_leaves_nothing() {
     let place = Place::new();
-    golden(&place, "basic.meta");
-    golden(&place, "big.thin_dump.xml");
+    place.golden("thin", "basic.meta");
+    place.golden("thin", "big.thin_dump.xml");
     let before = place.read("basic.meta");
     let line = place.cairn(&["restore", "big.thin_dump.xml", "--output", "basic.meta"]).refused(1);
     assert!(
@@ -91,7 +70,7 @@ fn what_is_there_is_not_written_over_and_a_failure_leaves_nothing() {
 #[test]
 fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
     let place = Place::new();
-    golden(&place, "snaps.meta");
+    place.golden("thin", "snaps.meta");
     let whole = place.cairn(&["dump", "snaps.meta"]).ok();
     place
         .write("torn.meta", [vec![0xEE; 4096], place.read("snaps.meta")[4096..].to_vec()].concat());
@@ -104,7 +83,7 @@ fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
     assert!(ran.out.contains("the roots were searched for"), "{ran:?}");
     assert!(place.cairn(&["dump", "new"]).ok() == whole);
     place.cairn(&["repair", "snaps.meta", "--in-place"]).refused(1);
-    golden(&place, "needscheck.meta");
+    place.golden("thin", "needscheck.meta");
     place.cairn(&["repair", "needscheck.meta", "--in-place", "--yes"]).ok();
     place.cairn(&["check", "needscheck.meta"]).ok();
 }
@@ -112,7 +91,7 @@ fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
 #[test]
 fn a_reverse_map_and_the_metadata_snapshot_are_read_beside_a_writer() {
     let place = Place::new();
-    golden(&place, "snaps.meta");
+    place.golden("thin", "snaps.meta");
     let out = place.cairn(&["rmap", "snaps.meta", "--region", "0..2", "--region", "9..11"]).ok();
     assert_eq!(
         out,
@@ -122,7 +101,7 @@ fn a_reverse_map_and_the_metadata_snapshot_are_read_beside_a_writer() {
     let held = place.cairn(&["dump", "snaps.meta", "--metadata-snapshot"]).ok();
     assert!(held.contains("nr_data_blocks=\"0\""), "{held}");
     place.cairn(&["rmap", "snaps.meta", "--region", "2..2"]).refused(1);
-    golden(&place, "basic.meta");
+    place.golden("thin", "basic.meta");
     let line = place.cairn(&["dump", "basic.meta", "--metadata-snapshot"]).refused(1);
     assert!(line.contains("held_root: found 0, expected a metadata snapshot"), "{line}");
 }

@@ -1,0 +1,13 @@
+//! The program, run as its users run it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bad_input;
+mod bench;
+mod place;
+mod serve;
+mod snap;
+mod snapshot_tools;
+mod thin_tools;
+mod verbs;
+mod writecache_tools;

@@ -1,0 +1,46 @@
+//! What is checked in for the tests of several crates: the golden images and the fuzzers' seeds.
+//! A file that is missing or damaged fails the test that asks for it.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// A golden image of a format, unpacked, by its name without `.gz`: `image("thin", "snaps.meta")`.
+pub fn image(format: &str, name: &str) -> Vec<u8> {
+    let path = packed(format, name);
+    let file = fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect(name);
+    bytes
+}
+
+/// True if there is such a golden image.
+pub fn has_image(format: &str, name: &str) -> bool {
+    packed(format, name).exists()
+}
+
+/// What the manifest of a format says: an object for each of its images.
+pub fn manifest(format: &str) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(golden(format).join("manifest.json")).expect(format);
+    let records: Vec<serde_json::Value> = serde_json::from_str(&text).expect(format);
+    assert!(!records.is_empty(), "{format}");
+    records
+}
+
+/// The seeds of a fuzzer, in the order of their names.
+pub fn seeds(fuzzer: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(fuzzer);
+    let files = fs::read_dir(folder).expect(fuzzer);
+    let mut paths: Vec<PathBuf> = files.map(|file| file.expect(fuzzer).path()).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{fuzzer}");
+    paths.into_iter().map(|path| fs::read(path).expect(fuzzer)).collect()
+}
+
+fn packed(format: &str, name: &str) -> PathBuf {
+    golden(format).join(format!("{name}.gz"))
+}
+
+fn golden(format: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/golden").join(format)
+}

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::{IoError, SectorCount, SectorRange};
+use cairn_block::{Env, IoError, LocalFuture, SectorCount, SectorRange};
 use cairn_exports::nbd::{ContextRun, Contexts};
 
 use super::diff::{changed, union};
@@ -41,16 +41,23 @@ impl Contexts for SnapContexts {
         own.map(|name| format!("{PREFIX}{name}")).collect()
     }
 
-    fn describe(&self, name: &str, range: SectorRange) -> Result<Vec<ContextRun>, IoError> {
-        let name = name.strip_prefix(PREFIX).ok_or(IoError::INVALID)?;
-        let full = format!("{}@{name}", self.parent());
-        let count = SectorCount(range.count.0.min(SECTORS_MAX));
-        let range = SectorRange::new(range.start, count);
-        let mut found = changed(&self.names, &full, range)?;
-        if parent_of(&self.volume).is_some() && self.volume != full {
-            found = union(found, changed(&self.names, &self.volume, range)?);
-        }
-        Ok(runs(range, &found))
+    fn describe<'a>(
+        &'a self,
+        _env: &'a Env,
+        name: &'a str,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>> {
+        Box::pin(async move {
+            let name = name.strip_prefix(PREFIX).ok_or(IoError::INVALID)?;
+            let full = format!("{}@{name}", self.parent());
+            let count = SectorCount(range.count.0.min(SECTORS_MAX));
+            let range = SectorRange::new(range.start, count);
+            let mut found = changed(&self.names, &full, range)?;
+            if parent_of(&self.volume).is_some() && self.volume != full {
+                found = union(found, changed(&self.names, &self.volume, range)?);
+            }
+            Ok(runs(range, &found))
+        })
     }
 }
 

@@ -1,9 +1,9 @@
 //! Metadata contexts that an export has beside `base:allocation`.
 //!
 //! Whoever serves a volume knows more about it than its disk says: which parts of it differ from
-//! a snapshot, for example. The answers come from memory; nothing here reads a device or waits.
+//! a snapshot, for example. An answer may have to read metadata, and may say less than was asked.
 
-use cairn_block::{IoError, SectorCount, SectorRange};
+use cairn_block::{Env, IoError, LocalFuture, SectorCount, SectorRange};
 
 /// A run of sectors in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +19,17 @@ pub trait Contexts: Send + Sync {
     /// Their names now, each `namespace:leaf`.
     fn names(&self) -> Vec<String>;
 
-    /// What the context `name` says about a range, in order, covering it from its start.
+    /// What the context `name` says about a range, in order, covering it from its start; at least
+    /// a part of it. Who wants more asks again.
     ///
     /// # Errors
     /// There is no such context any more, or what it tells about is lost.
-    fn describe(&self, name: &str, range: SectorRange) -> Result<Vec<ContextRun>, IoError>;
+    fn describe<'a>(
+        &'a self,
+        env: &'a Env,
+        name: &'a str,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>>;
 }
 
 /// No further context.
@@ -34,7 +40,12 @@ impl Contexts for NoContexts {
         Vec::new()
     }
 
-    fn describe(&self, _name: &str, _range: SectorRange) -> Result<Vec<ContextRun>, IoError> {
-        Err(IoError::INVALID)
+    fn describe<'a>(
+        &'a self,
+        _env: &'a Env,
+        _name: &'a str,
+        _range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>> {
+        Box::pin(std::future::ready(Err(IoError::INVALID)))
     }
 }

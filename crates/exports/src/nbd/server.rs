@@ -140,6 +140,13 @@ impl NbdServer {
         export.life.users()
     }
 
+    /// How many clients use an export.
+    pub fn users(&self, name: &str) -> usize {
+        let table = self.0.table.lock();
+        let export = table.exports.iter().find(|export| export.name == name);
+        export.map_or(0, |export| export.life.users())
+    }
+
     /// Says which export the empty name means; by default it is the only export.
     pub fn set_default_export(&self, name: Option<&str>) {
         self.0.table.lock().default = name.map(str::to_owned);

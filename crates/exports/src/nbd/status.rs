@@ -1,11 +1,14 @@
 //! Block status: what the disk says about a range, in the words of `base:allocation`, and what the
 //! export's further contexts say.
 //!
-//! Who knows is asked as often as it takes to cover the range or to fill the reply; a client
-//! that got less than it asked for asks again. Neighbours in one state are one extent. Each
+//! Who knows is asked as often as it takes to cover the range or to fill the reply, but not for
+//! ever, and not without letting others have their turn; a client that got less than it asked for
+//! asks again. Neighbours in one state are one extent. Each
 //! context that the client selected is one chunk of the reply, whatever length it covers.
 
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::Poll;
 
 use cairn_block::{Extent, ExtentKind, IoError, IoResult, SectorCount, SectorRange};
 
@@ -18,6 +21,9 @@ use super::wire::{AllocationState, BASE_ALLOCATION};
 
 /// Most extents in one reply.
 const EXTENTS_MAX: usize = 1024;
+/// How often is asked for one reply at most, and without a pause.
+const ASKS_MAX: usize = 4096;
+const ASKS_PER_TURN: usize = 32;
 
 /// Answers one block status.
 pub(super) async fn block_status(
@@ -61,7 +67,13 @@ async fn describe(
     let whole = widen::outer(range, conn.block_bytes());
     let mut list = ExtentList { range, at: whole.start.to_bytes(), limit, extents: Vec::new() };
     let mut rest = whole;
-    while !rest.is_empty() && !list.is_full() {
+    for asked in 1..=ASKS_MAX {
+        if rest.is_empty() || list.is_full() {
+            break;
+        }
+        if asked.is_multiple_of(ASKS_PER_TURN) {
+            next_turn().await;
+        }
         let before = rest.start;
         for run in ask(conn, context, rest).await? {
             let count = run.count.min(rest.count);
@@ -74,13 +86,26 @@ async fn describe(
     Ok(list.extents)
 }
 
+/// Lets the reactor do what else there is to do.
+async fn next_turn() {
+    let mut waited = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 async fn ask(
     conn: &Connection,
     context: &str,
     range: SectorRange,
 ) -> Result<Vec<ContextRun>, IoError> {
     if context != BASE_ALLOCATION {
-        return conn.export.contexts.describe(context, range);
+        return conn.export.contexts.describe(&conn.env, context, range).await;
     }
     let extents = conn.export.disk.extents(&conn.env, range).await?;
     let run =

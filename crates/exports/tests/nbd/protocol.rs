@@ -4,7 +4,9 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{ErrorKind, Flags, IoError, Op, Sector, SectorCount, SectorRange};
+use cairn_block::{
+    Env, ErrorKind, Flags, IoError, LocalFuture, Op, Sector, SectorCount, SectorRange,
+};
 use cairn_exports::nbd::wire::{
     CommandFlags, ErrorCode, TransmissionFlags, command, option, option_error,
 };
@@ -109,6 +111,19 @@ fn block_status_merges_what_the_disk_says_piece_by_piece() {
             assert_eq!(reply.extents, expected);
         }
     });
+}
+
+#[test]
+fn block_status_that_takes_long_to_find_out_is_answered_in_part() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    world.export("volume", &TestDisk::new(8 << 20));
+    let mut client = Client::open(&world.socket(), "volume", ALL);
+    client.write(0, 0, &vec![9; 8 << 20]);
+    // The disk says three blocks at a time.
+    client.send(command::BLOCK_STATUS, 0, 0, 8 << 20);
+    assert_eq!(client.reply(0).extents, [(4096 * 3 * 512, 0)]);
+    client.send(command::BLOCK_STATUS, 0, 4096 * 3 * 512, (8 << 20) - 4096 * 3 * 512);
+    assert_eq!(client.reply(0).extents, [((8 << 20) - 4096 * 3 * 512, 0)]);
 }
 
 #[test]
@@ -281,13 +296,19 @@ impl Contexts for SecondHalf {
         vec!["cairn:changed:mon".to_owned()]
     }
 
-    fn describe(&self, name: &str, range: SectorRange) -> Result<Vec<ContextRun>, IoError> {
+    fn describe<'a>(
+        &'a self,
+        _env: &'a Env,
+        name: &'a str,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>> {
         assert_eq!(name, "cairn:changed:mon");
         let (start, end) = (range.start.0, range.end().0);
         let middle = 1024u64.clamp(start, end);
         let runs = [(middle - start, 0), (end - middle, 1)];
         let runs = runs.into_iter().filter(|(count, _)| *count > 0);
-        Ok(runs.map(|(count, state)| ContextRun { count: SectorCount(count), state }).collect())
+        let run = |(count, state)| ContextRun { count: SectorCount(count), state };
+        Box::pin(std::future::ready(Ok(runs.map(run).collect())))
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::control::rpc::{Call, RpcError};
-use crate::control::server::{Answer, respond};
+use crate::control::server::{Answer, Caller, respond};
 use crate::failure::one_line;
 use crate::serve::config::Config;
 
@@ -23,7 +23,7 @@ pub fn toml(text: &str) -> Result<usize, String> {
 /// carried out. Such a call is answered with its method's name.
 #[must_use]
 pub fn rpc_line(line: &str) -> (String, bool) {
-    let response = respond(line, &Decoder);
+    let response = respond(line, &Decoder, &Nobody);
     let text = serde_json::to_string(&response);
     (text.expect("a response is made of strings and numbers"), response.error.is_none())
 }
@@ -31,7 +31,15 @@ pub fn rpc_line(line: &str) -> (String, bool) {
 struct Decoder;
 
 impl Answer for Decoder {
-    fn answer(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+    fn answer(&self, method: &str, params: Value, _: &dyn Caller) -> Result<Value, RpcError> {
         Call::of(method, params).map(|_| json!(method))
+    }
+}
+
+struct Nobody;
+
+impl Caller for Nobody {
+    fn is_gone(&self) -> bool {
+        true
     }
 }

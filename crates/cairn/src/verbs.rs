@@ -10,7 +10,10 @@
 //! reading verbs never wait for it. [`Verbs::close`] refuses all further changes.
 
 use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind, SuspendMode};
@@ -21,7 +24,7 @@ use serde_json::{Value, json};
 use crate::control::rpc::{
     AnyName, Call, METHODS, MessageParams, OneName, RpcError, SnapRollbackParams, WaitParams,
 };
-use crate::control::server::Answer;
+use crate::control::server::{Answer, Caller};
 use crate::failure::{Outcome, refused};
 use crate::report;
 use crate::serve::exports::Exports;
@@ -184,22 +187,36 @@ impl Verbs {
         Ok(json!({ "text": text }))
     }
 
-    /// Waits in short steps, so that a server that ends is not kept from it.
-    fn wait(&self, params: WaitParams) -> Outcome<Value> {
+    /// Waits in short steps: for no longer than the server runs and the caller listens.
+    fn wait(&self, params: WaitParams, caller: &dyn Caller) -> Outcome<Value> {
         const STEP: Duration = Duration::from_millis(200);
         let volume = self.world.volume(&params.name)?;
         let seen = params.event_nr.unwrap_or_else(|| volume.event_nr());
         let (send, receive) = std::sync::mpsc::channel();
-        self.world.reactors().spawn(self.world.home(&params.name), move |_env| async move {
-            // Nobody listens any more if the server ended meanwhile.
-            let _ = send.send(volume.wait_event(seen).await);
-        });
-        loop {
-            match receive.recv_timeout(STEP) {
-                Ok(event_nr) => return Ok(json!({ "event_nr": event_nr })),
-                Err(_) => drop(self.change()?),
+        self.world.reactors().spawn(self.world.home(&params.name), move |env| async move {
+            let mut event = pin!(volume.wait_event(seen));
+            loop {
+                let mut step = pin!(env.sleep(STEP));
+                let event_nr = poll_fn(|context| match event.as_mut().poll(context) {
+                    Poll::Ready(event_nr) => Poll::Ready(Some(event_nr)),
+                    Poll::Pending => step.as_mut().poll(context).map(|()| None),
+                });
+                let event_nr = event_nr.await;
+                if send.send(event_nr).is_err() || event_nr.is_some() {
+                    return;
+                }
             }
+        });
+        for event_nr in &receive {
+            if let Some(event_nr) = event_nr {
+                return Ok(json!({ "event_nr": event_nr }));
+            }
+            if caller.is_gone() {
+                break;
+            }
+            drop(self.change()?);
         }
+        Err(refused(ConfigKind::Busy, params.name, "wait", "nobody who waits", "a caller"))
     }
 
     fn server_info(&self) -> Value {
@@ -246,13 +263,13 @@ impl Changes {
 }
 
 impl Answer for Verbs {
-    fn answer(&self, method: &str, params: Value) -> Result<Value, RpcError> {
-        Ok(self.carry_out(Call::of(method, params)?)?)
+    fn answer(&self, method: &str, params: Value, caller: &dyn Caller) -> Result<Value, RpcError> {
+        Ok(self.carry_out(Call::of(method, params)?, caller)?)
     }
 }
 
 impl Verbs {
-    fn carry_out(&self, call: Call) -> Outcome<Value> {
+    fn carry_out(&self, call: Call, caller: &dyn Caller) -> Outcome<Value> {
         let done = |done: Outcome<()>| done.map(|()| json!({}));
         match call {
             Call::Methods => Ok(METHODS.iter().map(|(name, _)| json!(name)).collect()),
@@ -274,7 +291,7 @@ impl Verbs {
             Call::Clear(OneName { name }) => done(self.clear(&name)),
             Call::Create(params) => done(self.create(&params.name, &params.table)),
             Call::Remove(OneName { name }) => done(self.remove(&name)),
-            Call::Wait(params) => self.wait(params),
+            Call::Wait(params) => self.wait(params, caller),
             Call::SnapCreate(params) => done(self.snap_create(&params)),
             Call::SnapList(AnyName { name }) => to_value(self.snap_list(name.as_deref())?),
             Call::SnapDiff(params) => to_value(self.snap_diff(&params)?),

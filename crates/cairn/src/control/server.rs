@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::rpc::{LINE_BYTES_MAX, Request, Response, RpcError};
@@ -20,8 +21,24 @@ const CONNECTIONS_MAX: usize = 64;
 
 /// What answers requests.
 pub trait Answer: Send + Sync {
-    /// Answers one request; may wait.
-    fn answer(&self, method: &str, params: Value) -> Result<Value, RpcError>;
+    /// Answers one request; may wait, as long as somebody waits for the answer.
+    fn answer(&self, method: &str, params: Value, caller: &dyn Caller) -> Result<Value, RpcError>;
+}
+
+/// Who asked.
+pub trait Caller {
+    /// True if nobody waits for the answer any more.
+    fn is_gone(&self) -> bool;
+}
+
+impl Caller for UnixStream {
+    fn is_gone(&self) -> bool {
+        // Told only when the other end is closed: who has no more to say may still listen.
+        let mut polled = [PollFd::new(self, PollFlags::empty())];
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        poll(&mut polled, Some(&Timespec::default())).is_ok()
+            && polled[0].revents().intersects(gone)
+    }
 }
 
 /// A control socket being served until the process ends; its path goes with this.
@@ -94,7 +111,7 @@ fn converse(stream: &UnixStream, answer: &dyn Answer) -> std::io::Result<()> {
         if line.trim().is_empty() {
             continue;
         }
-        let mut text = serde_json::to_string(&respond(&line, answer))?;
+        let mut text = serde_json::to_string(&respond(&line, answer, stream))?;
         text.push('\n');
         let mut writer = stream;
         writer.write_all(text.as_bytes())?;
@@ -102,29 +119,49 @@ fn converse(stream: &UnixStream, answer: &dyn Answer) -> std::io::Result<()> {
 }
 
 /// Answers one line.
-pub fn respond(line: &str, answer: &dyn Answer) -> Response {
+pub fn respond(line: &str, answer: &dyn Answer, caller: &dyn Caller) -> Response {
     let value: Value = match serde_json::from_str(line) {
         Ok(value) => value,
         Err(error) => return Response::new(Value::Null, Err(RpcError::parse(&error))),
     };
     let id = value.get("id").cloned().unwrap_or(Value::Null);
     match serde_json::from_value::<Request>(value) {
-        Ok(request) => Response::new(id, answer.answer(&request.method, request.params)),
+        Ok(request) => Response::new(id, answer.answer(&request.method, request.params, caller)),
         Err(error) => Response::new(id, Err(RpcError::request(&error))),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, respond};
+    use super::{Answer, Caller, respond};
     use crate::control::rpc::RpcError;
     use proptest::prelude::{any, proptest};
     use serde_json::{Value, json};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
 
     struct Echo;
 
+    struct Patient;
+
+    impl Caller for Patient {
+        fn is_gone(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn who_closed_the_connection_is_gone_and_who_only_listens_is_not() {
+        let (caller, server) = UnixStream::pair().unwrap();
+        assert!(!server.is_gone());
+        caller.shutdown(Shutdown::Write).unwrap();
+        assert!(!server.is_gone());
+        drop(caller);
+        assert!(server.is_gone());
+    }
+
     impl Answer for Echo {
-        fn answer(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        fn answer(&self, method: &str, params: Value, _: &dyn Caller) -> Result<Value, RpcError> {
             if method == "echo" { Ok(params) } else { Err(RpcError::no_method(method)) }
         }
     }
@@ -132,7 +169,7 @@ mod tests {
     #[test]
     fn every_line_gets_one_answer_with_its_id() {
         let good = r#"{"jsonrpc":"2.0","id":7,"method":"echo","params":{"a":1}}"#;
-        let response = respond(good, &Echo);
+        let response = respond(good, &Echo, &Patient);
         assert_eq!((response.id, response.result), (json!(7), Some(json!({"a": 1}))));
         let codes = [
             ("{", -32700),
@@ -141,14 +178,14 @@ mod tests {
             (r#"{"jsonrpc":"2.0","id":7,"method":"frob"}"#, -32601),
         ];
         for (line, code) in codes {
-            assert_eq!(respond(line, &Echo).error.unwrap().code, code, "{line}");
+            assert_eq!(respond(line, &Echo, &Patient).error.unwrap().code, code, "{line}");
         }
     }
 
     proptest! {
         #[test]
         fn no_line_panics(line in any::<String>()) {
-            respond(&line, &Echo);
+            respond(&line, &Echo, &Patient);
         }
     }
 }

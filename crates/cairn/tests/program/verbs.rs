@@ -1,5 +1,8 @@
 //! The verbs of a running server, as a script uses them.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
 use serde_json::Value;
 
 use super::place::Place;
@@ -125,6 +128,25 @@ fn wait_returns_at_the_next_event() {
     let script = "cairn wait vm 0; cairn wait vm 1 & cairn load vm --table '0 16 zero'; \
                   cairn resume vm; wait; cairn info vm | grep Event";
     assert_eq!(place.serve_run(&args, script).ok(), "Event number:      2\n");
+}
+
+#[test]
+fn who_waits_and_hangs_up_takes_up_no_room() {
+    let place = Place::new();
+    let _server = place.serve(&[&ZERO[..], &["--control", "control"]].concat());
+    let wait = r#"{"jsonrpc":"2.0","id":1,"method":"volume_wait","params":{"name":"vm"}}"#;
+    let call = || {
+        let mut stream = UnixStream::connect(place.path("control")).unwrap();
+        // Refused while there is no room.
+        drop(writeln!(stream, "{wait}"));
+        stream
+    };
+    for _ in 0..3 {
+        drop((0..60).map(|_| call()).collect::<Vec<_>>());
+        while place.cairn(&["ls", "--control", "control"]).code != 0 {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
 }
 
 #[test]

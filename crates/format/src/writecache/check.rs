@@ -41,8 +41,8 @@ pub enum Finding {
     Unformatted,
     /// The superblock is wrong, or its slots do not fit.
     Superblock(Error),
-    /// The superblock's commit number is the one that marks free slots.
-    ReservedSeq,
+    /// The superblock's commit number is one that no cache reaches: that of free slots, or near.
+    ReservedSeq(Seq),
     /// The superblock's reserved bytes are not zero.
     ReservedBytes,
     /// Fewer entries could be read than the superblock promises.
@@ -146,7 +146,7 @@ impl Finding {
             }
             Finding::Unformatted
             | Finding::Superblock(_)
-            | Finding::ReservedSeq
+            | Finding::ReservedSeq(_)
             | Finding::MissingEntries { .. }
             | Finding::SeqAhead { .. }
             | Finding::NoSector { committed: true, .. }
@@ -164,8 +164,8 @@ impl fmt::Display for Finding {
                 write!(f, "superblock magic: found 0 with version 0, expected a formatted cache")
             }
             Finding::Superblock(error) => error.fmt(f),
-            Finding::ReservedSeq => {
-                write!(f, "superblock seq_count: found -1, expected a commit number")
+            Finding::ReservedSeq(seq) => {
+                write!(f, "superblock seq_count: found {}, expected less than 2^63", seq.0)
             }
             Finding::ReservedBytes => {
                 write!(f, "superblock padding: found non-zero bytes, expected zeros")
@@ -305,8 +305,8 @@ impl Checker {
     }
 
     fn accept_superblock(&mut self, superblock: Superblock) {
-        if superblock.seq().is_free() {
-            self.report(Finding::ReservedSeq);
+        if superblock.seq() >= Seq::END {
+            self.report(Finding::ReservedSeq(superblock.seq()));
         }
         if !superblock.reserved_is_zero() {
             self.report(Finding::ReservedBytes);

@@ -51,6 +51,9 @@ impl Seq {
     /// In an entry: the slot is free. Never below any superblock's number, hence never committed.
     pub const FREE: Seq = Seq(u64::MAX);
 
+    /// No cache reaches this number, so that one below it can always count on.
+    pub const END: Seq = Seq(1 << 63);
+
     /// Whether this marks a free slot.
     #[must_use]
     pub fn is_free(self) -> bool {

@@ -6,7 +6,8 @@
 //!
 //! - an entry whose seq is not below the superblock's never counted: its slot is free;
 //! - of several committed entries of one block the highest seq wins, the others are freed;
-//! - two with the same seq mean a corrupt device: nothing is written, reads keep working.
+//! - two with the same seq mean a corrupt device: nothing is written, reads keep working;
+//! - more than a thousand of one block are refused: such metadata was not written by any cache.
 //!
 //! What was read is made durable first (the drive's cache may hold what a killed process
 //! wrote); what was decided is durable before the first request is let in, so that a second
@@ -34,7 +35,7 @@ use futures_util::lock::Mutex as AsyncMutex;
 
 use super::commit::Ledger;
 use super::config::Config;
-use super::index::{BLOCK_END, Builder, Index, SLOTS_END};
+use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
 use super::writeback::copy_budget_bytes;
 use super::{State, WriteCache};
 use crate::args::Device;
@@ -160,8 +161,9 @@ async fn read_header(env: &Env, config: &Config) -> Result<Opening, ConfigError>
 }
 
 fn geometry_of(config: &Config, superblock: &Superblock) -> Result<Geometry, ConfigError> {
-    if superblock.seq().next().is_none_or(|next| next.is_free()) {
-        let detail = format!("superblock seq_count: found {}, expected less", superblock.seq().0);
+    let seq = superblock.seq();
+    if seq >= Seq::END {
+        let detail = format!("superblock seq_count: found {}, expected less than 2^63", seq.0);
         return Err(ConfigError::new(ConfigKind::Damaged, &config.cache.argument, detail));
     }
     Geometry::of_superblock(superblock, area_bytes(config))
@@ -218,6 +220,9 @@ impl WriteCache {
         let found = self.read_metadata(env, &superblock).await?;
         let seq = superblock.seq();
         let (mut index, decided) = found.builder.finish(env.now());
+        if let Some((block, versions)) = decided.crowded {
+            return Err(self.crowded(block, versions));
+        }
         (index.durable_seq, index.stamp_seq) = (seq, seq);
         let mut state = State::new(index);
         state.broken = decided.identical.is_some();
@@ -234,6 +239,14 @@ impl WriteCache {
         }
         self.open(env);
         Ok(())
+    }
+
+    fn crowded(&self, block: u64, versions: usize) -> ConfigError {
+        let detail = format!(
+            "entries of sector {}: found {versions} that count, expected at most {VERSIONS_MAX}",
+            block * self.block_sectors
+        );
+        ConfigError::new(ConfigKind::Damaged, &self.config.cache.argument, detail)
     }
 
     /// A blank device that may not be written is a cache of nothing.

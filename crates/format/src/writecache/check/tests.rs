@@ -143,15 +143,18 @@ fn a_blank_device_an_interrupted_format_and_a_foreign_one_are_told_apart() {
 }
 
 #[test]
-fn reserved_bytes_and_the_reserved_commit_number_are_found() {
+fn reserved_bytes_and_reserved_commit_numbers_are_found() {
     let (mut bytes, entries) = cache(&[FREE]);
     bytes[40] = 1;
     let found = check(&bytes, entries.clone(), Limits::default());
     assert_eq!((found.findings, found.severity.exit_code()), (vec![Finding::ReservedBytes], 3));
     bytes[40] = 0;
-    bytes[24..32].fill(0xFF);
-    let found = check(&bytes, entries, Limits::default());
-    assert_eq!((found.findings, found.severity.exit_code()), (vec![Finding::ReservedSeq], 2));
+    for seq in [Seq::FREE, Seq(u64::MAX - 2), Seq::END] {
+        bytes[24..32].copy_from_slice(&seq.0.to_le_bytes());
+        let found = check(&bytes, entries.clone(), Limits::default());
+        let expected = (vec![Finding::ReservedSeq(seq)], 2);
+        assert_eq!((found.findings, found.severity.exit_code()), expected);
+    }
 }
 
 #[test]

@@ -8,6 +8,10 @@ use cairn_format::writecache::Seq;
 use super::lookup::{BIAS, Bulk, Key, STRETCH};
 use super::{DIAGONAL, DIAGONAL_BLOCKS, Index, Run, Stock, diagonal_of, stretches};
 
+/// More versions of one block than any cache has: a commit frees what it supersedes. To decide
+/// between so many that zeroed metadata holds would take minutes.
+pub(in super::super) const VERSIONS_MAX: usize = 1024;
+
 /// Diagonals that can begin between two parts of one.
 const RECENT: usize = 16;
 
@@ -47,6 +51,9 @@ pub(in super::super) struct Decided {
     pub superseded: Vec<u32>,
     /// Two slots with the same block and the same seq; the second is kept.
     pub identical: Option<(u32, u32)>,
+    /// A block with more than [`VERSIONS_MAX`] versions, and how many: nothing is decided about
+    /// it, and the index is of no use.
+    pub crowded: Option<(u64, usize)>,
 }
 
 impl Builder {
@@ -181,6 +188,10 @@ impl Index {
             .collect();
         slots.sort_unstable();
         slots.dedup();
+        if slots.len() > VERSIONS_MAX {
+            decided.crowded = Some((block, slots.len()));
+            return;
+        }
         let seq_of = |index: &Index, slot: u32| index.at(slot).map(|run| run.seq);
         let mut kept: Option<u32> = None;
         for slot in slots {

@@ -56,7 +56,7 @@ use cairn_block::Time;
 use cairn_format::writecache::Seq;
 use rustc_hash::FxHashMap;
 
-pub(super) use build::Builder;
+pub(super) use build::{Builder, VERSIONS_MAX};
 use flights::Flights;
 pub(super) use groups::{BLOCK_END, COVERED, FREED, IN_WRITEBACK, LEAVING, Run, granule_of};
 use groups::{DIAGONAL, Group, Groups, granule_end};

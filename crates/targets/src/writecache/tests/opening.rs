@@ -23,7 +23,7 @@ fn on(cache: &[u8], origin: u64) -> Bed {
 #[test]
 fn headers_that_do_not_fit_are_refused_with_one_line_and_without_a_write() {
     type Spoil = fn(&mut Vec<u8>);
-    let lines: [(Spoil, &str); 6] = [
+    let lines: [(Spoil, &str); 8] = [
         (
             |bytes| bytes[0] = 0x22,
             "cache: superblock magic: found 0x23489322, expected 0x23489321 (Invalid magic in \
@@ -45,7 +45,15 @@ fn headers_that_do_not_fit_are_refused_with_one_line_and_without_a_write() {
         ),
         (
             |bytes| bytes[24..32].copy_from_slice(&u64::MAX.to_le_bytes()),
-            "cache: superblock seq_count: found 18446744073709551615, expected less",
+            "cache: superblock seq_count: found 18446744073709551615, expected less than 2^63",
+        ),
+        (
+            |bytes| bytes[24..32].copy_from_slice(&(u64::MAX - 3).to_le_bytes()),
+            "cache: superblock seq_count: found 18446744073709551612, expected less than 2^63",
+        ),
+        (
+            |bytes| bytes[24..32].copy_from_slice(&(1u64 << 63).to_le_bytes()),
+            "cache: superblock seq_count: found 9223372036854775808, expected less than 2^63",
         ),
         (
             |bytes| bytes[..4].fill(0),
@@ -57,6 +65,29 @@ fn headers_that_do_not_fit_are_refused_with_one_line_and_without_a_write() {
         let mut bytes = used_cache();
         spoil(&mut bytes);
         assert_eq!(on(&bytes, 2048).refusal(&table(2048, 4096, "")), line);
+    }
+}
+
+#[test]
+fn metadata_that_names_one_block_again_and_again_is_refused() {
+    let bed = Bed::new(2048, cache_sectors(3000, 4096));
+    bed.load(&table(2048, 4096, ""));
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.suspend(SuspendMode::Flush);
+    let mut bytes = bed.cache.durable().to_vec();
+    // As a range of zeros would look to a superblock that has seen a commit.
+    let zero = Entry { original_sector: 0, seq: Seq(0) };
+    for (entries, refused) in [(1024, false), (1025, true), (3000, true)] {
+        (0..entries).for_each(|slot| zero.write_at(&mut bytes, slot));
+        let bed = on(&bytes, 2048);
+        if refused {
+            let line = bed.refusal(&table(2048, 4096, ""));
+            let found = format!("cache: entries of sector 0: found {entries} that count");
+            assert_eq!(line, format!("{found}, expected at most 1024"));
+        } else {
+            bed.load(&table(2048, 4096, ""));
+            assert_eq!(bed.status().error(), 1);
+        }
     }
 }
 

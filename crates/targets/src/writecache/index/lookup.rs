@@ -15,12 +15,12 @@
 //! stretch besides 10 bits of the stretch's hash: one pass over a segment finds every block
 //! of a stretch that may have a single. A segment is a list of units of 32 entries out of a
 //! pool: it grows by one unit, and nothing is ever rehashed. Six bytes per entry, half a unit of
-//! slack and a head of 64 bytes per segment.
+//! slack and a head of 64 bytes per segment. The head names the first 13 units, further units
+//! name the rest.
 //!
-//! What a lookup waits for: the head and the place in the segment, once for a single, twice
-//! where the segment has diagonals; then the slot side.
-
-use smallvec::SmallVec;
+//! What a lookup waits for: the head, then the hashes of a unit together with the value, once for
+//! a single, twice where the segment has diagonals; then the slot side. A unit keeps its hashes
+//! apart from its values, so that many are compared at once.
 
 use super::pool::{Pool, Pooled, Slab};
 
@@ -32,8 +32,12 @@ pub(super) const BIAS: u32 = 64;
 const ENTRIES_PER_SEGMENT: usize = 256;
 /// Entries of a unit.
 const UNIT: usize = 32;
-/// Units of a segment before it needs memory of its own.
-const UNITS: usize = 12;
+/// Hashes that are compared at once.
+const LANES: usize = 8;
+/// Units of a segment that its head names.
+const UNITS: usize = 13;
+/// Units that a further unit names, which is no place for entries then.
+const NAMES: usize = UNIT - 1;
 /// Bits of a single's hash that its stretch has.
 const STRETCH_BITS: u32 = 10;
 const STRETCH_MASK: u16 = (1 << STRETCH_BITS) - 1;
@@ -85,31 +89,85 @@ impl Key {
     }
 }
 
-#[derive(Clone, Copy, Default)]
-pub(super) struct Item {
+#[derive(Clone, Copy)]
+struct Item {
     hash: u16,
-    value: [u16; 2],
+    value: u32,
 }
 
-impl Item {
-    fn new(hash: u16, value: u32) -> Item {
-        Item { hash, value: [value as u16, (value >> 16) as u16] }
-    }
-
-    fn value(self) -> u32 {
-        u32::from(self.value[0]) | u32::from(self.value[1]) << 16
-    }
+/// Entries of a segment: their hashes are one line of the processor's cache, which is looked
+/// through as a whole. Places that are not in use have the highest hash.
+#[repr(align(64))]
+#[derive(Clone)]
+pub(super) struct Unit {
+    hashes: [u16; UNIT],
+    values: [u32; UNIT],
 }
 
-pub(super) type Unit = [Item; UNIT];
+const _: () = assert!(size_of::<Unit>() == 6 * UNIT);
+
+impl Default for Unit {
+    fn default() -> Unit {
+        Unit { hashes: [u16::MAX; UNIT], values: [0; UNIT] }
+    }
+}
 
 impl Pooled for Unit {
     fn link(&self) -> u32 {
-        self[0].value()
+        self.values[0]
     }
 
     fn set_link(&mut self, other: u32) {
-        self[0] = Item::new(0, other);
+        self.values[0] = other;
+    }
+}
+
+impl Unit {
+    fn get(&self, at: usize) -> Item {
+        Item { hash: self.hashes[at], value: self.values[at] }
+    }
+
+    fn set(&mut self, at: usize, item: Item) {
+        (self.hashes[at], self.values[at]) = (item.hash, item.value);
+    }
+
+    /// How many of the hashes are below `hash`.
+    fn below(&self, hash: u16) -> usize {
+        self.hashes.iter().map(|&other| u16::from(other < hash)).sum::<u16>().into()
+    }
+
+    /// Shows the hashes of the entries that may belong to the stretch with these bits.
+    fn of_stretch(&self, bits: u16, mut see: impl FnMut(u16)) {
+        let fits = |hash: &u16| (hash ^ bits) & STRETCH_MASK == 0;
+        for mut hashes in self.hashes.chunks_exact(LANES) {
+            // Most have none: without a branch for each.
+            if hashes.iter().fold(false, |any, hash| any | fits(hash)) {
+                while let Some(at) = hashes.iter().position(fits) {
+                    see(hashes[at]);
+                    hashes = &hashes[at + 1..];
+                }
+            }
+        }
+    }
+
+    /// Moves the entries of `from..to` up by one, and puts `item` before them; answers the one
+    /// that was at `to`.
+    fn push_up(&mut self, from: usize, to: usize, item: Item) -> Item {
+        let last = self.get(to);
+        self.hashes.copy_within(from..to, from + 1);
+        self.values.copy_within(from..to, from + 1);
+        self.set(from, item);
+        last
+    }
+
+    /// Moves the entries after `from`, up to `to`, down by one, and puts `item` after them;
+    /// answers the one that was at `from`.
+    fn pull_down(&mut self, from: usize, to: usize, item: Item) -> Item {
+        let first = self.get(from);
+        self.hashes.copy_within(from + 1..to + 1, from);
+        self.values.copy_within(from + 1..to + 1, from);
+        self.set(to, item);
+        first
     }
 }
 
@@ -117,7 +175,9 @@ impl Pooled for Unit {
 #[repr(align(64))]
 #[derive(Clone, Default)]
 struct Segment {
-    units: SmallVec<[u32; UNITS]>,
+    units: [u32; UNITS],
+    /// Where the names of more units are.
+    more: u32,
     len: u32,
     /// How many of the entries are diagonals.
     diagonals: u32,
@@ -130,14 +190,34 @@ impl Segment {
         self.len as usize
     }
 
-    fn get(&self, units: &Pool<Unit>, at: usize) -> Item {
-        units.get(self.units[at / UNIT])[at % UNIT]
+    /// How many units it has.
+    fn units(&self) -> usize {
+        self.len().div_ceil(UNIT)
     }
 
-    /// The items of a unit.
-    fn items<'a>(&self, units: &'a Pool<Unit>, index: usize) -> &'a [Item] {
-        let filled = (self.len() - index * UNIT).min(UNIT);
-        &units.get(self.units[index])[..filled]
+    /// Where the name of a unit beyond the head's is kept: the list, and the place in it.
+    fn listed(&self, units: &Pool<Unit>, index: usize) -> (u32, usize) {
+        let (mut list, mut at) = (self.more, index - UNITS);
+        while at >= NAMES {
+            (list, at) = (units.get(list).values[NAMES], at - NAMES);
+        }
+        (list, at)
+    }
+
+    fn name(&self, units: &Pool<Unit>, index: usize) -> u32 {
+        if index < UNITS {
+            return self.units[index];
+        }
+        let (list, at) = self.listed(units, index);
+        units.get(list).values[at]
+    }
+
+    fn unit<'a>(&self, units: &'a Pool<Unit>, index: usize) -> &'a Unit {
+        units.get(self.name(units, index))
+    }
+
+    fn get(&self, units: &Pool<Unit>, at: usize) -> Item {
+        self.unit(units, at / UNIT).get(at % UNIT)
     }
 
     /// The place of the first item whose hash is not below `hash`.
@@ -146,19 +226,15 @@ impl Segment {
             return 0;
         }
         let guess = (usize::from(hash) * self.len()) >> 16;
-        let (mut index, mut at) = (guess / UNIT, guess % UNIT);
+        let mut index = guess / UNIT;
+        // The value lies near here: waiting for its line and for that of the hashes overlaps.
+        std::hint::black_box(self.unit(units, index).values[guess % UNIT]);
         loop {
-            let items = self.items(units, index);
-            while at > 0 && items[at - 1].hash >= hash {
-                at -= 1;
-            }
-            while at < items.len() && items[at].hash < hash {
-                at += 1;
-            }
-            if at == 0 && index > 0 && self.items(units, index - 1)[UNIT - 1].hash >= hash {
-                (index, at) = (index - 1, UNIT);
+            let at = self.unit(units, index).below(hash);
+            if at == 0 && index > 0 && self.unit(units, index - 1).hashes[UNIT - 1] >= hash {
+                index -= 1;
             } else if at == UNIT && (index + 1) * UNIT < self.len() {
-                (index, at) = (index + 1, 0);
+                index += 1;
             } else {
                 return index * UNIT + at;
             }
@@ -166,12 +242,37 @@ impl Segment {
     }
 
     fn push(&mut self, units: &mut Pool<Unit>, item: Item) {
-        let at = self.len();
-        if at == self.units.len() * UNIT {
-            self.units.push(units.take());
+        let (index, at) = (self.len() / UNIT, self.len() % UNIT);
+        if at == 0 {
+            self.add_unit(units, index);
         }
-        units.get_mut(self.units[at / UNIT])[at % UNIT] = item;
+        units.get_mut(self.name(units, index)).set(at, item);
         self.len += 1;
+    }
+
+    fn add_unit(&mut self, units: &mut Pool<Unit>, index: usize) {
+        let name = units.take();
+        units.get_mut(name).hashes.fill(u16::MAX);
+        if index < UNITS {
+            self.units[index] = name;
+            return;
+        }
+        if index == UNITS {
+            self.more = units.take();
+        } else if (index - UNITS).is_multiple_of(NAMES) {
+            let (next, (last, _)) = (units.take(), self.listed(units, index - 1));
+            units.get_mut(last).values[NAMES] = next;
+        }
+        let (list, at) = self.listed(units, index);
+        units.get_mut(list).values[at] = name;
+    }
+
+    /// Gives the last unit back.
+    fn give_unit(&mut self, units: &mut Pool<Unit>, index: usize) {
+        units.give(self.name(units, index));
+        if index >= UNITS && (index - UNITS).is_multiple_of(NAMES) {
+            units.give(self.listed(units, index).0);
+        }
     }
 
     fn insert(&mut self, units: &mut Pool<Unit>, at: usize, item: Item) {
@@ -179,33 +280,23 @@ impl Segment {
         self.push(units, item);
         let mut carried = item;
         for index in at / UNIT..=last / UNIT {
-            let unit = units.get_mut(self.units[index]);
             let from = if index == at / UNIT { at % UNIT } else { 0 };
             let to = if index == last / UNIT { last % UNIT } else { UNIT - 1 };
-            let next = unit[to];
-            unit.copy_within(from..to, from + 1);
-            unit[from] = carried;
-            carried = next;
+            carried = units.get_mut(self.name(units, index)).push_up(from, to, carried);
         }
     }
 
     fn remove(&mut self, units: &mut Pool<Unit>, at: usize) {
         let last = self.len() - 1;
-        let mut carried = Item::default();
+        let mut carried = Item { hash: u16::MAX, value: 0 };
         for index in (at / UNIT..=last / UNIT).rev() {
-            let unit = units.get_mut(self.units[index]);
             let from = if index == at / UNIT { at % UNIT } else { 0 };
             let to = if index == last / UNIT { last % UNIT } else { UNIT - 1 };
-            let next = unit[from];
-            unit.copy_within(from + 1..to + 1, from);
-            unit[to] = carried;
-            carried = next;
+            carried = units.get_mut(self.name(units, index)).pull_down(from, to, carried);
         }
         self.len -= 1;
-        if self.len().is_multiple_of(UNIT)
-            && let Some(unit) = self.units.pop()
-        {
-            units.give(unit);
+        if self.len().is_multiple_of(UNIT) {
+            self.give_unit(units, last / UNIT);
         }
     }
 }
@@ -247,7 +338,7 @@ impl Lookup {
             segment.place(&self.units, hash)..segment.len()
         };
         let items = places.map(|at| segment.get(&self.units, at));
-        items.take_while(move |item| item.hash == hash).map(Item::value)
+        items.take_while(move |item| item.hash == hash).map(|item| item.value)
     }
 
     pub fn has(&self, key: Key, value: u32) -> bool {
@@ -260,7 +351,7 @@ impl Lookup {
         let Lookup { segments, units } = self;
         let segment = &mut segments[at];
         let place = segment.place(units, hash);
-        segment.insert(units, place, Item::new(hash, value));
+        segment.insert(units, place, Item { hash, value });
         segment.diagonals += u32::from(key.is_diagonal());
     }
 
@@ -273,28 +364,30 @@ impl Lookup {
         let mut places = segment.place(units, hash)..segment.len();
         let same = |at: &usize| {
             let item = segment.get(units, *at);
-            item.hash == hash && item.value() == value
+            item.hash == hash && item.value == value
         };
         let place = places.find(same).expect("an entry leaves once");
         segment.remove(units, place);
         segment.diagonals -= u32::from(key.is_diagonal());
     }
 
+    /// False if no block of a stretch has a single.
+    pub fn may_have_singles(&self, stretch: u64) -> bool {
+        let segment = &self.segments[self.segment_of(scramble(stretch))];
+        segment.len != segment.diagonals
+    }
+
     /// The blocks of a stretch that may have a single: a bit for each.
     pub fn singles(&self, stretch: u64) -> u64 {
-        let hash = scramble(stretch);
-        let segment = &self.segments[self.segment_of(hash)];
-        let (mut blocks, mut left) = (0, segment.len());
-        if left == segment.diagonals as usize {
-            return 0;
+        let (hash, mut blocks) = (scramble(stretch), 0);
+        if !self.may_have_singles(stretch) {
+            return blocks;
         }
-        for &unit in &segment.units {
-            for item in &self.units.get(unit)[..left.min(UNIT)] {
-                if (item.hash ^ hash as u16) & STRETCH_MASK == 0 {
-                    blocks |= 1 << mix(item.hash >> STRETCH_BITS, hash);
-                }
-            }
-            left = left.saturating_sub(UNIT);
+        let segment = &self.segments[self.segment_of(hash)];
+        for index in 0..segment.units() {
+            segment.unit(&self.units, index).of_stretch(hash as u16, |other| {
+                blocks |= 1 << mix(other >> STRETCH_BITS, hash);
+            });
         }
         blocks
     }
@@ -312,11 +405,11 @@ struct Entry(u64);
 impl Entry {
     fn new(segment: usize, diagonal: bool, item: Item) -> Entry {
         let place = (segment % PART) as u64 | u64::from(diagonal) << 8;
-        Entry(place << 48 | u64::from(item.hash) << 32 | u64::from(item.value()))
+        Entry(place << 48 | u64::from(item.hash) << 32 | u64::from(item.value))
     }
 
     fn item(self) -> Item {
-        Item::new(self.hash(), self.0 as u32)
+        Item { hash: self.hash(), value: self.0 as u32 }
     }
 
     fn hash(self) -> u16 {
@@ -380,7 +473,7 @@ impl Bulk {
     pub fn push(&mut self, key: Key, value: u32) {
         let (stretch, hash) = key.hashes();
         let segment = self.lookup.segment_of(stretch);
-        let entry = Entry::new(segment, key.is_diagonal(), Item::new(hash, value));
+        let entry = Entry::new(segment, key.is_diagonal(), Item { hash, value });
         let part = &mut self.parts[segment / PART];
         if part.last == CHUNK || part.chunks.is_empty() {
             part.chunks.push(self.chunks as u32);
@@ -402,7 +495,7 @@ impl Bulk {
             for pair in sorted.windows(2) {
                 let place = |entry: Entry| (entry.segment(), entry.hash());
                 if place(pair[0]) == place(pair[1]) {
-                    alike.extend([pair[0].item().value(), pair[1].item().value()]);
+                    alike.extend([pair[0].item().value, pair[1].item().value]);
                 }
             }
             let Lookup { segments, units } = &mut self.lookup;
@@ -508,5 +601,21 @@ mod tests {
                 assert!(values.len() < 2 || values.iter().all(|value| alike.contains(value)));
             }
         }
+    }
+
+    #[test]
+    fn a_segment_grows_beyond_what_its_head_names() {
+        let count = ((UNITS + 2 * NAMES + 3) * UNIT) as u32;
+        let key = |value: u32| Key::Block(u64::from(value) * 7919);
+        let mut lookup = Lookup::new(1);
+        (0..count).for_each(|value| lookup.insert(key(value), value));
+        assert_eq!(lookup.len(), count as usize);
+        for value in (0..count).rev() {
+            assert!(lookup.has(key(value / 2), value / 2));
+            lookup.remove(key(value), value);
+            assert!(!lookup.has(key(value), value));
+            assert_eq!(lookup.len(), value as usize);
+        }
+        assert!((0..256).all(|value| !lookup.has(key(value), value)));
     }
 }

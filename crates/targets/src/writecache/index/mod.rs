@@ -55,6 +55,7 @@ use std::time::Duration;
 use cairn_block::Time;
 use cairn_format::writecache::Seq;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 pub(super) use build::{Builder, VERSIONS_MAX};
 use flights::Flights;
@@ -89,7 +90,7 @@ pub(super) struct Index {
     space: FreeSpace,
     flights: Flights,
     /// The covered versions of blocks, newest first.
-    older: FxHashMap<u64, Vec<u32>>,
+    older: FxHashMap<u64, SmallVec<[u32; 4]>>,
     doomed: Vec<Range<u32>>,
     /// Granules that slots were filled in since the last freeze: a bit for each.
     filled: Vec<u64>,
@@ -260,8 +261,20 @@ impl Index {
 
     /// The first cached block of a range, and its newest version.
     pub fn first_cached(&self, block: u64, count: u64) -> Option<(u64, u32)> {
-        if count == 1 {
-            return self.newest(block).map(|slot| (block, slot));
+        match count {
+            0 => return None,
+            1 => return self.newest(block).map(|slot| (block, slot)),
+            _ => {}
+        }
+        let single = |block: u64| {
+            let mut slots = self.lookup.candidates(Key::Block(block));
+            slots.find(|&slot| self.holds(slot, block)).map(|slot| (block, slot))
+        };
+        // Where singles lie apart, what is asked about begins with one every other time.
+        if self.lookup.may_have_singles(block / STRETCH)
+            && let Some(found) = single(block)
+        {
+            return Some(found);
         }
         stretches(block, count).find_map(|(stretch, from, len)| {
             let mut end = from + len;
@@ -276,10 +289,6 @@ impl Index {
                     }
                 }
             }
-            let single = |block: u64| {
-                let mut slots = self.lookup.candidates(Key::Block(block));
-                slots.find(|&slot| self.holds(slot, block)).map(|slot| (block, slot))
-            };
             self.blocks_with_singles(stretch, from..end).find_map(single).or(first)
         })
     }
@@ -328,7 +337,7 @@ impl Index {
 
     /// The versions of a block, newest first.
     pub fn versions(&self, block: u64) -> impl Iterator<Item = u32> {
-        let older = self.older.get(&block).map_or(&[][..], Vec::as_slice);
+        let older = self.older.get(&block).map_or(&[][..], SmallVec::as_slice);
         self.newest(block).into_iter().chain(older.iter().copied())
     }
 
@@ -340,8 +349,12 @@ impl Index {
 
     /// The covered versions of the blocks of a range, in the order of slots.
     pub fn older_in(&self, blocks: &Range<u64>) -> Vec<Run> {
-        let inside = self.older.iter().filter(|(block, _)| blocks.contains(block));
-        let mut slots: Vec<u32> = inside.flat_map(|(_, slots)| slots).copied().collect();
+        let mut slots: Vec<u32> = if blocks.end - blocks.start < self.older.len() as u64 {
+            blocks.clone().filter_map(|block| self.older.get(&block)).flatten().copied().collect()
+        } else {
+            let inside = self.older.iter().filter(|(block, _)| blocks.contains(block));
+            inside.flat_map(|(_, slots)| slots).copied().collect()
+        };
         slots.sort_unstable();
         let run = |slot| self.at(slot).map(|run| Run { len: 1, ..run });
         slots.into_iter().filter_map(run).collect()
@@ -540,7 +553,7 @@ impl Index {
     fn forget_older(&mut self, run: &Run) {
         for (block, slot) in (run.block..).zip(run.slot..run.end()) {
             let older = self.older.get_mut(&block).expect("a covered slot is in its list");
-            older.retain(|&other| other != slot);
+            older.retain(|other| *other != slot);
             if older.is_empty() {
                 self.older.remove(&block);
             }
@@ -695,6 +708,8 @@ impl Index {
         assert!(!self.is_written(slot, len), "I10");
         self.groups.mark(slot, len, IN_WRITEBACK, 0);
         self.in_writeback += len;
+        // Any of them may be covered soon, and a request takes no memory from the system.
+        self.older.reserve(self.in_writeback as usize);
     }
 
     /// Ends the writeback of those slots that are being written back.

@@ -221,6 +221,7 @@ impl Twin {
             assert_eq!(self.index.versions(block).collect::<Vec<_>>(), slots);
             next = slots.first().map(|&slot| (block, slot)).or(next);
             assert_eq!(self.index.first_cached(block, BLOCKS - block), next);
+            assert_eq!(self.index.first_cached(block, 0), None);
             for (slot, seq) in versions {
                 assert_eq!(
                     self.index.at(*slot).map(|run| (run.block, run.seq.0)),

@@ -27,6 +27,7 @@ pub mod striped;
 #[cfg(test)]
 mod testbed;
 pub mod thin;
+mod waiters;
 pub mod writecache;
 pub mod zero;
 

@@ -1,10 +1,12 @@
 //! The crash campaign of writecache: power cuts at seeded writes, in normal service, during
 //! commits, writeback, discards and recovery, over drives that lose, reorder and tear; with
-//! messages, suspends and other tables under the workload, and with drives that fail.
+//! messages, suspends and other tables under the workload, and with drives that fail, and lose
+//! what a failed flush was to make durable.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test writecache_campaign` is the
 //! long run. With `--features canary` known ordering bugs are planted: each must be caught.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,9 +75,22 @@ struct WriteCache {
     shapes: &'static [Shape],
     /// Drives fail now and then.
     failing: bool,
+    /// What the volume's devices were opened by.
+    registry: RefCell<Option<Arc<Registry>>>,
 }
 
 impl WriteCache {
+    fn new(failing: bool) -> WriteCache {
+        WriteCache { shapes: SHAPES, failing, registry: RefCell::default() }
+    }
+
+    /// Loads tables with other options while requests come.
+    fn start_reloading(&self, world: &SimWorld, disk: &Arc<dyn Disk>) {
+        let shape = SHAPES[(world.drive("shape").sectors().0 / 2 - 1) as usize];
+        let registry = self.registry.borrow().clone().expect("the volume was opened");
+        world.env(2).spawn(reload(world.env(2).clone(), registry, disk.clone(), shape));
+    }
+
     /// The shape of a cut is told by the sizes of its drives.
     fn shape(&self, rng: &mut fastrand::Rng) -> Shape {
         self.shapes[rng.usize(..self.shapes.len())]
@@ -112,23 +127,18 @@ fn send_message(world: &SimWorld, disk: &Arc<dyn Disk>, word: &'static str, dela
     });
 }
 
-/// Loads tables with other options while requests come.
-fn start_reloading(world: &SimWorld, disk: &Arc<dyn Disk>, shape: Shape) {
-    let (env, disk) = (world.env(2).clone(), disk.clone());
-    let registry = Registry::new(Box::new(world.opener()));
-    world.env(2).spawn(async move {
-        let device = disk.mapped().expect("a volume");
-        let types = TargetTypes::new(cairn_targets::types());
-        for _ in 0..3 {
-            env.sleep(Duration::from_micros(env.random_below(8000))).await;
-            let options = SHAPES[env.random_below(SHAPES.len() as u64) as usize].options;
-            let lines = TableLine::parse_all(&shape.table(options)).expect("a table");
-            let context = TableContext { types: &types, registry: &registry, read_only: false };
-            let table = Table::build(&env, device, &lines, context).await.expect("it fits");
-            device.load(table).await;
-            device.resume(&env).await.expect("the cache device does not fail");
-        }
-    });
+async fn reload(env: Env, registry: Arc<Registry>, disk: Arc<dyn Disk>, shape: Shape) {
+    let device = disk.mapped().expect("a volume");
+    let types = TargetTypes::new(cairn_targets::types());
+    for _ in 0..3 {
+        env.sleep(Duration::from_micros(env.random_below(8000))).await;
+        let options = SHAPES[env.random_below(SHAPES.len() as u64) as usize].options;
+        let lines = TableLine::parse_all(&shape.table(options)).expect("a table");
+        let context = TableContext { types: &types, registry: &registry, read_only: false };
+        let table = Table::build(&env, device, &lines, context).await.expect("it fits");
+        device.load(table).await;
+        device.resume(&env).await.expect("the cache device does not fail");
+    }
 }
 
 /// Makes drives fail now and then; true if the cache device is among them, after which the
@@ -137,7 +147,8 @@ fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) -> bool {
     let origin = world.drive("origin");
     let often = [5, 50, 300][rng.usize(..3)];
     origin.faults().add(Fault::error(OpSet::WRITES).per_mille(often));
-    origin.faults().add(Fault::error(OpSet::FLUSHES).per_mille(often));
+    let flushes = [Fault::error(OpSet::FLUSHES), Fault::losing_flushes()][rng.usize(..2)];
+    origin.faults().add(flushes.per_mille(often));
     if rng.u8(..4) == 0 {
         origin.faults().add(Fault::error(OpSet::READS).per_mille(often));
     }
@@ -175,6 +186,7 @@ impl Scenario for WriteCache {
         env: Env,
         registry: Arc<Registry>,
     ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
+        *self.registry.borrow_mut() = Some(registry.clone());
         Box::pin(async move {
             let shape = SHAPES[(registry.open("shape", false)?.sectors().0 / 2 - 1) as usize];
             let table = shape.table(shape.options);
@@ -227,8 +239,7 @@ impl Scenario for WriteCache {
         }
         let cache_fails = self.failing && plant_errors(world, rng);
         if !cache_fails && rng.u8(..4) == 0 {
-            let shape = world.drive("shape").sectors().0 / 2 - 1;
-            start_reloading(world, disk, SHAPES[shape as usize]);
+            self.start_reloading(world, disk);
         }
         cache_fails
     }
@@ -242,23 +253,23 @@ fn replay(test: &str) -> String {
 #[test]
 fn nothing_acknowledged_is_lost_by_a_power_cut() {
     let replay = replay("nothing_acknowledged_is_lost_by_a_power_cut");
-    Campaign::new(&WriteCache { shapes: SHAPES, failing: false }, &replay).run();
+    Campaign::new(&WriteCache::new(false), &replay).run();
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_when_drives_fail_too() {
     let replay = replay("nothing_acknowledged_is_lost_when_drives_fail_too");
-    Campaign::new(&WriteCache { shapes: SHAPES, failing: true }, &replay).run();
+    Campaign::new(&WriteCache::new(true), &replay).run();
 }
 
 #[cfg(feature = "canary")]
 mod canaries {
-    use super::{Campaign, SHAPES, WriteCache};
+    use super::{Campaign, WriteCache};
     use cairn_targets::writecache::canary::{Bug, plant};
 
     fn caught(bug: Bug) {
         plant(Some(bug));
-        let scenario = WriteCache { shapes: SHAPES, failing: false };
+        let scenario = WriteCache::new(false);
         let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
         plant(None);
         eprintln!("{bug:?}: caught by cut {cut}: {text}");

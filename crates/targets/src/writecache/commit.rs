@@ -19,27 +19,28 @@
 //! step 2 happens; the seq stays.
 //!
 //! One commit runs at a time (it holds the ledger); whoever asks while it runs joins the next.
+//! The ledger is had in order of asking, so that commits one after the other keep neither
+//! writeback nor removals from freeing entries.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use cairn_block::sync::Mutex;
-use cairn_block::{
-    Env, Flags, Io, IoError, IoFuture, IoResult, Request, RequestId, SectorRange, Verdict,
-};
-use cairn_block::{Sector, SectorCount};
+use cairn_block::{Env, Flags, Io, IoError, IoFuture, IoResult, Request, SectorRange, Verdict};
+use cairn_block::{Sector, SectorCount, yield_once};
 use cairn_format::writecache::{SUPERBLOCK_BYTES, Seq, Superblock};
-use event_listener::Event;
 use smallvec::SmallVec;
 
 use super::canary::{self, Bug};
-use super::index::{FREED, Index, LEAVING, Life, Run, granule_of};
+use super::index::{FREED, Index, Life, Run, granule_of};
 use super::{Count, WriteCache};
+use crate::waiters::{Ticket, Waiter, tell};
 
 /// Metadata is written in granules of this many bytes (clipped at its end), neighbours merged.
 pub(super) const GRANULE_BYTES: u64 = 4096;
 /// Most requests of metadata in flight.
 const WRITES_MAX: usize = 32;
+/// How many runs of slots are freed under one lock.
+const FREED_AT_ONCE: usize = 4096;
 /// Most granules in one request.
 const WRITE_GRANULES_MAX: u32 = 256;
 
@@ -90,38 +91,6 @@ impl Ledger {
     }
 }
 
-/// Who waits for a commit.
-pub(super) enum Waiter {
-    /// A held request, completed with the commit's result.
-    Request(RequestId),
-    /// A task.
-    Ticket(Arc<Ticket>),
-}
-
-/// The result of a commit for a task that waits for it.
-#[derive(Default)]
-pub(super) struct Ticket {
-    result: Mutex<Option<IoResult>>,
-    event: Event,
-}
-
-impl Ticket {
-    fn tell(&self, result: IoResult) {
-        *self.result.lock() = Some(result);
-        self.event.notify(usize::MAX);
-    }
-
-    async fn wait(&self) -> IoResult {
-        loop {
-            let listener = self.event.listen();
-            if let Some(result) = *self.result.lock() {
-                return result;
-            }
-            listener.await;
-        }
-    }
-}
-
 /// What one commit covers.
 struct Batch {
     /// The seq of the frozen entries.
@@ -140,7 +109,8 @@ impl WriteCache {
             return Verdict::Failed(IoError::IO);
         }
         let quiet = state.index.uncommitted == 0 && !state.overwritten && !state.committing;
-        let durable = state.origin_flushed == state.origin_writes;
+        let durable = state.origin_writes.are_durable() && self.untold.is_none();
+        let (failures, told) = (state.origin_writes.failures(), self.untold.told());
         drop(state);
         if quiet && durable {
             return Verdict::Completed;
@@ -148,7 +118,9 @@ impl WriteCache {
         let id = request.id();
         self.spawn(env, move |cache, env| async move {
             let result = cache.flush_both(&env).await;
-            env.complete(id, result);
+            // One of the origin's may have failed before this task had its turn.
+            let kept = cache.state.lock().origin_writes.kept_since(failures);
+            env.complete(id, result.and(kept).and(cache.untold.tell(told)));
         });
         Verdict::Queued
     }
@@ -158,26 +130,6 @@ impl WriteCache {
         let commit = self.join_commit(env);
         let origin = self.flush_origin(env).await;
         commit.wait().await.and(origin)
-    }
-
-    /// Makes writes to the origin durable that completed before, if there were any.
-    pub(super) async fn flush_origin(&self, env: &Env) -> IoResult {
-        let covered = {
-            let state = self.state.lock();
-            if state.origin_flushed == state.origin_writes {
-                return Ok(());
-            }
-            state.origin_writes
-        };
-        let began = env.now();
-        if let Err(error) = env.io(&self.origin, Io::flush()).await {
-            self.origin_flush_failed(env, error);
-            return Err(error);
-        }
-        let mut state = self.state.lock();
-        state.pace.origin_flushed(env.now().since(began));
-        state.origin_flushed = state.origin_flushed.max(covered);
-        Ok(())
     }
 
     fn join_commit(&self, env: &Env) -> Arc<Ticket> {
@@ -233,12 +185,7 @@ impl WriteCache {
         {
             self.break_down(env, "commit failed", error);
         }
-        for waiter in batch.waiters {
-            match waiter {
-                Waiter::Request(id) => env.complete(id, result),
-                Waiter::Ticket(ticket) => ticket.tell(result),
-            }
-        }
+        tell(env, batch.waiters, result);
         if result.is_ok() && batch.frozen.is_some() {
             self.free_superseded(env, &mut ledger).await;
         }
@@ -287,28 +234,27 @@ impl WriteCache {
     }
 
     /// Frees the entries of committed slots durably, then takes the slots out of the index (I9)
-    /// and frees them (I3).
+    /// and frees them (I3). What is not committed must be marked FREED, and may be gone already.
     pub(super) async fn free_entries(
         &self,
         env: &Env,
         ledger: &mut Ledger,
         slots: Vec<(u32, u32)>,
     ) -> IoResult {
-        {
+        for slots in slots.chunks(FREED_AT_ONCE) {
             let mut state = self.state.lock();
             if state.broken {
                 return Err(IoError::IO);
             }
-            for &(slot, len) in &slots {
-                let frees =
-                    |run: Run| state.index.life(&run) == Life::Committed || run.has(LEAVING);
-                assert!(state.index.runs_of(slot, len).all(frees));
-                state.index.mark(slot, len, FREED, 0);
+            for &(slot, len) in slots {
+                let mut runs: Vec<Run> = state.index.runs_of(slot, len).collect();
+                runs.retain(|run| state.index.life(run) == Life::Committed);
+                runs.iter().for_each(|run| state.index.mark(run.slot, run.len, FREED, 0));
                 ledger.touch(slot, len);
             }
         }
         if canary::planted(Bug::ReuseBeforeDurable) {
-            self.take_out(env, &slots);
+            self.take_out(env, &slots).await;
             return self.write_changed(env, ledger).await;
         }
         let result = match self.write_changed(env, ledger).await {
@@ -316,23 +262,32 @@ impl WriteCache {
             Err(error) => Err(error),
         };
         match result {
-            Ok(()) => self.take_out(env, &slots),
+            Ok(()) => self.take_out(env, &slots).await,
             Err(error) => self.break_down(env, "freeing entries failed", error),
         }
         result
     }
 
-    fn take_out(&self, env: &Env, slots: &[(u32, u32)]) {
-        let waiting = {
-            let mut state = self.state.lock();
-            for &(slot, len) in slots {
-                let runs: Vec<Run> = state.index.runs_of(slot, len).collect();
-                runs.iter().for_each(|run| take_out(&mut state.index, run));
+    /// Takes slots out of the index, the last ones first, and lets others have their turn now
+    /// and then: of one block the older versions stand after the newer, so that none of them
+    /// comes to light (I9).
+    async fn take_out(&self, env: &Env, slots: &[(u32, u32)]) {
+        let mut left = slots.rchunks(FREED_AT_ONCE);
+        while let Some(slots) = left.next() {
+            let waiting = {
+                let mut state = self.state.lock();
+                for &(slot, len) in slots.iter().rev() {
+                    let runs: Vec<Run> = state.index.runs_of(slot, len).collect();
+                    runs.iter().for_each(|run| take_out(&mut state.index, run));
+                }
+                state.take_slot_waiters()
+            };
+            self.remap_all(env, waiting);
+            self.changed.notify(usize::MAX);
+            if left.len() > 0 {
+                yield_once().await;
             }
-            state.take_slot_waiters()
-        };
-        self.remap_all(env, waiting);
-        self.changed.notify(usize::MAX);
+        }
     }
 
     /// Writes the changed granules, a bounded number of requests at a time; returns when all have
@@ -438,7 +393,7 @@ fn take_out(index: &mut Index, run: &Run) {
             index.remove(run.slot, run.len);
             index.release(run.slot, run.len);
         }
-        Life::Uncommitted if run.has(LEAVING) => _ = index.drop_uncommitted(run),
+        Life::Uncommitted if run.has(FREED) => _ = index.drop_uncommitted(run),
         Life::Uncommitted | Life::Frozen => (),
     }
 }

@@ -11,10 +11,10 @@ use cairn_block::{
     EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Time, Verdict,
 };
 
-use super::commit::Waiter;
 use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
 use super::pace::Origin;
 use super::{Count, State, WriteCache};
+use crate::waiters::Waiter;
 
 /// Write-zeroes up to this many bytes go through the write path; longer ones zero the origin.
 const ZEROES_AS_DATA_BYTES: u64 = 64 << 10;
@@ -45,7 +45,8 @@ enum Plan {
 }
 
 /// What a watched request was; kept in its word, with when it was mapped, and with the name of
-/// its flight, or with its first slot if it is a fill.
+/// its flight, its first slot if it is a fill, or how many flushes of the origin had failed if it
+/// goes there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Hit = 1,
@@ -286,10 +287,11 @@ impl WriteCache {
             Plan::Around { count } => {
                 let bytes = self.note_write(&mut state, request, count, now);
                 state.pace.went_around(now, bytes);
+                let failures = state.origin_writes.failures() as u32;
                 drop(state);
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WritesAround, count);
-                request.watch(word(Class::Around, now, 0));
+                request.watch(word(Class::Around, now, failures));
                 self.to_origin(request, count)
             }
             Plan::WaitForSlot | Plan::WaitForWriteback => {
@@ -371,7 +373,12 @@ impl WriteCache {
             }
             Class::Around => {
                 let mut state = self.state.lock();
-                state.origin_writes += 1;
+                let may_be_lost = state.origin_writes.add_from_above(name);
+                if let Err(error) = may_be_lost
+                    && !request.is_fua()
+                {
+                    self.untold.keep(error);
+                }
                 state.last_around = env.now();
                 state.pace.origin_answered(took(request.word(), env.now()));
                 EndIo::Done(result)

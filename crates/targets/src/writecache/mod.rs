@@ -13,9 +13,10 @@
 //! ```
 //!
 //! Rooms: `config` (the table line), `map` (verdicts and completions), `index` (what is cached
-//! and what is free, by runs), `commit` (making entries durable), `writeback` (bringing
-//! blocks home), `hand` (which, to make room), `pace` (who gives way to whom), `removal` (discard
-//! and write-zeroes), `recover` (opening), `status`.
+//! and what is free, by runs), `commit` (making entries durable), `fair` (the lock of its ledger),
+//! `writeback` (bringing blocks home), `hand` (which, to make room), `pace` (who gives way to
+//! whom), `origin` (flushing it), `removal` (discard and write-zeroes), `recover` (opening),
+//! `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -53,12 +54,14 @@
 
 mod commit;
 mod config;
+mod fair;
 mod hand;
 mod health;
 mod index;
 mod map;
 #[cfg(test)]
 mod model;
+mod origin;
 mod pace;
 mod recover;
 mod removal;
@@ -99,13 +102,17 @@ use event_listener::Event;
 pub use config::SPEC;
 pub use recover::WriteCacheType;
 
-use commit::{Ledger, Waiter};
+use commit::Ledger;
 use config::Config;
+use fair::Fair;
 use health::OriginHealth;
 use index::{Index, Run};
+use origin::{OriginWrites, Untold};
 use pace::Pace;
 use removal::Removal;
 use writeback::{Job, Turn, Written};
+
+use crate::waiters::Waiter;
 
 /// What the tasks and requests share, under one short lock.
 struct State {
@@ -118,12 +125,7 @@ struct State {
     committing: bool,
     /// When the uncommitted are to be committed without anybody asking.
     autocommit_at: Option<Time>,
-    /// Writes that completed on the origin, and how many of them a flush made durable.
-    origin_writes: u64,
-    origin_flushed: u64,
-    /// Flushes of the origin that failed: what was copied before such a one, flushed or not, is
-    /// not known to be there.
-    origin_flush_failures: u64,
+    origin_writes: OriginWrites,
     /// When a write last went around the cache.
     last_around: Time,
     /// Slots whose data is on the origin, not yet durable there.
@@ -176,10 +178,7 @@ impl State {
             waiters: Vec::new(),
             committing: false,
             autocommit_at: None,
-            // What the origin got before this table was live is not known to be durable.
-            origin_writes: 1,
-            origin_flushed: 0,
-            origin_flush_failures: 0,
+            origin_writes: OriginWrites::new(),
             last_around: Time(0),
             written: Written::default(),
             finishing: false,
@@ -244,10 +243,11 @@ pub struct WriteCache {
     read_only: bool,
     origin: Arc<dyn Disk>,
     cache: Arc<dyn Disk>,
+    untold: Arc<Untold>,
     geometry: Geometry,
     block_sectors: u64,
     state: Mutex<State>,
-    ledger: futures_util::lock::Mutex<Ledger>,
+    ledger: Fair<Ledger>,
     copier: Copier,
     counters: Counters<COUNTERS>,
     /// Something happened that a task may wait for.

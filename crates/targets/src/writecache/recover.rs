@@ -31,11 +31,12 @@ use cairn_format::writecache::{
     BlockSize, ENTRY_BYTES, Entry, EntryState, Error as FormatError, Geometry, Opening,
     SUPERBLOCK_BYTES, Seq, Superblock,
 };
-use futures_util::lock::Mutex as AsyncMutex;
 
 use super::commit::Ledger;
 use super::config::Config;
+use super::fair::Fair;
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
+use super::origin::{Untold, untold_of};
 use super::writeback::copy_budget_bytes;
 use super::{State, WriteCache};
 use crate::args::Device;
@@ -87,7 +88,9 @@ impl TargetType for WriteCacheType {
                 let cache = &config.cache.argument;
                 return Err(ConfigError::new(ConfigKind::Unsupported, cache, detail));
             }
-            let target: Arc<dyn Target> = WriteCache::new(env, config, geometry, ctor.read_only);
+            let untold = untold_of(ctor.registry, &config.origin.argument)?;
+            let target: Arc<dyn Target> =
+                WriteCache::new(env, config, geometry, untold, ctor.read_only);
             Ok(target)
         })
     }
@@ -181,12 +184,19 @@ struct Found {
 }
 
 impl WriteCache {
-    fn new(env: &Env, config: Config, geometry: Geometry, read_only: bool) -> Arc<WriteCache> {
+    fn new(
+        env: &Env,
+        config: Config,
+        geometry: Geometry,
+        untold: Arc<Untold>,
+        read_only: bool,
+    ) -> Arc<WriteCache> {
         let mut state = State::new(Index::new(0, None));
         state.cleaner = config.cleaner;
         Arc::new_cyclic(|me| WriteCache {
             me: me.clone(),
             read_only,
+            untold,
             origin: config.origin.disk.clone(),
             cache: config.cache.disk.clone(),
             block_sectors: u64::from(geometry.sectors_per_block()),
@@ -195,7 +205,7 @@ impl WriteCache {
             counters: Counters::new(env),
             config,
             state: Mutex::new(state),
-            ledger: AsyncMutex::new(Ledger::empty()),
+            ledger: Fair::new(Ledger::empty()),
             changed: event_listener::Event::new(),
         })
     }

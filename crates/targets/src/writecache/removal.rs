@@ -1,7 +1,8 @@
 //! Discard and long write-zeroes: taking blocks out of the cache.
 //!
 //! While a removal is under way, writes, discards and write-zeroes of its blocks wait for it,
-//! and none of its blocks goes into writeback.
+//! and none of its blocks goes into writeback. A range is gone through in pieces, between which
+//! others have their turn: what stands still stays so, and the ledger is kept.
 //!
 //! # Discard
 //! Under the ledger, so that no commit runs: entries of the range are freed durably, then the
@@ -10,19 +11,30 @@
 //! what shows through is older data, which a discard allows.
 //!
 //! # Write-zeroes of the origin
-//! 1. Wait until no version in the range is being written back or written; from then on they
-//!    are *leaving*: no overwrite in place, no writeback.
+//! 1. Wait until no version in the range is being written back or written, piece by piece; from
+//!    then on they are *leaving*: no overwrite in place, no writeback.
 //! 2. Zero the origin, flush it. *Crash*: entries count, reads give the old data; the request
 //!    had not completed.
-//! 3. Free the entries durably (I3), then complete. *Crash*: each block is old or zero.
+//! 3. Free the entries durably (I3); of several committed versions of a block the older ones
+//!    first, each by itself. Then complete. *Crash*: each block is as it was, or zero; no older
+//!    version shows.
 
 use std::ops::Range;
 
 use cairn_block::{Env, ErrorKind, Flags, Io, IoError, IoResult, Op, Request, RequestId};
-use cairn_block::{SectorRange, Verdict};
+use cairn_block::{SectorRange, Verdict, yield_once};
 
-use super::index::{IN_WRITEBACK, LEAVING, Life, Run};
+use super::index::{FREED, IN_WRITEBACK, LEAVING, Life, Run};
 use super::{Count, State, WriteCache};
+
+/// How many blocks are looked at under one lock.
+const PIECE_BLOCKS: u64 = 4096;
+
+fn pieces(blocks: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let end = blocks.end;
+    let starts = blocks.clone().step_by(PIECE_BLOCKS as usize);
+    starts.map(move |start| start..(start + PIECE_BLOCKS).min(end))
+}
 
 /// A removal under way.
 pub(super) struct Removal {
@@ -62,11 +74,30 @@ impl State {
         runs
     }
 
-    /// True if a version of the blocks is being written, or written back.
+    /// A run of which a version is being written, or written back.
+    fn moving(&self, blocks: &Range<u64>) -> Option<Run> {
+        let moves = |run: &Run| run.has(IN_WRITEBACK) || self.index.is_written(run.slot, run.len);
+        self.versions_of(blocks).into_iter().find(moves)
+    }
+
     fn is_moving(&self, blocks: &Range<u64>) -> bool {
-        self.versions_of(blocks)
-            .iter()
-            .any(|run| run.has(IN_WRITEBACK) || self.index.is_written(run.slot, run.len))
+        self.moving(blocks).is_some()
+    }
+
+    /// Takes what stands still of a piece: the slots whose entries are to be freed.
+    fn take_still(&mut self, piece: &Range<u64>) -> Vec<(u32, u32)> {
+        let still = if self.is_moving(piece) {
+            let runs = self.cached_in(piece);
+            runs.into_iter().flat_map(|run| self.still_parts(run)).collect()
+        } else {
+            vec![piece.clone()]
+        };
+        let mut entries = Vec::new();
+        for part in still {
+            self.set_leaving(&part, true);
+            entries.extend(self.take_leaving(&part));
+        }
+        entries
     }
 
     /// The parts of a run of cached blocks that no version is moving of.
@@ -85,11 +116,21 @@ impl State {
         }
     }
 
+    /// The oldest version of each block of a range that has several, if it is leaving.
+    fn oldest_leaving(&self, blocks: &Range<u64>) -> Vec<(u32, u32)> {
+        let leaving = |slot: &u32| self.index.at(*slot).is_some_and(|run| run.has(LEAVING));
+        let mut slots = self.index.oldest_in(blocks);
+        slots.retain(leaving);
+        slots.into_iter().map(|slot| (slot, 1)).collect()
+    }
+
     /// The versions of blocks whose entries are to be freed; those of one block leave the index
     /// together, so that nobody sees an older one (I9). Without any entry on disk they are
     /// dropped at once. The caller holds the ledger and no commit has failed: nothing is frozen.
     /// An older version may go before the newer one is committed (against I8) because what
-    /// replaces both is durable on the origin, or undefined.
+    /// replaces both is durable on the origin, or undefined. What is listed is marked FREED under
+    /// this very lock: a fill in flight may drop an uncommitted version and give its slot to
+    /// another before the entries are free, and only the mark tells them apart.
     fn take_leaving(&mut self, blocks: &Range<u64>) -> Vec<(u32, u32)> {
         let mut freed = Vec::new();
         let leaving = self.versions_of(blocks).into_iter().filter(|run| run.has(LEAVING));
@@ -111,6 +152,7 @@ impl State {
                 }
             }
         }
+        freed.iter().for_each(|&(slot, len)| self.index.mark(slot, len, FREED, 0));
         freed
     }
 }
@@ -171,20 +213,7 @@ impl WriteCache {
     async fn discard(&self, env: &Env, asked: Asked) -> IoResult {
         let blocks = self.range_of(asked);
         let mut ledger = self.ledger.lock().await;
-        let entries = {
-            let mut state = self.state.lock();
-            if state.broken {
-                return Err(IoError::IO);
-            }
-            let mut entries = Vec::new();
-            for run in state.cached_in(&blocks) {
-                for part in state.still_parts(run) {
-                    state.set_leaving(&part, true);
-                    entries.extend(state.take_leaving(&part));
-                }
-            }
-            entries
-        };
+        let entries = self.take_pieces(&blocks, State::take_still).await?;
         if !entries.is_empty() {
             self.free_entries(env, &mut ledger, entries).await?;
         }
@@ -193,7 +222,7 @@ impl WriteCache {
             return Ok(());
         }
         let result = env.io(&self.origin, Io::on(Op::Discard, asked.range)).await;
-        self.state.lock().origin_writes += 1;
+        self.state.lock().origin_writes.add();
         result
             .or_else(|error| if error.kind == ErrorKind::Unsupported { Ok(()) } else { Err(error) })
     }
@@ -203,33 +232,76 @@ impl WriteCache {
         self.make_leave(&blocks).await;
         let result = self.zero_origin(env, asked).await;
         if result.is_err() {
-            let mut state = self.state.lock();
-            state.set_leaving(&blocks, false);
+            for piece in pieces(&blocks) {
+                self.state.lock().set_leaving(&piece, false);
+            }
             return result;
         }
         let mut ledger = self.ledger.lock().await;
-        let entries = {
-            let mut state = self.state.lock();
-            if state.broken {
-                return Err(IoError::IO);
+        loop {
+            let oldest = self.state.lock().oldest_leaving(&blocks);
+            if oldest.is_empty() {
+                break;
             }
-            state.take_leaving(&blocks)
-        };
+            self.free_entries(env, &mut ledger, oldest).await?;
+        }
+        let entries = self.take_pieces(&blocks, State::take_leaving).await?;
         if entries.is_empty() {
             return Ok(());
         }
         self.free_entries(env, &mut ledger, entries).await
     }
 
-    /// Step 1.
-    async fn make_leave(&self, blocks: &Range<u64>) {
-        loop {
-            let changed = self.changed.listen();
+    /// The slots that `take` takes of each piece of a range. The caller holds the ledger.
+    async fn take_pieces(
+        &self,
+        blocks: &Range<u64>,
+        take: impl Fn(&mut State, &Range<u64>) -> Vec<(u32, u32)>,
+    ) -> Result<Vec<(u32, u32)>, IoError> {
+        let mut entries = Vec::new();
+        for piece in pieces(blocks) {
             {
                 let mut state = self.state.lock();
-                if !state.is_moving(blocks) {
-                    return state.set_leaving(blocks, true);
+                if state.broken {
+                    return Err(IoError::IO);
                 }
+                entries.extend(take(&mut state, &piece));
+            }
+            if piece.end < blocks.end {
+                yield_once().await;
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Step 1.
+    async fn make_leave(&self, blocks: &Range<u64>) {
+        for piece in pieces(blocks) {
+            while let Some(moving) = self.mark_leaving(&piece) {
+                self.stand_still(&moving).await;
+            }
+            if piece.end < blocks.end {
+                yield_once().await;
+            }
+        }
+    }
+
+    /// Marks a piece as leaving, unless some blocks of it move: these.
+    fn mark_leaving(&self, piece: &Range<u64>) -> Option<Range<u64>> {
+        let mut state = self.state.lock();
+        let moving = state.moving(piece);
+        if moving.is_none() {
+            state.set_leaving(piece, true);
+        }
+        moving.map(|run| run.block..run.block + u64::from(run.len))
+    }
+
+    /// Waits until no version of the blocks moves.
+    async fn stand_still(&self, blocks: &Range<u64>) {
+        loop {
+            let changed = self.changed.listen();
+            if !self.state.lock().is_moving(blocks) {
+                return;
             }
             changed.await;
         }
@@ -239,8 +311,11 @@ impl WriteCache {
     async fn zero_origin(&self, env: &Env, asked: Asked) -> IoResult {
         let flags = asked.flags & (Flags::NO_UNMAP | Flags::FAST_ZERO);
         let io = Io::on(Op::WriteZeroes, asked.range).with(flags);
+        let failures = self.state.lock().origin_writes.failures();
         env.io(&self.origin, io).await?;
-        self.state.lock().origin_writes += 1;
-        self.flush_origin(env).await
+        self.state.lock().origin_writes.add();
+        self.flush_origin(env).await?;
+        // One that failed before that may have lost the zeros.
+        self.state.lock().origin_writes.kept_since(failures)
     }
 }

@@ -458,6 +458,8 @@ impl WriteCache {
             let left = left.map(|left| Run { len: left.len.min(run.len), ..left });
             if let Some(left) = left {
                 if state.index.is_written(left.slot, left.len) {
+                    // One write may have ended, and woken the keeper; the last one must, too.
+                    state.passed_over = true;
                     return;
                 }
                 if !state.broken
@@ -541,17 +543,22 @@ impl WriteCache {
     /// Step 1 for one job; step 2 and on in the finisher.
     async fn write_back(&self, env: &Env, job: Job) {
         let copy = self.copy_job(&job);
-        let failures = self.state.lock().origin_flush_failures;
+        let failures = self.state.lock().origin_writes.failures();
         let copied = self.copier.copy(env, &copy).await;
         match copied {
-            Ok(_) if self.origin_lost_since(failures) => {
-                self.origin_failed(env, &job.slots, IoError::IO);
-            }
             Ok(times) => {
                 let mut state = self.state.lock();
+                // Under the lock that adds the job: a failure from now on takes it out again.
+                if let Err(error) = self.origin_kept_since(&state, failures) {
+                    drop(state);
+                    self.origin_failed(env, &job.slots, error);
+                    return self.kick_finisher(env);
+                }
                 state.pace.cache_answered(times.read);
                 state.pace.origin_answered(times.write);
-                state.origin_writes += u64::from(!self.config.writeback_with_fua());
+                if !self.config.writeback_with_fua() {
+                    state.origin_writes.add();
+                }
                 state.written.add(job);
             }
             Err(CopyError::Write(error)) => self.origin_failed(env, &job.slots, error),
@@ -563,19 +570,23 @@ impl WriteCache {
         self.kick_finisher(env);
     }
 
-    /// True if a flush of the origin failed since there had been `failures`. The drive told one
-    /// flusher and may have dropped what others wrote: it stays dirty and is copied again. FUA
-    /// copies are durable by themselves.
-    fn origin_lost_since(&self, failures: u64) -> bool {
-        let now = self.state.lock().origin_flush_failures;
-        now != failures && !self.config.writeback_with_fua()
+    /// Fails if a flush of the origin failed since there had been `failures`: the drive may have
+    /// dropped what was copied, which stays dirty and is copied again. FUA copies are durable by
+    /// themselves.
+    fn origin_kept_since(&self, state: &State, failures: u64) -> IoResult {
+        if self.config.writeback_with_fua() {
+            return Ok(());
+        }
+        state.origin_writes.kept_since(failures)
     }
 
     /// What was copied and waits for a flush is not known to be on the origin any more.
     pub(super) fn origin_flush_failed(&self, env: &Env, error: IoError) {
         let written = {
             let mut state = self.state.lock();
-            state.origin_flush_failures += 1;
+            if state.origin_writes.fail(error) {
+                self.untold.keep(error);
+            }
             if self.config.writeback_with_fua() { Vec::new() } else { state.written.take() }
         };
         if !written.is_empty() {
@@ -650,7 +661,7 @@ impl WriteCache {
                     break;
                 }
                 let written = if due { state.written.take() } else { Vec::new() };
-                (written, state.origin_flush_failures)
+                (written, state.origin_writes.failures())
             };
             // Superseded versions alone need nothing of the origin.
             let on_origin = if written.is_empty() || canary::planted(Bug::FreeBeforeOriginFlush) {
@@ -658,10 +669,12 @@ impl WriteCache {
             } else {
                 self.flush_origin(env).await
             };
-            match on_origin {
-                Ok(()) if !written.is_empty() && self.origin_lost_since(failures) => {
-                    self.origin_failed(env, &written, IoError::IO);
-                }
+            let kept = if written.is_empty() {
+                Ok(())
+            } else {
+                self.origin_kept_since(&self.state.lock(), failures)
+            };
+            match on_origin.and(kept) {
                 Ok(()) => self.free_written(env, written).await,
                 Err(error) => self.origin_failed(env, &written, error),
             }

@@ -360,6 +360,14 @@ impl Index {
         slots.into_iter().filter_map(run).collect()
     }
 
+    /// The oldest version of each block of a range that has several, in the order of slots.
+    pub fn oldest_in(&self, blocks: &Range<u64>) -> Vec<u32> {
+        let inside = self.older.iter().filter(|(block, _)| blocks.contains(block));
+        let mut slots: Vec<u32> = inside.filter_map(|(_, slots)| slots.last()).copied().collect();
+        slots.sort_unstable();
+        slots
+    }
+
     /// The cached blocks of a range, in order, as newest versions.
     pub fn cached_in(&self, blocks: &Range<u64>) -> Vec<Run> {
         let mut runs = Vec::new();

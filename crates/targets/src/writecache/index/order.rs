@@ -3,7 +3,8 @@
 //! Nothing is taken out of its middle: a record goes stale when its slots are freed or filled
 //! anew, which the slots' seq tells (a record knows the low bits of its own), and stale records
 //! are skipped. When they outnumber what is cached by a quarter, every 64th insertion sweeps
-//! one page of the queue. A slot that is dropped and filled again before a commit may pass as
+//! one page of the queue; pages that are empty then go, many at once, as soon as every second one
+//! is. A slot that is dropped and filled again before a commit may pass as
 //! its older self: its place in the order is then that of its first filling.
 //!
 //! Records lie in pages; number and time of insertion are the page's, so that an insertion is
@@ -22,6 +23,8 @@ use super::pool::{Pool, Slab};
 const PAGE_RECORDS: usize = 512;
 /// Pages that the queue makes room for at once.
 const PAGES: usize = 64;
+/// So many empty pages are not worth a walk through all of them.
+const EMPTY_PAGES: usize = 16;
 const RECORD_SLOTS: u32 = 256;
 const SWEEP_EVERY: u32 = 64;
 
@@ -78,7 +81,10 @@ pub(in super::super) struct Place(u64, usize);
 
 /// The queue.
 pub(in super::super) struct Order {
+    /// By rising numbers, some of which are missing.
     pages: VecDeque<Page>,
+    /// How many of them a sweep found without a live record.
+    empty_pages: usize,
     words: Pool<Words>,
     /// Records of the first page that are behind.
     passed: usize,
@@ -95,6 +101,7 @@ impl Order {
     pub fn new(grain: Option<Duration>) -> Order {
         Order {
             pages: VecDeque::with_capacity(PAGES),
+            empty_pages: 0,
             words: Pool::new(),
             passed: 0,
             records: 0,
@@ -167,9 +174,8 @@ impl Order {
 
     /// The first record at or after a place that is live.
     pub fn next_live(&self, from: Place, live: impl Fn(Record) -> bool) -> Option<Inserted> {
-        let first = self.pages.front()?.number;
-        let mut index = from.0.saturating_sub(first) as usize;
-        let mut at = if from.0 < first { 0 } else { from.1 };
+        let mut index = self.index_of(from.0);
+        let mut at = if self.pages.get(index)?.number == from.0 { from.1 } else { 0 };
         if index == 0 {
             at = at.max(self.passed);
         }
@@ -191,6 +197,12 @@ impl Order {
         None
     }
 
+    /// The index of the first page that has this number or a higher one.
+    fn index_of(&self, number: u64) -> usize {
+        let first = self.pages.front().map_or(0, |page| page.number);
+        if number <= first { 0 } else { self.pages.partition_point(|page| page.number < number) }
+    }
+
     /// The place after a record.
     pub fn after(inserted: &Inserted) -> Place {
         Place(inserted.at.0, inserted.at.1 + 1)
@@ -210,6 +222,7 @@ impl Order {
                 if filling && page.records.len() > 0 {
                     return;
                 }
+                self.empty_pages -= usize::from(page.records.len() == 0);
                 page.records.truncate(&mut self.words, 0);
                 self.pages.pop_front();
                 self.passed = 0;
@@ -246,7 +259,12 @@ impl Order {
         if self.sweep_at >= last {
             return false;
         }
-        let page = &mut self.pages[(self.sweep_at - first) as usize];
+        let index = self.index_of(self.sweep_at);
+        self.sweep_at = self.pages[index].number;
+        if self.sweep_at >= last {
+            return false;
+        }
+        let page = &mut self.pages[index];
         let (before, mut kept) = (page.records.len(), 0);
         for at in 0..before {
             let record = page.records.get(&self.words, at);
@@ -257,7 +275,19 @@ impl Order {
         }
         page.records.truncate(&mut self.words, kept);
         self.records -= before - kept;
+        self.empty_pages += usize::from(before > 0 && kept == 0);
+        self.drop_empty_pages();
         true
+    }
+
+    /// Drops the empty pages if they are many. The first one stays: it may be half passed.
+    fn drop_empty_pages(&mut self) {
+        if self.empty_pages < EMPTY_PAGES || self.empty_pages * 2 < self.pages.len() {
+            return;
+        }
+        let first = self.pages.front().map_or(0, |page| page.number);
+        self.pages.retain(|page| page.number == first || page.records.len() > 0);
+        self.empty_pages = self.pages.iter().filter(|page| page.records.len() == 0).count();
     }
 }
 
@@ -325,6 +355,27 @@ mod tests {
             order.tend(u64::from(slot) / 100, |record| record.slot() % 200 == 0);
         }
         assert!(order.records < 20_000, "{} records", order.records);
+    }
+
+    #[test]
+    fn empty_pages_do_not_pile_up_behind_a_record_that_stays() {
+        let mut order = Order::new(None);
+        let mut most = 0;
+        for slot in 0..400_000u32 {
+            order.push(slot * 2, 1, Seq(0), Time(0));
+            order.tend(2, |record| record.slot() == 0 || record.slot() == slot * 2);
+            most = most.max(order.pages.len());
+        }
+        assert!(most < 64, "{most} pages for two records");
+        let live = |record: Record| record.slot() == 0 || record.slot() == 799_998;
+        let first = order.next_live(Place::default(), live).expect("it stays");
+        let second = order.next_live(Order::after(&first), live).expect("the last one");
+        assert_eq!((first.record.slot(), second.record.slot()), (0, 799_998));
+        // Places in pages that are gone lead to what comes after.
+        let between = order.next_live(Place(first.number + 1, 300), live).expect("the last one");
+        assert_eq!(between.record.slot(), 799_998);
+        order.drop_stale(|record| record.slot() == 799_998);
+        assert_eq!(order.next_live(Place::default(), live).expect("left").record.slot(), 799_998);
     }
 
     #[test]

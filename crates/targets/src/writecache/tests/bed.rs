@@ -369,7 +369,7 @@ pub fn committed(area: &[u8]) -> Vec<(u64, u64, u8)> {
 pub fn check_state(state: &State) {
     state.index.check();
     let index = &state.index;
-    assert!(state.origin_flushed <= state.origin_writes);
+    state.origin_writes.check();
     assert!(index.durable_seq <= index.stamp_seq, "a commit is stamped before it is durable");
     assert!(index.stamp_seq.0 <= index.durable_seq.0 + 1 || state.broken, "I12: one at a time");
     if !state.committing && !state.broken {

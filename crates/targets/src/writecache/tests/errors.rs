@@ -263,19 +263,118 @@ fn identical_sequence_numbers_are_read_but_never_written() {
 }
 
 #[test]
+fn a_flush_of_the_origin_that_fails_is_told_to_all_who_wait_for_it() {
+    let bed = Bed::live(4, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.flush().unwrap();
+    bed.on(Op::Discard, 800, 8).unwrap();
+    bed.origin.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)).shots(1));
+    bed.origin.faults().add(Fault::losing_flushes().shots(1));
+    bed.forget();
+    let answer = bed.start_message("flush");
+    bed.run(Duration::from_micros(180));
+    // The flush after the copy is under way.
+    bed.start("client", |_| Io::flush());
+    bed.run(Duration::from_micros(500));
+    let flushes = bed.origin_ops().iter().filter(|seen| seen.op == Op::Flush).count();
+    assert_eq!(flushes, 1, "one at a time");
+    bed.settle();
+    assert!(bed.ends.of("client").expect("ended").is_err(), "what it wanted may be lost");
+    let told = answer.borrow();
+    assert!(told.as_ref().expect("ended").is_err(), "and the message hears of it: {told:?}");
+    assert_eq!(bed.origin.durable().to_vec()[0], initial_byte(0), "it stays dirty");
+    assert_eq!(bed.byte(0), 1);
+}
+
+#[test]
 fn blocks_copied_before_a_flush_of_the_origin_failed_stay_dirty() {
     let bed = Bed::live(4, "pause_writeback 60000");
     bed.write_fua(0, 8, 1).unwrap();
     bed.flush().unwrap();
-    bed.origin.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)).shots(1));
     bed.on(Op::Discard, 800, 8).unwrap();
-    let answer = bed.start_message("flush");
-    bed.run(Duration::from_micros(160));
-    // The flush after the copy is under way when a client's fails.
-    bed.origin.faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+    bed.origin.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)).shots(1));
+    bed.origin.faults().add(Fault::losing_flushes().shots(1));
     bed.start("client", |_| Io::flush());
+    // The copy ends while the client's flush is under way.
+    let answer = bed.start_message("flush");
     bed.settle();
-    assert!(bed.ends.of("client").expect("ended").is_err(), "the drive told the client");
-    let told = answer.borrow();
-    assert!(told.as_ref().expect("ended").is_err(), "and the message hears of it: {told:?}");
+    assert!(bed.ends.of("client").expect("ended").is_err());
+    assert!(answer.take().expect("ended").is_err());
+    assert_eq!(bed.durable_entries(), [(0, 0, 1)]);
+    bed.message("flush").unwrap();
+    assert_eq!(bed.origin.durable().to_vec()[0], 1);
+}
+
+/// A bed with a write around the cache and a cached block, whose writeback fails: the drive drops
+/// both and tells nobody else.
+fn bed_that_lost_a_write() -> Bed {
+    let bed = Bed::live(16, "metadata_only");
+    bed.io(|env| write_io(env, 80, 8, 2).with(Flags::META)).unwrap();
+    bed.flush().unwrap();
+    bed.write(0, 8, 1).unwrap();
+    bed.origin.faults().add(Fault::losing_flushes().shots(1));
+    bed.message("flush").unwrap_err();
+    bed.run(SECOND * 5);
+    assert_eq!(bed.status().dirty(), 0, "the cached one was copied again");
+    assert_eq!(bed.origin.durable().to_vec()[0], initial_byte(0), "the other is lost");
+    bed
+}
+
+#[test]
+fn the_next_flush_fails_if_writeback_met_one_that_lost_writes_from_above() {
+    let bed = bed_that_lost_a_write();
+    bed.flush().unwrap_err();
+    bed.flush().unwrap();
+    bed.write(0, 8, 3).unwrap();
+    bed.flush().unwrap();
+    assert_eq!(bed.origin.durable().to_vec()[0], 3);
+}
+
+#[test]
+fn that_writes_are_lost_is_remembered_over_suspends_and_tables() {
+    let bed = bed_that_lost_a_write();
+    bed.suspend(SuspendMode::Flush);
+    bed.resume();
+    bed.load(&table(2048, 4096, "metadata_only"));
+    bed.flush().unwrap_err();
+    bed.flush().unwrap();
+    // The flush of a suspend has nobody to tell either.
+    bed.write(0, 8, 1).unwrap();
+    bed.origin.faults().add(Fault::losing_flushes().shots(1));
+    bed.suspend(SuspendMode::Flush);
+    bed.resume();
+    bed.flush().unwrap_err();
+    bed.flush().unwrap();
+}
+
+#[test]
+fn the_next_flush_tells_that_a_write_in_flight_may_be_lost() {
+    let bed = Bed::live(16, "metadata_only");
+    bed.on(Op::Discard, 800, 8).unwrap();
+    let fault = Fault::error(OpSet::FLUSHES).shots(1);
+    bed.origin.faults().add(fault);
+    bed.origin.faults().add(slow(OpSet::WRITES, Duration::from_millis(1)).shots(1));
+    bed.start("write", |env| write_io(env, 0, 8, 1));
+    bed.start("flush", |_| Io::flush());
+    bed.settle();
+    assert!(bed.ends.of("flush").is_some_and(|result| result.is_err()));
+    assert_eq!(bed.ends.of("write"), Some(Ok(())));
+    bed.flush().unwrap_err();
+    bed.flush().unwrap();
+    assert_eq!(bed.origin.durable().to_vec()[0], 1);
+}
+
+#[test]
+fn zeros_that_a_flush_may_have_lost_are_not_relied_on() {
+    let bed = Bed::live(64, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.on(Op::Discard, 800, 8).unwrap();
+    bed.origin.faults().add(Fault::losing_flushes().shots(1));
+    bed.origin.faults().add(slow(OpSet::WRITES, Duration::from_millis(1)).shots(1));
+    bed.start("zero", |_| Io::on(Op::WriteZeroes, range(0, 256)));
+    bed.start("flush", |_| Io::flush());
+    bed.settle();
+    assert!(bed.ends.of("flush").is_some_and(|result| result.is_err()));
+    assert!(bed.ends.of("zero").is_some_and(|result| result.is_err()), "one failed meanwhile");
+    assert_eq!((bed.byte(0), bed.durable_entries()), (1, vec![(0, 0, 1)]));
 }

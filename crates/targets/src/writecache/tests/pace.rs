@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, Op};
+use cairn_block::{Disk, Io, Op};
 use cairn_sim::OpSet;
 
 use super::super::writeback::copy_budget_bytes;
-use super::bed::{Bed, DRIVE_TIME, slow, write_io};
+use super::bed::{Bed, DRIVE_TIME, range, slow, write_io};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -135,17 +135,19 @@ fn overwrite_without_end(bed: &Bed, start: u64) -> Rc<Cell<bool>> {
 
 #[test]
 fn a_flush_message_ends_although_a_block_is_overwritten_without_end() {
-    let bed = Bed::live(8, "pause_writeback 60000");
-    bed.write_fua(0, 8, 1).unwrap();
-    let stop = overwrite_without_end(&bed, 0);
-    bed.look(|_, state| assert!(state.index.is_written(0, 1)));
-    let answer = bed.start_message("flush");
-    bed.run(100 * MS);
-    assert!(answer.take().is_some_and(|answer| answer.is_ok()), "it went home");
-    stop.set(true);
-    bed.settle();
-    assert!(bed.byte(0) < 3);
-    assert_eq!(bed.status().named("writes_blocked_on_freelist"), 0);
+    for options in ["pause_writeback 60000", "pause_writeback 60000 writeback_jobs 1"] {
+        let bed = Bed::live(8, options);
+        bed.write_fua(0, 8, 1).unwrap();
+        let stop = overwrite_without_end(&bed, 0);
+        bed.look(|_, state| assert!(state.index.is_written(0, 1)));
+        let answer = bed.start_message("flush");
+        bed.run(100 * MS);
+        assert!(answer.take().is_some_and(|answer| answer.is_ok()), "it went home: {options}");
+        stop.set(true);
+        bed.settle();
+        assert!(bed.byte(0) < 3);
+        assert_eq!(bed.status().named("writes_blocked_on_freelist"), 0);
+    }
 }
 
 #[test]
@@ -176,6 +178,59 @@ fn writers_wait_for_a_closed_block_no_longer_than_the_write_under_way() {
     bed.start("waits", |env| write_io(env, 0, 8, 3));
     bed.run(MS);
     assert_eq!(bed.ends.of("waits"), None);
+    bed.run(100 * MS);
+    assert_eq!(bed.ends.of("waits"), Some(Ok(())));
+    assert!(answer.take().is_some_and(|answer| answer.is_ok()));
+    assert_eq!(bed.byte(0), 3);
+}
+
+/// Clients that write a block and flush, again and again, so that a commit follows the other.
+fn commit_without_end(bed: &Bed) -> Rc<Cell<bool>> {
+    let stop = Rc::new(Cell::new(false));
+    for client in 0..3 {
+        let (env, stop) = (bed.sim.env(client).clone(), stop.clone());
+        let disk: Arc<dyn Disk> = bed.volume.clone();
+        bed.sim.env(client).spawn(async move {
+            env.sleep(DRIVE_TIME / 3 * u32::from(client)).await;
+            while !stop.get() {
+                env.io(&disk, write_io(&env, u64::from(client) * 16, 8, 1)).await.unwrap();
+                env.io(&disk, Io::flush()).await.unwrap();
+            }
+        });
+    }
+    bed.run(10 * MS);
+    stop
+}
+
+#[test]
+fn commits_without_end_let_discards_and_writeback_free_entries() {
+    let bed = Bed::live(16, "pause_writeback 60000");
+    bed.write_fua(800, 16, 1).unwrap();
+    let stop = commit_without_end(&bed);
+    bed.start("discard", |_| Io::on(Op::Discard, range(800, 8)));
+    bed.run(20 * MS);
+    assert_eq!(bed.ends.of("discard"), Some(Ok(())));
+    let answer = bed.start_message("flush");
+    bed.run(20 * MS);
+    assert!(answer.take().is_some_and(|answer| answer.is_ok()));
+    bed.look(|_, state| assert_eq!(state.index.newest(101), None, "home, and free"));
+    stop.set(true);
+    bed.settle();
+}
+
+#[test]
+fn the_last_of_several_writes_under_way_opens_a_closed_block() {
+    let bed = Bed::live(8, "pause_writeback 60000 writeback_jobs 1");
+    bed.write_fua(0, 8, 1).unwrap();
+    for (name, duration) in [("first", 5), ("second", 10)] {
+        bed.cache.faults().add(slow(OpSet::WRITES, duration * MS).shots(1));
+        bed.start(name, |env| write_io(env, 0, 8, 2));
+        bed.run(MS / 100);
+    }
+    let answer = bed.start_message("flush");
+    bed.run(MS);
+    bed.look(|_, state| assert!(state.closed.is_some()));
+    bed.start("waits", |env| write_io(env, 0, 8, 3));
     bed.run(100 * MS);
     assert_eq!(bed.ends.of("waits"), Some(Ok(())));
     assert!(answer.take().is_some_and(|answer| answer.is_ok()));

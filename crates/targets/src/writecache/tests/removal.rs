@@ -5,7 +5,9 @@ use std::time::Duration;
 use cairn_block::{Flags, Io, Op};
 use cairn_sim::{Effect, Fault, OpSet};
 
-use super::bed::{Bed, initial_byte, range, slow, table, write_io};
+use super::super::WriteCache;
+use super::super::index::LEAVING;
+use super::bed::{Bed, cache_sectors, committed, initial_byte, range, slow, table, write_io};
 
 fn slow_origin(bed: &Bed, duration: Duration) {
     bed.origin
@@ -167,4 +169,125 @@ fn nobody_sees_an_older_version_while_zeroes_are_under_way() {
         bed.run(Duration::from_micros(100));
     }
     assert_eq!(bed.byte(0), 0);
+}
+
+#[test]
+fn a_slot_that_others_got_while_its_entry_was_freed_stays_theirs() {
+    let bed = Bed::live(4, "pause_writeback 60000");
+    // Three fills of one block: the first ends and is committed, the second lies over it
+    // uncommitted, the third ends while a discard frees their entries.
+    for (name, millis) in [("third", 20), ("second", 3)] {
+        let fault = slow(OpSet::WRITES, Duration::from_millis(millis)).shots(1);
+        bed.cache.faults().add(fault);
+        bed.start(name, |env| write_io(env, 0, 8, 2));
+        bed.run(Duration::from_micros(10));
+    }
+    bed.start("first", |env| write_io(env, 0, 8, 1));
+    bed.run(Duration::from_millis(1));
+    bed.flush().unwrap();
+    bed.run(Duration::from_millis(9));
+    let freed = bed.look(|_, state| state.index.newest(0));
+    bed.cache.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(30)).shots(1));
+    bed.start("discard", |_| Io::on(Op::Discard, range(0, 8)));
+    bed.run(Duration::from_millis(15));
+    assert!(bed.ends.of("third").is_some() && bed.ends.of("discard").is_none());
+    bed.write(80, 8, 7).unwrap();
+    bed.write(160, 8, 8).unwrap();
+    let block =
+        bed.look(|_, state| state.index.at(freed.expect("the second")).map(|run| run.block));
+    let (sector, byte) = if block == Some(10) { (80, 7) } else { (160, 8) };
+    assert!([Some(10), Some(20)].contains(&block), "the slot is somebody else's: {block:?}");
+    // Zeros come to the new owner, too, and take their time.
+    slow_origin(&bed, Duration::from_millis(50));
+    let zero = Io::on(Op::WriteZeroes, range(sector, 8)).with(Flags::FAST_ZERO);
+    bed.start("zero", |_| zero);
+    bed.run(Duration::from_millis(20));
+    assert_eq!((bed.durable_entries(), bed.ends.of("zero")), (vec![], None));
+    assert_eq!(bed.byte(sector), byte, "it was not dropped with the one before");
+    bed.check();
+    bed.run(Duration::from_millis(100));
+    assert_eq!(bed.byte(sector), 0);
+}
+
+#[test]
+fn slots_that_emptied_before_their_entries_were_freed_are_passed_over() {
+    let bed = Bed::live(4, "pause_writeback 60000");
+    bed.write_fua(0, 8, 1).unwrap();
+    let target = bed.target();
+    let freed = bed.sim.block_on(0, |env| async move {
+        let cache: &WriteCache = target.as_any().and_then(|any| any.downcast_ref()).unwrap();
+        let mut ledger = cache.ledger.lock().await;
+        cache.free_entries(&env, &mut ledger, vec![(0, 1), (3, 1)]).await
+    });
+    freed.unwrap();
+    assert_eq!((bed.status().dirty(), bed.durable_entries()), (0, vec![]));
+    bed.check();
+}
+
+#[test]
+fn an_older_version_never_outlives_a_newer_one_that_zeros_replace() {
+    let bed = Bed::new(2048, cache_sectors(600, 512));
+    bed.load(&table(2048, 512, "pause_writeback 60000"));
+    for start in [0, 2, 4] {
+        bed.write_fua(start, 1, 1).unwrap();
+    }
+    let far = slow(OpSet::WRITES, Duration::from_millis(200)).on(range(2, 1));
+    bed.origin.faults().add(far);
+    // While reads miss, one goes home after the other.
+    bed.read(1900, 1).unwrap();
+    let _answer = bed.start_message("flush");
+    // The first is on the origin and waits for the others; its newer version is committed, and in
+    // another granule.
+    bed.run(Duration::from_millis(5));
+    bed.write(1000, 512, 2).unwrap();
+    bed.write(0, 1, 3).unwrap();
+    bed.io(|env| write_io(env, 0, 1, 3).with(Flags::FUA)).unwrap();
+    bed.origin.faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+    bed.flush().unwrap_err();
+    let versions = |blocks: &[(u64, u64, u8)]| -> Vec<u8> {
+        blocks.iter().filter(|entry| entry.0 == 0).map(|entry| entry.2).collect()
+    };
+    assert_eq!(versions(&bed.durable_entries()), [1, 3]);
+    let fast = Io::on(Op::WriteZeroes, range(0, 1)).with(Flags::FAST_ZERO);
+    bed.start("zero", |_| fast);
+    let mut rng = fastrand::Rng::with_seed(1);
+    while bed.ends.of("zero").is_none() {
+        assert!(bed.sim.step());
+        for _ in 0..8 {
+            let left = committed(&bed.cache.power_cut(&mut rng).to_vec());
+            assert_ne!(versions(&left), [1], "neither what was flushed nor zero");
+        }
+        bed.check();
+    }
+    assert!(versions(&bed.durable_entries()).is_empty());
+}
+
+#[test]
+fn others_have_their_turn_while_a_long_range_is_removed() {
+    let sectors = 12_288;
+    for op in [Op::Discard, Op::WriteZeroes] {
+        let bed = Bed::new(sectors, cache_sectors(sectors + 64, 512));
+        bed.load(&table(sectors, 512, "pause_writeback 60000"));
+        for start in (0..sectors).step_by(256) {
+            bed.write(start, 256, 1).unwrap();
+        }
+        bed.flush().unwrap();
+        assert_eq!(bed.status().dirty(), sectors);
+        bed.start("removal", |_| Io::on(op, range(0, sectors)));
+        let mut in_part = false;
+        while bed.ends.of("removal").is_none() {
+            assert!(bed.sim.step());
+            bed.look(|_, state| {
+                let leaving = state.index.runs().filter(|run| run.has(LEAVING));
+                let leaving: u32 = leaving.map(|run| run.len).sum();
+                in_part |= (1..sectors).contains(&u64::from(leaving));
+            });
+        }
+        assert!(in_part, "{op:?} went through all of it under one lock");
+        assert_eq!((bed.ends.of("removal"), bed.status().dirty()), (Some(Ok(())), 0));
+        bed.check();
+        if op == Op::WriteZeroes {
+            assert!(bed.read(0, sectors).unwrap().iter().all(|&byte| byte == 0));
+        }
+    }
 }

@@ -1,0 +1,51 @@
+//! Who waits for a group commit: held requests, and tasks. A commit takes all that wait before it
+//! looks at what to write, so that what they did before is in it, and tells each its result once.
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{Env, IoResult, RequestId};
+use event_listener::Event;
+
+/// Who waits for a commit.
+pub(crate) enum Waiter {
+    /// A held request, completed with the commit's result.
+    Request(RequestId),
+    /// A task.
+    Ticket(Arc<Ticket>),
+}
+
+/// Tells those who waited the commit's result.
+pub(crate) fn tell(env: &Env, waiters: Vec<Waiter>, result: IoResult) {
+    for waiter in waiters {
+        match waiter {
+            Waiter::Request(id) => env.complete(id, result),
+            Waiter::Ticket(ticket) => ticket.tell(result),
+        }
+    }
+}
+
+/// The result of a commit for a task that waits for it.
+#[derive(Default)]
+pub(crate) struct Ticket {
+    result: Mutex<Option<IoResult>>,
+    event: Event,
+}
+
+impl Ticket {
+    fn tell(&self, result: IoResult) {
+        *self.result.lock() = Some(result);
+        self.event.notify(usize::MAX);
+    }
+
+    /// Waits until a commit has told its result.
+    pub async fn wait(&self) -> IoResult {
+        loop {
+            let listener = self.event.listen();
+            if let Some(result) = *self.result.lock() {
+                return result;
+            }
+            listener.await;
+        }
+    }
+}

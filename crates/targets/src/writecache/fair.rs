@@ -1,0 +1,155 @@
+//! A lock across awaits that is had in order of asking.
+//!
+//! Who lets it go hands it to the one who has waited longest; who asks again at once queues up
+//! behind those. So whoever holds it time and again, as commits hold the ledger under load, keeps
+//! nobody waiting for longer than one turn of each.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use event_listener::Event;
+
+struct Inner<T> {
+    /// None while somebody holds it.
+    value: Option<T>,
+    /// Those who wait, in order; the first is told when the value is back.
+    waiting: VecDeque<Arc<Event>>,
+}
+
+impl<T> Inner<T> {
+    fn tell_first(&self) {
+        if let Some(first) = self.waiting.front()
+            && self.value.is_some()
+        {
+            first.notify(usize::MAX);
+        }
+    }
+}
+
+/// The lock, and what it guards.
+pub(super) struct Fair<T>(Mutex<Inner<T>>);
+
+/// The value, held.
+pub(super) struct Held<'a, T> {
+    lock: &'a Fair<T>,
+    value: Option<T>,
+}
+
+/// A place in the queue.
+struct Place<'a, T> {
+    lock: &'a Fair<T>,
+    event: Arc<Event>,
+}
+
+impl<T> Fair<T> {
+    pub fn new(value: T) -> Fair<T> {
+        Fair(Mutex::new(Inner { value: Some(value), waiting: VecDeque::new() }))
+    }
+
+    /// Waits for one's turn.
+    pub async fn lock(&self) -> Held<'_, T> {
+        let place = {
+            let mut inner = self.0.lock();
+            if inner.waiting.is_empty()
+                && let Some(value) = inner.value.take()
+            {
+                return Held { lock: self, value: Some(value) };
+            }
+            let event = Arc::new(Event::new());
+            inner.waiting.push_back(event.clone());
+            Place { lock: self, event }
+        };
+        loop {
+            let told = place.event.listen();
+            if let Some(value) = place.take() {
+                return Held { lock: self, value: Some(value) };
+            }
+            told.await;
+        }
+    }
+}
+
+impl<T> Place<'_, T> {
+    /// The value, if it is this one's turn.
+    fn take(&self) -> Option<T> {
+        let mut inner = self.lock.0.lock();
+        let first = inner.waiting.front().is_some_and(|first| Arc::ptr_eq(first, &self.event));
+        if first { inner.value.take() } else { None }
+    }
+}
+
+impl<T> Drop for Place<'_, T> {
+    fn drop(&mut self) {
+        let mut inner = self.lock.0.lock();
+        inner.waiting.retain(|event| !Arc::ptr_eq(event, &self.event));
+        // It may have been told and have left nevertheless.
+        inner.tell_first();
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        let mut inner = self.lock.0.lock();
+        inner.value = self.value.take();
+        inner.tell_first();
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("held until it is dropped")
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value.as_mut().expect("held until it is dropped")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Fair;
+    use futures_util::FutureExt;
+    use std::pin::pin;
+
+    #[test]
+    fn it_is_had_in_order_of_asking() {
+        let lock = Fair::new(0);
+        let held = lock.lock().now_or_never().expect("it is free");
+        let (mut first, mut second) = (pin!(lock.lock()), pin!(lock.lock()));
+        assert!(first.as_mut().now_or_never().is_none());
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(held);
+        // Whoever had it does not get it again before those who wait.
+        let mut again = pin!(lock.lock());
+        assert!(again.as_mut().now_or_never().is_none());
+        assert!(second.as_mut().now_or_never().is_none());
+        let mut held = first.as_mut().now_or_never().expect("its turn");
+        *held += 1;
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(held);
+        assert_eq!(*second.as_mut().now_or_never().expect("its turn"), 1);
+        assert_eq!(*again.as_mut().now_or_never().expect("its turn"), 1);
+    }
+
+    #[test]
+    fn who_leaves_the_queue_holds_nobody_up() {
+        let lock = Fair::new(());
+        let held = lock.lock().now_or_never().expect("it is free");
+        let mut second = {
+            let mut first = Box::pin(lock.lock());
+            let mut second = Box::pin(lock.lock());
+            assert!(first.as_mut().now_or_never().is_none());
+            assert!(second.as_mut().now_or_never().is_none());
+            drop(held);
+            second
+        };
+        assert!(second.as_mut().now_or_never().is_some());
+        assert!(lock.lock().now_or_never().is_some());
+    }
+}

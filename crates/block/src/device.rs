@@ -33,6 +33,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::table::{Straight, Table};
 use crate::target::SuspendMode;
 use crate::units::{Sector, SectorCount, SectorRange};
+use crate::witness::{Witness, tell_content_lost};
 
 /// What a request to a removed device is told.
 pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
@@ -49,6 +50,7 @@ pub struct Events(Arc<EventsInner>);
 struct EventsInner {
     count: AtomicU64,
     raised: Event,
+    witness: Mutex<Option<Arc<dyn Witness>>>,
 }
 
 impl Events {
@@ -61,6 +63,21 @@ impl Events {
     pub fn raise(&self) {
         self.0.count.fetch_add(1, Ordering::AcqRel);
         self.0.raised.notify(usize::MAX);
+    }
+
+    /// From now on `witness` is told what the volume's devices can't keep.
+    pub fn set_witness(&self, witness: Arc<dyn Witness>) {
+        *self.0.witness.lock() = Some(witness);
+    }
+
+    /// The volume's content is lost, and its own device can't say so any more. True when the
+    /// volume's witness knows it durably; false if there is none, or it failed.
+    pub async fn content_lost(&self) -> bool {
+        let witness = self.0.witness.lock().clone();
+        match witness {
+            Some(witness) => tell_content_lost(witness.as_ref()).await,
+            None => false,
+        }
     }
 
     /// Waits until there were more than `seen`; answers how many.

@@ -28,6 +28,7 @@ pub mod sync;
 mod table;
 mod target;
 mod units;
+mod witness;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, Segs};
 pub use cells::{CellGuard, CellMode, Cells};
@@ -42,3 +43,4 @@ pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
 pub use table::{Line, Table, TableContext, TableLine, TargetTypes};
 pub use target::{Ctor, EndIo, MessageError, SuspendMode, Target, TargetType, Verdict};
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
+pub use witness::{Receipt, Witness};

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::sync::Mutex;
+use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
     Buf, CopyGrant, Env, Io, IoError, RequestId, Sector, SectorCount, SectorRange, Segs,
 };
@@ -58,19 +58,19 @@ pub(super) struct Copying {
     kin: Arc<Kin>,
     crew: Arc<Crew>,
     until: Until,
-    rows: Box<[Mutex<Vec<Want>>]>,
+    rows: Box<[Padded<Mutex<Vec<Want>>>]>,
 }
 
 impl Copying {
     pub fn new(env: &Env, kin: Arc<Kin>, crew: Arc<Crew>, until: Until) -> Arc<Copying> {
-        let rows = (0..env.post().reactors()).map(|_| Mutex::default()).collect();
+        let rows = (0..env.post().reactors()).map(|_| Padded::default()).collect();
         Arc::new(Copying { kin, crew, until, rows })
     }
 
     /// Copies what is missing in `only` (or every snapshot), then tells who wants it; he looks
     /// again.
     pub fn want(self: &Arc<Copying>, env: &Env, want: Want, only: Option<&Arc<Core>>) {
-        let mut wants = self.rows[usize::from(env.reactor().0)].lock();
+        let mut wants = self.rows[usize::from(env.reactor().0)].0.lock();
         wants.push(want);
         let first = wants.len() == 1;
         drop(wants);
@@ -82,7 +82,7 @@ impl Copying {
 
     /// Does the jobs of a turn at the same time, the first of them here.
     async fn run_jobs(&self, env: &Env, only: Option<Arc<Core>>) {
-        let row = &self.rows[usize::from(env.reactor().0)];
+        let row = &self.rows[usize::from(env.reactor().0)].0;
         let mut wants = std::mem::take(&mut *row.lock());
         wants.sort_by_key(|want| want.range.start);
         let cores = only.map_or_else(|| self.kin.cores(env), |core| vec![core]);

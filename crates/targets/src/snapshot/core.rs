@@ -6,16 +6,17 @@
 //! copy to a settled exception: [`Core::commit`], then [`Core::settle`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
-use cairn_block::{Disk, Env, Events, IoError, IoResult, Sector, SectorRange};
+use cairn_block::sync::{Mutex, Padded};
+use cairn_block::{Disk, Env, Events, IoError, IoResult, Sector, SectorRange, yield_once};
 use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
 
 use super::home::Home;
 use super::readers::Readers;
-use super::store::{Batch, Store};
+use super::store::{Batch, Ledger, Store};
 use super::table::{Bell, Exceptions, Locks, STRIPES, Waiter, stripe_of};
 use crate::args::Device;
 
@@ -32,8 +33,16 @@ pub(super) enum Condition {
     Invalid = 3,
 }
 
+/// How often the mark of an invalid snapshot is tried, and the time between.
+const MARK_ATTEMPTS: u32 = 3;
+const MARK_PAUSE: Duration = Duration::from_millis(50);
+
 /// Percent of the store from which on somebody wants to know; none: never.
 const NO_MARK: u64 = u64::MAX;
+
+/// How many turns of its reactor the owner of a batch waits for a quick commit of somebody else's
+/// before it sleeps: about as long as falling asleep and being woken takes.
+const LOOKS: u32 = 64;
 
 /// One snapshot.
 pub(super) struct Core {
@@ -56,7 +65,7 @@ pub(super) struct Core {
     events: Mutex<Events>,
     fill_mark_percent: AtomicU64,
     announced: AtomicBool,
-    users: AtomicUsize,
+    users: Padded<AtomicUsize>,
     unused: Event,
 }
 
@@ -89,7 +98,7 @@ pub(super) struct InUse(Arc<Core>);
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.0.users.0.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.unused.notify(usize::MAX);
         }
     }
@@ -124,7 +133,7 @@ impl Core {
             events: Mutex::new(parts.events),
             fill_mark_percent: AtomicU64::new(NO_MARK),
             announced: AtomicBool::new(false),
-            users: AtomicUsize::new(0),
+            users: Padded::default(),
             unused: Event::new(),
         }
     }
@@ -168,6 +177,16 @@ impl Core {
         SectorRange::between(Sector(start), Sector(end))
     }
 
+    /// The parts of a range of the origin that have an exception, in order: whole chunks, cut to
+    /// the range.
+    pub fn changed(&self, range: SectorRange) -> Vec<SectorRange> {
+        let (first, end) = self.chunks_of(range);
+        let cut = |run: std::ops::Range<u64>| {
+            self.origin_range(run.start, run.end - run.start).intersect(range)
+        };
+        self.exceptions.changed(first, end).into_iter().filter_map(cut).collect()
+    }
+
     /// Where a chunk of the COW device begins.
     pub fn cow_sector(&self, chunk: u64) -> Sector {
         Sector(chunk * self.chunk_sectors())
@@ -194,7 +213,7 @@ impl Core {
     /// Keeps the COW device in use until the answer is dropped. Whoever then finds the content
     /// readable works with it before a removal of the snapshot returns.
     pub fn enter(self: &Arc<Core>) -> InUse {
-        self.users.fetch_add(1, Ordering::AcqRel);
+        self.users.0.fetch_add(1, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         InUse(self.clone())
     }
@@ -204,7 +223,7 @@ impl Core {
         fence(Ordering::SeqCst);
         loop {
             let listener = self.unused.listen();
-            if self.users.load(Ordering::Acquire) == 0 {
+            if self.users.0.load(Ordering::Acquire) == 0 {
                 return;
             }
             listener.await;
@@ -241,25 +260,52 @@ impl Core {
         true
     }
 
-    /// Ends the snapshot: on return it is marked invalid on its device (or that failed), and the
-    /// origin may be written.
+    /// Ends the snapshot: on return its end is durable, as far as anybody can keep it (see
+    /// [`Core::mark`]), and the origin may be written.
     pub async fn invalidate(self: &Arc<Core>, env: &Env, why: &str) {
         let _in_use = self.enter();
+        let first = self.begin_end();
+        self.finish_end(env, first, why).await;
+    }
+
+    /// Nothing is committed any more. True for the first, who has to finish the end.
+    fn begin_end(&self) -> bool {
         let before = self.condition.fetch_max(Condition::Ending as u8, Ordering::AcqRel);
-        if before >= Condition::Ending as u8 {
+        before < Condition::Ending as u8
+    }
+
+    async fn finish_end(self: &Arc<Core>, env: &Env, first: bool, why: &str) {
+        if !first {
             return self.ended.wait().await;
         }
         let cow = &self.store.cow.argument;
         tracing::error!("snapshot: {cow}: invalidated: {why}");
         if self.store.is_persistent() {
-            // Nobody else writes metadata meanwhile.
-            let _ledger = self.store.ledger.lock().await;
-            if let Err(error) = self.store.write_invalid(env).await {
-                tracing::error!("snapshot: {cow}: header: could not be written: {error}");
-            }
+            self.mark(env).await;
         }
         self.end(env).await;
         self.events.lock().raise();
+    }
+
+    /// Has the end durable: in the header, or kept by the witness of the volume. Without either,
+    /// the header is tried again; then the origin is more important.
+    async fn mark(&self, env: &Env) {
+        let cow = &self.store.cow.argument;
+        // Nobody else writes metadata meanwhile.
+        let _ledger = self.store.ledger.0.lock().await;
+        for attempt in 1..=MARK_ATTEMPTS {
+            let Err(error) = self.store.write_invalid(env).await else { return };
+            tracing::error!("snapshot: {cow}: header: could not be written: {error}");
+            let events = self.events.lock().clone();
+            if events.content_lost().await {
+                tracing::warn!("snapshot: {cow}: its end is kept in the state file");
+                return;
+            }
+            if attempt < MARK_ATTEMPTS {
+                env.sleep(MARK_PAUSE).await;
+            }
+        }
+        tracing::error!("snapshot: {cow}: nothing on it says that it ended: never use it again");
     }
 
     /// The snapshot is found invalid, or another table serves it from now on: nothing is written.
@@ -287,40 +333,82 @@ impl Core {
     /// Commits a batch whose data is written. On return its records are durable and published, or
     /// the snapshot is invalid and the answer an error.
     pub async fn commit(self: &Arc<Core>, env: &Env, batch: &Batch) -> IoResult {
-        {
-            let mut ledger = self.store.ledger.lock().await;
-            let batches = self.store.take_done();
-            if !batches.is_empty() {
-                let result = self.commit_all(env, &mut ledger, &batches).await;
-                drop(ledger);
-                if let Err(error) = result {
-                    self.invalidate(env, &format!("metadata: {error}")).await;
-                }
-                batches.iter().for_each(|batch| batch.end(result));
+        let mut looks = if self.store.is_quick() { LOOKS } else { 0 };
+        let result = loop {
+            if let Some(result) = batch.result() {
+                break result;
             }
+            if (looks == 0 || !self.store.is_led()) && self.store.lead() {
+                self.commit_done(env).await;
+                self.commit_the_rest(env);
+            } else if looks > 0 {
+                looks -= 1;
+                yield_once().await;
+            } else {
+                // Who leads, or the owner of the first batch that is not done, commits this one.
+                batch.wait_ended().await;
+            }
+        };
+        if result.is_ok() {
+            wake(env, self.exceptions.publish(&batch.records));
         }
-        // If an earlier batch is not done, its owner commits this one.
-        batch.ended().await
+        result
     }
 
-    async fn commit_all(
+    /// Commits what is done, as the leader, and lets others lead.
+    async fn commit_done(self: &Arc<Core>, env: &Env) {
+        let began = env.now();
+        let mut ledger = self.store.ledger.0.lock().await;
+        let batches = self.store.take_done();
+        let result = self.write_batches(env, &mut ledger, &batches).await;
+        // Before another leader gets the ledger, which a failure leaves without its tail.
+        let first = result.is_err() && self.begin_end();
+        drop(ledger);
+        let is_quick = env.now() == began;
+        if let Err(error) = result {
+            self.finish_end(env, first, &format!("metadata: {error}")).await;
+        }
+        self.store.stop_leading(is_quick);
+        batches.iter().for_each(|batch| batch.end(result));
+    }
+
+    /// What others did while the caller committed does not hold him up.
+    fn commit_the_rest(self: &Arc<Core>, env: &Env) {
+        if !self.store.lead() {
+            return;
+        }
+        let (core, in_use, env_of_task) = (self.clone(), self.enter(), env.clone());
+        env.spawn(async move {
+            core.commit_done(&env_of_task).await;
+            while core.store.lead() {
+                core.commit_done(&env_of_task).await;
+            }
+            drop(in_use);
+        });
+    }
+
+    async fn write_batches(
         &self,
         env: &Env,
-        ledger: &mut super::store::Ledger,
+        ledger: &mut Ledger,
         batches: &[Arc<Batch>],
     ) -> Result<(), IoError> {
         if !self.is_readable() {
             return Err(IoError::IO);
         }
-        let records: Vec<Record> = batches.iter().flat_map(|batch| batch.records.clone()).collect();
-        self.store.write_records(env, ledger, &records).await?;
-        wake(env, self.exceptions.publish(&records));
-        Ok(())
+        let records: Vec<Record> =
+            batches.iter().flat_map(|batch| &batch.records).copied().collect();
+        self.store.write_records(env, ledger, &records).await
     }
 
     /// Ends the pending exceptions of committed records: waits until the readers that may have
     /// gone to the origin have left it, then lets its writers on.
     pub async fn settle(&self, env: &Env, records: &[Record]) {
+        // Mostly nobody reads there.
+        if self.readers.have_left(records.iter().map(|record| stripe_of(record.old.0))) {
+            wake(env, self.exceptions.settle(records.iter().map(|record| record.old.0)));
+            return;
+        }
         let mut rest = records;
         while let Some(first) = rest.first() {
             let stripe = stripe_of(first.old.0);

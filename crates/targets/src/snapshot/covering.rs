@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::sync::Mutex;
+use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{Env, Flags, Io, IoError, RequestId, SectorCount, SectorRange};
 use cairn_format::snapshot::Record;
 use futures_util::future::join_all;
@@ -33,18 +33,18 @@ pub(super) struct Cover {
 /// The covering writes of one target, gathered per reactor.
 pub(super) struct Covering {
     crew: Arc<Crew>,
-    rows: Box<[Mutex<Vec<Cover>>]>,
+    rows: Box<[Padded<Mutex<Vec<Cover>>>]>,
 }
 
 impl Covering {
     pub fn new(env: &Env, crew: Arc<Crew>) -> Arc<Covering> {
-        let rows = (0..env.post().reactors()).map(|_| Mutex::default()).collect();
+        let rows = (0..env.post().reactors()).map(|_| Padded::default()).collect();
         Arc::new(Covering { crew, rows })
     }
 
     /// Writes, commits, and completes the request, which is parked.
     pub fn add(self: &Arc<Covering>, env: &Env, core: &Arc<Core>, cover: Cover) {
-        let mut covers = self.rows[usize::from(env.reactor().0)].lock();
+        let mut covers = self.rows[usize::from(env.reactor().0)].0.lock();
         covers.push(cover);
         let first = covers.len() == 1;
         drop(covers);
@@ -56,7 +56,7 @@ impl Covering {
 
     /// Does the jobs of a turn at the same time, the first of them here.
     async fn run_jobs(&self, env: &Env, core: &Arc<Core>) {
-        let row = &self.rows[usize::from(env.reactor().0)];
+        let row = &self.rows[usize::from(env.reactor().0)].0;
         let covers = std::mem::take(&mut *row.lock());
         let most = (JOINED_BYTES / (core.chunk_sectors() * 512)).max(1);
         let mut jobs = split(covers, most).into_iter();

@@ -1,4 +1,5 @@
-//! The readers' counters and the exception table under shuttle, which tries interleavings:
+//! The readers' counters, the exception table and the store's queue under shuttle, which tries
+//! interleavings:
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
 
 use std::future::Future;
@@ -6,13 +7,15 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use cairn_block::ReactorId;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_format::snapshot::{CowChunk, OriginChunk, Record};
+use cairn_block::{Disk, Env, Flow, ReactorId, Request, SectorCount};
+use cairn_format::snapshot::{ChunkSize, CowChunk, OriginChunk, Record};
 use shuttle::thread;
 
 use super::readers::Readers;
+use super::store::Store;
 use super::table::{Bell, Claim, Exceptions, Locks, Until, Waiter};
+use crate::args::Device;
 
 const ROUNDS: usize = 3000;
 
@@ -126,4 +129,65 @@ fn copy(table: &Exceptions) {
             bell.ring();
         }
     }
+}
+
+/// A COW device of which only the size matters.
+struct Room;
+
+impl Disk for Room {
+    fn name(&self) -> String {
+        String::new()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        SectorCount(1024)
+    }
+
+    fn submit(&self, _env: &Env, _request: &mut Request) -> Flow {
+        unreachable!("nothing is written in this test")
+    }
+}
+
+/// Commits as [`super::core::Core::commit`] does, without writing; `committed` is what the last
+/// record was.
+fn commit_done(store: &Store, committed: &AtomicU64) {
+    let ledger = store.ledger.0.try_lock().expect("one leads at a time");
+    let batches = store.take_done();
+    for batch in &batches {
+        let new = batch.records[0].new.0;
+        assert_eq!(committed.swap(new, Ordering::Relaxed) + 1, new, "S1");
+    }
+    thread::yield_now();
+    drop(ledger);
+    store.stop_leading(false);
+    batches.iter().for_each(|batch| batch.end(Ok(())));
+}
+
+#[test]
+fn every_done_batch_is_committed_in_its_turn_by_somebody() {
+    let life = || {
+        let cow = Device { argument: String::new(), disk: Arc::new(Room) };
+        let chunk = ChunkSize::new(8).expect("as the kernel's");
+        let store = Arc::new(Store::new(cow, chunk, true));
+        let committed = Arc::new(AtomicU64::new(1));
+        let threads: Vec<_> = (0..3)
+            .map(|thread| {
+                let (store, committed) = (store.clone(), committed.clone());
+                thread::spawn(move || {
+                    for round in 0..2 {
+                        let batch = store.allocate(&[thread * 2 + round]).expect("there is room");
+                        thread::yield_now();
+                        batch.set_done();
+                        while store.lead() {
+                            commit_done(&store, &committed);
+                        }
+                        block_on(batch.wait_ended());
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert_eq!(committed.load(Ordering::Relaxed), 7, "nothing is left behind");
+    };
+    shuttle::check_random(life, ROUNDS);
 }

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Weak};
 
-use cairn_block::sync::Mutex;
+use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{Copier, Env, SectorRange};
 
 use super::core::{Condition, Core};
@@ -15,9 +15,7 @@ use super::table::{OriginPlan, Waiter};
 /// Memory for copies, all snapshots of one origin together.
 const BUDGET_BYTES: u64 = 32 << 20;
 
-#[repr(align(128))]
-#[derive(Default)]
-struct Row(Mutex<Vec<Arc<Core>>>);
+type Row = Padded<Mutex<Vec<Arc<Core>>>>;
 
 /// The snapshots of one origin.
 pub(super) struct Kin {

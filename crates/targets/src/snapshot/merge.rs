@@ -11,17 +11,24 @@
 //! nobody wrote it meanwhile. After 4, the origin has it durably. A torn clearing leaves a list
 //! that ends earlier or later within the run; opening clears what is behind its end.
 //!
+//! *A clearing that fails* may have been done in part, and then a write to the run, which goes to
+//! the COW device still, would not be found after a crash. So the records are written back before
+//! the writes go on; if that fails too, writes to the run fail until it can be done.
+//!
 //! M1. Nothing is allocated in a merging store.
 //! M2. A record is cleared only when the origin's content is durable.
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, Io, IoError, IoResult, Limits, LocalFuture, Op, Request,
-    Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType, Verdict,
+    ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
+    LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType,
+    Verdict,
 };
-use cairn_format::snapshot::Record;
+use cairn_format::snapshot::{Layout, Record};
 
 use super::canary::{self, Bug};
 use super::core::{Core, wake};
@@ -65,6 +72,7 @@ impl TargetType for MergeType {
                 stopping: AtomicBool::new(false),
                 running: AtomicBool::new(false),
                 failed: AtomicBool::new(false),
+                stuck: Mutex::default(),
             });
             Ok(merge as Arc<dyn Target>)
         })
@@ -72,16 +80,19 @@ impl TargetType for MergeType {
 }
 
 /// The target.
-struct Merge {
+pub struct Merge {
     me: Weak<Merge>,
     seat: Seat,
     side: OriginSide,
     stopping: AtomicBool,
     running: AtomicBool,
     failed: AtomicBool,
+    /// A step whose records are perhaps gone, but not its exceptions.
+    stuck: Mutex<Option<Step>>,
 }
 
 /// A run of records at the end of the list.
+#[derive(Clone)]
 struct Step {
     piece: TailPiece,
     count: u64,
@@ -104,12 +115,23 @@ impl Step {
         Some(Step { piece, count, old, new })
     }
 
-    fn chunks(&self) -> std::ops::Range<u64> {
-        self.old..self.old + self.count
+    fn end(&self) -> u64 {
+        self.old + self.count
+    }
+
+    fn chunks(&self) -> Range<u64> {
+        self.old..self.end()
     }
 }
 
 impl Merge {
+    /// The parts of a range of the origin that are still on the COW device: where this volume and
+    /// its origin may differ. In order; widened to whole chunks, then cut to the range. None are
+    /// while nothing is served. Reads nothing from any device.
+    pub fn unmerged(&self, range: SectorRange) -> Vec<SectorRange> {
+        self.seat.core_if_live().map_or_else(Vec::new, |core| core.changed(range))
+    }
+
     fn core(&self) -> &Arc<Core> {
         self.seat.core()
     }
@@ -139,6 +161,10 @@ impl Merge {
         };
         request.accept(place.head(count));
         match cow {
+            Some(_) if self.is_stuck(place.chunk..place.chunk + count) => {
+                core.writers.leave(env.reactor(), announced);
+                Verdict::Failed(IoError::IO)
+            }
             Some(chunk) => {
                 request.watch(announced.to_word());
                 self.to_cow(place, chunk)
@@ -192,10 +218,28 @@ impl Merge {
         self.running.store(false, Ordering::Release);
     }
 
+    /// True if some of these chunks can't be written. Asked after their exceptions were found: who
+    /// finds them after a step that failed sees what that left.
+    fn is_stuck(&self, chunks: Range<u64>) -> bool {
+        let stuck = self.stuck.lock();
+        stuck.as_ref().is_some_and(|step| step.old < chunks.end && chunks.start < step.end())
+    }
+
+    /// Writes records back whose clearing failed.
+    async fn restore(&self, env: &Env, layout: &Layout, step: &Step) -> Result<(), String> {
+        let restored = self.core().store.restore_tail(env, layout, &step.piece, step.count).await;
+        *self.stuck.lock() = restored.err().map(|_| step.clone());
+        restored.map_err(|error| format!("records: could not be written back: {error}"))
+    }
+
     /// Merges a run; false if there is none left.
     async fn step(&self, env: &Env) -> Result<bool, String> {
         let core = self.core();
         let layout = core.store.layout().ok_or("the COW device is too small")?;
+        let stuck = self.stuck.lock().clone();
+        if let Some(step) = stuck {
+            self.restore(env, &layout, &step).await?;
+        }
         let told = |error: IoError| format!("records: {error}");
         let Some(piece) = core.store.tail(env, &layout).await.map_err(told)? else {
             return Ok(false);
@@ -243,7 +287,7 @@ impl Merge {
         env: &Env,
         step: &Step,
         range: SectorRange,
-        layout: &cairn_format::snapshot::Layout,
+        layout: &Layout,
     ) -> Result<(), String> {
         let (core, origin) = (self.core(), &self.side.device.disk);
         let name = &self.side.device.argument;
@@ -257,7 +301,11 @@ impl Merge {
             flush().await?;
         }
         let cleared = core.store.clear_tail(env, layout, &step.piece, step.count).await;
-        cleared.map_err(|error| format!("records: could not be cleared: {error}"))?;
+        if let Err(error) = cleared {
+            let why = format!("records: could not be cleared: {error}");
+            let restored = self.restore(env, layout, step).await;
+            return Err(restored.err().map_or(why.clone(), |also| format!("{why}; {also}")));
+        }
         if clear_first { flush().await } else { Ok(()) }
     }
 
@@ -351,19 +399,22 @@ impl Target for Merge {
         &'a self,
         env: &'a Env,
         range: SectorRange,
-    ) -> LocalFuture<'a, Result<Vec<cairn_block::Extent>, IoError>> {
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
         Box::pin(async move {
-            let place = Place::of(self.core(), self.seat.config.start, range);
-            let run = self.core().exceptions.find(place.chunk, place.chunks);
+            let core = self.seat.core_if_live().ok_or(IoError::IO)?;
+            let place = Place::of(core, self.seat.config.start, range);
+            let run = core.exceptions.find(place.chunk, place.chunks);
             let count = place.head(run.count);
             if run.cow.is_some() {
-                return Ok(vec![cairn_block::Extent {
-                    count,
-                    kind: cairn_block::ExtentKind::Data,
-                }]);
+                return Ok(vec![Extent { count, kind: ExtentKind::Data }]);
             }
+            // Nothing leaves the origin for the COW device: what it says is true when it says so.
             let range = SectorRange::new(place.sector, count);
             self.side.device.disk.extents(env, range).await
         })
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
     }
 }

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Rooms: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writing an
-//! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `presence`
+//! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `group`
 //! (exceptions), `readers` (who still reads the origin), `store` (allocation, areas, commits),
 //! `core` (all of one snapshot), `home` and `seat` (opening, handover between tables), `status`.
 //!
@@ -33,6 +33,7 @@ mod config;
 mod copying;
 mod core;
 mod covering;
+mod group;
 mod home;
 #[cfg(all(test, shuttle))]
 mod interleavings;
@@ -42,7 +43,6 @@ mod merge;
 #[cfg(test)]
 mod model;
 mod origin;
-mod presence;
 mod readers;
 mod seat;
 mod status;
@@ -72,6 +72,6 @@ mod canary {
 
 pub use config::{MERGE_SPEC, ORIGIN_SPEC, SNAPSHOT_SPEC, kernel_words};
 pub use map::{Snapshot, SnapshotType};
-pub use merge::MergeType;
+pub use merge::{Merge, MergeType};
 pub use origin::OriginType;
 pub use table::Locks;

@@ -100,11 +100,17 @@ impl Readers {
         self.rows.iter().all(|row| row.0[stripe][at].load(Ordering::Acquire) == 0)
     }
 
+    /// True if every reader of these stripes that may not have seen a change made before this
+    /// call has left.
+    pub fn have_left(&self, mut stripes: impl Iterator<Item = usize>) -> bool {
+        fence(Ordering::SeqCst);
+        stripes.all(|stripe| self.is_drained(stripe, 0) && self.is_drained(stripe, 1))
+    }
+
     /// Waits until every reader of the stripe that may not have seen a change made before this
     /// call has left.
     pub async fn quiesce(&self, stripe: usize) {
-        fence(Ordering::SeqCst);
-        if self.is_drained(stripe, 0) && self.is_drained(stripe, 1) {
+        if self.have_left(std::iter::once(stripe)) {
             return;
         }
         let _turn = self.turns[stripe].lock().await;

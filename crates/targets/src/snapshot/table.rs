@@ -1,8 +1,17 @@
 //! The exception table: which chunks have an exception, and which are getting one.
 //!
-//! Sharded by groups of neighbouring chunks, each under a short lock, so that a run of chunks is
-//! looked up under one lock and different places never meet. A *completed* exception is one whose
-//! record is durable (or needs none); a *pending* one is being copied, or its record committed.
+//! Groups of neighbouring chunks, each under a short lock of its own and in a cache line of its
+//! own, so that a run of chunks is looked up under one lock and different places never meet. A
+//! *completed* exception is one whose record is durable (or needs none); a *pending* one is being
+//! copied, or its record committed.
+//!
+//! Which chunks of a group have a completed exception is told without its lock, too. A reader of
+//! the snapshot looks there first; where no bit is set it goes to the origin and has written to no
+//! memory that other reactors share. A bit is set before the exception's copier looks for readers,
+//! so that the rule of `readers` holds for the bits as for the table.
+//!
+//! Pages of groups are made at the first claim: what nobody wrote costs nothing, what was written
+//! all over costs a byte for each chunk and eight for each exception.
 //!
 //! T1. A chunk is claimed by one copier at a time: the one that made its pending exception.
 //! T2. A pending exception that was published is completed too: readers and writers of the
@@ -13,20 +22,20 @@
 //! Must never do I/O, nor call out while a lock is held.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cairn_block::RequestId;
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_format::snapshot::Record;
 use event_listener::Event;
 use rustc_hash::FxHashMap;
 
-use super::presence::{Presence, WORD_CHUNKS};
+use super::group::{CHUNKS, Group};
 
-/// Neighbouring chunks that share a shard: 2^6.
-const GROUP_SHIFT: u32 = WORD_CHUNKS.trailing_zeros();
-const SHARDS: usize = 128;
+/// Groups of a page: 4 KiB.
+const PAGE_GROUPS: u64 = 64;
+const PAGE_CHUNKS: u64 = PAGE_GROUPS * CHUNKS;
 /// Stripes of the readers' counters; a group lies in one.
 pub(super) const STRIPES: usize = 64;
 
@@ -73,28 +82,19 @@ pub(super) enum Until {
     Settled,
 }
 
+/// A group, its lock, and what is told without it.
+#[repr(align(64))]
 #[derive(Default)]
-struct Pending {
-    published: bool,
-    until_published: Vec<Waiter>,
-    until_settled: Vec<Waiter>,
+struct Cell {
+    completed: AtomicU64,
+    group: Mutex<Group>,
 }
 
-impl Pending {
-    fn into_waiters(self) -> impl Iterator<Item = Waiter> {
-        self.until_published.into_iter().chain(self.until_settled)
-    }
-}
+type Page = Box<[Cell]>;
 
-#[derive(Default)]
-struct Shard {
-    completed: FxHashMap<u64, u64>,
-    pending: FxHashMap<u64, Pending>,
+fn fresh_page() -> Page {
+    (0..PAGE_GROUPS).map(|_| Cell::default()).collect()
 }
-
-#[repr(align(128))]
-#[derive(Default)]
-struct Padded(Mutex<Shard>);
 
 /// How the exceptions of a snapshot are guarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,8 +108,9 @@ pub enum Locks {
 
 /// The exceptions of one snapshot; chunks of the origin to chunks of the COW device.
 pub(super) struct Exceptions {
-    shards: Box<[Padded]>,
-    presence: Presence,
+    pages: Box<[OnceLock<Page>]>,
+    /// Groups beyond the pages: of an origin that has grown, or all of them.
+    rest: Mutex<FxHashMap<u64, Group>>,
 }
 
 /// Where a run of chunks lies.
@@ -158,89 +159,89 @@ pub(super) enum OriginPlan {
 
 /// The stripe of a chunk.
 pub(super) fn stripe_of(chunk: u64) -> usize {
-    mix(chunk >> GROUP_SHIFT) % STRIPES
+    ((chunk / CHUNKS).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % STRIPES
 }
 
 /// How many chunks from `chunk` lie in its group.
 pub(super) fn left_in_group(chunk: u64) -> u64 {
-    (1 << GROUP_SHIFT) - (chunk & ((1 << GROUP_SHIFT) - 1))
-}
-
-fn mix(group: u64) -> usize {
-    (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
-}
-
-impl Shard {
-    fn run(&self, chunk: u64, most: u64) -> Run {
-        let Some(&first) = self.completed.get(&chunk) else {
-            let missing = |ahead: &u64| !self.completed.contains_key(&(chunk + ahead));
-            let count = (1..most).take_while(missing).count() as u64 + 1;
-            return Run { cow: None, count };
-        };
-        let next = |ahead: &u64| self.completed.get(&(chunk + ahead)) == Some(&(first + ahead));
-        Run { cow: Some(first), count: (1..most).take_while(next).count() as u64 + 1 }
-    }
-
-    /// How many chunks from `chunk` no writer has to wait for.
-    fn free_of_pending(&self, chunk: u64, most: u64) -> u64 {
-        if self.pending.is_empty() {
-            return most;
-        }
-        let waits = |at: u64| self.pending.get(&at).is_some_and(|pending| !pending.published);
-        (0..most).take_while(|ahead| !waits(chunk + ahead)).count() as u64
-    }
+    CHUNKS - chunk % CHUNKS
 }
 
 impl Exceptions {
     /// An empty table for an origin of so many chunks.
     pub fn new(locks: Locks, chunks: u64) -> Exceptions {
-        let (shards, known) = if locks == Locks::Sharded { (SHARDS, chunks) } else { (1, 0) };
-        let shards = (0..shards).map(|_| Padded::default()).collect();
-        Exceptions { shards, presence: Presence::new(known) }
+        let known = if locks == Locks::Sharded { chunks } else { 0 };
+        let pages = known.div_ceil(PAGE_CHUNKS);
+        Exceptions { pages: (0..pages).map(|_| OnceLock::new()).collect(), rest: Mutex::default() }
     }
 
-    fn shard(&self, chunk: u64) -> &Mutex<Shard> {
-        // A power of two.
-        &self.shards[mix(chunk >> GROUP_SHIFT) & (self.shards.len() - 1)].0
+    /// The page of a chunk, and where in it the chunk's group is; none: in the rest.
+    fn page(&self, chunk: u64) -> Option<(&OnceLock<Page>, usize)> {
+        let group = chunk / CHUNKS;
+        let page = self.pages.get(usize::try_from(group / PAGE_GROUPS).ok()?)?;
+        Some((page, (group % PAGE_GROUPS) as usize))
+    }
+
+    /// Looks at, or changes, a chunk's group under its lock, told where in it the chunk is.
+    fn with<T>(&self, chunk: u64, look: impl FnOnce(&mut Group, u64) -> T) -> T {
+        let at = chunk % CHUNKS;
+        let Some((page, index)) = self.page(chunk) else {
+            return look(self.rest.lock().entry(chunk / CHUNKS).or_default(), at);
+        };
+        let cell = &page.get_or_init(fresh_page)[index];
+        let mut group = cell.group.lock();
+        let answer = look(&mut group, at);
+        if cell.completed.load(Ordering::Relaxed) != group.completed() {
+            cell.completed.store(group.completed(), Ordering::Release);
+        }
+        answer
+    }
+
+    /// How many chunks from `chunk` to the end of its group surely have no exception.
+    fn missing(&self, chunk: u64) -> u64 {
+        let Some((page, index)) = self.page(chunk) else { return 0 };
+        let completed = page.get().map_or(0, |page| page[index].completed.load(Ordering::Acquire));
+        u64::from((completed >> (chunk % CHUNKS)).trailing_zeros()).min(left_in_group(chunk))
     }
 
     /// Where the chunks from `chunk` lie: up to `most`, to the end of the group, that go one way.
     /// Takes no lock if the first has no exception.
     pub fn find(&self, chunk: u64, most: u64) -> Run {
         let most = most.min(left_in_group(chunk));
-        match self.presence.missing(chunk) {
-            0 => self.shard(chunk).lock().run(chunk, most),
+        match self.missing(chunk) {
+            0 => self.with(chunk, |group, at| group.run(at, most)),
             missing => Run { cow: None, count: missing.min(most) },
         }
     }
 
-    /// The chunks of `first..end` that have an exception, in order, as runs. Costs as much as
-    /// there are chunks or exceptions, whichever are fewer.
+    /// The chunks of `first..end` that have an exception, in order, as runs.
     pub fn changed(&self, first: u64, end: u64) -> Vec<Range<u64>> {
-        let count: usize = self.shards.iter().map(|shard| shard.0.lock().completed.len()).sum();
-        let mut chunks: Vec<u64> = Vec::new();
-        if end.saturating_sub(first) < count as u64 {
-            let mut at = first;
-            while at < end {
-                let stop = end.min(at + left_in_group(at));
-                let shard = self.shard(at).lock();
-                chunks.extend((at..stop).filter(|chunk| shard.completed.contains_key(chunk)));
-                at = stop;
-            }
-        } else {
-            for shard in &self.shards {
-                let shard = shard.0.lock();
-                chunks.extend(shard.completed.keys().filter(|at| (first..end).contains(*at)));
-            }
-            chunks.sort_unstable();
-        }
         let mut runs: Vec<Range<u64>> = Vec::new();
-        for chunk in chunks {
-            match runs.last_mut().filter(|run| run.end == chunk) {
-                Some(run) => run.end += 1,
-                None => runs.push(chunk..chunk + 1),
+        let mut add = |group: u64, mut completed: u64| {
+            while completed != 0 {
+                let chunk = group * CHUNKS + u64::from(completed.trailing_zeros());
+                completed &= completed - 1;
+                match runs.last_mut().filter(|run| run.end == chunk) {
+                    _ if !(first..end).contains(&chunk) => (),
+                    Some(run) => run.end += 1,
+                    None => runs.push(chunk..chunk + 1),
+                }
+            }
+        };
+        let touched = first / PAGE_CHUNKS..end.div_ceil(PAGE_CHUNKS);
+        let pages = (0..).zip(&self.pages).filter(|(page, _)| touched.contains(page));
+        for (page, groups) in pages {
+            let cells = groups.get().into_iter().flatten();
+            for (index, cell) in (0..).zip(cells) {
+                add(page * PAGE_GROUPS + index, cell.completed.load(Ordering::Acquire));
             }
         }
+        let rest = self.rest.lock();
+        let mut groups: Vec<_> =
+            rest.iter().map(|(group, state)| (*group, state.completed())).collect();
+        drop(rest);
+        groups.sort_unstable();
+        groups.into_iter().for_each(|(group, completed)| add(group, completed));
         runs
     }
 
@@ -248,39 +249,37 @@ impl Exceptions {
     /// from the first on.
     pub fn plan_write(&self, chunk: u64, most: u64, whole: u64, id: RequestId) -> WritePlan {
         let most = most.min(left_in_group(chunk));
-        let mut shard = self.shard(chunk).lock();
-        let free = shard.free_of_pending(chunk, most);
-        if free == 0 {
-            let pending = shard.pending.get_mut(&chunk).expect("it stands in the way");
-            pending.until_published.push(Waiter::Request(id));
-            return WritePlan::Waits;
-        }
-        let run = shard.run(chunk, free);
-        match run.cow {
-            Some(first) => WritePlan::Cow { first, count: run.count },
-            None if whole == 0 => WritePlan::Missing,
-            None => {
-                let count = run.count.min(whole);
-                for at in chunk..chunk + count {
-                    shard.pending.insert(at, Pending::default());
-                }
-                WritePlan::Claimed { count }
+        self.with(chunk, |group, at| {
+            let free = group.free_of_copies(at, most);
+            if free == 0 {
+                group.wait(at, Until::Published, Waiter::Request(id));
+                return WritePlan::Waits;
             }
-        }
+            let run = group.run(at, free);
+            match run.cow {
+                Some(first) => WritePlan::Cow { first, count: run.count },
+                None if whole == 0 => WritePlan::Missing,
+                None => {
+                    let count = run.count.min(whole);
+                    group.begin(at, count);
+                    WritePlan::Claimed { count }
+                }
+            }
+        })
     }
 
     /// Decides about a write through the merging snapshot: a run on the COW device or on the
     /// origin that is not being merged; none if the request waits for the first chunk's step.
     pub fn plan_merging_write(&self, chunk: u64, most: u64, id: RequestId) -> Option<Run> {
         let most = most.min(left_in_group(chunk));
-        let mut shard = self.shard(chunk).lock();
-        let free = shard.free_of_pending(chunk, most);
-        if free == 0 {
-            let pending = shard.pending.get_mut(&chunk).expect("it stands in the way");
-            pending.until_published.push(Waiter::Request(id));
-            return None;
-        }
-        Some(shard.run(chunk, free))
+        self.with(chunk, |group, at| {
+            let free = group.free_of_holds(at, most);
+            if free == 0 {
+                group.wait(at, Until::Settled, Waiter::Request(id));
+                return None;
+            }
+            Some(group.run(at, free))
+        })
     }
 
     /// Decides about a write to the chunks of the origin `first..end`, for who waits.
@@ -292,18 +291,12 @@ impl Exceptions {
     ) -> OriginPlan {
         let mut chunk = first;
         while chunk < end {
-            let stop = end.min(chunk + left_in_group(chunk));
-            let mut shard = self.shard(chunk).lock();
-            for at in chunk..stop {
-                if let Some(pending) = shard.pending.get_mut(&at) {
-                    pending.until_settled.push(waiter());
-                    return OriginPlan::Waits;
-                }
-                if !shard.completed.contains_key(&at) {
-                    return OriginPlan::Missing;
-                }
+            let count = (end - chunk).min(left_in_group(chunk));
+            let plan = self.with(chunk, |group, at| group.plan_origin_write(at, count, waiter));
+            if plan != OriginPlan::Clear {
+                return plan;
             }
-            chunk = stop;
+            chunk += count;
         }
         OriginPlan::Clear
     }
@@ -315,33 +308,30 @@ impl Exceptions {
         until: Until,
         waiter: impl FnOnce() -> Option<Waiter>,
     ) -> Claim {
-        let mut shard = self.shard(chunk).lock();
-        if let Some(pending) = shard.pending.get_mut(&chunk) {
-            let list = match until {
-                Until::Published if pending.published => return Claim::Done,
-                Until::Published => &mut pending.until_published,
-                Until::Settled => &mut pending.until_settled,
-            };
-            list.extend(waiter());
-            return Claim::Busy;
-        }
-        if shard.completed.contains_key(&chunk) {
-            return Claim::Done;
-        }
-        shard.pending.insert(chunk, Pending::default());
-        Claim::Mine
+        self.with(chunk, |group, at| {
+            let is_done = group.is_completed(at);
+            if group.is_pending(at) && !(is_done && until == Until::Published) {
+                if let Some(waiter) = waiter() {
+                    group.wait(at, until, waiter);
+                }
+                return Claim::Busy;
+            }
+            if is_done {
+                return Claim::Done;
+            }
+            group.begin(at, 1);
+            Claim::Mine
+        })
     }
 
     /// Holds back the writers of a completed chunk, whose merge begins.
     pub fn hold(&self, chunk: u64) {
-        self.shard(chunk).lock().pending.insert(chunk, Pending::default());
+        self.with(chunk, |group, at| group.begin(at, 1));
     }
 
     /// Adds an exception of a store that is being read; false if there is one.
     pub fn load(&self, record: Record) -> bool {
-        let mut shard = self.shard(record.old.0).lock();
-        self.presence.set(record.old.0);
-        shard.completed.insert(record.old.0, record.new.0).is_none()
+        self.with(record.old.0, |group, at| group.complete(at, record.new.0))
     }
 
     /// The records are durable: who asks from now on finds the chunks on the COW device. Answers
@@ -349,13 +339,13 @@ impl Exceptions {
     pub fn publish(&self, records: &[Record]) -> Vec<Waiter> {
         let mut waiters = Vec::new();
         for record in records {
-            let mut shard = self.shard(record.old.0).lock();
-            // A claim that was given up meanwhile leaves nothing to publish.
-            let Some(pending) = shard.pending.get_mut(&record.old.0) else { continue };
-            pending.published = true;
-            waiters.append(&mut pending.until_published);
-            shard.completed.insert(record.old.0, record.new.0);
-            self.presence.set(record.old.0);
+            self.with(record.old.0, |group, at| {
+                // A claim that was given up meanwhile leaves nothing to publish.
+                if group.is_pending(at) {
+                    group.complete(at, record.new.0);
+                    group.tell_published(at, &mut waiters);
+                }
+            });
         }
         waiters
     }
@@ -364,8 +354,7 @@ impl Exceptions {
     pub fn settle(&self, chunks: impl IntoIterator<Item = u64>) -> Vec<Waiter> {
         let mut waiters = Vec::new();
         for chunk in chunks {
-            let pending = self.shard(chunk).lock().pending.remove(&chunk);
-            waiters.extend(pending.into_iter().flat_map(Pending::into_waiters));
+            self.with(chunk, |group, at| group.end(at, &mut waiters));
         }
         waiters
     }
@@ -373,28 +362,76 @@ impl Exceptions {
     /// Gives up every pending exception. Answers who waited.
     pub fn settle_all(&self) -> Vec<Waiter> {
         let mut waiters = Vec::new();
-        for shard in &self.shards {
-            let pending = std::mem::take(&mut shard.0.lock().pending);
-            let mut chunks: Vec<_> = pending.into_iter().collect();
-            chunks.sort_unstable_by_key(|(chunk, _)| *chunk);
-            waiters.extend(chunks.into_iter().flat_map(|(_, pending)| pending.into_waiters()));
+        for cell in self.pages.iter().filter_map(OnceLock::get).flatten() {
+            cell.group.lock().end_all(&mut waiters);
         }
+        let mut rest = self.rest.lock();
+        let mut groups: Vec<_> = rest.iter_mut().collect();
+        groups.sort_unstable_by_key(|(group, _)| **group);
+        groups.into_iter().for_each(|(_, group)| group.end_all(&mut waiters));
         waiters
     }
 
     /// Merged: the chunks are on the origin. Answers who waited.
     pub fn forget(&self, chunks: impl Iterator<Item = u64> + Clone) -> Vec<Waiter> {
         for chunk in chunks.clone() {
-            let mut shard = self.shard(chunk).lock();
-            shard.completed.remove(&chunk);
-            self.presence.clear(chunk);
+            self.with(chunk, Group::forget);
         }
         self.settle(chunks)
     }
 
     /// How many chunks are pending.
     #[cfg(test)]
-    pub fn pending(&self) -> usize {
-        self.shards.iter().map(|shard| shard.0.lock().pending.len()).sum()
+    pub fn pending(&self) -> u32 {
+        let cells = self.pages.iter().filter_map(OnceLock::get).flatten();
+        let paged: u32 = cells.map(|cell| cell.group.lock().pending().count_ones()).sum();
+        let rest: u32 = self.rest.lock().values().map(|group| group.pending().count_ones()).sum();
+        paged + rest
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use cairn_block::sync::Mutex;
+    use cairn_format::snapshot::{CowChunk, OriginChunk, Record};
+
+    use super::{Exceptions, Locks, Run};
+
+    fn record(old: u64, new: u64) -> Record {
+        Record { old: OriginChunk(old), new: CowChunk(new) }
+    }
+
+    #[test]
+    fn missing_chunks_are_counted_to_the_next_exception_or_the_end_of_the_group() {
+        for locks in [Locks::Sharded, Locks::Single] {
+            let table = Exceptions::new(locks, 100_000);
+            let missing = |count| Run { cow: None, count };
+            assert_eq!((table.find(0, 99), table.find(63, 99)), (missing(64), missing(1)));
+            assert!(table.load(record(10, 7)) && table.load(record(99_999, 8)));
+            assert!(!table.load(record(10, 9)));
+            assert_eq!((table.find(0, 99), table.find(11, 99)), (missing(10), missing(53)));
+            assert_eq!(table.find(10, 99), Run { cow: Some(7), count: 1 });
+            table.forget([10].into_iter());
+            assert_eq!(table.find(0, 99), missing(64));
+        }
+    }
+
+    #[test]
+    fn what_lies_beyond_the_origin_as_it_was_is_kept_too() {
+        let table = Exceptions::new(Locks::Sharded, 1);
+        assert!(table.load(record(1 << 40, 7)) && table.load(record((1 << 40) + 1, 8)));
+        assert!(table.load(record(5, 9)));
+        assert_eq!(table.find(1 << 40, 9), Run { cow: Some(7), count: 2 });
+        assert_eq!(table.changed(0, u64::MAX), [5..6, 1 << 40..(1 << 40) + 2]);
+        assert_eq!(table.changed(5, (1 << 40) + 1), [5..6, 1 << 40..(1 << 40) + 1]);
+        assert_eq!(Exceptions::new(Locks::Sharded, 0).find(0, 1), Run { cow: None, count: 1 });
+    }
+
+    #[test]
+    fn a_group_and_its_lock_fill_one_cache_line() {
+        // Locks that measure themselves are larger.
+        if size_of::<Mutex<()>>() == 1 {
+            assert_eq!(size_of::<super::Cell>(), 64);
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! An allocation makes a [`Batch`]: chunks of the origin with the chunks they get, in the queue at
 //! the place that the allocation took. A batch is *done* when its data is written; the longest
-//! done head of the queue is committed together by one leader, the owner of a done batch that got
-//! hold of the ledger (group commit). Nobody sorts, and being done is one store to the batch.
+//! done head of the queue is committed together by one leader (group commit), an owner of a done
+//! batch who found nobody leading. Nobody sorts, and being done is one store to the batch.
 //!
 //! S1. Batches are committed in the order of their allocation.
 //! S2. A record is committed only if the list can go on after it: the record that fills an area
@@ -15,8 +15,8 @@ mod transient;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{Env, IoError, IoResult};
 use cairn_format::snapshot::{ChunkSize, CowChunk, Layout, OriginChunk, Record};
 use futures_util::lock::Mutex as AsyncMutex;
@@ -47,10 +47,14 @@ impl Batch {
         self.ended.ring();
     }
 
-    /// Waits for the commit's end. Answers its result.
-    pub async fn ended(&self) -> IoResult {
+    /// The commit's result, if it has ended.
+    pub fn result(&self) -> Option<IoResult> {
+        self.result.get().copied()
+    }
+
+    /// Waits for the commit's end.
+    pub async fn wait_ended(&self) {
         self.ended.wait().await;
-        *self.result.get().expect("it is there before the end is told")
     }
 }
 
@@ -67,11 +71,21 @@ pub(super) struct Store {
     pub cow: Device,
     pub chunk: ChunkSize,
     persistent: bool,
-    queue: Mutex<Queue>,
-    /// Whoever holds it commits.
-    pub ledger: AsyncMutex<Ledger>,
+    queue: Padded<Mutex<Queue>>,
+    /// Whoever holds it writes metadata.
+    pub ledger: Padded<AsyncMutex<Ledger>>,
+    leading: Padded<Leading>,
     /// Records that are durable.
     committed: AtomicU64,
+}
+
+/// Who commits.
+#[derive(Default)]
+struct Leading {
+    /// Somebody leads.
+    taken: AtomicBool,
+    /// The last commit was over before its reactor turned: waiting for the next is short.
+    is_quick: AtomicBool,
 }
 
 impl Store {
@@ -83,8 +97,9 @@ impl Store {
             cow,
             chunk,
             persistent,
-            queue: Mutex::new(queue),
-            ledger: AsyncMutex::new(Ledger::default()),
+            queue: Padded(Mutex::new(queue)),
+            ledger: Padded::default(),
+            leading: Padded::default(),
             committed: AtomicU64::new(0),
         }
     }
@@ -101,29 +116,31 @@ impl Store {
     /// Takes over what was read from the device.
     pub async fn take_over(&self, loaded: Loaded) {
         {
-            let mut queue = self.queue.lock();
+            let mut queue = self.queue.0.lock();
             (queue.next_free, queue.records) = (loaded.next_free, loaded.records);
         }
         self.committed.store(loaded.records, Ordering::Release);
-        *self.ledger.lock().await = loaded.ledger;
+        *self.ledger.0.lock().await = loaded.ledger;
     }
 
     /// Chunks for `old`, as many as there is room for. None: there is no room for one.
     pub fn allocate(&self, old: &[u64]) -> Option<Arc<Batch>> {
-        let batch = self.allocate_now(old);
-        if batch.as_ref().is_none_or(|batch| batch.records.len() < old.len()) {
-            // A store on a file may have grown; who is short of room looks once more.
-            if self.cow.disk.refresh().is_ok() && batch.is_none() {
-                return self.allocate_now(old);
-            }
+        let whole = self.allocate_now(old, true);
+        if whole.is_some() {
+            return whole;
         }
-        batch
+        // A store on a file may have grown; who is short of room looks once more. Where the system
+        // does not tell the size, it is as before.
+        let _ = self.cow.disk.refresh();
+        self.allocate_now(old, false)
     }
 
-    fn allocate_now(&self, old: &[u64]) -> Option<Arc<Batch>> {
+    /// Chunks for `old`: for `all` of them or none, or for as many as there is room for.
+    fn allocate_now(&self, old: &[u64], all: bool) -> Option<Arc<Batch>> {
         let (sectors, layout) = (self.cow.disk.sectors().0, self.layout());
         let mut records = Vec::with_capacity(old.len());
-        let mut queue = self.queue.lock();
+        let mut queue = self.queue.0.lock();
+        let before = (queue.next_free, queue.records);
         while records.len() < old.len() {
             let run = self.room(layout.as_ref(), sectors, &queue) as usize;
             let now = &old[records.len()..][..run.min(old.len() - records.len())];
@@ -137,7 +154,8 @@ impl Store {
             };
             queue.records += last + 1;
         }
-        if records.is_empty() {
+        if records.is_empty() || (all && records.len() < old.len()) {
+            (queue.next_free, queue.records) = before;
             return None;
         }
         let batch = Arc::new(Batch {
@@ -150,9 +168,37 @@ impl Store {
         Some(batch)
     }
 
+    /// True if the head of the queue is done and nobody led: the caller leads from now on, until
+    /// he [stops](Store::stop_leading).
+    ///
+    /// Whoever has set a batch done asks, and whoever has stopped leading asks again: no done head
+    /// is left behind.
+    pub fn lead(&self) -> bool {
+        let is_done = |batch: &Arc<Batch>| batch.done.load(Ordering::Acquire);
+        let has_done = self.queue.0.lock().batches.front().is_some_and(is_done);
+        has_done && !self.leading.0.taken.swap(true, Ordering::AcqRel)
+    }
+
+    /// Lets somebody else lead, who perhaps commits `is_quick`ly too.
+    pub fn stop_leading(&self, is_quick: bool) {
+        self.leading.0.is_quick.store(is_quick, Ordering::Relaxed);
+        // Swapped, so that the caller sees what everybody did who found him leading.
+        self.leading.0.taken.swap(false, Ordering::AcqRel);
+    }
+
+    /// True if somebody leads.
+    pub fn is_led(&self) -> bool {
+        self.leading.0.taken.load(Ordering::Relaxed)
+    }
+
+    /// True if commits end so soon that sleeping and being woken would take longer.
+    pub fn is_quick(&self) -> bool {
+        self.leading.0.is_quick.load(Ordering::Relaxed)
+    }
+
     /// Takes the done head of the queue.
     pub fn take_done(&self) -> Vec<Arc<Batch>> {
-        let mut queue = self.queue.lock();
+        let mut queue = self.queue.0.lock();
         let done = queue.batches.iter().take_while(|batch| batch.done.load(Ordering::Acquire));
         let count = done.count();
         queue.batches.drain(..count).collect()
@@ -176,7 +222,7 @@ impl Store {
     pub fn shorten(&self, count: u64) {
         let committed = self.committed.load(Ordering::Acquire) - count;
         self.committed.store(committed, Ordering::Release);
-        let mut queue = self.queue.lock();
+        let mut queue = self.queue.0.lock();
         queue.records = committed;
         if let Some(layout) = self.layout() {
             let (area, slot) = layout.place(committed);
@@ -192,7 +238,7 @@ impl Store {
     /// The figures of the status line, in sectors: allocated, total, metadata.
     pub fn usage(&self) -> [u64; 3] {
         let chunk = u64::from(self.chunk.sectors());
-        let allocated = self.queue.lock().next_free.saturating_mul(chunk);
+        let allocated = self.queue.0.lock().next_free.saturating_mul(chunk);
         let metadata = match self.persistent {
             true => (self.committed() / self.chunk.records_per_area() + 2) * chunk,
             false => 0,
@@ -212,6 +258,6 @@ impl Store {
     /// True if a write of one more chunk would find room.
     pub fn has_room(&self) -> bool {
         let sectors = self.cow.disk.sectors().0;
-        self.room(self.layout().as_ref(), sectors, &self.queue.lock()) > 0
+        self.room(self.layout().as_ref(), sectors, &self.queue.0.lock()) > 0
     }
 }

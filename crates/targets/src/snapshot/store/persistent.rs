@@ -62,6 +62,7 @@ impl From<IoError> for LoadError {
 }
 
 /// The end of the list, as a merge reads it.
+#[derive(Clone)]
 pub(in crate::snapshot) struct TailPiece {
     /// Place in the list of its first record.
     pub first: u64,
@@ -259,13 +260,39 @@ impl Store {
         Ok(Some(TailPiece { first, records }))
     }
 
-    /// Clears the last `count` records of the list durably; `piece` holds them.
+    /// Clears the last `count` records of the list durably; `piece` holds them. Failing, it may
+    /// have been done in part.
     pub async fn clear_tail(
         &self,
         env: &Env,
         layout: &Layout,
         piece: &TailPiece,
         count: u64,
+    ) -> Result<(), IoError> {
+        let stay = piece.records.len() - count as usize;
+        self.write_tail(env, layout, piece, count, stay).await
+    }
+
+    /// Writes records back durably whose clearing failed.
+    pub async fn restore_tail(
+        &self,
+        env: &Env,
+        layout: &Layout,
+        piece: &TailPiece,
+        count: u64,
+    ) -> Result<(), IoError> {
+        self.write_tail(env, layout, piece, count, piece.records.len()).await
+    }
+
+    /// Writes the blocks with the last `count` records of a piece, of which the first `stay`
+    /// records are there afterwards.
+    async fn write_tail(
+        &self,
+        env: &Env,
+        layout: &Layout,
+        piece: &TailPiece,
+        count: u64,
+        stay: usize,
     ) -> Result<(), IoError> {
         let (block, record) = (self.block_bytes(), RECORD_BYTES as u64);
         let end = piece.first + piece.records.len() as u64;
@@ -274,9 +301,8 @@ impl Store {
         let from = (cleared - cleared % block).max(offset);
         let to = (layout.record_offset(end - 1) + record).next_multiple_of(block);
         let mut bytes = vec![0; (to - from) as usize];
-        let kept = ((cleared - from) / record) as usize;
         let skip = ((from - offset) / record) as usize;
-        for (slot, record) in piece.records[skip..][..kept].iter().enumerate() {
+        for (slot, record) in piece.records[skip..stay].iter().enumerate() {
             record.write_at(&mut bytes, slot);
         }
         self.write(env, from, &bytes, Flags::FUA).await

@@ -1,10 +1,13 @@
 //! No space left, and devices that fail: which snapshot ends, and what is announced.
 
-use cairn_block::SectorCount;
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{Op, Receipt, SectorCount, Witness};
 use cairn_format::snapshot::Header;
 use cairn_sim::{Fault, OpSet};
 
-use super::bed::{Bed, initial_byte, range};
+use super::bed::{Bed, initial_byte, range, write_io};
 
 fn header_is_valid(bed: &Bed, name: &str) -> bool {
     Header::parse(&bed.drive(name).durable().to_vec()).unwrap().is_valid()
@@ -61,6 +64,21 @@ fn a_store_that_grew_online_has_room() {
     bed.write("s", 128, 8, 7).unwrap();
     assert_eq!(bed.status("s"), "56/200 16");
     assert_eq!(bed.bytes("s", 0, 80), initial(0, 80));
+}
+
+#[test]
+fn a_copy_that_begins_before_the_old_end_of_a_store_that_grew_goes_on_behind_it() {
+    let bed = Bed::new(512, &[4 * 8]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.drive("cow0").resize(SectorCount(200));
+    bed.write("o", 0, 64, 7).unwrap();
+    assert_eq!(bed.status("s"), "80/200 16");
+    assert_eq!(bed.bytes("s", 0, 80), initial(0, 80));
+    bed.drive("cow0").resize(SectorCount(208));
+    bed.write("s", 256, 16 * 8, 9).unwrap();
+    assert_eq!(bed.status("s"), "208/208 16");
+    assert_eq!(bed.bytes("s", 256, 16 * 8), [9; 16 * 8]);
 }
 
 #[test]
@@ -133,4 +151,49 @@ fn filling_up_is_announced_once_at_the_mark() {
     bed.write("s", 40, 20, 7).unwrap();
     bed.write("s", 60, 20, 7).unwrap();
     assert_eq!(bed.volume("s").event_nr(), events + 1);
+}
+
+/// Keeps receipts until the test gives them.
+#[derive(Default)]
+struct Notary(Mutex<Vec<Receipt>>);
+
+impl Witness for Notary {
+    fn content_lost(&self, receipt: Receipt) {
+        self.0.lock().push(receipt);
+    }
+}
+
+#[test]
+fn an_end_that_the_device_does_not_take_is_kept_elsewhere_before_the_origin_is_written() {
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    let notary = Arc::<Notary>::default();
+    bed.volume("s").events().set_witness(notary.clone());
+    bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES));
+    bed.forget();
+    bed.start("o", "write", |env| write_io(env, 8, 8, 7));
+    bed.settle();
+    assert_eq!(bed.labels(), [""; 0], "I6");
+    assert!(!bed.ops("origin").iter().any(|seen| seen.0 == Op::Write));
+    let receipt = notary.0.lock().pop().expect("the witness was told");
+    receipt.give();
+    bed.settle();
+    assert_eq!((bed.labels(), bed.status("s")), (vec!["write"], "Invalid".to_owned()));
+    assert_eq!(bed.bytes("o", 8, 8), [7; 8]);
+}
+
+#[test]
+fn a_mark_that_nobody_keeps_is_tried_again() {
+    for shots in [1, 2, 9] {
+        let bed = Bed::new(512, &[2048]);
+        bed.load("s", "0 512 snapshot origin cow0 P 8");
+        bed.load("o", "0 512 snapshot-origin origin");
+        let faults = bed.drive("cow0");
+        faults.faults().add(Fault::error(OpSet::WRITES).on(range(16, 8)));
+        faults.faults().add(Fault::error(OpSet::WRITES).on(range(0, 8)).shots(shots));
+        bed.write("o", 8, 8, 7).unwrap();
+        assert_eq!(bed.status("s"), "Invalid");
+        assert_eq!(header_is_valid(&bed, "cow0"), shots == 9, "after so many failures: {shots}");
+    }
 }

@@ -122,3 +122,59 @@ fn merging_an_invalid_snapshot_is_serving_the_origin() {
     assert_eq!(bed.bytes("o", 100, 8), [5; 8]);
     assert_eq!(bed.bytes("o", 108, 1), [initial_byte(108)]);
 }
+
+/// Where the records of `cow0` are.
+fn records() -> cairn_block::SectorRange {
+    range(8, 8)
+}
+
+fn resume_merging(bed: &Bed) {
+    bed.suspend("o", SuspendMode::Flush);
+    bed.resume("o").unwrap();
+    bed.settle();
+}
+
+#[test]
+fn a_clearing_that_fails_in_part_loses_no_later_write() {
+    let (bed, mut content, _) = written();
+    let fail_once =
+        || bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES).on(records()).shots(1));
+    fail_once();
+    bed.load("o", MERGE);
+    for _ in 0..20 {
+        bed.settle();
+        assert_eq!(bed.status("o"), "Merge failed");
+        fail_once();
+        resume_merging(&bed);
+    }
+    for at in [300, 400, 16, 24, 32, 200, 90] {
+        bed.write("o", at, 8, 99).unwrap();
+        content[at as usize..at as usize + 8].fill(99);
+    }
+    bed.io("o", |_| Io::flush()).unwrap();
+    let after_crash = bed.reopen_durable();
+    after_crash.load("o", MERGE);
+    after_crash.sim.run_until(|| after_crash.status("o") == "16/2048 16");
+    assert_eq!(after_crash.bytes("o", 0, 512), content);
+}
+
+#[test]
+fn a_run_whose_records_may_be_gone_is_not_written_until_they_are_back() {
+    let (bed, mut content, _) = written();
+    bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES).on(records()));
+    bed.load("o", MERGE);
+    bed.settle();
+    assert_eq!(bed.status("o"), "Merge failed");
+    assert!(bed.write("o", 310, 4, 99).is_err(), "the last records' chunks");
+    assert_eq!(bed.bytes("o", 0, 512), content);
+    bed.write("o", 400, 8, 99).unwrap();
+    content[400..408].fill(99);
+    resume_merging(&bed);
+    assert!(bed.write("o", 310, 4, 99).is_err());
+    bed.drive("cow0").faults().clear();
+    bed.suspend("o", SuspendMode::Flush);
+    bed.resume("o").unwrap();
+    bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+    assert_eq!(bed.bytes("o", 0, 512), content);
+    bed.write("o", 310, 4, 98).unwrap();
+}

@@ -1,9 +1,11 @@
 //! What is copied, how often it is read, and who waits for whom.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Io, Op, SectorCount, SuspendMode};
+use cairn_block::{Disk, Extent, ExtentKind, Io, Op, SectorCount, SuspendMode};
 use cairn_sim::{Effect, Fault, OpSet};
+use futures_util::future::join;
 
 use super::bed::{Bed, initial_byte, range, write_io};
 
@@ -183,4 +185,39 @@ fn what_changed_since_the_snapshot_is_told_in_runs_and_without_reading() {
     assert_eq!(changed("s1", 0, 1024), [(0, 32), (992, 32)], "whole chunks");
     assert_eq!(bed.ops("origin"), []);
     assert_eq!(bed.ops("cow0"), []);
+}
+
+#[test]
+fn block_status_tells_of_the_snapshot_although_the_origin_is_zeroed_meanwhile() {
+    let bed = two_snapshots();
+    let (s0, o) = (bed.volume("s0"), bed.volume("o"));
+    let all = range(64, 64);
+    let (found, zeroed) = bed.sim.block_on(0, |env| async move {
+        let o: Arc<dyn Disk> = o;
+        let zero = env.io(&o, Io::on(Op::WriteZeroes, all));
+        join(s0.extents(&env, all), zero).await
+    });
+    zeroed.unwrap();
+    assert_eq!(found.unwrap(), [Extent { count: all.count, kind: ExtentKind::Data }]);
+    let hole = Extent { count: all.count, kind: ExtentKind::Hole };
+    assert_eq!(bed.extents("o", all).unwrap(), [hole]);
+    assert_eq!(bed.extents("s0", range(64, 8)).unwrap()[0].kind, ExtentKind::Data);
+    bed.write("s0", 200, 8, 0).unwrap();
+    assert_eq!(bed.extents("s0", range(200, 8)).unwrap()[0].kind, ExtentKind::Data);
+}
+
+#[test]
+fn block_status_of_a_lost_snapshot_is_an_error() {
+    let bed = Bed::new(512, &[3 * 8]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    let (s, o) = (bed.volume("s"), bed.volume("o"));
+    let found = bed.sim.block_on(0, |env| async move {
+        let o: Arc<dyn Disk> = o;
+        let zero = env.io(&o, Io::on(Op::WriteZeroes, range(0, 64)));
+        join(s.extents(&env, range(0, 64)), zero).await.0
+    });
+    assert_eq!(bed.status("s"), "Invalid");
+    assert!(found.is_err(), "{found:?}");
+    assert!(bed.extents("s", range(0, 8)).is_err());
 }

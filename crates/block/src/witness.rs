@@ -1,0 +1,59 @@
+//! Witnesses: somebody outside a target who keeps, durably, what the target's own device can't
+//! keep any more.
+//!
+//! A snapshot that ends says so on its COW device, before its origin is written without it. If
+//! that device takes no more writes, the end must be known elsewhere, or a later start would trust
+//! what is no longer true. A target knows no such place; whoever serves the volume may.
+
+use std::sync::{Arc, OnceLock};
+
+use event_listener::Event;
+
+/// Keeps what is said of one volume.
+pub trait Witness: Send + Sync {
+    /// The volume's content is lost. Called on a reactor: must not wait. The receipt is given
+    /// from any thread, when it is durably known; dropped, it says that it is not.
+    fn content_lost(&self, receipt: Receipt);
+}
+
+#[derive(Default)]
+struct Answer {
+    kept: OnceLock<bool>,
+    told: Event,
+}
+
+impl Answer {
+    fn tell(&self, kept: bool) {
+        self.kept.get_or_init(|| kept);
+        self.told.notify(usize::MAX);
+    }
+}
+
+/// What a witness gives back.
+pub struct Receipt(Arc<Answer>);
+
+impl Receipt {
+    /// It is durably known.
+    pub fn give(self) {
+        self.0.tell(true);
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        self.0.tell(false);
+    }
+}
+
+/// Tells a witness that a volume's content is lost, and waits. True if it is durably known.
+pub(crate) async fn tell_content_lost(witness: &dyn Witness) -> bool {
+    let answer = Arc::<Answer>::default();
+    witness.content_lost(Receipt(answer.clone()));
+    loop {
+        let listener = answer.told.listen();
+        if let Some(kept) = answer.kept.get() {
+            return *kept;
+        }
+        listener.await;
+    }
+}

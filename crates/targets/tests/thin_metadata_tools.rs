@@ -68,7 +68,8 @@ async fn change(
         1 | 2 => {
             let (start, len) = (rng.u64(..6000), rng.u64(1..3000));
             own.retain(|key, _| !(start..start + len).contains(key));
-            working.remove_range(env, id(device), start..start + len).await?;
+            let holes: Vec<_> = (start..start + len).map(|block| (block, None)).collect();
+            working.apply(env, id(device), &holes).await?;
         }
         _ => {
             let (start, stride, count) = (rng.u64(..6000), rng.u64(1..4), rng.u64(1..2000));

@@ -136,6 +136,11 @@ impl DataAllocator {
         }
     }
 
+    /// Blocks of the map.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Acquire)
+    }
+
     /// Blocks that can be taken now.
     pub fn free(&self) -> u64 {
         self.free.load(Ordering::Acquire)
@@ -182,6 +187,20 @@ impl DataAllocator {
             (from, taken) = (start + count, taken + count);
         }
         taken
+    }
+
+    /// Takes up to `count` free blocks that lie at or after `from`, for who goes through all of
+    /// them; answers where to go on. Whoever takes blocks to use them is not disturbed.
+    pub fn take_from(&self, from: u64, count: u64) -> (Vec<DataRun>, Option<u64>) {
+        let blocks = self.blocks.load(Ordering::Acquire);
+        let (chunk, mut runs) = (from / CHUNK_BLOCKS, Vec::new());
+        let taken = self.take_in(chunk, from % CHUNK_BLOCKS, count, &mut runs);
+        self.free.fetch_sub(taken, Ordering::AcqRel);
+        let next = match runs.last() {
+            Some(last) if taken == count => last.start.0 + last.count,
+            _ => (chunk + 1) * CHUNK_BLOCKS,
+        };
+        (runs, Some(next).filter(|next| *next < blocks))
     }
 
     /// Gives back blocks that were taken and that no commit has mapped, nor will.
@@ -257,6 +276,22 @@ mod tests {
         allocator.take(50);
         allocator.put_back(DataRun::new(10, 1));
         assert_eq!(allocator.take(60), [DataRun::new(50, 50), DataRun::new(10, 1)]);
+    }
+
+    #[test]
+    fn who_goes_through_all_free_blocks_gets_each_once() {
+        let allocator = fresh(10_000);
+        allocator.take(50);
+        let (mut at, mut all) = (Some(0), Vec::new());
+        while let Some(from) = at {
+            let (runs, next) = allocator.take_from(from, 1500);
+            runs.iter().for_each(|run| allocator.put_back(*run));
+            all.extend(runs.into_iter().flat_map(DataRun::blocks).map(|block| block.0));
+            at = next;
+        }
+        assert_eq!(all, (50..10_000).collect::<Vec<_>>());
+        assert_eq!(allocator.free(), 9950);
+        assert_eq!(allocator.take(1), [DataRun::new(50, 1)], "the cursor is where it was");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! Sharded by block number; a shard is a clock (second chance) under a short lock that is never
 //! held across an await. A block that is written by a commit is replaced here before the commit
 //! is published; a block that was read is taken in only if `valid` still holds under the
-//! shard's lock, so that a slow reader of an old state can't put an old block back.
+//! shard's lock, so that a slow reader of an old state can't put an old block back. A block that is
+//! let go stays here as it was: nothing leads to it until a commit writes it anew. So whoever reads
+//! a state that was not published clears the cache before.
 
 use std::sync::Arc;
 

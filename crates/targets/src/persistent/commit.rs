@@ -34,7 +34,7 @@ use super::allocator::DataRun;
 use super::canary::{Bug, planted};
 use super::counts::Counts;
 use super::disk::MetaDisk;
-use super::edit::{Edit, Editor};
+use super::edit::Editor;
 use super::error::{Error, Place};
 use super::nodes::TreeValue;
 use super::store::{Options, Store, check_device, read_superblock};
@@ -132,7 +132,7 @@ impl Working {
         }
         let store = self.store.clone();
         let mut editor = Editor::new(env, &store.nodes, &mut self.txn, place);
-        editor.edit(root, Edit::Put(changes)).await
+        editor.edit(root, changes).await
     }
 
     /// The data map counts no metadata, so that one pass will do.
@@ -255,8 +255,6 @@ impl Working {
                 _ => store.nodes.cache.remove(*at),
             }
         }
-        let grown = self.next.data_space_map.blocks - self.durable.data_space_map.blocks;
-        let first = self.durable.data_space_map.blocks;
         self.durable = self.next.clone();
         self.held = None;
         let freed = self.txn.turn();
@@ -274,10 +272,7 @@ impl Working {
             store.nodes.generation.store(generation, Ordering::Release);
             store.account.used.store(self.txn.metadata.allocated(), Ordering::Release);
         }
-        if grown > 0 {
-            store.data.extend(first + grown);
-            store.data.put_back(DataRun::new(first, grown));
-        }
+        store.extend_data(self.data_blocks());
         self.settle_account();
         freed
     }

@@ -1,5 +1,5 @@
-//! Changing a tree in bulk: a sorted batch of insertions, overwrites and removals, or the removal
-//! of a range of keys, in one descent that touches each node once.
+//! Changing a tree in bulk: a sorted batch of insertions, overwrites and removals, in one descent
+//! that touches each node once.
 //!
 //! ```text
 //! node(block) -> the nodes that take its place:   none    nothing is left of it
@@ -30,52 +30,23 @@ use super::nodes::{
 };
 use super::transaction::Transaction;
 
-/// What to do to a tree.
-pub(super) enum Edit<'e, V> {
-    /// Sets or (none) removes values; keys strictly increase.
-    Put(&'e [(u64, Option<V>)]),
-    /// Removes every key of a range.
-    Cut(&'e Range<u64>),
+/// What to do to a tree: values to be set or (none) removed; keys strictly increase.
+type Changes<'e, V> = &'e [(u64, Option<V>)];
+
+/// The part that concerns these keys.
+fn within<'e, V>(changes: Changes<'e, V>, keys: &Range<u64>) -> Changes<'e, V> {
+    let from = changes.partition_point(|(key, _)| *key < keys.start);
+    let len = changes[from..].partition_point(|(key, _)| *key < keys.end);
+    &changes[from..from + len]
 }
 
-impl<V> Clone for Edit<'_, V> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<V> Copy for Edit<'_, V> {}
-
-impl<'e, V: TreeValue> Edit<'e, V> {
-    /// The part that concerns these keys.
-    fn within(self, keys: &Range<u64>) -> Option<Edit<'e, V>> {
-        match self {
-            Edit::Put(changes) => {
-                let from = changes.partition_point(|(key, _)| *key < keys.start);
-                let len = changes[from..].partition_point(|(key, _)| *key < keys.end);
-                (len > 0).then(|| Edit::Put(&changes[from..from + len]))
-            }
-            Edit::Cut(cut) => {
-                (cut.start < keys.end && keys.start < cut.end).then_some(Edit::Cut(cut))
-            }
-        }
-    }
-
-    /// Removes everything below a node of these keys.
-    fn removes_all(self, keys: &Range<u64>) -> bool {
-        matches!(self, Edit::Cut(cut) if cut.start <= keys.start && keys.end <= cut.end)
-    }
-
-    /// Would change these entries of a leaf.
-    fn touches(self, entries: &[(u64, V)]) -> bool {
-        let at = |key: u64| entries.binary_search_by_key(&key, |(key, _)| *key);
-        match self {
-            Edit::Put(changes) => changes.iter().any(|(key, value)| match (at(*key), value) {
-                (Ok(index), Some(value)) => entries[index].1 != *value,
-                (found, value) => found.is_ok() || value.is_some(),
-            }),
-            Edit::Cut(cut) => entries.iter().any(|(key, _)| cut.contains(key)),
-        }
-    }
+/// True if these entries of a leaf would change.
+fn touches<V: TreeValue>(changes: Changes<'_, V>, entries: &[(u64, V)]) -> bool {
+    let at = |key: u64| entries.binary_search_by_key(&key, |(key, _)| *key);
+    changes.iter().any(|(key, value)| match (at(*key), value) {
+        (Ok(index), Some(value)) => entries[index].1 != *value,
+        (found, value) => found.is_ok() || value.is_some(),
+    })
 }
 
 /// A node in its parent's eyes.
@@ -87,7 +58,7 @@ struct Child {
     meagre: bool,
 }
 
-/// How many entries came and went.
+/// How many entries changes brought and took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub inserted: u64,
@@ -130,9 +101,9 @@ impl<'a, V: TreeValue> Editor<'a, V> {
     pub async fn edit(
         &mut self,
         root: MetadataBlock,
-        edit: Edit<'_, V>,
+        changes: Changes<'_, V>,
     ) -> Result<MetadataBlock, Error> {
-        let mut list = self.node(self.path(root, ALL_KEYS), 0, edit).await?;
+        let mut list = self.node(self.path(root, ALL_KEYS), 0, changes).await?;
         if list.is_empty() {
             return self.create();
         }
@@ -160,7 +131,7 @@ impl<'a, V: TreeValue> Editor<'a, V> {
 
     /// Deletes a tree: what is shared loses a pointer, the rest is freed.
     pub async fn delete(&mut self, root: MetadataBlock) -> Result<(), Error> {
-        self.drop_tree(self.path(root, ALL_KEYS), 0, false).await
+        self.drop_tree(self.path(root, ALL_KEYS), 0).await
     }
 
     async fn load(&self, path: &Path) -> Result<Entries<V>, Error> {
@@ -196,15 +167,15 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         &'b mut self,
         path: Path,
         depth: usize,
-        edit: Edit<'b, V>,
+        changes: Changes<'b, V>,
     ) -> LocalFuture<'b, Result<Vec<Child>, Error>> {
         Box::pin(async move {
             if depth >= DEPTH_MAX {
                 return Err(too_deep(&path));
             }
             match self.load(&path).await? {
-                Entries::Leaf(entries) => self.leaf(&path, &entries, edit),
-                Entries::Internal(entries) => self.internal(&path, depth, &entries, edit).await,
+                Entries::Leaf(entries) => self.leaf(&path, &entries, changes),
+                Entries::Internal(entries) => self.internal(&path, depth, &entries, changes).await,
             }
         })
     }
@@ -213,15 +184,15 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         &mut self,
         path: &Path,
         old: &[(u64, V)],
-        edit: Edit<'_, V>,
+        changes: Changes<'_, V>,
     ) -> Result<Vec<Child>, Error> {
-        if !self.rewrite && !edit.touches(old) {
+        if !self.rewrite && !touches(changes, old) {
             return Ok(vec![self.untouched(path)]);
         }
         if self.txn.count(path)? > 1 {
-            return self.shared_leaf(path, old, edit);
+            return self.shared_leaf(path, old, changes);
         }
-        let new = self.changed_entries(path, old, edit)?;
+        let new = self.changed_entries(path, old, changes)?;
         if new.is_empty() {
             self.txn.lower(path, path.block)?;
             return Ok(Vec::new());
@@ -236,10 +207,10 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         &mut self,
         path: &Path,
         old: &[(u64, V)],
-        edit: Edit<'_, V>,
+        changes: Changes<'_, V>,
     ) -> Result<Vec<Child>, Error> {
         self.refer_once_more(path, old)?;
-        let new = self.changed_entries(path, old, edit)?;
+        let new = self.changed_entries(path, old, changes)?;
         self.txn.lower(path, path.block)?;
         let grows = grows_at_end(old, &new);
         self.store(None, NodeKind::Leaf, &new, grows)
@@ -265,17 +236,8 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         &mut self,
         path: &Path,
         old: &[(u64, V)],
-        edit: Edit<'_, V>,
+        changes: Changes<'_, V>,
     ) -> Result<Vec<(u64, V)>, Error> {
-        let changes = match edit {
-            Edit::Put(changes) => changes,
-            Edit::Cut(cut) => {
-                let (gone, new) = old.iter().partition(|(key, _)| cut.contains(key));
-                let gone: Vec<(u64, V)> = gone;
-                gone.iter().try_for_each(|(_, value)| self.replaced(path, Some(*value), None))?;
-                return Ok(new);
-            }
-        };
         let mut new = Vec::with_capacity(old.len() + changes.len());
         let mut rest = old;
         for &(key, value) in changes {
@@ -314,15 +276,15 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         path: &Path,
         depth: usize,
         old: &[(u64, MetadataBlock)],
-        edit: Edit<'_, V>,
+        changes: Changes<'_, V>,
     ) -> Result<Vec<Child>, Error> {
         let paths = children(old, path);
         let part = |index: usize| {
             // What lies below the first key goes to the first child.
             let start = if index == 0 { path.keys.start } else { paths[index].keys.start };
-            edit.within(&(start..paths[index].keys.end))
+            within(changes, &(start..paths[index].keys.end))
         };
-        let touched: Vec<bool> = (0..paths.len()).map(|index| part(index).is_some()).collect();
+        let touched: Vec<bool> = (0..paths.len()).map(|index| !part(index).is_empty()).collect();
         if !touched.contains(&true) {
             return Ok(vec![self.untouched(path)]);
         }
@@ -339,18 +301,13 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         let (mut list, mut changed) = (Vec::with_capacity(old.len() + 8), shared);
         for (index, child) in paths.iter().enumerate() {
             let same = Child { key: child.keys.start, block: child.block, meagre: false };
-            match part(index) {
-                None => list.push(same),
-                Some(edit) if edit.removes_all(&child.keys) => {
-                    self.drop_tree(child.clone(), depth + 1, true).await?;
-                    changed = true;
-                }
-                Some(edit) => {
-                    let mut got = self.node(child.clone(), depth + 1, edit).await?;
-                    changed |= !matches!(&got[..], [one] if *one == same);
-                    list.append(&mut got);
-                }
+            if !touched[index] {
+                list.push(same);
+                continue;
             }
+            let mut got = self.node(child.clone(), depth + 1, part(index)).await?;
+            changed |= !matches!(&got[..], [one] if *one == same);
+            list.append(&mut got);
         }
         if !changed {
             return Ok(vec![self.untouched(path)]);
@@ -473,32 +430,23 @@ impl<'a, V: TreeValue> Editor<'a, V> {
         self.store(None, kind, &left, false)
     }
 
-    /// Takes a pointer to a node away. With `tally`, the entries below it are counted as removed,
-    /// which means to read them even if they are shared.
-    fn drop_tree(
-        &mut self,
-        path: Path,
-        depth: usize,
-        tally: bool,
-    ) -> LocalFuture<'_, Result<(), Error>> {
+    /// Takes a pointer to a node away.
+    fn drop_tree(&mut self, path: Path, depth: usize) -> LocalFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             if depth >= DEPTH_MAX {
                 return Err(too_deep(&path));
             }
             if self.txn.count(&path)? > 1 {
-                if tally {
-                    self.tally.removed += self.count_entries(path.clone(), depth).await?;
-                }
                 return self.txn.lower(&path, path.block);
             }
             match self.load(&path).await? {
                 Entries::Leaf(entries) => self.drop_values(&path, &entries)?,
                 Entries::Internal(entries) => {
                     let paths = children(&entries, &path);
-                    let needed = |path: &&Path| tally || self.txn.count(path).is_ok_and(|n| n == 1);
+                    let needed = |path: &&Path| self.txn.count(path).is_ok_and(|n| n == 1);
                     self.read_ahead(paths.iter().filter(needed).cloned()).await?;
                     for child in paths {
-                        self.drop_tree(child, depth + 1, tally).await?;
+                        self.drop_tree(child, depth + 1).await?;
                     }
                 }
             }
@@ -507,7 +455,6 @@ impl<'a, V: TreeValue> Editor<'a, V> {
     }
 
     fn drop_values(&mut self, path: &Path, entries: &[(u64, V)]) -> Result<(), Error> {
-        self.tally.removed += entries.len() as u64;
         for (_, value) in entries {
             match value.referent() {
                 Referent::Nothing => (),
@@ -516,25 +463,6 @@ impl<'a, V: TreeValue> Editor<'a, V> {
             }
         }
         Ok(())
-    }
-
-    fn count_entries(&self, path: Path, depth: usize) -> LocalFuture<'_, Result<u64, Error>> {
-        Box::pin(async move {
-            if depth >= DEPTH_MAX {
-                return Err(too_deep(&path));
-            }
-            let entries = match self.load(&path).await? {
-                Entries::Leaf(entries) => return Ok(entries.len() as u64),
-                Entries::Internal(entries) => entries,
-            };
-            let paths = children(&entries, &path);
-            self.read_ahead(paths.iter().cloned()).await?;
-            let mut count = 0;
-            for child in paths {
-                count += self.count_entries(child, depth + 1).await?;
-            }
-            Ok(count)
-        })
     }
 }
 

@@ -125,6 +125,9 @@ pub enum Error {
     /// An earlier error left the transaction half done: only an abort helps.
     #[error("metadata: an earlier error ended this transaction, which has to be aborted")]
     Broken,
+    /// It was opened to be read only.
+    #[error("metadata: found it opened to be read only, expected it opened for changes")]
+    ReadOnly,
     /// The superblock is marked: the metadata has to be checked before it is changed.
     #[error("superblock flags: found needs_check, expected checked metadata")]
     NeedsCheck,

@@ -41,6 +41,7 @@ mod allocator;
 mod cache;
 mod canary;
 mod commit;
+mod compare;
 mod cost;
 mod counts;
 mod disk;
@@ -60,6 +61,7 @@ mod transaction;
 mod working;
 
 pub use allocator::{DataAllocator, DataRun};
+pub use compare::Stretch;
 pub use cost::Change;
 pub use error::{Error, Path, Place};
 pub use read::Leaf;

@@ -36,11 +36,12 @@ pub fn audit(bytes: &[u8]) -> Found {
     let (metadata, data) = (BTreeMap::new(), BTreeMap::new());
     let mut walk = Walk { bytes, metadata, data, seen: BTreeSet::new() };
     walk.count(MetadataBlock(0));
-    let superblock = Superblock::decode(walk.block(MetadataBlock(0)), MetadataBlock(0)).unwrap();
+    let superblock =
+        Superblock::decode(walk.block(MetadataBlock(0)), MetadataBlock(0)).expect("sound");
     let devices = walk.devices(&superblock);
     let held = superblock.held_root.map(|at| {
         walk.count(at);
-        let copy = Superblock::decode(walk.block(at), at).unwrap();
+        let copy = Superblock::decode(walk.block(at), at).expect("sound");
         assert_eq!(copy.data_space_map, SpaceMapRoot::EMPTY);
         walk.devices(&copy)
     });
@@ -51,7 +52,7 @@ pub fn audit(bytes: &[u8]) -> Found {
     let map = &superblock.metadata_space_map;
     walk.count(map.bitmap_root);
     let block = walk.block(map.bitmap_root);
-    let own = IndexBlock::decode(block, map.bitmap_root).unwrap();
+    let own = IndexBlock::decode(block, map.bitmap_root).expect("sound");
     let index: Vec<IndexEntry> = (0..map.bitmaps() as usize).map(|n| own.entry(n)).collect();
     let metadata = walk.counts(map, &index);
     assert_eq!(metadata, walk.metadata, "counts of metadata blocks");
@@ -60,7 +61,8 @@ pub fn audit(bytes: &[u8]) -> Found {
 
 impl<'a> Walk<'a> {
     fn block(&self, at: MetadataBlock) -> &'a Block {
-        block::of(&self.bytes[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES]).unwrap()
+        block::of(&self.bytes[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES])
+            .expect("it is a block long")
     }
 
     fn count(&mut self, at: MetadataBlock) {
@@ -109,7 +111,7 @@ impl<'a> Walk<'a> {
         count: &mut impl FnMut(&mut Walk<'a>, V),
     ) {
         let first_visit = self.seen.insert(at.0);
-        let node = Node::decode(self.block(at), at).unwrap().expect::<V>().unwrap();
+        let node = Node::decode(self.block(at), at).and_then(Node::expect::<V>).expect("sound");
         assert!(is_root || node.len() >= node.max() / 3, "node {at} has {} entries", node.len());
         assert!(node.is_empty() || node.key(0) >= low, "node {at}");
         if node.is_leaf() {
@@ -137,7 +139,7 @@ impl<'a> Walk<'a> {
         let mut counts = BTreeMap::new();
         for (number, entry) in (0..).zip(index) {
             self.count(entry.bitmap);
-            let bitmap = Bitmap::decode(self.block(entry.bitmap), entry.bitmap).unwrap();
+            let bitmap = Bitmap::decode(self.block(entry.bitmap), entry.bitmap).expect("sound");
             for index in 0..BITMAP_ENTRIES {
                 let block = number * BITMAP_ENTRIES + index;
                 match bitmap.get(index as usize) {

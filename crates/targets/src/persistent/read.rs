@@ -32,17 +32,17 @@ pub struct Leaf {
 }
 
 /// Where a walk begins.
-struct Start {
-    generation: u64,
-    bounds: Bounds,
-    root: MetadataBlock,
+pub(super) struct Start {
+    pub generation: u64,
+    pub bounds: Bounds,
+    pub root: MetadataBlock,
 }
 
 /// A node on the way to a leaf.
-struct Step {
-    path: Path,
+pub(super) struct Step {
+    pub path: Path,
     /// The keys that it speaks of: they begin before its first key if nothing lies before it.
-    covers: Range<u64>,
+    pub covers: Range<u64>,
 }
 
 impl Store {
@@ -77,7 +77,7 @@ impl Store {
         Ok(last.map(|(key, _)| key))
     }
 
-    fn start(&self, device: DeviceId) -> Result<Start, Error> {
+    pub(super) fn start(&self, device: DeviceId) -> Result<Start, Error> {
         let published = self.published.lock();
         let own = published.devices.get(&device).ok_or(Error::NoDevice(device))?;
         let (generation, bounds) = (published.generation, published.bounds);
@@ -160,12 +160,14 @@ impl Store {
     }
 
     /// Promises `cost` metadata blocks to a change that the next commit, or the one after it, is
-    /// to apply. False if they are not there: a commit may help, then nothing but growth.
+    /// to apply. False if they are not there, or no `keep` more: a commit may help, then only what
+    /// frees metadata, and growth.
     #[must_use]
-    pub fn reserve(&self, cost: u64) -> bool {
+    pub fn reserve(&self, cost: u64, keep: u64) -> bool {
         let account = &self.account;
         let reserved = account.reserved.fetch_add(cost, Ordering::AcqRel) + cost;
-        let needed = reserved.saturating_add(account.overhead.load(Ordering::Acquire));
+        let overhead = account.overhead.load(Ordering::Acquire);
+        let needed = reserved.saturating_add(overhead).saturating_add(keep);
         if needed <= account.free.load(Ordering::Acquire) {
             return true;
         }
@@ -181,7 +183,12 @@ impl Store {
 }
 
 /// The child at `index` and up to `ahead` that follow it.
-fn steps(entries: &[(u64, MetadataBlock)], parent: &Step, index: usize, ahead: usize) -> Vec<Step> {
+pub(super) fn steps(
+    entries: &[(u64, MetadataBlock)],
+    parent: &Step,
+    index: usize,
+    ahead: usize,
+) -> Vec<Step> {
     let end = (index + 1).saturating_add(ahead).min(entries.len());
     let keys_end = entries.get(end).map_or(parent.path.keys.end, |(key, _)| *key);
     let keys = parent.path.keys.start..keys_end;

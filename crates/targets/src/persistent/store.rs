@@ -12,7 +12,7 @@ use cairn_format::thin::{
 };
 use rustc_hash::FxHashMap;
 
-use super::allocator::DataAllocator;
+use super::allocator::{DataAllocator, DataRun};
 use super::cache::Cache;
 use super::disk::MetaDisk;
 use super::error::{Error, Path, Place};
@@ -44,7 +44,8 @@ pub struct Options {
     pub data_block_size: Option<DataBlockSize>,
     /// Most bytes of clean tree nodes that are kept in memory.
     pub cache_bytes: usize,
-    /// Nothing is to be written to the device, not even a flush.
+    /// Nothing is to be written to the device, not even a flush, before
+    /// [`Working::allow_changes`].
     pub read_only: bool,
 }
 
@@ -69,6 +70,8 @@ pub struct MetadataUse {
     pub used: u64,
     /// What can still be allocated before the next commit.
     pub free: u64,
+    /// What any commit may take, whatever it changes.
+    pub overhead: u64,
 }
 
 /// The metadata of a pool, shared by every reactor.
@@ -135,7 +138,8 @@ impl Store {
             )));
         }
         let store = Arc::new(Store::new(disk, options.cache_bytes, found));
-        let working = Working::load(env, store.clone(), superblock).await?;
+        let mut working = Working::load(env, store.clone(), superblock).await?;
+        working.unflushed = options.read_only;
         store.publish_all(&working);
         store.free_data_blocks(&working);
         Ok((store, working))
@@ -175,6 +179,7 @@ impl Store {
             total: self.account.total.load(Ordering::Acquire),
             used: self.account.used.load(Ordering::Acquire),
             free: self.account.free.load(Ordering::Acquire),
+            overhead: self.account.overhead.load(Ordering::Acquire),
         }
     }
 
@@ -207,6 +212,15 @@ impl Store {
         drop(published);
         self.account.used.store(working.txn.metadata.allocated(), Ordering::Release);
         working.settle_account();
+    }
+
+    /// The durable map has so many blocks: those that it did not have before can be taken.
+    pub(super) fn extend_data(&self, blocks: u64) {
+        let first = self.data.blocks();
+        if first < blocks {
+            self.data.extend(blocks);
+            self.data.put_back(DataRun::new(first, blocks - first));
+        }
     }
 
     /// After opening: what the durable map has free can be taken.

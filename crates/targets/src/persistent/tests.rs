@@ -2,6 +2,7 @@
 
 mod basics;
 mod bed;
+mod comparing;
 mod crashes;
 mod damage;
 mod faults;

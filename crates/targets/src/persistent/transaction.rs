@@ -30,7 +30,27 @@ pub(super) struct Transaction {
     /// Metadata blocks that the durable state still stands on, but the next will not.
     freed: Vec<MetadataBlock>,
     /// Data blocks whose count fell to zero at some time.
-    freed_data: Vec<u64>,
+    freed_data: BlockSet,
+}
+
+/// A set of blocks, 64 to a word: the deletion of a large device frees 10^8 of them at once.
+#[derive(Default)]
+struct BlockSet(FxHashMap<u64, u64>);
+
+impl BlockSet {
+    fn insert(&mut self, block: u64) {
+        *self.0.entry(block / 64).or_default() |= 1 << (block % 64);
+    }
+
+    /// Empties it; its blocks in ascending order.
+    fn take(&mut self) -> impl Iterator<Item = u64> + use<> {
+        let mut words: Vec<(u64, u64)> = std::mem::take(&mut self.0).into_iter().collect();
+        words.sort_unstable_by_key(|(word, _)| *word);
+        words.into_iter().flat_map(|(word, bits)| {
+            let of_word = word * 64..=word * 64 + 63;
+            of_word.filter(move |block| bits >> (block % 64) & 1 == 1)
+        })
+    }
 }
 
 impl Transaction {
@@ -44,7 +64,7 @@ impl Transaction {
             free: 0,
             cursor: 0,
             freed: Vec::new(),
-            freed_data: Vec::new(),
+            freed_data: BlockSet::default(),
         };
         transaction.extend(0);
         transaction
@@ -171,7 +191,7 @@ impl Transaction {
     pub fn lower_data(&mut self, path: &Path, block: DataBlock) -> Result<(), Error> {
         let lowered = self.data.lower(block.0);
         if lowered.map_err(|what| misfit(path, "data block", block.0, what))? == 0 {
-            self.freed_data.push(block.0);
+            self.freed_data.insert(block.0);
         }
         Ok(())
     }
@@ -183,10 +203,8 @@ impl Transaction {
         for block in std::mem::take(&mut self.freed) {
             self.set_free(block);
         }
-        let mut data = std::mem::take(&mut self.freed_data);
-        data.sort_unstable();
-        data.dedup();
-        DataRun::join(data.into_iter().filter(|&block| self.data.get(block) == Some(0)))
+        let freed = self.freed_data.take();
+        DataRun::join(freed.filter(|&block| self.data.get(block) == Some(0)))
     }
 }
 
@@ -206,4 +224,33 @@ fn misfit(path: &Path, what: &str, block: u64, misfit: Misfit) -> Error {
 /// The path of a block that is no part of a tree.
 pub(super) fn outside(place: Place, block: MetadataBlock) -> Path {
     Path { place, block, keys: super::nodes::ALL_KEYS }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_set_of_many_blocks_is_small() {
+        let mut set = BlockSet::default();
+        (10..1_000_010).rev().for_each(|block| set.insert(block));
+        assert_eq!(set.0.len(), 15_626);
+        assert!(set.take().eq(10..1_000_010));
+        assert_eq!(set.take().next(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_of_blocks_agrees_with_a_set(
+            blocks in prop::collection::vec(prop_oneof![0u64..300, any::<u64>()], 0..100),
+        ) {
+            let mut set = BlockSet::default();
+            blocks.iter().for_each(|&block| set.insert(block));
+            let expected: BTreeSet<u64> = blocks.into_iter().collect();
+            prop_assert!(set.take().eq(expected));
+        }
+    }
 }

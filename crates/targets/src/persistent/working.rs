@@ -9,9 +9,10 @@
 //! W2. While a metadata snapshot is held, the leaf of the top-level tree that has a device's root
 //!     is fresh before that root is shadowed or deleted: else the snapshot's pointer to it would
 //!     not have been counted when it has to be.
+//! W3. What was opened to be read only may be in the drive's cache alone, and the blocks that are
+//!     free in it what the durable state stands on: changes are refused until it was flushed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::Env;
@@ -23,7 +24,7 @@ use cairn_format::thin::{
 
 use super::allocator::DataRun;
 use super::cost;
-use super::edit::{Edit, Editor};
+use super::edit::Editor;
 use super::error::{Error, Place};
 use super::load::load;
 use super::nodes::Bounds;
@@ -39,6 +40,9 @@ pub struct Working {
     pub(super) next: Superblock,
     pub(super) txn: Transaction,
     pub(super) devices: BTreeMap<DeviceId, Device>,
+    /// No device has mapped more blocks since the state was loaded: a bound, so that no change costs
+    /// more where there are many devices.
+    most_mapped: u64,
     /// Devices that differ from the durable state, or are not in it, or not any more.
     pub(super) changed: BTreeSet<DeviceId>,
     /// The held copy of the superblock, to be written by the next commit.
@@ -51,6 +55,8 @@ pub struct Working {
     pub(super) broken: bool,
     /// What is on the device may not be durable: nothing may be changed before it is opened anew.
     unsure: bool,
+    /// W3.
+    pub(super) unflushed: bool,
 }
 
 impl Working {
@@ -62,7 +68,9 @@ impl Working {
     ) -> Result<Working, Error> {
         let loaded = load(env, &store.nodes, &superblock).await?;
         let working = Working::fresh(store, superblock, loaded.txn);
-        Ok(Working { devices: loaded.devices, ..working })
+        let mapped = loaded.devices.values().map(|device| device.details.mapped_blocks);
+        let most_mapped = mapped.max().unwrap_or(0);
+        Ok(Working { devices: loaded.devices, most_mapped, ..working })
     }
 
     /// A state without devices.
@@ -73,12 +81,14 @@ impl Working {
             next: superblock,
             txn,
             devices: BTreeMap::new(),
+            most_mapped: 0,
             changed: BTreeSet::new(),
             held: None,
             mark_due: false,
             written: 0,
             broken: false,
             unsure: false,
+            unflushed: false,
         }
     }
 
@@ -109,8 +119,7 @@ impl Working {
         account.total.store(txn.metadata.blocks(), Ordering::Release);
         account.free.store(txn.free(), Ordering::Release);
         account.data_used.store(txn.data.allocated(), Ordering::Release);
-        let mapped = self.devices.values().map(|device| device.details.mapped_blocks).max();
-        account.height.store(cost::height(mapped.unwrap_or(0)), Ordering::Release);
+        account.height.store(cost::height(self.most_mapped), Ordering::Release);
         account.overhead.store(cost::overhead(txn, self.devices.len() as u64), Ordering::Release);
     }
 
@@ -185,10 +194,28 @@ impl Working {
 
     // Changes.
 
+    /// Changes are to come, also if it was opened to be read only (W3).
+    ///
+    /// # Errors
+    /// The device failed, or changes are refused for another reason.
+    pub async fn allow_changes(&mut self, env: &Env) -> Result<(), Error> {
+        if self.unflushed {
+            let flushed = self.store.nodes.disk.flush(env).await;
+            // A later flush that succeeds would prove nothing.
+            self.unsure |= flushed.is_err();
+            flushed?;
+            self.unflushed = false;
+        }
+        self.guard()
+    }
+
     /// Refuses changes where there must be none.
     pub(super) fn guard(&self) -> Result<(), Error> {
         if self.broken || self.unsure {
             return Err(Error::Broken);
+        }
+        if self.unflushed {
+            return Err(Error::ReadOnly);
         }
         if self.durable.needs_check() {
             return Err(Error::NeedsCheck);
@@ -197,6 +224,11 @@ impl Working {
             return Err(Error::TimeExhausted(self.durable.time));
         }
         self.durable.refuse_writing().map_err(|error| Error::Unsupported(error.to_string()))
+    }
+
+    /// Refuses to read what an error left half done.
+    pub(super) fn guard_reading(&self) -> Result<(), Error> {
+        if self.broken { Err(Error::Broken) } else { Ok(()) }
     }
 
     /// W1: an error from here on breaks the transaction.
@@ -220,6 +252,7 @@ impl Working {
     }
 
     fn put(&mut self, id: DeviceId, device: Device) {
+        self.most_mapped = self.most_mapped.max(device.details.mapped_blocks);
         self.devices.insert(id, device);
         self.changed.insert(id);
     }
@@ -305,7 +338,7 @@ impl Working {
         let mut editor = Editor::new(env, &store.nodes, &mut self.txn, Place::TopLevel);
         editor.rewrite = true;
         let put = [(device.key(), Some(root))];
-        self.next.mapping_root = editor.edit(top, Edit::Put(&put)).await?;
+        self.next.mapping_root = editor.edit(top, &put).await?;
         self.changed.insert(device);
         Ok(())
     }
@@ -337,22 +370,7 @@ impl Working {
     ) -> Result<(), Error> {
         assert!(changes.is_sorted_by(|a, b| a.0 < b.0), "virtual blocks increase");
         self.known(device)?;
-        let edited = self.edit(env, device, Edit::Put(changes)).await;
-        self.settle(edited)
-    }
-
-    /// Removes every mapping of a range of virtual blocks.
-    ///
-    /// # Errors
-    /// As for [`Working::apply`].
-    pub async fn remove_range(
-        &mut self,
-        env: &Env,
-        device: DeviceId,
-        blocks: Range<u64>,
-    ) -> Result<(), Error> {
-        self.known(device)?;
-        let edited = self.edit(env, device, Edit::Cut(&blocks)).await;
+        let edited = self.edit(env, device, changes).await;
         self.settle(edited)
     }
 
@@ -360,13 +378,13 @@ impl Working {
         &mut self,
         env: &Env,
         id: DeviceId,
-        edit: Edit<'_, Mapping>,
+        changes: &[(u64, Option<Mapping>)],
     ) -> Result<(), Error> {
         let mut device = self.known(id)?;
         self.unshare_top_level(env, id, device.root).await?;
         let store = self.store.clone();
         let mut editor = Editor::new(env, &store.nodes, &mut self.txn, Place::Mappings(id));
-        let root = editor.edit(device.root, edit).await?;
+        let root = editor.edit(device.root, changes).await?;
         let tally = editor.tally;
         let mapped = device.details.mapped_blocks.checked_add(tally.inserted);
         let Some(mapped) = mapped.and_then(|mapped| mapped.checked_sub(tally.removed)) else {
@@ -498,9 +516,14 @@ impl Working {
         let superblock =
             read_existing(env, &self.store.nodes.disk, MetadataBlock::SUPERBLOCK).await?;
         let store = self.store.clone();
+        // If the commit's state is on the device, it stands on blocks that were free before, and
+        // of which the cache may have what they held once.
+        store.nodes.cache.clear();
         *self = Working::load(env, store.clone(), superblock).await?;
         self.unsure = unsure;
         store.publish_all(self);
+        // A commit that made the map longer may be on the device after all.
+        store.extend_data(self.data_blocks());
         Ok(())
     }
 }

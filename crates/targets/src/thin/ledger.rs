@@ -185,7 +185,7 @@ impl Ledger {
 
     /// Promises metadata blocks; false if they are not there.
     pub fn reserve(&self, cost: u64) -> bool {
-        self.store.reserve(cost)
+        self.store.reserve(cost, 0)
     }
 
     /// Takes promises back.

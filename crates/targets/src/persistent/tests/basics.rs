@@ -2,7 +2,7 @@
 
 use cairn_format::thin::TIME_MAX;
 
-use super::bed::{Bed, id, mapping};
+use super::bed::{Bed, holes, id, mapping};
 use crate::persistent::{DataRun, Error};
 
 #[test]
@@ -54,7 +54,7 @@ fn what_is_let_go_comes_back_with_the_commit_and_not_before() {
     })
     .unwrap();
     bed.commit();
-    bed.run(async |env, working| working.remove_range(env, id(1), 2..5).await).unwrap();
+    bed.run(async |env, working| working.apply(env, id(1), &holes(2..5)).await).unwrap();
     assert_eq!(bed.store.data().free(), 90);
     assert_eq!(bed.store.data_use().0, 7, "frees show at once");
     let freed = bed.run(async |env, working| working.commit(env).await).unwrap();
@@ -92,8 +92,8 @@ fn a_tree_of_three_levels_grows_shrinks_and_ends() {
         assert_eq!(found.devices[&1].1.len() as u64, COUNT);
     }
     bed.run(async |env, working| {
-        working.remove_range(env, id(1), 100..COUNT - 100).await?;
-        working.remove_range(env, id(0), 0..u64::MAX).await
+        working.apply(env, id(1), &holes(100..COUNT - 100)).await?;
+        working.apply(env, id(0), &holes(0..COUNT)).await
     })
     .unwrap();
     bed.commit();

@@ -1,5 +1,6 @@
 //! A store on a simulated drive.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,11 @@ pub fn id(id: u64) -> DeviceId {
 
 pub fn mapping(block: u64, time: u32) -> Mapping {
     Mapping { block: DataBlock(block), time }
+}
+
+/// Changes that unmap a range.
+pub fn holes(blocks: Range<u64>) -> Vec<(u64, Option<Mapping>)> {
+    blocks.map(|block| (block, None)).collect()
 }
 
 /// A drive that takes no time, so that many steps are quick to simulate.

@@ -12,7 +12,7 @@ use cairn_block::{Disk, Env, SectorCount};
 use cairn_format::thin::{DataBlockSize, Mapping, Opening};
 use cairn_sim::{Cut, CutWhen, Image, Stopped};
 
-use super::bed::{id, mapping, world};
+use super::bed::{holes, id, mapping, world};
 use crate::persistent::canary::{Bug, plant};
 use crate::persistent::model::{Mappings, audit};
 use crate::persistent::{Error, Options, Store, Working};
@@ -77,7 +77,7 @@ async fn change(
             (4 | 5, Some(own)) => {
                 let (start, len) = (rng.u64(..1500), rng.u64(1..900));
                 own.retain(|key, _| !(start..start + len).contains(key));
-                working.remove_range(env, id(device), start..start + len).await?;
+                working.apply(env, id(device), &holes(start..start + len)).await?;
             }
             (_, Some(own)) => {
                 let changes = puts(working, rng);

@@ -1,11 +1,11 @@
 //! Damaged bytes: an error with the path to them, or nothing noticed; never a panic, never a write
 //! that makes it worse.
 
-use cairn_format::thin::{BLOCK_BYTES, Block, block};
+use cairn_format::thin::{BLOCK_BYTES, Block, Kind, NODE_HEADER_BYTES, block};
 use cairn_sim::Image;
 use cairn_testkit::image;
 
-use super::bed::{Bed, id, mapping, world};
+use super::bed::{Bed, holes, id, mapping, world};
 use crate::persistent::Error;
 
 /// Opens, reads, changes and deletes everything; the first error ends it.
@@ -25,7 +25,7 @@ fn exercise(bytes: &[u8]) -> Result<(), Error> {
                 .map(|(n, block)| (n * 11, Some(mapping(block.0, time))))
                 .collect();
             working.apply(env, device, &changes).await?;
-            working.remove_range(env, device, 100..300).await?;
+            working.apply(env, device, &holes(100..300)).await?;
         }
         working.create_device(env, id(4_000_000))?;
         working.commit(env).await?;
@@ -111,4 +111,26 @@ fn a_block_of_zeros_and_a_foreign_block_are_told_with_their_path() {
     let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
     let text = bed.read_all(id(1), 0).unwrap_err().to_string();
     assert!(text.contains(&format!("blocknr: found {other}, expected {root}")), "{text}");
+}
+
+#[test]
+fn a_tree_that_loops_or_points_outside_is_told_with_its_path() {
+    let clean = image("thin", "big.meta");
+    let bed = Bed::open(world(5, Image::of_bytes(&clean))).unwrap();
+    let root = bed.store.device(id(1)).unwrap().root;
+    for child in [root.0, 0, 1 << 30, u64::MAX] {
+        let mut bytes = clean.clone();
+        with_block(&mut bytes, root.0 as usize, |own| {
+            let (kind, first_value) = (Kind::Node, NODE_HEADER_BYTES + 252 * 8);
+            own[first_value..first_value + 8].copy_from_slice(&child.to_le_bytes());
+            block::seal(own, kind, root);
+        });
+        let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+        let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+        let expected = format!("device 1, mapping tree, block {root}");
+        let of_child = format!("device 1, mapping tree, block {child}");
+        assert!(text.starts_with(&expected) || text.starts_with(&of_child), "{child}: {text}");
+        let error = exercise(&bytes).unwrap_err().to_string();
+        assert!(error.contains("mapping tree, block"), "{child}: {error}");
+    }
 }

@@ -4,6 +4,7 @@
 use cairn_sim::{Fault, OpSet};
 
 use super::bed::{Bed, id, mapping, open};
+use crate::persistent::model::audit;
 use crate::persistent::{Error, Options};
 
 fn fill(bed: &mut Bed, device: u64, blocks: u64) -> Result<(), Error> {
@@ -19,6 +20,11 @@ fn a_failed_commit_leaves_the_old_or_the_new_state_and_the_pool_goes_on() {
     for seed in 0..60 {
         let mut bed = Bed::seeded(seed, 128, 4000);
         bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+        // So many commits that every block was a node, which the cache still has, and is free now.
+        for _ in 0..30 {
+            fill(&mut bed, 0, 1).unwrap();
+            bed.commit();
+        }
         fill(&mut bed, 0, 500).unwrap();
         bed.commit();
         let before = bed.audit();
@@ -88,4 +94,74 @@ fn opening_read_only_writes_and_flushes_nothing() {
     let writes = bed.sim.writes();
     let (store, _) = open(&bed.sim, Options { read_only: true, ..Options::default() }).unwrap();
     assert_eq!((store.data().free(), bed.sim.writes()), (4000, writes));
+}
+
+#[test]
+fn data_blocks_of_a_growth_that_failed_can_be_taken_if_it_is_on_the_device() {
+    let mut found = [0, 0];
+    for seed in 0..40 {
+        let mut bed = Bed::seeded(seed, 128, 4000);
+        bed.drive().faults().add(Fault::error(OpSet::FLUSHES).per_mille(500).shots(1));
+        bed.run(async |_, working| working.grow_data(9000)).unwrap();
+        let failed = bed.run(async |env, working| working.commit(env).await);
+        bed.drive().faults().clear();
+        if failed.is_ok() {
+            continue;
+        }
+        bed.run(async |env, working| working.abort(env).await).unwrap();
+        let blocks = bed.working().data_blocks();
+        assert_eq!((bed.store.data().free(), bed.store.data_use()), (blocks, (0, blocks)));
+        found[usize::from(blocks == 9000)] += 1;
+    }
+    assert!(found.iter().all(|&count| count > 2), "{found:?}");
+}
+
+/// Devices that a power cut now leaves.
+fn durable_devices(bed: &Bed) -> usize {
+    audit(&bed.drive().durable().to_vec()).devices.len()
+}
+
+/// The process was killed while a commit created device 0: its superblock is written, and not
+/// flushed.
+fn killed_before_the_last_flush() -> Bed {
+    let cut = |seed| {
+        let mut bed = Bed::seeded(seed, 128, 4000);
+        bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+        bed.drive().faults().add(Fault::error(OpSet::FLUSHES).per_mille(500).shots(1));
+        let ended = bed.run(async |env, working| working.commit(env).await);
+        bed.drive().faults().clear();
+        let seen = bed.audit().devices.len();
+        (ended.is_err() && (seen, durable_devices(&bed)) == (1, 0)).then_some(bed)
+    };
+    (1..100).find_map(cut).expect("some commit fails in its last flush")
+}
+
+#[test]
+fn what_was_opened_to_be_read_is_durable_before_it_changes() {
+    let mut bed = killed_before_the_last_flush();
+    let read_only = Options { read_only: true, ..Options::default() };
+    let (store, working) = open(&bed.sim, read_only).unwrap();
+    bed.replace(store, working);
+    let refused = bed.run(async |env, working| working.create_device(env, id(1)));
+    assert!(matches!(refused, Err(Error::ReadOnly)));
+    assert_eq!(durable_devices(&bed), 0);
+    bed.run(async |env, working| working.allow_changes(env).await).unwrap();
+    assert_eq!(durable_devices(&bed), 1);
+    bed.run(async |env, working| working.create_device(env, id(1))).unwrap();
+    bed.commit();
+    assert_eq!(durable_devices(&bed), 2);
+}
+
+#[test]
+fn what_was_opened_to_be_read_does_not_change_if_it_cannot_be_flushed() {
+    let mut bed = killed_before_the_last_flush();
+    let read_only = Options { read_only: true, ..Options::default() };
+    let (store, working) = open(&bed.sim, read_only).unwrap();
+    bed.replace(store, working);
+    bed.drive().faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+    let failed = bed.run(async |env, working| working.allow_changes(env).await);
+    assert!(matches!(failed, Err(Error::Io { .. })));
+    let _ = bed.run(async |env, working| working.allow_changes(env).await);
+    let refused = bed.run(async |env, working| working.create_device(env, id(1)));
+    assert!(matches!(refused, Err(Error::Broken)));
 }

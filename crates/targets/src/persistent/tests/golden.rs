@@ -7,7 +7,7 @@ use cairn_sim::Image;
 use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
-use super::bed::{Bed, id, mapping, world};
+use super::bed::{Bed, holes, id, mapping, world};
 use crate::persistent::model::audit;
 
 fn open(record: &serde_json::Value) -> Bed {
@@ -84,7 +84,7 @@ fn every_sound_image_is_gone_on_with() {
                 .collect();
             bed.run(async move |env, working| {
                 working.apply(env, device, &changes).await?;
-                working.remove_range(env, device, 40..70).await
+                working.apply(env, device, &holes(40..70)).await
             })
             .unwrap_or_else(|error| panic!("{name}: {error}"));
             bed.commit();

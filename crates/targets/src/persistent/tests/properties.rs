@@ -17,7 +17,6 @@ enum Step {
     Delete(u64),
     Put { device: u64, start: u64, count: u64, stride: u64 },
     Drop { device: u64, start: u64, count: u64, stride: u64 },
-    Cut { device: u64, start: u64, len: u64 },
     Hold,
     Release,
     Grow(u64),
@@ -39,8 +38,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (device(), keys()).prop_map(|(device, (start, count, stride))| {
             Step::Drop { device, start, count, stride }
         }),
-        2 => (device(), 0u64..5000, 1u64..4000).prop_map(|(device, start, len)| {
-            Step::Cut { device, start, len }
+        2 => (device(), 0u64..5000, 1u64..4000).prop_map(|(device, start, count)| {
+            Step::Drop { device, start, count, stride: 1 }
         }),
         1 => Just(Step::Hold),
         1 => Just(Step::Release),
@@ -98,7 +97,6 @@ impl Twin {
             }
             Step::Put { device, start, count, stride } => self.put(device, start, count, stride),
             Step::Drop { device, start, count, stride } => self.drop(device, start, count, stride),
-            Step::Cut { device, start, len } => self.cut(device, start, len),
             Step::Hold => self.hold(),
             Step::Release => self.release(),
             Step::Grow(by) => {
@@ -172,17 +170,6 @@ impl Twin {
         let result =
             self.bed.run(async move |env, working| working.apply(env, id(device), &changes).await);
         self.or_abort(result);
-    }
-
-    fn cut(&mut self, device: u64, start: u64, len: u64) {
-        if let Some(own) = self.now.get_mut(&device) {
-            own.retain(|key, _| !(start..start + len).contains(key));
-            self.promise(2, 2);
-            let result = self.bed.run(async move |env, working| {
-                working.remove_range(env, id(device), start..start + len).await
-            });
-            self.or_abort(result);
-        }
     }
 
     fn hold(&mut self) {

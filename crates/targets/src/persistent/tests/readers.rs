@@ -9,7 +9,7 @@ use cairn_block::{Disk, Env, SectorCount};
 use cairn_format::thin::DataBlockSize;
 use cairn_sim::{DriveOptions, Effect, Fault, Image, OpSet, SimWorld};
 
-use super::bed::{id, mapping};
+use super::bed::{holes, id, mapping};
 use crate::persistent::canary::{Bug, plant};
 use crate::persistent::model::Mappings;
 use crate::persistent::{Error, Leaf, Options, Store, Working};
@@ -42,7 +42,7 @@ async fn commit(env: Env, mut working: Working, seed: u64) -> Vec<(u64, Mappings
         working.apply(&env, id(0), &changes).await.expect("there is room");
         let cut = rng.u64(..KEYS);
         now.retain(|key, _| !(cut..cut + 500).contains(key));
-        working.remove_range(&env, id(0), cut..cut + 500).await.expect("there is room");
+        working.apply(&env, id(0), &holes(cut..cut + 500)).await.expect("there is room");
         let freed = working.commit(&env).await.expect("the drive is sound");
         freed.into_iter().for_each(|run| store.data().release(run));
         states.push((store.generation(), now.clone()));

@@ -13,6 +13,15 @@ pub(crate) struct Crew {
     ended: Event,
 }
 
+/// A task that was counted, until it ends or is given up.
+struct Counted<'a>(&'a Crew);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
 impl Crew {
     /// Starts a task on this reactor.
     pub fn spawn(self: &Arc<Crew>, env: &Env, task: impl Future<Output = ()> + 'static) {
@@ -20,10 +29,21 @@ impl Crew {
         let crew = self.clone();
         env.spawn(async move {
             task.await;
-            if crew.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
-                crew.ended.notify(usize::MAX);
-            }
+            crew.leave();
         });
+    }
+
+    /// Counts a task that its caller runs.
+    pub async fn count<T>(&self, task: impl Future<Output = T>) -> T {
+        self.tasks.fetch_add(1, Ordering::AcqRel);
+        let _counted = Counted(self);
+        task.await
+    }
+
+    fn leave(&self) {
+        if self.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.ended.notify(usize::MAX);
+        }
     }
 
     /// Waits until no task is left.

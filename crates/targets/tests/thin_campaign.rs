@@ -1,7 +1,7 @@
 //! The crash campaign of thin pools: power cuts at seeded writes under two volumes of one pool, in
 //! normal service, during commits, while sharing is broken and blocks are discarded, freed and
 //! taken again; with snapshots, deletions, metadata snapshots, longer pools and other options under
-//! the workload, with pools that are full, over drives that lose, reorder and tear.
+//! the workload, with pools that are full, over drives that lose, reorder, tear and fail.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test thin_campaign` is the long run.
 //! With `--features canary` known ordering bugs are planted: each must be caught.
@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, LocalFuture, MessageError, Registry, SectorCount, Table, TableContext,
-    TableLine, Target, TargetTypes,
+    ConfigError, Disk, Env, Io, LocalFuture, MessageError, Registry, Sector, SectorCount,
+    SectorRange, Table, TableContext, TableLine, Target, TargetTypes,
 };
 use cairn_format::thin::blocks::MemoryBlocks;
-use cairn_format::thin::check::{Limits, Severity, check};
+use cairn_format::thin::check::{Finding, Limits, Severity, check};
+use cairn_format::thin::{MetadataBlock, Opening};
 use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
-use cairn_sim::{DriveOptions, Image, SimWorld, Workload};
+use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 /// Sectors of a data block.
 const BLOCK: u64 = 128;
@@ -47,7 +48,7 @@ const SHAPES: &[Shape] = &[
     },
     // So little metadata that it commits all the time.
     Shape {
-        metadata_blocks: 72,
+        metadata_blocks: 116,
         data_blocks: 48,
         grown_blocks: 48,
         blocks: 8,
@@ -65,7 +66,7 @@ const FULL: &[Shape] = &[
         features: "1 error_if_no_space",
     },
     Shape {
-        metadata_blocks: 64,
+        metadata_blocks: 112,
         data_blocks: 8,
         grown_blocks: 8,
         blocks: 5,
@@ -75,12 +76,18 @@ const FULL: &[Shape] = &[
 
 struct Pools {
     shapes: &'static [Shape],
+    /// Drives fail now and then.
+    failing: bool,
     registry: RefCell<Option<Arc<Registry>>>,
 }
 
 impl Pools {
     fn of(shapes: &'static [Shape]) -> Pools {
-        Pools { shapes, registry: RefCell::default() }
+        Pools { shapes, failing: false, registry: RefCell::default() }
+    }
+
+    fn failing(shapes: &'static [Shape]) -> Pools {
+        Pools { failing: true, ..Pools::of(shapes) }
     }
 
     fn shape(&self, world: &SimWorld) -> Shape {
@@ -137,7 +144,7 @@ async fn load_pool(
 }
 
 /// Everything a user may do to a pool while its volumes are written.
-async fn meddle(env: &Env, registry: &Registry, shape: Shape) {
+async fn meddle(env: &Env, registry: &Registry, shape: Shape, failing: bool) {
     let types = TargetTypes::new(cairn_targets::types());
     for _ in 0..6 {
         env.sleep(Duration::from_micros(env.random_below(6000))).await;
@@ -153,10 +160,46 @@ async fn meddle(env: &Env, registry: &Registry, shape: Shape) {
             7 => send(env, registry, &["detect_zeroes", "unmap"]).await,
             _ => {
                 let table = shape.pool(shape.grown_blocks);
-                load_pool(env, registry, &types, &table).await.expect("no drive fails");
+                while let Err(error) = load_pool(env, registry, &types, &table).await {
+                    assert!(failing, "no drive fails: {error}");
+                    // As a user would who finds his volumes suspended.
+                    env.sleep(Duration::from_millis(1)).await;
+                }
             }
         }
     }
+}
+
+/// Makes drives fail now and then.
+fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) {
+    let often = [2, 20, 100][rng.usize(..3)];
+    for name in ["meta", "data"] {
+        let faults = [OpSet::READS, OpSet::WRITES, OpSet::FLUSHES];
+        for ops in faults.into_iter().filter(|_| rng.bool()) {
+            world.drive(name).faults().add(Fault::error(ops).per_mille(often));
+        }
+    }
+}
+
+/// Clears the mark that a failed commit left, as a repair does that finds nothing wrong.
+async fn clear_mark(env: &Env, registry: &Registry) -> Result<(), ConfigError> {
+    let disk = registry.open("meta", false)?;
+    let range = SectorRange::new(Sector(0), SectorCount(8));
+    let segs = env.segs(range.count);
+    env.io(&disk, Io::read(range, segs.clone())).await.expect("no drive fails yet");
+    let bytes: Vec<u8> = segs.to_vec();
+    let Ok(Opening::Existing(mut superblock)) =
+        Opening::decide(bytes.as_slice().try_into().expect("it is a block"))
+    else {
+        return Ok(());
+    };
+    if superblock.needs_check() {
+        superblock.set_needs_check(false);
+        segs.copy_in(0, &superblock.encode(MetadataBlock::SUPERBLOCK));
+        env.io(&disk, Io::write(range, segs)).await.expect("no drive fails yet");
+        env.io(&disk, Io::flush()).await.expect("no drive fails yet");
+    }
+    Ok(())
 }
 
 impl Scenario for Pools {
@@ -189,7 +232,11 @@ impl Scenario for Pools {
     ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
         *self.registry.borrow_mut() = Some(registry.clone());
         let shapes = self.shapes;
+        let failing = self.failing;
         Box::pin(async move {
+            if failing {
+                clear_mark(&env, &registry).await?;
+            }
             let shape = shapes[registry.open("shape", false)?.sectors().0 as usize - 1];
             let types = TargetTypes::new(cairn_targets::types());
             let short = shape.pool(shape.data_blocks);
@@ -228,12 +275,20 @@ impl Scenario for Pools {
         true
     }
 
+    fn rolls_back(&self) -> bool {
+        self.failing
+    }
+
     fn trouble(&self, world: &SimWorld, _disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
-        let shape = self.shape(world);
+        let (shape, failing) = (self.shape(world), self.failing);
         if rng.bool() {
             let registry = self.registry.borrow().clone().expect("it is open");
             let env = world.env(2).clone();
-            world.env(2).spawn(async move { meddle(&env, &registry, shape).await });
+            world.env(2).spawn(async move { meddle(&env, &registry, shape, failing).await });
+        }
+        if failing {
+            plant_errors(world, rng);
+            return true;
         }
         shape.features.contains("error_if_no_space")
     }
@@ -249,6 +304,7 @@ fn check_metadata(image: &Image) -> Result<(), String> {
     let checked = check(&mut MemoryBlocks::new(&bytes), Limits::default());
     let report = checked.expect("memory can be read");
     match report.severity {
+        _ if report.findings == [Finding::NeedsCheck] => Ok(()),
         Severity::Damaged | Severity::Repairable => Err(format!("{:?}", report.findings)),
         _ => Ok(()),
     }
@@ -269,6 +325,18 @@ fn volumes_of_a_pool_survive_power_cuts() {
 fn full_pools_survive_power_cuts() {
     let replay = replay("full_pools_survive_power_cuts");
     Campaign::new(&Pools::of(FULL), &replay).run();
+}
+
+#[test]
+fn volumes_of_a_pool_survive_power_cuts_when_drives_fail_too() {
+    let replay = replay("volumes_of_a_pool_survive_power_cuts_when_drives_fail_too");
+    Campaign::new(&Pools::failing(SHAPES), &replay).run();
+}
+
+#[test]
+fn full_pools_survive_power_cuts_when_drives_fail_too() {
+    let replay = replay("full_pools_survive_power_cuts_when_drives_fail_too");
+    Campaign::new(&Pools::failing(FULL), &replay).run();
 }
 
 #[cfg(feature = "canary")]

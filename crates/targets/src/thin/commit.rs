@@ -22,54 +22,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Env, Io, IoError, IoResult, Op, RequestId};
-use event_listener::Event;
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::{Env, Io, IoError, IoResult, Op};
 use futures_util::future::{join_all, select};
 
 use super::canary::{self, Bug};
 use super::config::Discards;
-use super::index::Change;
+use super::index::{Change, Stamp};
 use super::ledger::LedgerError;
 use super::pool::{Mode, Pool};
 use super::volume::Volume;
 use crate::persistent::DataRun;
+use crate::waiters::{Ticket, Waiter, tell};
 
 /// The longest time that a change stays uncommitted if nobody asks.
 const COMMIT_PERIOD: Duration = Duration::from_secs(1);
-
-/// Who waits for a commit.
-pub(super) enum Waiter {
-    /// A held request, completed with the commit's result.
-    Request(RequestId),
-    /// A task.
-    Ticket(Arc<Ticket>),
-}
-
-/// The result of a commit for a task that waits for it.
-#[derive(Default)]
-pub(super) struct Ticket {
-    result: Mutex<Option<IoResult>>,
-    event: Event,
-}
-
-impl Ticket {
-    fn tell(&self, result: IoResult) {
-        *self.result.lock() = Some(result);
-        self.event.notify(usize::MAX);
-    }
-
-    async fn wait(&self) -> IoResult {
-        loop {
-            let listener = self.event.listen();
-            if let Some(result) = *self.result.lock() {
-                return result;
-            }
-            listener.await;
-        }
-    }
-}
 
 /// The changes of one volume that a commit takes: each block once, in order.
 struct Frozen {
@@ -112,6 +79,63 @@ fn settle(mut changes: Vec<Change>, batch: &mut Batch) -> Vec<Change> {
     settled
 }
 
+/// Numbers commits, in the order in which they freeze.
+///
+/// N1. A change with the stamp n is taken by the commit n, or by the one before: when the commit n
+///     is durable, so is the change. Whoever makes changes marks the volume, then reads the number,
+///     then makes them, all under the lock of the shard. Whoever freezes raises the number, then
+///     looks at the mark, then takes each shard's changes under its lock. So either the number was
+///     raised before it was read, or the mark is seen, and the lock waited for.
+pub(super) struct Numbers {
+    /// The next to freeze.
+    next: AtomicU64,
+    /// The last that is durable.
+    durable: AtomicU64,
+}
+
+impl Default for Numbers {
+    fn default() -> Numbers {
+        Numbers { next: AtomicU64::new(1), durable: AtomicU64::new(0) }
+    }
+}
+
+impl Numbers {
+    /// The stamp of changes of `volume` that are about to be made, under the lock of their shard.
+    pub fn stamp(&self, volume: &Volume) -> Stamp {
+        volume.set_dirty();
+        Stamp { commit: self.next.load(Ordering::SeqCst) }
+    }
+
+    /// The last commit that is durable.
+    pub fn durable(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    /// Begins a commit; its number. Only then may it look for changes.
+    fn begin(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// The commit of this number is durable.
+    fn end(&self, number: u64) {
+        self.durable.store(number, Ordering::Release);
+    }
+}
+
+/// Step 0, after the commit has its number.
+fn freeze(volumes: Vec<Arc<Volume>>) -> Batch {
+    let mut batch = Batch::default();
+    for volume in volumes {
+        if !volume.freeze() {
+            continue;
+        }
+        let taken = volume.map.shards().flat_map(|mut shard| shard.take_pending()).collect();
+        let changes = settle(taken, &mut batch);
+        batch.frozen.push(Frozen { volume, changes });
+    }
+    batch
+}
+
 impl Pool {
     /// Waits for a commit that covers everything done before.
     pub async fn commit(&self, env: &Env) -> IoResult {
@@ -149,16 +173,20 @@ impl Pool {
         let waiters = std::mem::take(&mut self.state.lock().waiters);
         if !self.can_commit() {
             // Whoever came here knew of changes that are lost by now.
-            return self.tell(env, waiters, Err(IoError::IO));
+            return tell(env, waiters, Err(IoError::IO));
         }
-        let (number, batch) = self.freeze();
+        let number = self.numbers.begin();
+        let batch = freeze(self.open_volumes());
         let result = match self.write_commit(env, &batch).await {
             Ok(freed) => {
-                self.durable_commit.store(number, Ordering::Release);
+                self.numbers.end(number);
                 self.note_highest(env, &batch).await;
-                batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
-                self.room.give_back(&self.ledger, batch.made);
-                self.quarantine(env, freed, batch);
+                let Batch { frozen, made, passing, discarded } = batch;
+                // Before the changes count as durable: who looks for free blocks finds them in one
+                // place or the other.
+                self.quarantine(env, freed, passing, discarded);
+                frozen.iter().for_each(|frozen| frozen.volume.thaw());
+                self.room.give_back(&self.ledger, made);
                 Ok(())
             }
             Err(error) => {
@@ -166,38 +194,14 @@ impl Pool {
                 Err(error.io())
             }
         };
-        self.tell(env, waiters, result);
+        tell(env, waiters, result);
         self.after_commit();
     }
 
-    fn tell(&self, env: &Env, waiters: Vec<Waiter>, result: IoResult) {
-        for waiter in waiters {
-            match waiter {
-                Waiter::Request(id) => env.complete(id, result),
-                Waiter::Ticket(ticket) => ticket.tell(result),
-            }
-        }
-    }
-
-    /// True if changes can become durable. A pool whose metadata ran full still has room for those
-    /// that it let happen.
+    /// True if changes can become durable. A pool whose metadata ran full has room for those that
+    /// it let happen.
     fn can_commit(&self) -> bool {
-        self.mode().is_writable() || (self.mode() == Mode::ReadOnly && self.is_out_of_metadata())
-    }
-
-    /// Step 0.
-    fn freeze(&self) -> (u64, Batch) {
-        let number = self.next_commit.fetch_add(1, Ordering::AcqRel);
-        let mut batch = Batch::default();
-        for volume in self.open_volumes() {
-            if !volume.freeze() {
-                continue;
-            }
-            let taken = volume.map.shards().flat_map(|mut shard| shard.take_pending()).collect();
-            let changes = settle(taken, &mut batch);
-            batch.frozen.push(Frozen { volume, changes });
-        }
-        (number, batch)
+        self.mode().is_writable()
     }
 
     /// Steps 1 and 2.
@@ -233,8 +237,13 @@ impl Pool {
     }
 
     /// Step 3: what the store freed, and what it never heard of.
-    fn quarantine(&self, env: &Env, freed: Vec<DataRun>, batch: Batch) {
-        let Batch { mut passing, mut discarded, .. } = batch;
+    fn quarantine(
+        &self,
+        env: &Env,
+        freed: Vec<DataRun>,
+        mut passing: Vec<u64>,
+        mut discarded: Vec<u64>,
+    ) {
         if freed.is_empty() && passing.is_empty() {
             return;
         }
@@ -276,7 +285,7 @@ impl Pool {
     /// Back to the last durable state: nothing changes any more.
     pub async fn roll_back(&self, env: &Env, error: &LedgerError) {
         tracing::error!("thin-pool: {}: commit failed: {error}", self.metadata.argument);
-        self.set_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
+        self.lower_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
         let aborted = self.ledger.abort(env).await;
         for volume in self.open_volumes() {
             // Its details are as they were, or cannot be read: then it is not served either.
@@ -288,13 +297,14 @@ impl Pool {
         }
         if let Err(error) = aborted {
             tracing::error!("thin-pool: {}: {error}", self.metadata.argument);
-            self.set_mode(Mode::Fail, "the metadata cannot be read");
+            self.lower_mode(Mode::Fail, "the metadata cannot be read");
         }
     }
 
     /// What follows from the room that there is now.
     fn after_commit(&self) {
         self.forget_unused();
+        self.metadata_came();
         self.look_at_marks();
         self.changed.notify(usize::MAX);
     }
@@ -339,6 +349,58 @@ impl Pool {
             let _ = self.commit(env).await;
         }
         self.crew.rest().await;
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod interleavings {
+    //! A change against a commit: `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib
+    //! interleavings`.
+
+    use super::super::index::{Group, GroupBudget};
+    use super::*;
+    use cairn_format::thin::{DataBlock, DeviceDetails, DeviceId, Mapping};
+    use shuttle::thread;
+
+    const ROUNDS: usize = 3000;
+
+    /// Maps block 0 to data block 7, as a write that has ended.
+    fn change(numbers: &Numbers, volume: &Volume) {
+        let mut shard = volume.map.shard(0);
+        let stamp = numbers.stamp(volume);
+        shard.change(0, Some(Mapping { block: DataBlock(7), time: 0 }), stamp, false);
+    }
+
+    #[test]
+    fn what_looks_durable_was_taken_by_a_commit_that_is() {
+        let life = || {
+            let details = DeviceDetails {
+                mapped_blocks: 0,
+                transaction_id: 0,
+                creation_time: 0,
+                snapshotted_time: 0,
+            };
+            let id = DeviceId::new(0).expect("a small number");
+            let (volume, numbers) = (Volume::new(id, details, None), Arc::new(Numbers::default()));
+            volume.map.end_load(0, Group::empty(), || true, &GroupBudget::default(), 0);
+            let writer = {
+                let (volume, numbers) = (volume.clone(), numbers.clone());
+                thread::spawn(move || change(&numbers, &volume))
+            };
+            let mut taken = 0;
+            for _ in 0..2 {
+                let number = numbers.begin();
+                let batch = freeze(vec![volume.clone()]);
+                taken += batch.made;
+                numbers.end(number);
+                batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
+            }
+            writer.join().expect("no panic");
+            let dirty = volume.map.shard(0).is_dirty(numbers.durable());
+            assert!(dirty || taken == 1, "N1");
+            assert!(volume.is_dirty() || taken == 1, "the next commit takes it");
+        };
+        shuttle::check_random(life, ROUNDS);
     }
 }
 

@@ -4,12 +4,13 @@
 //! discarded at once. A discard inside one group that is known is done at once; anything else is a
 //! task that goes from group to group, and asks the metadata where the next mapping is.
 
-use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict};
+use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict, yield_once};
 
 use super::config::Discards;
 use super::index::{GROUP_BLOCKS, Shard};
 use super::map::{NO_SPACE, Seat, Thin};
 use super::pool::Mode;
+use super::stock::Purpose;
 
 impl Thin {
     pub(super) fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
@@ -28,7 +29,7 @@ impl Thin {
             Mode::Fail => return Verdict::Failed(IoError::IO),
             // As the kernel: success, without effect.
             Mode::ReadOnly => return Verdict::Completed,
-            Mode::Write | Mode::OutOfData => (),
+            Mode::Write | Mode::OutOfData | Mode::OutOfMetadata => (),
         }
         let end = end.min(volume.map.end());
         if first >= end {
@@ -38,7 +39,7 @@ impl Thin {
         let count = end - first;
         if one_group && shard.is_loaded(first) && shard.clear_of_cells(first, count) == count {
             let mapped = (first..end).filter(|block| shard.get(*block).is_some()).count() as u64;
-            let can = pool.stocks.take_changes(env.reactor(), mapped, &pool.room, &pool.ledger);
+            let can = pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.ledger);
             if can == mapped {
                 unmap(seat, &mut shard, first, end);
                 return Verdict::Completed;
@@ -67,13 +68,12 @@ impl Thin {
 
 /// Unmaps the mapped blocks of a range of one loaded group. The changes were granted.
 fn unmap(seat: &Seat, shard: &mut Shard, first: u64, end: u64) {
-    let stamp = seat.pool.stamp();
+    let stamp = seat.pool.stamp(&seat.volume);
     for block in first..end {
         if shard.get(block).is_some() {
             shard.change(block, None, stamp, true);
         }
     }
-    seat.volume.set_dirty();
 }
 
 impl Seat {
@@ -84,17 +84,34 @@ impl Seat {
             let group = block / GROUP_BLOCKS;
             let group_end = ((group + 1) * GROUP_BLOCKS).min(end);
             next = self.discard_in_group(env, block, group_end).await?;
+            // What is in memory is done without waiting: others have their turn between groups.
+            yield_once().await;
         }
         Ok(())
     }
 
     /// The first block in a range that may be mapped: as the loaded groups say, or the metadata.
-    async fn next_mapped(&self, env: &Env, from: u64, end: u64) -> Result<Option<u64>, IoError> {
+    async fn next_mapped(
+        &self,
+        env: &Env,
+        mut from: u64,
+        end: u64,
+    ) -> Result<Option<u64>, IoError> {
+        // Groups that are loaded are known without a look at all of them.
+        while from < end && self.volume.map.shard(from).is_loaded(from) {
+            if self.volume.map.shard(from).has_mappings(from) {
+                return Ok(Some(from));
+            }
+            from = (from / GROUP_BLOCKS + 1) * GROUP_BLOCKS;
+        }
         if from >= end {
             return Ok(None);
         }
         let in_metadata = self.pool.ledger.next_mapped(env, self.volume.id, from).await;
         let in_metadata = in_metadata.map_err(|error| error.io())?;
+        if in_metadata.is_some_and(|block| block / GROUP_BLOCKS == from / GROUP_BLOCKS) {
+            return Ok(in_metadata.filter(|block| *block < end));
+        }
         let groups = from / GROUP_BLOCKS..end.div_ceil(GROUP_BLOCKS);
         let loaded = self.volume.map.first_loaded_group(groups);
         let in_memory = loaded.map(|group| (group * GROUP_BLOCKS).max(from));
@@ -121,7 +138,8 @@ impl Seat {
             } else {
                 let some = first..first + clear;
                 let mapped = some.filter(|block| shard.get(*block).is_some()).count() as u64;
-                let can = pool.stocks.take_changes(env.reactor(), mapped, &pool.room, &pool.ledger);
+                let can =
+                    pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.ledger);
                 let done = unmap_some(self, &mut shard, first, first + clear, can);
                 if done > first {
                     return Ok(done);
@@ -131,7 +149,7 @@ impl Seat {
         };
         match can {
             // The metadata has no room before a commit, or not even then.
-            Some(0) if !pool.has_room() => {
+            Some(0) if !pool.has_room(Purpose::Discard) => {
                 if !pool.room.is_granted() && !volume.is_dirty() {
                     return Err(NO_SPACE);
                 }
@@ -148,7 +166,6 @@ impl Seat {
 
 /// Unmaps up to `can` mapped blocks from `first` on; answers the first that was not looked at.
 fn unmap_some(seat: &Seat, shard: &mut Shard, first: u64, end: u64, mut can: u64) -> u64 {
-    let stamp = seat.pool.stamp();
     for block in first..end {
         if shard.get(block).is_none() {
             continue;
@@ -157,8 +174,7 @@ fn unmap_some(seat: &Seat, shard: &mut Shard, first: u64, end: u64, mut can: u64
             return block;
         }
         can -= 1;
-        shard.change(block, None, stamp, true);
-        seat.volume.set_dirty();
+        shard.change(block, None, seat.pool.stamp(&seat.volume), true);
     }
     end
 }

@@ -15,9 +15,9 @@ use cairn_format::thin::DataBlock;
 use futures_util::future::{join, join_all};
 
 use super::canary::{self, Bug};
-use super::commit::Waiter;
 use super::epochs::Phase;
 use super::map::{Origin, Place, Seat, Thin};
+use crate::waiters::Waiter;
 
 /// Blocks up to this size are put together in memory and written at once.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;

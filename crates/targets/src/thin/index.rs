@@ -24,6 +24,9 @@ pub(super) const GROUP_BLOCKS: u64 = 64;
 
 const SHARDS: usize = 64;
 
+/// Groups that are looked at for one to forget.
+const SEARCH_MAX: usize = 64;
+
 /// Groups kept per pool before clean ones are forgotten: 160 MiB, or 2 * 10^7 blocks.
 const GROUPS_MAX: usize = 5 << 16;
 
@@ -47,7 +50,7 @@ impl Entry {
 /// The entries of 64 blocks.
 pub(super) struct Group {
     entries: [Entry; GROUP_BLOCKS as usize],
-    /// The commit that takes its latest change, by number; 0 if it never changed.
+    /// The stamp of its latest change; 0 if it never changed.
     changed_in: u64,
     /// Looked at since the last search for a group to forget.
     used: bool,
@@ -106,20 +109,24 @@ pub(super) enum Run {
 #[derive(Default)]
 pub(super) struct Shard {
     groups: FxHashMap<u64, Box<Group>>,
+    /// The numbers of the groups, in the order in which they are looked at for one to forget.
+    ring: Vec<u64>,
+    /// Where in the ring the next search begins.
+    hand: usize,
     pending: Vec<Change>,
     cells: Vec<Cell>,
     /// Groups that are being loaded, with who waits.
     loading: Vec<(u64, Vec<RequestId>)>,
     /// Mapped blocks, counted from what the metadata said when the volume was opened.
     mapped: i64,
-    /// The latest commit that took or takes a change of this shard.
+    /// The stamp of the latest change of this shard.
     changed_in: u64,
 }
 
-/// What a change costs and when it happened.
+/// When a change happened.
 #[derive(Clone, Copy)]
 pub(super) struct Stamp {
-    /// The number of the commit that will take the change.
+    /// When the commit of this number is durable, so is the change (N1 in `commit`).
     pub commit: u64,
 }
 
@@ -154,6 +161,11 @@ impl Shard {
     /// True if the group of a block is loaded.
     pub fn is_loaded(&self, block: u64) -> bool {
         self.groups.contains_key(&(block / GROUP_BLOCKS))
+    }
+
+    /// True if the group of a block is loaded and maps something.
+    pub fn has_mappings(&self, block: u64) -> bool {
+        self.groups.get(&(block / GROUP_BLOCKS)).is_some_and(|group| group.has_mappings())
     }
 
     /// How many blocks from `block` on, up to `count`, are in no cell.
@@ -238,20 +250,41 @@ impl Shard {
         at.map(|at| self.loading.swap_remove(at).1).unwrap_or_default()
     }
 
-    /// Forgets a group that is durable and was not used lately; true if there was one.
-    fn forget_one(&mut self, durable: u64) -> bool {
-        let held: Vec<u64> = self.cells.iter().map(|cell| cell.block / GROUP_BLOCKS).collect();
+    /// Adds a group that is not there.
+    fn add(&mut self, number: u64, group: Group) {
+        self.ring.push(number);
+        let old = self.groups.insert(number, Box::new(group));
+        debug_assert!(old.is_none(), "a group is added once");
+    }
+
+    /// Forgets everything but the cells; answers how many groups that were.
+    fn clear(&mut self) -> usize {
+        let count = self.groups.len();
+        self.groups.clear();
+        self.ring.clear();
+        count
+    }
+
+    /// Forgets a group that is durable and, if one is near, was not used lately; true if there was
+    /// one.
+    pub fn forget_one(&mut self, durable: u64) -> bool {
         let mut victim = None;
-        for (number, group) in &mut self.groups {
-            if group.changed_in > durable || held.contains(number) {
+        for _ in 0..self.ring.len().min(SEARCH_MAX) {
+            self.hand = (self.hand + 1) % self.ring.len();
+            let number = self.ring[self.hand];
+            let group = self.groups.get_mut(&number).expect("the ring names groups");
+            let is_held = self.cells.iter().any(|cell| cell.block / GROUP_BLOCKS == number);
+            if group.changed_in > durable || is_held {
                 continue;
             }
-            victim = Some(*number);
+            victim = Some((self.hand, number));
             if !std::mem::take(&mut group.used) {
                 break;
             }
         }
-        victim.is_some_and(|number| self.groups.remove(&number).is_some())
+        let Some((at, number)) = victim else { return false };
+        self.ring.swap_remove(at);
+        self.groups.remove(&number).is_some()
     }
 }
 
@@ -307,7 +340,7 @@ impl VolumeMap {
     pub fn add_empty(&self, shard: &mut Shard, block: u64, budget: &GroupBudget, durable: u64) {
         debug_assert!(block / GROUP_BLOCKS * GROUP_BLOCKS >= self.end(), "M4");
         budget.make_room(shard, durable);
-        shard.groups.insert(block / GROUP_BLOCKS, Box::new(Group::empty()));
+        shard.add(block / GROUP_BLOCKS, Group::empty());
     }
 
     /// Adds a group that was read, if what was read is `current`; answers who waited for it.
@@ -326,7 +359,7 @@ impl VolumeMap {
                 return None;
             }
             budget.make_room(&mut shard, durable);
-            shard.groups.insert(number, Box::new(group));
+            shard.add(number, group);
         }
         Some(shard.take_waiters(number))
     }
@@ -361,8 +394,7 @@ impl VolumeMap {
     /// mapped. Answers who waited for a load.
     pub fn roll_back(&self, mapped: u64, budget: &GroupBudget) {
         for mut shard in self.shards() {
-            budget.give(shard.groups.len());
-            shard.groups.clear();
+            budget.give(shard.clear());
             shard.pending.clear();
             shard.mapped = 0;
         }
@@ -372,8 +404,7 @@ impl VolumeMap {
     /// Gives the room of every group back; the map is not used any more.
     pub fn give_back(&self, budget: &GroupBudget) {
         for mut shard in self.shards() {
-            budget.give(shard.groups.len());
-            shard.groups.clear();
+            budget.give(shard.clear());
         }
     }
 }
@@ -472,5 +503,26 @@ mod tests {
         assert!(shard.forget_one(4) && shard.forget_one(4));
         assert!(!shard.forget_one(4), "one has a change, one a cell");
         assert!(shard.forget_one(5), "the change is durable");
+        assert!(!shard.forget_one(5), "the cell is left");
+        assert_eq!(shard.ring.len(), shard.groups.len());
+    }
+
+    #[test]
+    fn what_was_used_lately_is_forgotten_last() {
+        let (map, budget) = map_of(&[]);
+        for group in [64, 128, 192] {
+            map.end_load(group, Group::empty(), || true, &budget, 0);
+        }
+        let mut shard = map.shard(0);
+        // Now none counts as used, and one of the four is gone.
+        assert!(shard.forget_one(0));
+        let kept: Vec<u64> = shard.ring.clone();
+        assert_eq!(kept.len(), 3);
+        let used = kept[1];
+        for _ in 0..2 {
+            assert_ne!(shard.run(used * GROUP_BLOCKS, 1, 0), Run::Absent);
+            assert!(shard.forget_one(0));
+        }
+        assert_eq!(shard.ring, [used]);
     }
 }

@@ -10,7 +10,7 @@ use futures_util::lock::MutexGuard;
 
 use super::index::{GROUP_BLOCKS, Group};
 use crate::persistent::{
-    Change as Cost, DataAllocator, Error, Leaf, MetadataUse, Options, Store, Working,
+    Change as Cost, DataAllocator, Error, Leaf, MetadataUse, Options, Store, Stretch, Working,
 };
 
 /// Leaves that are read ahead when one is needed.
@@ -183,9 +183,9 @@ impl Ledger {
         self.store.cost_at_most(Cost { blocks: 1, runs: 1, shared })
     }
 
-    /// Promises metadata blocks; false if they are not there.
-    pub fn reserve(&self, cost: u64) -> bool {
-        self.store.reserve(cost, 0)
+    /// Promises metadata blocks; false if they are not there, or no `keep` more.
+    pub fn reserve(&self, cost: u64, keep: u64) -> bool {
+        self.store.reserve(cost, keep)
     }
 
     /// Takes promises back.
@@ -199,6 +199,26 @@ impl Ledger {
     pub fn details(&self, id: DeviceId) -> Result<DeviceDetails> {
         let device = self.store.device(id).ok_or(Error::NoDevice(id))?;
         Ok(device.details)
+    }
+
+    /// Every device, by id.
+    pub fn devices(&self) -> Vec<(DeviceId, DeviceDetails)> {
+        self.store.devices().into_iter().map(|(id, device)| (id, device.details)).collect()
+    }
+
+    /// Where two devices differ from `block` on, as far as one step tells.
+    pub async fn compare(&self, env: &Env, ids: [DeviceId; 2], block: u64) -> Result<Stretch> {
+        Ok(self.store.compare(env, ids, block).await?)
+    }
+
+    /// How many data blocks only this device maps. Commits come in between.
+    pub async fn own_blocks(&self, env: &Env, id: DeviceId) -> Result<u64> {
+        let (mut count, mut block) = (0, 0);
+        while block < u64::MAX {
+            let (end, own) = self.working.lock().await.own_blocks(env, id, block).await?;
+            (count, block) = (count + own, end);
+        }
+        Ok(count)
     }
 
     /// The highest mapped block of a device.

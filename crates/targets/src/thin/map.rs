@@ -15,7 +15,6 @@ use cairn_block::{
 };
 use cairn_format::thin::{DataBlock, DeviceId, Mapping};
 
-use super::commit::Waiter;
 use super::config::{Discards, ThinConfig};
 use super::epochs::Phase;
 use super::index::{GROUP_BLOCKS, Run, Shard};
@@ -25,6 +24,7 @@ use super::status;
 use super::stock::Taken;
 use super::volume::Volume;
 use crate::persistent::DataRun;
+use crate::waiters::Waiter;
 
 /// The kind of target `thin`.
 pub struct ThinType;
@@ -82,6 +82,8 @@ pub(super) struct Seat {
     pub pool: Arc<Pool>,
     pub volume: Arc<Volume>,
     tenant: u64,
+    /// Losses of the volume that are known since before the table served it.
+    known_losses: u32,
     /// What would wait is handed back to the device, which is being suspended.
     handing_back: AtomicBool,
 }
@@ -261,6 +263,8 @@ impl Thin {
 
     fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (seat, place) = (self.seat(), self.place(request.range));
+        // Data is not read under a lock.
+        let alike = self.alike(request, &place);
         let mut shard = seat.volume.map.shard(place.block);
         if seat.pool.holds_back(&seat.volume) {
             drop(shard);
@@ -278,10 +282,12 @@ impl Thin {
         match seat.volume.look(&mut shard, place.block, clear) {
             Run::Absent => self.wait_for_group(env, request, shard, &place),
             Run::Mapped { data, shared: false, count } => {
-                self.overwrite(env, request, shard, &place, (data, count))
+                self.overwrite(env, request, shard, &place, alike, (data, count))
             }
             Run::Mapped { data, shared: true, count } => {
-                let count = match self.released(env, request, &mut shard, &place, count, true) {
+                let asked = request.op == Op::WriteZeroes;
+                let alike = Alike { zeros: alike.zeros && asked, ..alike };
+                let count = match self.released(env, request, &mut shard, &place, alike, count) {
                     Released::Blocks(count) => {
                         return self.end_elided(env, request, shard, &place, count);
                     }
@@ -289,7 +295,7 @@ impl Thin {
                 };
                 self.fill(env, request, shard, &place, Some(data), count)
             }
-            Run::Hole { count } => self.write_hole(env, request, shard, &place, count),
+            Run::Hole { count } => self.write_hole(env, request, shard, &place, alike, count),
         }
     }
 
@@ -300,16 +306,17 @@ impl Thin {
         request: &mut Request,
         mut shard: Locked<'_>,
         place: &Place,
+        alike: Alike,
         (data, count): (DataBlock, u64),
     ) -> Verdict<'a> {
         let seat = self.seat();
-        let count = match self.released(env, request, &mut shard, place, count, false) {
+        let count = match self.released(env, request, &mut shard, place, alike, count) {
             Released::Blocks(count) => return self.end_elided(env, request, shard, place, count),
             Released::None(count) => count,
         };
         let phase = seat.pool.epochs.enter(env.reactor());
         let commits = request.is_fua() && shard.is_dirty(seat.pool.durable());
-        if request.is_fua() && seat.volume.is_lost() {
+        if request.is_fua() && seat.has_lost() {
             seat.pool.epochs.leave(env.reactor(), phase);
             return Verdict::Failed(IoError::IO);
         }
@@ -330,6 +337,7 @@ impl Thin {
         request: &mut Request,
         mut shard: Locked<'_>,
         place: &Place,
+        alike: Alike,
         count: u64,
     ) -> Verdict<'a> {
         let seat = self.seat();
@@ -338,10 +346,10 @@ impl Thin {
             // Zeros over an origin are data.
             return self.fill(env, request, shard, place, None, over_origin);
         }
-        let count = match self.zeros(request, place, count) {
-            Zeros::Blocks(zeros) => return self.end_elided(env, request, shard, place, zeros),
-            Zeros::None(count) => count,
-        };
+        let count = count.min(alike.count);
+        if alike.zeros {
+            return self.end_elided(env, request, shard, place, count);
+        }
         if !shard.is_loaded(place.block) {
             // M4: look() knew without the group, but a mapping needs it.
             if place.block / GROUP_BLOCKS * GROUP_BLOCKS < seat.volume.map.end() {
@@ -369,7 +377,7 @@ impl Thin {
         let commits = request.is_fua() && shard.is_dirty(seat.pool.durable());
         drop(shard);
         request.accept(place.head(count));
-        if request.is_fua() && seat.volume.is_lost() {
+        if request.is_fua() && seat.has_lost() {
             return Verdict::Failed(IoError::IO);
         }
         if commits {
@@ -392,8 +400,12 @@ impl Thin {
     ) -> Verdict<'a> {
         let seat = self.seat();
         let (pool, volume) = (&seat.pool, &seat.volume);
-        if !pool.mode().is_writable() || volume.is_lost() {
-            return Verdict::Failed(if pool.is_out_of_metadata() { NO_SPACE } else { IoError::IO });
+        let mode = pool.mode();
+        if !mode.is_writable() || seat.has_lost() {
+            return Verdict::Failed(IoError::IO);
+        }
+        if !mode.provides() {
+            return Verdict::Failed(NO_SPACE);
         }
         if !shard.is_loaded(place.block) {
             return self.wait_for_group(env, request, shard, place);
@@ -455,10 +467,12 @@ impl Thin {
         if seat.pool.holds_back(&seat.volume) {
             return self.wait_at_gate(env, request);
         }
-        if seat.volume.is_lost() || seat.pool.mode() == Mode::Fail {
+        // In this order: what was rolled back is not changed any more.
+        let is_changed = seat.volume.is_changed();
+        if seat.has_lost() || seat.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
-        if seat.volume.is_changed() {
+        if is_changed {
             seat.pool.join_commit(env, Waiter::Request(request.id()));
             return Verdict::Queued;
         }
@@ -482,6 +496,11 @@ impl Thin {
 pub(super) const NO_SPACE: IoError = IoError::new(cairn_block::ErrorKind::NoSpace);
 
 impl Seat {
+    /// True if acknowledged writes were rolled back since this table began to serve the volume.
+    fn has_lost(&self) -> bool {
+        self.volume.losses() != self.known_losses
+    }
+
     /// Has a request wait in one of the pool's lists, unless these are handed back now.
     fn wait(&self, env: &Env, request: &Request, park: impl FnOnce(Parked)) {
         park(Parked { id: request.id(), tenant: self.tenant });
@@ -508,6 +527,9 @@ impl Seat {
             }
         }
         drop(shard);
+        if result.is_err() {
+            pool.space_came(env);
+        }
         waiters.into_iter().for_each(|id| env.remap(id));
         result
     }
@@ -515,19 +537,18 @@ impl Seat {
 
 /// Maps blocks from `block` on to these data blocks, as of now.
 fn map_blocks(pool: &Pool, volume: &Volume, shard: &mut Shard, block: u64, data: DataRun) {
-    let (time, stamp) = (pool.time.load(Ordering::Acquire), pool.stamp());
+    let (time, stamp) = (pool.time.load(Ordering::Acquire), pool.stamp(volume));
     for (at, data) in (block..).zip(data.blocks()) {
         shard.change(at, Some(Mapping { block: data, time }), stamp, false);
     }
-    volume.set_dirty();
 }
 
-/// Whether the data of a write is zeros.
-enum Zeros {
-    /// So many blocks, from the first on, are written with nothing else.
-    Blocks(u64),
-    /// The first one is not; so many are to be written.
-    None(u64),
+/// What the first blocks of a write have in common.
+#[derive(Clone, Copy)]
+struct Alike {
+    /// They are written with zeros that are to be looked at as such.
+    zeros: bool,
+    count: u64,
 }
 
 /// Whether blocks of zeros were released.
@@ -537,21 +558,20 @@ enum Released {
 }
 
 impl Thin {
-    /// Looks for zeros in the first `count` blocks of a write.
-    fn zeros(&self, request: &Request, place: &Place, count: u64) -> Zeros {
-        if request.op == Op::WriteZeroes {
-            return Zeros::Blocks(count);
-        }
-        if !self.seat().pool.detects_zeroes() {
-            return Zeros::None(count);
+    /// Looks for zeros in a write, no further than its first group.
+    #[inline(always)]
+    fn alike(&self, request: &Request, place: &Place) -> Alike {
+        if request.op == Op::WriteZeroes || !self.seat().pool.detects_zeroes() {
+            return Alike { zeros: request.op == Op::WriteZeroes, count: place.blocks };
         }
         let is_zero = |index: u64| {
             let (offset, len) = place.bytes(index);
             request.segs.is_zero(offset, len)
         };
-        let first = is_zero(0);
-        let alike = (1..count).take_while(|index| is_zero(*index) == first).count() as u64 + 1;
-        if first { Zeros::Blocks(alike) } else { Zeros::None(alike) }
+        let zeros = is_zero(0);
+        let most = place.blocks.min(GROUP_BLOCKS - place.block % GROUP_BLOCKS);
+        let more = (1..most).take_while(|index| is_zero(*index) == zeros).count() as u64;
+        Alike { zeros, count: 1 + more }
     }
 
     /// Releases whole mapped blocks that are written with zeros, if that is wanted and can be done
@@ -562,35 +582,30 @@ impl Thin {
         request: &Request,
         shard: &mut Shard,
         place: &Place,
+        alike: Alike,
         count: u64,
-        shared: bool,
     ) -> Released {
         let seat = self.seat();
         let pool = &seat.pool;
-        let asked = match request.op {
-            Op::WriteZeroes => !request.flags.contains(Flags::NO_UNMAP),
-            _ => pool.detects_zeroes() && !shared,
-        };
         let whole = place.whole().min(count);
+        let kept = request.op == Op::WriteZeroes && request.flags.contains(Flags::NO_UNMAP);
         let over_origin = place.block < self.origin_blocks();
-        if !asked || whole == 0 || over_origin || !pool.mode().is_writable() {
+        if kept || whole == 0 || over_origin || !pool.mode().is_writable() {
             return Released::None(count);
         }
-        let zeros = match self.zeros(request, place, whole) {
-            Zeros::Blocks(zeros) => zeros,
-            // What is no whole block of zeros goes the usual way.
-            Zeros::None(others) if others < whole => return Released::None(others),
-            Zeros::None(_) => return Released::None(count),
-        };
-        let can = pool.stocks.take_changes(env.reactor(), zeros, &pool.room, &pool.ledger);
+        // What is no whole block of zeros goes the usual way, as far as it is no zeros.
+        let zeros = whole.min(alike.count);
+        if !alike.zeros {
+            return Released::None(if zeros < whole { zeros } else { count });
+        }
+        let can = pool.stocks.take_removals(env.reactor(), zeros, &pool.room, &pool.ledger);
         if can == 0 {
             return Released::None(count);
         }
-        let stamp = pool.stamp();
+        let stamp = pool.stamp(&seat.volume);
         for block in place.block..place.block + can {
             shard.change(block, None, stamp, true);
         }
-        seat.volume.set_dirty();
         Released::Blocks(can)
     }
 }
@@ -651,8 +666,10 @@ impl Target for Thin {
             let block_sectors = pool.block.0;
             let tenant = pool.new_tenant();
             self.blocks.get_or_init(|| Blocks { block_sectors, origin });
-            let handing_back = AtomicBool::new(false);
-            self.seat.get_or_init(|| Arc::new(Seat { pool, volume, tenant, handing_back }));
+            let (known_losses, handing_back) = (volume.losses(), AtomicBool::new(false));
+            self.seat.get_or_init(|| {
+                Arc::new(Seat { pool, volume, tenant, known_losses, handing_back })
+            });
             Ok(())
         })
     }
@@ -702,10 +719,15 @@ impl Target for Thin {
 
 impl Thin {
     async fn extents_of(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
-        let (seat, place) = (self.seat(), self.place(range));
+        let seat = self.seat.get().ok_or(IoError::IO)?;
+        let place = self.place(range);
         let run = loop {
             let run = {
                 let mut shard = seat.volume.map.shard(place.block);
+                // What a failed pool rolled back is neither data nor a hole: reads fail too.
+                if seat.pool.mode() == Mode::Fail {
+                    return Err(IoError::IO);
+                }
                 seat.volume.look(&mut shard, place.block, place.blocks)
             };
             if run != Run::Absent {

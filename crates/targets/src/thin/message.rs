@@ -1,5 +1,6 @@
 //! The messages of a pool: its volumes come and go, one message at a time, and everything that a
-//! message did is durable when it is answered.
+//! message did is durable when it is answered. Nobody suspends the pool meanwhile
+//! ([`Pool::shut`]): a message may close the pool and open it again.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use cairn_format::thin::DeviceId;
 
 use super::config::{DEVICE_ID_MAX, DetectZeroes};
 use super::ledger::LedgerError;
-use super::pool::Pool;
+use super::pool::{Mode, Pool};
+use super::stock::Purpose;
 use super::volume::Volume;
 use crate::persistent::Error;
 
@@ -86,6 +88,23 @@ impl Act {
     }
 }
 
+/// The answer of a pool that serves nobody now.
+pub(super) fn suspended(words: &[&str]) -> MessageError {
+    MessageError::Busy(format!("{}: the pool is suspended", words.join(" ")))
+}
+
+impl Act {
+    /// How much metadata it may leave.
+    fn purpose(self) -> Purpose {
+        match self {
+            Act::CreateThin(_) | Act::CreateSnap { .. } | Act::ReserveSnap => Purpose::Provide,
+            Act::Delete(_) | Act::ReleaseSnap | Act::SetTransactionId { .. } | Act::Detect(_) => {
+                Purpose::Delete
+            }
+        }
+    }
+}
+
 /// What the store refused, with the errno that the kernel gives.
 fn refused(error: &LedgerError) -> MessageError {
     let errno = match error {
@@ -105,6 +124,10 @@ impl Pool {
     /// Acts on a message.
     pub async fn act_on_message(&self, env: &Env, words: &[&str]) -> Result<String, MessageError> {
         let act = Act::parse(words)?;
+        let _door = self.door.lock().await;
+        if self.is_closed() {
+            return Err(suspended(words));
+        }
         if let Act::Detect(mode) = act {
             self.set_detect(mode);
             return Ok(String::new());
@@ -113,19 +136,20 @@ impl Pool {
             let text = format!("{}: the pool is read-only (EOPNOTSUPP)", words.join(" "));
             return Err(MessageError::Failed(text));
         }
-        let _door = self.door.lock().await;
+        if self.mode() == Mode::OutOfMetadata && act.purpose() == Purpose::Provide {
+            return Err(refused(&LedgerError::Metadata(Error::NoMetadataSpace)));
+        }
         let lost = |_| MessageError::Failed("the commit failed; see the log (EIO)".to_owned());
         self.commit(env).await.map_err(lost)?;
         if matches!(act, Act::CreateSnap { .. } | Act::ReserveSnap) {
             self.begin_sharing(env).await.map_err(|error| refused(&error))?;
         }
-        // Beyond what any commit takes.
-        let cost = self.ledger.unit_cost(false);
-        if !self.ledger.reserve(cost) {
+        let Some(cost) = self.room.for_message(&self.ledger, act.purpose()) else {
             return Err(refused(&LedgerError::Metadata(Error::NoMetadataSpace)));
-        }
+        };
         let done = self.act(env, act).await;
         self.ledger.unreserve(cost);
+        self.metadata_came();
         if let Err(error) = &done {
             self.recover_from(env, error).await;
         }

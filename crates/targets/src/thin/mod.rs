@@ -20,7 +20,7 @@
 //! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `index` (the volume
 //! map), `fill` (partly written blocks), `discard`, `commit`, `epochs` (who is under way), `stock`
 //! (what a reactor hands out), `space` (running out), `volume`, `pool`, `ledger` (the metadata),
-//! `recover` (opening, handover, growth), `message`, `status`.
+//! `recover` (opening, handover, growth), `message`, `status`, `inspect` (what verbs ask), `trim`.
 //!
 //! # Invariants
 //! T1. What a mapping points at is durable on the data device before the mapping is.
@@ -50,6 +50,9 @@ mod discard;
 mod epochs;
 mod fill;
 mod index;
+mod inspect;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod ledger;
 mod map;
 mod message;
@@ -62,6 +65,7 @@ mod status;
 mod stock;
 #[cfg(test)]
 mod tests;
+mod trim;
 mod volume;
 
 #[cfg(feature = "canary")]
@@ -83,5 +87,6 @@ mod canary {
 }
 
 pub use config::{POOL_SPEC, THIN_SPEC, kernel_words};
+pub use inspect::{Figures, ThinDevice};
 pub use map::ThinType;
-pub use recover::PoolType;
+pub use recover::{PoolType, ThinPool};

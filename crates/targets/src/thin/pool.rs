@@ -15,7 +15,7 @@ use cairn_format::thin::{DataBlock, DeviceId};
 use event_listener::{Event, EventListener};
 use futures_util::future::select;
 
-use super::commit::Waiter;
+use super::commit::Numbers;
 use super::config::{DetectZeroes, Discards, Options};
 use super::epochs::Epochs;
 use super::index::{GROUP_BLOCKS, GroupBudget, Stamp};
@@ -24,6 +24,7 @@ use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
 use crate::args::Device;
 use crate::crew::Crew;
+use crate::waiters::Waiter;
 
 /// Memory for copies, all volumes of one pool together.
 const COPY_BYTES: u64 = 32 << 20;
@@ -34,7 +35,7 @@ const MOMENT: Duration = Duration::from_millis(5);
 /// How often a task tries to have a group loaded before it gives up.
 const LOAD_ATTEMPTS: u32 = 3;
 
-/// What a pool can do now.
+/// What a pool can do now, from all to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Mode {
@@ -42,6 +43,8 @@ pub(super) enum Mode {
     Write,
     /// Everything but to provide data blocks.
     OutOfData,
+    /// Everything but what takes metadata for good: mappings and volumes go, and none comes.
+    OutOfMetadata,
     /// Reads, and writes of what is mapped and not shared.
     ReadOnly,
     /// Nothing.
@@ -49,10 +52,16 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    const ALL: [Mode; 4] = [Mode::Write, Mode::OutOfData, Mode::ReadOnly, Mode::Fail];
+    const ALL: [Mode; 5] =
+        [Mode::Write, Mode::OutOfData, Mode::OutOfMetadata, Mode::ReadOnly, Mode::Fail];
 
     /// True if mappings may change.
     pub fn is_writable(self) -> bool {
+        self <= Mode::OutOfMetadata
+    }
+
+    /// True if mappings may be made, given data blocks.
+    pub fn provides(self) -> bool {
         self <= Mode::OutOfData
     }
 }
@@ -107,19 +116,15 @@ pub(super) struct Pool {
     pub crew: Arc<Crew>,
     pub state: Mutex<State>,
     pub volumes: Mutex<BTreeMap<DeviceId, Arc<Volume>>>,
-    /// Held while a message changes the set of volumes.
+    /// Held while a message changes the set of volumes, and while the pool is shut.
     pub door: futures_util::lock::Mutex<()>,
     /// Something happened that a task may wait for.
     pub changed: Event,
     mode: AtomicU8,
-    /// The metadata ran full; not damage.
-    out_of_metadata: AtomicBool,
     closed: AtomicBool,
     prices_sharing: AtomicBool,
     pub time: AtomicU32,
-    /// The number of the next commit to freeze, and of the last that is durable.
-    pub next_commit: AtomicU64,
-    pub durable_commit: AtomicU64,
+    pub numbers: Numbers,
     skip_zeroing: AtomicBool,
     detect: AtomicBool,
     discards: AtomicU8,
@@ -171,12 +176,10 @@ impl Pool {
             door: futures_util::lock::Mutex::default(),
             changed: Event::new(),
             mode: AtomicU8::new(mode as u8),
-            out_of_metadata: AtomicBool::new(false),
             closed: AtomicBool::new(true),
             prices_sharing: AtomicBool::new(false),
             time: AtomicU32::new(ledger.facts().time),
-            next_commit: AtomicU64::new(1),
-            durable_commit: AtomicU64::new(0),
+            numbers: Numbers::default(),
             skip_zeroing: AtomicBool::new(false),
             detect: AtomicBool::new(false),
             discards: AtomicU8::new(0),
@@ -253,12 +256,31 @@ impl Pool {
         Mode::ALL[usize::from(self.mode.load(Ordering::Relaxed))]
     }
 
-    /// Changes the mode; a change is an event.
+    /// Changes the mode; a change is an event. Only while nobody is served: see `turn_mode`.
     pub fn set_mode(&self, mode: Mode, why: &str) {
-        let old = self.mode.swap(mode as u8, Ordering::AcqRel);
-        if old == mode as u8 {
-            return;
+        if self.mode.swap(mode as u8, Ordering::AcqRel) != mode as u8 {
+            self.announce_mode(mode, why);
         }
+    }
+
+    /// Changes the mode if it is still `from`: space comes and goes while a commit may fail on
+    /// another reactor, which is final.
+    pub fn turn_mode(&self, from: Mode, mode: Mode, why: &str) {
+        let (old, new) = (from as u8, mode as u8);
+        let turned = self.mode.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
+        if from != mode && turned.is_ok() {
+            self.announce_mode(mode, why);
+        }
+    }
+
+    /// Changes the mode to one in which less is possible; never back.
+    pub fn lower_mode(&self, mode: Mode, why: &str) {
+        if self.mode.fetch_max(mode as u8, Ordering::AcqRel) < mode as u8 {
+            self.announce_mode(mode, why);
+        }
+    }
+
+    fn announce_mode(&self, mode: Mode, why: &str) {
         let name = &self.metadata.argument;
         match mode {
             Mode::Write => tracing::info!("thin-pool: {name}: {why}"),
@@ -274,16 +296,6 @@ impl Pool {
         events.raise();
     }
 
-    /// The metadata ran full, or there is room again.
-    pub fn set_out_of_metadata(&self, out: bool) {
-        self.out_of_metadata.store(out, Ordering::Release);
-    }
-
-    /// True if the metadata ran full.
-    pub fn is_out_of_metadata(&self) -> bool {
-        self.out_of_metadata.load(Ordering::Acquire)
-    }
-
     // Places.
 
     /// The range of the data device that holds `count` data blocks from `block`.
@@ -297,14 +309,15 @@ impl Pool {
         &self.data.disk
     }
 
-    /// When a change is made now: the commit that will take it. Under the lock of its shard.
-    pub fn stamp(&self) -> Stamp {
-        Stamp { commit: self.next_commit.load(Ordering::Acquire) }
+    /// When changes of a volume are made now: by the end of which commit they are durable. Under
+    /// the lock of their shard, which is kept until they are made.
+    pub fn stamp(&self, volume: &Volume) -> Stamp {
+        self.numbers.stamp(volume)
     }
 
     /// The last commit that is durable.
     pub fn durable(&self) -> u64 {
-        self.durable_commit.load(Ordering::Acquire)
+        self.numbers.durable()
     }
 
     // Gates.
@@ -324,6 +337,13 @@ impl Pool {
             volume.map.shards().for_each(drop);
         }
         self.epochs.quiesce().await;
+    }
+
+    /// Closes it for whoever suspends it: a message that is under way ends before, and one that
+    /// comes later finds it closed.
+    pub async fn shut(&self) {
+        let _door = self.door.lock().await;
+        self.close().await;
     }
 
     /// Lets requests in.

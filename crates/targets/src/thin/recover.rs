@@ -5,9 +5,10 @@
 //! or taken over from a suspended table as it is; then grown to the table's length and to the size
 //! of the metadata device. Recovery is reading the superblock.
 //!
-//! H1. A metadata device has one living pool, served by one live table.
+//! H1. A metadata device has one living pool, served by one live table: whatever the table answers
+//!     is about this one.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
@@ -18,11 +19,13 @@ use cairn_format::thin::{DataBlockSize, Opening};
 
 use super::config::{Discards, PoolConfig};
 use super::ledger::{Ledger, LedgerError};
+use super::message::suspended;
 use super::pool::{Mode, Pool, Terms};
 use super::status;
+use super::stock::Purpose;
 use crate::args::Device;
 use crate::blank::refuse_signatures;
-use crate::persistent::{Error, Store};
+use crate::persistent::{Error, Store, Working};
 
 /// The kind of target `thin-pool`.
 pub struct PoolType;
@@ -48,7 +51,7 @@ impl TargetType for PoolType {
             let home = ctor.registry.kin(&identity, Arc::<Home>::default);
             let tenant = home.move_in();
             let events = ctor.events.clone();
-            let pool = OnceLock::new();
+            let pool = Mutex::default();
             Ok(Arc::new(ThinPool { config, home, tenant, events, pool }) as Arc<dyn Target>)
         })
     }
@@ -137,12 +140,13 @@ impl Home {
 }
 
 /// The target.
-pub(super) struct ThinPool {
-    config: PoolConfig,
+pub struct ThinPool {
+    pub(super) config: PoolConfig,
     home: Arc<Home>,
     tenant: u64,
     events: Events,
-    pool: OnceLock<Arc<Pool>>,
+    /// The pool that it served last; none before it was ever live.
+    pool: Mutex<Option<Arc<Pool>>>,
 }
 
 impl Drop for ThinPool {
@@ -153,11 +157,11 @@ impl Drop for ThinPool {
 
 impl ThinPool {
     /// The pool, if the table was ever live.
-    pub fn pool(&self) -> Option<Arc<Pool>> {
-        self.pool.get().cloned()
+    pub(super) fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.lock().clone()
     }
 
-    fn busy(&self, found: &str, expected: &str) -> ConfigError {
+    pub(super) fn busy(&self, found: &str, expected: &str) -> ConfigError {
         let detail = format!("pool: found {found}, expected {expected}");
         ConfigError::new(ConfigKind::Busy, &self.config.metadata.argument, detail)
     }
@@ -165,11 +169,9 @@ impl ThinPool {
     async fn start(&self, env: &Env) -> Result<(), ConfigError> {
         let _door = self.home.door.lock().await;
         let pool = self.find_or_open(env).await?;
-        if self.pool.get_or_init(|| pool.clone()).metadata.disk.name() != pool.metadata.disk.name()
-        {
-            return Err(self.busy("another one than before", "a fresh table"));
-        }
         self.set_up(env, &pool).await?;
+        // Not before: a pool that was opened in vain is nobody's.
+        *self.pool.lock() = Some(pool.clone());
         {
             let mut state = self.home.state.lock();
             state.owner = Some(self.tenant);
@@ -194,11 +196,9 @@ impl ThinPool {
         if pool.block != self.config.block() || !self.has_same_devices(&pool) {
             return Err(self.busy("other devices or another block size", "those it serves"));
         }
-        if pool.mode() != Mode::Fail {
+        let is_used = || pool.open_volumes().iter().any(|volume| volume.is_used());
+        if pool.mode() != Mode::Fail || is_used() {
             return Ok(pool);
-        }
-        if pool.open_volumes().iter().any(|volume| volume.is_used()) {
-            return Err(self.busy("it failed with volumes open", "none"));
         }
         self.open(env).await
     }
@@ -231,6 +231,10 @@ impl ThinPool {
     /// Makes the pool what the table says: options, mode, sizes.
     async fn set_up(&self, env: &Env, pool: &Pool) -> Result<(), ConfigError> {
         let config = &self.config;
+        if pool.mode() == Mode::Fail {
+            // Volumes are open that must not wait for ever: they hear of it when they go on.
+            return Ok(());
+        }
         let (blocks, _) = pool.ledger.data_use();
         if config.data_blocks < blocks {
             let expected = format!("at least {blocks}, as the metadata maps (EINVAL)");
@@ -247,17 +251,19 @@ impl ThinPool {
             pool.set_mode(Mode::ReadOnly, "the table says read_only");
             return Ok(());
         }
+        let of = |error| metadata_error(config, error);
+        pool.ledger.working().await.allow_changes(env).await.map_err(of)?;
         self.grow(env, pool).await?;
         pool.price(pool.ledger.facts().shares());
-        if !pool.is_out_of_metadata() || pool.has_room() {
-            pool.set_out_of_metadata(false);
+        if pool.has_room(Purpose::Provide) {
             pool.set_mode(Mode::Write, "resumed");
+        } else {
+            pool.set_mode(Mode::OutOfMetadata, "no room is left in the metadata");
         }
         Ok(())
     }
 
     async fn grow(&self, env: &Env, pool: &Pool) -> Result<(), ConfigError> {
-        let of = |error| metadata_error(&self.config, error);
         let device_blocks = self.config.metadata.disk.sectors().0 / METADATA_BLOCK_SECTORS;
         let mut working = pool.ledger.working().await;
         let (data, metadata) = (working.data_blocks(), working.metadata_blocks());
@@ -271,16 +277,34 @@ impl ThinPool {
         if device_blocks == metadata && self.config.data_blocks == data {
             return Ok(());
         }
-        if device_blocks > metadata {
-            working.grow_metadata(device_blocks).map_err(of)?;
-        }
-        if self.config.data_blocks > data {
-            working.grow_data(self.config.data_blocks).map_err(of)?;
-        }
-        let committed = working.commit(env).await;
+        let grown = grow_maps(env, &mut working, device_blocks, self.config.data_blocks).await;
         pool.ledger.note(&working);
-        committed.map(drop).map_err(of)
+        let broken = working.is_broken();
+        drop(working);
+        let Err(error) = grown else { return Ok(()) };
+        let error = LedgerError::Metadata(error);
+        if broken {
+            // Half a change: only the durable state helps.
+            pool.roll_back(env, &error).await;
+        }
+        Err(config_error(&self.config.metadata, &error))
     }
+}
+
+/// Makes the maps at least so long, durably.
+async fn grow_maps(
+    env: &Env,
+    working: &mut Working,
+    metadata_blocks: u64,
+    data_blocks: u64,
+) -> Result<(), Error> {
+    if metadata_blocks > working.metadata_blocks() {
+        working.grow_metadata(metadata_blocks)?;
+    }
+    if data_blocks > working.data_blocks() {
+        working.grow_data(data_blocks)?;
+    }
+    working.commit(env).await.map(drop)
 }
 
 /// A block of the metadata device.
@@ -316,8 +340,8 @@ impl Target for ThinPool {
                 let state = self.home.state.lock();
                 state.active && state.owner == Some(self.tenant)
             };
-            if let Some(pool) = self.pool.get().filter(|_| is_owner) {
-                pool.close().await;
+            if let Some(pool) = self.pool().filter(|_| is_owner) {
+                pool.shut().await;
                 pool.stop(env).await;
                 self.home.state.lock().active = false;
             }
@@ -325,8 +349,8 @@ impl Target for ThinPool {
     }
 
     fn status(&self) -> String {
-        match self.pool.get() {
-            Some(pool) => status::pool_line(pool),
+        match self.pool() {
+            Some(pool) => status::pool_line(&pool),
             None => status::fresh_pool_line(&self.config),
         }
     }
@@ -341,11 +365,10 @@ impl Target for ThinPool {
         words: &'a [&'a str],
     ) -> LocalFuture<'a, Result<String, MessageError>> {
         Box::pin(async move {
-            let Some(pool) = self.pool.get().filter(|pool| !pool.is_closed()) else {
-                let text = format!("{}: the pool is suspended", words.join(" "));
-                return Err(MessageError::Busy(text));
-            };
-            pool.act_on_message(env, words).await
+            match self.pool() {
+                Some(pool) => pool.act_on_message(env, words).await,
+                None => Err(suspended(words)),
+            }
         })
     }
 

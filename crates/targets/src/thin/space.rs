@@ -4,11 +4,14 @@
 //! A write that finds no data block waits while a task looks for one: a commit may free some, and
 //! blocks in quarantine come free by themselves. If there is none even then, the pool is out of
 //! data space: writes that need a block wait, for as long as the table says, or fail. A write that
-//! finds no room in the metadata waits for a commit, which makes room, or finds the pool read-only.
+//! finds no room in the metadata waits for a commit, which makes room, or fails: the pool is out of
+//! metadata until a discard, a deletion or growth makes some, for which there is a reserve (S3 in
+//! `stock`).
 
 use cairn_block::Env;
 
 use super::pool::{Mode, Parked, Pool, State};
+use super::stock::Purpose;
 
 /// Warnings, by their place in [`State::warned`].
 const LOW_WATER: usize = 0;
@@ -59,7 +62,7 @@ impl Pool {
 
     /// Commits until there is room in the metadata, or it is known that there is none.
     async fn make_room(&self, env: &Env) {
-        while self.mode().is_writable() && !self.has_room() {
+        while self.mode().provides() && !self.has_room(Purpose::Provide) {
             let listener = self.changed.listen();
             if self.open_volumes().iter().any(|volume| volume.is_dirty()) {
                 // Whatever comes of it, the next look tells.
@@ -68,8 +71,12 @@ impl Pool {
                 // A write that was granted its change is under way.
                 self.rest_for_change(env, listener).await;
             } else {
-                self.set_out_of_metadata(true);
-                self.set_mode(Mode::ReadOnly, "no room is left in the metadata");
+                // A message takes room while it acts.
+                let _door = self.door.lock().await;
+                let mode = self.mode();
+                if mode.provides() && !self.room.is_granted() && !self.has_room(Purpose::Provide) {
+                    self.turn_mode(mode, Mode::OutOfMetadata, "no room is left in the metadata");
+                }
             }
         }
         let crowded = {
@@ -80,35 +87,42 @@ impl Pool {
         crowded.into_iter().for_each(|parked| env.remap(parked.id));
     }
 
+    /// The metadata may have room again.
+    pub fn metadata_came(&self) {
+        if self.mode() == Mode::OutOfMetadata && self.has_room(Purpose::Provide) {
+            let why = "there is room in the metadata again";
+            self.turn_mode(Mode::OutOfMetadata, Mode::Write, why);
+        }
+    }
+
     /// True if the metadata has room for a change, after everything was given back.
-    pub fn has_room(&self) -> bool {
+    pub fn has_room(&self, purpose: Purpose) -> bool {
         self.stocks.empty(&self.room, &self.ledger);
-        let granted = self.room.grant(&self.ledger, 1);
-        self.room.give_back(&self.ledger, granted);
-        granted > 0
+        self.room.is_there(&self.ledger, purpose)
     }
 
     /// Looks for data blocks until there are some, or it is known that there are none.
     async fn seek(&self, env: &Env) {
         loop {
+            let listener = self.changed.listen();
+            // Looked at in the order that freed blocks pass through, so that none slips by: a
+            // commit counts those it freed as in quarantine before its changes are durable, and
+            // the quarantine makes them free before it is over.
+            let changed = self.open_volumes().iter().any(|volume| volume.is_changed());
+            let quarantined = self.state.lock().quarantined > 0;
             // Blocks that reactors keep for themselves are for whoever needs them.
             self.stocks.empty(&self.room, &self.ledger);
-            if self.ledger.allocator().free() > 0 || !self.mode().is_writable() {
+            if self.ledger.allocator().free() > 0 || !self.mode().provides() {
                 break;
             }
-            // A commit under way counts: what it frees is in nobody's account yet.
-            let changed = self.open_volumes().iter().any(|volume| volume.is_changed());
             if changed && self.mode() == Mode::Write {
                 // Whatever comes of it, the next look tells.
                 let _ = self.commit(env).await;
-                continue;
-            }
-            let listener = self.changed.listen();
-            if self.state.lock().quarantined > 0 {
+            } else if quarantined {
                 listener.await;
-                continue;
+            } else {
+                return self.run_out(env).await;
             }
-            return self.run_out(env).await;
         }
         self.feed(env);
     }
@@ -125,7 +139,7 @@ impl Pool {
 
     /// There is no data block, not even after a commit.
     async fn run_out(&self, env: &Env) {
-        self.set_mode(Mode::OutOfData, "no data block is left");
+        self.turn_mode(Mode::Write, Mode::OutOfData, "no data block is left");
         let deadline = {
             let mut state = self.state.lock();
             if state.options.error_if_full || state.impatient {
@@ -169,7 +183,8 @@ impl Pool {
     pub fn space_came(&self, env: &Env) {
         if self.mode() == Mode::OutOfData && self.ledger.allocator().free() > 0 {
             self.state.lock().impatient = false;
-            self.set_mode(Mode::Write, "there are free data blocks again");
+            let why = "there are free data blocks again";
+            self.turn_mode(Mode::OutOfData, Mode::Write, why);
         }
         self.changed.notify(usize::MAX);
         if self.mode() != Mode::OutOfData && !self.state.lock().seeking {
@@ -183,7 +198,10 @@ impl Pool {
         let (total, free) = (self.ledger.data_use().0, self.free_data());
         let used = total.saturating_sub(free);
         let metadata = self.ledger.metadata_use();
-        let metadata_free = metadata.total.saturating_sub(metadata.used);
+        // What nobody can have counts as used, or a small device would be full before a warning.
+        let kept = metadata.overhead + self.room.keep(&self.ledger, Purpose::Provide);
+        let metadata_used = (metadata.used + kept).min(metadata.total);
+        let metadata_free = metadata.total - metadata_used;
         let mut state = self.state.lock();
         let [data_mark, metadata_mark] = state.options.marks_percent();
         let low = state.low_water_blocks;
@@ -191,7 +209,7 @@ impl Pool {
             (LOW_WATER, free <= low, false),
             (METADATA_LOW, metadata_free <= metadata_low_watermark(metadata.total), true),
             (DATA_MARK, used * 100 >= total * data_mark, true),
-            (METADATA_MARK, metadata.used * 100 >= metadata.total * metadata_mark, true),
+            (METADATA_MARK, metadata_used * 100 >= metadata.total * metadata_mark, true),
         ];
         let mut raise = false;
         for (warning, is_so, resets) in signs {

@@ -1,5 +1,7 @@
 //! The status lines of `thin-pool` and `thin`.
 
+use cairn_block::SectorCount;
+
 use super::config::{Discards, PoolConfig};
 use super::pool::{Mode, Pool};
 use super::space::metadata_low_watermark;
@@ -25,11 +27,11 @@ pub const THIN_FIELDS: &[&str] = &["mapped_sectors", "highest_mapped_sector"];
 const RESERVE_MAX: u64 = 4096;
 
 /// Metadata blocks that are kept for what must always be possible; shown as used.
-fn reserve(total: u64) -> u64 {
+pub(super) fn reserve(total: u64) -> u64 {
     RESERVE_MAX.min(total / 10)
 }
 
-fn discards_word(discards: Discards) -> &'static str {
+pub(super) fn discards_word(discards: Discards) -> &'static str {
     match discards {
         Discards::PassDown => "discard_passdown",
         Discards::NoPassDown => "no_discard_passdown",
@@ -37,11 +39,11 @@ fn discards_word(discards: Discards) -> &'static str {
     }
 }
 
-fn mode_word(mode: Mode) -> &'static str {
+pub(super) fn mode_word(mode: Mode) -> &'static str {
     match mode {
         Mode::Write => "rw",
         Mode::OutOfData => "out_of_data_space",
-        Mode::ReadOnly | Mode::Fail => "ro",
+        Mode::OutOfMetadata | Mode::ReadOnly | Mode::Fail => "ro",
     }
 }
 
@@ -90,9 +92,33 @@ pub(super) fn thin_line(pool: &Pool, volume: &Volume) -> String {
     if pool.mode() == Mode::Fail {
         return "Fail".to_owned();
     }
-    let mapped = volume.map.mapped() * pool.block.0;
-    match volume.highest() {
-        Some(highest) => format!("{mapped} {}", (highest + 1) * pool.block.0 - 1),
+    extent_fields(volume.map.mapped(), volume.highest(), pool.block)
+}
+
+/// How many blocks are mapped, and which is the highest, in sectors. Both are as the metadata has
+/// them, whatever that says.
+fn extent_fields(mapped: u64, highest: Option<u64>, block: SectorCount) -> String {
+    let mapped = mapped.saturating_mul(block.0);
+    match highest {
+        Some(highest) => {
+            let end = highest.saturating_add(1).saturating_mul(block.0);
+            format!("{mapped} {}", end - 1)
+        }
         None => format!("{mapped} -"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sectors_are_counted_from_blocks_whatever_the_metadata_says() {
+        let fields = |mapped, highest| extent_fields(mapped, highest, SectorCount(128));
+        assert_eq!(fields(0, None), "0 -");
+        assert_eq!(fields(2, Some(7)), "256 1023");
+        let (most, last) = (u64::MAX, u64::MAX - 1);
+        assert_eq!(fields(1 << 60, Some(last)), format!("{most} {last}"));
+        assert_eq!(fields(most, Some(most)), format!("{most} {last}"));
     }
 }

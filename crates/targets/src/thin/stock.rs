@@ -4,12 +4,17 @@
 //! S1. A data block in a stock was taken from the allocator, and is in no other stock.
 //! S2. Every change that is made and not durable, or may still be made with what stocks hold, has
 //!     the metadata blocks promised that it takes at most ([`Room`]).
+//! S3. What provides blocks leaves a reserve of metadata, so that a pool whose metadata is full can
+//!     still discard; what discards leaves a part of it, so that volumes can still be deleted.
+//!     Metadata below half a MiB leaves no such part, and metadata that a reserve would take most
+//!     of has none: the kernel makes such pools, and they are to go on here.
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Env, ReactorId};
 
 use super::ledger::Ledger;
+use super::status::reserve;
 use crate::persistent::DataRun;
 
 /// Data blocks that a stock takes at once, if there are plenty.
@@ -17,6 +22,23 @@ const REFILL_BLOCKS: u64 = 64;
 
 /// Changes that a stock may make before it asks again, if there are plenty.
 const REFILL_CHANGES: u64 = 64;
+
+/// Metadata of fewer blocks leaves nothing for deletions alone (S3).
+const SMALL_BLOCKS: u64 = 128;
+
+/// Metadata of fewer times what a change takes has no reserve (S3).
+const LEAST_UNITS: u64 = 4;
+
+/// What a change is for: how much of the reserve it leaves (S3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A mapping is made, a volume or a snapshot: all of it.
+    Provide,
+    /// A mapping goes: enough for messages that free something.
+    Discard,
+    /// A volume or a metadata snapshot goes.
+    Delete,
+}
 
 /// The right to make changes: each has the metadata blocks promised that it takes at most.
 pub(super) struct Room {
@@ -37,10 +59,31 @@ impl Room {
         self.unit.store(ledger.unit_cost(shares), Ordering::Release);
     }
 
-    /// Grants up to `count` changes, fewer if little is left.
-    pub fn grant(&self, ledger: &Ledger, mut count: u64) -> u64 {
+    /// Metadata blocks that a change of this kind leaves free.
+    pub fn keep(&self, ledger: &Ledger, purpose: Purpose) -> u64 {
+        let (unit, total) = (self.unit.load(Ordering::Acquire), ledger.metadata_use().total);
+        if total < LEAST_UNITS * unit {
+            return 0;
+        }
+        let for_delete = if total < SMALL_BLOCKS { 0 } else { unit };
+        match purpose {
+            Purpose::Provide => reserve(total).max(unit + for_delete),
+            Purpose::Discard => for_delete,
+            Purpose::Delete => 0,
+        }
+    }
+
+    /// Promises what a message takes beyond what any commit does; none if it is not there. It is
+    /// to be given back with [`Ledger::unreserve`].
+    pub fn for_message(&self, ledger: &Ledger, purpose: Purpose) -> Option<u64> {
         let unit = self.unit.load(Ordering::Acquire);
-        while count > 0 && !ledger.reserve(count * unit) {
+        ledger.reserve(unit, self.keep(ledger, purpose)).then_some(unit)
+    }
+
+    /// Grants up to `count` changes, fewer if little is left.
+    pub fn grant(&self, ledger: &Ledger, mut count: u64, purpose: Purpose) -> u64 {
+        let (unit, keep) = (self.unit.load(Ordering::Acquire), self.keep(ledger, purpose));
+        while count > 0 && !ledger.reserve(count * unit, keep) {
             count /= 2;
         }
         self.granted.fetch_add(count, Ordering::AcqRel);
@@ -51,6 +94,17 @@ impl Room {
     pub fn give_back(&self, ledger: &Ledger, count: u64) {
         self.granted.fetch_sub(count, Ordering::AcqRel);
         ledger.unreserve(count * self.unit.load(Ordering::Acquire));
+    }
+
+    /// True if a change would be granted now. It grants none, so that changes may be priced anew
+    /// meanwhile.
+    pub fn is_there(&self, ledger: &Ledger, purpose: Purpose) -> bool {
+        let unit = self.unit.load(Ordering::Acquire);
+        let is_there = ledger.reserve(unit, self.keep(ledger, purpose));
+        if is_there {
+            ledger.unreserve(unit);
+        }
+        is_there
     }
 
     /// True if changes may be under way.
@@ -93,7 +147,7 @@ impl Stocks {
     pub fn take(&self, at: ReactorId, most: u64, room: &Room, ledger: &Ledger) -> Taken {
         let mut stock = self.0[usize::from(at.0)].0.lock();
         if stock.changes == 0 {
-            stock.changes = room.grant(ledger, REFILL_CHANGES);
+            stock.changes = room.grant(ledger, REFILL_CHANGES, Purpose::Provide);
             if stock.changes == 0 {
                 return Taken::NoMetadata;
             }
@@ -118,23 +172,25 @@ impl Stocks {
         Taken::Blocks(taken)
     }
 
-    /// Takes the right to make up to `most` changes.
-    pub fn take_changes(&self, at: ReactorId, most: u64, room: &Room, ledger: &Ledger) -> u64 {
+    /// Takes the right to remove up to `most` mappings, from the reserve if need be.
+    pub fn take_removals(&self, at: ReactorId, most: u64, room: &Room, ledger: &Ledger) -> u64 {
         let mut stock = self.0[usize::from(at.0)].0.lock();
         if stock.changes == 0 {
-            stock.changes = room.grant(ledger, REFILL_CHANGES);
+            stock.changes = room.grant(ledger, REFILL_CHANGES, Purpose::Provide);
         }
         let taken = stock.changes.min(most);
         stock.changes -= taken;
-        taken
+        taken + room.grant(ledger, most - taken, Purpose::Discard)
     }
 
     /// Gives everything back: data blocks to the allocator, rights to the room.
     pub fn empty(&self, room: &Room, ledger: &Ledger) {
         for row in &self.0 {
-            let stock = std::mem::take(&mut *row.0.lock());
-            room.give_back(ledger, stock.changes);
-            stock.blocks.into_iter().for_each(|run| ledger.allocator().put_back(run));
+            // Under the lock: whoever finds a row empty finds its rights given back.
+            let mut stock = row.0.lock();
+            let Stock { blocks, changes } = std::mem::take(&mut *stock);
+            room.give_back(ledger, changes);
+            blocks.into_iter().for_each(|run| ledger.allocator().put_back(run));
         }
     }
 
@@ -142,5 +198,75 @@ impl Stocks {
     pub fn blocks(&self) -> u64 {
         let held = |row: &Row| row.0.lock().blocks.iter().map(|run| run.count).sum::<u64>();
         self.0.iter().map(held).sum()
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod interleavings {
+    //! Tasks that look for room against one that prices it anew:
+    //! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
+
+    use std::sync::Arc;
+
+    use cairn_block::{Disk, SectorCount};
+    use cairn_format::thin::DataBlockSize;
+    use cairn_sim::{DriveOptions, Image, SimWorld};
+    use shuttle::thread;
+
+    use super::*;
+    use crate::persistent::Store;
+
+    const ROUNDS: usize = 300;
+
+    struct Parts {
+        stocks: Stocks,
+        room: Room,
+        ledger: Ledger,
+    }
+
+    impl Parts {
+        /// Over fresh metadata in memory.
+        fn new() -> Arc<Parts> {
+            let sim = SimWorld::new(1, 1);
+            sim.add_drive(DriveOptions::named("meta"), Image::new(SectorCount(256 * 8)));
+            let disk: Arc<dyn Disk> = sim.drive("meta");
+            let parts = sim.block_on(0, |env| async move {
+                let size = DataBlockSize::new(128).expect("64 KiB are a legal size");
+                Store::format_fresh(&env, &disk, size).await?;
+                let ledger = Ledger::open(&env, &disk, size, false).await?;
+                let (stocks, room) = (Stocks::new(&env), Room::new(&ledger));
+                Ok::<_, crate::persistent::Error>(Parts { stocks, room, ledger })
+            });
+            Arc::new(parts.expect("the drive is sound"))
+        }
+
+        /// As a task that looks for room or for data blocks.
+        fn look(&self) {
+            self.stocks.empty(&self.room, &self.ledger);
+            assert!(self.room.is_there(&self.ledger, Purpose::Provide));
+        }
+    }
+
+    #[test]
+    fn changes_are_priced_anew_while_others_look_for_room() {
+        let life = || {
+            let parts = Parts::new();
+            // Of a write that failed: the stock has rights.
+            let Parts { stocks, room, ledger } = &*parts;
+            room.give_back(ledger, stocks.take_removals(ReactorId(0), 1, room, ledger));
+            assert!(room.is_granted());
+            let other = parts.clone();
+            let looks = thread::spawn(move || (0..2).for_each(|_| other.look()));
+            stocks.empty(room, ledger);
+            room.price(ledger, true);
+            looks.join().expect("no panic");
+            assert!(!room.is_granted());
+            let unit = room.unit.load(Ordering::Acquire);
+            assert_eq!(unit, ledger.unit_cost(true));
+        };
+        let mut config = shuttle::Config::new();
+        config.stack_size = 1 << 20;
+        let scheduler = shuttle::scheduler::RandomScheduler::new(ROUNDS);
+        shuttle::Runner::new(scheduler, config).run(life);
     }
 }

@@ -6,6 +6,7 @@ mod bed;
 mod discards;
 mod errors;
 mod full;
+mod inspections;
 mod origins;
 mod properties;
 mod reload;

@@ -20,8 +20,8 @@ pub(super) struct Volume {
     dirty: AtomicBool,
     /// Changes that a commit under way has frozen.
     frozen: AtomicBool,
-    /// Changes were lost: nothing can be flushed until the volume is loaded anew.
-    lost: AtomicBool,
+    /// How often changes were lost: what a table has not known from its start, its flushes tell.
+    losses: AtomicU32,
     /// Tables that serve it.
     users: AtomicUsize,
     /// The highest mapped block as the metadata says, plus one.
@@ -39,7 +39,7 @@ impl Volume {
             gates: AtomicU32::new(0),
             dirty: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
+            losses: AtomicU32::new(0),
             users: AtomicUsize::new(0),
             highest: AtomicU64::new(end),
         })
@@ -78,16 +78,16 @@ impl Volume {
         self.gates.load(Ordering::Relaxed) > 0
     }
 
-    /// A change was made. Called under the lock of its shard.
+    /// A change is about to be made, under the lock of its shard: before its stamp is taken (N1).
     pub fn set_dirty(&self) {
-        if !self.dirty.load(Ordering::Relaxed) {
-            self.dirty.store(true, Ordering::Release);
+        if !self.dirty.load(Ordering::SeqCst) {
+            self.dirty.store(true, Ordering::SeqCst);
         }
     }
 
     /// True if a commit has something to take.
     pub fn is_dirty(&self) -> bool {
-        self.dirty.load(Ordering::Acquire)
+        self.dirty.load(Ordering::SeqCst)
     }
 
     /// True if something is not durable. What a caller knows to have been done is seen.
@@ -113,22 +113,22 @@ impl Volume {
 
     /// Changes were rolled back: they are lost if there were any.
     pub fn lose(&self) {
+        // Before the flags: who sees them cleared sees the loss.
         if self.is_changed() {
-            self.lost.store(true, Ordering::Release);
+            self.losses.fetch_add(1, Ordering::AcqRel);
         }
         self.dirty.store(false, Ordering::Release);
         self.frozen.store(false, Ordering::Release);
     }
 
-    /// True if acknowledged writes were rolled back since the volume was loaded.
-    pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    /// How often acknowledged writes were rolled back.
+    pub fn losses(&self) -> u32 {
+        self.losses.load(Ordering::Acquire)
     }
 
-    /// A table begins to serve it; what was lost before is known by then.
+    /// A table begins to serve it.
     pub fn enter(&self) {
         self.users.fetch_add(1, Ordering::AcqRel);
-        self.lost.store(false, Ordering::Release);
     }
 
     /// A table has ended; true if it was the last.

@@ -4,6 +4,8 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use cairn_block::{Io, IoResult, MessageError, Op, SectorCount};
+use cairn_format::thin::blocks::MemoryBlocks;
+use cairn_format::thin::check::{Finding, Limits, Severity, check};
 use cairn_sim::Image;
 
 use crate::rig::{self, Rig};
@@ -75,10 +77,29 @@ impl Bed {
         Bed::of_images(metadata, data, self.data_blocks)
     }
 
+    /// The checker finds nothing wrong with the metadata that a power cut now certainly leaves,
+    /// but the mark of a failed commit.
+    pub fn check_metadata(&self) {
+        let bytes = self.drive("meta").durable().to_vec();
+        let checked = check(&mut MemoryBlocks::new(&bytes), Limits::default());
+        let report = checked.expect("memory can be read");
+        let only_marked = report.findings.iter().all(|found| *found == Finding::NeedsCheck);
+        assert!(report.severity < Severity::Repairable || only_marked, "{:?}", report.findings);
+    }
+
     /// Sends a message to the pool.
     pub fn message(&self, words: &[&'static str]) -> Result<String, MessageError> {
         let (target, words) = (self.target("pool"), words.to_vec());
         self.sim.block_on(0, |env| async move { target.message(&env, &words).await })
+    }
+
+    /// Sends a message to the pool without waiting for its answer.
+    pub fn start_message(&self, words: &[&'static str]) {
+        let (target, words) = (self.target("pool"), words.to_vec());
+        self.sim.block_on(0, |env| {
+            env.clone().spawn(async move { drop(target.message(&env, &words).await) });
+            std::future::ready(())
+        });
     }
 
     /// Lets time pass.

@@ -1,7 +1,14 @@
 //! Devices that fail.
 
 use super::bed::*;
+use crate::thin::pool::Mode;
+use crate::thin::recover::ThinPool;
+use cairn_block::SectorCount;
 use cairn_block::{Flags, IoError};
+use cairn_format::thin::blocks::MemoryBlocks;
+use cairn_format::thin::check::{Limits, Severity, check};
+use cairn_format::thin::{BLOCK_BYTES, Kind, Node, block};
+use cairn_sim::Image;
 use cairn_sim::{Fault, OpSet};
 
 #[test]
@@ -23,6 +30,57 @@ fn after_a_failed_commit_no_flush_succeeds_until_the_volume_is_loaded_anew() {
     assert!(bed.message(&["create_thin", "1"]).unwrap_err().to_string().contains("EOPNOTSUPP"));
     bed.load_thin("thin", 0, 8);
     bed.flush("thin").unwrap();
+}
+
+#[test]
+fn space_that_comes_or_goes_does_not_undo_a_failed_commit() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    let target = bed.target("pool");
+    let pool = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>());
+    let pool = pool.and_then(ThinPool::pool).expect("it is live");
+    bed.drive("meta").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    assert!(bed.flush("thin").is_err());
+    // As tasks that looked at the mode before the commit failed.
+    pool.turn_mode(Mode::OutOfData, Mode::Write, "there are free data blocks again");
+    assert_eq!(pool.mode(), Mode::ReadOnly);
+    pool.turn_mode(Mode::Write, Mode::OutOfData, "no data block is left");
+    assert_eq!(pool.mode(), Mode::ReadOnly);
+    pool.lower_mode(Mode::Fail, "the metadata cannot be read");
+    pool.lower_mode(Mode::ReadOnly, "a commit failed");
+    assert_eq!(bed.status("pool"), "Fail");
+}
+
+#[test]
+fn every_volume_that_a_failed_commit_touched_fails_flush_and_fua_until_it_is_loaded_anew() {
+    for device in ["meta", "data"] {
+        let bed = Bed::with_volume(256, 64, 8);
+        for (name, id) in [("second", 1), ("third", 2)] {
+            bed.message(&["create_thin", if id == 1 { "1" } else { "2" }]).unwrap();
+            bed.load_thin(name, id, 8);
+            bed.write(name, 0, BLOCK, 1).unwrap();
+            bed.flush(name).unwrap();
+        }
+        bed.write("thin", 0, BLOCK, 1).unwrap();
+        // Only a discard: what it removed comes back.
+        bed.discard("second", 0, BLOCK).unwrap();
+        bed.drive(device).faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+        assert!(bed.flush("thin").is_err());
+        let fua = |name| bed.io(name, |env| write_io(env, 0, 1, 3).with(Flags::FUA));
+        for _ in 0..3 {
+            for name in ["thin", "second"] {
+                assert!(bed.flush(name).is_err() && fua(name).is_err(), "{name}, {device}");
+            }
+            // A table that is suspended and resumed is not loaded anew.
+            bed.suspend("second", cairn_block::SuspendMode::Flush);
+            bed.resume("second").unwrap();
+        }
+        bed.flush("third").unwrap();
+        fua("third").unwrap();
+        bed.load_thin("second", 1, 8);
+        bed.flush("second").unwrap();
+        assert!(bed.flush("thin").is_err(), "each on its own");
+    }
 }
 
 #[test]
@@ -63,4 +121,81 @@ fn a_group_that_cannot_be_read_fails_its_requests_alone() {
     let first = again.read("thin", 0, 1);
     assert_eq!(again.bytes("thin", 0, 1), [1]);
     assert!(first.is_err() || first.is_ok_and(|bytes| bytes[0] == 1));
+}
+
+#[test]
+fn another_table_on_the_same_volume_does_not_hide_what_the_first_lost() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.drive("meta").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    assert!(bed.flush("thin").is_err());
+    bed.load_thin("twin", 0, 8);
+    bed.flush("twin").unwrap();
+    assert_eq!(bed.flush("thin"), Err(IoError::IO));
+}
+
+/// The bed with the leaf damaged that maps the first blocks: its number.
+fn with_damaged_leaf(bed: &Bed) -> (Bed, usize) {
+    let clean = bed.drive("meta").durable().to_vec();
+    let is_first_leaf = |number: &usize| {
+        let own = block::of(&clean[number * BLOCK_BYTES..][..BLOCK_BYTES]).unwrap();
+        let node = Node::cached(own).ok().filter(|_| block::identify(own) == Some(Kind::Node));
+        node.is_some_and(|node| node.is_leaf() && node.len() > 80 && node.key(0) == 0)
+    };
+    for number in (0..clean.len() / BLOCK_BYTES).filter(is_first_leaf) {
+        let mut bytes = clean.clone();
+        bytes[number * BLOCK_BYTES + 2000] ^= 1;
+        // Stale leaves lie about, which are in no tree.
+        let report = check(&mut MemoryBlocks::new(&bytes), Limits::default()).unwrap();
+        if report.severity == Severity::Damaged {
+            let data = bed.drive("data").durable();
+            return (Bed::of_images(Image::of_bytes(&bytes), data, bed.data_blocks), number);
+        }
+    }
+    panic!("a tree begins with a leaf");
+}
+
+#[test]
+fn damaged_metadata_is_told_with_its_path_and_nothing_is_made_worse() {
+    let bed = Bed::with_volume(256, 600, 600);
+    bed.write("thin", 0, 600 * BLOCK, 1).unwrap();
+    bed.flush("thin").unwrap();
+    let (bed, number) = with_damaged_leaf(&bed);
+    bed.load_pool("0 0");
+    bed.load_thin("thin", 0, 600);
+    assert!(bed.read("thin", 0, 1).is_err());
+    assert!(bed.write("thin", 0, 1, 2).is_err());
+    assert_eq!(bed.bytes("thin", 599 * BLOCK, 1), [1], "what is not damaged is there");
+    bed.remove("thin");
+    let before = bed.drive("meta").durable().to_vec();
+    let refused = bed.message(&["delete", "0"]).unwrap_err().to_string();
+    let path = format!("device 0, mapping tree, block {number}, keys 0..");
+    assert!(refused.contains(&path) && refused.contains("checksum"), "{refused}");
+    let status = bed.status("pool");
+    assert!(status.contains(" ro ") && status.contains("needs_check"), "{status}");
+    let after = bed.drive("meta").durable().to_vec();
+    assert_eq!(after[BLOCK_BYTES..], before[BLOCK_BYTES..], "only the mark was written");
+}
+
+#[test]
+fn a_data_device_that_is_smaller_than_its_map_is_refused() {
+    let bed = Bed::with_volume(256, 64, 8);
+    let metadata = bed.drive("meta").durable();
+    let small = Bed::of_images(metadata, Image::new(SectorCount(32 * BLOCK)), 32);
+    let refused = small.try_load("pool", &small.pool_table("0 0")).unwrap_err().to_string();
+    let expected = "data: length: found 32 data blocks, expected at least 64, as the metadata maps";
+    assert!(refused.contains(expected), "{refused}");
+    let long = format!("0 {} thin-pool meta data {BLOCK} 0", 64 * BLOCK);
+    let refused = small.try_load("other", &long).unwrap_err().to_string();
+    assert!(refused.contains("data: size: found 4096 sectors, expected at least"), "{refused}");
+}
+
+#[test]
+fn a_metadata_device_that_is_smaller_than_its_map_is_refused() {
+    let bed = Bed::with_volume(256, 64, 8);
+    let mut bytes = bed.drive("meta").durable().to_vec();
+    bytes.truncate(128 * BLOCK_BYTES);
+    let small = Bed::of_images(Image::of_bytes(&bytes), bed.drive("data").durable(), 64);
+    let refused = small.try_load("pool", &small.pool_table("0 0")).unwrap_err().to_string();
+    assert!(refused.starts_with("meta: ") && refused.contains("128"), "{refused}");
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::bed::*;
-use cairn_block::{ErrorKind, IoError, SuspendMode};
+use cairn_block::{ErrorKind, Flags, IoError, SuspendMode};
+use cairn_sim::{Fault, OpSet};
 
 const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
 
@@ -95,30 +96,186 @@ fn what_waits_is_handed_back_to_the_next_table() {
     assert_eq!(*bed.ends.borrow(), [("waits", Ok(()))]);
 }
 
-#[test]
-fn small_metadata_commits_often_and_runs_out_without_damage() {
-    let bed = Bed::new(64, 4096);
+/// Sectors of the volumes whose metadata runs full.
+const FAR: u64 = (1 << 21) * BLOCK;
+
+/// A pool with little metadata, and the volume `thin` with id 0.
+fn little_metadata(metadata_blocks: u64) -> Bed {
+    let bed = Bed::new(metadata_blocks, 4096);
     bed.load_pool("0 1 error_if_no_space");
     bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 1 << 20);
-    let mut written = Vec::new();
-    // Far apart, so that every block has a leaf of its own before long.
-    for at in 0..3000 {
-        let block = at * 300;
-        if bed.write("thin", block * BLOCK, 1, (at % 200) as u8 + 1).is_err() {
-            break;
-        }
-        written.push((block, (at % 200) as u8 + 1));
-    }
-    bed.flush("thin").unwrap();
-    assert!(bed.status("pool").contains(" ro ") || written.len() == 3000);
-    assert!(!bed.status("pool").contains("needs_check"), "{}", bed.status("pool"));
+    bed.load_thin("thin", 0, FAR / BLOCK);
+    bed
+}
+
+/// Where the write number `at` goes, and its byte: in no order, so that leaves are half empty.
+fn far(at: u64) -> (u64, u8) {
+    (at * 1031 % 4096 * 300 * BLOCK, (at % 200) as u8 + 1)
+}
+
+/// Writes until there is no room in the metadata; how many writes that took.
+fn fill_metadata(bed: &Bed, name: &str) -> u64 {
+    let refused = (0..4000).find_map(|at| {
+        let (start, byte) = far(at);
+        bed.write(name, start, 1, byte).err().map(|error| (at, error))
+    });
+    let (count, error) = refused.expect("so little metadata");
+    assert_eq!(error, NO_SPACE);
+    let status = bed.status("pool");
+    assert!(status.contains(" ro ") && !status.contains("needs_check"), "{status}");
+    count
+}
+
+fn is_writable(bed: &Bed) -> bool {
+    bed.status("pool").contains(" rw ")
+}
+
+/// After a power cut, the first `count` writes of [`fill_metadata`] are there.
+fn survives(bed: &Bed, count: u64) {
+    bed.check_metadata();
     let again = bed.reopen_durable();
     again.load_pool("0 0");
-    again.load_thin("thin", 0, 1 << 20);
-    for (block, byte) in written {
-        assert_eq!(again.bytes("thin", block * BLOCK, 2), [byte, 0], "block {block}");
+    again.load_thin("thin", 0, FAR / BLOCK);
+    for (start, byte) in (0..count).map(far) {
+        assert_eq!(again.bytes("thin", start, 2), [byte, 0], "sector {start}");
     }
+}
+
+#[test]
+fn full_metadata_loses_nothing_and_serves_what_is_there() {
+    let bed = little_metadata(48);
+    let count = fill_metadata(&bed, "thin");
+    bed.flush("thin").unwrap();
+    assert_eq!(bed.write("thin", FAR - BLOCK, 1, 7), Err(NO_SPACE));
+    bed.io("thin", |env| write_io(env, 0, 1, 1).with(Flags::FUA)).unwrap();
+    assert_eq!(bed.bytes("thin", FAR - BLOCK, 1), [0]);
+    let refused = bed.message(&["create_thin", "1"]).unwrap_err().to_string();
+    assert!(refused.contains("ENOSPC"), "{refused}");
+    survives(&bed, count);
+}
+
+#[test]
+fn full_metadata_comes_back_to_life_with_discards() {
+    let bed = little_metadata(48);
+    let count = fill_metadata(&bed, "thin");
+    // The last ones: enough that leaves go.
+    for at in count / 2..count {
+        bed.discard("thin", far(at).0, BLOCK).unwrap();
+        assert_eq!(bed.bytes("thin", far(at).0, 1), [0]);
+    }
+    bed.flush("thin").unwrap();
+    assert!(is_writable(&bed), "{}", bed.status("pool"));
+    bed.write("thin", FAR - BLOCK, 1, 7).unwrap();
+    bed.flush("thin").unwrap();
+    survives(&bed, count / 2);
+}
+
+#[test]
+fn full_metadata_comes_back_to_life_with_a_deletion() {
+    let bed = little_metadata(48);
+    bed.message(&["create_thin", "1"]).unwrap();
+    bed.load_thin("other", 1, FAR / BLOCK);
+    bed.write("thin", 0, 1, 1).unwrap();
+    fill_metadata(&bed, "other");
+    assert_eq!(bed.write("thin", far(1).0, 1, 1), Err(NO_SPACE));
+    bed.remove("other");
+    bed.message(&["delete", "1"]).unwrap();
+    assert!(is_writable(&bed), "{}", bed.status("pool"));
+    let (start, byte) = far(1);
+    bed.write("thin", start, 1, byte).unwrap();
+    bed.flush("thin").unwrap();
+    survives(&bed, 2);
+}
+
+#[test]
+fn metadata_filled_by_breaking_sharing_comes_back_to_life() {
+    let bed = little_metadata(160);
+    for at in 0..700 {
+        bed.write("thin", at * BLOCK, BLOCK, 3).unwrap();
+    }
+    let mut ids = 1..;
+    let full = loop {
+        // Each snapshot is left behind with leaves of its own.
+        let id: &'static str = ids.next().unwrap().to_string().leak();
+        if let Err(error) = bed.message(&["create_snap", id, "0"]) {
+            break error.to_string();
+        }
+        for at in (0..700).step_by(100) {
+            let _ = bed.write("thin", at * BLOCK, BLOCK, 4);
+        }
+    };
+    assert!(full.contains("ENOSPC"), "{full}");
+    assert!(!bed.status("pool").contains("needs_check"), "{}", bed.status("pool"));
+    bed.discard("thin", 0, 700 * BLOCK).unwrap();
+    bed.flush("thin").unwrap();
+    bed.check_metadata();
+    for id in 1..ids.next().unwrap() - 1 {
+        bed.message(&["delete", id.to_string().leak()]).unwrap();
+    }
+    assert!(is_writable(&bed), "{}", bed.status("pool"));
+    bed.write("thin", 0, BLOCK, 5).unwrap();
+    bed.flush("thin").unwrap();
+    bed.check_metadata();
+}
+
+#[test]
+fn a_metadata_snapshot_in_full_metadata_can_be_released() {
+    let bed = little_metadata(132);
+    for at in 0..40 {
+        bed.write("thin", far(at).0, 1, far(at).1).unwrap();
+    }
+    bed.message(&["reserve_metadata_snap"]).unwrap();
+    for at in 40..4000 {
+        if bed.write("thin", far(at).0, 1, far(at).1).is_err() {
+            break;
+        }
+    }
+    assert!(!is_writable(&bed), "{}", bed.status("pool"));
+    bed.message(&["release_metadata_snap"]).unwrap();
+    assert!(is_writable(&bed), "{}", bed.status("pool"));
+    survives(&bed, 40);
+}
+
+#[test]
+fn full_metadata_comes_back_to_life_when_its_device_grows() {
+    let bed = Bed::new(512, 4096);
+    let pool = format!("0 {} thin-pool @m data {BLOCK} 0 0", 4096 * BLOCK);
+    let metadata = |blocks: u64| format!("0 {} linear meta 0", blocks * 8);
+    bed.load("m", &metadata(48));
+    bed.load("pool", &pool);
+    bed.message(&["create_thin", "0"]).unwrap();
+    bed.load_thin("thin", 0, FAR / BLOCK);
+    let count = fill_metadata(&bed, "thin");
+    bed.load("m", &metadata(512));
+    // Seen at the next resume, as with the kernel.
+    assert!(!is_writable(&bed));
+    bed.load("pool", &pool);
+    assert!(is_writable(&bed) && bed.status("pool").contains("/512 "), "{}", bed.status("pool"));
+    for (start, byte) in (count..2 * count).map(far) {
+        bed.write("thin", start, 1, byte).unwrap();
+    }
+    bed.flush("thin").unwrap();
+    survives(&bed, 2 * count);
+}
+
+#[test]
+fn a_growth_that_fails_leaves_a_pool_that_reads() {
+    let mut bed = Bed::new(256, 8);
+    bed.data_blocks = 4;
+    bed.load_pool("0 0");
+    bed.message(&["create_thin", "0"]).unwrap();
+    bed.load_thin("thin", 0, 16);
+    bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
+    bed.flush("thin").unwrap();
+    bed.data_blocks = 8;
+    bed.drive("meta").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    let refused = bed.try_load("pool", &bed.pool_table("0 0")).unwrap_err().to_string();
+    assert!(refused.starts_with("meta: metadata "), "{refused}");
+    bed.load_pool("0 0");
+    assert!(bed.status("pool").contains(" 4/4 - ro "), "{}", bed.status("pool"));
+    assert!(bed.status("pool").contains("needs_check"));
+    assert_eq!(bed.bytes("thin", 3 * BLOCK, 1), [1]);
+    bed.check_metadata();
 }
 
 #[test]
@@ -141,4 +298,49 @@ fn warnings_are_events() {
     bed.write("thin", 12 * BLOCK, BLOCK, 1).unwrap();
     bed.flush("thin").unwrap();
     assert_eq!(events(), start + 2, "once");
+}
+
+#[test]
+fn the_last_block_goes_on_to_who_waits_if_its_write_fails() {
+    let bed = small("0 2 no_space_timeout 3");
+    bed.write("thin", 0, 3 * BLOCK, 1).unwrap();
+    bed.drive("data").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    bed.start("thin", "fails", |env| write_io(env, 3 * BLOCK, BLOCK, 2));
+    bed.start("thin", "waits", |env| write_io(env, 4 * BLOCK, BLOCK, 3));
+    bed.wait(Duration::from_secs(1));
+    assert_eq!(bed.labels(), ["fails", "waits"]);
+    assert!(bed.ends.borrow()[0].1.is_err() && bed.ends.borrow()[1].1.is_ok());
+    assert!(bed.status("pool").contains(" 4/4 - rw "), "{}", bed.status("pool"));
+    assert_eq!(bed.bytes("thin", 4 * BLOCK, 1), [3]);
+}
+
+#[test]
+fn three_quarters_of_the_data_and_85_percent_of_the_metadata_are_events() {
+    let bed = Bed::new(1024, 100);
+    bed.load_pool("0 0");
+    bed.message(&["create_thin", "0"]).unwrap();
+    bed.load_thin("thin", 0, 1 << 20);
+    let events = || bed.volume("pool").event_nr();
+    let start = events();
+    bed.write("thin", 0, 74 * BLOCK, 1).unwrap();
+    bed.flush("thin").unwrap();
+    assert_eq!(events(), start);
+    bed.write("thin", 74 * BLOCK, BLOCK, 1).unwrap();
+    bed.flush("thin").unwrap();
+    assert_eq!(events(), start + 1, "the data");
+    bed.discard("thin", 0, BLOCK).unwrap();
+    bed.flush("thin").unwrap();
+    bed.wait(Duration::from_millis(10));
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.flush("thin").unwrap();
+    assert_eq!(events(), start + 2, "again, after it was better");
+
+    let bed = little_metadata(56);
+    let warns = |at| {
+        let before = bed.volume("pool").event_nr();
+        let written = bed.write("thin", far(at).0, 1, 1).and_then(|()| bed.flush("thin"));
+        written.ok().map(|()| bed.volume("pool").event_nr() > before)
+    };
+    let warnings = (0..4000).map_while(warns).filter(|warned| *warned).count();
+    assert_eq!(warnings, 3, "of the metadata a quarter is free, 15 percent are; and the data");
 }

@@ -1,7 +1,11 @@
 //! Tables come and go; pools and volumes refuse what cannot be.
 
+use std::time::Duration;
+
 use super::bed::*;
-use cairn_block::SuspendMode;
+use crate::rig::DRIVE_TIME;
+use cairn_block::{Op, SuspendMode};
+use cairn_sim::{Fault, OpSet};
 
 #[test]
 fn a_pool_is_served_by_one_table() {
@@ -36,10 +40,10 @@ fn requests_wait_while_their_pool_is_suspended() {
     bed.suspend("pool", SuspendMode::Flush);
     bed.start("thin", "write", |env| write_io(env, BLOCK, 1, 2));
     bed.start("thin", "flush", |_| cairn_block::Io::flush());
-    bed.wait(std::time::Duration::from_secs(3));
+    bed.wait(Duration::from_secs(3));
     assert!(bed.labels().is_empty());
     bed.resume("pool").unwrap();
-    bed.wait(std::time::Duration::from_millis(10));
+    bed.wait(Duration::from_millis(10));
     assert_eq!(bed.labels().len(), 2);
     assert_eq!(bed.bytes("thin", BLOCK, 1), [2]);
 }
@@ -86,4 +90,109 @@ fn a_volume_shorter_or_longer_shows_less_or_more() {
     bed.load_thin("thin", 0, 20);
     assert_eq!(bed.bytes("thin", 7 * BLOCK, 1), [1]);
     bed.write("thin", 19 * BLOCK, 1, 2).unwrap();
+}
+
+#[test]
+fn a_table_whose_resume_failed_serves_the_pool_that_the_next_one_opens() {
+    let mut bed = Bed::new(256, 64);
+    bed.data_blocks = 32;
+    bed.load_pool("0 0");
+    bed.message(&["create_thin", "0"]).unwrap();
+    bed.load_thin("thin", 0, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.remove("thin");
+    bed.remove("pool");
+    bed.data_blocks = 16;
+    bed.build("pool", &bed.pool_table("0 0")).unwrap();
+    for _ in 0..2 {
+        let refused = bed.resume("pool").unwrap_err().to_string();
+        assert!(
+            refused.contains("length: found 16 data blocks, expected at least 32"),
+            "{refused}"
+        );
+        assert!(bed.status("pool").starts_with("0 0/256 "), "never live: {}", bed.status("pool"));
+    }
+    bed.data_blocks = 64;
+    bed.drive("meta").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    bed.build("pool", &bed.pool_table("0 0")).unwrap();
+    assert!(bed.resume("pool").is_err());
+    bed.resume("pool").unwrap();
+    bed.load_thin("thin", 0, 8);
+    assert_eq!(bed.bytes("thin", 0, 1), [1]);
+    let answer = bed.message(&["create_thin", "1"]);
+    assert!(answer.is_ok() || answer.unwrap_err().to_string().contains("EOPNOTSUPP"));
+}
+
+#[test]
+fn a_failed_pool_that_nobody_uses_is_opened_anew_by_a_resume() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.flush("thin").unwrap();
+    bed.write("thin", BLOCK, BLOCK, 2).unwrap();
+    bed.drive("meta").faults().add(Fault::error(OpSet::WRITES));
+    bed.drive("meta").faults().add(Fault::error(OpSet::READS));
+    assert!(bed.flush("thin").is_err());
+    assert_eq!(bed.status("pool"), "Fail");
+    bed.drive("meta").faults().clear();
+    bed.remove("thin");
+    bed.suspend("pool", SuspendMode::Flush);
+    bed.resume("pool").unwrap();
+    assert!(bed.status("pool").contains(" 1/64 "), "{}", bed.status("pool"));
+    bed.load_thin("thin", 0, 8);
+    assert_eq!(bed.bytes("thin", 0, 1), [1]);
+}
+
+#[test]
+fn a_pool_that_was_read_only_is_flushed_before_it_changes() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.remove("thin");
+    bed.remove("pool");
+    bed.forget();
+    bed.load_pool("0 1 read_only");
+    assert!(bed.ops("meta").iter().all(|(op, ..)| *op == Op::Read));
+    bed.load_pool("0 0");
+    assert!(bed.ops("meta").iter().any(|(op, ..)| *op == Op::Flush));
+}
+
+#[test]
+fn a_pool_that_is_suspended_during_a_message_stays_suspended() {
+    for moment in 0..40 {
+        let bed = Bed::with_volume(256, 64, 8);
+        bed.write("thin", 0, BLOCK, 1).unwrap();
+        bed.start_message(&["create_snap", "1", "0"]);
+        bed.wait(DRIVE_TIME / 2 * moment);
+        bed.suspend("pool", SuspendMode::Flush);
+        bed.start("thin", "write", |env| write_io(env, BLOCK, 1, 2));
+        bed.wait(Duration::from_secs(2));
+        assert!(bed.labels().is_empty(), "moment {moment}");
+        let refused = bed.message(&["create_thin", "2"]).unwrap_err().to_string();
+        assert!(refused.contains("the pool is suspended"), "{refused}");
+        bed.resume("pool").unwrap();
+        bed.wait(Duration::from_millis(10));
+        assert_eq!(bed.labels(), ["write"]);
+    }
+}
+
+#[test]
+fn a_pool_whose_growth_failed_acknowledges_nothing_that_it_cannot_keep() {
+    let mut bed = Bed::new(256, 64);
+    bed.data_blocks = 32;
+    bed.load_pool("0 0");
+    bed.message(&["create_thin", "0"]).unwrap();
+    bed.load_thin("thin", 0, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.data_blocks = 64;
+    bed.build("pool", &bed.pool_table("0 0")).unwrap();
+    bed.suspend("pool", SuspendMode::Flush);
+    bed.drive("meta").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    assert!(bed.resume("pool").is_err());
+    bed.resume("pool").unwrap();
+    let written = bed.write("thin", BLOCK, BLOCK, 2).is_ok();
+    assert!(!written || bed.flush("thin").is_ok(), "{}", bed.status("pool"));
+    assert_eq!(bed.bytes("thin", 0, 1), [1]);
+    let again = bed.reopen_durable();
+    again.load_pool("0 0");
+    again.load_thin("thin", 0, 8);
+    assert_eq!(again.bytes("thin", 0, 1), [1]);
+    assert_eq!(again.bytes("thin", BLOCK, 1), [if written { 2 } else { 0 }]);
 }

@@ -2,6 +2,8 @@
 
 use super::bed::*;
 use cairn_block::{Op, SuspendMode};
+use cairn_format::thin::{BLOCK_BYTES, MetadataBlock, Opening, TIME_MAX, block};
+use cairn_sim::Image;
 
 /// `thin` with blocks 0 and 1 written, and a snapshot of it as `snap`.
 fn shared() -> Bed {
@@ -121,4 +123,36 @@ fn a_metadata_snapshot_is_held_and_let_go() {
     bed.flush("thin").unwrap();
     bed.message(&["release_metadata_snap"]).unwrap();
     assert_eq!(bed.status("pool").split(' ').nth(3), Some("-"));
+}
+
+#[test]
+fn no_snapshot_is_taken_when_the_time_is_used_up() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.message(&["create_snap", "1", "0"]).unwrap();
+    let mut bytes = bed.drive("meta").durable().to_vec();
+    let own = block::of(&bytes[..BLOCK_BYTES]).unwrap();
+    let Ok(Opening::Existing(mut superblock)) = Opening::decide(own) else { panic!("a pool") };
+    superblock.time = TIME_MAX - 1;
+    bytes[..BLOCK_BYTES].copy_from_slice(&superblock.encode(MetadataBlock::SUPERBLOCK));
+    let bed = Bed::of_images(Image::of_bytes(&bytes), bed.drive("data").durable(), 64);
+    bed.load_pool("0 0");
+    bed.load_thin("thin", 0, 8);
+    bed.message(&["create_snap", "2", "0"]).unwrap();
+    let refused = bed.message(&["create_snap", "3", "0"]).unwrap_err().to_string();
+    assert!(refused.contains("time: found 0xffffff, expected less"), "{refused}");
+    assert!(refused.contains("24 bits") && refused.contains("EINVAL"), "{refused}");
+    // Everything else goes on, with mappings of the last time.
+    bed.write("thin", 0, 2 * BLOCK, 2).unwrap();
+    bed.flush("thin").unwrap();
+    bed.load_thin("snap", 2, 8);
+    assert_eq!((bed.bytes("snap", 0, 1), bed.bytes("thin", 0, 1)), (vec![1], vec![2]));
+    bed.write("thin", 0, 1, 3).unwrap();
+    bed.flush("thin").unwrap();
+    bed.check_metadata();
+    let again = bed.reopen_durable();
+    again.load_pool("0 0");
+    again.load_thin("thin", 0, 8);
+    again.load_thin("snap", 2, 8);
+    assert_eq!((again.bytes("snap", 0, 1), again.bytes("thin", 0, 2)), (vec![1], vec![3, 2]));
 }

@@ -1,0 +1,108 @@
+//! What verbs ask of a pool, and the trim of its free blocks.
+
+use std::time::Duration;
+
+use cairn_block::{Env, Op, SuspendMode};
+
+use super::bed::{BLOCK, Bed, range, write_io};
+use crate::thin::ThinPool;
+
+impl Bed {
+    fn ask<T: 'static>(&self, ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + 'static) -> T {
+        let target = self.volume("pool").live_table().unwrap().lines()[0].target.clone();
+        self.sim.block_on(0, |env| async move {
+            let any = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>());
+            ask(&env, any.expect("a pool")).await
+        })
+    }
+
+    fn own(&self, id: u32) -> u64 {
+        self.ask(async move |env, pool| {
+            pool.settle(env).await.unwrap();
+            pool.own_blocks(env, id).await.unwrap()
+        })
+    }
+
+    /// Blocks that differ, as first and count.
+    fn differences(&self, one: u32, other: u32, sectors: u64) -> Vec<(u64, u64)> {
+        self.ask(async move |env, pool| {
+            pool.settle(env).await.unwrap();
+            let (mut at, mut all) = (0, Vec::new());
+            while at < sectors {
+                let rest = range(at, sectors - at);
+                let (told, parts) = pool.differences(env, [one, other], rest).await.unwrap();
+                all.extend(parts.iter().map(|part| (part.start.0, part.count.0)));
+                at += told.0;
+            }
+            all
+        })
+    }
+}
+
+#[test]
+fn a_pool_tells_what_is_own_and_what_differs_from_a_snapshot() {
+    let bed = Bed::with_volume(128, 64, 32);
+    bed.write("thin", 0, 10 * BLOCK, 1).unwrap();
+    assert_eq!(bed.own(0), 10);
+    bed.message(&["create_snap", "1", "0"]).unwrap();
+    assert_eq!((bed.own(0), bed.own(1)), (0, 0));
+    assert_eq!(bed.differences(0, 1, 32 * BLOCK), []);
+    bed.write("thin", BLOCK + 8, 8, 2).unwrap();
+    bed.write("thin", 20 * BLOCK, 2 * BLOCK, 3).unwrap();
+    bed.discard("thin", 5 * BLOCK, BLOCK).unwrap();
+    assert_eq!((bed.own(0), bed.own(1)), (3, 2));
+    let changed = [(BLOCK, BLOCK), (5 * BLOCK, BLOCK), (20 * BLOCK, 2 * BLOCK)];
+    assert_eq!(bed.differences(0, 1, 32 * BLOCK), changed);
+    assert_eq!(bed.differences(1, 0, BLOCK + 4), [(BLOCK, 4)], "cut to the range");
+    let devices = bed.ask(async |_, pool| pool.devices().unwrap());
+    let times: Vec<_> = devices.iter().map(|device| (device.id, device.creation_time)).collect();
+    assert_eq!(times, [(0, 0), (1, 1)]);
+    let figures = bed.ask(async |_, pool| pool.figures().unwrap());
+    assert_eq!((figures.mode, figures.data_blocks), ("rw", (13, 64)));
+    assert_eq!(figures.marks_percent, [75, 85]);
+}
+
+#[test]
+fn a_trim_tells_of_every_free_block_and_of_no_other() {
+    let bed = Bed::with_volume(128, 64, 32);
+    bed.write("thin", 0, 10 * BLOCK, 1).unwrap();
+    bed.flush("thin").unwrap();
+    bed.write("thin", 10 * BLOCK, BLOCK, 2).unwrap();
+    let before = bed.bytes("thin", 0, 11 * BLOCK);
+    bed.forget();
+    let trimmed = bed.ask(async |env, pool| pool.trim(env).await.unwrap());
+    assert_eq!(trimmed.0, 53 * BLOCK);
+    let discards: u64 =
+        bed.ops("data").iter().filter(|op| op.0 == Op::Discard).map(|op| op.2).sum();
+    assert_eq!(discards, 53 * BLOCK);
+    assert_eq!(bed.bytes("thin", 0, 11 * BLOCK), before);
+    assert!(bed.status("pool").contains(" 11/64 "), "{}", bed.status("pool"));
+    bed.suspend("pool", SuspendMode::Flush);
+    let line = bed.ask(async |env, pool| pool.trim(env).await.unwrap_err().to_string());
+    assert!(line.contains("pool: found it suspended"), "{line}");
+    bed.resume("pool").unwrap();
+}
+
+#[test]
+fn writes_that_need_the_blocks_of_a_trim_wait_for_it() {
+    let bed = Bed::new(128, 16);
+    bed.load_pool("0 1 error_if_no_space");
+    bed.message(&["create_thin", "0"]).unwrap();
+    bed.load_thin("thin", 0, 16);
+    let target = bed.volume("pool").live_table().unwrap().lines()[0].target.clone();
+    bed.sim.block_on(0, |env| {
+        let own = env.clone();
+        env.spawn(async move {
+            let any = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>());
+            any.expect("a pool").trim(&own).await.unwrap();
+        });
+        std::future::ready(())
+    });
+    for (label, block) in [("first", 0), ("last", 15)] {
+        bed.start("thin", label, move |env| write_io(env, block * BLOCK, BLOCK, 7));
+    }
+    bed.wait(Duration::from_secs(1));
+    assert!(bed.ends.borrow().iter().all(|(_, result)| result.is_ok()), "{:?}", bed.ends);
+    assert_eq!(bed.labels().len(), 2);
+    assert!(bed.status("pool").contains(" rw "), "{}", bed.status("pool"));
+}

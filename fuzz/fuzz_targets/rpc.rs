@@ -1,9 +1,6 @@
 //! Fuzzes the lines of the control socket.
 #![no_main]
 
-#[path = "../cairn_bodies.rs"]
-mod cairn_bodies;
-
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    cairn_bodies::rpc(bytes);
+    cairn_fuzz::program::rpc(bytes);
 });

@@ -2,23 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::PathBuf;
-
+use cairn_testkit::seeds;
 use proptest::prelude::{ProptestConfig, Strategy, any, proptest};
 use proptest::sample::Index;
 
-#[path = "../../../fuzz/cairn_bodies.rs"]
+#[path = "../../../fuzz/src/program.rs"]
 mod cairn_bodies;
-
-fn seeds(target: &str) -> Vec<Vec<u8>> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
-    let files = std::fs::read_dir(root.join(target)).unwrap();
-    let mut seeds: Vec<_> =
-        files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
-    seeds.sort();
-    assert!(!seeds.is_empty());
-    seeds
-}
 
 /// A seed with some bytes changed, or cut out.
 fn mutated(target: &'static str) -> impl Strategy<Value = Vec<u8>> {

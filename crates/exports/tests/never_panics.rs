@@ -3,24 +3,12 @@
 //! What a client says may be refused, but it may not panic, overflow or be taken for something
 //! it is not.
 
-use std::path::PathBuf;
-
+use cairn_testkit::seeds;
 use proptest::prelude::{ProptestConfig, Strategy, any, proptest};
 use proptest::sample::Index;
 
-#[path = "../../../fuzz/exports_bodies.rs"]
+#[path = "../../../fuzz/src/exports.rs"]
 mod exports_bodies;
-
-fn seeds(target: &str) -> Vec<Vec<u8>> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
-        .expect("the seeds are checked in")
-        .map(|file| file.expect("the seeds are checked in").path())
-        .collect();
-    paths.sort();
-    assert!(!paths.is_empty());
-    paths.into_iter().map(|path| std::fs::read(path).expect("the seeds can be read")).collect()
-}
 
 fn mutations() -> impl Strategy<Value = Vec<(Index, Vec<u8>)>> {
     let patch = proptest::collection::vec(any::<u8>(), 1..5);

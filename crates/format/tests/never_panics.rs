@@ -2,14 +2,13 @@
 //!
 //! Decoders may refuse anything, but they may not panic, overflow or contradict themselves.
 
-use std::path::PathBuf;
-
+use cairn_testkit::seeds;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use proptest::sample::Index;
 
-#[path = "../../../fuzz/format_bodies.rs"]
+#[path = "../../../fuzz/src/format.rs"]
 mod format_bodies;
-#[path = "../../../fuzz/thin_bodies.rs"]
+#[path = "../../../fuzz/src/thin.rs"]
 mod thin_bodies;
 
 /// A change to make to a golden input.
@@ -19,17 +18,6 @@ enum Mutation {
     Bytes(Index, Vec<u8>),
     /// Another number where the formats keep theirs, at a multiple of eight bytes.
     Word(Index, u64),
-}
-
-fn seeds(target: &str) -> Vec<Vec<u8>> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
-        .expect("the seeds are checked in")
-        .map(|file| file.expect("the seeds are checked in").path())
-        .collect();
-    paths.sort();
-    assert!(!paths.is_empty());
-    paths.into_iter().map(|path| std::fs::read(path).expect("the seeds can be read")).collect()
 }
 
 fn mutations() -> impl Strategy<Value = Vec<Mutation>> {
@@ -99,6 +87,15 @@ proptest! {
         let (given, sizes) = seed.split_at(seed.len() - 16);
         let mutated = mutate(given, &mutations, cut);
         format_bodies::snapshot_store(&[&mutated, sizes].concat());
+    }
+
+    #[test]
+    fn mutated_blocks_break_no_decoder(
+        seed in proptest::sample::select(seeds("thin_block")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        thin_bodies::thin_block(&mutate(&seed, &mutations, cut));
     }
 
     #[test]

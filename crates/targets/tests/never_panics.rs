@@ -1,22 +1,17 @@
 //! The fuzzer's body in an ordinary test: random words, and proper tables with some words changed.
 
-use std::path::PathBuf;
-
 use proptest::prelude::{ProptestConfig, Strategy, any, proptest};
 use proptest::sample::Index;
 
-#[path = "../../../fuzz/targets_bodies.rs"]
+#[path = "../../../fuzz/src/targets.rs"]
 mod targets_bodies;
+#[path = "../../../fuzz/src/thin_pool.rs"]
+mod thin_pool_bodies;
 
+/// The tables among the seeds.
 fn seeds() -> Vec<String> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/table");
-    let files = std::fs::read_dir(folder).expect("the seeds are checked in");
-    let mut seeds: Vec<String> = files
-        .map(|file| std::fs::read_to_string(file.expect("a seed").path()).expect("text"))
-        .collect();
-    seeds.sort();
-    assert!(!seeds.is_empty());
-    seeds
+    let text = |seed| String::from_utf8(seed).expect("text");
+    cairn_testkit::seeds("table").into_iter().map(text).collect()
 }
 
 fn words() -> impl Strategy<Value = String> {
@@ -43,6 +38,24 @@ proptest! {
             words[index] = word;
         }
         targets_bodies::table(words.join(" ").as_bytes());
+    }
+
+    #[test]
+    fn damaged_metadata_breaks_no_pool(
+        seed in proptest::sample::select(cairn_testkit::seeds("thin_pool")),
+        changes in proptest::collection::vec((any::<Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = seed;
+        for (place, byte) in changes {
+            let index = place.index(bytes.len());
+            bytes[index] = byte;
+        }
+        thin_pool_bodies::thin_pool(&bytes);
+    }
+
+    #[test]
+    fn whole_seeds_open(seed in proptest::sample::select(cairn_testkit::seeds("thin_pool"))) {
+        assert!(thin_pool_bodies::thin_pool(&seed));
     }
 
     #[test]

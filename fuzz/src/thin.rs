@@ -1,4 +1,5 @@
-//! What a fuzzer does with the metadata of thin pools: check it, dump it, repair it, and read XML.
+//! What a fuzzer does with the metadata of thin pools: decode a block of it; check it, dump it,
+//! repair it; and read XML.
 //!
 //! Shared with the ordinary property tests of `crates/format`. A body panics when a promise is
 //! broken, and must never depend on anything but its input.
@@ -14,11 +15,13 @@ use cairn_format::thin::rmap::rmap;
 use cairn_format::thin::stream::{Pool, dump};
 use cairn_format::thin::xml::{Reader, Writer};
 use cairn_format::thin::{
-    BLOCK_BYTES, Block, DataBlockSize, Kind, MetadataBlock, Node, Superblock, block,
+    BITMAP_ENTRIES, BITMAPS_MAX, BLOCK_BYTES, Bitmap, Block, DataBlockSize, DeviceDetails,
+    IndexBlock, IndexEntry, Kind, Mapping, MetadataBlock, Node, Opening, RefCount, Superblock,
+    Value, block,
 };
 
-/// Blocks that the images have, whatever part of them is given.
-const IMAGE_BLOCKS: usize = 128;
+#[path = "thin_image.rs"]
+mod thin_image;
 
 struct Memory(Vec<u8>);
 
@@ -35,15 +38,7 @@ impl WriteBlocks for Memory {
 
 /// A metadata device: zeros follow. Changed blocks get their checksums, or nothing would get past.
 pub fn thin_metadata(bytes: &[u8]) {
-    let mut image = bytes.to_vec();
-    image.resize(IMAGE_BLOCKS * BLOCK_BYTES, 0);
-    for (at, bytes) in image.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-        let bytes: &mut Block = bytes.try_into().expect("chunks are blocks");
-        if block::identify(bytes).is_none() && bytes.iter().any(|byte| *byte != 0) {
-            let kind = guess(bytes);
-            block::seal(bytes, kind, MetadataBlock(at as u64));
-        }
-    }
+    let image = thin_image::sealed(bytes);
     let report = checked(&image);
     for finding in &report.findings {
         let text = finding.to_string();
@@ -53,18 +48,6 @@ pub fn thin_metadata(bytes: &[u8]) {
         read_all(&image, superblock, report.severity);
     }
     repair(&image);
-}
-
-/// What a block was before it was changed.
-fn guess(bytes: &Block) -> Kind {
-    let number =
-        |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    match () {
-        () if number(32) == 27_022_010 => Kind::Superblock,
-        () if Node::cached(bytes).is_ok() || matches!(number(24), 4 | 8 | 16 | 24) => Kind::Node,
-        () if bytes[0] & 1 == 0 => Kind::Bitmap,
-        () => Kind::Index,
-    }
 }
 
 fn checked(image: &[u8]) -> Report {
@@ -124,4 +107,81 @@ pub fn thin_xml(bytes: &[u8]) {
     let superblock = builder.finish().expect("there is room");
     let report = finished(memory, &superblock);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
+
+/// One metadata block, after its number as a 64-bit word, as every kind of block.
+pub fn thin_block(bytes: &[u8]) {
+    let mut word = [0; 8];
+    let (number, rest) = bytes.split_at(bytes.len().min(8));
+    word[..number.len()].copy_from_slice(number);
+    let at = MetadataBlock(u64::from_le_bytes(word));
+    let sealed = |kind| {
+        let mut own: Block = [0; BLOCK_BYTES];
+        let len = rest.len().min(BLOCK_BYTES);
+        own[..len].copy_from_slice(&rest[..len]);
+        block::seal(&mut own, kind, at);
+        own
+    };
+    superblock(&sealed(Kind::Superblock), at);
+    let own = sealed(Kind::Node);
+    if let Ok(node) = Node::decode(&own, at) {
+        entries::<Mapping>(node);
+        entries::<MetadataBlock>(node);
+        entries::<RefCount>(node);
+        entries::<DeviceDetails>(node);
+        entries::<IndexEntry>(node);
+    }
+    bitmap(&sealed(Kind::Bitmap), at);
+    if let Ok(index) = IndexBlock::decode(&sealed(Kind::Index), at) {
+        for entry in 0..BITMAPS_MAX {
+            let _ = index.entry(entry);
+        }
+    }
+}
+
+/// What is decoded is encoded the same.
+fn superblock(own: &Block, at: MetadataBlock) {
+    if let Ok(decoded) = Superblock::decode(own, at) {
+        let again = Superblock::decode(&decoded.encode(at), at);
+        assert_eq!(again.as_ref(), Ok(&decoded));
+        assert_eq!(
+            Superblock::decode(&decoded.held_copy().encode(at), at),
+            Ok(decoded.held_copy())
+        );
+    }
+    if let Ok(Opening::Existing(superblock)) = Opening::decide(own) {
+        assert_eq!(at, MetadataBlock::SUPERBLOCK);
+        drop(superblock.refuse_writing());
+    }
+}
+
+/// Keys increase, and each is found where it is.
+fn entries<V: Value>(node: Node<'_>) {
+    let Ok(node) = node.expect::<V>() else { return };
+    assert!(node.keys().is_sorted_by(|a, b| a < b));
+    for (index, key) in node.keys().enumerate() {
+        assert_eq!((node.find(key), node.lower_bound(key)), (Some(index), index));
+        assert_eq!(node.descend(key), Some(index));
+        if !node.is_leaf() {
+            let _ = node.child(index);
+        }
+    }
+    assert_eq!(node.descend(u64::MAX).is_none(), node.is_empty());
+    if node.is_leaf() {
+        assert_eq!(node.entries::<V>().count(), node.len());
+    }
+}
+
+/// Counts of a bitmap.
+const ENTRIES: usize = BITMAP_ENTRIES as usize;
+
+/// What is counted as free is free, and is found.
+fn bitmap(own: &Block, at: MetadataBlock) {
+    let Ok(bitmap) = Bitmap::decode(own, at) else { return };
+    let free = (0..ENTRIES).filter(|index| bitmap.get(*index) == 0);
+    assert_eq!(bitmap.count_free(0..ENTRIES) as usize, free.clone().count());
+    for from in [0, 1, 31, 32, 63, ENTRIES / 2, ENTRIES - 1] {
+        let first = free.clone().find(|index| *index >= from);
+        assert_eq!(bitmap.find_free(from..ENTRIES), first);
+    }
 }

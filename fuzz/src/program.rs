@@ -8,7 +8,6 @@
 use cairn::untrusted;
 
 /// The text of a TOML file. True if it is one that has a meaning.
-#[allow(dead_code, reason = "each fuzzer has its own body")]
 pub fn toml(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     match untrusted::toml(&text) {
@@ -22,7 +21,6 @@ pub fn toml(bytes: &[u8]) -> bool {
 }
 
 /// A line on the control socket. True if it is a call that would be carried out.
-#[allow(dead_code, reason = "each fuzzer has its own body")]
 pub fn rpc(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     let (line, is_call) = untrusted::rpc_line(&text);

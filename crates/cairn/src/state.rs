@@ -8,17 +8,33 @@
 //! 1. write `FILE.new` and fsync it: the old record (and a stray file, overwritten next time);
 //! 2. rename it over `FILE`: the old or the new record, whole;
 //! 3. fsync the folder: the new record, durable. Only now a verb answers.
+//!
+//! If 3 fails, the file may be the new one although the verb is refused: the old one is put back
+//! at once, or, should that fail too, with the next change.
+//!
+//! A snapshot whose store can't say that it ended is noted as *lost*, beside the records and
+//! whatever verb runs: the origin waits for it (see `cairn_block::Witness`).
+//!
+//! A server that may change the file holds a lock on `FILE.lock`, which stays behind empty: the
+//! file itself is another one after each replacement.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use cairn_block::ConfigKind;
+use cairn_block::{ConfigKind, Receipt, Witness};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Outcome, refused, system};
 
 const VERSION: u32 = 1;
+/// How often the lock is asked for, and the pause in between.
+const TRIES: usize = 50;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The tables of one volume, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +80,8 @@ impl Record {
 
     /// Without any table: the volume is removed.
     pub fn clear(&mut self) {
-        (self.table, self.inactive, self.store) = (None, None, None);
+        let (name, configured) = (std::mem::take(&mut self.name), self.configured.take());
+        *self = Record { configured, table: None, ..Record::as_configured(&name, None) };
     }
 
     fn is_as_configured(&self) -> bool {
@@ -77,28 +94,97 @@ impl Record {
 struct Contents {
     version: u32,
     volumes: Vec<Record>,
+    /// Snapshots whose content is lost although their stores look valid.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    lost: BTreeSet<String>,
 }
 
-/// An open state file.
+impl Contents {
+    fn record_of(&self, name: &str) -> Option<&Record> {
+        self.volumes.iter().find(|record| record.name == name)
+    }
+
+    /// With some records changed. What is lost stays so for as long as the store is the same.
+    fn with(&self, records: Vec<Record>) -> Contents {
+        let mut next = self.clone();
+        for record in records {
+            let place = next.volumes.iter().position(|known| known.name == record.name);
+            match (place, record.is_as_configured()) {
+                (Some(place), true) => drop(next.volumes.remove(place)),
+                (Some(place), false) => next.volumes[place] = record,
+                (None, true) => {}
+                (None, false) => next.volumes.push(record),
+            }
+        }
+        let store = |contents: &Contents, name: &str| {
+            contents.record_of(name).and_then(|record| record.store.clone())
+        };
+        let lost = self.lost.iter().filter(|name| {
+            let former = store(self, name);
+            former.is_some() && former == store(&next, name)
+        });
+        next.lost = lost.cloned().collect();
+        next
+    }
+}
+
 #[derive(Debug)]
+struct Inner {
+    contents: Contents,
+    /// The file is perhaps not what `contents` says.
+    unsure: bool,
+    /// How the folder is made durable.
+    sync_folder: fn(&File) -> io::Result<()>,
+}
+
+/// An open state file; clones are the same one.
+#[derive(Clone, Debug)]
 pub struct StateFile {
     path: PathBuf,
-    contents: Contents,
+    inner: Arc<Mutex<Inner>>,
+    /// Held until the last clone is dropped.
+    _lock: Option<Arc<File>>,
 }
 
 impl StateFile {
+    /// Keeps other servers from the file, then reads it.
+    ///
+    /// # Errors
+    /// Another server has it, the lock cannot be made, or as [`open`](StateFile::open).
+    pub fn open_alone(path: &Path) -> Outcome<StateFile> {
+        let shown = path.display().to_string();
+        let beside = beside(path, ".lock");
+        let failed = |error| system(beside.display().to_string(), "lock", error);
+        let lock = match File::create(&beside) {
+            Ok(lock) => lock,
+            Err(error) if is_read_only(&error) => return StateFile::open(path),
+            Err(error) => return Err(failed(error)),
+        };
+        // Who was killed may take a moment to be gone.
+        for _ in 0..TRIES {
+            match lock.try_lock() {
+                Ok(()) => {
+                    return Ok(StateFile { _lock: Some(Arc::new(lock)), ..StateFile::open(path)? });
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            }
+        }
+        let found = "another server that keeps its state here";
+        Err(refused(ConfigKind::Busy, shown, "lock", found, "no other user"))
+    }
+
     /// Reads the file; a missing one is empty and is made by the first change.
     ///
     /// # Errors
     /// It cannot be read or is no state file of this version.
     pub fn open(path: &Path) -> Outcome<StateFile> {
         let shown = path.display().to_string();
-        let path = path.to_owned();
-        let text = match fs::read_to_string(&path) {
+        let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let contents = Contents { version: VERSION, volumes: Vec::new() };
-                return Ok(StateFile { path, contents });
+                let contents = Contents { version: VERSION, ..Contents::default() };
+                return Ok(StateFile::of(path, contents));
             }
             Err(error) => return Err(system(shown, "read", error)),
         };
@@ -110,12 +196,22 @@ impl StateFile {
         if contents.version != VERSION {
             return Err(damaged(format!("version {}", contents.version)));
         }
-        Ok(StateFile { path, contents })
+        Ok(StateFile::of(path, contents))
+    }
+
+    fn of(path: &Path, contents: Contents) -> StateFile {
+        let inner = Inner { contents, unsure: false, sync_folder: File::sync_all };
+        StateFile { path: path.to_owned(), inner: Arc::new(Mutex::new(inner)), _lock: None }
     }
 
     /// Every record, in the order they were made.
-    pub fn records(&self) -> &[Record] {
-        &self.contents.volumes
+    pub fn records(&self) -> Vec<Record> {
+        self.inner.lock().contents.volumes.clone()
+    }
+
+    /// True if the content of a snapshot is lost, whatever its store says.
+    pub fn is_lost(&self, name: &str) -> bool {
+        self.inner.lock().contents.lost.contains(name)
     }
 
     /// Where it is.
@@ -127,47 +223,104 @@ impl StateFile {
     ///
     /// # Errors
     /// The system refused to write.
-    pub fn record(&mut self, records: Vec<Record>) -> Outcome<()> {
-        let mut next = self.contents.clone();
-        for record in records {
-            let place = next.volumes.iter().position(|known| known.name == record.name);
-            match (place, record.is_as_configured()) {
-                (Some(place), true) => drop(next.volumes.remove(place)),
-                (Some(place), false) => next.volumes[place] = record,
-                (None, true) => {}
-                (None, false) => next.volumes.push(record),
-            }
-        }
-        if next != self.contents {
-            self.replace(&next)?;
-            self.contents = next;
-        }
-        Ok(())
+    pub fn record(&self, records: Vec<Record>) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        let next = inner.contents.with(records);
+        self.put(&mut inner, next)
     }
 
-    fn replace(&self, contents: &Contents) -> Outcome<()> {
+    /// Notes that the content of a snapshot is lost. Durable when it returns.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub fn note_lost(&self, name: &str) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        let mut next = inner.contents.clone();
+        next.lost.insert(name.to_owned());
+        self.put(&mut inner, next)
+    }
+
+    fn put(&self, inner: &mut Inner, next: Contents) -> Outcome<()> {
+        if next == inner.contents && !inner.unsure {
+            return Ok(());
+        }
+        let replaced = self.replace(inner, &next);
+        if replaced.is_ok() {
+            inner.contents = next;
+        } else if inner.unsure {
+            let former = inner.contents.clone();
+            if let Err(error) = self.replace(inner, &former) {
+                tracing::error!("{error}: it may say what was refused, until the next change");
+            }
+        }
+        replaced
+    }
+
+    fn replace(&self, inner: &mut Inner, contents: &Contents) -> Outcome<()> {
         let failed = |error| system(self.path.display().to_string(), "write", error);
         let mut text = serde_json::to_string_pretty(contents).map_err(|e| failed(e.into()))?;
         text.push('\n');
-        let mut name = self.path.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
-        let fresh = self.path.with_file_name(name);
+        let fresh = beside(&self.path, ".new");
         let mut file = File::create(&fresh).map_err(failed)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
-        fs::rename(&fresh, &self.path).map_err(failed)?;
         let folder = match self.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
+        let folder = File::open(folder).map_err(failed)?;
+        inner.unsure = true;
+        fs::rename(&fresh, &self.path).map_err(failed)?;
+        (inner.sync_folder)(&folder).map_err(failed)?;
+        inner.unsure = false;
+        Ok(())
     }
+}
+
+/// Notes in the state file that a snapshot is lost.
+pub struct Noting {
+    state: StateFile,
+    name: String,
+}
+
+impl Noting {
+    /// For the snapshot `name`.
+    pub fn new(state: StateFile, name: &str) -> Arc<Noting> {
+        Arc::new(Noting { state, name: name.to_owned() })
+    }
+}
+
+impl Witness for Noting {
+    fn content_lost(&self, receipt: Receipt) {
+        let (state, name) = (self.state.clone(), self.name.clone());
+        let note = move || match state.note_lost(&name) {
+            Ok(()) => receipt.give(),
+            Err(error) => tracing::error!("{name}: its end is not in the state file: {error}"),
+        };
+        // A reactor does not wait for a file.
+        if let Err(error) = std::thread::Builder::new().name("state".to_owned()).spawn(note) {
+            tracing::error!("{}: its end is not in the state file: {error}", self.name);
+        }
+    }
+}
+
+/// True if nothing can be written there: nobody records anything either.
+fn is_read_only(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+}
+
+/// The file of the same name with something appended.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(ending);
+    path.with_file_name(name)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Record, StateFile};
-    use std::fs;
+    use super::{Record, StateFile, Store};
+    use cairn_block::ConfigKind;
+    use std::fs::{self, File};
 
     fn changed(name: &str) -> Record {
         let table = Some("0 16 zero".to_owned());
@@ -178,7 +331,7 @@ mod tests {
     fn a_record_survives_reopening_and_goes_when_it_is_as_configured() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
-        let mut state = StateFile::open(&path).unwrap();
+        let state = StateFile::open(&path).unwrap();
         state.record(vec![Record::as_configured("v", Some("0 8 zero"))]).unwrap();
         assert!(!path.exists());
         state.record(vec![changed("v")]).unwrap();
@@ -191,13 +344,67 @@ mod tests {
     fn a_failed_replacement_changes_neither_the_file_nor_the_record() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
-        let mut state = StateFile::open(&path).unwrap();
+        let state = StateFile::open(&path).unwrap();
         state.record(vec![changed("v")]).unwrap();
         let before = fs::read(&path).unwrap();
         fs::create_dir(folder.path().join("vm.state.new")).unwrap();
         state.record(vec![changed("w")]).unwrap_err();
         assert_eq!(state.records(), [changed("v")]);
         assert_eq!(fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn a_replacement_that_may_have_happened_is_taken_back_at_once_or_with_the_next_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.state");
+        let state = StateFile::open(&path).unwrap();
+        state.record(vec![changed("v")]).unwrap();
+        let before = fs::read(&path).unwrap();
+        let fail = |_: &File| Err(std::io::ErrorKind::Other.into());
+        state.inner.lock().sync_folder = fail;
+        state.record(vec![changed("w")]).unwrap_err();
+        assert_eq!(state.records(), [changed("v")]);
+        assert_eq!(fs::read(&path).unwrap(), before);
+        fs::write(&path, "what a failed attempt left").unwrap();
+        state.record(vec![changed("v")]).unwrap_err();
+        state.inner.lock().sync_folder = File::sync_all;
+        state.record(vec![changed("v")]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), before, "although nothing differs from the record");
+    }
+
+    #[test]
+    fn a_lost_snapshot_is_so_until_it_has_another_store_or_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.state");
+        let snapshot = |argument: &str| {
+            let argument = argument.to_owned();
+            let (snapshot, made, created_s, grow_bytes) = ("mon".to_owned(), true, 5, None);
+            let store = Some(Store { snapshot, argument, made, created_s, grow_bytes });
+            Record { store, ..changed("v@mon") }
+        };
+        let state = StateFile::open(&path).unwrap();
+        for gone in [Record::as_configured("v@mon", Some("0 8 zero")), snapshot("another")] {
+            state.record(vec![snapshot("a")]).unwrap();
+            state.note_lost("v@mon").unwrap();
+            state.record(vec![changed("w"), snapshot("a")]).unwrap();
+            let again = StateFile::open(&path).unwrap();
+            assert!(again.is_lost("v@mon") && !again.is_lost("w"));
+            state.record(vec![gone]).unwrap();
+            assert!(!StateFile::open(&path).unwrap().is_lost("v@mon"));
+        }
+    }
+
+    #[test]
+    fn two_servers_do_not_keep_their_state_in_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.state");
+        let first = StateFile::open_alone(&path).unwrap();
+        first.record(vec![changed("v")]).unwrap();
+        let error = StateFile::open_alone(&path).unwrap_err();
+        assert_eq!(error.kind, ConfigKind::Busy);
+        assert!(error.to_string().contains("another server"), "{error}");
+        drop(first);
+        assert_eq!(StateFile::open_alone(&path).unwrap().records(), [changed("v")]);
     }
 
     #[test]

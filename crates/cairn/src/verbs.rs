@@ -31,8 +31,8 @@ use crate::serve::exports::Exports;
 use crate::snap::Keeper;
 #[cfg(test)]
 use crate::snap::Step;
-use crate::snap::names::{real_of, refuse_at_sign};
-use crate::state::{Record, StateFile};
+use crate::snap::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
+use crate::state::{Noting, Record, StateFile};
 use crate::world::World;
 
 /// The verbs of one server.
@@ -43,6 +43,8 @@ pub struct Verbs {
     pub(crate) exports: Arc<Exports>,
     /// Ends merges and lets stores grow.
     pub(crate) keeper: Keeper,
+    /// The state file, for what is noted beside the verbs.
+    state: Option<StateFile>,
     changes: Mutex<Changes>,
     /// Sees each step of a verb on snapshots.
     #[cfg(test)]
@@ -66,15 +68,35 @@ impl Verbs {
         state: Option<StateFile>,
         records: Vec<Record>,
     ) -> Verbs {
-        let records = records.into_iter().map(|record| (record.name.clone(), record)).collect();
-        Verbs {
+        let records: HashMap<_, _> =
+            records.into_iter().map(|record| (record.name.clone(), record)).collect();
+        let verbs = Verbs {
             world,
             exports,
             keeper: Keeper::default(),
+            state: state.clone(),
             changes: Mutex::new(Changes { state, records, closed: false }),
             #[cfg(test)]
             at_step: Mutex::new(Box::new(|_| ())),
+        };
+        for volume in verbs.world.volumes() {
+            // It is there.
+            let _ = verbs.give_witness(volume.volume());
         }
+        verbs
+    }
+
+    /// Has the state file note if the content of a snapshot is lost and its store can't say so.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub(crate) fn give_witness(&self, name: &str) -> Outcome<()> {
+        let is_snapshot = parent_of(name).is_some_and(|on| snapshot_of(name, on).is_some());
+        if let Some(state) = self.state.as_ref().filter(|_| is_snapshot) {
+            let volume = self.world.volume(name)?;
+            volume.events().set_witness(Noting::new(state.clone(), name));
+        }
+        Ok(())
     }
 
     /// What verbs changed so far; none once all further changes are refused.
@@ -124,16 +146,29 @@ impl Verbs {
         recorded
     }
 
-    fn resume(&self, name: &str) -> Outcome<()> {
+    /// `resume`
+    ///
+    /// # Errors
+    /// It stays suspended.
+    pub(crate) fn resume(&self, name: &str) -> Outcome<()> {
         let mut changes = self.change()?;
         if self.world.volume(name)?.inactive_table().is_some() {
+            // A resume that fails leaves the volume suspended with this table, and the record says
+            // so: the next resume may succeed.
             changes.record(name, |tables| {
                 if let Some(waiting) = tables.inactive.take() {
                     tables.table = Some(waiting);
                 }
             })?;
         }
-        self.world.resume(name)
+        match parent_of(name) {
+            // A suspended snapshot, or the volume: with all that is recorded beneath.
+            Some(volume) if snapshot_of(name, volume).is_some() => {
+                self.bring_in_line(&changes.record_of(name))
+            }
+            Some(_) => self.world.resume(name),
+            None => self.assemble(&changes, name),
+        }
     }
 
     fn clear(&self, name: &str) -> Outcome<()> {

@@ -313,7 +313,7 @@ fn stands_on(user: &MappedDevice, name: &str) -> bool {
 }
 
 /// Names the volume in an error of a part of it.
-fn of_volume(name: &str, mut error: ConfigError) -> ConfigError {
+pub fn of_volume(name: &str, mut error: ConfigError) -> ConfigError {
     if error.device != name {
         let inner = std::mem::take(&mut error.device);
         error.device = if inner.is_empty() { name.to_owned() } else { format!("{name}: {inner}") };

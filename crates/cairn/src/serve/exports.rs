@@ -57,7 +57,7 @@ impl Exports {
         Exports { server, configured, served, default_chosen: Mutex::new(false), addresses }
     }
 
-    /// Serves a volume under each of its names.
+    /// Serves a volume under each of its names; those that it has already stay.
     ///
     /// # Errors
     /// A name is taken or breaks the protocol's limits.
@@ -67,6 +67,11 @@ impl Exports {
             self.keep_default();
         }
         for export in self.names_of(volume) {
+            let is_it =
+                |served: &Export| (&served.name, &served.volume) == (&export.name, &export.volume);
+            if self.served.lock().iter().any(is_it) {
+                continue;
+            }
             let served = NbdExport {
                 name: export.name.clone(),
                 description: export.description.clone(),

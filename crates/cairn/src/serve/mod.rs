@@ -44,9 +44,11 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         Some(file) => Config::read(file)?,
         None => Config::default(),
     };
+    let read_only = args.read_only || config.read_only;
+    let open = if read_only { StateFile::open } else { StateFile::open_alone };
     let state = match (&args.state, &args.file) {
-        (Some(path), _) => Some(StateFile::open(path)?),
-        (None, Some(_)) => Some(StateFile::open(&config.state)?),
+        (Some(path), _) => Some(open(path)?),
+        (None, Some(_)) => Some(open(&config.state)?),
         (None, None) => None,
     };
     let mut plan = Plan::of(&config, &args.steps)?;
@@ -57,7 +59,6 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         return Err(wrong("", "tables", "none", "--table or a TOML file with a volume"));
     }
     let sockets = Sockets::choose(&args, &config)?;
-    let read_only = args.read_only || config.read_only;
     if !read_only {
         config.images.iter().try_for_each(make_image)?;
     }

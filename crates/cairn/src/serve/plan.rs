@@ -7,7 +7,8 @@
 //!
 //! A volume with snapshots is brought up as a whole, whoever names a part of it first: its own
 //! table, then its snapshots, then a merge, then what stands on that, then the volume itself. So
-//! nothing can write to an origin before every recorded snapshot of it is there.
+//! nothing can write to an origin before every recorded snapshot of it is there. The store of a
+//! recorded snapshot is never formatted, and marked invalid if the record says that it ended.
 
 use std::collections::HashSet;
 
@@ -16,9 +17,10 @@ use cairn_block::ConfigKind;
 use super::args::{MessageStep, Step, parse_message, split_table};
 use super::config::{self, Config};
 use crate::failure::{Outcome, refused};
-use crate::snap::names::{merge_of, parent_of, real_of, refuse_at_sign};
+use crate::snap::names::{parent_of, real_of, refuse_at_sign};
+use crate::snap::{assemble, store};
 use crate::state::{Record, StateFile};
-use crate::world::World;
+use crate::world::{World, of_volume};
 
 /// One act of the start.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,6 +36,8 @@ enum Act {
 pub struct Plan {
     acts: Vec<Act>,
     volumes: Vec<Record>,
+    /// Snapshots whose content is lost although their stores may look valid.
+    lost: HashSet<String>,
 }
 
 impl Plan {
@@ -85,11 +89,14 @@ impl Plan {
                 let expected = format!("the former one, or no record of it in {path}");
                 return Err(refused(ConfigKind::Argument, &record.name, "state", found, expected));
             }
+            if state.is_lost(&record.name) {
+                self.lost.insert(record.name.clone());
+            }
             match known {
-                Some(known) => *known = record.clone(),
+                Some(known) => *known = record,
                 None => {
-                    self.volumes.push(record.clone());
                     self.acts.push(Act::Volume(record.name.clone()));
+                    self.volumes.push(record);
                 }
             }
         }
@@ -148,28 +155,11 @@ impl Plan {
     ) -> Outcome<()> {
         let family = parent_of(name).unwrap_or(name);
         if self.is_there(&real_of(family)) {
-            for member in self.family(family) {
-                self.ensure_one_up(world, member, begun)?;
+            for member in assemble::family(&self.volumes, family) {
+                self.ensure_one_up(world, &member.name, begun)?;
             }
         }
         self.ensure_one_up(world, name, begun)
-    }
-
-    /// A volume and what its snapshots made of it, in the order they come up.
-    fn family<'a>(&'a self, volume: &'a str) -> Vec<&'a str> {
-        let (real, merge) = (real_of(volume), merge_of(volume));
-        let own =
-            |name: &&str| parent_of(name) == Some(volume) && **name != real && **name != merge;
-        let on_merge = |name: &&str| {
-            let table = self.volumes.iter().find(|record| record.name == **name);
-            let table = table.and_then(|record| record.table.as_ref());
-            table.is_some_and(|table| table.contains(&format!(" @{merge} ")))
-        };
-        let snapshots: Vec<&str> = self.names().filter(own).collect();
-        let (above, beside): (Vec<&str>, Vec<&str>) = snapshots.into_iter().partition(on_merge);
-        let named = |wanted: String| self.names().find(|name| **name == wanted);
-        let first = named(real).into_iter().chain(beside);
-        first.chain(named(merge)).chain(above).chain([volume]).collect()
     }
 
     fn ensure_one_up<'a>(
@@ -190,6 +180,14 @@ impl Plan {
                 true => self.ensure_one_up(world, lower, begun)?,
                 false => self.ensure_up(world, lower, begun)?,
             }
+        }
+        if let Some(store) = &record.store {
+            let (argument, path) = (&store.argument, world.place(&store.argument));
+            let sound = store::refuse_blank(argument, &path).and_then(|()| {
+                let lost = self.lost.contains(name);
+                if lost { store::mark_lost(argument, &path, world.read_only()) } else { Ok(()) }
+            });
+            sound.map_err(|error| of_volume(name, error))?;
         }
         world.create(name)?;
         world.load(name, table)?;
@@ -230,7 +228,7 @@ mod tests {
     #[test]
     fn a_record_wins_unless_the_configuration_has_changed() {
         let folder = tempfile::tempdir().unwrap();
-        let mut state = StateFile::open(&folder.path().join("s")).unwrap();
+        let state = StateFile::open(&folder.path().join("s")).unwrap();
         let live = Some("0 16 zero".to_owned());
         let record = Record { table: live, ..Record::as_configured("a", Some("0 8 zero")) };
         state.record(vec![record.clone()]).unwrap();

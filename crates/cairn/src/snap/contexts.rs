@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cairn_block::{Env, IoError, LocalFuture, SectorCount, SectorRange};
 use cairn_exports::nbd::{ContextRun, Contexts};
 
-use super::diff::{changed, union};
+use super::diff::{changed, is_snapshot, union, unmerged};
 use super::names::{parent_of, snapshot_of};
 use crate::world::Names;
 
@@ -32,13 +32,26 @@ impl SnapContexts {
     fn parent(&self) -> &str {
         parent_of(&self.volume).unwrap_or(&self.volume)
     }
+
+    /// The snapshots with stores whose exceptions tell it, if they do.
+    fn in_stores<'a>(&'a self, full: &'a str) -> Option<Vec<&'a str>> {
+        let mut all = vec![full];
+        if parent_of(&self.volume).is_some() && self.volume != full {
+            all.push(&self.volume);
+        }
+        all.iter().all(|name| is_snapshot(&self.names, name)).then_some(all)
+    }
 }
 
 impl Contexts for SnapContexts {
     fn names(&self) -> Vec<String> {
         let volumes = self.names.volumes();
         let own = volumes.iter().filter_map(|volume| snapshot_of(volume.volume(), self.parent()));
-        own.map(|name| format!("{PREFIX}{name}")).collect()
+        let told = own.filter(|name| {
+            let full = format!("{}@{name}", self.parent());
+            self.in_stores(&full).is_some()
+        });
+        told.map(|name| format!("{PREFIX}{name}")).collect()
     }
 
     fn describe<'a>(
@@ -50,13 +63,14 @@ impl Contexts for SnapContexts {
         Box::pin(async move {
             let name = name.strip_prefix(PREFIX).ok_or(IoError::INVALID)?;
             let full = format!("{}@{name}", self.parent());
+            let snapshots = self.in_stores(&full).ok_or(IoError::INVALID)?;
             let count = SectorCount(range.count.0.min(SECTORS_MAX));
             let range = SectorRange::new(range.start, count);
-            let mut found = changed(&self.names, &full, range)?;
-            if parent_of(&self.volume).is_some() && self.volume != full {
-                found = union(found, changed(&self.names, &self.volume, range)?);
+            let mut all = unmerged(&self.names, &full, &self.volume, range);
+            for snapshot in snapshots {
+                all = union(all, changed(&self.names, snapshot, range)?);
             }
-            Ok(runs(range, &found))
+            Ok(runs(range, &all))
         })
     }
 }

@@ -47,7 +47,7 @@ impl Verbs {
         let inserted = self.insert(&mut changes, &snap, &words, line, store);
         if inserted.is_err() {
             also(&snap.volume, self.take_out(&mut changes, &snap, before));
-            if made {
+            if made && changes.record_of(&snap.full()).table.is_none() {
                 store::discard(&words.store, &self.place(&words.store));
             }
         }

@@ -3,13 +3,19 @@
 //!
 //! A chunk of the volume that was written since the snapshot has an exception in it, as has one of
 //! the snapshot that was written itself. Between two snapshots a chunk can only differ if one of
-//! them has an exception: so the answer is the union.
+//! them has an exception: so the answer is the union. While a merge is under way, the volume (and
+//! the snapshot that a rollback keeps) stands on the merge, and the others beside it: between such
+//! two, what is not merged yet differs too.
 
-use cairn_block::{ConfigError, ConfigKind, Disk, IoError, Sector, SectorCount, SectorRange};
-use cairn_targets::snapshot::Snapshot;
+use std::sync::Arc;
+
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, IoError, MappedDevice, Sector, SectorCount, SectorRange, Target,
+};
+use cairn_targets::snapshot::{Merge, Snapshot};
 use serde::{Deserialize, Serialize};
 
-use super::names::SnapName;
+use super::names::{SnapName, merge_of, parent_of};
 use crate::control::rpc::SnapDiffParams;
 use crate::failure::{Outcome, wrong};
 use crate::verbs::Verbs;
@@ -24,17 +30,49 @@ pub struct Extent {
     pub length: u64,
 }
 
+fn first_target(volume: &MappedDevice) -> Option<Arc<dyn Target>> {
+    volume.live_table()?.lines().first().map(|line| line.target.clone())
+}
+
+/// Where a volume and a snapshot of it, or two snapshots, may differ because a merge is under way
+/// between them.
+///
+/// Ask before [`changed`]: a chunk leaves the merge when the snapshots beside it have it.
+pub fn unmerged(names: &Names, one: &str, other: &str, range: SectorRange) -> Vec<SectorRange> {
+    let merge = merge_of(parent_of(one).unwrap_or(one));
+    let Ok(merge) = names.volume(&merge) else { return Vec::new() };
+    let is_above = |name: &str| {
+        let target = names.volume(name).ok().and_then(|volume| first_target(&volume));
+        let lower = target.and_then(|target| target.lowers().into_iter().next());
+        lower.is_some_and(|lower| lower.mapped().is_some_and(|on| on.volume() == merge.volume()))
+    };
+    if is_above(one) == is_above(other) {
+        return Vec::new();
+    }
+    let target = first_target(&merge);
+    let any = target.as_ref().and_then(|target| target.as_any());
+    let merge: Option<&Merge> = any.and_then(|any| any.downcast_ref());
+    merge.map_or_else(Vec::new, |merge| merge.unmerged(range))
+}
+
 /// Where a live snapshot differs from its origin, inside a range.
 ///
 /// # Errors
 /// There is no such snapshot, or its content is lost.
 pub fn changed(names: &Names, full: &str, range: SectorRange) -> Result<Vec<SectorRange>, IoError> {
     let volume = names.volume(full).map_err(|_| IoError::INVALID)?;
-    let table = volume.live_table().ok_or(IoError::INVALID)?;
-    let target = table.lines().first().map(|line| line.target.clone());
+    let target = first_target(&volume);
     let any = target.as_ref().and_then(|target| target.as_any());
     let snapshot: Option<&Snapshot> = any.and_then(|any| any.downcast_ref());
     snapshot.ok_or(IoError::INVALID)?.changed(range)
+}
+
+/// True for a live snapshot with a store.
+pub fn is_snapshot(names: &Names, full: &str) -> bool {
+    let table = names.volume(full).ok().and_then(|volume| volume.live_table());
+    let target = table.as_ref().and_then(|table| table.lines().first()).map(|line| &line.target);
+    let any = target.and_then(|target| target.as_any());
+    any.is_some_and(|any| any.is::<Snapshot>())
 }
 
 /// Both lists as one, in order and merged.
@@ -60,12 +98,17 @@ impl Verbs {
         let snap = SnapName::parse(&params.name)?;
         let other = params.other.as_ref().map(|name| self.sibling(&snap, name)).transpose()?;
         let Some(changes) = self.look() else { return Ok(Vec::new()) };
-        let mut all = Vec::new();
-        for snap in [Some(&snap), other.as_ref()].into_iter().flatten() {
+        let snaps = [Some(&snap), other.as_ref()];
+        for snap in snaps.into_iter().flatten() {
             self.record_of_snapshot(&changes, snap)?;
-            let sectors = self.world.volume(&snap.full())?.sectors();
-            let whole = SectorRange::new(Sector(0), SectorCount(sectors.0));
-            let found = changed(&self.world.names(), &snap.full(), whole);
+        }
+        let names = self.world.names();
+        let beside = other.as_ref().map_or_else(|| snap.volume.clone(), SnapName::full);
+        let sectors = self.world.volume(&snap.full())?.sectors();
+        let whole = SectorRange::new(Sector(0), SectorCount(sectors.0));
+        let mut all = unmerged(&names, &snap.full(), &beside, whole);
+        for snap in snaps.into_iter().flatten() {
+            let found = changed(&names, &snap.full(), whole);
             let found = found.map_err(|error| {
                 let detail = "status: found its content lost, expected a valid snapshot";
                 ConfigError::new(ConfigKind::Damaged, snap.full(), detail).with_source(error)

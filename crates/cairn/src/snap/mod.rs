@@ -39,22 +39,23 @@
 //!   a record again changes nothing, and a record goes only when the origin has its chunk durably.
 //! - After 5: the store had no record left, so leaving it out changes nothing.
 //!
-//! A step that fails without a crash is undone before the refusal, the state file last. Only
-//! once a merge has begun there is no way back: then the volume stays suspended, and a resume or
-//! restart goes on.
+//! A step that fails without a crash is undone before the refusal. What can't be undone, or once a
+//! merge has begun, leaves the volume suspended: the same verb again, a resume or a restart brings
+//! up what is recorded, or is refused (see `assemble`).
 
+pub mod assemble;
 mod contexts;
 mod create;
-mod diff;
+pub(crate) mod diff;
 mod keeper;
 mod list;
 pub mod names;
 mod remote;
 mod remove;
 mod rollback;
-mod store;
+pub mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -131,12 +132,12 @@ fn merge_line(words: &SnapWords, on: &str) -> String {
     format!("0 {sectors} snapshot-merge @{on} {store} PO {chunk}")
 }
 
-fn now_s() -> u64 {
+pub(crate) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Says that undoing failed too: the first refusal is what the caller hears.
-fn also(what: &str, outcome: Outcome<()>) {
+pub(crate) fn also(what: &str, outcome: Outcome<()>) {
     if let Err(error) = outcome {
         tracing::error!("{what}: {error}");
     }
@@ -144,7 +145,7 @@ fn also(what: &str, outcome: Outcome<()>) {
 
 impl Verbs {
     /// The volume whose snapshots are to change, if it can be changed now.
-    fn ready(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
+    pub(crate) fn ready(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
         let volume = self.world.volume(name)?;
         if self.world.read_only() {
             return Err(wrong(name, "access", "a read-only server", "a writable one"));
@@ -181,8 +182,9 @@ impl Verbs {
     }
 
     /// A volume with its table, live; not there at all if that fails.
-    fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
+    pub(crate) fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
         self.world.create(name)?;
+        self.give_witness(name)?;
         let up = self.world.load(name, table).and_then(|()| self.world.resume(name));
         if up.is_err() {
             also(name, self.world.remove(name));
@@ -191,7 +193,7 @@ impl Verbs {
     }
 
     /// Ends a volume and its exports, if it is there.
-    fn take_down(&self, name: &str) -> Outcome<()> {
+    pub(crate) fn take_down(&self, name: &str) -> Outcome<()> {
         if self.world.volume(name).is_err() {
             return Ok(());
         }
@@ -199,25 +201,25 @@ impl Verbs {
         self.world.remove(name)
     }
 
-    fn hold(&self, name: &str) -> Outcome<()> {
+    pub(crate) fn hold(&self, name: &str) -> Outcome<()> {
         self.world.suspend(name, SuspendMode::Flush)
     }
 
     /// The first word or words of the status of a volume of one line.
-    fn status_of(&self, name: &str) -> Outcome<String> {
+    pub(crate) fn status_of(&self, name: &str) -> Outcome<String> {
         let table = self.world.volume(name)?.live_table();
         let line = table.as_ref().and_then(|table| table.lines().first());
         Ok(line.map(|line| line.target.status()).unwrap_or_default())
     }
 
-    fn place(&self, argument: &str) -> PathBuf {
+    pub(crate) fn place(&self, argument: &str) -> PathBuf {
         self.world.place(argument)
     }
 
     /// Tells the tests that a step is over.
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the tests look here"))]
-    fn step(&self, step: Step) {
-        tracing::debug!("snap: {step:?}");
+    pub(crate) fn step(&self, step: Step) {
+        tracing::debug!("{step:?}");
         #[cfg(test)]
         (self.at_step.lock())(step);
     }

@@ -17,12 +17,13 @@ impl Verbs {
         let snap = SnapName::parse(name)?;
         let mut changes = self.change_table(&snap.volume, "snap remove")?;
         self.ready(&snap.volume)?;
-        let (record, known) = self.record_of_snapshot(&changes, &snap)?;
+        let (_, known) = self.record_of_snapshot(&changes, &snap)?;
         self.world.refuse_users(&snap.full())?;
+        let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
         let after = changes.without(&snap);
         let taken = self.take_out(&mut changes, &snap, after);
         if taken.is_err() && changes.record_of(&snap.full()).table.is_some() {
-            also(&snap.volume, self.put_back(&snap, &record));
+            also(&snap.volume, self.put_back(&mut changes, &snap, before));
         }
         taken?;
         if known.made {
@@ -62,15 +63,10 @@ impl Verbs {
     }
 
     /// After a failure: the snapshot as it was.
-    fn put_back(&self, snap: &SnapName, record: &Record) -> Outcome<()> {
-        let full = snap.full();
-        if self.world.volume(&full).is_err() {
-            self.world.clear(&snap.volume)?;
-            self.world.resume(&real_of(&snap.volume))?;
-            self.bring_up_volume(&full, record.table.as_deref().unwrap_or_default())?;
-            self.exports.add_volume(&self.world, &full)?;
-        }
-        self.world.resume(&snap.volume)
+    fn put_back(&self, changes: &mut Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
+        changes.record_all(before)?;
+        self.world.clear(&snap.volume)?;
+        self.assemble(changes, &snap.volume)
     }
 
     /// Refuses to change a volume's table past its snapshots.

@@ -53,7 +53,7 @@ impl Verbs {
         let verb = if keep { "snap rollback" } else { "snap merge" };
         let mut changes = self.change_table(&snap.volume, verb)?;
         if self.is_merging(&changes, &snap) {
-            return self.try_again(&snap);
+            return self.go_on_merging(&changes, &snap);
         }
         let volume = self.ready(&snap.volume)?;
         let (record, former) = self.record_of_snapshot(&changes, &snap)?;
@@ -94,15 +94,6 @@ impl Verbs {
     fn is_merging(&self, changes: &Changes, snap: &SnapName) -> bool {
         let record = changes.record_of(&merge_of(&snap.volume));
         record.table.is_some() && record.store.is_some_and(|store| store.snapshot == snap.name)
-    }
-
-    fn try_again(&self, snap: &SnapName) -> Outcome<()> {
-        let merge = merge_of(&snap.volume);
-        if self.merge_of(&snap.volume)? == Merge::Failed {
-            self.hold(&merge)?;
-        }
-        self.world.resume(&merge)?;
-        self.world.resume(&snap.volume)
     }
 
     /// How the merge of a snapshot of `volume` stands.
@@ -146,7 +137,7 @@ impl Verbs {
         let swapped = swapped.and_then(|()| self.swap(&snap.volume, &top));
         self.step(Step::Resumed);
         swapped.map_err(|error| {
-            let begun = "the merge has begun, the volume is suspended until a restart";
+            let begun = "the merge has begun, the volume is suspended until a resume or restart";
             ConfigError::new(error.kind, &snap.volume, format!("{begun}: {error}"))
         })
     }
@@ -171,9 +162,8 @@ impl Verbs {
         before: Vec<Record>,
         keep: bool,
     ) -> Outcome<()> {
-        self.world.resume(&snap.full())?;
         changes.record_all(before)?;
-        self.world.resume(&snap.volume)?;
+        self.assemble(changes, &snap.volume)?;
         if keep { Ok(()) } else { self.exports.add_volume(&self.world, &snap.full()) }
     }
 
@@ -197,9 +187,10 @@ impl Verbs {
             return Err(refused(ConfigKind::Busy, volume, "end of merge", found, "a live one"));
         }
         let ending = Ending::of(&changes, volume)?;
+        let before = changes.records.values().cloned().collect();
         let arranged = self.arrange_end(&mut changes, &ending);
         if arranged.is_err() {
-            also(volume, self.go_on(&ending));
+            also(volume, self.go_on(&mut changes, &ending, before));
         }
         arranged?;
         self.step(Step::Recorded);
@@ -241,8 +232,9 @@ impl Verbs {
     }
 
     /// After a failure: all as before.
-    fn go_on(&self, ending: &Ending) -> Outcome<()> {
+    fn go_on(&self, changes: &mut Changes, ending: &Ending, before: Vec<Record>) -> Outcome<()> {
         let Ending { volume, kept, .. } = ending;
+        changes.record_all(before)?;
         let tops: Vec<&str> =
             kept.iter().map(|(name, _)| name.as_str()).chain([volume.as_str()]).collect();
         for name in &tops {

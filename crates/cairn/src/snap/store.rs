@@ -176,6 +176,46 @@ fn format(source: &Source, chunk: ChunkSize) -> Outcome<()> {
     source.flush()
 }
 
+/// Refuses a recorded store without a header: what was in it is gone.
+///
+/// # Errors
+/// It is blank, or can't be read.
+pub fn refuse_blank(argument: &str, path: &Path) -> Outcome<()> {
+    match opening(argument, &Source::read(path)?)? {
+        Opening::Existing(_) => Ok(()),
+        Opening::Blank => {
+            let expected = "the store of a snapshot that is recorded";
+            Err(refused(ConfigKind::Damaged, argument, "header", "a blank device", expected))
+        }
+    }
+}
+
+/// Marks a recorded store invalid whose snapshot ended without that.
+///
+/// # Errors
+/// It looks valid, and can't be written.
+pub fn mark_lost(argument: &str, path: &Path, read_only: bool) -> Outcome<()> {
+    let Opening::Existing(header) = opening(argument, &Source::read(path)?)? else {
+        return Ok(());
+    };
+    if !header.is_valid() {
+        return Ok(());
+    }
+    if read_only {
+        let expected = "invalid, as the state file says (a writable start marks it)";
+        return Err(refused(ConfigKind::Damaged, argument, "header", "valid", expected));
+    }
+    tracing::warn!("{argument}: its snapshot ended while it could not be written: marked invalid");
+    let source = Source::write(path)?;
+    source.write_at(0, &header.invalidated().encode())?;
+    source.flush()
+}
+
+fn opening(argument: &str, source: &Source) -> Outcome<Opening> {
+    let opening = Opening::decide(&source.bytes_at(0, SECTOR_BYTES as usize)?);
+    opening.map_err(|error| ConfigError::new(ConfigKind::Damaged, argument, error.to_string()))
+}
+
 fn sync_folder(path: &Path) -> Outcome<()> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

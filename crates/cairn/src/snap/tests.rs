@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{Disk, Io, Sector, SectorCount, SectorRange, SuspendMode};
+use cairn_exports::nbd::Contexts;
 use cairn_reactor::RingKind;
 use parking_lot::Mutex;
 
-use super::Step;
 use super::rollback::Merge;
+use super::{SnapContexts, Step};
 use crate::control::rpc::{SnapCreateParams, SnapDiffParams};
 use crate::failure::Outcome;
 use crate::serve::args;
@@ -23,27 +24,27 @@ use crate::state::StateFile;
 use crate::verbs::Verbs;
 use crate::world::{World, WorldOptions};
 
-const SECTORS: u64 = 1024;
+pub(crate) const SECTORS: u64 = 1024;
 const LINEAR: &str = "v=0 1024 linear disk 0";
 
 /// A server without sockets, over the files of one folder.
-struct Bed {
-    folder: PathBuf,
-    world: Arc<World>,
-    verbs: Arc<Verbs>,
+pub(crate) struct Bed {
+    pub folder: PathBuf,
+    pub world: Arc<World>,
+    pub verbs: Arc<Verbs>,
 }
 
 /// What a volume holds: runs of sectors, each with its byte.
-type Content = Vec<(u64, u8)>;
+pub(crate) type Content = Vec<(u64, u8)>;
 
 /// What the files were at one step.
-struct Moment {
-    step: Option<Step>,
-    folder: PathBuf,
+pub(crate) struct Moment {
+    pub step: Option<Step>,
+    pub folder: PathBuf,
 }
 
 impl Bed {
-    fn start(folder: &Path, table: &str) -> Outcome<Bed> {
+    pub fn start(folder: &Path, table: &str) -> Outcome<Bed> {
         let state = StateFile::open(&folder.join("state"))?;
         let steps = [args::Step::Table(table.to_owned())];
         let mut plan = Plan::of(&Config::default(), &steps)?;
@@ -65,13 +66,13 @@ impl Bed {
     }
 
     /// Starts over a fresh disk of byte 1.
-    fn fresh(folder: &Path, table: &str) -> Bed {
+    pub fn fresh(folder: &Path, table: &str) -> Bed {
         fs::write(folder.join("disk"), vec![1; SECTORS as usize * 512]).unwrap();
         fs::write(folder.join("cache"), vec![0; 1 << 20]).unwrap();
         Bed::start(folder, table).unwrap()
     }
 
-    fn write(&self, name: &str, start: u64, count: u64, byte: u8) {
+    pub fn write(&self, name: &str, start: u64, count: u64, byte: u8) {
         let disk: Arc<dyn Disk> = self.world.volume(name).unwrap();
         let range = SectorRange::new(Sector(start), SectorCount(count));
         let written = self.world.on_home(name, move |env| async move {
@@ -82,13 +83,13 @@ impl Bed {
         written.unwrap();
     }
 
-    fn flush(&self, name: &str) {
+    pub fn flush(&self, name: &str) {
         let disk: Arc<dyn Disk> = self.world.volume(name).unwrap();
         self.world.on_home(name, |env| async move { env.io(&disk, Io::flush()).await }).unwrap();
     }
 
     /// Runs of sectors with the byte they are filled with.
-    fn bytes(&self, name: &str) -> Content {
+    pub fn bytes(&self, name: &str) -> Content {
         let disk: Arc<dyn Disk> = self.world.volume(name).unwrap();
         let range = SectorRange::new(Sector(0), SectorCount(SECTORS));
         let bytes = self.world.on_home(name, move |env| async move {
@@ -107,7 +108,7 @@ impl Bed {
         runs
     }
 
-    fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         self.world.volume(name).is_ok()
     }
 
@@ -134,7 +135,50 @@ impl Bed {
         assert!(self.verbs.end_merge("v").unwrap());
     }
 
-    fn files(&self) -> Vec<String> {
+    /// What differs between two snapshots, as the verb tells it.
+    fn between(&self, name: &str, other: &str) -> Vec<(u64, u64)> {
+        let params = SnapDiffParams { name: name.to_owned(), other: Some(other.to_owned()) };
+        let extents = self.verbs.snap_diff(&params).unwrap();
+        extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
+    }
+
+    /// What the NBD context of a snapshot says on the export of `volume`.
+    fn told(&self, volume: &str, context: &str) -> Vec<(u64, u64)> {
+        let contexts = SnapContexts::new(self.world.names(), volume);
+        let whole = SectorRange::new(Sector(0), SectorCount(SECTORS));
+        let (mut at, mut changed) = (0, Vec::new());
+        let context = context.to_owned();
+        let runs = self.world.on_home(volume, move |env| async move {
+            contexts.describe(&env, &context, whole).await
+        });
+        for run in runs.unwrap() {
+            if run.state == 1 {
+                changed.push((at, run.count.0));
+            }
+            at += run.count.0;
+        }
+        changed
+    }
+
+    /// Does something when the next verb has come to a step.
+    fn when(&self, step: Step, act: impl Fn() + Send + 'static) {
+        *self.verbs.at_step.lock() = Box::new(move |now| {
+            if now == step {
+                act();
+            }
+        });
+    }
+
+    /// Later verbs are left alone.
+    fn whenever(&self) {
+        *self.verbs.at_step.lock() = Box::new(|_| ());
+    }
+
+    fn is_suspended(&self, name: &str) -> bool {
+        self.world.volume(name).unwrap().is_suspended()
+    }
+
+    pub fn files(&self) -> Vec<String> {
         let names = fs::read_dir(&self.folder).unwrap().map(|entry| entry.unwrap().file_name());
         let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
         names.sort();
@@ -142,7 +186,7 @@ impl Bed {
     }
 
     /// Runs `verb` and copies the files at each of its steps, and at the end.
-    fn moments(&self, copies: &Path, verb: impl FnOnce(&Bed)) -> Vec<Moment> {
+    pub fn moments(&self, copies: &Path, verb: impl FnOnce(&Bed)) -> Vec<Moment> {
         let moments: Arc<Mutex<Vec<Moment>>> = Arc::default();
         let (folder, copies, kept) = (self.folder.clone(), copies.to_owned(), moments.clone());
         let world = self.world.clone();
@@ -170,21 +214,34 @@ impl Bed {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
 }
 
-fn folders() -> (tempfile::TempDir, PathBuf, PathBuf) {
+/// Overwrites a byte of a file.
+fn poke(path: &Path, offset: u64, byte: u8) {
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[byte], offset).unwrap();
+}
+
+fn line_of<T>(outcome: Outcome<T>) -> String {
+    outcome.err().expect("refused").to_string()
+}
+
+/// Where the version is in the header of a store.
+const VERSION_AT: u64 = 8;
+
+pub(crate) fn folders() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let all = tempfile::tempdir().unwrap();
     let (work, copies) = (all.path().join("work"), all.path().join("copies"));
     fs::create_dir(&work).unwrap();
     (all, work, copies)
 }
 
-fn all_of(byte: u8) -> Content {
+pub(crate) fn all_of(byte: u8) -> Content {
     vec![(SECTORS, byte)]
 }
 
@@ -334,10 +391,7 @@ fn a_merge_that_cannot_begin_leaves_volume_and_snapshot_alive() {
         bed.write("v", 0, 100, 2);
         let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
         let store = work.join("v@mon.cow");
-        let header = |version: u8| {
-            let file = fs::OpenOptions::new().write(true).open(&store).unwrap();
-            std::os::unix::fs::FileExt::write_all_at(&file, &[version], 8).unwrap();
-        };
+        let header = |version: u8| poke(&store, VERSION_AT, version);
         header(9);
         let line = bed.verbs.snap_merge("v@mon", keep, None).unwrap_err().to_string();
         assert!(line.contains("header version: found 9"), "{line}");
@@ -455,4 +509,168 @@ fn a_store_that_is_full_overflows_until_it_grows() {
     let line = bed.verbs.snap_merge("v@mon", false, None).unwrap_err().to_string();
     assert!(line.contains("the content of this one is lost"), "{line}");
     bed.verbs.snap_remove("v@mon").unwrap();
+}
+
+#[test]
+fn what_is_not_merged_yet_differs_between_the_volume_and_the_snapshots_beside() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, LINEAR);
+    bed.create("v@mon").unwrap();
+    bed.write("v", 0, 8, 2);
+    bed.write("v", 512, 8, 2);
+    bed.create("v@tue").unwrap();
+    bed.create("v@wed").unwrap();
+    let real = |table: &str| {
+        bed.world.load("v@real", table).unwrap();
+        bed.world.resume("v@real").unwrap();
+    };
+    real("0 1024 flakey disk 0 0 1000000 1 error_writes");
+    bed.verbs.snap_merge("v@mon", true, None).unwrap();
+    while bed.verbs.merge_of("v").unwrap() != Merge::Failed {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let both = [(0, 8), (512, 8)];
+    assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
+    assert_eq!(bed.bytes("v@tue"), [(8, 2), (504, 1), (8, 2), (504, 1)]);
+    assert_eq!(bed.changed("v@tue"), both);
+    assert_eq!(bed.told("v", "cairn:changed:tue"), both);
+    assert_eq!(
+        (bed.between("v@mon", "@tue"), bed.between("v@tue", "@mon")),
+        (both.into(), both.into())
+    );
+    assert_eq!(bed.told("v@tue", "cairn:changed:mon"), both);
+    assert_eq!((bed.changed("v@mon"), bed.told("v", "cairn:changed:mon")), (vec![], vec![]));
+    let kept = bed.between("v@tue", "@wed");
+    assert_eq!(kept, [(512, 8)], "the step that failed had them keep what it would overwrite");
+    real("0 1024 linear disk 0");
+    bed.verbs.snap_merge("v@mon", true, None).unwrap();
+    bed.end_merge();
+    assert_eq!((bed.bytes("v"), bed.changed("v@tue")), (all_of(1), both.into()));
+}
+
+#[test]
+fn a_volume_whose_rollback_stopped_half_way_is_resumed_on_the_merge_or_not_at_all() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, LINEAR);
+    bed.create("v@mon").unwrap();
+    bed.write("v", 0, 100, 2);
+    let store = work.join("v@mon.1.cow");
+    let broken = store.clone();
+    bed.when(Step::Suspended, move || poke(&broken, VERSION_AT, 9));
+    let line = line_of(bed.verbs.snap_merge("v@mon", true, None));
+    assert!(line.contains("the merge has begun"), "{line}");
+    bed.whenever();
+    for refused in [bed.verbs.resume("v"), bed.verbs.snap_merge("v@mon", true, None)] {
+        let line = line_of(refused);
+        assert!(line.contains("header version: found 9"), "{line}");
+        assert!(bed.is_suspended("v"));
+    }
+    poke(&store, VERSION_AT, 1);
+    bed.verbs.resume("v").unwrap();
+    assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
+    bed.write("v", 10, 10, 5);
+    bed.end_merge();
+    assert_eq!(bed.bytes("v"), [(10, 1), (10, 5), (1004, 1)]);
+    assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(8, 16)]));
+}
+
+#[test]
+fn a_volume_is_not_resumed_while_a_recorded_snapshot_of_it_cannot_be() {
+    for keep in [true, false] {
+        let (_all, work, _) = folders();
+        let bed = Bed::fresh(&work, LINEAR);
+        bed.create("v@mon").unwrap();
+        bed.write("v", 0, 100, 2);
+        let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
+        // The chunk of the second record: once more that of the first.
+        let (store, at) = (work.join("v@mon.cow"), 4096 + 16);
+        let broken = store.clone();
+        bed.when(Step::Suspended, move || poke(&broken, at, 0));
+        let line = line_of(bed.verbs.snap_merge("v@mon", keep, None));
+        assert!(line.contains("for the second time"), "{line}");
+        bed.whenever();
+        assert_eq!((bed.files(), fs::read(work.join("state")).unwrap()), (before, state));
+        let line = line_of(bed.verbs.resume("v"));
+        assert!(line.contains("for the second time") && bed.is_suspended("v"), "{line}");
+        poke(&store, at, 1);
+        bed.verbs.resume("v").unwrap();
+        bed.write("v", 100, 100, 3);
+        assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
+    }
+}
+
+#[test]
+fn a_snapshot_whose_removal_failed_is_back_before_its_volume_is() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, LINEAR);
+    bed.create("v@mon").unwrap();
+    bed.write("v", 0, 100, 2);
+    fs::create_dir(work.join("state.new")).unwrap();
+    let store = work.join("v@mon.cow");
+    let broken = store.clone();
+    bed.when(Step::Arranged, move || poke(&broken, VERSION_AT, 9));
+    bed.verbs.snap_remove("v@mon").unwrap_err();
+    bed.whenever();
+    let line = line_of(bed.verbs.resume("v"));
+    assert!(line.contains("header version: found 9") && bed.is_suspended("v"), "{line}");
+    poke(&store, VERSION_AT, 1);
+    bed.verbs.resume("v").unwrap();
+    bed.write("v", 100, 100, 3);
+    assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
+    fs::remove_dir(work.join("state.new")).unwrap();
+    bed.verbs.snap_remove("v@mon").unwrap();
+    assert_eq!(bed.files(), ["cache", "disk", "state"]);
+}
+
+#[test]
+fn a_recorded_store_that_has_become_blank_is_not_formatted() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, LINEAR);
+    bed.create("v@mon").unwrap();
+    bed.write("v", 0, 100, 2);
+    drop(bed);
+    let store = work.join("v@mon.cow");
+    let content = fs::read(&store).unwrap();
+    let blank = vec![0; content.len()];
+    fs::write(&store, &blank).unwrap();
+    let line = line_of(Bed::start(&work, LINEAR));
+    assert!(line.starts_with("v@mon: v@mon.cow: header: found a blank device"), "{line}");
+    assert!(fs::read(&store).unwrap() == blank);
+    fs::write(&store, content).unwrap();
+    assert_eq!(Bed::start(&work, LINEAR).unwrap().bytes("v@mon"), all_of(1));
+}
+
+#[test]
+fn a_snapshot_whose_end_only_the_state_file_knows_is_invalid_after_a_restart() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, LINEAR);
+    bed.create("v@mon").unwrap();
+    bed.create("v@tue").unwrap();
+    bed.write("v", 0, 100, 2);
+    let lost = |bed: &Bed, name: &str| {
+        let events = bed.world.volume(name).unwrap().events().clone();
+        bed.world.on_home(name, move |_| async move { events.content_lost().await })
+    };
+    let states = |bed: &Bed| -> Vec<String> {
+        let infos = bed.verbs.snap_list(None).unwrap().into_iter();
+        let mut states: Vec<_> =
+            infos.map(|info| format!("{} {}", info.name, info.state)).collect();
+        states.sort();
+        states
+    };
+    assert!(!lost(&bed, "v"), "a volume is no snapshot");
+    assert!(lost(&bed, "v@mon"));
+    drop(bed);
+    for _ in 0..2 {
+        let again = Bed::start(&work, LINEAR).unwrap();
+        assert_eq!(states(&again), ["v@mon invalid", "v@tue valid"]);
+        assert_eq!(again.bytes("v@tue"), all_of(1));
+    }
+    let again = Bed::start(&work, LINEAR).unwrap();
+    again.verbs.snap_remove("v@mon").unwrap();
+    again.create("v@mon").unwrap();
+    assert!(lost(&again, "v@tue"), "after a restart too");
+    drop(again);
+    let again = Bed::start(&work, LINEAR).unwrap();
+    assert_eq!(states(&again), ["v@mon valid", "v@tue invalid"]);
 }

@@ -71,7 +71,7 @@ fn what_makes_no_sense_is_refused_with_one_line_and_changes_nothing() {
     ];
     let script: String = cases.iter().map(|(verb, _)| format!("cairn snap {verb}; ")).collect();
     let ran = place.serve_run(&ARGS, &format!("{script} cairn ls; ls"));
-    assert_eq!(ran.out, "vm\nblank\ndisk\nours\n", "{ran:?}");
+    assert_eq!(ran.out, "vm\nblank\ndisk\nours\nvm.state.lock\n", "{ran:?}");
     let lines: Vec<_> = ran.err.lines().collect();
     assert_eq!(lines.len(), cases.len(), "{ran:?}");
     for (line, (verb, part)) in lines.iter().zip(cases) {

@@ -1,0 +1,118 @@
+//! Having everything that is recorded of a volume with snapshots live: at the start, and before
+//! the volume is resumed after a verb that failed half way.
+//!
+//! Nothing may write to an origin before every recorded snapshot of it is there, and nothing to a
+//! volume that is being merged but through the merge. So parts come up from below, and the volume
+//! last: if one of them can't, the volume stays as it is, suspended.
+
+use super::also;
+use super::names::{SnapName, merge_of, parent_of, real_of, snapshot_of};
+use super::rollback::Merge;
+use crate::failure::Outcome;
+use crate::state::Record;
+use crate::verbs::{Changes, Verbs};
+
+/// What is recorded of a volume and of the parts that its snapshots made of it, in the order in
+/// which they come up: its own table, the snapshots, a merge, what stands on that, the volume.
+pub fn family<'a>(records: impl IntoIterator<Item = &'a Record>, volume: &str) -> Vec<&'a Record> {
+    let (real, merge) = (real_of(volume), merge_of(volume));
+    let on_merge = format!(" @{merge} ");
+    let place = |record: &Record| match record.name.as_str() {
+        name if name == real => Some(0),
+        name if name == merge => Some(2),
+        name if name == volume => Some(4),
+        name if parent_of(name) != Some(volume) => None,
+        _ if record.table.as_ref()?.contains(&on_merge) => Some(3),
+        _ => Some(1),
+    };
+    let there = records.into_iter().filter(|record| record.table.is_some());
+    let mut parts: Vec<_> = there.filter_map(|record| Some((place(record)?, record))).collect();
+    parts.sort_by_key(|(place, _)| *place);
+    parts.into_iter().map(|(_, record)| record).collect()
+}
+
+impl Verbs {
+    /// Has a suspended volume live with all that is recorded of it; if it has no snapshots, this
+    /// is a plain resume.
+    ///
+    /// # Errors
+    /// A part can't be live as it is recorded: the volume stays suspended.
+    pub(crate) fn assemble(&self, changes: &Changes, volume: &str) -> Outcome<()> {
+        let device = self.world.volume(volume)?;
+        let parts = family(changes.records.values(), volume);
+        if !device.is_suspended() || !parts.iter().any(|part| part.name == real_of(volume)) {
+            self.world.resume(volume)?;
+        } else {
+            for left in self.left_over(changes, volume) {
+                self.take_down(&left)?;
+            }
+            parts.into_iter().try_for_each(|part| self.bring_in_line(part))?;
+        }
+        for left in [merge_of(volume), real_of(volume)] {
+            if changes.record_of(&left).table.is_none() {
+                also(&left, self.take_down(&left));
+            }
+        }
+        Ok(())
+    }
+
+    /// Snapshots of a volume that are there, but not recorded.
+    fn left_over(&self, changes: &Changes, volume: &str) -> Vec<String> {
+        let volumes = self.world.volumes();
+        let names = volumes.iter().map(|part| part.volume().to_owned());
+        let unknown = |name: &String| changes.record_of(name).table.is_none();
+        names.filter(|name| snapshot_of(name, volume).is_some()).filter(unknown).collect()
+    }
+
+    /// Has one part live as it is recorded.
+    pub(crate) fn bring_in_line(&self, part: &Record) -> Outcome<()> {
+        let (name, table) = (part.name.as_str(), part.table.as_deref().unwrap_or_default());
+        let volume = parent_of(name).unwrap_or(name);
+        let is_snapshot = snapshot_of(name, volume).is_some();
+        let Ok(device) = self.world.volume(name) else {
+            self.bring_up_volume(name, table)?;
+            return if is_snapshot { self.exports.add_volume(&self.world, name) } else { Ok(()) };
+        };
+        let waits = device.inactive_table().is_some();
+        // The tables of the volume and of its snapshots are these verbs' alone; what a user loaded
+        // beneath waits for his resume.
+        let own = is_snapshot || name == volume;
+        let reload = own && (waits || !self.stands_as_recorded(part));
+        if !reload && (!device.is_suspended() || waits) {
+            return Ok(());
+        }
+        if reload {
+            self.world.load(name, table)?;
+        }
+        let mut resumed = self.world.resume(name);
+        if resumed.is_err() && is_snapshot && !reload {
+            // Its store was handed over, and comes back to a fresh table only.
+            self.world.load(name, table)?;
+            resumed = self.world.resume(name);
+        }
+        resumed?;
+        if is_snapshot { self.exports.add_volume(&self.world, name) } else { Ok(()) }
+    }
+
+    /// True if a live part stands on what its record names first.
+    fn stands_as_recorded(&self, part: &Record) -> bool {
+        let live = self.world.volume(&part.name).ok().and_then(|device| device.live_table());
+        let lowers = live.as_ref().and_then(|table| table.lines().first());
+        let lowers = lowers.map(|line| line.target.lowers()).unwrap_or_default();
+        let lower = lowers.first().map(|lower| lower.name());
+        let table = part.table.as_deref().unwrap_or_default();
+        lower.is_some_and(|lower| table.split_whitespace().nth(3) == Some(lower.as_str()))
+    }
+
+    /// Watching a merge again: a failed one tries again, and what was left undone is done.
+    pub(super) fn go_on_merging(&self, changes: &Changes, snap: &SnapName) -> Outcome<()> {
+        let merge = merge_of(&snap.volume);
+        if self.world.volume(&merge).is_ok() && self.merge_of(&snap.volume)? == Merge::Failed {
+            self.hold(&merge)?;
+        }
+        if self.world.volume(&merge).is_ok() {
+            self.world.resume(&merge)?;
+        }
+        self.assemble(changes, &snap.volume)
+    }
+}

@@ -103,6 +103,12 @@ pub enum Command {
     /// Snapshots of a volume: create, list, diff, rollback, merge, remove, grow
     #[command(subcommand)]
     Snap(SnapCommand),
+    /// Thin pools: create, status, grow, trim
+    #[command(subcommand)]
+    Pool(PoolCommand),
+    /// Volumes of thin pools: create, snapshot, list, diff, rollback, remove, rename
+    #[command(subcommand)]
+    Thin(ThinCommand),
     /// What is this? Exit code 5: a dirty cache
     Probe(DevicesArgs),
     /// Is it sound? Exit codes 0, 5, 3, 2
@@ -178,6 +184,167 @@ pub enum SnapCommand {
         #[arg(long)]
         size: String,
     },
+}
+
+/// `pool`
+#[derive(Subcommand)]
+pub enum PoolCommand {
+    /// Make a pool over a data and a metadata device, or files to make
+    Create(Box<PoolCreateArgs>),
+    /// Show how full pools are, and in which mode
+    Status(ReadArgs),
+    /// Make a pool larger: by the sizes said, or as its devices have grown
+    Grow {
+        /// Which
+        #[command(flatten)]
+        pool: NameArgs,
+        /// The new size of the data file, like 100G
+        #[arg(long, value_name = "SIZE")]
+        data_size: Option<String>,
+        /// The new size of the metadata file
+        #[arg(long, value_name = "SIZE")]
+        metadata_size: Option<String>,
+    },
+    /// Tell the data device of every free block, so that a file gets its room back
+    Trim {
+        /// Which
+        #[command(flatten)]
+        pool: NameArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `pool create`
+#[derive(Args)]
+pub struct PoolCreateArgs {
+    /// The pool
+    #[command(flatten)]
+    pub pool: NameArgs,
+    /// The data device: a file (made with --data-size), a block device or a volume (@NAME)
+    #[arg(long, value_name = "PATH|@VOLUME")]
+    pub data: PathBuf,
+    /// The metadata device: a blank file or block device, a volume (@NAME), or a file to make
+    #[arg(long, value_name = "PATH|@VOLUME")]
+    pub metadata: PathBuf,
+    /// Size of the data file to make, like 100G (sparse)
+    #[arg(long, value_name = "SIZE")]
+    pub data_size: Option<String>,
+    /// Size of the metadata file to make (default: 64 bytes per data block, at least 4M; sparse)
+    #[arg(long, value_name = "SIZE")]
+    pub metadata_size: Option<String>,
+    /// Size of a data block: a multiple of 64K, up to 1G (default: 64K)
+    #[arg(long, value_name = "SIZE")]
+    pub block_size: Option<String>,
+    /// Raise an event when no more data blocks than this are free (default: 0)
+    #[arg(long, value_name = "BLOCKS")]
+    pub low_water: Option<u64>,
+    /// What becomes of zeros that clients write: unmap (the default) or off
+    #[arg(long, value_name = "MODE")]
+    pub detect_zeroes: Option<String>,
+    /// Do not zero new blocks around what is written to them
+    #[arg(long)]
+    pub skip_block_zeroing: bool,
+    /// Take no discards
+    #[arg(long)]
+    pub ignore_discard: bool,
+    /// Free blocks at a discard, and do not tell the data device
+    #[arg(long)]
+    pub no_discard_passdown: bool,
+    /// Writes that find no free block fail at once, instead of waiting
+    #[arg(long)]
+    pub error_if_no_space: bool,
+    /// How long writes wait for a free block (default: 60; 0: for ever)
+    #[arg(long, value_name = "SECONDS")]
+    pub no_space_timeout: Option<u64>,
+    /// Raise an event when so much of the data is in use (default: 75)
+    #[arg(long, value_name = "PERCENT")]
+    pub data_mark: Option<u64>,
+    /// Raise an event when so much of the metadata is in use (default: 85)
+    #[arg(long, value_name = "PERCENT")]
+    pub metadata_mark: Option<u64>,
+}
+
+/// `thin`
+#[derive(Subcommand)]
+pub enum ThinCommand {
+    /// Make an empty volume of a pool
+    Create {
+        /// Which
+        #[command(flatten)]
+        thin: ThinNameArgs,
+        /// Its size, like 10G
+        size: String,
+        /// Its number in the pool (default: the lowest that is free)
+        #[arg(long)]
+        id: Option<u64>,
+        /// A device that unmapped blocks are read from; it must not change
+        #[arg(long, value_name = "PATH|@VOLUME")]
+        origin: Option<PathBuf>,
+    },
+    /// Make a snapshot of a volume: a volume of its own that shares everything
+    Snapshot {
+        /// The snapshot: VOLUME@NAME
+        #[command(flatten)]
+        thin: ThinNameArgs,
+        /// The volume it is made of (default: VOLUME of VOLUME@NAME)
+        #[arg(long, value_name = "VOLUME")]
+        of: Option<String>,
+        /// Its number in the pool (default: the lowest that is free)
+        #[arg(long)]
+        id: Option<u64>,
+    },
+    /// List the volumes of a pool, a volume with its snapshots, or all; with their own bytes
+    List(ReadArgs),
+    /// List the ranges that may differ: of a snapshot and its volume now, or any two of a pool
+    Diff {
+        /// The server
+        #[command(flatten)]
+        server: ServerArgs,
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// Another volume or snapshot (default: the volume itself)
+        #[arg(value_name = "@NAME|VOLUME")]
+        other: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give a volume the content of a snapshot, which stays; what was written since is lost
+    Rollback {
+        /// The snapshot: VOLUME@NAME
+        #[command(flatten)]
+        thin: ThinNameArgs,
+        /// Keep what the volume was under this name
+        #[arg(long, value_name = "@NAME")]
+        keep: Option<String>,
+    },
+    /// Delete a volume or snapshot, or POOL/thin-ID
+    Remove(ThinNameArgs),
+    /// Give a volume with its snapshots another name, or POOL/thin-ID a first one
+    Rename {
+        /// Which
+        #[command(flatten)]
+        thin: ThinNameArgs,
+        /// The new name
+        to: String,
+        /// The size of a volume that had no name
+        #[arg(long)]
+        size: Option<String>,
+    },
+}
+
+/// Verbs on one volume of a pool.
+#[derive(Args)]
+pub struct ThinNameArgs {
+    /// The server
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The volume; the pool may be left out where there is a volume of this name
+    #[arg(value_name = "[POOL/]VOLUME")]
+    pub name: String,
 }
 
 /// `snap create`

@@ -3,7 +3,8 @@
 //! - [`cli`]: the command line. [`exit`]: exit codes. [`failure`]: one-line errors.
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
-//! - [`snap`]: the verbs of snapshots. [`remote`]: all of these as a client sends them.
+//! - [`snap`]: the verbs of snapshots. [`pool`], [`thin`]: those of thin pools and their volumes.
+//! - [`remote`]: all of these as a client sends them.
 //! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
 //! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: the yardstick.
 //!
@@ -16,6 +17,7 @@ mod control;
 mod exit;
 mod failure;
 mod offline;
+mod pool;
 mod remote;
 mod report;
 mod serve;
@@ -23,6 +25,7 @@ mod signals;
 mod snap;
 mod sockets;
 mod state;
+mod thin;
 pub mod untrusted;
 mod verbs;
 mod world;
@@ -89,6 +92,8 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Flush(args) => offline::flush::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Snap(verb) => snap::run(verb),
+        Command::Pool(verb) => pool::run(verb),
+        Command::Thin(verb) => thin::run(verb),
         verb => remote::run(verb),
     }
 }

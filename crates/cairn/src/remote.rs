@@ -1,7 +1,9 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
 use std::io::{ErrorKind, Read, Write};
+use std::path::Path;
 
+use cairn_backends::parse_size;
 use cairn_block::{ConfigError, ConfigKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -12,9 +14,10 @@ use crate::control::rpc::{
     AnyName, LoadParams, MessageParams, OneName, SuspendParams, TableParams, WaitParams,
 };
 use crate::exit;
-use crate::failure::{Outcome, system};
+use crate::failure::{Outcome, system, wrong};
 use crate::report::{self, VolumeLines};
 use crate::serve::exports::ExportInfo;
+use crate::snap::store::is_path;
 
 /// Runs a verb against a server.
 ///
@@ -82,6 +85,30 @@ fn change(verb: Command) -> Outcome<u8> {
 /// There is no folder for a default.
 pub fn client(server: &ServerArgs) -> Outcome<Client> {
     Client::new(server.control.as_deref())
+}
+
+/// A device for the server, which may be in another folder.
+///
+/// # Errors
+/// The path is no text.
+pub fn absolute(path: &Path) -> Outcome<String> {
+    let shown = path.display().to_string();
+    if !is_path(&shown) {
+        return Ok(shown);
+    }
+    let path = std::path::absolute(path).map_err(|error| system(&shown, "path", error))?;
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| wrong(shown, "path", "bytes that are no UTF-8", "UTF-8"))
+}
+
+/// The bytes of a size of whole sectors.
+///
+/// # Errors
+/// It is no such size.
+pub fn bytes(field: &str, size: &str) -> Outcome<u64> {
+    let parsed = parse_size(size).ok().filter(|bytes| *bytes > 0 && bytes.is_multiple_of(512));
+    let expected = "a size above 0, in whole sectors, like 2048s or 1G";
+    parsed.ok_or_else(|| wrong("", field, format!("'{size}'"), expected))
 }
 
 fn any_name(read: &ReadArgs) -> AnyName {

@@ -51,6 +51,29 @@ pub struct Record {
     /// The exception store of a snapshot, or of the merge of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<Store>,
+    /// The volume of a pool that has this name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thin: Option<Thin>,
+    /// When `pool create` made the pool, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_made_s: Option<u64>,
+}
+
+/// A volume of a pool, and how to know that it is still the one that was named.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Thin {
+    /// The pool.
+    pub pool: String,
+    /// The number by which the pool knows the volume.
+    pub id: u32,
+    /// The pool's transaction id when it was created.
+    pub transaction_id: u64,
+    /// How many snapshots the pool had made then, itself included.
+    pub creation_time: u32,
+    /// When it was created, in seconds since 1970; none if it was only given a name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_s: Option<u64>,
 }
 
 /// An exception store.
@@ -75,7 +98,15 @@ impl Record {
     pub fn as_configured(name: &str, configured: Option<&str>) -> Record {
         let table = configured.map(str::to_owned);
         let configured = table.clone();
-        Record { name: name.to_owned(), configured, table, inactive: None, store: None }
+        Record {
+            name: name.to_owned(),
+            configured,
+            table,
+            inactive: None,
+            store: None,
+            thin: None,
+            pool_made_s: None,
+        }
     }
 
     /// Without any table: the volume is removed.

@@ -137,6 +137,7 @@ impl Verbs {
     fn load(&self, name: &str, table: &str) -> Outcome<()> {
         let mut changes = self.change_table(name, "load")?;
         self.refuse_snapshots(name, "load", "none (load the table of VOLUME@real)")?;
+        self.refuse_other_thin(&changes, name, table)?;
         self.world.load(name, table)?;
         let inactive = Some(table.to_owned());
         let recorded = changes.record(name, |tables| tables.inactive = inactive);
@@ -199,6 +200,7 @@ impl Verbs {
 
     fn remove(&self, name: &str) -> Outcome<()> {
         let mut changes = self.change_table(name, "remove")?;
+        self.refuse_thin(&changes, name, "remove")?;
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
         self.world.refuse_users(name)?;
         self.exports.remove_volume(&self.world, name)?;
@@ -336,6 +338,30 @@ impl Verbs {
             Call::SnapMerge(OneName { name }) => done(self.snap_merge(&name, false, None)),
             Call::SnapRemove(OneName { name }) => done(self.snap_remove(&name)),
             Call::SnapGrow(params) => done(self.snap_grow(&params.name, params.size_bytes)),
+            of_pools => self.carry_out_thin(of_pools),
+        }
+    }
+}
+
+impl Verbs {
+    /// The verbs of pools and their volumes.
+    fn carry_out_thin(&self, call: Call) -> Outcome<Value> {
+        let done = |done: Outcome<()>| done.map(|()| json!({}));
+        match call {
+            Call::PoolCreate(params) => done(self.pool_create(&params)),
+            Call::PoolStatus(AnyName { name }) => to_value(self.pool_status(name.as_deref())?),
+            Call::PoolGrow(params) => done(self.pool_grow(&params)),
+            Call::PoolTrim(OneName { name }) => {
+                Ok(json!({ "trimmed_bytes": self.pool_trim(&name)? }))
+            }
+            Call::ThinCreate(params) => done(self.thin_create(&params)),
+            Call::ThinSnapshot(params) => done(self.thin_snapshot(&params)),
+            Call::ThinList(AnyName { name }) => to_value(self.thin_list(name.as_deref())?),
+            Call::ThinDiff(params) => to_value(self.thin_diff(&params)?),
+            Call::ThinRollback(params) => done(self.thin_rollback(&params)),
+            Call::ThinRemove(OneName { name }) => done(self.thin_remove(&name)),
+            Call::ThinRename(params) => done(self.thin_rename(&params)),
+            _ => unreachable!("every other call is carried out before"),
         }
     }
 }

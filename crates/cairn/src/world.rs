@@ -12,9 +12,11 @@ use std::sync::Arc;
 use cairn_backends::DeviceOpener;
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Identity, MappedDevice, MessageError, Opener, ReactorId,
-    Registry, Sector, SuspendMode, Table, TableContext, TableLine, TargetTypes,
+    Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine, TargetTypes,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
+use cairn_targets::args::Device;
+use cairn_targets::blank::refuse_signatures;
 
 use crate::failure::{Outcome, system, wrong};
 
@@ -100,6 +102,25 @@ impl World {
     pub fn argument_of(&self, path: &Path) -> String {
         let inside = self.base.as_deref().and_then(|base| path.strip_prefix(base).ok());
         inside.unwrap_or(path).to_string_lossy().into_owned()
+    }
+
+    /// The device that an argument of a table names.
+    ///
+    /// # Errors
+    /// There is none, or somebody else holds it.
+    pub fn open(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
+        self.names.registry.open(argument, self.read_only())
+    }
+
+    /// Refuses a device that somebody's signature is on.
+    ///
+    /// # Errors
+    /// One is; or it can't be opened or read.
+    pub fn refuse_signatures(&self, argument: &str) -> Outcome<()> {
+        let device = Device { argument: argument.to_owned(), disk: self.open(argument)? };
+        self.on_home(argument, move |env| async move {
+            refuse_signatures(&env, &device, SectorCount::ZERO).await
+        })
     }
 
     /// The kinds of target.

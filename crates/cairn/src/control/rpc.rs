@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Every method with its parameters, for `rpc_get_methods` and the manual.
-pub const METHODS: [(&str, &str); 23] = [
+pub const METHODS: [(&str, &str); 34] = [
     ("rpc_get_methods", ""),
     ("server_info", ""),
     ("target_list", ""),
@@ -37,6 +37,21 @@ pub const METHODS: [(&str, &str); 23] = [
     ("snap_merge", "name"),
     ("snap_remove", "name"),
     ("snap_grow", "name, size_bytes"),
+    (
+        "pool_create",
+        "name, data, metadata, data_bytes?, metadata_bytes?, block_sectors?, low_water_blocks?, \
+         features?",
+    ),
+    ("pool_status", "name?"),
+    ("pool_grow", "name, data_bytes?, metadata_bytes?"),
+    ("pool_trim", "name"),
+    ("thin_create", "name, size_bytes, id?, origin?"),
+    ("thin_snapshot", "name, of?, id?"),
+    ("thin_list", "name?"),
+    ("thin_diff", "name, other?, from?"),
+    ("thin_rollback", "name, keep?"),
+    ("thin_remove", "name"),
+    ("thin_rename", "name, to, size_bytes?"),
 ];
 
 /// A decoded call: a method with its parameters.
@@ -88,6 +103,28 @@ pub enum Call {
     SnapRemove(OneName),
     /// `snap_grow`
     SnapGrow(SnapGrowParams),
+    /// `pool_create`
+    PoolCreate(PoolCreateParams),
+    /// `pool_status`
+    PoolStatus(AnyName),
+    /// `pool_grow`
+    PoolGrow(PoolGrowParams),
+    /// `pool_trim`
+    PoolTrim(OneName),
+    /// `thin_create`
+    ThinCreate(ThinCreateParams),
+    /// `thin_snapshot`
+    ThinSnapshot(ThinSnapshotParams),
+    /// `thin_list`
+    ThinList(AnyName),
+    /// `thin_diff`
+    ThinDiff(ThinDiffParams),
+    /// `thin_rollback`
+    ThinRollback(ThinRollbackParams),
+    /// `thin_remove`
+    ThinRemove(OneName),
+    /// `thin_rename`
+    ThinRename(ThinRenameParams),
 }
 
 impl Call {
@@ -125,6 +162,17 @@ impl Call {
             "snap_merge" => Call::SnapMerge(typed(method, params)?),
             "snap_remove" => Call::SnapRemove(typed(method, params)?),
             "snap_grow" => Call::SnapGrow(typed(method, params)?),
+            "pool_create" => Call::PoolCreate(typed(method, params)?),
+            "pool_status" => Call::PoolStatus(typed(method, params)?),
+            "pool_grow" => Call::PoolGrow(typed(method, params)?),
+            "pool_trim" => Call::PoolTrim(typed(method, params)?),
+            "thin_create" => Call::ThinCreate(typed(method, params)?),
+            "thin_snapshot" => Call::ThinSnapshot(typed(method, params)?),
+            "thin_list" => Call::ThinList(typed(method, params)?),
+            "thin_diff" => Call::ThinDiff(typed(method, params)?),
+            "thin_rollback" => Call::ThinRollback(typed(method, params)?),
+            "thin_remove" => Call::ThinRemove(typed(method, params)?),
+            "thin_rename" => Call::ThinRename(typed(method, params)?),
             _ => return Err(RpcError::no_method(method)),
         })
     }
@@ -380,6 +428,115 @@ pub struct SnapGrowParams {
     pub name: String,
     /// The new size of the store's file.
     pub size_bytes: u64,
+}
+
+/// Parameters of `pool_create`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolCreateParams {
+    /// The pool.
+    pub name: String,
+    /// The data device.
+    pub data: String,
+    /// The metadata device.
+    pub metadata: String,
+    /// Size of a data file to make.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_bytes: Option<u64>,
+    /// Size of a metadata file to make; none: enough for the data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata_bytes: Option<u64>,
+    /// Size of a data block; none: 128.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_sectors: Option<u64>,
+    /// The low water mark; none: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low_water_blocks: Option<u64>,
+    /// The features of the table line, word by word. Without `detect_zeroes` it is `unmap`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub features: Option<Vec<String>>,
+}
+
+/// Parameters of `pool_grow`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolGrowParams {
+    /// The pool.
+    pub name: String,
+    /// The new size of the data file; none: as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_bytes: Option<u64>,
+    /// The new size of the metadata file; none: as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata_bytes: Option<u64>,
+}
+
+/// Parameters of `thin_create`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThinCreateParams {
+    /// `POOL/VOLUME`.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its number in the pool; none: the lowest that is free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
+    /// An external origin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+}
+
+/// Parameters of `thin_snapshot`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThinSnapshotParams {
+    /// The snapshot.
+    pub name: String,
+    /// The volume it is made of; none: what stands before its `@`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// Its number in the pool; none: the lowest that is free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
+}
+
+/// Parameters of `thin_diff`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThinDiffParams {
+    /// A snapshot.
+    pub name: String,
+    /// Another volume of the pool; none: the snapshot's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other: Option<String>,
+    /// The byte to begin at; none: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<u64>,
+}
+
+/// Parameters of `thin_rollback`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThinRollbackParams {
+    /// `VOLUME@NAME`.
+    pub name: String,
+    /// The name under which what the volume was is kept; none: it is deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<String>,
+}
+
+/// Parameters of `thin_rename`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThinRenameParams {
+    /// The volume.
+    pub name: String,
+    /// Its new name.
+    pub to: String,
+    /// The size of a volume that had no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Without a word in the TOML file every volume is served under its own name, those made at run
 //! time too. A snapshot is served under its own name wherever its volume is served; what lies
-//! beneath a volume with snapshots never is. The empty export name means the volume of `--export`,
+//! beneath a volume with snapshots never is, nor is a pool: it is its own data device. The empty export name means the volume of `--export`,
 //! or the only one that is no snapshot.
 
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::Export;
 use crate::failure::{Outcome, wrong};
+use crate::pool::is_pool;
 use crate::snap::SnapContexts;
 use crate::snap::names::{is_hidden, parent_of};
 use crate::world::World;
@@ -66,7 +67,8 @@ impl Exports {
         if parent_of(volume).is_some() {
             self.keep_default();
         }
-        for export in self.names_of(volume) {
+        let pool = is_pool(&*world.volume(volume)?);
+        for export in self.names_of(volume, pool) {
             let is_it =
                 |served: &Export| (&served.name, &served.volume) == (&export.name, &export.volume);
             if self.served.lock().iter().any(is_it) {
@@ -85,13 +87,13 @@ impl Exports {
         Ok(())
     }
 
-    fn names_of(&self, volume: &str) -> Vec<Export> {
+    fn names_of(&self, volume: &str, pool: bool) -> Vec<Export> {
         let configured = |volume: &str| {
             let exports = self.configured.iter();
             exports.filter(|export| export.volume == volume).cloned().collect::<Vec<_>>()
         };
         let own = match parent_of(volume) {
-            Some(_) if is_hidden(volume) => false,
+            _ if pool || is_hidden(volume) => false,
             Some(parent) => self.configured.is_empty() || !configured(parent).is_empty(),
             None => self.configured.is_empty(),
         };
@@ -192,6 +194,24 @@ impl Exports {
     /// How many exports a volume has.
     pub fn count_of(&self, volume: &str) -> usize {
         self.served.lock().iter().filter(|export| export.volume == volume).count()
+    }
+
+    /// Waits a moment until no client uses a volume; false if one still does.
+    pub fn wait_for_clients(&self, volume: &str) -> bool {
+        const TRIES: u32 = 50;
+        const PAUSE: Duration = Duration::from_millis(20);
+        let used = || {
+            let served = self.served.lock();
+            let mut exports = served.iter().filter(|export| export.volume == volume);
+            exports.any(|export| self.server.users(&export.name) > 0)
+        };
+        // Who has just gone may not have been seen to go.
+        (0..TRIES).any(|attempt| {
+            if attempt > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            !used()
+        })
     }
 
     /// Every export with its size.

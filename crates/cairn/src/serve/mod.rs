@@ -55,8 +55,13 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     if let Some(state) = &state {
         plan.restore(state)?;
     }
-    if plan.records().is_empty() {
-        return Err(wrong("", "tables", "none", "--table or a TOML file with a volume"));
+    if plan.records().is_empty() && args.state.is_none() {
+        return Err(wrong(
+            "",
+            "tables",
+            "none",
+            "--table, a TOML file with a volume, or --state for volumes to come",
+        ));
     }
     let sockets = Sockets::choose(&args, &config)?;
     if !read_only {
@@ -78,7 +83,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         control: None,
     };
     let default = args.export.or(config.default_export);
-    let served = server.start(&plan, default.as_deref(), &sockets, state).and_then(|()| {
+    let served = server.start(plan, default.as_deref(), &sockets, state).and_then(|()| {
         let command = args
             .run
             .as_deref()
@@ -167,12 +172,15 @@ struct Server {
 impl Server {
     fn start(
         &mut self,
-        plan: &Plan,
+        mut plan: Plan,
         default_export: Option<&str>,
         sockets: &Sockets,
         state: Option<StateFile>,
     ) -> Outcome<()> {
-        plan.bring_up(&self.world)?;
+        let dropped = plan.bring_up(&self.world)?;
+        if let Some(state) = state.as_ref().filter(|_| !self.world.read_only()) {
+            state.record(dropped)?;
+        }
         for name in plan.names() {
             self.exports.add_volume(&self.world, name)?;
         }

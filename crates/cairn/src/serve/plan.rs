@@ -20,6 +20,7 @@ use crate::failure::{Outcome, refused};
 use crate::snap::names::{parent_of, real_of, refuse_at_sign};
 use crate::snap::{assemble, store};
 use crate::state::{Record, StateFile};
+use crate::thin::lost_name;
 use crate::world::{World, of_volume};
 
 /// One act of the start.
@@ -29,6 +30,14 @@ enum Act {
     Volume(String),
     /// Send a message.
     Message(MessageStep),
+}
+
+/// What was brought up, or tried.
+#[derive(Default)]
+struct Begun<'a> {
+    all: HashSet<&'a str>,
+    /// Of these, names that stand for nothing any more.
+    dropped: HashSet<&'a str>,
 }
 
 /// What to bring up.
@@ -114,12 +123,26 @@ impl Plan {
         there.map(|record| record.name.as_str())
     }
 
-    /// Acts.
+    /// Acts. Names of volumes that their pools do not have any more are dropped, with a notice:
+    /// answers their records as they are now.
     ///
     /// # Errors
     /// The first refusal; what is up then stays up.
-    pub fn bring_up(&self, world: &World) -> Outcome<()> {
-        let mut begun = HashSet::new();
+    pub fn bring_up(&mut self, world: &World) -> Outcome<Vec<Record>> {
+        let dropped = self.act(world)?;
+        let dropped: HashSet<String> = dropped.into_iter().map(str::to_owned).collect();
+        let gone = self.volumes.iter_mut().filter(|record| dropped.contains(&record.name));
+        Ok(gone
+            .map(|record| {
+                record.clear();
+                record.clone()
+            })
+            .collect())
+    }
+
+    /// Answers the names that were dropped.
+    fn act(&self, world: &World) -> Outcome<HashSet<&str>> {
+        let mut begun = Begun::default();
         for act in &self.acts {
             match act {
                 Act::Volume(name) => self.ensure_up(world, name, &mut begun)?,
@@ -136,7 +159,7 @@ impl Plan {
                 }
             }
         }
-        Ok(())
+        Ok(begun.dropped)
     }
 
     fn is_there(&self, name: &str) -> bool {
@@ -147,12 +170,7 @@ impl Plan {
         self.volumes.iter().any(|record| record.name == name && record.table.is_none())
     }
 
-    fn ensure_up<'a>(
-        &'a self,
-        world: &World,
-        name: &str,
-        begun: &mut HashSet<&'a str>,
-    ) -> Outcome<()> {
+    fn ensure_up<'a>(&'a self, world: &World, name: &str, begun: &mut Begun<'a>) -> Outcome<()> {
         let family = parent_of(name).unwrap_or(name);
         if self.is_there(&real_of(family)) {
             for member in assemble::family(&self.volumes, family) {
@@ -166,13 +184,13 @@ impl Plan {
         &'a self,
         world: &World,
         name: &str,
-        begun: &mut HashSet<&'a str>,
+        begun: &mut Begun<'a>,
     ) -> Outcome<()> {
         let Some(record) = self.volumes.iter().find(|record| record.name == name) else {
             return Ok(());
         };
         let Some(table) = &record.table else { return Ok(()) };
-        if !begun.insert(&record.name) {
+        if !begun.all.insert(&record.name) {
             return Ok(());
         }
         for lower in table.split_whitespace().filter_map(|word| word.strip_prefix('@')) {
@@ -188,6 +206,11 @@ impl Plan {
                 if lost { store::mark_lost(argument, &path, world.read_only()) } else { Ok(()) }
             });
             sound.map_err(|error| of_volume(name, error))?;
+        }
+        if let Some(why) = lost_name(world, record)? {
+            tracing::warn!("{name}: the name is dropped: {why}");
+            begun.dropped.insert(&record.name);
+            return Ok(());
         }
         world.create(name)?;
         world.load(name, table)?;

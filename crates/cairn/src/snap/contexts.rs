@@ -1,7 +1,8 @@
 //! The NBD metadata contexts `cairn:changed:NAME` of a volume and of its snapshots: which ranges
 //! may differ from snapshot NAME. State 1 means changed, 0 the same.
 //!
-//! Called on reactors: only looks at memory.
+//! Called on reactors. Of snapshots with a store memory tells it; of those in a pool its metadata
+//! does.
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use cairn_exports::nbd::{ContextRun, Contexts};
 
 use super::diff::{changed, is_snapshot, union, unmerged};
 use super::names::{parent_of, snapshot_of};
+use crate::thin::ThinContext;
 use crate::world::Names;
 
 const PREFIX: &str = "cairn:changed:";
@@ -33,6 +35,11 @@ impl SnapContexts {
         parent_of(&self.volume).unwrap_or(&self.volume)
     }
 
+    /// The snapshot and this volume, if both are of one pool.
+    fn thin(&self, full: &str) -> Option<ThinContext> {
+        ThinContext::of(&self.names, &self.volume, full)
+    }
+
     /// The snapshots with stores whose exceptions tell it, if they do.
     fn in_stores<'a>(&'a self, full: &'a str) -> Option<Vec<&'a str>> {
         let mut all = vec![full];
@@ -49,20 +56,24 @@ impl Contexts for SnapContexts {
         let own = volumes.iter().filter_map(|volume| snapshot_of(volume.volume(), self.parent()));
         let told = own.filter(|name| {
             let full = format!("{}@{name}", self.parent());
-            self.in_stores(&full).is_some()
+            self.thin(&full).is_some() || self.in_stores(&full).is_some()
         });
         told.map(|name| format!("{PREFIX}{name}")).collect()
     }
 
     fn describe<'a>(
         &'a self,
-        _env: &'a Env,
+        env: &'a Env,
         name: &'a str,
         range: SectorRange,
     ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>> {
         Box::pin(async move {
             let name = name.strip_prefix(PREFIX).ok_or(IoError::INVALID)?;
             let full = format!("{}@{name}", self.parent());
+            if let Some(thin) = self.thin(&full) {
+                let (told, found) = thin.changed(env, range).await?;
+                return Ok(runs(told, &found));
+            }
             let snapshots = self.in_stores(&full).ok_or(IoError::INVALID)?;
             let count = SectorCount(range.count.0.min(SECTORS_MAX));
             let range = SectorRange::new(range.start, count);

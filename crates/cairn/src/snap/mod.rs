@@ -75,7 +75,7 @@ use names::{SnapName, merge_of, real_of, snapshot_of};
 /// Between two steps of a verb: where the tests look at what a crash would leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// An empty store is durable.
+    /// An empty store is durable, or the devices of a pool.
     StoreMade,
     /// The state file says what is to be.
     Recorded,
@@ -83,6 +83,8 @@ pub enum Step {
     Suspended,
     /// The volumes beneath are up, or gone.
     Arranged,
+    /// The pool's metadata has what is to be, durably.
+    Pooled,
     /// Clients are served again.
     Resumed,
     /// The verb is done.

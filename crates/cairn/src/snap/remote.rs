@@ -1,23 +1,20 @@
 //! `cairn snap` as a client sends it, and the progress of a merge as a person sees it.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cairn_backends::parse_size;
 use cairn_block::{ConfigError, ConfigKind};
 use serde_json::json;
 
 use super::diff::diff_text;
 use super::list::{SnapInfo, list_text};
-use super::store::is_path;
 use crate::cli::{MergeArgs, SnapCommand, SnapCreateArgs};
 use crate::control::rpc::{
     AnyName, OneName, SnapCreateParams, SnapDiffParams, SnapGrowParams, SnapRollbackParams,
 };
 use crate::exit;
-use crate::failure::{Outcome, refused, system, wrong};
+use crate::failure::{Outcome, refused};
 use crate::offline::flush_progress::{Left, Progress};
-use crate::remote::{client, show, tell};
+use crate::remote::{absolute, bytes, client, show, tell};
 
 /// How often a merge is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -68,23 +65,6 @@ fn create(args: SnapCreateArgs) -> Outcome<u8> {
         grow_bytes: sized("--grow", &args.grow)?,
     };
     tell(&args.snap.server, "snap_create", json!(params))
-}
-
-/// The server may be in another folder.
-fn absolute(path: &Path) -> Outcome<String> {
-    let shown = path.display().to_string();
-    if !is_path(&shown) {
-        return Ok(shown);
-    }
-    let path = std::path::absolute(path).map_err(|error| system(&shown, "path", error))?;
-    let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| wrong(shown, "path", "bytes that are no UTF-8", "UTF-8"))
-}
-
-fn bytes(field: &str, size: &str) -> Outcome<u64> {
-    let parsed = parse_size(size).ok().filter(|bytes| *bytes > 0 && bytes.is_multiple_of(512));
-    let expected = "a size above 0, in whole sectors, like 2048s or 1G";
-    parsed.ok_or_else(|| wrong("", field, format!("'{size}'"), expected))
 }
 
 /// Has a merge begin, and shows how far it is until it ends. Whoever stops watching does not stop

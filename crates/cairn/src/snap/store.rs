@@ -7,6 +7,7 @@
 //! need, and sparse.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
@@ -246,6 +247,15 @@ pub fn grow(argument: &str, path: &Path, bytes: u64) -> Outcome<u64> {
     file.set_len(bytes).map_err(failed("grow"))?;
     file.sync_all().map_err(failed("flush"))?;
     Ok(meta.len())
+}
+
+/// Takes away a file that was just made, or was to be. What can't be removed is told, and stays.
+pub fn discard_file(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != ErrorKind::NotFound
+    {
+        tracing::warn!("{}: cannot remove what was just made: {error}", path.display());
+    }
 }
 
 /// Takes away a file that was made here. What can't be removed is told, and stays.

@@ -55,7 +55,7 @@ impl Bed {
             base: Some(folder.to_owned()),
             read_only: false,
         })?);
-        plan.bring_up(&world)?;
+        state.record(plan.bring_up(&world)?)?;
         let exports = Arc::new(Exports::new(&world, Vec::new()));
         for name in plan.names() {
             exports.add_volume(&world, name)?;

@@ -1,0 +1,172 @@
+//! Making a pool: its devices, its table, its metadata.
+
+use std::fs;
+use std::path::PathBuf;
+
+use cairn_block::{ConfigKind, Disk, SECTOR_BYTES};
+
+use crate::control::rpc::PoolCreateParams;
+use crate::failure::{Outcome, refused, wrong};
+use crate::offline::source::{Source, sync_folder};
+use crate::snap::names::refuse_at_sign;
+use crate::snap::store::{check_argument, discard_file, is_path};
+use crate::snap::{Step, also, now_s};
+use crate::state::Record;
+use crate::verbs::Verbs;
+
+/// Sectors of a data block if nobody says otherwise: 64 KiB.
+const BLOCK_SECTORS: u64 = 128;
+/// A block is a multiple of this, and no larger than that.
+const BLOCK_STEP: u64 = 128;
+const BLOCK_MAX: u64 = 1 << 21;
+
+/// Bytes of metadata per data block in a file that is made. Documented are 48: the file is sparse,
+/// so that room for snapshots costs nothing before it is used.
+const METADATA_BYTES_PER_BLOCK: u64 = 64;
+const METADATA_BYTES_MIN: u64 = 4 << 20;
+/// The most that a pool uses: 255 bitmaps of blocks.
+const METADATA_BYTES_MAX: u64 = 255 * 16320 * 4096;
+
+const DETECT: &str = "detect_zeroes";
+
+/// A device of a pool to be.
+struct Part<'a> {
+    /// `data` or `metadata`.
+    field: &'a str,
+    argument: &'a str,
+    bytes: Option<u64>,
+}
+
+impl Verbs {
+    /// `pool create`
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub fn pool_create(&self, params: &PoolCreateParams) -> Outcome<()> {
+        let name = &params.name;
+        refuse_at_sign(name)?;
+        let mut changes = self.change_table(name, "pool create")?;
+        if self.world.read_only() {
+            return Err(wrong(name, "access", "a read-only server", "a writable one"));
+        }
+        if self.world.volume(name).is_ok() || changes.record_of(name).configured.is_some() {
+            return Err(refused(ConfigKind::Busy, name, "name", "a volume of it", "a new one"));
+        }
+        let block = block_sectors(params)?;
+        let mut made = Vec::new();
+        let table = self.pool_table(params, block, &mut made);
+        let undo = |made: &[PathBuf]| made.iter().for_each(|path| discard_file(path));
+        let table = table.inspect_err(|_| undo(&made))?;
+        self.step(Step::StoreMade);
+        let before = changes.record_of(name);
+        let (live, pool_made_s) = (Some(table.clone()), Some(now_s()));
+        let up = changes
+            .record_all(vec![Record { table: live, pool_made_s, ..before.clone() }])
+            .and_then(|()| {
+                self.step(Step::Recorded);
+                self.bring_up_volume(name, &table)
+            });
+        if up.is_err() {
+            also(name, changes.record_all(vec![before]));
+            undo(&made);
+        }
+        up?;
+        self.step(Step::Arranged);
+        self.exports.add_volume(&self.world, name)?;
+        self.step(Step::Done);
+        Ok(())
+    }
+
+    /// Has the devices there, and answers the table over them.
+    fn pool_table(
+        &self,
+        params: &PoolCreateParams,
+        block: u64,
+        made: &mut Vec<PathBuf>,
+    ) -> Outcome<String> {
+        let PoolCreateParams { data, metadata, .. } = params;
+        if data == metadata {
+            return Err(wrong(metadata, "metadata", "the data device itself", "another device"));
+        }
+        let part = Part { field: "data", argument: data, bytes: params.data_bytes };
+        let sectors = self.pool_device(&part, None, made)?;
+        let (blocks, low) = (sectors / block, params.low_water_blocks.unwrap_or(0));
+        if blocks == 0 {
+            let expected = format!("at least one data block, {block} sectors");
+            return Err(wrong(data, "size", format!("{sectors} sectors"), expected));
+        }
+        let part = Part { field: "metadata", argument: metadata, bytes: params.metadata_bytes };
+        self.pool_device(&part, Some(metadata_bytes(blocks)), made)?;
+        let mut words = params.features.clone().unwrap_or_default();
+        if !words.iter().any(|word| word == DETECT) {
+            words.extend([DETECT, "unmap"].map(str::to_owned));
+        }
+        let (length, count) = (blocks * block, words.len());
+        let words = words.join(" ");
+        Ok(format!("0 {length} thin-pool {metadata} {data} {block} {low} {count} {words}"))
+    }
+
+    /// Makes the file if there is none; answers the size of the device, in sectors. What somebody's
+    /// signature is on is refused.
+    fn pool_device(
+        &self,
+        part: &Part<'_>,
+        default_bytes: Option<u64>,
+        made: &mut Vec<PathBuf>,
+    ) -> Outcome<u64> {
+        let Part { field, argument, bytes } = *part;
+        let option = format!("--{field}-size");
+        if let Some(volume) = argument.strip_prefix('@') {
+            let volume = self.world.volume(volume)?;
+            if let Some(bytes) = bytes {
+                return Err(wrong(argument, &option, bytes, "none: it is a volume"));
+            }
+            self.world.refuse_signatures(argument)?;
+            return Ok(volume.sectors().0);
+        }
+        check_argument(argument)?;
+        let path = self.place(argument);
+        if fs::symlink_metadata(&path).is_ok() {
+            if let Some(bytes) = bytes {
+                return Err(wrong(argument, &option, bytes, "none: the device exists"));
+            }
+            // First whether somebody uses it.
+            let sectors = Source::write(&path)?.bytes / SECTOR_BYTES;
+            self.world.refuse_signatures(argument)?;
+            return Ok(sectors);
+        }
+        let wanted = bytes.or(default_bytes);
+        let fits = |bytes: &u64| *bytes >= 4096 && bytes.is_multiple_of(SECTOR_BYTES);
+        let Some(bytes) = wanted.filter(fits) else {
+            let found = wanted.map_or("none".to_owned(), |bytes| bytes.to_string());
+            let expected = "the size of the file to make, in whole sectors";
+            return Err(wrong(argument, &option, found, expected));
+        };
+        made.push(path.clone());
+        let source = Source::create(&path, bytes)?;
+        source.flush()?;
+        sync_folder(&path)?;
+        Ok(bytes / SECTOR_BYTES)
+    }
+}
+
+fn block_sectors(params: &PoolCreateParams) -> Outcome<u64> {
+    let block = params.block_sectors.unwrap_or(BLOCK_SECTORS);
+    if !(BLOCK_STEP..=BLOCK_MAX).contains(&block) || !block.is_multiple_of(BLOCK_STEP) {
+        let (found, expected) = (block * SECTOR_BYTES, "a multiple of 64 KiB, up to 1 GiB");
+        return Err(wrong(&params.name, "--block-size", format!("{found} bytes"), expected));
+    }
+    for argument in [&params.data, &params.metadata] {
+        if !is_path(argument) && !argument.starts_with('@') {
+            let expected = "a file, a block device or a volume (@NAME)";
+            return Err(wrong(&params.name, "device", format!("'{argument}'"), expected));
+        }
+    }
+    Ok(block)
+}
+
+/// How large a metadata file is made for so many data blocks.
+fn metadata_bytes(data_blocks: u64) -> u64 {
+    let bytes = data_blocks.saturating_mul(METADATA_BYTES_PER_BLOCK).next_multiple_of(4096);
+    bytes.clamp(METADATA_BYTES_MIN, METADATA_BYTES_MAX)
+}

@@ -1,0 +1,102 @@
+//! Making a pool larger while it is in use, and giving the room of free blocks back.
+
+use cairn_block::{ConfigError, TableLine};
+
+use super::LivePool;
+use crate::control::rpc::PoolGrowParams;
+use crate::failure::{Outcome, wrong};
+use crate::snap::store::{grow, is_path};
+use crate::snap::{Step, also};
+use crate::state::Record;
+use crate::verbs::Verbs;
+
+/// The line of a pool's table.
+struct PoolLine(TableLine);
+
+impl PoolLine {
+    fn of(record: &Record) -> Outcome<PoolLine> {
+        let text = record.table.as_deref().unwrap_or_default();
+        let lines = TableLine::parse_all(text)?;
+        match <[TableLine; 1]>::try_from(lines) {
+            Ok([line]) if line.target == "thin-pool" && line.args.len() >= 4 => Ok(PoolLine(line)),
+            _ => Err(wrong(&record.name, "table", format!("'{text}'"), "one line of thin-pool")),
+        }
+    }
+
+    fn metadata(&self) -> &str {
+        &self.0.args[0]
+    }
+
+    fn data(&self) -> &str {
+        &self.0.args[1]
+    }
+
+    fn text(&self) -> String {
+        format!("0 {} thin-pool {}", self.0.len.0, self.0.args.join(" "))
+    }
+}
+
+impl Verbs {
+    /// `pool grow`: to the sizes said, of files; and to whatever size the devices have.
+    ///
+    /// # Errors
+    /// The pool is as it was; a file may be longer.
+    pub fn pool_grow(&self, params: &PoolGrowParams) -> Outcome<()> {
+        let name = &params.name;
+        let mut changes = self.change_table(name, "pool grow")?;
+        let pool = self.pool(name)?;
+        self.ready(name)?;
+        let before = changes.record_of(name);
+        let mut line = PoolLine::of(&before)?;
+        self.lengthen(line.metadata(), "--metadata-size", params.metadata_bytes)?;
+        self.lengthen(line.data(), "--data-size", params.data_bytes)?;
+        self.step(Step::StoreMade);
+        let block = pool.figures()?.block.0;
+        let sectors = self.data_sectors(&line)? / block * block;
+        line.0.len.0 = sectors.max(line.0.len.0);
+        let table = line.text();
+        self.world.load(name, &table)?;
+        let after = Record { table: Some(table), ..before.clone() };
+        if let Err(error) = changes.record_all(vec![after]) {
+            also(name, self.world.clear(name));
+            return Err(error);
+        }
+        self.step(Step::Recorded);
+        self.world.resume(name).map_err(|error| {
+            let detail = format!("the pool is suspended, cairn resume tries again: {error}");
+            ConfigError::new(error.kind, name, detail)
+        })?;
+        self.step(Step::Done);
+        Ok(())
+    }
+
+    fn lengthen(&self, argument: &str, option: &str, bytes: Option<u64>) -> Outcome<()> {
+        let Some(bytes) = bytes else { return Ok(()) };
+        if !is_path(argument) {
+            let expected = "none: grow the device itself, then the pool without this option";
+            return Err(wrong(argument, option, bytes, expected));
+        }
+        grow(argument, &self.place(argument), bytes).map(drop)
+    }
+
+    /// The size of the data device now.
+    fn data_sectors(&self, line: &PoolLine) -> Outcome<u64> {
+        let disk = self.world.open(line.data())?;
+        disk.refresh()?;
+        Ok(disk.sectors().0)
+    }
+
+    /// `pool trim`: answers how many bytes of free blocks the data device was told of.
+    ///
+    /// # Errors
+    /// The data device takes no discards, or failed; nothing else is changed.
+    pub fn pool_trim(&self, name: &str) -> Outcome<u64> {
+        let pool: LivePool = self.pool(name)?;
+        if self.world.read_only() {
+            return Err(wrong(name, "access", "a read-only server", "a writable one"));
+        }
+        // Not under the lock of changes: it takes its time, and changes nothing that is recorded.
+        let trimmed = pool.ask(&self.world, async |env, pool| pool.trim(env).await);
+        Ok(trimmed?.to_bytes())
+    }
+}

@@ -1,0 +1,137 @@
+//! `cairn pool`: thin pools of a running server, made, looked at, grown and trimmed.
+//!
+//! A pool is a volume with a table of one line, `thin-pool`; what it is made of is files, block
+//! devices or other volumes. It is never exported unless a TOML file says so: it is its own data
+//! device.
+//!
+//! # Orders, and what a crash between two steps leaves
+//! Create: 1. the files, blank and durable; 2. recorded; 3. the volume brought up, which formats
+//! the metadata; then the answer.
+//! - Before 2: blank files that nobody knows. After 2: the start formats what is still blank.
+//!
+//! Grow: 1. the files longer, durably; 2. the longer table recorded; 3. made live, which grows the
+//! maps in one commit; then the answer.
+//! - Before 2: files longer than the pool. After 2: the start grows the pool.
+//!
+//! Trim changes nothing that is recorded anywhere: see the target.
+//!
+//! A step that fails without a crash is undone before the refusal, but a file stays as long as it
+//! became.
+
+mod create;
+mod grow;
+mod remote;
+mod status;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::sync::Arc;
+
+use cairn_block::{Env, MappedDevice, Target};
+use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
+
+pub use remote::run;
+
+use crate::failure::{Outcome, wrong};
+use crate::verbs::Verbs;
+use crate::world::{Names, World};
+
+/// A pool that is served.
+#[derive(Clone)]
+pub struct LivePool {
+    /// The volume.
+    pub name: String,
+    target: Arc<dyn Target>,
+}
+
+/// The target of a volume whose live table is a pool.
+fn target_of(volume: &MappedDevice) -> Option<Arc<dyn Target>> {
+    let table = volume.live_table()?;
+    let target = table.lines().first()?.target.clone();
+    pool_in(&target).is_some().then_some(target)
+}
+
+fn pool_in(target: &Arc<dyn Target>) -> Option<&ThinPool> {
+    target.as_any()?.downcast_ref()
+}
+
+/// True if the volume is a pool.
+pub fn is_pool(volume: &MappedDevice) -> bool {
+    target_of(volume).is_some()
+}
+
+impl LivePool {
+    /// The pool of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn of(names: &Names, name: &str) -> Outcome<LivePool> {
+        let target = names.volume(name).ok().and_then(|volume| target_of(&volume));
+        target.map(|target| LivePool { name: name.to_owned(), target }).ok_or_else(|| {
+            let all: Vec<String> = LivePool::all(names).into_iter().map(|pool| pool.name).collect();
+            let expected = match all.is_empty() {
+                true => "one made by cairn pool create".to_owned(),
+                false => format!("one of {}", all.join(", ")),
+            };
+            wrong(name, "pool", "none of this name", expected)
+        })
+    }
+
+    /// Every pool, by name.
+    pub fn all(names: &Names) -> Vec<LivePool> {
+        let pool = |volume: &Arc<MappedDevice>| {
+            let name = volume.volume().to_owned();
+            Some(LivePool { name, target: target_of(volume)? })
+        };
+        names.volumes().iter().filter_map(pool).collect()
+    }
+
+    /// The target.
+    pub fn target(&self) -> &ThinPool {
+        pool_in(&self.target).expect("it was looked at when this was made")
+    }
+
+    /// The pool in numbers.
+    ///
+    /// # Errors
+    /// It was never live.
+    pub fn figures(&self) -> Outcome<Figures> {
+        self.target().figures()
+    }
+
+    /// Its devices, by id.
+    ///
+    /// # Errors
+    /// It was never live.
+    pub fn devices(&self) -> Outcome<Vec<ThinDevice>> {
+        self.target().devices()
+    }
+
+    /// The device of an id.
+    ///
+    /// # Errors
+    /// The pool was never live.
+    pub fn device(&self, id: u32) -> Outcome<Option<ThinDevice>> {
+        Ok(self.devices()?.into_iter().find(|device| device.id == id))
+    }
+
+    /// Asks the pool something that waits.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        world: &World,
+        ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + Send + 'static,
+    ) -> T {
+        let pool = self.clone();
+        world.on_home(&self.name, move |env| async move { ask(&env, pool.target()).await })
+    }
+}
+
+impl Verbs {
+    /// The pool of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn pool(&self, name: &str) -> Outcome<LivePool> {
+        LivePool::of(&self.world.names(), name)
+    }
+}

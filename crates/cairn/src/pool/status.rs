@@ -1,0 +1,164 @@
+//! What pools there are, and how full they are.
+
+use cairn_targets::thin::Figures;
+use serde::{Deserialize, Serialize};
+
+use super::LivePool;
+use crate::failure::Outcome;
+use crate::verbs::Verbs;
+
+/// A block of the metadata device.
+const METADATA_BLOCK_BYTES: u64 = 4096;
+
+/// A pool, as `pool status` shows it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolInfo {
+    /// The volume.
+    pub name: String,
+    /// `rw`, `ro`, `out_of_data_space` or `failed`.
+    pub mode: String,
+    /// The size of a data block.
+    pub block_bytes: u64,
+    /// Data blocks in use.
+    pub data_used_bytes: u64,
+    /// All data blocks.
+    pub data_total_bytes: u64,
+    /// Metadata in use, without the reserve.
+    pub metadata_used_bytes: u64,
+    /// All of the metadata that can be used.
+    pub metadata_total_bytes: u64,
+    /// Of that, what is kept for what must always be possible.
+    pub metadata_reserve_bytes: u64,
+    /// An event is raised when so much of the data is in use.
+    pub data_mark_percent: u64,
+    /// The same for the metadata.
+    pub metadata_mark_percent: u64,
+    /// An event is raised when so little of the data is free.
+    pub low_water_bytes: u64,
+    /// The same for the metadata.
+    pub metadata_low_bytes: u64,
+    /// `queue` or `error`: what becomes of writes when no data block is free.
+    pub no_space: String,
+    /// `discard_passdown`, `no_discard_passdown` or `ignore_discard`.
+    pub discards: String,
+    /// `off` or `unmap`: what is done with zeros that clients write.
+    pub detect_zeroes: String,
+    /// The metadata has to be checked before it may be changed.
+    pub needs_check: bool,
+    /// The pool's transaction id.
+    pub transaction_id: u64,
+    /// How many snapshots were made; at most 2^24 - 1.
+    pub time: u32,
+    /// The block of the metadata snapshot, if one is held.
+    pub held_metadata_root: Option<u64>,
+    /// How many volumes it has, with a name or without.
+    pub volumes: u64,
+}
+
+impl PoolInfo {
+    fn of(pool: &LivePool) -> Outcome<PoolInfo> {
+        let Figures {
+            mode,
+            transaction_id,
+            time,
+            held_root,
+            needs_check,
+            block,
+            data_blocks,
+            metadata_blocks,
+            reserve_blocks,
+            marks_percent,
+            low_water_blocks,
+            metadata_low_blocks,
+            fails_when_full,
+            discards,
+            detect_zeroes,
+            ..
+        } = pool.figures()?;
+        let block_bytes = block.to_bytes();
+        let data = |blocks: u64| blocks.saturating_mul(block_bytes);
+        let metadata = |blocks: u64| blocks * METADATA_BLOCK_BYTES;
+        Ok(PoolInfo {
+            name: pool.name.clone(),
+            mode: mode.to_owned(),
+            block_bytes,
+            data_used_bytes: data(data_blocks.0),
+            data_total_bytes: data(data_blocks.1),
+            metadata_used_bytes: metadata(metadata_blocks.0),
+            metadata_total_bytes: metadata(metadata_blocks.1),
+            metadata_reserve_bytes: metadata(reserve_blocks),
+            data_mark_percent: marks_percent[0],
+            metadata_mark_percent: marks_percent[1],
+            low_water_bytes: data(low_water_blocks),
+            metadata_low_bytes: metadata(metadata_low_blocks),
+            no_space: if fails_when_full { "error" } else { "queue" }.to_owned(),
+            discards: discards.to_owned(),
+            detect_zeroes: detect_zeroes.to_owned(),
+            needs_check,
+            transaction_id,
+            time,
+            held_metadata_root: held_root,
+            volumes: pool.devices()?.len() as u64,
+        })
+    }
+}
+
+impl Verbs {
+    /// `pool status`: of one pool, or all.
+    ///
+    /// # Errors
+    /// There is no such pool.
+    pub fn pool_status(&self, name: Option<&str>) -> Outcome<Vec<PoolInfo>> {
+        let pools = match name {
+            Some(name) => vec![self.pool(name)?],
+            None => LivePool::all(&self.world.names()),
+        };
+        pools.iter().map(PoolInfo::of).collect()
+    }
+}
+
+fn percent(used: u64, total: u64) -> String {
+    let percent = used.saturating_mul(100).checked_div(total).unwrap_or(0);
+    format!("{percent}%")
+}
+
+/// The pools as a person reads them.
+pub fn status_text(pools: &[PoolInfo]) -> String {
+    if pools.is_empty() {
+        return "No pools found\n".to_owned();
+    }
+    let pool = |pool: &PoolInfo| {
+        let needs_check = if pool.needs_check { " (needs check)" } else { "" };
+        let (data, metadata) = (
+            percent(pool.data_used_bytes, pool.data_total_bytes),
+            percent(pool.metadata_used_bytes, pool.metadata_total_bytes),
+        );
+        let held = pool.held_metadata_root.map_or("none".to_owned(), |at| format!("block {at}"));
+        format!(
+            "Name:              {}\nMode:              {}{needs_check}\n\
+             Data used:         {} of {} ({data}), blocks of {}\n\
+             Metadata used:     {} of {} ({metadata}), reserve {}\n\
+             Marks:             data {}%, metadata {}%\n\
+             When full:         {}\nDiscards:          {}\nDetect zeroes:     {}\n\
+             Transaction:       {}\nSnapshots made:    {}\nMetadata snapshot: {held}\n\
+             Volumes:           {}\n",
+            pool.name,
+            pool.mode,
+            pool.data_used_bytes,
+            pool.data_total_bytes,
+            pool.block_bytes,
+            pool.metadata_used_bytes,
+            pool.metadata_total_bytes,
+            pool.metadata_reserve_bytes,
+            pool.data_mark_percent,
+            pool.metadata_mark_percent,
+            pool.no_space,
+            pool.discards,
+            pool.detect_zeroes,
+            pool.transaction_id,
+            pool.time,
+            pool.volumes,
+        )
+    };
+    pools.iter().map(pool).collect::<Vec<_>>().join("\n")
+}

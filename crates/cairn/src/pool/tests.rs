@@ -1,0 +1,156 @@
+//! Pools made, grown and trimmed; at each step the files are copied as a killed process would leave
+//! them, and every copy is started again.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams};
+use crate::failure::Outcome;
+use crate::snap::Step;
+use crate::snap::tests::{Bed, Moment, SECTORS, folders};
+
+/// Something that is served anyway.
+pub(crate) const OTHER: &str = "x=0 8 zero";
+
+pub(crate) fn params(name: &str) -> PoolCreateParams {
+    PoolCreateParams {
+        name: name.to_owned(),
+        data: "p.data".to_owned(),
+        metadata: "p.meta".to_owned(),
+        data_bytes: Some(4 << 20),
+        ..PoolCreateParams::default()
+    }
+}
+
+fn thin(bed: &Bed, name: &str) -> Outcome<()> {
+    let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
+    bed.verbs.thin_create(&ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() })
+}
+
+fn steps(moments: &[Moment]) -> Vec<Step> {
+    moments.iter().filter_map(|moment| moment.step).collect()
+}
+
+fn used_bytes(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn a_crash_while_a_pool_is_made_leaves_none_or_a_usable_one() {
+    let (_all, work, copies) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    let moments = bed.moments(&copies, |bed| bed.verbs.pool_create(&params("p")).unwrap());
+    assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded, Step::Arranged, Step::Done]);
+    let table = bed.world.volume("p").unwrap().live_table().unwrap().lines()[0].target.table();
+    assert_eq!(table, "p.meta p.data 128 0 2 detect_zeroes unmap");
+    assert_eq!(fs::metadata(work.join("p.meta")).unwrap().len(), 4 << 20);
+    for Moment { step, folder } in moments {
+        let again = Bed::start(&folder, OTHER).unwrap();
+        assert_eq!(again.has("p"), step != Some(Step::StoreMade), "{step:?}");
+        if again.has("p") {
+            let info = &again.verbs.pool_status(Some("p")).unwrap()[0];
+            assert_eq!((info.mode.as_str(), info.data_total_bytes), ("rw", 4 << 20));
+            thin(&again, "p/v").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
+    let (_all, work, copies) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    bed.verbs.pool_create(&params("p")).unwrap();
+    thin(&bed, "p/v").unwrap();
+    bed.write("v", 0, SECTORS, 2);
+    bed.flush("v");
+    let grow = PoolGrowParams {
+        name: "p".to_owned(),
+        data_bytes: Some(8 << 20),
+        metadata_bytes: Some(16 << 20),
+    };
+    let moments = bed.moments(&copies, |bed| bed.verbs.pool_grow(&grow).unwrap());
+    assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded, Step::Done]);
+    for Moment { step, folder } in moments {
+        let again = Bed::start(&folder, OTHER).unwrap();
+        let info = &again.verbs.pool_status(None).unwrap()[0];
+        let bytes = if step == Some(Step::StoreMade) { 4 << 20 } else { 8 << 20 };
+        assert_eq!((info.data_total_bytes, info.metadata_total_bytes), (bytes, 16 << 20));
+        assert_eq!(again.bytes("v"), [(SECTORS, 2)], "{step:?}");
+    }
+    // Once more, to what the device has become by itself.
+    let file = fs::OpenOptions::new().write(true).open(work.join("p.data")).unwrap();
+    file.set_len(9 << 20).unwrap();
+    let name = "p".to_owned();
+    bed.verbs.pool_grow(&PoolGrowParams { name, ..PoolGrowParams::default() }).unwrap();
+    assert_eq!(bed.verbs.pool_status(None).unwrap()[0].data_total_bytes, 9 << 20);
+    let line = bed.verbs.pool_grow(&grow).unwrap_err().to_string();
+    assert!(line.contains("--size: found"), "{line}");
+}
+
+#[test]
+fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
+    let (_all, work, _) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    fs::write(work.join("p.data"), vec![7; 4 << 20]).unwrap();
+    bed.verbs.pool_create(&PoolCreateParams { data_bytes: None, ..params("p") }).unwrap();
+    thin(&bed, "p/v").unwrap();
+    bed.write("v", 0, 256, 3);
+    let before = used_bytes(&work.join("p.data"));
+    assert!(before >= 4 << 20);
+    assert_eq!(bed.verbs.pool_trim("p").unwrap(), (4 << 20) - (256 << 9));
+    assert!(used_bytes(&work.join("p.data")) <= 256 << 9);
+    assert_eq!(bed.bytes("v"), [(256, 3), (SECTORS - 256, 0)]);
+    bed.write("v", 256, 256, 4);
+    assert_eq!(bed.bytes("v"), [(256, 3), (256, 4), (SECTORS - 512, 0)]);
+}
+
+#[test]
+fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
+    let (_all, work, _) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    let mut gpt = vec![0; 1 << 20];
+    gpt[512..520].copy_from_slice(b"EFI PART");
+    gpt[510..512].copy_from_slice(&[0x55, 0xaa]);
+    fs::write(work.join("disk"), &gpt).unwrap();
+    let own = |change: &dyn Fn(&mut PoolCreateParams)| {
+        let mut params = params("p");
+        change(&mut params);
+        params
+    };
+    let data = |data: &str, bytes| {
+        let data = data.to_owned();
+        own(&move |params| (params.data, params.data_bytes) = (data.clone(), bytes))
+    };
+    for (wrong, part) in [
+        (own(&|params| params.name = "a@b".into()), "without '@'"),
+        (own(&|params| params.name = "x".into()), "x: name: found a volume of it"),
+        (own(&|params| params.block_sectors = Some(100)), "--block-size: found 51200 bytes"),
+        (own(&|params| params.data_bytes = None), "--data-size: found none"),
+        (own(&|params| params.data_bytes = Some(4096)), "size: found 8 sectors"),
+        (own(&|params| params.data = "p.meta".into()), "found the data device itself"),
+        (own(&|params| params.features = Some(vec!["shiny".into()])), "option: found 'shiny'"),
+        (data("mem:1M", None), "found 'mem:1M'"),
+        (data("disk", None), "signature: found"),
+        (data("disk", Some(1 << 20)), "--data-size: found 1048576, expected none"),
+        (data("@nobody", None), "nobody: volume: found none of this name"),
+        (data("a b", Some(1 << 20)), "without spaces"),
+    ] {
+        let line = bed.verbs.pool_create(&wrong).unwrap_err().to_string();
+        assert!(line.contains(part), "{line}");
+        let files: Vec<_> = bed.files().into_iter().filter(|file| file != "state").collect();
+        assert_eq!(files, ["disk"], "{line}");
+    }
+    assert_eq!(fs::read(work.join("disk")).unwrap(), gpt);
+    for line in [
+        bed.verbs.pool_trim("p").unwrap_err().to_string(),
+        bed.verbs.pool_status(Some("x")).unwrap_err().to_string(),
+        thin(&bed, "x/v").unwrap_err().to_string(),
+    ] {
+        assert!(line.contains("pool: found none of this name, expected one made by"), "{line}");
+    }
+    bed.verbs.pool_create(&params("p")).unwrap();
+    let again = PoolCreateParams { data: "q.data".into(), ..params("q") };
+    let line = bed.verbs.pool_create(&again).unwrap_err().to_string();
+    assert!(line.contains("p.meta"), "in use: {line}");
+}

@@ -1,0 +1,176 @@
+//! New volumes of a pool: empty ones, and snapshots.
+
+use cairn_block::ConfigKind;
+
+use super::line::ThinLine;
+use super::names::Spot;
+use crate::control::rpc::{ThinCreateParams, ThinSnapshotParams};
+use crate::failure::{Outcome, refused, wrong};
+use crate::pool::LivePool;
+use crate::snap::names::parent_of;
+use crate::snap::store::check_argument;
+use crate::snap::{Step, also, now_s};
+use crate::state::{Record, Thin};
+use crate::verbs::{Changes, Verbs};
+
+/// A volume to be.
+struct Newcomer {
+    name: String,
+    line: ThinLine,
+    /// The device that it is a snapshot of.
+    origin: Option<u32>,
+}
+
+impl Verbs {
+    /// `thin create`
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub fn thin_create(&self, params: &ThinCreateParams) -> Outcome<()> {
+        let (pool, name) = Spot::parse(&params.name)?.named()?;
+        let Some(pool) = pool else {
+            let expected = "POOL/NAME: which pool it is to be of";
+            return Err(wrong(&name, "name", format!("'{name}'"), expected));
+        };
+        if parent_of(&name).is_some() {
+            let expected = "a name without '@' (cairn thin snapshot makes snapshots)";
+            return Err(wrong(&name, "name", format!("'{name}'"), expected));
+        }
+        if params.size_bytes == 0 || !params.size_bytes.is_multiple_of(512) {
+            let expected = "whole sectors of 512 bytes, above 0";
+            return Err(wrong(&name, "size", format!("{} bytes", params.size_bytes), expected));
+        }
+        if let Some(origin) = params.origin.as_ref().filter(|origin| !origin.starts_with('@')) {
+            check_argument(origin)?;
+        }
+        let mut changes = self.change_table(&name, "thin create")?;
+        let pool = self.pool(&pool)?;
+        self.ready(&pool.name)?;
+        self.refuse_taken(&changes, &name)?;
+        let line = ThinLine {
+            sectors: params.size_bytes / 512,
+            id: changes.new_id(&pool, params.id)?,
+            pool: pool.name.clone(),
+            origin: params.origin.clone(),
+        };
+        self.bring_in(&mut changes, &pool, Newcomer { name, line, origin: None })
+    }
+
+    /// `thin snapshot`
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub fn thin_snapshot(&self, params: &ThinSnapshotParams) -> Outcome<()> {
+        let (pool, name) = Spot::parse(&params.name)?.named()?;
+        let source = match (&params.of, parent_of(&name)) {
+            (Some(source), _) => Spot::parse(source)?.named()?.1,
+            (None, Some(parent)) => parent.to_owned(),
+            (None, None) => {
+                let expected = "VOLUME@NAME, or another name and --of VOLUME";
+                return Err(wrong(&name, "name", format!("'{name}'"), expected));
+            }
+        };
+        let mut changes = self.change_table(&name, "thin snapshot")?;
+        self.ready(&source)?;
+        let of = self.thin_line(&source)?;
+        let pool = self.pool_of_line(&source, &of, pool.as_deref())?;
+        self.ready(&pool.name)?;
+        self.refuse_stray(&name, &pool.name)?;
+        self.refuse_taken(&changes, &name)?;
+        let id = changes.new_id(&pool, params.id)?;
+        let (origin, line) = (Some(of.id), ThinLine { id, ..of });
+        self.bring_in(&mut changes, &pool, Newcomer { name, line, origin })
+    }
+
+    /// The pool of a volume, which must be the one that was said.
+    pub(super) fn pool_of_line(
+        &self,
+        name: &str,
+        line: &ThinLine,
+        said: Option<&str>,
+    ) -> Outcome<LivePool> {
+        if let Some(said) = said.filter(|said| *said != line.pool) {
+            let found = format!("{}, not {said}", line.pool);
+            return Err(wrong(name, "pool", found, "the pool of the volume, or none said"));
+        }
+        self.pool(&line.pool)
+    }
+
+    fn bring_in(&self, changes: &mut Changes, pool: &LivePool, new: Newcomer) -> Outcome<()> {
+        let Newcomer { name, line, origin } = &new;
+        let figures = pool.figures()?;
+        let thin = Thin {
+            pool: pool.name.clone(),
+            id: line.id,
+            transaction_id: figures.transaction_id,
+            creation_time: figures.time + u32::from(origin.is_some()),
+            created_s: Some(now_s()),
+        };
+        let before = changes.record_of(name);
+        let record =
+            Record { table: Some(line.text()), thin: Some(thin.clone()), ..before.clone() };
+        changes.record_all(vec![record.clone()])?;
+        self.step(Step::Recorded);
+        if let Err(error) = self.create_in_pool(pool, line.id, *origin) {
+            also(name, changes.record_all(vec![before]));
+            return Err(error);
+        }
+        self.step(Step::Pooled);
+        let up = self.confirm(changes, pool, record).and_then(|()| self.show(name, line));
+        if let Err(error) = up {
+            also(name, self.take_down(name));
+            also(name, self.tell_pool(&pool.name, &["delete", &line.id.to_string()]));
+            also(name, changes.record_all(vec![before]));
+            return Err(error);
+        }
+        self.step(Step::Arranged);
+        self.step(Step::Done);
+        Ok(())
+    }
+
+    /// A volume with its export.
+    pub(super) fn show(&self, name: &str, line: &ThinLine) -> Outcome<()> {
+        self.bring_up_volume(name, &line.text())?;
+        self.exports.add_volume(&self.world, name)
+    }
+
+    /// Creates a device in a pool, durably. In a pool of ours no other will have its transaction
+    /// id.
+    pub(super) fn create_in_pool(
+        &self,
+        pool: &LivePool,
+        id: u32,
+        origin: Option<u32>,
+    ) -> Outcome<()> {
+        let id = id.to_string();
+        match origin {
+            None => self.tell_pool(&pool.name, &["create_thin", &id]),
+            Some(origin) => self.tell_pool(&pool.name, &["create_snap", &id, &origin.to_string()]),
+        }
+    }
+
+    /// Raises the transaction id, so that no later volume has the same.
+    pub(super) fn raise_transaction(&self, changes: &Changes, pool: &LivePool) -> Outcome<()> {
+        if changes.record_of(&pool.name).pool_made_s.is_none() {
+            // Somebody else may count on it.
+            return Ok(());
+        }
+        let now = pool.figures()?.transaction_id;
+        let words = ["set_transaction_id", &now.to_string(), &now.saturating_add(1).to_string()];
+        self.tell_pool(&pool.name, &words)
+    }
+
+    /// Records what the pool really made, should a message have come in between.
+    fn confirm(&self, changes: &mut Changes, pool: &LivePool, record: Record) -> Outcome<()> {
+        let thin = record.thin.as_ref().expect("recorded before");
+        let Some(device) = pool.device(thin.id)? else {
+            let found = format!("no volume {}", thin.id);
+            return Err(refused(ConfigKind::System, &record.name, "pool", found, "the new one"));
+        };
+        if !thin.is(&device) {
+            let thin = Some(Thin::of_device(&pool.name, &device, thin.created_s));
+            changes.record_all(vec![Record { thin, ..record }])?;
+        }
+        self.raise_transaction(changes, pool)
+    }
+}

@@ -1,0 +1,89 @@
+//! What differs between a snapshot and its volume, or any other volume of the pool: told from
+//! metadata, in whole blocks, never too little. What both share is passed over without being read.
+
+use cairn_block::{ConfigError, ConfigKind, IoError, Sector, SectorCount, SectorRange};
+use serde::{Deserialize, Serialize};
+
+use super::names::Spot;
+use crate::control::rpc::ThinDiffParams;
+use crate::failure::{Outcome, refused, wrong};
+use crate::pool::LivePool;
+use crate::snap::diff::Extent;
+use crate::snap::names::parent_of;
+use crate::verbs::Verbs;
+
+/// Most extents of one answer.
+const EXTENTS_MAX: usize = 100_000;
+
+/// A part of the differences.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Differences {
+    /// In order.
+    pub extents: Vec<Extent>,
+    /// The byte to go on from; none: this is all.
+    pub next: Option<u64>,
+}
+
+impl Verbs {
+    /// `thin diff`, from a byte on.
+    ///
+    /// # Errors
+    /// There are no such volumes, they are of different pools, or the metadata can't be read.
+    pub fn thin_diff(&self, params: &ThinDiffParams) -> Outcome<Differences> {
+        let (said, name) = Spot::parse(&params.name)?.named()?;
+        let family = parent_of(&name).unwrap_or(&name);
+        let other = match (&params.other, parent_of(&name)) {
+            (Some(own), _) if own.starts_with('@') => format!("{family}{own}"),
+            (Some(other), _) => Spot::parse(other)?.named()?.1,
+            (None, Some(parent)) => parent.to_owned(),
+            (None, None) => {
+                let expected = "a snapshot (VOLUME@NAME), or two volumes";
+                return Err(wrong(&name, "name", format!("'{name}'"), expected));
+            }
+        };
+        let (one, with) = (self.thin_line(&name)?, self.thin_line(&other)?);
+        let pool = self.pool_of_line(&name, &one, said.as_deref())?;
+        if with.pool != one.pool {
+            let found = format!("'{other}', of pool {}", with.pool);
+            return Err(wrong(&name, "other", found, format!("a volume of pool {}", one.pool)));
+        }
+        let end = one.sectors.max(with.sectors);
+        let from = (params.from.unwrap_or(0) / 512).min(end);
+        self.differences(&pool, [one.id, with.id], from, end)
+    }
+
+    fn differences(
+        &self,
+        pool: &LivePool,
+        ids: [u32; 2],
+        from: u64,
+        end: u64,
+    ) -> Outcome<Differences> {
+        pool.ask(&self.world, async move |env, pool| {
+            pool.settle(env).await?;
+            let (mut at, mut extents) = (from, Vec::<Extent>::new());
+            while at < end && extents.len() < EXTENTS_MAX {
+                let rest = SectorRange::new(Sector(at), SectorCount(end - at));
+                let step = pool.differences(env, ids, rest).await;
+                let (told, parts) = step.map_err(unreadable)?;
+                parts.into_iter().for_each(|part| add(&mut extents, part));
+                at += told.0;
+            }
+            Ok(Differences { extents, next: (at < end).then_some(at * 512) })
+        })
+    }
+}
+
+fn unreadable(error: IoError) -> ConfigError {
+    let found = format!("it unreadable ({error}; the server's log tells where)");
+    refused(ConfigKind::Damaged, "", "metadata", found, "sound metadata of both volumes")
+}
+
+/// Adds a part to a list in order, joined to the last if they touch.
+pub fn add(extents: &mut Vec<Extent>, part: SectorRange) {
+    let (offset, length) = (part.start.to_bytes(), part.count.to_bytes());
+    match extents.last_mut().filter(|last| last.offset + last.length == offset) {
+        Some(last) => last.length += length,
+        None => extents.push(Extent { offset, length }),
+    }
+}

@@ -1,0 +1,127 @@
+//! Deleting volumes of a pool, with a name or without.
+
+use cairn_block::ConfigKind;
+
+use super::line::ThinLine;
+use super::names::{Spot, nameless};
+use crate::failure::{Outcome, refused, wrong};
+use crate::pool::LivePool;
+use crate::snap::names::parent_of;
+use crate::snap::{Step, also};
+use crate::state::Record;
+use crate::verbs::{Changes, Verbs};
+
+impl Verbs {
+    /// `thin remove`
+    ///
+    /// # Errors
+    /// The volume is there as before.
+    pub fn thin_remove(&self, name: &str) -> Outcome<()> {
+        match Spot::parse(name)? {
+            Spot::Named { pool, name } => self.remove_named(&name, pool.as_deref()),
+            Spot::Nameless { pool, id } => self.remove_nameless(&pool, id),
+        }
+    }
+
+    fn remove_named(&self, name: &str, said: Option<&str>) -> Outcome<()> {
+        let mut changes = self.change_table(name, "thin remove")?;
+        let record = self.thin_record(&changes, name)?;
+        let line = self.thin_line(name)?;
+        let pool = self.pool_of_line(name, &line, said)?;
+        self.ready(&pool.name)?;
+        self.refuse_snapshots_left(&changes, name)?;
+        self.refuse_thin_users(name)?;
+        let gone = self.take_down(name).and_then(|()| {
+            self.step(Step::Arranged);
+            self.tell_pool(&pool.name, &["delete", &line.id.to_string()])
+        });
+        if gone.is_err() {
+            also(name, self.show_again(name, &line));
+        }
+        gone?;
+        self.step(Step::Pooled);
+        let mut cleared = record;
+        cleared.clear();
+        changes.record_all(vec![cleared])?;
+        self.step(Step::Recorded);
+        self.step(Step::Done);
+        Ok(())
+    }
+
+    /// What is recorded of a volume that these verbs may take away.
+    pub(super) fn thin_record(&self, changes: &Changes, name: &str) -> Outcome<Record> {
+        self.world.volume(name)?;
+        let record = changes.record_of(name);
+        if record.thin.is_none() || record.configured.is_some() {
+            let found = "a volume with a table of its own";
+            let expected = "one made by cairn thin (cairn remove takes others away)";
+            return Err(wrong(name, "volume", found, expected));
+        }
+        Ok(record)
+    }
+
+    pub(super) fn show_again(&self, name: &str, line: &ThinLine) -> Outcome<()> {
+        if self.world.volume(name).is_ok() { Ok(()) } else { self.show(name, line) }
+    }
+
+    /// Refuses if the volume has snapshots, whose names would lead nowhere.
+    fn refuse_snapshots_left(&self, changes: &Changes, name: &str) -> Outcome<()> {
+        let left = changes.thin_family(name);
+        if left.is_empty() {
+            return Ok(());
+        }
+        let found = format!("snapshots of it ({})", left.join(", "));
+        let expected = "none (remove or rename them first)";
+        Err(refused(ConfigKind::Busy, name, "snapshots", found, expected))
+    }
+
+    fn remove_nameless(&self, pool: &str, id: u32) -> Outcome<()> {
+        let changes = self.change_table(pool, "thin remove")?;
+        let pool: LivePool = self.pool(pool)?;
+        self.ready(&pool.name)?;
+        self.nameless_device(&changes, &pool, id)?;
+        self.tell_pool(&pool.name, &["delete", &id.to_string()])?;
+        self.step(Step::Pooled);
+        self.step(Step::Done);
+        Ok(())
+    }
+
+    /// The device of a volume without a name.
+    pub(super) fn nameless_device(
+        &self,
+        changes: &Changes,
+        pool: &LivePool,
+        id: u32,
+    ) -> Outcome<cairn_targets::thin::ThinDevice> {
+        let shown = format!("{}/{}", pool.name, nameless(id));
+        let serves = |line: ThinLine| (line.pool, line.id) == (pool.name.clone(), id);
+        let served = self
+            .world
+            .volumes()
+            .into_iter()
+            .find(|volume| ThinLine::of_volume(volume).is_some_and(serves));
+        let served = served.map(|volume| volume.volume().to_owned());
+        let recorded = changes.thin_records(&pool.name).find(|(_, thin)| thin.id == id);
+        if let Some(name) = served.or_else(|| recorded.map(|(record, _)| record.name.clone())) {
+            let found = format!("one with a name, '{name}'");
+            return Err(refused(ConfigKind::Busy, shown, "volume", found, "one without"));
+        }
+        let device = pool.device(id)?;
+        device.ok_or_else(|| wrong(shown, "volume", "none of this id", "one of cairn thin list"))
+    }
+}
+
+impl Changes {
+    /// The names of a volume's snapshots in pools.
+    pub(super) fn thin_family(&self, volume: &str) -> Vec<String> {
+        let own = |record: &&Record| {
+            record.thin.is_some()
+                && record.table.is_some()
+                && parent_of(&record.name) == Some(volume)
+        };
+        let mut names: Vec<String> =
+            self.records.values().filter(own).map(|record| record.name.clone()).collect();
+        names.sort();
+        names
+    }
+}

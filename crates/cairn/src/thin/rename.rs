@@ -1,0 +1,118 @@
+//! Giving volumes of a pool another name, or a first one.
+
+use super::line::ThinLine;
+use super::names::Spot;
+use crate::control::rpc::ThinRenameParams;
+use crate::failure::{Outcome, wrong};
+use crate::snap::names::parent_of;
+use crate::snap::{Step, also};
+use crate::state::{Record, Thin};
+use crate::verbs::{Changes, Verbs};
+
+/// A volume that is renamed.
+struct Move {
+    from: String,
+    to: String,
+    line: ThinLine,
+}
+
+impl Verbs {
+    /// `thin rename`: a volume with its snapshots, or one snapshot, or a volume without a name.
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub fn thin_rename(&self, params: &ThinRenameParams) -> Outcome<()> {
+        let (_, to) = Spot::parse(&params.to)?.named()?;
+        match Spot::parse(&params.name)? {
+            Spot::Named { pool, name } => {
+                if params.size_bytes.is_some() {
+                    let expected = "none: the volume has its size";
+                    return Err(wrong(&name, "--size", "a size", expected));
+                }
+                self.rename_named(&name, &to, pool.as_deref())
+            }
+            Spot::Nameless { pool, id } => self.give_name(&pool, id, &to, params.size_bytes),
+        }
+    }
+
+    fn rename_named(&self, name: &str, to: &str, said: Option<&str>) -> Outcome<()> {
+        let mut changes = self.change_table(name, "thin rename")?;
+        self.thin_record(&changes, name)?;
+        let pool = self.pool_of_line(name, &self.thin_line(name)?, said)?;
+        self.refuse_stray(to, &pool.name)?;
+        let family = changes.thin_family(name);
+        if let (Some(_), Some(first)) = (parent_of(to), family.first()) {
+            let expected = "a name without '@': it has snapshots of its own";
+            return Err(wrong(name, "name", format!("'{to}', and {first}"), expected));
+        }
+        let mut moves = Vec::new();
+        for from in std::iter::once(name.to_owned()).chain(family) {
+            let to = from.replacen(name, to, 1);
+            let line = self.thin_line(&from)?;
+            self.ready(&from)?;
+            self.refuse_taken(&changes, &to)?;
+            self.refuse_thin_users(&from)?;
+            moves.push(Move { from, to, line });
+        }
+        self.carry_over(&mut changes, &moves)
+    }
+
+    fn carry_over(&self, changes: &mut Changes, moves: &[Move]) -> Outcome<()> {
+        let down = moves.iter().try_for_each(|one| self.take_down(&one.from));
+        self.step(Step::Arranged);
+        let mut before = Vec::new();
+        let mut after = Vec::new();
+        for Move { from, to, .. } in moves {
+            let (old, new) = (changes.record_of(from), changes.record_of(to));
+            let mut cleared = old.clone();
+            cleared.clear();
+            after.extend([
+                cleared,
+                Record { table: old.table.clone(), thin: old.thin.clone(), ..new.clone() },
+            ]);
+            before.extend([old, new]);
+        }
+        let done = down.and_then(|()| changes.record_all(after)).and_then(|()| {
+            self.step(Step::Recorded);
+            moves.iter().try_for_each(|one| self.show(&one.to, &one.line))
+        });
+        if let Err(error) = done {
+            for Move { from, to, line } in moves {
+                also(to, self.take_down(to));
+                also(from, self.show_again(from, line));
+            }
+            also(&moves[0].from, changes.record_all(before));
+            return Err(error);
+        }
+        self.step(Step::Done);
+        Ok(())
+    }
+
+    /// A volume of the pool that has no name gets one, and a size.
+    fn give_name(&self, pool: &str, id: u32, to: &str, bytes: Option<u64>) -> Outcome<()> {
+        let mut changes = self.change_table(to, "thin rename")?;
+        let pool = self.pool(pool)?;
+        self.ready(&pool.name)?;
+        self.refuse_stray(to, &pool.name)?;
+        self.refuse_taken(&changes, to)?;
+        let device = self.nameless_device(&changes, &pool, id)?;
+        let size = bytes.filter(|bytes| *bytes > 0 && bytes.is_multiple_of(512));
+        let Some(bytes) = size else {
+            let found = bytes.map_or("none".to_owned(), |bytes| bytes.to_string());
+            let expected = "the volume's size in whole sectors, which a pool does not know";
+            return Err(wrong(to, "--size", found, expected));
+        };
+        let line = ThinLine { sectors: bytes / 512, pool: pool.name.clone(), id, origin: None };
+        let before = changes.record_of(to);
+        let thin = Some(Thin::of_device(&pool.name, &device, None));
+        changes.record_all(vec![Record { table: Some(line.text()), thin, ..before.clone() }])?;
+        self.step(Step::Recorded);
+        if let Err(error) = self.show(to, &line) {
+            also(to, self.take_down(to));
+            also(to, changes.record_all(vec![before]));
+            return Err(error);
+        }
+        self.step(Step::Done);
+        Ok(())
+    }
+}

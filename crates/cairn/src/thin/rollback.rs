@@ -1,0 +1,116 @@
+//! Rolling a volume back to a snapshot of it: at once, whatever was written since.
+
+use cairn_block::{ConfigError, SuspendMode};
+
+use super::line::ThinLine;
+use super::names::Spot;
+use crate::control::rpc::ThinRollbackParams;
+use crate::failure::{Outcome, wrong};
+use crate::pool::LivePool;
+use crate::snap::names::{SnapName, parent_of};
+use crate::snap::{Step, also, now_s};
+use crate::state::{Record, Thin};
+use crate::verbs::{Changes, Verbs};
+
+/// What a rollback works on.
+struct Rollback {
+    volume: String,
+    /// What the volume is now, and what it is to be.
+    former: ThinLine,
+    line: ThinLine,
+    /// The name under which the former is kept.
+    keep: Option<String>,
+}
+
+impl Verbs {
+    /// `thin rollback`
+    ///
+    /// # Errors
+    /// Everything is as it was, unless the line says otherwise.
+    pub fn thin_rollback(&self, params: &ThinRollbackParams) -> Outcome<()> {
+        let (said, name) = Spot::parse(&params.name)?.named()?;
+        let SnapName { volume, .. } = SnapName::parse(&name)?;
+        let mut changes = self.change_table(&volume, "thin rollback")?;
+        self.ready(&volume)?;
+        let (former, source) = (self.thin_line(&volume)?, self.thin_line(&name)?);
+        let pool = self.pool_of_line(&volume, &former, said.as_deref())?;
+        self.ready(&pool.name)?;
+        if source.pool != former.pool {
+            let found = format!("of pool {}", source.pool);
+            return Err(wrong(&name, "pool", found, format!("a snapshot of {volume}")));
+        }
+        let keep = params.keep.as_ref().map(|keep| self.name_to_keep(&changes, &volume, keep));
+        let keep = keep.transpose()?;
+        let id = changes.new_id(&pool, None)?;
+        let line = ThinLine { id, sectors: former.sectors, ..source.clone() };
+        let act = Rollback { volume, former, line, keep };
+        self.create_in_pool(&pool, id, Some(source.id))?;
+        self.step(Step::Pooled);
+        if let Err(error) = self.exchange(&mut changes, &pool, &act) {
+            also(&act.volume, self.world.clear(&act.volume));
+            also(&act.volume, self.world.resume(&act.volume));
+            also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
+            return Err(error);
+        }
+        self.world.resume(&act.volume).map_err(|error| {
+            let detail = format!("rolled back, and suspended until a resume or restart: {error}");
+            ConfigError::new(error.kind, &act.volume, detail)
+        })?;
+        self.step(Step::Resumed);
+        self.end_former(&pool, &act);
+        self.step(Step::Done);
+        Ok(())
+    }
+
+    /// Where what the volume is now is to be found later: `@NAME`, or in full.
+    fn name_to_keep(&self, changes: &Changes, volume: &str, keep: &str) -> Outcome<String> {
+        let full = match keep.strip_prefix('@') {
+            Some(own) => format!("{volume}@{own}"),
+            None => Spot::parse(keep)?.named()?.1,
+        };
+        Spot::parse(&full)?.named()?;
+        if let Some(parent) = parent_of(&full).filter(|parent| *parent != volume) {
+            return Err(wrong(&full, "--keep", parent, format!("a snapshot of {volume}")));
+        }
+        self.refuse_taken(changes, &full)?;
+        Ok(full)
+    }
+
+    /// Steps 2 and 3.
+    fn exchange(&self, changes: &mut Changes, pool: &LivePool, act: &Rollback) -> Outcome<()> {
+        let Rollback { volume, former, line, keep } = act;
+        self.raise_transaction(changes, pool)?;
+        let thin_of = |id: u32, created_s| -> Outcome<Option<Thin>> {
+            let device = pool.device(id)?;
+            Ok(device.map(|device| Thin::of_device(&pool.name, &device, created_s)))
+        };
+        let record = changes.record_of(volume);
+        let created_s = record.thin.as_ref().and_then(|thin| thin.created_s);
+        let mut records = Vec::new();
+        if let Some(keep) = keep {
+            let (table, thin) = (Some(former.text()), thin_of(former.id, created_s)?);
+            records.push(Record { table, thin, ..changes.record_of(keep) });
+        }
+        // A volume that is configured has its name from there.
+        let named = record.configured.is_none();
+        let thin = if named { thin_of(line.id, Some(now_s()))? } else { None };
+        records.push(Record { table: Some(line.text()), thin, ..record });
+        // Requests under way need not succeed: what they wrote is lost anyway.
+        self.world.suspend(volume, SuspendMode::NoFlush)?;
+        self.step(Step::Suspended);
+        self.world.load(volume, &line.text())?;
+        self.step(Step::Arranged);
+        changes.record_all(records)?;
+        self.step(Step::Recorded);
+        Ok(())
+    }
+
+    /// Step 5. Whatever comes of it, the volume is rolled back.
+    fn end_former(&self, pool: &LivePool, act: &Rollback) {
+        let id = act.former.id;
+        match &act.keep {
+            Some(keep) => also(keep, self.show(keep, &act.former)),
+            None => also(&pool.name, self.tell_pool(&pool.name, &["delete", &id.to_string()])),
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! What a crash between two steps leaves: at each step the files are copied as a killed process
+//! would leave them, and every copy is started again. Nothing is dirty meanwhile, so that a copy
+//! is of one moment.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use cairn_block::{Disk, Io, Op, Sector, SectorCount, SectorRange};
+
+use crate::control::rpc::{
+    ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams, ThinSnapshotParams,
+};
+use crate::failure::Outcome;
+use crate::pool::tests::{OTHER, params};
+use crate::snap::Step;
+use crate::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
+
+/// Sectors of a data block.
+const BLOCK: u64 = 128;
+
+impl Bed {
+    /// A pool `p` with a volume `v` full of byte 1, durably.
+    fn with_thin(folder: &Path) -> Bed {
+        let bed = Bed::start(folder, OTHER).unwrap();
+        bed.verbs.pool_create(&params("p")).unwrap();
+        bed.thin("p/v").unwrap();
+        bed.fill("v", 0, SECTORS, 1);
+        bed
+    }
+
+    fn thin(&self, name: &str) -> Outcome<()> {
+        let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
+        let params = ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() };
+        self.verbs.thin_create(&params)
+    }
+
+    fn snapshot(&self, name: &str) -> Outcome<()> {
+        let name = name.to_owned();
+        self.verbs.thin_snapshot(&ThinSnapshotParams { name, ..ThinSnapshotParams::default() })
+    }
+
+    fn rollback(&self, name: &str, keep: Option<&str>) -> Outcome<()> {
+        let (name, keep) = (name.to_owned(), keep.map(str::to_owned));
+        self.verbs.thin_rollback(&ThinRollbackParams { name, keep })
+    }
+
+    fn rename(&self, name: &str, to: &str, size_bytes: Option<u64>) -> Outcome<()> {
+        let (name, to) = (name.to_owned(), to.to_owned());
+        self.verbs.thin_rename(&ThinRenameParams { name, to, size_bytes })
+    }
+
+    fn fill(&self, name: &str, start: u64, count: u64, byte: u8) {
+        self.write(name, start, count, byte);
+        self.flush(name);
+    }
+
+    /// Sectors that differ, as first and count.
+    fn changed_in_pool(&self, name: &str, other: Option<&str>) -> Vec<(u64, u64)> {
+        let (name, other) = (name.to_owned(), other.map(str::to_owned));
+        let params = ThinDiffParams { name, other, from: None };
+        let all = self.verbs.thin_diff(&params).unwrap();
+        assert_eq!(all.next, None);
+        all.extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
+    }
+
+    /// Name, id, and sectors mapped and exclusive.
+    fn list(&self) -> Vec<(String, u32, u64, u64)> {
+        let infos = self.verbs.thin_list(None).unwrap().into_iter();
+        infos
+            .map(|info| {
+                let own = info.exclusive_bytes.unwrap();
+                assert_eq!(info.shared_bytes.unwrap(), info.mapped_bytes - own);
+                (info.name, info.id, info.mapped_bytes / 512, own / 512)
+            })
+            .collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.list().into_iter().map(|row| row.0).collect()
+    }
+
+    fn message(&self, words: &[&str]) {
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        self.world.message("p", 0, &words).unwrap();
+    }
+}
+
+fn steps(moments: &[Moment]) -> Vec<Step> {
+    moments.iter().filter_map(|moment| moment.step).collect()
+}
+
+#[test]
+fn a_crash_while_a_volume_is_made_leaves_none_or_it() {
+    let (_all, work, copies) = folders();
+    let bed = Bed::with_thin(&work);
+    let moments = bed.moments(&copies, |bed| bed.thin("p/w").unwrap());
+    assert_eq!(steps(&moments), [Step::Recorded, Step::Pooled, Step::Arranged, Step::Done]);
+    for Moment { step, folder } in moments {
+        let again = Bed::start(&folder, OTHER).unwrap();
+        let made = step != Some(Step::Recorded);
+        assert_eq!(again.has("w"), made, "{step:?}");
+        assert_eq!(again.names().len(), if made { 2 } else { 1 }, "{step:?}");
+        assert_eq!(again.bytes("v"), all_of(1), "{step:?}");
+        if made {
+            assert_eq!(again.bytes("w"), all_of(0), "{step:?}");
+        } else {
+            // The name that was dropped is gone for good, and free.
+            again.thin("p/w").unwrap();
+        }
+        again.fill("w", 0, BLOCK, 5);
+        drop(again);
+        assert!(Bed::start(&folder, OTHER).unwrap().has("w"), "{step:?}");
+    }
+}
+
+#[test]
+fn a_crash_while_a_snapshot_is_made_leaves_none_or_a_true_one() {
+    let (_all, work, copies) = folders();
+    let bed = Bed::with_thin(&work);
+    let moments = bed.moments(&copies, |bed| {
+        bed.snapshot("v@mon").unwrap();
+        bed.fill("v", 100, 50, 2);
+    });
+    assert_eq!(steps(&moments), [Step::Recorded, Step::Pooled, Step::Arranged, Step::Done]);
+    let now: Content = vec![(100, 1), (50, 2), (SECTORS - 150, 1)];
+    assert_eq!((bed.bytes("v@mon"), bed.bytes("v")), (all_of(1), now.clone()));
+    assert_eq!(bed.changed_in_pool("v@mon", None), [(0, 2 * BLOCK)]);
+    let rows = [("v".to_owned(), 0, SECTORS, 256), ("v@mon".to_owned(), 1, SECTORS, 256)];
+    assert_eq!(bed.list(), rows);
+    for Moment { step, folder } in moments {
+        let again = Bed::start(&folder, OTHER).unwrap();
+        assert_eq!(again.has("v@mon"), step != Some(Step::Recorded), "{step:?}");
+        if again.has("v@mon") {
+            assert_eq!(again.bytes("v@mon"), all_of(1), "{step:?}");
+            again.fill("v", 0, SECTORS, 9);
+            assert_eq!(again.bytes("v@mon"), all_of(1), "{step:?}: after more writes");
+        }
+        let expected = if step.is_none() { now.clone() } else { all_of(1) };
+        if !again.has("v@mon") {
+            assert_eq!(again.bytes("v"), expected, "{step:?}");
+        }
+    }
+}
+
+#[test]
+fn a_crash_during_a_rollback_leaves_the_volume_as_it_was_or_as_the_snapshot() {
+    for keep in [None, Some("@before")] {
+        let (_all, work, copies) = folders();
+        let bed = Bed::with_thin(&work);
+        bed.snapshot("v@mon").unwrap();
+        bed.fill("v", 0, 500, 2);
+        bed.snapshot("v@tue").unwrap();
+        bed.fill("v", 500, 100, 3);
+        let (now, tue) = (bed.bytes("v"), bed.bytes("v@tue"));
+        let moments = bed.moments(&copies, |bed| bed.rollback("v@mon", keep).unwrap());
+        let expected = [
+            Step::Pooled,
+            Step::Suspended,
+            Step::Arranged,
+            Step::Recorded,
+            Step::Resumed,
+            Step::Done,
+        ];
+        assert_eq!(steps(&moments), expected);
+        assert_eq!(bed.bytes("v"), all_of(1));
+        bed.fill("v", 0, 10, 7);
+        assert_eq!(bed.bytes("v@mon"), all_of(1));
+        assert_eq!(bed.names().len(), if keep.is_some() { 4 } else { 3 });
+        for Moment { step, folder } in moments {
+            let again = Bed::start(&folder, OTHER).unwrap();
+            let before = [Step::Pooled, Step::Suspended, Step::Arranged].map(Some).contains(&step);
+            let expected = if before { now.clone() } else { all_of(1) };
+            assert_eq!(again.bytes("v"), expected, "{step:?}");
+            assert_eq!(again.bytes("v@mon"), all_of(1), "{step:?}");
+            assert_eq!(again.bytes("v@tue"), tue, "{step:?}");
+            if !before && keep.is_some() {
+                assert_eq!(again.bytes("v@before"), now, "{step:?}");
+            }
+            // What has no name can be taken away.
+            for name in again.names().iter().filter(|name| name.starts_with("thin-")) {
+                again.verbs.thin_remove(&format!("p/{name}")).unwrap();
+            }
+            again.fill("v", 0, SECTORS, 9);
+            assert_eq!(again.bytes("v@tue"), tue, "{step:?}: after more writes");
+        }
+    }
+}
+
+#[test]
+fn a_crash_while_a_volume_is_removed_leaves_it_or_none() {
+    let (_all, work, copies) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.snapshot("v@mon").unwrap();
+    bed.fill("v", 0, SECTORS, 2);
+    let moments = bed.moments(&copies, |bed| bed.verbs.thin_remove("v@mon").unwrap());
+    assert_eq!(steps(&moments), [Step::Arranged, Step::Pooled, Step::Recorded, Step::Done]);
+    assert_eq!(bed.list(), [("v".to_owned(), 0, SECTORS, SECTORS)]);
+    for Moment { step, folder } in moments {
+        let again = Bed::start(&folder, OTHER).unwrap();
+        assert_eq!(again.has("v@mon"), step == Some(Step::Arranged), "{step:?}");
+        if again.has("v@mon") {
+            assert_eq!(again.bytes("v@mon"), all_of(1), "{step:?}");
+            continue;
+        }
+        assert_eq!(again.names(), ["v"], "{step:?}");
+        // The number is used again, and nobody takes the new volume for the old one.
+        again.snapshot("v@mon").unwrap();
+        assert_eq!(again.bytes("v@mon"), all_of(2), "{step:?}");
+    }
+}
+
+#[test]
+fn a_crash_during_a_rename_leaves_all_names_as_they_were_or_all_new() {
+    let (_all, work, copies) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.snapshot("v@mon").unwrap();
+    bed.fill("v", 0, 8, 2);
+    let v = bed.bytes("v");
+    let moments = bed.moments(&copies, |bed| bed.rename("v", "w", None).unwrap());
+    assert_eq!(bed.names(), ["w", "w@mon"]);
+    for Moment { step, folder } in moments {
+        let again = Bed::start(&folder, OTHER).unwrap();
+        let name = if step == Some(Step::Arranged) { "v" } else { "w" };
+        assert_eq!(again.names(), [name.to_owned(), format!("{name}@mon")], "{step:?}");
+        assert_eq!(again.bytes(name), v, "{step:?}");
+        assert_eq!(again.bytes(&format!("{name}@mon")), all_of(1), "{step:?}");
+    }
+    bed.rename("w@mon", "clone", None).unwrap();
+    assert_eq!((bed.bytes("clone"), bed.bytes("w")), (all_of(1), v));
+}
+
+#[test]
+fn a_name_whose_volume_is_gone_or_another_one_is_dropped_with_a_notice() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    for name in ["v@a", "v@b", "v@c"] {
+        bed.snapshot(name).unwrap();
+    }
+    drop(bed);
+    // Somebody else works on the pool meanwhile.
+    let table = "p=0 8192 thin-pool p.meta p.data 128 0";
+    let (state, aside) = (work.join("state"), work.join("aside"));
+    fs::rename(&state, &aside).unwrap();
+    let other = Bed::start(&work, table).unwrap();
+    other.message(&["delete", "1"]);
+    other.message(&["delete", "2"]);
+    other.message(&["create_thin", "2"]);
+    drop(other);
+    fs::rename(&aside, &state).unwrap();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    assert_eq!(bed.names(), ["v", "v@c", "thin-2"]);
+    assert_eq!(bed.bytes("v@c"), all_of(1));
+    let text = fs::read_to_string(&state).unwrap();
+    assert!(!text.contains("v@a") && !text.contains("v@b") && text.contains("v@c"), "{text}");
+    // It gets a name, with a size, and both names are free again.
+    let line = bed.rename("p/thin-2", "w", None).unwrap_err().to_string();
+    assert!(line.contains("--size: found none"), "{line}");
+    bed.rename("p/thin-2", "w", Some(SECTORS * 512)).unwrap();
+    assert_eq!(bed.bytes("w"), all_of(0));
+    bed.snapshot("v@a").unwrap();
+    assert_eq!(bed.names(), ["v", "v@c", "v@a", "w"]);
+    drop(bed);
+    assert_eq!(Bed::start(&work, OTHER).unwrap().names(), ["v", "v@c", "v@a", "w"]);
+}
+
+#[test]
+fn a_failed_verb_leaves_everything_as_it_was() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.snapshot("v@mon").unwrap();
+    bed.fill("v", 0, BLOCK, 2);
+    let (before, state) = (bed.list(), fs::read(work.join("state")).unwrap());
+    // The state file can't be replaced.
+    fs::create_dir(work.join("state.new")).unwrap();
+    bed.thin("p/w").unwrap_err();
+    bed.snapshot("v@tue").unwrap_err();
+    bed.rollback("v@mon", None).unwrap_err();
+    bed.rollback("v@mon", Some("@old")).unwrap_err();
+    bed.rename("v", "w", None).unwrap_err();
+    fs::remove_dir(work.join("state.new")).unwrap();
+    assert_eq!((bed.list(), fs::read(work.join("state")).unwrap()), (before, state));
+    bed.fill("v", BLOCK, BLOCK, 3);
+    assert_eq!(bed.bytes("v"), [(BLOCK, 2), (BLOCK, 3), (SECTORS - 2 * BLOCK, 1)]);
+    assert_eq!(bed.bytes("v@mon"), all_of(1));
+    assert_eq!(bed.changed_in_pool("v@mon", None), [(0, 2 * BLOCK)]);
+}
+
+#[test]
+fn a_volume_with_a_table_of_its_own_is_snapshotted_and_rolled_back() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.message(&["create_thin", "7"]);
+    drop(bed);
+    let own = "own=0 1024 thin @p 7";
+    let bed = Bed::start(&work, own).unwrap();
+    bed.snapshot("own@mon").unwrap();
+    bed.fill("own", 0, SECTORS, 4);
+    bed.rollback("p/own@mon", Some("@full")).unwrap();
+    assert_eq!((bed.bytes("own"), bed.bytes("own@full")), (all_of(0), all_of(4)));
+    assert_eq!(bed.changed_in_pool("own@mon", Some("@full")), [(0, SECTORS)]);
+    assert_eq!(bed.changed_in_pool("own@mon", Some("own")), []);
+    // Forward again.
+    bed.rollback("own@full", None).unwrap();
+    assert_eq!(bed.bytes("own"), all_of(4));
+    drop(bed);
+    let bed = Bed::start(&work, own).unwrap();
+    assert_eq!((bed.bytes("own"), bed.bytes("own@mon")), (all_of(4), all_of(0)));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_on_one_line() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.snapshot("v@mon").unwrap();
+    let before = bed.list();
+    let create = |name: &str, size_bytes, id| {
+        let params = ThinCreateParams { name: name.into(), size_bytes, id, origin: None };
+        bed.verbs.thin_create(&params)
+    };
+    for (refused, part) in [
+        (create("w", 512, None), "POOL/NAME"),
+        (create("nobody/w", 512, None), "nobody: pool: found none of this name, expected one of p"),
+        (create("x/w", 512, None), "x: pool: found none of this name"),
+        (create("p/v", 512, None), "v: name: found a volume of this name"),
+        (create("p/x", 512, None), "x: name: found a volume of this name"),
+        (create("p/w@a", 512, None), "cairn thin snapshot makes snapshots"),
+        (create("p/thin-3", 512, None), "thin rename"),
+        (create("p/w", 0, None), "size: found 0 bytes"),
+        (create("p/w", 1000, None), "size: found 1000 bytes, expected whole sectors"),
+        (create("p/w", 512, Some(1 << 24)), "id: found 16777216, expected a number from 0 to"),
+        (create("p/w", 512, Some(1)), "id: found volume 1 of the pool"),
+        (bed.snapshot("v@mon"), "v@mon: name: found a volume of this name"),
+        (bed.snapshot("v@mon@tue"), "not of a snapshot"),
+        (bed.snapshot("x@mon"), "x: table: found 'zero', expected one line of thin"),
+        (bed.snapshot("nobody@mon"), "nobody: volume: found none of this name"),
+        (bed.snapshot("q/v@tue"), "v: pool: found p, not q"),
+        (bed.rollback("v", None), "VOLUME@NAME"),
+        (bed.rollback("v@nobody", None), "v@nobody: volume: found none"),
+        (bed.rollback("v@mon", Some("@mon")), "v@mon: name: found a volume of this name"),
+        (bed.verbs.thin_remove("v"), "snapshots: found snapshots of it (v@mon)"),
+        (bed.verbs.thin_remove("x"), "a volume with a table of its own"),
+        (bed.verbs.thin_remove("p"), "a volume with a table of its own"),
+        (bed.verbs.thin_remove("p/thin-9"), "p/thin-9: volume: found none of this id"),
+        (bed.verbs.thin_remove("p/thin-0"), "found one with a name, 'v'"),
+        (bed.rename("v", "x", None), "x: name: found a volume of this name"),
+        (bed.rename("v", "w@mon", None), "w: volume: found none of this name"),
+        (bed.rename("v", "v@old", None), "it has snapshots of its own"),
+        (bed.rename("v@mon", "x@mon", None), "x: table: found 'zero'"),
+        (bed.rename("v", "w", Some(512)), "--size"),
+    ] {
+        let line = refused.unwrap_err().to_string();
+        assert!(line.contains(part), "expected '{part}' in: {line}");
+        assert!(!line.contains('\n'), "{line}");
+    }
+    assert_eq!(bed.list(), before);
+    assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
+    let gone = bed.verbs.thin_diff(&ThinDiffParams { name: "v".into(), ..Default::default() });
+    assert!(gone.unwrap_err().to_string().contains("a snapshot (VOLUME@NAME), or two volumes"));
+}
+
+#[test]
+fn a_discard_of_a_whole_fresh_volume_is_done_at_once() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    // A whole PiB, sixteen times 2^30 blocks: whatever looked at each would not end.
+    let size_bytes = 1 << 50;
+    let name = "p/huge".to_owned();
+    let params = ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() };
+    bed.verbs.thin_create(&params).unwrap();
+    let disk: Arc<dyn Disk> = bed.world.volume("huge").unwrap();
+    let range = SectorRange::new(Sector(0), SectorCount(size_bytes / 512));
+    let discarded = bed
+        .world
+        .on_home("huge", move |env| async move { env.io(&disk, Io::on(Op::Discard, range)).await });
+    discarded.unwrap();
+    assert_eq!(bed.verbs.thin_list(Some("huge")).unwrap()[0].mapped_bytes, 0);
+}

@@ -3,19 +3,13 @@
 //! Promises: exact for any alignment and length; a slice whose first bytes are not zero is
 //! rejected at once. Must never read beyond the slice, nor need `unsafe`.
 
-/// What is read before the next look at the result: large enough that the loop inside runs at the
-/// speed of memory, small enough that data is rejected early.
-const STRIDE_BYTES: usize = 512;
+/// What is read before the next look at the result: large enough that the loop runs at the speed of
+/// memory, small enough that most data is rejected at its first stride. (A look at the first word
+/// before that costs a quarter of the speed where cold blocks of 4 KiB are zeros.)
+const STRIDE_BYTES: usize = 128;
 
 /// True if every byte is zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // Most data shows itself at once.
-    let Some((first, _)) = bytes.split_first_chunk::<16>() else {
-        return bytes.iter().all(|&byte| byte == 0);
-    };
-    if u128::from_ne_bytes(*first) != 0 {
-        return false;
-    }
     let mut strides = bytes.chunks_exact(STRIDE_BYTES);
     let whole = strides.by_ref().all(|stride| any_of(stride) == 0);
     whole && tail_is_zero(strides.remainder())
@@ -46,7 +40,7 @@ mod tests {
     fn zeros_are_zero_at_every_alignment_and_length() {
         let bytes = [0; 3 * STRIDE_BYTES];
         for start in 0..40 {
-            for len in (0..80).chain(STRIDE_BYTES - 20..STRIDE_BYTES + 40) {
+            for len in 0..2 * STRIDE_BYTES + 40 {
                 assert!(is_zero(&bytes[start..start + len]), "{start} {len}");
             }
         }

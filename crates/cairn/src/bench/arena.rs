@@ -57,6 +57,20 @@ impl Arena {
 }
 
 impl Arena {
+    /// Fills the places of a job with zeros.
+    pub fn fill(&self, bed: &Bed, job: &Job) -> Took {
+        let (arena, job) = (self.clone(), job.clone());
+        bed.on(move |_env| async move {
+            let mut memory = arena.memory.lock();
+            let began = Moment::now();
+            for place in job.places.iter() {
+                let at = arena.begin + (place * SECTOR_BYTES) as usize;
+                memory[at..at + job.bytes].fill(0);
+            }
+            began.elapsed()
+        })
+    }
+
     /// Copies the places of a job from this arena to another, with no buffer between: what moving
     /// cold memory costs at least.
     pub fn copy_across(&self, bed: &Bed, to: &Arena, job: &Job) -> Took {

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use cairn_backends::MemoryDisk;
 use cairn_block::{
-    ConfigError, Disk, Env, Identity, Opener, ReactorId, Registry, SectorCount, Table,
+    ConfigError, ConfigKind, Disk, Env, Identity, Opener, ReactorId, Registry, SectorCount, Table,
     TableContext, TableLine, TargetType, TargetTypes,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use parking_lot::Mutex;
 
+use super::clock::{Moment, Took};
 use crate::failure::{Outcome, system, wrong};
 
 /// Identities of a shelf begin here: the registry counts its own from zero.
@@ -132,6 +133,21 @@ impl Bed {
             device.resume(&env).await
         })?;
         Ok(volume)
+    }
+
+    /// Sends a message to the first target of a volume. Answers how long it took.
+    ///
+    /// # Errors
+    /// The target refuses it.
+    pub fn message(&self, name: &str, words: &str) -> Outcome<Took> {
+        let (volume, words) = (self.registry.volume(name)?, words.to_owned());
+        let told = self.on(|env| async move {
+            let table = volume.live_table().expect("a volume of a bed is up");
+            let words: Vec<&str> = words.split(' ').collect();
+            let began = Moment::now();
+            table.lines()[0].target.message(&env, &words).await.map(|_| began.elapsed())
+        });
+        told.map_err(|error| ConfigError::new(ConfigKind::System, name, error.to_string()))
     }
 
     /// Ends a volume: it commits and stops.

@@ -20,6 +20,17 @@ use super::bed::Bed;
 use super::clock::{Moment, Took};
 use crate::failure::Outcome;
 
+/// What the buffers of a job hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Neither zeros nor each other's bytes.
+    Random,
+    /// Nothing but zeros.
+    Zeros,
+    /// Zeros up to the last byte, which is none.
+    LastByte,
+}
+
 /// Requests of one kind and size.
 #[derive(Clone)]
 pub struct Job {
@@ -35,12 +46,25 @@ pub struct Job {
     pub turn: usize,
     /// Flush at the end, inside the timing.
     pub flush: bool,
+    /// What is written.
+    pub data: Data,
+    /// Each write of which this says that it is zeros is sent as such.
+    pub elide: Option<fn(&Segs) -> bool>,
 }
 
 impl Job {
     /// Reads or writes at `places`, 32 at a time.
     pub fn new(op: Op, bytes: usize, places: Arc<[u64]>) -> Job {
-        Job { op, bytes, places, depth: 32, turn: 32, flush: false }
+        Job {
+            op,
+            bytes,
+            places,
+            depth: 32,
+            turn: 32,
+            flush: false,
+            data: Data::Random,
+            elide: None,
+        }
     }
 
     /// Flushes at the end, inside the timing.
@@ -64,12 +88,18 @@ impl Job {
         SectorRange::new(Sector(place), SectorCount::of_bytes(self.bytes as u64))
     }
 
-    /// Buffers that hold neither zeros nor each other's bytes.
+    /// A buffer for each request in flight.
     pub fn buffers(&self, env: &Env) -> VecDeque<Segs> {
         let mut rng = fastrand::Rng::with_seed(1);
         let fill = |_| {
             let segs = env.segs(SectorCount::of_bytes(self.bytes as u64));
-            segs.for_each_mut(0, self.bytes, |bytes| rng.fill(bytes));
+            segs.for_each_mut(0, self.bytes, |bytes| match self.data {
+                Data::Random => rng.fill(bytes),
+                Data::Zeros | Data::LastByte => bytes.fill(0),
+            });
+            if self.data == Data::LastByte {
+                segs.copy_in(self.bytes - 1, &[1]);
+            }
             segs
         };
         (0..self.depth).map(fill).collect()
@@ -105,7 +135,10 @@ struct Pump {
 
 impl Client for Pump {
     fn complete(&self, _env: &Env, _cookie: u64, request: &mut Request, result: IoResult) {
-        self.free.borrow_mut().push_back(std::mem::take(&mut request.segs));
+        let segs = std::mem::take(&mut request.segs);
+        if segs.bytes() > 0 {
+            self.free.borrow_mut().push_back(segs);
+        }
         self.ended.set(self.ended.get() + 1);
         if let Err(error) = result {
             self.error.set(Some(error));
@@ -188,7 +221,12 @@ async fn pump(
             && let Some(segs) = pump.take()
         {
             let range = job.range(job.places[started]);
-            let io = Io { op: job.op, flags: Flags::empty(), range, segs };
+            let io = if job.elide.is_some_and(|is_zero| is_zero(&segs)) {
+                pump.free.borrow_mut().push_back(segs);
+                Io::on(Op::WriteZeroes, range)
+            } else {
+                Io { op: job.op, flags: Flags::empty(), range, segs }
+            };
             env.start(disk, io, pump.clone(), 0);
             started += 1;
             turn -= 1;

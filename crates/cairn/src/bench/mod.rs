@@ -36,6 +36,13 @@ mod snapshotkernel;
 mod snapshotlocks;
 mod snapshotpeers;
 mod styles;
+mod thin;
+mod thinbed;
+mod thinbeside;
+mod thinkernel;
+mod thinmaps;
+mod thinpeers;
+mod thinzeros;
 mod writecache;
 
 use clap::{Args, ValueEnum};
@@ -59,7 +66,7 @@ pub struct BenchArgs {
     /// How many rounds (default: 5, or 2 with --quick)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: Option<u16>,
-    /// Run the same jobs on the kernel's dm-writecache or dm-snapshot too, in user-mode Linux
+    /// Run the same jobs on the kernel's dm-writecache, dm-snapshot or dm-thin too, in user-mode Linux
     #[arg(long)]
     pub kernel: bool,
     /// The script that boots user-mode Linux
@@ -81,6 +88,8 @@ pub enum Bench {
     Larger,
     /// Snapshots under 1 to 8 workers, beside the raw device and a single lock
     Snapshot,
+    /// Thin pools: zeros, provisioning, sharing, lookups, snapshots, the check of their metadata
+    Thin,
     /// The NBD server beside other servers (needs fio; nbdkit and qemu-storage-daemon if found)
     Nbd,
     /// How long a cache takes to open, and how much memory
@@ -120,12 +129,13 @@ impl Bench {
                 Ok(report)
             }
             Bench::Snapshot => snapshot::run(settings),
+            Bench::Thin => thin::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::Recovery => recovery::run(settings),
             Bench::Growth => growth::run(settings),
             Bench::All => {
-                use Bench::{Growth, Layers, Nbd, Recovery, Snapshot, Writecache};
-                let all = [Layers, Writecache, Snapshot, Nbd, Recovery, Growth];
+                use Bench::{Growth, Layers, Nbd, Recovery, Snapshot, Thin, Writecache};
+                let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
                     Ok(report)

@@ -81,7 +81,8 @@ impl Folder {
         Ok(Folder(folder))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// Where a file of this name is, or would be.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }

@@ -83,6 +83,11 @@ impl Row {
         Some(self.value.zip(baseline, |value, base| value / base).median())
     }
 
+    /// True if the baseline can tell about the machine: one value does not vary.
+    fn is_judged(&self) -> bool {
+        self.baseline.as_ref().is_some_and(|baseline| baseline.0.len() > 1)
+    }
+
     fn is_noisy(&self) -> bool {
         self.baseline.as_ref().is_some_and(|baseline| baseline.spread() > NOISE_MAX)
     }
@@ -184,9 +189,12 @@ impl Report {
     }
 
     fn verdict(&self) -> String {
-        let judged = self.rows.iter().filter(|row| row.baseline.is_some()).count();
+        let judged = self.rows.iter().filter(|row| row.is_judged()).count();
         let noisy = self.rows.iter().filter(|row| row.is_noisy()).count();
         let limit = NOISE_MAX * 100.0;
+        if judged == 0 {
+            return "machine: not judged (no row has a baseline of two runs or more)".to_owned();
+        }
         match noisy {
             0 => format!("machine: quiet (no baseline varied by more than {limit:.0} %)"),
             _ => format!(
@@ -246,5 +254,17 @@ mod tests {
         report.push(Row::new("x", samples(&[1.0, 1.0]), "us").against(&samples(&[1.0, 1.2])));
         assert!(report.text().contains("too noisy to tell in 1 of 2"), "{}", report.text());
         assert_eq!(report.json().lines().count(), 2);
+    }
+
+    #[test]
+    fn a_machine_is_not_called_quiet_without_two_runs_of_a_baseline() {
+        let mut report = Report::default();
+        for _ in 0..2 {
+            assert!(report.text().contains("machine: not judged"), "{}", report.text());
+            report.push(Row::new("x", samples(&[1.0, 9.0]), "us"));
+            report.push(Row::new("x", samples(&[1.0]), "us").against(&samples(&[1.0])));
+        }
+        report.push(Row::new("x", samples(&[1.0, 1.0]), "us").against(&samples(&[1.0, 1.0])));
+        assert!(report.text().contains("machine: quiet"), "{}", report.text());
     }
 }

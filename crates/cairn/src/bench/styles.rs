@@ -114,12 +114,7 @@ fn spawned(bed: &Bed, count: usize) -> f64 {
             env.spawn(async move { done.set(done.get() + 1) });
         }
         while done.get() < count {
-            let mut yielded = false;
-            std::future::poll_fn(|context| {
-                context.waker().wake_by_ref();
-                if std::mem::replace(&mut yielded, true) { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
+            cairn_block::yield_once().await;
         }
         began.elapsed().ns_each(count)
     })

@@ -3,14 +3,12 @@
 //!
 //! Who knows is asked as often as it takes to cover the range or to fill the reply, but not for
 //! ever, and not without letting others have their turn; a client that got less than it asked for
-//! asks again. Neighbours in one state are one extent. Each
-//! context that the client selected is one chunk of the reply, whatever length it covers.
+//! asks again. Neighbours in one state are one extent. Each context that the client selected is one
+//! chunk of the reply, whatever length it covers.
 
-use std::future::poll_fn;
 use std::rc::Rc;
-use std::task::Poll;
 
-use cairn_block::{Extent, ExtentKind, IoError, IoResult, SectorCount, SectorRange};
+use cairn_block::{Extent, ExtentKind, IoError, IoResult, SectorCount, SectorRange, yield_once};
 
 use super::connection::{Connection, Ticket};
 use super::contexts::ContextRun;
@@ -72,7 +70,7 @@ async fn describe(
             break;
         }
         if asked.is_multiple_of(ASKS_PER_TURN) {
-            next_turn().await;
+            yield_once().await;
         }
         let before = rest.start;
         for run in ask(conn, context, rest).await? {
@@ -84,19 +82,6 @@ async fn describe(
     }
     list.extents.truncate(limit);
     Ok(list.extents)
-}
-
-/// Lets the reactor do what else there is to do.
-async fn next_turn() {
-    let mut waited = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut waited, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 async fn ask(

@@ -16,6 +16,7 @@ pub mod blank;
 mod crew;
 pub mod delay;
 pub mod error;
+mod fair;
 pub mod flakey;
 pub mod linear;
 pub mod passthrough;

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Disk, Env, IoError};
+use cairn_block::{Disk, Env, IoError, yield_once};
 use cairn_format::thin::{DataBlockSize, DeviceDetails, DeviceId, MetadataBlock};
-use futures_util::lock::MutexGuard;
 
 use super::index::{GROUP_BLOCKS, Group};
+use crate::fair::{Fair, Held};
 use crate::persistent::{
     Change as Cost, DataAllocator, Error, Leaf, MetadataUse, Options, Store, Stretch, Working,
 };
@@ -126,7 +126,7 @@ fn groups_of(leaves: &[Leaf], first: u64) -> Vec<(u64, Group)> {
 /// See the module's description.
 pub(super) struct Ledger {
     store: Arc<Store>,
-    working: futures_util::lock::Mutex<Working>,
+    working: Fair<Working>,
     facts: Mutex<Facts>,
 }
 
@@ -142,7 +142,7 @@ impl Ledger {
             Options { data_block_size: Some(block_size), read_only, ..Options::default() };
         let (store, working) = Store::open(env, disk, options).await?;
         let facts = Mutex::new(Facts::of(&working));
-        Ok(Ledger { store, working: futures_util::lock::Mutex::new(working), facts })
+        Ok(Ledger { store, working: Fair::new(working), facts })
     }
 
     /// What status lines tell.
@@ -151,7 +151,7 @@ impl Ledger {
     }
 
     /// The right to change the metadata, for a message; [`Ledger::note`] follows.
-    pub async fn working(&self) -> MutexGuard<'_, Working> {
+    pub async fn working(&self) -> Held<'_, Working> {
         self.working.lock().await
     }
 
@@ -206,17 +206,21 @@ impl Ledger {
         self.store.devices().into_iter().map(|(id, device)| (id, device.details)).collect()
     }
 
-    /// Where two devices differ from `block` on, as far as one step tells.
+    /// Where two devices differ from `block` on, as far as one step tells. Others have their turn
+    /// in between, though everything be in memory.
     pub async fn compare(&self, env: &Env, ids: [DeviceId; 2], block: u64) -> Result<Stretch> {
+        yield_once().await;
         Ok(self.store.compare(env, ids, block).await?)
     }
 
-    /// How many data blocks only this device maps. Commits come in between.
+    /// How many data blocks only this device maps. Commits, and whatever else there is to do, come
+    /// in between.
     pub async fn own_blocks(&self, env: &Env, id: DeviceId) -> Result<u64> {
         let (mut count, mut block) = (0, 0);
         while block < u64::MAX {
             let (end, own) = self.working.lock().await.own_blocks(env, id, block).await?;
             (count, block) = (count + own, end);
+            yield_once().await;
         }
         Ok(count)
     }

@@ -13,10 +13,9 @@
 //! ```
 //!
 //! Rooms: `config` (the table line), `map` (verdicts and completions), `index` (what is cached
-//! and what is free, by runs), `commit` (making entries durable), `fair` (the lock of its ledger),
-//! `writeback` (bringing blocks home), `hand` (which, to make room), `pace` (who gives way to
-//! whom), `origin` (flushing it), `removal` (discard and write-zeroes), `recover` (opening),
-//! `status`.
+//! and what is free, by runs), `commit` (making entries durable), `writeback` (bringing blocks
+//! home), `hand` (which, to make room), `pace` (who gives way to whom), `origin` (flushing it),
+//! `removal` (discard and write-zeroes), `recover` (opening), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -54,7 +53,6 @@
 
 mod commit;
 mod config;
-mod fair;
 mod hand;
 mod health;
 mod index;
@@ -99,12 +97,13 @@ use cairn_block::{
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
 
+use crate::fair::Fair;
+
 pub use config::SPEC;
 pub use recover::WriteCacheType;
 
 use commit::Ledger;
 use config::Config;
-use fair::Fair;
 use health::OriginHealth;
 use index::{Index, Run};
 use origin::{OriginWrites, Untold};

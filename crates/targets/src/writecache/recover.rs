@@ -34,13 +34,13 @@ use cairn_format::writecache::{
 
 use super::commit::Ledger;
 use super::config::Config;
-use super::fair::Fair;
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
 use super::origin::{Untold, untold_of};
 use super::writeback::copy_budget_bytes;
 use super::{State, WriteCache};
 use crate::args::Device;
 use crate::blank::{read_sectors, refuse_signatures, unreadable};
+use crate::fair::Fair;
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;

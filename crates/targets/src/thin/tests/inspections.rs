@@ -1,8 +1,10 @@
 //! What verbs ask of a pool, and the trim of its free blocks.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
-use cairn_block::{Env, Op, SuspendMode};
+use cairn_block::{Env, Op, SuspendMode, yield_once};
 
 use super::bed::{BLOCK, Bed, range, write_io};
 use crate::thin::ThinPool;
@@ -60,6 +62,30 @@ fn a_pool_tells_what_is_own_and_what_differs_from_a_snapshot() {
     let figures = bed.ask(async |_, pool| pool.figures().unwrap());
     assert_eq!((figures.mode, figures.data_blocks), ("rw", (13, 64)));
     assert_eq!(figures.marks_percent, [75, 85]);
+}
+
+#[test]
+fn who_looks_at_metadata_in_memory_lets_others_have_their_turn() {
+    let bed = Bed::with_volume(128, 64, 32);
+    bed.write("thin", 0, 10 * BLOCK, 1).unwrap();
+    bed.message(&["create_snap", "1", "0"]).unwrap();
+    // Reads what is not in memory yet.
+    assert_eq!((bed.own(0), bed.differences(0, 1, 32 * BLOCK).len()), (0, 0));
+    let turns = bed.ask(async |env, pool| {
+        let turns = Rc::new(Cell::new(0));
+        let others = turns.clone();
+        env.spawn(async move {
+            for turn in 1..=2 {
+                others.set(turn);
+                yield_once().await;
+            }
+        });
+        pool.own_blocks(env, 0).await.unwrap();
+        let first = turns.get();
+        pool.differences(env, [0, 1], range(0, 32 * BLOCK)).await.unwrap();
+        (first, turns.get())
+    });
+    assert_eq!(turns, (1, 2));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A lock across awaits that is had in order of asking.
 //!
 //! Who lets it go hands it to the one who has waited longest; who asks again at once queues up
-//! behind those. So whoever holds it time and again, as commits hold the ledger under load, keeps
+//! behind those. So whoever holds it time and again, as commits hold a ledger under load, keeps
 //! nobody waiting for longer than one turn of each.
 
 use std::collections::VecDeque;
@@ -29,10 +29,10 @@ impl<T> Inner<T> {
 }
 
 /// The lock, and what it guards.
-pub(super) struct Fair<T>(Mutex<Inner<T>>);
+pub(crate) struct Fair<T>(Mutex<Inner<T>>);
 
 /// The value, held.
-pub(super) struct Held<'a, T> {
+pub(crate) struct Held<'a, T> {
     lock: &'a Fair<T>,
     value: Option<T>,
 }

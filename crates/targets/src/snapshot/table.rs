@@ -10,7 +10,7 @@
 //! memory that other reactors share. A bit is set before the exception's copier looks for readers,
 //! so that the rule of `readers` holds for the bits as for the table.
 //!
-//! Pages of groups are made at the first claim: what nobody wrote costs nothing, what was written
+//! Groups are made at the first claim, in pages: what nobody wrote costs nothing, what was written
 //! all over costs a byte for each chunk and eight for each exception.
 //!
 //! T1. A chunk is claimed by one copier at a time: the one that made its pending exception.
@@ -197,18 +197,17 @@ impl Exceptions {
         answer
     }
 
-    /// How many chunks from `chunk` to the end of its group surely have no exception.
-    fn missing(&self, chunk: u64) -> u64 {
-        let Some((page, index)) = self.page(chunk) else { return 0 };
-        let completed = page.get().map_or(0, |page| page[index].completed.load(Ordering::Acquire));
-        u64::from((completed >> (chunk % CHUNKS)).trailing_zeros()).min(left_in_group(chunk))
-    }
-
     /// Where the chunks from `chunk` lie: up to `most`, to the end of the group, that go one way.
-    /// Takes no lock if the first has no exception.
+    /// Takes no lock if the group is in a page and the first has no exception.
     pub fn find(&self, chunk: u64, most: u64) -> Run {
-        let most = most.min(left_in_group(chunk));
-        match self.missing(chunk) {
+        let (at, most) = (chunk % CHUNKS, most.min(left_in_group(chunk)));
+        let Some((page, index)) = self.page(chunk) else {
+            let rest = self.rest.lock();
+            let run = rest.get(&(chunk / CHUNKS)).map(|group| group.run(at, most));
+            return run.unwrap_or(Run { cow: None, count: most });
+        };
+        let completed = page.get().map_or(0, |page| page[index].completed.load(Ordering::Acquire));
+        match u64::from((completed >> at).trailing_zeros()) {
             0 => self.with(chunk, |group, at| group.run(at, most)),
             missing => Run { cow: None, count: missing.min(most) },
         }
@@ -380,6 +379,13 @@ impl Exceptions {
         self.settle(chunks)
     }
 
+    /// How many groups there are.
+    #[cfg(all(test, not(shuttle)))]
+    fn groups(&self) -> usize {
+        let cells = self.pages.iter().filter_map(OnceLock::get).flatten();
+        cells.count() + self.rest.lock().len()
+    }
+
     /// How many chunks are pending.
     #[cfg(test)]
     pub fn pending(&self) -> u32 {
@@ -407,6 +413,7 @@ mod tests {
             let table = Exceptions::new(locks, 100_000);
             let missing = |count| Run { cow: None, count };
             assert_eq!((table.find(0, 99), table.find(63, 99)), (missing(64), missing(1)));
+            assert_eq!(table.groups(), 0, "who looks leaves nothing behind");
             assert!(table.load(record(10, 7)) && table.load(record(99_999, 8)));
             assert!(!table.load(record(10, 9)));
             assert_eq!((table.find(0, 99), table.find(11, 99)), (missing(10), missing(53)));

@@ -86,14 +86,7 @@ impl Act {
             }
         }
     }
-}
 
-/// The answer of a pool that serves nobody now.
-pub(super) fn suspended(words: &[&str]) -> MessageError {
-    MessageError::Busy(format!("{}: the pool is suspended", words.join(" ")))
-}
-
-impl Act {
     /// How much metadata it may leave.
     fn purpose(self) -> Purpose {
         match self {
@@ -103,6 +96,11 @@ impl Act {
             }
         }
     }
+}
+
+/// The answer of a pool that serves nobody now.
+pub(super) fn suspended(words: &[&str]) -> MessageError {
+    MessageError::Busy(format!("{}: the pool is suspended", words.join(" ")))
 }
 
 /// What the store refused, with the errno that the kernel gives.

@@ -50,6 +50,7 @@ pub use contexts::ThinContext;
 pub use remote::run;
 
 use cairn_block::ConfigKind;
+use cairn_format::thin::DeviceId;
 use cairn_targets::thin::ThinDevice;
 
 use crate::failure::{Outcome, refused, wrong};
@@ -59,9 +60,6 @@ use crate::state::{Record, Thin};
 use crate::verbs::{Changes, Verbs};
 use crate::world::World;
 use line::ThinLine;
-
-/// Largest number of a volume.
-pub const ID_MAX: u32 = (1 << 24) - 1;
 
 impl Thin {
     /// True if this is the volume that was named.
@@ -200,13 +198,12 @@ impl Changes {
             taken.dedup();
             let gap = (0..).zip(&taken).find(|(free, id)| free != *id);
             let free = gap.map_or(taken.len() as u32, |(free, _)| free);
-            let expected = format!("fewer than {}", u64::from(ID_MAX) + 1);
+            let expected = format!("fewer than {}", DeviceId::MAX.get() + 1);
             let all = || wrong(&pool.name, "volumes", taken.len(), expected);
-            return Some(free).filter(|id| *id <= ID_MAX).ok_or_else(all);
+            return Some(free).filter(|id| *id <= DeviceId::MAX.get()).ok_or_else(all);
         };
-        let id = u32::try_from(wanted).ok().filter(|id| *id <= ID_MAX);
-        let id = id.ok_or_else(|| {
-            wrong(&pool.name, "id", wanted, format!("a number from 0 to {ID_MAX}"))
+        let id = DeviceId::new(wanted).map(DeviceId::get).map_err(|_| {
+            wrong(&pool.name, "id", wanted, format!("a number from 0 to {}", DeviceId::MAX))
         })?;
         if taken.contains(&id) {
             let found = format!("volume {id} of the pool");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cairn_block::{ConfigError, Ctor, SectorCount};
+use cairn_format::thin::DeviceId;
 
 use crate::args::{Args, Device, OptionSpec, Spec};
 
@@ -48,9 +49,6 @@ const OPTION_WORDS_MAX: usize = 4 + 2 * OWN_OPTIONS.len();
 /// Smallest and largest data block, in sectors; also what it is a multiple of.
 pub(super) const BLOCK_SECTORS_MIN: u64 = 128;
 const BLOCK_SECTORS_MAX: u64 = 2_097_152;
-
-/// Largest id of a thin device.
-pub(super) const DEVICE_ID_MAX: u64 = (1 << 24) - 1;
 
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 const DATA_MARK_DEFAULT: u64 = 75;
@@ -278,7 +276,7 @@ impl ThinConfig {
             let found = format!("'{}'", pool.argument);
             return Err(args.refuse("pool", found, "a volume with a thin-pool, as @NAME"));
         }
-        let id = args.number("id", 0..=DEVICE_ID_MAX)? as u32;
+        let id = args.number("id", 0..=DeviceId::MAX.key())? as u32;
         let origin = if args.left() > 0 { Some(args.device("origin")?) } else { None };
         args.finish()?;
         if let Some(origin) = &origin

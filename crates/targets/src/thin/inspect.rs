@@ -66,8 +66,7 @@ pub struct ThinDevice {
 }
 
 fn device_id(id: u32) -> Result<DeviceId, LedgerError> {
-    let known = DeviceId::new(u64::from(id));
-    known.map_err(|_| LedgerError::Metadata(crate::persistent::Error::NoDevice(DeviceId::MAX)))
+    Ok(DeviceId::new(u64::from(id))?)
 }
 
 impl ThinPool {

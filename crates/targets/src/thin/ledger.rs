@@ -53,6 +53,9 @@ pub(super) enum LedgerError {
     /// A commit, whose own error is in the log.
     #[error("the commit failed: {0}; see the log")]
     Commit(IoError),
+    /// No thin device can have this id.
+    #[error(transparent)]
+    Id(#[from] cairn_format::thin::Error),
     /// A volume that is to be deleted.
     #[error("device {0}: found it in use by a table, expected none")]
     InUse(DeviceId),

@@ -8,7 +8,7 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, MessageError};
 use cairn_format::thin::DeviceId;
 
-use super::config::{DEVICE_ID_MAX, DetectZeroes};
+use super::config::DetectZeroes;
 use super::ledger::LedgerError;
 use super::pool::{Mode, Pool};
 use super::stock::Purpose;
@@ -51,7 +51,7 @@ fn number(field: &str, word: &str, most: u64) -> Result<u64, MessageError> {
 }
 
 fn device(field: &str, word: &str) -> Result<DeviceId, MessageError> {
-    let id = number(field, word, DEVICE_ID_MAX)?;
+    let id = number(field, word, DeviceId::MAX.key())?;
     Ok(DeviceId::new(id).expect("below its maximum"))
 }
 

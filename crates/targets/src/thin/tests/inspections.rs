@@ -65,6 +65,18 @@ fn a_pool_tells_what_is_own_and_what_differs_from_a_snapshot() {
 }
 
 #[test]
+fn an_id_that_no_volume_has_or_can_have_is_refused_by_its_number() {
+    let bed = Bed::with_volume(128, 64, 32);
+    let refusal = |id| {
+        let own = bed.ask(async move |env, pool| pool.own_blocks(env, id).await);
+        own.unwrap_err().to_string()
+    };
+    let (none, too_large) = (refusal(1), refusal(1 << 24));
+    assert!(none.contains("device 1: found none"), "{none}");
+    assert!(too_large.contains("found 16777216, expected at most 16777215"), "{too_large}");
+}
+
+#[test]
 fn who_looks_at_metadata_in_memory_lets_others_have_their_turn() {
     let bed = Bed::with_volume(128, 64, 32);
     bed.write("thin", 0, 10 * BLOCK, 1).unwrap();

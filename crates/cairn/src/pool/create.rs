@@ -9,7 +9,7 @@ use crate::control::rpc::PoolCreateParams;
 use crate::failure::{Outcome, refused, wrong};
 use crate::offline::source::{Source, sync_folder};
 use crate::snap::names::refuse_at_sign;
-use crate::snap::store::{check_argument, discard_file, is_path};
+use crate::snap::store::{check_argument, discard, is_path};
 use crate::snap::{Step, also, now_s};
 use crate::state::Record;
 use crate::verbs::Verbs;
@@ -55,7 +55,7 @@ impl Verbs {
         let block = block_sectors(params)?;
         let mut made = Vec::new();
         let table = self.pool_table(params, block, &mut made);
-        let undo = |made: &[PathBuf]| made.iter().for_each(|path| discard_file(path));
+        let undo = |made: &[PathBuf]| made.iter().for_each(|path| discard(path));
         let table = table.inspect_err(|_| undo(&made))?;
         self.step(Step::StoreMade);
         let before = changes.record_of(name);

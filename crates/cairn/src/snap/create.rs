@@ -48,7 +48,7 @@ impl Verbs {
         if inserted.is_err() {
             also(&snap.volume, self.take_out(&mut changes, &snap, before));
             if made && changes.record_of(&snap.full()).table.is_none() {
-                store::discard(&words.store, &self.place(&words.store));
+                store::discard(&self.place(&words.store));
             }
         }
         inserted?;

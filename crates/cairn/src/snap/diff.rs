@@ -69,9 +69,8 @@ pub fn changed(names: &Names, full: &str, range: SectorRange) -> Result<Vec<Sect
 
 /// True for a live snapshot with a store.
 pub fn is_snapshot(names: &Names, full: &str) -> bool {
-    let table = names.volume(full).ok().and_then(|volume| volume.live_table());
-    let target = table.as_ref().and_then(|table| table.lines().first()).map(|line| &line.target);
-    let any = target.and_then(|target| target.as_any());
+    let target = names.volume(full).ok().and_then(|volume| first_target(&volume));
+    let any = target.as_ref().and_then(|target| target.as_any());
     any.is_some_and(|any| any.is::<Snapshot>())
 }
 

@@ -27,7 +27,7 @@ impl Verbs {
         }
         taken?;
         if known.made {
-            store::discard(&known.argument, &self.place(&known.argument));
+            store::discard(&self.place(&known.argument));
         }
         self.step(Step::Done);
         Ok(())

@@ -83,7 +83,7 @@ impl Verbs {
         if let (Err(_), Some((words, true))) = (&begun, &next)
             && !self.is_merging(&changes, &snap)
         {
-            store::discard(&words.store, &self.place(&words.store));
+            store::discard(&self.place(&words.store));
         }
         begun?;
         self.step(Step::Done);
@@ -205,7 +205,7 @@ impl Verbs {
         }
         if ending.former.made {
             let argument = &ending.former.argument;
-            store::discard(argument, &self.place(argument));
+            store::discard(&self.place(argument));
         }
         self.step(Step::Done);
         Ok(true)

@@ -6,7 +6,7 @@
 //! used as it is, one with records refused. A file made here is as large as the snapshot can ever
 //! need, and sparse.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::snapshot::{ChunkSize, Header, Layout, Opening, Record as StoreRecord};
 
 use crate::failure::{Outcome, refused, system, wrong};
-use crate::offline::source::Source;
+use crate::offline::source::{Source, sync_folder};
 
 /// Most stores with a default name that are passed over because their files exist.
 const NAMES_MAX: u32 = 1000;
@@ -217,15 +217,6 @@ fn opening(argument: &str, source: &Source) -> Outcome<Opening> {
     opening.map_err(|error| ConfigError::new(ConfigKind::Damaged, argument, error.to_string()))
 }
 
-fn sync_folder(path: &Path) -> Outcome<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| system(folder.display().to_string(), "flush", error))
-}
-
 /// Makes a file longer, durably; its snapshot may be alive. Answers its size before.
 ///
 /// # Errors
@@ -249,19 +240,12 @@ pub fn grow(argument: &str, path: &Path, bytes: u64) -> Outcome<u64> {
     Ok(meta.len())
 }
 
-/// Takes away a file that was just made, or was to be. What can't be removed is told, and stays.
-pub fn discard_file(path: &Path) {
+/// Takes away a file that was made here, or was to be. What can't be removed is told, and stays.
+pub fn discard(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != ErrorKind::NotFound
     {
-        tracing::warn!("{}: cannot remove what was just made: {error}", path.display());
-    }
-}
-
-/// Takes away a file that was made here. What can't be removed is told, and stays.
-pub fn discard(argument: &str, path: &Path) {
-    if let Err(error) = fs::remove_file(path) {
-        tracing::warn!("{argument}: cannot remove the store of a snapshot that is gone: {error}");
+        tracing::warn!("{}: cannot remove what is not used any more: {error}", path.display());
     }
 }
 

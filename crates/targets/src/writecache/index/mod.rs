@@ -349,12 +349,7 @@ impl Index {
 
     /// The covered versions of the blocks of a range, in the order of slots.
     pub fn older_in(&self, blocks: &Range<u64>) -> Vec<Run> {
-        let mut slots: Vec<u32> = if blocks.end - blocks.start < self.older.len() as u64 {
-            blocks.clone().filter_map(|block| self.older.get(&block)).flatten().copied().collect()
-        } else {
-            let inside = self.older.iter().filter(|(block, _)| blocks.contains(block));
-            inside.flat_map(|(_, slots)| slots).copied().collect()
-        };
+        let mut slots = self.covered_in(blocks).concat();
         slots.sort_unstable();
         let run = |slot| self.at(slot).map(|run| Run { len: 1, ..run });
         slots.into_iter().filter_map(run).collect()
@@ -362,10 +357,22 @@ impl Index {
 
     /// The oldest version of each block of a range that has several, in the order of slots.
     pub fn oldest_in(&self, blocks: &Range<u64>) -> Vec<u32> {
-        let inside = self.older.iter().filter(|(block, _)| blocks.contains(block));
-        let mut slots: Vec<u32> = inside.filter_map(|(_, slots)| slots.last()).copied().collect();
+        let covered = self.covered_in(blocks);
+        let mut slots: Vec<u32> =
+            covered.iter().filter_map(|slots| slots.last()).copied().collect();
         slots.sort_unstable();
         slots
+    }
+
+    /// The covered versions of each block of a range that has some, newest first.
+    fn covered_in(&self, blocks: &Range<u64>) -> Vec<&[u32]> {
+        if blocks.end - blocks.start < self.older.len() as u64 {
+            let known = blocks.clone().filter_map(|block| self.older.get(&block));
+            known.map(SmallVec::as_slice).collect()
+        } else {
+            let inside = self.older.iter().filter(|(block, _)| blocks.contains(block));
+            inside.map(|(_, slots)| slots.as_slice()).collect()
+        }
     }
 
     /// The cached blocks of a range, in order, as newest versions.

@@ -31,7 +31,8 @@ impl ThinContext {
         Some(ThinContext { pool, ids: [own.id, with.id] })
     }
 
-    /// What differs inside a range, from its start on; also how far that was told.
+    /// What differs inside a range, from its start on, in order; also how far that was told. Parts
+    /// may touch: who sends them on joins them.
     ///
     /// # Errors
     /// The metadata can't be read.
@@ -50,12 +51,7 @@ impl ThinContext {
                 break;
             }
             let (told, found) = pool.differences(env, self.ids, rest).await?;
-            for part in found {
-                match parts.last_mut().filter(|last| last.end() == part.start) {
-                    Some(last) => *last = SectorRange::between(last.start, part.end()),
-                    None => parts.push(part),
-                }
-            }
+            parts.extend(found);
             at = Sector(at.0 + told.0);
         }
         let told = SectorCount(at.0 - range.start.0);

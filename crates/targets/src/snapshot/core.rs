@@ -360,6 +360,11 @@ impl Core {
         let began = env.now();
         let mut ledger = self.store.ledger.0.lock().await;
         let batches = self.store.take_done();
+        if batches.is_empty() {
+            // Who led before took them, between the look at the queue and the right to lead.
+            drop(ledger);
+            return self.store.stop_leading(self.store.is_quick());
+        }
         let result = self.write_batches(env, &mut ledger, &batches).await;
         // Before another leader gets the ledger, which a failure leaves without its tail.
         let first = result.is_err() && self.begin_end();

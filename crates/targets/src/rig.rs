@@ -148,7 +148,7 @@ impl Rig {
 
     pub fn volume(&self, name: &str) -> Arc<MappedDevice> {
         self.registry.volume(name).unwrap_or_else(|_| {
-            let volume = self.registry.create_volume(name).unwrap();
+            let volume = self.registry.create_volume(name).expect("there is none of this name");
             self.volumes.borrow_mut().push(volume.clone());
             volume
         })
@@ -168,7 +168,8 @@ impl Rig {
     pub fn build(&self, name: &str, text: &str) -> Result<(), ConfigError> {
         let (registry, volume) = (self.registry.clone(), self.volume(name));
         let lines = TableLine::parse_all(text)?;
-        self.noting.iter().for_each(|drive| drive.refresh().unwrap());
+        let known = self.noting.iter().try_for_each(|drive| drive.refresh());
+        known.expect("a simulated drive knows its size");
         self.sim.block_on(0, |env| async move {
             let types = TargetTypes::new(crate::types());
             let context = TableContext { types: &types, registry: &registry, read_only: false };
@@ -263,7 +264,7 @@ impl Rig {
 
     /// One byte per sector of a range.
     pub fn bytes(&self, name: &str, start: u64, count: u64) -> Vec<u8> {
-        let bytes = self.read(name, start, count).unwrap();
+        let bytes = self.read(name, start, count).unwrap_or_else(|error| panic!("{name}: {error}"));
         let sector = |sector: &[u8]| {
             assert!(sector.iter().all(|&byte| byte == sector[0]), "{name}: a mixed sector");
             sector[0]

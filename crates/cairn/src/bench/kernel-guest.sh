@@ -16,12 +16,16 @@ job() { # DEVICE SEED
   cut -d ';' -f 48 fio.out | awk '{ printf "%.1f\n", $1 / 1024 }'
 }
 
+blank() { # DEVICE BYTES: from its start
+  dd if=/dev/zero of="$1" bs=1M count="$2" iflag=count_bytes oflag=direct status=none
+}
+
 cd /run
-dd if=/dev/zero of="$cache" bs=1M oflag=direct 2>/dev/null || true
+blank "$cache" "${cache_kib}K"
 job "$cache" 1 >/dev/null
 echo "0 raw $(job "$cache" 1)"
 for block; do
-  dd if=/dev/zero of="$cache" bs=4096 count=1 oflag=direct 2>/dev/null
+  dd if=/dev/zero of="$cache" bs=4096 count=1 oflag=direct status=none
   dmsetup create wc --noudevsync --table "0 $((span * 2048)) writecache s $origin $cache $block 4 \
 high_watermark 100 low_watermark 100"
   node=/dev/$(basename "$(readlink -f /dev/mapper/wc 2>/dev/null || echo dm-0)")

@@ -9,12 +9,16 @@ mp brd rd_nr=2 rd_size="$cow_kib"
 mp dm-snapshot
 origin=/dev/ram0 cow=/dev/ram1 size=$((origin_kib * 2))
 
+blank() { # DEVICE BYTES: from its start
+  dd if=/dev/zero of="$1" bs=1M count="$2" iflag=count_bytes oflag=direct status=none
+}
+
 cd /run
-dd if=/dev/zero of="$origin" bs=1M oflag=direct 2>/dev/null || true
-dd if=/dev/zero of="$cow" bs=1M oflag=direct 2>/dev/null || true
+blank "$origin" "${origin_kib}K"
+blank "$cow" "${cow_kib}K"
 for job; do
   IFS=: read -r volume store chunk bytes <<<"$job"
-  dd if=/dev/zero of="$cow" bs=4096 count=1 oflag=direct 2>/dev/null
+  dd if=/dev/zero of="$cow" bs=4096 count=1 oflag=direct status=none
   dmsetup create snapshot --noudevsync --table "0 $size snapshot $origin $cow $store $chunk"
   dmsetup create origin --noudevsync --table "0 $size snapshot-origin $origin"
   node=/dev/mapper/$volume

@@ -8,12 +8,16 @@ mp brd rd_nr=2 rd_size="$data_kib"
 mp dm-thin-pool
 meta=/dev/ram0 data=/dev/ram1
 
+blank() { # DEVICE BYTES: from its start
+  dd if=/dev/zero of="$1" bs=1M count="$2" iflag=count_bytes oflag=direct status=none
+}
+
 cd /run
-dd if=/dev/zero of="$data" bs=1M oflag=direct 2>/dev/null || true
-dd if=/dev/zero of="$meta" bs=1M count=16 oflag=direct 2>/dev/null
+blank "$data" "${data_kib}K"
+blank "$meta" 16M
 echo "0 32768 linear $meta 0" | dmsetup create meta --noudevsync
 for bytes; do
-  dd if=/dev/zero of="$meta" bs=4096 count=1 oflag=direct 2>/dev/null
+  dd if=/dev/zero of="$meta" bs=4096 count=1 oflag=direct status=none
   dmsetup create pool --noudevsync --table "0 $((data_kib * 2)) thin-pool /dev/dm-0 $data 128 0"
   pool=/dev/mapper/pool
   [ -b "$pool" ] || pool=/dev/dm-1

@@ -18,6 +18,8 @@ pub mod delay;
 pub mod error;
 mod fair;
 pub mod flakey;
+#[cfg(all(test, shuttle))]
+mod interleaved;
 pub mod linear;
 pub mod passthrough;
 pub mod persistent;

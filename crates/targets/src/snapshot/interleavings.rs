@@ -1,11 +1,7 @@
-//! The readers' counters, the exception table and the store's queue under shuttle, which tries
-//! interleavings:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
+//! The readers' counters, the exception table and the store's queue under shuttle: see
+//! `interleaved`.
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{Disk, Env, Flow, ReactorId, Request, SectorCount};
@@ -16,20 +12,7 @@ use super::readers::Readers;
 use super::store::Store;
 use super::table::{Bell, Claim, Exceptions, Locks, Until, Waiter};
 use crate::args::Device;
-
-const ROUNDS: usize = 3000;
-
-/// Polls until it is done; others run in between.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    let mut cx = Context::from_waker(Waker::noop());
-    loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
-            return value;
-        }
-        thread::yield_now();
-    }
-}
+use crate::interleaved::{ROUNDS, block_on};
 
 /// Where a chunk is found, and what the origin holds there.
 #[derive(Default)]

@@ -354,34 +354,25 @@ impl Pool {
 
 #[cfg(all(test, shuttle))]
 mod interleavings {
-    //! A change against a commit: `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib
-    //! interleavings`.
+    //! A change against a commit under shuttle: see `interleaved`.
 
     use super::super::index::{Group, GroupBudget};
+    use super::super::interleavings::{mapping, volume};
     use super::*;
-    use cairn_format::thin::{DataBlock, DeviceDetails, DeviceId, Mapping};
+    use crate::interleaved::ROUNDS;
     use shuttle::thread;
-
-    const ROUNDS: usize = 3000;
 
     /// Maps block 0 to data block 7, as a write that has ended.
     fn change(numbers: &Numbers, volume: &Volume) {
         let mut shard = volume.map.shard(0);
         let stamp = numbers.stamp(volume);
-        shard.change(0, Some(Mapping { block: DataBlock(7), time: 0 }), stamp, false);
+        shard.change(0, Some(mapping(7)), stamp, false);
     }
 
     #[test]
     fn what_looks_durable_was_taken_by_a_commit_that_is() {
         let life = || {
-            let details = DeviceDetails {
-                mapped_blocks: 0,
-                transaction_id: 0,
-                creation_time: 0,
-                snapshotted_time: 0,
-            };
-            let id = DeviceId::new(0).expect("a small number");
-            let (volume, numbers) = (Volume::new(id, details, None), Arc::new(Numbers::default()));
+            let (volume, numbers) = (volume(0, None), Arc::new(Numbers::default()));
             volume.map.end_load(0, Group::empty(), || true, &GroupBudget::default(), 0);
             let writer = {
                 let (volume, numbers) = (volume.clone(), numbers.clone());

@@ -1,10 +1,6 @@
-//! The epochs and the volume map under shuttle, which tries interleavings:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
+//! The epochs and the volume map under shuttle: see `interleaved`.
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use cairn_block::ReactorId;
 use cairn_block::sync::Mutex;
@@ -15,22 +11,16 @@ use shuttle::thread;
 use super::epochs::Epochs;
 use super::index::{Group, GroupBudget, Run, Stamp, VolumeMap};
 use super::volume::Volume;
+use crate::interleaved::{ROUNDS, block_on};
 
-const ROUNDS: usize = 3000;
-
-/// Polls until it is done; others run in between.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    let mut cx = Context::from_waker(Waker::noop());
-    loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
-            return value;
-        }
-        thread::yield_now();
-    }
+/// The volume with id 0 that has so many mapped blocks, the highest as the metadata says.
+pub(super) fn volume(mapped_blocks: u64, highest: Option<u64>) -> Arc<Volume> {
+    let details =
+        DeviceDetails { mapped_blocks, transaction_id: 0, creation_time: 0, snapshotted_time: 0 };
+    Volume::new(DeviceId::new(0).expect("it is small"), details, highest)
 }
 
-fn mapping(block: u64) -> Mapping {
+pub(super) fn mapping(block: u64) -> Mapping {
     Mapping { block: DataBlock(block), time: 0 }
 }
 
@@ -122,14 +112,7 @@ fn waits_at_the_same_time_all_end_and_are_all_right() {
 #[test]
 fn whoever_closes_a_gate_sees_every_request_that_slipped_through() {
     let life = || {
-        let details = DeviceDetails {
-            mapped_blocks: 0,
-            transaction_id: 0,
-            creation_time: 0,
-            snapshotted_time: 0,
-        };
-        let id = DeviceId::new(0).expect("it is small");
-        let volume = Volume::new(id, details, None);
+        let volume = volume(0, None);
         let (epochs, is_snapshotted) = (Epochs::new(2), Arc::new(AtomicBool::new(false)));
         let threads: Vec<_> = (0..2)
             .map(|reactor| {
@@ -170,15 +153,8 @@ struct Cached {
 
 impl Cached {
     fn new() -> Arc<Cached> {
-        let details = DeviceDetails {
-            mapped_blocks: 1,
-            transaction_id: 0,
-            creation_time: 0,
-            snapshotted_time: 0,
-        };
-        let id = DeviceId::new(0).expect("it is small");
         Arc::new(Cached {
-            volume: Volume::new(id, details, Some(0)),
+            volume: volume(1, Some(0)),
             budget: GroupBudget::default(),
             durable: Mutex::new((0, 1)),
             generation: AtomicU64::new(0),
@@ -187,7 +163,8 @@ impl Cached {
         })
     }
 
-    /// As a task loads a group: reads first, and asks under the shard's lock whether it still is so.
+    /// As a task loads a group: reads first, and asks under the shard's lock whether it still is
+    /// so.
     fn load(&self) {
         let (generation, block) = *self.durable.lock();
         thread::yield_now();

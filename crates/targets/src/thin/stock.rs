@@ -203,8 +203,7 @@ impl Stocks {
 
 #[cfg(all(test, shuttle))]
 mod interleavings {
-    //! Tasks that look for room against one that prices it anew:
-    //! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
+    //! Tasks that look for room against one that prices it anew, under shuttle: see `interleaved`.
 
     use std::sync::Arc;
 

@@ -1,0 +1,23 @@
+//! What tests under shuttle share, which tries interleavings of threads:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use shuttle::thread;
+
+/// How many interleavings a test tries.
+pub const ROUNDS: usize = 3000;
+
+/// Polls until it is done; others run in between.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let mut cx = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
+            return value;
+        }
+        thread::yield_now();
+    }
+}

@@ -92,3 +92,40 @@ serve_kill() { # as a crash does
 }
 
 verb() { "$CAIRN" "$1" --control "$control" "${@:2}"; } # VERB ARG...
+
+# Snapshots of the volume vm, which `serve` exports beside others.
+at() { echo "nbd+unix:///$1?socket=$work/nbd.sock"; }  # EXPORT: its URI
+image() { nbdcopy "$(at "$1")" "$2"; }                 # EXPORT FILE
+# changed NAME EXPORT: what differs from the snapshot vm@NAME: offset and length, line by line
+changed() { nbdinfo --map="cairn:changed:$1" "$(at "$2")" | awk '$3 == 1 { print $1, $2 }'; }
+
+# snapshot_under_fio COMMAND...: COMMAND makes vm@mon while fio, whose client stays connected, writes
+# and verifies vm. The snapshot stands still meanwhile; its content is left in the file mon.1.
+snapshot_under_fio() {
+  local load
+  fio --name=load --ioengine=nbd --uri="$(at vm)" --rw=randwrite --bs=16k --iodepth=8 --size=32M \
+    --time_based --runtime=4 --verify=crc32c --verify_fatal=1 --do_verify=0 \
+    --output=fio.log --allow_file_create=0 &
+  load=$!
+  sleep 1
+  "$@"
+  image vm@mon mon.1
+  sleep 1
+  image vm@mon mon.2
+  kill -0 "$load" || fail "fio ended too early"
+  wait "$load" || { cat fio.log; fail "fio was disturbed"; }
+  grep -q 'err= 0' fio.log || fail "fio saw an error"
+  same "$(sha mon.2)" "$(sha mon.1)" "a snapshot while its volume is written"
+  image vm now
+  if cmp -s now mon.1; then fail "fio changed nothing"; fi
+}
+
+# copy_extents EXPORT FILE: copies the ranges that standard input says, as `changed` does
+copy_extents() {
+  local offset length
+  while read -r offset length; do
+    nbdcopy -- [ nbdkit --exit-with-parent --filter=offset nbd "uri=$(at "$1")" \
+      "offset=$offset" "range=$length" ] - | dd of="$2" bs=64K oflag=seek_bytes \
+      seek="$offset" conv=notrunc iflag=fullblock status=none
+  done
+}

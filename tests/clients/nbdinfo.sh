@@ -10,7 +10,6 @@ serve --table "$(writecache origin cache 4096)" --table "file=0 8192 linear orig
   --table "zeros=0 5000000000 zero" --export default
 
 same "$(nbdinfo --size "$uri")" 8388608 "size of the empty export name"
-at() { echo "nbd+unix:///$1?socket=$work/nbd.sock"; }
 same "$(nbdinfo --size "$(at default)")" 8388608 "size of default"
 same "$(nbdinfo --size "$(at file)")" 4194304 "size of file"
 same "$(nbdinfo --size "$(at zeros)")" 2560000000000 "size of zeros, beyond 2 TiB"

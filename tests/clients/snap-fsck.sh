@@ -5,7 +5,6 @@
 . "$(dirname "$0")/../lib.sh"
 need nbdcopy fio mke2fs e2fsck debugfs
 
-at() { echo "nbd+unix:///$1?socket=$work/nbd.sock"; }
 snap() { "$CAIRN" snap "$1" --control "$control" "${@:2}"; }
 
 mkdir tree

@@ -3,52 +3,29 @@
 # up in full and then only what changed, rolled back, kept across restarts and kill -9, refused
 # where they make no sense.
 . "$(dirname "$0")/../lib.sh"
-need nbdinfo nbdcopy qemu-io qemu-img fio
+need nbdinfo nbdcopy nbdkit qemu-io fio
 
-at() { echo "nbd+unix:///$1?socket=$work/nbd.sock"; }
 snap() { "$CAIRN" snap "$1" --control "$control" "${@:2}"; }
 start() { serve --table "vm=$(linear disk)" --state vm.state; }
-image() { nbdcopy "$(at "$1")" "$2"; }            # EXPORT FILE
-changed() { nbdinfo --map="cairn:changed:$1" "$2" | awk '$3 == 1 { print $1, $2 }'; } # NAME URI
 
 pattern aa 33554432 >disk
 start
 
 # Created under fio, whose client stays connected; the snapshot stands still meanwhile.
-fio --name=load --ioengine=nbd --uri="$(at vm)" --rw=randwrite --bs=16k --iodepth=8 --size=32M \
-  --time_based --runtime=4 --verify=crc32c --verify_fatal=1 --do_verify=0 \
-  --output=fio.log --allow_file_create=0 &
-load=$!
-sleep 1
-snap create vm@mon --chunk 8
-image vm@mon mon.1
-sleep 1
-image vm@mon mon.2
-kill -0 "$load" || fail "fio ended too early"
-wait "$load" || { cat fio.log; fail "fio was disturbed"; }
-grep -q 'err= 0' fio.log || fail "fio saw an error"
-same "$(sha mon.2)" "$(sha mon.1)" "a snapshot while its origin is written"
-image vm now
-if cmp -s now mon.1; then fail "fio changed nothing"; fi
+snapshot_under_fio snap create vm@mon --chunk 8
 
 # An incremental backup: the full one of mon, then of tue only what nbdinfo says.
 snap create vm@tue --chunk 64
 qemu-io -f raw -c "write -P 9 5M 64k" -c "write -P 8 20M 4k" "$(at vm)" >/dev/null
 image vm@tue tue.full
 cp mon.1 backup
-changed mon "$(at vm@tue)" >extents
+changed mon vm@tue >extents
 [ -s extents ] || fail "nothing changed from mon to tue"
-copied=0
-while read -r offset length; do
-  nbdcopy -- [ nbdkit --exit-with-parent --filter=offset nbd "uri=$(at vm@tue)" \
-    "offset=$offset" "range=$length" ] - | dd of=backup bs=64K oflag=seek_bytes \
-    seek="$offset" conv=notrunc iflag=fullblock status=none
-  copied=$((copied + length))
-done < <(awk 'NR == 1 { o = $1; l = $2; next }      # neighbours within 1 MiB in one go
+awk 'NR == 1 { o = $1; l = $2; next }      # neighbours within 1 MiB in one go
   $1 <= o + l + 1048576 { l = $1 + $2 - o; next } { print o, l; o = $1; l = $2 }
-  END { print o, l }' extents)
+  END { print o, l }' extents | copy_extents vm@tue backup
 same "$(sha backup)" "$(sha tue.full)" "the incremental backup"
-same "$(changed tue "$(at vm)" | tr '\n' ' ')" "5242880 65536 20971520 32768 " "changed since tue"
+same "$(changed tue vm | tr '\n' ' ')" "5242880 65536 20971520 32768 " "changed since tue"
 same "$(snap diff vm@tue | tr '\n' ' ')" "5242880 65536 20971520 32768 " "diff"
 same "$(snap diff vm@tue --json | grep -c offset)" 2 "diff --json"
 nbdinfo "$(at vm)" | grep -q cairn:changed:mon || fail "the context is not listed"

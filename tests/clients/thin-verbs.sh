@@ -6,12 +6,9 @@
 . "$(dirname "$0")/../lib.sh"
 need nbdinfo nbdcopy nbdkit qemu-io fio
 
-at() { echo "nbd+unix:///$1?socket=$work/nbd.sock"; }
 thin() { "$CAIRN" thin "$1" --control "$control" "${@:2}"; }
 pool() { "$CAIRN" pool "$1" --control "$control" "${@:2}"; }
 start() { serve --table 'other=0 8 zero' --export other --state vm.state; }
-image() { nbdcopy "$(at "$1")" "$2"; }            # EXPORT FILE
-changed() { nbdinfo --map="cairn:changed:$1" "$2" | awk '$3 == 1 { print $1, $2 }'; } # NAME URI
 field() { # NAME FIELD: of a volume in the list
   thin list --json | tr -d ' \n' | tr '{' '\n' | grep "\"name\":\"$1\"" |
     sed -n "s/.*\"$2\":\([0-9]*\).*/\1/p"
@@ -37,21 +34,7 @@ thin remove p/large
 # A snapshot under fio, whose client stays connected; the snapshot stands still meanwhile.
 pattern aa 33554432 >first
 nbdcopy first "$(at vm)"
-fio --name=load --ioengine=nbd --uri="$(at vm)" --rw=randwrite --bs=16k --iodepth=8 --size=32M \
-  --time_based --runtime=4 --verify=crc32c --verify_fatal=1 --do_verify=0 \
-  --output=fio.log --allow_file_create=0 &
-load=$!
-sleep 1
-thin snapshot vm@mon
-image vm@mon mon.1
-sleep 1
-image vm@mon mon.2
-kill -0 "$load" || fail "fio ended too early"
-wait "$load" || { cat fio.log; fail "fio was disturbed"; }
-grep -q 'err= 0' fio.log || fail "fio saw an error"
-same "$(sha mon.2)" "$(sha mon.1)" "a snapshot while its volume is written"
-image vm now
-if cmp -s now mon.1; then fail "fio changed nothing"; fi
+snapshot_under_fio thin snapshot vm@mon
 
 # An incremental backup: the full one of mon, then of tue only what nbdinfo says.
 thin rollback vm@mon
@@ -62,17 +45,13 @@ thin snapshot vm@tue
 qemu-io -f raw -c "write -P 7 30M 4k" "$(at vm)" >/dev/null
 image vm@tue tue.full
 cp mon.1 backup
-changed mon "$(at vm@tue)" >extents
+changed mon vm@tue >extents
 same "$(tr '\n' ' ' <extents)" "5242880 65536 8388608 1048576 20971520 65536 " "mon to tue"
-while read -r offset length; do
-  nbdcopy -- [ nbdkit --exit-with-parent --filter=offset nbd "uri=$(at vm@tue)" \
-    "offset=$offset" "range=$length" ] - | dd of=backup bs=64K oflag=seek_bytes \
-    seek="$offset" conv=notrunc iflag=fullblock status=none
-done <extents
+copy_extents vm@tue backup <extents
 same "$(sha backup)" "$(sha tue.full)" "the incremental backup"
 same "$(thin diff vm@mon @tue | tr '\n' ' ')" "$(tr '\n' ' ' <extents)" "diff"
 same "$(thin diff vm@tue | tr '\n' ' ')" "31457280 65536 " "diff with the volume now"
-same "$(changed tue "$(at vm)" | tr '\n' ' ')" "31457280 65536 " "changed since tue"
+same "$(changed tue vm | tr '\n' ' ')" "31457280 65536 " "changed since tue"
 same "$(thin diff vm@tue --json | grep -c offset)" 1 "diff --json"
 nbdinfo "$(at vm)" | grep -q cairn:changed:mon || fail "the context is not listed"
 same "$(field vm exclusive_bytes)" 65536 "what only the volume has"

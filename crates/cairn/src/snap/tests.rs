@@ -72,6 +72,14 @@ impl Bed {
         Bed::start(folder, table).unwrap()
     }
 
+    /// The same, with the snapshot `v@mon`, from which 100 sectors differ.
+    fn with_snapshot(folder: &Path) -> Bed {
+        let bed = Bed::fresh(folder, LINEAR);
+        bed.create("v@mon").unwrap();
+        bed.write("v", 0, 100, 2);
+        bed
+    }
+
     pub fn write(&self, name: &str, start: u64, count: u64, byte: u8) {
         let disk: Arc<dyn Disk> = self.world.volume(name).unwrap();
         let range = SectorRange::new(Sector(start), SectorCount(count));
@@ -118,10 +126,15 @@ impl Bed {
         self.verbs.snap_create(&params)
     }
 
-    fn changed(&self, name: &str) -> Vec<(u64, u64)> {
-        let params = SnapDiffParams { name: name.to_owned(), other: None };
+    /// What differs between a snapshot and its volume, or another snapshot, as the verb tells it.
+    fn diff(&self, name: &str, other: Option<&str>) -> Vec<(u64, u64)> {
+        let params = SnapDiffParams { name: name.to_owned(), other: other.map(str::to_owned) };
         let extents = self.verbs.snap_diff(&params).unwrap();
         extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
+    }
+
+    fn changed(&self, name: &str) -> Vec<(u64, u64)> {
+        self.diff(name, None)
     }
 
     /// Waits for a merge, and ends it.
@@ -133,13 +146,6 @@ impl Bed {
             std::thread::sleep(Duration::from_millis(2));
         }
         assert!(self.verbs.end_merge("v").unwrap());
-    }
-
-    /// What differs between two snapshots, as the verb tells it.
-    fn between(&self, name: &str, other: &str) -> Vec<(u64, u64)> {
-        let params = SnapDiffParams { name: name.to_owned(), other: Some(other.to_owned()) };
-        let extents = self.verbs.snap_diff(&params).unwrap();
-        extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
     }
 
     /// What the NBD context of a snapshot says on the export of `volume`.
@@ -160,11 +166,12 @@ impl Bed {
         changed
     }
 
-    /// Does something when the next verb has come to a step.
-    fn when(&self, step: Step, act: impl Fn() + Send + 'static) {
+    /// Overwrites a byte of a store when the next verb has come to a step.
+    fn poke_when(&self, step: Step, store: &Path, offset: u64, byte: u8) {
+        let store = store.to_owned();
         *self.verbs.at_step.lock() = Box::new(move |now| {
             if now == step {
-                act();
+                poke(&store, offset, byte);
             }
         });
     }
@@ -363,9 +370,7 @@ fn a_rolled_back_snapshot_does_not_see_what_is_written_meanwhile() {
 #[test]
 fn a_failed_verb_leaves_everything_as_it_was() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    bed.write("v", 0, 100, 2);
+    let bed = Bed::with_snapshot(&work);
     let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
     // The state file can't be replaced.
     fs::create_dir(work.join("state.new")).unwrap();
@@ -386,9 +391,7 @@ fn a_failed_verb_leaves_everything_as_it_was() {
 fn a_merge_that_cannot_begin_leaves_volume_and_snapshot_alive() {
     for keep in [true, false] {
         let (_all, work, _) = folders();
-        let bed = Bed::fresh(&work, LINEAR);
-        bed.create("v@mon").unwrap();
-        bed.write("v", 0, 100, 2);
+        let bed = Bed::with_snapshot(&work);
         let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
         let store = work.join("v@mon.cow");
         let header = |version: u8| poke(&store, VERSION_AT, version);
@@ -535,12 +538,12 @@ fn what_is_not_merged_yet_differs_between_the_volume_and_the_snapshots_beside() 
     assert_eq!(bed.changed("v@tue"), both);
     assert_eq!(bed.told("v", "cairn:changed:tue"), both);
     assert_eq!(
-        (bed.between("v@mon", "@tue"), bed.between("v@tue", "@mon")),
+        (bed.diff("v@mon", Some("@tue")), bed.diff("v@tue", Some("@mon"))),
         (both.into(), both.into())
     );
     assert_eq!(bed.told("v@tue", "cairn:changed:mon"), both);
     assert_eq!((bed.changed("v@mon"), bed.told("v", "cairn:changed:mon")), (vec![], vec![]));
-    let kept = bed.between("v@tue", "@wed");
+    let kept = bed.diff("v@tue", Some("@wed"));
     assert_eq!(kept, [(512, 8)], "the step that failed had them keep what it would overwrite");
     real("0 1024 linear disk 0");
     bed.verbs.snap_merge("v@mon", true, None).unwrap();
@@ -551,12 +554,9 @@ fn what_is_not_merged_yet_differs_between_the_volume_and_the_snapshots_beside() 
 #[test]
 fn a_volume_whose_rollback_stopped_half_way_is_resumed_on_the_merge_or_not_at_all() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    bed.write("v", 0, 100, 2);
+    let bed = Bed::with_snapshot(&work);
     let store = work.join("v@mon.1.cow");
-    let broken = store.clone();
-    bed.when(Step::Suspended, move || poke(&broken, VERSION_AT, 9));
+    bed.poke_when(Step::Suspended, &store, VERSION_AT, 9);
     let line = line_of(bed.verbs.snap_merge("v@mon", true, None));
     assert!(line.contains("the merge has begun"), "{line}");
     bed.whenever();
@@ -578,14 +578,11 @@ fn a_volume_whose_rollback_stopped_half_way_is_resumed_on_the_merge_or_not_at_al
 fn a_volume_is_not_resumed_while_a_recorded_snapshot_of_it_cannot_be() {
     for keep in [true, false] {
         let (_all, work, _) = folders();
-        let bed = Bed::fresh(&work, LINEAR);
-        bed.create("v@mon").unwrap();
-        bed.write("v", 0, 100, 2);
+        let bed = Bed::with_snapshot(&work);
         let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
         // The chunk of the second record: once more that of the first.
         let (store, at) = (work.join("v@mon.cow"), 4096 + 16);
-        let broken = store.clone();
-        bed.when(Step::Suspended, move || poke(&broken, at, 0));
+        bed.poke_when(Step::Suspended, &store, at, 0);
         let line = line_of(bed.verbs.snap_merge("v@mon", keep, None));
         assert!(line.contains("for the second time"), "{line}");
         bed.whenever();
@@ -602,13 +599,10 @@ fn a_volume_is_not_resumed_while_a_recorded_snapshot_of_it_cannot_be() {
 #[test]
 fn a_snapshot_whose_removal_failed_is_back_before_its_volume_is() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    bed.write("v", 0, 100, 2);
+    let bed = Bed::with_snapshot(&work);
     fs::create_dir(work.join("state.new")).unwrap();
     let store = work.join("v@mon.cow");
-    let broken = store.clone();
-    bed.when(Step::Arranged, move || poke(&broken, VERSION_AT, 9));
+    bed.poke_when(Step::Arranged, &store, VERSION_AT, 9);
     bed.verbs.snap_remove("v@mon").unwrap_err();
     bed.whenever();
     let line = line_of(bed.verbs.resume("v"));
@@ -625,9 +619,7 @@ fn a_snapshot_whose_removal_failed_is_back_before_its_volume_is() {
 #[test]
 fn a_recorded_store_that_has_become_blank_is_not_formatted() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    bed.write("v", 0, 100, 2);
+    let bed = Bed::with_snapshot(&work);
     drop(bed);
     let store = work.join("v@mon.cow");
     let content = fs::read(&store).unwrap();

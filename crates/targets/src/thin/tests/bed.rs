@@ -51,10 +51,15 @@ impl Bed {
     /// A pool with default options and a volume `thin` with id 0 of so many blocks.
     pub fn with_volume(metadata_blocks: u64, data_blocks: u64, blocks: u64) -> Bed {
         let bed = Bed::new(metadata_blocks, data_blocks);
-        bed.load_pool("0 0");
-        bed.message(&["create_thin", "0"]).unwrap();
-        bed.load_thin("thin", 0, blocks);
+        bed.serve("0 0", blocks);
         bed
+    }
+
+    /// A fresh pool, with a low water mark and features, and a volume `thin` with id 0.
+    pub fn serve(&self, rest: &str, blocks: u64) {
+        self.load_pool(rest);
+        self.message(&["create_thin", "0"]).unwrap();
+        self.load_thin("thin", 0, blocks);
     }
 
     pub fn pool_table(&self, rest: &str) -> String {
@@ -68,6 +73,24 @@ impl Bed {
 
     pub fn load_thin(&self, name: &str, id: u32, blocks: u64) {
         self.load(name, &format!("0 {} thin @pool {id}", blocks * BLOCK));
+    }
+
+    /// The status line of the pool has this part.
+    pub fn pool_says(&self, part: &str) {
+        let status = self.status("pool");
+        assert!(status.contains(part), "found '{status}', expected '{part}' in it");
+    }
+
+    /// A write whose data and mapping are durable.
+    pub fn write_through(&self, name: &str, start: u64, count: u64, byte: u8) {
+        self.write(name, start, count, byte).unwrap();
+        self.flush(name).unwrap();
+    }
+
+    /// The line that refuses a table has this part.
+    pub fn refuses(&self, name: &str, text: &str, part: &str) {
+        let refused = self.try_load(name, text).expect_err(text).to_string();
+        assert!(refused.contains(part), "found '{refused}', expected '{part}' in it");
     }
 
     /// A bed on what a power cut now certainly leaves.

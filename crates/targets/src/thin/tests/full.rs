@@ -10,9 +10,7 @@ const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
 
 fn small(features: &str) -> Bed {
     let bed = Bed::new(256, 4);
-    bed.load_pool(features);
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 16);
+    bed.serve(features, 16);
     bed
 }
 
@@ -21,22 +19,21 @@ fn writes_that_need_a_block_fail_at_once_if_told_so() {
     let bed = small("0 1 error_if_no_space");
     bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
     assert_eq!(bed.write("thin", 4 * BLOCK, 1, 2), Err(NO_SPACE));
-    assert!(bed.status("pool").contains(" 4/4 - out_of_data_space "), "{}", bed.status("pool"));
+    bed.pool_says(" 4/4 - out_of_data_space ");
     bed.write("thin", 0, 1, 3).unwrap();
     assert_eq!(bed.bytes("thin", 0, 2), [3, 1]);
     assert_eq!(bed.bytes("thin", 4 * BLOCK, 1), [0]);
     bed.discard("thin", 0, BLOCK).unwrap();
     bed.flush("thin").unwrap();
     bed.wait(Duration::from_millis(1));
-    assert!(bed.status("pool").contains(" 3/4 - rw "), "{}", bed.status("pool"));
+    bed.pool_says(" 3/4 - rw ");
     bed.write("thin", 4 * BLOCK, 1, 2).unwrap();
 }
 
 #[test]
 fn a_write_takes_what_an_uncommitted_discard_frees() {
     let bed = small("0 1 error_if_no_space");
-    bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 0, 4 * BLOCK, 1);
     bed.discard("thin", 0, BLOCK).unwrap();
     bed.write("thin", 4 * BLOCK, BLOCK, 2).unwrap();
     assert_eq!(bed.bytes("thin", 4 * BLOCK, 1), [2]);
@@ -49,24 +46,22 @@ fn writes_wait_for_space_and_then_fail() {
     bed.start("thin", "waits", |env| write_io(env, 4 * BLOCK, 1, 2));
     bed.wait(Duration::from_secs(2));
     assert!(bed.labels().is_empty());
-    assert!(bed.status("pool").contains("out_of_data_space discard_passdown queue_if_no_space"));
+    bed.pool_says("out_of_data_space discard_passdown queue_if_no_space");
     bed.wait(Duration::from_secs(2));
     assert_eq!(*bed.ends.borrow(), [("waits", Err(NO_SPACE))]);
-    assert!(bed.status("pool").contains("error_if_no_space"));
+    bed.pool_says("error_if_no_space");
     assert_eq!(bed.write("thin", 4 * BLOCK, 1, 2), Err(NO_SPACE));
     bed.discard("thin", 0, BLOCK).unwrap();
     bed.flush("thin").unwrap();
     bed.wait(Duration::from_millis(1));
-    assert!(bed.status("pool").contains(" rw discard_passdown queue_if_no_space"));
+    bed.pool_says(" rw discard_passdown queue_if_no_space");
 }
 
 #[test]
 fn a_longer_pool_lets_what_waits_go_on() {
     let mut bed = Bed::new(256, 8);
     bed.data_blocks = 4;
-    bed.load_pool("0 0");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 16);
+    bed.serve("0 0", 16);
     bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
     bed.start("thin", "waits", |env| write_io(env, 4 * BLOCK, 3 * BLOCK, 2));
     bed.wait(Duration::from_secs(1));
@@ -76,10 +71,9 @@ fn a_longer_pool_lets_what_waits_go_on() {
     bed.wait(Duration::from_millis(10));
     assert_eq!(*bed.ends.borrow(), [("waits", Ok(()))]);
     assert_eq!(bed.bytes("thin", 6 * BLOCK, 1), [2]);
-    assert!(bed.status("pool").contains(" 7/8 - rw "), "{}", bed.status("pool"));
+    bed.pool_says(" 7/8 - rw ");
     bed.data_blocks = 4;
-    let refused = bed.try_load("pool", &bed.pool_table("0 0")).unwrap_err().to_string();
-    assert!(refused.contains("length: found 4 data blocks, expected at least 8"), "{refused}");
+    bed.refuses("pool", &bed.pool_table("0 0"), "length: found 4 data blocks, expected at least 8");
     bed.data_blocks = 8;
     bed.load_pool("0 0");
 }
@@ -102,9 +96,7 @@ const FAR: u64 = (1 << 21) * BLOCK;
 /// A pool with little metadata, and the volume `thin` with id 0.
 fn little_metadata(metadata_blocks: u64) -> Bed {
     let bed = Bed::new(metadata_blocks, 4096);
-    bed.load_pool("0 1 error_if_no_space");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, FAR / BLOCK);
+    bed.serve("0 1 error_if_no_space", FAR / BLOCK);
     bed
 }
 
@@ -165,8 +157,7 @@ fn full_metadata_comes_back_to_life_with_discards() {
     }
     bed.flush("thin").unwrap();
     assert!(is_writable(&bed), "{}", bed.status("pool"));
-    bed.write("thin", FAR - BLOCK, 1, 7).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", FAR - BLOCK, 1, 7);
     survives(&bed, count / 2);
 }
 
@@ -182,8 +173,7 @@ fn full_metadata_comes_back_to_life_with_a_deletion() {
     bed.message(&["delete", "1"]).unwrap();
     assert!(is_writable(&bed), "{}", bed.status("pool"));
     let (start, byte) = far(1);
-    bed.write("thin", start, 1, byte).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", start, 1, byte);
     survives(&bed, 2);
 }
 
@@ -213,8 +203,7 @@ fn metadata_filled_by_breaking_sharing_comes_back_to_life() {
         bed.message(&["delete", id.to_string().leak()]).unwrap();
     }
     assert!(is_writable(&bed), "{}", bed.status("pool"));
-    bed.write("thin", 0, BLOCK, 5).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 0, BLOCK, 5);
     bed.check_metadata();
 }
 
@@ -262,18 +251,15 @@ fn full_metadata_comes_back_to_life_when_its_device_grows() {
 fn a_growth_that_fails_leaves_a_pool_that_reads() {
     let mut bed = Bed::new(256, 8);
     bed.data_blocks = 4;
-    bed.load_pool("0 0");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 16);
-    bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.serve("0 0", 16);
+    bed.write_through("thin", 0, 4 * BLOCK, 1);
     bed.data_blocks = 8;
     bed.drive("meta").faults().add(Fault::error(OpSet::WRITES).shots(1));
     let refused = bed.try_load("pool", &bed.pool_table("0 0")).unwrap_err().to_string();
     assert!(refused.starts_with("meta: metadata "), "{refused}");
     bed.load_pool("0 0");
-    assert!(bed.status("pool").contains(" 4/4 - ro "), "{}", bed.status("pool"));
-    assert!(bed.status("pool").contains("needs_check"));
+    bed.pool_says(" 4/4 - ro ");
+    bed.pool_says("needs_check");
     assert_eq!(bed.bytes("thin", 3 * BLOCK, 1), [1]);
     bed.check_metadata();
 }
@@ -281,22 +267,16 @@ fn a_growth_that_fails_leaves_a_pool_that_reads() {
 #[test]
 fn warnings_are_events() {
     let bed = Bed::new(256, 16);
-    bed.load_pool("4 2 data_mark 50");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 16);
+    bed.serve("4 2 data_mark 50", 16);
     let events = || bed.volume("pool").event_nr();
     let start = events();
-    bed.write("thin", 0, 7 * BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 0, 7 * BLOCK, 1);
     assert_eq!(events(), start);
-    bed.write("thin", 7 * BLOCK, BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 7 * BLOCK, BLOCK, 1);
     assert_eq!(events(), start + 1, "half full");
-    bed.write("thin", 8 * BLOCK, 4 * BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 8 * BLOCK, 4 * BLOCK, 1);
     assert_eq!(events(), start + 2, "the low water mark");
-    bed.write("thin", 12 * BLOCK, BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 12 * BLOCK, BLOCK, 1);
     assert_eq!(events(), start + 2, "once");
 }
 
@@ -310,29 +290,24 @@ fn the_last_block_goes_on_to_who_waits_if_its_write_fails() {
     bed.wait(Duration::from_secs(1));
     assert_eq!(bed.labels(), ["fails", "waits"]);
     assert!(bed.ends.borrow()[0].1.is_err() && bed.ends.borrow()[1].1.is_ok());
-    assert!(bed.status("pool").contains(" 4/4 - rw "), "{}", bed.status("pool"));
+    bed.pool_says(" 4/4 - rw ");
     assert_eq!(bed.bytes("thin", 4 * BLOCK, 1), [3]);
 }
 
 #[test]
 fn three_quarters_of_the_data_and_85_percent_of_the_metadata_are_events() {
     let bed = Bed::new(1024, 100);
-    bed.load_pool("0 0");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 1 << 20);
+    bed.serve("0 0", 1 << 20);
     let events = || bed.volume("pool").event_nr();
     let start = events();
-    bed.write("thin", 0, 74 * BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 0, 74 * BLOCK, 1);
     assert_eq!(events(), start);
-    bed.write("thin", 74 * BLOCK, BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 74 * BLOCK, BLOCK, 1);
     assert_eq!(events(), start + 1, "the data");
     bed.discard("thin", 0, BLOCK).unwrap();
     bed.flush("thin").unwrap();
     bed.wait(Duration::from_millis(10));
-    bed.write("thin", 0, BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 0, BLOCK, 1);
     assert_eq!(events(), start + 2, "again, after it was better");
 
     let bed = little_metadata(56);

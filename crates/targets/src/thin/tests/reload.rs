@@ -11,8 +11,7 @@ use cairn_sim::{Fault, OpSet};
 fn a_pool_is_served_by_one_table() {
     let bed = Bed::with_volume(256, 64, 8);
     let table = bed.pool_table("0 0");
-    let refused = bed.try_load("second", &table).unwrap_err().to_string();
-    assert!(refused.contains("meta: pool: found it served by a live table"), "{refused}");
+    bed.refuses("second", &table, "meta: pool: found it served by a live table");
     assert_eq!(bed.status("thin"), "0 -");
 }
 
@@ -20,16 +19,13 @@ fn a_pool_is_served_by_one_table() {
 fn a_volume_needs_its_pool_and_its_device() {
     let bed = Bed::new(256, 64);
     let thin = "0 1024 thin @pool 0";
-    assert!(bed.try_load("thin", thin).unwrap_err().to_string().contains("none of this name"));
+    bed.refuses("thin", thin, "none of this name");
     bed.load("pool", "0 8192 zero");
-    let refused = bed.try_load("thin", thin).unwrap_err().to_string();
-    assert!(refused.contains("@pool: pool: found another kind of target"), "{refused}");
+    bed.refuses("thin", thin, "@pool: pool: found another kind of target");
     bed.load_pool("0 0");
-    let refused = bed.try_load("thin", thin).unwrap_err().to_string();
-    assert!(refused.contains("device 0: found none"), "{refused}");
+    bed.refuses("thin", thin, "device 0: found none");
     bed.suspend("pool", SuspendMode::Flush);
-    let refused = bed.try_load("thin", thin).unwrap_err().to_string();
-    assert!(refused.contains("pool: found no live pool"), "{refused}");
+    bed.refuses("thin", thin, "pool: found no live pool");
     bed.resume("pool").unwrap();
 }
 
@@ -53,12 +49,11 @@ fn options_change_with_a_table_and_nothing_is_lost() {
     let bed = Bed::with_volume(256, 64, 8);
     bed.write("thin", 0, BLOCK, 1).unwrap();
     bed.load_pool("7 2 skip_block_zeroing no_discard_passdown");
-    assert!(bed.status("pool").contains("no_discard_passdown"));
+    bed.pool_says("no_discard_passdown");
     assert_eq!(bed.bytes("thin", 0, 1), [1]);
     bed.load_pool("0 1 read_only");
-    assert!(bed.status("pool").contains(" ro "));
-    bed.write("thin", 0, 1, 2).unwrap();
-    bed.flush("thin").unwrap();
+    bed.pool_says(" ro ");
+    bed.write_through("thin", 0, 1, 2);
     assert!(bed.write("thin", BLOCK, 1, 2).is_err());
     bed.discard("thin", 0, BLOCK).unwrap();
     assert_eq!(bed.bytes("thin", 0, 2), [2, 1]);
@@ -71,12 +66,10 @@ fn a_pool_with_another_block_size_or_none_is_refused() {
     let bed = Bed::with_volume(256, 64, 8);
     bed.remove("thin");
     bed.remove("pool");
-    let refused = bed.try_load("pool", "0 8192 thin-pool meta data 256 0").unwrap_err();
-    let line = refused.to_string();
-    assert!(line.contains("block_sectors: found 256 sectors in the table, expected 128"), "{line}");
+    let part = "block_sectors: found 256 sectors in the table, expected 128";
+    bed.refuses("pool", "0 8192 thin-pool meta data 256 0", part);
     let bed = Bed::new(256, 64);
-    let refused = bed.try_load("pool", &bed.pool_table("0 1 read_only")).unwrap_err();
-    assert!(refused.to_string().contains("EPERM"), "{refused}");
+    bed.refuses("pool", &bed.pool_table("0 1 read_only"), "EPERM");
     let refused = bed.try_load("pool", "0 8192 thin-pool origin data 128 0").unwrap_err();
     assert!(refused.to_string().starts_with("origin: "), "{refused}");
 }
@@ -96,9 +89,7 @@ fn a_volume_shorter_or_longer_shows_less_or_more() {
 fn a_table_whose_resume_failed_serves_the_pool_that_the_next_one_opens() {
     let mut bed = Bed::new(256, 64);
     bed.data_blocks = 32;
-    bed.load_pool("0 0");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 8);
+    bed.serve("0 0", 8);
     bed.write("thin", 0, BLOCK, 1).unwrap();
     bed.remove("thin");
     bed.remove("pool");
@@ -126,8 +117,7 @@ fn a_table_whose_resume_failed_serves_the_pool_that_the_next_one_opens() {
 #[test]
 fn a_failed_pool_that_nobody_uses_is_opened_anew_by_a_resume() {
     let bed = Bed::with_volume(256, 64, 8);
-    bed.write("thin", 0, BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    bed.write_through("thin", 0, BLOCK, 1);
     bed.write("thin", BLOCK, BLOCK, 2).unwrap();
     bed.drive("meta").faults().add(Fault::error(OpSet::WRITES));
     bed.drive("meta").faults().add(Fault::error(OpSet::READS));
@@ -137,7 +127,7 @@ fn a_failed_pool_that_nobody_uses_is_opened_anew_by_a_resume() {
     bed.remove("thin");
     bed.suspend("pool", SuspendMode::Flush);
     bed.resume("pool").unwrap();
-    assert!(bed.status("pool").contains(" 1/64 "), "{}", bed.status("pool"));
+    bed.pool_says(" 1/64 ");
     bed.load_thin("thin", 0, 8);
     assert_eq!(bed.bytes("thin", 0, 1), [1]);
 }
@@ -177,9 +167,7 @@ fn a_pool_that_is_suspended_during_a_message_stays_suspended() {
 fn a_pool_whose_growth_failed_acknowledges_nothing_that_it_cannot_keep() {
     let mut bed = Bed::new(256, 64);
     bed.data_blocks = 32;
-    bed.load_pool("0 0");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 8);
+    bed.serve("0 0", 8);
     bed.write("thin", 0, BLOCK, 1).unwrap();
     bed.data_blocks = 64;
     bed.build("pool", &bed.pool_table("0 0")).unwrap();

@@ -262,14 +262,21 @@ fn identical_sequence_numbers_are_read_but_never_written() {
     assert_eq!(cache_sectors(16, 4096) * 512, bytes.len() as u64);
 }
 
-#[test]
-fn a_flush_of_the_origin_that_fails_is_told_to_all_who_wait_for_it() {
+/// A bed with a dirty block, and an origin that has something to flush: its next flush takes long,
+/// and fails.
+fn bed_that_is_to_lose_a_flush() -> Bed {
     let bed = Bed::live(4, "pause_writeback 60000");
     bed.write_fua(0, 8, 1).unwrap();
     bed.flush().unwrap();
     bed.on(Op::Discard, 800, 8).unwrap();
     bed.origin.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)).shots(1));
     bed.origin.faults().add(Fault::losing_flushes().shots(1));
+    bed
+}
+
+#[test]
+fn a_flush_of_the_origin_that_fails_is_told_to_all_who_wait_for_it() {
+    let bed = bed_that_is_to_lose_a_flush();
     bed.forget();
     let answer = bed.start_message("flush");
     bed.run(Duration::from_micros(180));
@@ -288,12 +295,7 @@ fn a_flush_of_the_origin_that_fails_is_told_to_all_who_wait_for_it() {
 
 #[test]
 fn blocks_copied_before_a_flush_of_the_origin_failed_stay_dirty() {
-    let bed = Bed::live(4, "pause_writeback 60000");
-    bed.write_fua(0, 8, 1).unwrap();
-    bed.flush().unwrap();
-    bed.on(Op::Discard, 800, 8).unwrap();
-    bed.origin.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)).shots(1));
-    bed.origin.faults().add(Fault::losing_flushes().shots(1));
+    let bed = bed_that_is_to_lose_a_flush();
     bed.start("client", |_| Io::flush());
     // The copy ends while the client's flush is under way.
     let answer = bed.start_message("flush");

@@ -54,11 +54,9 @@ pub enum Command {
     Exports(ListArgs),
     /// Send a message to the target at a sector
     Message {
-        /// The server
+        /// Which
         #[command(flatten)]
-        server: ServerArgs,
-        /// The volume
-        name: String,
+        volume: NameArgs,
         /// A sector of the target's line
         sector: u64,
         /// The message
@@ -67,11 +65,9 @@ pub enum Command {
     },
     /// Let no request in and finish those under way
     Suspend {
-        /// The server
+        /// Which
         #[command(flatten)]
-        server: ServerArgs,
-        /// The volume
-        name: String,
+        volume: NameArgs,
         /// Hold unfinished requests back for the next table instead of finishing them
         #[arg(long)]
         noflush: bool,
@@ -92,11 +88,9 @@ pub enum Command {
     Remove(NameArgs),
     /// Wait for an event of a volume
     Wait {
-        /// The server
+        /// Which
         #[command(flatten)]
-        server: ServerArgs,
-        /// The volume
-        name: String,
+        volume: NameArgs,
         /// Return once there were more events than this (default: the number now)
         event_nr: Option<u64>,
     },
@@ -149,12 +143,9 @@ pub enum SnapCommand {
     List(ReadArgs),
     /// List the ranges that may differ: of a snapshot and its volume now, or another snapshot
     Diff {
-        /// The server
+        /// Which
         #[command(flatten)]
-        server: ServerArgs,
-        /// The snapshot
-        #[arg(value_name = "VOLUME@NAME")]
-        name: String,
+        snap: SnapNameArgs,
         /// Another snapshot of the same volume (default: the volume itself)
         #[arg(value_name = "@NAME")]
         other: Option<String>,
@@ -577,11 +568,9 @@ pub struct ListArgs {
 /// Verbs that take a table.
 #[derive(Args)]
 pub struct TableArgs {
-    /// The server
+    /// Which
     #[command(flatten)]
-    pub server: ServerArgs,
-    /// The volume
-    pub name: String,
+    pub volume: NameArgs,
     /// A table line; again or with newlines for more
     #[arg(long)]
     pub table: Vec<String>,

@@ -8,7 +8,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cli::{Command, ReadArgs, ServerArgs, TableArgs};
+use crate::cli::{Command, NameArgs, ReadArgs, ServerArgs, TableArgs};
 use crate::control::client::Client;
 use crate::control::rpc::{
     AnyName, LoadParams, MessageParams, OneName, SuspendParams, TableParams, WaitParams,
@@ -50,7 +50,7 @@ pub fn run(verb: Command) -> Outcome<u8> {
 /// Verbs that change something; they print little.
 fn change(verb: Command) -> Outcome<u8> {
     match verb {
-        Command::Message { server, name, sector, words } => {
+        Command::Message { volume: NameArgs { server, name }, sector, words } => {
             let params = MessageParams { name, sector, words };
             let answer = client(&server)?.ask("volume_message", params)?;
             match answer["text"].as_str() {
@@ -58,7 +58,7 @@ fn change(verb: Command) -> Outcome<u8> {
                 _ => Ok(exit::OK),
             }
         }
-        Command::Suspend { server, name, noflush, nolockfs: _ } => {
+        Command::Suspend { volume: NameArgs { server, name }, noflush, nolockfs: _ } => {
             tell(&server, "volume_suspend", json!(SuspendParams { name, noflush }))
         }
         Command::Load(args) => load(args, "volume_load"),
@@ -72,7 +72,7 @@ fn change(verb: Command) -> Outcome<u8> {
         Command::Remove(args) => {
             tell(&args.server, "volume_remove", json!(OneName { name: args.name }))
         }
-        Command::Wait { server, name, event_nr } => {
+        Command::Wait { volume: NameArgs { server, name }, event_nr } => {
             tell(&server, "volume_wait", json!(WaitParams { name, event_nr }))
         }
         _ => unreachable!("every other verb is served before"),
@@ -135,7 +135,8 @@ fn load(args: TableArgs, method: &str) -> Outcome<u8> {
             text
         }
     };
-    tell(&args.server, method, json!(LoadParams { name: args.name, table }))
+    let NameArgs { server, name } = args.volume;
+    tell(&server, method, json!(LoadParams { name, table }))
 }
 
 fn show_lines(read: &ReadArgs, method: &str, params: Value) -> Outcome<u8> {

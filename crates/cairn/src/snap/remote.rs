@@ -30,8 +30,9 @@ pub fn run(verb: SnapCommand) -> Outcome<u8> {
             let params = json!(AnyName { name: read.name });
             show(&read.server, read.json, "snap_list", params, list_text)
         }
-        SnapCommand::Diff { server, name, other, json } => {
-            show(&server, json, "snap_diff", json!(SnapDiffParams { name, other }), diff_text)
+        SnapCommand::Diff { snap, other, json } => {
+            let params = json!(SnapDiffParams { name: snap.name, other });
+            show(&snap.server, json, "snap_diff", params, diff_text)
         }
         SnapCommand::Rollback { merge, store } => {
             let store = store.as_deref().map(absolute).transpose()?;

@@ -60,9 +60,9 @@ pub fn writecache_metadata(bytes: &[u8]) {
 }
 
 /// A COW device: the header, in a chunk of its own, then areas as far as they are asked for, packed
-/// one after another; what is not given is zero. The device's and the origin's sectors come last, as
-/// two 64-bit words. The checker must not care how its bytes are cut, a repair must agree with it,
-/// and no number may overflow.
+/// one after another; what is not given is zero. The device's and the origin's sectors come last,
+/// as two 64-bit words. The checker must not care how its bytes are cut, a repair must agree with
+/// it, and no number may overflow.
 pub fn snapshot_store(bytes: &[u8]) {
     let Some((given, limits)) = split_sizes(bytes) else { return };
     match snapshot::Opening::decide(given) {

@@ -1,5 +1,5 @@
-//! What a fuzzer does with the metadata of a thin pool that serves: open it, read, write and discard
-//! volumes, send messages.
+//! What a fuzzer does with the metadata of a thin pool that serves: open it, read, write and
+//! discard volumes, send messages.
 //!
 //! Shared with the ordinary property test of `crates/targets`. A body panics when a promise is
 //! broken, and must never depend on anything but its input.

@@ -148,7 +148,8 @@ async fn meddle(env: &Env, registry: &Registry, shape: Shape, failing: bool) {
     let types = TargetTypes::new(cairn_targets::types());
     for _ in 0..6 {
         env.sleep(Duration::from_micros(env.random_below(6000))).await;
-        // Where there is no room for what snapshots keep, also those of the metadata, there are none.
+        // Where there is no room for what snapshots keep, also those of the metadata, there are
+        // none.
         let all = if shape.has_room_for_snapshots() { 0 } else { 6 };
         match all + env.random_below(9 - all) {
             0 | 1 => send(env, registry, &["create_snap", "7", "0"]).await,

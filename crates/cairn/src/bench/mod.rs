@@ -66,7 +66,8 @@ pub struct BenchArgs {
     /// How many rounds (default: 5, or 2 with --quick)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: Option<u16>,
-    /// Run the same jobs on the kernel's dm-writecache, dm-snapshot or dm-thin too, in user-mode Linux
+    /// Run the same jobs on the kernel's dm-writecache, dm-snapshot or dm-thin too, in user-mode
+    /// Linux
     #[arg(long)]
     pub kernel: bool,
     /// The script that boots user-mode Linux

@@ -2,8 +2,8 @@
 //! data device; snapshots of one, a thousand in a row; and the check of their metadata, beside
 //! thin_check if it is there.
 //!
-//! The data device is null, so that ten million blocks fit, and so that what is added is the pool's.
-//! Neighbouring blocks of a volume lie apart on the data device: no run saves anything.
+//! The data device is null, so that ten million blocks fit, and so that what is added is the
+//! pool's. Neighbouring blocks of a volume lie apart on the data device: no run saves anything.
 
 use std::convert::Infallible;
 use std::path::Path;

@@ -2,9 +2,9 @@
 //! memory disk and plain copying and filling of memory; and first writes beside writing again.
 //!
 //! `first_write`: nothing is mapped before; with `zeroing`, what the write leaves of a block is
-//! zeroed. `write_again`, `read_again`: all of it is mapped. `copy`: the volume was just snapshotted,
-//! so that the write copies the rest of its block. `covers`: it was, and the writes cover their
-//! blocks. `read_through`: reads of that snapshot.
+//! zeroed. `write_again`, `read_again`: all of it is mapped. `copy`: the volume was just
+//! snapshotted, so that the write copies the rest of its block. `covers`: it was, and the writes
+//! cover their blocks. `read_through`: reads of that snapshot.
 
 use cairn_block::Op;
 

@@ -3,7 +3,8 @@
 //! First the tests alone, over cold memory beside plain reading, and over random bytes that the
 //! processor has at hand. Then volumes that hold nothing yet, beside the raw memory disk and plain
 //! reading of the same buffers: `off` looks for nothing; `ours` is the pool's own `detect_zeroes
-//! unmap`; with the others a client looks, and sends zeros as such to a pool that looks for nothing.
+//! unmap`; with the others a client looks, and sends zeros as such to a pool that looks for
+//! nothing.
 
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};

@@ -2,8 +2,8 @@
 //! it, repair it.
 //!
 //! `probe`, `check` and `dump` only read, under a shared lock; a device that somebody writes is
-//! refused as busy. Each format has a room of its own with what the verbs need to know of it; a verb
-//! asks [`room`] which one to enter.
+//! refused as busy. Each format has a room of its own with what the verbs need to know of it; a
+//! verb asks [`room`] which one to enter.
 
 pub mod check;
 pub mod dump;

@@ -2,8 +2,8 @@
 //!
 //! Without a word in the TOML file every volume is served under its own name, those made at run
 //! time too. A snapshot is served under its own name wherever its volume is served; what lies
-//! beneath a volume with snapshots never is, nor is a pool: it is its own data device. The empty export name means the volume of `--export`,
-//! or the only one that is no snapshot.
+//! beneath a volume with snapshots never is, nor is a pool: it is its own data device. The empty
+//! export name means the volume of `--export`, or the only one that is no snapshot.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -31,9 +31,9 @@
 //! - After 2: the volume without the snapshot, perhaps a file that nobody knows.
 //!
 //! Merge and rollback: 1. the new store (rollback) durable; 2. recorded: `V@merge` with the former
-//! store; 3. `V` and the snapshot suspended, `V@merge` started, both resumed above it. The end, when
-//! the last record is merged: 4. all suspended; 5. recorded without `V@merge`; 6. resumed; 7. the
-//! former store removed.
+//! store; 3. `V` and the snapshot suspended, `V@merge` started, both resumed above it. The end,
+//! when the last record is merged: 4. all suspended; 5. recorded without `V@merge`; 6. resumed; 7.
+//! the former store removed.
 //! - Before 2: as before, and an empty store that nobody knows.
 //! - From 2 to 5: the merge goes on where it was; `V` has the snapshot's content at once. Merging
 //!   a record again changes nothing, and a record goes only when the origin has its chunk durably.

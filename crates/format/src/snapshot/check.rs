@@ -2,17 +2,17 @@
 //!
 //! Give a [`Checker`] the header, then the bytes it [wants](Checker::wants) until it wants no more;
 //! [`Checker::finish`] gives a [`Report`] of counts and findings. Each finding carries a
-//! [`Severity`], and the worst of them is the verdict. Nothing is repaired and nothing is read here:
-//! the caller brings the bytes.
+//! [`Severity`], and the worst of them is the verdict. Nothing is repaired and nothing is read
+//! here: the caller brings the bytes.
 //!
 //! What is sound: any list of records that agree with each other, ordered or not, with chunks that
-//! no record names (a crash leaves such), and anything at all in areas that the list does not reach.
-//! What is not:
+//! no record names (a crash leaves such), and anything at all in areas that the list does not
+//! reach. What is not:
 //! - records after the end of the list, within its last area. An area is empty before it is reached
 //!   and filled in order, so only a torn write leaves them, of a commit or a merge that was never
-//!   acknowledged. Nothing is lost, but a writer that goes on without clearing them brings them back
-//!   to life. If they reach the end of the area, and the next area has records as well, the list
-//!   did once go on there: then records were lost from its middle, and more behind them;
+//!   acknowledged. Nothing is lost, but a writer that goes on without clearing them brings them
+//!   back to life. If they reach the end of the area, and the next area has records as well, the
+//!   list did once go on there: then records were lost from its middle, and more behind them;
 //! - a full area that no other follows: the kernel does not activate such a store. Its records are
 //!   all there, and a larger device will do;
 //! - what a [`Fault`] says of a record. A store that was invalidated missed copies, and nothing in

@@ -1,8 +1,8 @@
 //! The header of an exception store, and the decision whether there is one.
 //!
 //! Promises that a [`Header`] always has the right magic and version and a legal chunk size, and
-//! that encoding it gives back the sixteen bytes it was read from. Whether the store fits its device
-//! is for [`Layout::new`](super::Layout::new).
+//! that encoding it gives back the sixteen bytes it was read from. Whether the store fits its
+//! device is for [`Layout::new`](super::Layout::new).
 
 use core::mem::{offset_of, size_of};
 

@@ -7,11 +7,11 @@
 //! ```
 //!
 //! A record says that chunk `old` of the origin was kept as chunk `new` of the COW device. The
-//! records form one list: the first whose `new` is zero ends it, and a full area goes on in the next
-//! one. Bytes climb a ladder of types: raw bytes become a [`Header`], its chunk size and the size of
-//! the device become a [`Layout`], and only a layout hands out chunk numbers and offsets. There are
-//! no checksums in this format, so whether the records make sense is the business of [`check`], and
-//! [`repair`] tells which of them can be saved.
+//! records form one list: the first whose `new` is zero ends it, and a full area goes on in the
+//! next one. Bytes climb a ladder of types: raw bytes become a [`Header`], its chunk size and the
+//! size of the device become a [`Layout`], and only a layout hands out chunk numbers and offsets.
+//! There are no checksums in this format, so whether the records make sense is the business of
+//! [`check`], and [`repair`] tells which of them can be saved.
 //!
 //! When to copy, commit and merge is policy and is deliberately absent. The byte tables are in
 //! `docs/formats/snapshot.md`; a test holds that document to [`HEADER_FIELDS`] and

@@ -1,4 +1,5 @@
-//! One tree in the order of its keys: where its leaves are, then the leaves, some hundred at a time.
+//! One tree in the order of its keys: where its leaves are, then the leaves, some hundred at a
+//! time.
 //!
 //! Promises that blocks are asked for in ascending order although keys are not, that what is handed
 //! on lies within its pointer's keys, and that the rest is told as a gap. A node with keys lies

@@ -12,9 +12,9 @@
 //!
 //! A metadata device is an array of blocks of [`BLOCK_BYTES`]. Every block names itself and carries
 //! a checksum ([`mod@block`]). Bytes climb a ladder of types: a block is verified, becomes a
-//! [`Superblock`], a [`Node`], a [`Bitmap`] or an [`IndexBlock`], and its values become [`Mapping`],
-//! [`DeviceDetails`], [`IndexEntry`], [`RefCount`] or a child's number. [`NodeMut`] and [`BitmapMut`]
-//! change blocks in memory and decide nothing.
+//! [`Superblock`], a [`Node`], a [`Bitmap`] or an [`IndexBlock`], and its values become
+//! [`Mapping`], [`DeviceDetails`], [`IndexEntry`], [`RefCount`] or a child's number. [`NodeMut`]
+//! and [`BitmapMut`] change blocks in memory and decide nothing.
 //!
 //! Above the codec, each reading through [`blocks::Blocks`] in the order of blocks on disk:
 //! - [`check`]: every tree [walked](walk), every reference counted, both space maps compared

@@ -153,8 +153,8 @@ pub struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// Reads the node that lies at `at`, trusting nothing: checksum, place, header, order of keys. An
-    /// internal node has entries; only while one is being changed in memory it may have none.
+    /// Reads the node that lies at `at`, trusting nothing: checksum, place, header, order of keys.
+    /// An internal node has entries; only while one is being changed in memory it may have none.
     ///
     /// # Errors
     /// What is wrong with it.

@@ -1,8 +1,8 @@
 //! Backwards: which virtual blocks are mapped to a data block.
 //!
 //! The trees are in the order of virtual blocks, so the mappings of a region are gathered and
-//! sorted. Promises memory for [`RUNS_MAX`] runs at most: where a region has more, the trees are read
-//! again for the rest of it.
+//! sorted. Promises memory for [`RUNS_MAX`] runs at most: where a region has more, the trees are
+//! read again for the rest of it.
 
 use core::ops::Range;
 

@@ -1,9 +1,9 @@
 //! Through many trees at once: level by level, each level in the order of its blocks on disk.
 //!
 //! Trees of one family (say, the mapping trees of all devices) may share nodes. Promises that each
-//! distinct node is handed on exactly once, and that each pointer to it is judged: what it leads to,
-//! and whether the keys there are within what the pointer covers. Whatever the trees look like the
-//! walk ends: a node is entered once. Loops are told by [`Graph::entries_below`].
+//! distinct node is handed on exactly once, and that each pointer to it is judged: what it leads
+//! to, and whether the keys there are within what the pointer covers. Whatever the trees look like
+//! the walk ends: a node is entered once. Loops are told by [`Graph::entries_below`].
 //!
 //! Memory: some 32 bytes per pointer of the widest level, 4 bytes per pointer in all, a byte per
 //! metadata block.

@@ -305,7 +305,10 @@ mod tests {
         #[test]
         fn the_allocator_agrees_with_a_set(
             blocks in 1u64..9000,
-            steps in prop::collection::vec((any::<bool>(), 1u64..600, any::<prop::sample::Index>()), 1..60),
+            steps in prop::collection::vec(
+                (any::<bool>(), 1u64..600, any::<prop::sample::Index>()),
+                1..60,
+            ),
         ) {
             let allocator = fresh(blocks);
             let mut free: BTreeSet<u64> = (0..blocks).collect();

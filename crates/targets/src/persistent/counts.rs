@@ -279,7 +279,8 @@ mod tests {
                 prop_assert_eq!(counts.get(block), Some(*count));
             }
             counts.take_changed_pages();
-            let large: Vec<_> = (0..).zip(&table).filter(|(_, c)| **c > 2).map(|(b, c)| (b, *c)).collect();
+            let large = (0..).zip(&table).filter(|(_, count)| **count > 2);
+            let large: Vec<_> = large.map(|(block, count)| (block, *count)).collect();
             let pages = vec![(MetadataBlock(1), counts.pages()[0].bits.clone())];
             let again = Counts::load(grow, pages, large).unwrap();
             prop_assert_eq!(again.allocated(), used);

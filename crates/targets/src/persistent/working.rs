@@ -40,8 +40,8 @@ pub struct Working {
     pub(super) next: Superblock,
     pub(super) txn: Transaction,
     pub(super) devices: BTreeMap<DeviceId, Device>,
-    /// No device has mapped more blocks since the state was loaded: a bound, so that no change costs
-    /// more where there are many devices.
+    /// No device has mapped more blocks since the state was loaded: a bound, so that no change
+    /// costs more where there are many devices.
     most_mapped: u64,
     /// Devices that differ from the durable state, or are not in it, or not any more.
     pub(super) changed: BTreeSet<DeviceId>,

@@ -12,8 +12,8 @@
 //!
 //! Beside writes, writeback gives way: it copies one byte for [`SHARE_QUICK`] that are written
 //! from above if the origin is quick, and one for [`SHARE`] that go around the cache if it is not,
-//! a megabyte ([`CHUNK`]) at a time. When no such write has come for a while, it copies as fast as it
-//! can. So the cache empties by and by, or soon after the load ends. What must not wait
+//! a megabyte ([`CHUNK`]) at a time. When no such write has come for a while, it copies as fast as
+//! it can. So the cache empties by and by, or soon after the load ends. What must not wait
 //! (`cleaner`, the message `flush`, a suspend that writes back, blocks older than max_age) is not
 //! held to the share.
 //!
@@ -30,8 +30,8 @@
 //!
 //! # Worst case
 //! Writes never cease. A quick origin: the cache drains at the pace of the writes divided by
-//! [`SHARE_QUICK`], and what it holds is of use for overwrites and reads of it only. A slow origin and
-//! writes all over it: once the cache is full they go at the pace of the bare origin, plus the
+//! [`SHARE_QUICK`], and what it holds is of use for overwrites and reads of it only. A slow origin
+//! and writes all over it: once the cache is full they go at the pace of the bare origin, plus the
 //! overwrites that the cache takes, less the share; that a sorted drain of all of it might have
 //! been faster is given away.
 

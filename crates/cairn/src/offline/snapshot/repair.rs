@@ -5,8 +5,8 @@
 //! 2. the header, then a flush of file and folder: the sound store.
 //!
 //! A failure takes the file away. In place, each record is written alone, within a sector:
-//! 1. records from the tail over dropped ones, then a flush: every kept record is now in front, some
-//!    are there twice; another repair goes on from here;
+//! 1. records from the tail over dropped ones, then a flush: every kept record is now in front,
+//!    some are there twice; another repair goes on from here;
 //! 2. zeros over the slots left over, then a flush: the sound store. Until then slots are taken
 //!    after the end, which another repair clears.
 

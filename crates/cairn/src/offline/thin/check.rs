@@ -46,8 +46,8 @@ fn told(report: &Report) -> Verdict {
 fn summary(report: &Report) -> Option<String> {
     let (superblock, totals) = (report.superblock.as_ref()?, report.totals);
     Some(format!(
-        "transaction {}, {} devices, {} mappings, {} of {} data blocks and {} of {} metadata blocks \
-         in use",
+        "transaction {}, {} devices, {} mappings, {} of {} data blocks and {} of {} metadata \
+         blocks in use",
         superblock.transaction_id,
         totals.devices,
         totals.mapped_blocks,

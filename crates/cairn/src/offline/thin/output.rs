@@ -1,8 +1,8 @@
 //! Where new metadata goes: a file made for it, or a device that may be written over.
 //!
 //! What a crash between two steps leaves:
-//! 1. a device that is not blank gets a superblock of zeros, then a flush: nobody takes it for a pool
-//!    any more, least of all for the old one over new trees;
+//! 1. a device that is not blank gets a superblock of zeros, then a flush: nobody takes it for a
+//!    pool any more, least of all for the old one over new trees;
 //! 2. every block but the superblock, then a flush: still no pool;
 //! 3. the superblock, then a flush of file and folder: the new pool.
 //!

@@ -1,7 +1,8 @@
 //! `cairn repair` on a pool's metadata: new metadata in a file or on another device.
 //!
 //! The damaged metadata is only read: it may be tried again. In place nothing is repaired but the
-//! needs-check flag of metadata that the check finds sound otherwise, by one write of the superblock.
+//! needs-check flag of metadata that the check finds sound otherwise, by one write of the
+//! superblock.
 
 use std::path::Path;
 

@@ -203,6 +203,7 @@ proptest! {
         let report = judged(&device);
         prop_assert_eq!(report.counts.records, list.len() as u64);
         prop_assert_eq!(report.severity == Severity::Sound, sound, "{:?}", report.findings);
-        prop_assert!(report.findings.iter().all(|finding| finding.to_string().lines().count() == 1));
+        let lines = |finding: &Finding| finding.to_string().lines().count();
+        prop_assert!(report.findings.iter().all(|finding| lines(finding) == 1));
     }
 }

@@ -1,7 +1,7 @@
 //! A B-tree built from below: entries come in order, nodes go out full.
 //!
-//! Each level keeps two nodes back, the last full one and the one being filled, so that the last two
-//! can be evened out when the tree ends. What is written is given to the level above.
+//! Each level keeps two nodes back, the last full one and the one being filled, so that the last
+//! two can be evened out when the tree ends. What is written is given to the level above.
 
 use core::marker::PhantomData;
 

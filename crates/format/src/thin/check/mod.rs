@@ -1,4 +1,5 @@
-//! Is a pool's metadata sound? Every tree walked, every reference counted, both space maps compared.
+//! Is a pool's metadata sound? Every tree walked, every reference counted, both space maps
+//! compared.
 //!
 //! [`check`] reads through [`Blocks`] and gives a [`Report`] of counts and findings. Each finding
 //! carries a [`Severity`], and the worst of them is the verdict. Nothing is repaired here.

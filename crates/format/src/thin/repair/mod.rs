@@ -1,8 +1,9 @@
 //! New metadata out of damaged metadata: whatever the trees still tell, counted anew.
 //!
-//! The old metadata is only read. Promises that every mapping that can be reached is kept, that what
-//! cannot is told as findings, and that leaves stay shared that were. Reference counts, sizes of
-//! devices and the needs-check flag are derived again, never copied; a metadata snapshot is let go.
+//! The old metadata is only read. Promises that every mapping that can be reached is kept, that
+//! what cannot is told as findings, and that leaves stay shared that were. Reference counts, sizes
+//! of devices and the needs-check flag are derived again, never copied; a metadata snapshot is let
+//! go.
 //!
 //! Where the superblock or a root of it is lost, the roots are looked for among all blocks
 //! (`roots`). What the superblock alone knew must then be [given](Given).

@@ -4,8 +4,8 @@
 //! anew, which the slots' seq tells (a record knows the low bits of its own), and stale records
 //! are skipped. When they outnumber what is cached by a quarter, every 64th insertion sweeps
 //! one page of the queue; pages that are empty then go, many at once, as soon as every second one
-//! is. A slot that is dropped and filled again before a commit may pass as
-//! its older self: its place in the order is then that of its first filling.
+//! is. A slot that is dropped and filled again before a commit may pass as its older self: its
+//! place in the order is then that of its first filling.
 //!
 //! Records lie in pages; number and time of insertion are the page's, so that an insertion is
 //! known to be older or younger than a mark ([`Order::seal`]) and its age to within the grain.
@@ -316,7 +316,10 @@ mod tests {
     proptest! {
         #[test]
         fn slots_come_out_as_they_went_in(
-            steps in proptest::collection::vec((0u32..400, 1u32..40, 0u8..5, any::<bool>()), 1..400),
+            steps in proptest::collection::vec(
+                (0u32..400, 1u32..40, 0u8..5, any::<bool>()),
+                1..400,
+            ),
         ) {
             let mut order = Order::new(Some(Duration::from_nanos(40)));
             let mut seqs = vec![None; 440];

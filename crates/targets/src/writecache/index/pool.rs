@@ -2,8 +2,8 @@
 //!
 //! A request takes units that are there already: whoever tends the index adds a slab, made
 //! outside its lock, before the last one is used up ([`Pool::is_low`], [`Pool::add`]). Only if
-//! that came too late does [`Pool::take`] make one itself. Slabs are never given back, nor moved: what has grown once
-//! does not grow again, and no growth costs more than a slab.
+//! that came too late does [`Pool::take`] make one itself. Slabs are never given back, nor moved:
+//! what has grown once does not grow again, and no growth costs more than a slab.
 
 /// Units of a slab.
 const SLAB: usize = 256;

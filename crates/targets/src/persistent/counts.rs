@@ -7,6 +7,8 @@
 //!
 //! C1. A block's count is in the table exactly if its bitmap says 3.
 //! C2. Every bitmap and every table entry that differs from the durable one is noted as changed.
+//! C3. What the index tells of a bitmap, its free entries and the first of them, is kept beside it:
+//!     a commit writes the index of all bitmaps, and looks only into those that changed.
 
 use cairn_format::thin::{
     BITMAP_ENTRIES, BLOCK_BYTES, Bitmap, BitmapMut, Block, COUNT_IN_TREE, IndexEntry,
@@ -21,6 +23,32 @@ pub(super) struct Page {
     pub at: Option<MetadataBlock>,
     /// It differs from what lies there.
     changed: bool,
+    /// C3: entries that are free, those beyond the end of the map included.
+    free: u32,
+    /// C3: the first of them, or how many entries there are.
+    first_free: usize,
+}
+
+impl Page {
+    fn new(bits: Box<Block>, at: Option<MetadataBlock>, changed: bool) -> Page {
+        let (bitmap, all) = (Bitmap::cached(&bits), 0..BITMAP_ENTRIES as usize);
+        let first_free = bitmap.find_free(all.clone()).unwrap_or(all.end);
+        let free = bitmap.count_free(all);
+        Page { bits, at, changed, free, first_free }
+    }
+
+    /// Writes a count that fits in two bits.
+    fn set(&mut self, index: usize, old: u32, new: u32) {
+        BitmapMut::cached(&mut self.bits).set(index, new);
+        self.free = self.free + u32::from(new == 0) - u32::from(old == 0);
+        if new == 0 {
+            self.first_free = self.first_free.min(index);
+        } else if self.first_free == index {
+            let behind = index + 1..BITMAP_ENTRIES as usize;
+            let next = Bitmap::cached(&self.bits).find_free(behind);
+            self.first_free = next.unwrap_or(BITMAP_ENTRIES as usize);
+        }
+    }
 }
 
 /// A count that can't be raised or lowered.
@@ -63,15 +91,16 @@ impl Counts {
     /// The block whose bitmap and table entry contradict each other (C1).
     pub fn load(
         blocks: u64,
-        pages: Vec<(MetadataBlock, Box<Block>)>,
+        mut pages: Vec<(MetadataBlock, Box<Block>)>,
         large: impl IntoIterator<Item = (u64, u32)>,
     ) -> Result<Counts, u64> {
         let mut counts = Counts::empty();
         counts.blocks = blocks;
-        for (at, bits) in pages {
-            counts.pages.push(Page { bits, at: Some(at), changed: false });
+        if let Some((_, last)) = pages.last_mut() {
+            clear_tail(last, blocks);
         }
-        counts.clear_tail();
+        counts.pages =
+            pages.into_iter().map(|(at, bits)| Page::new(bits, Some(at), false)).collect();
         for (block, count) in large {
             if counts.bits(block) != Some(COUNT_IN_TREE) || count < COUNT_IN_TREE {
                 return Err(block);
@@ -81,8 +110,7 @@ impl Counts {
         let mut threes = 0;
         for (number, page) in counts.pages.iter().enumerate() {
             let bitmap = Bitmap::cached(&page.bits);
-            counts.allocated +=
-                BITMAP_ENTRIES - u64::from(bitmap.count_free(0..BITMAP_ENTRIES as usize));
+            counts.allocated += BITMAP_ENTRIES - u64::from(page.free);
             let all = 0..BITMAP_ENTRIES as usize;
             for index in all.filter(|&index| bitmap.get(index) == COUNT_IN_TREE) {
                 let block = number as u64 * BITMAP_ENTRIES + index as u64;
@@ -94,15 +122,6 @@ impl Counts {
         }
         debug_assert_eq!(threes, counts.large.len());
         Ok(counts)
-    }
-
-    /// Entries beyond the last block mean nothing; a longer map begins with zeros there.
-    fn clear_tail(&mut self) {
-        let used = (self.blocks % BITMAP_ENTRIES) as usize;
-        if let Some(last) = self.pages.last_mut().filter(|_| used > 0) {
-            let mut bitmap = BitmapMut::cached(&mut last.bits);
-            (used..BITMAP_ENTRIES as usize).for_each(|index| bitmap.set(index, 0));
-        }
     }
 
     /// Blocks that are counted.
@@ -168,7 +187,7 @@ impl Counts {
         let (number, index) = bitmap_of(block);
         let page = &mut self.pages[number as usize];
         if old.min(COUNT_IN_TREE) != new.min(COUNT_IN_TREE) {
-            BitmapMut::cached(&mut page.bits).set(index, new.min(COUNT_IN_TREE));
+            page.set(index, old.min(COUNT_IN_TREE), new.min(COUNT_IN_TREE));
             if !std::mem::replace(&mut page.changed, true) {
                 self.changed_pages.push(number as usize);
             }
@@ -181,8 +200,7 @@ impl Counts {
         self.blocks = blocks;
         while (self.pages.len() as u64) < blocks.div_ceil(BITMAP_ENTRIES) {
             self.changed_pages.push(self.pages.len());
-            let bits = Box::new([0; BLOCK_BYTES]);
-            self.pages.push(Page { bits, at: None, changed: true });
+            self.pages.push(Page::new(Box::new([0; BLOCK_BYTES]), None, true));
         }
     }
 
@@ -217,14 +235,21 @@ impl Counts {
 
     /// The index entry of a page, as the kernel writes it: entries beyond the end are free.
     pub fn index_entry(&self, page: usize) -> IndexEntry {
-        let Page { bits, at, .. } = &self.pages[page];
-        let bitmap = Bitmap::cached(bits);
-        let all = 0..BITMAP_ENTRIES as usize;
+        let Page { at, free, first_free, .. } = self.pages[page];
         IndexEntry {
             bitmap: at.expect("a page has its place before the index is written"),
-            free: bitmap.count_free(all.clone()),
-            none_free_before: bitmap.find_free(all).unwrap_or(BITMAP_ENTRIES as usize) as u32,
+            free,
+            none_free_before: first_free as u32,
         }
+    }
+}
+
+/// Entries beyond the last block mean nothing; a longer map begins with zeros there.
+fn clear_tail(last: &mut Block, blocks: u64) {
+    let used = (blocks % BITMAP_ENTRIES) as usize;
+    if used > 0 {
+        let mut bitmap = BitmapMut::cached(last);
+        (used..BITMAP_ENTRIES as usize).for_each(|index| bitmap.set(index, 0));
     }
 }
 
@@ -275,6 +300,11 @@ mod tests {
             }
             let used = table.iter().filter(|&&count| count > 0).count() as u64;
             prop_assert_eq!(counts.allocated(), used);
+            counts.move_page(0, MetadataBlock(1));
+            let entry = counts.index_entry(0);
+            let first_free = table.iter().position(|&count| count == 0).unwrap_or(table.len());
+            prop_assert_eq!(u64::from(entry.free), BITMAP_ENTRIES - used, "C3");
+            prop_assert_eq!(entry.none_free_before as usize, first_free, "C3");
             for (block, count) in (0..).zip(&table) {
                 prop_assert_eq!(counts.get(block), Some(*count));
             }
@@ -284,6 +314,7 @@ mod tests {
             let pages = vec![(MetadataBlock(1), counts.pages()[0].bits.clone())];
             let again = Counts::load(grow, pages, large).unwrap();
             prop_assert_eq!(again.allocated(), used);
+            prop_assert_eq!(again.index_entry(0), entry);
         }
     }
 }

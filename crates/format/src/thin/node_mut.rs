@@ -99,6 +99,21 @@ impl<'a> NodeMut<'a> {
         self.set_value(index, value);
     }
 
+    /// Adds entries at the end.
+    pub fn append<V: Value>(&mut self, entries: &[(u64, V)]) {
+        let first = self.shape.len;
+        self.open(first, entries.len());
+        let all = first..self.shape.len;
+        let (keys, _) = self.bytes[self.shape.keys(all.clone())].as_chunks_mut::<8>();
+        for (place, (key, _)) in keys.iter_mut().zip(entries) {
+            *place = key.to_le_bytes();
+        }
+        let values = self.bytes[self.shape.values(all)].chunks_exact_mut(V::BYTES);
+        for (place, (_, value)) in values.zip(entries) {
+            value.encode(place);
+        }
+    }
+
     /// Removes some entries.
     pub fn remove(&mut self, entries: Range<usize>) {
         assert!(entries.start <= entries.end && entries.end <= self.shape.len, "{entries:?}");
@@ -171,6 +186,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Move {
         Insert(Index, u64, u32),
+        Append(Vec<(u64, u32)>),
         Remove(Index, Index),
         Set(Index, u32),
         Split(Index),
@@ -181,6 +197,7 @@ mod tests {
         let one = prop_oneof![
             8 => (any::<Index>(), any::<u64>(), any::<u32>())
                 .prop_map(|(place, key, value)| Move::Insert(place, key, value)),
+            1 => proptest::collection::vec(any::<(u64, u32)>(), 0..40).prop_map(Move::Append),
             1 => (any::<Index>(), any::<Index>()).prop_map(|(a, b)| Move::Remove(a, b)),
             1 => (any::<Index>(), any::<u32>()).prop_map(|(place, value)| Move::Set(place, value)),
             1 => any::<Index>().prop_map(Move::Split),
@@ -206,6 +223,12 @@ mod tests {
                         let place = place.index(first.len() + 1);
                         left.insert_at(place, key, RefCount(value));
                         first.insert(place, (key, value));
+                    }
+                    Move::Append(more) if left.room() >= more.len() => {
+                        let more: Vec<_> =
+                            more.into_iter().map(|(key, count)| (key, RefCount(count))).collect();
+                        left.append(&more);
+                        first.extend(more.into_iter().map(|(key, count)| (key, count.0)));
                     }
                     Move::Remove(a, b) => {
                         let (a, b) = (a.index(first.len() + 1), b.index(first.len() + 1));

@@ -144,7 +144,7 @@ async fn load_pages(
     order.sort_unstable_by_key(|&number| entries[number].bitmap);
     let blocks: Vec<MetadataBlock> = order.iter().map(|&number| entries[number].bitmap).collect();
     for (number, &block) in order.iter().zip(&blocks) {
-        bounds.check(from, &format!("bitmap {number}"), block)?;
+        bounds.check(from, format_args!("bitmap {number}"), block)?;
     }
     if let Some(twice) = blocks.windows(2).find(|pair| pair[0] == pair[1]) {
         let detail = format!("bitmaps: found block {} twice, expected each once", twice[0]);

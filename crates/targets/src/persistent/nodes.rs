@@ -5,6 +5,7 @@
 //! values' size, its keys against the parent's, and every block number against the map it
 //! belongs to.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,7 +38,12 @@ pub(super) struct Bounds {
 
 impl Bounds {
     /// Refuses a metadata block that is none, or the superblock.
-    pub fn check(&self, path: &Path, field: &str, block: MetadataBlock) -> Result<(), Error> {
+    pub fn check(
+        &self,
+        path: &Path,
+        field: impl fmt::Display,
+        block: MetadataBlock,
+    ) -> Result<(), Error> {
         if block.0 > 0 && block.0 < self.metadata_blocks {
             return Ok(());
         }
@@ -131,7 +137,7 @@ fn check_referents<V: TreeValue>(
                 return Err(Error::damaged(path.clone(), detail));
             }
             Referent::Metadata(block) => {
-                bounds.check(path, &format_args!("child of key {key}").to_string(), block)?
+                bounds.check(path, format_args!("child of key {key}"), block)?;
             }
             _ => (),
         }
@@ -150,9 +156,7 @@ pub(super) fn children(entries: &[(u64, MetadataBlock)], path: &Path) -> Vec<Pat
 pub(super) fn encode<V: Value>(bytes: &mut Block, kind: NodeKind, entries: &[(u64, V)]) {
     assert!(entries.len() <= capacity(V::BYTES), "the caller splits");
     let mut node = NodeMut::init(bytes, kind, V::BYTES);
-    for &(key, value) in entries {
-        node.insert_at(node.len(), key, value);
-    }
+    node.append(entries);
 }
 
 /// The nodes of a metadata device.

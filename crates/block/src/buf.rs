@@ -14,12 +14,14 @@
 //! Where the memory comes from: a class that is used a lot, and every class of large buffers,
 //! is cut from [`Span`]s, for which huge pages are advised; they stay with the pool until it
 //! ends, and are limited to `KEEP_BYTES` per class. Everything else comes and goes piecemeal.
+//! [`HugeWords`] are a span of their own.
 //!
 //! This module is the only one of the crate with `unsafe` code.
 
 #![allow(unsafe_code)]
 
 mod span;
+mod words;
 mod zero;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -30,6 +32,8 @@ use std::rc::{Rc, Weak};
 use smallvec::SmallVec;
 
 use span::Span;
+
+pub use words::HugeWords;
 
 /// Alignment of every buffer in bytes: enough for O_DIRECT on any drive.
 pub const BUF_ALIGN: usize = 4096;

@@ -30,7 +30,7 @@ mod target;
 mod units;
 mod witness;
 
-pub use buf::{BUF_ALIGN, Buf, BufPool, Segs};
+pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
 pub use cells::{CellGuard, CellMode, Cells};
 pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;

@@ -291,7 +291,7 @@ impl Pool {
             // Its details are as they were, or cannot be read: then it is not served either.
             let details = self.ledger.details(volume.id);
             let mapped = details.map_or(0, |details| details.mapped_blocks);
-            volume.map.roll_back(mapped, &self.groups);
+            volume.map.roll_back(mapped);
             // Last: nobody changes a map any more that was rolled back after the mode changed.
             volume.lose();
         }
@@ -356,7 +356,7 @@ impl Pool {
 mod interleavings {
     //! A change against a commit under shuttle: see `interleaved`.
 
-    use super::super::index::{Group, GroupBudget};
+    use super::super::groups::Group;
     use super::super::interleavings::{mapping, volume};
     use super::*;
     use crate::interleaved::ROUNDS;
@@ -373,7 +373,7 @@ mod interleavings {
     fn what_looks_durable_was_taken_by_a_commit_that_is() {
         let life = || {
             let (volume, numbers) = (volume(0, None), Arc::new(Numbers::default()));
-            volume.map.end_load(0, Group::empty(), || true, &GroupBudget::default(), 0);
+            volume.map.end_load(0, &Group::empty(), || true, 0);
             let writer = {
                 let (volume, numbers) = (volume.clone(), numbers.clone());
                 thread::spawn(move || change(&numbers, &volume))

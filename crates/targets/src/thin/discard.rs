@@ -6,8 +6,9 @@
 
 use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict, yield_once};
 
+use super::arena::GROUP_BLOCKS;
 use super::config::Discards;
-use super::index::{GROUP_BLOCKS, Shard};
+use super::index::Shard;
 use super::map::{NO_SPACE, Seat, Thin};
 use super::pool::Mode;
 use super::stock::Purpose;

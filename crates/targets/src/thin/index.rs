@@ -2,75 +2,26 @@
 //! yet in the metadata.
 //!
 //! Virtual blocks are kept in groups of 64 consecutive ones. A group comes from the durable
-//! metadata when it is first needed and may be forgotten again while nothing of it is uncommitted.
-//! Groups are spread over shards, each under a short lock, so that a lookup is one lock, one probe
-//! and one load, and reactors seldom meet.
+//! metadata when it is first needed and may be forgotten again while nothing of it is uncommitted
+//! (`groups`). Groups are spread over shards, each under a short lock, so that a lookup is one lock,
+//! one probe and one load, and reactors seldom meet.
 //!
 //! M1. A loaded group is the newest truth; for what is not loaded, the durable metadata is. Hence a
-//!     group with a change that is not durable is never forgotten ([`Group::changed_in`]).
+//!     group with a change that is not durable is never forgotten (`Groups::forget_one`).
 //! M2. Every change of a group is appended to its shard's pending list under the same lock.
 //! M3. A block in a cell has one writer at work on it, who will map it; nobody else maps or
 //!     unmaps it meanwhile.
 //! M4. No block at or beyond [`VolumeMap::end`] is mapped, in a cell, or mapped in the metadata.
 
+use std::sync::Arc;
+
 use cairn_block::RequestId;
-use cairn_block::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard};
 use cairn_format::thin::{DataBlock, Mapping};
-use rustc_hash::FxHashMap;
 
-/// Virtual blocks of a group.
-pub(super) const GROUP_BLOCKS: u64 = 64;
-
-const SHARDS: usize = 64;
-
-/// Groups that are looked at for one to forget.
-const SEARCH_MAX: usize = 64;
-
-/// Groups kept per pool before clean ones are forgotten: 160 MiB, or 2 * 10^7 blocks.
-const GROUPS_MAX: usize = 5 << 16;
-
-/// An entry of a group, packed as in the metadata.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Entry(u64);
-
-impl Entry {
-    /// No mapping packs to this: a data device has fewer blocks.
-    const HOLE: Entry = Entry(u64::MAX);
-
-    fn of(mapping: Option<Mapping>) -> Entry {
-        mapping.map_or(Entry::HOLE, |mapping| Entry(mapping.pack()))
-    }
-
-    fn mapping(self) -> Option<Mapping> {
-        (self != Entry::HOLE).then(|| Mapping::unpack(self.0))
-    }
-}
-
-/// The entries of 64 blocks.
-pub(super) struct Group {
-    entries: [Entry; GROUP_BLOCKS as usize],
-    /// The stamp of its latest change; 0 if it never changed.
-    changed_in: u64,
-    /// Looked at since the last search for a group to forget.
-    used: bool,
-}
-
-impl Group {
-    /// Without a mapping.
-    pub fn empty() -> Group {
-        Group { entries: [Entry::HOLE; GROUP_BLOCKS as usize], changed_in: 0, used: true }
-    }
-
-    /// Adds what the metadata maps.
-    pub fn set(&mut self, block: u64, mapping: Mapping) {
-        self.entries[(block % GROUP_BLOCKS) as usize] = Entry::of(Some(mapping));
-    }
-
-    fn has_mappings(&self) -> bool {
-        self.entries.iter().any(|entry| *entry != Entry::HOLE)
-    }
-}
+use super::arena::{Arena, GROUP_BLOCKS};
+use super::groups::{Entry, Group, Groups, SHARDS};
 
 /// A change that the next commit makes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,13 +57,8 @@ pub(super) enum Run {
 }
 
 /// A part of the map, under its lock.
-#[derive(Default)]
 pub(super) struct Shard {
-    groups: FxHashMap<u64, Box<Group>>,
-    /// The numbers of the groups, in the order in which they are looked at for one to forget.
-    ring: Vec<u64>,
-    /// Where in the ring the next search begins.
-    hand: usize,
+    groups: Groups,
     pending: Vec<Change>,
     cells: Vec<Cell>,
     /// Groups that are being loaded, with who waits.
@@ -131,41 +77,49 @@ pub(super) struct Stamp {
 }
 
 impl Shard {
+    fn new(arena: Arc<Arena>) -> Shard {
+        Shard {
+            groups: Groups::new(arena),
+            pending: Vec::new(),
+            cells: Vec::new(),
+            loading: Vec::new(),
+            mapped: 0,
+            changed_in: 0,
+        }
+    }
+
     /// What lies at `block`; looks at most `max` blocks far, and never beyond its group.
     pub fn run(&mut self, block: u64, max: u64, snapshotted: u32) -> Run {
-        let Some(group) = self.groups.get_mut(&(block / GROUP_BLOCKS)) else { return Run::Absent };
-        group.used = true;
-        let from = (block % GROUP_BLOCKS) as usize;
-        let max = (max as usize).min(GROUP_BLOCKS as usize - from);
-        let entries = &group.entries[from..from + max];
-        let Some(first) = entries[0].mapping() else {
-            let count = entries.iter().take_while(|entry| **entry == Entry::HOLE).count();
-            return Run::Hole { count: count as u64 };
+        let Some(group) = self.groups.use_one(block / GROUP_BLOCKS) else { return Run::Absent };
+        let mut entries = group.from(block, max);
+        let Some(first) = entries.next().and_then(Entry::mapping) else {
+            return Run::Hole {
+                count: 1 + entries.take_while(|entry| entry.is_hole()).count() as u64,
+            };
         };
         let shared = snapshotted > first.time;
-        let follows = |(at, entry): (u64, &Entry)| {
+        let follows = |(at, entry): &(u64, Entry)| {
             entry.mapping().is_some_and(|mapping| {
                 mapping.block.0 == first.block.0 + at && (snapshotted > mapping.time) == shared
             })
         };
-        let count = (0..).zip(entries).take_while(|&pair| follows(pair)).count();
-        Run::Mapped { data: first.block, shared, count: count as u64 }
+        let count = 1 + (1..).zip(entries).take_while(follows).count() as u64;
+        Run::Mapped { data: first.block, shared, count }
     }
 
     /// The mapping of one block of a loaded group.
     pub fn get(&self, block: u64) -> Option<Mapping> {
-        let group = self.groups.get(&(block / GROUP_BLOCKS))?;
-        group.entries[(block % GROUP_BLOCKS) as usize].mapping()
+        self.groups.get(block / GROUP_BLOCKS)?.get(block)
     }
 
     /// True if the group of a block is loaded.
     pub fn is_loaded(&self, block: u64) -> bool {
-        self.groups.contains_key(&(block / GROUP_BLOCKS))
+        self.groups.get(block / GROUP_BLOCKS).is_some()
     }
 
     /// True if the group of a block is loaded and maps something.
     pub fn has_mappings(&self, block: u64) -> bool {
-        self.groups.get(&(block / GROUP_BLOCKS)).is_some_and(|group| group.has_mappings())
+        self.groups.get(block / GROUP_BLOCKS).is_some_and(|group| group.has_mappings())
     }
 
     /// How many blocks from `block` on, up to `count`, are in no cell.
@@ -212,12 +166,10 @@ impl Shard {
         stamp: Stamp,
         discarded: bool,
     ) -> Option<Mapping> {
-        let group = self.groups.get_mut(&(block / GROUP_BLOCKS));
+        let group = self.groups.change_one(block / GROUP_BLOCKS, stamp.commit);
         let group = group.expect("a group is loaded before it changes, and pinned by cells");
-        let entry = &mut group.entries[(block % GROUP_BLOCKS) as usize];
-        let old = entry.mapping();
-        *entry = Entry::of(mapping);
-        group.changed_in = stamp.commit;
+        let old = group.get(block);
+        group.set(block, mapping);
         self.changed_in = stamp.commit;
         self.mapped += i64::from(mapping.is_some()) - i64::from(old.is_some());
         self.pending.push(Change { block, mapping, old, discarded });
@@ -250,41 +202,19 @@ impl Shard {
         at.map(|at| self.loading.swap_remove(at).1).unwrap_or_default()
     }
 
-    /// Adds a group that is not there.
-    fn add(&mut self, number: u64, group: Group) {
-        self.ring.push(number);
-        let old = self.groups.insert(number, Box::new(group));
-        debug_assert!(old.is_none(), "a group is added once");
-    }
-
-    /// Forgets everything but the cells; answers how many groups that were.
-    fn clear(&mut self) -> usize {
-        let count = self.groups.len();
-        self.groups.clear();
-        self.ring.clear();
-        count
-    }
-
-    /// Forgets a group that is durable and, if one is near, was not used lately; true if there was
-    /// one.
-    pub fn forget_one(&mut self, durable: u64) -> bool {
-        let mut victim = None;
-        for _ in 0..self.ring.len().min(SEARCH_MAX) {
-            self.hand = (self.hand + 1) % self.ring.len();
-            let number = self.ring[self.hand];
-            let group = self.groups.get_mut(&number).expect("the ring names groups");
-            let is_held = self.cells.iter().any(|cell| cell.block / GROUP_BLOCKS == number);
-            if group.changed_in > durable || is_held {
-                continue;
-            }
-            victim = Some((self.hand, number));
-            if !std::mem::take(&mut group.used) {
-                break;
-            }
+    /// Adds a group that is not there; if there are many, one is forgotten.
+    fn add(&mut self, number: u64, group: &Group, durable: u64) {
+        if self.groups.is_full() {
+            self.forget_one(durable);
         }
-        let Some((at, number)) = victim else { return false };
-        self.ring.swap_remove(at);
-        self.groups.remove(&number).is_some()
+        self.groups.add(number, group);
+    }
+
+    /// Forgets a group that is durable and in no cell; true if there was one.
+    fn forget_one(&mut self, durable: u64) -> bool {
+        let cells = &self.cells;
+        let is_held = |group| cells.iter().any(|cell| cell.block / GROUP_BLOCKS == group);
+        self.groups.forget_one(durable, is_held)
     }
 }
 
@@ -299,9 +229,9 @@ pub(super) struct VolumeMap {
 
 impl VolumeMap {
     /// The map of a volume that has `mapped` blocks, none of them at or beyond `end`.
-    pub fn new(mapped: u64, end: u64) -> VolumeMap {
+    pub fn new(mapped: u64, end: u64, arena: &Arc<Arena>) -> VolumeMap {
         VolumeMap {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(arena.clone()))).collect(),
             end: AtomicU64::new(end),
             mapped_at_opening: AtomicU64::new(mapped),
         }
@@ -310,7 +240,7 @@ impl VolumeMap {
     /// The shard of a block.
     #[inline(always)]
     pub fn shard(&self, block: u64) -> MutexGuard<'_, Shard> {
-        self.shards[(block / GROUP_BLOCKS) as usize % SHARDS].lock()
+        self.shards[(block / GROUP_BLOCKS % SHARDS) as usize].lock()
     }
 
     /// All of them, one after the other.
@@ -337,29 +267,26 @@ impl VolumeMap {
     }
 
     /// Makes a group known that has no mapping in the metadata, as M4 tells, without looking there.
-    pub fn add_empty(&self, shard: &mut Shard, block: u64, budget: &GroupBudget, durable: u64) {
+    pub fn add_empty(&self, shard: &mut Shard, block: u64, durable: u64) {
         debug_assert!(block / GROUP_BLOCKS * GROUP_BLOCKS >= self.end(), "M4");
-        budget.make_room(shard, durable);
-        shard.add(block / GROUP_BLOCKS, Group::empty());
+        shard.add(block / GROUP_BLOCKS, &Group::empty(), durable);
     }
 
     /// Adds a group that was read, if what was read is `current`; answers who waited for it.
     pub fn end_load(
         &self,
         number: u64,
-        group: Group,
+        group: &Group,
         current: impl Fn() -> bool,
-        budget: &GroupBudget,
         durable: u64,
     ) -> Option<Vec<RequestId>> {
         let mut shard = self.shard(number * GROUP_BLOCKS);
-        if !shard.groups.contains_key(&number) {
+        if shard.groups.get(number).is_none() {
             // Under the lock: what is not here is as the durable metadata has it (M1).
             if !current() {
                 return None;
             }
-            budget.make_room(&mut shard, durable);
-            shard.add(number, group);
+            shard.add(number, group, durable);
         }
         Some(shard.take_waiters(number))
     }
@@ -371,58 +298,23 @@ impl VolumeMap {
 
     /// The first of the loaded groups within these that maps something.
     pub fn first_loaded_group(&self, groups: std::ops::Range<u64>) -> Option<u64> {
-        let first = |shard: MutexGuard<'_, Shard>| {
-            let inside = shard.groups.iter().filter(|(number, _)| groups.contains(number));
-            let some = inside.filter(|(_, group)| group.has_mappings());
-            some.map(|(number, _)| *number).min()
-        };
-        self.shards().filter_map(first).min()
+        self.shards().filter_map(|shard| shard.groups.first_mapped(groups.clone())).min()
     }
 
     /// The highest mapped block among the loaded groups.
     pub fn highest_loaded(&self) -> Option<u64> {
-        let highest = |shard: MutexGuard<'_, Shard>| {
-            let with = shard.groups.iter().filter(|(_, group)| group.has_mappings());
-            let (number, group) = with.max_by_key(|(number, _)| **number)?;
-            let last = group.entries.iter().rposition(|entry| *entry != Entry::HOLE)?;
-            Some(number * GROUP_BLOCKS + last as u64)
-        };
-        self.shards().filter_map(highest).max()
+        self.shards().filter_map(|shard| shard.groups.last_mapped()).max()
     }
 
     /// Forgets everything but the cells: the metadata was rolled back, and has so many blocks
     /// mapped. Answers who waited for a load.
-    pub fn roll_back(&self, mapped: u64, budget: &GroupBudget) {
+    pub fn roll_back(&self, mapped: u64) {
         for mut shard in self.shards() {
-            budget.give(shard.clear());
+            shard.groups.clear();
             shard.pending.clear();
             shard.mapped = 0;
         }
         self.mapped_at_opening.store(mapped, Ordering::Release);
-    }
-
-    /// Gives the room of every group back; the map is not used any more.
-    pub fn give_back(&self, budget: &GroupBudget) {
-        for mut shard in self.shards() {
-            budget.give(shard.clear());
-        }
-    }
-}
-
-/// How many groups the volumes of a pool keep.
-#[derive(Default)]
-pub(super) struct GroupBudget(AtomicUsize);
-
-impl GroupBudget {
-    /// Takes room for one more group in `shard`: forgets a clean one if there are many.
-    fn make_room(&self, shard: &mut Shard, durable: u64) {
-        if self.0.load(Ordering::Relaxed) < GROUPS_MAX || !shard.forget_one(durable) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn give(&self, groups: usize) {
-        self.0.fetch_sub(groups, Ordering::Relaxed);
     }
 }
 
@@ -436,19 +328,19 @@ mod tests {
         Some(Mapping { block: DataBlock(block), time })
     }
 
-    fn map_of(entries: &[(u64, u64, u32)]) -> (VolumeMap, GroupBudget) {
-        let (map, budget) = (VolumeMap::new(entries.len() as u64, 1 << 20), GroupBudget::default());
+    fn map_of(entries: &[(u64, u64, u32)]) -> VolumeMap {
+        let map = VolumeMap::new(entries.len() as u64, 1 << 20, &Arc::default());
         let mut group = Group::empty();
         for &(block, data, time) in entries {
             group.set(block, Mapping { block: DataBlock(data), time });
         }
-        map.end_load(0, group, || true, &budget, 0);
-        (map, budget)
+        map.end_load(0, &group, || true, 0);
+        map
     }
 
     #[test]
     fn a_run_ends_with_its_kind_its_data_its_sharing_and_its_group() {
-        let (map, _) = map_of(&[(3, 10, 0), (4, 11, 0), (5, 12, 2), (6, 20, 2), (63, 21, 2)]);
+        let map = map_of(&[(3, 10, 0), (4, 11, 0), (5, 12, 2), (6, 20, 2), (63, 21, 2)]);
         let run = |block, max, snapshotted| map.shard(block).run(block, max, snapshotted);
         let mapped = |data, shared, count| Run::Mapped { data: DataBlock(data), shared, count };
         assert_eq!(run(0, 9, 0), Run::Hole { count: 3 });
@@ -463,7 +355,7 @@ mod tests {
 
     #[test]
     fn changes_are_counted_and_kept_for_the_commit() {
-        let (map, _) = map_of(&[(3, 10, 0)]);
+        let map = map_of(&[(3, 10, 0)]);
         let mut shard = map.shard(0);
         assert_eq!(shard.change(3, None, NOW, true), mapping(10, 0));
         assert_eq!(shard.change(9, mapping(11, 1), NOW, false), None);
@@ -479,7 +371,7 @@ mod tests {
 
     #[test]
     fn cells_cut_runs_and_keep_who_waits() {
-        let (map, _) = map_of(&[]);
+        let map = map_of(&[]);
         let mut shard = map.shard(0);
         shard.hold(8, 2, DataBlock(70));
         assert_eq!(shard.clear_of_cells(0, 20), 8);
@@ -492,37 +384,16 @@ mod tests {
     }
 
     #[test]
-    fn only_clean_groups_that_nobody_holds_are_forgotten() {
-        let (map, budget) = map_of(&[(0, 10, 0)]);
+    fn groups_with_changes_or_cells_are_not_forgotten() {
+        let map = map_of(&[(0, 10, 0)]);
         for group in [64, 128, 192] {
-            map.end_load(group, Group::empty(), || true, &budget, 0);
+            map.end_load(group, &Group::empty(), || true, 0);
         }
         let mut shard = map.shard(0);
         shard.change(0, None, Stamp { commit: 5 }, false);
         shard.hold(64 * 64, 1, DataBlock(1));
         assert!(shard.forget_one(4) && shard.forget_one(4));
         assert!(!shard.forget_one(4), "one has a change, one a cell");
-        assert!(shard.forget_one(5), "the change is durable");
-        assert!(!shard.forget_one(5), "the cell is left");
-        assert_eq!(shard.ring.len(), shard.groups.len());
-    }
-
-    #[test]
-    fn what_was_used_lately_is_forgotten_last() {
-        let (map, budget) = map_of(&[]);
-        for group in [64, 128, 192] {
-            map.end_load(group, Group::empty(), || true, &budget, 0);
-        }
-        let mut shard = map.shard(0);
-        // Now none counts as used, and one of the four is gone.
-        assert!(shard.forget_one(0));
-        let kept: Vec<u64> = shard.ring.clone();
-        assert_eq!(kept.len(), 3);
-        let used = kept[1];
-        for _ in 0..2 {
-            assert_ne!(shard.run(used * GROUP_BLOCKS, 1, 0), Run::Absent);
-            assert!(shard.forget_one(0));
-        }
-        assert_eq!(shard.ring, [used]);
+        assert!(shard.is_loaded(0) && shard.is_loaded(64 * 64));
     }
 }

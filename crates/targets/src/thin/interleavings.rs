@@ -9,7 +9,8 @@ use cairn_format::thin::{DataBlock, DeviceDetails, DeviceId, Mapping};
 use shuttle::thread;
 
 use super::epochs::Epochs;
-use super::index::{Group, GroupBudget, Run, Stamp, VolumeMap};
+use super::groups::Group;
+use super::index::{Run, Stamp, VolumeMap};
 use super::volume::Volume;
 use crate::interleaved::{ROUNDS, block_on};
 
@@ -17,7 +18,7 @@ use crate::interleaved::{ROUNDS, block_on};
 pub(super) fn volume(mapped_blocks: u64, highest: Option<u64>) -> Arc<Volume> {
     let details =
         DeviceDetails { mapped_blocks, transaction_id: 0, creation_time: 0, snapshotted_time: 0 };
-    Volume::new(DeviceId::new(0).expect("it is small"), details, highest)
+    Volume::new(DeviceId::new(0).expect("it is small"), details, highest, &Arc::default())
 }
 
 pub(super) fn mapping(block: u64) -> Mapping {
@@ -47,8 +48,8 @@ struct Scene {
 
 impl Scene {
     fn new() -> Arc<Scene> {
-        let (map, budget) = (VolumeMap::new(1, 1), GroupBudget::default());
-        map.end_load(0, group_of(7), || true, &budget, 0);
+        let map = VolumeMap::new(1, 1, &Arc::default());
+        map.end_load(0, &group_of(7), || true, 0);
         Arc::new(Scene { map, epochs: Epochs::new(2), reused: AtomicU64::new(0) })
     }
 
@@ -143,7 +144,6 @@ fn whoever_closes_a_gate_sees_every_request_that_slipped_through() {
 /// The metadata of a volume with one block, and the map before it.
 struct Cached {
     volume: Arc<Volume>,
-    budget: GroupBudget,
     /// The durable mapping of block 0, with its generation.
     durable: Mutex<(u64, u64)>,
     generation: AtomicU64,
@@ -155,7 +155,6 @@ impl Cached {
     fn new() -> Arc<Cached> {
         Arc::new(Cached {
             volume: volume(1, Some(0)),
-            budget: GroupBudget::default(),
             durable: Mutex::new((0, 1)),
             generation: AtomicU64::new(0),
             next_commit: AtomicU64::new(1),
@@ -170,7 +169,7 @@ impl Cached {
         thread::yield_now();
         let current = || self.generation.load(Ordering::Acquire) == generation;
         let durable = self.durable_commit.load(Ordering::Acquire);
-        let _ = self.volume.map.end_load(0, group_of(block), current, &self.budget, durable);
+        let _ = self.volume.map.end_load(0, &group_of(block), current, durable);
     }
 
     /// Maps block 0 anew, if its group is loaded.

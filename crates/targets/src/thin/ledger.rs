@@ -7,7 +7,8 @@ use cairn_block::sync::Mutex;
 use cairn_block::{Disk, Env, IoError, yield_once};
 use cairn_format::thin::{DataBlockSize, DeviceDetails, DeviceId, MetadataBlock};
 
-use super::index::{GROUP_BLOCKS, Group};
+use super::arena::GROUP_BLOCKS;
+use super::groups::Group;
 use crate::fair::{Fair, Held};
 use crate::persistent::{
     Change as Cost, DataAllocator, Error, Leaf, MetadataUse, Options, Store, Stretch, Working,

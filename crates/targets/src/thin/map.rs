@@ -15,9 +15,10 @@ use cairn_block::{
 };
 use cairn_format::thin::{DataBlock, DeviceId, Mapping};
 
+use super::arena::GROUP_BLOCKS;
 use super::config::{Discards, ThinConfig};
 use super::epochs::Phase;
-use super::index::{GROUP_BLOCKS, Run, Shard};
+use super::index::{Run, Shard};
 use super::pool::{Mode, Parked, Pool};
 use super::recover::{ThinPool, config_error};
 use super::status;
@@ -356,7 +357,7 @@ impl Thin {
                 return self.wait_for_group(env, request, shard, place);
             }
             let (pool, map) = (&seat.pool, &seat.volume.map);
-            map.add_empty(&mut shard, place.block, &pool.groups, pool.durable());
+            map.add_empty(&mut shard, place.block, pool.durable());
         }
         let in_group = GROUP_BLOCKS - place.block % GROUP_BLOCKS;
         self.fill(env, request, shard, place, None, count.min(in_group))

@@ -18,9 +18,10 @@
 //! ```
 //!
 //! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `index` (the volume
-//! map), `fill` (partly written blocks), `discard`, `commit`, `epochs` (who is under way), `stock`
-//! (what a reactor hands out), `space` (running out), `volume`, `pool`, `ledger` (the metadata),
-//! `recover` (opening, handover, growth), `message`, `status`, `inspect` (what verbs ask), `trim`.
+//! map), `groups` (what of it is loaded), `arena` (where that lies), `fill` (partly written blocks),
+//! `discard`, `commit`, `epochs` (who is under way), `stock` (what a reactor hands out), `space`
+//! (running out), `volume`, `pool`, `ledger` (the metadata), `recover` (opening, handover, growth),
+//! `message`, `status`, `inspect` (what verbs ask), `trim`.
 //!
 //! # Invariants
 //! T1. What a mapping points at is durable on the data device before the mapping is.
@@ -44,11 +45,13 @@
 //! Blocks that were being filled, or were mapped by a commit that did not end, are free. The steps
 //! of a commit, and what recovery finds in each gap, stand in `commit`.
 
+mod arena;
 mod commit;
 mod config;
 mod discard;
 mod epochs;
 mod fill;
+mod groups;
 mod index;
 mod inspect;
 #[cfg(all(test, shuttle))]

@@ -15,10 +15,11 @@ use cairn_format::thin::{DataBlock, DeviceId};
 use event_listener::{Event, EventListener};
 use futures_util::future::select;
 
+use super::arena::{Arena, GROUP_BLOCKS};
 use super::commit::Numbers;
 use super::config::{DetectZeroes, Discards, Options};
 use super::epochs::Epochs;
-use super::index::{GROUP_BLOCKS, GroupBudget, Stamp};
+use super::index::Stamp;
 use super::ledger::{Leaves, Ledger, LedgerError};
 use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
@@ -111,7 +112,7 @@ pub(super) struct Pool {
     pub stocks: Stocks,
     pub room: Room,
     pub epochs: Arc<Epochs>,
-    pub groups: GroupBudget,
+    pub arena: Arc<Arena>,
     pub copier: Copier,
     pub crew: Arc<Crew>,
     pub state: Mutex<State>,
@@ -153,7 +154,7 @@ impl Pool {
             stocks: Stocks::new(env),
             room: Room::new(&ledger),
             epochs: Epochs::new(env.post().reactors()),
-            groups: GroupBudget::default(),
+            arena: Arc::default(),
             copier: Copier::new(COPY_BYTES),
             crew: Arc::new(Crew::default()),
             state: Mutex::new(State {
@@ -402,7 +403,7 @@ impl Pool {
         }
         let details = self.ledger.details(id)?;
         let highest = self.ledger.highest(env, id).await?;
-        let volume = Volume::new(id, details, highest);
+        let volume = Volume::new(id, details, highest, &self.arena);
         volume.enter();
         self.volumes.lock().insert(id, volume.clone());
         Ok(volume)
@@ -417,13 +418,7 @@ impl Pool {
 
     /// Forgets volumes that nobody uses and that are durable.
     pub fn forget_unused(&self) {
-        self.volumes.lock().retain(|_, volume| {
-            let keep = volume.is_used() || volume.is_changed();
-            if !keep {
-                volume.map.give_back(&self.groups);
-            }
-            keep
-        });
+        self.volumes.lock().retain(|_, volume| volume.is_used() || volume.is_changed());
     }
 
     /// Every open volume.
@@ -468,7 +463,7 @@ impl Pool {
             let groups = Leaves::read(env, &self.ledger, volume.id, wanted).await?;
             for (number, own) in groups.groups {
                 let current = || self.ledger.is_current(groups.generation);
-                let ended = volume.map.end_load(number, own, current, &self.groups, self.durable());
+                let ended = volume.map.end_load(number, &own, current, self.durable());
                 // A commit came in between: what was read may be of the past.
                 let Some(ended) = ended else { break };
                 waiters.extend(ended);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use cairn_format::thin::{DeviceDetails, DeviceId};
 
+use super::arena::Arena;
 use super::index::{Run, Shard, VolumeMap};
 
 /// See the module's description.
@@ -30,11 +31,16 @@ pub(super) struct Volume {
 
 impl Volume {
     /// A volume as the metadata has it, with its highest mapped block.
-    pub fn new(id: DeviceId, details: DeviceDetails, highest: Option<u64>) -> Arc<Volume> {
+    pub fn new(
+        id: DeviceId,
+        details: DeviceDetails,
+        highest: Option<u64>,
+        arena: &Arc<Arena>,
+    ) -> Arc<Volume> {
         let end = highest.map_or(0, |block| block + 1);
         Arc::new(Volume {
             id,
-            map: VolumeMap::new(details.mapped_blocks, end),
+            map: VolumeMap::new(details.mapped_blocks, end, arena),
             snapshotted: AtomicU32::new(details.snapshotted_time),
             gates: AtomicU32::new(0),
             dirty: AtomicBool::new(false),

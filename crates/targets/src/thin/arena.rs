@@ -1,0 +1,124 @@
+//! Where the entries of a pool's groups lie: in few large pieces of memory, for which huge pages are
+//! advised. So a lookup among millions does not wait for page tables before it waits for its entry.
+//!
+//! Who took a place reads and writes it under the lock of his shard; that its words are atomics
+//! spares us from having to tell the compiler so.
+//!
+//! Memory: the most places that were ever taken at once, and what a huge page rounds up. Pieces
+//! double in size and stay until the pool ends.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+
+use cairn_block::HugeWords;
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicUsize, Ordering};
+
+/// Virtual blocks of a group.
+pub(super) const GROUP_BLOCKS: u64 = 64;
+
+/// Places of the first piece: a huge page.
+const FIRST_PLACES: u32 = 4096;
+
+/// Each as large as all before it: together all places that [`Place`] can name.
+const PIECES: usize = 19;
+
+/// Places taken before somebody should forget some: 160 MiB, or 2 * 10^7 blocks.
+const TAKEN_MAX: usize = 5 << 16;
+
+/// Room for the entries of one group.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place(pub u32);
+
+#[derive(Default)]
+struct Free {
+    /// Places that were given back.
+    places: Vec<Place>,
+    /// How many have ever been taken.
+    fresh: u32,
+}
+
+/// See the module's description.
+#[derive(Default)]
+pub(super) struct Arena {
+    pieces: [OnceLock<HugeWords>; PIECES],
+    free: Mutex<Free>,
+    taken: AtomicUsize,
+}
+
+/// In which piece a place lies, and as which of its places.
+fn locate(place: Place) -> (usize, usize) {
+    let nth = place.0 + FIRST_PLACES;
+    let piece = nth.ilog2() - FIRST_PLACES.ilog2();
+    (piece as usize, (nth - (FIRST_PLACES << piece)) as usize)
+}
+
+impl Arena {
+    /// A place with whatever its last holder left.
+    pub fn take(&self) -> Place {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        let mut free = self.free.lock();
+        if let Some(place) = free.places.pop() {
+            return place;
+        }
+        let place = Place(free.fresh);
+        free.fresh += 1;
+        let (piece, _) = locate(place);
+        let words = (FIRST_PLACES as usize * GROUP_BLOCKS as usize) << piece;
+        self.pieces[piece].get_or_init(|| HugeWords::zeroed(words));
+        place
+    }
+
+    /// Nobody uses these any more.
+    pub fn give(&self, places: impl IntoIterator<Item = Place>) {
+        let mut free = self.free.lock();
+        let before = free.places.len();
+        free.places.extend(places);
+        self.taken.fetch_sub(free.places.len() - before, Ordering::Relaxed);
+    }
+
+    /// True if so many are taken that some should be given back.
+    pub fn is_full(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) >= TAKEN_MAX
+    }
+
+    /// The words of a place that was taken.
+    #[inline(always)]
+    pub fn words(&self, place: Place) -> &[AtomicU64] {
+        let (piece, at) = locate(place);
+        let words = self.pieces[piece].get().expect("made when the place was taken");
+        &words[at * GROUP_BLOCKS as usize..][..GROUP_BLOCKS as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_do_not_overlap_and_are_used_again() {
+        let arena = Arena::default();
+        let count = FIRST_PLACES * 3 + 5;
+        let places: Vec<Place> = (0..count).map(|_| arena.take()).collect();
+        for (place, value) in places.iter().zip(0..) {
+            arena.words(*place).iter().for_each(|word| word.store(value, Ordering::Relaxed));
+        }
+        for (place, value) in places.iter().zip(0..) {
+            let words = arena.words(*place);
+            assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == value));
+        }
+        arena.give(places[7..9].iter().copied());
+        let again = [arena.take(), arena.take()];
+        assert!(again.iter().all(|place| places[7..9].contains(place)) && again[0] != again[1]);
+        assert_eq!(arena.taken.load(Ordering::Relaxed), count as usize);
+    }
+
+    #[test]
+    fn every_place_that_can_be_named_has_a_piece() {
+        // The last bit of a slot is not the place's.
+        let last = Place((1 << 31) - FIRST_PLACES - 1);
+        assert_eq!(locate(last).0, PIECES - 1);
+        assert_eq!(locate(Place(FIRST_PLACES)), (1, 0));
+        assert_eq!(locate(Place(FIRST_PLACES - 1)), (0, FIRST_PLACES as usize - 1));
+    }
+}

@@ -211,7 +211,7 @@ impl Shard {
     }
 
     /// Forgets a group that is durable and in no cell; true if there was one.
-    fn forget_one(&mut self, durable: u64) -> bool {
+    pub fn forget_one(&mut self, durable: u64) -> bool {
         let cells = &self.cells;
         let is_held = |group| cells.iter().any(|cell| cell.block / GROUP_BLOCKS == group);
         self.groups.forget_one(durable, is_held)

@@ -99,8 +99,9 @@ impl Seat {
         end: u64,
     ) -> Result<Option<u64>, IoError> {
         // Groups that are loaded are known without a look at all of them.
-        while from < end && self.volume.map.shard(from).is_loaded(from) {
-            if self.volume.map.shard(from).has_mappings(from) {
+        while from < end {
+            let Some(is_mapped) = self.volume.map.shard(from).has_mappings(from) else { break };
+            if is_mapped {
                 return Ok(Some(from));
             }
             from = (from / GROUP_BLOCKS + 1) * GROUP_BLOCKS;

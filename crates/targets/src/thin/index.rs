@@ -117,9 +117,9 @@ impl Shard {
         self.groups.get(block / GROUP_BLOCKS).is_some()
     }
 
-    /// True if the group of a block is loaded and maps something.
-    pub fn has_mappings(&self, block: u64) -> bool {
-        self.groups.get(block / GROUP_BLOCKS).is_some_and(|group| group.has_mappings())
+    /// True if the group of a block maps something; none: it is not loaded.
+    pub fn has_mappings(&self, block: u64) -> Option<bool> {
+        self.groups.get(block / GROUP_BLOCKS).map(|group| group.has_mappings())
     }
 
     /// How many blocks from `block` on, up to `count`, are in no cell.

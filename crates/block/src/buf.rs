@@ -323,6 +323,15 @@ impl Segs {
     /// is not.
     pub fn is_zero(&self, offset: usize, len: usize) -> bool {
         assert!(offset <= self.bytes && len <= self.bytes - offset);
+        match self.list.as_slice() {
+            // Nearly all data is one piece, and no zeros: that is to cost next to nothing.
+            [seg] => seg.buf.read(seg.offset + offset, len, zero::is_zero),
+            _ => self.pieces_are_zero(offset, len),
+        }
+    }
+
+    #[inline(never)]
+    fn pieces_are_zero(&self, offset: usize, len: usize) -> bool {
         self.pieces(offset, len).all(|(seg, at, len)| seg.buf.read(at, len, zero::is_zero))
     }
 

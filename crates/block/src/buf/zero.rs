@@ -9,7 +9,17 @@
 const STRIDE_BYTES: usize = 128;
 
 /// True if every byte is zero.
+#[inline(always)]
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
+    match bytes.split_first_chunk::<STRIDE_BYTES>() {
+        Some((stride, rest)) => any_of(stride) == 0 && rest_is_zero(rest),
+        None => tail_is_zero(bytes),
+    }
+}
+
+/// Not part of the caller: most data never comes here.
+#[inline(never)]
+fn rest_is_zero(bytes: &[u8]) -> bool {
     let mut strides = bytes.chunks_exact(STRIDE_BYTES);
     let whole = strides.by_ref().all(|stride| any_of(stride) == 0);
     whole && tail_is_zero(strides.remainder())
@@ -23,6 +33,7 @@ fn any_of(stride: &[u8]) -> u128 {
     words.iter().fold(0, |bits, word| bits | u128::from_ne_bytes(*word))
 }
 
+#[inline(never)]
 fn tail_is_zero(tail: &[u8]) -> bool {
     let (words, rest) = tail.as_chunks::<16>();
     words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|&byte| byte == 0)

@@ -2,7 +2,8 @@
 //! `hot_paths CASE COUNT` sends COUNT requests through CASE and ends.
 //!
 //! Two runs of different length differ by the cost of the requests between them; everything else
-//! cancels out. `hot_paths` alone prints the names of the cases.
+//! cancels out. `hot_paths` alone prints the names of the cases, each with the number of requests
+//! by which the runs are to differ.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,11 +11,13 @@ use std::sync::Arc;
 
 use cairn_backends::{MemoryDisk, NullDisk};
 use cairn_block::{
-    Client, ConfigError, ConfigKind, Disk, Env, Identity, Io, IoResult, Opener, ReactorId,
-    Registry, Request, Sector, SectorCount, SectorRange, Segs, Table, TableContext, TableLine,
-    TargetTypes, Time,
+    Client, ConfigError, ConfigKind, Disk, Env, Identity, Io, IoResult, MappedDevice, Op, Opener,
+    ReactorId, Registry, Request, Sector, SectorCount, SectorRange, Segs, Table, TableContext,
+    TableLine, TargetTypes, Time,
 };
 use cairn_reactor::{Core, CoreParts, PostOffice};
+
+type Targets = &'static [&'static str];
 
 /// What the requests of a case meet, and what they are.
 struct Case {
@@ -22,8 +25,12 @@ struct Case {
     /// The disk at the bottom.
     disk: &'static str,
     /// Targets on it, the lowest first.
-    targets: &'static [&'static str],
+    targets: Targets,
     sectors: u64,
+    /// From one request to the next.
+    stride: u64,
+    /// Requests after which the reactor has its turn; none: after all of them.
+    depth: Option<u64>,
     kind: Kind,
 }
 
@@ -35,22 +42,65 @@ enum Kind {
     Write,
     /// Writes to where nothing was written before.
     Insert,
+    /// The same with zeros, and nothing was written before.
+    Zeros,
+    /// Discards of what was written before.
+    Discard,
+    /// Snapshots of the first volume of a pool, made by messages, after so many others.
+    Snapshot { before: u64 },
+}
+
+impl Kind {
+    /// How many requests to count: as many as the others take instructions for.
+    fn counted(self) -> u64 {
+        match self {
+            Kind::Snapshot { .. } => 100,
+            _ => 10_000,
+        }
+    }
+
+    /// Requests before those that are counted: they write, or make snapshots.
+    fn filling(self, stride: u64) -> u64 {
+        match self {
+            Kind::Read | Kind::Write | Kind::Insert => USED_SECTORS / stride,
+            Kind::Zeros => 0,
+            Kind::Snapshot { before } => before,
+            Kind::Discard => POOL_SECTORS.0 / stride / 4 * 3,
+        }
+    }
+
+    /// What a request does.
+    fn op(self, filling: bool) -> Op {
+        match self {
+            Kind::Read if !filling => Op::Read,
+            Kind::Discard if !filling => Op::Discard,
+            _ => Op::Write,
+        }
+    }
 }
 
 const fn case(
     name: &'static str,
     disk: &'static str,
-    targets: &'static [&'static str],
+    targets: Targets,
     sectors: u64,
     kind: Kind,
 ) -> Case {
-    Case { name, disk, targets, sectors, kind }
+    Case { name, disk, targets, sectors, stride: sectors, depth: None, kind }
+}
+
+/// Requests to a thin volume, each to a block of its own if `stride` says so.
+const fn thin(name: &'static str, targets: Targets, stride: u64, kind: Kind) -> Case {
+    let sectors = if matches!(kind, Kind::Discard) { POOL_BLOCK } else { 8 };
+    Case { name, disk: "data", targets, sectors, stride, depth: Some(DEPTH), kind }
 }
 
 const CACHE: &[&str] = &["writecache"];
 const SNAPSHOT: &[&str] = &["snapshot"];
+const THIN: &[&str] = &["thin-pool", "thin"];
+const THIN_DETECTING: &[&str] = &["thin-pool detecting", "thin"];
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 22] = [
     case("null-write-512", "null", &[], 1, Kind::Write),
     case("linear1-write-512", "null", &["linear"; 1], 1, Kind::Write),
     case("linear3-write-512", "null", &["linear"; 3], 1, Kind::Write),
@@ -64,6 +114,15 @@ const CASES: [Case; 13] = [
     case("writecache-insert-4k", "mem", CACHE, 8, Kind::Insert),
     case("snapshot-overwrite-4k", "mem", SNAPSHOT, 8, Kind::Write),
     case("snapshot-read-hit-4k", "mem", SNAPSHOT, 8, Kind::Read),
+    thin("thin-read-4k", THIN, 8, Kind::Read),
+    thin("thin-overwrite-4k", THIN, 8, Kind::Write),
+    thin("thin-overwrite-detecting-4k", THIN_DETECTING, 8, Kind::Write),
+    thin("thin-provision-4k", THIN, POOL_BLOCK, Kind::Insert),
+    thin("thin-provision-detecting-4k", THIN_DETECTING, POOL_BLOCK, Kind::Insert),
+    thin("thin-zeros-4k", THIN_DETECTING, 8, Kind::Zeros),
+    thin("thin-discard-64k", THIN, POOL_BLOCK, Kind::Discard),
+    thin("thin-create-snap", THIN, POOL_BLOCK, Kind::Snapshot { before: 0 }),
+    thin("thin-create-snap-1000", THIN, POOL_BLOCK, Kind::Snapshot { before: 1000 }),
 ];
 
 const DISK_SECTORS: SectorCount = SectorCount(1 << 18);
@@ -71,7 +130,14 @@ const DISK_SECTORS: SectorCount = SectorCount(1 << 18);
 /// Requests go round in the first sectors, so that a cache soon knows them all.
 const USED_SECTORS: u64 = 1024;
 
-/// Opens `mem`, `cache`, `store` and `null`.
+/// The data device of a pool, and a volume of it.
+const POOL_SECTORS: SectorCount = SectorCount(1 << 21);
+const POOL_BLOCK: u64 = 128;
+
+/// Requests to a pool at a time.
+const DEPTH: u64 = 32;
+
+/// Opens `mem`, `cache`, `store` and `null`, and the devices of a pool, `metadata` and `data`.
 struct Shelf;
 
 impl Opener for Shelf {
@@ -81,7 +147,8 @@ impl Opener for Shelf {
 
     fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
-            "mem" | "cache" | "store" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
+            "mem" | "cache" | "store" | "metadata" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
+            "data" => Ok(Arc::new(MemoryDisk::new(POOL_SECTORS)?)),
             "null" => Ok(Arc::new(NullDisk::new(DISK_SECTORS))),
             _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),
         }
@@ -98,17 +165,27 @@ impl Client for Counter {
     }
 }
 
-/// The arguments of a target over `beneath`.
-fn arguments(target: &str, beneath: &str) -> String {
-    match target {
+/// A target over `beneath` with its arguments.
+fn target(name: &str, beneath: &str) -> String {
+    match name {
         // Nothing is written back: that is no request's cost.
-        "writecache" => format!("s {beneath} cache 4096 4 high_watermark 100 low_watermark 100"),
-        "snapshot" => format!("{beneath} store P 8"),
-        _ => format!("{beneath} 0"),
+        "writecache" => {
+            format!("writecache s {beneath} cache 4096 4 high_watermark 100 low_watermark 100")
+        }
+        "snapshot" => format!("snapshot {beneath} store P 8"),
+        "thin-pool" => format!("thin-pool metadata {beneath} {POOL_BLOCK} 0 2 {POOL_OPTIONS}"),
+        "thin-pool detecting" => {
+            let options = format!("4 {POOL_OPTIONS} detect_zeroes unmap");
+            format!("thin-pool metadata {beneath} {POOL_BLOCK} 0 {options}")
+        }
+        _ => format!("{name} {beneath} 0"),
     }
 }
 
-/// One volume of this name and table.
+/// What is written and freed beneath is no request's cost.
+const POOL_OPTIONS: &str = "skip_block_zeroing no_discard_passdown";
+
+/// One volume of this name and table; a pool with a first volume in it.
 async fn volume(env: Env, registry: Rc<Registry>, name: String, table: String) -> Arc<dyn Disk> {
     let device = registry.create_volume(&name).expect("each name is used once");
     let types = TargetTypes::new(cairn_targets::types());
@@ -117,59 +194,118 @@ async fn volume(env: Env, registry: Rc<Registry>, name: String, table: String) -
     let table = Table::build(&env, &device, &lines, context).await.expect("a sound table");
     device.load(table).await;
     device.resume(&env).await.expect("it starts");
+    if lines[0].target == "thin-pool" {
+        message(&env, &device, "create_thin 0").await;
+    }
     device
 }
 
-/// The disk at the top of a case.
-fn build(core: &Core, beneath: &str, targets: &[&str]) -> Arc<dyn Disk> {
-    let registry = Rc::new(Registry::new(Box::new(Shelf)));
-    let mut argument = beneath.to_owned();
-    let mut top = registry.open(beneath, false).expect("it is on the shelf");
-    for (layer, target) in targets.iter().enumerate() {
-        let made = Rc::new(Cell::new(None));
-        let (env, slot) = (core.env().clone(), made.clone());
-        let table = format!("0 {DISK_SECTORS} {target} {}", arguments(target, &argument));
-        let making = volume(env, registry.clone(), format!("v{layer}"), table);
-        core.env().spawn(async move { slot.set(Some(making.await)) });
-        while core.turn(Time(0), Vec::new()) {}
-        top = made.take().expect("nothing here waits");
-        argument = format!("@v{layer}");
+/// Sends a message to the target of a volume.
+async fn message(env: &Env, device: &MappedDevice, words: &str) {
+    let table = device.live_table().expect("it is up");
+    let words: Vec<&str> = words.split(' ').collect();
+    table.lines()[0].target.message(env, &words).await.expect("there is room");
+}
+
+/// What a case is built of.
+struct Stack {
+    core: Core,
+    registry: Rc<Registry>,
+    top: Arc<dyn Disk>,
+}
+
+impl Stack {
+    fn build(beneath: &str, targets: &[&str]) -> Stack {
+        let post = PostOffice::new(1);
+        let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
+        let core = Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) });
+        let registry = Rc::new(Registry::new(Box::new(Shelf)));
+        let top = registry.open(beneath, false).expect("it is on the shelf");
+        let mut stack = Stack { core, registry, top };
+        let mut argument = beneath.to_owned();
+        for (layer, name) in targets.iter().enumerate() {
+            let (env, registry) = (stack.core.env().clone(), stack.registry.clone());
+            let table = format!("0 {} {}", stack.top.sectors(), target(name, &argument));
+            stack.top = stack.wait(volume(env, registry, format!("v{layer}"), table));
+            argument = format!("@v{layer}");
+        }
+        stack
     }
-    top
+
+    /// Turns until nothing is left to do.
+    fn rest(&self) {
+        while self.core.turn(Time(0), Vec::new()) {}
+    }
+
+    fn wait<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let made = Rc::new(Cell::new(None));
+        let slot = made.clone();
+        self.core.env().spawn(async move { slot.set(Some(future.await)) });
+        self.rest();
+        made.take().expect("nothing here waits")
+    }
+
+    /// Sends the requests of a case.
+    fn requests(&self, case: &Case, count: u64) {
+        let Case { sectors, stride, depth, kind, .. } = *case;
+        let (env, client) = (self.core.env(), Rc::new(Counter::default()));
+        let length = SectorCount(sectors);
+        let buf = env.buf(length.to_bytes() as usize);
+        if kind != Kind::Zeros {
+            buf.write(0, length.to_bytes() as usize, |bytes| bytes.fill(0xa5));
+        }
+        let filling = kind.filling(stride);
+        for index in 0..filling + count {
+            let all = index * stride;
+            let place = Sector(match kind {
+                Kind::Insert | Kind::Zeros => all,
+                Kind::Discard => all % (filling * stride),
+                _ => all % USED_SECTORS,
+            });
+            let range = SectorRange::new(place, length);
+            let segs = || Segs::of(&buf, 0, length.to_bytes() as usize);
+            let io = match kind.op(index < filling) {
+                Op::Read => Io::read(range, segs()),
+                Op::Write => Io::write(range, segs()),
+                op => Io::on(op, range),
+            };
+            env.start(&self.top, io, client.clone(), index);
+            let is_turn = depth.is_some_and(|depth| (index + 1).is_multiple_of(depth));
+            if index + 1 == filling || is_turn {
+                // Writes that must wait, as the first ones to a snapshot do, end here.
+                self.rest();
+            }
+        }
+        self.rest();
+        assert_eq!(client.0.get(), filling + count, "all of them complete");
+    }
+
+    /// Makes snapshots.
+    fn snapshots(&self, count: u64) {
+        let pool = self.registry.volume("v0").expect("the pool has the first name");
+        for id in 1..=count {
+            let (env, pool) = (self.core.env().clone(), pool.clone());
+            let words = format!("create_snap {id} 0");
+            self.wait(async move { message(&env, &pool, &words).await });
+        }
+    }
 }
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let (Some(name), Some(count)) = (args.next(), args.next()) else {
-        return CASES.iter().for_each(|case| println!("{}", case.name));
+        let list = |case: &Case| println!("{} {}", case.name, case.kind.counted());
+        return CASES.iter().for_each(list);
     };
     let case = CASES.iter().find(|case| case.name == name).expect("a case of this name");
-    let Case { disk, targets, sectors, kind, .. } = *case;
     let count: u64 = count.parse().expect("a count of requests");
-    let post = PostOffice::new(1);
-    let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
-    let core = Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) });
-    let disk = build(&core, disk, targets);
-    let (env, client) = (core.env(), Rc::new(Counter::default()));
-    let length = SectorCount(sectors);
-    let buf = env.buf(length.to_bytes() as usize);
-    let filling = USED_SECTORS / sectors;
+    let stack = Stack::build(case.disk, case.targets);
     let began = std::time::Instant::now();
-    for index in 0..filling + count {
-        let all = index * sectors;
-        let place = Sector(if kind == Kind::Insert { all } else { all % USED_SECTORS });
-        let segs = Segs::of(&buf, 0, length.to_bytes() as usize);
-        let range = SectorRange::new(place, length);
-        let write = kind != Kind::Read || index < filling;
-        let io = if write { Io::write(range, segs) } else { Io::read(range, segs) };
-        env.start(&disk, io, client.clone(), index);
-        if index + 1 == filling {
-            // Writes that must wait, as the first ones to a snapshot do, end here.
-            while core.turn(Time(0), Vec::new()) {}
-        }
+    match case.kind {
+        Kind::Snapshot { before } => stack.snapshots(before + count),
+        _ => stack.requests(case, count),
     }
-    while core.turn(Time(0), Vec::new()) {}
-    assert_eq!(client.0.get(), filling + count, "all of them complete");
-    let nanoseconds = began.elapsed().as_nanos() as f64 / (filling + count) as f64;
+    let all = case.kind.filling(case.stride) + count;
+    let nanoseconds = began.elapsed().as_nanos() as f64 / all as f64;
     println!("{name}: {nanoseconds:.1} ns per request");
 }

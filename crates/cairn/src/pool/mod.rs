@@ -27,12 +27,14 @@ pub(crate) mod tests;
 
 use std::sync::Arc;
 
-use cairn_block::{Env, MappedDevice, Target};
+use cairn_block::{ConfigKind, Env, MappedDevice, TableLine, Target};
+use cairn_format::thin::Opening;
+use cairn_targets::persistent::Store;
 use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
 
 pub use remote::run;
 
-use crate::failure::{Outcome, wrong};
+use crate::failure::{Outcome, refused, wrong};
 use crate::verbs::Verbs;
 use crate::world::{Names, World};
 
@@ -58,6 +60,26 @@ fn pool_in(target: &Arc<dyn Target>) -> Option<&ThinPool> {
 /// True if the volume is a pool.
 pub fn is_pool(volume: &MappedDevice) -> bool {
     target_of(volume).is_some()
+}
+
+/// At the start, before the pool `name` is up: refuses to format what the volume `held` is to be in.
+/// A blank metadata device is another one then, or has lost what it held.
+///
+/// # Errors
+/// It is blank, or can't be opened.
+pub fn refuse_blank(world: &World, name: &str, table: &str, held: &str) -> Outcome<()> {
+    // What is wrong in other ways is the target's to tell.
+    let lines = TableLine::parse_all(table).unwrap_or_default();
+    let pools = lines.iter().filter(|line| line.target == "thin-pool");
+    for metadata in pools.filter_map(|line| line.args.first()) {
+        let disk = world.open(metadata)?;
+        let look = async move |env| Store::look(&env, &disk).await;
+        if let Ok(Opening::Blank) = world.on_home(name, look) {
+            let expected = format!("the pool that has volume '{held}', as the state file says");
+            return Err(refused(ConfigKind::Damaged, metadata, "superblock", "zeros", expected));
+        }
+    }
+    Ok(())
 }
 
 impl LivePool {

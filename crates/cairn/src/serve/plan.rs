@@ -8,7 +8,8 @@
 //! A volume with snapshots is brought up as a whole, whoever names a part of it first: its own
 //! table, then its snapshots, then a merge, then what stands on that, then the volume itself. So
 //! nothing can write to an origin before every recorded snapshot of it is there. The store of a
-//! recorded snapshot is never formatted, and marked invalid if the record says that it ended.
+//! recorded snapshot is never formatted, and marked invalid if the record says that it ended; nor is
+//! the metadata of a pool that a recorded volume is of.
 
 use std::collections::HashSet;
 
@@ -17,9 +18,11 @@ use cairn_block::ConfigKind;
 use super::args::{MessageStep, Step, parse_message, split_table};
 use super::config::{self, Config};
 use crate::failure::{Outcome, refused};
+use crate::pool;
 use crate::snap::names::{parent_of, real_of, refuse_at_sign};
 use crate::snap::{assemble, store};
 use crate::state::{Record, StateFile};
+use crate::thin::line::ThinLine;
 use crate::thin::lost_name;
 use crate::world::{World, of_volume};
 
@@ -170,6 +173,16 @@ impl Plan {
         self.volumes.iter().any(|record| record.name == name && record.table.is_none())
     }
 
+    /// A volume that a verb has put into this pool: it was there before this start.
+    fn held_by(&self, pool: &str) -> Option<&str> {
+        let mut recorded = self.volumes.iter().filter(|record| record.table != record.configured);
+        let is_held = |record: &&Record| {
+            let line = record.table.as_deref().and_then(ThinLine::of_table);
+            line.is_some_and(|line| line.pool == pool)
+        };
+        recorded.find(is_held).map(|record| record.name.as_str())
+    }
+
     fn ensure_up<'a>(&'a self, world: &World, name: &str, begun: &mut Begun<'a>) -> Outcome<()> {
         let family = parent_of(name).unwrap_or(name);
         if self.is_there(&real_of(family)) {
@@ -207,8 +220,12 @@ impl Plan {
             });
             sound.map_err(|error| of_volume(name, error))?;
         }
+        if let Some(held) = self.held_by(name) {
+            let sound = pool::refuse_blank(world, name, table, held);
+            sound.map_err(|error| of_volume(name, error))?;
+        }
         if let Some(why) = lost_name(world, record)? {
-            tracing::warn!("{name}: the name is dropped: {why}");
+            tracing::warn!("{name}: the name is dropped: {why}; its table was '{table}'");
             begun.dropped.insert(&record.name);
             return Ok(());
         }

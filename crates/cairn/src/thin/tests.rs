@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use cairn_block::{Disk, Io, Op, Sector, SectorCount, SectorRange};
+use cairn_block::{ConfigKind, Disk, Io, Op, Sector, SectorCount, SectorRange};
 
 use crate::control::rpc::{
     ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams, ThinSnapshotParams,
@@ -262,6 +262,25 @@ fn a_name_whose_volume_is_gone_or_another_one_is_dropped_with_a_notice() {
     assert_eq!(bed.names(), ["v", "v@c", "v@a", "w"]);
     drop(bed);
     assert_eq!(Bed::start(&work, OTHER).unwrap().names(), ["v", "v@c", "v@a", "w"]);
+}
+
+#[test]
+fn a_pool_whose_metadata_has_become_blank_is_refused_and_no_name_is_lost() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.snapshot("v@mon").unwrap();
+    drop(bed);
+    let (meta, state) = (work.join("p.meta"), work.join("state"));
+    let (sound, recorded) = (fs::read(&meta).unwrap(), fs::read(&state).unwrap());
+    let blank = vec![0; sound.len()];
+    fs::write(&meta, &blank).unwrap();
+    let error = Bed::start(&work, OTHER).err().expect("refused");
+    assert_eq!(error.kind, ConfigKind::Damaged);
+    let line = error.to_string();
+    assert!(line.contains("p: p.meta: superblock: found zeros, expected the pool"), "{line}");
+    assert_eq!((fs::read(&meta).unwrap(), fs::read(&state).unwrap()), (blank, recorded));
+    fs::write(&meta, &sound).unwrap();
+    assert_eq!(Bed::start(&work, OTHER).unwrap().names(), ["v", "v@mon"]);
 }
 
 #[test]

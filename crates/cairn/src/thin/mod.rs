@@ -26,8 +26,8 @@
 //! - Before 3: `V` as it was. After 3: `V` has the snapshot's content. A crash may leave a volume
 //!   without a name that shares everything, or is what `V` was: `thin-ID`, which can be removed.
 //!
-//! Remove: 1. the volume taken down; 2. deleted in the pool, durably; 3. recorded.
-//! - Before 2: the volume. After 2: a name without a volume: the start drops it.
+//! Remove: 1. the volume taken down; 2. recorded; 3. deleted in the pool, durably.
+//! - Before 2: the volume. Between 2 and 3: a volume without a name, `thin-ID`.
 //!
 //! Rename: 1. the volumes taken down; 2. recorded, all of them at once; 3. brought up.
 //!

@@ -31,19 +31,23 @@ impl Verbs {
         self.ready(&pool.name)?;
         self.refuse_snapshots_left(&changes, name)?;
         self.refuse_thin_users(name)?;
+        let mut cleared = record.clone();
+        cleared.clear();
         let gone = self.take_down(name).and_then(|()| {
             self.step(Step::Arranged);
-            self.tell_pool(&pool.name, &["delete", &line.id.to_string()])
+            changes.record_all(vec![cleared])?;
+            self.step(Step::Recorded);
+            let deleted = self.tell_pool(&pool.name, &["delete", &line.id.to_string()]);
+            if deleted.is_err() {
+                also(name, changes.record_all(vec![record]));
+            }
+            deleted
         });
         if gone.is_err() {
             also(name, self.show_again(name, &line));
         }
         gone?;
         self.step(Step::Pooled);
-        let mut cleared = record;
-        cleared.clear();
-        changes.record_all(vec![cleared])?;
-        self.step(Step::Recorded);
         self.step(Step::Done);
         Ok(())
     }

@@ -194,7 +194,7 @@ fn a_crash_while_a_volume_is_removed_leaves_it_or_none() {
     bed.snapshot("v@mon").unwrap();
     bed.fill("v", 0, SECTORS, 2);
     let moments = bed.moments(&copies, |bed| bed.verbs.thin_remove("v@mon").unwrap());
-    assert_eq!(steps(&moments), [Step::Arranged, Step::Pooled, Step::Recorded, Step::Done]);
+    assert_eq!(steps(&moments), [Step::Arranged, Step::Recorded, Step::Pooled, Step::Done]);
     assert_eq!(bed.list(), [("v".to_owned(), 0, SECTORS, SECTORS)]);
     for Moment { step, folder } in moments {
         let again = Bed::start(&folder, OTHER).unwrap();
@@ -202,6 +202,10 @@ fn a_crash_while_a_volume_is_removed_leaves_it_or_none() {
         if again.has("v@mon") {
             assert_eq!(again.bytes("v@mon"), all_of(1), "{step:?}");
             continue;
+        }
+        if step == Some(Step::Recorded) {
+            assert_eq!(again.names(), ["v", "thin-1"]);
+            again.verbs.thin_remove("p/thin-1").unwrap();
         }
         assert_eq!(again.names(), ["v"], "{step:?}");
         // The number is used again, and nobody takes the new volume for the old one.
@@ -297,12 +301,33 @@ fn a_failed_verb_leaves_everything_as_it_was() {
     bed.rollback("v@mon", None).unwrap_err();
     bed.rollback("v@mon", Some("@old")).unwrap_err();
     bed.rename("v", "w", None).unwrap_err();
+    bed.verbs.thin_remove("v@mon").unwrap_err();
     fs::remove_dir(work.join("state.new")).unwrap();
     assert_eq!((bed.list(), fs::read(work.join("state")).unwrap()), (before, state));
     bed.fill("v", BLOCK, BLOCK, 3);
     assert_eq!(bed.bytes("v"), [(BLOCK, 2), (BLOCK, 3), (SECTORS - 2 * BLOCK, 1)]);
     assert_eq!(bed.bytes("v@mon"), all_of(1));
     assert_eq!(bed.changed_in_pool("v@mon", None), [(0, 2 * BLOCK)]);
+}
+
+#[test]
+fn a_removal_that_the_pool_refuses_leaves_the_volume_with_its_name() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.snapshot("v@mon").unwrap();
+    let state = fs::read(work.join("state")).unwrap();
+    let world = bed.world.clone();
+    *bed.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Recorded {
+            // Somebody else serves it meanwhile.
+            world.create("w").unwrap();
+            world.load("w", "0 1024 thin @p 1").unwrap();
+            world.resume("w").unwrap();
+        }
+    });
+    bed.verbs.thin_remove("v@mon").unwrap_err();
+    assert_eq!(fs::read(work.join("state")).unwrap(), state);
+    assert_eq!(bed.bytes("v@mon"), all_of(1));
 }
 
 #[test]

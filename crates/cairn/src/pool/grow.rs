@@ -36,6 +36,18 @@ impl PoolLine {
     }
 }
 
+/// Refuses a pool whose metadata must not change: a resume brings it up as large as it was.
+fn refuse_unchangeable(pool: &LivePool, line: &PoolLine) -> Outcome<()> {
+    let figures = pool.figures()?;
+    let found = match figures.mode {
+        "failed" => "failed",
+        _ if figures.needs_check => "its metadata needs a check",
+        _ if line.0.args.iter().skip(4).any(|word| word == "read_only") => "read_only",
+        _ => return Ok(()),
+    };
+    Err(wrong(&pool.name, "mode", found, "a pool that can be changed"))
+}
+
 impl Verbs {
     /// `pool grow`: to the sizes said, of files; and to whatever size the devices have.
     ///
@@ -48,6 +60,7 @@ impl Verbs {
         self.ready(name)?;
         let before = changes.record_of(name);
         let mut line = PoolLine::of(&before)?;
+        refuse_unchangeable(&pool, &line)?;
         self.lengthen(line.metadata(), "--metadata-size", params.metadata_bytes)?;
         self.lengthen(line.data(), "--data-size", params.data_bytes)?;
         self.step(Step::StoreMade);
@@ -66,6 +79,8 @@ impl Verbs {
             let detail = format!("the pool is suspended, cairn resume tries again: {error}");
             ConfigError::new(error.kind, name, detail)
         })?;
+        // A commit may have failed meanwhile: then it is live, and as large as it was.
+        refuse_unchangeable(&self.pool(name)?, &line)?;
         self.step(Step::Done);
         Ok(())
     }
@@ -76,7 +91,7 @@ impl Verbs {
             let expected = "none: grow the device itself, then the pool without this option";
             return Err(wrong(argument, option, bytes, expected));
         }
-        grow(argument, &self.place(argument), bytes).map(drop)
+        grow(argument, &self.place(argument), option, bytes).map(drop)
     }
 
     /// The size of the data device now.

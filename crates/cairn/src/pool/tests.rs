@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use cairn_format::thin::{Block, FLAG_NEEDS_CHECK, MetadataBlock, Opening};
+
 use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams};
 use crate::failure::Outcome;
 use crate::snap::Step;
@@ -77,6 +79,8 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
         let bytes = if step == Some(Step::StoreMade) { 4 << 20 } else { 8 << 20 };
         assert_eq!((info.data_total_bytes, info.metadata_total_bytes), (bytes, 16 << 20));
         assert_eq!(again.bytes("v"), [(SECTORS, 2)], "{step:?}");
+        again.verbs.pool_grow(&grow).unwrap();
+        assert_eq!(again.verbs.pool_status(None).unwrap()[0].data_total_bytes, 8 << 20, "{step:?}");
     }
     // Once more, to what the device has become by itself.
     let file = fs::OpenOptions::new().write(true).open(work.join("p.data")).unwrap();
@@ -85,7 +89,28 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
     bed.verbs.pool_grow(&PoolGrowParams { name, ..PoolGrowParams::default() }).unwrap();
     assert_eq!(bed.verbs.pool_status(None).unwrap()[0].data_total_bytes, 9 << 20);
     let line = bed.verbs.pool_grow(&grow).unwrap_err().to_string();
-    assert!(line.contains("--size: found"), "{line}");
+    assert!(line.contains("p.data: --data-size: found 8388608, expected whole sectors"), "{line}");
+}
+
+#[test]
+fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
+    let (_all, work, _) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    bed.verbs.pool_create(&params("p")).unwrap();
+    drop(bed);
+    let meta = work.join("p.meta");
+    let mut bytes = fs::read(&meta).unwrap();
+    let block: &mut Block = bytes.first_chunk_mut().unwrap();
+    let Opening::Existing(mut superblock) = Opening::decide(block).unwrap() else { panic!() };
+    superblock.flags |= FLAG_NEEDS_CHECK;
+    *block = superblock.encode(MetadataBlock::SUPERBLOCK);
+    fs::write(&meta, bytes).unwrap();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    let (name, data_bytes) = ("p".to_owned(), Some(8 << 20));
+    let grow = PoolGrowParams { name, data_bytes, ..PoolGrowParams::default() };
+    let line = bed.verbs.pool_grow(&grow).unwrap_err().to_string();
+    assert!(line.contains("p: mode: found its metadata needs a check"), "{line}");
+    assert_eq!(fs::metadata(work.join("p.data")).unwrap().len(), 4 << 20);
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl Verbs {
         let snap = SnapName::parse(name)?;
         let changes = self.change_table(&snap.volume, "snap grow")?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
-        store::grow(&known.argument, &self.place(&known.argument), bytes)?;
+        store::grow(&known.argument, &self.place(&known.argument), "--size", bytes)?;
         let volume = self.world.volume(name)?;
         volume.refresh()?;
         if volume.is_suspended() {

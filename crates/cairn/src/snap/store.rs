@@ -217,11 +217,12 @@ fn opening(argument: &str, source: &Source) -> Outcome<Opening> {
     opening.map_err(|error| ConfigError::new(ConfigKind::Damaged, argument, error.to_string()))
 }
 
-/// Makes a file longer, durably; its snapshot may be alive. Answers its size before.
+/// Makes a file longer, durably; it may be in use. Answers its size before: a file that is as long
+/// already is what a crash leaves. The option says the size.
 ///
 /// # Errors
-/// It is no file, not shorter, or the system refused.
-pub fn grow(argument: &str, path: &Path, bytes: u64) -> Outcome<u64> {
+/// It is no file, longer, or the system refused.
+pub fn grow(argument: &str, path: &Path, option: &str, bytes: u64) -> Outcome<u64> {
     let failed = |what: &str| {
         let (argument, what) = (argument.to_owned(), what.to_owned());
         move |error| system(argument, &what, error)
@@ -231,9 +232,9 @@ pub fn grow(argument: &str, path: &Path, bytes: u64) -> Outcome<u64> {
     if !meta.is_file() {
         return Err(wrong(argument, "kind", "a block device", "a file, to make it longer"));
     }
-    if bytes <= meta.len() || !bytes.is_multiple_of(SECTOR_BYTES) {
-        let expected = format!("whole sectors, more than {} bytes", meta.len());
-        return Err(wrong(argument, "--size", bytes, expected));
+    if bytes < meta.len() || !bytes.is_multiple_of(SECTOR_BYTES) {
+        let expected = format!("whole sectors, at least {} bytes", meta.len());
+        return Err(wrong(argument, option, bytes, expected));
     }
     file.set_len(bytes).map_err(failed("grow"))?;
     file.sync_all().map_err(failed("flush"))?;
@@ -308,10 +309,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s.cow");
         prepare(&wanted(&path, Some(1 << 16))).unwrap();
-        assert_eq!(grow("s", &path, 1 << 17).unwrap(), 1 << 16);
+        let grow = |bytes| grow("s", &path, "--size", bytes);
+        assert_eq!(grow(1 << 17).unwrap(), 1 << 16);
         assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 17);
-        for bytes in [1 << 17, 4096, (1 << 17) + 1] {
-            grow("s", &path, bytes).unwrap_err();
+        assert_eq!(grow(1 << 17).unwrap(), 1 << 17, "again");
+        for bytes in [4096, (1 << 17) + 1] {
+            grow(bytes).unwrap_err();
         }
     }
 }

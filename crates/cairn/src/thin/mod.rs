@@ -193,6 +193,10 @@ impl Changes {
     fn new_id(&self, pool: &LivePool, wanted: Option<u64>) -> Outcome<u32> {
         let mut taken: Vec<u32> = pool.devices()?.iter().map(|device| device.id).collect();
         taken.extend(self.thin_records(&pool.name).map(|(_, thin)| thin.id));
+        // Free or not, such a number names its volume again when what is recorded of it goes.
+        let configured = |record: &Record| ThinLine::of_table(record.configured.as_deref()?);
+        let configured = self.records.values().filter_map(configured);
+        taken.extend(configured.filter(|line| line.pool == pool.name).map(|line| line.id));
         let Some(wanted) = wanted else {
             taken.sort_unstable();
             taken.dedup();
@@ -206,7 +210,7 @@ impl Changes {
             wrong(&pool.name, "id", wanted, format!("a number from 0 to {}", DeviceId::MAX))
         })?;
         if taken.contains(&id) {
-            let found = format!("volume {id} of the pool");
+            let found = format!("volume {id} of the pool, or of a table that is configured");
             return Err(refused(ConfigKind::Busy, &pool.name, "id", found, "one not in use"));
         }
         Ok(id)

@@ -353,6 +353,26 @@ fn a_volume_with_a_table_of_its_own_is_snapshotted_and_rolled_back() {
 }
 
 #[test]
+fn the_configured_number_of_a_volume_that_was_rolled_back_is_not_given_to_another() {
+    let (_all, work, _) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    bed.verbs.pool_create(&params("p")).unwrap();
+    bed.message(&["create_thin", "0"]);
+    drop(bed);
+    let bed = Bed::start(&work, "own=0 1024 thin @p 0").unwrap();
+    bed.snapshot("own@mon").unwrap();
+    bed.rollback("own@mon", None).unwrap();
+    bed.thin("p/w").unwrap();
+    let ids: Vec<_> = bed.list().into_iter().map(|row| (row.0, row.1)).collect();
+    let expected = [("own", 2), ("own@mon", 1), ("w", 3)];
+    assert_eq!(ids, expected.map(|(name, id)| (name.to_owned(), id)));
+    let (name, size_bytes) = ("p/x".to_owned(), SECTORS * 512);
+    let asked = ThinCreateParams { name, size_bytes, id: Some(0), origin: None };
+    let line = bed.verbs.thin_create(&asked).unwrap_err().to_string();
+    assert!(line.contains("id: found volume 0 of the pool, or of a table"), "{line}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_on_one_line() {
     let (_all, work, _) = folders();
     let bed = Bed::with_thin(&work);

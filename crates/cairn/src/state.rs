@@ -245,6 +245,11 @@ impl StateFile {
         self.inner.lock().contents.lost.contains(name)
     }
 
+    /// True once a verb has changed anything, even if all is as configured again.
+    pub fn has_changes(&self) -> bool {
+        self.path.exists()
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

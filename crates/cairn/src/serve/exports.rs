@@ -3,7 +3,8 @@
 //! Without a word in the TOML file every volume is served under its own name, those made at run
 //! time too. A snapshot is served under its own name wherever its volume is served; what lies
 //! beneath a volume with snapshots never is, nor is a pool: it is its own data device. The empty
-//! export name means the volume of `--export`, or the only one that is no snapshot.
+//! export name means the volume of `--export`, and nothing while that is not there; if nobody chose,
+//! the only one that is no snapshot.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,8 +46,8 @@ pub struct Exports {
     /// What the configuration names; none means every volume.
     configured: Vec<Export>,
     served: Mutex<Vec<Export>>,
-    /// Somebody said which export the empty name means.
-    default_chosen: Mutex<bool>,
+    /// Somebody said that this is what the empty name means.
+    chosen: Mutex<Option<String>>,
     addresses: Mutex<Vec<ListenAddress>>,
 }
 
@@ -55,7 +56,7 @@ impl Exports {
     pub fn new(world: &World, configured: Vec<Export>) -> Exports {
         let server = Arc::new(NbdServer::new(world.reactors().post(), NbdOptions::default()));
         let (served, addresses) = (Mutex::default(), Mutex::default());
-        Exports { server, configured, served, default_chosen: Mutex::new(false), addresses }
+        Exports { server, configured, served, chosen: Mutex::default(), addresses }
     }
 
     /// Serves a volume under each of its names; those that it has already stay.
@@ -64,9 +65,6 @@ impl Exports {
     /// A name is taken or breaks the protocol's limits.
     pub fn add_volume(&self, world: &World, volume: &str) -> Outcome<()> {
         let disk: Arc<dyn Disk> = world.volume(volume)?;
-        if parent_of(volume).is_some() {
-            self.keep_default();
-        }
         let pool = is_pool(&*world.volume(volume)?);
         for export in self.names_of(volume, pool) {
             let is_it =
@@ -84,6 +82,7 @@ impl Exports {
             self.server.add_export_with(served, contexts)?;
             self.served.lock().push(export);
         }
+        self.settle_default();
         Ok(())
     }
 
@@ -104,15 +103,15 @@ impl Exports {
         configured(volume)
     }
 
-    /// The only export stays the default one when snapshots come beside it.
-    fn keep_default(&self) {
+    /// If nobody chose, the empty name means the only export, whatever snapshots are beside it.
+    fn settle_default(&self) {
         let served = self.served.lock();
-        let mut plain = served.iter().filter(|export| parent_of(&export.volume).is_none());
-        if let (Some(only), None) = (plain.next(), plain.next())
-            && !*self.default_chosen.lock()
-        {
-            self.server.set_default_export(Some(&only.name));
+        if self.chosen.lock().is_some() {
+            return;
         }
+        let mut plain = served.iter().filter(|export| parent_of(&export.volume).is_none());
+        let only = plain.next().filter(|_| plain.next().is_none());
+        self.server.set_default_export(only.map(|only| only.name.as_str()));
     }
 
     /// Stops serving a volume; connections may finish what they have begun.
@@ -123,6 +122,7 @@ impl Exports {
         let (gone, kept): (Vec<_>, Vec<_>) =
             self.served.lock().drain(..).partition(|export| export.volume == volume);
         *self.served.lock() = kept;
+        self.settle_default();
         for export in gone {
             let (server, name) = (self.server.clone(), export.name.clone());
             let left = world.on_home(volume, move |env| async move {
@@ -148,9 +148,27 @@ impl Exports {
             let expected = format!("one of {}", names.join(", "));
             return Err(wrong("", "--export", format!("'{wanted}'"), expected));
         };
-        self.server.set_default_export(Some(&export.name));
-        *self.default_chosen.lock() = true;
+        self.choose(&export.name);
         Ok(())
+    }
+
+    fn choose(&self, name: &str) {
+        self.server.set_default_export(Some(name));
+        *self.chosen.lock() = Some(name.to_owned());
+    }
+
+    /// The same for an export that may come: until then the empty name means nothing, never another.
+    pub fn await_default(&self, wanted: &str) {
+        self.choose(wanted);
+    }
+
+    /// True if the empty name means this export, one of those served.
+    pub fn is_default(&self, name: &str) -> bool {
+        let chosen = self.chosen.lock().clone();
+        match chosen {
+            Some(chosen) => chosen == name,
+            None => self.served.lock().len() == 1,
+        }
     }
 
     /// Listens at another address; the first is the one that URIs name.

@@ -185,7 +185,17 @@ impl Server {
             self.exports.add_volume(&self.world, name)?;
         }
         if let Some(name) = default_export {
-            self.exports.set_default(name)?;
+            let chosen = self.exports.set_default(name);
+            match chosen {
+                // Verbs may have renamed or removed it: that must not keep others from being served.
+                Err(error) if state.as_ref().is_some_and(StateFile::has_changes) => {
+                    tracing::warn!(
+                        "{error}: the empty export name means nothing until it is there"
+                    );
+                    self.exports.await_default(name);
+                }
+                chosen => chosen?,
+            }
         }
         for address in &sockets.listen {
             self.exports.listen(address)?;
@@ -215,7 +225,8 @@ impl Server {
         let served = self.exports.served();
         let Some(address) = self.exports.address() else { return Ok(()) };
         for export in &served {
-            let name = if served.len() == 1 { "" } else { export.name.as_str() };
+            let sole = served.len() == 1 && self.exports.is_default(&export.name);
+            let name = if sole { "" } else { export.name.as_str() };
             let uri = self.exports.uri(name).unwrap_or_default();
             let lines = listen::attach_lines(&address, &export.name, &uri);
             text.push_str(&format!("{uri}\n  {}\n", lines.join("\n  ")));

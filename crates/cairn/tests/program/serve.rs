@@ -134,3 +134,31 @@ fn an_interrupt_ends_the_command_of_run_and_waits_for_it() {
     let ran = server.interrupt();
     assert_eq!((ran.code, ran.out.as_str()), (3, "ended\n"), "{ran:?}");
 }
+
+#[test]
+fn a_default_export_that_a_verb_took_away_is_waited_for() {
+    let place = Place::new();
+    let script = "cairn create vm --table '0 8 zero'; cairn create web --table '0 16 zero'";
+    place.serve_run(&["--state", "s"], script).ok();
+    let args = ["--state", "s", "--export", "vm"];
+    let out = place.serve_run(&args, "nbdinfo --size \"$uri\"; cairn remove vm").ok();
+    assert_eq!(out, "4096\n");
+    let script = "cairn ls; nbdinfo --size \"$uri\" 2> no || echo none; \
+                  cairn create vm --table '0 24 zero'; nbdinfo --size \"$uri\"";
+    let ran = place.serve_run(&args, script);
+    assert!(ran.err.contains("--export: found 'vm', expected one of web"), "{ran:?}");
+    assert_eq!(ran.ok(), "web\nnone\n12288\n");
+    // Nobody ever changed anything here: the name is wrong.
+    place.serve_run(&["--state", "fresh", "--export", "vm"], "true").refused(1);
+}
+
+#[test]
+fn the_only_export_is_the_default_one_whatever_was_there_before() {
+    let place = Place::new();
+    place.sparse("disk", 1 << 20);
+    let script = "cairn snap create vm@a && nbdinfo --size \"$uri\" && cairn snap remove vm@a && \
+                  cairn remove vm && cairn create web --table '0 24 zero' && \
+                  nbdinfo --size \"$uri\"";
+    let args = ["--state", "s", "--table", "vm=0 2048 linear disk 0"];
+    assert_eq!(place.serve_run(&args, script).ok(), "1048576\n12288\n");
+}

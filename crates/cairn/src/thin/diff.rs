@@ -2,6 +2,7 @@
 //! metadata, in whole blocks, never too little. What both share is passed over without being read.
 
 use cairn_block::{ConfigError, ConfigKind, IoError, Sector, SectorCount, SectorRange};
+use cairn_targets::thin::ThinPool;
 use serde::{Deserialize, Serialize};
 
 use super::names::Spot;
@@ -52,7 +53,7 @@ impl Verbs {
         self.differences(&pool, [one.id, with.id], from, end)
     }
 
-    fn differences(
+    pub(super) fn differences(
         &self,
         pool: &LivePool,
         ids: [u32; 2],
@@ -65,7 +66,7 @@ impl Verbs {
             while at < end && extents.len() < EXTENTS_MAX {
                 let rest = SectorRange::new(Sector(at), SectorCount(end - at));
                 let step = pool.differences(env, ids, rest).await;
-                let (told, parts) = step.map_err(unreadable)?;
+                let (told, parts) = step.map_err(|error| unreadable(pool, ids, error))?;
                 parts.into_iter().for_each(|part| add(&mut extents, part));
                 at += told.0;
             }
@@ -74,7 +75,16 @@ impl Verbs {
     }
 }
 
-fn unreadable(error: IoError) -> ConfigError {
+/// Why a step failed: one that met a volume's end says nothing of the metadata.
+fn unreadable(pool: &ThinPool, ids: [u32; 2], error: IoError) -> ConfigError {
+    let known = match pool.devices() {
+        Ok(known) => known,
+        Err(error) => return error,
+    };
+    if let Some(id) = ids.iter().find(|id| known.iter().all(|device| device.id != **id)) {
+        let found = format!("volume {id} removed meanwhile");
+        return refused(ConfigKind::Busy, "", "pool", found, "both volumes");
+    }
     let found = format!("it unreadable ({error}; the server's log tells where)");
     refused(ConfigKind::Damaged, "", "metadata", found, "sound metadata of both volumes")
 }

@@ -424,6 +424,18 @@ fn what_makes_no_sense_is_refused_on_one_line() {
 }
 
 #[test]
+fn a_volume_that_is_removed_during_a_comparison_is_no_damage() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    let pool = bed.verbs.pool("p").unwrap();
+    for ids in [[0, 9], [9, 0]] {
+        let error = bed.verbs.differences(&pool, ids, 0, SECTORS).unwrap_err();
+        assert_eq!(error.kind, ConfigKind::Busy, "{error}");
+        assert!(error.to_string().contains("found volume 9 removed meanwhile"), "{error}");
+    }
+}
+
+#[test]
 fn a_discard_of_a_whole_fresh_volume_is_done_at_once() {
     let (_all, work, _) = folders();
     let bed = Bed::with_thin(&work);

@@ -6,6 +6,7 @@ use super::names::{SnapName, parent_of, real_of};
 use super::{Step, also, store};
 use crate::failure::{Outcome, refused};
 use crate::state::Record;
+use crate::thin::line::ThinLine;
 use crate::verbs::{Changes, Verbs};
 
 impl Verbs {
@@ -74,7 +75,9 @@ impl Verbs {
     /// # Errors
     /// It has some, or is one.
     pub fn refuse_snapshots(&self, name: &str, verb: &str, hint: &str) -> Outcome<()> {
-        let part = parent_of(name).is_some_and(|parent| name != real_of(parent));
+        // A snapshot in a pool is no part of its volume: it stands alone.
+        let thin = self.world.volume(name).is_ok_and(|it| ThinLine::of_volume(&it).is_some());
+        let part = !thin && parent_of(name).is_some_and(|parent| name != real_of(parent));
         if part || self.world.volume(&real_of(name)).is_ok() {
             let found = if part { "a snapshot" } else { "snapshots of it" };
             return Err(refused(ConfigKind::Busy, name, verb, found, hint));

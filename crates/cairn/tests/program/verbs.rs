@@ -187,3 +187,18 @@ fn help_tells_every_verb_and_every_exit_code() {
         assert!(help.contains(code), "{code}: {help}");
     }
 }
+
+#[test]
+fn a_snapshot_in_a_pool_is_made_larger_by_its_table() {
+    let place = Place::new();
+    let script = "cairn pool create p --data p.data --data-size 4M --metadata p.meta && \
+                  cairn thin create p/vm 1M && cairn thin snapshot vm@mon && \
+                  cairn load vm@mon --table '0 4096 thin @p 1' && cairn resume vm@mon && \
+                  cairn table vm@mon && cairn table vm";
+    let out = place.serve_run(&["--state", "s"], script).ok();
+    assert_eq!(out, "0 4096 thin @p 1\n0 2048 thin @p 0\n");
+    let script = "cairn table vm@mon; cairn load vm@mon --table '0 4096 thin @p 0'";
+    let ran = place.serve_run(&["--state", "s"], script);
+    assert_eq!((ran.code, ran.out.as_str()), (1, "0 4096 thin @p 1\n"), "{ran:?}");
+    assert!(ran.err.contains("expected one line of thin @p 1"), "{ran:?}");
+}

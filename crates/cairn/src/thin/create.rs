@@ -62,9 +62,9 @@ impl Verbs {
     /// Everything is as it was.
     pub fn thin_snapshot(&self, params: &ThinSnapshotParams) -> Outcome<()> {
         let (pool, name) = Spot::parse(&params.name)?.named()?;
-        let source = match (&params.of, parent_of(&name)) {
-            (Some(source), _) => Spot::parse(source)?.named()?.1,
-            (None, Some(parent)) => parent.to_owned(),
+        let (said, source) = match (&params.of, parent_of(&name)) {
+            (Some(source), _) => Spot::parse(source)?.named()?,
+            (None, Some(parent)) => (None, parent.to_owned()),
             (None, None) => {
                 let expected = "VOLUME@NAME, or another name and --of VOLUME";
                 return Err(wrong(&name, "name", format!("'{name}'"), expected));
@@ -73,6 +73,7 @@ impl Verbs {
         let mut changes = self.change_table(&name, "thin snapshot")?;
         self.ready(&source)?;
         let of = self.thin_line(&source)?;
+        refuse_other_pool(&source, &of.pool, said.as_deref())?;
         let pool = self.pool_of_line(&source, &of, pool.as_deref())?;
         self.ready(&pool.name)?;
         self.refuse_stray(&name, &pool.name)?;
@@ -89,10 +90,7 @@ impl Verbs {
         line: &ThinLine,
         said: Option<&str>,
     ) -> Outcome<LivePool> {
-        if let Some(said) = said.filter(|said| *said != line.pool) {
-            let found = format!("{}, not {said}", line.pool);
-            return Err(wrong(name, "pool", found, "the pool of the volume, or none said"));
-        }
+        refuse_other_pool(name, &line.pool, said)?;
         self.pool(&line.pool)
     }
 
@@ -173,4 +171,11 @@ impl Verbs {
         }
         self.raise_transaction(changes, pool)
     }
+}
+
+/// Refuses a name with another pool in front than that of the volume.
+pub(super) fn refuse_other_pool(name: &str, pool: &str, said: Option<&str>) -> Outcome<()> {
+    let Some(said) = said.filter(|said| *said != pool) else { return Ok(()) };
+    let found = format!("{pool}, not {said}");
+    Err(wrong(name, "pool", found, "the pool of the volume, or none said"))
 }

@@ -5,6 +5,7 @@ use cairn_block::{ConfigError, ConfigKind, IoError, Sector, SectorCount, SectorR
 use cairn_targets::thin::ThinPool;
 use serde::{Deserialize, Serialize};
 
+use super::create::refuse_other_pool;
 use super::names::Spot;
 use crate::control::rpc::ThinDiffParams;
 use crate::failure::{Outcome, refused, wrong};
@@ -33,10 +34,10 @@ impl Verbs {
     pub fn thin_diff(&self, params: &ThinDiffParams) -> Outcome<Differences> {
         let (said, name) = Spot::parse(&params.name)?.named()?;
         let family = parent_of(&name).unwrap_or(&name);
-        let other = match (&params.other, parent_of(&name)) {
-            (Some(own), _) if own.starts_with('@') => format!("{family}{own}"),
-            (Some(other), _) => Spot::parse(other)?.named()?.1,
-            (None, Some(parent)) => parent.to_owned(),
+        let (said_other, other) = match (&params.other, parent_of(&name)) {
+            (Some(own), _) if own.starts_with('@') => (None, format!("{family}{own}")),
+            (Some(other), _) => Spot::parse(other)?.named()?,
+            (None, Some(parent)) => (None, parent.to_owned()),
             (None, None) => {
                 let expected = "a snapshot (VOLUME@NAME), or two volumes";
                 return Err(wrong(&name, "name", format!("'{name}'"), expected));
@@ -44,6 +45,7 @@ impl Verbs {
         };
         let (one, with) = (self.thin_line(&name)?, self.thin_line(&other)?);
         let pool = self.pool_of_line(&name, &one, said.as_deref())?;
+        refuse_other_pool(&other, &with.pool, said_other.as_deref())?;
         if with.pool != one.pool {
             let found = format!("'{other}', of pool {}", with.pool);
             return Err(wrong(&name, "other", found, format!("a volume of pool {}", one.pool)));

@@ -1,5 +1,6 @@
 //! Giving volumes of a pool another name, or a first one.
 
+use super::create::refuse_other_pool;
 use super::line::ThinLine;
 use super::names::Spot;
 use crate::control::rpc::ThinRenameParams;
@@ -22,23 +23,28 @@ impl Verbs {
     /// # Errors
     /// Everything is as it was.
     pub fn thin_rename(&self, params: &ThinRenameParams) -> Outcome<()> {
-        let (_, to) = Spot::parse(&params.to)?.named()?;
+        let (said, to) = Spot::parse(&params.to)?.named()?;
+        let said = said.as_deref();
         match Spot::parse(&params.name)? {
             Spot::Named { pool, name } => {
                 if params.size_bytes.is_some() {
                     let expected = "none: the volume has its size";
                     return Err(wrong(&name, "--size", "a size", expected));
                 }
-                self.rename_named(&name, &to, pool.as_deref())
+                self.rename_named(&name, &to, [pool.as_deref(), said])
             }
-            Spot::Nameless { pool, id } => self.give_name(&pool, id, &to, params.size_bytes),
+            Spot::Nameless { pool, id } => {
+                refuse_other_pool(&to, &pool, said)?;
+                self.give_name(&pool, id, &to, params.size_bytes)
+            }
         }
     }
 
-    fn rename_named(&self, name: &str, to: &str, said: Option<&str>) -> Outcome<()> {
+    fn rename_named(&self, name: &str, to: &str, said: [Option<&str>; 2]) -> Outcome<()> {
         let mut changes = self.change_table(name, "thin rename")?;
         self.thin_record(&changes, name)?;
-        let pool = self.pool_of_line(name, &self.thin_line(name)?, said)?;
+        let pool = self.pool_of_line(name, &self.thin_line(name)?, said[0])?;
+        refuse_other_pool(to, &pool.name, said[1])?;
         self.refuse_stray(to, &pool.name)?;
         let family = changes.thin_family(name);
         if let (Some(_), Some(first)) = (parent_of(to), family.first()) {

@@ -2,6 +2,7 @@
 
 use cairn_block::{ConfigError, SuspendMode};
 
+use super::create::refuse_other_pool;
 use super::line::ThinLine;
 use super::names::Spot;
 use crate::control::rpc::ThinRollbackParams;
@@ -39,7 +40,8 @@ impl Verbs {
             let found = format!("of pool {}", source.pool);
             return Err(wrong(&name, "pool", found, format!("a snapshot of {volume}")));
         }
-        let keep = params.keep.as_ref().map(|keep| self.name_to_keep(&changes, &volume, keep));
+        let name_to_keep = |keep: &String| self.name_to_keep(&changes, [&pool.name, &volume], keep);
+        let keep = params.keep.as_ref().map(name_to_keep);
         let keep = keep.transpose()?;
         let id = changes.new_id(&pool, None)?;
         let line = ThinLine { id, sectors: former.sectors, ..source.clone() };
@@ -63,11 +65,17 @@ impl Verbs {
     }
 
     /// Where what the volume is now is to be found later: `@NAME`, or in full.
-    fn name_to_keep(&self, changes: &Changes, volume: &str, keep: &str) -> Outcome<String> {
-        let full = match keep.strip_prefix('@') {
-            Some(own) => format!("{volume}@{own}"),
-            None => Spot::parse(keep)?.named()?.1,
+    fn name_to_keep(
+        &self,
+        changes: &Changes,
+        [pool, volume]: [&str; 2],
+        keep: &str,
+    ) -> Outcome<String> {
+        let (said, full) = match keep.strip_prefix('@') {
+            Some(own) => (None, format!("{volume}@{own}")),
+            None => Spot::parse(keep)?.named()?,
         };
+        refuse_other_pool(&full, pool, said.as_deref())?;
         Spot::parse(&full)?.named()?;
         if let Some(parent) = parent_of(&full).filter(|parent| *parent != volume) {
             return Err(wrong(&full, "--keep", parent, format!("a snapshot of {volume}")));

@@ -417,6 +417,25 @@ fn what_makes_no_sense_is_refused_on_one_line() {
         assert!(line.contains(part), "expected '{part}' in: {line}");
         assert!(!line.contains('\n'), "{line}");
     }
+    let snapshot = |name: &str, of: &str| {
+        let (name, of) = (name.to_owned(), Some(of.to_owned()));
+        bed.verbs.thin_snapshot(&ThinSnapshotParams { name, of, id: None })
+    };
+    let diff = |other: &str| {
+        let (name, other) = ("p/v@mon".to_owned(), Some(other.to_owned()));
+        bed.verbs.thin_diff(&ThinDiffParams { name, other, from: None }).map(drop)
+    };
+    diff("p/v").unwrap();
+    for refused in [
+        snapshot("w", "q/v"),
+        diff("q/v"),
+        bed.rollback("v@mon", Some("q/w")),
+        bed.rename("v", "q/w", None),
+        bed.rename("p/thin-9", "q/w", Some(512)),
+    ] {
+        let line = refused.unwrap_err().to_string();
+        assert!(line.contains(": pool: found p, not q, expected the pool of the"), "{line}");
+    }
     assert_eq!(bed.list(), before);
     assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
     let gone = bed.verbs.thin_diff(&ThinDiffParams { name: "v".into(), ..Default::default() });

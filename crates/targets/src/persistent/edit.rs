@@ -225,7 +225,7 @@ impl<'a, V: TreeValue> Editor<'a, V> {
             match value.referent() {
                 Referent::Nothing => (),
                 Referent::Metadata(block) => self.txn.raise(path, block)?,
-                Referent::Data(block) => self.txn.raise_data(path, block)?,
+                Referent::Data(block) => self.txn.share_data(path, block)?,
             }
         }
         Ok(())

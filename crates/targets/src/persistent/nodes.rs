@@ -112,7 +112,15 @@ pub(super) fn decode<V: TreeValue>(
 }
 
 fn check_keys(node: &Node<'_>, path: &Path) -> Result<(), Error> {
-    let Some(last) = node.len().checked_sub(1) else { return Ok(()) };
+    let Some(last) = node.len().checked_sub(1) else {
+        // Who looks for the last key of a tree would find none.
+        return if path.keys == ALL_KEYS {
+            Ok(())
+        } else {
+            let detail = "entries: found none, expected some below a root";
+            Err(Error::damaged(path.clone(), detail))
+        };
+    };
     for found in [node.key(0), node.key(last)] {
         if !path.keys.contains(&found) {
             let Range { start, end } = path.keys;

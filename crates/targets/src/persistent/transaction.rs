@@ -187,6 +187,14 @@ impl Transaction {
         raised.map(drop).map_err(|what| misfit(path, "data block", block.0, what))
     }
 
+    /// One more mapping leads to a data block that is mapped already.
+    pub fn share_data(&mut self, path: &Path, block: DataBlock) -> Result<(), Error> {
+        if self.data.get(block.0) == Some(0) {
+            return Err(misfit(path, "data block", block.0, Misfit::Zero));
+        }
+        self.raise_data(path, block)
+    }
+
     /// One mapping less leads to a data block.
     pub fn lower_data(&mut self, path: &Path, block: DataBlock) -> Result<(), Error> {
         let lowered = self.data.lower(block.0);

@@ -14,6 +14,9 @@ use crate::persistent::{
     Change as Cost, DataAllocator, Error, Leaf, MetadataUse, Options, Store, Stretch, Working,
 };
 
+/// How often something is read while commits may end before it is read while none can.
+const ROUNDS_BESIDE_COMMITS: usize = 4;
+
 /// Leaves that are read ahead when one is needed.
 const LEAVES_AHEAD: usize = 3;
 
@@ -93,18 +96,22 @@ pub(super) struct Leaves {
 impl Leaves {
     /// Reads a group.
     pub async fn read(env: &Env, ledger: &Ledger, id: DeviceId, group: u64) -> Result<Leaves> {
-        loop {
-            let first = group * GROUP_BLOCKS;
-            let mut leaves = ledger.leaves(env, id, first).await?;
-            let generation = leaves.first().map_or(0, |leaf| leaf.generation);
-            while leaves.last().is_some_and(|leaf| leaf.keys.end < first + GROUP_BLOCKS) {
-                let next = leaves.last().map_or(first, |leaf| leaf.keys.end);
-                leaves.extend(ledger.leaves(env, id, next).await?);
+        let first = group * GROUP_BLOCKS;
+        let read = async || {
+            let mut leaves: Vec<Leaf> = Vec::new();
+            let mut next = first;
+            while next < first + GROUP_BLOCKS {
+                let Some(more) = ledger.store.try_leaves(env, id, next, LEAVES_AHEAD).await? else {
+                    return Ok(None);
+                };
+                next = more.last().map_or(u64::MAX, |leaf| leaf.keys.end);
+                leaves.extend(more);
             }
-            if leaves.iter().all(|leaf| leaf.generation == generation) {
-                return Ok(Leaves { generation, groups: groups_of(&leaves, group) });
-            }
-        }
+            let generation = leaves[0].generation;
+            let is_one_state = leaves.iter().all(|leaf| leaf.generation == generation);
+            Ok(is_one_state.then(|| Leaves { generation, groups: groups_of(&leaves, group) }))
+        };
+        ledger.of_one_state(read).await
     }
 }
 
@@ -229,14 +236,29 @@ impl Ledger {
         Ok(count)
     }
 
-    /// The highest mapped block of a device.
-    pub async fn highest(&self, env: &Env, id: DeviceId) -> Result<Option<u64>> {
-        Ok(self.store.highest_mapped(env, id).await?)
+    /// Reads what belongs to one durable state, beside commits; if they keep being faster, while none
+    /// can end.
+    async fn of_one_state<T>(&self, read: impl AsyncFn() -> Result<Option<T>>) -> Result<T> {
+        for _ in 0..ROUNDS_BESIDE_COMMITS {
+            if let Some(found) = read().await? {
+                return Ok(found);
+            }
+        }
+        let _working = self.working.lock().await;
+        Ok(read().await?.expect("only who holds it publishes a commit"))
     }
 
-    /// The leaves that speak of `block` and of what follows.
-    pub async fn leaves(&self, env: &Env, id: DeviceId, block: u64) -> Result<Vec<Leaf>> {
-        Ok(self.store.read_leaves(env, id, block, LEAVES_AHEAD).await?)
+    /// The leaf that speaks of a block.
+    async fn leaf(&self, env: &Env, id: DeviceId, block: u64) -> Result<Leaf> {
+        let read = async || Ok(self.store.try_leaves(env, id, block, 0).await?);
+        let leaves = self.of_one_state(read).await?;
+        Ok(leaves.into_iter().next().expect("a walk ends at a leaf"))
+    }
+
+    /// The highest mapped block of a device.
+    pub async fn highest(&self, env: &Env, id: DeviceId) -> Result<Option<u64>> {
+        let leaf = self.leaf(env, id, u64::MAX).await?;
+        Ok(leaf.mappings.last().map(|(block, _)| *block))
     }
 
     /// True if a leaf that was read still tells the durable state.
@@ -248,8 +270,7 @@ impl Ledger {
     pub async fn next_mapped(&self, env: &Env, id: DeviceId, from: u64) -> Result<Option<u64>> {
         let mut key = from;
         loop {
-            let leaves = self.store.read_leaves(env, id, key, 0).await?;
-            let Some(leaf) = leaves.first() else { return Ok(None) };
+            let leaf = self.leaf(env, id, key).await?;
             let at = leaf.mappings.partition_point(|(block, _)| *block < from);
             if let Some((block, _)) = leaf.mappings.get(at) {
                 return Ok(Some(*block));

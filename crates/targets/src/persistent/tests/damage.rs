@@ -134,3 +134,64 @@ fn a_tree_that_loops_or_points_outside_is_told_with_its_path() {
         assert!(error.contains("mapping tree, block"), "{child}: {error}");
     }
 }
+
+/// A device whose tree has several leaves under its root, and the block of a child.
+fn leaf_of(bytes: &[u8], nth: usize) -> usize {
+    let bed = Bed::open(world(5, Image::of_bytes(bytes))).unwrap();
+    let root = bed.store.device(id(1)).unwrap().root.0 as usize;
+    let at = root * BLOCK_BYTES + NODE_HEADER_BYTES + 252 * 8 + nth * 8;
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize
+}
+
+#[test]
+fn a_leaf_without_entries_below_a_root_is_damage() {
+    let mut bytes = image("thin", "big.meta");
+    let number = leaf_of(&bytes, 1);
+    with_block(&mut bytes, number, |own| {
+        own[16..20].fill(0);
+        block::seal(own, Kind::Node, cairn_format::thin::MetadataBlock(number as u64));
+    });
+    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+    assert!(text.contains(&format!("block {number}")), "{text}");
+    assert!(text.contains("entries: found none, expected some"), "{text}");
+}
+
+#[test]
+fn a_leaf_that_cannot_be_read_ahead_is_no_matter_to_the_one_before_it() {
+    let mut bytes = image("thin", "big.meta");
+    let number = leaf_of(&bytes, 1);
+    with_block(&mut bytes, number, |own| own[2000] ^= 1);
+    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let read = |key| {
+        let store = bed.store.clone();
+        bed.sim.block_on(0, move |env| async move { store.read_leaves(&env, id(1), key, 3).await })
+    };
+    let leaves = read(0).unwrap();
+    assert_eq!(leaves.len(), 1);
+    let refused = read(leaves[0].keys.end).unwrap_err().to_string();
+    assert!(refused.contains(&format!("block {number}")), "{refused}");
+}
+
+#[test]
+fn a_shared_data_block_that_counts_as_free_is_damage() {
+    let mut bed = Bed::open(world(5, Image::of_bytes(&image("thin", "snaps.meta")))).unwrap();
+    let shared = bed.run(async |env, working| {
+        let store = working.store().clone();
+        let devices: Vec<_> = store.devices().into_iter().map(|(id, _)| id).collect();
+        let leaves = store.read_leaves(env, devices[0], 0, 0).await.unwrap();
+        let (key, mapping) = leaves[0].mappings[0];
+        let path = crate::persistent::error::Path {
+            place: crate::persistent::error::Place::Mappings(devices[0]),
+            block: cairn_format::thin::MetadataBlock(1),
+            keys: 0..1,
+        };
+        working.create_snapshot(devices[0], id(4_000_000)).unwrap();
+        while working.txn.data.get(mapping.block.0) != Some(0) {
+            working.txn.lower_data(&path, mapping.block).unwrap();
+        }
+        working.apply(env, devices[0], &[(key + 1, None)]).await
+    });
+    let text = shared.unwrap_err().to_string();
+    assert!(text.contains("found 0, expected 1 or more"), "{text}");
+}

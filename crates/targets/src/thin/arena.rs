@@ -20,10 +20,11 @@ pub(super) const GROUP_BLOCKS: u64 = 64;
 /// Places of the first piece: a huge page.
 const FIRST_PLACES: u32 = 4096;
 
-/// Each as large as all before it: together all places that [`Place`] can name.
+/// Each twice the one before: together all places that a slot can name.
 const PIECES: usize = 19;
 
-/// Places taken before somebody should forget some: 160 MiB, or 2 * 10^7 blocks.
+/// Places taken before somebody should forget some: 160 MiB, or 2 * 10^7 blocks. Pages that name them
+/// take 3 MB, or as much as the places if those lie far apart.
 const TAKEN_MAX: usize = 5 << 16;
 
 /// Room for the entries of one group.

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, Io, IoError, IoResult, Op};
-use futures_util::future::{join_all, select};
+use cairn_block::{Env, Io, IoError, IoResult};
+use futures_util::future::select;
 
 use super::canary::{self, Bug};
 use super::config::Discards;
@@ -263,7 +263,7 @@ impl Pool {
             freed.iter().for_each(|run| allocator.release(*run));
             passing.iter().for_each(|run| allocator.put_back(*run));
             pool.state.lock().quarantined -= count;
-            pool.space_came(env);
+            pool.space_came();
         });
     }
 
@@ -275,11 +275,8 @@ impl Pool {
         }
         let both = freed.iter().flat_map(|run| run.blocks()).map(|block| block.0);
         let both = both.filter(|block| discarded.binary_search(block).is_ok());
-        let discard = |run: DataRun| {
-            env.io(self.data_disk(), Io::on(Op::Discard, self.data_range(run.start, run.count)))
-        };
         // It is advice: what comes of it is the data device's affair.
-        let _ = join_all(DataRun::join(both).into_iter().map(discard)).await;
+        let _ = self.discard_runs(env, &DataRun::join(both)).await;
     }
 
     /// Back to the last durable state: nothing changes any more.
@@ -292,8 +289,10 @@ impl Pool {
             let details = self.ledger.details(volume.id);
             let mapped = details.map_or(0, |details| details.mapped_blocks);
             volume.map.roll_back(mapped);
-            // Last: nobody changes a map any more that was rolled back after the mode changed.
+            // Now: nobody changes a map any more that was rolled back after the mode changed.
             volume.lose();
+            // Last: a FUA write that must fail finds out by the loss, if not by a change.
+            volume.map.settle();
         }
         if let Err(error) = aborted {
             tracing::error!("thin-pool: {}: {error}", self.metadata.argument);

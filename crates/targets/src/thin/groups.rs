@@ -3,8 +3,7 @@
 //! What a lookup passes on its way to an entry must stay in a cache near the processor however many
 //! entries there are, so that it waits once for memory: for the entry itself. A page names the
 //! places of 64 groups in the arena, four bytes each with the mark that a group is used; ten million
-//! blocks have 0.6 MB of those. Pages are found by hash, for volumes may be large and all but empty;
-//! there are 64 times fewer of them than groups.
+//! blocks have 0.6 MB of those. Pages are found by hash, for volumes may be large and all but empty.
 //!
 //! G1. A page is kept as long as it names a group.
 //! G2. The ring names each group once.
@@ -125,6 +124,7 @@ struct Page {
 
 /// The page of a group, and its slot there.
 fn locate(number: u64) -> (u64, usize) {
+    // Which of the shards it is, its holder knows.
     let in_shard = number / SHARDS;
     (in_shard / PAGE_GROUPS as u64, (in_shard % PAGE_GROUPS as u64) as usize)
 }

@@ -266,9 +266,9 @@ impl VolumeMap {
         self.mapped_at_opening.load(Ordering::Acquire).saturating_add_signed(changes)
     }
 
-    /// Makes a group known that has no mapping in the metadata, as M4 tells, without looking there.
+    /// Makes a group known without looking in the metadata: the caller found that it begins at
+    /// [`VolumeMap::end`] or beyond (M4).
     pub fn add_empty(&self, shard: &mut Shard, block: u64, durable: u64) {
-        debug_assert!(block / GROUP_BLOCKS * GROUP_BLOCKS >= self.end(), "M4");
         shard.add(block / GROUP_BLOCKS, &Group::empty(), durable);
     }
 
@@ -307,7 +307,7 @@ impl VolumeMap {
     }
 
     /// Forgets everything but the cells: the metadata was rolled back, and has so many blocks
-    /// mapped. Answers who waited for a load.
+    /// mapped.
     pub fn roll_back(&self, mapped: u64) {
         for mut shard in self.shards() {
             shard.groups.clear();
@@ -315,6 +315,11 @@ impl VolumeMap {
             shard.mapped = 0;
         }
         self.mapped_at_opening.store(mapped, Ordering::Release);
+    }
+
+    /// Nothing is left here that a commit could make durable.
+    pub fn settle(&self) {
+        self.shards().for_each(|mut shard| shard.changed_in = 0);
     }
 }
 

@@ -10,7 +10,7 @@ use cairn_block::sync::MutexGuard;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
     ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags, IoError, IoResult,
-    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target,
+    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Table, Target,
     TargetType, Verdict,
 };
 use cairn_format::thin::{DataBlock, DeviceId, Mapping};
@@ -47,8 +47,9 @@ impl TargetType for ThinType {
         let parsed = ThinConfig::parse(&ctor);
         Box::pin(async move {
             let config = parsed?;
-            // A pool that is live may tell now what the resume would.
+            // What is live may tell now what the resume would.
             pool_of(&config, false)?;
+            refuse_own_pool(&config)?;
             let thin = Thin { config, seat: OnceLock::new(), blocks: OnceLock::new() };
             Ok(Arc::new(thin) as Arc<dyn Target>)
         })
@@ -76,6 +77,28 @@ fn pool_of(config: &ThinConfig, must: bool) -> Result<Option<Arc<Pool>>, ConfigE
         _ if must => absent(),
         _ => Ok(None),
     }
+}
+
+/// An external origin that stands on the volume's own pool is refused: the pool would hold its reads
+/// back, and wait for the writes that need them.
+fn refuse_own_pool(config: &ThinConfig) -> Result<(), ConfigError> {
+    let Some(origin) = &config.origin else { return Ok(()) };
+    let pool = config.pool.disk.mapped().expect("the parser looked");
+    if !stands_on(&origin.disk, pool.id()) {
+        return Ok(());
+    }
+    let found = "a volume of the same pool";
+    let expected = "a device that does not need the pool, or a snapshot in its place";
+    Err(ConfigError::argument(&origin.argument, "origin", found, expected))
+}
+
+/// True if requests to `disk` may reach a device.
+fn stands_on(disk: &Arc<dyn Disk>, device: cairn_block::DeviceId) -> bool {
+    let Some(mapped) = disk.mapped() else { return false };
+    let reaches = |table: Arc<Table>| {
+        table.lines().iter().any(|line| line.target.lowers().iter().any(|it| stands_on(it, device)))
+    };
+    mapped.id() == device || mapped.live_table().is_some_and(reaches)
 }
 
 /// A table's place at a volume.
@@ -529,7 +552,7 @@ impl Seat {
         }
         drop(shard);
         if result.is_err() {
-            pool.space_came(env);
+            pool.space_came();
         }
         waiters.into_iter().for_each(|id| env.remap(id));
         result
@@ -657,6 +680,7 @@ impl Target for Thin {
                 return Ok(());
             }
             let pool = pool_of(&self.config, true)?.expect("it must be there");
+            refuse_own_pool(&self.config)?;
             let id = DeviceId::new(u64::from(self.config.id)).expect("the parser looked");
             let opened = pool.open_volume(env, id).await;
             let volume = opened.map_err(|error| config_error(&self.config.pool, &error))?;

@@ -326,7 +326,7 @@ impl Pool {
     /// True if a request of a volume must wait. Under the lock of its shard.
     #[inline(always)]
     pub fn holds_back(&self, volume: &Volume) -> bool {
-        self.closed.load(Ordering::Relaxed) || volume.is_closed()
+        self.is_closed() || volume.is_closed()
     }
 
     /// Holds back the requests of all volumes; returns when none is under way.

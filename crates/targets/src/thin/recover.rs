@@ -180,7 +180,7 @@ impl ThinPool {
         }
         pool.start_keeper(env);
         pool.open(env);
-        pool.space_came(env);
+        pool.space_came();
         Ok(())
     }
 
@@ -278,6 +278,10 @@ impl ThinPool {
             return Ok(());
         }
         let grown = grow_maps(env, &mut working, device_blocks, self.config.data_blocks).await;
+        if matches!(grown, Err(Error::NoMetadataSpace)) {
+            // Nothing was written yet: the metadata is sound, only too small for so much data.
+            working.abort(env).await.map_err(|error| metadata_error(&self.config, error))?;
+        }
         pool.ledger.note(&working);
         let broken = working.is_broken();
         drop(working);

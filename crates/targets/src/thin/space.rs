@@ -8,7 +8,10 @@
 //! metadata until a discard, a deletion or growth makes some, for which there is a reserve (S3 in
 //! `stock`).
 
+use std::time::Duration;
+
 use cairn_block::Env;
+use futures_util::future::select;
 
 use super::pool::{Mode, Parked, Pool, State};
 use super::stock::Purpose;
@@ -115,20 +118,20 @@ impl Pool {
             if self.ledger.allocator().free() > 0 || !self.mode().provides() {
                 break;
             }
+            // A trim puts what is free into quarantine.
+            let quarantined = quarantined || self.state.lock().quarantined > 0;
             if changed && self.mode() == Mode::Write {
                 // Whatever comes of it, the next look tells.
                 let _ = self.commit(env).await;
             } else if quarantined {
                 listener.await;
             } else {
-                return self.run_out(env).await;
+                self.run_out(env).await;
+                break;
             }
         }
-        self.feed(env);
-    }
-
-    /// Has the starving look again.
-    fn feed(&self, env: &Env) {
+        // Whatever ended the search, the starving look again: they find a block or a gate, fail, or
+        // come back here.
         let starving = {
             let mut state = self.state.lock();
             state.seeking = false;
@@ -137,59 +140,54 @@ impl Pool {
         starving.into_iter().for_each(|parked| env.remap(parked.id));
     }
 
-    /// There is no data block, not even after a commit.
+    /// There is no data block, not even after a commit. Waits until that has changed, or writes are
+    /// to fail.
     async fn run_out(&self, env: &Env) {
         self.turn_mode(Mode::Write, Mode::OutOfData, "no data block is left");
-        let deadline = {
-            let mut state = self.state.lock();
+        // Some may have come free before the mode said that they are missed.
+        self.space_came();
+        let time = {
+            let state = self.state.lock();
             if state.options.error_if_full || state.impatient {
-                None
-            } else {
-                state.seeking = false;
-                Some(state.options.no_space_timeout())
+                return;
             }
+            state.options.no_space_timeout()
         };
-        match deadline {
-            // They fail when they look again.
-            None => self.feed(env),
-            Some(None) => (),
-            Some(Some(time)) => {
-                self.rest_while_full(env, time).await;
-                if self.mode() == Mode::OutOfData && !self.state.lock().stopping {
-                    self.state.lock().impatient = true;
-                    let name = &self.data.argument;
-                    tracing::warn!("thin-pool: {name}: no space for {time:?}: writes fail now");
-                    self.announce();
-                    self.feed(env);
-                }
-            }
+        self.rest_while_full(env, time).await;
+        if self.mode() == Mode::OutOfData && !self.state.lock().stopping {
+            self.state.lock().impatient = true;
+            let name = &self.data.argument;
+            let time = time.unwrap_or_default();
+            tracing::warn!("thin-pool: {name}: no space for {time:?}: writes fail now");
+            self.announce();
         }
     }
 
-    /// Waits until the pool is not out of data space any more, for so long at most.
-    async fn rest_while_full(&self, env: &Env, time: std::time::Duration) {
-        let end = env.now() + time;
+    /// Waits until the pool is not out of data space any more or is being stopped, for so long at
+    /// most.
+    async fn rest_while_full(&self, env: &Env, time: Option<Duration>) {
+        let end = time.map(|time| env.now() + time);
         loop {
             let listener = self.changed.listen();
             let over = self.mode() != Mode::OutOfData || self.state.lock().stopping;
-            if over || env.now() >= end {
-                return;
+            match end {
+                _ if over => return,
+                Some(end) if env.now() >= end => return,
+                Some(end) => drop(select(Box::pin(env.sleep_until(end)), listener).await),
+                None => listener.await,
             }
-            futures_util::future::select(Box::pin(env.sleep_until(end)), listener).await;
         }
     }
 
     /// Data blocks may have come free.
-    pub fn space_came(&self, env: &Env) {
+    pub fn space_came(&self) {
         if self.mode() == Mode::OutOfData && self.ledger.allocator().free() > 0 {
             self.state.lock().impatient = false;
             let why = "there are free data blocks again";
             self.turn_mode(Mode::OutOfData, Mode::Write, why);
         }
+        // Who looks for blocks hears of it, and wakes the starving.
         self.changed.notify(usize::MAX);
-        if self.mode() != Mode::OutOfData && !self.state.lock().seeking {
-            self.feed(env);
-        }
         self.look_at_marks();
     }
 

@@ -71,7 +71,7 @@ impl Pool {
             let allocator = self.ledger.allocator();
             runs.into_iter().for_each(|run| allocator.put_back(run));
             self.state.lock().quarantined -= count;
-            self.space_came(env);
+            self.space_came();
             if told.is_err() {
                 return (trimmed, told);
             }
@@ -89,14 +89,17 @@ impl Pool {
         (runs, next)
     }
 
-    async fn discard_runs(&self, env: &Env, runs: &[DataRun]) -> IoResult {
+    /// Tells the data device that it may forget these, some at a time; the first error, if any.
+    pub async fn discard_runs(&self, env: &Env, runs: &[DataRun]) -> IoResult {
+        let mut told = Ok(());
         for runs in runs.chunks(DISCARDS_MAX) {
             let discard = |run: &DataRun| {
                 let range = self.data_range(run.start, run.count);
                 env.io(self.data_disk(), Io::on(Op::Discard, range))
             };
-            join_all(runs.iter().map(discard)).await.into_iter().collect::<IoResult>()?;
+            let ends = join_all(runs.iter().map(discard)).await;
+            told = ends.into_iter().fold(told, Result::and);
         }
-        Ok(())
+        told
     }
 }

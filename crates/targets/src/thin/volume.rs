@@ -81,7 +81,8 @@ impl Volume {
     /// True if requests are held back.
     #[inline(always)]
     pub fn is_closed(&self) -> bool {
-        self.gates.load(Ordering::Relaxed) > 0
+        // Who finds it open sees what was changed while it was closed (T5).
+        self.gates.load(Ordering::Acquire) > 0
     }
 
     /// A change is about to be made, under the lock of its shard: before its stamp is taken (N1).

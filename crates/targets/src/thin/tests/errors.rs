@@ -79,6 +79,7 @@ fn every_volume_that_a_failed_commit_touched_fails_flush_and_fua_until_it_is_loa
         fua("third").unwrap();
         bed.load_thin("second", 1, 8);
         bed.flush("second").unwrap();
+        fua("second").unwrap();
         assert!(bed.flush("thin").is_err(), "each on its own");
     }
 }

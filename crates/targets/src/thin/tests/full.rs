@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::bed::*;
-use cairn_block::{ErrorKind, Flags, IoError, SuspendMode};
-use cairn_sim::{Fault, OpSet};
+use cairn_block::{ErrorKind, Flags, IoError, SectorCount, SuspendMode};
+use cairn_sim::{Fault, Image, OpSet};
 
 const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
 
@@ -55,6 +55,48 @@ fn writes_wait_for_space_and_then_fail() {
     bed.flush("thin").unwrap();
     bed.wait(Duration::from_millis(1));
     bed.pool_says(" rw discard_passdown queue_if_no_space");
+}
+
+#[test]
+fn what_waits_for_space_fails_with_the_pool() {
+    for features in ["0 0", "0 2 no_space_timeout 0"] {
+        let bed = small(features);
+        bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
+        bed.start("thin", "waits", |env| write_io(env, 4 * BLOCK, 1, 2));
+        bed.wait(Duration::from_millis(10));
+        assert!(bed.labels().is_empty());
+        bed.drive("meta").faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+        bed.message(&["create_thin", "1"]).unwrap_err();
+        bed.wait(Duration::from_millis(10));
+        assert_eq!(*bed.ends.borrow(), [("waits", Err(IoError::IO))], "{features}");
+        bed.pool_says(" ro ");
+    }
+}
+
+#[test]
+fn everybody_who_waits_for_space_fails_when_the_time_of_the_first_is_over() {
+    let bed = small("0 2 no_space_timeout 3");
+    bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
+    bed.start("thin", "early", |env| write_io(env, 4 * BLOCK, 1, 2));
+    bed.wait(Duration::from_secs(2));
+    bed.start("thin", "late", |env| write_io(env, 5 * BLOCK, 1, 2));
+    bed.wait(Duration::from_secs(2));
+    assert_eq!(*bed.ends.borrow(), [("early", Err(NO_SPACE)), ("late", Err(NO_SPACE))]);
+}
+
+#[test]
+fn metadata_too_small_for_so_much_data_is_refused_and_stays_sound() {
+    let data_blocks = 600_000;
+    let data = Image::new(SectorCount(data_blocks * BLOCK));
+    let bed = Bed::of_images(Image::new(SectorCount(24 * 8)), data.clone(), data_blocks);
+    bed.refuses("pool", &bed.pool_table("0 0"), "no free block is left");
+    let bytes = bed.drive("meta").visible().to_vec();
+    let mut longer = bytes;
+    longer.resize(256 * 4096, 0);
+    let bed = Bed::of_images(Image::of_bytes(&longer), data, data_blocks);
+    bed.serve("0 0", 8);
+    bed.pool_says("0/600000 - rw ");
+    bed.write("thin", 0, 1, 1).unwrap();
 }
 
 #[test]

@@ -58,3 +58,14 @@ fn a_discarded_block_shows_the_origin_again() {
     bed.discard("thin", 0, BLOCK).unwrap();
     assert_eq!(bed.bytes("thin", 0, 4), origin_bytes(0, 4));
 }
+
+#[test]
+fn an_origin_that_needs_the_same_pool_is_refused() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.message(&["create_thin", "1"]).unwrap();
+    bed.load("above", &format!("0 {} linear @thin 0", 8 * BLOCK));
+    for origin in ["thin", "above"] {
+        let table = format!("0 {} thin @pool 1 @{origin}", 8 * BLOCK);
+        bed.refuses("second", &table, "origin: found a volume of the same pool");
+    }
+}

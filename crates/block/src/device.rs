@@ -201,6 +201,8 @@ pub(crate) struct LocalDevice {
     /// The device has been removed: nothing is admitted any more. Ids are not used again, so
     /// this is all that is left of it.
     removed: Cell<bool>,
+    /// Nobody opens the gate any more: who comes to it while it is closed fails.
+    given_up: Cell<bool>,
 }
 
 impl Default for LocalDevice {
@@ -211,6 +213,7 @@ impl Default for LocalDevice {
             drained: RefCell::default(),
             parked: RefCell::default(),
             removed: Cell::default(),
+            given_up: Cell::default(),
             bounds: Cell::new(Bounds::NOTHING),
             way: Cell::default(),
         }
@@ -265,6 +268,11 @@ impl LocalDevice {
         self.removed.get()
     }
 
+    /// True if no request may wait at the gate.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.get()
+    }
+
     pub fn park(&self, env: &Env, mut request: Box<Request>) {
         self.parked.borrow_mut().push_back(request.id);
         request.at_gate = true;
@@ -294,6 +302,18 @@ impl LocalDevice {
     fn remove(&self, env: &Env, device: DeviceId) {
         self.removed.set(true);
         env.swap_table(device, None);
+        self.fail_parked(env);
+    }
+
+    /// Fails what waits at the gate, and whatever comes to it later and finds it closed.
+    fn give_up(&self, env: &Env) {
+        self.given_up.set(true);
+        if self.is_closed() {
+            self.fail_parked(env);
+        }
+    }
+
+    fn fail_parked(&self, env: &Env) {
         for id in self.parked.borrow_mut().drain(..) {
             env.push_work(Work::Fail(id, SHUTDOWN));
         }
@@ -316,6 +336,8 @@ pub struct MappedDevice {
     state: Mutex<State>,
     verb: AtomicBool,
     verb_free: Event,
+    /// A suspend has closed the gates and waits for what was admitted.
+    draining: AtomicBool,
     events: Events,
 }
 
@@ -339,6 +361,7 @@ impl MappedDevice {
             state: Mutex::new(State { suspended: true, ..State::default() }),
             verb: AtomicBool::new(false),
             verb_free: Event::new(),
+            draining: AtomicBool::new(false),
             events: Events::default(),
         }
     }
@@ -434,6 +457,7 @@ impl MappedDevice {
             latch.arrive();
         });
         closed.wait().await;
+        self.draining.store(true, Ordering::Release);
         let table = self.live_table();
         for line in table.iter().flat_map(|table| table.lines()) {
             line.target.presuspend(env, mode);
@@ -442,6 +466,7 @@ impl MappedDevice {
         let latch = drained.clone();
         env.call_everywhere(move |env| env.local(id).when_drained(latch.clone()));
         drained.wait().await;
+        self.draining.store(false, Ordering::Release);
         for line in table.iter().flat_map(|table| table.lines()) {
             line.target.suspend(env).await;
         }
@@ -518,11 +543,30 @@ impl MappedDevice {
         done.wait().await;
     }
 
-    /// Ends the device: suspends it, drops its tables, fails what is parked and whatever is
-    /// sent to it later.
+    /// The world ends: what waits at the gate fails, now and later, and a suspend under way gets
+    /// back what the targets keep waiting. Needs no turn (D3): the verb whose turn it is may wait
+    /// for these.
+    pub async fn give_up(&self, env: &Env) {
+        if self.draining.load(Ordering::Acquire) {
+            for line in self.live_table().iter().flat_map(|table| table.lines()) {
+                line.target.presuspend(env, SuspendMode::NoFlush);
+            }
+        }
+        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
+        let latch = done.clone();
+        env.call_everywhere(move |env| {
+            env.local(id).give_up(env);
+            latch.arrive();
+        });
+        done.wait().await;
+    }
+
+    /// Ends the device: suspends it, drops its tables, fails what is parked, at the gate or in the
+    /// targets, and whatever is sent to it later.
     pub async fn remove(&self, env: &Env) {
         let _verb = self.verb().await;
-        self.suspend_locked(env, SuspendMode::Flush).await;
+        // Nothing is to wait here for what may never come.
+        self.suspend_locked(env, SuspendMode::NoFlush).await;
         let last = State { suspended: true, ..State::default() };
         let state = std::mem::replace(&mut *self.state.lock(), last);
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));

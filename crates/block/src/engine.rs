@@ -221,7 +221,7 @@ fn pass<'t>(
     request: Box<Request>,
 ) -> Next<'t> {
     if local.is_closed() {
-        if local.is_removed() {
+        if local.is_removed() || (!admitted && local.is_given_up()) {
             finish(env, tables, request, Err(SHUTDOWN));
             return Next::Consumed;
         }
@@ -435,6 +435,10 @@ fn leave_frame(
     request.depth -= 1;
     let local = env.local(device);
     if flags.contains(FrameFlags::HANDED_BACK) && result.is_ok() {
+        if local.is_given_up() {
+            local.leave();
+            return Left::Passed(request, Err(SHUTDOWN));
+        }
         let child = matches!(request.completion, Completion::Child { .. });
         if request.depth > 0 || !child {
             local.park(env, request);

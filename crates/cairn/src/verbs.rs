@@ -6,13 +6,19 @@
 //! - resume: record, then swap. Crash: the old tables, or the new one live, as was asked.
 //! - create: build, record, resume. remove: end the volume, then record.
 //!
-//! Without a state file the verbs that change tables refuse. One such verb runs at a time;
-//! reading verbs never wait for it. [`Verbs::close`] refuses all further changes.
+//! Without a state file the verbs that change tables refuse. One such verb runs at a time, and
+//! `snap list` and `snap diff` wait for it, to tell of one moment; other reading verbs never do.
+//!
+//! What that verb waits for must not need another verb. So suspend waits for requests outside its
+//! turn, other verbs on its volume being refused meanwhile; and a verb that would read through a
+//! suspended volume, or wait for requests that do, is refused. [`Verbs::close`] refuses all further
+//! changes and gives up what verbs under way wait for.
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -46,18 +52,27 @@ pub struct Verbs {
     /// The state file, for what is noted beside the verbs.
     state: Option<StateFile>,
     changes: Mutex<Changes>,
+    /// What is recorded, for those who do not wait for their turn.
+    told: Told,
+    /// The volumes that are being suspended. Changed only in turn, but for the ends.
+    suspends: Mutex<Vec<String>>,
+    /// The server is going away.
+    closed: AtomicBool,
     /// Sees each step of a verb on snapshots.
     #[cfg(test)]
     pub(crate) at_step: Mutex<Box<dyn FnMut(Step) + Send>>,
 }
+
+type Records = Arc<HashMap<String, Record>>;
+type Told = Arc<Mutex<Records>>;
 
 /// What verbs changed.
 pub(crate) struct Changes {
     /// Where it is kept.
     pub(crate) state: Option<StateFile>,
     /// Every volume's, by name.
-    pub(crate) records: HashMap<String, Record>,
-    closed: bool,
+    pub(crate) records: Records,
+    told: Told,
 }
 
 impl Verbs {
@@ -68,14 +83,18 @@ impl Verbs {
         state: Option<StateFile>,
         records: Vec<Record>,
     ) -> Verbs {
-        let records: HashMap<_, _> =
-            records.into_iter().map(|record| (record.name.clone(), record)).collect();
+        let named = records.into_iter().map(|record| (record.name.clone(), record));
+        let records: Records = Arc::new(named.collect());
+        let told: Told = Arc::new(Mutex::new(records.clone()));
         let verbs = Verbs {
             world,
             exports,
             keeper: Keeper::default(),
             state: state.clone(),
-            changes: Mutex::new(Changes { state, records, closed: false }),
+            changes: Mutex::new(Changes { state, records, told: told.clone() }),
+            told,
+            suspends: Mutex::default(),
+            closed: AtomicBool::new(false),
             #[cfg(test)]
             at_step: Mutex::new(Box::new(|_| ())),
         };
@@ -102,22 +121,47 @@ impl Verbs {
     /// What verbs changed so far; none once all further changes are refused.
     pub(crate) fn look(&self) -> Option<MutexGuard<'_, Changes>> {
         let changes = self.changes.lock();
-        (!changes.closed).then_some(changes)
+        (!self.is_closed()).then_some(changes)
     }
 
-    /// Waits for the verb under way and refuses all further changes.
+    /// What verbs recorded, for who does not wait for the one under way.
+    pub(crate) fn told(&self) -> Records {
+        self.told.lock().clone()
+    }
+
+    /// Refuses all further changes, and waits for the verbs under way: what these wait for is given
+    /// up, as only another verb may bring it.
     pub fn close(&self) {
-        self.changes.lock().closed = true;
+        const STEP: Duration = Duration::from_millis(100);
+        /// Most verbs end by themselves, and no request fails for them.
+        const PATIENCE_STEPS: u32 = 20;
+        self.closed.store(true, Ordering::Release);
+        let mut steps = 0;
+        while self.changes.try_lock_for(STEP).is_none() || !self.suspends.lock().is_empty() {
+            steps += 1;
+            if steps > PATIENCE_STEPS {
+                self.world.give_up_waiting();
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn refuse_closed(&self) -> Outcome<()> {
+        if !self.is_closed() {
+            return Ok(());
+        }
+        let found = "a server that is going away";
+        Err(refused(ConfigKind::Busy, "", "server", found, "a running one"))
     }
 
     /// The right to change something.
     fn change(&self) -> Outcome<MutexGuard<'_, Changes>> {
         let changes = self.changes.lock();
-        if changes.closed {
-            let found = "a server that is going away";
-            return Err(refused(ConfigKind::Busy, "", "server", found, "a running one"));
-        }
-        Ok(changes)
+        self.refuse_closed().map(|()| changes)
     }
 
     /// The right to change a table of `name`.
@@ -138,6 +182,8 @@ impl Verbs {
         let mut changes = self.change_table(name, "load")?;
         self.refuse_snapshots(name, "load", "none (load the table of VOLUME@real)")?;
         self.refuse_other_thin(&changes, name, table)?;
+        self.refuse_being_suspended(name)?;
+        self.world.refuse_suspended_in(name, table)?;
         self.world.load(name, table)?;
         let inactive = Some(table.to_owned());
         let recorded = changes.record(name, |tables| tables.inactive = inactive);
@@ -153,7 +199,12 @@ impl Verbs {
     /// It stays suspended.
     pub(crate) fn resume(&self, name: &str) -> Outcome<()> {
         let mut changes = self.change()?;
+        self.refuse_being_suspended(name)?;
         if self.world.volume(name)?.inactive_table().is_some() {
+            // With snapshots, what is suspended beneath is brought up first.
+            if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
+                self.world.refuse_suspended_beneath(name)?;
+            }
             // A resume that fails leaves the volume suspended with this table, and the record says
             // so: the next resume may succeed.
             changes.record(name, |tables| {
@@ -175,6 +226,7 @@ impl Verbs {
     fn clear(&self, name: &str) -> Outcome<()> {
         let mut changes = self.change()?;
         self.world.volume(name)?;
+        self.refuse_being_suspended(name)?;
         changes.record(name, |tables| tables.inactive = None)?;
         self.world.clear(name)
     }
@@ -182,6 +234,7 @@ impl Verbs {
     fn create(&self, name: &str, table: &str) -> Outcome<()> {
         refuse_at_sign(name)?;
         let mut changes = self.change_table(name, "create")?;
+        self.world.refuse_suspended_in(name, table)?;
         self.world.create(name)?;
         let made = self.bring_up(&mut changes, name, table);
         if made.is_err() {
@@ -203,17 +256,33 @@ impl Verbs {
         self.refuse_thin(&changes, name, "remove")?;
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
         self.world.refuse_users(name)?;
+        self.refuse_being_suspended(name)?;
+        self.world.refuse_suspended_beneath(name)?;
         self.exports.remove_volume(&self.world, name)?;
         self.world.remove(name)?;
         changes.record(name, Record::clear)
     }
 
+    /// Other verbs go on while requests are waited for: one of them may be what these wait for.
     fn suspend(&self, name: &str, noflush: bool) -> Outcome<()> {
-        let changes = self.change()?;
+        let turn = self.change()?;
+        self.suspends.lock().push(name.to_owned());
+        drop(turn);
         let mode = if noflush { SuspendMode::NoFlush } else { SuspendMode::Flush };
         let suspended = self.world.suspend(name, mode);
-        drop(changes);
+        let mut suspends = self.suspends.lock();
+        let own = suspends.iter().position(|other| other == name);
+        suspends.swap_remove(own.expect("it was entered above"));
         suspended
+    }
+
+    /// Refuses a verb that would wait for a suspend of the same volume.
+    pub(crate) fn refuse_being_suspended(&self, name: &str) -> Outcome<()> {
+        if !self.suspends.lock().iter().any(|other| other == name) {
+            return Ok(());
+        }
+        let found = "a suspend that waits for requests";
+        Err(refused(ConfigKind::Busy, name, "state", found, "none under way"))
     }
 
     fn message(&self, params: &MessageParams) -> Outcome<Value> {
@@ -251,7 +320,7 @@ impl Verbs {
             if caller.is_gone() {
                 break;
             }
-            drop(self.change()?);
+            self.refuse_closed()?;
         }
         Err(refused(ConfigKind::Busy, params.name, "wait", "nobody who waits", "a caller"))
     }
@@ -261,7 +330,7 @@ impl Verbs {
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "read_only": self.world.read_only(),
-            "state": self.changes.lock().state.as_ref().map(|state| state.path().to_owned()),
+            "state": self.state.as_ref().map(|state| state.path().to_owned()),
             "uris": self.exports.uris(),
         })
     }
@@ -283,7 +352,9 @@ impl Changes {
         if let Some(state) = &mut self.state {
             state.record(records.clone())?;
         }
-        self.records.extend(records.into_iter().map(|record| (record.name.clone(), record)));
+        let named = records.into_iter().map(|record| (record.name.clone(), record));
+        Arc::make_mut(&mut self.records).extend(named);
+        *self.told.lock() = self.records.clone();
         Ok(())
     }
 
@@ -360,3 +431,6 @@ fn to_value(reply: impl Serialize) -> Outcome<Value> {
         ConfigError::new(ConfigKind::System, "", "reply: cannot be written").with_source(error)
     })
 }
+
+#[cfg(test)]
+mod tests;

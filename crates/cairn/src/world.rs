@@ -18,7 +18,7 @@ use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
 use cairn_targets::blank::refuse_signatures;
 
-use crate::failure::{Outcome, system, wrong};
+use crate::failure::{Outcome, refused, system, wrong};
 
 /// What a world is made of.
 pub struct WorldOptions {
@@ -231,6 +231,34 @@ impl World {
         Err(ConfigError::new(ConfigKind::Busy, name, detail))
     }
 
+    /// Refuses a volume whose requests would wait: it is suspended, or one beneath it is.
+    ///
+    /// # Errors
+    /// It is so, or there is no such volume.
+    pub fn refuse_suspended(&self, name: &str) -> Outcome<()> {
+        refuse_waiting(name, suspended_in(&*self.volume(name)?))
+    }
+
+    /// Refuses a volume on top of one that is suspended.
+    ///
+    /// # Errors
+    /// It is one, or there is no such volume.
+    pub fn refuse_suspended_beneath(&self, name: &str) -> Outcome<()> {
+        refuse_waiting(name, suspended_beneath(&*self.volume(name)?))
+    }
+
+    /// Refuses a table for `name` on top of a volume that is suspended.
+    ///
+    /// # Errors
+    /// It is one. What is no table is told by who loads it.
+    pub fn refuse_suspended_in(&self, name: &str, table: &str) -> Outcome<()> {
+        let lines = TableLine::parse_all(table).unwrap_or_default();
+        let named =
+            lines.iter().flat_map(|line| &line.args).filter_map(|arg| arg.strip_prefix('@'));
+        let volumes = named.filter(|on| *on != name).filter_map(|on| self.volume(on).ok());
+        refuse_waiting(name, volumes.into_iter().find_map(|volume| suspended_in(&volume)))
+    }
+
     /// The volumes that stand on this one.
     pub fn users_of(&self, name: &str) -> Vec<String> {
         let volumes = self.volumes();
@@ -284,15 +312,28 @@ impl World {
         ReactorId(sum % self.count)
     }
 
+    /// The server ends: requests that wait for a resume fail, and suspends that wait for a target
+    /// go on. Verbs that wait for these come to their end.
+    pub fn give_up_waiting(&self) {
+        for volume in self.volumes() {
+            let name = volume.volume().to_owned();
+            self.on_home(&name, move |env| async move { volume.give_up(&env).await });
+        }
+    }
+
     /// Suspends every volume, those that stand on others first, so that what they commit goes
     /// down before the lower ones commit theirs. Returns what each has to say: volume, words.
+    ///
+    /// Requests that would wait for a suspended volume, or for space, are not waited for: whoever
+    /// sent them is gone.
     pub fn suspend_all(&self) -> Vec<(String, String)> {
+        self.give_up_waiting();
         let mut said = Vec::new();
         for name in self.users_first() {
             let Ok(volume) = self.volume(&name) else { continue };
             let suspended = volume.clone();
             self.on_home(&name, |env| async move {
-                suspended.suspend(&env, SuspendMode::Flush).await;
+                suspended.suspend(&env, SuspendMode::NoFlush).await;
             });
             for line in volume.live_table().iter().flat_map(|table| table.lines()) {
                 said.extend(line.target.parting_word().map(|word| (name.clone(), word)));
@@ -316,6 +357,22 @@ fn lower_volumes(volume: &MappedDevice) -> Vec<Arc<dyn Disk>> {
     let tables = [volume.live_table(), volume.inactive_table()];
     let lines = tables.iter().flatten().flat_map(|table| table.lines());
     lines.flat_map(|line| line.target.lowers()).filter(|lower| lower.mapped().is_some()).collect()
+}
+
+/// The first volume that is suspended: this one, or one beneath.
+fn suspended_in(volume: &MappedDevice) -> Option<String> {
+    let own = volume.is_suspended().then(|| volume.volume().to_owned());
+    own.or_else(|| suspended_beneath(volume))
+}
+
+fn suspended_beneath(volume: &MappedDevice) -> Option<String> {
+    lower_volumes(volume).iter().find_map(|lower| suspended_in(lower.mapped()?))
+}
+
+fn refuse_waiting(name: &str, suspended: Option<String>) -> Outcome<()> {
+    let Some(on) = suspended else { return Ok(()) };
+    let found = format!("@{on} suspended");
+    Err(refused(ConfigKind::Busy, name, "state", &found, "a live volume"))
 }
 
 fn visit(volume: &MappedDevice, seen: &mut HashSet<String>, lowers_first: &mut Vec<String>) {

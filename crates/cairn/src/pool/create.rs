@@ -121,6 +121,7 @@ impl Verbs {
             if let Some(bytes) = bytes {
                 return Err(wrong(argument, &option, bytes, "none: it is a volume"));
             }
+            self.world.refuse_suspended(volume.volume())?;
             self.world.refuse_signatures(argument)?;
             return Ok(volume.sectors().0);
         }

@@ -155,6 +155,8 @@ impl Verbs {
         if volume.live_table().is_none() || volume.is_suspended() {
             return Err(refused(ConfigKind::Busy, name, "state", "suspended", "a live volume"));
         }
+        self.refuse_being_suspended(name)?;
+        self.world.refuse_suspended_beneath(name)?;
         if volume.inactive_table().is_some() {
             let expected = "none (cairn resume or cairn clear)";
             return Err(refused(ConfigKind::Busy, name, "state", "a loaded table", expected));
@@ -204,6 +206,7 @@ impl Verbs {
     }
 
     pub(crate) fn hold(&self, name: &str) -> Outcome<()> {
+        self.refuse_being_suspended(name)?;
         self.world.suspend(name, SuspendMode::Flush)
     }
 

@@ -118,8 +118,10 @@ impl Verbs {
                 names.insert(line.id, Known { name, sectors, created_s: None });
             }
         }
-        let Some(changes) = self.look() else { return names };
-        for (record, thin) in changes.thin_records(pool) {
+        for record in self.told().values().filter(|record| record.table.is_some()) {
+            let Some(thin) = record.thin.as_ref().filter(|thin| thin.pool == pool) else {
+                continue;
+            };
             let (name, created_s) = (record.name.clone(), thin.created_s);
             let sectors = names.get(&thin.id).and_then(|known| known.sectors);
             names.insert(thin.id, Known { name, sectors, created_s });

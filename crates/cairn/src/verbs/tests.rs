@@ -1,0 +1,185 @@
+//! Verbs that wait for requests which only another verb lets go on.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use cairn_block::{Disk, ErrorKind, Io, IoError, IoResult, Sector, SectorCount, SectorRange};
+
+use crate::control::rpc::{PoolCreateParams, ThinCreateParams, WaitParams};
+use crate::control::server::Caller;
+use crate::failure::Outcome;
+use crate::pool::tests::{OTHER, params};
+use crate::snap::tests::{Bed, folders};
+
+/// Nothing here takes as long: what does hangs.
+const FOREVER: Duration = Duration::from_secs(60);
+
+/// Does something that may wait.
+fn begin<T: Send + 'static>(
+    bed: &Arc<Bed>,
+    act: impl FnOnce(&Bed) -> T + Send + 'static,
+) -> Receiver<T> {
+    let ((send, receive), bed) = (channel(), bed.clone());
+    std::thread::spawn(move || send.send(act(&bed)));
+    receive
+}
+
+fn end<T>(begun: &Receiver<T>) -> T {
+    begun.recv_timeout(FOREVER).expect("it hangs")
+}
+
+fn now<T: Send + 'static>(bed: &Arc<Bed>, act: impl FnOnce(&Bed) -> T + Send + 'static) -> T {
+    end(&begin(bed, act))
+}
+
+/// Starts a write, and comes back when it waits somewhere.
+fn begin_write(bed: &Bed, name: &str, start: u64) -> Receiver<IoResult> {
+    let disk: Arc<dyn Disk> = bed.world.volume(name).unwrap();
+    let (send, receive) = channel();
+    bed.world.reactors().spawn(bed.world.home(name), move |env| async move {
+        let range = SectorRange::new(Sector(start), SectorCount(8));
+        let segs = env.segs(range.count);
+        segs.copy_in(0, &[7; 8 * 512]);
+        let written = env.io(&disk, Io::write(range, segs)).await;
+        send.send(written).unwrap();
+    });
+    // The same reactor, after it.
+    bed.world.on_home(name, |env| async move { env.sleep(Duration::from_millis(1)).await });
+    receive
+}
+
+/// The pool `p` with the volume `vm`.
+fn with_pool(features: &[&str]) -> (tempfile::TempDir, Arc<Bed>) {
+    let (all, work, _) = folders();
+    let bed = Arc::new(Bed::start(&work, OTHER).unwrap());
+    let features = features.iter().map(|&word| word.to_owned()).collect();
+    // One block.
+    let (data_bytes, features) = (Some(64 << 10), Some(features));
+    let pool = PoolCreateParams { data_bytes, features, ..params("p") };
+    bed.verbs.pool_create(&pool).unwrap();
+    let (name, size_bytes) = ("p/vm".to_owned(), 1 << 20);
+    bed.verbs.thin_create(&ThinCreateParams { name, size_bytes, ..Default::default() }).unwrap();
+    (all, bed)
+}
+
+fn line_of(refused: Outcome<()>) -> String {
+    refused.unwrap_err().to_string()
+}
+
+#[test]
+fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("big"), vec![0; 8 << 20]).unwrap();
+    fs::write(work.join("small"), vec![0; 4 << 20]).unwrap();
+    let bed = Arc::new(Bed::start(&work, "d=0 16384 linear big 0").unwrap());
+    now(&bed, |bed| {
+        bed.verbs.create("m", "0 8192 linear small 0").unwrap();
+        bed.verbs.create("on", "0 8 linear @d 0").unwrap();
+        bed.verbs.suspend("d", false).unwrap();
+    });
+    let pool = |data: &str, metadata: &str| {
+        let (data, metadata) = (data.to_owned(), metadata.to_owned());
+        PoolCreateParams { data, metadata, data_bytes: None, ..params("p") }
+    };
+    let (over, beneath) = (pool("@on", "@m"), pool("@m", "@d"));
+    let table = "0 8192 thin-pool @d @m 128 0";
+    let suspended = "state: found @d suspended, expected a live volume";
+    for line in [
+        line_of(now(&bed, move |bed| bed.verbs.pool_create(&over))),
+        line_of(now(&bed, move |bed| bed.verbs.pool_create(&beneath))),
+        line_of(now(&bed, move |bed| bed.verbs.create("p", table))),
+        line_of(now(&bed, move |bed| bed.verbs.load("m", "0 8 linear @on 0"))),
+        line_of(now(&bed, |bed| bed.verbs.remove("on"))),
+    ] {
+        assert!(line.ends_with(suspended), "{line}");
+    }
+    assert!(!bed.has("p"));
+    now(&bed, |bed| bed.verbs.resume("d").and_then(|()| bed.verbs.remove("on"))).unwrap();
+    now(&bed, move |bed| bed.verbs.pool_create(&pool("@d", "@m"))).unwrap();
+}
+
+#[test]
+fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
+    let (_all, bed) = with_pool(&[]);
+    now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
+    let written = begin_write(&bed, "vm", 0);
+    let suspended = begin(&bed, |bed| bed.verbs.suspend("vm", false));
+    while bed.verbs.suspends.lock().is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let waits = "vm: state: found a suspend that waits for requests, expected none under way";
+    for line in [
+        line_of(now(&bed, |bed| bed.verbs.resume("vm"))),
+        line_of(now(&bed, |bed| bed.verbs.load("vm", "0 8 zero"))),
+    ] {
+        assert!(line == waits || line.starts_with("vm: load: "), "{line}");
+    }
+    now(&bed, |bed| bed.verbs.resume("p")).unwrap();
+    end(&suspended).unwrap();
+    end(&written).unwrap();
+    now(&bed, |bed| bed.verbs.resume("vm")).unwrap();
+}
+
+#[test]
+fn a_verb_under_way_holds_up_no_verb_that_reads() {
+    let (_all, bed) = with_pool(&[]);
+    let turn = bed.verbs.changes.lock();
+    let infos = now(&bed, |bed| bed.verbs.thin_list(None)).unwrap();
+    assert_eq!(infos.len(), 1);
+    assert_eq!(infos[0].name, "vm");
+    assert!(now(&bed, |bed| bed.verbs.server_info())["state"].is_string());
+    let wait = WaitParams { name: "vm".to_owned(), event_nr: None };
+    let waited = begin(&bed, |bed| bed.verbs.wait(wait, &Patient));
+    // Longer than a step.
+    std::thread::sleep(Duration::from_millis(500));
+    bed.world.volume("vm").unwrap().raise_event();
+    end(&waited).unwrap();
+    drop(turn);
+}
+
+#[test]
+fn a_server_ends_although_requests_wait_for_a_verb() {
+    let error = Err(IoError::new(ErrorKind::Shutdown));
+    // At the gate of the suspended pool, without or with a suspend that waits for it.
+    for waits in [false, true] {
+        let (_all, bed) = with_pool(&[]);
+        now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
+        let written = begin_write(&bed, "vm", 0);
+        let suspended = waits.then(|| begin(&bed, |bed| bed.verbs.suspend("vm", false)));
+        while waits && bed.verbs.suspends.lock().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        now(&bed, |bed| bed.verbs.close());
+        now(&bed, |bed| bed.world.suspend_all());
+        assert_eq!(end(&written), error);
+        suspended.into_iter().for_each(|suspended| end(&suspended).unwrap());
+    }
+    // For space.
+    let (_all, bed) = with_pool(&["no_space_timeout", "0"]);
+    bed.write("vm", 0, 128, 1);
+    let written = begin_write(&bed, "vm", 128);
+    now(&bed, |bed| bed.verbs.close());
+    now(&bed, |bed| bed.world.suspend_all());
+    assert_eq!(end(&written), error);
+    // At the gate of a suspended volume.
+    let (_all, work, _) = folders();
+    let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));
+    now(&bed, |bed| {
+        bed.verbs.create("on", "0 8 linear @d 0").unwrap();
+        bed.verbs.suspend("d", false).unwrap();
+    });
+    let written = begin_write(&bed, "on", 0);
+    now(&bed, |bed| bed.verbs.close());
+    now(&bed, |bed| bed.world.suspend_all());
+    assert_eq!(end(&written), error);
+}
+
+struct Patient;
+
+impl Caller for Patient {
+    fn is_gone(&self) -> bool {
+        false
+    }
+}

@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use cairn_block::{ConfigKind, Disk, SECTOR_BYTES};
+use cairn_block::{ConfigKind, Disk, MappedDevice, SECTOR_BYTES};
 
 use crate::control::rpc::PoolCreateParams;
 use crate::failure::{Outcome, refused, wrong};
 use crate::offline::source::{Source, sync_folder};
+use crate::pool::is_pool;
 use crate::snap::names::refuse_at_sign;
 use crate::snap::store::{check_argument, discard, is_path};
 use crate::snap::{Step, also, now_s};
@@ -122,6 +123,7 @@ impl Verbs {
                 return Err(wrong(argument, &option, bytes, "none: it is a volume"));
             }
             self.world.refuse_suspended(volume.volume())?;
+            self.refuse_in_use(&volume)?;
             self.world.refuse_signatures(argument)?;
             return Ok(volume.sectors().0);
         }
@@ -148,6 +150,22 @@ impl Verbs {
         source.flush()?;
         sync_folder(&path)?;
         Ok(bytes / SECTOR_BYTES)
+    }
+}
+
+impl Verbs {
+    /// Refuses a volume that somebody uses: a volume, a client, or itself, as a pool.
+    fn refuse_in_use(&self, volume: &MappedDevice) -> Outcome<()> {
+        let name = volume.volume();
+        self.world.refuse_users(name)?;
+        if is_pool(volume) {
+            return Err(refused(ConfigKind::Busy, name, "users", "a pool's own volumes", "none"));
+        }
+        if self.exports.wait_for_clients(name) {
+            return Ok(());
+        }
+        let found = "clients that are connected";
+        Err(refused(ConfigKind::Busy, name, "users", found, "none"))
     }
 }
 

@@ -131,6 +131,31 @@ fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
 }
 
 #[test]
+fn a_volume_in_use_is_no_device_of_a_pool() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("big"), vec![0; 8 << 20]).unwrap();
+    let bed = Bed::start(&work, "d=0 16384 linear big 0").unwrap();
+    let pool = |name: &str, data: &str, metadata: &str| {
+        let (data, metadata) = (data.to_owned(), metadata.to_owned());
+        let data_bytes = (!data.starts_with('@')).then_some(4 << 20);
+        bed.verbs.pool_create(&PoolCreateParams { data, metadata, data_bytes, ..params(name) })
+    };
+    pool("p", "@d", "p.meta").unwrap();
+    for (refused, part) in [
+        (pool("q", "@d", "q.meta"), "d: users: found volume 'p' on it, expected none"),
+        (pool("q", "q.data", "@d"), "d: users: found volume 'p' on it, expected none"),
+        (pool("q", "@p", "q.meta"), "p: users: found a pool's own volumes, expected none"),
+    ] {
+        let line = refused.unwrap_err().to_string();
+        assert!(line.contains(part), "{line}");
+        assert_eq!(bed.files(), ["big", "p.meta", "state"], "{line}");
+    }
+    thin(&bed, "p/v").unwrap();
+    bed.write("v", 0, SECTORS, 2);
+    assert_eq!(bed.bytes("v"), [(SECTORS, 2)]);
+}
+
+#[test]
 fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
     let (_all, work, _) = folders();
     let bed = Bed::start(&work, OTHER).unwrap();

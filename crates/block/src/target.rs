@@ -59,7 +59,7 @@ pub enum MessageError {
     /// Unknown word or wrong arguments (EINVAL).
     #[error("{0}")]
     Invalid(String),
-    /// Not while suspended (EBUSY).
+    /// Not while suspended, or while somebody uses it (EBUSY).
     #[error("{0}")]
     Busy(String),
     /// It was tried and failed (EIO and others).

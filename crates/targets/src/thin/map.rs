@@ -110,11 +110,14 @@ pub(super) struct Seat {
     known_losses: u32,
     /// What would wait is handed back to the device, which is being suspended.
     handing_back: AtomicBool,
+    /// The table serves no more. Who holds it still may look at it, and keeps nobody from deleting
+    /// the volume.
+    left: AtomicBool,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.pool.close_volume(&self.volume);
+        self.leave();
     }
 }
 
@@ -520,6 +523,17 @@ impl Thin {
 pub(super) const NO_SPACE: IoError = IoError::new(cairn_block::ErrorKind::NoSpace);
 
 impl Seat {
+    /// The table has ended: it is no user of the volume any more.
+    fn leave(&self) {
+        if !self.left.swap(true, Ordering::AcqRel) {
+            self.pool.close_volume(&self.volume);
+        }
+    }
+
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
     /// True if acknowledged writes were rolled back since this table began to serve the volume.
     fn has_lost(&self) -> bool {
         self.volume.losses() != self.known_losses
@@ -691,9 +705,10 @@ impl Target for Thin {
             let block_sectors = pool.block.0;
             let tenant = pool.new_tenant();
             self.blocks.get_or_init(|| Blocks { block_sectors, origin });
-            let (known_losses, handing_back) = (volume.losses(), AtomicBool::new(false));
+            let known_losses = volume.losses();
+            let (handing_back, left) = (AtomicBool::new(false), AtomicBool::new(false));
             self.seat.get_or_init(|| {
-                Arc::new(Seat { pool, volume, tenant, known_losses, handing_back })
+                Arc::new(Seat { pool, volume, tenant, known_losses, handing_back, left })
             });
             Ok(())
         })
@@ -716,6 +731,12 @@ impl Target for Thin {
                 let _ = seat.pool.commit(env).await;
             }
         })
+    }
+
+    fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        // Not when the last who looks at the table lets go of it.
+        self.seat.get().inspect(|seat| seat.leave());
+        Box::pin(std::future::ready(()))
     }
 
     fn status(&self) -> String {
@@ -747,6 +768,10 @@ impl Thin {
         let seat = self.seat.get().ok_or(IoError::IO)?;
         let place = self.place(range);
         let run = loop {
+            if seat.has_left() {
+                // Nothing is known of the volume any more, and data is always true.
+                return Ok(vec![Extent { count: range.count, kind: ExtentKind::Data }]);
+            }
             let run = {
                 let mut shard = seat.volume.map.shard(place.block);
                 // What a failed pool rolled back is neither data nor a hole: reads fail too.
@@ -758,7 +783,10 @@ impl Thin {
             if run != Run::Absent {
                 break run;
             }
-            seat.pool.loaded(env, &seat.volume, place.block / GROUP_BLOCKS).await?;
+            let loaded = seat.pool.loaded(env, &seat.volume, place.block / GROUP_BLOCKS).await;
+            if !seat.has_left() {
+                loaded?;
+            }
         };
         let (count, kind) = match run {
             Run::Mapped { count, .. } => (count, ExtentKind::Data),

@@ -105,13 +105,14 @@ pub(super) fn suspended(words: &[&str]) -> MessageError {
 
 /// What the store refused, with the errno that the kernel gives.
 fn refused(error: &LedgerError) -> MessageError {
+    if let LedgerError::InUse(_) | LedgerError::Metadata(Error::Held(_)) = error {
+        return MessageError::Busy(format!("{error} (EBUSY)"));
+    }
     let errno = match error {
         LedgerError::Metadata(Error::NoDevice(_)) => "ENODATA",
         LedgerError::Metadata(Error::DeviceExists(_)) => "EEXIST",
-        LedgerError::Metadata(Error::Held(_)) => "EBUSY",
         LedgerError::Metadata(Error::NotHeld | Error::TimeExhausted(_)) => "EINVAL",
         LedgerError::Metadata(Error::NoMetadataSpace) => "ENOSPC",
-        LedgerError::InUse(_) => "EBUSY",
         LedgerError::TransactionId { .. } => "EINVAL",
         _ => "EIO",
     };

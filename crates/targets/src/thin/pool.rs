@@ -436,7 +436,9 @@ impl Pool {
             let (waiters, result) = match waiters {
                 Ok(waiters) => (waiters, None),
                 Err(error) => {
-                    tracing::error!("thin-pool: {}: {error}", pool.metadata.argument);
+                    if volume.is_used() {
+                        tracing::error!("thin-pool: {}: {error}", pool.metadata.argument);
+                    }
                     (volume.map.give_up_load(group), Some(Err(IoError::IO)))
                 }
             };

@@ -1,7 +1,10 @@
 //! Snapshots and the breaking of sharing; the messages about volumes.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use super::bed::*;
-use cairn_block::{Op, SuspendMode};
+use cairn_block::{Extent, ExtentKind, MessageError, Op, SectorCount, SuspendMode};
 use cairn_format::thin::{BLOCK_BYTES, MetadataBlock, Opening, TIME_MAX, block};
 use cairn_sim::Image;
 
@@ -85,6 +88,46 @@ fn snapshots_survive_and_are_deleted() {
     again.message(&["delete", "2"]).unwrap();
     assert!(again.status("pool").contains(" 2/64 "), "{}", again.status("pool"));
     assert_eq!(again.bytes("a", 0, 1), [2]);
+}
+
+#[test]
+fn who_looks_at_a_table_that_has_ended_keeps_no_volume_from_being_deleted() {
+    let bed = shared();
+    bed.flush("thin").unwrap();
+    let again = bed.reopen_durable();
+    again.load_pool("0 0");
+    again.load_thin("thin", 0, 8);
+    again.load_thin("snap", 1, 8);
+    let busy = again.message(&["delete", "1"]).unwrap_err();
+    assert!(matches!(busy, MessageError::Busy(_)), "{busy}");
+    // One waits for a group while the table ends, another looks later.
+    let (target, told) = (again.target("snap"), Rc::new(RefCell::new(None)));
+    let (asked, kept) = (target.clone(), told.clone());
+    again.sim.block_on(0, |env| {
+        env.clone().spawn(async move {
+            *kept.borrow_mut() = Some(asked.extents(&env, range(0, 8 * BLOCK)).await);
+        });
+        std::future::ready(())
+    });
+    assert!(told.borrow().is_none());
+    again.remove("snap");
+    again.message(&["delete", "1"]).unwrap();
+    again.settle();
+    let data = Extent { count: SectorCount(8 * BLOCK), kind: ExtentKind::Data };
+    let later = target.clone();
+    let later = again
+        .sim
+        .block_on(0, |env| async move { later.extents(&env, range(0, 8 * BLOCK)).await.unwrap() });
+    assert_eq!(later, [data]);
+    assert!(told.borrow_mut().take().unwrap().is_ok());
+    assert!(target.status().ends_with(" 255"), "{}", target.status());
+    // Its number is free for another volume, of which the held table knows nothing.
+    again.message(&["create_thin", "1"]).unwrap();
+    again.load_thin("new", 1, 8);
+    assert_eq!(again.bytes("new", 0, 1), [0]);
+    drop(target);
+    again.write("new", 0, BLOCK, 5).unwrap();
+    assert_eq!(again.bytes("new", 0, 1), [5]);
 }
 
 #[test]

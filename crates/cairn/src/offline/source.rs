@@ -55,13 +55,18 @@ impl Source {
     /// Makes a sparse file of this size where there is none, and opens it for writing.
     ///
     /// # Errors
-    /// There is something already, or the system refused.
+    /// There is something already, or the system refused: no file was made that stays.
     pub fn create(path: &Path, bytes: u64) -> Outcome<Source> {
         let name = path.display().to_string();
         let made = OpenOptions::new().write(true).create_new(true).open(path);
         let file = made.map_err(|error| system(&name, "create", error))?;
-        file.set_len(bytes).map_err(|error| system(&name, "set the size", error))?;
-        Source::write(path)
+        let sized = file.set_len(bytes).map_err(|error| system(&name, "set the size", error));
+        let source = sized.and_then(|()| Source::write(path));
+        if source.is_err() {
+            // What is half made is of no use; that it can't go is no other refusal.
+            drop(std::fs::remove_file(path));
+        }
+        source
     }
 
     fn open(path: &Path, read_only: bool) -> Outcome<Source> {
@@ -162,4 +167,22 @@ pub fn sync_folder(path: &Path) -> Outcome<()> {
     let folder = folder.unwrap_or(Path::new("."));
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| system(folder.display().to_string(), "flush", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::Source;
+
+    #[test]
+    fn a_file_is_made_whole_or_not_at_all_and_never_over_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert!(Source::create(&path, u64::MAX).is_err());
+        assert!(!path.exists());
+        fs::write(&path, "somebody's").unwrap();
+        assert!(Source::create(&path, 4096).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"somebody's");
+    }
 }

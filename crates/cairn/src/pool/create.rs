@@ -145,8 +145,8 @@ impl Verbs {
             let expected = "the size of the file to make, in whole sectors";
             return Err(wrong(argument, &option, found, expected));
         };
-        made.push(path.clone());
         let source = Source::create(&path, bytes)?;
+        made.push(path.clone());
         source.flush()?;
         sync_folder(&path)?;
         Ok(bytes / SECTOR_BYTES)

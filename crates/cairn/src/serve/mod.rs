@@ -25,6 +25,7 @@ pub use args::{RingChoice, ServeArgs};
 use crate::control::server::ControlServer;
 use crate::exit;
 use crate::failure::{Outcome, system, wrong};
+use crate::offline::source::sync_folder;
 use crate::signals::{self, Event};
 use crate::sockets;
 use crate::state::StateFile;
@@ -154,7 +155,9 @@ fn make_image(image: &Image) -> Outcome<()> {
     match OpenOptions::new().write(true).create_new(true).open(&image.path) {
         Ok(file) => {
             file.set_len(image.bytes).map_err(failed)?;
-            file.sync_all().map_err(failed)
+            file.sync_all().map_err(failed)?;
+            // Before a volume says that something is durable in it.
+            sync_folder(&image.path)
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(failed(error)),

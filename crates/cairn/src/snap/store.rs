@@ -101,12 +101,7 @@ pub fn check_argument(argument: &str) -> Outcome<()> {
 /// The device is in use, not blank, too small, or the system refused; nothing is left behind.
 pub fn prepare(wanted: &Wanted) -> Outcome<bool> {
     if fs::symlink_metadata(&wanted.path).is_err() {
-        let made = make(wanted);
-        if made.is_err() {
-            // What is half made is of no use; that it was not made at all is as good.
-            drop(fs::remove_file(&wanted.path));
-        }
-        return made.map(|()| true);
+        return make(wanted).map(|()| true);
     }
     if let Some(bytes) = wanted.bytes {
         let expected = "none: the device exists";
@@ -119,10 +114,16 @@ pub fn prepare(wanted: &Wanted) -> Outcome<bool> {
 }
 
 fn make(wanted: &Wanted) -> Outcome<()> {
+    // A file that somebody else has made meanwhile is refused, and stays.
     let source = Source::create(&wanted.path, wanted.new_file_bytes()?)?;
-    source.write_at(0, &Header::fresh(wanted.chunk).encode())?;
-    source.flush()?;
-    sync_folder(&wanted.path)
+    let written = source
+        .write_at(0, &Header::fresh(wanted.chunk).encode())
+        .and_then(|()| source.flush())
+        .and_then(|()| sync_folder(&wanted.path));
+    if written.is_err() {
+        discard(&wanted.path);
+    }
+    written
 }
 
 fn adopt(wanted: &Wanted) -> Outcome<()> {

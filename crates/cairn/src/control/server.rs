@@ -85,18 +85,32 @@ fn accept(listener: &UnixListener, answer: &Arc<dyn Answer>) {
             tracing::warn!("control socket: found {CONNECTIONS_MAX} connections, refused one more");
             continue;
         }
-        open.fetch_add(1, Ordering::AcqRel);
-        let (answer, count) = (answer.clone(), open.clone());
+        let (answer, place) = (answer.clone(), Place::take(&open));
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
+            let _place = place;
             if let Err(error) = converse(&stream, answer.as_ref()) {
                 tracing::debug!("control socket: {error}");
             }
-            count.fetch_sub(1, Ordering::AcqRel);
         });
         if let Err(error) = thread {
-            open.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!("control socket: thread: {error}");
         }
+    }
+}
+
+/// One of the [`CONNECTIONS_MAX`], given back even by a verb that panics.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(open: &Arc<AtomicUsize>) -> Place {
+        open.fetch_add(1, Ordering::AcqRel);
+        Place(open.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -133,12 +147,14 @@ pub fn respond(line: &str, answer: &dyn Answer, caller: &dyn Caller) -> Response
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Caller, respond};
+    use super::{Answer, CONNECTIONS_MAX, Caller, ControlServer, respond};
     use crate::control::rpc::RpcError;
     use proptest::prelude::{any, proptest};
     use serde_json::{Value, json};
+    use std::io::{BufRead, BufReader, Write};
     use std::net::Shutdown;
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
 
     struct Echo;
 
@@ -180,6 +196,35 @@ mod tests {
         for (line, code) in codes {
             assert_eq!(respond(line, &Echo, &Patient).error.unwrap().code, code, "{line}");
         }
+    }
+
+    struct Careless;
+
+    impl Answer for Careless {
+        fn answer(&self, method: &str, _: Value, _: &dyn Caller) -> Result<Value, RpcError> {
+            assert_eq!(method, "answer");
+            Ok(json!("answered"))
+        }
+    }
+
+    #[test]
+    fn a_verb_that_panics_gives_its_place_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let _server = ControlServer::start(&path, Arc::new(Careless)).unwrap();
+        // No answer: the verb panicked, or there was no place.
+        let ask = |method: &str| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"}}"#);
+            drop(writeln!(stream, "{line}"));
+            let mut answer = String::new();
+            drop(BufReader::new(stream).read_line(&mut answer));
+            answer
+        };
+        for _ in 0..=CONNECTIONS_MAX {
+            assert_eq!(ask("panic"), "");
+        }
+        assert!(ask("answer").contains("answered"));
     }
 
     proptest! {

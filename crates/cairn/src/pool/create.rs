@@ -172,7 +172,8 @@ impl Verbs {
 fn block_sectors(params: &PoolCreateParams) -> Outcome<u64> {
     let block = params.block_sectors.unwrap_or(BLOCK_SECTORS);
     if !(BLOCK_STEP..=BLOCK_MAX).contains(&block) || !block.is_multiple_of(BLOCK_STEP) {
-        let (found, expected) = (block * SECTOR_BYTES, "a multiple of 64 KiB, up to 1 GiB");
+        let found = block.saturating_mul(SECTOR_BYTES);
+        let expected = "a multiple of 64 KiB, up to 1 GiB";
         return Err(wrong(&params.name, "--block-size", format!("{found} bytes"), expected));
     }
     for argument in [&params.data, &params.metadata] {

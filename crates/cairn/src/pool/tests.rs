@@ -176,6 +176,7 @@ fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
         (own(&|params| params.name = "a@b".into()), "without '@'"),
         (own(&|params| params.name = "x".into()), "x: name: found a volume of it"),
         (own(&|params| params.block_sectors = Some(100)), "--block-size: found 51200 bytes"),
+        (own(&|params| params.block_sectors = Some(u64::MAX)), "found 18446744073709551615 bytes"),
         (own(&|params| params.data_bytes = None), "--data-size: found none"),
         (own(&|params| params.data_bytes = Some(4096)), "size: found 8 sectors"),
         (own(&|params| params.data = "p.meta".into()), "found the data device itself"),

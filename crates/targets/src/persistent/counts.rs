@@ -9,6 +9,8 @@
 //! C2. Every bitmap and every table entry that differs from the durable one is noted as changed.
 //! C3. What the index tells of a bitmap, its free entries and the first of them, is kept beside it:
 //!     a commit writes the index of all bitmaps, and looks only into those that changed.
+//! C4. Counts beyond the end, which the device may have, are forgotten: in memory at once, on the
+//!     device before a longer map gives them a meaning.
 
 use cairn_format::thin::{
     BITMAP_ENTRIES, BLOCK_BYTES, Bitmap, BitmapMut, Block, COUNT_IN_TREE, IndexEntry,
@@ -70,6 +72,8 @@ pub(super) struct Counts {
     changed_pages: Vec<usize>,
     large: FxHashMap<u64, u32>,
     changed_large: Vec<u64>,
+    /// C4: what lies on the device has counts beyond the end.
+    has_tail: bool,
 }
 
 impl Counts {
@@ -82,6 +86,7 @@ impl Counts {
             changed_pages: Vec::new(),
             large: FxHashMap::default(),
             changed_large: Vec::new(),
+            has_tail: false,
         }
     }
 
@@ -97,7 +102,7 @@ impl Counts {
         let mut counts = Counts::empty();
         counts.blocks = blocks;
         if let Some((_, last)) = pages.last_mut() {
-            clear_tail(last, blocks);
+            counts.has_tail = clear_tail(last, blocks);
         }
         counts.pages =
             pages.into_iter().map(|(at, bits)| Page::new(bits, Some(at), false)).collect();
@@ -188,15 +193,22 @@ impl Counts {
         let page = &mut self.pages[number as usize];
         if old.min(COUNT_IN_TREE) != new.min(COUNT_IN_TREE) {
             page.set(index, old.min(COUNT_IN_TREE), new.min(COUNT_IN_TREE));
-            if !std::mem::replace(&mut page.changed, true) {
-                self.changed_pages.push(number as usize);
-            }
+            self.note_changed(number as usize);
+        }
+    }
+
+    fn note_changed(&mut self, page: usize) {
+        if !std::mem::replace(&mut self.pages[page].changed, true) {
+            self.changed_pages.push(page);
         }
     }
 
     /// Makes the map longer, with counts of zero.
     pub fn grow(&mut self, blocks: u64) {
         assert!(blocks >= self.blocks, "a map never shrinks");
+        if blocks > self.blocks && std::mem::take(&mut self.has_tail) {
+            self.note_changed(bitmap_of(self.blocks).0 as usize);
+        }
         self.blocks = blocks;
         while (self.pages.len() as u64) < blocks.div_ceil(BITMAP_ENTRIES) {
             self.changed_pages.push(self.pages.len());
@@ -244,13 +256,18 @@ impl Counts {
     }
 }
 
-/// Entries beyond the last block mean nothing; a longer map begins with zeros there.
-fn clear_tail(last: &mut Block, blocks: u64) {
+/// Entries beyond the last block mean nothing; a longer map begins with zeros there. True if there were
+/// others.
+fn clear_tail(last: &mut Block, blocks: u64) -> bool {
     let used = (blocks % BITMAP_ENTRIES) as usize;
-    if used > 0 {
-        let mut bitmap = BitmapMut::cached(last);
-        (used..BITMAP_ENTRIES as usize).for_each(|index| bitmap.set(index, 0));
+    if used == 0 {
+        return false;
     }
+    let tail = used..BITMAP_ENTRIES as usize;
+    let has_tail = Bitmap::cached(last).count_free(tail.clone()) < tail.len() as u32;
+    let mut bitmap = BitmapMut::cached(last);
+    tail.for_each(|index| bitmap.set(index, 0));
+    has_tail
 }
 
 #[cfg(test)]
@@ -273,6 +290,7 @@ mod tests {
         assert_eq!((counts.allocated(), counts.get(9)), (1, None));
         counts.grow(12);
         assert_eq!(counts.get(9), Some(0), "what lay beyond the end is forgotten");
+        assert_eq!(counts.take_changed_pages(), [0], "on the device, too");
         assert_eq!(Counts::load(9, vec![(at, bits.clone())], []).err(), Some(1));
         assert_eq!(Counts::load(9, vec![(at, bits)], [(2, 3)]).err(), Some(2));
     }

@@ -28,6 +28,8 @@ pub struct MetadataDevice<'a> {
     start: u64,
     count: u64,
     progress: Progress,
+    /// Metadata blocks in use, and data blocks.
+    used: (u64, u64),
     /// Says when somebody wants it all to stop.
     stop: Option<&'a Receiver<Event>>,
 }
@@ -48,7 +50,8 @@ impl<'a> MetadataDevice<'a> {
     pub fn at(source: &'a Source, start_sector: u64, doing: &'static str) -> Outcome<Self> {
         let count = source.area_bytes(start_sector)? / BLOCK_BYTES as u64;
         let start = source.bytes - source.area_bytes(start_sector)?;
-        Ok(MetadataDevice { source, start, count, progress: Progress::new(doing), stop: None })
+        let progress = Progress::new(doing);
+        Ok(MetadataDevice { source, start, count, progress, used: (0, 0), stop: None })
     }
 
     /// Stops reading when this says so.
@@ -57,9 +60,19 @@ impl<'a> MetadataDevice<'a> {
         self
     }
 
-    /// Says how many blocks there are to read, for the progress.
-    pub fn expect(&mut self, blocks: u64) {
-        self.progress.expect(blocks);
+    /// Says what is in use of the pool that this is the metadata of: for the progress, all of it
+    /// will be read.
+    pub fn expect(&mut self, metadata_used: u64, data_used: u64) {
+        self.used = (metadata_used, data_used);
+        self.progress.expect(metadata_used);
+    }
+
+    /// Says that every volume will be read by itself, with so many mappings in all: what several
+    /// share is read as often.
+    pub fn expect_mappings(&mut self, mappings: u64) {
+        let (metadata, data) = (u128::from(self.used.0), u128::from(self.used.1.max(1)));
+        let blocks = u64::try_from(metadata * u128::from(mappings) / data).unwrap_or(u64::MAX);
+        self.progress.expect(blocks.max(self.used.0));
     }
 
     /// Ends the display of progress.

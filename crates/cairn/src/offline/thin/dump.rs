@@ -4,7 +4,7 @@ use cairn_block::ConfigError;
 use cairn_format::thin::stream::{Pool, Run, Sink, dump};
 use cairn_format::thin::{DeviceDetails, DeviceId, xml};
 
-use super::{MetadataDevice, stopped, superblock};
+use super::{MetadataDevice, expect_volumes, stopped, superblock};
 use crate::exit;
 use crate::failure::Outcome;
 use crate::offline::source::Source;
@@ -17,6 +17,7 @@ use crate::remote;
 pub fn show(source: &Source, start_sector: u64, held: bool, as_json: bool) -> Outcome<u8> {
     let mut device = MetadataDevice::at(source, start_sector, "dump")?;
     let superblock = superblock(&mut device, held)?;
+    expect_volumes(&mut device, &superblock, held);
     let print = |text: &str| remote::print(text).map(drop);
     let dumped = match as_json {
         true => dump(&mut device, &superblock, held, &mut Json::new(print)),

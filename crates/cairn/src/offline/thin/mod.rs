@@ -16,7 +16,7 @@ use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::thin::blocks::read_one;
-use cairn_format::thin::stream::Stop;
+use cairn_format::thin::stream::{self, Stop};
 use cairn_format::thin::{MetadataBlock, Superblock};
 use serde_json::{Value, json};
 
@@ -40,7 +40,8 @@ fn superblock(device: &mut MetadataDevice<'_>, held: bool) -> Outcome<Superblock
     let at = MetadataBlock::SUPERBLOCK;
     let read = read_one(device, at, |bytes| Superblock::decode(bytes, at))?;
     let superblock = read.map_err(|bad| device.damaged(bad))?;
-    device.expect(superblock.metadata_space_map.allocated);
+    let Superblock { metadata_space_map, data_space_map, .. } = &superblock;
+    device.expect(metadata_space_map.allocated, data_space_map.allocated);
     match (held, superblock.held_root) {
         (false, _) => Ok(superblock),
         (true, Some(at)) => {
@@ -51,6 +52,15 @@ fn superblock(device: &mut MetadataDevice<'_>, held: bool) -> Outcome<Superblock
             let expected = "a metadata snapshot (message reserve_metadata_snap)";
             Err(refused(ConfigKind::Argument, device.name(), "held_root", 0, expected))
         }
+    }
+}
+
+/// Prepares the progress for a look at each volume that a superblock leads to, one after the other.
+fn expect_volumes(device: &mut MetadataDevice<'_>, superblock: &Superblock, held: bool) {
+    // What is damaged is for whoever looks to tell.
+    if let Ok(devices) = stream::devices(device, superblock, held) {
+        let mapped = devices.iter().map(|(_, details, _)| details.mapped_blocks);
+        device.expect_mappings(mapped.fold(0, u64::saturating_add));
     }
 }
 

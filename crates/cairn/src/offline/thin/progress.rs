@@ -42,16 +42,21 @@ impl Progress {
             return;
         }
         self.said = Instant::now();
-        let total = self.total.max(self.done);
+        let (total, pace) = (self.total.max(self.done), self.pace(self.began.elapsed()));
         if !terminal {
-            eprintln!("cairn: {}", self.line(self.began.elapsed()));
+            eprintln!("cairn: {}: {} of {total} blocks, {pace}", self.doing, self.done);
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {
-            let style = "{msg} {bar:30} {pos}/{len} blocks  {per_sec}  {eta} left";
+            let style = "{prefix} {bar:30} {pos}/{len} blocks, {msg}";
             let style = ProgressStyle::with_template(style).expect("the template is well formed");
-            ProgressBar::new(total).with_style(style).with_message(self.doing)
+            ProgressBar::new(total)
+                .with_style(style)
+                .with_prefix(self.doing)
+                .with_position(self.done)
         });
+        // The bar itself would count from its first display on.
+        bar.set_message(pace);
         bar.set_length(total);
         bar.set_position(self.done);
     }
@@ -63,14 +68,14 @@ impl Progress {
         }
     }
 
-    fn line(&self, elapsed: Duration) -> String {
+    /// The rate so far, and the time left.
+    fn pace(&self, elapsed: Duration) -> String {
         let rate = (self.done as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
         let left = self.total.saturating_sub(self.done).checked_div(rate).filter(|left| *left > 0);
         let left = left.map_or(String::new(), |seconds| {
             format!(", {} left", HumanDuration(Duration::from_secs(seconds)))
         });
-        let total = self.total.max(self.done);
-        format!("{}: {} of {total} blocks, {rate}/s{left}", self.doing, self.done)
+        format!("{rate}/s{left}")
     }
 }
 
@@ -80,11 +85,12 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_line_tells_blocks_rate_and_time_left() {
+    fn the_pace_is_that_from_the_beginning_on() {
         let mut progress = Progress::new("check");
         progress.expect(3000);
         progress.done = 1000;
-        let line = progress.line(Duration::from_secs(1000));
-        assert_eq!(line, "check: 1000 of 3000 blocks, 1/s, 33 minutes left");
+        assert_eq!(progress.pace(Duration::from_secs(1000)), "1/s, 33 minutes left");
+        progress.done = 3000;
+        assert_eq!(progress.pace(Duration::from_secs(1000)), "3/s");
     }
 }

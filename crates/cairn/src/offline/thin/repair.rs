@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::output::Output;
 use super::restore::built;
-use super::{MetadataDevice, check as checking, superblock, superblock_json};
+use super::{MetadataDevice, check as checking, expect_volumes, superblock, superblock_json};
 use crate::cli::RepairArgs;
 use crate::exit;
 use crate::failure::{Outcome, refused, wrong};
@@ -40,7 +40,9 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let device = MetadataDevice::at(source, args.place.start_sector, "repair")?;
     let mut device = device.stopped_by(&stop);
     // For the progress alone.
-    drop(superblock(&mut device, false));
+    if let Ok(superblock) = superblock(&mut device, false) {
+        expect_volumes(&mut device, &superblock, false);
+    }
     let plan = Plan::new(&mut device, given(source, args)?);
     let plan = plan.map_err(|error| told(source, error))?;
     let mut output = Output::open(path, args.yes, &stop)?;

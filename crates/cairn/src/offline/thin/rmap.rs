@@ -6,7 +6,7 @@ use std::ops::Range;
 use cairn_format::thin::rmap::{Owned, rmap};
 use serde_json::{Value, json};
 
-use super::{MetadataDevice, open, stopped, superblock};
+use super::{MetadataDevice, expect_volumes, open, stopped, superblock};
 use crate::cli::RmapArgs;
 use crate::exit;
 use crate::failure::{Outcome, wrong};
@@ -20,6 +20,7 @@ pub fn run(args: &RmapArgs) -> Outcome<u8> {
     let source = open(&args.device, args.metadata_snapshot)?;
     let mut device = MetadataDevice::at(&source, args.place.start_sector, "rmap")?;
     let superblock = superblock(&mut device, args.metadata_snapshot)?;
+    expect_volumes(&mut device, &superblock, args.metadata_snapshot);
     let mut regions: Vec<_> =
         args.region.iter().map(|text| region(text)).collect::<Outcome<_>>()?;
     if regions.is_empty() {

@@ -143,7 +143,7 @@ impl CacheBed {
     /// # Errors
     /// The device cannot be read.
     pub fn metadata(&self, geometry: &Geometry) -> Outcome<Arc<Vec<u8>>> {
-        Ok(Arc::new(image::fetch(&self.bed, &self.cache, geometry)?))
+        Ok(Arc::new(image::fetch(&self.bed, &self.cache, geometry.metadata_bytes())?))
     }
 }
 

@@ -67,12 +67,12 @@ pub fn store(bed: &Bed, disk: &Arc<dyn Disk>, bytes: &Arc<Vec<u8>>) -> Outcome<(
     stored.map_err(|error| failed(disk, error))
 }
 
-/// Reads the metadata at the start of a device.
+/// Reads the metadata at the start of a device, of so many bytes.
 ///
 /// # Errors
 /// The device cannot be read.
-pub fn fetch(bed: &Bed, disk: &Arc<dyn Disk>, geometry: &Geometry) -> Outcome<Vec<u8>> {
-    let (from, len) = (disk.clone(), geometry.metadata_bytes());
+pub fn fetch(bed: &Bed, disk: &Arc<dyn Disk>, len: u64) -> Outcome<Vec<u8>> {
+    let from = disk.clone();
     let fetched = bed.on(move |env| async move {
         let mut bytes = Vec::with_capacity(len as usize);
         for range in pieces(len) {

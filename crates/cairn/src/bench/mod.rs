@@ -42,6 +42,7 @@ mod thinbeside;
 mod thinkernel;
 mod thinmaps;
 mod thinpeers;
+mod thintools;
 mod thinzeros;
 mod writecache;
 

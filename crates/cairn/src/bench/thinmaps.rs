@@ -1,17 +1,15 @@
 //! Part of `bench thin`: volumes with many mappings. Reads of 4 KiB all over them, beside the bare
-//! data device; snapshots of one, a thousand in a row; and the check of their metadata, beside
-//! thin_check if it is there.
+//! data device; snapshots of one, a thousand in a row; and what tools do with their metadata
+//! ([`thintools`](super::thintools)).
 //!
 //! The data device is null, so that ten million blocks fit, and so that what is added is the
 //! pool's. Neighbouring blocks of a volume lie apart on the data device: no run saves anything.
 
 use std::convert::Infallible;
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use cairn_backends::{MemoryDisk, NullDisk};
-use cairn_block::{ConfigKind, Disk, Op, SectorCount};
+use cairn_block::{Disk, Op, SectorCount};
 use cairn_format::thin::build::{Builder, Room, WriteBlocks};
 use cairn_format::thin::stream::{Pool, Run};
 use cairn_format::thin::{
@@ -19,15 +17,14 @@ use cairn_format::thin::{
     MetadataBlock,
 };
 
-use super::clock::{Moment, Took};
+use super::clock::Took;
 use super::load::{Job, run as run_job, scattered};
-use super::peers::{Folder, is_there};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
 use super::thin::NAME;
 use super::thinbed::{BLOCK, BLOCK_BYTES, ThinBed};
-use super::{Settings, image};
-use crate::failure::{Outcome, refused, system};
+use super::{Settings, image, thintools};
+use crate::failure::Outcome;
 
 const READ_BYTES: usize = 4 << 10;
 /// A prime that divides no number of mappings here: multiples of it visit every block once.
@@ -50,7 +47,9 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
         let metadata = Arc::new(metadata(mappings));
         lookups(settings, report, mappings, &metadata)?;
         snapshots(settings, report, mappings, &metadata)?;
-        check(settings, report, mappings, &metadata)?;
+        thintools::check(settings, report, mappings, &metadata)?;
+        let metadata = differing(mappings, &metadata)?;
+        thintools::diff(settings, report, mappings, &metadata)?;
     }
     Ok(())
 }
@@ -107,6 +106,7 @@ fn metadata(mappings: u64) -> Vec<u8> {
 /// A pool with these metadata over a null data device, up, and the volume of so many mappings.
 struct Mapped {
     bed: ThinBed,
+    metadata: Arc<dyn Disk>,
     data: Arc<dyn Disk>,
     volume: Arc<dyn Disk>,
 }
@@ -121,7 +121,7 @@ impl Mapped {
         image::store(bed.bed(), &meta, metadata)?;
         bed.pool("0")?;
         let volume = bed.volume(0, mappings * BLOCK_BYTES as u64)?;
-        Ok(Mapped { bed, data, volume })
+        Ok(Mapped { bed, metadata: meta, data, volume })
     }
 
     fn end(self) -> Outcome<()> {
@@ -188,49 +188,12 @@ fn snapshots(
     Ok(())
 }
 
-/// The metadata as a file, checked by this program and by thin_check.
-fn check(
-    settings: &Settings,
-    report: &mut Report,
-    mappings: u64,
-    metadata: &Arc<Vec<u8>>,
-) -> Outcome<()> {
-    let folder = Folder::make()?;
-    let path = folder.path("metadata");
-    let shown = path.display().to_string();
-    std::fs::write(&path, &metadata[..]).map_err(|error| system(shown, "write", error))?;
-    let own = std::env::current_exe().map_err(|error| system("bench", "find itself", error))?;
-    let (own, path) = (own.as_path(), path.as_path());
-    let mut subjects: Vec<Subject<'_, f64>> =
-        vec![Box::new(move || seconds(own, &["check"], path))];
-    let thin_check = Path::new("thin_check");
-    if is_there("thin_check") {
-        subjects.push(Box::new(move || seconds(thin_check, &["-q"], path)));
-    } else {
-        report.note("thin: thin_check is not installed: check told alone");
-    }
-    let taken = interleave(settings.runs, subjects)?;
-    let row = Row::new(NAME, Samples(taken[0].clone()), "s").with("what", "check");
-    let row = row.with("mappings", mappings);
-    report.push(match taken.get(1) {
-        Some(theirs) => row.with("beside", "thin_check").against(&Samples(theirs.clone())),
-        None => row,
-    });
-    Ok(())
-}
-
-/// How long a checker takes; sound metadata it must be.
-fn seconds(program: &Path, words: &[&str], path: &Path) -> Outcome<f64> {
-    let name = program.display().to_string();
-    let mut command = Command::new(program);
-    command.args(words).arg(path).stdin(Stdio::null()).stdout(Stdio::null());
-    let began = Moment::now();
-    let output = command.output().map_err(|error| system(&name, "run", error))?;
-    let took = began.elapsed().wall.as_secs_f64();
-    if output.status.success() {
-        return Ok(took);
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    let found = format!("{} and '{said}'", output.status);
-    Err(refused(ConfigKind::System, name, "exit status", found, "success"))
+/// These metadata after a snapshot, 1, from which the volume differs here and there by now.
+fn differing(mappings: u64, metadata: &Arc<Vec<u8>>) -> Outcome<Vec<u8>> {
+    let mapped = Mapped::make(mappings, metadata)?;
+    mapped.bed.bed().message("pool", "create_snap 1 0")?;
+    let every = mappings / thintools::differing(mappings);
+    let places = (0..mappings).step_by(every as usize).map(|block| block * BLOCK).collect();
+    run_job(mapped.bed.bed(), &mapped.volume, &Job::new(Op::Write, READ_BYTES, places).flushed())?;
+    image::fetch(mapped.bed.bed(), &mapped.metadata, metadata.len() as u64)
 }

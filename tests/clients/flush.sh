@@ -27,7 +27,7 @@ stopped() {
   [ "$(left)" -lt "$before" ] && [ "$(left)" -gt 0 ] || fail "$(left) are left of $before"
   "$CAIRN" serve --read-only --table "$table" --run 'nbdcopy "$uri" - | cmp - data'
 }
-stopped 1 timeout --preserve-status -s INT 1 "$CAIRN" flush --table "$slowly"
+stopped 1 timeout --foreground --preserve-status -s INT 1 "$CAIRN" flush --table "$slowly"
 stopped 124 "$CAIRN" flush --timeout 1 --table "$slowly"
 
 expect 0 "$CAIRN" flush --table "$table"

@@ -392,6 +392,16 @@ impl MappedDevice {
         state.inactive.clone().or_else(|| state.live.clone())
     }
 
+    /// True if requests to it reach `other`, or will with the table that waits for a resume; of
+    /// itself, too.
+    pub fn stands_on(&self, other: DeviceId) -> bool {
+        let tables = [self.live_table(), self.inactive_table()];
+        let mut lines = tables.iter().flatten().flat_map(|table| table.lines());
+        let reaches =
+            |lower: &Arc<dyn Disk>| lower.mapped().is_some_and(|lower| lower.stands_on(other));
+        self.id == other || lines.any(|line| line.target.lowers().iter().any(reaches))
+    }
+
     /// True if requests wait.
     pub fn is_suspended(&self) -> bool {
         self.state.lock().suspended

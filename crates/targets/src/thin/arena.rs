@@ -29,12 +29,12 @@ const TAKEN_MAX: usize = 5 << 16;
 
 /// Room for the entries of one group.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place(pub u32);
+pub(super) struct Spot(pub u32);
 
 #[derive(Default)]
 struct Free {
     /// Places that were given back.
-    places: Vec<Place>,
+    places: Vec<Spot>,
     /// How many have ever been taken.
     fresh: u32,
 }
@@ -48,7 +48,7 @@ pub(super) struct Arena {
 }
 
 /// In which piece a place lies, and as which of its places.
-fn locate(place: Place) -> (usize, usize) {
+fn locate(place: Spot) -> (usize, usize) {
     let nth = place.0 + FIRST_PLACES;
     let piece = nth.ilog2() - FIRST_PLACES.ilog2();
     (piece as usize, (nth - (FIRST_PLACES << piece)) as usize)
@@ -56,13 +56,13 @@ fn locate(place: Place) -> (usize, usize) {
 
 impl Arena {
     /// A place with whatever its last holder left.
-    pub fn take(&self) -> Place {
+    pub fn take(&self) -> Spot {
         self.taken.fetch_add(1, Ordering::Relaxed);
         let mut free = self.free.lock();
         if let Some(place) = free.places.pop() {
             return place;
         }
-        let place = Place(free.fresh);
+        let place = Spot(free.fresh);
         free.fresh += 1;
         let (piece, _) = locate(place);
         let words = (FIRST_PLACES as usize * GROUP_BLOCKS as usize) << piece;
@@ -71,7 +71,7 @@ impl Arena {
     }
 
     /// Nobody uses these any more.
-    pub fn give(&self, places: impl IntoIterator<Item = Place>) {
+    pub fn give(&self, places: impl IntoIterator<Item = Spot>) {
         let mut free = self.free.lock();
         let before = free.places.len();
         free.places.extend(places);
@@ -85,7 +85,7 @@ impl Arena {
 
     /// The words of a place that was taken.
     #[inline(always)]
-    pub fn words(&self, place: Place) -> &[AtomicU64] {
+    pub fn words(&self, place: Spot) -> &[AtomicU64] {
         let (piece, at) = locate(place);
         let words = self.pieces[piece].get().expect("made when the place was taken");
         &words[at * GROUP_BLOCKS as usize..][..GROUP_BLOCKS as usize]
@@ -100,7 +100,7 @@ mod tests {
     fn places_do_not_overlap_and_are_used_again() {
         let arena = Arena::default();
         let count = FIRST_PLACES * 3 + 5;
-        let places: Vec<Place> = (0..count).map(|_| arena.take()).collect();
+        let places: Vec<Spot> = (0..count).map(|_| arena.take()).collect();
         for (place, value) in places.iter().zip(0..) {
             arena.words(*place).iter().for_each(|word| word.store(value, Ordering::Relaxed));
         }
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn every_place_that_can_be_named_has_a_piece() {
         // The last bit of a slot is not the place's.
-        let last = Place((1 << 31) - FIRST_PLACES - 1);
+        let last = Spot((1 << 31) - FIRST_PLACES - 1);
         assert_eq!(locate(last).0, PIECES - 1);
-        assert_eq!(locate(Place(FIRST_PLACES)), (1, 0));
-        assert_eq!(locate(Place(FIRST_PLACES - 1)), (0, FIRST_PLACES as usize - 1));
+        assert_eq!(locate(Spot(FIRST_PLACES)), (1, 0));
+        assert_eq!(locate(Spot(FIRST_PLACES - 1)), (0, FIRST_PLACES as usize - 1));
     }
 }

@@ -16,7 +16,8 @@ use futures_util::future::{join, join_all};
 
 use super::canary::{self, Bug};
 use super::epochs::Phase;
-use super::map::{Origin, Place, Seat, Thin};
+use super::map::{Origin, Seat, Thin};
+use super::place::Place;
 use crate::waiters::Waiter;
 
 /// Blocks up to this size are put together in memory and written at once.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cairn_format::thin::Mapping;
 use rustc_hash::FxHashMap;
 
-use super::arena::{Arena, GROUP_BLOCKS, Place};
+use super::arena::{Arena, GROUP_BLOCKS, Spot};
 
 /// The groups of a volume are spread over so many shards: those of one are that far apart.
 pub(super) const SHARDS: u64 = 64;
@@ -100,13 +100,13 @@ impl Slot {
     const USED: u32 = 1 << 31;
 
     /// A group that was just used.
-    fn used(place: Place) -> Slot {
+    fn used(place: Spot) -> Slot {
         Slot((place.0 + 1) | Slot::USED)
     }
 
     #[inline(always)]
-    fn place(self) -> Option<Place> {
-        (self.0 & !Slot::USED).checked_sub(1).map(Place)
+    fn place(self) -> Option<Spot> {
+        (self.0 & !Slot::USED).checked_sub(1).map(Spot)
     }
 
     #[inline(always)]
@@ -341,7 +341,7 @@ mod tests {
         let arena = groups.arena.clone();
         let place = groups.pages[&locate(5).0].slots[locate(5).1].place();
         groups.clear();
-        let free: Vec<Place> = (0..4).map(|_| arena.take()).collect();
+        let free: Vec<Spot> = (0..4).map(|_| arena.take()).collect();
         assert!(free.iter().all(|place| place.0 < 4) && free.contains(&place.expect("added")));
         assert!(groups.get(5).is_none());
     }

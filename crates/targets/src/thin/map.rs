@@ -10,7 +10,7 @@ use cairn_block::sync::MutexGuard;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
     ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags, IoError, IoResult,
-    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Table, Target,
+    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target,
     TargetType, Verdict,
 };
 use cairn_format::thin::{DataBlock, DeviceId, Mapping};
@@ -19,6 +19,7 @@ use super::arena::GROUP_BLOCKS;
 use super::config::{Discards, ThinConfig};
 use super::epochs::Phase;
 use super::index::{Run, Shard};
+use super::place::Place;
 use super::pool::{Mode, Parked, Pool};
 use super::recover::{ThinPool, config_error};
 use super::status;
@@ -84,21 +85,12 @@ fn pool_of(config: &ThinConfig, must: bool) -> Result<Option<Arc<Pool>>, ConfigE
 fn refuse_own_pool(config: &ThinConfig) -> Result<(), ConfigError> {
     let Some(origin) = &config.origin else { return Ok(()) };
     let pool = config.pool.disk.mapped().expect("the parser looked");
-    if !stands_on(&origin.disk, pool.id()) {
+    if !origin.disk.mapped().is_some_and(|origin| origin.stands_on(pool.id())) {
         return Ok(());
     }
     let found = "a volume of the same pool";
     let expected = "a device that does not need the pool, or a snapshot in its place";
     Err(ConfigError::argument(&origin.argument, "origin", found, expected))
-}
-
-/// True if requests to `disk` may reach a device.
-fn stands_on(disk: &Arc<dyn Disk>, device: cairn_block::DeviceId) -> bool {
-    let Some(mapped) = disk.mapped() else { return false };
-    let reaches = |table: Arc<Table>| {
-        table.lines().iter().any(|line| line.target.lowers().iter().any(|it| stands_on(it, device)))
-    };
-    mapped.id() == device || mapped.live_table().is_some_and(reaches)
 }
 
 /// A table's place at a volume.
@@ -147,46 +139,6 @@ const PLAIN: u64 = 0;
 const COMMITS: u64 = 2;
 /// A write to data blocks that are in a cell: they are mapped when it has ended.
 const FILLS: u64 = 4;
-
-/// A request as the virtual blocks it touches.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub sector: u64,
-    /// The first.
-    pub block: u64,
-    /// How many sectors into it the request begins.
-    pub offset: u64,
-    /// How many it touches.
-    pub blocks: u64,
-    sectors: u64,
-    block_sectors: u64,
-}
-
-impl Place {
-    pub fn of(range: SectorRange, block_sectors: u64) -> Place {
-        let (sector, sectors) = (range.start.0, range.count.0);
-        let (block, offset) = (sector / block_sectors, sector % block_sectors);
-        let blocks = (offset + sectors).div_ceil(block_sectors);
-        Place { sector, block, offset, blocks, sectors, block_sectors }
-    }
-
-    /// How many blocks it covers from the first on.
-    pub fn whole(&self) -> u64 {
-        if self.offset == 0 { self.sectors / self.block_sectors } else { 0 }
-    }
-
-    /// Its sectors in the first `count` blocks.
-    pub fn head(&self, count: u64) -> SectorCount {
-        SectorCount(self.sectors.min(count.saturating_mul(self.block_sectors) - self.offset))
-    }
-
-    /// Its bytes in the block `index` after the first, as offset and length in its data.
-    fn bytes(&self, index: u64) -> (usize, usize) {
-        let from = if index == 0 { 0 } else { index * self.block_sectors - self.offset };
-        let to = self.head(index + 1).0;
-        ((from * 512) as usize, ((to - from) * 512) as usize)
-    }
-}
 
 /// What becomes of a request on a block that is in no cell.
 type Locked<'v> = MutexGuard<'v, Shard>;

@@ -17,8 +17,8 @@
 //!           3. quarantine: freed blocks, until who found them has ended
 //! ```
 //!
-//! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `index` (the volume
-//! map), `groups` (what of it is loaded), `arena` (where that lies), `fill` (partly written blocks),
+//! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `place` (where a
+//! request lies), `index` (the volume map), `groups` (what of it is loaded), `arena` (where that lies), `fill` (partly written blocks),
 //! `discard`, `commit`, `epochs` (who is under way), `stock` (what a reactor hands out), `space`
 //! (running out), `volume`, `pool`, `ledger` (the metadata), `recover` (opening, handover, growth),
 //! `message`, `status`, `inspect` (what verbs ask), `trim`.
@@ -61,6 +61,7 @@ mod map;
 mod message;
 #[cfg(test)]
 mod model;
+mod place;
 mod pool;
 mod recover;
 mod space;

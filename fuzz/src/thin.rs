@@ -8,7 +8,7 @@ use std::convert::Infallible;
 
 use cairn_format::Severity;
 use cairn_format::thin::blocks::MemoryBlocks;
-use cairn_format::thin::build::{Builder, Room, WriteBlocks};
+use cairn_format::thin::build::{Builder, Room};
 use cairn_format::thin::check::{Limits, Report, check};
 use cairn_format::thin::repair::{Given, Plan};
 use cairn_format::thin::rmap::rmap;
@@ -22,19 +22,6 @@ use cairn_format::thin::{
 
 #[path = "thin_image.rs"]
 mod thin_image;
-
-struct Memory(Vec<u8>);
-
-impl WriteBlocks for Memory {
-    type Error = Infallible;
-
-    fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), Infallible> {
-        let begin = at.0 as usize * BLOCK_BYTES;
-        self.0.resize(self.0.len().max(begin + BLOCK_BYTES), 0);
-        self.0[begin..begin + BLOCK_BYTES].copy_from_slice(bytes);
-        Ok(())
-    }
-}
 
 /// A metadata device: zeros follow. Changed blocks get their checksums, or nothing would get past.
 pub fn thin_metadata(bytes: &[u8]) {
@@ -76,17 +63,17 @@ fn repair(image: &[u8]) {
     };
     let mut blocks = MemoryBlocks::new(image);
     let Ok(plan) = Plan::new(&mut blocks, given) else { return };
-    let mut memory = Memory(Vec::new());
+    let mut memory = Vec::new();
     let Ok(repaired) = plan.build(&mut blocks, &mut memory, Room::AtLeast(16)) else { return };
     let report = finished(memory, &repaired.superblock);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert_eq!(report.totals.mapped_blocks, repaired.mapped_blocks);
 }
 
-fn finished(mut memory: Memory, superblock: &Superblock) -> Report {
-    memory.0.resize(superblock.metadata_space_map.blocks as usize * BLOCK_BYTES, 0);
-    memory.0[..BLOCK_BYTES].copy_from_slice(&superblock.encode(MetadataBlock::SUPERBLOCK));
-    checked(&memory.0)
+fn finished(mut memory: Vec<u8>, superblock: &Superblock) -> Report {
+    memory.resize(superblock.metadata_space_map.blocks as usize * BLOCK_BYTES, 0);
+    memory[..BLOCK_BYTES].copy_from_slice(&superblock.encode(MetadataBlock::SUPERBLOCK));
+    checked(&memory)
 }
 
 /// The XML of a pool with few data blocks: what is read builds sound metadata.
@@ -99,7 +86,7 @@ pub fn thin_xml(bytes: &[u8]) {
         data_block_size: DataBlockSize::new(128).expect("a legal size"),
         data_blocks: 10_000,
     };
-    let mut memory = Memory(Vec::new());
+    let mut memory = Vec::new();
     let builder = Builder::new(&mut memory, Room::AtLeast(16), pool).expect("there is room");
     let mut reader = Reader::new(builder);
     let read = reader.feed(bytes).and_then(|()| reader.finish());

@@ -5,16 +5,14 @@
 //! The data device is null, so that ten million blocks fit, and so that what is added is the
 //! pool's. Neighbouring blocks of a volume lie apart on the data device: no run saves anything.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use cairn_backends::{MemoryDisk, NullDisk};
 use cairn_block::{Disk, Op, SectorCount};
-use cairn_format::thin::build::{Builder, Room, WriteBlocks};
+use cairn_format::thin::build::{Builder, Room};
 use cairn_format::thin::stream::{Pool, Run};
 use cairn_format::thin::{
-    BLOCK_BYTES as METADATA_BLOCK_BYTES, Block, DataBlockSize, DeviceDetails, DeviceId,
-    MetadataBlock,
+    BLOCK_BYTES as METADATA_BLOCK_BYTES, DataBlockSize, DeviceDetails, DeviceId, MetadataBlock,
 };
 
 use super::clock::Took;
@@ -54,21 +52,6 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// A metadata device in memory that is being written.
-#[derive(Default)]
-struct Written(Vec<u8>);
-
-impl WriteBlocks for Written {
-    type Error = Infallible;
-
-    fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), Infallible> {
-        let begin = at.0 as usize * METADATA_BLOCK_BYTES;
-        self.0.resize(self.0.len().max(begin + METADATA_BLOCK_BYTES), 0);
-        self.0[begin..begin + METADATA_BLOCK_BYTES].copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
 /// The metadata of a pool with one volume, 0, that maps so many blocks.
 fn metadata(mappings: u64) -> Vec<u8> {
     let sound = "the sizes of a bench are within the format's";
@@ -80,7 +63,7 @@ fn metadata(mappings: u64) -> Vec<u8> {
         data_block_size: DataBlockSize::new(BLOCK as u32).expect(sound),
         data_blocks: mappings * 2,
     };
-    let mut written = Written::default();
+    let mut written = Vec::<u8>::new();
     let room = Room::AtLeast(METADATA_BLOCKS_MIN);
     let mut builder = Builder::new(&mut written, room, pool).expect(sound);
     let details = DeviceDetails {
@@ -97,10 +80,10 @@ fn metadata(mappings: u64) -> Vec<u8> {
     builder.end_device().expect(sound);
     let superblock = builder.finish().expect(sound);
     let blocks = superblock.metadata_space_map.blocks as usize;
-    written.0.resize(blocks * METADATA_BLOCK_BYTES, 0);
+    written.resize(blocks * METADATA_BLOCK_BYTES, 0);
     let bytes = superblock.encode(MetadataBlock::SUPERBLOCK);
-    written.0[..METADATA_BLOCK_BYTES].copy_from_slice(&bytes);
-    written.0
+    written[..METADATA_BLOCK_BYTES].copy_from_slice(&bytes);
+    written
 }
 
 /// A pool with these metadata over a null data device, up, and the volume of so many mappings.

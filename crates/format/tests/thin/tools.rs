@@ -6,7 +6,7 @@ use std::convert::Infallible;
 
 use cairn_format::Severity;
 use cairn_format::thin::blocks::MemoryBlocks;
-use cairn_format::thin::build::{BuildError, Builder, Refusal, Room, WriteBlocks};
+use cairn_format::thin::build::{BuildError, Builder, Refusal, Room};
 use cairn_format::thin::check::{Finding, Limits, Map, Report, check};
 use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
 use cairn_format::thin::rmap::rmap;
@@ -20,21 +20,6 @@ use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, propte
 use proptest::sample::Index;
 
 use crate::images::{Golden, image, manifest};
-
-/// A metadata device in memory, being written.
-#[derive(Default)]
-struct Memory(Vec<u8>);
-
-impl WriteBlocks for Memory {
-    type Error = Infallible;
-
-    fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), Infallible> {
-        let begin = at.0 as usize * BLOCK_BYTES;
-        self.0.resize(self.0.len().max(begin + BLOCK_BYTES), 0);
-        self.0[begin..begin + BLOCK_BYTES].copy_from_slice(bytes);
-        Ok(())
-    }
-}
 
 fn superblock(meta: &[u8]) -> Superblock {
     let bytes = block::of(&meta[..BLOCK_BYTES]).unwrap();
@@ -67,7 +52,7 @@ fn dumped(meta: &[u8]) -> String {
 
 /// Builds what the XML says, of a pool that a dump begins with.
 fn restored(text: &str, pool: Pool) -> Vec<u8> {
-    let mut memory = Memory::default();
+    let mut memory = Vec::<u8>::new();
     let builder = Builder::new(&mut memory, Room::AtLeast(16), pool).unwrap();
     let mut reader = Reader::new(builder);
     for piece in text.as_bytes().chunks(100) {
@@ -77,11 +62,11 @@ fn restored(text: &str, pool: Pool) -> Vec<u8> {
     finished(memory, &superblock)
 }
 
-fn finished(mut memory: Memory, superblock: &Superblock) -> Vec<u8> {
+fn finished(mut memory: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
     let blocks = superblock.metadata_space_map.blocks as usize;
-    memory.0.resize(blocks * BLOCK_BYTES, 0);
-    memory.0[..BLOCK_BYTES].copy_from_slice(&superblock.encode(MetadataBlock::SUPERBLOCK));
-    memory.0
+    memory.resize(blocks * BLOCK_BYTES, 0);
+    memory[..BLOCK_BYTES].copy_from_slice(&superblock.encode(MetadataBlock::SUPERBLOCK));
+    memory
 }
 
 /// Changes a block and seals it, as a writer with wrong ideas would.
@@ -255,7 +240,7 @@ fn sizes_that_do_not_fit_are_told() {
 }
 
 fn repaired(meta: &[u8], given: Given) -> Result<(Vec<u8>, Repaired), RepairError<Infallible>> {
-    let (mut blocks, mut memory) = (MemoryBlocks::new(meta), Memory::default());
+    let (mut blocks, mut memory) = (MemoryBlocks::new(meta), Vec::<u8>::new());
     let plan = Plan::new(&mut blocks, given)?;
     let repaired = plan.build(&mut blocks, &mut memory, Room::AtLeast(16))?;
     Ok((finished(memory, &repaired.superblock), repaired))
@@ -346,7 +331,7 @@ fn details() -> DeviceDetails {
 
 #[test]
 fn metadata_that_makes_no_sense_is_not_built() {
-    let mut memory = Memory::default();
+    let mut memory = Vec::<u8>::new();
     let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool(10)).unwrap();
     let device = DeviceId::new(1).unwrap();
     builder.begin_device(device, details()).unwrap();
@@ -366,8 +351,8 @@ fn metadata_that_makes_no_sense_is_not_built() {
     }
     builder.end_device().unwrap();
     assert_eq!(builder.begin_device(device, details()), Err(Refusal::DeviceTwice { device }));
-    assert!(Builder::new(&mut Memory::default(), Room::Fixed(16), pool(1 << 40)).is_err());
-    let mut full = Builder::new(Memory::default(), Room::Fixed(3), pool(48_000)).unwrap();
+    assert!(Builder::new(&mut Vec::<u8>::new(), Room::Fixed(16), pool(1 << 40)).is_err());
+    let mut full = Builder::new(Vec::<u8>::new(), Room::Fixed(3), pool(48_000)).unwrap();
     full.begin_device(device, details()).unwrap();
     let filled = full.add(run(0, 0, 48_000, 0));
     assert_eq!(filled, Err(BuildError::Refused(Refusal::NoRoom { blocks: 3 })));
@@ -376,7 +361,7 @@ fn metadata_that_makes_no_sense_is_not_built() {
 #[test]
 fn wrong_xml_is_refused_with_its_line() {
     let read = |text: &str| {
-        let mut memory = Memory::default();
+        let mut memory = Vec::<u8>::new();
         let mut reader =
             Reader::new(Builder::new(&mut memory, Room::AtLeast(16), pool(32)).unwrap());
         reader.feed(text.as_bytes()).and_then(|()| reader.finish().map(drop))
@@ -449,7 +434,7 @@ proptest! {
     fn pools_of_every_shape_are_built_sound_and_read_back(
         shapes in proptest::collection::vec((0u8..4, 0u16..2000), 0..6),
     ) {
-        let mut memory = Memory::default();
+        let mut memory = Vec::<u8>::new();
         let pool = pool(100_000);
         let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool).unwrap();
         let devices = shared_pool(&shapes);

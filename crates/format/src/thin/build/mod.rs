@@ -11,6 +11,7 @@
 mod tree;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use rustc_hash::FxHashMap;
 
@@ -34,6 +35,18 @@ pub trait WriteBlocks {
     /// # Errors
     /// The system refused.
     fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), Self::Error>;
+}
+
+/// A metadata device in memory; it grows with what is written.
+impl WriteBlocks for Vec<u8> {
+    type Error = Infallible;
+
+    fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), Infallible> {
+        let begin = at.0 as usize * BLOCK_BYTES;
+        self.resize(self.len().max(begin + BLOCK_BYTES), 0);
+        self[begin..begin + BLOCK_BYTES].copy_from_slice(bytes);
+        Ok(())
+    }
 }
 
 impl<W: WriteBlocks> WriteBlocks for &mut W {

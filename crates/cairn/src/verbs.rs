@@ -75,6 +75,27 @@ pub(crate) struct Changes {
     told: Told,
 }
 
+/// A suspend under way, until it ends, though it be by a panic: [`Verbs::close`] waits for it.
+struct Suspending<'a> {
+    all: &'a Mutex<Vec<String>>,
+    name: &'a str,
+}
+
+impl<'a> Suspending<'a> {
+    fn begin(all: &'a Mutex<Vec<String>>, name: &'a str) -> Suspending<'a> {
+        all.lock().push(name.to_owned());
+        Suspending { all, name }
+    }
+}
+
+impl Drop for Suspending<'_> {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        let own = all.iter().position(|name| name == self.name);
+        all.swap_remove(own.expect("it was entered at the beginning"));
+    }
+}
+
 impl Verbs {
     /// Verbs on a world whose volumes have the tables in `records`.
     pub fn new(
@@ -266,14 +287,10 @@ impl Verbs {
     /// Other verbs go on while requests are waited for: one of them may be what these wait for.
     fn suspend(&self, name: &str, noflush: bool) -> Outcome<()> {
         let turn = self.change()?;
-        self.suspends.lock().push(name.to_owned());
+        let _under_way = Suspending::begin(&self.suspends, name);
         drop(turn);
         let mode = if noflush { SuspendMode::NoFlush } else { SuspendMode::Flush };
-        let suspended = self.world.suspend(name, mode);
-        let mut suspends = self.suspends.lock();
-        let own = suspends.iter().position(|other| other == name);
-        suspends.swap_remove(own.expect("it was entered above"));
-        suspended
+        self.world.suspend(name, mode)
     }
 
     /// Refuses a verb that would wait for a suspend of the same volume.

@@ -183,3 +183,13 @@ impl Caller for Patient {
         false
     }
 }
+
+#[test]
+fn a_suspend_that_panics_is_not_waited_for() {
+    let all = parking_lot::Mutex::default();
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _under_way = super::Suspending::begin(&all, "v");
+        assert!(all.lock().is_empty(), "a panic in the middle");
+    }));
+    assert!(ended.is_err() && all.lock().is_empty());
+}

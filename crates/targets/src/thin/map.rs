@@ -326,7 +326,7 @@ impl Thin {
             return self.fill(env, request, shard, place, None, over_origin);
         }
         let count = count.min(alike.count);
-        if alike.zeros {
+        if alike.zeros && seat.pool.elides_zeroes() {
             return self.end_elided(env, request, shard, place, count);
         }
         if !shard.is_loaded(place.block) {
@@ -579,8 +579,8 @@ impl Thin {
         let pool = &seat.pool;
         let whole = place.whole().min(count);
         let kept = request.op == Op::WriteZeroes && request.flags.contains(Flags::NO_UNMAP);
-        let over_origin = place.block < self.origin_blocks();
-        if kept || whole == 0 || over_origin || !pool.mode().is_writable() {
+        let is_hole_zeros = place.block >= self.origin_blocks() && pool.elides_zeroes();
+        if kept || whole == 0 || !is_hole_zeros || !pool.mode().is_writable() {
             return Released::None(count);
         }
         // What is no whole block of zeros goes the usual way, as far as it is no zeros.
@@ -634,7 +634,7 @@ impl Target for Thin {
         Limits {
             io_opt: u32::try_from(pool.block.to_bytes()).unwrap_or(0),
             discard: pool.discards() != Discards::Ignore,
-            fast_zero: true,
+            fast_zero: stacked.fast_zero || pool.elides_zeroes(),
             ..stacked
         }
     }

@@ -218,9 +218,15 @@ impl Pool {
         self.skip_zeroing.load(Ordering::Relaxed)
     }
 
+    /// Zeros may be left out: what is not mapped reads as zeros, and goes on to when a part of its
+    /// block is written. Where new blocks are not zeroed, zeros are data.
+    pub fn elides_zeroes(&self) -> bool {
+        !self.skips_zeroing()
+    }
+
     /// Zeros that clients write are looked for.
     pub fn detects_zeroes(&self) -> bool {
-        self.detect.load(Ordering::Relaxed)
+        self.detect.load(Ordering::Relaxed) && self.elides_zeroes()
     }
 
     /// What is done with discards.

@@ -64,6 +64,38 @@ fn an_elided_write_is_as_durable_as_any() {
 }
 
 #[test]
+fn zeros_are_data_where_new_blocks_are_not_zeroed() {
+    for detect in ["0 1 skip_block_zeroing", "0 3 skip_block_zeroing detect_zeroes unmap"] {
+        let bed = Bed::new(256, 64);
+        bed.load_pool(detect);
+        bed.message(&["create_thin", "0"]).unwrap();
+        bed.load_thin("thin", 0, 16);
+        // To holes, as data and as a request without data; a part of a block and a whole one.
+        bed.write("thin", 0, 8, 0).unwrap();
+        bed.zero("thin", BLOCK, 8).unwrap();
+        bed.write("thin", 2 * BLOCK, BLOCK, 0).unwrap();
+        bed.zero("thin", 3 * BLOCK, BLOCK).unwrap();
+        // To what is mapped.
+        bed.write("thin", 4 * BLOCK, 2 * BLOCK, 1).unwrap();
+        bed.write("thin", 4 * BLOCK, BLOCK, 0).unwrap();
+        bed.zero("thin", 5 * BLOCK, BLOCK).unwrap();
+        // The data device holds no zeros, so that they would not survive as a hole.
+        for block in 0..6 {
+            bed.write("thin", block * BLOCK + 8, 8, 1).unwrap();
+            assert_eq!(bed.bytes("thin", block * BLOCK, 8), [0; 8], "{detect}, block {block}");
+        }
+        assert!(bed.status("thin").starts_with(&format!("{} ", 6 * BLOCK)));
+        bed.flush("thin").unwrap();
+        let again = bed.reopen_durable();
+        again.load_pool(detect);
+        again.load_thin("thin", 0, 16);
+        for block in 0..6 {
+            assert_eq!(again.bytes("thin", block * BLOCK, 8), [0; 8], "{detect}, block {block}");
+        }
+    }
+}
+
+#[test]
 fn detection_is_changed_by_a_message_and_off_without_a_word() {
     let bed = Bed::with_volume(256, 64, 16);
     bed.write("thin", 0, BLOCK, 0).unwrap();

@@ -165,6 +165,20 @@ fn descend<'t>(env: &Env, tables: &'t Tables, mut disk: &'t dyn Disk, mut reques
     submit(env, tables, disk, request);
 }
 
+/// Tells the first target that will decide about a request where that begins. What lies beneath
+/// it only the decision will show.
+pub(crate) fn foresee(env: &Env, disk: &dyn Disk, mut at: Sector) {
+    let tables = &*env.tables();
+    let mut device = disk.mapped().map(MappedDevice::id);
+    while let Some((_, line)) = device.and_then(|id| tables.get(id)?.line_at(at)) {
+        let inside = at - line.start;
+        let Some(straight) = &line.straight else {
+            return line.target.foresee(Sector(inside.0));
+        };
+        (at, device) = (straight.start + inside, straight.device);
+    }
+}
+
 /// The ready path: takes a request past every open device whose only line has nothing to decide
 /// about it. Answers where it went from the last one; none if there is no such device. What it
 /// meets there is left to the caller, breaches of the contract too.

@@ -23,7 +23,7 @@ use crate::error::IoResult;
 use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId};
 use crate::slots::Slots;
 use crate::table::Table;
-use crate::units::{SectorCount, SectorRange, Time};
+use crate::units::{Sector, SectorCount, SectorRange, Time};
 
 /// Lets the reactor turn once: the other tasks, and what has arrived meanwhile.
 pub async fn yield_once() {
@@ -216,6 +216,12 @@ impl Env {
         } else {
             engine::run(self, Some((disk.as_ref(), request)));
         }
+    }
+
+    /// A request that begins at `at` will be started soon, after others: what is known of its way
+    /// is fetched meanwhile ([`crate::Target::foresee`]).
+    pub fn foresee(&self, disk: &Arc<dyn Disk>, at: Sector) {
+        engine::foresee(self, disk.as_ref(), at);
     }
 
     /// Starts a request and returns a future of its result. Dropping the future leaves the

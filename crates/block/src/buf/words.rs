@@ -25,6 +25,23 @@ impl HugeWords {
     }
 }
 
+impl HugeWords {
+    /// Has the processor fetch a word that will be looked up soon; waits for nothing.
+    #[inline(always)]
+    pub fn fetch(&self, index: usize) {
+        let word = &raw const self[index];
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint about an address, which points into `self`; it reads nothing.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(word.cast());
+        }
+        // Elsewhere Rust has no stable way to say it.
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = word;
+    }
+}
+
 impl Deref for HugeWords {
     type Target = [AtomicU64];
 
@@ -47,6 +64,7 @@ mod tests {
         let words = HugeWords::zeroed(300_000);
         assert!(words.len() >= 300_000);
         assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        words.fetch(299_999);
         words[299_999].store(7, Ordering::Relaxed);
         assert_eq!(words[299_999].load(Ordering::Relaxed), 7);
     }

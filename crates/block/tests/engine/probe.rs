@@ -39,6 +39,8 @@ pub struct Seen {
 #[derive(Default)]
 pub struct Log {
     pub seen: Mutex<Vec<Seen>>,
+    /// Requests that were announced: the offset of the line, and where on it they begin.
+    pub foreseen: Mutex<Vec<(u64, Sector)>>,
     /// While true, a probe refuses to resume.
     pub refuse: Mutex<bool>,
 }
@@ -128,6 +130,10 @@ impl Target for Probe {
         });
         let sector = Sector(request.range.start.0 + self.offset);
         Verdict::Remapped { disk: self.lower.as_ref(), sector }
+    }
+
+    fn foresee(&self, at: Sector) {
+        self.log.foreseen.lock().push((self.offset, at));
     }
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {

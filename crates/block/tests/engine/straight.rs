@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, ErrorKind, Io, SectorCount, SuspendMode};
+use cairn_block::{Disk, ErrorKind, Io, Sector, SectorCount, SuspendMode};
 use cairn_sim::{Effect, Fault, History, OpSet, Workload};
 
 use crate::probe::{Bench, pattern, range};
@@ -26,6 +26,26 @@ fn nobody_is_asked_and_every_request_arrives_where_it_belongs() {
     // Only what crosses the end of a line is the target's to split.
     assert!(bench.take_seen().iter().all(|seen| seen.range.start.0 < 60));
     bench.io(&top, |_| Io::flush()).unwrap();
+    bench.assert_clean();
+}
+
+#[test]
+fn who_will_decide_first_is_told_where_a_request_will_begin() {
+    let bench = Bench::new(1);
+    bench.volume("low", "0 100 probe a 3");
+    bench.volume("middle", "0 50 probe @low 10 straight=1\n50 20 probe b 7");
+    let top: Arc<dyn Disk> = bench.volume("top", "0 60 probe @middle 5 straight=1");
+    let env = bench.world.env(0);
+    let told = |at| {
+        env.foresee(&top, Sector(at));
+        std::mem::take(&mut *bench.log.foreseen.lock())
+    };
+    assert_eq!(told(1), [(3, Sector(16))]);
+    assert_eq!(told(44), [(3, Sector(59))]);
+    assert_eq!(told(45), [(7, Sector(0))]);
+    assert_eq!(told(59), [(7, Sector(14))]);
+    assert_eq!(told(60), [], "beyond the end");
+    assert_eq!(told(u64::MAX), []);
     bench.assert_clean();
 }
 

@@ -216,6 +216,11 @@ async fn pump(
     let began = Moment::now();
     while pump.ended.get() < total {
         let mut turn = job.turn;
+        // As a connection does with requests that arrived together.
+        let ready = pump.free.borrow().len().min(turn);
+        for &place in job.places[started..].iter().take(ready).skip(1) {
+            env.foresee(disk, Sector(place));
+        }
         while turn > 0
             && started < total
             && let Some(segs) = pump.take()

@@ -72,6 +72,17 @@ impl Inlet {
         std::mem::take(&mut self.fresh)
     }
 
+    /// Shows the headers that are staged behind `payload` bytes, as far as they can be told; `look`
+    /// answers how many bytes of payload follow one.
+    pub(super) fn ahead(
+        &self,
+        payload: usize,
+        look: impl FnMut(&[u8; REQUEST_BYTES]) -> Option<usize>,
+    ) {
+        let staged = self.end - self.start;
+        self.buf.read(self.start, staged, |staged| each_header(staged.get(payload..), look));
+    }
+
     async fn receive(&mut self, channel: &Channel, all: bool) -> Result<usize, Ended> {
         let count = channel.receive(&mut self.segs, all).await?;
         self.segs.clear();
@@ -151,5 +162,56 @@ impl Inlet {
             self.buf.write(0, STAGE_BYTES, |bytes| bytes.copy_within(start..end, 0));
             (self.start, self.end) = (0, staged);
         }
+    }
+}
+
+/// Shows the headers of requests that follow each other; see [`Inlet::ahead`].
+fn each_header(
+    mut bytes: Option<&[u8]>,
+    mut look: impl FnMut(&[u8; REQUEST_BYTES]) -> Option<usize>,
+) {
+    while let Some((header, rest)) = bytes.and_then(<[u8]>::split_first_chunk) {
+        bytes = look(header).and_then(|payload| rest.get(payload..));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first bytes of the headers that are shown. The second byte of a header is how much
+    /// payload it has; 255 is what cannot be told.
+    fn shown(staged: &[u8]) -> Vec<u8> {
+        let mut seen = Vec::new();
+        each_header(Some(staged), |header| {
+            seen.push(header[0]);
+            (header[1] != 255).then_some(usize::from(header[1]))
+        });
+        seen
+    }
+
+    fn header(name: u8, payload: u8) -> [u8; REQUEST_BYTES] {
+        let mut header = [0; REQUEST_BYTES];
+        (header[0], header[1]) = (name, payload);
+        header
+    }
+
+    #[test]
+    fn the_headers_that_have_arrived_are_shown_past_their_payloads() {
+        let mut staged = Vec::new();
+        for (name, payload) in [(1, 0), (2, 7), (3, 0)] {
+            staged.extend(header(name, payload));
+            staged.extend(vec![9; usize::from(payload)]);
+        }
+        assert_eq!(shown(&staged), [1, 2, 3]);
+        assert_eq!(shown(&staged[..staged.len() - 1]), [1, 2], "the last is not whole");
+        assert_eq!(shown(&[]), [0; 0]);
+    }
+
+    #[test]
+    fn what_follows_a_header_that_cannot_be_told_is_not_shown() {
+        assert_eq!(shown(&[header(1, 255), header(2, 0)].concat()), [1]);
+        let staged = [header(1, 60), header(2, 0)].concat();
+        assert_eq!(shown(&staged), [1], "its payload is not all there");
     }
 }

@@ -159,10 +159,22 @@ pub enum Decoded {
 /// An error and the rule that was broken.
 type Fault = (ErrorCode, &'static str);
 
+/// Where the request of a header begins, and how many bytes of payload follow, both as it says;
+/// none if the stream is out of step.
+pub fn glance(bytes: &[u8; REQUEST_BYTES]) -> Option<(u64, usize)> {
+    let header = header_of(bytes);
+    let payload = if header.command.get() == command::WRITE { header.length.get() } else { 0 };
+    (header.magic.get() == REQUEST_MAGIC).then_some((header.offset.get(), payload as usize))
+}
+
+fn header_of(bytes: &[u8; REQUEST_BYTES]) -> RequestHeader {
+    RequestHeader::read_from_bytes(bytes.as_slice())
+        .expect("the array is exactly as long as a header")
+}
+
 /// Judges a request header under `terms`.
 pub fn decode(bytes: &[u8; REQUEST_BYTES], terms: &Terms) -> Decoded {
-    let header = RequestHeader::read_from_bytes(bytes.as_slice())
-        .expect("the array is exactly as long as a header");
+    let header = header_of(bytes);
     if header.magic.get() != REQUEST_MAGIC {
         return Decoded::Broken(Breach::BadMagic { found: header.magic.get() });
     }

@@ -6,13 +6,13 @@
 
 use std::rc::Rc;
 
-use cairn_block::{CellMode, Flags, Io, Op};
+use cairn_block::{CellMode, Flags, Io, Op, SECTOR_BYTES, Sector};
 
 use super::connection::{Connection, Pass, ReadPart, Ticket};
 use super::inlet::{Ended, Inlet};
 use super::payload::Payload;
 use super::reply;
-use super::request::{ByteRange, Command, Decoded, Request, decode};
+use super::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Request, decode, glance};
 use super::wire::Cookie;
 use super::{status, widen};
 
@@ -43,6 +43,7 @@ async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option
         let header = inlet.header(&conn.channel).await?;
         if inlet.take_fresh() {
             conn.refresh();
+            foresee(conn, inlet, &header);
         }
         match decode(&header, &conn.terms()) {
             Decoded::Request(Request { command: Command::Disconnect, .. }) => return Ok(None),
@@ -59,6 +60,16 @@ async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option
             }
         }
     }
+}
+
+/// What has arrived together with this request will be started right after it.
+fn foresee(conn: &Rc<Connection>, inlet: &Inlet, header: &[u8; REQUEST_BYTES]) {
+    let Some((_, payload)) = glance(header) else { return };
+    inlet.ahead(payload, |next| {
+        let (offset, payload) = glance(next)?;
+        conn.env.foresee(&conn.export.disk, Sector(offset / SECTOR_BYTES));
+        Some(payload)
+    });
 }
 
 async fn serve(

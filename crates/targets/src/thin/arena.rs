@@ -83,6 +83,19 @@ impl Arena {
         self.taken.load(Ordering::Relaxed) >= TAKEN_MAX
     }
 
+    /// True if the entries are more than the caches near a processor hold.
+    pub fn is_vast(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) >= FIRST_PLACES as usize
+    }
+
+    /// Has the processor fetch one of the words of a place that was taken.
+    #[inline(always)]
+    pub fn fetch(&self, place: Spot, word: usize) {
+        let (piece, at) = locate(place);
+        let words = self.pieces[piece].get().expect("made when the place was taken");
+        words.fetch(at * GROUP_BLOCKS as usize + word);
+    }
+
     /// The words of a place that was taken.
     #[inline(always)]
     pub fn words(&self, place: Spot) -> &[AtomicU64] {

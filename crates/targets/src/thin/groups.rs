@@ -152,6 +152,15 @@ impl Groups {
         Some(Entries(self.arena.words(place)))
     }
 
+    /// Has the processor fetch the entry of a block, if its group is loaded.
+    #[inline(always)]
+    pub fn fetch(&self, block: u64) {
+        let (page, at) = locate(block / GROUP_BLOCKS);
+        if let Some(place) = self.pages.get(&page).and_then(|page| page.slots[at].place()) {
+            self.arena.fetch(place, (block % GROUP_BLOCKS) as usize);
+        }
+    }
+
     /// The entries of a group that is loaded; it is not forgotten soon.
     #[inline(always)]
     pub fn use_one(&mut self, number: u64) -> Option<Entries<'_>> {
@@ -294,6 +303,15 @@ mod tests {
         assert_eq!(groups.get(5 + SHARDS * 70).and_then(|group| group.get(9)), mapping);
         assert!(!groups.get(5).expect("added").has_mappings());
         assert!(groups.get(5 + SHARDS * 2).is_none() && groups.get(5 + SHARDS * 999).is_none());
+    }
+
+    #[test]
+    fn a_block_that_is_foreseen_need_not_be_there() {
+        let groups = some();
+        for number in [5, 5 + SHARDS * 2, 5 + SHARDS * 999, (1 << 50) + 5] {
+            groups.fetch(number * GROUP_BLOCKS + 63);
+        }
+        assert_eq!((groups.ring.len(), groups.pages.len()), (4, 3));
     }
 
     #[test]

@@ -220,6 +220,7 @@ impl Shard {
 
 /// The map of one volume.
 pub(super) struct VolumeMap {
+    arena: Arc<Arena>,
     shards: Box<[Mutex<Shard>]>,
     /// M4. Raised under the lock of a block's shard, before the block is in a cell or mapped.
     end: AtomicU64,
@@ -231,6 +232,7 @@ impl VolumeMap {
     /// The map of a volume that has `mapped` blocks, none of them at or beyond `end`.
     pub fn new(mapped: u64, end: u64, arena: &Arc<Arena>) -> VolumeMap {
         VolumeMap {
+            arena: arena.clone(),
             shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(arena.clone()))).collect(),
             end: AtomicU64::new(end),
             mapped_at_opening: AtomicU64::new(mapped),
@@ -241,6 +243,14 @@ impl VolumeMap {
     #[inline(always)]
     pub fn shard(&self, block: u64) -> MutexGuard<'_, Shard> {
         self.shards[(block / GROUP_BLOCKS % SHARDS) as usize].lock()
+    }
+
+    /// A block will be looked up soon.
+    pub fn foresee(&self, block: u64) {
+        // What a cache holds anyway is not worth a second look.
+        if self.arena.is_vast() {
+            self.shard(block).groups.fetch(block);
+        }
     }
 
     /// All of them, one after the other.

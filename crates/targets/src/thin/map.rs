@@ -610,6 +610,12 @@ impl Target for Thin {
         }
     }
 
+    fn foresee(&self, at: Sector) {
+        if let (Some(seat), Some(blocks)) = (self.seat.get(), self.blocks.get()) {
+            seat.volume.map.foresee(at.0 / blocks.block_sectors);
+        }
+    }
+
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
         let (word, seat) = (request.word(), self.seat());
         let ended = match word & !1 {

@@ -6,7 +6,7 @@ use zerocopy::byteorder::big_endian::{U16, U32, U64};
 
 use super::{
     Breach, ByteRange, Command, Decoded, PAYLOAD_SKIP_BYTES_MAX, REQUEST_BYTES, Refusal, Request,
-    Terms, decode,
+    Terms, decode, glance,
 };
 use crate::nbd::wire::{
     CommandFlags, Cookie, ErrorCode, REQUEST_MAGIC, RequestHeader, TransmissionFlags, command,
@@ -371,4 +371,12 @@ proptest! {
             prop_assert_eq!(range.length % 512, 0);
         }
     }
+}
+
+#[test]
+fn a_glance_tells_where_a_request_begins_and_what_follows_it() {
+    let plain = CommandFlags::empty();
+    assert_eq!(glance(&header(command::READ, plain, 4096, 512)), Some((4096, 0)));
+    assert_eq!(glance(&header(command::WRITE, plain, u64::MAX, 512)), Some((u64::MAX, 512)));
+    assert_eq!(glance(&[0; REQUEST_BYTES]), None);
 }

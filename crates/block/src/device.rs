@@ -553,14 +553,20 @@ impl MappedDevice {
         done.wait().await;
     }
 
+    /// Gets back what the live table's targets keep waiting, now and until the next resume: it goes
+    /// to the gate. Needs no turn (D3).
+    pub fn let_go(&self, env: &Env) {
+        for line in self.live_table().iter().flat_map(|table| table.lines()) {
+            line.target.presuspend(env, SuspendMode::NoFlush);
+        }
+    }
+
     /// The world ends: what waits at the gate fails, now and later, and a suspend under way gets
     /// back what the targets keep waiting. Needs no turn (D3): the verb whose turn it is may wait
     /// for these.
     pub async fn give_up(&self, env: &Env) {
         if self.draining.load(Ordering::Acquire) {
-            for line in self.live_table().iter().flat_map(|table| table.lines()) {
-                line.target.presuspend(env, SuspendMode::NoFlush);
-            }
+            self.let_go(env);
         }
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
         let latch = done.clone();

@@ -219,13 +219,15 @@ impl Verbs {
     /// # Errors
     /// It stays suspended.
     pub(crate) fn resume(&self, name: &str) -> Outcome<()> {
+        let turn = self.change()?;
+        let swaps = self.resume_swaps(&turn, name)?;
+        drop(turn);
+        if swaps && !self.world.volume(name)?.is_suspended() {
+            // While the old table's requests are waited for, nobody's turn is taken.
+            self.suspend(name, false)?;
+        }
         let mut changes = self.change()?;
-        self.refuse_being_suspended(name)?;
-        if self.world.volume(name)?.inactive_table().is_some() {
-            // With snapshots, what is suspended beneath is brought up first.
-            if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
-                self.world.refuse_suspended_beneath(name)?;
-            }
+        if self.resume_swaps(&changes, name)? {
             // A resume that fails leaves the volume suspended with this table, and the record says
             // so: the next resume may succeed.
             changes.record(name, |tables| {
@@ -242,6 +244,20 @@ impl Verbs {
             Some(_) => self.world.resume(name),
             None => self.assemble(&changes, name),
         }
+    }
+
+    /// True if a resume of this volume has it change its table.
+    ///
+    /// # Errors
+    /// It cannot be resumed now.
+    fn resume_swaps(&self, changes: &Changes, name: &str) -> Outcome<bool> {
+        self.refuse_being_suspended(name)?;
+        let swaps = self.world.volume(name)?.inactive_table().is_some();
+        // With snapshots, what is suspended beneath is brought up first.
+        if swaps && parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
+            self.world.refuse_suspended_beneath(name)?;
+        }
+        Ok(swaps)
     }
 
     fn clear(&self, name: &str) -> Outcome<()> {

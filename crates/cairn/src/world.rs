@@ -7,7 +7,9 @@
 use std::collections::HashSet;
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_backends::DeviceOpener;
 use cairn_block::{
@@ -17,6 +19,7 @@ use cairn_block::{
 use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
 use cairn_targets::blank::refuse_signatures;
+use futures_util::future::{Either, select};
 
 use crate::failure::{Outcome, refused, system, wrong};
 
@@ -325,15 +328,22 @@ impl World {
     /// down before the lower ones commit theirs. Returns what each has to say: volume, words.
     ///
     /// Requests that would wait for a suspended volume, or for space, are not waited for: whoever
-    /// sent them is gone.
+    /// sent them is gone. What a volume itself sends down may wait for a while, as for a commit.
     pub fn suspend_all(&self) -> Vec<(String, String)> {
+        const PATIENCE: Duration = Duration::from_secs(5);
         self.give_up_waiting();
         let mut said = Vec::new();
         for name in self.users_first() {
             let Ok(volume) = self.volume(&name) else { continue };
-            let suspended = volume.clone();
+            let (suspended, all) = (volume.clone(), self.volumes());
             self.on_home(&name, |env| async move {
-                suspended.suspend(&env, SuspendMode::NoFlush).await;
+                let end = pin!(suspended.suspend(&env, SuspendMode::NoFlush));
+                let Either::Right(((), end)) = select(end, env.sleep(PATIENCE)).await else {
+                    return;
+                };
+                let beneath = all.iter().filter(|other| suspended.stands_on(other.id()));
+                beneath.for_each(|volume| volume.let_go(&env));
+                end.await;
             });
             for line in volume.live_table().iter().flat_map(|table| table.lines()) {
                 said.extend(line.target.parting_word().map(|word| (name.clone(), word)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cairn_block::{Disk, ErrorKind, Io, IoError, IoResult, Sector, SectorCount, SectorRange};
 
-use crate::control::rpc::{PoolCreateParams, ThinCreateParams, WaitParams};
+use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams, WaitParams};
 use crate::control::server::Caller;
 use crate::failure::Outcome;
 use crate::pool::tests::{OTHER, params};
@@ -123,6 +123,26 @@ fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
 }
 
 #[test]
+fn a_table_that_waits_for_requests_of_the_old_one_holds_up_no_other_verb() {
+    let (_all, bed) = with_pool(&["no_space_timeout", "0"]);
+    bed.write("vm", 0, 128, 1);
+    let written = begin_write(&bed, "vm", 128);
+    now(&bed, |bed| bed.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
+    let resumed = begin(&bed, |bed| bed.verbs.resume("vm"));
+    while bed.verbs.suspends.lock().is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    now(&bed, |bed| {
+        let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
+        bed.verbs.pool_grow(&PoolGrowParams { name, data_bytes, ..Default::default() }).unwrap();
+    });
+    end(&written).unwrap();
+    end(&resumed).unwrap();
+    assert!(!bed.world.volume("vm").unwrap().is_suspended());
+    assert!(bed.world.volume("vm").unwrap().inactive_table().is_none());
+}
+
+#[test]
 fn a_verb_under_way_holds_up_no_verb_that_reads() {
     let (_all, bed) = with_pool(&[]);
     let turn = bed.verbs.changes.lock();
@@ -163,6 +183,21 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
     now(&bed, |bed| bed.verbs.close());
     now(&bed, |bed| bed.world.suspend_all());
     assert_eq!(end(&written), error);
+    // What a cache sends to a volume of the pool: at the gate, or for space.
+    for suspended in [true, false] {
+        let (_all, bed) = with_pool(&["no_space_timeout", "0"]);
+        now(&bed, |bed| {
+            fs::write(bed.folder.join("disk"), vec![0; 1 << 20]).unwrap();
+            bed.verbs.create("cached", "0 2048 writecache s disk @vm 4096 0").unwrap();
+        });
+        if suspended {
+            now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
+        }
+        let written: Vec<_> = (0..64).map(|n| begin_write(&bed, "cached", n * 8)).collect();
+        now(&bed, |bed| bed.verbs.close());
+        now(&bed, |bed| bed.world.suspend_all());
+        assert!(written.iter().any(|written| end(written).is_err()));
+    }
     // At the gate of a suspended volume.
     let (_all, work, _) = folders();
     let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));

@@ -75,6 +75,10 @@ struct Chunk {
 impl Chunk {
     const FULL: Chunk = Chunk { free: [0; CHUNK_WORDS], count: 0 };
 
+    fn is_free(&self, index: u64) -> bool {
+        self.free[(index / 64) as usize] >> (index % 64) & 1 == 1
+    }
+
     /// The first free run at or after `from`, of at most `max` blocks.
     fn find(&self, from: u64, max: u64) -> Option<(u64, u64)> {
         let first = (from / 64) as usize;
@@ -203,6 +207,19 @@ impl DataAllocator {
         (runs, Some(next).filter(|next| *next < blocks))
     }
 
+    /// Takes one block out for good if it is free and, asked after that was seen, `wrongly` so.
+    pub(super) fn withdraw(&self, block: DataBlock, wrongly: impl FnOnce() -> bool) -> bool {
+        let (chunk, index) = (block.0 / CHUNK_BLOCKS, block.0 % CHUNK_BLOCKS);
+        let mut shard = self.shards[(chunk % SHARDS) as usize].lock();
+        let Some(own) = shard.get_mut((chunk / SHARDS) as usize) else { return false };
+        let found = own.is_free(index) && wrongly();
+        if found {
+            own.set(index, 1, false);
+            self.free.fetch_sub(1, Ordering::AcqRel);
+        }
+        found
+    }
+
     /// Gives back blocks that were taken and that no commit has mapped, nor will.
     ///
     /// # Panics
@@ -292,6 +309,17 @@ mod tests {
         assert_eq!(all, (50..10_000).collect::<Vec<_>>());
         assert_eq!(allocator.free(), 9950);
         assert_eq!(allocator.take(1), [DataRun::new(50, 1)], "the cursor is where it was");
+    }
+
+    #[test]
+    fn what_is_withdrawn_is_never_taken() {
+        let allocator = fresh(100);
+        assert!(!allocator.withdraw(DataBlock(3), || false), "it is free by rights");
+        assert!(allocator.withdraw(DataBlock(3), || true));
+        assert!(!allocator.withdraw(DataBlock(3), || true), "once");
+        assert!(!allocator.withdraw(DataBlock(1 << 40), || true));
+        assert_eq!(allocator.take(100), [DataRun::new(0, 3), DataRun::new(4, 96)]);
+        assert_eq!(allocator.free(), 0);
     }
 
     #[test]

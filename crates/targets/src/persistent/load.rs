@@ -31,18 +31,67 @@ pub(super) async fn load(
 ) -> Result<Loaded, Error> {
     let bounds = bounds_of(nodes, superblock)?;
     let metadata = load_metadata_map(env, nodes, &superblock.metadata_space_map, &bounds).await?;
-    if metadata.get(0) == Some(0) {
-        let path = outside(Place::MetadataBitmap, metadata.pages()[0].at.expect("it was read"));
-        let detail = "count of metadata block 0: found 0, expected 1 for the superblock";
-        return Err(Error::damaged(path, detail));
-    }
     let data = load_data_map(env, nodes, &superblock.data_space_map, &bounds).await?;
     let devices = load_devices(env, nodes, superblock, &bounds).await?;
     if let Some(held) = superblock.held_root {
         let path = outside(Place::Superblock, MetadataBlock::SUPERBLOCK);
         bounds.check(&path, "held_root", held)?;
     }
+    refuse_free_metadata(superblock, [&metadata, &data], &devices)?;
+    refuse_free_data(superblock, &data, &devices)?;
     Ok(Loaded { txn: Transaction::new(metadata, data), devices })
+}
+
+/// What is in use and counts as free would be written over. Here, what opening comes by.
+fn refuse_free_metadata(
+    superblock: &Superblock,
+    [metadata, data]: [&Counts; 2],
+    devices: &BTreeMap<DeviceId, Device>,
+) -> Result<(), Error> {
+    let maps = [&superblock.metadata_space_map, &superblock.data_space_map];
+    let bitmaps = [(Place::MetadataBitmap, metadata), (Place::DataBitmap, data)];
+    let bitmaps = bitmaps.iter().flat_map(|(place, counts)| {
+        counts.pages().iter().filter_map(|page| Some((*place, page.at?)))
+    });
+    let used = [
+        (Place::Superblock, MetadataBlock::SUPERBLOCK),
+        (Place::MetadataIndex, maps[0].bitmap_root),
+        (Place::MetadataCounts, maps[0].ref_count_root),
+        (Place::DataIndex, maps[1].bitmap_root),
+        (Place::DataCounts, maps[1].ref_count_root),
+        (Place::TopLevel, superblock.mapping_root),
+        (Place::Details, superblock.details_root),
+    ];
+    let held = superblock.held_root.map(|held| (Place::Superblock, held));
+    let roots = devices.iter().map(|(id, device)| (Place::Mappings(*id), device.root));
+    let mut used = used.into_iter().chain(held).chain(bitmaps).chain(roots);
+    match used.find(|(_, block)| metadata.get(block.0) == Some(0)) {
+        None => Ok(()),
+        Some((place, block)) => {
+            let detail = "count of this block: found 0, expected 1 or more";
+            Err(Error::damaged(outside(place, block), detail))
+        }
+    }
+}
+
+/// If fewer data blocks are in use than mapped, one that is mapped counts as free. Which one it is,
+/// only a check can tell.
+fn refuse_free_data(
+    superblock: &Superblock,
+    data: &Counts,
+    devices: &BTreeMap<DeviceId, Device>,
+) -> Result<(), Error> {
+    let mapped = devices.values().map(|device| device.details.mapped_blocks);
+    let shares = superblock.time > 0 || superblock.held_root.is_some();
+    let least =
+        if shares { mapped.max().unwrap_or(0) } else { mapped.fold(0, u64::saturating_add) };
+    if data.allocated() >= least {
+        return Ok(());
+    }
+    let path = outside(Place::DataIndex, superblock.data_space_map.bitmap_root);
+    let found = data.allocated();
+    let detail = format!("blocks in use: found {found}, expected {least} or more, as are mapped");
+    Err(Error::damaged(path, detail))
 }
 
 fn bounds_of(nodes: &Nodes, superblock: &Superblock) -> Result<Bounds, Error> {

@@ -5,6 +5,8 @@
 //!     Blocks that only an old state stands on are overwritten by the commit after the next at
 //!     the earliest, when the generation has moved.
 //! R2. An error counts only if the generation has not moved.
+//! R3. A data block that the durable state maps is not free. Where one is, its count is wrong: it is
+//!     kept from being handed out, and the leaf that maps it is refused.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -110,8 +112,7 @@ impl Store {
                 .await?;
             match node {
                 Entries::Leaf(mappings) => {
-                    let generation = start.generation;
-                    let mut leaves = vec![Leaf { generation, keys: own.covers, mappings }];
+                    let mut leaves = vec![self.leaf(start, own, mappings)?];
                     // Whoever needs one that cannot be read asks for it, and hears why.
                     let _ = self.read_after(env, start, after, &mut leaves).await;
                     return Ok(leaves);
@@ -140,10 +141,7 @@ impl Store {
         let blocks = self.nodes.fetch(env, start.generation, &paths).await?;
         for (bytes, step) in blocks.iter().zip(after) {
             match decode(bytes, &step.path, &start.bounds)? {
-                Entries::Leaf(mappings) => {
-                    let generation = start.generation;
-                    leaves.push(Leaf { generation, keys: step.covers, mappings });
-                }
+                Entries::Leaf(mappings) => leaves.push(self.leaf(start, step, mappings)?),
                 Entries::Internal(_) => {
                     let detail = "kind: found an internal node beside a leaf, expected a leaf";
                     return Err(Error::damaged(step.path, detail));
@@ -151,6 +149,26 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    fn leaf(
+        &self,
+        start: &Start,
+        step: Step,
+        mappings: Vec<(u64, Mapping)>,
+    ) -> Result<Leaf, Error> {
+        let generation = start.generation;
+        // A block that a later commit lets go of is free after its generation was published.
+        let is_current = || self.nodes.generation() == generation;
+        let mut lost = mappings.iter().filter(|(_, to)| self.data.withdraw(to.block, is_current));
+        if let Some((key, to)) = lost.next() {
+            // All of them.
+            lost.for_each(drop);
+            let (count, expected) = ("found 0", "expected 1 or more for the mapping of block");
+            let detail = format!("count of data block {}: {count}, {expected} {key}", to.block);
+            return Err(Error::damaged(step.path, detail));
+        }
+        Ok(Leaf { generation, keys: step.covers, mappings })
     }
 
     // Reservations.

@@ -38,7 +38,7 @@ pub fn world(seed: u64, image: Image) -> SimWorld {
 pub struct Bed {
     pub sim: SimWorld,
     pub store: Arc<Store>,
-    working: Option<Working>,
+    pub working: Option<Working>,
 }
 
 impl Bed {

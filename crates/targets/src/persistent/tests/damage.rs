@@ -1,7 +1,9 @@
 //! Damaged bytes: an error with the path to them, or nothing noticed; never a panic, never a write
 //! that makes it worse.
 
-use cairn_format::thin::{BLOCK_BYTES, Block, Kind, NODE_HEADER_BYTES, block};
+use cairn_format::thin::{
+    BLOCK_BYTES, BitmapMut, Block, Kind, MetadataBlock, NODE_HEADER_BYTES, block,
+};
 use cairn_sim::Image;
 use cairn_testkit::image;
 
@@ -194,4 +196,73 @@ fn a_shared_data_block_that_counts_as_free_is_damage() {
     });
     let text = shared.unwrap_err().to_string();
     assert!(text.contains("found 0, expected 1 or more"), "{text}");
+}
+
+/// Makes the count of a block zero, in a map that has one bitmap.
+fn count_as_free(bytes: &mut [u8], bitmap: MetadataBlock, block: u64) {
+    with_block(bytes, bitmap.0 as usize, |own| {
+        BitmapMut::cached(own).set(block as usize, 0);
+        block::seal(own, Kind::Bitmap, bitmap);
+    });
+}
+
+#[test]
+fn a_mapped_block_that_counts_as_free_is_refused_and_given_to_nobody() {
+    let mut bytes = image("thin", "snaps.meta");
+    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let device = bed.store.devices()[0].0;
+    let leaf = |bed: &Bed| {
+        let store = bed.store.clone();
+        bed.sim.block_on(0, move |env| async move { store.read_leaves(&env, device, 0, 0).await })
+    };
+    let (key, mapping) = leaf(&bed).unwrap()[0].mappings[0];
+    let bitmap = bed.working.as_ref().unwrap().txn.data.pages()[0].at.unwrap();
+    count_as_free(&mut bytes, bitmap, mapping.block.0);
+    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let refused = leaf(&bed).unwrap_err().to_string();
+    let told = format!("count of data block {}: found 0, expected 1 or more", mapping.block);
+    assert!(refused.contains(&told), "{refused}");
+    assert!(refused.contains(&format!("mapping of block {key}")), "{refused}");
+    let data = bed.store.data();
+    let all = data.take(u64::MAX);
+    assert_eq!(data.free(), 0);
+    assert!(all.iter().flat_map(|run| run.blocks()).all(|block| block != mapping.block));
+}
+
+#[test]
+fn fewer_blocks_in_use_than_mapped_are_refused_when_it_is_opened() {
+    let mut bytes = image("thin", "basic.meta");
+    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let data = &bed.working.as_ref().unwrap().txn.data;
+    let used = (0..data.blocks()).find(|block| data.get(*block) == Some(1)).unwrap();
+    count_as_free(&mut bytes, data.pages()[0].at.unwrap(), used);
+    let refused = Bed::open(world(5, Image::of_bytes(&bytes))).err().unwrap().to_string();
+    assert!(refused.contains("blocks in use: found "), "{refused}");
+}
+
+#[test]
+fn metadata_that_opening_comes_by_and_that_counts_as_free_is_refused() {
+    let clean = image("thin", "big.meta");
+    let bed = Bed::open(world(5, Image::of_bytes(&clean))).unwrap();
+    let working = bed.working.as_ref().unwrap();
+    let (txn, superblock) = (&working.txn, &working.durable);
+    let bitmap = txn.metadata.pages()[0].at.unwrap();
+    for block in [
+        MetadataBlock::SUPERBLOCK,
+        superblock.mapping_root,
+        superblock.details_root,
+        superblock.data_space_map.bitmap_root,
+        superblock.data_space_map.ref_count_root,
+        superblock.metadata_space_map.bitmap_root,
+        superblock.metadata_space_map.ref_count_root,
+        txn.data.pages()[0].at.unwrap(),
+        bitmap,
+        bed.store.device(id(1)).unwrap().root,
+    ] {
+        let mut bytes = clean.clone();
+        count_as_free(&mut bytes, bitmap, block.0);
+        let refused = Bed::open(world(5, Image::of_bytes(&bytes))).err().unwrap().to_string();
+        let told = format!("block {block}: count of this block: found 0, expected 1 or more");
+        assert!(refused.contains(&told), "{refused}");
+    }
 }

@@ -57,48 +57,73 @@ impl Arena {
 }
 
 impl Arena {
-    /// Fills the places of a job with zeros.
-    pub fn fill(&self, bed: &Bed, job: &Job) -> Took {
-        let (arena, job) = (self.clone(), job.clone());
-        bed.on(move |_env| async move {
-            let mut memory = arena.memory.lock();
-            let began = Moment::now();
-            for place in job.places.iter() {
-                let at = arena.begin + (place * SECTOR_BYTES) as usize;
-                memory[at..at + job.bytes].fill(0);
-            }
-            began.elapsed()
-        })
-    }
-
     /// Copies the places of a job from this arena to another, with no buffer between: what moving
     /// cold memory costs at least.
     pub fn copy_across(&self, bed: &Bed, to: &Arena, job: &Job) -> Took {
-        let (from, to, job) = (self.clone(), to.clone(), job.clone());
-        bed.on(move |_env| async move {
-            let (source, mut target) = (from.memory.lock(), to.memory.lock());
-            let began = Moment::now();
-            for place in job.places.iter() {
-                let at = (place * SECTOR_BYTES) as usize;
-                let (source_at, target_at) = (from.begin + at, to.begin + at);
-                target[target_at..target_at + job.bytes]
-                    .copy_from_slice(&source[source_at..source_at + job.bytes]);
-            }
-            began.elapsed()
-        })
+        copy_across_each(bed, &[[self.clone(), to.clone()]], job).remove(0)
+    }
+
+    fn copy_across_here(&self, to: &Arena, job: &Job, start: &Barrier) -> Took {
+        let (source, mut target) = (self.memory.lock(), to.memory.lock());
+        start.wait();
+        let began = Moment::now();
+        for place in job.places.iter() {
+            let at = (place * SECTOR_BYTES) as usize;
+            let (source_at, target_at) = (self.begin + at, to.begin + at);
+            target[target_at..target_at + job.bytes]
+                .copy_from_slice(&source[source_at..source_at + job.bytes]);
+        }
+        began.elapsed()
+    }
+
+    fn fill_here(&self, job: &Job, start: &Barrier) -> Took {
+        let mut memory = self.memory.lock();
+        start.wait();
+        let began = Moment::now();
+        for place in job.places.iter() {
+            let at = self.begin + (place * SECTOR_BYTES) as usize;
+            memory[at..at + job.bytes].fill(0);
+        }
+        began.elapsed()
     }
 }
 
 /// Copies on each reactor of the bed at once, each in an arena of its own.
 pub fn copy_each(bed: &Bed, arenas: &[Arena], jobs: &[Job]) -> Vec<Took> {
-    let start = Barrier::new(jobs.len());
     let (arenas, jobs) = (arenas.to_vec(), jobs.to_vec());
-    let parts = Arc::new((arenas, jobs, start));
+    at_once(bed, jobs.len(), move |index, env, start| {
+        arenas[index].copy_here(env, &jobs[index], start)
+    })
+}
+
+/// Copies the places of a job on as many reactors at once as there are pairs, from the first arena
+/// of each to the second.
+pub fn copy_across_each(bed: &Bed, pairs: &[[Arena; 2]], job: &Job) -> Vec<Took> {
+    let (pairs, job) = (pairs.to_vec(), job.clone());
+    at_once(bed, pairs.len(), move |index, _env, start| {
+        let [from, to] = &pairs[index];
+        from.copy_across_here(to, &job, start)
+    })
+}
+
+/// Fills the places of a job with zeros, on as many reactors at once as there are arenas.
+pub fn fill_each(bed: &Bed, arenas: &[Arena], job: &Job) -> Vec<Took> {
+    let (arenas, job) = (arenas.to_vec(), job.clone());
+    at_once(bed, arenas.len(), move |index, _env, start| arenas[index].fill_here(&job, start))
+}
+
+/// Does some work on every reactor of the bed, of which there are `count`.
+fn at_once(
+    bed: &Bed,
+    count: usize,
+    work: impl Fn(usize, &Env, &Barrier) -> Took + Send + Sync + 'static,
+) -> Vec<Took> {
+    let parts = Arc::new((work, Barrier::new(count)));
     bed.on_each(move |index, env| {
-        let (parts, index) = (parts.clone(), usize::from(index));
+        let parts = parts.clone();
         async move {
-            let (arenas, jobs, start) = &*parts;
-            arenas[index].copy_here(&env, &jobs[index], start)
+            let (work, start) = &*parts;
+            work(usize::from(index), &env, start)
         }
     })
 }

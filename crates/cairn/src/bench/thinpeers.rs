@@ -9,7 +9,9 @@
 use cairn_block::Op;
 
 use super::Settings;
-use super::arena::Arena;
+use super::arena::{self, Arena};
+use super::clock::Took;
+use super::load::Job;
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
 use super::snapshotbed::{Figures, Phase, Side};
@@ -78,6 +80,9 @@ const LOADS: [Load; 18] = {
     ]
 };
 
+/// What plain memory does beside the loads, by as many threads.
+const MEMORY: [&str; 3] = ["copy of a block", "filling a block", "memcpy"];
+
 /// What each load took, and the same requests on the memory disk after it.
 type Pair = [Figures; 2];
 
@@ -94,35 +99,54 @@ fn loads(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(256 * MIB, 4 * MIB);
     let disks = disks(span * 2)?;
     let beds = [ThinBed::make(1, &disks)?, ThinBed::make(2, &disks)?];
-    let arenas = [Arena::new(span), Arena::new(span)];
-    let blocks = Phase { bytes: BLOCK_BYTES, ..SPARSE }.jobs(span, 1).remove(0);
-    let large = COVERS.jobs(span, 1).remove(0);
-    let (one, [from, to]) = (beds[0].bed(), &arenas);
+    let pair_of_arenas = || [Arena::new(span / 2), Arena::new(span / 2)];
+    let arenas = [pair_of_arenas(), pair_of_arenas()];
+    let targets = arenas.each_ref().map(|[_, to]| to.clone());
+    // Each worker has arenas of its own, counted from zero.
+    let blocks = Phase { bytes: BLOCK_BYTES, ..SPARSE }.jobs(span / 2, 1).remove(0);
+    let large = COVERS.jobs(span / 2, 1).remove(0);
     let mut subjects: Vec<Subject<'_, Pair>> = Vec::new();
     for load in &LOADS {
         let bed = &beds[usize::from(load.workers) - 1];
         subjects.push(Box::new(move || pair(bed, span, load)));
     }
-    let alone = |requests, took| Ok([Figures::of(requests, &[took]); 2]);
-    subjects.push(Box::new(|| alone(blocks.requests(), from.copy_across(one, to, &blocks))));
-    subjects.push(Box::new(|| alone(blocks.requests(), to.fill(one, &blocks))));
-    subjects.push(Box::new(|| alone(large.requests(), to.copy(one, &large))));
+    let figures =
+        |job: &Job, took: &[Took]| Ok([Figures::of(job.requests() * took.len(), took); 2]);
+    for (bed, workers) in beds.iter().zip([1, 2]) {
+        let (bed, from_to, to) = (bed.bed(), &arenas[..workers], &targets[..workers]);
+        let (blocks, large) = (&blocks, vec![large.clone(); workers]);
+        let figures = &figures;
+        subjects.push(Box::new(move || {
+            figures(blocks, &arena::copy_across_each(bed, from_to, blocks))
+        }));
+        subjects.push(Box::new(move || figures(blocks, &arena::fill_each(bed, to, blocks))));
+        subjects.push(Box::new(move || figures(&large[0], &arena::copy_each(bed, to, &large))));
+    }
     let taken = interleave(settings.runs, subjects)?;
-    let us = |index: usize| Samples(taken[index].iter().map(|pair| pair[0].us).collect());
-    let [copy, fill, large] = [0, 1, 2].map(|index| us(LOADS.len() + index));
+    let memory = |what: usize, workers: u16| {
+        let index = LOADS.len() + usize::from(workers - 1) * MEMORY.len() + what;
+        &taken[index]
+    };
+    for (what, name) in MEMORY.into_iter().enumerate() {
+        let per_s =
+            |workers| Samples(memory(what, workers).iter().map(|pair| pair[0].per_s).collect());
+        let row = Row::new(NAME, per_s(2), "requests/s").with("what", name).with("workers", 2);
+        report.push(row.with("beside", "one_worker").against(&per_s(1)));
+    }
     for (index, load) in LOADS.iter().enumerate() {
         let one = |one: &Load| {
             let key = |load: &Load| (load.what, load.options, load.phase.depth);
             one.workers == 1 && key(one) == key(load)
         };
         let one = LOADS.iter().position(one).filter(|_| load.workers > 1);
-        let memory = match (load.what, load.options) {
-            ("copy", _) => Some(("copy of a block", &copy)),
-            ("first_write", ZERO) => Some(("filling a block", &fill)),
-            ("covers", _) => Some(("memcpy", &large)),
+        let beside = match (load.what, load.options) {
+            ("copy", _) => Some(0),
+            ("first_write", ZERO) => Some(1),
+            ("covers", _) => Some(2),
             _ => None,
         };
-        tell(report, load, &taken[index], one.map(|one| &taken[one][..]), memory);
+        let beside = beside.map(|what| (MEMORY[what], &memory(what, load.workers)[..]));
+        tell(report, load, &taken[index], one.map(|one| &taken[one][..]), beside);
     }
     Ok(())
 }
@@ -141,7 +165,7 @@ fn tell(
     load: &Load,
     taken: &[Pair],
     one: Option<&[Pair]>,
-    memory: Option<(&'static str, &Samples)>,
+    memory: Option<(&'static str, &[Pair])>,
 ) {
     let samples = |taken: &[Pair], at: usize, of: fn(&Figures) -> f64| {
         Samples(taken.iter().map(|pair| of(&pair[at])).collect())
@@ -159,9 +183,15 @@ fn tell(
     let raw = samples(taken, 1, |figures| figures.us);
     report.push(row(us.clone(), "us/request").with("beside", "raw").against(&raw));
     if let Some((name, memory)) = memory {
-        report.push(row(us.clone(), "us/request").with("beside", name).against(memory));
-        let added = us.zip(memory, |us, memory| us - memory);
+        let alone = samples(memory, 0, |figures| figures.us);
+        report.push(row(us.clone(), "us/request").with("beside", name).against(&alone));
+        let added = us.zip(&alone, |us, memory| us - memory);
         report.push(row(added, "us/request").with("beside", format!("{name}, added")));
+        if load.workers > 1 {
+            let per_s = |taken| samples(taken, 0, |figures: &Figures| figures.per_s);
+            let row = row(per_s(taken), "requests/s").with("beside", name);
+            report.push(row.against(&per_s(memory)));
+        }
     }
     if let Some(one) = one {
         let per_s = |taken| samples(taken, 0, |figures: &Figures| figures.per_s);

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use cairn_backends::{FileDisk, FileOptions};
@@ -155,6 +155,16 @@ impl Source {
 
     fn failed(&self, what: &str, error: std::io::Error) -> ConfigError {
         system(&self.name, what, error)
+    }
+}
+
+/// Whether an open file is what a path leads to.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(found)) = (file.metadata(), std::fs::metadata(path)) else { return false };
+    let block = open.file_type().is_block_device() && found.file_type().is_block_device();
+    match block {
+        true => open.rdev() == found.rdev(),
+        false => (open.dev(), open.ino()) == (found.dev(), found.ino()),
     }
 }
 

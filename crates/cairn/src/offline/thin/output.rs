@@ -1,8 +1,10 @@
 //! Where new metadata goes: a file made for it, or a device that may be written over.
 //!
-//! What a crash between two steps leaves:
-//! 1. a device that is not blank gets a superblock of zeros, then a flush: nobody takes it for a
-//!    pool any more, least of all for the old one over new trees;
+//! Opening writes nothing: what comes first may fail or be stopped with the device as it was. What
+//! a crash between two steps leaves:
+//! 1. once 1 MiB of blocks is there to write, or all of them, a device that is not blank gets a
+//!    superblock of zeros, then a flush: nobody takes it for a pool any more, least of all for the
+//!    old one over new trees;
 //! 2. every block but the superblock, then a flush: still no pool;
 //! 3. the superblock, then a flush of file and folder: the new pool.
 //!
@@ -31,6 +33,8 @@ pub struct Output<'a> {
     target: Source,
     path: PathBuf,
     made: bool,
+    /// Bytes in front that hold something, to be zeroed before anything is written.
+    old_bytes: usize,
     /// Blocks in a row that are not written yet, and where the first goes.
     row: (u64, Vec<u8>),
     stop: &'a Receiver<Event>,
@@ -46,31 +50,9 @@ impl<'a> Output<'a> {
             true => (Source::write(path)?, false),
             false => (Source::create(path, BLOCKS_MIN * BLOCK_BYTES as u64)?, true),
         };
+        let old_bytes = if made { 0 } else { judge(&target, yes)? };
         let (path, row) = (path.to_owned(), (0, Vec::new()));
-        let output = Output { target, path, made, row, stop };
-        if !output.made {
-            output.blank(yes)?;
-        }
-        Ok(output)
-    }
-
-    /// Takes the old superblock away, with leave.
-    fn blank(&self, yes: bool) -> Outcome<()> {
-        let found = self.target.identify(0)?;
-        let len = BLOCK_BYTES.min(usize::try_from(self.target.bytes).unwrap_or(BLOCK_BYTES));
-        let zeros = self.target.bytes_at(0, len)?.iter().all(|byte| *byte == 0);
-        let blank = found.is_empty() && zeros;
-        if !blank && !yes {
-            let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
-            let found = match kinds.is_empty() {
-                true => "data".to_owned(),
-                false => kinds.join(", "),
-            };
-            let expected = "zeros, or --yes to write over it";
-            return Err(refused(ConfigKind::Argument, self.name(), "content", found, expected));
-        }
-        self.target.write_at(0, &vec![0; len])?;
-        self.target.flush()
+        Ok(Output { target, path, made, old_bytes, row, stop })
     }
 
     /// As the user named it.
@@ -122,10 +104,33 @@ impl<'a> Output<'a> {
 
     fn write_row(&mut self) -> Outcome<()> {
         let (first, bytes) = &mut self.row;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.old_bytes > 0 {
+            self.target.write_at(0, &vec![0; self.old_bytes])?;
+            self.target.flush()?;
+            self.old_bytes = 0;
+        }
         self.target.write_at(*first * BLOCK_BYTES as u64, bytes)?;
         bytes.clear();
         Ok(())
     }
+}
+
+/// How much of an old superblock, or of whatever is in its place, is to go, with leave.
+fn judge(target: &Source, yes: bool) -> Outcome<usize> {
+    let found = target.identify(0)?;
+    let len = BLOCK_BYTES.min(usize::try_from(target.bytes).unwrap_or(BLOCK_BYTES));
+    let zeros = target.bytes_at(0, len)?.iter().all(|byte| *byte == 0);
+    let blank = found.is_empty() && zeros;
+    if !blank && !yes {
+        let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
+        let found = if kinds.is_empty() { "data".to_owned() } else { kinds.join(", ") };
+        let expected = "zeros, or --yes to write over it";
+        return Err(refused(ConfigKind::Argument, &target.name, "content", found, expected));
+    }
+    Ok(if zeros { 0 } else { len })
 }
 
 impl WriteBlocks for Output<'_> {

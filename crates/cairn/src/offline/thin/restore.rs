@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind};
@@ -18,7 +19,8 @@ use super::output::Output;
 use super::superblock_json;
 use crate::cli::RestoreArgs;
 use crate::exit;
-use crate::failure::{Outcome, system};
+use crate::failure::{Outcome, system, wrong};
+use crate::offline::source;
 use crate::remote;
 use crate::signals;
 
@@ -32,6 +34,9 @@ const PIECE_BYTES: usize = 1 << 16;
 pub fn run(args: &RestoreArgs) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
     let (name, mut text) = open_text(&args.xml)?;
+    if source::is_at(&text, &args.output) {
+        return Err(wrong(name, "--output", "the XML itself", "another file"));
+    }
     let mut output = Output::open(&args.output, args.yes, &stop)?;
     let restored = restore(&name, &mut text, args, &mut output);
     let written = restored.and_then(|superblock| output.finish(&superblock).map(|()| superblock));
@@ -59,18 +64,20 @@ pub fn run(args: &RestoreArgs) -> Outcome<u8> {
 }
 
 /// The XML, and its name: `-` is the standard input.
-fn open_text(path: &Path) -> Outcome<(String, Box<dyn Read>)> {
+fn open_text(path: &Path) -> Outcome<(String, File)> {
     let name = path.display().to_string();
     if name == "-" {
-        return Ok(("stdin".to_owned(), Box::new(io::stdin())));
+        let file = io::stdin().as_fd().try_clone_to_owned();
+        let file = file.map_err(|error| system("stdin", "open", error))?;
+        return Ok(("stdin".to_owned(), File::from(file)));
     }
     let file = File::open(path).map_err(|error| system(&name, "open", error))?;
-    Ok((name, Box::new(file)))
+    Ok((name, file))
 }
 
 fn restore(
     name: &str,
-    text: &mut dyn Read,
+    text: &mut File,
     args: &RestoreArgs,
     output: &mut Output<'_>,
 ) -> Outcome<Superblock> {

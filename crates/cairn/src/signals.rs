@@ -1,11 +1,14 @@
 //! Signals and other things that end a wait of the main thread.
 //!
 //! The first SIGINT or SIGTERM is an [`Event`], the second ends the process at once. SIGHUP is
-//! ignored: a server outlives its terminal.
+//! ignored: a server outlives its terminal. What is [`Unfinished`] is taken away whichever way the
+//! process ends, short of being killed.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -34,6 +37,9 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
         for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
             if asked {
                 eprintln!("cairn: second signal: leaving at once");
+                // Held to the end: nothing is finished any more.
+                let unfinished = UNFINISHED.lock();
+                unfinished.iter().for_each(|path| remove(path));
                 std::process::exit(128 + signal);
             }
             asked = true;
@@ -43,4 +49,41 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
     };
     std::thread::Builder::new().name("signals".to_owned()).spawn(watch).map_err(failed)?;
     Ok((send, receive))
+}
+
+/// The paths of all that is unfinished.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A file made here that is of no use before it is finished.
+pub struct Unfinished {
+    path: PathBuf,
+    finished: bool,
+}
+
+impl Unfinished {
+    /// Notes a file that was made.
+    pub fn file(path: &Path) -> Unfinished {
+        UNFINISHED.lock().push(path.to_owned());
+        Unfinished { path: path.to_owned(), finished: false }
+    }
+
+    /// Keeps it.
+    pub fn finish(mut self) {
+        self.finished = true;
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let mut all = UNFINISHED.lock();
+        all.retain(|path| *path != self.path);
+        if !self.finished {
+            remove(&self.path);
+        }
+    }
+}
+
+/// That it can't go is not what to tell at an end.
+fn remove(path: &Path) {
+    drop(std::fs::remove_file(path));
 }

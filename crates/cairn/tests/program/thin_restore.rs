@@ -1,6 +1,39 @@
 //! restore: what it does to the device that it writes to when all does not go well.
 
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::place::Place;
+
+/// A restore to a new file out of a pipe in which nothing comes. It has made the file.
+fn waiting(place: &Place) -> Child {
+    let mut command = place.command(&["restore", "-", "--output", "new"]);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    until(|| place.exists("new").then_some(()));
+    child.unwrap()
+}
+
+/// Asks again until there is an answer, for a while.
+fn until<T>(mut answer: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = answer() {
+            return answer;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "it takes too long");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends signals, and waits for the end. The pipe stays open.
+fn signalled(child: &mut Child, signals: &[Signal]) -> ExitStatus {
+    for signal in signals {
+        kill_process(Pid::from_child(child), *signal).unwrap();
+    }
+    until(|| child.try_wait().unwrap())
+}
 
 #[test]
 fn what_is_restored_over_stays_until_there_is_something_to_write() {
@@ -31,4 +64,20 @@ fn the_xml_itself_is_not_restored_over() {
         assert!(line.contains("--output: found the XML itself, expected another file"), "{line}");
         assert!(place.read("big.thin_dump.xml") == xml);
     }
+}
+
+#[test]
+fn a_restore_stops_though_nothing_comes_and_takes_its_file_away() {
+    let place = Place::new();
+    let mut child = waiting(&place);
+    assert_eq!(signalled(&mut child, &[Signal::INT]).code(), Some(1));
+    assert!(!place.exists("new"));
+}
+
+#[test]
+fn a_second_signal_takes_the_file_away_too() {
+    let place = Place::new();
+    let mut child = waiting(&place);
+    assert!(!signalled(&mut child, &[Signal::INT, Signal::TERM]).success());
+    assert!(!place.exists("new"));
 }

@@ -11,6 +11,7 @@ mod progress;
 pub mod repair;
 pub mod restore;
 pub mod rmap;
+mod text;
 
 use std::path::Path;
 

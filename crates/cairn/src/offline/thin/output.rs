@@ -8,7 +8,7 @@
 //! 2. every block but the superblock, then a flush: still no pool;
 //! 3. the superblock, then a flush of file and folder: the new pool.
 //!
-//! A failure takes a file away that was made here.
+//! Every end but the last takes a file away that was made here.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
@@ -19,7 +19,7 @@ use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock,
 
 use crate::failure::{Outcome, refused};
 use crate::offline::source::{Source, sync_folder};
-use crate::signals::Event;
+use crate::signals::{Event, Unfinished};
 
 /// Bytes written at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -32,7 +32,8 @@ const BYTES_PER_DATA_BLOCK: u64 = 48;
 pub struct Output<'a> {
     target: Source,
     path: PathBuf,
-    made: bool,
+    /// Set while a file that was made here is not whole.
+    made: Option<Unfinished>,
     /// Bytes in front that hold something, to be zeroed before anything is written.
     old_bytes: usize,
     /// Blocks in a row that are not written yet, and where the first goes.
@@ -47,10 +48,13 @@ impl<'a> Output<'a> {
     /// It is not blank, or the system refused.
     pub fn open(path: &Path, yes: bool, stop: &'a Receiver<Event>) -> Outcome<Output<'a>> {
         let (target, made) = match path.exists() {
-            true => (Source::write(path)?, false),
-            false => (Source::create(path, BLOCKS_MIN * BLOCK_BYTES as u64)?, true),
+            true => (Source::write(path)?, None),
+            false => {
+                let made = Source::create(path, BLOCKS_MIN * BLOCK_BYTES as u64)?;
+                (made, Some(Unfinished::file(path)))
+            }
         };
-        let old_bytes = if made { 0 } else { judge(&target, yes)? };
+        let old_bytes = if made.is_some() { 0 } else { judge(&target, yes)? };
         let (path, row) = (path.to_owned(), (0, Vec::new()));
         Ok(Output { target, path, made, old_bytes, row, stop })
     }
@@ -64,8 +68,8 @@ impl<'a> Output<'a> {
     pub fn room(&self, data_blocks: u64) -> Room {
         let block_bytes = BLOCK_BYTES as u64;
         match self.made {
-            false => Room::Fixed(self.target.bytes / block_bytes),
-            true => {
+            None => Room::Fixed(self.target.bytes / block_bytes),
+            Some(_) => {
                 let bytes = data_blocks.saturating_mul(BYTES_PER_DATA_BLOCK);
                 let blocks = bytes.div_ceil(block_bytes);
                 Room::AtLeast(blocks.clamp(BLOCKS_MIN, METADATA_BLOCKS_MAX))
@@ -79,22 +83,17 @@ impl<'a> Output<'a> {
     /// The system refused.
     pub fn finish(&mut self, superblock: &Superblock) -> Outcome<()> {
         self.write_row()?;
-        if self.made {
+        if self.made.is_some() {
             self.target.set_size(superblock.metadata_space_map.blocks * BLOCK_BYTES as u64)?;
         }
         self.target.flush()?;
         self.target.write_at(0, &superblock.encode(MetadataBlock::SUPERBLOCK))?;
         self.target.flush()?;
-        if self.made { sync_folder(&self.path) } else { Ok(()) }
-    }
-
-    /// Ends after a failure, which it passes on.
-    pub fn give_up(self, error: ConfigError) -> ConfigError {
-        if self.made {
-            // The first error is the one to tell.
-            drop(std::fs::remove_file(&self.path));
+        if let Some(made) = self.made.take() {
+            sync_folder(&self.path)?;
+            made.finish();
         }
-        error
+        Ok(())
     }
 
     /// What was written, to be looked at.

@@ -52,10 +52,7 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let written =
         repaired.and_then(|repaired| output.finish(&repaired.superblock).map(|()| repaired));
     device.done();
-    match written {
-        Ok(repaired) => show(source, &repaired, &output.into_source(), args.json),
-        Err(error) => Err(output.give_up(error)),
-    }
+    show(source, &written?, &output.into_source(), args.json)
 }
 
 fn given(source: &Source, args: &RepairArgs) -> Outcome<Given> {

@@ -3,10 +3,6 @@
 //! The text is read once, from front to back, and what it says is written as it comes: the text may
 //! come out of a pipe, and be larger than memory.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::AsFd;
-use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::thin::build::{BuildError, Builder};
@@ -17,9 +13,10 @@ use serde_json::json;
 
 use super::output::Output;
 use super::superblock_json;
+use super::text::Text;
 use crate::cli::RestoreArgs;
 use crate::exit;
-use crate::failure::{Outcome, system, wrong};
+use crate::failure::{Outcome, wrong};
 use crate::offline::source;
 use crate::remote;
 use crate::signals;
@@ -33,17 +30,13 @@ const PIECE_BYTES: usize = 1 << 16;
 /// The XML is wrong, or something cannot be read or written.
 pub fn run(args: &RestoreArgs) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
-    let (name, mut text) = open_text(&args.xml)?;
-    if source::is_at(&text, &args.output) {
-        return Err(wrong(name, "--output", "the XML itself", "another file"));
+    let mut text = Text::open(&args.xml, &stop)?;
+    if source::is_at(&text.file, &args.output) {
+        return Err(wrong(text.name, "--output", "the XML itself", "another file"));
     }
     let mut output = Output::open(&args.output, args.yes, &stop)?;
-    let restored = restore(&name, &mut text, args, &mut output);
-    let written = restored.and_then(|superblock| output.finish(&superblock).map(|()| superblock));
-    let superblock = match written {
-        Ok(superblock) => superblock,
-        Err(error) => return Err(output.give_up(error)),
-    };
+    let superblock = restore(&mut text, args, &mut output)?;
+    output.finish(&superblock)?;
     if args.json {
         return remote::print_json(&json!({
             "output": output.name(),
@@ -63,21 +56,8 @@ pub fn run(args: &RestoreArgs) -> Outcome<u8> {
     Ok(exit::OK)
 }
 
-/// The XML, and its name: `-` is the standard input.
-fn open_text(path: &Path) -> Outcome<(String, File)> {
-    let name = path.display().to_string();
-    if name == "-" {
-        let file = io::stdin().as_fd().try_clone_to_owned();
-        let file = file.map_err(|error| system("stdin", "open", error))?;
-        return Ok(("stdin".to_owned(), File::from(file)));
-    }
-    let file = File::open(path).map_err(|error| system(&name, "open", error))?;
-    Ok((name, file))
-}
-
 fn restore(
-    name: &str,
-    text: &mut File,
+    text: &mut Text<'_>,
     args: &RestoreArgs,
     output: &mut Output<'_>,
 ) -> Outcome<Superblock> {
@@ -85,14 +65,14 @@ fn restore(
     let mut reader = Reader::new(Restoring { output, builder: None, data_blocks });
     let mut piece = vec![0; PIECE_BYTES];
     loop {
-        match text.read(&mut piece).map_err(|error| system(name, "read", error))? {
+        match text.read(&mut piece)? {
             0 => break,
-            len => reader.feed(&piece[..len]).map_err(|error| told(name, error))?,
+            len => reader.feed(&piece[..len]).map_err(|error| told(&text.name, error))?,
         }
     }
-    let done = reader.finish().map_err(|error| told(name, error))?;
+    let done = reader.finish().map_err(|error| told(&text.name, error))?;
     let builder = done.builder.expect("the reader ends after a pool only");
-    builder.finish().map_err(|error| built(name, error))
+    builder.finish().map_err(|error| built(&text.name, error))
 }
 
 fn told(name: &str, error: XmlError<BuildError<ConfigError>>) -> ConfigError {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use cairn_block::{ConfigError, ConfigKind};
 
 /// How often a lock is asked for, and the pause in between.
-const TRIES: usize = 50;
-const PAUSE: Duration = Duration::from_millis(10);
+pub(super) const TRIES: usize = 50;
+pub(super) const PAUSE: Duration = Duration::from_millis(10);
 
 /// Takes the lock or says who has it.
 pub(super) fn lock(path: &str, fd: &OwnedFd, read_only: bool) -> Result<(), ConfigError> {

@@ -11,9 +11,10 @@ use cairn_block::{ConfigError, ConfigKind, Identity};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::OpenFile;
 use super::durability::PageCacheSync;
+use super::lock::{self, PAUSE, TRIES};
 use super::probe::{self, Kind};
-use super::{OpenFile, lock};
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +79,40 @@ fn kind(path: &str, stat: &Stat) -> Result<Kind, ConfigError> {
 }
 
 fn descriptor(path: &str, kind: Kind, read_only: bool) -> Result<OwnedFd, ConfigError> {
-    let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // On a block device this means: not mounted, and in no other exclusive use.
-    let exclusive = if kind == Kind::Block && !read_only { OFlags::EXCL } else { OFlags::empty() };
-    rustix::fs::open(path, access | exclusive | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
-        match error {
-            Errno::BUSY => {
-                let detail = "device: found it mounted or in other exclusive use, expected it free";
-                ConfigError::new(ConfigKind::Busy, path, detail)
-            }
-            _ => system(path, if read_only { "open" } else { "open for writing" }, error),
+    match (kind, read_only) {
+        (Kind::File, true) => open_as(path, "open", OFlags::RDONLY),
+        (Kind::File, false) => open_as(path, "open for writing", OFlags::RDWR),
+        (Kind::Block, true) => {
+            // The kernel takes no locks: what it holds it may write. A reader keeps no exclusive
+            // use of its own, so that there can be others.
+            open_exclusive(path, "open", OFlags::RDONLY)?;
+            open_as(path, "open", OFlags::RDONLY)
         }
+        (Kind::Block, false) => open_exclusive(path, "open for writing", OFlags::RDWR),
+    }
+}
+
+/// Opens a block device that is not mounted, and in no other exclusive use. It asks again for a
+/// while, as for a lock: readers that ask at one time are in each other's way, and a killed
+/// program holds the device for a moment.
+fn open_exclusive(path: &str, what: &str, access: OFlags) -> Result<OwnedFd, ConfigError> {
+    for _ in 1..TRIES {
+        match open_as(path, what, access | OFlags::EXCL) {
+            Err(error) if error.kind == ConfigKind::Busy => std::thread::sleep(PAUSE),
+            opened => return opened,
+        }
+    }
+    open_as(path, what, access | OFlags::EXCL)
+}
+
+fn open_as(path: &str, what: &str, flags: OFlags) -> Result<OwnedFd, ConfigError> {
+    let opened = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|error| match error {
+        Errno::BUSY => {
+            let detail = "device: found it mounted or in other exclusive use, expected it free";
+            ConfigError::new(ConfigKind::Busy, path, detail)
+        }
+        _ => system(path, what, error),
     })
 }
 

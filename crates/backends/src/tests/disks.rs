@@ -12,6 +12,7 @@ use cairn_block::{
     ConfigError, ConfigKind, Disk, ErrorKind, Extent, ExtentKind, Flags, Io, IoError, Op,
     ReactorId, Registry, SectorCount,
 };
+use rustix::fs::{Mode, OFlags};
 
 const PLAIN: Shape = Shape { skew: 0, cut: None };
 
@@ -47,6 +48,26 @@ fn refused(result: Result<FileDisk, ConfigError>, kind: ConfigKind) -> String {
     let error = result.err().expect("refused");
     assert_eq!(error.kind, kind, "{error}");
     error.to_string()
+}
+
+/// Runs where `CAIRN_TEST_BLOCK_DEVICE` names a scratch block device.
+#[test]
+fn a_block_device_in_exclusive_use_is_busy_to_readers_who_are_not_to_each_other() {
+    let Ok(path) = std::env::var("CAIRN_TEST_BLOCK_DEVICE") else { return };
+    let open = |read_only| FileDisk::open(&path, read_only, FileOptions::default());
+    let flags = OFlags::RDONLY | OFlags::EXCL;
+    // As the kernel holds what it maps or has mounted: without a lock.
+    let held = rustix::fs::open(path.as_str(), flags, Mode::empty()).unwrap();
+    for read_only in [false, true] {
+        let line = refused(open(read_only), ConfigKind::Busy);
+        assert!(line.contains("in other exclusive use, expected it free"), "{line}");
+    }
+    drop(held);
+    let readers = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..8).map(|_| scope.spawn(|| open(true))).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(readers.iter().all(Result::is_ok));
 }
 
 #[test]

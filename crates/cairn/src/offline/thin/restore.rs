@@ -3,7 +3,6 @@
 //! The text is read once, from front to back, and what it says is written as it comes: the text may
 //! come out of a pipe, and be larger than memory.
 
-
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::thin::build::{BuildError, Builder};
 use cairn_format::thin::stream::{Pool, Run, Sink};

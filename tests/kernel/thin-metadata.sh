@@ -1,7 +1,8 @@
 #!/bin/bash
 # The real kernel takes what our tools make of a pool's metadata: restored from a dump, and repaired.
 # It reads in every volume what the manifest of the golden images says, goes on with the pool (writes,
-# a snapshot, a removal), and what it leaves is sound to our checker and to thin_check.
+# a snapshot, a removal), and what it leaves is sound to our checker and to thin_check. While it has
+# the pool, our tools read nothing of its metadata but the snapshot that it holds.
 . "$(dirname "$0")/../lib.sh"
 need dmsetup losetup zcat awk thin_check
 

@@ -1,13 +1,14 @@
 //! A device open for a tool: locked, and read at byte offsets.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use cairn_backends::{FileDisk, FileOptions};
 use cairn_block::{ConfigError, Disk, SECTOR_BYTES};
 use cairn_format::probe::{self, Signature};
+use rustix::fs::OFlags;
 
 use crate::failure::{Outcome, system, wrong};
 
@@ -18,6 +19,8 @@ pub struct Source {
     /// Its size in whole sectors, in bytes.
     pub bytes: u64,
     file: File,
+    /// The page cache is passed by.
+    direct: bool,
     /// Holds the lock, if there is one.
     _disk: Option<FileDisk>,
 }
@@ -39,17 +42,22 @@ impl Source {
         Source::open(path, false)
     }
 
-    /// Opens for reading, beside whoever writes: only for what its writer leaves alone.
+    /// Opens for reading, beside whoever writes: only for what its writer leaves alone. The kernel
+    /// writes metadata past the page cache, which may hold what was there before; where a file
+    /// system knows no other way to read, nobody writes past it either.
     ///
     /// # Errors
     /// There is none, or the system refused.
     pub fn read_beside(path: &Path) -> Outcome<Source> {
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|error| system(&name, "open", error))?;
+        let (file, direct) = match open_direct(path) {
+            Some(file) => (file, true),
+            None => (File::open(path).map_err(|error| system(&name, "open", error))?, false),
+        };
         let end = (&file).seek(SeekFrom::End(0));
         let bytes = end.map_err(|error| system(&name, "find the size", error))?;
         let bytes = bytes / SECTOR_BYTES * SECTOR_BYTES;
-        Ok(Source { name, bytes, file, _disk: None })
+        Ok(Source { name, bytes, file, direct, _disk: None })
     }
 
     /// Makes a sparse file of this size where there is none, and opens it for writing.
@@ -77,7 +85,8 @@ impl Source {
         let disk = FileDisk::open(text, read_only, FileOptions { direct: false })?;
         let file = OpenOptions::new().read(true).write(!read_only).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
-        Ok(Source { name, bytes: disk.sectors().to_bytes(), file, _disk: Some(disk) })
+        let bytes = disk.sectors().to_bytes();
+        Ok(Source { name, bytes, file, direct: false, _disk: Some(disk) })
     }
 
     /// Bytes from a sector to the end.
@@ -98,7 +107,7 @@ impl Source {
     /// The system refused.
     pub fn bytes_at(&self, offset: u64, len: usize) -> Outcome<Vec<u8>> {
         let mut bytes = vec![0; len];
-        let read = self.file.read_exact_at(&mut bytes, offset);
+        let read = self.read_into(offset, &mut bytes);
         read.map_err(|error| self.failed(&format!("read {len} bytes at {offset}"), error))?;
         Ok(bytes)
     }
@@ -108,7 +117,10 @@ impl Source {
     /// # Errors
     /// The system refused.
     pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(bytes, offset)
+        match self.direct {
+            true => read_direct(&self.file, offset, bytes),
+            false => self.file.read_exact_at(bytes, offset),
+        }
     }
 
     /// Makes the file as large as this.
@@ -158,6 +170,41 @@ impl Source {
     }
 }
 
+/// What addresses, offsets and lengths of direct reads are multiples of.
+const DIRECT_ALIGN: usize = 4096;
+
+/// Opens past the page cache, if it can be read so.
+fn open_direct(path: &Path) -> Option<File> {
+    let flags = OFlags::DIRECT.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    match read_direct(&file, 0, &mut [0]) {
+        Err(error) if error.kind() == ErrorKind::InvalidInput => None,
+        _ => Some(file),
+    }
+}
+
+/// Fills a buffer of any place and length.
+fn read_direct(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+    let begin = offset - offset % DIRECT_ALIGN as u64;
+    let skipped = (offset - begin) as usize;
+    let wanted = skipped + bytes.len();
+    let len = wanted.next_multiple_of(DIRECT_ALIGN);
+    let mut memory = vec![0; len + DIRECT_ALIGN];
+    let start = memory.as_ptr().align_offset(DIRECT_ALIGN);
+    let room = &mut memory[start..start + len];
+    let mut done = 0;
+    while done < wanted {
+        match file.read_at(&mut room[done..], begin + done as u64) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(len) => done += len,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.copy_from_slice(&room[skipped..wanted]);
+    Ok(())
+}
+
 /// Whether an open file is what a path leads to.
 pub fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(found)) = (file.metadata(), std::fs::metadata(path)) else { return false };
@@ -184,6 +231,20 @@ mod tests {
     use std::fs;
 
     use super::Source;
+
+    #[test]
+    fn what_is_read_beside_a_writer_is_the_same_from_any_byte_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let all: Vec<u8> = (0..20 * 512u32).map(|byte| (byte % 251) as u8).collect();
+        fs::write(&path, &all).unwrap();
+        let source = Source::read_beside(&path).unwrap();
+        for (offset, len) in [(0, 1), (0, all.len()), (511, 4097), (4096, 4096), (8191, 2049)] {
+            let read = source.bytes_at(offset as u64, len).unwrap();
+            assert_eq!(read, all[offset..offset + len], "{len} bytes at {offset}");
+        }
+        assert!(source.bytes_at(8192, 2049).is_err());
+    }
 
     #[test]
     fn a_file_is_made_whole_or_not_at_all_and_never_over_another() {

@@ -8,6 +8,7 @@ mod place;
 mod serve;
 mod snap;
 mod snapshot_tools;
+mod thin_held;
 mod thin_restore;
 mod thin_tools;
 mod verbs;

@@ -4,7 +4,7 @@ use cairn_block::ConfigError;
 use cairn_format::thin::stream::{Pool, Run, Sink, dump};
 use cairn_format::thin::{DeviceDetails, DeviceId, xml};
 
-use super::{MetadataDevice, expect_volumes, stopped, superblock};
+use super::{MetadataDevice, expect_volumes, stopped, superblock, while_held};
 use crate::exit;
 use crate::failure::Outcome;
 use crate::offline::source::Source;
@@ -23,9 +23,12 @@ pub fn show(source: &Source, start_sector: u64, held: bool, as_json: bool) -> Ou
         true => dump(&mut device, &superblock, held, &mut Json::new(print)),
         false => dump(&mut device, &superblock, held, &mut xml::Writer::new(print)),
     };
+    let mut dumped = dumped.map_err(|stop| stopped(&device, stop));
+    if held {
+        dumped = while_held(&mut device, &superblock, dumped);
+    }
     device.done();
-    dumped.map_err(|stop| stopped(&device, stop))?;
-    Ok(exit::OK)
+    dumped.map(|()| exit::OK)
 }
 
 const PIECE_BYTES: usize = 1 << 16;

@@ -56,6 +56,27 @@ fn superblock(device: &mut MetadataDevice<'_>, held: bool) -> Outcome<Superblock
     }
 }
 
+/// What came of a look at the metadata snapshot, unless the pool let go of it meanwhile: then it
+/// means nothing.
+///
+/// # Errors
+/// Those of the look, or the pool let go.
+fn while_held<T>(
+    device: &mut MetadataDevice<'_>,
+    before: &Superblock,
+    outcome: Outcome<T>,
+) -> Outcome<T> {
+    match superblock(device, true) {
+        Ok(now) if now == *before => outcome,
+        Err(error) if error.kind == ConfigKind::System => Err(error),
+        _ => {
+            let (found, expected) = ("it released or taken anew meanwhile", "it to be held");
+            let field = "metadata snapshot";
+            Err(refused(ConfigKind::Busy, device.name(), field, found, expected))
+        }
+    }
+}
+
 /// Prepares the progress for a look at each volume that a superblock leads to, one after the other.
 fn expect_volumes(device: &mut MetadataDevice<'_>, superblock: &Superblock, held: bool) {
     // What is damaged is for whoever looks to tell.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use cairn_format::thin::rmap::{Owned, rmap};
 use serde_json::{Value, json};
 
-use super::{MetadataDevice, expect_volumes, open, stopped, superblock};
+use super::{MetadataDevice, expect_volumes, open, stopped, superblock, while_held};
 use crate::cli::RmapArgs;
 use crate::exit;
 use crate::failure::{Outcome, wrong};
@@ -28,7 +28,7 @@ pub fn run(args: &RmapArgs) -> Outcome<u8> {
     }
     let mut values = Vec::new();
     let mut text = String::new();
-    for region in regions {
+    let mut shown = regions.into_iter().try_for_each(|region| {
         let shown = rmap(&mut device, &superblock, args.metadata_snapshot, region, &mut |run| {
             if args.json {
                 values.push(json(&run));
@@ -40,9 +40,13 @@ pub fn run(args: &RmapArgs) -> Outcome<u8> {
                 false => remote::print(&std::mem::take(&mut text)).map(drop),
             }
         });
-        shown.map_err(|stop| stopped(&device, stop))?;
+        shown.map_err(|stop| stopped(&device, stop))
+    });
+    if args.metadata_snapshot {
+        shown = while_held(&mut device, &superblock, shown);
     }
     device.done();
+    shown?;
     if args.json {
         return remote::print_json(&Value::from(values));
     }

@@ -1,0 +1,70 @@
+//! dump and rmap of the metadata snapshot that a pool holds, beside whoever changes the pool.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::process::Stdio;
+
+use cairn_format::thin::{BLOCK_BYTES, Block, MetadataBlock, Superblock};
+
+use super::place::Place;
+
+const AT: MetadataBlock = MetadataBlock::SUPERBLOCK;
+
+fn superblock(place: &Place) -> Superblock {
+    let bytes: &Block = &place.read("held.meta")[..BLOCK_BYTES].try_into().unwrap();
+    Superblock::decode(bytes, AT).unwrap()
+}
+
+/// Writes a superblock over the pool's, as whoever serves it would.
+fn commit(place: &Place, superblock: &Superblock) {
+    let file = File::options().write(true).open(place.path("held.meta")).unwrap();
+    file.write_all_at(&superblock.encode(AT), 0).unwrap();
+}
+
+/// Metadata with so many mappings that do not go on from each other, and a metadata snapshot of
+/// them.
+fn hold(place: &Place, mappings: u64) {
+    let mut xml = format!(
+        "<superblock time=\"0\" transaction=\"7\" data_block_size=\"128\" \
+         nr_data_blocks=\"{}\">\n<device dev_id=\"1\" mapped_blocks=\"{mappings}\" \
+         transaction=\"0\" creation_time=\"0\" snap_time=\"0\">\n",
+        2 * mappings
+    );
+    for at in 0..mappings {
+        let data = 2 * at;
+        writeln!(xml, "<single_mapping origin_block=\"{at}\" data_block=\"{data}\" time=\"0\"/>")
+            .unwrap();
+    }
+    xml.push_str("</device>\n</superblock>\n");
+    place.write("xml", xml);
+    place.cairn(&["restore", "xml", "--output", "held.meta"]).ok();
+    let now = superblock(place);
+    let last = MetadataBlock(now.metadata_space_map.blocks - 1);
+    place.patch("held.meta", last.0 as usize * BLOCK_BYTES, &now.encode(last));
+    commit(place, &Superblock { held_root: Some(last), ..now });
+}
+
+#[test]
+fn a_metadata_snapshot_that_is_released_meanwhile_is_told() {
+    let place = Place::new();
+    hold(&place, 20_000);
+    let shown = place.cairn(&["dump", "held.meta", "--metadata-snapshot"]).ok();
+    assert_eq!(shown.lines().filter(|line| line.contains("<single_mapping")).count(), 20_000);
+    let held = superblock(&place);
+    let released = Superblock { held_root: None, ..held.clone() };
+    for verb in ["dump", "rmap"] {
+        commit(&place, &held);
+        let mut command = place.command(&[verb, "held.meta", "--metadata-snapshot"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // It has begun, and cannot end before more than a pipe holds is taken away.
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        commit(&place, &released);
+        let output = child.wait_with_output().unwrap();
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(4), "{verb}: {line}");
+        let expected = "metadata snapshot: found it released or taken anew meanwhile";
+        assert!(line.contains(expected), "{verb}: {line}");
+    }
+}

@@ -16,6 +16,8 @@ pub fn run(args: &DumpArgs) -> Outcome<u8> {
         Some(Room::Thin) => {
             thin::dump::show(&source, start_sector, args.metadata_snapshot, as_json)
         }
+        // Without the lock nothing else can be read.
+        _ if args.metadata_snapshot => Err(thin::no_metadata(&source)),
         Some(Room::Snapshot) => snapshot::dump::show(&source, start_sector, all, as_json),
         Some(Room::Writecache) | None => {
             writecache::dump::show(&source, start_sector, all, as_json)

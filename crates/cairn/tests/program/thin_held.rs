@@ -68,3 +68,15 @@ fn a_metadata_snapshot_that_is_released_meanwhile_is_told() {
         assert!(line.contains(expected), "{verb}: {line}");
     }
 }
+
+#[test]
+fn only_a_pool_has_a_metadata_snapshot() {
+    let place = Place::new();
+    place.golden("writecache", "commit1.cache");
+    place.golden("snapshot", "basic-a.cow");
+    for device in ["commit1.cache", "basic-a.cow"] {
+        place.cairn(&["dump", device]).ok();
+        let line = place.cairn(&["dump", device, "--metadata-snapshot"]).refused(1);
+        assert!(line.contains("--metadata-snapshot: found no dm-thin metadata"), "{line}");
+    }
+}

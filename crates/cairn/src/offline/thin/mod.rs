@@ -22,7 +22,7 @@ use cairn_format::thin::{MetadataBlock, Superblock};
 use serde_json::{Value, json};
 
 use super::source::Source;
-use crate::failure::{Outcome, refused};
+use crate::failure::{Outcome, refused, wrong};
 use blocks::MetadataDevice;
 
 /// Opens a device, of which the metadata snapshot alone is wanted if `held`.
@@ -31,6 +31,12 @@ use blocks::MetadataDevice;
 /// It cannot be opened, or somebody writes it and not only the snapshot is wanted.
 pub fn open(path: &Path, held: bool) -> Outcome<Source> {
     if held { Source::read_beside(path) } else { Source::read(path) }
+}
+
+/// The refusal of a device whose metadata snapshot was asked for.
+pub fn no_metadata(source: &Source) -> ConfigError {
+    let (found, expected) = ("no dm-thin metadata", "a pool's metadata device");
+    wrong(&source.name, "--metadata-snapshot", found, expected)
 }
 
 /// The superblock to look from: the pool's, or that of its metadata snapshot.

@@ -98,6 +98,11 @@ fn a_reverse_map_and_the_metadata_snapshot_are_read_beside_a_writer() {
         "data 0..2 -> thin(1) 0..2\ndata 0..1 -> thin(7) 0..1\ndata 9..10 -> thin(0) 0..1\n\
          data 10..11 -> thin(0) 9..10\n"
     );
+    let array = json(&place.cairn(&["rmap", "snaps.meta", "--json", "--region", "0..2"]).ok());
+    assert_eq!(array[0], serde_json::json!({"data": 0, "device": 1, "origin": 0, "length": 2}));
+    assert_eq!(array.as_array().unwrap().len(), 2);
+    let none = json(&place.cairn(&["rmap", "snaps.meta", "--json", "--region", "31..32"]).ok());
+    assert_eq!(none, serde_json::json!([]));
     let held = place.cairn(&["dump", "snaps.meta", "--metadata-snapshot"]).ok();
     assert!(held.contains("nr_data_blocks=\"0\""), "{held}");
     place.cairn(&["rmap", "snaps.meta", "--region", "2..2"]).refused(1);

@@ -38,9 +38,21 @@ pub fn rmap<B: Blocks>(
     each: &mut dyn FnMut(Owned) -> Result<(), B::Error>,
 ) -> Result<(), Stop<B::Error>> {
     let all = devices(blocks, superblock, held)?;
+    by_parts(blocks, &all, held, region, RUNS_MAX, each)
+}
+
+/// The same with so many runs in memory at most.
+fn by_parts<B: Blocks>(
+    blocks: &mut B,
+    devices: &[Device],
+    held: bool,
+    region: Range<u64>,
+    most: usize,
+    each: &mut dyn FnMut(Owned) -> Result<(), B::Error>,
+) -> Result<(), Stop<B::Error>> {
     let mut left = region;
     while left.start < left.end {
-        let (runs, end) = gather(blocks, &all, held, left.clone(), RUNS_MAX)?;
+        let (runs, end) = gather(blocks, devices, held, left.clone(), most)?;
         for run in runs {
             each(run)?;
         }
@@ -119,8 +131,76 @@ fn clip(run: &Owned, part: &Range<u64>) -> Option<Owned> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Owned, clip, keep};
-    use crate::thin::DeviceId;
+    use super::{Owned, by_parts, clip, devices, keep, rmap};
+    use crate::thin::blocks::MemoryBlocks;
+    use crate::thin::build::{Builder, Room};
+    use crate::thin::stream::{Pool, Run};
+    use crate::thin::{DataBlockSize, DeviceDetails, DeviceId, Superblock, VERSION};
+
+    /// Data blocks of a pool; a prime.
+    const BLOCKS: u64 = 1009;
+
+    /// Where a device has a virtual block: no two that follow each other do so in the pool.
+    fn data(device: u32, origin: u64) -> u64 {
+        origin * (37 + u64::from(device)) % BLOCKS
+    }
+
+    /// A pool with all of its blocks in three devices, each in an order of its own.
+    fn tangled() -> (Vec<u8>, Superblock) {
+        let (mut memory, data_block_size) = (Vec::new(), DataBlockSize::new(128).unwrap());
+        let (version, data_blocks) = (VERSION, BLOCKS);
+        let pool =
+            Pool { time: 0, transaction_id: 0, flags: 0, version, data_block_size, data_blocks };
+        let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool).unwrap();
+        for device in 0..3 {
+            let id = DeviceId::new(u64::from(device)).unwrap();
+            let details = DeviceDetails {
+                mapped_blocks: 0,
+                transaction_id: 0,
+                creation_time: 0,
+                snapshotted_time: 0,
+            };
+            builder.begin_device(id, details).unwrap();
+            for origin in 0..BLOCKS {
+                let data = data(device, origin);
+                builder.add(Run { origin, data, len: 1, time: 0 }).unwrap();
+            }
+            builder.end_device().unwrap();
+        }
+        let superblock = builder.finish().unwrap();
+        (memory, superblock)
+    }
+
+    #[test]
+    fn a_region_is_told_the_same_in_one_reading_and_in_many() {
+        let (memory, superblock) = tangled();
+        let (mut blocks, region) = (MemoryBlocks::new(&memory), 5..1000);
+        let mut expected: Vec<_> = (0..3)
+            .flat_map(|device| {
+                (0..BLOCKS).map(move |origin| (data(device, origin), device, origin))
+            })
+            .filter(|(data, ..)| region.contains(data))
+            .collect();
+        expected.sort_unstable();
+        let told = |run: &Owned| (run.data, run.device.get(), run.origin);
+        let mut found = Vec::new();
+        rmap(&mut blocks, &superblock, false, region.clone(), &mut |run| {
+            found.push(run);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(found.iter().map(told).collect::<Vec<_>>(), expected);
+        let all = devices(&mut blocks, &superblock, false).unwrap();
+        for most in [7, 64, 1000] {
+            let mut parts = Vec::new();
+            by_parts(&mut blocks, &all, false, region.clone(), most, &mut |run| {
+                parts.push(run);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(parts, found, "{most} runs at once");
+        }
+    }
 
     fn run(data: u64, len: u64) -> Owned {
         Owned { data, device: DeviceId::new(1).unwrap(), origin: data + 1000, len }

@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use cairn_format::thin::rmap::{Owned, rmap};
-use serde_json::{Value, json};
 
 use super::{MetadataDevice, expect_volumes, open, stopped, superblock, while_held};
 use crate::cli::RmapArgs;
@@ -26,32 +25,19 @@ pub fn run(args: &RmapArgs) -> Outcome<u8> {
     if regions.is_empty() {
         regions.push(0..u64::MAX);
     }
-    let mut values = Vec::new();
-    let mut text = String::new();
+    let mut printer = Printer::new(args.json);
     let mut shown = regions.into_iter().try_for_each(|region| {
-        let shown = rmap(&mut device, &superblock, args.metadata_snapshot, region, &mut |run| {
-            if args.json {
-                values.push(json(&run));
-                return Ok(());
-            }
-            line(&mut text, &run);
-            match text.len() < (1 << 16) {
-                true => Ok(()),
-                false => remote::print(&std::mem::take(&mut text)).map(drop),
-            }
-        });
+        let each = &mut |run| printer.put(&run);
+        let shown = rmap(&mut device, &superblock, args.metadata_snapshot, region, each);
         shown.map_err(|stop| stopped(&device, stop))
     });
     if args.metadata_snapshot {
         shown = while_held(&mut device, &superblock, shown);
     }
     device.done();
-    shown?;
-    if args.json {
-        return remote::print_json(&Value::from(values));
-    }
-    remote::print(&text)?;
-    Ok(exit::OK)
+    // What came before an error is shown.
+    let printed = printer.end(shown.is_ok());
+    shown.and(printed).map(|()| exit::OK)
 }
 
 /// `BEGIN..END`, half-open.
@@ -63,18 +49,51 @@ fn region(text: &str) -> Outcome<Range<u64>> {
     ends.ok_or_else(|| wrong("rmap", "--region", text, "BEGIN..END in data blocks, END left out"))
 }
 
-fn line(text: &mut String, run: &Owned) {
-    let Owned { data, device, origin, len } = *run;
-    let (data_end, origin_end) = (data + len, origin.saturating_add(len));
-    writeln!(text, "data {data}..{data_end} -> thin({device}) {origin}..{origin_end}")
-        .expect("writing to a string cannot fail");
+const PIECE_BYTES: usize = 1 << 16;
+
+/// Prints runs as they come, as lines or as an array in JSON.
+struct Printer {
+    text: String,
+    as_json: bool,
+    /// What goes in front of the next run in JSON.
+    comma: &'static str,
 }
 
-fn json(run: &Owned) -> Value {
-    json!({
-        "data": run.data,
-        "device": run.device.get(),
-        "origin": run.origin,
-        "length": run.len,
-    })
+impl Printer {
+    fn new(as_json: bool) -> Printer {
+        Printer { text: String::new(), as_json, comma: "[" }
+    }
+
+    fn put(&mut self, run: &Owned) -> Outcome<()> {
+        let Owned { data, device, origin, len } = *run;
+        let (data_end, origin_end) = (data + len, origin.saturating_add(len));
+        let comma = std::mem::replace(&mut self.comma, ",");
+        let written = match self.as_json {
+            true => write!(
+                self.text,
+                "{comma}\n  {{\"data\": {data}, \"device\": {device}, \"origin\": {origin}, \
+                 \"length\": {len}}}"
+            ),
+            false => writeln!(
+                self.text,
+                "data {data}..{data_end} -> thin({device}) {origin}..{origin_end}"
+            ),
+        };
+        written.expect("writing to a string cannot fail");
+        if self.text.len() < PIECE_BYTES { Ok(()) } else { self.hand_on() }
+    }
+
+    /// Prints what is left; an array ends only if it is whole.
+    fn end(mut self, whole: bool) -> Outcome<()> {
+        if self.as_json && whole {
+            self.text.push_str(if self.comma == "[" { "[]\n" } else { "\n]\n" });
+        }
+        self.hand_on()
+    }
+
+    fn hand_on(&mut self) -> Outcome<()> {
+        let handed = remote::print(&self.text).map(drop);
+        self.text.clear();
+        handed
+    }
 }

@@ -33,10 +33,32 @@ pub struct Verdict {
 /// Runs the verb.
 ///
 /// # Errors
-/// A device cannot be read, or holds something that no room knows.
+/// A device cannot be read, or holds something that no room knows: of those before it the verdicts
+/// are printed.
 pub fn run(args: &DevicesArgs, origin: Option<&Path>, data: Option<&Path>) -> Outcome<u8> {
+    let mut values = Vec::new();
+    let judged = judge(args, origin, data, &mut |device, verdict| match args.json {
+        true => {
+            values.push(verdict.json(device));
+            Ok(())
+        }
+        false => remote::print(&verdict.text(device)).map(drop),
+    });
+    if args.json && (judged.is_ok() || !values.is_empty()) {
+        remote::print_json(&Value::from(values))?;
+    }
+    judged
+}
+
+/// Judges one device after the other, and gives the exit code.
+fn judge(
+    args: &DevicesArgs,
+    origin: Option<&Path>,
+    data: Option<&Path>,
+    told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>,
+) -> Outcome<u8> {
     let (origin_sectors, data_sectors) = (sectors(origin)?, sectors(data)?);
-    let (mut code, mut text, mut values) = (exit::OK, String::new(), Vec::new());
+    let mut code = exit::OK;
     for device in &args.devices {
         let source = Source::read(device)?;
         let start_sector = args.place.start_sector;
@@ -46,13 +68,8 @@ pub fn run(args: &DevicesArgs, origin: Option<&Path>, data: Option<&Path>) -> Ou
             Room::Thin => thin::check::verdict(&source, start_sector, data_sectors),
         }?;
         code = exit::worst(code, verdict.severity.exit_code());
-        text.push_str(&verdict.text(&source.name));
-        values.push(verdict.json(&source.name));
+        told(&source.name, &verdict)?;
     }
-    match args.json {
-        true => remote::print_json(&Value::from(values))?,
-        false => remote::print(&text)?,
-    };
     Ok(code)
 }
 

@@ -1,6 +1,18 @@
 //! check, dump, restore, repair and rmap on thin pools that a real kernel made, whole and damaged.
 
+use cairn_format::thin::blocks::MemoryBlocks;
+use cairn_format::thin::stream::devices;
+use cairn_format::thin::{BLOCK_BYTES, MetadataBlock, Superblock};
+
 use super::place::{Place, json};
+
+/// Where the mappings of the last volume begin.
+fn last_mapping_root(metadata: &[u8]) -> usize {
+    let superblock = metadata[..BLOCK_BYTES].try_into().unwrap();
+    let superblock = Superblock::decode(superblock, MetadataBlock::SUPERBLOCK).unwrap();
+    let all = devices(&mut MemoryBlocks::new(metadata), &superblock, false).unwrap();
+    all.last().unwrap().2.0 as usize
+}
 
 #[test]
 fn check_counts_what_is_in_a_pool_and_names_what_is_wrong() {
@@ -23,6 +35,30 @@ fn check_counts_what_is_in_a_pool_and_names_what_is_wrong() {
     assert_eq!(report["format"], "dm-thin");
     assert_eq!(report["counts"]["mapped_blocks"], 19);
     assert_eq!(report["superblock"]["held_root"], 54);
+}
+
+#[test]
+fn what_comes_before_an_error_is_shown() {
+    let place = Place::new();
+    place.golden("thin", "snaps.meta");
+    place.golden("thin", "big.meta");
+    let verdict = place.cairn(&["check", "snaps.meta"]).ok();
+    let ran = place.cairn(&["check", "snaps.meta", "missing"]);
+    assert_eq!((ran.code, ran.out), (1, verdict));
+    let ran = place.cairn(&["check", "snaps.meta", "missing", "--json"]);
+    assert_eq!((ran.code, &json(&ran.out)[0]["device"]), (1, &"snaps.meta".into()));
+    // The last volume loses the root of its mappings.
+    let whole = place.cairn(&["dump", "big.meta"]).ok();
+    let bytes = place.read("big.meta");
+    let root = last_mapping_root(&bytes);
+    place.patch("big.meta", root * 4096, &[0xEE; 4096]);
+    for (args, end) in [(&["dump", "big.meta"][..], ">\n"), (&["dump", "big.meta", "--json"], "[")]
+    {
+        let ran = place.cairn(args);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.out.len() > 1000 && ran.out.ends_with(end), "{ran:?}");
+        assert!(args.len() > 2 || whole.starts_with(&ran.out), "{ran:?}");
+    }
 }
 
 #[test]

@@ -19,11 +19,17 @@ pub fn show(source: &Source, start_sector: u64, held: bool, as_json: bool) -> Ou
     let superblock = superblock(&mut device, held)?;
     expect_volumes(&mut device, &superblock, held);
     let print = |text: &str| remote::print(text).map(drop);
-    let dumped = match as_json {
-        true => dump(&mut device, &superblock, held, &mut Json::new(print)),
-        false => dump(&mut device, &superblock, held, &mut xml::Writer::new(print)),
+    let (dumped, printed) = match as_json {
+        true => {
+            let mut text = Json::new(print);
+            (dump(&mut device, &superblock, held, &mut text), text.hand_on())
+        }
+        false => {
+            let mut text = xml::Writer::new(print);
+            (dump(&mut device, &superblock, held, &mut text), text.hand_on())
+        }
     };
-    let mut dumped = dumped.map_err(|stop| stopped(&device, stop));
+    let mut dumped = dumped.map_err(|stop| stopped(&device, stop)).and(printed);
     if held {
         dumped = while_held(&mut device, &superblock, dumped);
     }

@@ -30,7 +30,11 @@ where
         self.hand_on()
     }
 
-    fn hand_on(&mut self) -> Result<(), E> {
+    /// Hands on what waits: after an end that came early.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn hand_on(&mut self) -> Result<(), E> {
         let handed = (self.out)(&self.text);
         self.text.clear();
         handed

@@ -81,3 +81,25 @@ fn a_second_signal_takes_the_file_away_too() {
     assert!(!signalled(&mut child, &[Signal::INT, Signal::TERM]).success());
     assert!(!place.exists("new"));
 }
+
+#[test]
+fn an_error_names_what_is_to_be_mended() {
+    let place = Place::new();
+    for name in ["snaps.meta", "big.meta", "big.thin_dump.xml"] {
+        place.golden("thin", name);
+    }
+    place.sparse("empty", 0);
+    place.sparse("tiny", 8 * 4096);
+    for output in ["empty", "tiny"] {
+        let expected = format!("cairn: {output}: metadata device: found ");
+        let line = place.cairn(&["restore", "big.thin_dump.xml", "--output", output]).refused(1);
+        assert!(line.starts_with(&expected), "{line}");
+        let line = place.cairn(&["repair", "big.meta", "--output", output]).refused(1);
+        assert!(line.starts_with(&expected), "{line}");
+    }
+    place.write("held.xml", place.cairn(&["dump", "snaps.meta", "--metadata-snapshot"]).ok());
+    let line = place.cairn(&["restore", "held.xml", "--output", "none"]).refused(1);
+    assert!(line.contains("data blocks below 0; --data-blocks says how many there are"), "{line}");
+    let args = ["restore", "held.xml", "--output", "new", "--data-blocks", "32"];
+    place.cairn(&args).ok();
+}

@@ -100,7 +100,7 @@ fn what_is_there_is_not_written_over_and_a_failure_leaves_nothing() {
     place.cairn(&["check", "basic.meta"]).ok();
     place.sparse("tiny", 8 * 4096);
     let line = place.cairn(&["restore", xml, "--output", "tiny"]).refused(1);
-    assert!(line.contains("metadata device: found 8 blocks, expected more"), "{line}");
+    assert!(line.contains("tiny: metadata device: found 8 blocks, expected more"), "{line}");
 }
 
 #[test]

@@ -149,14 +149,10 @@ pub fn devices<B: Blocks>(
     let (details_root, top_root) = (superblock.details_root, superblock.mapping_root);
     let details = whole::<DeviceDetails, B>(blocks, tree(Family::Details, held), details_root)?;
     let roots = whole::<MetadataBlock, B>(blocks, tree(Family::TopLevel, held), top_root)?;
-    let ids = |keys: &mut dyn Iterator<Item = u64>| keys.collect::<Vec<_>>();
-    let (left, right) =
-        (ids(&mut details.iter().map(|e| e.0)), ids(&mut roots.iter().map(|e| e.0)));
-    if left != right {
+    if let Some((id, missing)) = odd(details.iter().map(|e| e.0), roots.iter().map(|e| e.0)) {
         let (tree, block) = (tree(Family::TopLevel, held), top_root);
-        let place = Place { tree, block, first: 0, last: u64::MAX };
-        let fault = Fault::OtherDevices { at: block, found: right.len(), expected: left.len() };
-        return Err(Stop::Damaged(place, fault));
+        let place = Place { tree, block, first: id, last: id };
+        return Err(Stop::Damaged(place, Fault::OtherDevices { at: block, id, missing }));
     }
     let pairs = details.into_iter().zip(roots);
     let device = |((key, details), (_, root))| match DeviceId::new(key) {
@@ -168,6 +164,23 @@ pub fn devices<B: Blocks>(
         }
     };
     pairs.map(device).collect()
+}
+
+/// The first of two ascending lists that the other lacks, and whether that is the second.
+fn odd(
+    mut left: impl Iterator<Item = u64>,
+    mut right: impl Iterator<Item = u64>,
+) -> Option<(u64, bool)> {
+    loop {
+        match (left.next(), right.next()) {
+            (None, None) => return None,
+            (Some(left), Some(right)) if left == right => {}
+            (Some(left), right) if right.is_none_or(|right| left < right) => {
+                return Some((left, true));
+            }
+            (_, right) => return right.map(|right| (right, false)),
+        }
+    }
 }
 
 /// The mappings of one device, by the run.
@@ -217,4 +230,19 @@ fn whole<V: Value, B: Blocks>(
     };
     each_leaf::<V, B, Stop<B::Error>>(blocks, root, &mut take)?;
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::odd;
+
+    #[test]
+    fn the_first_device_that_one_tree_lacks_is_found() {
+        let odd = |left: &[u64], right: &[u64]| odd(left.iter().copied(), right.iter().copied());
+        assert_eq!(odd(&[1, 5, 9], &[1, 5, 9]), None);
+        assert_eq!(odd(&[1, 5, 9], &[1, 6, 9]), Some((5, true)));
+        assert_eq!(odd(&[1, 6, 9], &[1, 5, 9]), Some((5, false)));
+        assert_eq!(odd(&[1, 5], &[1]), Some((5, true)));
+        assert_eq!(odd(&[], &[3]), Some((3, false)));
+    }
 }

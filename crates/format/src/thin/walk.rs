@@ -146,14 +146,17 @@ pub enum Fault {
         least: usize,
     },
     /// Devices that only one of both trees knows.
-    #[error("block {at}: found {found} devices, expected the {expected} of the details tree")]
+    #[error(
+        "block {at}: found {} {id}, expected the devices of the details tree",
+        if *missing { "no device" } else { "device" }
+    )]
     OtherDevices {
         /// Root of the top-level tree.
         at: MetadataBlock,
-        /// Devices in it.
-        found: usize,
-        /// Devices in the details tree.
-        expected: usize,
+        /// The first of them.
+        id: u64,
+        /// It is the top-level tree that lacks it.
+        missing: bool,
     },
     /// The node leads back to itself.
     #[error("block {at}: found a node that is its own descendant, expected a tree")]

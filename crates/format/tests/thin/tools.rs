@@ -344,6 +344,7 @@ fn metadata_that_makes_no_sense_is_not_built() {
             run(u64::MAX, 0, 2, 0),
             Refusal::Outside { device, run: run(u64::MAX, 0, 2, 0), blocks: 10 },
         ),
+        (run(0, 0, 0, 0), Refusal::EmptyRun { device, origin: 0 }),
         (run(7, 3, 1, 6), Refusal::FromTheFuture { device, found: 6, time: 5 }),
     ];
     for (run, expected) in refused {
@@ -351,7 +352,14 @@ fn metadata_that_makes_no_sense_is_not_built() {
     }
     builder.end_device().unwrap();
     assert_eq!(builder.begin_device(device, details()), Err(Refusal::DeviceTwice { device }));
-    assert!(Builder::new(&mut Vec::<u8>::new(), Room::Fixed(16), pool(1 << 40)).is_err());
+    let begin = |room, blocks| Builder::new(Vec::<u8>::new(), room, pool(blocks)).err().unwrap();
+    let most = 255 * 16320 * 16320;
+    assert_eq!(
+        begin(Room::Fixed(16), most + 1),
+        Refusal::TooManyDataBlocks { found: most + 1, most }
+    );
+    assert_eq!(begin(Room::Fixed(1), 16321), Refusal::NoRoom { blocks: 1 });
+    assert_eq!(begin(Room::Fixed(0), 10), Refusal::NoRoom { blocks: 0 });
     let mut full = Builder::new(Vec::<u8>::new(), Room::Fixed(3), pool(48_000)).unwrap();
     full.begin_device(device, details()).unwrap();
     let filled = full.add(run(0, 0, 48_000, 0));

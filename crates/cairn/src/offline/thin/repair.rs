@@ -44,11 +44,12 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
         expect_volumes(&mut device, &superblock, false);
     }
     let plan = Plan::new(&mut device, given(source, args)?);
-    let plan = plan.map_err(|error| told(source, error))?;
+    let to = path.display().to_string();
+    let plan = plan.map_err(|error| told(source, &to, error))?;
     let mut output = Output::open(path, args.yes, &stop)?;
     let room = output.room(plan.pool().data_blocks);
     let repaired = plan.build(&mut device, &mut output, room);
-    let repaired = repaired.map_err(|error| told(source, error));
+    let repaired = repaired.map_err(|error| told(source, &to, error));
     let written =
         repaired.and_then(|repaired| output.finish(&repaired.superblock).map(|()| repaired));
     device.done();
@@ -66,11 +67,11 @@ fn given(source: &Source, args: &RepairArgs) -> Outcome<Given> {
     })
 }
 
-fn told(source: &Source, error: RepairError<ConfigError>) -> ConfigError {
+fn told(source: &Source, to: &str, error: RepairError<ConfigError>) -> ConfigError {
     let damaged = |text: String| ConfigError::new(ConfigKind::Damaged, &source.name, text);
     match error {
         RepairError::Ended(error) => error,
-        RepairError::Refused(refusal) => built(&source.name, refusal.into()),
+        RepairError::Refused(refusal) => built(&source.name, to, refusal.into()),
         RepairError::NoSuperblock(bad) => damaged(format!(
             "{bad}; what it knew must be given: --data-block-size and --data-blocks"
         )),

@@ -4,7 +4,7 @@
 //! come out of a pipe, and be larger than memory.
 
 use cairn_block::{ConfigError, ConfigKind};
-use cairn_format::thin::build::{BuildError, Builder};
+use cairn_format::thin::build::{BuildError, Builder, Refusal};
 use cairn_format::thin::stream::{Pool, Run, Sink};
 use cairn_format::thin::xml::{Reader, XmlError};
 use cairn_format::thin::{DeviceDetails, DeviceId, Superblock};
@@ -60,37 +60,43 @@ fn restore(
     args: &RestoreArgs,
     output: &mut Output<'_>,
 ) -> Outcome<Superblock> {
+    let (from, to) = (text.name.clone(), output.name().to_owned());
     let (output, data_blocks) = (Some(output), args.data_blocks);
     let mut reader = Reader::new(Restoring { output, builder: None, data_blocks });
     let mut piece = vec![0; PIECE_BYTES];
     loop {
         match text.read(&mut piece)? {
             0 => break,
-            len => reader.feed(&piece[..len]).map_err(|error| told(&text.name, error))?,
+            len => reader.feed(&piece[..len]).map_err(|error| told(&from, &to, error))?,
         }
     }
-    let done = reader.finish().map_err(|error| told(&text.name, error))?;
+    let done = reader.finish().map_err(|error| told(&from, &to, error))?;
     let builder = done.builder.expect("the reader ends after a pool only");
-    builder.finish().map_err(|error| built(&text.name, error))
+    builder.finish().map_err(|error| built(&from, &to, error))
 }
 
-fn told(name: &str, error: XmlError<BuildError<ConfigError>>) -> ConfigError {
+fn told(from: &str, to: &str, error: XmlError<BuildError<ConfigError>>) -> ConfigError {
     match error {
         XmlError::Broken { line, what } => {
-            ConfigError::new(ConfigKind::Argument, name, format!("line {line}: {what}"))
+            ConfigError::new(ConfigKind::Argument, from, format!("line {line}: {what}"))
         }
-        XmlError::Refused { line, error } => built(&format!("{name}, line {line}"), error),
+        XmlError::Refused { line, error } => built(&format!("{from}, line {line}"), to, error),
     }
 }
 
-/// Why something cannot be built, as an error about where it came from.
-pub fn built(from: &str, error: BuildError<ConfigError>) -> ConfigError {
-    match error {
-        BuildError::Write(error) => error,
-        BuildError::Refused(refusal) => {
-            ConfigError::new(ConfigKind::Argument, from, refusal.to_string())
-        }
-    }
+/// Why something cannot be built, as an error about where it came from, or where it was to go.
+pub fn built(from: &str, to: &str, error: BuildError<ConfigError>) -> ConfigError {
+    let refusal = match error {
+        BuildError::Write(error) => return error,
+        BuildError::Refused(refusal) => refusal,
+    };
+    let (name, hint) = match refusal {
+        Refusal::NoRoom { .. } => (to, ""),
+        // So the XML of a metadata snapshot says.
+        Refusal::Outside { blocks: 0, .. } => (from, "; --data-blocks says how many there are"),
+        _ => (from, ""),
+    };
+    ConfigError::new(ConfigKind::Argument, name, format!("{refusal}{hint}"))
 }
 
 /// Builds a pool once its first line has come.

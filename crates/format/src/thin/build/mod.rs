@@ -98,6 +98,14 @@ pub enum Refusal {
         /// Data blocks of the pool.
         blocks: u64,
     },
+    /// A run without mappings.
+    #[error("device {device}: found a run of length 0 at virtual block {origin}, expected some")]
+    EmptyRun {
+        /// The device.
+        device: DeviceId,
+        /// Where it begins.
+        origin: u64,
+    },
     /// A mapping from the future: it would look unshared to every snapshot.
     #[error("device {device}: found a mapping of time {found}, expected at most the pool's {time}")]
     FromTheFuture {
@@ -113,11 +121,11 @@ pub enum Refusal {
     TooManyDataBlocks {
         /// Data blocks.
         found: u64,
-        /// What the metadata blocks could count.
+        /// What the largest metadata could count.
         most: u64,
     },
-    /// The device is full.
-    #[error("metadata device: found {blocks} blocks, expected more: they are all taken")]
+    /// The device is too small.
+    #[error("metadata device: found {blocks} blocks, expected more")]
     NoRoom {
         /// Blocks on it.
         blocks: u64,
@@ -211,12 +219,16 @@ impl<W: WriteBlocks> Builder<W> {
     /// Begins a pool.
     ///
     /// # Errors
-    /// [`Refusal::TooManyDataBlocks`], or no room at all.
+    /// [`Refusal::TooManyDataBlocks`], or no room to count them.
     pub fn new(out: W, room: Room, pool: Pool) -> Result<Builder<W>, Refusal> {
         let mut ground = Ground { out, room, next: 0, shared: FxHashMap::default() };
-        let (found, most) = (pool.data_blocks, ground.most().saturating_mul(BITMAP_ENTRIES));
-        if found > most.min(DataBlock::END.0) {
-            return Err(Refusal::TooManyDataBlocks { found, most: most.min(DataBlock::END.0) });
+        let (found, blocks) = (pool.data_blocks, ground.most());
+        let most = DataBlock::END.0.min(METADATA_BLOCKS_MAX * BITMAP_ENTRIES);
+        if found > most {
+            return Err(Refusal::TooManyDataBlocks { found, most });
+        }
+        if found > blocks.saturating_mul(BITMAP_ENTRIES) {
+            return Err(Refusal::NoRoom { blocks });
         }
         let _superblock = ground.allocate()?;
         Ok(Builder {
@@ -284,8 +296,11 @@ impl<W: WriteBlocks> Builder<W> {
     fn judge(&mut self, run: Run) -> Result<(), Refusal> {
         let building = self.building.as_mut().expect("a device was begun");
         let (device, blocks, time) = (building.id, self.pool.data_blocks, self.pool.time);
+        if run.len == 0 {
+            return Err(Refusal::EmptyRun { device, origin: run.origin });
+        }
         let inside = run.data.checked_add(run.len).is_some_and(|end| end <= blocks);
-        let Some(last) = run.origin.checked_add(run.len.wrapping_sub(1)).filter(|_| inside) else {
+        let Some(last) = run.origin.checked_add(run.len - 1).filter(|_| inside) else {
             return Err(Refusal::Outside { device, run, blocks });
         };
         if run.time > time {
@@ -294,9 +309,7 @@ impl<W: WriteBlocks> Builder<W> {
         if let Some(before) = building.last.filter(|before| *before >= run.origin) {
             return Err(Refusal::OutOfOrder { device, found: run.origin, before });
         }
-        if run.len > 0 {
-            building.last = Some(last);
-        }
+        building.last = Some(last);
         Ok(())
     }
 

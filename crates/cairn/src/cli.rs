@@ -106,17 +106,7 @@ pub enum Command {
     /// What is this? Exit code 5: a dirty cache
     Probe(DevicesArgs),
     /// Is it sound? Exit codes 0, 5, 3, 2
-    Check {
-        /// Which devices and how
-        #[command(flatten)]
-        devices: DevicesArgs,
-        /// The origin device, to find blocks or chunks that lie beyond its end
-        #[arg(long)]
-        origin: Option<PathBuf>,
-        /// The data device of a thin pool, to find a map that is larger
-        #[arg(long)]
-        data: Option<PathBuf>,
-    },
+    Check(CheckArgs),
     /// Show the metadata of a device; of a thin pool as XML
     Dump(DumpArgs),
     /// Save what can be saved of a damaged exception store or pool. Exit code 2: something was lost
@@ -411,6 +401,23 @@ pub struct FormatArgs {
     /// Format although blocks are lost that the origin does not have (with --yes)
     #[arg(long, requires = "yes")]
     pub discard_dirty: bool,
+}
+
+/// `check`
+#[derive(Args)]
+pub struct CheckArgs {
+    /// Which devices and how
+    #[command(flatten)]
+    pub devices: DevicesArgs,
+    /// The origin device, to find blocks or chunks that lie beyond its end
+    #[arg(long)]
+    pub origin: Option<PathBuf>,
+    /// The data device of a thin pool, to find a map that is larger
+    #[arg(long)]
+    pub data: Option<PathBuf>,
+    /// Check the metadata snapshot of a thin pool, which may be in use meanwhile
+    #[arg(long)]
+    pub metadata_snapshot: bool,
 }
 
 /// `dump`

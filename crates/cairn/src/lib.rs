@@ -81,9 +81,7 @@ fn run(cli: Cli) -> Outcome<u8> {
     match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Probe(args) => offline::probe::run(&args),
-        Command::Check { devices, origin, data } => {
-            offline::check::run(&devices, origin.as_deref(), data.as_deref())
-        }
+        Command::Check(args) => offline::check::run(&args),
         Command::Dump(args) => offline::dump::run(&args),
         Command::Repair(args) => offline::repair::run(&args),
         Command::Restore(args) => offline::thin::restore::run(&args),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::room::Room;
 use super::source::Source;
 use super::{snapshot, thin, writecache};
-use crate::cli::DevicesArgs;
+use crate::cli::CheckArgs;
 use crate::exit;
 use crate::failure::{Outcome, refused};
 use crate::remote;
@@ -35,37 +35,41 @@ pub struct Verdict {
 /// # Errors
 /// A device cannot be read, or holds something that no room knows: of those before it the verdicts
 /// are printed.
-pub fn run(args: &DevicesArgs, origin: Option<&Path>, data: Option<&Path>) -> Outcome<u8> {
+pub fn run(args: &CheckArgs) -> Outcome<u8> {
+    let as_json = args.devices.json;
     let mut values = Vec::new();
-    let judged = judge(args, origin, data, &mut |device, verdict| match args.json {
+    let judged = judge(args, &mut |device, verdict| match as_json {
         true => {
             values.push(verdict.json(device));
             Ok(())
         }
         false => remote::print(&verdict.text(device)).map(drop),
     });
-    if args.json && (judged.is_ok() || !values.is_empty()) {
+    if as_json && (judged.is_ok() || !values.is_empty()) {
         remote::print_json(&Value::from(values))?;
     }
     judged
 }
 
 /// Judges one device after the other, and gives the exit code.
-fn judge(
-    args: &DevicesArgs,
-    origin: Option<&Path>,
-    data: Option<&Path>,
-    told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>,
-) -> Outcome<u8> {
-    let (origin_sectors, data_sectors) = (sectors(origin)?, sectors(data)?);
+fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) -> Outcome<u8> {
+    let (devices, held) = (&args.devices, args.metadata_snapshot);
+    let data_sectors = match (&args.data, held) {
+        // Its size alone is wanted of a device that is in use.
+        (Some(data), true) => Some(Source::read_beside(data)?.bytes / SECTOR_BYTES),
+        (data, _) => sectors(data.as_deref())?,
+    };
+    let origin_sectors = sectors(args.origin.as_deref())?;
     let mut code = exit::OK;
-    for device in &args.devices {
-        let source = Source::read(device)?;
-        let start_sector = args.place.start_sector;
+    for device in &devices.devices {
+        let source = thin::open(device, held)?;
+        let start_sector = devices.place.start_sector;
         let verdict = match room(&source, start_sector)? {
+            Room::Thin if held => thin::check::held(&source, start_sector, data_sectors),
+            Room::Thin => thin::check::verdict(&source, start_sector, data_sectors),
+            _ if held => return Err(thin::no_metadata(&source)),
             Room::Writecache => writecache::check::verdict(&source, start_sector, origin_sectors),
             Room::Snapshot => snapshot::check::verdict(&source, start_sector, origin_sectors),
-            Room::Thin => thin::check::verdict(&source, start_sector, data_sectors),
         }?;
         code = exit::worst(code, verdict.severity.exit_code());
         told(&source.name, &verdict)?;

@@ -141,8 +141,26 @@ fn a_reverse_map_and_the_metadata_snapshot_are_read_beside_a_writer() {
     assert_eq!(none, serde_json::json!([]));
     let held = place.cairn(&["dump", "snaps.meta", "--metadata-snapshot"]).ok();
     assert!(held.contains("nr_data_blocks=\"0\""), "{held}");
+    let out = place.cairn(&["check", "snaps.meta", "--metadata-snapshot"]).ok();
+    assert_eq!(
+        out,
+        "snaps.meta: sound: metadata snapshot of transaction 42, 4 devices, 19 mappings, 10 data \
+         blocks and 7 metadata blocks in it; space maps not compared\n"
+    );
+    let ran = place.cairn(&["check", "snaps.meta", "--metadata-snapshot", "--json"]).ok();
+    let report = &json(&ran)[0];
+    assert_eq!(
+        (&report["metadata_snapshot"], &report["severity"]),
+        (&true.into(), &"sound".into())
+    );
     place.cairn(&["rmap", "snaps.meta", "--region", "2..2"]).refused(1);
     place.golden("thin", "basic.meta");
-    let line = place.cairn(&["dump", "basic.meta", "--metadata-snapshot"]).refused(1);
-    assert!(line.contains("held_root: found 0, expected a metadata snapshot"), "{line}");
+    place.golden("snapshot", "basic-a.cow");
+    for verb in ["check", "dump"] {
+        let line = place.cairn(&[verb, "basic.meta", "--metadata-snapshot"]).refused(1);
+        assert!(line.contains("held_root: found 0, expected a metadata snapshot"), "{line}");
+        // Nothing else is read without the lock.
+        let line = place.cairn(&[verb, "basic-a.cow", "--metadata-snapshot"]).refused(1);
+        assert!(line.contains("found no dm-thin metadata"), "{line}");
+    }
 }

@@ -1,13 +1,13 @@
 //! Checking, dumping and building thin metadata: what the kernel and the tools made, whole, changed
 //! and damaged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
 use cairn_format::Severity;
-use cairn_format::thin::blocks::MemoryBlocks;
+use cairn_format::thin::blocks::{Blocks, MemoryBlocks};
 use cairn_format::thin::build::{BuildError, Builder, Refusal, Room};
-use cairn_format::thin::check::{Finding, Limits, Map, Report, check};
+use cairn_format::thin::check::{Finding, Limits, Map, Report, check, check_held};
 use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
 use cairn_format::thin::rmap::rmap;
 use cairn_format::thin::stream::{Pool, Run, dump};
@@ -122,6 +122,68 @@ fn what_is_restored_is_sound_and_says_the_same() {
         let map = superblock(&meta).metadata_space_map;
         assert_eq!(report.totals.metadata_used, map.allocated, "{}", golden.name);
     }
+}
+
+/// Remembers what is read.
+struct Recording<'a>(MemoryBlocks<'a>, BTreeSet<MetadataBlock>);
+
+impl Blocks for Recording<'_> {
+    type Error = Infallible;
+
+    fn count(&self) -> u64 {
+        self.0.count()
+    }
+
+    fn read(
+        &mut self,
+        wanted: &[MetadataBlock],
+        each: &mut dyn FnMut(MetadataBlock, Option<&Block>),
+    ) -> Result<(), Infallible> {
+        self.1.extend(wanted);
+        self.0.read(wanted, each)
+    }
+}
+
+#[test]
+fn the_metadata_snapshot_is_checked_alone_whatever_the_pool_has_become() {
+    let mut meta = image("snaps.meta");
+    let now = superblock(&meta);
+    let held = |meta: &[u8], limits| {
+        let Ok(report) = check_held(&mut MemoryBlocks::new(meta), &now, limits);
+        report
+    };
+    let mut reading = Recording(MemoryBlocks::new(&meta), BTreeSet::new());
+    let Ok(report) = check_held(&mut reading, &now, Limits::default());
+    let its_blocks = reading.1;
+    assert_eq!((report.severity, report.findings), (Severity::Sound, Vec::new()));
+    assert_eq!((report.totals.devices, report.totals.mapped_blocks), (4, 19));
+    assert_eq!(report.totals.metadata_used, its_blocks.len() as u64);
+    assert_eq!(report.totals.data_used, 10);
+    let small = held(&meta, Limits { data_sectors: Some(31 * 128) });
+    assert!(matches!(small.findings[..], [Finding::MapSize { map: Map::Data, most: 31, .. }]));
+
+    // The pool goes on: what the snapshot does not lead to may be in any state.
+    for (at, block) in (0..).map(MetadataBlock).zip(meta.chunks_exact_mut(BLOCK_BYTES)) {
+        if !its_blocks.contains(&at) {
+            block.fill(0xEE);
+        }
+    }
+    assert_eq!(held(&meta, Limits::default()).severity, Severity::Sound);
+    // What it leads to is not believed.
+    for at in its_blocks {
+        let mut hurt = meta.clone();
+        hurt[at.0 as usize * BLOCK_BYTES + 100] ^= 1;
+        assert_eq!(held(&hurt, Limits::default()).severity, Severity::Damaged, "{at}");
+    }
+    let root = report.superblock.unwrap().details_root;
+    forge(&mut meta, root, Kind::Node, |bytes| {
+        let mut node = NodeMut::cached(bytes).unwrap();
+        let (_, details) = node.view().entries::<DeviceDetails>().next().unwrap();
+        let mapped_blocks = details.mapped_blocks + 1;
+        node.set_value(0, DeviceDetails { mapped_blocks, ..details });
+    });
+    let counted = held(&meta, Limits::default());
+    assert!(matches!(counted.findings[..], [Finding::MappedBlocks { held: true, .. }]));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! A thin pool's verdict for `cairn check`.
 
-use cairn_format::thin::check::{Finding, Limits, Report, check};
+use cairn_format::thin::check::{Finding, Limits, Report, check, check_held};
 use serde_json::json;
 
-use super::{MetadataDevice, superblock, superblock_json};
+use super::{MetadataDevice, pool_superblock, superblock, superblock_json, while_held};
 use crate::failure::Outcome;
 use crate::offline::check::Verdict;
 use crate::offline::source::Source;
@@ -18,11 +18,38 @@ pub fn verdict(source: &Source, start_sector: u64, data_sectors: Option<u64>) ->
     drop(superblock(&mut device, false));
     let report = check(&mut device, Limits { data_sectors });
     device.done();
-    report.map(|report| told(&report))
+    let report = report?;
+    Ok(Verdict { summary: summary(&report), ..told(&report, false) })
+}
+
+/// Checks the metadata snapshot of the metadata that begins at `start_sector`, which may be in use.
+///
+/// # Errors
+/// The device cannot be read, or there is no metadata snapshot, or the pool let go of it.
+pub fn held(source: &Source, start_sector: u64, data_sectors: Option<u64>) -> Outcome<Verdict> {
+    let mut device = MetadataDevice::at(source, start_sector, "check")?;
+    let (now, before) = (pool_superblock(&mut device)?, superblock(&mut device, true)?);
+    let report = check_held(&mut device, &now, Limits { data_sectors });
+    let report = while_held(&mut device, &before, report);
+    device.done();
+    let report = report?;
+    let summary = report.superblock.as_ref().map(|superblock| {
+        let totals = report.totals;
+        format!(
+            "metadata snapshot of transaction {}, {} devices, {} mappings, {} data blocks and {} \
+             metadata blocks in it; space maps not compared",
+            superblock.transaction_id,
+            totals.devices,
+            totals.mapped_blocks,
+            totals.data_used,
+            totals.metadata_used
+        )
+    });
+    Ok(Verdict { summary, ..told(&report, true) })
 }
 
 /// A report as the verb tells it.
-fn told(report: &Report) -> Verdict {
+fn told(report: &Report, held: bool) -> Verdict {
     let finding = |finding: &Finding| (finding.severity(), finding.to_string());
     let totals = report.totals;
     Verdict {
@@ -30,8 +57,9 @@ fn told(report: &Report) -> Verdict {
         severity: report.severity,
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,
-        summary: summary(report),
+        summary: None,
         facts: json!({
+            "metadata_snapshot": held,
             "superblock": report.superblock.as_ref().map(superblock_json),
             "counts": {
                 "devices": totals.devices,

@@ -39,27 +39,42 @@ pub fn no_metadata(source: &Source) -> ConfigError {
     wrong(&source.name, "--metadata-snapshot", found, expected)
 }
 
-/// The superblock to look from: the pool's, or that of its metadata snapshot.
+/// The pool's superblock.
 ///
 /// # Errors
 /// There is none, or it is damaged.
-fn superblock(device: &mut MetadataDevice<'_>, held: bool) -> Outcome<Superblock> {
+fn pool_superblock(device: &mut MetadataDevice<'_>) -> Outcome<Superblock> {
     let at = MetadataBlock::SUPERBLOCK;
     let read = read_one(device, at, |bytes| Superblock::decode(bytes, at))?;
     let superblock = read.map_err(|bad| device.damaged(bad))?;
     let Superblock { metadata_space_map, data_space_map, .. } = &superblock;
     device.expect(metadata_space_map.allocated, data_space_map.allocated);
-    match (held, superblock.held_root) {
-        (false, _) => Ok(superblock),
-        (true, Some(at)) => {
-            let read = read_one(device, at, |bytes| Superblock::decode(bytes, at))?;
-            read.map_err(|bad| device.damaged(format!("metadata snapshot: {bad}")))
-        }
-        (true, None) => {
-            let expected = "a metadata snapshot (message reserve_metadata_snap)";
-            Err(refused(ConfigKind::Argument, device.name(), "held_root", 0, expected))
-        }
+    Ok(superblock)
+}
+
+/// Where the metadata snapshot is.
+///
+/// # Errors
+/// There is none.
+fn held_root(device: &MetadataDevice<'_>, superblock: &Superblock) -> Outcome<MetadataBlock> {
+    superblock.held_root.ok_or_else(|| {
+        let expected = "a metadata snapshot (message reserve_metadata_snap)";
+        refused(ConfigKind::Argument, device.name(), "held_root", 0, expected)
+    })
+}
+
+/// The superblock to look from: the pool's, or that of its metadata snapshot.
+///
+/// # Errors
+/// There is none, or it is damaged.
+fn superblock(device: &mut MetadataDevice<'_>, held: bool) -> Outcome<Superblock> {
+    let superblock = pool_superblock(device)?;
+    if !held {
+        return Ok(superblock);
     }
+    let at = held_root(device, &superblock)?;
+    let read = read_one(device, at, |bytes| Superblock::decode(bytes, at))?;
+    read.map_err(|bad| device.damaged(format!("metadata snapshot: {bad}")))
 }
 
 /// What came of a look at the metadata snapshot, unless the pool let go of it meanwhile: then it

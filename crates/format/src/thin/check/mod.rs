@@ -3,6 +3,7 @@
 //!
 //! [`check`] reads through [`Blocks`] and gives a [`Report`] of counts and findings. Each finding
 //! carries a [`Severity`], and the worst of them is the verdict. Nothing is repaired here.
+//! [`check_held`] looks at the metadata snapshot alone, and may do so while the pool is in use.
 //!
 //! What is sound: free counts, hints and numbers of allocated blocks of any value, for the kernel
 //! and the tools write different ones and nobody relies on them; stale nodes in free blocks.
@@ -18,6 +19,7 @@
 //! metadata makes it more: data blocks are counted as far as there are distinct bitmaps for them.
 
 mod finding;
+mod held;
 mod maps;
 
 use std::collections::BTreeMap;
@@ -28,11 +30,12 @@ use super::counts::Counts;
 use super::leaves::entries;
 use super::walk::{Family, Fault, Graph, Place, Seen, Tree, Visit, Walk};
 use super::{
-    DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, Mapping, MetadataBlock, Node, Opening,
-    Superblock, Value,
+    BITMAP_ENTRIES, DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, Mapping, MetadataBlock, Node,
+    Opening, Superblock, Value,
 };
 pub use crate::severity::Severity;
 pub use finding::{Finding, Map};
+pub use held::check_held;
 
 /// Findings kept in a report; further ones are only counted and weighed.
 pub const FINDINGS_MAX: usize = 1000;
@@ -108,6 +111,9 @@ pub fn check<B: Blocks>(blocks: &mut B, limits: Limits) -> Result<Report, B::Err
         Err(bad) => report.tell(Finding::Superblock(bad)),
         Ok(Opening::Blank) => report.tell(Finding::Unformatted),
         Ok(Opening::Existing(superblock)) => {
+            if superblock.needs_check() {
+                report.tell(Finding::NeedsCheck);
+            }
             let count = sizes(&superblock, blocks.count(), limits, &mut report);
             report.superblock = Some((*superblock).clone());
             let mut within = Within { blocks, count };
@@ -119,9 +125,6 @@ pub fn check<B: Blocks>(blocks: &mut B, limits: Limits) -> Result<Report, B::Err
 
 /// Judges the sizes and gives the number of blocks that can be in use.
 fn sizes(superblock: &Superblock, count: u64, limits: Limits, report: &mut Report) -> u64 {
-    if superblock.needs_check() {
-        report.tell(Finding::NeedsCheck);
-    }
     if let Err(error) = superblock.refuse_writing() {
         report.tell(Finding::ReadOnly(error));
     }
@@ -191,9 +194,7 @@ impl Check {
     }
 
     fn run<B: Blocks>(mut self, blocks: &mut B) -> Result<Report, B::Error> {
-        // The superblock cannot be anything else: it was just read as one.
-        let _fresh = self.seen.enter(MetadataBlock::SUPERBLOCK, Family::Superblock);
-        self.metadata.add(0);
+        self.enter_superblock();
         let (metadata, large) = self.metadata_map(blocks)?;
         let data = self.data_map(blocks)?;
         let held = self.held(blocks)?;
@@ -214,6 +215,12 @@ impl Check {
         self.report.totals.metadata_used = self.metadata.used();
         self.report.totals.data_used = self.data.used();
         Ok(self.report)
+    }
+
+    fn enter_superblock(&mut self) {
+        // It cannot be anything else: it was just read as one.
+        let _fresh = self.seen.enter(MetadataBlock::SUPERBLOCK, Family::Superblock);
+        self.metadata.add(0);
     }
 
     /// The superblock of the metadata snapshot, if one is held.
@@ -327,13 +334,14 @@ impl Check {
         walk.run(blocks, &mut visit)
     }
 
-    /// Compares the leaves' entries with what the details say.
+    /// Compares the leaves' entries with what the details say, and counts those of the first set.
     fn mapped_blocks(&mut self, sets: &[Devices]) {
         let trees: Vec<_> = sets.iter().flat_map(Devices::trees).collect();
         let counted = self.entries_below(&trees).into_iter().zip(&trees);
         let mut details = sets.iter().flat_map(|set| {
             set.roots.keys().map(|device| (*device, set.held, set.details.get(device)))
         });
+        let first = sets.first().map(|set| set.held);
         for (counted, _) in counted {
             let Some((device, held, details)) = details.next() else { break };
             let (Some(expected), Some(details)) = (counted, details) else { continue };
@@ -341,12 +349,12 @@ impl Check {
             if found != expected {
                 self.report.tell(Finding::MappedBlocks { device, held, found, expected });
             }
-            if !held {
+            if Some(held) == first {
                 let totals = &mut self.report.totals;
                 totals.mapped_blocks = totals.mapped_blocks.saturating_add(expected);
             }
         }
-        self.report.totals.devices = sets.first().map_or(0, |now| now.roots.len() as u64);
+        self.report.totals.devices = sets.first().map_or(0, |set| set.roots.len() as u64);
     }
 }
 

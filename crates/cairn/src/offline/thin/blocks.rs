@@ -50,7 +50,7 @@ impl<'a> MetadataDevice<'a> {
     pub fn at(source: &'a Source, start_sector: u64, doing: &'static str) -> Outcome<Self> {
         let count = source.area_bytes(start_sector)? / BLOCK_BYTES as u64;
         let start = source.bytes - source.area_bytes(start_sector)?;
-        let progress = Progress::new(doing);
+        let progress = Progress::new(doing, "blocks");
         Ok(MetadataDevice { source, start, count, progress, used: (0, 0), stop: None })
     }
 

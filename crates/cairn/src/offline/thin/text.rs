@@ -1,6 +1,6 @@
 //! The XML that a restore reads, as it comes: out of a file, or a pipe that may be silent for long.
 //!
-//! Promises that a wish to stop is noticed while nothing comes.
+//! Promises that a wish to stop is noticed while nothing comes, and tells how far it is.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::progress::Progress;
 use crate::failure::{Outcome, system};
 use crate::signals::Event;
 
@@ -26,6 +27,7 @@ pub struct Text<'a> {
     pub name: String,
     /// What it is read from.
     pub file: File,
+    progress: Progress,
     stop: &'a Receiver<Event>,
 }
 
@@ -40,13 +42,20 @@ impl<'a> Text<'a> {
             let name = "stdin".to_owned();
             let file = io::stdin().as_fd().try_clone_to_owned();
             let file = file.map_err(|error| system(&name, "open", error))?.into();
-            return Ok(Text { name, file, stop });
+            return Ok(Text::of(name, file, stop));
         }
         // A pipe without a writer would be waited for here.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
-        Ok(Text { name, file, stop })
+        Ok(Text::of(name, file, stop))
+    }
+
+    fn of(name: String, file: File, stop: &'a Receiver<Event>) -> Text<'a> {
+        let mut progress = Progress::new("restore", "bytes of XML");
+        // What will come out of a pipe is not known.
+        progress.expect(file.metadata().map_or(0, |found| found.len()));
+        Text { name, file, progress, stop }
     }
 
     /// The next bytes; none at the end.
@@ -66,7 +75,15 @@ impl<'a> Text<'a> {
             }
             match self.file.read(piece) {
                 Err(error) if is_passing(error.kind()) => {}
-                read => return read.map_err(|error| system(&self.name, "read", error)),
+                Err(error) => return Err(system(&self.name, "read", error)),
+                Ok(0) => {
+                    self.progress.finish();
+                    return Ok(0);
+                }
+                Ok(len) => {
+                    self.progress.add(len as u64);
+                    return Ok(len);
+                }
             }
         }
     }

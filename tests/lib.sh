@@ -91,6 +91,18 @@ serve_kill() { # as a crash does
   server=''
 }
 
+# Debian's thin-provisioning-tools on a pool's metadata: those who ask `need` them.
+theirs_sound() { # FILE
+  thin_check "$1" >said 2>&1 </dev/null || fail "thin_check refuses $1: $(tail -n 3 said)"
+}
+# agree FILE: both call it sound, and dump the same text, which is left in ours.xml and theirs.xml.
+agree() {
+  theirs_sound "$1"
+  thin_dump "$1" >theirs.xml
+  "$CAIRN" dump "$1" >ours.xml
+  cmp theirs.xml ours.xml || fail "$1: our dump is not thin_dump's"
+}
+
 verb() { "$CAIRN" "$1" --control "$control" "${@:2}"; } # VERB ARG...
 
 # Snapshots of the volume vm, which `serve` exports beside others.

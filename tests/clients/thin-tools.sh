@@ -13,15 +13,6 @@ code() { # COMMAND...: its exit status
   echo $status
 }
 
-theirs_sound() { [ "$(code thin_check "$1")" = 0 ] || fail "thin_check refuses $1: $(tail -n 3 said)"; }
-
-# agree FILE: both dump the same text.
-agree() {
-  thin_dump "$1" >theirs.xml
-  "$CAIRN" dump "$1" >ours.xml
-  cmp theirs.xml ours.xml || fail "$1: our dump is not thin_dump's"
-}
-
 # delta FILE A B: what thin_delta says of two volumes, without the line that tells of the pool.
 delta() { thin_delta --thin1 "$2" --thin2 "$3" "$1" | sed 1d; }
 

@@ -1,5 +1,6 @@
 //! What is checked in for the tests of several crates: the golden images and the fuzzers' seeds.
-//! A file that is missing or damaged fails the test that asks for it.
+//! A file that is missing or damaged fails the test that asks for it. What a machine may lack is
+//! skipped, by the rule of `scripts/test`.
 
 use std::fs;
 use std::io::Read;
@@ -35,6 +36,14 @@ pub fn seeds(fuzzer: &str) -> Vec<Vec<u8>> {
     paths.sort();
     assert!(!paths.is_empty(), "{fuzzer}");
     paths.into_iter().map(|path| fs::read(path).expect(fuzzer)).collect()
+}
+
+/// Says that something is not tested for want of a program; with `CAIRN_TEST_NO_SKIP=1` that is a
+/// failure.
+pub fn skip(reason: &str) {
+    let strict = std::env::var("CAIRN_TEST_NO_SKIP").is_ok_and(|value| value == "1");
+    assert!(!strict, "SKIP: {reason}, and CAIRN_TEST_NO_SKIP=1");
+    eprintln!("SKIP: {reason}");
 }
 
 fn packed(format: &str, name: &str) -> PathBuf {

@@ -128,8 +128,7 @@ fn recovery_tells_time_and_memory_by_the_entry() {
 fn nbd_tells_ours_whatever_peers_are_there() {
     let rows = rows(&["nbd"]);
     if rows.is_empty() {
-        eprintln!("SKIP: needs a fio with the nbd engine");
-        return;
+        return cairn_testkit::skip("needs a fio with the nbd engine");
     }
     assert!(shaped(&rows, &[("server", "cairn_memory"), ("connections", "2")]) >= 3);
     assert!(shaped(&rows, &[("server", "cairn_writecache")]) >= 6);

@@ -18,7 +18,7 @@ fn tool(program: &str, args: &[&str]) -> Option<Output> {
             Some(output)
         }
         Err(error) => {
-            eprintln!("SKIPPED: {program} cannot be run: {error}");
+            cairn_testkit::skip(&format!("needs {program}: {error}"));
             None
         }
     }

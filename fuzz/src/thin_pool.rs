@@ -18,6 +18,8 @@ use cairn_sim::{DriveOptions, Image, SimWorld};
 
 #[path = "thin_image.rs"]
 mod thin_image;
+#[path = "thin_mappings.rs"]
+mod thin_mappings;
 
 /// Sectors of a data block, if the metadata says nothing else.
 const BLOCK: u64 = 128;
@@ -26,18 +28,24 @@ const DATA_SECTORS: u64 = 400 * BLOCK;
 /// Sectors of a volume.
 const VOLUME: u64 = 8 * BLOCK;
 
+/// Devices that are written or deleted, if they are there.
+const CHANGED: [u64; 4] = [0, 1, 7, 4001];
+
 /// A metadata device under a pool. True if the pool was opened.
 pub fn thin_pool(bytes: &[u8]) -> bool {
     let image = thin_image::sealed(bytes);
     let (before, block) = judge(&image);
+    let mappings = thin_mappings::readable(&image);
     let world = SimWorld::new(1, 1);
     world.set_patience(Duration::from_secs(3600));
     world.add_drive(DriveOptions::named("meta"), Image::of_bytes(&image));
     world.add_drive(DriveOptions::named("data"), Image::new(SectorCount(DATA_SECTORS)));
     let registry = Arc::new(Registry::new(Box::new(world.opener())));
     let opened = world.block_on(0, |env| serve(env, registry, block));
+    let left = world.drive("meta").visible().to_vec();
+    thin_mappings::assert_kept(&mappings, &left, |device| CHANGED.contains(&device));
     if before < Severity::Repairable && opened {
-        let (after, _) = judge(&world.drive("meta").visible().to_vec());
+        let (after, _) = judge(&left);
         assert!(after < Severity::Repairable, "what was sound is sound");
     }
     opened

@@ -64,7 +64,8 @@ impl Verbs {
         self.lengthen(line.metadata(), "--metadata-size", params.metadata_bytes)?;
         self.lengthen(line.data(), "--data-size", params.data_bytes)?;
         self.step(Step::StoreMade);
-        let block = pool.figures()?.block.0;
+        let figures = pool.figures()?;
+        let block = figures.block.0;
         let sectors = self.data_sectors(&line)? / block * block;
         line.0.len.0 = sectors.max(line.0.len.0);
         let table = line.text();
@@ -79,10 +80,19 @@ impl Verbs {
             let detail = format!("the pool is suspended, cairn resume tries again: {error}");
             ConfigError::new(error.kind, name, detail)
         })?;
+        self.set_detect(name, figures.detect_zeroes)?;
         // A commit may have failed meanwhile: then it is live, and as large as it was.
         refuse_unchangeable(&self.pool(name)?, &line)?;
         self.step(Step::Done);
         Ok(())
+    }
+
+    /// Has a pool go on with the mode that a message gave it; its table says what it began with.
+    fn set_detect(&self, name: &str, mode: &'static str) -> Outcome<()> {
+        if self.pool(name)?.figures()?.detect_zeroes == mode {
+            return Ok(());
+        }
+        self.world.message(name, 0, &["detect_zeroes", mode].map(str::to_owned)).map(drop)
     }
 
     fn lengthen(&self, argument: &str, option: &str, bytes: Option<u64>) -> Outcome<()> {

@@ -93,6 +93,25 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
 }
 
 #[test]
+fn a_pool_that_grows_keeps_the_mode_that_a_message_gave_it() {
+    let (_all, work, _) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    bed.verbs.pool_create(&params("p")).unwrap();
+    let mode = |bed: &Bed| bed.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
+    for (asked, mebibytes) in [("off", 8), ("unmap", 12), ("off", 16)] {
+        let words = ["detect_zeroes", asked].map(str::to_owned);
+        bed.world.message("p", 0, &words).unwrap();
+        let (name, data_bytes) = ("p".to_owned(), Some(mebibytes << 20));
+        let grow = PoolGrowParams { name, data_bytes, ..PoolGrowParams::default() };
+        bed.verbs.pool_grow(&grow).unwrap();
+        assert_eq!(mode(&bed), asked);
+    }
+    // The table is what it was: so is the next start.
+    drop(bed);
+    assert_eq!(mode(&Bed::start(&work, OTHER).unwrap()), "unmap");
+}
+
+#[test]
 fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
     let (_all, work, _) = folders();
     let bed = Bed::start(&work, OTHER).unwrap();

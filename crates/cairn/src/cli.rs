@@ -314,6 +314,10 @@ pub enum ThinCommand {
         /// The size of a volume that had no name
         #[arg(long)]
         size: Option<String>,
+        /// Its external origin, which a pool does not know (default: none, and what it has not
+        /// written itself reads as zeros)
+        #[arg(long, value_name = "PATH|@VOLUME")]
+        origin: Option<PathBuf>,
     },
 }
 

@@ -51,7 +51,7 @@ pub const METHODS: [(&str, &str); 34] = [
     ("thin_diff", "name, other?, from?"),
     ("thin_rollback", "name, keep?"),
     ("thin_remove", "name"),
-    ("thin_rename", "name, to, size_bytes?"),
+    ("thin_rename", "name, to, size_bytes?, origin?"),
 ];
 
 /// A decoded call: a method with its parameters.
@@ -537,6 +537,9 @@ pub struct ThinRenameParams {
     /// The size of a volume that had no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// The external origin of a volume that had no name: a path, or `@VOLUME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
 }
 
 #[cfg(test)]

@@ -40,9 +40,7 @@ impl Verbs {
             let expected = "whole sectors of 512 bytes, above 0";
             return Err(wrong(&name, "size", format!("{} bytes", params.size_bytes), expected));
         }
-        if let Some(origin) = params.origin.as_ref().filter(|origin| !origin.starts_with('@')) {
-            check_argument(origin)?;
-        }
+        check_origin(params.origin.as_deref())?;
         let mut changes = self.change_table(&name, "thin create")?;
         let pool = self.pool(&pool)?;
         self.ready(&pool.name)?;
@@ -171,6 +169,11 @@ impl Verbs {
         }
         self.raise_transaction(changes, pool)
     }
+}
+
+/// Refuses an external origin that no table can name.
+pub(super) fn check_origin(origin: Option<&str>) -> Outcome<()> {
+    origin.filter(|origin| !origin.starts_with('@')).map_or(Ok(()), check_argument)
 }
 
 /// Refuses a name with another pool in front than that of the volume.

@@ -43,9 +43,10 @@ pub fn run(verb: ThinCommand) -> Outcome<u8> {
         ThinCommand::Remove(thin) => {
             tell(&thin.server, "thin_remove", json!(OneName { name: thin.name }))
         }
-        ThinCommand::Rename { thin, to, size } => {
+        ThinCommand::Rename { thin, to, size, origin } => {
             let size_bytes = size.map(|size| bytes("--size", &size)).transpose()?;
-            let params = ThinRenameParams { name: thin.name, to, size_bytes };
+            let origin = origin.as_deref().map(absolute).transpose()?;
+            let params = ThinRenameParams { name: thin.name, to, size_bytes, origin };
             tell(&thin.server, "thin_rename", json!(params))
         }
     }

@@ -1,6 +1,6 @@
 //! Giving volumes of a pool another name, or a first one.
 
-use super::create::refuse_other_pool;
+use super::create::{check_origin, refuse_other_pool};
 use super::line::ThinLine;
 use super::names::Spot;
 use crate::control::rpc::ThinRenameParams;
@@ -31,11 +31,15 @@ impl Verbs {
                     let expected = "none: the volume has its size";
                     return Err(wrong(&name, "--size", "a size", expected));
                 }
+                if let Some(origin) = &params.origin {
+                    let expected = "none: the volume has its table";
+                    return Err(wrong(&name, "--origin", format!("'{origin}'"), expected));
+                }
                 self.rename_named(&name, &to, [pool.as_deref(), said])
             }
             Spot::Nameless { pool, id } => {
                 refuse_other_pool(&to, &pool, said)?;
-                self.give_name(&pool, id, &to, params.size_bytes)
+                self.give_name(&pool, id, &to, params)
             }
         }
     }
@@ -94,21 +98,24 @@ impl Verbs {
         Ok(())
     }
 
-    /// A volume of the pool that has no name gets one, and a size.
-    fn give_name(&self, pool: &str, id: u32, to: &str, bytes: Option<u64>) -> Outcome<()> {
+    /// A volume of the pool that has no name gets one, and what else a pool does not know of it.
+    fn give_name(&self, pool: &str, id: u32, to: &str, said: &ThinRenameParams) -> Outcome<()> {
+        check_origin(said.origin.as_deref())?;
         let mut changes = self.change_table(to, "thin rename")?;
         let pool = self.pool(pool)?;
         self.ready(&pool.name)?;
         self.refuse_stray(to, &pool.name)?;
         self.refuse_taken(&changes, to)?;
         let device = self.nameless_device(&changes, &pool, id)?;
+        let bytes = said.size_bytes;
         let size = bytes.filter(|bytes| *bytes > 0 && bytes.is_multiple_of(512));
         let Some(bytes) = size else {
             let found = bytes.map_or("none".to_owned(), |bytes| bytes.to_string());
             let expected = "the volume's size in whole sectors, which a pool does not know";
             return Err(wrong(to, "--size", found, expected));
         };
-        let line = ThinLine { sectors: bytes / 512, pool: pool.name.clone(), id, origin: None };
+        let (pool_name, origin) = (pool.name.clone(), said.origin.clone());
+        let line = ThinLine { sectors: bytes / 512, pool: pool_name, id, origin };
         let before = changes.record_of(to);
         let thin = Some(Thin::of_device(&pool.name, &device, None));
         changes.record_all(vec![Record { table: Some(line.text()), thin, ..before.clone() }])?;

@@ -13,8 +13,8 @@ use cairn_format::thin::rmap::rmap;
 use cairn_format::thin::stream::{Pool, Run, dump};
 use cairn_format::thin::xml::{Broken, Reader, Writer, XmlError};
 use cairn_format::thin::{
-    BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, IndexBlock, Kind,
-    MetadataBlock, Node, NodeMut, Superblock, block,
+    BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, IndexBlock, IndexEntry,
+    Kind, MetadataBlock, Node, NodeMut, Superblock, block,
 };
 use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -219,6 +219,35 @@ fn a_reverse_map_names_every_mapping_once() {
         (3, 7, 5, 1),
     ];
     assert_eq!(lines, expected);
+}
+
+#[test]
+fn counts_beyond_the_end_of_a_map_are_told_and_no_damage() {
+    let mut meta = image("basic.meta");
+    let (bitmap, now) = (first_bitmap(&meta), superblock(&meta));
+    let end = now.metadata_space_map.blocks;
+    forge(&mut meta, bitmap, Kind::Bitmap, |bytes| {
+        let mut bitmap = BitmapMut::cached(bytes);
+        for (index, count) in [(end as usize, 1), (16319, 3)] {
+            bitmap.set(index, count);
+        }
+    });
+    let index = now.data_space_map.bitmap_root.0 as usize * BLOCK_BYTES;
+    let index = Node::cached(block::of(&meta[index..index + BLOCK_BYTES]).unwrap()).unwrap();
+    let data_bitmap = index.value::<IndexEntry>(0).bitmap;
+    let set = |bytes: &mut Block| BitmapMut::cached(bytes).set(32, 2);
+    forge(&mut meta, data_bitmap, Kind::Bitmap, set);
+    let report = checked(&meta);
+    let expected = [
+        Finding::Beyond { map: Map::Data, end: 32, found: 1 },
+        Finding::Beyond { map: Map::Metadata, end, found: 2 },
+    ];
+    assert_eq!((report.severity, &report.findings[..]), (Severity::Sound, &expected[..]));
+    assert_eq!(
+        report.findings[0].to_string(),
+        "data space map, reference counts from block 32 on, its end: found 1, expected none \
+         (repair drops them)"
+    );
 }
 
 #[test]

@@ -134,6 +134,15 @@ pub enum Finding {
         /// References.
         expected: u32,
     },
+    /// Counts in the last bitmap of blocks that the map does not have: of no matter until it grows.
+    Beyond {
+        /// Which map.
+        map: Map,
+        /// Blocks of the map.
+        end: u64,
+        /// Counts above zero after them.
+        found: u64,
+    },
     /// Counts that are too high were not looked for: what is broken may hold the references.
     CountsLeftOut,
 }
@@ -173,7 +182,8 @@ impl Finding {
                 Severity::Repairable
             }
             Finding::Count { found, expected, .. } if found > expected => Severity::Repairable,
-            Finding::CountsLeftOut => Severity::Sound,
+            // Whoever lengthens a map forgets them; the kernel's tools pass them over.
+            Finding::Beyond { .. } | Finding::CountsLeftOut => Severity::Sound,
             _ => Severity::Damaged,
         }
     }
@@ -230,6 +240,11 @@ impl fmt::Display for Finding {
                 f,
                 "{map} block {block}, reference count: found none in the count tree, expected \
                  {expected}"
+            ),
+            Finding::Beyond { map, end, found } => write!(
+                f,
+                "{map} space map, reference counts from block {end} on, its end: found {found}, \
+                 expected none (repair drops them)"
             ),
             Finding::CountsLeftOut => {
                 write!(f, "reference counts that are too high were not looked for: see above")

@@ -127,8 +127,8 @@ impl Check {
         for (block, count) in large {
             compare.large(*block, *count);
         }
-        let count = blocks.count();
-        compare.bitmaps(blocks, bitmaps, count)
+        let end = self.superblock.metadata_space_map.blocks;
+        compare.bitmaps(blocks, bitmaps, end)
     }
 }
 
@@ -202,6 +202,7 @@ impl Compare<'_> {
     }
 
     fn bitmap(&mut self, bitmap: &Bitmap<'_>, begin: u64, end: u64) {
+        self.beyond(bitmap, begin, end);
         let end = end.min(begin + BITMAP_ENTRIES).min(self.counts.blocks());
         for block in begin..end {
             let (found, expected) = (bitmap.get((block - begin) as usize), self.counts.get(block));
@@ -216,6 +217,16 @@ impl Compare<'_> {
                 (false, true) if marked => {}
                 (false, _) => self.judge(block, found, expected),
             }
+        }
+    }
+
+    /// Tells of counts beyond the end of the map.
+    fn beyond(&mut self, bitmap: &Bitmap<'_>, begin: u64, end: u64) {
+        let first = end.saturating_sub(begin).min(BITMAP_ENTRIES);
+        let found = (first..BITMAP_ENTRIES).filter(|entry| bitmap.get(*entry as usize) > 0).count();
+        if found > 0 {
+            let (map, found) = (self.map, found as u64);
+            self.report.tell(Finding::Beyond { map, end, found });
         }
     }
 }

@@ -6,7 +6,8 @@
 //! [`check_held`] looks at the metadata snapshot alone, and may do so while the pool is in use.
 //!
 //! What is sound: free counts, hints and numbers of allocated blocks of any value, for the kernel
-//! and the tools write different ones and nobody relies on them; stale nodes in free blocks.
+//! and the tools write different ones and nobody relies on them; stale nodes in free blocks; counts
+//! of blocks beyond the end of a map, which are told all the same.
 //! What is not:
 //! - a count above the number of references: space is lost, nothing else;
 //! - a count below it: a block in use was free to be written over, and perhaps was;

@@ -26,7 +26,8 @@ impl Crew {
     /// Starts a task on this reactor.
     pub fn spawn(self: &Arc<Crew>, env: &Env, task: impl Future<Output = ()> + 'static) {
         self.tasks.fetch_add(1, Ordering::AcqRel);
-        let crew = self.clone();
+        // Boxed here: what is moved into a future and awaited in it has two places there.
+        let (crew, task) = (self.clone(), Box::pin(task));
         env.spawn(async move {
             task.await;
             crew.leave();

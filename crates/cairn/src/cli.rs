@@ -506,13 +506,13 @@ pub struct RepairArgs {
     #[arg(long)]
     pub salvage: bool,
     /// Sectors in a data block of a pool, if its superblock is lost
-    #[arg(long, value_name = "SECTORS")]
+    #[arg(long, value_name = "SECTORS", conflicts_with = "in_place")]
     pub data_block_size: Option<u32>,
     /// Data blocks of a pool, if its superblock is lost
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", conflicts_with = "in_place")]
     pub data_blocks: Option<u64>,
     /// Transaction id of a pool, if its superblock is lost
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", conflicts_with = "in_place")]
     pub transaction_id: Option<u64>,
     /// Print JSON
     #[arg(long)]

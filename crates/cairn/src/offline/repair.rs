@@ -6,7 +6,7 @@ use super::room::Room;
 use super::source::Source;
 use super::{snapshot, thin};
 use crate::cli::RepairArgs;
-use crate::failure::{Outcome, refused};
+use crate::failure::{Outcome, refused, wrong};
 
 /// Runs the verb.
 ///
@@ -19,8 +19,20 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
     };
     let found = source.identify(args.place.start_sector)?;
     match Room::of(&found) {
-        Some(Room::Snapshot) => snapshot::repair::run(&source, args),
-        Some(Room::Thin) => thin::repair::run(&source, args),
+        Some(Room::Snapshot) => {
+            let options = [
+                ("--data-block-size", args.data_block_size.is_some()),
+                ("--data-blocks", args.data_blocks.is_some()),
+                ("--transaction-id", args.transaction_id.is_some()),
+            ];
+            refuse(&source, &options, (STORE, METADATA))?;
+            snapshot::repair::run(&source, args)
+        }
+        Some(Room::Thin) => {
+            let options = [("--origin", args.origin.is_some()), ("--salvage", args.salvage)];
+            refuse(&source, &options, (METADATA, STORE))?;
+            thin::repair::run(&source, args)
+        }
         // The superblock may be what is lost.
         None if args.data_block_size.is_some() => thin::repair::run(&source, args),
         Some(Room::Writecache) | None => {
@@ -35,5 +47,20 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
                 "dm-snapshot or dm-thin",
             ))
         }
+    }
+}
+
+const STORE: &str = "an exception store";
+const METADATA: &str = "a pool's metadata";
+
+/// Refuses options that mean nothing to what was found.
+fn refuse(
+    source: &Source,
+    options: &[(&str, bool)],
+    (found, expected): (&str, &str),
+) -> Outcome<()> {
+    match options.iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(wrong(&source.name, option, found, expected)),
+        None => Ok(()),
     }
 }

@@ -125,6 +125,27 @@ fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
 }
 
 #[test]
+fn a_repair_in_place_speaks_json_and_refuses_what_it_would_not_heed() {
+    let place = Place::new();
+    place.golden("thin", "needscheck.meta");
+    place.golden("snapshot", "basic-a.cow");
+    let before = place.read("needscheck.meta");
+    let in_place = ["repair", "needscheck.meta", "--in-place", "--yes"];
+    for option in ["--data-block-size", "--data-blocks", "--transaction-id"] {
+        assert_eq!(place.cairn(&[&in_place[..], &[option, "128"]].concat()).code, 1, "{option}");
+        let line = place.cairn(&["repair", "basic-a.cow", "--output", "new", option, "128"]);
+        let line = line.refused(1);
+        assert!(line.contains(&format!("{option}: found an exception store")), "{line}");
+    }
+    let line = place.cairn(&[&in_place[..], &["--salvage"]].concat()).refused(1);
+    assert!(line.contains("--salvage: found a pool's metadata"), "{line}");
+    assert!(place.read("needscheck.meta") == before);
+    let told = json(&place.cairn(&[&in_place[..], &["--json"]].concat()).ok());
+    assert_eq!(told["check"]["severity"], "sound");
+    assert_eq!(told["superblock"]["needs_check"], false);
+}
+
+#[test]
 fn a_reverse_map_and_the_metadata_snapshot_are_read_beside_a_writer() {
     let place = Place::new();
     place.golden("thin", "snaps.meta");

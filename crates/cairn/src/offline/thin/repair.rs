@@ -31,7 +31,7 @@ use crate::signals;
 pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
     match &args.output {
         Some(path) => into_new(source, args, path),
-        None => clear_flag(source, args.place.start_sector),
+        None => clear_flag(source, args.place.start_sector, args.json),
     }
 }
 
@@ -113,7 +113,7 @@ fn show(source: &Source, repaired: &Repaired, output: &Source, as_json: bool) ->
 }
 
 /// Clears the needs-check flag, if a check finds nothing else.
-fn clear_flag(source: &Source, start_sector: u64) -> Outcome<u8> {
+fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> {
     let mut device = MetadataDevice::at(source, start_sector, "check")?;
     let mut superblock = superblock(&mut device, false)?;
     let report: Report = check(&mut device, Limits::default())?;
@@ -132,6 +132,15 @@ fn clear_flag(source: &Source, start_sector: u64) -> Outcome<u8> {
         source.write_at(start, &superblock.encode(MetadataBlock::SUPERBLOCK))?;
         source.flush()?;
     }
-    remote::print(&checking::verdict(source, start_sector, None)?.text(&source.name))?;
-    Ok(exit::OK)
+    let after = checking::verdict(source, start_sector, None)?;
+    if !as_json {
+        return remote::print(&after.text(&source.name));
+    }
+    remote::print_json(&json!({
+        "device": source.name,
+        "output": null,
+        "superblock": superblock_json(&superblock),
+        "lost": false,
+        "check": after.json(&source.name),
+    }))
 }

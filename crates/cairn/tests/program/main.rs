@@ -9,6 +9,7 @@ mod serve;
 mod snap;
 mod snapshot_tools;
 mod thin_held;
+mod thin_large;
 mod thin_restore;
 mod thin_tools;
 mod verbs;

@@ -1,5 +1,6 @@
 //! A folder to work in, the program run there, and images with known bytes.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -73,6 +74,26 @@ impl Place {
     /// A golden image of the kernel's, unpacked into the folder.
     pub fn golden(&self, format: &str, name: &str) {
         self.write(name, cairn_testkit::image(format, name));
+    }
+
+    /// The XML of a pool with one volume, of so many mappings that do not go on from each other.
+    pub fn pool_xml(&self, name: &str, mappings: u64) {
+        let mut xml = format!(
+            "<superblock time=\"0\" transaction=\"7\" data_block_size=\"128\" \
+             nr_data_blocks=\"{}\">\n<device dev_id=\"1\" mapped_blocks=\"{mappings}\" \
+             transaction=\"0\" creation_time=\"0\" snap_time=\"0\">\n",
+            2 * mappings
+        );
+        for at in 0..mappings {
+            let data = 2 * at;
+            writeln!(
+                xml,
+                "<single_mapping origin_block=\"{at}\" data_block=\"{data}\" time=\"0\"/>"
+            )
+            .unwrap();
+        }
+        xml.push_str("</device>\n</superblock>\n");
+        self.write(name, xml);
     }
 
     pub fn exists(&self, name: &str) -> bool {

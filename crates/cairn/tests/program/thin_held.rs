@@ -1,6 +1,5 @@
 //! dump and rmap of the metadata snapshot that a pool holds, beside whoever changes the pool.
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
@@ -23,22 +22,9 @@ fn commit(place: &Place, superblock: &Superblock) {
     file.write_all_at(&superblock.encode(AT), 0).unwrap();
 }
 
-/// Metadata with so many mappings that do not go on from each other, and a metadata snapshot of
-/// them.
+/// Metadata with so many mappings, and a metadata snapshot of them.
 fn hold(place: &Place, mappings: u64) {
-    let mut xml = format!(
-        "<superblock time=\"0\" transaction=\"7\" data_block_size=\"128\" \
-         nr_data_blocks=\"{}\">\n<device dev_id=\"1\" mapped_blocks=\"{mappings}\" \
-         transaction=\"0\" creation_time=\"0\" snap_time=\"0\">\n",
-        2 * mappings
-    );
-    for at in 0..mappings {
-        let data = 2 * at;
-        writeln!(xml, "<single_mapping origin_block=\"{at}\" data_block=\"{data}\" time=\"0\"/>")
-            .unwrap();
-    }
-    xml.push_str("</device>\n</superblock>\n");
-    place.write("xml", xml);
+    place.pool_xml("xml", mappings);
     place.cairn(&["restore", "xml", "--output", "held.meta"]).ok();
     let now = superblock(place);
     let last = MetadataBlock(now.metadata_space_map.blocks - 1);
@@ -79,4 +65,24 @@ fn only_a_pool_has_a_metadata_snapshot() {
         let line = place.cairn(&["dump", device, "--metadata-snapshot"]).refused(1);
         assert!(line.contains("--metadata-snapshot: found no dm-thin metadata"), "{line}");
     }
+}
+
+#[test]
+fn tools_leave_the_metadata_of_a_pool_that_is_served_alone() {
+    let place = Place::new();
+    place.golden("thin", "snaps.meta");
+    place.sparse("data", 32 * 65536);
+    place.golden("thin", "big.thin_dump.xml");
+    let pool = "pool=0 4096 thin-pool snaps.meta data 128 0";
+    let script = "
+      for verb in check dump rmap 'repair --output new' 'repair --in-place --yes' \\
+        'restore big.thin_dump.xml --yes --output' 'dump --metadata-snapshot'; do
+        cairn $verb snaps.meta >out 2>err; echo $? $verb
+      done";
+    let args = ["--table", pool, "--table", "v=0 1024 thin @pool 1"];
+    let expected = "4 check\n4 dump\n4 rmap\n4 repair --output new\n4 repair --in-place --yes\n\
+                    4 restore big.thin_dump.xml --yes --output\n0 dump --metadata-snapshot\n";
+    assert_eq!(place.serve_run(&args, script).ok(), expected);
+    assert!(!place.exists("new"));
+    place.cairn(&["check", "snaps.meta"]).ok();
 }

@@ -1,7 +1,8 @@
 //! The crash campaign of thin pools: power cuts at seeded writes under two volumes of one pool, in
 //! normal service, during commits, while sharing is broken and blocks are discarded, freed and
 //! taken again; with snapshots, deletions, metadata snapshots, longer pools and other options under
-//! the workload, with pools that are full, over drives that lose, reorder, tear and fail.
+//! the workload, with pools that are full, over drives that lose, reorder, tear and fail. Snapshots
+//! are read whenever there are some: what one of them held once it holds until it is deleted (T5).
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test thin_campaign` is the long run.
 //! With `--features canary` known ordering bugs are planted: each must be caught.
@@ -10,19 +11,22 @@
 mod foreign;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Io, LocalFuture, MessageError, Registry, Sector, SectorCount,
-    SectorRange, Table, TableContext, TableLine, Target, TargetTypes,
+    ConfigError, ConfigKind, Disk, Env, Io, IoError, LocalFuture, MessageError, Registry, Sector,
+    SectorCount, SectorRange, Table, TableContext, TableLine, Target, TargetTypes,
 };
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Finding, Limits, Severity, check};
 use cairn_format::thin::{MetadataBlock, Opening};
 use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
-use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
+use cairn_sim::{Content, DriveOptions, Fault, History, Image, OpSet, SimWorld, Workload};
+use cairn_targets::thin::ThinPool;
 
 /// Sectors of a data block.
 const BLOCK: u64 = 128;
@@ -78,16 +82,21 @@ const FULL: &[Shape] = &[
     },
 ];
 
+/// What each snapshot of one life was first seen to hold, by id and creation time. A snapshot that
+/// is seen is durable, and so is the time of the pool: no other one has the same pair.
+type Seen = Rc<RefCell<BTreeMap<(u32, u32), Vec<Content>>>>;
+
 struct Pools {
     shapes: &'static [Shape],
     /// Drives fail now and then.
     failing: bool,
     registry: RefCell<Option<Arc<Registry>>>,
+    seen: RefCell<Seen>,
 }
 
 impl Pools {
     fn of(shapes: &'static [Shape]) -> Pools {
-        Pools { shapes, failing: false, registry: RefCell::default() }
+        Pools { shapes, failing: false, registry: RefCell::default(), seen: RefCell::default() }
     }
 
     fn failing(shapes: &'static [Shape]) -> Pools {
@@ -125,6 +134,77 @@ fn pool_target(registry: &Registry) -> Arc<dyn Target> {
     table.expect("it has a table").lines()[0].target.clone()
 }
 
+/// The first id of a snapshot: those below are volumes.
+const SNAPSHOTS: u32 = 7;
+
+/// What is wrong with the snapshots.
+enum Unsound {
+    Unread(String),
+    Changed(String),
+}
+
+impl Unsound {
+    fn text(self) -> String {
+        match self {
+            Unsound::Unread(text) | Unsound::Changed(text) => text,
+        }
+    }
+}
+
+/// What a snapshot holds.
+async fn read_snapshot(
+    env: &Env,
+    registry: &Registry,
+    shape: Shape,
+    id: u32,
+) -> Result<Vec<Content>, String> {
+    let types = TargetTypes::new(cairn_targets::types());
+    let name = format!("s{id}");
+    let found = match open_table(env, registry, &types, &name, &shape.thin(id)).await {
+        Ok(disk) => {
+            let segs = env.segs(disk.sectors());
+            let range = SectorRange::new(Sector(0), disk.sectors());
+            let read = env.io(&disk, Io::read(range, segs.clone())).await;
+            let contents = |()| History::contents(range.start, &segs.to_vec());
+            read.map(contents).map_err(|error: IoError| error.to_string())
+        }
+        Err(refused) => Err(refused.to_string()),
+    };
+    let volume = registry.remove_volume(&name).expect("it was created");
+    volume.remove(env).await;
+    found.map_err(|error| format!("snapshot {id}: {error}"))
+}
+
+/// Judges what every snapshot holds, as far as it can be read.
+///
+/// # Errors
+/// One cannot be read, or does not hold what it held before.
+async fn judge_snapshots(
+    env: &Env,
+    registry: &Registry,
+    shape: Shape,
+    seen: &Seen,
+) -> Result<(), Unsound> {
+    let target = pool_target(registry);
+    let pool = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>()).expect("a pool");
+    let devices = pool.devices().map_err(|error| Unsound::Unread(error.to_string()))?;
+    for device in devices.into_iter().filter(|device| device.id >= SNAPSHOTS) {
+        let read = read_snapshot(env, registry, shape, device.id).await;
+        let contents = read.map_err(Unsound::Unread)?;
+        let pair = (device.id, device.creation_time);
+        let mut seen = seen.borrow_mut();
+        let first = seen.entry(pair).or_insert_with(|| contents.clone());
+        for (sector, (found, expected)) in contents.iter().zip(first).enumerate() {
+            if found != expected {
+                let text =
+                    format!("snapshot {pair:?}: sector {sector}: {found:?}, before {expected:?}");
+                return Err(Unsound::Changed(text));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What may be refused is no matter.
 async fn send(env: &Env, registry: &Registry, words: &[&str]) {
     match pool_target(registry).message(env, words).await {
@@ -148,7 +228,7 @@ async fn load_pool(
 }
 
 /// Everything a user may do to a pool while its volumes are written.
-async fn meddle(env: &Env, registry: &Registry, shape: Shape, failing: bool) {
+async fn meddle(env: &Env, registry: &Registry, shape: Shape, seen: &Seen, failing: bool) {
     let types = TargetTypes::new(cairn_targets::types());
     for _ in 0..6 {
         env.sleep(Duration::from_micros(env.random_below(6000))).await;
@@ -156,8 +236,15 @@ async fn meddle(env: &Env, registry: &Registry, shape: Shape, failing: bool) {
         // none.
         let all = if shape.has_room_for_snapshots() { 0 } else { 6 };
         match all + env.random_below(9 - all) {
-            0 | 1 => send(env, registry, &["create_snap", "7", "0"]).await,
-            2 => send(env, registry, &["create_snap", "8", "1"]).await,
+            kind @ 0..3 => {
+                let words = if kind < 2 { ["7", "0"] } else { ["8", "1"] };
+                send(env, registry, &["create_snap", words[0], words[1]]).await;
+                match judge_snapshots(env, registry, shape, seen).await {
+                    Ok(()) => (),
+                    Err(Unsound::Unread(_)) if failing => (),
+                    Err(unsound) => panic!("{}", unsound.text()),
+                }
+            }
             3 => send(env, registry, &["delete", "7"]).await,
             4 => send(env, registry, &["delete", "8"]).await,
             5 => send(env, registry, &["reserve_metadata_snap"]).await,
@@ -209,6 +296,8 @@ async fn clear_mark(env: &Env, registry: &Registry) -> Result<(), ConfigError> {
 
 impl Scenario for Pools {
     fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
+        // A new life begins.
+        *self.seen.borrow_mut() = Seen::default();
         let index = rng.usize(..self.shapes.len());
         let shape = self.shapes[index];
         let drive = |name: &str, sectors: u64| {
@@ -236,7 +325,7 @@ impl Scenario for Pools {
         registry: Arc<Registry>,
     ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
         *self.registry.borrow_mut() = Some(registry.clone());
-        let shapes = self.shapes;
+        let (shapes, seen) = (self.shapes, self.seen.borrow().clone());
         let failing = self.failing;
         Box::pin(async move {
             if failing {
@@ -257,6 +346,10 @@ impl Scenario for Pools {
             }
             open_table(&env, &registry, &types, "v0", &shape.thin(0)).await?;
             open_table(&env, &registry, &types, "v1", &shape.thin(1)).await?;
+            let judged = judge_snapshots(&env, &registry, shape, &seen).await;
+            let refuse =
+                |unsound: Unsound| ConfigError::new(ConfigKind::Damaged, "pool", unsound.text());
+            judged.map_err(refuse)?;
             open_table(&env, &registry, &types, "both", &shape.both()).await
         })
     }
@@ -289,7 +382,9 @@ impl Scenario for Pools {
         if rng.bool() {
             let registry = self.registry.borrow().clone().expect("it is open");
             let env = world.env(2).clone();
-            world.env(2).spawn(async move { meddle(&env, &registry, shape, failing).await });
+            let seen = self.seen.borrow().clone();
+            let meddling = async move { meddle(&env, &registry, shape, &seen, failing).await };
+            world.env(2).spawn(meddling);
         }
         if failing {
             plant_errors(world, rng);
@@ -385,6 +480,16 @@ mod canaries {
     #[test]
     fn taking_blocks_that_are_still_written_is_caught() {
         caught(Bug::NoQuarantine, &Pools::of(FULL));
+    }
+
+    #[test]
+    fn writing_a_shared_block_in_place_is_caught() {
+        caught(Bug::WriteShared, &Pools::of(SHAPES));
+    }
+
+    #[test]
+    fn a_write_of_zeros_that_waits_for_no_commit_is_caught() {
+        caught(Bug::ElideWithoutCommit, &Pools::of(SHAPES));
     }
 
     #[test]

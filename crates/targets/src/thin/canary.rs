@@ -13,6 +13,11 @@ pub enum Bug {
     NoQuarantine,
     /// A partly written block is mapped before the rest of it is filled (breaks T4).
     MapBeforeFill,
+    /// A shared block is written where it lies (breaks T5).
+    WriteShared,
+    /// A FUA write of zeros that needs nothing completes at once, although what made the block a
+    /// hole is not durable (breaks T6).
+    ElideWithoutCommit,
 }
 
 thread_local! {

@@ -16,6 +16,7 @@ use cairn_block::{
 use cairn_format::thin::{DataBlock, DeviceId, Mapping};
 
 use super::arena::GROUP_BLOCKS;
+use super::canary::{self, Bug};
 use super::config::{Discards, ThinConfig};
 use super::epochs::Phase;
 use super::index::{Run, Shard};
@@ -260,10 +261,10 @@ impl Thin {
         }
         match seat.volume.look(&mut shard, place.block, clear) {
             Run::Absent => self.wait_for_group(env, request, shard, &place),
-            Run::Mapped { data, shared: false, count } => {
+            Run::Mapped { data, shared, count } if !shared || canary::planted(Bug::WriteShared) => {
                 self.overwrite(env, request, shard, &place, alike, (data, count))
             }
-            Run::Mapped { data, shared: true, count } => {
+            Run::Mapped { data, count, .. } => {
                 let asked = request.op == Op::WriteZeroes;
                 let alike = Alike { zeros: alike.zeros && asked, ..alike };
                 let count = match self.released(env, request, &mut shard, &place, alike, count) {
@@ -353,7 +354,9 @@ impl Thin {
     ) -> Verdict<'a> {
         let seat = self.seat();
         // A block may be a hole because of a removal that is not durable.
-        let commits = request.is_fua() && shard.is_dirty(seat.pool.durable());
+        let commits = request.is_fua()
+            && shard.is_dirty(seat.pool.durable())
+            && !canary::planted(Bug::ElideWithoutCommit);
         drop(shard);
         request.accept(place.head(count));
         if request.is_fua() && seat.has_lost() {

@@ -83,6 +83,8 @@ mod canary {
         NoDataFlush,
         NoQuarantine,
         MapBeforeFill,
+        WriteShared,
+        ElideWithoutCommit,
     }
 
     pub(super) fn planted(_bug: Bug) -> bool {

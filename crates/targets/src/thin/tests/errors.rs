@@ -1,10 +1,10 @@
 //! Devices that fail.
 
 use super::bed::*;
+use crate::rig::SECTOR;
 use crate::thin::pool::Mode;
 use crate::thin::recover::ThinPool;
-use cairn_block::SectorCount;
-use cairn_block::{Flags, IoError};
+use cairn_block::{Flags, Io, IoError, SectorCount};
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Limits, Severity, check};
 use cairn_format::thin::{BLOCK_BYTES, Kind, Node, block};
@@ -112,16 +112,29 @@ fn a_failed_write_provisions_nothing() {
 
 #[test]
 fn a_group_that_cannot_be_read_fails_its_requests_alone() {
-    let bed = Bed::with_volume(256, 64, 8);
-    bed.write("thin", 0, BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
+    let bed = Bed::with_volume(256, 600, 600);
+    bed.write_through("thin", 0, 600 * BLOCK, 1);
+    // Neither the first nor the last leaf: it is read ahead, too, and nobody looked at it before.
+    let (_, number) = with_damaged_leaf(&bed, 200);
     let again = bed.reopen_durable();
     again.load_pool("0 0");
-    again.load_thin("thin", 0, 8);
-    again.drive("meta").faults().add(Fault::error(OpSet::READS).shots(1));
-    let first = again.read("thin", 0, 1);
-    assert_eq!(again.bytes("thin", 0, 1), [1]);
-    assert!(first.is_err() || first.is_ok_and(|bytes| bytes[0] == 1));
+    again.load_thin("thin", 0, 600);
+    let leaf = range((number * BLOCK_BYTES / SECTOR) as u64, (BLOCK_BYTES / SECTOR) as u64);
+    again.drive("meta").faults().add(Fault::error(OpSet::READS).on(leaf));
+    let before = again.drive("meta").faults().injected();
+    again.start("thin", "beside", |env| Io::read(range(201 * BLOCK, 1), env.segs(SectorCount(1))));
+    assert!(again.read("thin", 200 * BLOCK, 1).is_err());
+    assert!(again.write("thin", 200 * BLOCK, 1, 2).is_err());
+    assert!(again.drive("meta").faults().injected() > before);
+    assert!(matches!(again.ends.borrow()[..], [("beside", Err(_))]));
+    for block in [0, 599] {
+        assert_eq!(again.bytes("thin", block * BLOCK, 1), [1], "block {block}");
+        again.write("thin", block * BLOCK, 1, 3).unwrap();
+    }
+    again.pool_says(" rw ");
+    again.drive("meta").faults().clear();
+    assert_eq!(again.bytes("thin", 200 * BLOCK, 1), [1]);
+    again.write("thin", 200 * BLOCK, 1, 2).unwrap();
 }
 
 #[test]
@@ -135,15 +148,16 @@ fn another_table_on_the_same_volume_does_not_hide_what_the_first_lost() {
     assert_eq!(bed.flush("thin"), Err(IoError::IO));
 }
 
-/// The bed with the leaf damaged that maps the first blocks: its number.
-fn with_damaged_leaf(bed: &Bed) -> (Bed, usize) {
+/// The bed with the leaf damaged that maps this block: its number.
+fn with_damaged_leaf(bed: &Bed, mapped: u64) -> (Bed, usize) {
     let clean = bed.drive("meta").durable().to_vec();
-    let is_first_leaf = |number: &usize| {
+    let is_its_leaf = |number: &usize| {
         let own = block::of(&clean[number * BLOCK_BYTES..][..BLOCK_BYTES]).unwrap();
         let node = Node::cached(own).ok().filter(|_| block::identify(own) == Some(Kind::Node));
-        node.is_some_and(|node| node.is_leaf() && node.len() > 80 && node.key(0) == 0)
+        let node = node.filter(|node| node.is_leaf() && node.len() > 80);
+        node.is_some_and(|node| (node.key(0)..=node.key(node.len() - 1)).contains(&mapped))
     };
-    for number in (0..clean.len() / BLOCK_BYTES).filter(is_first_leaf) {
+    for number in (0..clean.len() / BLOCK_BYTES).filter(is_its_leaf) {
         let mut bytes = clean.clone();
         bytes[number * BLOCK_BYTES + 2000] ^= 1;
         // Stale leaves lie about, which are in no tree.
@@ -153,7 +167,7 @@ fn with_damaged_leaf(bed: &Bed) -> (Bed, usize) {
             return (Bed::of_images(Image::of_bytes(&bytes), data, bed.data_blocks), number);
         }
     }
-    panic!("a tree begins with a leaf");
+    panic!("a leaf maps it");
 }
 
 #[test]
@@ -161,7 +175,7 @@ fn damaged_metadata_is_told_with_its_path_and_nothing_is_made_worse() {
     let bed = Bed::with_volume(256, 600, 600);
     bed.write("thin", 0, 600 * BLOCK, 1).unwrap();
     bed.flush("thin").unwrap();
-    let (bed, number) = with_damaged_leaf(&bed);
+    let (bed, number) = with_damaged_leaf(&bed, 0);
     bed.load_pool("0 0");
     bed.load_thin("thin", 0, 600);
     assert!(bed.read("thin", 0, 1).is_err());

@@ -7,6 +7,7 @@ mod discards;
 mod errors;
 mod full;
 mod inspections;
+mod large_blocks;
 mod origins;
 mod properties;
 mod reload;

@@ -15,6 +15,9 @@ pub use crate::rig::{range, write_io};
 /// Sectors of a data block in the beds.
 pub const BLOCK: u64 = 128;
 
+/// Sectors of the external origin: it ends inside a block.
+pub const ORIGIN_SECTORS: u64 = BLOCK * 5 / 2;
+
 /// What the data device and the external origin hold at first: never zero.
 pub fn initial_byte(sector: u64) -> u8 {
     (sector % 127) as u8 + 128
@@ -42,7 +45,7 @@ impl Bed {
     }
 
     pub fn of_images(metadata: Image, data: Image, data_blocks: u64) -> Bed {
-        let origin = rig::image(BLOCK * 5 / 2, initial_byte);
+        let origin = rig::image(ORIGIN_SECTORS, initial_byte);
         let drives = [("meta", metadata), ("data", data), ("origin", origin)];
         let rig = Rig::new(drives.map(|(name, image)| (name.to_owned(), image)));
         Bed { rig, data_blocks }

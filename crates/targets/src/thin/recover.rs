@@ -51,8 +51,11 @@ impl TargetType for PoolType {
             let home = ctor.registry.kin(&identity, Arc::<Home>::default);
             let tenant = home.move_in();
             let events = ctor.events.clone();
-            let pool = Mutex::default();
-            Ok(Arc::new(ThinPool { config, home, tenant, events, pool }) as Arc<dyn Target>)
+            let table = ThinPool { config, home, tenant, events, pool: Mutex::default() };
+            // What is live may tell now what the resume would.
+            let live = table.home.state.lock().pool.clone().filter(|pool| goes_on(pool));
+            live.map_or(Ok(()), |pool| table.refuse_other_discards(&pool))?;
+            Ok(Arc::new(table) as Arc<dyn Target>)
         })
     }
 }
@@ -139,6 +142,11 @@ impl Home {
     }
 }
 
+/// True if the next table takes the pool over as it is; otherwise it opens it anew.
+fn goes_on(pool: &Pool) -> bool {
+    pool.mode() != Mode::Fail || pool.open_volumes().iter().any(|volume| volume.is_used())
+}
+
 /// The target.
 pub struct ThinPool {
     pub(super) config: PoolConfig,
@@ -196,11 +204,25 @@ impl ThinPool {
         if pool.block != self.config.block() || !self.has_same_devices(&pool) {
             return Err(self.busy("other devices or another block size", "those it serves"));
         }
-        let is_used = || pool.open_volumes().iter().any(|volume| volume.is_used());
-        if pool.mode() != Mode::Fail || is_used() {
-            return Ok(pool);
+        if !goes_on(&pool) {
+            return self.open(env).await;
         }
-        self.open(env).await
+        self.refuse_other_discards(&pool)?;
+        Ok(pool)
+    }
+
+    /// Volumes have told their clients whether they take discards: that cannot change while the
+    /// pool is live.
+    fn refuse_other_discards(&self, pool: &Pool) -> Result<(), ConfigError> {
+        let word = |ignores: bool| if ignores { "ignore_discard" } else { "no ignore_discard" };
+        let ignores = |discards: Discards| discards == Discards::Ignore;
+        let (wanted, live) = (ignores(self.config.options.discards), ignores(pool.discards()));
+        if wanted == live {
+            return Ok(());
+        }
+        let argument = &self.config.metadata.argument;
+        let expected = format!("{}, as while the pool is live (EINVAL)", word(live));
+        Err(ConfigError::argument(argument, "features", word(wanted), &expected))
     }
 
     fn has_same_devices(&self, pool: &Pool) -> bool {

@@ -62,6 +62,34 @@ fn options_change_with_a_table_and_nothing_is_lost() {
 }
 
 #[test]
+fn whether_volumes_take_discards_cannot_change_while_the_pool_is_live() {
+    let (takes, ignores) = ("0 1 no_discard_passdown", "0 1 ignore_discard");
+    for (first, other, found) in
+        [("0 0", ignores, "ignore_discard"), (ignores, takes, "no ignore_discard")]
+    {
+        let bed = Bed::new(256, 64);
+        let table = bed.pool_table(other);
+        bed.build("early", &table).unwrap();
+        bed.serve(first, 8);
+        let part = format!("meta: features: found {found}, expected ");
+        bed.refuses("pool", &table, &part);
+        bed.suspend("pool", SuspendMode::Flush);
+        bed.refuses("pool", &table, &part);
+        let refused = bed.resume("early").unwrap_err().to_string();
+        assert!(refused.contains(&part), "built before the pool was live: {refused}");
+        bed.resume("pool").unwrap();
+        assert_eq!(bed.discard("thin", 0, BLOCK).is_ok(), first != ignores);
+        bed.load_pool(first);
+        for name in ["early", "thin", "pool"] {
+            bed.remove(name);
+        }
+        bed.load("pool", &table);
+        bed.load_thin("thin", 0, 8);
+        assert_eq!(bed.discard("thin", 0, BLOCK).is_ok(), other != ignores);
+    }
+}
+
+#[test]
 fn a_pool_with_another_block_size_or_none_is_refused() {
     let bed = Bed::with_volume(256, 64, 8);
     bed.remove("thin");

@@ -3,6 +3,7 @@
 
 mod basics;
 mod bed;
+mod commits;
 mod discards;
 mod errors;
 mod full;

@@ -121,6 +121,37 @@ fn a_longer_pool_lets_what_waits_go_on() {
 }
 
 #[test]
+fn space_that_another_volume_gives_back_lets_what_waits_go_on() {
+    for deleted in [true, false] {
+        let bed = small("0 2 no_space_timeout 0");
+        bed.message(&["create_thin", "1"]).unwrap();
+        bed.load_thin("other", 1, 16);
+        bed.write_through("other", 0, 2 * BLOCK, 7);
+        bed.write_through("thin", 0, 2 * BLOCK, 1);
+        bed.start("thin", "waits", |env| write_io(env, 4 * BLOCK, 2 * BLOCK, 2));
+        bed.wait(Duration::from_secs(1));
+        assert!(bed.labels().is_empty());
+        bed.pool_says(" 4/4 - out_of_data_space ");
+        if deleted {
+            bed.remove("other");
+            bed.message(&["delete", "1"]).unwrap();
+        } else {
+            bed.discard("other", 0, 2 * BLOCK).unwrap();
+            bed.flush("other").unwrap();
+        }
+        bed.wait(Duration::from_millis(10));
+        assert_eq!(*bed.ends.borrow(), [("waits", Ok(()))], "deleted {deleted}");
+        bed.pool_says(" 4/4 - rw ");
+        bed.flush("thin").unwrap();
+        let again = bed.reopen_durable();
+        again.load_pool("0 0");
+        again.load_thin("thin", 0, 16);
+        assert_eq!(again.bytes("thin", 4 * BLOCK, 2 * BLOCK), vec![2; 2 * BLOCK as usize]);
+        again.check_metadata();
+    }
+}
+
+#[test]
 fn what_waits_is_handed_back_to_the_next_table() {
     let bed = small("0 0");
     bed.write("thin", 0, 4 * BLOCK, 1).unwrap();

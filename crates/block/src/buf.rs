@@ -387,6 +387,8 @@ impl std::fmt::Debug for Segs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use proptest::sample::Index;
 
     fn segs_of_three(pool: &BufPool) -> Segs {
         let mut segs = Segs::of(&pool.alloc(100), 10, 7);
@@ -412,6 +414,39 @@ mod tests {
         segs.zero(6, 7);
         assert_eq!(segs.slice(6, 7).to_vec(), [0; 7]);
         assert_eq!(segs.slice(13, 8).to_vec(), data[13..]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn zeros_are_found_in_any_part_of_any_pieces(
+            pieces in prop::collection::vec((0..70usize, 1..150usize), 1..=4),
+            marks in prop::collection::vec((any::<Index>(), 1..=255u8), 0..=2),
+        ) {
+            let pool = BufPool::default();
+            let mut segs = Segs::default();
+            for (offset, len) in pieces {
+                let buf = pool.alloc(300);
+                // What is not in a piece is no zero.
+                buf.write(0, 300, |bytes| bytes.fill(0xff));
+                segs.push(buf, offset, len);
+            }
+            segs.zero(0, segs.bytes());
+            for (place, byte) in marks {
+                segs.copy_in(place.index(segs.bytes()), &[byte]);
+            }
+            let bytes = segs.to_vec();
+            for offset in 0..=bytes.len() {
+                let mut zeros = true;
+                prop_assert!(segs.is_zero(offset, 0));
+                for (before, byte) in bytes[offset..].iter().enumerate() {
+                    zeros &= *byte == 0;
+                    let len = before + 1;
+                    prop_assert_eq!(segs.is_zero(offset, len), zeros, "{} {}", offset, len);
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! one thing after the other.
 //!
 //! It knows nothing of blocks that are shared, commits or space, but that discards are about whole
-//! blocks. Sectors of a write that failed are loose: they hold the old or the new content.
+//! blocks, and what shows where nothing was written. Sectors of a write that failed are loose: they
+//! hold the old or the new content.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +14,26 @@ struct Sector(Vec<u8>);
 /// The volumes by id.
 pub(super) struct Model {
     block: u64,
+    /// The external origin of every volume; zeros after its end.
+    origin: Vec<u8>,
     volumes: BTreeMap<u32, Vec<Sector>>,
 }
 
 impl Model {
-    /// No volumes, over blocks of so many sectors.
-    pub fn new(block: u64) -> Model {
-        Model { block, volumes: BTreeMap::new() }
+    /// No volumes, over blocks of so many sectors and an external origin, if only an empty one.
+    pub fn new(block: u64, origin: Vec<u8>) -> Model {
+        Model { block, origin, volumes: BTreeMap::new() }
     }
 
-    /// A new volume of zeros.
+    /// What a sector shows that was never written.
+    fn bare(&self, sector: u64) -> u8 {
+        self.origin.get(sector as usize).copied().unwrap_or(0)
+    }
+
+    /// A new volume.
     pub fn create(&mut self, id: u32, sectors: u64) {
-        self.volumes.insert(id, vec![Sector(vec![0]); sectors as usize]);
+        let volume = (0..sectors).map(|sector| Sector(vec![self.bare(sector)])).collect();
+        self.volumes.insert(id, volume);
     }
 
     /// A snapshot.
@@ -58,12 +67,12 @@ impl Model {
         }
     }
 
-    /// A discard that ended: whole blocks read as zeros.
+    /// A discard that ended: whole blocks are as if they had never been written.
     pub fn discard(&mut self, id: u32, start: u64, count: u64, ok: bool) {
         let first = start.div_ceil(self.block) * self.block;
         let end = (start + count) / self.block * self.block;
-        if first < end {
-            self.write(id, first, end - first, 0, ok);
+        for sector in first..end {
+            self.write(id, sector, 1, self.bare(sector), ok);
         }
     }
 

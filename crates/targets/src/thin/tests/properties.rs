@@ -3,8 +3,6 @@
 use super::super::model::Model;
 use super::bed::*;
 use cairn_block::Flags;
-use cairn_format::thin::blocks::MemoryBlocks;
-use cairn_format::thin::check::{Limits, Severity, check};
 
 const BLOCKS: u64 = 70;
 
@@ -15,6 +13,10 @@ struct Life {
     model: Model,
     next_id: u32,
     features: &'static str,
+    /// The pool may be made this long.
+    data_blocks_max: u64,
+    /// The volumes have an external origin.
+    has_origin: bool,
 }
 
 fn name(id: u32) -> String {
@@ -30,18 +32,31 @@ impl Life {
             "0 2 detect_zeroes unmap",
             "3 3 detect_zeroes unmap error_if_no_space",
             "0 1 no_discard_passdown",
+            // Nobody makes space while a write waits.
+            "0 2 no_space_timeout 1",
         ];
         let features = choices[rng.usize(..choices.len())];
-        // Small pools fill up; they fail then, so that nothing waits for ever.
-        let full = features.contains("error_if_no_space");
+        // Small pools fill up; writes fail then, so that nothing waits for ever.
+        let full = features.contains("no_space");
         let data = if full { rng.u64(20..80) } else { 600 };
-        let bed = Bed::new([64, 256, 512][rng.usize(..3)], data);
-        let mut life = Life { rng, bed, model: Model::new(BLOCK), next_id: 1, features };
+        let data_blocks_max = data + rng.u64(..20);
+        let mut bed = Bed::new([64, 256, 512][rng.usize(..3)], data_blocks_max);
+        bed.data_blocks = data;
+        let has_origin = rng.u8(..3) == 0;
+        let origin = if has_origin { ORIGIN_SECTORS } else { 0 };
+        let mut model = Model::new(BLOCK, (0..origin).map(initial_byte).collect());
+        model.create(0, BLOCKS * BLOCK);
+        let life = Life { rng, bed, model, next_id: 1, features, data_blocks_max, has_origin };
         life.bed.load_pool(features);
         life.bed.message(&["create_thin", "0"]).unwrap();
-        life.model.create(0, BLOCKS * BLOCK);
-        life.bed.load_thin("v0", 0, BLOCKS);
+        life.load(0);
         life
+    }
+
+    fn load(&self, id: u32) {
+        let origin = if self.has_origin { " origin" } else { "" };
+        let table = format!("0 {} thin @pool {id}{origin}", BLOCKS * BLOCK);
+        self.bed.load(&name(id), &table);
     }
 
     fn volume(&mut self) -> u32 {
@@ -88,9 +103,14 @@ impl Life {
             85..90 => self.bed.flush(&volume).unwrap(),
             90..94 => self.snapshot(id),
             94..96 => self.delete(id),
-            96..98 => self.bed.load_pool(self.features),
+            96..98 => {
+                let longer = self.rng.u64(self.bed.data_blocks..=self.data_blocks_max);
+                self.bed.data_blocks = longer;
+                self.bed.load_pool(self.features);
+            }
             _ => self.reopen(),
         }
+        self.bed.check_metadata();
     }
 
     fn snapshot(&mut self, origin: u32) {
@@ -99,7 +119,7 @@ impl Life {
         if self.model.ids().len() < 6 && self.bed.message(&["create_snap", id, from]).is_ok() {
             self.next_id += 1;
             self.model.snapshot(new, origin);
-            self.bed.load_thin(&name(new), new, BLOCKS);
+            self.load(new);
         }
     }
 
@@ -111,7 +131,7 @@ impl Life {
         if self.bed.message(&["delete", id.to_string().leak()]).is_ok() {
             self.model.delete(id);
         } else {
-            self.bed.load_thin(&name(id), id, BLOCKS);
+            self.load(id);
         }
     }
 
@@ -124,15 +144,12 @@ impl Life {
         self.bed = self.bed.reopen_durable();
         self.bed.load_pool(self.features);
         for id in self.model.ids() {
-            self.bed.load_thin(&name(id), id, BLOCKS);
+            self.load(id);
         }
     }
 
     fn check(&mut self) {
-        let metadata = self.bed.drive("meta").durable().to_vec();
-        let checked = check(&mut MemoryBlocks::new(&metadata), Limits::default());
-        let report = checked.expect("memory can be read");
-        assert!(report.severity < Severity::Repairable, "{:?}", report.findings);
+        self.bed.check_metadata();
         for id in self.model.ids() {
             for block in 0..BLOCKS {
                 let bytes = self.bed.bytes(&name(id), block * BLOCK, BLOCK);

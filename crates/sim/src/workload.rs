@@ -35,30 +35,35 @@ pub struct Mix {
     pub zeroes: u32,
     /// Discards.
     pub discard: u32,
+    /// Writes of zeros as data, a quarter of them with FUA.
+    pub zero_data: u32,
 }
 
 impl Default for Mix {
     fn default() -> Mix {
-        Mix { read: 30, write: 50, fua: 5, flush: 8, zeroes: 4, discard: 3 }
+        Mix { read: 30, write: 50, fua: 5, flush: 8, zeroes: 4, discard: 3, zero_data: 0 }
     }
 }
 
 impl Mix {
-    fn draw(&self, rng: &mut fastrand::Rng) -> (Op, Flags) {
+    /// What to do, and as what the history knows it: data of zeros counts as write-zeroes.
+    fn draw(&self, rng: &mut fastrand::Rng) -> (Op, Op, Flags) {
         let none = Flags::empty();
+        let zeroes = if rng.u8(..4) == 0 { Flags::FUA } else { none };
         let kinds = [
-            (self.read, Op::Read, none),
-            (self.write, Op::Write, none),
-            (self.fua, Op::Write, Flags::FUA),
-            (self.flush, Op::Flush, none),
-            (self.zeroes, Op::WriteZeroes, if rng.u8(..4) == 0 { Flags::FUA } else { none }),
-            (self.discard, Op::Discard, none),
+            (self.read, Op::Read, Op::Read, none),
+            (self.write, Op::Write, Op::Write, none),
+            (self.fua, Op::Write, Op::Write, Flags::FUA),
+            (self.flush, Op::Flush, Op::Flush, none),
+            (self.zeroes, Op::WriteZeroes, Op::WriteZeroes, zeroes),
+            (self.discard, Op::Discard, Op::Discard, none),
+            (self.zero_data, Op::Write, Op::WriteZeroes, zeroes),
         ];
         let sum: u32 = kinds.iter().map(|kind| kind.0).sum();
         let mut at = rng.u32(..sum);
-        for (weight, op, flags) in kinds {
+        for (weight, op, known_as, flags) in kinds {
             if at < weight {
-                return (op, flags);
+                return (op, known_as, flags);
             }
             at -= weight;
         }
@@ -221,12 +226,13 @@ async fn run_lane(env: Env, shared: Rc<Shared>) {
 fn make_io(env: &Env, shared: &Shared) -> (Io, OpTicket) {
     let mut plan = shared.plan.borrow_mut();
     let mix = plan.workload.mix;
-    let (op, flags) = mix.draw(&mut plan.rng);
+    let (op, known_as, flags) = mix.draw(&mut plan.rng);
     let range = if op == Op::Flush { SectorRange::default() } else { plan.range() };
-    let ticket = shared.history.submit(op, range, flags);
+    let ticket = shared.history.submit(known_as, range, flags);
     let segs = if op.has_data() { scattered(env, &mut plan.rng, range) } else { Segs::default() };
     match op {
         Op::Read => segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(POISON)),
+        Op::Write if known_as == Op::WriteZeroes => segs.zero(0, segs.bytes()),
         Op::Write => segs.copy_in(0, &shared.history.data(ticket)),
         Op::Flush | Op::Discard | Op::WriteZeroes => {}
     }

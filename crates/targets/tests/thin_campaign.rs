@@ -10,7 +10,7 @@
 
 mod foreign;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,51 +36,64 @@ const BLOCK: u64 = 128;
 struct Shape {
     metadata_blocks: u64,
     data_blocks: u64,
-    /// The pool may be made this long under the workload.
-    grown_blocks: u64,
+    /// The devices may be made this long under the workload: metadata and data.
+    grown_blocks: (u64, u64),
     /// Blocks of each of both volumes.
     blocks: u64,
+    /// The second one has an external origin.
+    has_origin: bool,
     features: &'static str,
 }
 
+const PLAIN: Shape = Shape {
+    metadata_blocks: 256,
+    data_blocks: 64,
+    grown_blocks: (256, 64),
+    blocks: 6,
+    has_origin: false,
+    features: "0",
+};
+
 const SHAPES: &[Shape] = &[
-    Shape { metadata_blocks: 256, data_blocks: 64, grown_blocks: 80, blocks: 6, features: "0" },
+    Shape { grown_blocks: (256, 80), ..PLAIN },
     // Few blocks, so that those which were freed are taken again at once.
-    Shape { metadata_blocks: 128, data_blocks: 12, grown_blocks: 12, blocks: 5, features: "0" },
-    Shape {
-        metadata_blocks: 256,
-        data_blocks: 64,
-        grown_blocks: 64,
-        blocks: 6,
-        features: "2 detect_zeroes unmap",
-    },
+    Shape { metadata_blocks: 128, data_blocks: 12, grown_blocks: (128, 12), blocks: 5, ..PLAIN },
+    Shape { features: "2 detect_zeroes unmap", ..PLAIN },
     // So little metadata that it commits all the time.
     Shape {
         metadata_blocks: 116,
         data_blocks: 48,
-        grown_blocks: 48,
+        grown_blocks: (180, 48),
         blocks: 8,
         features: "1 no_discard_passdown",
+        ..PLAIN
     },
+    Shape { grown_blocks: (300, 70), has_origin: true, features: "2 detect_zeroes unmap", ..PLAIN },
 ];
 
 /// Full most of the time.
 const FULL: &[Shape] = &[
     Shape {
-        metadata_blocks: 256,
         data_blocks: 9,
-        grown_blocks: 11,
-        blocks: 6,
+        grown_blocks: (256, 11),
         features: "1 error_if_no_space",
+        has_origin: true,
+        ..PLAIN
     },
     Shape {
         metadata_blocks: 112,
         data_blocks: 8,
-        grown_blocks: 8,
+        grown_blocks: (130, 8),
         blocks: 5,
         features: "3 error_if_no_space detect_zeroes unmap",
+        ..PLAIN
     },
+    // Writes wait for space, and some of them get it.
+    Shape { data_blocks: 9, grown_blocks: (256, 12), features: "2 no_space_timeout 1", ..PLAIN },
 ];
+
+/// Sectors of the external origin: it ends inside a block.
+const ORIGIN_SECTORS: u64 = 5 * BLOCK / 2;
 
 /// What each snapshot of one life was first seen to hold, by id and creation time. A snapshot that
 /// is seen is durable, and so is the time of the pool: no other one has the same pair.
@@ -92,34 +105,49 @@ struct Pools {
     failing: bool,
     registry: RefCell<Option<Arc<Registry>>>,
     seen: RefCell<Seen>,
+    /// The shape of this life.
+    index: Cell<usize>,
 }
 
 impl Pools {
     fn of(shapes: &'static [Shape]) -> Pools {
-        Pools { shapes, failing: false, registry: RefCell::default(), seen: RefCell::default() }
+        let (registry, seen, index) = Default::default();
+        Pools { shapes, failing: false, registry, seen, index }
     }
 
     fn failing(shapes: &'static [Shape]) -> Pools {
         Pools { failing: true, ..Pools::of(shapes) }
     }
 
-    fn shape(&self, world: &SimWorld) -> Shape {
-        // The length of a third drive carries the shape.
-        self.shapes[world.drive("shape").sectors().0 as usize - 1]
+    fn shape(&self) -> Shape {
+        self.shapes[self.index.get()]
     }
 }
 
 impl Shape {
-    fn pool(&self, data_blocks: u64) -> String {
-        format!("0 {} thin-pool meta data {BLOCK} 0 {}", data_blocks * BLOCK, self.features)
+    /// The metadata device, of which the drive may be longer.
+    fn metadata(&self, is_grown: bool) -> String {
+        let blocks = if is_grown { self.grown_blocks.0 } else { self.metadata_blocks };
+        format!("0 {} linear meta 0", blocks * 8)
+    }
+
+    fn pool(&self, is_grown: bool) -> String {
+        let blocks = if is_grown { self.grown_blocks.1 } else { self.data_blocks };
+        format!("0 {} thin-pool @m data {BLOCK} 0 {}", blocks * BLOCK, self.features)
     }
 
     fn thin(&self, id: u32) -> String {
-        format!("0 {} thin @pool {id}", self.blocks * BLOCK)
+        let origin = if self.has_origin && id == 1 { " origin" } else { "" };
+        format!("0 {} thin @pool {id}{origin}", self.blocks * BLOCK)
+    }
+
+    /// Writes fail, or wait for a while and then fail, because there is no space.
+    fn may_be_full(&self) -> bool {
+        self.features.contains("no_space")
     }
 
     fn has_room_for_snapshots(&self) -> bool {
-        self.data_blocks >= 6 * self.blocks || self.features.contains("error_if_no_space")
+        self.data_blocks >= 6 * self.blocks || self.may_be_full()
     }
 
     fn both(&self) -> String {
@@ -213,13 +241,14 @@ async fn send(env: &Env, registry: &Registry, words: &[&str]) {
     }
 }
 
-async fn load_pool(
+async fn load(
     env: &Env,
     registry: &Registry,
     types: &TargetTypes,
+    volume: &str,
     table: &str,
 ) -> Result<(), ConfigError> {
-    let device = registry.volume("pool")?;
+    let device = registry.volume(volume)?;
     let lines = TableLine::parse_all(table)?;
     let context = TableContext { types, registry, read_only: false };
     let table = Table::build(env, &device, &lines, context).await?;
@@ -251,8 +280,10 @@ async fn meddle(env: &Env, registry: &Registry, shape: Shape, seen: &Seen, faili
             6 => send(env, registry, &["release_metadata_snap"]).await,
             7 => send(env, registry, &["detect_zeroes", "unmap"]).await,
             _ => {
-                let table = shape.pool(shape.grown_blocks);
-                while let Err(error) = load_pool(env, registry, &types, &table).await {
+                let metadata = shape.metadata(true);
+                load(env, registry, &types, "m", &metadata).await.expect("nothing is read");
+                let table = shape.pool(true);
+                while let Err(error) = load(env, registry, &types, "pool", &table).await {
                     assert!(failing, "no drive fails: {error}");
                     // As a user would who finds his volumes suspended.
                     env.sleep(Duration::from_millis(1)).await;
@@ -299,18 +330,22 @@ impl Scenario for Pools {
         // A new life begins.
         *self.seen.borrow_mut() = Seen::default();
         let index = rng.usize(..self.shapes.len());
+        self.index.set(index);
         let shape = self.shapes[index];
         let drive = |name: &str, sectors: u64| {
             (DriveOptions::named(name), Image::new(SectorCount(sectors)))
         };
         let mut drives = vec![
-            drive("meta", shape.metadata_blocks * 8),
+            drive("meta", shape.grown_blocks.0 * 8),
             // Stale data must never show.
             (
                 DriveOptions::named("data"),
-                Image::of_bytes(&vec![0x5a; (shape.grown_blocks * BLOCK * 512) as usize]),
+                Image::of_bytes(&vec![0x5a; (shape.grown_blocks.1 * BLOCK * 512) as usize]),
             ),
-            drive("shape", index as u64 + 1),
+            (
+                DriveOptions::named("origin"),
+                Image::of_bytes(&[0x6b; ORIGIN_SECTORS as usize * 512]),
+            ),
         ];
         if rng.u8(..3) == 0 {
             // Writes that are under way for longer than a commit takes.
@@ -325,21 +360,22 @@ impl Scenario for Pools {
         registry: Arc<Registry>,
     ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
         *self.registry.borrow_mut() = Some(registry.clone());
-        let (shapes, seen) = (self.shapes, self.seen.borrow().clone());
+        let (shape, seen) = (self.shape(), self.seen.borrow().clone());
         let failing = self.failing;
         Box::pin(async move {
             if failing {
                 clear_mark(&env, &registry).await?;
             }
-            let shape = shapes[registry.open("shape", false)?.sectors().0 as usize - 1];
             let types = TargetTypes::new(cairn_targets::types());
-            let short = shape.pool(shape.data_blocks);
+            open_table(&env, &registry, &types, "m", &shape.metadata(false)).await?;
+            let short = shape.pool(false);
             if let Err(error) = open_table(&env, &registry, &types, "pool", &short).await {
-                if shape.grown_blocks == shape.data_blocks {
+                if shape.grown_blocks == (shape.metadata_blocks, shape.data_blocks) {
                     return Err(error);
                 }
                 // It grew before the power went.
-                load_pool(&env, &registry, &types, &shape.pool(shape.grown_blocks)).await?;
+                load(&env, &registry, &types, "m", &shape.metadata(true)).await?;
+                load(&env, &registry, &types, "pool", &shape.pool(true)).await?;
             }
             for id in ["0", "1"] {
                 send(&env, &registry, &["create_thin", id]).await;
@@ -366,6 +402,9 @@ impl Scenario for Pools {
             workload.max = SectorCount(4 * BLOCK);
             (workload.mix.discard, workload.mix.flush) = (20, 20);
         }
+        if self.shape().features.contains("detect_zeroes") {
+            workload.mix.zero_data = 15;
+        }
         workload
     }
 
@@ -378,7 +417,7 @@ impl Scenario for Pools {
     }
 
     fn trouble(&self, world: &SimWorld, _disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
-        let (shape, failing) = (self.shape(world), self.failing);
+        let (shape, failing) = (self.shape(), self.failing);
         if rng.bool() {
             let registry = self.registry.borrow().clone().expect("it is open");
             let env = world.env(2).clone();
@@ -390,7 +429,7 @@ impl Scenario for Pools {
             plant_errors(world, rng);
             return true;
         }
-        shape.features.contains("error_if_no_space")
+        shape.may_be_full()
     }
 }
 

@@ -1,5 +1,5 @@
-//! How far a long look at metadata is, or the making of some: a bar on a terminal, a line every few seconds elsewhere.
-//! Both on stderr, and neither for what is over at once.
+//! How far a long look at metadata is, or the making of some: a bar on a terminal, a line every few
+//! seconds elsewhere. Both on stderr, and neither for what is over at once.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

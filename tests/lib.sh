@@ -132,6 +132,24 @@ snapshot_under_fio() {
   if cmp -s now mon.1; then fail "fio changed nothing"; fi
 }
 
+# killed_while CHANGE CHECK: eight times, the server is killed some milliseconds after CHANGE 1 to
+# CHANGE 9 began, and CHECK judges what the next `start` finds.
+killed_while() {
+  local round changing
+  for round in 1 2 3 4 5 6 7 8; do
+    (
+      set +e
+      for n in 1 2 3 4 5 6 7 8 9; do "$1" "$n"; done
+    ) >/dev/null 2>&1 &
+    changing=$!
+    sleep "0.0$round"
+    serve_kill
+    wait "$changing" || true
+    start
+    "$2"
+  done
+}
+
 # copy_extents EXPORT FILE: copies the ranges that standard input says, as `changed` does
 copy_extents() {
   local offset length

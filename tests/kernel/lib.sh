@@ -42,10 +42,13 @@ content_if_readable() {
   fi
 }
 
-# thin_open POOL BLOCK_SECTORS: POOL.meta and POOL.data as /dev/mapper/pool
+# thin_open POOL BLOCK_SECTORS: POOL.meta and POOL.data as /dev/mapper/pool, with the table in
+# POOL.line if there is one
 thin_open() {
   slow=$(loop "$1.data") fast=$(loop "$1.meta")
-  dm_create pool "0 $(sectors "$1.data") thin-pool $fast $slow $2 0 1 no_discard_passdown"
+  local line="0 $(sectors "$1.data") thin-pool $1.meta $1.data $2 0 1 no_discard_passdown"
+  [ ! -e "$1.line" ] || line=$(cat "$1.line")
+  dm_create pool "$(echo "$line" | sed "s,[^ ]*\.meta ,$fast ,; s,[^ ]*\.data ,$slow ,")"
 }
 # thin_volume ID BLOCK_SECTORS: a volume of the pool, $volume blocks long, as /dev/mapper/tID
 thin_volume() { dm_create "t$1" "0 $((volume * $2)) thin /dev/mapper/pool $1"; }

@@ -5,7 +5,8 @@
 #  2. cairn reads the same bytes, first --read-only without changing a byte, with the same status; it
 #     writes on, takes and deletes snapshots, and reads back what plain files would hold
 #  3. cairn makes pools of its own, and grows one
-#  4. the kernel reads all of them with the same status, writes on, takes a snapshot, and grows one
+#  4. the kernel, with the tables that cairn prints for it, reads all of them with the same status,
+#     writes on, takes a snapshot, and grows one
 #  5. cairn reads what the kernel wrote
 # What either leaves passes thin_check and cairn's own check, and both dump the same text of it.
 . "$(dirname "$0")/../lib.sh"
@@ -26,7 +27,8 @@ blank() { # POOL BLOCK_SECTORS
 # pool POOL BLOCK ID...: the table lines of the pool and of its volumes
 pool() {
   local name=$1 block=$2 id
-  tables=(--table "pool=0 $(sectors "$name.data") thin-pool $name.meta $name.data $block 0 1 no_discard_passdown")
+  tables=(--table "pool=0 $(sectors "$name.data") thin-pool $name.meta $name.data $block 0 \
+3 no_discard_passdown detect_zeroes unmap")
   shift 2
   for id; do tables+=(--table "t$id=0 $((volume * block)) thin @pool $id"); done
 }
@@ -80,7 +82,9 @@ write_on() {
     for id in $ids; do nbdcopy "$(sh uri t$id)" - | cmp - "$name.t$id"; done
     cp "$name.t0" "$name.t8"
     sh writes 3 "$block" "$(sh uri t0)"; sh writes 3 "$block" "$name.t0"
-    nbdcopy "$(sh uri t0)" - | cmp - "$name.t0"' 2>>serve.log
+    nbdcopy "$(sh uri t0)" - | cmp - "$name.t0"
+    "$CAIRN" table pool --kernel >"$name.line"' 2>>serve.log
+  same "$(cut -d ' ' -f 8- "$name.line")" "1 no_discard_passdown" "$name: what the kernel is told"
   read_only "$@" 8 | as_written >"$name.after"
 }
 

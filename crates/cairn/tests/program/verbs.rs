@@ -21,6 +21,24 @@ fn lines_are_bare_for_one_volume_and_named_for_all() {
 }
 
 #[test]
+fn the_kernel_is_told_of_a_pool_without_what_it_does_not_know() {
+    let place = Place::new();
+    place.sparse("p.data", 4 << 20);
+    place.sparse("p.meta", 2 << 20);
+    let options = "5 detect_zeroes unmap error_if_no_space data_mark 60";
+    let pool = format!("p=0 8192 thin-pool p.meta p.data 128 7 {options}");
+    let message = ["--message", "p 0 create_thin 0"];
+    let args = [&["--table", &pool][..], &message, &["--table", "vm=0 2048 thin @p 0"]].concat();
+    let script = "cairn table p --kernel; cairn table vm --kernel; cairn table p --kernel --json";
+    let out = place.serve_run(&args, script).ok();
+    let (lines, value) = out.split_at(out.find('[').unwrap());
+    let line = "0 8192 thin-pool p.meta p.data 128 7 1 error_if_no_space";
+    assert_eq!(lines, format!("{line}\n0 2048 thin /dev/mapper/p 0\n"));
+    let value: Value = serde_json::from_str(value).unwrap();
+    assert!(line.ends_with(value[0]["lines"][0]["params"].as_str().unwrap()), "{value}");
+}
+
+#[test]
 fn json_has_stable_names() {
     let place = Place::new();
     place.sparse("cache", 256 << 10);

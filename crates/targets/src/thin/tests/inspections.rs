@@ -54,8 +54,12 @@ fn a_pool_tells_what_is_own_and_what_differs_from_a_snapshot() {
     bed.discard("thin", 5 * BLOCK, BLOCK).unwrap();
     assert_eq!((bed.own(0), bed.own(1)), (3, 2));
     let changed = [(BLOCK, BLOCK), (5 * BLOCK, BLOCK), (20 * BLOCK, 2 * BLOCK)];
+    bed.forget();
     assert_eq!(bed.differences(0, 1, 32 * BLOCK), changed);
     assert_eq!(bed.differences(1, 0, BLOCK + 4), [(BLOCK, 4)], "cut to the range");
+    assert_eq!(bed.ops("data"), [], "metadata alone is read");
+    bed.read("thin", 0, 8).unwrap();
+    assert_eq!(bed.ops("data").len(), 1);
     let devices = bed.ask(async |_, pool| pool.devices().unwrap());
     let times: Vec<_> = devices.iter().map(|device| (device.id, device.creation_time)).collect();
     assert_eq!(times, [(0, 0), (1, 1)]);

@@ -10,7 +10,7 @@ use cairn_format::thin::build::{BuildError, Builder, Refusal, Room};
 use cairn_format::thin::check::{Finding, Limits, Map, Report, check, check_held};
 use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
 use cairn_format::thin::rmap::rmap;
-use cairn_format::thin::stream::{Pool, Run, dump};
+use cairn_format::thin::stream::{Pool, Run, devices, dump, each_run};
 use cairn_format::thin::xml::{Broken, Reader, Writer, XmlError};
 use cairn_format::thin::{
     BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, IndexBlock, IndexEntry,
@@ -330,6 +330,22 @@ fn sizes_that_do_not_fit_are_told() {
     assert_eq!(checked(&[]).severity, Severity::Damaged);
 }
 
+/// Mappings older than `before` that a write would change where they are.
+fn unshared(meta: &[u8], before: u32) -> Vec<(u32, Run)> {
+    let (mut blocks, superblock) = (MemoryBlocks::new(meta), superblock(meta));
+    let mut unshared = Vec::new();
+    for (id, details, root) in devices(&mut blocks, &superblock, false).unwrap() {
+        each_run(&mut blocks, id, false, root, &mut |run| {
+            if run.time < before && run.time >= details.snapshotted_time {
+                unshared.push((id.get(), run));
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    unshared
+}
+
 fn repaired(meta: &[u8], given: Given) -> Result<(Vec<u8>, Repaired), RepairError<Infallible>> {
     let (mut blocks, mut memory) = (MemoryBlocks::new(meta), Vec::<u8>::new());
     let plan = Plan::new(&mut blocks, given)?;
@@ -374,6 +390,29 @@ fn a_repair_loses_no_more_than_the_broken_leaf() {
         }
     }
     assert!(lossy >= 4, "{lossy}");
+}
+
+#[test]
+fn a_lost_details_tree_costs_no_mapping() {
+    let mappings = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains("_mapping ") || line.contains("</"));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    for golden in manifest() {
+        let mut meta = golden.meta.clone();
+        let (now, before) = (superblock(&meta), checked(&meta).totals);
+        meta[now.details_root.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
+        let (new, repaired) = repaired(&meta, Given::default()).unwrap();
+        let name = &golden.name;
+        assert!(!repaired.roots_searched, "{name}");
+        assert_eq!(repaired.mapped_blocks, before.mapped_blocks, "{name}");
+        // The tree, and each device that it lacks.
+        assert_eq!(repaired.findings.len() as u64, 1 + before.devices, "{name}");
+        assert!(mappings(&dumped(&new)) == mappings(&dumped(&golden.meta)), "{name}");
+        assert!(checked(&new).findings.is_empty(), "{name}");
+        assert_eq!(superblock(&new).time, now.time, "{name}");
+        assert_eq!(unshared(&new, now.time), [], "{name}");
+    }
 }
 
 #[test]

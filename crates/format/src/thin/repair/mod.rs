@@ -5,8 +5,9 @@
 //! of devices and the needs-check flag are derived again, never copied; a metadata snapshot is let
 //! go.
 //!
-//! Where the superblock or a root of it is lost, the roots are looked for among all blocks
-//! (`roots`). What the superblock alone knew must then be [given](Given).
+//! Where the superblock or the root of its top-level tree is lost, the roots are looked for among
+//! all blocks (`roots`). What the superblock alone knew must then be [given](Given). Details that
+//! are lost are made up: nothing but the top-level tree leads to the mappings.
 
 mod roots;
 
@@ -111,12 +112,12 @@ impl Plan {
         let at = MetadataBlock::SUPERBLOCK;
         let superblock = read_one(blocks, at, |bytes| Superblock::decode(bytes, at))?;
         let named = superblock.as_ref().ok().map(Roots::of);
-        let sound = match named {
-            Some(roots) => roots.are_nodes(blocks)?,
+        let kept = match named {
+            Some(roots) => roots.lead_to_devices(blocks)?,
             None => false,
         };
         let (roots, lost) = match named {
-            Some(roots) if sound => (roots, None),
+            Some(roots) if kept => (roots, None),
             named => {
                 let found = roots::search(blocks, named)?;
                 (found.roots.ok_or(RepairError::NoRoots)?, found.superblock)
@@ -126,7 +127,7 @@ impl Plan {
         let mut plan = Plan {
             pool: pool(superblock, lost, given)?,
             devices: BTreeMap::new(),
-            roots_searched: !sound,
+            roots_searched: !kept,
             findings: Findings::default(),
         };
         plan.gather(blocks, roots)?;

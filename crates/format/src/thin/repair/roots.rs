@@ -36,16 +36,15 @@ impl Roots {
         Roots { details: superblock.details_root, top: superblock.mapping_root }
     }
 
-    /// Whether both roots are nodes.
-    pub(super) fn are_nodes<B: Blocks>(self, blocks: &mut B) -> Result<bool, B::Error> {
-        Ok(is_node::<DeviceDetails, B>(blocks, self.details)?
-            && is_node::<MetadataBlock, B>(blocks, self.top)?)
+    /// Whether the root of the top-level tree is a node. The other root may be lost: it leads to
+    /// nothing that cannot be made up.
+    pub(super) fn lead_to_devices<B: Blocks>(self, blocks: &mut B) -> Result<bool, B::Error> {
+        let at = self.top;
+        let node = read_one(blocks, at, |bytes: &Block| {
+            Node::decode(bytes, at).and_then(Node::expect::<MetadataBlock>).map(drop)
+        })?;
+        Ok(node.is_ok())
     }
-}
-
-fn is_node<V: Value, B: Blocks>(blocks: &mut B, at: MetadataBlock) -> Result<bool, B::Error> {
-    let decode = |bytes: &Block| Node::decode(bytes, at).and_then(Node::expect::<V>).map(drop);
-    Ok(read_one(blocks, at, decode)?.is_ok())
 }
 
 /// What a search found.

@@ -117,7 +117,12 @@ fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
     let ran = place.cairn(&args);
     assert_eq!(ran.code, 2, "{ran:?}");
     assert!(ran.out.contains("the roots were searched for"), "{ran:?}");
-    assert!(place.cairn(&["dump", "new"]).ok() == whole);
+    // Of roots that were searched for everything is to look shared.
+    let mappings = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains("_mapping "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(mappings(&place.cairn(&["dump", "new"]).ok()) == mappings(&whole));
     place.cairn(&["repair", "snaps.meta", "--in-place"]).refused(1);
     place.golden("thin", "needscheck.meta");
     place.cairn(&["repair", "needscheck.meta", "--in-place", "--yes"]).ok();

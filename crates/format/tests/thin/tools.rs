@@ -14,7 +14,7 @@ use cairn_format::thin::stream::{Pool, Run, devices, dump, each_run};
 use cairn_format::thin::xml::{Broken, Reader, Writer, XmlError};
 use cairn_format::thin::{
     BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, IndexBlock, IndexEntry,
-    Kind, MetadataBlock, Node, NodeMut, Superblock, block,
+    Kind, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
 };
 use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -330,6 +330,12 @@ fn sizes_that_do_not_fit_are_told() {
     assert_eq!(checked(&[]).severity, Severity::Damaged);
 }
 
+/// A dump without the times of its devices' snapshots.
+fn without_snapshots(text: &str) -> String {
+    let device = |line: &str| line.split(" snap_time=").next().unwrap().to_owned();
+    text.lines().map(device).collect::<Vec<_>>().join("\n")
+}
+
 /// Mappings older than `before` that a write would change where they are.
 fn unshared(meta: &[u8], before: u32) -> Vec<(u32, Run)> {
     let (mut blocks, superblock) = (MemoryBlocks::new(meta), superblock(meta));
@@ -434,14 +440,49 @@ fn roots_are_found_without_a_superblock_if_the_user_knows_the_sizes() {
         let (new, repaired) = repaired(&meta, given).unwrap();
         assert!(repaired.roots_searched && repaired.findings.is_empty(), "{:?}", repaired.findings);
         assert!(checked(&new).findings.is_empty(), "{name}");
-        // The time is that of the newest thing that has one; it may be later in truth.
-        let devices = |text: &str| text.split_once('\n').unwrap().1.to_owned();
+        // Everything looks shared, and the time is one after the newest thing's that has one.
+        let devices = |text: &str| without_snapshots(text.split_once('\n').unwrap().1);
         // In `big` the nodes of what was deleted last are all still there, and look newer.
         let as_before = devices(&dumped(&new)) == devices(&expected);
         assert_eq!(as_before, name != "big.meta", "{name}");
     }
     let nothing = vec![0xA5; 20 * BLOCK_BYTES];
     assert_eq!(repaired(&nothing, Given::default()).map(drop), Err(RepairError::NoRoots));
+}
+
+#[test]
+fn whatever_roots_that_were_searched_for_lead_to_looks_shared() {
+    for golden in manifest() {
+        let name = &golden.name;
+        let now = superblock(&golden.meta);
+        // The top-level tree is lost, and then the superblock as well.
+        let mut meta = golden.meta.clone();
+        meta[now.mapping_root.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
+        let mut without = golden.meta.clone();
+        without[..BLOCK_BYTES].fill(0xA5);
+        let given = Given {
+            data_block_size: Some(now.data_block_size),
+            data_blocks: Some(now.data_space_map.blocks),
+            transaction_id: None,
+        };
+        for (meta, given) in [(meta, Given::default()), (without, given)] {
+            // Some have no older top-level tree.
+            let Ok((new, repaired)) = repaired(&meta, given) else { continue };
+            assert!(repaired.roots_searched, "{name}");
+            assert_eq!(unshared(&new, u32::MAX), [], "{name}");
+            assert!(checked(&new).findings.is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_time_beyond_its_bits_is_taken_for_the_last_one() {
+    let mut meta = image("snaps.meta");
+    forge(&mut meta, MetadataBlock::SUPERBLOCK, Kind::Superblock, |bytes| {
+        bytes[44..48].copy_from_slice(&u32::MAX.to_le_bytes());
+    });
+    let (new, _) = repaired(&meta, Given::default()).unwrap();
+    assert_eq!(superblock(&new).time, TIME_MAX);
 }
 
 fn pool(data_blocks: u64) -> Pool {

@@ -8,6 +8,11 @@
 //! Where the superblock or the root of its top-level tree is lost, the roots are looked for among
 //! all blocks (`roots`). What the superblock alone knew must then be [given](Given). Details that
 //! are lost are made up: nothing but the top-level tree leads to the mappings.
+//!
+//! What roots that were looked for lead to may be of several moments, and details of an old moment
+//! do not know of later snapshots: a write to a block that looks unshared goes to where it is, into
+//! another volume's data. So then every mapping is made to look shared, that is, older than its
+//! device's last snapshot; the worst that comes of it is a copy too many.
 
 mod roots;
 
@@ -20,8 +25,8 @@ use super::leaves::{LeafAt, each_leaf, entries};
 use super::stream::{Pool, Run};
 use super::walk::{Family, Fault, Tree};
 use super::{
-    DataBlockSize, DeviceDetails, DeviceId, Mapping, MetadataBlock, Node, Superblock, VERSION,
-    Value,
+    DataBlockSize, DeviceDetails, DeviceId, Mapping, MetadataBlock, Node, Superblock, TIME_MAX,
+    VERSION, Value,
 };
 use roots::Roots;
 
@@ -83,6 +88,8 @@ fn built<E>(error: BuildError<E>) -> RepairError<E> {
 #[derive(Debug)]
 pub struct Plan {
     pool: Pool,
+    /// The time that no mapping can be newer than.
+    newest: u32,
     devices: BTreeMap<DeviceId, (DeviceDetails, MetadataBlock)>,
     roots_searched: bool,
     findings: Findings,
@@ -124,8 +131,10 @@ impl Plan {
             }
         };
         let superblock_lost = superblock.is_err();
+        let pool = pool(superblock, lost, given)?;
         let mut plan = Plan {
-            pool: pool(superblock, lost, given)?,
+            pool,
+            newest: pool.time,
             devices: BTreeMap::new(),
             roots_searched: !kept,
             findings: Findings::default(),
@@ -133,6 +142,9 @@ impl Plan {
         plan.gather(blocks, roots)?;
         if superblock_lost {
             plan.find_time(blocks)?;
+        }
+        if !kept {
+            plan.share_everything();
         }
         Ok(plan)
     }
@@ -143,8 +155,8 @@ impl Plan {
         &self.pool
     }
 
-    /// Lists the devices. Details that are lost are made up so that everything looks shared: the
-    /// worst that comes of it is a copy too many.
+    /// Lists the devices. Details that are lost are made up: as if the device had been snapshotted
+    /// just now, so that whatever may be shared looks it.
     fn gather<B: Blocks>(&mut self, blocks: &mut B, roots: Roots) -> Result<(), B::Error> {
         let details = self.listed::<DeviceDetails, B>(blocks, Family::Details, roots.details)?;
         let tops = self.listed::<MetadataBlock, B>(blocks, Family::TopLevel, roots.top)?;
@@ -153,7 +165,7 @@ impl Plan {
             if self.roots_searched {
                 let transaction = self.pool.transaction_id.max(details.transaction_id);
                 self.pool.transaction_id = transaction;
-                self.pool.time = self.pool.time.max(newest);
+                self.newest = self.newest.max(newest.min(TIME_MAX));
             }
         }
         let held = false;
@@ -178,9 +190,9 @@ impl Plan {
         Ok(())
     }
 
-    /// Takes the newest mapping's time for the pool's, if it is newer than every device's.
+    /// Takes the newest mapping's time for the newest, if it is newer than every device's.
     fn find_time<B: Blocks>(&mut self, blocks: &mut B) -> Result<(), B::Error> {
-        let newest = &mut self.pool.time;
+        let newest = &mut self.newest;
         for (_, root) in self.devices.values() {
             each_leaf::<Mapping, B, B::Error>(blocks, *root, &mut |_, leaf| {
                 let times = leaf.iter().flat_map(|leaf| leaf.entries::<Mapping>());
@@ -189,6 +201,14 @@ impl Plan {
             })?;
         }
         Ok(())
+    }
+
+    /// Makes every mapping look shared: as if every device had been snapshotted since.
+    fn share_everything(&mut self) {
+        self.pool.time = (self.newest + 1).min(TIME_MAX);
+        for (details, _) in self.devices.values_mut() {
+            details.snapshotted_time = self.pool.time;
+        }
     }
 
     fn listed<V: Value, B: Blocks>(
@@ -228,7 +248,8 @@ impl Plan {
         for (device, (details, root)) in &self.devices {
             builder.begin_device(*device, *details).map_err(RepairError::Refused)?;
             let tree = Tree { device: Some(*device), ..Tree::of(Family::Mappings) };
-            let mut saving = Saving { pool: &pool, tree, findings: &mut self.findings };
+            let (newest, findings) = (self.newest, &mut self.findings);
+            let mut saving = Saving { blocks: pool.data_blocks, newest, tree, findings };
             each_leaf::<Mapping, B, RepairError<B::Error>>(blocks, *root, &mut |at, leaf| {
                 mapped_blocks += saving.save(at, leaf, &mut builder).map_err(built)?;
                 Ok(())
@@ -255,10 +276,12 @@ fn pool<E>(
     let bad = match superblock {
         Ok(superblock) => {
             let known = Pool::of(&superblock);
+            let time = known.time.min(TIME_MAX);
             return Ok(Pool {
                 data_block_size: given.data_block_size.unwrap_or(known.data_block_size),
                 data_blocks: given.data_blocks.unwrap_or(known.data_blocks),
                 transaction_id: given.transaction_id.unwrap_or(known.transaction_id),
+                time,
                 ..known
             });
         }
@@ -270,7 +293,7 @@ fn pool<E>(
     };
     let copied = |field: fn(&Superblock) -> u64| copy.as_ref().map_or(0, field);
     Ok(Pool {
-        time: copy.as_ref().map_or(0, |copy| copy.time),
+        time: copy.as_ref().map_or(0, |copy| copy.time.min(TIME_MAX)),
         transaction_id: given.transaction_id.unwrap_or_else(|| copied(|copy| copy.transaction_id)),
         flags: 0,
         version: VERSION,
@@ -281,7 +304,9 @@ fn pool<E>(
 
 /// Saves the leaves of one device.
 struct Saving<'a> {
-    pool: &'a Pool,
+    /// Data blocks of the pool.
+    blocks: u64,
+    newest: u32,
     tree: Tree,
     findings: &'a mut Findings,
 }
@@ -302,7 +327,7 @@ impl Saving<'_> {
                 return Ok(0);
             }
         };
-        let (blocks, time) = (self.pool.data_blocks, self.pool.time);
+        let (blocks, time) = (self.blocks, self.newest);
         let sound = |mapping: &Mapping| mapping.block.0 < blocks && mapping.time <= time;
         if leaf.entries::<Mapping>().all(|(_, mapping)| sound(&mapping)) {
             builder.add_leaf(at.block, leaf)?;

@@ -4,4 +4,5 @@
 
 mod golden;
 mod images;
+mod repair;
 mod tools;

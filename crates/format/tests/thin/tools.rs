@@ -8,30 +8,31 @@ use cairn_format::Severity;
 use cairn_format::thin::blocks::{Blocks, MemoryBlocks};
 use cairn_format::thin::build::{BuildError, Builder, Refusal, Room};
 use cairn_format::thin::check::{Finding, Limits, Map, Report, check, check_held};
-use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
+use cairn_format::thin::repair::Given;
 use cairn_format::thin::rmap::rmap;
-use cairn_format::thin::stream::{Pool, Run, devices, dump, each_run};
+use cairn_format::thin::stream::{Pool, Run, dump};
 use cairn_format::thin::xml::{Broken, Reader, Writer, XmlError};
 use cairn_format::thin::{
     BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, IndexBlock, IndexEntry,
-    Kind, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
+    Kind, MetadataBlock, Node, NodeMut, Superblock, block,
 };
 use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
 
 use crate::images::{Golden, image, manifest};
+use crate::repair::repaired;
 
-fn superblock(meta: &[u8]) -> Superblock {
+pub fn superblock(meta: &[u8]) -> Superblock {
     let bytes = block::of(&meta[..BLOCK_BYTES]).unwrap();
     Superblock::decode(bytes, MetadataBlock::SUPERBLOCK).unwrap()
 }
 
-fn checked(meta: &[u8]) -> Report {
+pub fn checked(meta: &[u8]) -> Report {
     let Ok(report) = check(&mut MemoryBlocks::new(meta), Limits::default());
     report
 }
 
-fn golden(name: &str) -> Golden {
+pub fn golden(name: &str) -> Golden {
     manifest().into_iter().find(|golden| golden.name == name).unwrap()
 }
 
@@ -46,7 +47,7 @@ fn xml(meta: &[u8], superblock: &Superblock, held: bool) -> String {
     text
 }
 
-fn dumped(meta: &[u8]) -> String {
+pub fn dumped(meta: &[u8]) -> String {
     xml(meta, &superblock(meta), false)
 }
 
@@ -62,7 +63,7 @@ fn restored(text: &str, pool: Pool) -> Vec<u8> {
     finished(memory, &superblock)
 }
 
-fn finished(mut memory: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
+pub fn finished(mut memory: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
     let blocks = superblock.metadata_space_map.blocks as usize;
     memory.resize(blocks * BLOCK_BYTES, 0);
     memory[..BLOCK_BYTES].copy_from_slice(&superblock.encode(MetadataBlock::SUPERBLOCK));
@@ -70,7 +71,7 @@ fn finished(mut memory: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
 }
 
 /// Changes a block and seals it, as a writer with wrong ideas would.
-fn forge(meta: &mut [u8], at: MetadataBlock, kind: Kind, change: impl FnOnce(&mut Block)) {
+pub fn forge(meta: &mut [u8], at: MetadataBlock, kind: Kind, change: impl FnOnce(&mut Block)) {
     let begin = at.0 as usize * BLOCK_BYTES;
     let bytes: &mut Block = (&mut meta[begin..begin + BLOCK_BYTES]).try_into().unwrap();
     change(bytes);
@@ -330,162 +331,7 @@ fn sizes_that_do_not_fit_are_told() {
     assert_eq!(checked(&[]).severity, Severity::Damaged);
 }
 
-/// A dump without the times of its devices' snapshots.
-fn without_snapshots(text: &str) -> String {
-    let device = |line: &str| line.split(" snap_time=").next().unwrap().to_owned();
-    text.lines().map(device).collect::<Vec<_>>().join("\n")
-}
-
-/// Mappings older than `before` that a write would change where they are.
-fn unshared(meta: &[u8], before: u32) -> Vec<(u32, Run)> {
-    let (mut blocks, superblock) = (MemoryBlocks::new(meta), superblock(meta));
-    let mut unshared = Vec::new();
-    for (id, details, root) in devices(&mut blocks, &superblock, false).unwrap() {
-        each_run(&mut blocks, id, false, root, &mut |run| {
-            if run.time < before && run.time >= details.snapshotted_time {
-                unshared.push((id.get(), run));
-            }
-            Ok(())
-        })
-        .unwrap();
-    }
-    unshared
-}
-
-fn repaired(meta: &[u8], given: Given) -> Result<(Vec<u8>, Repaired), RepairError<Infallible>> {
-    let (mut blocks, mut memory) = (MemoryBlocks::new(meta), Vec::<u8>::new());
-    let plan = Plan::new(&mut blocks, given)?;
-    let repaired = plan.build(&mut blocks, &mut memory, Room::AtLeast(16))?;
-    Ok((finished(memory, &repaired.superblock), repaired))
-}
-
-#[test]
-fn a_repair_keeps_every_mapping_of_sound_metadata_and_the_sharing_of_leaves() {
-    for golden in manifest() {
-        let (meta, repaired) = repaired(&golden.meta, Given::default()).unwrap();
-        assert_eq!((repaired.findings, repaired.roots_searched), (vec![], false));
-        let report = checked(&meta);
-        assert!(report.findings.is_empty(), "{}: {:?}", golden.name, report.findings);
-        assert!(dumped(&meta) == dumped(&golden.meta).replace("flags=\"1\"", "flags=\"0\""));
-        assert_eq!(report.totals.data_used, golden.used_data);
-        let (before, after) = (checked(&golden.meta).totals, report.totals);
-        assert!(after.metadata_used <= before.metadata_used + 1, "{}", golden.name);
-    }
-}
-
-#[test]
-fn a_repair_loses_no_more_than_the_broken_leaf() {
-    let golden = golden("big.meta");
-    let whole = dumped(&golden.meta);
-    let mut lossy = 0;
-    for at in 1..golden.meta.len() / BLOCK_BYTES {
-        let bytes = golden.block(MetadataBlock(at as u64));
-        let Ok(node) = Node::cached(bytes) else { continue };
-        let mut meta = golden.meta.clone();
-        meta[at * BLOCK_BYTES + 40] ^= 0xFF;
-        if !node.is_leaf() || node.value_bytes() != 8 || checked(&meta).findings.is_empty() {
-            continue;
-        }
-        let (new, repaired) = repaired(&meta, Given::default()).unwrap();
-        let report = checked(&new);
-        assert!(report.findings.is_empty(), "block {at}: {:?}", report.findings);
-        if !repaired.roots_searched && !repaired.findings.is_empty() {
-            lossy += 1;
-            let gone = whole.lines().filter(|line| !dumped(&new).contains(*line)).count();
-            assert!(gone > 0 && repaired.mapped_blocks < 2179, "block {at}");
-        }
-    }
-    assert!(lossy >= 4, "{lossy}");
-}
-
-#[test]
-fn a_lost_details_tree_costs_no_mapping() {
-    let mappings = |text: &str| {
-        let lines = text.lines().filter(|line| line.contains("_mapping ") || line.contains("</"));
-        lines.collect::<Vec<_>>().join("\n")
-    };
-    for golden in manifest() {
-        let mut meta = golden.meta.clone();
-        let (now, before) = (superblock(&meta), checked(&meta).totals);
-        meta[now.details_root.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
-        let (new, repaired) = repaired(&meta, Given::default()).unwrap();
-        let name = &golden.name;
-        assert!(!repaired.roots_searched, "{name}");
-        assert_eq!(repaired.mapped_blocks, before.mapped_blocks, "{name}");
-        // The tree, and each device that it lacks.
-        assert_eq!(repaired.findings.len() as u64, 1 + before.devices, "{name}");
-        assert!(mappings(&dumped(&new)) == mappings(&dumped(&golden.meta)), "{name}");
-        assert!(checked(&new).findings.is_empty(), "{name}");
-        assert_eq!(superblock(&new).time, now.time, "{name}");
-        assert_eq!(unshared(&new, now.time), [], "{name}");
-    }
-}
-
-#[test]
-fn roots_are_found_without_a_superblock_if_the_user_knows_the_sizes() {
-    for name in ["basic.meta", "snaps.meta", "big.meta"] {
-        let mut meta = image(name);
-        let expected = dumped(&meta);
-        let known = superblock(&meta);
-        meta[..BLOCK_BYTES].fill(0xA5);
-        assert!(matches!(
-            repaired(&meta, Given { data_blocks: None, ..Given::default() }),
-            Err(RepairError::NoSuperblock(_))
-        ));
-        let given = Given {
-            data_block_size: Some(known.data_block_size),
-            data_blocks: Some(known.data_space_map.blocks),
-            transaction_id: Some(known.transaction_id),
-        };
-        let (new, repaired) = repaired(&meta, given).unwrap();
-        assert!(repaired.roots_searched && repaired.findings.is_empty(), "{:?}", repaired.findings);
-        assert!(checked(&new).findings.is_empty(), "{name}");
-        // Everything looks shared, and the time is one after the newest thing's that has one.
-        let devices = |text: &str| without_snapshots(text.split_once('\n').unwrap().1);
-        // In `big` the nodes of what was deleted last are all still there, and look newer.
-        let as_before = devices(&dumped(&new)) == devices(&expected);
-        assert_eq!(as_before, name != "big.meta", "{name}");
-    }
-    let nothing = vec![0xA5; 20 * BLOCK_BYTES];
-    assert_eq!(repaired(&nothing, Given::default()).map(drop), Err(RepairError::NoRoots));
-}
-
-#[test]
-fn whatever_roots_that_were_searched_for_lead_to_looks_shared() {
-    for golden in manifest() {
-        let name = &golden.name;
-        let now = superblock(&golden.meta);
-        // The top-level tree is lost, and then the superblock as well.
-        let mut meta = golden.meta.clone();
-        meta[now.mapping_root.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
-        let mut without = golden.meta.clone();
-        without[..BLOCK_BYTES].fill(0xA5);
-        let given = Given {
-            data_block_size: Some(now.data_block_size),
-            data_blocks: Some(now.data_space_map.blocks),
-            transaction_id: None,
-        };
-        for (meta, given) in [(meta, Given::default()), (without, given)] {
-            // Some have no older top-level tree.
-            let Ok((new, repaired)) = repaired(&meta, given) else { continue };
-            assert!(repaired.roots_searched, "{name}");
-            assert_eq!(unshared(&new, u32::MAX), [], "{name}");
-            assert!(checked(&new).findings.is_empty(), "{name}");
-        }
-    }
-}
-
-#[test]
-fn a_time_beyond_its_bits_is_taken_for_the_last_one() {
-    let mut meta = image("snaps.meta");
-    forge(&mut meta, MetadataBlock::SUPERBLOCK, Kind::Superblock, |bytes| {
-        bytes[44..48].copy_from_slice(&u32::MAX.to_le_bytes());
-    });
-    let (new, _) = repaired(&meta, Given::default()).unwrap();
-    assert_eq!(superblock(&new).time, TIME_MAX);
-}
-
-fn pool(data_blocks: u64) -> Pool {
+pub fn pool(data_blocks: u64) -> Pool {
     Pool {
         time: 5,
         transaction_id: 7,
@@ -496,7 +342,7 @@ fn pool(data_blocks: u64) -> Pool {
     }
 }
 
-fn details() -> DeviceDetails {
+pub fn details() -> DeviceDetails {
     DeviceDetails { mapped_blocks: 0, transaction_id: 1, creation_time: 2, snapshotted_time: 3 }
 }
 

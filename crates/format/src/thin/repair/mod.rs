@@ -15,6 +15,7 @@
 //! device's last snapshot; the worst that comes of it is a copy too many.
 
 mod roots;
+mod scan;
 
 use std::collections::BTreeMap;
 
@@ -126,7 +127,7 @@ impl Plan {
         let (roots, lost) = match named {
             Some(roots) if kept => (roots, None),
             named => {
-                let found = roots::search(blocks, named)?;
+                let found = roots::search(blocks, named.and_then(|named| named.details))?;
                 (found.roots.ok_or(RepairError::NoRoots)?, found.superblock)
             }
         };
@@ -158,7 +159,10 @@ impl Plan {
     /// Lists the devices. Details that are lost are made up: as if the device had been snapshotted
     /// just now, so that whatever may be shared looks it.
     fn gather<B: Blocks>(&mut self, blocks: &mut B, roots: Roots) -> Result<(), B::Error> {
-        let details = self.listed::<DeviceDetails, B>(blocks, Family::Details, roots.details)?;
+        let details = match roots.details {
+            Some(root) => self.listed::<DeviceDetails, B>(blocks, Family::Details, root)?,
+            None => BTreeMap::new(),
+        };
         let tops = self.listed::<MetadataBlock, B>(blocks, Family::TopLevel, roots.top)?;
         for details in details.values() {
             let newest = details.creation_time.max(details.snapshotted_time);

@@ -2,38 +2,40 @@
 //!
 //! A commit leaves old nodes in free blocks, so that several roots may be there. A details tree and
 //! a top-level tree belong together if they have the same devices; a pair is whole if every mapping
-//! tree can be walked and has as many entries as the details say. The newest whole pair is taken,
-//! newest by time, transaction, mappings and their times; else the newest pair.
+//! tree can be walked and has as many entries as the details say. The details that a superblock
+//! names come first, then the newest, by time, transaction and mappings. The first whole pair is
+//! taken, of equals the one with the newest mappings; else the first pair; where no details fit any
+//! top-level tree, the one of these with the newest mappings.
 //!
-//! Memory: a byte per metadata block, and the details of the candidates, at most
-//! [`CANDIDATES_MAX`] of them.
+//! Memory: what a [`Scan`] takes, some 80 bytes per candidate, of which those alike are one, 24
+//! bytes per distinct mapping tree, and the entries of one pair at a time. Of details trees no more
+//! than the [`CANDIDATES_MAX`] newest are candidates.
 
-use rustc_hash::FxHashSet;
+use core::hash::Hasher;
+use std::hash::DefaultHasher;
 
-use crate::thin::block::{self, Block, Kind};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::scan::{Class, Scan};
+use crate::thin::block::Block;
 use crate::thin::blocks::{Blocks, read_one};
-use crate::thin::leaves::{each_leaf, entries};
-use crate::thin::walk::Fault;
-use crate::thin::{
-    DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, Mapping, MetadataBlock, Node, NodeKind,
-    Superblock, Value,
-};
+use crate::thin::leaves::each_leaf;
+use crate::thin::{DeviceDetails, DeviceId, Mapping, MetadataBlock, Node, Superblock, Value};
 
-/// Roots of either tree that are considered.
+/// Details trees that are considered.
 const CANDIDATES_MAX: usize = 4096;
-/// Blocks asked for at once.
-const SCAN_BLOCKS: u64 = 4096;
 
 /// The two trees that lead to all else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Roots {
-    pub(super) details: MetadataBlock,
+    /// If there is one.
+    pub(super) details: Option<MetadataBlock>,
     pub(super) top: MetadataBlock,
 }
 
 impl Roots {
     pub(super) fn of(superblock: &Superblock) -> Roots {
-        Roots { details: superblock.details_root, top: superblock.mapping_root }
+        Roots { details: Some(superblock.details_root), top: superblock.mapping_root }
     }
 
     /// Whether the root of the top-level tree is a node. The other root may be lost: it leads to
@@ -54,157 +56,258 @@ pub(super) struct Found {
     pub(super) superblock: Option<Superblock>,
 }
 
-/// What blocks are, as far as they may be roots.
-#[derive(Default)]
-struct Scan {
-    internal: Vec<MetadataBlock>,
-    details: Vec<MetadataBlock>,
-    top: Vec<MetadataBlock>,
-    children: FxHashSet<MetadataBlock>,
-    superblock: Option<Superblock>,
-}
-
-/// Looks for the roots, beginning with those that the superblock names.
-pub(super) fn search<B: Blocks>(blocks: &mut B, named: Option<Roots>) -> Result<Found, B::Error> {
+/// Looks for the roots; the details may be those of the superblock.
+pub(super) fn search<B: Blocks>(
+    blocks: &mut B,
+    named: Option<MetadataBlock>,
+) -> Result<Found, B::Error> {
     let scan = Scan::run(blocks)?;
-    let (mut details, mut tops) = (Vec::new(), Vec::new());
-    let roots = |of: &[MetadataBlock]| {
-        let all = of.iter().chain(&scan.internal).copied();
-        all.filter(|at| !scan.children.contains(at)).collect::<Vec<_>>()
+    let mut search = Search { blocks, trees: FxHashMap::default() };
+    let details = search.details(&scan, named)?;
+    let tops = search.tops(&scan)?;
+    let roots = match search.best_pair(&details, &tops)? {
+        Some(pair) => Some(pair),
+        None => search.best_top(&tops)?,
     };
-    for at in named.map(|named| named.details).into_iter().chain(roots(&scan.details)) {
-        if details.len() < CANDIDATES_MAX {
-            details.extend(devices::<DeviceDetails, B>(blocks, at)?);
-        }
-    }
-    for at in named.map(|named| named.top).into_iter().chain(roots(&scan.top)) {
-        if tops.len() < CANDIDATES_MAX {
-            tops.extend(devices::<MetadataBlock, B>(blocks, at)?);
-        }
-    }
-    let roots = best(blocks, &details, &tops)?;
     Ok(Found { roots, superblock: scan.superblock })
 }
 
-impl Scan {
-    fn run<B: Blocks>(blocks: &mut B) -> Result<Scan, B::Error> {
-        let mut scan = Scan::default();
-        let count = blocks.count().min(METADATA_BLOCKS_MAX);
-        for begin in (0..count).step_by(SCAN_BLOCKS as usize) {
-            let end = count.min(begin + SCAN_BLOCKS);
-            let wanted: Vec<_> = (begin..end).map(MetadataBlock).collect();
-            blocks.read(&wanted, &mut |at, bytes| {
-                if let Some(bytes) = bytes {
-                    scan.look(at, bytes);
-                }
+/// Which devices a tree has: how many, and a hash of their ids.
+type Devices = (u64, u64);
+
+/// How new a details tree is: named by the superblock, devices at all, time, transaction, mappings.
+type Age = (bool, bool, u32, u64, u64);
+
+/// A details tree.
+#[derive(Clone, Copy)]
+struct Details {
+    root: MetadataBlock,
+    devices: Devices,
+    age: Age,
+}
+
+/// A top-level tree.
+#[derive(Clone, Copy)]
+struct Top {
+    root: MetadataBlock,
+    devices: Devices,
+}
+
+/// What a mapping tree holds.
+#[derive(Clone, Copy)]
+struct Tree {
+    mapped: u64,
+    /// The newest mapping's time.
+    newest: u32,
+    /// The sum of all mappings' times.
+    times: u64,
+}
+
+/// Why a tree is not read to its end.
+enum End<E> {
+    Reading(E),
+    /// It is not what it should be.
+    Unfit,
+}
+
+impl<E> From<E> for End<E> {
+    fn from(error: E) -> End<E> {
+        End::Reading(error)
+    }
+}
+
+/// Hands on each entry of a tree. Ends with the first gap, or entry that `take` does not want:
+/// false.
+fn read_whole<V: Value, B: Blocks>(
+    blocks: &mut B,
+    root: MetadataBlock,
+    take: &mut dyn FnMut(u64, V) -> bool,
+) -> Result<bool, B::Error> {
+    let read = each_leaf::<V, B, End<B::Error>>(blocks, root, &mut |_, leaf| match leaf {
+        Ok(leaf) if leaf.entries::<V>().all(|(key, value)| take(key, value)) => Ok(()),
+        _ => Err(End::Unfit),
+    });
+    match read {
+        Ok(()) => Ok(true),
+        Err(End::Unfit) => Ok(false),
+        Err(End::Reading(error)) => Err(error),
+    }
+}
+
+/// A search under way.
+struct Search<'a, B> {
+    blocks: &'a mut B,
+    /// What each mapping tree that was walked holds, if it is whole.
+    trees: FxHashMap<MetadataBlock, Option<Tree>>,
+}
+
+impl<B: Blocks> Search<'_, B> {
+    /// The distinct details trees that are whole, the newest first.
+    fn details(
+        &mut self,
+        scan: &Scan,
+        named: Option<MetadataBlock>,
+    ) -> Result<Vec<Details>, B::Error> {
+        let (mut found, mut seen) = (Vec::new(), FxHashSet::default());
+        let all = named.into_iter().chain(scan.roots(Class::Details));
+        for root in all {
+            let mut age = (named == Some(root), false, 0, 0, 0_u64);
+            let mut hash = DefaultHasher::new();
+            let devices = self.devices::<DeviceDetails>(root, &mut |details| {
+                let DeviceDetails { mapped_blocks, transaction_id, creation_time, .. } = details;
+                let (_, some, time, transaction, mapped) = &mut age;
+                *some = true;
+                *time = creation_time.max(details.snapshotted_time).max(*time);
+                *transaction = transaction_id.max(*transaction);
+                *mapped = mapped.saturating_add(mapped_blocks);
+                hash.write_u64(mapped_blocks);
+                hash.write_u64(transaction_id);
+                hash.write_u32(creation_time);
+                hash.write_u32(details.snapshotted_time);
+                true
             })?;
-        }
-        Ok(scan)
-    }
-
-    fn look(&mut self, at: MetadataBlock, bytes: &Block) {
-        match block::identify(bytes) {
-            Some(Kind::Superblock) => self.superblock = Superblock::decode(bytes, at).ok(),
-            Some(Kind::Node) => {}
-            _ => return,
-        }
-        let Ok(node) = Node::decode(bytes, at) else { return };
-        match (node.kind(), node.value_bytes()) {
-            (NodeKind::Internal, _) => {
-                self.internal.push(at);
-                self.children.extend(node.entries::<MetadataBlock>().map(|(_, child)| child));
+            let Some(devices) = devices else { continue };
+            if seen.insert((devices, hash.finish())) {
+                found.push(Details { root, devices, age });
             }
-            (NodeKind::Leaf, DeviceDetails::BYTES) => self.details.push(at),
-            (NodeKind::Leaf, MetadataBlock::BYTES) if may_be_top(&node) => self.top.push(at),
-            _ => {}
+            if found.len() >= 2 * CANDIDATES_MAX {
+                keep_newest(&mut found);
+            }
         }
+        keep_newest(&mut found);
+        Ok(found)
     }
-}
 
-/// Whether the keys are those of devices, and the values those of metadata blocks.
-fn may_be_top(node: &Node<'_>) -> bool {
-    node.entries::<MetadataBlock>()
-        .all(|(key, root)| DeviceId::new(key).is_ok() && root.0 < METADATA_BLOCKS_MAX)
-}
-
-/// A tree with devices for keys.
-struct Candidate<V> {
-    root: MetadataBlock,
-    entries: Vec<(u64, V)>,
-}
-
-/// The tree at a root, if it is whole and has devices for keys.
-fn devices<V: Value, B: Blocks>(
-    blocks: &mut B,
-    root: MetadataBlock,
-) -> Result<Option<Candidate<V>>, B::Error> {
-    let mut whole = true;
-    let entries = entries::<V, B>(blocks, root, &mut |_, _| whole = false)?;
-    whole &= entries.iter().all(|(key, _)| DeviceId::new(*key).is_ok());
-    Ok(whole.then_some(Candidate { root, entries }))
-}
-
-/// The pair to take.
-fn best<B: Blocks>(
-    blocks: &mut B,
-    details: &[Candidate<DeviceDetails>],
-    tops: &[Candidate<MetadataBlock>],
-) -> Result<Option<Roots>, B::Error> {
-    let mut pairs = Vec::new();
-    for detail in details {
-        let same = |top: &&Candidate<MetadataBlock>| {
-            let keys = top.entries.iter().map(|(key, _)| key);
-            keys.eq(detail.entries.iter().map(|(key, _)| key))
-        };
-        pairs.extend(tops.iter().filter(same).map(|top| (age(detail), detail, top)));
-    }
-    // The newest first; of equals, what was named first.
-    pairs.sort_by_key(|(age, _, _)| core::cmp::Reverse(*age));
-    let (mut newest, mut chosen) = (None, None);
-    for (age, detail, top) in &pairs {
-        if chosen.is_some_and(|(chosen, _, _)| chosen != *age) {
-            break;
+    /// The distinct top-level trees that are whole.
+    fn tops(&mut self, scan: &Scan) -> Result<Vec<Top>, B::Error> {
+        let (mut found, mut seen) = (Vec::new(), FxHashSet::default());
+        let count = self.blocks.count();
+        for root in scan.roots(Class::Top) {
+            let mut hash = DefaultHasher::new();
+            let devices = self.devices::<MetadataBlock>(root, &mut |root| {
+                hash.write_u64(root.0);
+                root.0 < count
+            })?;
+            let Some(devices) = devices else { continue };
+            if seen.insert((devices, hash.finish())) {
+                found.push(Top { root, devices });
+            }
         }
-        // Of pairs that are as old the one with the newest mappings.
-        let times = mapping_times(blocks, detail, top)?;
-        if times.is_some() && times > newest {
-            newest = times;
-            chosen = Some((*age, *detail, *top));
-        }
+        Ok(found)
     }
-    let chosen = chosen.or(pairs.first().copied());
-    Ok(chosen.map(|(_, detail, top)| Roots { details: detail.root, top: top.root }))
-}
 
-/// How new a details tree is: devices at all, time, transaction, mappings.
-fn age(candidate: &Candidate<DeviceDetails>) -> (bool, u32, u64, u64) {
-    let details = || candidate.entries.iter().map(|(_, details)| details);
-    let time = details().map(|one| one.creation_time.max(one.snapshotted_time)).max();
-    let transaction = details().map(|one| one.transaction_id).max();
-    let mapped = details().map(|one| one.mapped_blocks).fold(0, u64::saturating_add);
-    let some = !candidate.entries.is_empty();
-    (some, time.unwrap_or(0), transaction.unwrap_or(0), mapped)
-}
-
-/// The sum of all mappings' times, if every mapping tree has what the details say.
-fn mapping_times<B: Blocks>(
-    blocks: &mut B,
-    details: &Candidate<DeviceDetails>,
-    top: &Candidate<MetadataBlock>,
-) -> Result<Option<u64>, B::Error> {
-    let mut times = 0_u64;
-    for ((_, details), (_, root)) in details.entries.iter().zip(&top.entries) {
-        let mut mapped = Some(0);
-        each_leaf::<Mapping, B, B::Error>(blocks, *root, &mut |_, leaf: Result<_, Fault>| {
-            let leaf: Option<&Node<'_>> = leaf.ok();
-            mapped = mapped.zip(leaf).map(|(sum, leaf)| sum + leaf.len() as u64);
-            let entries = leaf.into_iter().flat_map(|leaf| leaf.entries::<Mapping>());
-            times = entries.fold(times, |sum, (_, mapping)| sum + u64::from(mapping.time));
-            Ok(())
+    /// The devices of a tree, if it is whole, has devices for keys, and `take` wants every value.
+    fn devices<V: Value>(
+        &mut self,
+        root: MetadataBlock,
+        take: &mut dyn FnMut(V) -> bool,
+    ) -> Result<Option<Devices>, B::Error> {
+        let (mut count, mut ids) = (0, DefaultHasher::new());
+        let whole = read_whole::<V, B>(self.blocks, root, &mut |key, value| {
+            count += 1;
+            ids.write_u64(key);
+            DeviceId::new(key).is_ok() && take(value)
         })?;
-        if mapped != Some(details.mapped_blocks) {
-            return Ok(None);
-        }
+        Ok(whole.then(|| (count, ids.finish())))
     }
-    Ok(Some(times))
+
+    /// The pair to take.
+    fn best_pair(&mut self, details: &[Details], tops: &[Top]) -> Result<Option<Roots>, B::Error> {
+        let mut by_devices: FxHashMap<Devices, Vec<MetadataBlock>> = FxHashMap::default();
+        for top in tops {
+            by_devices.entry(top.devices).or_default().push(top.root);
+        }
+        let mut first = None;
+        for same_age in details.chunk_by(|a, b| a.age == b.age) {
+            let mut best: Option<(u64, Roots)> = None;
+            for one in same_age {
+                let Some(tops) = by_devices.get(&one.devices) else { continue };
+                let known = self.entries::<DeviceDetails>(one.root)?;
+                for top in tops {
+                    let roots = Roots { details: Some(one.root), top: *top };
+                    first = first.or(Some(roots));
+                    let times = self.times(&known, *top)?;
+                    if times > best.map(|(times, _)| times) {
+                        best = times.map(|times| (times, roots));
+                    }
+                }
+            }
+            if let Some((_, roots)) = best {
+                return Ok(Some(roots));
+            }
+        }
+        Ok(first)
+    }
+
+    /// The sum of all mappings' times, if every mapping tree has what the details say.
+    fn times(
+        &mut self,
+        details: &[(u64, DeviceDetails)],
+        top: MetadataBlock,
+    ) -> Result<Option<u64>, B::Error> {
+        let tops = self.entries::<MetadataBlock>(top)?;
+        let mut times = 0_u64;
+        for ((id, details), (same, root)) in details.iter().zip(&tops) {
+            match self.tree(*root)? {
+                Some(tree) if id == same && tree.mapped == details.mapped_blocks => {
+                    times = times.saturating_add(tree.times);
+                }
+                _ => return Ok(None),
+            }
+        }
+        Ok((details.len() == tops.len()).then_some(times))
+    }
+
+    /// The top-level tree to take if there are no details: the newest, and rather a whole one.
+    fn best_top(&mut self, tops: &[Top]) -> Result<Option<Roots>, B::Error> {
+        let mut best = None;
+        for top in tops {
+            let (mut whole, mut newest, mut mapped) = (true, None, 0_u64);
+            for (_, root) in self.entries::<MetadataBlock>(top.root)? {
+                let tree = self.tree(root)?;
+                whole &= tree.is_some();
+                if let Some(tree) = tree.filter(|tree| tree.mapped > 0) {
+                    newest = newest.max(Some(tree.newest));
+                    mapped = mapped.saturating_add(tree.mapped);
+                }
+            }
+            let rank = (newest.is_some(), whole, newest, mapped);
+            if best.is_none_or(|(best, _)| rank > best) {
+                best = Some((rank, Roots { details: None, top: top.root }));
+            }
+        }
+        Ok(best.map(|(_, roots)| roots))
+    }
+
+    fn entries<V: Value>(&mut self, root: MetadataBlock) -> Result<Vec<(u64, V)>, B::Error> {
+        let mut all = Vec::new();
+        read_whole::<V, B>(self.blocks, root, &mut |key, value| {
+            all.push((key, value));
+            true
+        })?;
+        Ok(all)
+    }
+
+    /// What a mapping tree holds, if it is whole. Each is walked once.
+    fn tree(&mut self, root: MetadataBlock) -> Result<Option<Tree>, B::Error> {
+        if let Some(known) = self.trees.get(&root) {
+            return Ok(*known);
+        }
+        let mut tree = Tree { mapped: 0, newest: 0, times: 0 };
+        let whole = read_whole::<Mapping, B>(self.blocks, root, &mut |_, mapping| {
+            tree.mapped += 1;
+            tree.newest = tree.newest.max(mapping.time);
+            tree.times += u64::from(mapping.time);
+            true
+        })?;
+        let tree = whole.then_some(tree);
+        self.trees.insert(root, tree);
+        Ok(tree)
+    }
+}
+
+/// Keeps as many as may be considered, sorted; of equals those found first.
+fn keep_newest(found: &mut Vec<Details>) {
+    found.sort_by_key(|one| core::cmp::Reverse(one.age));
+    found.truncate(CANDIDATES_MAX);
 }

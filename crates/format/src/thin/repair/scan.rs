@@ -1,0 +1,151 @@
+//! Which blocks may be roots of a details or a top-level tree: all of them looked at once, in order.
+//!
+//! A leaf tells what tree it is of by its values, an internal node by the first leaf below it. What
+//! lies below another node of the same kind is no root. Old nodes of other trees point anywhere, and
+//! exclude nothing.
+//!
+//! Memory: two bytes per metadata block, and 16 per internal node.
+
+use crate::thin::block::{self, Block, Kind};
+use crate::thin::blocks::Blocks;
+use crate::thin::leaves::LEVELS_MAX;
+use crate::thin::{
+    DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, MetadataBlock, Node, NodeKind, Superblock, Value,
+};
+
+/// Blocks asked for at once.
+const SCAN_BLOCKS: u64 = 4096;
+
+/// What a block may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// No node with devices for keys.
+    Other,
+    /// A node of a details tree.
+    Details,
+    /// A node of a top-level tree.
+    Top,
+    /// An internal node of whatever tree.
+    Internal,
+}
+
+/// What was found.
+pub(super) struct Scan {
+    classes: Vec<Class>,
+    /// Blocks that a node of their own class points to.
+    below: Vec<bool>,
+    /// Internal nodes, ascending, each with its first child.
+    internal: Vec<(u32, u32)>,
+    /// The newest superblock, of those that a metadata snapshot holds or held.
+    pub(super) superblock: Option<Superblock>,
+}
+
+impl Scan {
+    /// Looks at every block.
+    pub(super) fn run<B: Blocks>(blocks: &mut B) -> Result<Scan, B::Error> {
+        let count = blocks.count().min(METADATA_BLOCKS_MAX);
+        let mut scan = Scan {
+            classes: vec![Class::Other; count as usize],
+            below: vec![false; count as usize],
+            internal: Vec::new(),
+            superblock: None,
+        };
+        for begin in (0..count).step_by(SCAN_BLOCKS as usize) {
+            let end = count.min(begin + SCAN_BLOCKS);
+            let wanted: Vec<_> = (begin..end).map(MetadataBlock).collect();
+            blocks.read(&wanted, &mut |at, bytes| {
+                if let Some(bytes) = bytes {
+                    scan.look(at, bytes);
+                }
+            })?;
+        }
+        let inner = scan.resolve();
+        blocks.read(&inner, &mut |at, bytes| {
+            if let Some(bytes) = bytes {
+                scan.mark_children(at, bytes);
+            }
+        })?;
+        Ok(scan)
+    }
+
+    /// The blocks that may be roots of such a tree, ascending.
+    pub(super) fn roots(&self, class: Class) -> impl Iterator<Item = MetadataBlock> + '_ {
+        let of_class = self.classes.iter().zip(&self.below).zip(0..);
+        let roots = of_class.filter(move |((found, below), _)| **found == class && !**below);
+        roots.map(|(_, at)| MetadataBlock(at))
+    }
+
+    fn look(&mut self, at: MetadataBlock, bytes: &Block) {
+        match block::identify(bytes) {
+            Some(Kind::Superblock) => self.take_newer(Superblock::decode(bytes, at).ok()),
+            Some(Kind::Node) => {
+                if let Ok(node) = Node::decode(bytes, at) {
+                    let class = self.class(&node);
+                    self.classes[at.0 as usize] = class;
+                    if class == Class::Internal {
+                        self.internal.push((at.0 as u32, node.child(0).0 as u32));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn take_newer(&mut self, superblock: Option<Superblock>) {
+        let age = |one: &Option<Superblock>| one.as_ref().map(|one| (one.time, one.transaction_id));
+        if age(&superblock) > age(&self.superblock) {
+            self.superblock = superblock;
+        }
+    }
+
+    fn class(&self, node: &Node<'_>) -> Class {
+        let is_device = node.keys().next_back().is_none_or(|last| DeviceId::new(last).is_ok());
+        // Block 0 is the superblock, and no node.
+        let there = 1..self.classes.len() as u64;
+        let leads_there = || node.entries::<MetadataBlock>().all(|(_, to)| there.contains(&to.0));
+        match (node.kind(), node.value_bytes()) {
+            _ if !is_device => Class::Other,
+            (NodeKind::Leaf, DeviceDetails::BYTES) => Class::Details,
+            (NodeKind::Leaf, MetadataBlock::BYTES) if leads_there() => Class::Top,
+            (NodeKind::Internal, _) if leads_there() => Class::Internal,
+            _ => Class::Other,
+        }
+    }
+
+    /// Finds out what the internal nodes are, and gives those of the trees looked for.
+    fn resolve(&mut self) -> Vec<MetadataBlock> {
+        let mut inner = Vec::new();
+        for (at, _) in &self.internal {
+            let class = self.class_below(*at);
+            self.classes[*at as usize] = class;
+            if class != Class::Other {
+                inner.push(MetadataBlock(u64::from(*at)));
+            }
+        }
+        inner
+    }
+
+    fn class_below(&self, at: u32) -> Class {
+        let mut at = at;
+        for _ in 0..LEVELS_MAX {
+            let class = self.classes[at as usize];
+            let place = self.internal.binary_search_by_key(&at, |(at, _)| *at);
+            match (class, place) {
+                (Class::Internal, Ok(place)) => at = self.internal[place].1,
+                _ => return class,
+            }
+        }
+        Class::Other
+    }
+
+    fn mark_children(&mut self, at: MetadataBlock, bytes: &Block) {
+        let Ok(node) = Node::decode(bytes, at) else { return };
+        let class = self.classes[at.0 as usize];
+        for (_, child) in node.entries::<MetadataBlock>() {
+            let child = child.0 as usize;
+            if self.classes.get(child) == Some(&class) {
+                self.below[child] = true;
+            }
+        }
+    }
+}

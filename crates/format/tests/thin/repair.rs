@@ -1,0 +1,302 @@
+//! Repairing thin metadata: what is kept, what is told, and what a search for roots finds.
+
+use std::convert::Infallible;
+
+use cairn_format::thin::blocks::{Blocks, MemoryBlocks};
+use cairn_format::thin::build::{Builder, Room};
+use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
+use cairn_format::thin::stream::{Run, devices, each_run};
+use cairn_format::thin::{
+    BLOCK_BYTES, Block, DeviceDetails, DeviceId, Kind, MetadataBlock, Node, NodeMut, Superblock,
+    TIME_MAX, block,
+};
+
+use crate::images::{image, manifest};
+use crate::tools::{checked, details, dumped, finished, forge, golden, pool, superblock};
+
+/// A dump without the times of its devices' snapshots.
+fn without_snapshots(text: &str) -> String {
+    let device = |line: &str| line.split(" snap_time=").next().unwrap().to_owned();
+    text.lines().map(device).collect::<Vec<_>>().join("\n")
+}
+
+/// Mappings older than `before` that a write would change where they are.
+fn unshared(meta: &[u8], before: u32) -> Vec<(u32, Run)> {
+    let (mut blocks, superblock) = (MemoryBlocks::new(meta), superblock(meta));
+    let mut unshared = Vec::new();
+    for (id, details, root) in devices(&mut blocks, &superblock, false).unwrap() {
+        each_run(&mut blocks, id, false, root, &mut |run| {
+            if run.time < before && run.time >= details.snapshotted_time {
+                unshared.push((id.get(), run));
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    unshared
+}
+
+pub fn repaired(meta: &[u8], given: Given) -> Result<(Vec<u8>, Repaired), RepairError<Infallible>> {
+    let (mut blocks, mut memory) = (MemoryBlocks::new(meta), Vec::<u8>::new());
+    let plan = Plan::new(&mut blocks, given)?;
+    let repaired = plan.build(&mut blocks, &mut memory, Room::AtLeast(16))?;
+    Ok((finished(memory, &repaired.superblock), repaired))
+}
+
+#[test]
+fn a_repair_keeps_every_mapping_of_sound_metadata_and_the_sharing_of_leaves() {
+    for golden in manifest() {
+        let (meta, repaired) = repaired(&golden.meta, Given::default()).unwrap();
+        assert_eq!((repaired.findings, repaired.roots_searched), (vec![], false));
+        let report = checked(&meta);
+        assert!(report.findings.is_empty(), "{}: {:?}", golden.name, report.findings);
+        assert!(dumped(&meta) == dumped(&golden.meta).replace("flags=\"1\"", "flags=\"0\""));
+        assert_eq!(report.totals.data_used, golden.used_data);
+        let (before, after) = (checked(&golden.meta).totals, report.totals);
+        assert!(after.metadata_used <= before.metadata_used + 1, "{}", golden.name);
+    }
+}
+
+#[test]
+fn a_repair_loses_no_more_than_the_broken_leaf() {
+    let golden = golden("big.meta");
+    let whole = dumped(&golden.meta);
+    let mut lossy = 0;
+    for at in 1..golden.meta.len() / BLOCK_BYTES {
+        let bytes = golden.block(MetadataBlock(at as u64));
+        let Ok(node) = Node::cached(bytes) else { continue };
+        let mut meta = golden.meta.clone();
+        meta[at * BLOCK_BYTES + 40] ^= 0xFF;
+        if !node.is_leaf() || node.value_bytes() != 8 || checked(&meta).findings.is_empty() {
+            continue;
+        }
+        let (new, repaired) = repaired(&meta, Given::default()).unwrap();
+        let report = checked(&new);
+        assert!(report.findings.is_empty(), "block {at}: {:?}", report.findings);
+        if !repaired.roots_searched && !repaired.findings.is_empty() {
+            lossy += 1;
+            let gone = whole.lines().filter(|line| !dumped(&new).contains(*line)).count();
+            assert!(gone > 0 && repaired.mapped_blocks < 2179, "block {at}");
+        }
+    }
+    assert!(lossy >= 4, "{lossy}");
+}
+
+#[test]
+fn a_lost_details_tree_costs_no_mapping() {
+    let mappings = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains("_mapping ") || line.contains("</"));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    for golden in manifest() {
+        let mut meta = golden.meta.clone();
+        let (now, before) = (superblock(&meta), checked(&meta).totals);
+        meta[now.details_root.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
+        let (new, repaired) = repaired(&meta, Given::default()).unwrap();
+        let name = &golden.name;
+        assert!(!repaired.roots_searched, "{name}");
+        assert_eq!(repaired.mapped_blocks, before.mapped_blocks, "{name}");
+        // The tree, and each device that it lacks.
+        assert_eq!(repaired.findings.len() as u64, 1 + before.devices, "{name}");
+        assert!(mappings(&dumped(&new)) == mappings(&dumped(&golden.meta)), "{name}");
+        assert!(checked(&new).findings.is_empty(), "{name}");
+        assert_eq!(superblock(&new).time, now.time, "{name}");
+        assert_eq!(unshared(&new, now.time), [], "{name}");
+    }
+}
+
+#[test]
+fn roots_are_found_without_a_superblock_if_the_user_knows_the_sizes() {
+    for name in ["basic.meta", "snaps.meta", "big.meta"] {
+        let mut meta = image(name);
+        let expected = dumped(&meta);
+        let known = superblock(&meta);
+        meta[..BLOCK_BYTES].fill(0xA5);
+        assert!(matches!(
+            repaired(&meta, Given { data_blocks: None, ..Given::default() }),
+            Err(RepairError::NoSuperblock(_))
+        ));
+        let given = Given {
+            data_block_size: Some(known.data_block_size),
+            data_blocks: Some(known.data_space_map.blocks),
+            transaction_id: Some(known.transaction_id),
+        };
+        let (new, repaired) = repaired(&meta, given).unwrap();
+        assert!(repaired.roots_searched && repaired.findings.is_empty(), "{:?}", repaired.findings);
+        assert!(checked(&new).findings.is_empty(), "{name}");
+        // Everything looks shared, and the time is one after the newest thing's that has one.
+        let devices = |text: &str| without_snapshots(text.split_once('\n').unwrap().1);
+        // In `big` the nodes of what was deleted last are all still there, and look newer.
+        let as_before = devices(&dumped(&new)) == devices(&expected);
+        assert_eq!(as_before, name != "big.meta", "{name}");
+    }
+    let nothing = vec![0xA5; 20 * BLOCK_BYTES];
+    assert_eq!(repaired(&nothing, Given::default()).map(drop), Err(RepairError::NoRoots));
+}
+
+#[test]
+fn whatever_roots_that_were_searched_for_lead_to_looks_shared() {
+    for golden in manifest() {
+        let name = &golden.name;
+        let now = superblock(&golden.meta);
+        // The top-level tree is lost, and then the superblock as well.
+        let mut meta = golden.meta.clone();
+        meta[now.mapping_root.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
+        let mut without = golden.meta.clone();
+        without[..BLOCK_BYTES].fill(0xA5);
+        let given = Given {
+            data_block_size: Some(now.data_block_size),
+            data_blocks: Some(now.data_space_map.blocks),
+            transaction_id: None,
+        };
+        for (meta, given) in [(meta, Given::default()), (without, given)] {
+            // Some have no older top-level tree.
+            let Ok((new, repaired)) = repaired(&meta, given) else { continue };
+            assert!(repaired.roots_searched, "{name}");
+            assert_eq!(unshared(&new, u32::MAX), [], "{name}");
+            assert!(checked(&new).findings.is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_time_beyond_its_bits_is_taken_for_the_last_one() {
+    let mut meta = image("snaps.meta");
+    forge(&mut meta, MetadataBlock::SUPERBLOCK, Kind::Superblock, |bytes| {
+        bytes[44..48].copy_from_slice(&u32::MAX.to_le_bytes());
+    });
+    let (new, _) = repaired(&meta, Given::default()).unwrap();
+    assert_eq!(superblock(&new).time, TIME_MAX);
+}
+
+/// Counts the blocks that it is asked for.
+struct Counting<'a> {
+    blocks: MemoryBlocks<'a>,
+    asked: u64,
+}
+
+impl Blocks for Counting<'_> {
+    type Error = Infallible;
+
+    fn count(&self) -> u64 {
+        self.blocks.count()
+    }
+
+    fn read(
+        &mut self,
+        wanted: &[MetadataBlock],
+        each: &mut dyn FnMut(MetadataBlock, Option<&Block>),
+    ) -> Result<(), Infallible> {
+        self.asked += wanted.len() as u64;
+        self.blocks.read(wanted, each)
+    }
+}
+
+/// Appends a block that is sealed for where it comes to lie.
+fn append(meta: &mut Vec<u8>, bytes: &[u8], change: impl FnOnce(&mut Block)) {
+    let at = MetadataBlock((meta.len() / BLOCK_BYTES) as u64);
+    meta.extend_from_slice(bytes);
+    forge(meta, at, Kind::Node, change);
+}
+
+fn bytes_of(meta: &[u8], at: MetadataBlock) -> Vec<u8> {
+    meta[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].to_vec()
+}
+
+/// What the user knows of a pool.
+fn sizes(superblock: &Superblock) -> Given {
+    Given {
+        data_block_size: Some(superblock.data_block_size),
+        data_blocks: Some(superblock.data_space_map.blocks),
+        transaction_id: Some(superblock.transaction_id),
+    }
+}
+
+/// A pool with one device of many mappings.
+fn large_pool() -> Vec<u8> {
+    let mut memory = Vec::<u8>::new();
+    let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool(100_000)).unwrap();
+    builder.begin_device(DeviceId::new(1).unwrap(), details()).unwrap();
+    builder.add(Run { origin: 0, data: 0, len: 100_000, time: 4 }).unwrap();
+    builder.end_device().unwrap();
+    let superblock = builder.finish().unwrap();
+    finished(memory, &superblock)
+}
+
+#[test]
+fn old_roots_of_mapping_trees_are_not_walked_by_a_search_for_roots() {
+    let mut meta = large_pool();
+    let known = superblock(&meta);
+    let top = bytes_of(&meta, known.mapping_root);
+    let root = Node::cached(block::of(&top).unwrap()).unwrap().entries::<MetadataBlock>().next();
+    let root = bytes_of(&meta, root.unwrap().1);
+    for _ in 0..40 {
+        append(&mut meta, &root, |_| ());
+    }
+    meta[..BLOCK_BYTES].fill(0xA5);
+    let mut blocks = Counting { blocks: MemoryBlocks::new(&meta), asked: 0 };
+    let _plan = Plan::new(&mut blocks, sizes(&known)).unwrap();
+    // A scan, a walk to choose and one for the time.
+    assert!(blocks.asked < 4 * blocks.count(), "{} of {}", blocks.asked, blocks.count());
+}
+
+#[test]
+fn old_copies_of_the_same_roots_are_one_and_each_mapping_tree_is_walked_once() {
+    let mut meta = large_pool();
+    let known = superblock(&meta);
+    for root in [known.mapping_root, known.details_root] {
+        let bytes = bytes_of(&meta, root);
+        for index in 0..40 {
+            // What differs is no mapping root.
+            append(&mut meta, &bytes, |bytes| bytes[3000] = index);
+        }
+    }
+    meta[..BLOCK_BYTES].fill(0xA5);
+    let mut blocks = Counting { blocks: MemoryBlocks::new(&meta), asked: 0 };
+    let _plan = Plan::new(&mut blocks, sizes(&known)).unwrap();
+    assert!(blocks.asked < 4 * blocks.count(), "{} of {}", blocks.asked, blocks.count());
+}
+
+#[test]
+fn of_many_old_roots_the_newest_is_considered_wherever_it_lies() {
+    let mut meta = image("basic.meta");
+    let known = superblock(&meta);
+    let live = bytes_of(&meta, known.details_root);
+    meta[known.details_root.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].fill(0);
+    let with_transaction = |bytes: &mut Block, transaction_id| {
+        let mut node = NodeMut::cached(bytes).unwrap();
+        for index in 0..node.len() {
+            let details: DeviceDetails = node.view().value(index);
+            node.set_value(index, DeviceDetails { transaction_id, ..details });
+        }
+    };
+    for transaction_id in 0..5000 {
+        append(&mut meta, &live, |bytes| with_transaction(bytes, transaction_id));
+    }
+    meta[..BLOCK_BYTES].fill(0xA5);
+    let (new, _) = repaired(&meta, sizes(&known)).unwrap();
+    let mut blocks = MemoryBlocks::new(&new);
+    let found = devices(&mut blocks, &superblock(&new), false).unwrap();
+    assert!(!found.is_empty());
+    assert!(found.iter().all(|(_, details, _)| details.transaction_id == 4999));
+}
+
+#[test]
+fn a_top_level_tree_is_found_without_any_details() {
+    for name in ["basic.meta", "restored.meta"] {
+        let mut meta = image(name);
+        let (known, before) = (superblock(&meta), checked(&meta).totals);
+        for at in 1..meta.len() / BLOCK_BYTES {
+            let bytes = block::of(&meta[at * BLOCK_BYTES..][..BLOCK_BYTES]).unwrap();
+            let is_details = Node::cached(bytes).is_ok_and(|node| node.value_bytes() == 24);
+            if is_details && block::identify(bytes) == Some(Kind::Node) {
+                meta[at * BLOCK_BYTES + 40] ^= 0xFF;
+            }
+        }
+        meta[..BLOCK_BYTES].fill(0xA5);
+        let (new, repaired) = repaired(&meta, sizes(&known)).unwrap();
+        assert_eq!(repaired.mapped_blocks, before.mapped_blocks, "{name}");
+        assert_eq!(unshared(&new, u32::MAX), [], "{name}");
+        assert!(checked(&new).findings.is_empty(), "{name}");
+    }
+}

@@ -151,6 +151,23 @@ fn a_repair_in_place_speaks_json_and_refuses_what_it_would_not_heed() {
 }
 
 #[test]
+fn a_sound_superblock_is_not_overruled_by_an_option() {
+    let place = Place::new();
+    place.golden("thin", "snaps.meta");
+    let options =
+        [("--data-block-size", "256"), ("--data-blocks", "31"), ("--transaction-id", "3")];
+    for (option, value) in options {
+        let args = ["repair", "snaps.meta", option, value, "--output", "new"];
+        let line = place.cairn(&args).refused(1);
+        assert!(line.contains(&format!("snaps.meta: {option}: found {value}, ")), "{line}");
+        assert!(line.contains("which the superblock says"), "{line}");
+        assert!(!place.exists("new"));
+    }
+    let sizes = ["--data-block-size", "128", "--data-blocks", "32", "--transaction-id", "42"];
+    place.cairn(&[&["repair", "snaps.meta", "--output", "new"][..], &sizes].concat()).ok();
+}
+
+#[test]
 fn a_reverse_map_and_the_metadata_snapshot_are_read_beside_a_writer() {
     let place = Place::new();
     place.golden("thin", "snaps.meta");

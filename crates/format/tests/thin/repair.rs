@@ -4,11 +4,11 @@ use std::convert::Infallible;
 
 use cairn_format::thin::blocks::{Blocks, MemoryBlocks};
 use cairn_format::thin::build::{Builder, Room};
-use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
+use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::stream::{Run, devices, each_run};
 use cairn_format::thin::{
-    BLOCK_BYTES, Block, DeviceDetails, DeviceId, Kind, MetadataBlock, Node, NodeMut, Superblock,
-    TIME_MAX, block,
+    BLOCK_BYTES, Block, DataBlockSize, DeviceDetails, DeviceId, Kind, MetadataBlock, Node, NodeMut,
+    Superblock, TIME_MAX, block,
 };
 
 use crate::images::{image, manifest};
@@ -299,4 +299,25 @@ fn a_top_level_tree_is_found_without_any_details() {
         assert_eq!(unshared(&new, u32::MAX), [], "{name}");
         assert!(checked(&new).findings.is_empty(), "{name}");
     }
+}
+
+#[test]
+fn what_is_given_is_taken_for_a_lost_superblock_and_refused_against_a_sound_one() {
+    let mut meta = image("snaps.meta");
+    let known = superblock(&meta);
+    assert!(repaired(&meta, sizes(&known)).is_ok());
+    let wrong = [
+        (Given { data_block_size: DataBlockSize::new(256).ok(), ..sizes(&known) }, 256, 128),
+        (Given { data_blocks: Some(31), ..Given::default() }, 31, 32),
+        (Given { transaction_id: Some(3), ..Given::default() }, 3, 42),
+    ];
+    let fields = ["data_block_size", "data_blocks", "transaction_id"];
+    for ((given, found, expected), field) in wrong.into_iter().zip(fields) {
+        let refused = repaired(&meta, given).map(drop);
+        assert_eq!(refused, Err(RepairError::Differs(Differs { field, found, expected })));
+    }
+    meta[..BLOCK_BYTES].fill(0xA5);
+    let lower = Given { transaction_id: Some(3), ..sizes(&known) };
+    let (new, _) = repaired(&meta, lower).unwrap();
+    assert_eq!(superblock(&new).transaction_id, 3);
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::Severity;
 use cairn_format::thin::check::{Finding, Limits, Report, check};
-use cairn_format::thin::repair::{Given, Plan, RepairError, Repaired};
+use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::{DataBlockSize, MetadataBlock};
 use serde_json::json;
 
@@ -75,8 +75,15 @@ fn told(source: &Source, to: &str, error: RepairError<ConfigError>) -> ConfigErr
         RepairError::NoSuperblock(bad) => damaged(format!(
             "{bad}; what it knew must be given: --data-block-size and --data-blocks"
         )),
+        RepairError::Differs(differs) => other_than_known(source, differs),
         RepairError::NoRoots => damaged("found no trees, expected a pool's metadata".to_owned()),
     }
+}
+
+fn other_than_known(source: &Source, differs: Differs) -> ConfigError {
+    let option = format!("--{}", differs.field.replace('_', "-"));
+    let expected = format!("{}, which the superblock says", differs.expected);
+    wrong(&source.name, &option, differs.found, expected)
 }
 
 fn show(source: &Source, repaired: &Repaired, output: &Source, as_json: bool) -> Outcome<u8> {

@@ -42,6 +42,35 @@ pub struct Given {
     pub transaction_id: Option<u64>,
 }
 
+/// A value that the user gave, other than what a sound superblock says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Differs {
+    /// The field of [`Given`].
+    pub field: &'static str,
+    /// What the user gave.
+    pub found: u64,
+    /// What the superblock says.
+    pub expected: u64,
+}
+
+impl Given {
+    /// The first value that is not the superblock's.
+    #[must_use]
+    pub fn differs_from(&self, superblock: &Superblock) -> Option<Differs> {
+        let known = Pool::of(superblock);
+        let size = |size: DataBlockSize| u64::from(size.sectors());
+        let fields = [
+            ("data_block_size", self.data_block_size.map(size), size(known.data_block_size)),
+            ("data_blocks", self.data_blocks, known.data_blocks),
+            ("transaction_id", self.transaction_id, known.transaction_id),
+        ];
+        fields.into_iter().find_map(|(field, given, expected)| {
+            let found = given.filter(|given| *given != expected)?;
+            Some(Differs { field, found, expected })
+        })
+    }
+}
+
 /// What became of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repaired {
@@ -68,6 +97,8 @@ pub enum RepairError<E> {
     Refused(Refusal),
     /// There is no superblock, and what it knew was not given.
     NoSuperblock(Bad),
+    /// There is a superblock, and what was given is not what it says.
+    Differs(Differs),
     /// There are no trees.
     NoRoots,
 }
@@ -115,10 +146,14 @@ impl Plan {
     /// Looks for what can be saved: the pool, its devices, their roots.
     ///
     /// # Errors
-    /// There is nothing, or reading has to end.
+    /// There is nothing, what was given is wrong, or reading has to end.
     pub fn new<B: Blocks>(blocks: &mut B, given: Given) -> Result<Plan, RepairError<B::Error>> {
         let at = MetadataBlock::SUPERBLOCK;
         let superblock = read_one(blocks, at, |bytes| Superblock::decode(bytes, at))?;
+        if let Some(differs) = superblock.as_ref().ok().and_then(|sound| given.differs_from(sound))
+        {
+            return Err(RepairError::Differs(differs));
+        }
         let named = superblock.as_ref().ok().map(Roots::of);
         let kept = match named {
             Some(roots) => roots.lead_to_devices(blocks)?,
@@ -132,6 +167,7 @@ impl Plan {
             }
         };
         let superblock_lost = superblock.is_err();
+        let transaction_lost = superblock_lost && given.transaction_id.is_none();
         let pool = pool(superblock, lost, given)?;
         let mut plan = Plan {
             pool,
@@ -140,7 +176,7 @@ impl Plan {
             roots_searched: !kept,
             findings: Findings::default(),
         };
-        plan.gather(blocks, roots)?;
+        plan.gather(blocks, roots, transaction_lost)?;
         if superblock_lost {
             plan.find_time(blocks)?;
         }
@@ -158,7 +194,12 @@ impl Plan {
 
     /// Lists the devices. Details that are lost are made up: as if the device had been snapshotted
     /// just now, so that whatever may be shared looks it.
-    fn gather<B: Blocks>(&mut self, blocks: &mut B, roots: Roots) -> Result<(), B::Error> {
+    fn gather<B: Blocks>(
+        &mut self,
+        blocks: &mut B,
+        roots: Roots,
+        transaction_lost: bool,
+    ) -> Result<(), B::Error> {
         let details = match roots.details {
             Some(root) => self.listed::<DeviceDetails, B>(blocks, Family::Details, root)?,
             None => BTreeMap::new(),
@@ -166,9 +207,11 @@ impl Plan {
         let tops = self.listed::<MetadataBlock, B>(blocks, Family::TopLevel, roots.top)?;
         for details in details.values() {
             let newest = details.creation_time.max(details.snapshotted_time);
-            if self.roots_searched {
+            if transaction_lost {
                 let transaction = self.pool.transaction_id.max(details.transaction_id);
                 self.pool.transaction_id = transaction;
+            }
+            if self.roots_searched {
                 self.newest = self.newest.max(newest.min(TIME_MAX));
             }
         }
@@ -279,15 +322,8 @@ fn pool<E>(
 ) -> Result<Pool, RepairError<E>> {
     let bad = match superblock {
         Ok(superblock) => {
-            let known = Pool::of(&superblock);
-            let time = known.time.min(TIME_MAX);
-            return Ok(Pool {
-                data_block_size: given.data_block_size.unwrap_or(known.data_block_size),
-                data_blocks: given.data_blocks.unwrap_or(known.data_blocks),
-                transaction_id: given.transaction_id.unwrap_or(known.transaction_id),
-                time,
-                ..known
-            });
+            let time = superblock.time.min(TIME_MAX);
+            return Ok(Pool { time, ..Pool::of(&superblock) });
         }
         Err(bad) => bad,
     };

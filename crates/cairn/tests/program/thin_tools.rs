@@ -2,7 +2,9 @@
 
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::stream::devices;
-use cairn_format::thin::{BLOCK_BYTES, MetadataBlock, Superblock};
+use cairn_format::thin::{
+    BLOCK_BYTES, BitmapMut, Block, IndexEntry, Kind, MetadataBlock, Node, Superblock, block,
+};
 
 use super::place::{Place, json};
 
@@ -127,6 +129,37 @@ fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
     place.golden("thin", "needscheck.meta");
     place.cairn(&["repair", "needscheck.meta", "--in-place", "--yes"]).ok();
     place.cairn(&["check", "needscheck.meta"]).ok();
+}
+
+/// Changes a block of metadata, and seals it.
+fn forge(meta: &mut [u8], at: MetadataBlock, kind: Kind, change: impl FnOnce(&mut Block)) {
+    let begin = at.0 as usize * BLOCK_BYTES;
+    let bytes: &mut Block = (&mut meta[begin..begin + BLOCK_BYTES]).try_into().unwrap();
+    change(bytes);
+    block::seal(bytes, kind, at);
+}
+
+#[test]
+fn a_repair_tells_of_a_block_in_use_that_counted_as_free() {
+    let place = Place::new();
+    place.golden("thin", "snaps.meta");
+    let mut meta = place.read("snaps.meta");
+    let block_at = |meta: &[u8], at: MetadataBlock| -> Block {
+        meta[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].try_into().unwrap()
+    };
+    let at = MetadataBlock::SUPERBLOCK;
+    let root = Superblock::decode(&block_at(&meta, at), at).unwrap().data_space_map.bitmap_root;
+    let index = block_at(&meta, root);
+    let bitmap = Node::decode(&index, root).unwrap().value::<IndexEntry>(0).bitmap;
+    forge(&mut meta, bitmap, Kind::Bitmap, |bytes| BitmapMut::cached(bytes).set(0, 0));
+    place.write("low.meta", &meta);
+    assert_eq!(place.cairn(&["check", "low.meta"]).code, 2);
+    let ran = place.cairn(&["repair", "low.meta", "--output", "new"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    let told = "low.meta: data block 0, reference count: found 0, expected 3 [damaged]";
+    assert!(ran.out.contains(told), "{ran:?}");
+    assert!(ran.out.contains("4 devices, 19 mappings kept: something was lost\n"), "{ran:?}");
+    place.cairn(&["check", "new"]).ok();
 }
 
 #[test]

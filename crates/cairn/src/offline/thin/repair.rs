@@ -3,6 +3,9 @@
 //! The damaged metadata is only read: it may be tried again. In place nothing is repaired but the
 //! needs-check flag of metadata that the check finds sound otherwise, by one write of the
 //! superblock.
+//!
+//! Something is lost where the repair says so, and where a check of the old metadata finds damage: a
+//! count below the references is none to the trees, but the block may have been written over.
 
 use std::path::Path;
 
@@ -37,15 +40,19 @@ pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
 
 fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
-    let device = MetadataDevice::at(source, args.place.start_sector, "repair")?;
-    let mut device = device.stopped_by(&stop);
+    let start_sector = args.place.start_sector;
+    let device = |doing| Ok(MetadataDevice::at(source, start_sector, doing)?.stopped_by(&stop));
+    let mut searched = device("repair")?;
+    let plan = Plan::new(&mut searched, given(source, args)?);
+    searched.done();
+    let to = path.display().to_string();
+    let plan = plan.map_err(|error| told(source, &to, error))?;
+    let before = examine(device("check")?)?;
+    let mut device = device("repair")?;
     // For the progress alone.
     if let Ok(superblock) = superblock(&mut device, false) {
         expect_volumes(&mut device, &superblock, false);
     }
-    let plan = Plan::new(&mut device, given(source, args)?);
-    let to = path.display().to_string();
-    let plan = plan.map_err(|error| told(source, &to, error))?;
     let mut output = Output::open(path, args.yes, &stop)?;
     let room = output.room(plan.pool().data_blocks);
     let repaired = plan.build(&mut device, &mut output, room);
@@ -53,7 +60,16 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let written =
         repaired.and_then(|repaired| output.finish(&repaired.superblock).map(|()| repaired));
     device.done();
-    show(source, &written?, &output.into_source(), args.json)
+    show(source, (&before, &written?), &output.into_source(), args.json)
+}
+
+/// Checks the old metadata, whatever is left of it.
+fn examine(mut device: MetadataDevice<'_>) -> Outcome<Report> {
+    // For the progress alone: what is wrong with it is for the check to tell.
+    drop(superblock(&mut device, false));
+    let report = check(&mut device, Limits::default());
+    device.done();
+    report
 }
 
 fn given(source: &Source, args: &RepairArgs) -> Outcome<Given> {
@@ -86,10 +102,14 @@ fn other_than_known(source: &Source, differs: Differs) -> ConfigError {
     wrong(&source.name, &option, differs.found, expected)
 }
 
-fn show(source: &Source, repaired: &Repaired, output: &Source, as_json: bool) -> Outcome<u8> {
-    let lines = repaired.findings.iter().map(|finding| (finding.severity(), finding.to_string()));
-    let (lines, left_out): (Vec<_>, _) = (lines.collect(), repaired.findings_left_out);
-    let lost = !lines.is_empty() || repaired.roots_searched;
+fn show(
+    source: &Source,
+    (before, repaired): (&Report, &Repaired),
+    output: &Source,
+    as_json: bool,
+) -> Outcome<u8> {
+    let (lines, left_out) = lost_things(before, repaired);
+    let lost = !lines.is_empty() || left_out > 0 || repaired.roots_searched;
     let after = checking::verdict(output, 0, None)?;
     if as_json {
         remote::print_json(&json!({
@@ -116,15 +136,30 @@ fn show(source: &Source, repaired: &Repaired, output: &Source, as_json: bool) ->
         let verdict = after.text(&output.name);
         remote::print(&format!("{findings}{}: {counts}\n{verdict}", source.name))?;
     }
-    Ok(if lost { exit::DAMAGED } else { exit::OK })
+    let code = if lost { exit::DAMAGED } else { exit::OK };
+    Ok(exit::worst(code, after.severity.exit_code()))
+}
+
+/// What the check of the old metadata calls damage, then what the repair tells besides; and how much
+/// more there is.
+fn lost_things(before: &Report, repaired: &Repaired) -> (Vec<(Severity, String)>, u64) {
+    let damage = |finding: &&Finding| finding.severity() == Severity::Damaged;
+    let mut findings: Vec<_> = before.findings.iter().filter(damage).collect();
+    findings.extend(repaired.findings.iter().filter(|told| !before.findings.contains(told)));
+    let lines = findings.iter().map(|finding| (finding.severity(), finding.to_string()));
+    // Of those that a report leaves out nobody knows how bad they are.
+    let left_out = match before.severity {
+        Severity::Damaged => before.findings_left_out,
+        _ => 0,
+    };
+    (lines.collect(), left_out + repaired.findings_left_out)
 }
 
 /// Clears the needs-check flag, if a check finds nothing else.
 fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> {
     let mut device = MetadataDevice::at(source, start_sector, "check")?;
     let mut superblock = superblock(&mut device, false)?;
-    let report: Report = check(&mut device, Limits::default())?;
-    device.done();
+    let report = examine(device)?;
     let other = report.findings.iter().find(|finding| **finding != Finding::NeedsCheck);
     if let Some(finding) = other.filter(|finding| finding.severity() > Severity::Sound) {
         let expected = "no finding but needs_check: use --output";

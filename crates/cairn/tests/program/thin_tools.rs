@@ -184,6 +184,23 @@ fn a_repair_in_place_speaks_json_and_refuses_what_it_would_not_heed() {
 }
 
 #[test]
+fn a_pool_with_unknown_features_is_not_repaired() {
+    let place = Place::new();
+    place.golden("thin", "needscheck.meta");
+    for (offset, field) in [(356, "compat_ro_flags"), (360, "incompat_flags")] {
+        let mut meta = place.read("needscheck.meta");
+        let at = MetadataBlock::SUPERBLOCK;
+        forge(&mut meta, at, Kind::Superblock, |bytes| bytes[offset] = 4);
+        place.write("later.meta", &meta);
+        for how in [["--output", "new"], ["--in-place", "--yes"]] {
+            let line = place.cairn(&[&["repair", "later.meta"][..], &how].concat()).refused(63);
+            assert!(line.contains(&format!("later.meta: superblock {field}: found 0x4")), "{line}");
+        }
+        assert!(!place.exists("new") && place.read("later.meta") == meta);
+    }
+}
+
+#[test]
 fn a_sound_superblock_is_not_overruled_by_an_option() {
     let place = Place::new();
     place.golden("thin", "snaps.meta");

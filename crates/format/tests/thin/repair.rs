@@ -7,8 +7,8 @@ use cairn_format::thin::build::{Builder, Room};
 use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::stream::{Run, devices, each_run};
 use cairn_format::thin::{
-    BLOCK_BYTES, Block, DataBlockSize, DeviceDetails, DeviceId, Kind, MetadataBlock, Node, NodeMut,
-    Superblock, TIME_MAX, block,
+    BLOCK_BYTES, Block, DataBlockSize, DeviceDetails, DeviceId, Error, Feature, Kind,
+    MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
 };
 
 use crate::images::{image, manifest};
@@ -320,4 +320,15 @@ fn what_is_given_is_taken_for_a_lost_superblock_and_refused_against_a_sound_one(
     let lower = Given { transaction_id: Some(3), ..sizes(&known) };
     let (new, _) = repaired(&meta, lower).unwrap();
     assert_eq!(superblock(&new).transaction_id, 3);
+}
+
+#[test]
+fn metadata_with_unknown_features_is_not_repaired() {
+    for (offset, feature) in [(356, Feature::CompatRo), (360, Feature::Incompat)] {
+        let mut meta = image("basic.meta");
+        forge(&mut meta, MetadataBlock::SUPERBLOCK, Kind::Superblock, |bytes| bytes[offset] = 4);
+        let refused = repaired(&meta, Given::default()).map(drop);
+        let error = Error::UnknownFeature { feature, found: 4 };
+        assert_eq!(refused, Err(RepairError::Unsupported(error)));
+    }
 }

@@ -11,9 +11,10 @@ use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::Severity;
+use cairn_format::thin::blocks::{Bad, read_one};
 use cairn_format::thin::check::{Finding, Limits, Report, check};
 use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
-use cairn_format::thin::{DataBlockSize, MetadataBlock};
+use cairn_format::thin::{DataBlockSize, Error, MetadataBlock, Superblock};
 use serde_json::json;
 
 use super::output::Output;
@@ -91,9 +92,14 @@ fn told(source: &Source, to: &str, error: RepairError<ConfigError>) -> ConfigErr
         RepairError::NoSuperblock(bad) => damaged(format!(
             "{bad}; what it knew must be given: --data-block-size and --data-blocks"
         )),
+        RepairError::Unsupported(error) => unsupported(source, &error),
         RepairError::Differs(differs) => other_than_known(source, differs),
         RepairError::NoRoots => damaged("found no trees, expected a pool's metadata".to_owned()),
     }
+}
+
+fn unsupported(source: &Source, error: &Error) -> ConfigError {
+    ConfigError::new(ConfigKind::Unsupported, &source.name, error.to_string())
 }
 
 fn other_than_known(source: &Source, differs: Differs) -> ConfigError {
@@ -158,6 +164,12 @@ fn lost_things(before: &Report, repaired: &Repaired) -> (Vec<(Severity, String)>
 /// Clears the needs-check flag, if a check finds nothing else.
 fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> {
     let mut device = MetadataDevice::at(source, start_sector, "check")?;
+    let at = MetadataBlock::SUPERBLOCK;
+    let features =
+        read_one(&mut device, at, |bytes| Superblock::decode(bytes, at)?.refuse_writing())?;
+    if let Err(Bad::Wrong(error @ Error::UnknownFeature { .. })) = features {
+        return Err(unsupported(source, &error));
+    }
     let mut superblock = superblock(&mut device, false)?;
     let report = examine(device)?;
     let other = report.findings.iter().find(|finding| **finding != Finding::NeedsCheck);
@@ -165,9 +177,6 @@ fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> 
         let expected = "no finding but needs_check: use --output";
         return Err(refused(ConfigKind::Damaged, &source.name, "metadata", finding, expected));
     }
-    superblock
-        .refuse_writing()
-        .map_err(|error| wrong(&source.name, "superblock", error, "none"))?;
     if superblock.needs_check() {
         superblock.set_needs_check(false);
         let start = source.bytes - source.area_bytes(start_sector)?;

@@ -3,7 +3,7 @@
 //! The old metadata is only read. Promises that every mapping that can be reached is kept, that
 //! what cannot is told as findings, and that leaves stay shared that were. Reference counts, sizes
 //! of devices and the needs-check flag are derived again, never copied; a metadata snapshot is let
-//! go.
+//! go. Metadata with features that are not known is refused.
 //!
 //! Where the superblock or the root of its top-level tree is lost, the roots are looked for among
 //! all blocks (`roots`). What the superblock alone knew must then be [given](Given). Details that
@@ -26,8 +26,8 @@ use super::leaves::{LeafAt, each_leaf, entries};
 use super::stream::{Pool, Run};
 use super::walk::{Family, Fault, Tree};
 use super::{
-    DataBlockSize, DeviceDetails, DeviceId, Mapping, MetadataBlock, Node, Superblock, TIME_MAX,
-    VERSION, Value,
+    DataBlockSize, DeviceDetails, DeviceId, Error, Mapping, MetadataBlock, Node, Superblock,
+    TIME_MAX, VERSION, Value,
 };
 use roots::Roots;
 
@@ -97,6 +97,8 @@ pub enum RepairError<E> {
     Refused(Refusal),
     /// There is no superblock, and what it knew was not given.
     NoSuperblock(Bad),
+    /// The metadata asks for a feature that is not known here.
+    Unsupported(Error),
     /// There is a superblock, and what was given is not what it says.
     Differs(Differs),
     /// There are no trees.
@@ -149,7 +151,14 @@ impl Plan {
     /// There is nothing, what was given is wrong, or reading has to end.
     pub fn new<B: Blocks>(blocks: &mut B, given: Given) -> Result<Plan, RepairError<B::Error>> {
         let at = MetadataBlock::SUPERBLOCK;
-        let superblock = read_one(blocks, at, |bytes| Superblock::decode(bytes, at))?;
+        let superblock = read_one(blocks, at, |bytes| {
+            let superblock = Superblock::decode(bytes, at)?;
+            superblock.refuse_writing().map(|()| superblock)
+        })?;
+        // What a feature means is not known: neither what is lost without it, nor what it asks for.
+        if let Err(Bad::Wrong(error @ Error::UnknownFeature { .. })) = superblock {
+            return Err(RepairError::Unsupported(error));
+        }
         if let Some(differs) = superblock.as_ref().ok().and_then(|sound| given.differs_from(sound))
         {
             return Err(RepairError::Differs(differs));

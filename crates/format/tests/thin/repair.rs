@@ -2,8 +2,10 @@
 
 use std::convert::Infallible;
 
+use cairn_format::Severity;
 use cairn_format::thin::blocks::{Blocks, MemoryBlocks};
 use cairn_format::thin::build::{Builder, Room};
+use cairn_format::thin::check::Finding;
 use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::stream::{Run, devices, each_run};
 use cairn_format::thin::{
@@ -160,13 +162,19 @@ fn whatever_roots_that_were_searched_for_lead_to_looks_shared() {
 }
 
 #[test]
-fn a_time_beyond_its_bits_is_taken_for_the_last_one() {
+fn a_time_beyond_its_bits_is_damage_and_repaired_to_the_last_one() {
     let mut meta = image("snaps.meta");
     forge(&mut meta, MetadataBlock::SUPERBLOCK, Kind::Superblock, |bytes| {
         bytes[44..48].copy_from_slice(&u32::MAX.to_le_bytes());
     });
+    let report = checked(&meta);
+    assert_eq!(report.severity, Severity::Damaged);
+    assert_eq!(report.findings[0], Finding::Time { found: u32::MAX });
+    let text = report.findings[0].to_string();
+    assert_eq!(text, "superblock time: found 4294967295, expected at most 16777215");
     let (new, _) = repaired(&meta, Given::default()).unwrap();
     assert_eq!(superblock(&new).time, TIME_MAX);
+    assert!(checked(&new).findings.is_empty());
 }
 
 /// Counts the blocks that it is asked for.

@@ -5,7 +5,7 @@ use core::fmt;
 use crate::severity::Severity;
 use crate::thin::blocks::Bad;
 use crate::thin::walk::{Family, Fault, Place};
-use crate::thin::{DeviceId, Error, Mapping, SpaceMapRoot};
+use crate::thin::{DeviceId, Error, Mapping, SpaceMapRoot, TIME_MAX};
 
 /// Which of the two space maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +36,11 @@ pub enum Finding {
     ReadOnly(Error),
     /// Use is forbidden until a check, which is this one.
     NeedsCheck,
+    /// A time that mappings cannot hold: those made since name other data blocks than they should.
+    Time {
+        /// The superblock's.
+        found: u32,
+    },
     /// The held superblock is wrong.
     Held(Bad),
     /// A space map counts more blocks than its device has, or than it can.
@@ -202,6 +207,9 @@ impl fmt::Display for Finding {
                     f,
                     "superblock flags: found needs_check, expected no flag (repair clears it)"
                 )
+            }
+            Finding::Time { found } => {
+                write!(f, "superblock time: found {found}, expected at most {TIME_MAX}")
             }
             Finding::Held(bad) => write!(f, "metadata snapshot: {bad}"),
             Finding::MapSize { map, root, most } => {

@@ -11,6 +11,7 @@
 //! What is not:
 //! - a count above the number of references: space is lost, nothing else;
 //! - a count below it: a block in use was free to be written over, and perhaps was;
+//! - a time that mappings cannot hold: dm-thin then writes it over the data block's number;
 //! - a broken space map: all of it follows from the trees;
 //! - a broken tree: what it said is gone. Counts that are too high are then not told, since what is
 //!   gone may hold the references.
@@ -32,7 +33,7 @@ use super::leaves::entries;
 use super::walk::{Family, Fault, Graph, Place, Seen, Tree, Visit, Walk};
 use super::{
     BITMAP_ENTRIES, DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, Mapping, MetadataBlock, Node,
-    Opening, Superblock, Value,
+    Opening, Superblock, TIME_MAX, Value,
 };
 pub use crate::severity::Severity;
 pub use finding::{Finding, Map};
@@ -124,10 +125,13 @@ pub fn check<B: Blocks>(blocks: &mut B, limits: Limits) -> Result<Report, B::Err
     Ok(report)
 }
 
-/// Judges the sizes and gives the number of blocks that can be in use.
+/// Judges what the superblock says by itself and gives the number of blocks that can be in use.
 fn sizes(superblock: &Superblock, count: u64, limits: Limits, report: &mut Report) -> u64 {
     if let Err(error) = superblock.refuse_writing() {
         report.tell(Finding::ReadOnly(error));
+    }
+    if superblock.time > TIME_MAX {
+        report.tell(Finding::Time { found: superblock.time });
     }
     let (root, most) = (superblock.metadata_space_map, count.min(METADATA_BLOCKS_MAX));
     if root.blocks > most {

@@ -1,12 +1,16 @@
-//! Through many trees at once: level by level, each level in the order of its blocks on disk.
+//! Through many trees at once: level by level, each level in the order of its blocks on disk. A
+//! level of more than [`EDGES_MAX`] pointers is gone through in several parts, each with what is
+//! below it, and a node that more than one part leads to is read again.
 //!
 //! Trees of one family (say, the mapping trees of all devices) may share nodes. Promises that each
 //! distinct node is handed on exactly once, and that each pointer to it is judged: what it leads
 //! to, and whether the keys there are within what the pointer covers. Whatever the trees look like
-//! the walk ends: a node is entered once. Loops are told by [`Graph::entries_below`].
+//! the walk ends: a node is entered once, from the pointer that covers the fewest keys of those that
+//! are at hand, and what is below is judged by that. Loops are told by [`Graph::entries_below`].
 //!
-//! Memory: some 32 bytes per pointer of the widest level, 4 bytes per pointer in all, a byte per
-//! metadata block.
+//! Memory: 24 bytes per pointer of a part of each level, which are half a gigabyte at most where
+//! trees are that wide; 4 bytes per pointer from a distinct node in all, a few dozen per distinct
+//! node, and a byte per metadata block.
 
 use core::fmt;
 
@@ -220,15 +224,57 @@ pub trait Visit {
     fn fault(&mut self, place: Place, fault: Fault);
 }
 
+/// Pointers of a level that are taken together, but for those of the last nodes read.
+const EDGES_MAX: usize = 16 << 20;
+/// Pointers whose nodes are asked for at once.
+const WINDOW: usize = 16 << 10;
+/// The bit of [`Edge::tree`] that tells a root.
+const ROOT: u32 = 1 << 31;
+
 /// A pointer to follow.
 #[derive(Debug, Clone, Copy)]
 struct Edge {
-    child: MetadataBlock,
     first: u64,
     last: u64,
-    /// Index of the tree.
+    child: u32,
+    /// Index of the tree, and whether the child is its root.
     tree: u32,
-    from_root: bool,
+}
+
+const _: () = assert!(size_of::<Edge>() == 24);
+
+impl Edge {
+    fn child(&self) -> MetadataBlock {
+        MetadataBlock(u64::from(self.child))
+    }
+
+    fn tree(&self) -> usize {
+        (self.tree & !ROOT) as usize
+    }
+}
+
+/// Some pointers, sorted, and how many of them are done.
+struct Level {
+    edges: Vec<Edge>,
+    done: usize,
+}
+
+impl Level {
+    fn new(mut edges: Vec<Edge>) -> Level {
+        // Of pointers to the same node that of the first tree comes first, whatever sorts.
+        edges.sort_unstable_by_key(|edge| (edge.child, edge.tree & !ROOT, edge.first));
+        Level { edges, done: 0 }
+    }
+
+    /// The next pointers, with all that lead to the last of their nodes; none if all are done.
+    fn window(&mut self, most: usize) -> &[Edge] {
+        let begin = self.done;
+        let end = self.edges.len().min(begin.saturating_add(most));
+        let last = self.edges[begin..end].last().map(|edge| edge.child);
+        let more = self.edges[end..].iter().take_while(|edge| Some(edge.child) == last).count();
+        self.done = end + more;
+        &self.edges[begin..self.done]
+    }
 }
 
 /// The nodes that walks have found, without their keys.
@@ -317,9 +363,15 @@ fn short(at: MetadataBlock) -> u32 {
 /// A walk through the trees of one family.
 pub struct Walk<'a, V> {
     trees: Vec<Tree>,
-    level: Vec<Edge>,
+    roots: Vec<MetadataBlock>,
+    /// Blocks of the device.
+    count: u64,
+    /// Pointers found and not followed yet.
+    found: Vec<Edge>,
     seen: &'a mut Seen,
     graph: &'a mut Graph,
+    /// [`EDGES_MAX`] and [`WINDOW`], but for tests.
+    most: (usize, usize),
     value: core::marker::PhantomData<V>,
 }
 
@@ -327,15 +379,15 @@ impl<'a, V: Value> Walk<'a, V> {
     /// Begins with no trees. All walks of one check share `seen` and `graph`.
     #[must_use]
     pub fn new(seen: &'a mut Seen, graph: &'a mut Graph) -> Walk<'a, V> {
-        Walk { trees: Vec::new(), level: Vec::new(), seen, graph, value: core::marker::PhantomData }
+        let (most, value) = ((EDGES_MAX, WINDOW), core::marker::PhantomData);
+        let (trees, roots, found) = (Vec::new(), Vec::new(), Vec::new());
+        Walk { trees, roots, count: 0, found, seen, graph, most, value }
     }
 
     /// Adds a tree.
     pub fn add(&mut self, tree: Tree, root: MetadataBlock) {
-        let index = self.trees.len() as u32;
         self.trees.push(tree);
-        let edge = Edge { child: root, first: 0, last: u64::MAX, tree: index, from_root: true };
-        self.level.push(edge);
+        self.roots.push(root);
     }
 
     /// Goes through all of them.
@@ -347,33 +399,57 @@ impl<'a, V: Value> Walk<'a, V> {
         blocks: &mut B,
         visit: &mut impl Visit,
     ) -> Result<(), B::Error> {
-        while !self.level.is_empty() {
-            let mut level = core::mem::take(&mut self.level);
-            level.retain(|edge| {
-                let inside = edge.child.0 < blocks.count();
-                if !inside {
-                    let bad = Bad::Outside { at: edge.child, count: blocks.count() };
-                    visit.fault(self.place(edge), bad.into());
-                }
-                inside
-            });
-            level.sort_by_key(|edge| edge.child);
-            let mut wanted: Vec<_> = level.iter().map(|edge| edge.child).collect();
-            wanted.dedup();
-            let mut edges = level.as_slice();
-            blocks.read(&wanted, &mut |at, bytes| {
-                let count = edges.partition_point(|edge| edge.child <= at);
-                let (here, rest) = edges.split_at(count);
-                edges = rest;
-                self.arrive(at, bytes, here, visit);
-            })?;
+        self.count = blocks.count();
+        for (index, root) in core::mem::take(&mut self.roots).into_iter().enumerate() {
+            self.find(root, (0, u64::MAX), index as u32 | ROOT, visit);
+        }
+        let (edges_max, window) = self.most;
+        // The lowest level that is not done is the last.
+        let mut levels = vec![Level::new(core::mem::take(&mut self.found))];
+        while let Some(level) = levels.last_mut() {
+            let mut edges = level.window(window);
+            let done = edges.is_empty();
+            if done {
+                levels.pop();
+            } else {
+                let mut wanted: Vec<_> = edges.iter().map(Edge::child).collect();
+                wanted.dedup();
+                blocks.read(&wanted, &mut |at, bytes| {
+                    let count = edges.partition_point(|edge| edge.child() <= at);
+                    let (here, rest) = edges.split_at(count);
+                    edges = rest;
+                    self.arrive(at, bytes, here, visit);
+                })?;
+            }
+            if done && !self.found.is_empty() || self.found.len() >= edges_max {
+                levels.push(Level::new(core::mem::take(&mut self.found)));
+            }
         }
         Ok(())
     }
 
+    /// A pointer is to be followed, if it leads anywhere.
+    fn find(
+        &mut self,
+        at: MetadataBlock,
+        (first, last): (u64, u64),
+        tree: u32,
+        visit: &mut impl Visit,
+    ) {
+        let count = self.count;
+        match u32::try_from(at.0) {
+            Ok(child) if at.0 < count => self.found.push(Edge { first, last, child, tree }),
+            _ => {
+                let tree = self.trees[(tree & !ROOT) as usize];
+                let place = Place { tree, block: at, first, last };
+                visit.fault(place, Bad::Outside { at, count }.into());
+            }
+        }
+    }
+
     fn place(&self, edge: &Edge) -> Place {
-        let tree = self.trees[edge.tree as usize];
-        Place { tree, block: edge.child, first: edge.first, last: edge.last }
+        let tree = self.trees[edge.tree()];
+        Place { tree, block: edge.child(), first: edge.first, last: edge.last }
     }
 
     /// A block has come that these pointers lead to.
@@ -384,8 +460,9 @@ impl<'a, V: Value> Walk<'a, V> {
         edges: &[Edge],
         visit: &mut impl Visit,
     ) {
-        let Some(edge) = edges.first() else { return };
-        let tree = self.trees[edge.tree as usize];
+        // The first of equals.
+        let Some(edge) = edges.iter().min_by_key(|edge| edge.last) else { return };
+        let tree = self.trees[edge.tree()];
         let node = bytes.ok_or(Bad::Unreadable { at }.into()).and_then(|bytes| {
             let node = Node::decode(bytes, at).and_then(Node::expect::<V>);
             node.map_err(|error| Fault::from(Bad::Wrong(error)))
@@ -411,7 +488,7 @@ impl<'a, V: Value> Walk<'a, V> {
             visit.fault(self.place(edge), Fault::KeysOutside { at, first, last });
         }
         let least = node.max() / 3;
-        if !edge.from_root && node.len() < least {
+        if edge.tree & ROOT == 0 && node.len() < least {
             visit.fault(self.place(edge), Fault::Underfull { at, found: node.len(), least });
         }
     }
@@ -419,7 +496,7 @@ impl<'a, V: Value> Walk<'a, V> {
     fn enter(&mut self, edge: &Edge, node: &Node<'_>, visit: &mut impl Visit) {
         self.graph.note(node);
         if node.is_leaf() {
-            return visit.leaf(self.trees[edge.tree as usize], node);
+            return visit.leaf(self.trees[edge.tree()], node);
         }
         visit.internal(node);
         for index in 0..node.len() {
@@ -427,9 +504,76 @@ impl<'a, V: Value> Walk<'a, V> {
                 true => node.key(index + 1) - 1,
                 false => edge.last,
             };
-            let (child, first) = (node.child(index), node.key(index));
-            let (last, tree) = (last.max(first), edge.tree);
-            self.level.push(Edge { child, first, last, tree, from_root: false });
+            let first = node.key(index);
+            self.find(node.child(index), (first, last.max(first)), edge.tree & !ROOT, visit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Family, Fault, Graph, Place, Seen, Tree, Visit, Walk};
+    use crate::thin::blocks::{Blocks, MemoryBlocks};
+    use crate::thin::{BLOCK_BYTES, DeviceId, Mapping, MetadataBlock, Node, Superblock, block};
+
+    /// What a walk found.
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct Told {
+        leaves: Vec<MetadataBlock>,
+        internal: Vec<MetadataBlock>,
+        faults: Vec<(MetadataBlock, Fault)>,
+    }
+
+    impl Visit for Told {
+        fn leaf(&mut self, _: Tree, leaf: &Node<'_>) {
+            self.leaves.push(leaf.at());
+        }
+
+        fn internal(&mut self, node: &Node<'_>) {
+            self.internal.push(node.at());
+        }
+
+        fn fault(&mut self, place: Place, fault: Fault) {
+            self.faults.push((place.block, fault));
+        }
+    }
+
+    fn walked(meta: &[u8], most: (usize, usize)) -> Told {
+        let mut blocks = MemoryBlocks::new(meta);
+        let (mut seen, mut graph) = (Seen::none(blocks.count()), Graph::default());
+        let mut walk = Walk::<Mapping>::new(&mut seen, &mut graph);
+        walk.most = most;
+        let node = |at: MetadataBlock| {
+            let bytes = &meta[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+            Node::decode(block::of(bytes).unwrap(), at).unwrap()
+        };
+        let at = MetadataBlock::SUPERBLOCK;
+        let superblock = Superblock::decode(block::of(&meta[..BLOCK_BYTES]).unwrap(), at).unwrap();
+        for (id, root) in node(superblock.mapping_root).entries::<MetadataBlock>() {
+            let device = DeviceId::new(id).ok();
+            walk.add(Tree { device, ..Tree::of(Family::Mappings) }, root);
+        }
+        let mut told = Told::default();
+        let Ok(()) = walk.run(&mut blocks, &mut told);
+        told.leaves.sort_unstable();
+        told.internal.sort_unstable();
+        told.faults.sort_by_key(|(at, _)| *at);
+        told
+    }
+
+    #[test]
+    fn a_level_in_many_parts_is_gone_through_as_one_is() {
+        for name in ["big.meta", "snaps.meta"] {
+            let mut meta = cairn_testkit::image("thin", name);
+            let whole = walked(&meta, (usize::MAX, usize::MAX));
+            assert_eq!(whole.faults, [], "{name}");
+            for most in [(1, 1), (1, 3), (7, 2)] {
+                assert_eq!(walked(&meta, most), whole, "{name}");
+            }
+            let broken = whole.leaves[1].0 as usize * BLOCK_BYTES;
+            meta[broken + 40] ^= 0xFF;
+            let faults = walked(&meta, (1, 1)).faults;
+            assert!(!faults.is_empty() && walked(&meta, (100, 100)).faults.len() <= faults.len());
         }
     }
 }

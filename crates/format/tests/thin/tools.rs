@@ -11,10 +11,11 @@ use cairn_format::thin::check::{Finding, Limits, Map, Report, check, check_held}
 use cairn_format::thin::repair::Given;
 use cairn_format::thin::rmap::rmap;
 use cairn_format::thin::stream::{Pool, Run, dump};
+use cairn_format::thin::walk::Fault;
 use cairn_format::thin::xml::{Broken, Reader, Writer, XmlError};
 use cairn_format::thin::{
     BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, IndexBlock, IndexEntry,
-    Kind, MetadataBlock, Node, NodeMut, Superblock, block,
+    Kind, MetadataBlock, Node, NodeKind, NodeMut, Superblock, block,
 };
 use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -295,6 +296,49 @@ fn a_broken_leaf_is_told_with_device_keys_and_block() {
     let expected = format!("mapping tree, keys from {key}: block {leaf}, node checksum: found ");
     assert!(text.starts_with("device ") && text.contains(&expected), "{text}");
     assert!(report.findings.contains(&Finding::CountsLeftOut));
+}
+
+#[test]
+fn what_lies_below_a_shared_node_is_judged_by_every_pointer_to_it() {
+    let mut memory = Vec::<u8>::new();
+    let mut builder = Builder::new(&mut memory, Room::AtLeast(64), pool(4000)).unwrap();
+    for (id, begin) in [(1, 0), (2, 1000)] {
+        builder.begin_device(DeviceId::new(id).unwrap(), details()).unwrap();
+        builder.add(Run { origin: 0, data: begin, len: 500, time: 4 }).unwrap();
+        builder.end_device().unwrap();
+    }
+    let superblock = builder.finish().unwrap();
+    let mut meta = finished(memory, &superblock);
+    let top = superblock.mapping_root;
+    let node = |meta: &[u8], at: MetadataBlock| -> Block {
+        meta[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].try_into().unwrap()
+    };
+    let roots = node(&meta, top);
+    let roots = Node::cached(&roots).unwrap();
+    let (shared, other) = (roots.child(0), roots.child(1));
+    // Above the root of device 1 a node for each device; that of device 2 has its own mappings from
+    // 499 on, which is within the last leaf below the shared node, but beyond that node's own keys.
+    for (index, children) in [vec![(0, shared)], vec![(0, shared), (499, other)]].iter().enumerate()
+    {
+        let at = MetadataBlock((meta.len() / BLOCK_BYTES - 1 - index) as u64);
+        forge(&mut meta, at, Kind::Node, |bytes| {
+            let mut node = NodeMut::init(bytes, NodeKind::Internal, 8);
+            for (index, (key, child)) in children.iter().enumerate() {
+                node.insert_at(index, *key, *child);
+            }
+        });
+        forge(&mut meta, top, Kind::Node, |bytes| {
+            NodeMut::cached(bytes).unwrap().set_value(index, at);
+        });
+    }
+    let report = checked(&meta);
+    let outside = |finding: &&Finding| {
+        let Finding::Tree { place, fault: Fault::KeysOutside { last: 499, .. } } = finding else {
+            return false;
+        };
+        place.last == 498 && place.first > 0
+    };
+    assert_eq!(report.findings.iter().filter(outside).count(), 1, "{:#?}", report.findings);
 }
 
 #[test]

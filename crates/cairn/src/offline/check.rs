@@ -6,7 +6,7 @@ use cairn_block::{ConfigKind, SECTOR_BYTES};
 use cairn_format::Severity;
 use serde_json::{Value, json};
 
-use super::room::Room;
+use super::room::{FORMATS, NOTHING, Room};
 use super::source::Source;
 use super::{snapshot, thin, writecache};
 use crate::cli::CheckArgs;
@@ -61,16 +61,26 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
     };
     let origin_sectors = sectors(args.origin.as_deref())?;
     let mut code = exit::OK;
+    let given = match (origin_sectors, data_sectors) {
+        (_, Some(_)) => Some(Room::Thin),
+        (Some(_), None) => Some(Room::Writecache),
+        (None, None) => None,
+    };
     for device in &devices.devices {
         let source = thin::open(device, held)?;
         let start_sector = devices.place.start_sector;
-        let verdict = match room(&source, start_sector)? {
-            Room::Thin if held => thin::check::held(&source, start_sector, data_sectors),
-            Room::Thin => thin::check::verdict(&source, start_sector, data_sectors),
+        let verdict = match room(&source, start_sector, given)? {
+            Some(Room::Thin) if held => thin::check::held(&source, start_sector, data_sectors)?,
+            Some(Room::Thin) => thin::check::verdict(&source, start_sector, data_sectors)?,
             _ if held => return Err(thin::no_metadata(&source)),
-            Room::Writecache => writecache::check::verdict(&source, start_sector, origin_sectors),
-            Room::Snapshot => snapshot::check::verdict(&source, start_sector, origin_sectors),
-        }?;
+            Some(Room::Writecache) => {
+                writecache::check::verdict(&source, start_sector, origin_sectors)?
+            }
+            Some(Room::Snapshot) => {
+                snapshot::check::verdict(&source, start_sector, origin_sectors)?
+            }
+            None => unknown(),
+        };
         code = exit::worst(code, verdict.severity.exit_code());
         told(&source.name, &verdict)?;
     }
@@ -86,19 +96,31 @@ pub fn sectors(device: Option<&Path>) -> Outcome<Option<u64>> {
     Ok(device.map(|device| device.bytes / SECTOR_BYTES))
 }
 
-/// Refuses what is plainly something else; what nobody recognises is judged as a cache with a
-/// broken header, which is damaged, not foreign.
-fn room(source: &Source, start_sector: u64) -> Outcome<Room> {
+/// Refuses what is plainly something else. Where nothing is recognised the header may be what is
+/// lost: then a pool tells itself, or what was `given` beside the device says what it should be.
+fn room(source: &Source, start_sector: u64, given: Option<Room>) -> Outcome<Option<Room>> {
     let found = source.identify(start_sector)?;
     match Room::of(&found) {
-        Some(room) => Ok(room),
-        None if found.is_empty() => Ok(Room::Writecache),
+        Some(room) => Ok(Some(room)),
+        None if found.is_empty() => Ok(Room::without_header(source, start_sector)?.or(given)),
         None => {
             let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
             let (kind, found) = (ConfigKind::Unsupported, kinds.join(", "));
-            let expected = "dm-writecache, dm-snapshot or dm-thin";
-            Err(refused(kind, &source.name, "format", found, expected))
+            Err(refused(kind, &source.name, "format", found, FORMATS))
         }
+    }
+}
+
+/// What there is to say where nothing is recognised: a header is damaged, or there never was one.
+fn unknown() -> Verdict {
+    let severity = Severity::Damaged;
+    Verdict {
+        format: "unknown",
+        severity,
+        findings: vec![(severity, format!("format: found {NOTHING}, expected {FORMATS}"))],
+        findings_left_out: 0,
+        summary: None,
+        facts: json!({}),
     }
 }
 

@@ -2,11 +2,15 @@
 
 use cairn_block::ConfigKind;
 
-use super::room::Room;
+use super::room::{NOTHING, Room};
 use super::source::Source;
 use super::{snapshot, thin};
 use crate::cli::RepairArgs;
 use crate::failure::{Outcome, refused, wrong};
+
+/// What can be repaired.
+const EXPECTED: &str = "dm-snapshot or dm-thin, or the sizes of a pool whose superblock is lost: \
+                        --data-block-size and --data-blocks";
 
 /// Runs the verb.
 ///
@@ -17,8 +21,15 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
         true => Source::write(&args.device)?,
         false => Source::read(&args.device)?,
     };
-    let found = source.identify(args.place.start_sector)?;
-    match Room::of(&found) {
+    let start_sector = args.place.start_sector;
+    let found = source.identify(start_sector)?;
+    let room = match Room::of(&found) {
+        // The superblock may be what is lost.
+        None if args.data_block_size.is_some() => Some(Room::Thin),
+        None => Room::without_header(&source, start_sector)?,
+        room => room,
+    };
+    match room {
         Some(Room::Snapshot) => {
             let options = [
                 ("--data-block-size", args.data_block_size.is_some()),
@@ -33,19 +44,11 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
             refuse(&source, &options, (METADATA, STORE))?;
             thin::repair::run(&source, args)
         }
-        // The superblock may be what is lost.
-        None if args.data_block_size.is_some() => thin::repair::run(&source, args),
         Some(Room::Writecache) | None => {
             let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
-            let found =
-                if kinds.is_empty() { "nothing known".to_owned() } else { kinds.join(", ") };
-            Err(refused(
-                ConfigKind::Unsupported,
-                &source.name,
-                "format",
-                found,
-                "dm-snapshot or dm-thin",
-            ))
+            let found = if kinds.is_empty() { NOTHING.to_owned() } else { kinds.join(", ") };
+            let (kind, expected) = (ConfigKind::Unsupported, EXPECTED);
+            Err(refused(kind, &source.name, "format", found, expected))
         }
     }
 }

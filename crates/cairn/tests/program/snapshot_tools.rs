@@ -193,6 +193,6 @@ fn repair_refuses_what_it_cannot_know() {
     assert!(!place.exists("new"));
     place.sparse("blank", 65536);
     let line = place.cairn(&["repair", "blank", "--output", "new"]).refused(63);
-    assert!(line.contains("format: found nothing known, expected dm-snapshot"), "{line}");
+    assert!(line.contains("format: found nothing recognised, expected dm-snapshot"), "{line}");
     assert!(!place.exists("new"));
 }

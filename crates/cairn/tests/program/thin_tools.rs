@@ -112,8 +112,8 @@ fn a_repair_tells_what_is_lost_and_searches_for_lost_roots() {
     let whole = place.cairn(&["dump", "snaps.meta"]).ok();
     place
         .write("torn.meta", [vec![0xEE; 4096], place.read("snaps.meta")[4096..].to_vec()].concat());
-    let line = place.cairn(&["repair", "torn.meta", "--output", "new"]).refused(63);
-    assert!(line.contains("expected dm-snapshot or dm-thin"), "{line}");
+    let line = place.cairn(&["repair", "torn.meta", "--output", "new"]).refused(2);
+    assert!(line.contains("must be given: --data-block-size and --data-blocks"), "{line}");
     let sizes = ["--data-block-size", "128", "--data-blocks", "32", "--transaction-id", "42"];
     let args = [&["repair", "torn.meta", "--output", "new"][..], &sizes].concat();
     let ran = place.cairn(&args);
@@ -139,18 +139,22 @@ fn forge(meta: &mut [u8], at: MetadataBlock, kind: Kind, change: impl FnOnce(&mu
     block::seal(bytes, kind, at);
 }
 
+/// The first bitmap of the data space map.
+fn data_bitmap(meta: &[u8]) -> MetadataBlock {
+    let block_at = |at: MetadataBlock| -> Block {
+        meta[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].try_into().unwrap()
+    };
+    let at = MetadataBlock::SUPERBLOCK;
+    let root = Superblock::decode(&block_at(at), at).unwrap().data_space_map.bitmap_root;
+    Node::decode(&block_at(root), root).unwrap().value::<IndexEntry>(0).bitmap
+}
+
 #[test]
 fn a_repair_tells_of_a_block_in_use_that_counted_as_free() {
     let place = Place::new();
     place.golden("thin", "snaps.meta");
     let mut meta = place.read("snaps.meta");
-    let block_at = |meta: &[u8], at: MetadataBlock| -> Block {
-        meta[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].try_into().unwrap()
-    };
-    let at = MetadataBlock::SUPERBLOCK;
-    let root = Superblock::decode(&block_at(&meta, at), at).unwrap().data_space_map.bitmap_root;
-    let index = block_at(&meta, root);
-    let bitmap = Node::decode(&index, root).unwrap().value::<IndexEntry>(0).bitmap;
+    let bitmap = data_bitmap(&meta);
     forge(&mut meta, bitmap, Kind::Bitmap, |bytes| BitmapMut::cached(bytes).set(0, 0));
     place.write("low.meta", &meta);
     assert_eq!(place.cairn(&["check", "low.meta"]).code, 2);
@@ -198,6 +202,34 @@ fn a_pool_with_unknown_features_is_not_repaired() {
         }
         assert!(!place.exists("new") && place.read("later.meta") == meta);
     }
+}
+
+#[test]
+fn a_pool_without_a_superblock_is_taken_for_nothing_else() {
+    let place = Place::new();
+    place.golden("thin", "snaps.meta");
+    let mut meta = place.read("snaps.meta");
+    meta[32] ^= 1;
+    place.write("torn.meta", &meta);
+    place.sparse("small.data", 32 * 65536);
+    place.write("noise", vec![0xA5; 1 << 20]);
+    let told = "torn.meta: superblock magic: found 27022011, expected 27022010";
+    let ran = place.cairn(&["check", "torn.meta"]);
+    assert!(ran.code == 2 && ran.out.contains(told), "{ran:?}");
+    let line = place.cairn(&["dump", "torn.meta"]).refused(2);
+    assert!(line.contains(told), "{line}");
+    let sizes = "--data-block-size and --data-blocks";
+    let line = place.cairn(&["repair", "torn.meta", "--output", "new"]).refused(2);
+    assert!(line.contains(told) && line.contains(sizes), "{line}");
+    let nothing = "noise: format: found nothing recognised, expected dm-";
+    let ran = place.cairn(&["check", "noise"]);
+    assert!(ran.code == 2 && ran.out.contains(nothing), "{ran:?}");
+    let ran = place.cairn(&["check", "noise", "--data", "small.data"]);
+    assert!(ran.code == 2 && ran.out.contains("expected 27022010"), "{ran:?}");
+    let line = place.cairn(&["dump", "noise"]).refused(2);
+    assert!(line.contains(nothing), "{line}");
+    let line = place.cairn(&["repair", "noise", "--output", "new"]).refused(63);
+    assert!(line.contains(nothing) && line.contains(sizes), "{line}");
 }
 
 #[test]

@@ -233,6 +233,24 @@ fn a_pool_without_a_superblock_is_taken_for_nothing_else() {
 }
 
 #[test]
+fn in_place_nothing_is_written_if_there_is_another_finding() {
+    let place = Place::new();
+    place.golden("thin", "needscheck.meta");
+    let mut meta = place.read("needscheck.meta");
+    let at = data_bitmap(&meta);
+    // Too high for a block that nobody has.
+    forge(&mut meta, at, Kind::Bitmap, |bytes| {
+        let free = BitmapMut::cached(bytes).view().find_free(0..30).unwrap();
+        BitmapMut::cached(bytes).set(free, 1);
+    });
+    place.write("both.meta", &meta);
+    assert_eq!(place.cairn(&["check", "both.meta"]).code, 3);
+    let line = place.cairn(&["repair", "both.meta", "--in-place", "--yes"]).refused(2);
+    assert!(line.contains("expected no finding but needs_check: use --output"), "{line}");
+    assert!(place.read("both.meta") == meta);
+}
+
+#[test]
 fn a_sound_superblock_is_not_overruled_by_an_option() {
     let place = Place::new();
     place.golden("thin", "snaps.meta");

@@ -80,7 +80,7 @@ pub fn forge(meta: &mut [u8], at: MetadataBlock, kind: Kind, change: impl FnOnce
 }
 
 /// The bitmap of the metadata space map that counts the first blocks.
-fn first_bitmap(meta: &[u8]) -> MetadataBlock {
+pub fn first_bitmap(meta: &[u8]) -> MetadataBlock {
     let at = superblock(meta).metadata_space_map.bitmap_root;
     let begin = at.0 as usize * BLOCK_BYTES;
     let bytes = block::of(&meta[begin..begin + BLOCK_BYTES]).unwrap();

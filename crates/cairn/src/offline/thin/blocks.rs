@@ -199,9 +199,37 @@ fn pieces(wanted: &[MetadataBlock]) -> impl Iterator<Item = &[MetadataBlock]> {
 
 #[cfg(test)]
 mod tests {
-    use cairn_format::thin::MetadataBlock;
+    use std::fs::{File, write};
 
-    use super::pieces;
+    use cairn_format::thin::blocks::Blocks;
+    use cairn_format::thin::{BLOCK_BYTES, MetadataBlock};
+
+    use super::{MetadataDevice, pieces};
+    use crate::offline::source::Source;
+
+    #[test]
+    fn of_a_piece_that_cannot_be_read_the_blocks_are_read_that_can_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("meta");
+        write(&path, vec![7; 200 * BLOCK_BYTES]).unwrap();
+        let source = Source::read(&path).unwrap();
+        // Block 100 is half there, and what follows not at all.
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(100 * BLOCK_BYTES as u64 + 2048).unwrap();
+        let mut device = MetadataDevice::at(&source, 0, "read").unwrap();
+        // By a thread that reads ahead, and without.
+        for first in [0, 90] {
+            let wanted: Vec<_> = (first..110).map(MetadataBlock).collect();
+            let mut seen = Vec::new();
+            let read = device.read(&wanted, &mut |at, bytes| {
+                assert!(bytes.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 7)));
+                seen.push((at.0, bytes.is_some()));
+            });
+            read.unwrap();
+            let expected: Vec<_> = (first..110).map(|at| (at, at < 100)).collect();
+            assert_eq!(seen, expected);
+        }
+    }
 
     #[test]
     fn near_blocks_are_read_together_up_to_a_mebibyte() {

@@ -64,7 +64,7 @@ fn with_block(bytes: &mut [u8], number: usize, change: impl FnOnce(&mut Block)) 
     change(bytes.try_into().unwrap());
 }
 
-const IMAGES: [&str; 4] = ["big.meta", "snaps.meta", "restored.meta", "basic.meta"];
+const IMAGES: [&str; 5] = ["big.meta", "snaps.meta", "restored.meta", "basic.meta", "snap0.meta"];
 
 #[test]
 fn a_flipped_byte_is_found_or_does_not_matter() {

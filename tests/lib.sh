@@ -45,7 +45,9 @@ linear() { echo "0 $(sectors "$1") linear $1 0"; }   # FILE: the table of a volu
 writecache() {
   echo "0 $(sectors "$1") writecache s $1 $2 $3 $(($# - 3))$(printf ' %s' "" "${@:4}" | tr -s ' ')"
 }
-same() { # FOUND EXPECTED WHAT
+# same FOUND EXPECTED WHAT. Two commands that fail say the same: nothing.
+same() {
+  [ -n "$2" ] || fail "$3: nothing to compare '$1' with"
   [ "$1" = "$2" ] || fail "$3: found '$1', expected '$2'"
 }
 
@@ -108,6 +110,10 @@ verb() { "$CAIRN" "$1" --control "$control" "${@:2}"; } # VERB ARG...
 # Snapshots of the volume vm, which `serve` exports beside others.
 at() { echo "nbd+unix:///$1?socket=$work/nbd.sock"; }  # EXPORT: its URI
 image() { nbdcopy "$(at "$1")" "$2"; }                 # EXPORT FILE
+reads() { # EXPORT FILE WHAT: it can be read, and holds what the file does
+  image "$1" again
+  cmp again "$2" || fail "$3: $1 is not $2"
+}
 # changed NAME EXPORT: what differs from the snapshot vm@NAME: offset and length, line by line
 changed() { nbdinfo --map="cairn:changed:$1" "$(at "$2")" | awk '$3 == 1 { print $1, $2 }'; }
 

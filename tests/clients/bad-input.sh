@@ -47,9 +47,11 @@ cp good cache
 refused 1 'cache block.size 4096 512' "$(writecache origin cache 512)"
 truncate -s 8k cache
 refused 2 'cache n_blocks 254 8192' "$(writecache origin cache 4096)"
-rm cache && truncate -s 4k cache
+rm cache
+truncate -s 4k cache
 refused 1 'cache 4096' "$(writecache origin cache 4096)"
-rm cache && truncate -s 1M cache
+rm cache
+truncate -s 1M cache
 pattern ss 8 | dd of=cache bs=1 seek=8000 conv=notrunc status=none
 printf '\x53\xef' | dd of=cache bs=1 seek=1080 conv=notrunc status=none
 refused 1 'cache ext' "$(writecache origin cache 4096)"
@@ -82,7 +84,8 @@ refused 1 'short.origin 4096 8192' "0 8192 writecache s short.origin cache 4096 
 truncate -s 32k short.origin
 refused 2 'cache entry original_sector 64' "$(writecache short.origin cache 4096)"
 
-mkfifo fifo && exec 3<>fifo
+mkfifo fifo
+exec 3<>fifo
 qemu-io -f raw origin <fifo >held 2>&1 &
 holder=$!
 until grep -q 'qemu-io>' held; do sleep 0.05; done

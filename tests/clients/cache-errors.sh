@@ -16,7 +16,8 @@ done
 # The superblock can no longer be written: a commit fails, and whoever waits for it is told.
 verb load fast --table "0 8 flakey cache 0 0 1 1 error_writes
 8 8184 linear cache 8"
-verb suspend fast && verb resume fast
+verb suspend fast
+verb resume fast
 timeout 60 qemu-io -f raw -c "write -P 9 6M 64k" -c flush "$uri" >said 2>&1 || true
 grep -qi 'input/output error' said || fail "no error from a commit that cannot be: $(cat said)"
 same "$(verb status default | sed 's/.*writecache //' | cut -d ' ' -f 1)" 1 "the error flag"
@@ -27,7 +28,8 @@ cmp -n 6291456 seen plain
 
 # Sticky until the volume is loaded anew, though the device is well again.
 verb load fast --table "$(linear cache)"
-verb suspend fast && verb resume fast
+verb suspend fast
+verb resume fast
 timeout 60 qemu-io -f raw -c "write -P 9 7M 64k" "$uri" >said 2>&1 || true
 grep -qi 'input/output error' said || fail "the error is not sticky"
 serve_kill

@@ -30,7 +30,8 @@ for round in $(seq 7); do
   at=$((round * 524288))
   serve --table "$table"
   # The client is killed with the server, lest its own flush at the end help.
-  rm -f fifo && mkfifo fifo
+  rm -f fifo
+  mkfifo fifo
   qemu-io -f raw "$uri" <fifo >client.log 2>&1 &
   client=$!
   exec 3>fifo

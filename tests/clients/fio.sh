@@ -19,7 +19,8 @@ serve --table "$(linear origin)"
 run --do_verify=1
 serve_end
 
-truncate -s 0 origin && truncate -s 64M origin
+truncate -s 0 origin
+truncate -s 64M origin
 table=$(writecache origin cache 4096 pause_writeback 0)
 serve --table "$table"
 run --do_verify=1

@@ -9,12 +9,15 @@ truncate -s 16M origin
 serve --table "$(linear origin)"
 nbdcopy data "$uri"
 nbdcopy "$uri" - | cmp - data
-nbdcopy --connections=1 --synchronous "$uri" out && cmp out data
+nbdcopy --connections=1 --synchronous "$uri" out
+cmp out data
 serve_end
 cmp origin data
 
 for size in 512 1024 2048 4096; do
-  rm -f origin cache && truncate -s 16M origin && truncate -s 4M cache
+  rm -f origin cache
+  truncate -s 16M origin
+  truncate -s 4M cache
   serve --table "$(writecache origin cache $size)"
   nbdcopy --connections=4 --requests=32 --flush data "$uri"
   nbdcopy --connections=4 "$uri" - | cmp - data
@@ -25,7 +28,8 @@ for size in 512 1024 2048 4096; do
 done
 
 # A hole stays a hole on its way out.
-rm -f origin && truncate -s 16M origin
+rm -f origin
+truncate -s 16M origin
 pattern bb 65536 | dd of=origin bs=64k seek=100 conv=notrunc status=none
 serve --table "$(linear origin)"
 nbdcopy "$uri" out

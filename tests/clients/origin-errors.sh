@@ -27,7 +27,8 @@ qemu-io -r -f raw -c "read -P 2 4M 256k" "$uri" >said
 if grep -q 'verification failed' said; then fail "a dirty block is lost"; fi
 
 verb load slow --table "$(linear origin)"
-verb suspend slow && verb resume slow
+verb suspend slow
+verb resume slow
 timeout 60 "$CAIRN" message --control "$control" default 0 flush
 same "$(verb status default | sed 's/.*writecache //' | cut -d ' ' -f 1,4)" "0 0" "error flag, writeback"
 serve_end
@@ -40,7 +41,8 @@ serve --table 'slow=0 16384 flakey origin 0 1 1 1 error_writes' --export default
 fio --name=load --ioengine=nbd --uri="$uri" --size=2M --rw=randwrite --bs=4k --iodepth=8 \
   --time_based --runtime=5 --continue_on_error=all --verify=crc32c --do_verify=0 >fio.log 2>&1 || true
 verb load slow --table "$(linear origin)"
-verb suspend slow && verb resume slow
+verb suspend slow
+verb resume slow
 qemu-io -f raw -c "write -P 7 3M 1M" "$uri" >/dev/null
 timeout 120 "$CAIRN" message --control "$control" default 0 flush
 nbdcopy "$uri" seen

@@ -21,7 +21,8 @@ commands >commands
 for size in 512 1024 2048 4096; do
   pattern oo 4194304 >origin
   cp origin plain
-  rm -f cache && truncate -s 512k cache
+  rm -f cache
+  truncate -s 512k cache
   serve --table "$(writecache origin cache $size pause_writeback 0)"
   qemu-io -f raw "$uri" <commands >/dev/null
   qemu-io -f raw plain <commands >/dev/null

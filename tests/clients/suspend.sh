@@ -22,7 +22,8 @@ fio --name=load --ioengine=nbd --uri="$uri" --size=8M --offset_increment=8M --nu
 fio=$!
 cycles=0
 while kill -0 $fio 2>/dev/null && [ $cycles -lt 200 ]; do
-  verb suspend default && verb resume default
+  verb suspend default
+  verb resume default
   load "$(writecache origin cache 4096 high_watermark 80 low_watermark 20 pause_writeback 0)"
   verb message default 0 flush
   load "$cached"

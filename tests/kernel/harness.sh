@@ -4,7 +4,9 @@
 . "$(dirname "$0")/../lib.sh"
 
 cat >guest.sh <<'G'
-[ "$1 $2" = "two words third" ] && [ "$FRUIT" = 'a "ripe" pear' ] && [ "$PWD" = "$work" ]
+[ "$1 $2" = "two words third" ]
+[ "$FRUIT" = 'a "ripe" pear' ]
+[ "$PWD" = "$work" ]
 mp dm-writecache
 dmsetup targets | grep '^writecache'
 exit 5

@@ -23,23 +23,28 @@ verb message p 0 reserve_metadata_snap
 expect 4 verb message p 0 reserve_metadata_snap # It is held once.
 
 fio --name=load --ioengine=nbd --uri="$(at load)" --rw=randwrite --bs=16k --iodepth=8 --size=32M \
-  --time_based --runtime=5 --fsync=8 --output=fio.log --allow_file_create=0 &
+  --time_based --runtime=250 --fsync=8 --output=fio.log --allow_file_create=0 &
 load=$!
-rounds=0
-while kill -0 "$load" 2>/dev/null; do
+until [ "$(verb status load | sed 's/.* thin //; s/ .*//')" -gt 0 ]; do
+  kill -0 "$load" 2>/dev/null || { cat fio.log; fail "fio wrote nothing"; }
+  sleep 0.05
+done
+for round in 0 1 2 3 4; do
   # Sharing is broken and blocks are freed meanwhile, too.
-  qemu-io -f raw -c "write -P 4 $((rounds % 30))M 128k" -c "discard $((rounds % 29))M 1M" \
-    "$(at vm)" >/dev/null
+  qemu-io -f raw -c "write -P 4 ${round}M 128k" -c "discard ${round}M 1M" "$(at vm)" >/dev/null
   expect 0 "$CAIRN" check --metadata-snapshot p.meta --data p.data
   grep -q 'sound: metadata snapshot of transaction' said || fail "$(cat said)"
   "$CAIRN" dump --metadata-snapshot p.meta | cmp - expected.xml || fail "the snapshot's dump"
-  "$CAIRN" rmap --metadata-snapshot p.meta >rmap.$((rounds > 0))
+  "$CAIRN" rmap --metadata-snapshot p.meta >rmap.$((round > 0))
   thin_dump -m p.meta | cmp - expected.xml || fail "thin_dump -m says something else"
   expect 0 thin_check -m p.meta
-  rounds=$((rounds + 1))
+  kill -0 "$load" 2>/dev/null || { cat fio.log; fail "fio ended in round $round"; }
 done
-wait "$load" || { cat fio.log; fail "fio was disturbed"; }
-[ "$rounds" -gt 2 ] || fail "no more than $rounds rounds beside the load"
+status=0
+kill "$load"
+wait "$load" || status=$?
+same "$status" 128 "the status of an fio that is asked to end"
+grep -q 'err= 0' fio.log || { cat fio.log; fail "fio was disturbed"; }
 cmp rmap.0 rmap.1 || fail "the reverse map of the snapshot has changed"
 same "$(sed -n 's/.*<device dev_id="\([0-9]*\)" mapped_blocks="\([0-9]*\)".*/\1:\2/p' expected.xml |
   tr '\n' ' ')" "0:33 1:0 2:33 " "volumes of the snapshot"

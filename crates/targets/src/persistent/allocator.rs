@@ -18,10 +18,11 @@
 //! Blocks are kept in chunks, chunk c in shard c modulo 16, each shard under a short lock. The
 //! search is next-fit from a shared cursor, so that what is taken together lies together.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_format::thin::DataBlock;
 
 const SHARDS: u64 = 16;
@@ -127,6 +128,9 @@ pub struct DataAllocator {
     cursor: AtomicU64,
     free: AtomicU64,
     blocks: AtomicU64,
+    /// Blocks that are kept back for good; `withdraws` if there are any.
+    withdrawn: Mutex<BTreeSet<u64>>,
+    withdraws: AtomicBool,
 }
 
 impl DataAllocator {
@@ -137,6 +141,8 @@ impl DataAllocator {
             cursor: AtomicU64::new(0),
             free: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
+            withdrawn: Mutex::default(),
+            withdraws: AtomicBool::new(false),
         }
     }
 
@@ -208,16 +214,19 @@ impl DataAllocator {
     }
 
     /// Takes one block out for good if it is free and, asked after that was seen, `wrongly` so.
+    /// True for one that was taken out so, now or before.
     pub(super) fn withdraw(&self, block: DataBlock, wrongly: impl FnOnce() -> bool) -> bool {
         let (chunk, index) = (block.0 / CHUNK_BLOCKS, block.0 % CHUNK_BLOCKS);
         let mut shard = self.shards[(chunk % SHARDS) as usize].lock();
         let Some(own) = shard.get_mut((chunk / SHARDS) as usize) else { return false };
-        let found = own.is_free(index) && wrongly();
-        if found {
+        if own.is_free(index) && wrongly() {
             own.set(index, 1, false);
             self.free.fetch_sub(1, Ordering::AcqRel);
+            self.withdrawn.lock().insert(block.0);
+            self.withdraws.store(true, Ordering::Release);
+            return true;
         }
-        found
+        self.withdraws.load(Ordering::Acquire) && self.withdrawn.lock().contains(&block.0)
     }
 
     /// Gives back blocks that were taken and that no commit has mapped, nor will.
@@ -264,8 +273,6 @@ impl DataAllocator {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use proptest::prelude::*;
 
@@ -316,7 +323,8 @@ mod tests {
         let allocator = fresh(100);
         assert!(!allocator.withdraw(DataBlock(3), || false), "it is free by rights");
         assert!(allocator.withdraw(DataBlock(3), || true));
-        assert!(!allocator.withdraw(DataBlock(3), || true), "once");
+        assert!(allocator.withdraw(DataBlock(3), || false), "for good");
+        assert!(!allocator.withdraw(DataBlock(4), || false));
         assert!(!allocator.withdraw(DataBlock(1 << 40), || true));
         assert_eq!(allocator.take(100), [DataRun::new(0, 3), DataRun::new(4, 96)]);
         assert_eq!(allocator.free(), 0);

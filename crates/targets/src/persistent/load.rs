@@ -48,17 +48,17 @@ fn refuse_free_metadata(
     [metadata, data]: [&Counts; 2],
     devices: &BTreeMap<DeviceId, Device>,
 ) -> Result<(), Error> {
-    let maps = [&superblock.metadata_space_map, &superblock.data_space_map];
+    let (own_map, data_map) = (&superblock.metadata_space_map, &superblock.data_space_map);
     let bitmaps = [(Place::MetadataBitmap, metadata), (Place::DataBitmap, data)];
     let bitmaps = bitmaps.iter().flat_map(|(place, counts)| {
         counts.pages().iter().filter_map(|page| Some((*place, page.at?)))
     });
     let used = [
         (Place::Superblock, MetadataBlock::SUPERBLOCK),
-        (Place::MetadataIndex, maps[0].bitmap_root),
-        (Place::MetadataCounts, maps[0].ref_count_root),
-        (Place::DataIndex, maps[1].bitmap_root),
-        (Place::DataCounts, maps[1].ref_count_root),
+        (Place::MetadataIndex, own_map.bitmap_root),
+        (Place::MetadataCounts, own_map.ref_count_root),
+        (Place::DataIndex, data_map.bitmap_root),
+        (Place::DataCounts, data_map.ref_count_root),
         (Place::TopLevel, superblock.mapping_root),
         (Place::Details, superblock.details_root),
     ];
@@ -74,23 +74,26 @@ fn refuse_free_metadata(
     }
 }
 
-/// If fewer data blocks are in use than mapped, one that is mapped counts as free. Which one it is,
-/// only a check can tell.
+/// If fewer data blocks are in use than mapped, one that is mapped counts as free, or the details
+/// are wrong. Which it is, only a check can tell.
 fn refuse_free_data(
     superblock: &Superblock,
     data: &Counts,
     devices: &BTreeMap<DeviceId, Device>,
 ) -> Result<(), Error> {
-    let mapped = devices.values().map(|device| device.details.mapped_blocks);
-    let shares = superblock.time > 0 || superblock.held_root.is_some();
+    let all = || devices.values().map(|device| device.details);
+    let mapped = all().map(|details| details.mapped_blocks);
+    let shares = superblock.time > 0
+        || superblock.held_root.is_some()
+        || all().any(|details| details.snapshotted_time > 0);
     let least =
         if shares { mapped.max().unwrap_or(0) } else { mapped.fold(0, u64::saturating_add) };
-    if data.allocated() >= least {
+    let found = data.allocated();
+    if found >= least {
         return Ok(());
     }
-    let path = outside(Place::DataIndex, superblock.data_space_map.bitmap_root);
-    let found = data.allocated();
-    let detail = format!("blocks in use: found {found}, expected {least} or more, as are mapped");
+    let path = outside(Place::Details, superblock.details_root);
+    let detail = format!("mapped_blocks: found {least}, expected up to {found}, as are in use");
     Err(Error::damaged(path, detail))
 }
 

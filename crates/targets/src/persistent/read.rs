@@ -5,8 +5,9 @@
 //!     Blocks that only an old state stands on are overwritten by the commit after the next at
 //!     the earliest, when the generation has moved.
 //! R2. An error counts only if the generation has not moved.
-//! R3. A data block that the durable state maps is not free. Where one is, its count is wrong: it is
-//!     kept from being handed out, and the leaf that maps it is refused.
+//! R3. A data block that the durable state maps is not free. Where one is, its count is wrong: from
+//!     then on nobody is given it, and the leaf that maps it is refused. If somebody has it by then,
+//!     only a check can tell.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -160,15 +161,20 @@ impl Store {
         let generation = start.generation;
         // A block that a later commit lets go of is free after its generation was published.
         let is_current = || self.nodes.generation() == generation;
-        let mut lost = mappings.iter().filter(|(_, to)| self.data.withdraw(to.block, is_current));
-        if let Some((key, to)) = lost.next() {
-            // All of them.
-            lost.for_each(drop);
-            let (count, expected) = ("found 0", "expected 1 or more for the mapping of block");
-            let detail = format!("count of data block {}: {count}, {expected} {key}", to.block);
-            return Err(Error::damaged(step.path, detail));
+        let mut lost = None;
+        for (key, to) in &mappings {
+            if self.data.withdraw(to.block, is_current) {
+                lost = Some((*key, to.block));
+            }
         }
-        Ok(Leaf { generation, keys: step.covers, mappings })
+        match lost {
+            None => Ok(Leaf { generation, keys: step.covers, mappings }),
+            Some((key, block)) => {
+                let (count, expected) = ("found 0", "expected 1 or more for the mapping of block");
+                let detail = format!("count of data block {block}: {count}, {expected} {key}");
+                Err(Error::damaged(step.path, detail))
+            }
+        }
     }
 
     // Reservations.

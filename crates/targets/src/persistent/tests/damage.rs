@@ -237,10 +237,12 @@ fn a_mapped_block_that_counts_as_free_is_refused_and_given_to_nobody() {
     let bitmap = bed.working.as_ref().unwrap().txn.data.pages()[0].at.unwrap();
     count_as_free(&mut bytes, bitmap, mapping.block.0);
     let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
-    let refused = leaf(&bed).unwrap_err().to_string();
-    let told = format!("count of data block {}: found 0, expected 1 or more", mapping.block);
-    assert!(refused.contains(&told), "{refused}");
-    assert!(refused.contains(&format!("mapping of block {key}")), "{refused}");
+    for _ in 0..2 {
+        let refused = leaf(&bed).unwrap_err().to_string();
+        let told = format!("count of data block {}: found 0, expected 1 or more", mapping.block);
+        assert!(refused.contains(&told), "{refused}");
+        assert!(refused.contains(&format!("mapping of block {key}")), "{refused}");
+    }
     let data = bed.store.data();
     let all = data.take(u64::MAX);
     assert_eq!(data.free(), 0);
@@ -255,7 +257,7 @@ fn fewer_blocks_in_use_than_mapped_are_refused_when_it_is_opened() {
     let used = (0..data.blocks()).find(|block| data.get(*block) == Some(1)).unwrap();
     count_as_free(&mut bytes, data.pages()[0].at.unwrap(), used);
     let refused = Bed::open(world(5, Image::of_bytes(&bytes))).err().unwrap().to_string();
-    assert!(refused.contains("blocks in use: found "), "{refused}");
+    assert!(refused.contains("mapped_blocks: found "), "{refused}");
 }
 
 #[test]

@@ -307,6 +307,7 @@ impl LocalDevice {
 
     /// Fails what waits at the gate, and whatever comes to it later and finds it closed.
     fn give_up(&self, env: &Env) {
+        env.set_ending();
         self.given_up.set(true);
         if self.is_closed() {
             self.fail_parked(env);
@@ -553,20 +554,12 @@ impl MappedDevice {
         done.wait().await;
     }
 
-    /// Gets back what the live table's targets keep waiting, now and until the next resume: it goes
-    /// to the gate. Needs no turn (D3).
-    pub fn let_go(&self, env: &Env) {
-        for line in self.live_table().iter().flat_map(|table| table.lines()) {
-            line.target.presuspend(env, SuspendMode::NoFlush);
-        }
-    }
-
     /// The world ends: what waits at the gate fails, now and later, and a suspend under way gets
     /// back what the targets keep waiting. Needs no turn (D3): the verb whose turn it is may wait
     /// for these.
     pub async fn give_up(&self, env: &Env) {
         if self.draining.load(Ordering::Acquire) {
-            self.let_go(env);
+            self.give_back(env);
         }
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
         let latch = done.clone();
@@ -575,6 +568,18 @@ impl MappedDevice {
             latch.arrive();
         });
         done.wait().await;
+    }
+
+    /// The same, and what the targets keep waiting fails, now and later, suspend or not.
+    pub async fn let_go(&self, env: &Env) {
+        self.give_up(env).await;
+        self.give_back(env);
+    }
+
+    fn give_back(&self, env: &Env) {
+        for line in self.live_table().iter().flat_map(|table| table.lines()) {
+            line.target.presuspend(env, SuspendMode::NoFlush);
+        }
     }
 
     /// Ends the device: suspends it, drops its tables, fails what is parked, at the gate or in the

@@ -100,6 +100,7 @@ struct Inner {
     locals: Locals,
     tables: RefCell<Tables>,
     violations: Cell<u64>,
+    ending: Cell<bool>,
 }
 
 /// One reactor's world. Cloning makes another handle on it.
@@ -120,6 +121,7 @@ impl Env {
             locals: Locals::default(),
             tables: RefCell::default(),
             violations: Cell::new(0),
+            ending: Cell::new(false),
             world,
         }))
     }
@@ -298,6 +300,15 @@ impl Env {
     /// Requests that have not ended.
     pub fn requests_in_use(&self) -> usize {
         self.0.slots.in_use()
+    }
+
+    /// True once the world is given up: an error may come of that alone.
+    pub fn is_ending(&self) -> bool {
+        self.0.ending.get()
+    }
+
+    pub(crate) fn set_ending(&self) {
+        self.0.ending.set(true);
     }
 
     /// How many requests broke the contract between two layers. Zero in a correct program.

@@ -75,8 +75,8 @@ pub trait Target: Send + Sync {
     fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a>;
 
     /// A request that begins at `at` will be mapped soon: have the processor fetch what its lookup
-    /// will wait for. A hint: nothing is decided, changed or waited for, and many requests are
-    /// mapped that were not foreseen.
+    /// will wait for. A hint: nothing is decided or changed, nothing waited for but a short lock,
+    /// and many requests are mapped that were not foreseen.
     fn foresee(&self, _at: Sector) {}
 
     /// Sees the completion of a request it remapped and watched.
@@ -113,7 +113,8 @@ pub trait Target: Send + Sync {
     }
 
     /// A suspend began: finish what is parked soon, or with [`SuspendMode::NoFlush`] hand it
-    /// back ([`Env::hand_back`]). Requests may still arrive.
+    /// back ([`Env::hand_back`]). Requests may still arrive. When the world ends, requests may go on
+    /// arriving for long, to be served as before if they need not wait.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
 
     /// No request is left: make durable what must be, stop every task, then return. A failure

@@ -341,8 +341,9 @@ impl World {
                 let Either::Right(((), end)) = select(end, env.sleep(PATIENCE)).await else {
                     return;
                 };
-                let beneath = all.iter().filter(|other| suspended.stands_on(other.id()));
-                beneath.for_each(|volume| volume.let_go(&env));
+                for beneath in all.iter().filter(|other| suspended.stands_on(other.id())) {
+                    beneath.let_go(&env).await;
+                }
                 end.await;
             });
             for line in volume.live_table().iter().flat_map(|table| table.lines()) {

@@ -120,7 +120,7 @@ impl Bed {
         self.world.volume(name).is_ok()
     }
 
-    fn create(&self, name: &str) -> Outcome<()> {
+    pub fn create(&self, name: &str) -> Outcome<()> {
         let (name, chunk_sectors) = (name.to_owned(), Some(8));
         let params = SnapCreateParams { name, chunk_sectors, ..SnapCreateParams::default() };
         self.verbs.snap_create(&params)

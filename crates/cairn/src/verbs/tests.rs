@@ -11,7 +11,7 @@ use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams, Wa
 use crate::control::server::Caller;
 use crate::failure::Outcome;
 use crate::pool::tests::{OTHER, params};
-use crate::snap::tests::{Bed, folders};
+use crate::snap::tests::{Bed, all_of, copy, folders};
 
 /// Nothing here takes as long: what does hangs.
 const FOREVER: Duration = Duration::from_secs(60);
@@ -209,6 +209,26 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
     now(&bed, |bed| bed.verbs.close());
     now(&bed, |bed| bed.world.suspend_all());
     assert_eq!(end(&written), error);
+}
+
+#[test]
+fn a_snapshot_whose_copy_the_end_of_the_server_cuts_short_stays_valid() {
+    let (_all, work, copies) = folders();
+    let table = "v=0 1024 linear disk 0";
+    let bed = Arc::new(Bed::fresh(&work, table));
+    bed.create("v@mon").unwrap();
+    now(&bed, |bed| bed.verbs.suspend("v@real", false)).unwrap();
+    let _written = begin_write(&bed, "v", 0);
+    now(&bed, |bed| bed.verbs.close());
+    // The copy cannot be made, and the origin must not change without it: only a second signal ends
+    // this.
+    let ended = begin(&bed, |bed| bed.world.suspend_all());
+    assert!(ended.recv_timeout(Duration::from_secs(8)).is_err());
+    copy(&work, &copies.join("after"));
+    let again = Bed::start(&copies.join("after"), table).unwrap();
+    for name in ["v", "v@mon"] {
+        assert_eq!(again.bytes(name), all_of(1), "{name}");
+    }
 }
 
 struct Patient;

@@ -279,6 +279,12 @@ impl Core {
             return self.ended.wait().await;
         }
         let cow = &self.store.cow.argument;
+        if env.is_ending() {
+            // The error may come of that alone. On its device the snapshot is as it was; the origin
+            // is not changed either, for whoever waits for this end waits as long as the process is.
+            tracing::warn!("snapshot: {cow}: waits for the end of the server: {why}");
+            return std::future::pending().await;
+        }
         tracing::error!("snapshot: {cow}: invalidated: {why}");
         if self.store.is_persistent() {
             self.mark(env).await;

@@ -9,10 +9,10 @@
 //! Without a state file the verbs that change tables refuse. One such verb runs at a time, and
 //! `snap list` and `snap diff` wait for it, to tell of one moment; other reading verbs never do.
 //!
-//! What that verb waits for must not need another verb. So suspend waits for requests outside its
-//! turn, other verbs on its volume being refused meanwhile; and a verb that would read through a
-//! suspended volume, or wait for requests that do, is refused. [`Verbs::close`] refuses all further
-//! changes and gives up what verbs under way wait for.
+//! What that verb waits for must not need another verb. So suspend, and resume with a new table,
+//! wait for requests outside their turn, other verbs on their volume being refused meanwhile; and a
+//! verb that would read through a suspended volume, or wait for requests that do, is refused.
+//! [`Verbs::close`] refuses all further changes and gives up what verbs under way wait for.
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -219,22 +219,13 @@ impl Verbs {
     /// # Errors
     /// It stays suspended.
     pub(crate) fn resume(&self, name: &str) -> Outcome<()> {
-        let turn = self.change()?;
-        let swaps = self.resume_swaps(&turn, name)?;
-        drop(turn);
-        if swaps && !self.world.volume(name)?.is_suspended() {
-            // While the old table's requests are waited for, nobody's turn is taken.
-            self.suspend(name, false)?;
-        }
         let mut changes = self.change()?;
-        if self.resume_swaps(&changes, name)? {
-            // A resume that fails leaves the volume suspended with this table, and the record says
-            // so: the next resume may succeed.
-            changes.record(name, |tables| {
-                if let Some(waiting) = tables.inactive.take() {
-                    tables.table = Some(waiting);
-                }
-            })?;
+        if self.note_swap(&mut changes, name)? && !self.world.volume(name)?.is_suspended() {
+            // While the old table's requests are waited for, nobody's turn is taken.
+            drop(changes);
+            self.suspend(name, false)?;
+            changes = self.change()?;
+            self.note_swap(&mut changes, name)?;
         }
         match parent_of(name) {
             // A suspended snapshot, or the volume: with all that is recorded beneath.
@@ -246,18 +237,27 @@ impl Verbs {
         }
     }
 
-    /// True if a resume of this volume has it change its table.
+    /// Records that a resume makes the table that waits live; false if none does.
     ///
     /// # Errors
-    /// It cannot be resumed now.
-    fn resume_swaps(&self, changes: &Changes, name: &str) -> Outcome<bool> {
+    /// The volume cannot be resumed now, or the system refused.
+    fn note_swap(&self, changes: &mut Changes, name: &str) -> Outcome<bool> {
         self.refuse_being_suspended(name)?;
-        let swaps = self.world.volume(name)?.inactive_table().is_some();
+        if self.world.volume(name)?.inactive_table().is_none() {
+            return Ok(false);
+        }
         // With snapshots, what is suspended beneath is brought up first.
-        if swaps && parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
+        if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
             self.world.refuse_suspended_beneath(name)?;
         }
-        Ok(swaps)
+        // A resume that fails leaves the volume suspended with this table, and the record says so:
+        // the next resume may succeed.
+        changes.record(name, |tables| {
+            if let Some(waiting) = tables.inactive.take() {
+                tables.table = Some(waiting);
+            }
+        })?;
+        Ok(true)
     }
 
     fn clear(&self, name: &str) -> Outcome<()> {

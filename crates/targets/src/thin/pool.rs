@@ -181,7 +181,7 @@ impl Pool {
             prices_sharing: AtomicBool::new(false),
             time: AtomicU32::new(ledger.facts().time),
             numbers: Numbers::default(),
-            skip_zeroing: AtomicBool::new(false),
+            skip_zeroing: AtomicBool::new(terms.options.skip_zeroing),
             detect: AtomicBool::new(false),
             discards: AtomicU8::new(0),
             next_tenant: AtomicU64::new(0),
@@ -196,7 +196,14 @@ impl Pool {
 
     /// Takes over the options of a table.
     pub fn set_options(&self, options: Options, low_water_blocks: u64, events: &Events) {
-        self.skip_zeroing.store(options.skip_zeroing, Ordering::Relaxed);
+        if !self.skip_zeroing.swap(options.skip_zeroing, Ordering::Relaxed) && options.skip_zeroing
+        {
+            tracing::warn!(
+                "thin-pool: {}: skip_block_zeroing: zeros that were left out before are lost where a \
+                 part of their block is written",
+                self.metadata.argument
+            );
+        }
         self.set_detect(options.detect.unwrap_or(DetectZeroes::Off));
         self.discards.store(options.discards as u8, Ordering::Relaxed);
         let mut state = self.state.lock();
@@ -218,8 +225,8 @@ impl Pool {
         self.skip_zeroing.load(Ordering::Relaxed)
     }
 
-    /// Zeros may be left out: what is not mapped reads as zeros, and goes on to when a part of its
-    /// block is written. Where new blocks are not zeroed, zeros are data.
+    /// Zeros may be left out: what is not mapped reads as zeros, and under this table goes on to when
+    /// a part of its block is written. Where new blocks are not zeroed, zeros are data.
     pub fn elides_zeroes(&self) -> bool {
         !self.skips_zeroing()
     }

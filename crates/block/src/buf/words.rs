@@ -23,9 +23,7 @@ impl HugeWords {
         let layout = Layout::array::<AtomicU64>(words).expect("as large as memory can be");
         HugeWords(Span::new(layout.size()).unwrap_or_else(|| handle_alloc_error(layout)))
     }
-}
 
-impl HugeWords {
     /// Has the processor fetch a word that will be looked up soon; waits for nothing.
     #[inline(always)]
     pub fn fetch(&self, index: usize) {

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use cairn_block::{CellMode, Flags, Io, Op, SECTOR_BYTES, Sector};
+use cairn_block::{CellMode, Flags, Io, Op, Sector};
 
 use super::connection::{Connection, Pass, ReadPart, Ticket};
 use super::inlet::{Ended, Inlet};
@@ -67,7 +67,7 @@ fn foresee(conn: &Rc<Connection>, inlet: &Inlet, header: &[u8; REQUEST_BYTES]) {
     let Some((_, payload)) = glance(header) else { return };
     inlet.ahead(payload, |next| {
         let (offset, payload) = glance(next)?;
-        conn.env.foresee(&conn.export.disk, Sector(offset / SECTOR_BYTES));
+        conn.env.foresee(&conn.export.disk, Sector::of_byte(offset));
         Some(payload)
     });
 }

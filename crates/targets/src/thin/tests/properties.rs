@@ -111,6 +111,8 @@ impl Life {
             _ => self.reopen(),
         }
         self.bed.check_metadata();
+        // No device fails here.
+        assert!(!self.bed.status("pool").contains("needs_check"));
     }
 
     fn snapshot(&mut self, origin: u32) {

@@ -3,7 +3,8 @@
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::stream::devices;
 use cairn_format::thin::{
-    BLOCK_BYTES, BitmapMut, Block, IndexEntry, Kind, MetadataBlock, Node, Superblock, block,
+    BITMAP_ENTRIES, BLOCK_BYTES, BitmapMut, Block, IndexEntry, Kind, MetadataBlock, Node,
+    Superblock, block,
 };
 
 use super::place::{Place, json};
@@ -248,6 +249,28 @@ fn in_place_nothing_is_written_if_there_is_another_finding() {
     let line = place.cairn(&["repair", "both.meta", "--in-place", "--yes"]).refused(2);
     assert!(line.contains("expected no finding but needs_check: use --output"), "{line}");
     assert!(place.read("both.meta") == meta);
+}
+
+#[test]
+fn in_place_a_harmless_finding_hides_no_damage() {
+    let place = Place::new();
+    place.golden("thin", "needscheck.meta");
+    let mut meta = place.read("needscheck.meta");
+    let at = data_bitmap(&meta);
+    forge(&mut meta, at, Kind::Bitmap, |bytes| {
+        let mut bitmap = BitmapMut::cached(bytes);
+        // Beyond the end of the map, which is told first; and a block that is in use.
+        bitmap.set(BITMAP_ENTRIES as usize - 1, 1);
+        let used = (0..30).find(|entry| bitmap.view().get(*entry) > 0).unwrap();
+        bitmap.set(used, 0);
+    });
+    place.write("low.meta", &meta);
+    let ran = place.cairn(&["check", "low.meta"]);
+    let told = [ran.out.find("its end: found 1"), ran.out.find("reference count: found 0")];
+    assert!(ran.code == 2 && told[0].is_some() && told[0] < told[1], "{ran:?}");
+    let line = place.cairn(&["repair", "low.meta", "--in-place", "--yes"]).refused(2);
+    assert!(line.contains("reference count: found 0"), "{line}");
+    assert!(place.read("low.meta") == meta);
 }
 
 #[test]

@@ -172,10 +172,9 @@ fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> 
     }
     let mut superblock = superblock(&mut device, false)?;
     let report = examine(device)?;
-    let other = report.findings.iter().find(|finding| **finding != Finding::NeedsCheck);
-    if let Some(finding) = other.filter(|finding| finding.severity() > Severity::Sound) {
+    if let Some(found) = other_finding(&report) {
         let expected = "no finding but needs_check: use --output";
-        return Err(refused(ConfigKind::Damaged, &source.name, "metadata", finding, expected));
+        return Err(refused(ConfigKind::Damaged, &source.name, "metadata", found, expected));
     }
     if superblock.needs_check() {
         superblock.set_needs_check(false);
@@ -184,14 +183,27 @@ fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> 
         source.flush()?;
     }
     let after = checking::verdict(source, start_sector, None)?;
-    if !as_json {
-        return remote::print(&after.text(&source.name));
+    if as_json {
+        remote::print_json(&json!({
+            "device": source.name,
+            "output": null,
+            "superblock": superblock_json(&superblock),
+            "lost": false,
+            "check": after.json(&source.name),
+        }))?;
+    } else {
+        remote::print(&after.text(&source.name))?;
     }
-    remote::print_json(&json!({
-        "device": source.name,
-        "output": null,
-        "superblock": superblock_json(&superblock),
-        "lost": false,
-        "check": after.json(&source.name),
-    }))
+    Ok(after.severity.exit_code())
+}
+
+/// The first thing wrong besides the needs-check flag. Of findings that a report leaves out nobody
+/// knows how bad they are.
+fn other_finding(report: &Report) -> Option<String> {
+    let wrong = |finding: &&Finding| {
+        **finding != Finding::NeedsCheck && finding.severity() > Severity::Sound
+    };
+    let left_out = report.findings_left_out;
+    let first = report.findings.iter().find(wrong).map(ToString::to_string);
+    first.or_else(|| (left_out > 0).then(|| format!("{left_out} findings that are not shown")))
 }

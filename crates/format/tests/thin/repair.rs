@@ -5,12 +5,12 @@ use std::convert::Infallible;
 use cairn_format::Severity;
 use cairn_format::thin::blocks::{Blocks, MemoryBlocks};
 use cairn_format::thin::build::{Builder, Room};
-use cairn_format::thin::check::Finding;
+use cairn_format::thin::check::{Finding, Report};
 use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::stream::{Run, devices, each_run};
 use cairn_format::thin::{
-    BLOCK_BYTES, Block, DataBlockSize, DeviceDetails, DeviceId, Error, Feature, Kind,
-    MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
+    BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, Error, Feature,
+    IndexEntry, Kind, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
 };
 
 use crate::images::{image, manifest};
@@ -40,7 +40,8 @@ fn unshared(meta: &[u8], before: u32) -> Vec<(u32, Run)> {
 
 pub fn repaired(meta: &[u8], given: Given) -> Result<(Vec<u8>, Repaired), RepairError<Infallible>> {
     let (mut blocks, mut memory) = (MemoryBlocks::new(meta), Vec::<u8>::new());
-    let plan = Plan::new(&mut blocks, given)?;
+    let mut plan = Plan::new(&mut blocks, given)?;
+    plan.heed(&checked(meta));
     let repaired = plan.build(&mut blocks, &mut memory, Room::AtLeast(16))?;
     Ok((finished(memory, &repaired.superblock), repaired))
 }
@@ -339,4 +340,42 @@ fn metadata_with_unknown_features_is_not_repaired() {
         let error = Error::UnknownFeature { feature, found: 4 };
         assert_eq!(refused, Err(RepairError::Unsupported(error)));
     }
+}
+
+/// Two volumes that map one data block, both as if it were theirs alone, and the first device's
+/// count of it, which is 1.
+fn pool_with_a_block_given_twice() -> Vec<u8> {
+    let mut memory = Vec::<u8>::new();
+    let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool(64)).unwrap();
+    for id in [1, 2] {
+        builder.begin_device(DeviceId::new(id).unwrap(), details()).unwrap();
+        builder.add(Run { origin: 0, data: 7, len: 1, time: 4 }).unwrap();
+        builder.end_device().unwrap();
+    }
+    let superblock = builder.finish().unwrap();
+    let mut meta = finished(memory, &superblock);
+    let index = bytes_of(&meta, superblock.data_space_map.bitmap_root);
+    let index = Node::cached(block::of(&index).unwrap()).unwrap();
+    let bitmap = index.value::<IndexEntry>(0).bitmap;
+    forge(&mut meta, bitmap, Kind::Bitmap, |bytes| BitmapMut::cached(bytes).set(7, 1));
+    meta
+}
+
+#[test]
+fn what_was_given_to_two_volumes_looks_shared_to_both() {
+    let meta = pool_with_a_block_given_twice();
+    assert_eq!(unshared(&meta, u32::MAX).len(), 2);
+    let (new, repaired) = repaired(&meta, Given::default()).unwrap();
+    assert_eq!((repaired.mapped_blocks, repaired.roots_searched), (2, false));
+    assert_eq!(unshared(&new, u32::MAX), []);
+    assert!(checked(&new).findings.is_empty());
+    // What a report leaves out may be of this kind.
+    let meta = large_pool();
+    let left_out = Report { findings_left_out: 1, ..checked(&meta) };
+    let mut plan = Plan::new(&mut MemoryBlocks::new(&meta), Given::default()).unwrap();
+    let time = plan.pool().time;
+    plan.heed(&checked(&meta));
+    assert_eq!(plan.pool().time, time);
+    plan.heed(&left_out);
+    assert_eq!(plan.pool().time, time + 1);
 }

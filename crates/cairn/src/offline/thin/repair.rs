@@ -5,7 +5,8 @@
 //! superblock.
 //!
 //! Something is lost where the repair says so, and where a check of the old metadata finds damage: a
-//! count below the references is none to the trees, but the block may have been written over.
+//! count below the references is none to the trees, but the block may have been written over. Then
+//! every mapping is made to look shared.
 
 use std::path::Path;
 
@@ -47,8 +48,9 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let plan = Plan::new(&mut searched, given(source, args)?);
     searched.done();
     let to = path.display().to_string();
-    let plan = plan.map_err(|error| told(source, &to, error))?;
+    let mut plan = plan.map_err(|error| told(source, &to, error))?;
     let before = examine(device("check")?)?;
+    plan.heed(&before);
     let mut device = device("repair")?;
     // For the progress alone.
     if let Ok(superblock) = superblock(&mut device, false) {

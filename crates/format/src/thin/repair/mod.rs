@@ -12,7 +12,8 @@
 //! What roots that were looked for lead to may be of several moments, and details of an old moment
 //! do not know of later snapshots: a write to a block that looks unshared goes to where it is, into
 //! another volume's data. So then every mapping is made to look shared, that is, older than its
-//! device's last snapshot; the worst that comes of it is a copy too many.
+//! device's last snapshot; the worst that comes of it is a copy too many. So too where a block in use
+//! [counted](Plan::heed) as free: it may have been given to a second volume, and neither knows.
 
 mod roots;
 mod scan;
@@ -21,7 +22,7 @@ use std::collections::BTreeMap;
 
 use super::blocks::{Bad, Blocks, read_one};
 use super::build::{BuildError, Builder, Refusal, Room, WriteBlocks};
-use super::check::{FINDINGS_MAX, Finding};
+use super::check::{FINDINGS_MAX, Finding, Report};
 use super::leaves::{LeafAt, each_leaf, entries};
 use super::stream::{Pool, Run};
 use super::walk::{Family, Fault, Tree};
@@ -193,6 +194,19 @@ impl Plan {
             plan.share_everything();
         }
         Ok(plan)
+    }
+
+    /// Takes in what a check of the same metadata says: where a block counted less than its
+    /// references, or may have, somebody else may have got it, and nothing is taken for unshared.
+    pub fn heed(&mut self, before: &Report) {
+        let low = |finding: &Finding| match finding {
+            Finding::Count { found, expected, .. } => found < expected,
+            Finding::NoLargeCount { .. } => true,
+            _ => false,
+        };
+        if before.findings_left_out > 0 || before.findings.iter().any(low) {
+            self.share_everything();
+        }
     }
 
     /// The pool to be.

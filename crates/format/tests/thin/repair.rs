@@ -7,7 +7,7 @@ use cairn_format::thin::blocks::{Blocks, MemoryBlocks};
 use cairn_format::thin::build::{Builder, Room};
 use cairn_format::thin::check::{Finding, Report};
 use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
-use cairn_format::thin::stream::{Run, devices, each_run};
+use cairn_format::thin::stream::{Pool, Run, devices, each_run};
 use cairn_format::thin::{
     BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, Error, Feature,
     IndexEntry, Kind, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
@@ -378,4 +378,23 @@ fn what_was_given_to_two_volumes_looks_shared_to_both() {
     assert_eq!(plan.pool().time, time);
     plan.heed(&left_out);
     assert_eq!(plan.pool().time, time + 1);
+}
+
+#[test]
+fn mappings_of_the_last_time_look_shared_as_well() {
+    let mut memory = Vec::<u8>::new();
+    let pool = Pool { time: TIME_MAX, ..pool(64) };
+    let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool).unwrap();
+    builder.begin_device(DeviceId::new(1).unwrap(), details()).unwrap();
+    for (origin, time) in [(0, TIME_MAX), (5, 4), (6, TIME_MAX - 1)] {
+        builder.add(Run { origin, data: origin, len: 1, time }).unwrap();
+    }
+    builder.end_device().unwrap();
+    let superblock = builder.finish().unwrap();
+    let mut meta = finished(memory, &superblock);
+    meta[..BLOCK_BYTES].fill(0xA5);
+    let (new, repaired) = repaired(&meta, sizes(&superblock)).unwrap();
+    assert_eq!((repaired.mapped_blocks, repaired.findings), (3, vec![]));
+    assert_eq!(unshared(&new, u32::MAX), []);
+    assert!(checked(&new).findings.is_empty());
 }

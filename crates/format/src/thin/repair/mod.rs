@@ -1,9 +1,9 @@
 //! New metadata out of damaged metadata: whatever the trees still tell, counted anew.
 //!
 //! The old metadata is only read. Promises that every mapping that can be reached is kept, that
-//! what cannot is told as findings, and that leaves stay shared that were. Reference counts, sizes
-//! of devices and the needs-check flag are derived again, never copied; a metadata snapshot is let
-//! go. Metadata with features that are not known is refused.
+//! what cannot is told as findings, and that leaves stay shared that were and are kept as they are.
+//! Reference counts, sizes of devices and the needs-check flag are derived again, never copied; a
+//! metadata snapshot is let go. Metadata with features that are not known is refused.
 //!
 //! Where the superblock or the root of its top-level tree is lost, the roots are looked for among
 //! all blocks (`roots`). What the superblock alone knew must then be [given](Given). Details that
@@ -127,6 +127,8 @@ pub struct Plan {
     newest: u32,
     devices: BTreeMap<DeviceId, (DeviceDetails, MetadataBlock)>,
     roots_searched: bool,
+    /// Whether every mapping is to look shared.
+    all_shared: bool,
     findings: Findings,
 }
 
@@ -184,6 +186,7 @@ impl Plan {
             newest: pool.time,
             devices: BTreeMap::new(),
             roots_searched: !kept,
+            all_shared: false,
             findings: Findings::default(),
         };
         plan.gather(blocks, roots, transaction_lost)?;
@@ -273,8 +276,10 @@ impl Plan {
         Ok(())
     }
 
-    /// Makes every mapping look shared: as if every device had been snapshotted since.
+    /// Makes every mapping look shared: as if every device had been snapshotted since. There is no
+    /// time after the last one: mappings of that are then kept as older.
     fn share_everything(&mut self) {
+        self.all_shared = true;
         self.pool.time = (self.newest + 1).min(TIME_MAX);
         for (details, _) in self.devices.values_mut() {
             details.snapshotted_time = self.pool.time;
@@ -314,12 +319,18 @@ impl Plan {
     ) -> Result<Repaired, RepairError<B::Error>> {
         let pool = Pool { flags: 0, ..self.pool };
         let mut builder = Builder::new(out, room, pool).map_err(RepairError::Refused)?;
+        let latest = if self.all_shared { pool.time - 1 } else { self.newest };
         let mut mapped_blocks = 0;
         for (device, (details, root)) in &self.devices {
             builder.begin_device(*device, *details).map_err(RepairError::Refused)?;
             let tree = Tree { device: Some(*device), ..Tree::of(Family::Mappings) };
-            let (newest, findings) = (self.newest, &mut self.findings);
-            let mut saving = Saving { blocks: pool.data_blocks, newest, tree, findings };
+            let mut saving = Saving {
+                blocks: pool.data_blocks,
+                newest: self.newest,
+                latest,
+                tree,
+                findings: &mut self.findings,
+            };
             each_leaf::<Mapping, B, RepairError<B::Error>>(blocks, *root, &mut |at, leaf| {
                 mapped_blocks += saving.save(at, leaf, &mut builder).map_err(built)?;
                 Ok(())
@@ -369,7 +380,10 @@ fn pool<E>(
 struct Saving<'a> {
     /// Data blocks of the pool.
     blocks: u64,
+    /// The time that no mapping can be newer than.
     newest: u32,
+    /// The time that none is kept newer than.
+    latest: u32,
     tree: Tree,
     findings: &'a mut Findings,
 }
@@ -392,7 +406,8 @@ impl Saving<'_> {
         };
         let (blocks, time) = (self.blocks, self.newest);
         let sound = |mapping: &Mapping| mapping.block.0 < blocks && mapping.time <= time;
-        if leaf.entries::<Mapping>().all(|(_, mapping)| sound(&mapping)) {
+        let as_it_is = |mapping: &Mapping| sound(mapping) && mapping.time <= self.latest;
+        if leaf.entries::<Mapping>().all(|(_, mapping)| as_it_is(&mapping)) {
             builder.add_leaf(at.block, leaf)?;
             return Ok(leaf.len() as u64);
         }
@@ -404,7 +419,7 @@ impl Saving<'_> {
             }
             if mapping.block.0 < blocks {
                 // A time that cannot be is taken for the oldest: that looks shared, if anything.
-                let time = if mapping.time <= time { mapping.time } else { 0 };
+                let time = if mapping.time <= time { mapping.time.min(self.latest) } else { 0 };
                 builder.add(Run { origin: key, data: mapping.block.0, len: 1, time })?;
                 kept += 1;
             }

@@ -9,8 +9,8 @@ use cairn_format::thin::check::{Finding, Report};
 use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::stream::{Pool, Run, devices, each_run};
 use cairn_format::thin::{
-    BLOCK_BYTES, BitmapMut, Block, DataBlockSize, DeviceDetails, DeviceId, Error, Feature,
-    IndexEntry, Kind, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
+    BLOCK_BYTES, BitmapMut, Block, DataBlock, DataBlockSize, DeviceDetails, DeviceId, Error,
+    Feature, IndexEntry, Kind, Mapping, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
 };
 
 use crate::images::{image, manifest};
@@ -397,4 +397,106 @@ fn mappings_of_the_last_time_look_shared_as_well() {
     assert_eq!((repaired.mapped_blocks, repaired.findings), (3, vec![]));
     assert_eq!(unshared(&new, u32::MAX), []);
     assert!(checked(&new).findings.is_empty());
+}
+
+/// Points the first entry of a node elsewhere.
+fn point_to(bytes: &mut Block, child: MetadataBlock) {
+    NodeMut::cached(bytes).unwrap().set_value(0, child);
+}
+
+fn child_of(meta: &[u8], at: MetadataBlock, index: usize) -> MetadataBlock {
+    Node::cached(block::of(&bytes_of(meta, at)).unwrap()).unwrap().value(index)
+}
+
+fn break_block(meta: &mut [u8], at: MetadataBlock) {
+    meta[at.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
+}
+
+fn end_of(meta: &[u8]) -> MetadataBlock {
+    MetadataBlock((meta.len() / BLOCK_BYTES) as u64)
+}
+
+/// A large pool without a superblock, of which one leaf of mappings is broken, and a root of a
+/// top-level tree with one old mapping of the same device. What was, what is, the live roots, the
+/// old root, and the mappings in the leaf.
+fn torn_pool() -> (Superblock, Vec<u8>, MetadataBlock, u64) {
+    let mut meta = large_pool();
+    let known = superblock(&meta);
+    let inner = child_of(&meta, known.mapping_root, 0);
+    let mut leaf = child_of(&meta, inner, 1);
+    while let Ok(node) = Node::cached(block::of(&bytes_of(&meta, leaf)).unwrap()) {
+        if node.is_leaf() {
+            break;
+        }
+        leaf = node.value(1);
+    }
+    let bytes = bytes_of(&meta, leaf);
+    let lost = Node::cached(block::of(&bytes).unwrap()).unwrap().len() as u64;
+    let old_leaf = end_of(&meta);
+    append(&mut meta, &bytes, |bytes| {
+        bytes[16..20].copy_from_slice(&1_u32.to_le_bytes());
+        let mapping = Mapping { block: DataBlock(0), time: 1 };
+        NodeMut::cached(bytes).unwrap().set_value(0, mapping);
+    });
+    let (old_top, top) = (end_of(&meta), bytes_of(&meta, known.mapping_root));
+    append(&mut meta, &top, |bytes| point_to(bytes, old_leaf));
+    break_block(&mut meta, leaf);
+    meta[..BLOCK_BYTES].fill(0xA5);
+    (known, meta, old_top, lost)
+}
+
+#[test]
+fn the_newest_roots_are_found_although_a_leaf_is_broken_and_older_ones_are_whole() {
+    let (known, mut meta, _, lost) = torn_pool();
+    let details = bytes_of(&meta, known.details_root);
+    append(&mut meta, &details, |bytes| {
+        let mut node = NodeMut::cached(bytes).unwrap();
+        let live: DeviceDetails = node.view().value(0);
+        node.set_value(0, DeviceDetails { mapped_blocks: 1, transaction_id: 0, ..live });
+    });
+    let (new, repaired) = repaired(&meta, sizes(&known)).unwrap();
+    assert_eq!((repaired.mapped_blocks, repaired.findings.len()), (100_000 - lost, 1));
+    assert!(checked(&new).findings.is_empty());
+}
+
+#[test]
+fn without_details_the_newest_top_level_tree_is_found_although_a_leaf_is_broken() {
+    let (known, mut meta, _, lost) = torn_pool();
+    break_block(&mut meta, known.details_root);
+    let (_, repaired) = repaired(&meta, sizes(&known)).unwrap();
+    assert_eq!(repaired.mapped_blocks, 100_000 - lost);
+}
+
+#[test]
+fn where_no_pair_fits_the_one_that_reaches_the_most_is_taken_wherever_it_lies() {
+    let (known, mut meta, old_top, lost) = torn_pool();
+    // The details count neither, and the old root comes first.
+    forge(&mut meta, known.details_root, Kind::Node, |bytes| {
+        let mut node = NodeMut::cached(bytes).unwrap();
+        let live: DeviceDetails = node.view().value(0);
+        node.set_value(0, DeviceDetails { mapped_blocks: 7, ..live });
+    });
+    let (live, old) = (bytes_of(&meta, known.mapping_root), bytes_of(&meta, old_top));
+    for (at, bytes) in [(known.mapping_root, old), (old_top, live)] {
+        forge(&mut meta, at, Kind::Node, |block| block.copy_from_slice(&bytes));
+    }
+    let (_, repaired) = repaired(&meta, sizes(&known)).unwrap();
+    assert_eq!(repaired.mapped_blocks, 100_000 - lost);
+}
+
+#[test]
+fn roots_that_lead_to_blocks_of_something_else_are_not_the_last_ones() {
+    // As the torn pool, but the leaf's block was given to another tree.
+    let (known, mut meta, _, _) = torn_pool();
+    let (inner, details) = (child_of(&meta, known.mapping_root, 0), known.details_root);
+    let details = bytes_of(&meta, details);
+    append(&mut meta, &details, |bytes| {
+        let mut node = NodeMut::cached(bytes).unwrap();
+        let live: DeviceDetails = node.view().value(0);
+        node.set_value(0, DeviceDetails { mapped_blocks: 1, transaction_id: 0, ..live });
+    });
+    let leaf = child_of(&meta, inner, 1);
+    forge(&mut meta, leaf, Kind::Bitmap, |bytes| bytes.fill(0));
+    let (_, repaired) = repaired(&meta, sizes(&known)).unwrap();
+    assert_eq!((repaired.mapped_blocks, repaired.findings), (1, vec![]));
 }

@@ -1,15 +1,20 @@
 //! The roots of a pool whose superblock does not tell them: every block is looked at.
 //!
 //! A commit leaves old nodes in free blocks, so that several roots may be there. A details tree and
-//! a top-level tree belong together if they have the same devices; a pair is whole if every mapping
-//! tree can be walked and has as many entries as the details say. The details that a superblock
-//! names come first, then the newest, by time, transaction and mappings. The first whole pair is
-//! taken, of equals the one with the newest mappings; else the first pair; where no details fit any
-//! top-level tree, the one of these with the newest mappings.
+//! a top-level tree belong together if they have the same devices. What a commit led to is not
+//! written over before the next one: a pair that leads to a sound block of something else, or to
+//! other numbers of mappings than the details say, is not the last one. But blocks may be lost: a
+//! pair fits if nothing else is in the way and half of its mappings can be reached.
 //!
-//! Memory: what a [`Scan`] takes, some 80 bytes per candidate, of which those alike are one, 24
+//! The details that a superblock names come first, then the newest, by time, transaction and
+//! mappings; of those alike the pair that reaches the most, by the sum of the mappings' times. The
+//! first pair that fits is taken; if none does, the one that reaches the most; where no details fit
+//! any top-level tree, the one of these with the newest mappings.
+//!
+//! Memory: what a [`Scan`] takes, some 80 bytes per candidate, of which those alike are one, 32
 //! bytes per distinct mapping tree, and the entries of one pair at a time. Of details trees no more
-//! than the [`CANDIDATES_MAX`] newest are candidates.
+//! than the [`CANDIDATES_MAX`] newest are candidates; 24 bytes are kept of each that was one, to know
+//! others like it.
 
 use core::hash::Hasher;
 use std::hash::DefaultHasher;
@@ -62,9 +67,9 @@ pub(super) fn search<B: Blocks>(
     named: Option<MetadataBlock>,
 ) -> Result<Found, B::Error> {
     let scan = Scan::run(blocks)?;
-    let mut search = Search { blocks, trees: FxHashMap::default() };
-    let details = search.details(&scan, named)?;
-    let tops = search.tops(&scan)?;
+    let mut search = Search { blocks, scan: &scan, trees: FxHashMap::default() };
+    let details = search.details(named)?;
+    let tops = search.tops()?;
     let roots = match search.best_pair(&details, &tops)? {
         Some(pair) => Some(pair),
         None => search.best_top(&tops)?,
@@ -93,14 +98,35 @@ struct Top {
     devices: Devices,
 }
 
-/// What a mapping tree holds.
+/// What came of reading a tree, the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    /// It leads to something else, and is read no further.
+    Stale,
+    /// Blocks of it are lost.
+    Torn,
+    /// All of it was read.
+    Whole,
+}
+
+/// What can be reached of a mapping tree.
 #[derive(Clone, Copy)]
 struct Tree {
+    state: State,
     mapped: u64,
     /// The newest mapping's time.
     newest: u32,
     /// The sum of all mappings' times.
     times: u64,
+}
+
+/// What a pair of trees leads to.
+struct Pair {
+    roots: Roots,
+    /// Whether it can be what was committed last.
+    fits: bool,
+    /// The sum of the times of the mappings that can be reached, and their number.
+    reach: (u64, u64),
 }
 
 /// Why a tree is not read to its end.
@@ -137,19 +163,16 @@ fn read_whole<V: Value, B: Blocks>(
 /// A search under way.
 struct Search<'a, B> {
     blocks: &'a mut B,
-    /// What each mapping tree that was walked holds, if it is whole.
-    trees: FxHashMap<MetadataBlock, Option<Tree>>,
+    scan: &'a Scan,
+    /// What each mapping tree that was walked holds.
+    trees: FxHashMap<MetadataBlock, Tree>,
 }
 
 impl<B: Blocks> Search<'_, B> {
     /// The distinct details trees that are whole, the newest first.
-    fn details(
-        &mut self,
-        scan: &Scan,
-        named: Option<MetadataBlock>,
-    ) -> Result<Vec<Details>, B::Error> {
+    fn details(&mut self, named: Option<MetadataBlock>) -> Result<Vec<Details>, B::Error> {
         let (mut found, mut seen) = (Vec::new(), FxHashSet::default());
-        let all = named.into_iter().chain(scan.roots(Class::Details));
+        let all = named.into_iter().chain(self.scan.roots(Class::Details));
         for root in all {
             let mut age = (named == Some(root), false, 0, 0, 0_u64);
             let mut hash = DefaultHasher::new();
@@ -179,10 +202,10 @@ impl<B: Blocks> Search<'_, B> {
     }
 
     /// The distinct top-level trees that are whole.
-    fn tops(&mut self, scan: &Scan) -> Result<Vec<Top>, B::Error> {
+    fn tops(&mut self) -> Result<Vec<Top>, B::Error> {
         let (mut found, mut seen) = (Vec::new(), FxHashSet::default());
         let count = self.blocks.count();
-        for root in scan.roots(Class::Top) {
+        for root in self.scan.roots(Class::Top) {
             let mut hash = DefaultHasher::new();
             let devices = self.devices::<MetadataBlock>(root, &mut |root| {
                 hash.write_u64(root.0);
@@ -217,61 +240,58 @@ impl<B: Blocks> Search<'_, B> {
         for top in tops {
             by_devices.entry(top.devices).or_default().push(top.root);
         }
-        let mut first = None;
+        let mut most: Option<Pair> = None;
         for same_age in details.chunk_by(|a, b| a.age == b.age) {
-            let mut best: Option<(u64, Roots)> = None;
+            let mut best: Option<Pair> = None;
             for one in same_age {
                 let Some(tops) = by_devices.get(&one.devices) else { continue };
                 let known = self.entries::<DeviceDetails>(one.root)?;
                 for top in tops {
-                    let roots = Roots { details: Some(one.root), top: *top };
-                    first = first.or(Some(roots));
-                    let times = self.times(&known, *top)?;
-                    if times > best.map(|(times, _)| times) {
-                        best = times.map(|times| (times, roots));
+                    let pair = self.pair(&known, Roots { details: Some(one.root), top: *top })?;
+                    let best = if pair.fits { &mut best } else { &mut most };
+                    if best.as_ref().is_none_or(|best| pair.reach > best.reach) {
+                        *best = Some(pair);
                     }
                 }
             }
-            if let Some((_, roots)) = best {
-                return Ok(Some(roots));
+            if let Some(best) = best {
+                return Ok(Some(best.roots));
             }
         }
-        Ok(first)
+        Ok(most.map(|pair| pair.roots))
     }
 
-    /// The sum of all mappings' times, if every mapping tree has what the details say.
-    fn times(
-        &mut self,
-        details: &[(u64, DeviceDetails)],
-        top: MetadataBlock,
-    ) -> Result<Option<u64>, B::Error> {
-        let tops = self.entries::<MetadataBlock>(top)?;
-        let mut times = 0_u64;
+    /// What these two trees lead to.
+    fn pair(&mut self, details: &[(u64, DeviceDetails)], roots: Roots) -> Result<Pair, B::Error> {
+        let tops = self.entries::<MetadataBlock>(roots.top)?;
+        let mut fits = details.len() == tops.len();
+        let (mut expected, mut mapped, mut times) = (0_u64, 0_u64, 0_u64);
         for ((id, details), (same, root)) in details.iter().zip(&tops) {
-            match self.tree(*root)? {
-                Some(tree) if id == same && tree.mapped == details.mapped_blocks => {
-                    times = times.saturating_add(tree.times);
-                }
-                _ => return Ok(None),
-            }
+            let tree = self.tree(*root)?;
+            fits &= id == same && tree.fits(details);
+            expected = expected.saturating_add(details.mapped_blocks);
+            mapped = mapped.saturating_add(tree.mapped);
+            times = times.saturating_add(tree.times);
         }
-        Ok((details.len() == tops.len()).then_some(times))
+        fits &= mapped >= expected.div_ceil(2);
+        Ok(Pair { roots, fits, reach: (times, mapped) })
     }
 
-    /// The top-level tree to take if there are no details: the newest, and rather a whole one.
+    /// The top-level tree to take if there are no details: the newest that does not lead to
+    /// something else.
     fn best_top(&mut self, tops: &[Top]) -> Result<Option<Roots>, B::Error> {
         let mut best = None;
         for top in tops {
-            let (mut whole, mut newest, mut mapped) = (true, None, 0_u64);
+            let (mut fits, mut newest, mut mapped) = (true, None, 0_u64);
             for (_, root) in self.entries::<MetadataBlock>(top.root)? {
                 let tree = self.tree(root)?;
-                whole &= tree.is_some();
-                if let Some(tree) = tree.filter(|tree| tree.mapped > 0) {
+                fits &= tree.state != State::Stale;
+                if tree.mapped > 0 {
                     newest = newest.max(Some(tree.newest));
                     mapped = mapped.saturating_add(tree.mapped);
                 }
             }
-            let rank = (newest.is_some(), whole, newest, mapped);
+            let rank = (newest.is_some(), fits, newest, mapped);
             if best.is_none_or(|(best, _)| rank > best) {
                 best = Some((rank, Roots { details: None, top: top.root }));
             }
@@ -288,21 +308,48 @@ impl<B: Blocks> Search<'_, B> {
         Ok(all)
     }
 
-    /// What a mapping tree holds, if it is whole. Each is walked once.
-    fn tree(&mut self, root: MetadataBlock) -> Result<Option<Tree>, B::Error> {
+    /// What a mapping tree holds. Each is walked once.
+    fn tree(&mut self, root: MetadataBlock) -> Result<Tree, B::Error> {
         if let Some(known) = self.trees.get(&root) {
             return Ok(*known);
         }
-        let mut tree = Tree { mapped: 0, newest: 0, times: 0 };
-        let whole = read_whole::<Mapping, B>(self.blocks, root, &mut |_, mapping| {
-            tree.mapped += 1;
-            tree.newest = tree.newest.max(mapping.time);
-            tree.times += u64::from(mapping.time);
-            true
-        })?;
-        let tree = whole.then_some(tree);
+        let mut tree = Tree { state: State::Whole, mapped: 0, newest: 0, times: 0 };
+        let scan = self.scan;
+        let read = each_leaf::<Mapping, B, End<B::Error>>(self.blocks, root, &mut |at, leaf| {
+            match leaf {
+                Ok(leaf) => tree.take(leaf),
+                Err(_) if scan.is_lost(at.block) => tree.state = State::Torn,
+                Err(_) => {
+                    tree.state = State::Stale;
+                    return Err(End::Unfit);
+                }
+            }
+            Ok(())
+        });
+        if let Err(End::Reading(error)) = read {
+            return Err(error);
+        }
         self.trees.insert(root, tree);
         Ok(tree)
+    }
+}
+
+impl Tree {
+    fn take(&mut self, leaf: &Node<'_>) {
+        for (_, mapping) in leaf.entries::<Mapping>() {
+            self.mapped += 1;
+            self.newest = self.newest.max(mapping.time);
+            self.times += u64::from(mapping.time);
+        }
+    }
+
+    /// Whether it can be what the details tell of.
+    fn fits(&self, details: &DeviceDetails) -> bool {
+        match self.state {
+            State::Stale => false,
+            State::Torn => self.mapped <= details.mapped_blocks,
+            State::Whole => self.mapped == details.mapped_blocks,
+        }
     }
 }
 

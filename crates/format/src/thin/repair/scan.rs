@@ -19,7 +19,9 @@ const SCAN_BLOCKS: u64 = 4096;
 /// What a block may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// No node with devices for keys.
+    /// Damaged, or never written.
+    Lost,
+    /// Sound, but no node with devices for keys.
     Other,
     /// A node of a details tree.
     Details,
@@ -45,7 +47,7 @@ impl Scan {
     pub(super) fn run<B: Blocks>(blocks: &mut B) -> Result<Scan, B::Error> {
         let count = blocks.count().min(METADATA_BLOCKS_MAX);
         let mut scan = Scan {
-            classes: vec![Class::Other; count as usize],
+            classes: vec![Class::Lost; count as usize],
             below: vec![false; count as usize],
             internal: Vec::new(),
             superblock: None,
@@ -75,20 +77,27 @@ impl Scan {
         roots.map(|(_, at)| MetadataBlock(at))
     }
 
+    /// Whether a block of the device holds nothing that was ever whole, or cannot be read.
+    pub(super) fn is_lost(&self, at: MetadataBlock) -> bool {
+        self.classes.get(at.0 as usize) == Some(&Class::Lost)
+    }
+
     fn look(&mut self, at: MetadataBlock, bytes: &Block) {
+        let mut class = Class::Other;
         match block::identify(bytes) {
             Some(Kind::Superblock) => self.take_newer(Superblock::decode(bytes, at).ok()),
             Some(Kind::Node) => {
                 if let Ok(node) = Node::decode(bytes, at) {
-                    let class = self.class(&node);
-                    self.classes[at.0 as usize] = class;
+                    class = self.class(&node);
                     if class == Class::Internal {
                         self.internal.push((at.0 as u32, node.child(0).0 as u32));
                     }
                 }
             }
-            _ => {}
+            Some(Kind::Bitmap | Kind::Index) => {}
+            None => class = Class::Lost,
         }
+        self.classes[at.0 as usize] = class;
     }
 
     fn take_newer(&mut self, superblock: Option<Superblock>) {
@@ -118,7 +127,7 @@ impl Scan {
         for (at, _) in &self.internal {
             let class = self.class_below(*at);
             self.classes[*at as usize] = class;
-            if class != Class::Other {
+            if matches!(class, Class::Details | Class::Top) {
                 inner.push(MetadataBlock(u64::from(*at)));
             }
         }

@@ -8,6 +8,7 @@ use cairn_format::thin::build::{Builder, Room};
 use cairn_format::thin::check::{Finding, Report};
 use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::stream::{Pool, Run, devices, each_run};
+use cairn_format::thin::walk::Family;
 use cairn_format::thin::{
     BLOCK_BYTES, BitmapMut, Block, DataBlock, DataBlockSize, DeviceDetails, DeviceId, Error,
     Feature, IndexEntry, Kind, Mapping, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
@@ -499,4 +500,50 @@ fn roots_that_lead_to_blocks_of_something_else_are_not_the_last_ones() {
     forge(&mut meta, leaf, Kind::Bitmap, |bytes| bytes.fill(0));
     let (_, repaired) = repaired(&meta, sizes(&known)).unwrap();
     assert_eq!((repaired.mapped_blocks, repaired.findings), (1, vec![]));
+}
+
+/// Devices 1 and 2, of transactions 31 and 32.
+fn pool_with_two_devices() -> Vec<u8> {
+    let mut memory = Vec::<u8>::new();
+    let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool(64)).unwrap();
+    for id in [1, 2] {
+        let details = DeviceDetails { transaction_id: 30 + id, ..details() };
+        builder.begin_device(DeviceId::new(id).unwrap(), details).unwrap();
+        builder.add(Run { origin: 100, data: id, len: 1, time: 4 }).unwrap();
+        builder.end_device().unwrap();
+    }
+    let superblock = builder.finish().unwrap();
+    finished(memory, &superblock)
+}
+
+/// The devices and the transactions that their details tell of.
+fn transactions(meta: &[u8]) -> Vec<(u32, u64)> {
+    let found = devices(&mut MemoryBlocks::new(meta), &superblock(meta), false).unwrap();
+    found.iter().map(|(id, details, _)| (id.get(), details.transaction_id)).collect()
+}
+
+#[test]
+fn named_details_are_kept_with_an_older_top_level_tree_and_what_it_lacks_is_told() {
+    let mut meta = pool_with_two_devices();
+    let superblock = superblock(&meta);
+    // An older commit knew the first device alone; the live top-level tree is lost.
+    let one = |bytes: &mut Block| bytes[16..20].copy_from_slice(&1_u32.to_le_bytes());
+    let (top, known) = (superblock.mapping_root, superblock.details_root);
+    for root in [top, known] {
+        let bytes = bytes_of(&meta, root);
+        append(&mut meta, &bytes, one);
+    }
+    let older = MetadataBlock(end_of(&meta).0 - 1);
+    forge(&mut meta, older, Kind::Node, |bytes| {
+        let mut node = NodeMut::cached(bytes).unwrap();
+        let live: DeviceDetails = node.view().value(0);
+        node.set_value(0, DeviceDetails { transaction_id: 3, ..live });
+    });
+    break_block(&mut meta, top);
+    let (new, repaired) = repaired(&meta, Given::default()).unwrap();
+    assert!(repaired.roots_searched);
+    let (device, missing) = (DeviceId::new(2).unwrap(), Family::TopLevel);
+    assert_eq!(repaired.findings, [Finding::HalfADevice { device, held: false, missing }]);
+    assert_eq!(transactions(&new), [(1, 31)]);
+    assert!(checked(&new).findings.is_empty());
 }

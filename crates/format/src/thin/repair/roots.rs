@@ -9,7 +9,9 @@
 //! The details that a superblock names come first, then the newest, by time, transaction and
 //! mappings; of those alike the pair that reaches the most, by the sum of the mappings' times. The
 //! first pair that fits is taken; if none does, the one that reaches the most; where no details fit
-//! any top-level tree, the one of these with the newest mappings.
+//! any top-level tree, the one of these with the newest mappings. Details that a superblock names are
+//! kept if they are whole, whatever top-level tree is found: the devices of one that is older may be
+//! others.
 //!
 //! Memory: what a [`Scan`] takes, some 80 bytes per candidate, of which those alike are one, 32
 //! bytes per distinct mapping tree, and the entries of one pair at a time. Of details trees no more
@@ -74,6 +76,9 @@ pub(super) fn search<B: Blocks>(
         Some(pair) => Some(pair),
         None => search.best_top(&tops)?,
     };
+    // It is the first, if it is one at all.
+    let whole = details.first().map(|first| first.root).filter(|root| named == Some(*root));
+    let roots = roots.map(|roots| Roots { details: whole.or(roots.details), ..roots });
     Ok(Found { roots, superblock: scan.superblock })
 }
 

@@ -1,8 +1,7 @@
 #!/bin/bash
 # Zeros that a client sends as data take no space of a pool with detect_zeroes unmap: a file system
 # made elsewhere and copied, zeros and all, provisions a block for each block of it that is not all
-# zero, and no other; so does mkfs.ext4 on the volume's image itself, and a sparse file written over
-# what was there.
+# zero, and no other; so does a sparse file written over what was there.
 . "$(dirname "$0")/../lib.sh"
 need nbdinfo nbdcopy qemu-img mkfs.ext4 thin_check thin_dump awk
 

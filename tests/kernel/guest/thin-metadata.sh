@@ -12,6 +12,17 @@ refused() {
   "$CAIRN" "$@" >refused.log 2>&1 || code=$?
   [ "$code" = 4 ] || { echo "cairn $*: exit $code"; cat refused.log; exit 1; }
 }
+# together META: several readers at one time are not in each other's way.
+together() {
+  local reader readers=()
+  for reader in 1 2 3 4 5 6 7 8; do
+    "$CAIRN" check "$1" >"reader.$reader" 2>&1 &
+    readers+=($!)
+  done
+  for reader in "${readers[@]}"; do
+    wait "$reader" || { cat reader.*; exit 1; }
+  done
+}
 # beside META: tools and the metadata of the pool that is open. Only its metadata snapshot may be
 # read, as it is on the device: the page cache has what was there before.
 beside() {
@@ -44,6 +55,7 @@ go_on() { # ID SECTORS: of a volume of the pool that is open
 
 for pool in $(cut -d ' ' -f 1 "$1" | sort -u); do
   meta=$(loop "$pool.meta") data=$(loop "$pool.data")
+  together "$meta"
   dm_create pool "0 $(sectors "$pool.data") thin-pool $meta $data 128 0 1 skip_block_zeroing"
   while read -r _ id size _; do
     dm_create thin "0 $size thin /dev/mapper/pool $id"

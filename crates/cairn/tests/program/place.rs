@@ -4,8 +4,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 pub fn json(text: &str) -> Value {
@@ -150,8 +152,8 @@ pub struct Server {
 impl Server {
     /// Ends it by SIGINT and tells what it said.
     pub fn interrupt(mut self) -> Ran {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::INT).unwrap();
         let (mut out, mut err) = (String::new(), String::new());
         self.out.read_to_string(&mut out).unwrap();
         self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
@@ -166,4 +168,24 @@ impl Drop for Server {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Asks again until there is an answer, for a while.
+pub fn until<T>(mut answer: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = answer() {
+            return answer;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "it takes too long");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends signals, and waits for the end. The pipe stays open.
+pub fn signalled(child: &mut Child, signals: &[Signal]) -> ExitStatus {
+    for signal in signals {
+        kill_process(Pid::from_child(child), *signal).unwrap();
+    }
+    until(|| child.try_wait().unwrap())
 }

@@ -1,10 +1,14 @@
 //! check, dump and repair on exception stores that a real kernel made, whole and damaged.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::process::{Child, Stdio};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use super::place::{Place, json};
+use super::place::{Place, json, signalled, until};
 
 /// Byte of a record of area 0 in `basic-a.cow` (chunks of 8 sectors, 6 records).
 fn record(index: usize) -> usize {
@@ -195,4 +199,36 @@ fn repair_refuses_what_it_cannot_know() {
     let line = place.cairn(&["repair", "blank", "--output", "new"]).refused(63);
     assert!(line.contains("format: found nothing recognised, expected dm-snapshot"), "{line}");
     assert!(!place.exists("new"));
+}
+
+/// A repair to a new file, which it has begun to fill, of a store that takes long to copy: 4000
+/// chunks of 16 MiB, all but the first of them holes.
+fn copying(place: &Place) -> Child {
+    const CHUNK_BYTES: u64 = 16 << 20;
+    place.sparse("large.cow", 4002 * CHUNK_BYTES);
+    let header = [u32::from_le_bytes(*b"SnAp"), 1, 1, (CHUNK_BYTES / 512) as u32];
+    let numbers = (0..4000u64).flat_map(|index| [index, index + 2]);
+    let records: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
+    let store = File::options().write(true).open(place.path("large.cow")).unwrap();
+    store.write_all_at(&header.map(u32::to_le_bytes).concat(), 0).unwrap();
+    store.write_all_at(&records, CHUNK_BYTES).unwrap();
+    store.write_all_at(&[7; 4096], 2 * CHUNK_BYTES).unwrap();
+    let mut command = place.command(&["repair", "large.cow", "--output", "new.cow"]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = |found: Metadata| found.blocks() > 0;
+    until(|| fs::metadata(place.path("new.cow")).is_ok_and(begun).then_some(()));
+    child
+}
+
+#[test]
+fn a_repair_stops_at_a_signal_and_takes_its_file_away() {
+    let place = Place::new();
+    let mut child = copying(&place);
+    assert_eq!(signalled(&mut child, &[Signal::INT]).code(), Some(1));
+    let said = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+    assert_eq!(said, "cairn: large.cow: interrupted\n");
+    assert!(!place.exists("new.cow"));
+    let mut child = copying(&place);
+    assert!(!signalled(&mut child, &[Signal::INT, Signal::TERM]).success());
+    assert!(!place.exists("new.cow"));
 }

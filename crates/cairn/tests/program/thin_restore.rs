@@ -1,11 +1,10 @@
 //! restore: what it does to the device that it writes to when all does not go well.
 
-use std::process::{Child, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use super::place::Place;
+use super::place::{Place, signalled, until};
 
 /// A restore to a new file out of a pipe in which nothing comes. It has made the file.
 fn waiting(place: &Place) -> Child {
@@ -13,26 +12,6 @@ fn waiting(place: &Place) -> Child {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     until(|| place.exists("new").then_some(()));
     child.unwrap()
-}
-
-/// Asks again until there is an answer, for a while.
-fn until<T>(mut answer: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(answer) = answer() {
-            return answer;
-        }
-        assert!(began.elapsed() < Duration::from_secs(20), "it takes too long");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Sends signals, and waits for the end. The pipe stays open.
-fn signalled(child: &mut Child, signals: &[Signal]) -> ExitStatus {
-    for signal in signals {
-        kill_process(Pid::from_child(child), *signal).unwrap();
-    }
-    until(|| child.try_wait().unwrap())
 }
 
 #[test]

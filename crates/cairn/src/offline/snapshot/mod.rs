@@ -4,6 +4,8 @@ pub mod check;
 pub mod dump;
 pub mod repair;
 
+use std::sync::mpsc::Receiver;
+
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::snapshot::check::Limits;
 use cairn_format::snapshot::{HEADER_BYTES, Header, VERSION};
@@ -11,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::source::Source;
 use crate::failure::Outcome;
+use crate::signals::Event;
 
 /// Bytes read or written at once.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -23,21 +26,28 @@ pub struct Store<'a> {
     start: u64,
     /// What the list is checked against.
     limits: Limits,
+    /// Says that whoever reads is to stop.
+    stop: Option<&'a Receiver<Event>>,
 }
 
-impl Store<'_> {
+impl<'a> Store<'a> {
     /// The store that begins at `start_sector`.
     ///
     /// # Errors
     /// The sector lies beyond the end.
     pub fn at(
-        source: &Source,
+        source: &'a Source,
         start_sector: u64,
         origin_sectors: Option<u64>,
-    ) -> Outcome<Store<'_>> {
+    ) -> Outcome<Store<'a>> {
         let device_sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
         let limits = Limits { device_sectors, origin_sectors };
-        Ok(Store { source, start: start_sector * SECTOR_BYTES, limits })
+        Ok(Store { source, start: start_sector * SECTOR_BYTES, limits, stop: None })
+    }
+
+    /// Refuses to read on once something happened.
+    fn stopped_by(self, stop: &'a Receiver<Event>) -> Store<'a> {
+        Store { stop: Some(stop), ..self }
     }
 
     /// The bytes that the header is in, or what there is of them.
@@ -49,6 +59,9 @@ impl Store<'_> {
 
     /// Reads a range of the store that is no longer than a piece.
     fn bytes(&self, range: std::ops::Range<u64>) -> Outcome<Vec<u8>> {
+        if self.stop.is_some_and(|stop| stop.try_recv().is_ok()) {
+            return Err(ConfigError::new(ConfigKind::System, &self.source.name, "interrupted"));
+        }
         let len = usize::try_from(range.end - range.start).expect("a piece is small");
         self.source.bytes_at(self.start + range.start, len)
     }

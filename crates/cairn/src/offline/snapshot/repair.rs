@@ -4,7 +4,8 @@
 //! 1. chunks and records, then a flush: a file without a header, which nobody takes for a store;
 //! 2. the header, then a flush of file and folder: the sound store.
 //!
-//! A failure takes the file away. In place, each record is written alone, within a sector:
+//! A failure or a signal takes the file away. In place, each record is written alone, within a
+//! sector:
 //! 1. records from the tail over dropped ones, then a flush: every kept record is now in front,
 //!    some are there twice; another repair goes on from here;
 //! 2. zeros over the slots left over, then a flush: the sound store. Until then slots are taken
@@ -26,6 +27,7 @@ use crate::failure::{Outcome, refused};
 use crate::offline::check::{findings_json, findings_text, sectors};
 use crate::offline::source::{Source, sync_folder};
 use crate::remote;
+use crate::signals::{self, Unfinished};
 
 /// The records that go, each with its reason.
 #[derive(Default)]
@@ -34,13 +36,15 @@ struct Dropped {
     left_out: u64,
 }
 
-/// Repairs the store.
+/// Repairs the store. A signal stops the reading of it; what is written in place goes on to its
+/// end.
 ///
 /// # Errors
-/// The store cannot be repaired, or something cannot be read or written.
+/// The store cannot be repaired, something cannot be read or written, or a signal came.
 pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
+    let (_, stop) = signals::watch()?;
     let origin_sectors = sectors(args.origin.as_deref())?;
-    let store = Store::at(source, args.place.start_sector, origin_sectors)?;
+    let store = Store::at(source, args.place.start_sector, origin_sectors)?.stopped_by(&stop);
     let before = check::report(&store)?;
     let mut dropped = Dropped::default();
     let plan = walk(&store, args.salvage, |step| {
@@ -77,7 +81,8 @@ pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
         let verdict = after.text(&repaired.name);
         remote::print(&format!("{findings}{}: {counts}\n{verdict}", source.name))?;
     }
-    Ok(if lost { exit::DAMAGED } else { exit::OK })
+    let code = if lost { exit::DAMAGED } else { exit::OK };
+    Ok(exit::worst(code, after.severity.exit_code()))
 }
 
 impl Dropped {
@@ -109,12 +114,10 @@ fn write_new(store: &Store<'_>, plan: &Plan, salvage: bool, path: &Path) -> Outc
     // As large as the device was, so that the snapshot can go on growing.
     let sectors = plan.needed_sectors().max(store.limits.device_sectors);
     let output = Source::create(path, sectors * SECTOR_BYTES)?;
-    let written = fill(store, sectors, salvage, &output).and_then(|()| sync_folder(path));
-    if let Err(error) = written {
-        // The first error is the one to tell.
-        drop(std::fs::remove_file(path));
-        return Err(error);
-    }
+    let made = Unfinished::file(path);
+    fill(store, sectors, salvage, &output)?;
+    sync_folder(path)?;
+    made.finish();
     Ok(output)
 }
 

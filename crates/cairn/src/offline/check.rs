@@ -61,11 +61,8 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
     };
     let origin_sectors = sectors(args.origin.as_deref())?;
     let mut code = exit::OK;
-    let given = match (origin_sectors, data_sectors) {
-        (_, Some(_)) => Some(Room::Thin),
-        (Some(_), None) => Some(Room::Writecache),
-        (None, None) => None,
-    };
+    // An origin says nothing of the kind: both a cache and an exception store have one.
+    let given = data_sectors.map(|_| Room::Thin);
     for device in &devices.devices {
         let source = thin::open(device, held)?;
         let start_sector = devices.place.start_sector;

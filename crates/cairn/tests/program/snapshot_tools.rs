@@ -232,3 +232,17 @@ fn a_repair_stops_at_a_signal_and_takes_its_file_away() {
     assert!(!signalled(&mut child, &[Signal::INT, Signal::TERM]).success());
     assert!(!place.exists("new.cow"));
 }
+
+#[test]
+fn an_origin_does_not_say_what_a_device_without_a_header_was() {
+    let place = Place::new();
+    place.golden("snapshot", "basic-a.cow");
+    place.patch("basic-a.cow", 0, &[0; 4]);
+    place.sparse("origin", 1 << 20);
+    for args in [&["check", "basic-a.cow"][..], &["check", "basic-a.cow", "--origin", "origin"]] {
+        let ran = place.cairn(args);
+        let told =
+            "format: found nothing recognised, expected dm-writecache, dm-snapshot or dm-thin";
+        assert!(ran.code == 2 && ran.out.contains(told), "{ran:?}");
+    }
+}

@@ -11,7 +11,8 @@ use cairn_format::thin::stream::{Pool, Run, devices, each_run};
 use cairn_format::thin::walk::Family;
 use cairn_format::thin::{
     BLOCK_BYTES, BitmapMut, Block, DataBlock, DataBlockSize, DeviceDetails, DeviceId, Error,
-    Feature, IndexEntry, Kind, Mapping, MetadataBlock, Node, NodeMut, Superblock, TIME_MAX, block,
+    Feature, IndexEntry, Kind, Mapping, MetadataBlock, Node, NodeKind, NodeMut, Superblock,
+    TIME_MAX, block,
 };
 
 use crate::images::{image, manifest};
@@ -546,4 +547,36 @@ fn named_details_are_kept_with_an_older_top_level_tree_and_what_it_lacks_is_told
     assert_eq!(repaired.findings, [Finding::HalfADevice { device, held: false, missing }]);
     assert_eq!(transactions(&new), [(1, 31)]);
     assert!(checked(&new).findings.is_empty());
+}
+
+/// Appends an internal node.
+fn append_internal(meta: &mut Vec<u8>, children: [(u64, MetadataBlock); 2]) {
+    append(meta, &[0; BLOCK_BYTES], |bytes| {
+        NodeMut::init(bytes, NodeKind::Internal, 8).append(&children);
+    });
+}
+
+#[test]
+fn an_old_node_above_a_block_that_became_a_root_does_not_hide_it() {
+    let meta = pool_with_two_devices();
+    let known = superblock(&meta);
+    let mappings = child_of(&meta, known.mapping_root, 0);
+    for root in [known.details_root, known.mapping_root] {
+        // A node of a mapping tree, and one of the same tree when it had more devices.
+        let (mut other, mut same) = (meta.clone(), meta.clone());
+        append_internal(&mut other, [(0, root), (100, mappings)]);
+        let later = end_of(&same);
+        append(&mut same, &bytes_of(&meta, root), |bytes| {
+            let mut node = NodeMut::cached(bytes).unwrap();
+            node.set_key(0, 5);
+            node.set_key(1, 6);
+        });
+        append_internal(&mut same, [(0, root), (2, later)]);
+        for mut meta in [other, same] {
+            meta[..BLOCK_BYTES].fill(0xA5);
+            let (new, repaired) = repaired(&meta, sizes(&known)).unwrap();
+            assert_eq!((transactions(&new), repaired.findings), (vec![(1, 31), (2, 32)], vec![]));
+            assert_eq!(repaired.mapped_blocks, 2);
+        }
+    }
 }

@@ -17,6 +17,7 @@
 
 mod roots;
 mod scan;
+mod whole;
 
 use std::collections::BTreeMap;
 

@@ -24,6 +24,7 @@ use std::hash::DefaultHasher;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::scan::{Class, Scan};
+use super::whole::{End, read_whole};
 use crate::thin::block::Block;
 use crate::thin::blocks::{Blocks, read_one};
 use crate::thin::leaves::each_leaf;
@@ -132,37 +133,6 @@ struct Pair {
     fits: bool,
     /// The sum of the times of the mappings that can be reached, and their number.
     reach: (u64, u64),
-}
-
-/// Why a tree is not read to its end.
-enum End<E> {
-    Reading(E),
-    /// It is not what it should be.
-    Unfit,
-}
-
-impl<E> From<E> for End<E> {
-    fn from(error: E) -> End<E> {
-        End::Reading(error)
-    }
-}
-
-/// Hands on each entry of a tree. Ends with the first gap, or entry that `take` does not want:
-/// false.
-fn read_whole<V: Value, B: Blocks>(
-    blocks: &mut B,
-    root: MetadataBlock,
-    take: &mut dyn FnMut(u64, V) -> bool,
-) -> Result<bool, B::Error> {
-    let read = each_leaf::<V, B, End<B::Error>>(blocks, root, &mut |_, leaf| match leaf {
-        Ok(leaf) if leaf.entries::<V>().all(|(key, value)| take(key, value)) => Ok(()),
-        _ => Err(End::Unfit),
-    });
-    match read {
-        Ok(()) => Ok(true),
-        Err(End::Unfit) => Ok(false),
-        Err(End::Reading(error)) => Err(error),
-    }
 }
 
 /// A search under way.

@@ -1,11 +1,17 @@
 //! Which blocks may be roots of a details or a top-level tree: all of them looked at once, in order.
 //!
 //! A leaf tells what tree it is of by its values, an internal node by the first leaf below it. What
-//! lies below another node of the same kind is no root. Old nodes of other trees point anywhere, and
-//! exclude nothing.
+//! lies below an internal node is no root if all of it reads as one tree of that kind. Old nodes, of
+//! that or another kind, may point to blocks that were given to something else since, even to a root
+//! that is looked for: what is then below them does not lie within their keys, or is of other kinds,
+//! and they hide nothing. Only a root that comes to lie in such a block with keys that fit is hidden,
+//! by an old tree that is whole with it: that leads to the same, and perhaps to devices that are gone.
 //!
 //! Memory: two bytes per metadata block, and 16 per internal node.
 
+use core::ops::Range;
+
+use super::whole::read_whole;
 use crate::thin::block::{self, Block, Kind};
 use crate::thin::blocks::Blocks;
 use crate::thin::leaves::LEVELS_MAX;
@@ -34,7 +40,7 @@ pub(super) enum Class {
 /// What was found.
 pub(super) struct Scan {
     classes: Vec<Class>,
-    /// Blocks that a node of their own class points to.
+    /// Blocks that a whole tree of their own class points to.
     below: Vec<bool>,
     /// Internal nodes, ascending, each with its first child.
     internal: Vec<(u32, u32)>,
@@ -61,8 +67,13 @@ impl Scan {
                 }
             })?;
         }
-        let inner = scan.resolve();
-        blocks.read(&inner, &mut |at, bytes| {
+        let mut trees = Vec::new();
+        for at in scan.resolve() {
+            if scan.is_tree(blocks, at)? {
+                trees.push(at);
+            }
+        }
+        blocks.read(&trees, &mut |at, bytes| {
             if let Some(bytes) = bytes {
                 scan.mark_children(at, bytes);
             }
@@ -107,10 +118,14 @@ impl Scan {
         }
     }
 
+    /// Where nodes may be. Block 0 is the superblock.
+    fn there(&self) -> Range<u64> {
+        1..self.classes.len() as u64
+    }
+
     fn class(&self, node: &Node<'_>) -> Class {
         let is_device = node.keys().next_back().is_none_or(|last| DeviceId::new(last).is_ok());
-        // Block 0 is the superblock, and no node.
-        let there = 1..self.classes.len() as u64;
+        let there = self.there();
         let leads_there = || node.entries::<MetadataBlock>().all(|(_, to)| there.contains(&to.0));
         match (node.kind(), node.value_bytes()) {
             _ if !is_device => Class::Other,
@@ -145,6 +160,21 @@ impl Scan {
             }
         }
         Class::Other
+    }
+
+    /// Whether a node and all below it are one tree of its class.
+    fn is_tree<B: Blocks>(&self, blocks: &mut B, at: MetadataBlock) -> Result<bool, B::Error> {
+        let is_device = |key| DeviceId::new(key).is_ok();
+        let there = self.there();
+        match self.classes[at.0 as usize] {
+            Class::Details => {
+                read_whole::<DeviceDetails, B>(blocks, at, &mut |key, _| is_device(key))
+            }
+            Class::Top => read_whole::<MetadataBlock, B>(blocks, at, &mut |key, to| {
+                is_device(key) && there.contains(&to.0)
+            }),
+            _ => Ok(false),
+        }
     }
 
     fn mark_children(&mut self, at: MetadataBlock, bytes: &Block) {

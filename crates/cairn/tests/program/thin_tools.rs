@@ -222,6 +222,10 @@ fn a_pool_without_a_superblock_is_taken_for_nothing_else() {
     let sizes = "--data-block-size and --data-blocks";
     let line = place.cairn(&["repair", "torn.meta", "--output", "new"]).refused(2);
     assert!(line.contains(told) && line.contains(sizes), "{line}");
+    // What is not to be written over is not worth a search.
+    place.golden("thin", "basic.meta");
+    let line = place.cairn(&["repair", "torn.meta", "--output", "basic.meta"]).refused(1);
+    assert!(line.contains("basic.meta: content: found thin-pool-metadata"), "{line}");
     let nothing = "noise: format: found nothing recognised, expected dm-";
     let ran = place.cairn(&["check", "noise"]);
     assert!(ran.code == 2 && ran.out.contains(nothing), "{ran:?}");

@@ -136,7 +136,8 @@ fn roots_are_found_without_a_superblock_if_the_user_knows_the_sizes() {
         assert_eq!(as_before, name != "big.meta", "{name}");
     }
     let nothing = vec![0xA5; 20 * BLOCK_BYTES];
-    assert_eq!(repaired(&nothing, Given::default()).map(drop), Err(RepairError::NoRoots));
+    let given = Given { data_blocks: Some(32), ..Given::default() };
+    assert_eq!(repaired(&nothing, given).map(drop), Err(RepairError::NoRoots));
 }
 
 #[test]
@@ -579,4 +580,14 @@ fn an_old_node_above_a_block_that_became_a_root_does_not_hide_it() {
             assert_eq!(repaired.mapped_blocks, 2);
         }
     }
+}
+
+#[test]
+fn a_number_that_no_search_finds_is_asked_for_before_the_search() {
+    let mut meta = large_pool();
+    meta[..BLOCK_BYTES].fill(0xA5);
+    let mut blocks = Counting { blocks: MemoryBlocks::new(&meta), asked: 0 };
+    let refused = Plan::new(&mut blocks, Given::default());
+    assert!(matches!(refused, Err(RepairError::NoSuperblock(_))), "{refused:?}");
+    assert_eq!(blocks.asked, 1);
 }

@@ -42,6 +42,8 @@ pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
 
 fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
+    // First: a search for roots takes a while, and would be for nothing.
+    let mut output = Output::open(path, args.yes, &stop)?;
     let start_sector = args.place.start_sector;
     let device = |doing| Ok(MetadataDevice::at(source, start_sector, doing)?.stopped_by(&stop));
     let mut searched = device("repair")?;
@@ -56,7 +58,6 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     if let Ok(superblock) = superblock(&mut device, false) {
         expect_volumes(&mut device, &superblock, false);
     }
-    let mut output = Output::open(path, args.yes, &stop)?;
     let room = output.room(plan.pool().data_blocks);
     let repaired = plan.build(&mut device, &mut output, room);
     let repaired = repaired.map_err(|error| told(source, &to, error));

@@ -167,6 +167,10 @@ impl Plan {
         {
             return Err(RepairError::Differs(differs));
         }
+        // A search takes a while, and finds no such number.
+        if let (Err(bad), None) = (&superblock, given.data_blocks) {
+            return Err(RepairError::NoSuperblock(bad.clone()));
+        }
         let named = superblock.as_ref().ok().map(Roots::of);
         let kept = match named {
             Some(roots) => roots.lead_to_devices(blocks)?,

@@ -54,11 +54,11 @@ done < <("$program")
 # four instructions in each.
 detection_most=100
 counted() { awk -v name="$1" '$1 == name { print $2 }' "$measured"; }
-for write in overwrite provision; do
-  added=$(($(counted "thin-$write-detecting-4k") - $(counted "thin-$write-4k")))
+for write in overwrite-4k provision-64k; do
+  added=$(($(counted "thin-${write/-/-detecting-}") - $(counted "thin-$write")))
   verdict=ok
   [ "$added" -le "$detection_most" ] || verdict="TOO MANY" failed=yes
-  printf '%-27s %6d, at most  %6d: %s\n' "thin-$write-4k: detection" "$added" "$detection_most" \
+  printf '%-27s %6d, at most  %6d: %s\n' "thin-$write: detection" "$added" "$detection_most" \
     "$verdict"
 done
 if [ "$update" ]; then

@@ -91,7 +91,7 @@ const fn case(
 
 /// Requests to a thin volume, each to a block of its own if `stride` says so.
 const fn thin(name: &'static str, targets: Targets, stride: u64, kind: Kind) -> Case {
-    let sectors = if matches!(kind, Kind::Discard) { POOL_BLOCK } else { 8 };
+    let sectors = if matches!(kind, Kind::Discard | Kind::Insert) { POOL_BLOCK } else { 8 };
     Case { name, disk: "data", targets, sectors, stride, depth: Some(DEPTH), kind }
 }
 
@@ -117,8 +117,8 @@ const CASES: [Case; 22] = [
     thin("thin-read-4k", THIN, 8, Kind::Read),
     thin("thin-overwrite-4k", THIN, 8, Kind::Write),
     thin("thin-overwrite-detecting-4k", THIN_DETECTING, 8, Kind::Write),
-    thin("thin-provision-4k", THIN, POOL_BLOCK, Kind::Insert),
-    thin("thin-provision-detecting-4k", THIN_DETECTING, POOL_BLOCK, Kind::Insert),
+    thin("thin-provision-64k", THIN, POOL_BLOCK, Kind::Insert),
+    thin("thin-provision-detecting-64k", THIN_DETECTING, POOL_BLOCK, Kind::Insert),
     thin("thin-zeros-4k", THIN_DETECTING, 8, Kind::Zeros),
     thin("thin-discard-64k", THIN, POOL_BLOCK, Kind::Discard),
     thin("thin-create-snap", THIN, POOL_BLOCK, Kind::Snapshot { before: 0 }),
@@ -148,7 +148,7 @@ impl Opener for Shelf {
     fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
             "mem" | "cache" | "store" | "metadata" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
-            "data" => Ok(Arc::new(MemoryDisk::new(POOL_SECTORS)?)),
+            "data" => Ok(Arc::new(NullDisk::new(POOL_SECTORS))),
             "null" => Ok(Arc::new(NullDisk::new(DISK_SECTORS))),
             _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),
         }
@@ -173,17 +173,17 @@ fn target(name: &str, beneath: &str) -> String {
             format!("writecache s {beneath} cache 4096 4 high_watermark 100 low_watermark 100")
         }
         "snapshot" => format!("snapshot {beneath} store P 8"),
-        "thin-pool" => format!("thin-pool metadata {beneath} {POOL_BLOCK} 0 2 {POOL_OPTIONS}"),
+        "thin-pool" => format!("thin-pool metadata {beneath} {POOL_BLOCK} 0 1 {POOL_OPTIONS}"),
         "thin-pool detecting" => {
-            let options = format!("4 {POOL_OPTIONS} detect_zeroes unmap");
+            let options = format!("3 {POOL_OPTIONS} detect_zeroes unmap");
             format!("thin-pool metadata {beneath} {POOL_BLOCK} 0 {options}")
         }
         _ => format!("{name} {beneath} 0"),
     }
 }
 
-/// What is written and freed beneath is no request's cost.
-const POOL_OPTIONS: &str = "skip_block_zeroing no_discard_passdown";
+/// What is freed beneath is no request's cost.
+const POOL_OPTIONS: &str = "no_discard_passdown";
 
 /// One volume of this name and table; a pool with a first volume in it.
 async fn volume(env: Env, registry: Rc<Registry>, name: String, table: String) -> Arc<dyn Disk> {
@@ -251,9 +251,8 @@ impl Stack {
         let (env, client) = (self.core.env(), Rc::new(Counter::default()));
         let length = SectorCount(sectors);
         let buf = env.buf(length.to_bytes() as usize);
-        if kind != Kind::Zeros {
-            buf.write(0, length.to_bytes() as usize, |bytes| bytes.fill(0xa5));
-        }
+        let byte = if kind == Kind::Zeros { 0 } else { 0xa5 };
+        buf.write(0, length.to_bytes() as usize, |bytes| bytes.fill(byte));
         let filling = kind.filling(stride);
         for index in 0..filling + count {
             let all = index * stride;

@@ -143,6 +143,21 @@ fn a_table_that_waits_for_requests_of_the_old_one_holds_up_no_other_verb() {
 }
 
 #[test]
+fn a_table_that_cannot_be_recorded_leaves_the_volume_live() {
+    let (_all, work, _) = folders();
+    let table = "0 1024 linear disk 0";
+    let bed = Arc::new(Bed::fresh(&work, &format!("d={table}")));
+    now(&bed, move |bed| bed.verbs.load("d", table)).unwrap();
+    // The state file can't be replaced.
+    fs::create_dir(work.join("state.new")).unwrap();
+    now(&bed, |bed| bed.verbs.resume("d")).unwrap_err();
+    assert!(!bed.world.volume("d").unwrap().is_suspended());
+    fs::remove_dir(work.join("state.new")).unwrap();
+    now(&bed, |bed| bed.verbs.resume("d")).unwrap();
+    assert!(bed.world.volume("d").unwrap().inactive_table().is_none());
+}
+
+#[test]
 fn a_verb_under_way_holds_up_no_verb_that_reads() {
     let (_all, bed) = with_pool(&[]);
     let turn = bed.verbs.changes.lock();

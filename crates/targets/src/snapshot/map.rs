@@ -192,6 +192,15 @@ impl Snapshot {
         Verdict::Queued
     }
 
+    /// What was written to a snapshot that ended is lost: its flushes fail, as reads and writes do.
+    fn map_flush<'a>(&'a self, request: &mut Request) -> Verdict<'a> {
+        if !self.core().is_readable() {
+            return Verdict::Failed(IoError::IO);
+        }
+        request.watch(0);
+        Verdict::Remapped { disk: self.core().cow().as_ref(), sector: Sector(0) }
+    }
+
     fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (core, place) = (self.core(), self.place(request));
         if !self.seat.config.discard_zeroes_cow {
@@ -249,12 +258,16 @@ impl Target for Snapshot {
             Op::Read => self.map_read(env, request),
             Op::Write | Op::WriteZeroes => self.map_write(env, request),
             Op::Discard => self.map_discard(env, request),
-            Op::Flush => Verdict::Remapped { disk: self.core().cow().as_ref(), sector: Sector(0) },
+            Op::Flush => self.map_flush(request),
         }
     }
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
-        // Only reads of the origin are watched.
+        if request.op == Op::Flush {
+            // The snapshot may have ended while the COW device flushed.
+            return EndIo::Done(result.and(self.readable_core().map(drop)));
+        }
+        // Of the others only reads of the origin are watched.
         self.core().readers.leave(env.reactor(), Announced::of_word(request.word()));
         EndIo::Done(result)
     }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Op, Receipt, SectorCount, Witness};
+use cairn_block::{Disk, Env, Io, Op, Receipt, SectorCount, Witness};
 use cairn_format::snapshot::Header;
 use cairn_sim::{Fault, OpSet};
+use futures_util::future::join;
 
 use super::bed::{Bed, initial_byte, range, write_io};
 
@@ -32,8 +33,24 @@ fn a_write_without_room_ends_a_persistent_snapshot_and_announces_it() {
     assert!(bed.volume("s").event_nr() > events);
     assert!(!header_is_valid(&bed, "cow0"));
     assert!(bed.read("s", 0, 8).is_err() && bed.write("s", 0, 8, 1).is_err());
+    assert!(bed.io("s", |_| Io::flush()).is_err(), "what was written is lost");
     bed.load("s", "0 512 snapshot origin cow0 P 8");
     assert_eq!(bed.status("s"), "Invalid", "for ever");
+}
+
+#[test]
+fn a_flush_of_a_snapshot_that_ends_meanwhile_fails() {
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.write("s", 0, 8, 7).unwrap();
+    let core = bed.core("s");
+    let snapshot: Arc<dyn Disk> = bed.volume("s");
+    let flushed = bed.sim.block_on(0, |env: Env| async move {
+        let flush = env.io(&snapshot, Io::flush());
+        let (flushed, ()) = join(flush, core.invalidate(&env, "a test")).await;
+        flushed
+    });
+    assert!(flushed.is_err());
 }
 
 #[test]

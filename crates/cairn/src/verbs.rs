@@ -179,8 +179,11 @@ impl Verbs {
         Err(refused(ConfigKind::Busy, "", "server", found, "a running one"))
     }
 
-    /// The right to change something.
-    fn change(&self) -> Outcome<MutexGuard<'_, Changes>> {
+    /// The right to change something, or to look at several things of one moment.
+    ///
+    /// # Errors
+    /// The server is going away.
+    pub(crate) fn change(&self) -> Outcome<MutexGuard<'_, Changes>> {
         let changes = self.changes.lock();
         self.refuse_closed().map(|()| changes)
     }

@@ -32,7 +32,7 @@ pub const METHODS: [(&str, &str); 34] = [
     ("volume_wait", "name, event_nr?"),
     ("snap_create", "name, store?, chunk_sectors?, size_bytes?, fill_percent?, grow_bytes?"),
     ("snap_list", "name?"),
-    ("snap_diff", "name, other?"),
+    ("snap_diff", "name, other?, from?"),
     ("snap_rollback", "name, store?"),
     ("snap_merge", "name"),
     ("snap_remove", "name"),
@@ -407,6 +407,9 @@ pub struct SnapDiffParams {
     /// Another snapshot of the same volume; none: the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<String>,
+    /// The byte to begin at; none: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<u64>,
 }
 
 /// Parameters of `snap_rollback`.

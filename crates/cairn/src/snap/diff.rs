@@ -10,16 +10,23 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, IoError, MappedDevice, Sector, SectorCount, SectorRange, Target,
+    ConfigError, ConfigKind, Disk, IoError, MappedDevice, SECTOR_BYTES, Sector, SectorRange, Target,
 };
 use cairn_targets::snapshot::{Merge, Snapshot};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::names::{SnapName, merge_of, parent_of};
+use crate::cli::ServerArgs;
 use crate::control::rpc::SnapDiffParams;
+use crate::exit;
 use crate::failure::{Outcome, wrong};
+use crate::remote::{client, print, print_json};
 use crate::verbs::Verbs;
 use crate::world::Names;
+
+/// Most extents of one answer: its line stays far below what a client reads.
+pub const EXTENTS_MAX: usize = 100_000;
 
 /// A range that may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +35,27 @@ pub struct Extent {
     pub offset: u64,
     /// Bytes.
     pub length: u64,
+}
+
+/// A part of the differences; `snap diff` and `thin diff` answer with it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Differences {
+    /// In order.
+    pub extents: Vec<Extent>,
+    /// The byte at which the next part begins; none: this part is the last.
+    pub next: Option<u64>,
+}
+
+impl Differences {
+    /// The first `most` of the ranges that differ.
+    fn first_of(ranges: &[SectorRange], most: usize) -> Differences {
+        let extent = |range: &SectorRange| Extent {
+            offset: range.start.to_bytes(),
+            length: range.count.to_bytes(),
+        };
+        let next = ranges.get(most).map(|range| range.start.to_bytes());
+        Differences { extents: ranges.iter().take(most).map(extent).collect(), next }
+    }
 }
 
 fn first_target(volume: &MappedDevice) -> Option<Arc<dyn Target>> {
@@ -89,36 +117,33 @@ pub fn union(mut a: Vec<SectorRange>, b: Vec<SectorRange>) -> Vec<SectorRange> {
 }
 
 impl Verbs {
-    /// `snap diff`
+    /// `snap diff`, from a byte on.
     ///
     /// # Errors
-    /// There is no such snapshot, or its content is lost.
-    pub fn snap_diff(&self, params: &SnapDiffParams) -> Outcome<Vec<Extent>> {
+    /// There is no such snapshot, its content is lost, or the server is going away.
+    pub fn snap_diff(&self, params: &SnapDiffParams) -> Outcome<Differences> {
         let snap = SnapName::parse(&params.name)?;
         let other = params.other.as_ref().map(|name| self.sibling(&snap, name)).transpose()?;
-        let Some(changes) = self.look() else { return Ok(Vec::new()) };
+        let changes = self.change()?;
         let snaps = [Some(&snap), other.as_ref()];
         for snap in snaps.into_iter().flatten() {
             self.record_of_snapshot(&changes, snap)?;
         }
         let names = self.world.names();
         let beside = other.as_ref().map_or_else(|| snap.volume.clone(), SnapName::full);
-        let sectors = self.world.volume(&snap.full())?.sectors();
-        let whole = SectorRange::new(Sector(0), SectorCount(sectors.0));
-        let mut all = unmerged(&names, &snap.full(), &beside, whole);
+        let end = Sector(self.world.volume(&snap.full())?.sectors().0);
+        let from = Sector(params.from.unwrap_or(0) / SECTOR_BYTES).min(end);
+        let rest = SectorRange::between(from, end);
+        let mut all = unmerged(&names, &snap.full(), &beside, rest);
         for snap in snaps.into_iter().flatten() {
-            let found = changed(&names, &snap.full(), whole);
+            let found = changed(&names, &snap.full(), rest);
             let found = found.map_err(|error| {
                 let detail = "status: found its content lost, expected a valid snapshot";
                 ConfigError::new(ConfigKind::Damaged, snap.full(), detail).with_source(error)
             })?;
             all = union(all, found);
         }
-        let extent = |range: SectorRange| Extent {
-            offset: range.start.to_bytes(),
-            length: range.count.to_bytes(),
-        };
-        Ok(all.into_iter().map(extent).collect())
+        Ok(Differences::first_of(&all, EXTENTS_MAX))
     }
 
     /// Another snapshot of the same volume: `@NAME`, or in full.
@@ -136,16 +161,57 @@ impl Verbs {
     }
 }
 
-/// The extents as a person reads them.
-pub fn diff_text(extents: &[Extent]) -> String {
+/// Asks a server for the differences until there are no more, and prints them as they come.
+///
+/// # Errors
+/// There is no server, it refuses, or stdout does.
+pub fn print_differences(
+    server: &ServerArgs,
+    method: &str,
+    as_json: bool,
+    params: impl Fn(Option<u64>) -> Value,
+) -> Outcome<u8> {
+    let client = client(server)?;
+    let (mut from, mut all) = (None, Vec::<Extent>::new());
+    loop {
+        let answer = client.ask(method, params(from))?;
+        let Differences { extents, next } = serde_json::from_value(answer).map_err(|error| {
+            let detail = "answer: not understood";
+            ConfigError::new(ConfigKind::System, method, detail).with_source(error)
+        })?;
+        match as_json {
+            true => all.extend(extents),
+            false => drop(print(&diff_text(&extents))?),
+        }
+        from = next;
+        if from.is_none() {
+            break;
+        }
+    }
+    if as_json { print_json(&json!(all)) } else { Ok(exit::OK) }
+}
+
+fn diff_text(extents: &[Extent]) -> String {
     let lines = extents.iter().map(|extent| format!("{} {}\n", extent.offset, extent.length));
     lines.collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::union;
+    use super::{Differences, Extent, union};
     use cairn_block::{Sector, SectorRange};
+
+    #[test]
+    fn a_part_of_the_differences_says_where_the_next_begins() {
+        let range = |a, b| SectorRange::between(Sector(a), Sector(b));
+        let all = [range(0, 8), range(16, 24), range(32, 48)];
+        let extent = |offset, length| Extent { offset, length };
+        let first = Differences::first_of(&all, 2);
+        assert_eq!(first.extents, [extent(0, 4096), extent(8192, 4096)]);
+        assert_eq!(first.next, Some(32 * 512));
+        assert_eq!(Differences::first_of(&all[2..], 2).next, None);
+        assert_eq!(Differences::first_of(&all, 3).next, None);
+    }
 
     #[test]
     fn two_lists_become_one_without_overlap() {

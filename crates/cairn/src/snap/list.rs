@@ -38,12 +38,12 @@ impl Verbs {
     /// The snapshots of a volume, or all; by volume and age.
     ///
     /// # Errors
-    /// There is no such volume.
+    /// There is no such volume, or the server is going away.
     pub fn snap_list(&self, name: Option<&str>) -> Outcome<Vec<SnapInfo>> {
         if let Some(name) = name {
             self.world.volume(name)?;
         }
-        let Some(changes) = self.look() else { return Ok(Vec::new()) };
+        let changes = self.change()?;
         let wanted = |record: &&Record| {
             let parent = parent_of(&record.name);
             let asked = name.is_none_or(|name| record.name == name || parent == Some(name));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cairn_block::{ConfigError, ConfigKind};
 use serde_json::json;
 
-use super::diff::diff_text;
+use super::diff::print_differences;
 use super::list::{SnapInfo, list_text};
 use crate::cli::{MergeArgs, SnapCommand, SnapCreateArgs};
 use crate::control::rpc::{
@@ -31,8 +31,9 @@ pub fn run(verb: SnapCommand) -> Outcome<u8> {
             show(&read.server, read.json, "snap_list", params, list_text)
         }
         SnapCommand::Diff { snap, other, json } => {
-            let params = json!(SnapDiffParams { name: snap.name, other });
-            show(&snap.server, json, "snap_diff", params, diff_text)
+            print_differences(&snap.server, "snap_diff", json, |from| {
+                json!(SnapDiffParams { name: snap.name.clone(), other: other.clone(), from })
+            })
         }
         SnapCommand::Rollback { merge, store } => {
             let store = store.as_deref().map(absolute).transpose()?;

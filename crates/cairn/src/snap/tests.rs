@@ -12,6 +12,7 @@ use cairn_exports::nbd::Contexts;
 use cairn_reactor::RingKind;
 use parking_lot::Mutex;
 
+use super::diff::Extent;
 use super::rollback::Merge;
 use super::{SnapContexts, Step};
 use crate::control::rpc::{SnapCreateParams, SnapDiffParams};
@@ -128,9 +129,11 @@ impl Bed {
 
     /// What differs between a snapshot and its volume, or another snapshot, as the verb tells it.
     fn diff(&self, name: &str, other: Option<&str>) -> Vec<(u64, u64)> {
-        let params = SnapDiffParams { name: name.to_owned(), other: other.map(str::to_owned) };
-        let extents = self.verbs.snap_diff(&params).unwrap();
-        extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
+        let (name, other) = (name.to_owned(), other.map(str::to_owned));
+        let params = SnapDiffParams { name, other, from: None };
+        let told = self.verbs.snap_diff(&params).unwrap();
+        assert_eq!(told.next, None);
+        told.extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
     }
 
     fn changed(&self, name: &str) -> Vec<(u64, u64)> {
@@ -665,4 +668,30 @@ fn a_snapshot_whose_end_only_the_state_file_knows_is_invalid_after_a_restart() {
     drop(again);
     let again = Bed::start(&work, LINEAR).unwrap();
     assert_eq!(states(&again), ["v@mon valid", "v@tue invalid"]);
+}
+
+#[test]
+fn what_differs_is_told_from_a_byte_on() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_snapshot(&work);
+    bed.write("v", 512, 8, 2);
+    let from = |from| {
+        let (name, from) = ("v@mon".to_owned(), Some(from));
+        bed.verbs.snap_diff(&SnapDiffParams { name, other: None, from }).unwrap().extents
+    };
+    let extent = |offset: u64, length: u64| Extent { offset: offset * 512, length: length * 512 };
+    assert_eq!(from(0), [extent(0, 104), extent(512, 8)]);
+    assert_eq!(from(100 * 512), [extent(100, 4), extent(512, 8)]);
+    assert_eq!(from(u64::MAX), []);
+}
+
+#[test]
+fn snapshots_are_not_told_of_by_a_server_that_is_going_away() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_snapshot(&work);
+    bed.verbs.close();
+    let params = SnapDiffParams { name: "v@mon".to_owned(), other: None, from: None };
+    for line in [line_of(bed.verbs.snap_list(None)), line_of(bed.verbs.snap_diff(&params))] {
+        assert!(line.contains("a server that is going away"), "{line}");
+    }
 }

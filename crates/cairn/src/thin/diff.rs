@@ -3,28 +3,15 @@
 
 use cairn_block::{ConfigError, ConfigKind, IoError, Sector, SectorCount, SectorRange};
 use cairn_targets::thin::ThinPool;
-use serde::{Deserialize, Serialize};
 
 use super::create::refuse_other_pool;
 use super::names::Spot;
 use crate::control::rpc::ThinDiffParams;
 use crate::failure::{Outcome, refused, wrong};
 use crate::pool::LivePool;
-use crate::snap::diff::Extent;
+use crate::snap::diff::{Differences, EXTENTS_MAX, Extent};
 use crate::snap::names::parent_of;
 use crate::verbs::Verbs;
-
-/// Most extents of one answer.
-const EXTENTS_MAX: usize = 100_000;
-
-/// A part of the differences.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Differences {
-    /// In order.
-    pub extents: Vec<Extent>,
-    /// The byte to go on from; none: this is all.
-    pub next: Option<u64>,
-}
 
 impl Verbs {
     /// `thin diff`, from a byte on.

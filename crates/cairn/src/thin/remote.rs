@@ -1,19 +1,16 @@
 //! `cairn thin` as a client sends it.
 
-use cairn_block::{ConfigError, ConfigKind};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::diff::Differences;
 use super::list::list_text;
-use crate::cli::{ServerArgs, ThinCommand};
+use crate::cli::ThinCommand;
 use crate::control::rpc::{
     AnyName, OneName, ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams,
     ThinSnapshotParams,
 };
-use crate::exit;
 use crate::failure::Outcome;
-use crate::remote::{absolute, bytes, client, print, show, tell};
-use crate::snap::diff::{Extent, diff_text};
+use crate::remote::{absolute, bytes, show, tell};
+use crate::snap::diff::print_differences;
 
 /// Runs the verb.
 ///
@@ -35,7 +32,11 @@ pub fn run(verb: ThinCommand) -> Outcome<u8> {
             let params = json!(AnyName { name: read.name });
             show(&read.server, read.json, "thin_list", params, list_text)
         }
-        ThinCommand::Diff { server, name, other, json } => diff(&server, &name, &other, json),
+        ThinCommand::Diff { server, name, other, json } => {
+            print_differences(&server, "thin_diff", json, |from| {
+                json!(ThinDiffParams { name: name.clone(), other: other.clone(), from })
+            })
+        }
         ThinCommand::Rollback { thin, keep } => {
             let params = ThinRollbackParams { name: thin.name, keep };
             tell(&thin.server, "thin_rollback", json!(params))
@@ -50,31 +51,4 @@ pub fn run(verb: ThinCommand) -> Outcome<u8> {
             tell(&thin.server, "thin_rename", json!(params))
         }
     }
-}
-
-/// Asks until there is no more, and prints as it comes.
-fn diff(server: &ServerArgs, name: &str, other: &Option<String>, as_json: bool) -> Outcome<u8> {
-    let client = client(server)?;
-    let (mut from, mut all) = (None, Vec::<Extent>::new());
-    loop {
-        let (name, other) = (name.to_owned(), other.clone());
-        let answer = client.ask("thin_diff", ThinDiffParams { name, other, from })?;
-        let Differences { extents, next } = decode(answer)?;
-        match as_json {
-            true => all.extend(extents),
-            false => drop(print(&diff_text(&extents))?),
-        }
-        from = next;
-        if from.is_none() {
-            break;
-        }
-    }
-    if as_json { crate::remote::print_json(&json!(all)) } else { Ok(exit::OK) }
-}
-
-fn decode(answer: Value) -> Outcome<Differences> {
-    serde_json::from_value(answer).map_err(|error| {
-        let detail = "answer: not understood";
-        ConfigError::new(ConfigKind::System, "thin_diff", detail).with_source(error)
-    })
 }

@@ -12,9 +12,14 @@
 //! request is submitted; submitters do not touch the bytes until it completes.
 //!
 //! Where the memory comes from: a class that is used a lot, and every class of large buffers,
-//! is cut from [`Span`]s, for which huge pages are advised; they stay with the pool until it
-//! ends, and are limited to `KEEP_BYTES` per class. Everything else comes and goes piecemeal.
-//! [`HugeWords`] are a span of their own.
+//! is cut from [`Span`]s, for which huge pages are advised; their addresses stay with the pool
+//! until it ends. The first buffers of a small class are taken piecemeal, and those larger than
+//! every class come and go piecemeal. [`HugeWords`] are a span of their own.
+//!
+//! P1. Free regions of a pool occupy at most its limit ([`BufPool::set_keep`]): beyond it the
+//!     memory of those that were free for longest goes back to the system. They stay in the free
+//!     list, read as zeros, and take memory again when they are used.
+//! P2. A class's free list is a stack; its lowest `empty` regions occupy no memory.
 //!
 //! This module is the only one of the crate with `unsafe` code.
 
@@ -29,6 +34,7 @@ use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
+use rustix::mm::{Advice, madvise};
 use smallvec::SmallVec;
 
 use span::Span;
@@ -39,8 +45,8 @@ pub use words::HugeWords;
 pub const BUF_ALIGN: usize = 4096;
 
 const CLASS_BYTES: [usize; 6] = [4 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
-/// Free memory the pool keeps per size class, in bytes; more goes back to the system.
-const KEEP_BYTES: usize = 32 << 20;
+/// Free memory that a pool keeps unless it is told otherwise, in bytes.
+const KEEP_BYTES: usize = 128 << 20;
 /// Buffers of at least this many bytes always come from spans.
 const LARGE_BYTES: usize = 256 << 10;
 /// So many bytes of a class of small buffers are taken piecemeal before a span is worth it.
@@ -72,6 +78,16 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Gives the memory of a free region back to the system. Where that is refused it stays.
+    fn empty(&self) {
+        let advice = Advice::LinuxDontNeed;
+        // SAFETY: the pages lie inside the region, which the pool made, and no handle on it
+        // exists, so nobody expects contents; it stays mapped, and reads as zeros afterwards.
+        let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.capacity, advice) };
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         if self.span.is_none() {
@@ -85,15 +101,78 @@ impl Drop for Region {
 #[derive(Default)]
 struct Class {
     free: RefCell<Vec<Rc<Region>>>,
-    /// Bytes that were cut from spans.
-    span_bytes: Cell<usize>,
+    /// So many at the bottom of `free` occupy no memory (P2).
+    empty: Cell<usize>,
     /// Bytes that were taken piecemeal so far, up to what makes a span worth it.
     piecemeal_bytes: Cell<usize>,
 }
 
-#[derive(Default)]
+impl Class {
+    /// How many free regions occupy memory.
+    fn idle(&self) -> usize {
+        self.free.borrow().len() - self.empty.get()
+    }
+}
+
 struct PoolInner {
     classes: [Class; CLASS_BYTES.len()],
+    /// Bytes that free regions occupy.
+    idle_bytes: Cell<usize>,
+    /// The most that they may.
+    keep_bytes: Cell<usize>,
+}
+
+impl Default for PoolInner {
+    fn default() -> PoolInner {
+        PoolInner {
+            classes: Default::default(),
+            idle_bytes: Cell::new(0),
+            keep_bytes: Cell::new(KEEP_BYTES),
+        }
+    }
+}
+
+impl PoolInner {
+    /// Takes the free region of a class that was used last.
+    fn recycle(&self, number: usize) -> Option<Rc<Region>> {
+        let class = &self.classes[number];
+        let mut free = class.free.borrow_mut();
+        let region = free.pop()?;
+        if free.len() < class.empty.get() {
+            class.empty.set(free.len());
+        } else {
+            self.idle_bytes.set(self.idle_bytes.get() - CLASS_BYTES[number]);
+        }
+        Some(region)
+    }
+
+    /// Takes back a region that was used.
+    fn release(&self, number: usize, region: Rc<Region>) {
+        let idle_bytes = self.idle_bytes.get() + CLASS_BYTES[number];
+        self.idle_bytes.set(idle_bytes);
+        self.classes[number].free.borrow_mut().push(region);
+        if idle_bytes > self.keep_bytes.get() {
+            self.trim();
+        }
+    }
+
+    /// Gives memory back, the class with most of it first, and some more than P1 asks for, so
+    /// that the next release does not come here again.
+    #[cold]
+    fn trim(&self) {
+        let target = self.keep_bytes.get() / 4 * 3;
+        let idle_bytes = |number: &usize| self.classes[*number].idle() * CLASS_BYTES[*number];
+        while self.idle_bytes.get() > target {
+            let largest = (0..CLASS_BYTES.len()).max_by_key(idle_bytes);
+            let number = largest.expect("there are classes");
+            let (class, size) = (&self.classes[number], CLASS_BYTES[number]);
+            let count = (self.idle_bytes.get() - target).div_ceil(size).min(class.idle());
+            let first = class.empty.get();
+            class.free.borrow()[first..first + count].iter().for_each(|region| region.empty());
+            class.empty.set(first + count);
+            self.idle_bytes.set(self.idle_bytes.get() - count * size);
+        }
+    }
 }
 
 /// A reactor's buffers, recycled by size class.
@@ -101,11 +180,28 @@ struct PoolInner {
 pub struct BufPool(Rc<PoolInner>);
 
 impl BufPool {
+    /// The memory that a buffer of `bytes` bytes takes.
+    pub fn footprint(bytes: usize) -> usize {
+        let class = CLASS_BYTES.into_iter().find(|&size| bytes <= size);
+        class.unwrap_or(bytes.next_multiple_of(BUF_ALIGN))
+    }
+
+    /// Limits what free buffers occupy, in bytes (P1).
+    pub fn set_keep(&self, bytes: usize) {
+        self.0.keep_bytes.set(bytes);
+        self.0.trim();
+    }
+
+    /// The memory that free buffers occupy, in bytes.
+    pub fn idle_bytes(&self) -> usize {
+        self.0.idle_bytes.get()
+    }
+
     /// A buffer of at least `bytes` bytes (at least one page). Contents are undefined but
     /// never memory from outside the pool.
     pub fn alloc(&self, bytes: usize) -> Buf {
         let class = CLASS_BYTES.iter().position(|&size| bytes <= size);
-        let recycled = class.and_then(|class| self.0.classes[class].free.borrow_mut().pop());
+        let recycled = class.and_then(|class| self.0.recycle(class));
         let region = recycled.unwrap_or_else(|| self.grow(bytes, class));
         debug_assert_eq!(region.borrows.get(), 0);
         Buf(Some(region))
@@ -119,21 +215,20 @@ impl BufPool {
         };
         let (class, size) = (&self.0.classes[number], CLASS_BYTES[number]);
         let wanted = size >= LARGE_BYTES || class.piecemeal_bytes.get() >= PIECEMEAL_BYTES;
-        if wanted
-            && class.span_bytes.get() < KEEP_BYTES
-            && let Some(region) = self.cut_span(number)
-        {
+        if wanted && let Some(region) = self.cut_span(number) {
             return region;
         }
         class.piecemeal_bytes.set((class.piecemeal_bytes.get() + size).min(PIECEMEAL_BYTES));
         Region::piecemeal(size, Some(number), pool)
     }
 
-    /// Cuts a new span into free regions of a class, and takes one; none if the system refuses.
+    /// Cuts a new span into free regions of a class that has none, and takes one; none if the
+    /// system refuses.
     fn cut_span(&self, number: usize) -> Option<Rc<Region>> {
         let (class, size) = (&self.0.classes[number], CLASS_BYTES[number]);
         let span = Rc::new(Span::new(size)?);
         let mut free = class.free.borrow_mut();
+        debug_assert!(free.is_empty());
         for offset in (0..span.bytes()).step_by(size) {
             free.push(Rc::new(Region {
                 ptr: span.at(offset),
@@ -144,8 +239,9 @@ impl BufPool {
                 span: Some(span.clone()),
             }));
         }
-        class.span_bytes.set(class.span_bytes.get() + span.bytes());
-        free.pop()
+        let region = free.pop();
+        class.empty.set(free.len());
+        region
     }
 }
 
@@ -200,10 +296,7 @@ impl Drop for Buf {
         let (Some(class), Some(pool)) = (region.class, region.pool.upgrade()) else { return };
         // A borrow flag left behind by a panic inside a closure ends with its last handle.
         region.borrows.set(0);
-        let mut free = pool.classes[class].free.borrow_mut();
-        if region.span.is_some() || free.len() * CLASS_BYTES[class] < KEEP_BYTES {
-            free.push(region);
-        }
+        pool.release(class, region);
     }
 }
 
@@ -496,14 +589,46 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_the_spans_goes_back_to_the_system() {
+    fn idle_buffers_of_all_classes_together_occupy_no_more_than_the_limit() {
         let pool = BufPool::default();
-        let count = 2 * KEEP_BYTES / (1 << 20);
-        drop((0..count).map(|_| pool.alloc(1 << 20)).collect::<Vec<_>>());
-        let class = CLASS_BYTES.iter().position(|&size| size == 1 << 20).unwrap();
-        assert_eq!(pool.0.classes[class].span_bytes.get(), KEEP_BYTES);
-        let kept = pool.0.classes[class].free.borrow().len() << 20;
-        assert!(kept <= 2 * KEEP_BYTES, "{kept}");
+        pool.set_keep(8 << 20);
+        for bytes in [4 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20] {
+            let bufs: Vec<Buf> = (0..(24 << 20) / bytes).map(|_| pool.alloc(bytes)).collect();
+            bufs.iter().for_each(|buf| buf.write(0, bytes, |data| data.fill(0xa5)));
+            drop(bufs);
+            assert!((1..=8 << 20).contains(&pool.idle_bytes()), "{bytes}");
+            let listed: usize = (0..CLASS_BYTES.len())
+                .map(|number| pool.0.classes[number].idle() * CLASS_BYTES[number])
+                .sum();
+            assert_eq!(pool.idle_bytes(), listed, "{bytes}");
+        }
+        pool.set_keep(0);
+        assert_eq!(pool.idle_bytes(), 0);
+    }
+
+    #[test]
+    fn a_buffer_whose_memory_went_back_is_used_again() {
+        let pool = BufPool::default();
+        let bufs = [pool.alloc(1 << 20), pool.alloc(1 << 20)];
+        bufs.iter().for_each(|buf| buf.write(0, 1 << 20, |data| data.fill(0xa5)));
+        drop(bufs);
+        assert_eq!(pool.idle_bytes(), 2 << 20);
+        pool.set_keep(0);
+        let again = [pool.alloc(1 << 20), pool.alloc(1 << 20)];
+        for buf in &again {
+            assert!(buf.read(0, 1 << 20, |data| data.iter().all(|&byte| byte == 0)), "given back");
+        }
+        pool.set_keep(1 << 20);
+        drop(again);
+        assert!(pool.idle_bytes() <= 1 << 20);
+    }
+
+    #[test]
+    fn the_footprint_is_what_a_buffer_takes() {
+        let pool = BufPool::default();
+        for bytes in [1, 4096, 4097, 64 << 10, 300 << 10, (2 << 20) + 1, (4 << 20) + 1] {
+            assert_eq!(BufPool::footprint(bytes), pool.alloc(bytes).capacity(), "{bytes}");
+        }
     }
 
     #[test]

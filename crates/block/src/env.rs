@@ -151,6 +151,11 @@ impl Env {
         self.0.pool.alloc(bytes)
     }
 
+    /// Limits the memory that this reactor's free buffers occupy, in bytes.
+    pub fn keep_idle_buffers(&self, bytes: usize) {
+        self.0.pool.set_keep(bytes);
+    }
+
     /// Segments over a fresh buffer, as long as `count` sectors.
     pub fn segs(&self, count: SectorCount) -> Segs {
         let bytes = usize::try_from(count.to_bytes()).expect("a request fits in memory");

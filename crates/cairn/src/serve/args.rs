@@ -7,6 +7,7 @@ use clap::{ArgMatches, Args, ValueEnum};
 
 use cairn_reactor::RingKind;
 
+use super::limits::{CONNECTIONS, parse_memory};
 use crate::failure::{Outcome, wrong};
 
 /// The longest a reactor may look around before it sleeps, in microseconds.
@@ -58,6 +59,12 @@ pub struct ServeArgs {
     /// at least that often (default: 0, sleep at once)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SPIN_US_MAX))]
     pub spin_us: Option<u32>,
+    /// How many NBD connections are open at most; further ones are refused (default: 256)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(CONNECTIONS))]
+    pub connections: Option<u16>,
+    /// Memory for the payloads of all connections, 64M or more (default: 1G)
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    pub memory: Option<u64>,
     /// Tables and messages in command-line order.
     #[arg(skip)]
     pub steps: Vec<Step>,

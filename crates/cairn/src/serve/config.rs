@@ -11,6 +11,7 @@ use cairn_backends::parse_size;
 use serde::Deserialize;
 
 use super::args::{MessageStep, RingChoice, SPIN_US_MAX, parse_message};
+use super::limits::{MEMORY_BYTES_MIN, MEMORY_EXPECTED};
 use crate::failure::{Outcome, system, wrong};
 
 /// What a TOML file says.
@@ -32,6 +33,10 @@ pub struct Config {
     pub ring: Option<RingChoice>,
     /// How long a reactor looks around before it sleeps, in microseconds.
     pub spin_us: Option<u32>,
+    /// Most NBD connections.
+    pub connections: Option<u16>,
+    /// Memory for the payloads of all connections.
+    pub memory_bytes: Option<u64>,
     /// The volume behind the empty export name.
     pub default_export: Option<String>,
     /// Sparse images to make where they are missing.
@@ -87,6 +92,8 @@ struct RawConfig {
     reactors: Option<u16>,
     ring: Option<RingChoice>,
     spin_us: Option<u32>,
+    connections: Option<u16>,
+    memory: Option<Size>,
     #[serde(default)]
     image: Vec<RawImage>,
     #[serde(default)]
@@ -199,6 +206,8 @@ impl Config {
             reactors: raw.reactors,
             ring: raw.ring,
             spin_us: raw.spin_us,
+            connections: raw.connections,
+            memory_bytes: raw.memory.map(|size| size.memory_bytes(&shown)).transpose()?,
             default_export: raw.default_export,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
@@ -215,6 +224,9 @@ impl Config {
         }
         if let Some(found) = self.spin_us.filter(|&spin| i64::from(spin) > SPIN_US_MAX) {
             return Err(wrong(shown, "spin_us", found, format!("0 to {SPIN_US_MAX}")));
+        }
+        if self.connections == Some(0) {
+            return Err(wrong(shown, "connections", 0, "1 to 65535"));
         }
         for (index, volume) in self.volumes.iter().enumerate() {
             if self.volumes[..index].iter().any(|other| other.name == volume.name) {
@@ -247,6 +259,16 @@ impl Size {
         };
         let fits = |bytes: &u64| *bytes > 0 && bytes.is_multiple_of(512);
         bytes.filter(fits).ok_or_else(|| wrong(shown, field, found, expected))
+    }
+}
+
+impl Size {
+    fn memory_bytes(&self, shown: &str) -> Outcome<u64> {
+        let bytes = self.bytes(shown, "memory")?;
+        if bytes < MEMORY_BYTES_MIN {
+            return Err(wrong(shown, "memory", bytes, MEMORY_EXPECTED));
+        }
+        Ok(bytes)
     }
 }
 
@@ -361,6 +383,8 @@ mod tests {
             ("\n\nfrob = 1", "vm.toml: line 3: found unknown field `frob`"),
             ("[[volume]]\nname = 'v'", "volume 'v': found no table, expected table or line"),
             ("reactors = 0", "reactors: found 0, expected 1 to 256"),
+            ("connections = 0", "connections: found 0, expected 1 to 65535"),
+            ("memory = '63M'", "memory: found 66060288, expected a size of 64M or more"),
             ("spin_us = 10001", "spin_us: found 10001, expected 0 to 10000"),
             ("[[image]]\npath = 'a'\nsize = '3'", "image 'a' size: found '3', expected a size"),
             ("[[image]]\npath = 'a'\nsize = 'x'", "image 'a' size: found 'x', expected a size"),

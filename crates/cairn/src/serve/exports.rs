@@ -53,8 +53,8 @@ pub struct Exports {
 
 impl Exports {
     /// Nothing served yet.
-    pub fn new(world: &World, configured: Vec<Export>) -> Exports {
-        let server = Arc::new(NbdServer::new(world.reactors().post(), NbdOptions::default()));
+    pub fn new(world: &World, configured: Vec<Export>, options: NbdOptions) -> Exports {
+        let server = Arc::new(NbdServer::new(world.reactors().post(), options));
         let (served, addresses) = (Mutex::default(), Mutex::default());
         Exports { server, configured, served, chosen: Mutex::default(), addresses }
     }

@@ -9,6 +9,7 @@ pub mod args;
 mod command;
 pub mod config;
 pub mod exports;
+pub mod limits;
 mod listen;
 pub mod plan;
 
@@ -75,10 +76,11 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         base: args.file.is_some().then(|| config.base.clone()),
         read_only,
     })?);
+    let nbd = limits::nbd_options(&args, &config);
     let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
     world.reactors().set_spin(Duration::from_micros(spin.into()));
     let mut server = Server {
-        exports: Arc::new(Exports::new(&world, config.exports)),
+        exports: Arc::new(Exports::new(&world, config.exports, nbd)),
         world,
         verbs: None,
         control: None,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{Disk, Io, Sector, SectorCount, SectorRange, SuspendMode};
-use cairn_exports::nbd::Contexts;
+use cairn_exports::nbd::{Contexts, NbdOptions};
 use cairn_reactor::RingKind;
 use parking_lot::Mutex;
 
@@ -57,7 +57,7 @@ impl Bed {
             read_only: false,
         })?);
         state.record(plan.bring_up(&world)?)?;
-        let exports = Arc::new(Exports::new(&world, Vec::new()));
+        let exports = Arc::new(Exports::new(&world, Vec::new(), NbdOptions::default()));
         for name in plan.names() {
             exports.add_volume(&world, name)?;
         }

@@ -6,9 +6,9 @@
 //! that one turn of the loop is one send.
 //!
 //! Invariants:
-//! - N1. A request counts (and its memory) from its admission until its reply was sent or
-//!   dropped; nothing is received while the counts are at their limits, so a client that does
-//!   not listen holds a bounded amount of memory.
+//! - N1. A request counts (and its memory) from before its payload is received until its reply was
+//!   sent or dropped; nothing is received while the counts are at their limits, or the server's
+//!   budget is spent, so a client that does not listen holds a bounded amount of memory.
 //! - N2. The export is used until the last request has ended, even if the client has vanished.
 //! - N3. A write that entered the gate leaves it exactly once, before its reply is queued.
 
@@ -24,6 +24,7 @@ use cairn_block::{CellGuard, Client, Env, ErrorKind, Io, IoError, IoResult, Requ
 use cairn_reactor::Driver;
 use rustix::net::{Shutdown, shutdown};
 
+use super::budget::Portion;
 use super::export::Export;
 use super::handshake::{MetaContext, Negotiated};
 use super::inlet::Ended;
@@ -114,6 +115,18 @@ impl Channel {
     }
 }
 
+/// Memory for a request's payload; given back unless the request is admitted with it.
+pub(super) struct Room<'a> {
+    conn: &'a Connection,
+    bytes: usize,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.conn.portion.give(self.bytes);
+    }
+}
+
 /// A request that was admitted; to be given back by an answer.
 pub(super) struct Ticket {
     pub(super) cookie: Cookie,
@@ -187,6 +200,8 @@ pub(super) struct Connection {
     batch: RefCell<Batch>,
     requests: Cell<usize>,
     held: Cell<usize>,
+    /// What `held`, and the payload being received, take of the server's budget.
+    portion: Portion,
     receiving: Cell<bool>,
     ended: Cell<bool>,
     insists: Cell<bool>,
@@ -211,6 +226,7 @@ impl Connection {
             told_size_bytes: terms.size_bytes,
             terms: Cell::new(terms),
             block_bytes: Cell::new(export.block_bytes()),
+            portion: Portion::new(&export.account),
             export,
             pending: RefCell::default(),
             batch: RefCell::default(),
@@ -247,23 +263,31 @@ impl Connection {
 
     // Admission.
 
-    /// Waits until a request with `bytes` of data may be admitted. (N1)
-    pub(super) async fn room(&self, bytes: usize) -> Result<(), Ended> {
-        self.channel
-            .receiver
+    /// Waits until a request whose payload takes `bytes` of memory may be admitted. (N1)
+    pub(super) async fn room(&self, bytes: usize) -> Result<Room<'_>, Ended> {
+        let (receiver, level) = (&self.channel.receiver, &self.channel.level);
+        receiver
             .until(|| {
-                if self.channel.level.get() > Level::Serving {
+                if level.get() > Level::Serving {
                     return Some(Err(Ended::Halted));
                 }
                 let held = self.held.get();
                 let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
                 (fits && self.requests.get() < REQUESTS_MAX).then_some(Ok(()))
             })
-            .await
+            .await?;
+        if !self.portion.try_take(bytes) {
+            let halted = receiver.until(|| (level.get() > Level::Serving).then_some(()));
+            if let First::Right(()) = first(self.portion.take(&self.env, bytes), halted).await {
+                return Err(Ended::Halted);
+            }
+        }
+        Ok(Room { conn: self, bytes })
     }
 
-    /// Admits a request that holds `held` bytes of memory.
-    pub(super) fn admit(&self, cookie: Cookie, held: usize) -> Ticket {
+    /// Admits a request that there is room for.
+    pub(super) fn admit(&self, cookie: Cookie, mut room: Room<'_>) -> Ticket {
+        let held = std::mem::take(&mut room.bytes);
         self.requests.set(self.requests.get() + 1);
         self.held.set(self.held.get() + held);
         Ticket { cookie, held }
@@ -354,8 +378,10 @@ impl Connection {
                 self.channel.cut();
             }
             self.requests.set(self.requests.get() - batch.requests);
-            self.held.set(self.held.get() - batch.held);
+            let held = batch.held;
             batch.clear();
+            self.held.set(self.held.get() - held);
+            self.portion.give(held);
             self.channel.receiver.wake();
         }
         self.end();

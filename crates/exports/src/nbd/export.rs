@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cairn_block::{Disk, SECTOR_BYTES};
 
+use super::budget::Account;
 use super::contexts::Contexts;
 use super::facts::{BlockSizes, ExportFacts};
 use super::gate::WriteGate;
@@ -39,6 +40,8 @@ pub(super) struct Export {
     pub(super) contexts: Arc<dyn Contexts>,
     /// Shared with every other export of the same disk.
     pub(super) gate: Arc<WriteGate>,
+    /// What the disk's payloads take of the server's memory; shared likewise.
+    pub(super) account: Arc<Account>,
     pub(super) life: Arc<Lifeline>,
 }
 
@@ -46,10 +49,11 @@ impl Export {
     pub(super) fn new(
         export: NbdExport,
         contexts: Arc<dyn Contexts>,
-        gate: Arc<WriteGate>,
+        (gate, account): (Arc<WriteGate>, Arc<Account>),
     ) -> Export {
         let NbdExport { name, description, disk, read_only } = export;
-        Export { name, description, read_only, disk, contexts, gate, life: Arc::default() }
+        let life = Arc::default();
+        Export { name, description, read_only, disk, contexts, gate, account, life }
     }
 
     /// The smallest unit that the disk takes now, in bytes.

@@ -15,11 +15,13 @@
 //! - `negotiate`, `serve`: the two parts of a connection's life.
 //! - `connection`: what its tasks share: admission, completions, replies.
 //! - `inlet`, `payload`: bytes on their way in and out, without needless copies.
+//! - `budget`: the memory that the payloads of all connections may take.
 //! - `widen`, `gate`: ranges that are no whole blocks, and who must wait for whom.
 //! - `status`, `contexts`: block status from extents, and what else is known about an export.
 //!
 //! Deliberately absent: how a volume is built, TLS, extended headers.
 
+mod budget;
 mod connection;
 mod contexts;
 mod export;

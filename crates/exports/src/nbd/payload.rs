@@ -4,7 +4,7 @@
 //! writes; only reply headers are copied, side by side, so that a run of short replies is one
 //! piece of memory.
 
-use cairn_block::{Buf, Env, Segs};
+use cairn_block::{Buf, BufPool, Env, Segs};
 use smallvec::SmallVec;
 
 /// A payload is cut into pieces of this size, one buffer each: most clients send no more.
@@ -26,20 +26,12 @@ pub(super) struct Payload {
 impl Payload {
     /// Memory for `bytes` bytes.
     pub(super) fn new(env: &Env, bytes: usize) -> Payload {
-        let mut payload = Payload::default();
-        let mut left = bytes;
-        while left > 0 {
-            let long = left > 2 * PIECE_BYTES;
-            let len = left.min(if long { LONG_PIECE_BYTES } else { PIECE_BYTES });
-            payload.pieces.push((env.buf(len), len));
-            left -= len;
-        }
-        payload
+        Payload { pieces: piece_lengths(bytes).map(|len| (env.buf(len), len)).collect() }
     }
 
-    /// The memory it takes, in bytes.
-    pub(super) fn footprint(&self) -> usize {
-        self.pieces.iter().map(|(buf, _)| buf.capacity()).sum()
+    /// The memory that a payload of `bytes` bytes takes.
+    pub(super) fn footprint(bytes: usize) -> usize {
+        piece_lengths(bytes).map(BufPool::footprint).sum()
     }
 
     /// All of it, for a request.
@@ -63,6 +55,17 @@ impl Payload {
         }
         assert_eq!(left, 0, "a slice lies inside the payload");
     }
+}
+
+/// How a payload is cut.
+fn piece_lengths(bytes: usize) -> impl Iterator<Item = usize> {
+    let mut left = bytes;
+    std::iter::from_fn(move || {
+        let long = left > 2 * PIECE_BYTES;
+        let len = left.min(if long { LONG_PIECE_BYTES } else { PIECE_BYTES });
+        left -= len;
+        (len > 0).then_some(len)
+    })
 }
 
 /// Replies that wait to be sent together.

@@ -53,8 +53,8 @@ async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option
                 return Ok(None);
             }
             Decoded::Refused(refusal) => {
-                conn.room(0).await?;
-                let ticket = conn.admit(refusal.cookie, 0);
+                let room = conn.room(0).await?;
+                let ticket = conn.admit(refusal.cookie, room);
                 conn.refuse(ticket, refusal.error, refusal.reason);
                 inlet.skip(&conn.channel, refusal.payload_to_skip).await?;
             }
@@ -77,12 +77,12 @@ async fn serve(
     inlet: &mut Inlet,
     Request { cookie, command }: Request,
 ) -> Result<(), Ended> {
-    match command {
+    let room = match command {
         Command::Read { range, .. } => return read(conn, cookie, range).await,
         Command::Write { range, fua } => return write(conn, inlet, cookie, range, fua).await,
         _ => conn.room(0).await?,
-    }
-    let ticket = conn.admit(cookie, 0);
+    };
+    let ticket = conn.admit(cookie, room);
     match command {
         Command::Flush => conn.start(ticket, Io::flush(), Pass::Free, None),
         Command::Trim { range, fua } => trim(conn, ticket, range, fua),
@@ -111,9 +111,9 @@ async fn serve(
 async fn read(conn: &Rc<Connection>, cookie: Cookie, range: ByteRange) -> Result<(), Ended> {
     let whole = widen::outer(range, conn.block_bytes());
     let bytes = whole.to_bytes() as usize;
-    conn.room(bytes).await?;
+    let room = conn.room(Payload::footprint(bytes)).await?;
     let data = Payload::new(&conn.env, bytes);
-    let ticket = conn.admit(cookie, data.footprint());
+    let ticket = conn.admit(cookie, room);
     let io = Io::read(whole, data.segs());
     let lead = (range.offset - whole.start.to_bytes()) as usize;
     let part = ReadPart { offset: range.offset, length: range.length, lead, data };
@@ -131,7 +131,7 @@ async fn write(
     let block_bytes = conn.block_bytes();
     let whole = widen::outer(range, block_bytes);
     let bytes = whole.to_bytes() as usize;
-    conn.room(bytes).await?;
+    let room = conn.room(Payload::footprint(bytes)).await?;
     let data = Payload::new(&conn.env, bytes);
     let segs = data.segs();
     if bytes == range.length as usize {
@@ -140,7 +140,7 @@ async fn write(
         let lead = (range.offset - whole.start.to_bytes()) as usize;
         inlet.payload(&conn.channel, &segs.slice(lead, range.length as usize)).await?;
     }
-    let ticket = conn.admit(cookie, data.footprint());
+    let ticket = conn.admit(cookie, room);
     let flags = if fua { Flags::FUA } else { Flags::empty() };
     let io = Io::write(whole, segs).with(flags);
     if bytes == range.length as usize {

@@ -18,6 +18,7 @@ use cairn_block::{ConfigError, ConfigKind, Env, Mail, Post, ReactorId};
 use cairn_reactor::Driver;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
+use super::budget::Budget;
 use super::connection::{Channel, Connection};
 use super::contexts::{Contexts, NoContexts};
 use super::export::{Export, NbdExport};
@@ -43,13 +44,26 @@ const UNIX_SEND_BYTES: usize = 1 << 20;
 pub struct NbdOptions {
     /// A connection that has not negotiated by then is closed.
     pub handshake_timeout: Duration,
-    /// More connections than this are closed as they come.
+    /// More connections than this are refused.
     pub connections_max: usize,
+    /// The memory that the payloads of all connections may take, in bytes. Free buffers that the
+    /// reactors keep come on top: [`IDLE_PART`] of it, or a little per reactor.
+    pub memory_bytes: usize,
 }
+
+/// The part of [`NbdOptions::memory_bytes`] that free buffers may take, one divided by it.
+pub const IDLE_PART: usize = 4;
+
+/// Each reactor keeps so much all the same.
+const IDLE_BYTES_MIN: usize = 4 << 20;
 
 impl Default for NbdOptions {
     fn default() -> NbdOptions {
-        NbdOptions { handshake_timeout: Duration::from_secs(10), connections_max: 256 }
+        NbdOptions {
+            handshake_timeout: Duration::from_secs(10),
+            connections_max: 256,
+            memory_bytes: 1 << 30,
+        }
     }
 }
 
@@ -62,6 +76,7 @@ struct Table {
 struct Shared {
     post: Arc<dyn Post>,
     options: NbdOptions,
+    budget: Arc<Budget>,
     table: Mutex<Table>,
     listeners: Mutex<Vec<Arc<Listener>>>,
     /// Used by connections.
@@ -78,9 +93,16 @@ pub struct NbdServer(Arc<Shared>);
 impl NbdServer {
     /// A server without exports that listens nowhere yet.
     pub fn new(post: Arc<dyn Post>, options: NbdOptions) -> NbdServer {
+        let budget = Budget::new(options.memory_bytes, options.connections_max);
+        let reactors = usize::from(post.reactors());
+        let idle = (options.memory_bytes / IDLE_PART / reactors).max(IDLE_BYTES_MIN);
+        for reactor in (0..post.reactors()).map(ReactorId) {
+            post.post(reactor, Mail::Call(Box::new(move |env| env.keep_idle_buffers(idle))));
+        }
         NbdServer(Arc::new(Shared {
             post,
             options,
+            budget,
             table: Mutex::new(Table::default()),
             listeners: Mutex::new(Vec::new()),
             life: Arc::default(),
@@ -111,10 +133,13 @@ impl NbdServer {
             return Err(ConfigError::argument("nbd", "export", &export.name, "a name not in use"));
         }
         let same_disk = |other: &&Arc<Export>| Arc::ptr_eq(&other.disk, &export.disk);
-        let gate = table.exports.iter().find(same_disk).map(|other| other.gate.clone());
-        let reactors = self.0.post.reactors();
-        let gate = gate.unwrap_or_else(|| Arc::new(WriteGate::new(reactors)));
-        let export = Export::new(export, contexts, gate);
+        let kin = table.exports.iter().find(same_disk);
+        let shared = kin.map(|other| (other.gate.clone(), other.account.clone()));
+        let shared = shared.unwrap_or_else(|| {
+            let gate = WriteGate::new(self.0.post.reactors());
+            (Arc::new(gate), self.0.budget.account())
+        });
+        let export = Export::new(export, contexts, shared);
         Exports::new(vec![export.facts()], None).map_err(|error| {
             ConfigError::new(ConfigKind::Argument, "nbd", "cannot export").with_source(error)
         })?;
@@ -174,6 +199,11 @@ impl NbdServer {
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
         self.0.life.users()
+    }
+
+    /// The memory that payloads take now, in bytes.
+    pub fn memory_held(&self) -> usize {
+        self.0.budget.held()
     }
 
     /// Ends the service: see the module's description. Connections may finish for as long as

@@ -1,6 +1,6 @@
 //! Clients that vanish, stall, flood or never end; and stopping in spite of them.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use cairn_block::Op;
@@ -79,6 +79,85 @@ fn a_client_that_does_not_listen_holds_a_bounded_amount() {
         assert!(seen.into_iter().eq(0..count), "each is answered once");
         flood.join().unwrap();
         assert!(disk.most_in_flight() <= 128);
+    });
+}
+
+#[test]
+fn payloads_of_200_connections_stay_in_the_budget_and_leave_room_for_another_volume() {
+    const MEMORY: usize = 64 << 20;
+    let options = NbdOptions { memory_bytes: MEMORY, ..NbdOptions::default() };
+    let world = World::with_options(cairn_reactor::RingKind::Auto, options);
+    let (stuck, other) = (TestDisk::new(1 << 20), TestDisk::new(8 << 20));
+    world.export("stuck", &stuck);
+    world.export("other", &other);
+    stuck.hold(0);
+    let open = |_| Client::open(&world.socket(), "stuck", Wishes::default());
+    let mut clients: Vec<Client> = (0..200).map(open).collect();
+    for client in &mut clients {
+        client.send(command::READ, 0, 0, 1 << 20);
+        client.send_write(0, 0, &[9; 100 << 10]);
+    }
+    eventually("the volume has its half", || world.server.memory_held() > (MEMORY / 2) - (1 << 20));
+    let mut client = Client::open(&world.socket(), "other", Wishes::default());
+    for _ in 0..10 {
+        assert_eq!(client.read(0, 8 << 20).len(), 8 << 20, "another volume goes on");
+        assert_eq!(client.write(0, 0, &[7; 4 << 20]), 0);
+        assert!(world.server.memory_held() <= MEMORY);
+    }
+    eventually("no more than half", || world.server.memory_held() <= MEMORY / 2);
+    assert!(stuck.in_flight() <= MEMORY >> 19, "{}", stuck.in_flight());
+    stuck.release(0);
+    for client in &mut clients {
+        for _ in 0..2 {
+            let mut magic = [0; 16];
+            client.stream.read_exact(&mut magic).unwrap();
+            assert_eq!(magic[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+            if magic[15] == 1 {
+                client.stream.read_exact(&mut vec![0; 1 << 20]).unwrap();
+            }
+            assert!(world.server.memory_held() <= MEMORY);
+        }
+    }
+    eventually("everything came back", || world.server.memory_held() == 0);
+}
+
+#[test]
+fn a_payload_that_does_not_arrive_gives_its_memory_back_with_its_client() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(8 << 20);
+        world.export("volume", &disk);
+        disk.hold(0);
+        let mut client = Client::open(&world.socket(), "", Wishes::default());
+        client.send(command::READ, 0, 0, 4096);
+        client.send(command::WRITE, 0, 0, 4 << 20);
+        eventually("its memory is taken", || world.server.memory_held() == (4 << 20) + 4096);
+        drop(client);
+        eventually("it came back", || world.server.memory_held() == 4096);
+        disk.release(0);
+        eventually("all of it", || world.server.memory_held() == 0);
+    });
+}
+
+#[test]
+fn stopping_does_not_wait_for_memory() {
+    let options = NbdOptions { memory_bytes: 64 << 20, ..NbdOptions::default() };
+    let world = World::with_options(cairn_reactor::RingKind::Auto, options);
+    let disk = TestDisk::new(1 << 20);
+    world.export("volume", &disk);
+    disk.hold(0);
+    let open = |_| Client::open(&world.socket(), "", Wishes::default());
+    let mut clients: Vec<Client> = (0..40).map(open).collect();
+    for client in &mut clients {
+        client.send(command::READ, 0, 0, 1 << 20);
+    }
+    eventually("some wait for memory", || world.server.memory_held() > 30 << 20);
+    std::thread::scope(|scope| {
+        let stop = scope.spawn(|| world.stop(LONG));
+        eventually("those that wait go", || world.server.connections() <= 32);
+        disk.release(0);
+        drop(clients);
+        assert_eq!(stop.join().unwrap(), 0);
     });
 }
 

@@ -1,0 +1,39 @@
+//! How much a server takes for its clients: how many connections, and memory for their payloads.
+
+use std::ops::RangeInclusive;
+
+use cairn_backends::parse_size;
+use cairn_exports::nbd::NbdOptions;
+
+use super::args::ServeArgs;
+use super::config::Config;
+
+/// How many connections a server may be told to take.
+pub const CONNECTIONS: RangeInclusive<i64> = 1..=65_535;
+
+/// The least memory for payloads: a volume may hold half of it, and one request takes up to 32 MiB.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+
+/// What the memory for payloads may be.
+pub const MEMORY_EXPECTED: &str = "a size of 64M or more, like 1G";
+
+/// The memory for payloads that a text names.
+///
+/// # Errors
+/// It is no size, or a smaller one.
+pub fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).ok().filter(|bytes| *bytes >= MEMORY_BYTES_MIN);
+    bytes.ok_or_else(|| format!("expected {MEMORY_EXPECTED}"))
+}
+
+/// The limits of the NBD server: those of the command line, else those of the file.
+pub fn nbd_options(args: &ServeArgs, config: &Config) -> NbdOptions {
+    let default = NbdOptions::default();
+    let connections = args.connections.or(config.connections).map(usize::from);
+    let memory = args.memory.or(config.memory_bytes).map(|bytes| bytes as usize);
+    NbdOptions {
+        connections_max: connections.unwrap_or(default.connections_max),
+        memory_bytes: memory.unwrap_or(default.memory_bytes),
+        ..default
+    }
+}

@@ -23,6 +23,8 @@ use std::sync::Arc;
 use event_listener::Event;
 
 use crate::check::Bounds;
+use crate::claiming::{Claimant, Claimed, Claims, claimed_by};
+use crate::claims::Holder;
 use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
 use crate::engine::Work;
 use crate::env::Env;
@@ -340,6 +342,8 @@ pub struct MappedDevice {
     /// A suspend has closed the gates and waits for what was admitted.
     draining: AtomicBool,
     events: Events,
+    holder: Holder,
+    claims: Arc<Claims>,
 }
 
 /// D3: held while a verb runs.
@@ -353,9 +357,18 @@ impl Drop for VerbGuard<'_> {
 }
 
 impl MappedDevice {
-    pub(crate) fn new(id: DeviceId, volume: &str) -> MappedDevice {
+    /// A volume that is a part of `family`, which may be itself.
+    pub(crate) fn new(
+        id: DeviceId,
+        volume: &str,
+        family: &str,
+        claims: &Arc<Claims>,
+    ) -> MappedDevice {
+        let holder = Holder { id: id.0, name: volume.to_owned(), family: family.to_owned() };
         MappedDevice {
             id,
+            holder,
+            claims: claims.clone(),
             volume: volume.to_owned(),
             sectors: AtomicU64::new(0),
             limits: Mutex::new(Limits::default()),
@@ -454,6 +467,7 @@ impl MappedDevice {
     pub async fn suspend(&self, env: &Env, mode: SuspendMode) {
         let _verb = self.verb().await;
         self.suspend_locked(env, mode).await;
+        self.claims.rest(self);
     }
 
     async fn suspend_locked(&self, env: &Env, mode: SuspendMode) {
@@ -491,10 +505,13 @@ impl MappedDevice {
     /// There is no table, or a target refused to start: the device stays suspended.
     pub async fn resume(&self, env: &Env) -> Result<(), ConfigError> {
         let _verb = self.verb().await;
-        if self.inactive_table().is_some() {
-            self.suspend_locked(env, SuspendMode::Flush).await;
-        } else if !self.is_suspended() {
+        let reload = self.inactive_table().is_some();
+        if !reload && !self.is_suspended() {
             return Ok(());
+        }
+        self.claim()?;
+        if reload {
+            self.suspend_locked(env, SuspendMode::Flush).await;
         }
         let (swapped, table, old) = {
             let mut state = self.state.lock();
@@ -511,11 +528,13 @@ impl MappedDevice {
         // The old table's targets let go of their devices before the new ones recover.
         self.drop_local_tables(env).await;
         close_table(env, old).await;
+        self.claims.settle(self, &table);
         for (started, line) in table.lines().iter().enumerate() {
             if let Err(error) = line.target.resume(env).await {
                 for line in &table.lines()[..started] {
                     line.target.suspend(env).await;
                 }
+                self.claims.rest(self);
                 return Err(error);
             }
         }
@@ -598,6 +617,39 @@ impl MappedDevice {
         });
         done.wait().await;
         close_table(env, state.live).await;
+        self.claims.release(self);
+    }
+}
+
+/// Who may use what: see `claiming`.
+impl MappedDevice {
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    /// Takes what the table claims that the next resume makes live, beside what the volume has.
+    fn claim(&self) -> Result<(), ConfigError> {
+        let table = self.newest_table();
+        table.map_or(Ok(()), |table| self.claims.take(self, &table))
+    }
+
+    /// Refuses if the next resume would be refused for what others claim or write.
+    ///
+    /// # Errors
+    /// One line about the device and its owner.
+    pub fn refuse_claimed(&self) -> Result<(), ConfigError> {
+        let table = self.newest_table();
+        table.map_or(Ok(()), |table| self.claims.check(self, &table))
+    }
+
+    /// The volumes that the table claims that the next resume makes live.
+    pub fn will_claim(&self) -> Vec<Claimed> {
+        self.newest_table().map(|table| claimed_by(&self.holder, &table)).unwrap_or_default()
+    }
+
+    /// The volumes that claim this one, or a part of it.
+    pub fn claimants(&self) -> Vec<Claimant> {
+        self.claims.claimants(self)
     }
 }
 

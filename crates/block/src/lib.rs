@@ -12,6 +12,8 @@
 pub mod buf;
 mod cells;
 mod check;
+mod claiming;
+mod claims;
 mod copier;
 mod counters;
 mod device;
@@ -32,6 +34,8 @@ mod witness;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
 pub use cells::{CellGuard, CellMode, Cells};
+pub use claiming::{Claim, Claimant, Claimed};
+pub use claims::ClaimKind;
 pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;
 pub use device::{DeviceId, Events, MappedDevice};

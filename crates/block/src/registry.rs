@@ -7,6 +7,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use crate::claiming::Claims;
 use crate::device::{DeviceId, MappedDevice};
 use crate::disk::{Disk, Identity};
 use crate::error::{ConfigError, ConfigKind};
@@ -41,6 +42,7 @@ pub struct Registry {
     disks: Mutex<HashMap<Identity, Opened>>,
     volumes: Mutex<HashMap<String, Arc<MappedDevice>>>,
     kin: Mutex<Kin>,
+    claims: Arc<Claims>,
     next_device: AtomicU32,
     next_unique: AtomicU64,
 }
@@ -53,6 +55,7 @@ impl Registry {
             disks: Mutex::default(),
             volumes: Mutex::default(),
             kin: Mutex::default(),
+            claims: Arc::default(),
             next_device: AtomicU32::new(0),
             next_unique: AtomicU64::new(0),
         }
@@ -63,6 +66,15 @@ impl Registry {
     /// # Errors
     /// The name is taken or empty.
     pub fn create_volume(&self, name: &str) -> Result<Arc<MappedDevice>, ConfigError> {
+        self.create_part(name, name)
+    }
+
+    /// Adds a volume that is a part of another one: what a suspended part has claimed, another
+    /// part may take over.
+    ///
+    /// # Errors
+    /// The name is taken or empty.
+    pub fn create_part(&self, name: &str, of: &str) -> Result<Arc<MappedDevice>, ConfigError> {
         let mut volumes = self.volumes.lock();
         let odd = name.starts_with('@') || name.contains('/') || name.contains(char::is_whitespace);
         if name.is_empty() || odd {
@@ -74,7 +86,7 @@ impl Registry {
             return Err(ConfigError::new(ConfigKind::Busy, name, detail));
         }
         let id = DeviceId(self.next_device.fetch_add(1, Ordering::Relaxed));
-        let device = Arc::new(MappedDevice::new(id, name));
+        let device = Arc::new(MappedDevice::new(id, name, of, &self.claims));
         volumes.insert(name.to_owned(), device.clone());
         Ok(device)
     }

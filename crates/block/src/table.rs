@@ -147,6 +147,7 @@ impl Line {
 pub struct Table {
     lines: Vec<Line>,
     limits: Limits,
+    read_only: bool,
 }
 
 /// What [`Table::build`] needs besides the lines.
@@ -218,7 +219,7 @@ impl Table {
                 ));
             }
         }
-        Ok(Table { lines, limits })
+        Ok(Table { lines, limits, read_only })
     }
 
     /// The lines in order.
@@ -234,6 +235,11 @@ impl Table {
     /// Block sizes and abilities of the whole.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// True if it was built to write no byte.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// The line that holds `sector`, with its number.

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use crate::claiming::Claim;
 use crate::device::Events;
 use crate::disk::{Disk, Extent, ExtentKind, Limits, LocalFuture};
 use crate::env::Env;
@@ -98,6 +99,18 @@ pub trait Target: Send + Sync {
 
     /// The lower disks, in the order of the arguments.
     fn lowers(&self) -> Vec<Arc<dyn Disk>>;
+
+    /// What of its lower disks the target needs for itself; what `remaps` tells is claimed by
+    /// nobody. Called with a table that is to be live, and must not change in a target's life.
+    fn claims(&self) -> Vec<Claim> {
+        Vec::new()
+    }
+
+    /// Where a range of the target lies on its lower disks, if it only sends requests there and
+    /// keeps nothing of its own; then it claims nothing.
+    fn remaps(&self, _range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
+        None
+    }
 
     /// Adapts the limits that the stacked lower disks gave.
     fn limits(&self, stacked: Limits) -> Limits {

@@ -22,6 +22,7 @@ use cairn_targets::blank::refuse_signatures;
 use futures_util::future::{Either, select};
 
 use crate::failure::{Outcome, refused, system, wrong};
+use crate::snap::names::parent_of;
 
 /// What a world is made of.
 pub struct WorldOptions {
@@ -154,7 +155,8 @@ impl World {
     /// # Errors
     /// The name is taken or no name.
     pub fn create(&self, name: &str) -> Outcome<()> {
-        self.names.registry.create_volume(name).map(drop)
+        let family = parent_of(name).unwrap_or(name);
+        self.names.registry.create_part(name, family).map(drop)
     }
 
     /// Builds a table beside the live one. Sizes of what lies beneath are looked at again first.
@@ -179,6 +181,14 @@ impl World {
             Ok(())
         });
         built.map_err(|error| of_volume(name, error))
+    }
+
+    /// Refuses if a resume would be refused for what other volumes own or write.
+    ///
+    /// # Errors
+    /// One line about the device and its owner.
+    pub fn refuse_claimed(&self, name: &str) -> Outcome<()> {
+        self.volume(name)?.refuse_claimed().map_err(|error| of_volume(name, error))
     }
 
     /// Makes the loaded table live, if there is one, and lets requests in.

@@ -62,6 +62,11 @@ impl Area {
         Verdict::Remapped { disk: self.disk.as_ref(), sector: self.sector(request.range.start) }
     }
 
+    /// Where a range of the target lies, for claims.
+    pub fn place(&self, range: SectorRange) -> (Arc<dyn Disk>, SectorRange) {
+        (self.disk.clone(), SectorRange::new(self.sector(range.start), range.count))
+    }
+
     /// What a range of the target holds, as the disk says.
     pub fn extents<'a>(
         &'a self,

@@ -242,6 +242,12 @@ impl Target for Delay {
         self.routes[..self.given].iter().map(|route| route.area.disk.clone()).collect()
     }
 
+    fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
+        // Flushes have no range.
+        let with_data = &self.routes[..self.given.min(2)];
+        Some(with_data.iter().map(|route| route.area.place(range)).collect())
+    }
+
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         self.queue.set_phase(Phase::Delaying);
         let (queue, task_env) = (self.queue.clone(), env.clone());

@@ -328,6 +328,10 @@ impl Target for Flakey {
         vec![self.area.disk.clone()]
     }
 
+    fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
+        Some(vec![self.area.place(range)])
+    }
+
     fn table(&self) -> String {
         let mut table = self.area.to_string();
         let (up, down) = (self.up_seconds, self.down_seconds);

@@ -21,6 +21,8 @@ pub mod flakey;
 #[cfg(all(test, shuttle))]
 mod interleaved;
 pub mod linear;
+#[cfg(test)]
+mod owners;
 pub mod passthrough;
 pub mod persistent;
 #[cfg(test)]

@@ -72,6 +72,10 @@ impl Target for Linear {
         vec![self.area.disk.clone()]
     }
 
+    fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
+        Some(vec![self.area.place(range)])
+    }
+
     fn table(&self) -> String {
         self.area.to_string()
     }

@@ -124,6 +124,12 @@ impl Target for Passthrough {
         vec![self.area.disk.clone()]
     }
 
+    /// Where a range lies on the lower disks: a target that only remaps claims nothing for itself,
+    /// and claims on its volume go through it. One that keeps something says `claims` instead.
+    fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
+        Some(vec![self.area.place(range)])
+    }
+
     /// Adapts what the lower disks' limits gave together; may only promise what it keeps.
     fn limits(&self, stacked: Limits) -> Limits {
         stacked

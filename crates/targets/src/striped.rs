@@ -200,6 +200,13 @@ impl Target for Striped {
         self.stripes.iter().map(|stripe| stripe.area.disk.clone()).collect()
     }
 
+    fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
+        let parts = (0..self.stripes.len())
+            .map(|stripe| (stripe, self.layout.range_on(stripe, range)))
+            .filter(|(_, range)| !range.is_empty());
+        Some(parts.map(|(stripe, range)| self.stripes[stripe].area.place(range)).collect())
+    }
+
     fn limits(&self, stacked: Limits) -> Limits {
         let chunk = self.layout.chunk.to_bytes();
         let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
+    Claim, ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
     LocalFuture, Op, Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
 };
 
@@ -274,6 +274,10 @@ impl Target for Snapshot {
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         vec![self.seat.config.origin.disk.clone(), self.seat.config.cow.disk.clone()]
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        self.seat.claims()
     }
 
     fn limits(&self, stacked: Limits) -> Limits {

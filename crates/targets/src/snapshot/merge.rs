@@ -24,7 +24,7 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
+    Claim, ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
     LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType,
     Verdict,
 };
@@ -358,6 +358,10 @@ impl Target for Merge {
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         vec![self.seat.config.origin.disk.clone(), self.seat.config.cow.disk.clone()]
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        self.seat.claims()
     }
 
     fn limits(&self, stacked: Limits) -> Limits {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Op, Request, Sector, SectorCount,
-    SectorRange, Target, TargetType, Verdict,
+    Claim, ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Op, Request, Sector,
+    SectorCount, SectorRange, Target, TargetType, Verdict,
 };
 
 use super::copying::{Copying, Want, Wanter};
 use super::kin::Kin;
+use super::seat::origin_claim;
 use super::table::{Bell, OriginPlan, Until, Waiter};
 use crate::args::{Args, Device};
 use crate::crew::Crew;
@@ -140,6 +141,10 @@ impl Target for Origin {
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         vec![self.side.device.disk.clone()]
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        vec![origin_claim(&self.side.device.disk)]
     }
 
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {

@@ -9,8 +9,8 @@
 use std::sync::{Arc, OnceLock};
 
 use cairn_block::{
-    ConfigError, ConfigKind, Ctor, Disk, Env, Events, IoError, MappedDevice, SectorCount,
-    SectorRange,
+    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, IoError, MappedDevice,
+    Sector, SectorCount, SectorRange,
 };
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
 
@@ -59,6 +59,11 @@ fn damaged(device: &Device, error: &FormatError) -> ConfigError {
     };
     let detail = format!("{error} ({})", error.kernel_errno());
     ConfigError::new(kind, &device.argument, detail)
+}
+
+/// What a snapshot, its origin and a merge claim of the origin.
+pub(super) fn origin_claim(origin: &Arc<dyn Disk>) -> Claim {
+    Claim::from(origin, Sector(0), ClaimKind::Kin, "snapshot origin")
 }
 
 /// True if `disk` is `other`, or stands on it.
@@ -158,6 +163,15 @@ impl Seat {
             events: ctor.events.clone(),
             core: OnceLock::new(),
         })
+    }
+
+    /// The origin is shared by its kin; the store goes from a suspended target to the next.
+    pub fn claims(&self) -> Vec<Claim> {
+        let Config { origin, cow, .. } = &self.config;
+        vec![
+            origin_claim(&origin.disk),
+            Claim::from(&cow.disk, Sector(0), ClaimKind::Handed, "COW device"),
+        ]
     }
 
     /// What is served; requests come after a resume only.

@@ -9,9 +9,9 @@ use std::sync::{Arc, OnceLock};
 use cairn_block::sync::MutexGuard;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags, IoError, IoResult,
-    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target,
-    TargetType, Verdict,
+    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags,
+    IoError, IoResult, Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange,
+    SuspendMode, Target, TargetType, Verdict,
 };
 use cairn_format::thin::{DataBlock, DeviceId, Mapping};
 
@@ -636,6 +636,12 @@ impl Target for Thin {
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         let origin = self.config.origin.as_ref().map(|origin| origin.disk.clone());
         std::iter::once(self.config.pool.disk.clone()).chain(origin).collect()
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        let origin = self.config.origin.iter().map(|origin| &origin.disk);
+        let read = |disk| Claim::from(disk, Sector(0), ClaimKind::Read, "external origin");
+        origin.map(read).collect()
     }
 
     fn limits(&self, stacked: Limits) -> Limits {

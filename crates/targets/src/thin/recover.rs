@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Ctor, Disk, Env, Events, Extent, IoError, Limits, LocalFuture,
-    MessageError, Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
+    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, Extent, IoError, Limits,
+    LocalFuture, MessageError, Request, Sector, SectorCount, SectorRange, Target, TargetType,
+    Verdict,
 };
 use cairn_format::thin::{DataBlockSize, Opening};
 
@@ -348,6 +349,18 @@ impl Target for ThinPool {
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         vec![self.config.metadata.disk.clone(), self.config.data.disk.clone()]
+    }
+
+    /// The pool's own sectors too: they are its volumes' data blocks.
+    fn claims(&self) -> Vec<Claim> {
+        let PoolConfig { metadata, data, .. } = &self.config;
+        let blocks = SectorCount(self.config.data_blocks * self.config.block_sectors);
+        let used = SectorRange::new(Sector(0), blocks);
+        vec![
+            Claim::from(&metadata.disk, Sector(0), ClaimKind::Own, "metadata device"),
+            Claim::on(&data.disk, used, ClaimKind::Own, "data device"),
+            Claim::of_itself("data device"),
+        ]
     }
 
     fn limits(&self, _stacked: Limits) -> Limits {

@@ -91,8 +91,9 @@ use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, Copier, Counters, Disk, EndIo, Env, Extent, IoError, IoResult, Limits,
-    LocalFuture, MessageError, Request, RequestId, SectorRange, SuspendMode, Target, Time, Verdict,
+    Claim, ClaimKind, ConfigError, Copier, Counters, Disk, EndIo, Env, Extent, IoError, IoResult,
+    Limits, LocalFuture, MessageError, Request, RequestId, Sector, SectorRange, SuspendMode,
+    Target, Time, Verdict,
 };
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
@@ -287,13 +288,13 @@ impl WriteCache {
     /// The range of the cache device that holds `count` slots from `slot`.
     fn slot_range(&self, slot: u32, count: u64) -> SectorRange {
         let start = self.config.start().0 + self.geometry.slot_sector(u64::from(slot));
-        let (start, sectors) = (cairn_block::Sector(start), count * self.block_sectors);
+        let (start, sectors) = (Sector(start), count * self.block_sectors);
         SectorRange::new(start, cairn_block::SectorCount(sectors))
     }
 
     /// The range of the origin that is `count` blocks from `block`.
     fn origin_range(&self, block: u64, count: u64) -> SectorRange {
-        let start = cairn_block::Sector(block * self.block_sectors);
+        let start = Sector(block * self.block_sectors);
         SectorRange::new(start, cairn_block::SectorCount(count * self.block_sectors))
     }
 
@@ -327,6 +328,17 @@ impl Target for WriteCache {
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         vec![self.origin.clone(), self.cache.clone()]
+    }
+
+    /// The origin too, though its blocks are where a client finds them: what is dirty is newer, so
+    /// others would read what is old, and what they write would be overwritten. All of it: a cache
+    /// may hold blocks beyond the line's end.
+    fn claims(&self) -> Vec<Claim> {
+        let first = Sector(self.config.start().0);
+        vec![
+            Claim::from(&self.origin, Sector(0), ClaimKind::Own, "cached origin"),
+            Claim::from(&self.cache, first, ClaimKind::Own, "cache device"),
+        ]
     }
 
     fn limits(&self, stacked: Limits) -> Limits {

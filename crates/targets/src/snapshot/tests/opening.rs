@@ -110,7 +110,7 @@ fn a_new_table_takes_the_store_over_even_a_transient_one() {
         bed.write("o", 100, 8, 9).unwrap();
         assert_eq!(bed.bytes("s", 100, 1), [initial_byte(100)], "{kind}: it is still kin");
         let busy = bed.try_load("t", &line).unwrap_err().to_string();
-        assert!(busy.contains("served by a live snapshot"), "{busy}");
+        assert!(busy.contains("the COW device of volume 's'"), "{busy}");
         bed.suspend("s", SuspendMode::Flush);
         bed.load("t", &line);
         assert_eq!(bed.bytes("t", 0, 4), [7; 4], "{kind}: another volume took it");

@@ -85,7 +85,14 @@ pub enum Command {
     /// Create a volume, load its table and resume it
     Create(TableArgs),
     /// Take a volume away
-    Remove(NameArgs),
+    Remove {
+        /// Which
+        #[command(flatten)]
+        volume: NameArgs,
+        /// Disconnect the clients that use it
+        #[arg(long)]
+        force: bool,
+    },
     /// Wait for an event of a volume
     Wait {
         /// Which
@@ -155,7 +162,14 @@ pub enum SnapCommand {
     /// Give the volume the content of a snapshot, and take the snapshot away
     Merge(MergeArgs),
     /// Take a snapshot away; the volume stays as it is
-    Remove(SnapNameArgs),
+    Remove {
+        /// Which
+        #[command(flatten)]
+        snap: SnapNameArgs,
+        /// Disconnect the clients that use it
+        #[arg(long)]
+        force: bool,
+    },
     /// Make the store of a snapshot larger
     Grow {
         /// Which
@@ -303,7 +317,14 @@ pub enum ThinCommand {
         keep: Option<String>,
     },
     /// Delete a volume or snapshot, or POOL/thin-ID
-    Remove(ThinNameArgs),
+    Remove {
+        /// Which
+        #[command(flatten)]
+        thin: ThinNameArgs,
+        /// Disconnect the clients that use it
+        #[arg(long)]
+        force: bool,
+    },
     /// Give a volume with its snapshots another name, or POOL/thin-ID a first one
     Rename {
         /// Which

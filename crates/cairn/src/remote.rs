@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::cli::{Command, NameArgs, ReadArgs, ServerArgs, TableArgs};
 use crate::control::client::Client;
 use crate::control::rpc::{
-    AnyName, LoadParams, MessageParams, OneName, SuspendParams, TableParams, WaitParams,
+    AnyName, LoadParams, MessageParams, OneName, RemoveParams, SuspendParams, TableParams,
+    WaitParams,
 };
 use crate::exit;
 use crate::failure::{Outcome, system, wrong};
@@ -69,8 +70,8 @@ fn change(verb: Command) -> Outcome<u8> {
         Command::Clear(args) => {
             tell(&args.server, "volume_clear", json!(OneName { name: args.name }))
         }
-        Command::Remove(args) => {
-            tell(&args.server, "volume_remove", json!(OneName { name: args.name }))
+        Command::Remove { volume: NameArgs { server, name }, force } => {
+            tell(&server, "volume_remove", json!(RemoveParams { name, force }))
         }
         Command::Wait { volume: NameArgs { server, name }, event_nr } => {
             tell(&server, "volume_wait", json!(WaitParams { name, event_nr }))

@@ -22,16 +22,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use cairn_block::{ConfigError, ConfigKind, SuspendMode};
+use cairn_block::{Claimed, ConfigError, ConfigKind, SuspendMode};
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::control::rpc::{
-    AnyName, Call, METHODS, MessageParams, OneName, RpcError, SnapRollbackParams, WaitParams,
+    AnyName, Call, METHODS, MessageParams, OneName, RemoveParams, RpcError, SnapRollbackParams,
+    WaitParams,
 };
 use crate::control::server::{Answer, Caller};
 use crate::failure::{Outcome, refused};
+use crate::pool::will_be_pool;
 use crate::report;
 use crate::serve::exports::Exports;
 use crate::snap::Keeper;
@@ -235,7 +237,7 @@ impl Verbs {
             Some(volume) if snapshot_of(name, volume).is_some() => {
                 self.bring_in_line(&changes.record_of(name))
             }
-            Some(_) => self.world.resume(name),
+            Some(_) => self.make_live(name),
             None => self.assemble(&changes, name),
         }
     }
@@ -253,14 +255,15 @@ impl Verbs {
         if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
             self.world.refuse_suspended_beneath(name)?;
         }
+        self.clear_the_way(name)?;
         // A resume that fails leaves the volume suspended with this table, and the record says so:
         // the next resume may succeed.
-        changes.record(name, |tables| {
+        let recorded = changes.record(name, |tables| {
             if let Some(waiting) = tables.inactive.take() {
                 tables.table = Some(waiting);
             }
-        })?;
-        Ok(true)
+        });
+        recorded.inspect_err(|_| self.exports.settle(&self.world)).map(|()| true)
     }
 
     fn clear(&self, name: &str) -> Outcome<()> {
@@ -287,8 +290,23 @@ impl Verbs {
     fn bring_up(&self, changes: &mut Changes, name: &str, table: &str) -> Outcome<()> {
         self.world.load(name, table)?;
         changes.record(name, |tables| tables.table = Some(table.to_owned()))?;
-        self.world.resume(name)?;
+        self.make_live(name)?;
         self.exports.add_volume(&self.world, name)
+    }
+
+    /// `remove`, `snap remove` and `thin remove`: clients that are connected refuse it, unless they
+    /// are to be disconnected.
+    fn take_away(
+        &self,
+        params: &RemoveParams,
+        remove: impl FnOnce(&Verbs, &str) -> Outcome<()>,
+    ) -> Outcome<()> {
+        if !params.force {
+            // A volume of a pool may be named with its pool.
+            let volume = params.name.rsplit('/').next().unwrap_or_default();
+            self.exports.refuse_clients(volume, "none (--force disconnects them)")?;
+        }
+        remove(self, &params.name)
     }
 
     fn remove(&self, name: &str) -> Outcome<()> {
@@ -300,7 +318,34 @@ impl Verbs {
         self.world.refuse_suspended_beneath(name)?;
         self.exports.remove_volume(&self.world, name)?;
         self.world.remove(name)?;
+        self.exports.settle(&self.world);
         changes.record(name, Record::clear)
+    }
+
+    /// Makes the loaded table live. What it claims is no longer exported, and what it claims no
+    /// longer is again.
+    ///
+    /// # Errors
+    /// Somebody else claims or uses what it claims, or a target cannot start.
+    pub(crate) fn make_live(&self, name: &str) -> Outcome<()> {
+        self.clear_the_way(name)?;
+        let resumed = self.world.resume(name);
+        self.exports.settle(&self.world);
+        resumed
+    }
+
+    /// Refuses a resume that claims would refuse, and stops exporting what it is about to claim.
+    ///
+    /// # Errors
+    /// Somebody claims it, writes to it, or is connected to it.
+    fn clear_the_way(&self, name: &str) -> Outcome<()> {
+        self.world.refuse_claimed(name)?;
+        let volume = self.world.volume(name)?;
+        let mut claimed = volume.will_claim();
+        if will_be_pool(&volume) {
+            claimed.push(Claimed { volume: name.to_owned(), may_be_read: false });
+        }
+        self.exports.give_way(&self.world, name, &claimed)
     }
 
     /// Other verbs go on while requests are waited for: one of them may be what these wait for.
@@ -434,7 +479,7 @@ impl Verbs {
             Call::Load(params) => done(self.load(&params.name, &params.table)),
             Call::Clear(OneName { name }) => done(self.clear(&name)),
             Call::Create(params) => done(self.create(&params.name, &params.table)),
-            Call::Remove(OneName { name }) => done(self.remove(&name)),
+            Call::Remove(params) => done(self.take_away(&params, Verbs::remove)),
             Call::Wait(params) => self.wait(params, caller),
             Call::SnapCreate(params) => done(self.snap_create(&params)),
             Call::SnapList(AnyName { name }) => to_value(self.snap_list(name.as_deref())?),
@@ -443,7 +488,7 @@ impl Verbs {
                 done(self.snap_merge(&name, true, store.as_deref()))
             }
             Call::SnapMerge(OneName { name }) => done(self.snap_merge(&name, false, None)),
-            Call::SnapRemove(OneName { name }) => done(self.snap_remove(&name)),
+            Call::SnapRemove(params) => done(self.take_away(&params, Verbs::snap_remove)),
             Call::SnapGrow(params) => done(self.snap_grow(&params.name, params.size_bytes)),
             Call::PoolCreate(params) => done(self.pool_create(&params)),
             Call::PoolStatus(AnyName { name }) => to_value(self.pool_status(name.as_deref())?),
@@ -456,7 +501,7 @@ impl Verbs {
             Call::ThinList(AnyName { name }) => to_value(self.thin_list(name.as_deref())?),
             Call::ThinDiff(params) => to_value(self.thin_diff(&params)?),
             Call::ThinRollback(params) => done(self.thin_rollback(&params)),
-            Call::ThinRemove(OneName { name }) => done(self.thin_remove(&name)),
+            Call::ThinRemove(params) => done(self.take_away(&params, Verbs::thin_remove)),
             Call::ThinRename(params) => done(self.thin_rename(&params)),
         }
     }

@@ -28,14 +28,14 @@ pub const METHODS: [(&str, &str); 34] = [
     ("volume_load", "name, table"),
     ("volume_clear", "name"),
     ("volume_create", "name, table"),
-    ("volume_remove", "name"),
+    ("volume_remove", "name, force?"),
     ("volume_wait", "name, event_nr?"),
     ("snap_create", "name, store?, chunk_sectors?, size_bytes?, fill_percent?, grow_bytes?"),
     ("snap_list", "name?"),
     ("snap_diff", "name, other?, from?"),
     ("snap_rollback", "name, store?"),
     ("snap_merge", "name"),
-    ("snap_remove", "name"),
+    ("snap_remove", "name, force?"),
     ("snap_grow", "name, size_bytes"),
     (
         "pool_create",
@@ -50,7 +50,7 @@ pub const METHODS: [(&str, &str); 34] = [
     ("thin_list", "name?"),
     ("thin_diff", "name, other?, from?"),
     ("thin_rollback", "name, keep?"),
-    ("thin_remove", "name"),
+    ("thin_remove", "name, force?"),
     ("thin_rename", "name, to, size_bytes?, origin?"),
 ];
 
@@ -86,7 +86,7 @@ pub enum Call {
     /// `volume_create`
     Create(LoadParams),
     /// `volume_remove`
-    Remove(OneName),
+    Remove(RemoveParams),
     /// `volume_wait`
     Wait(WaitParams),
     /// `snap_create`
@@ -100,7 +100,7 @@ pub enum Call {
     /// `snap_merge`
     SnapMerge(OneName),
     /// `snap_remove`
-    SnapRemove(OneName),
+    SnapRemove(RemoveParams),
     /// `snap_grow`
     SnapGrow(SnapGrowParams),
     /// `pool_create`
@@ -122,7 +122,7 @@ pub enum Call {
     /// `thin_rollback`
     ThinRollback(ThinRollbackParams),
     /// `thin_remove`
-    ThinRemove(OneName),
+    ThinRemove(RemoveParams),
     /// `thin_rename`
     ThinRename(ThinRenameParams),
 }
@@ -329,6 +329,17 @@ pub struct TableParams {
 pub struct OneName {
     /// The volume.
     pub name: String,
+}
+
+/// Parameters of `volume_remove`, `snap_remove` and `thin_remove`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveParams {
+    /// The volume.
+    pub name: String,
+    /// Disconnect the clients that use it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 /// Parameters of `volume_message`.

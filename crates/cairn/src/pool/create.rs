@@ -161,11 +161,7 @@ impl Verbs {
         if is_pool(volume) {
             return Err(refused(ConfigKind::Busy, name, "users", "a pool's own volumes", "none"));
         }
-        if self.exports.wait_for_clients(name) {
-            return Ok(());
-        }
-        let found = "clients that are connected";
-        Err(refused(ConfigKind::Busy, name, "users", found, "none"))
+        self.exports.refuse_clients(name, "none")
     }
 }
 

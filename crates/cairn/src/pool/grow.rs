@@ -76,7 +76,7 @@ impl Verbs {
             return Err(error);
         }
         self.step(Step::Recorded);
-        self.world.resume(name).map_err(|error| {
+        self.make_live(name).map_err(|error| {
             let detail = format!("the pool is suspended, cairn resume tries again: {error}");
             ConfigError::new(error.kind, name, detail)
         })?;

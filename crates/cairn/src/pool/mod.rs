@@ -57,6 +57,13 @@ fn pool_in(target: &Arc<dyn Target>) -> Option<&ThinPool> {
     target.as_any()?.downcast_ref()
 }
 
+/// True if the next resume makes the volume a pool.
+pub fn will_be_pool(volume: &MappedDevice) -> bool {
+    let table = volume.inactive_table();
+    let lines = table.iter().flat_map(|table| table.lines());
+    lines.into_iter().any(|line| pool_in(&line.target).is_some())
+}
+
 /// True if the volume is a pool.
 pub fn is_pool(volume: &MappedDevice) -> bool {
     target_of(volume).is_some()

@@ -2,21 +2,23 @@
 //!
 //! Without a word in the TOML file every volume is served under its own name, those made at run
 //! time too. A snapshot is served under its own name wherever its volume is served; what lies
-//! beneath a volume with snapshots never is, nor is a pool: it is its own data device. The empty
+//! beneath a volume with snapshots never is, nor is a pool: it is its own data device. What another
+//! volume claims is not served as long as it does; an external origin is, to be read. The empty
 //! export name means the volume of `--export`, and nothing while that is not there; if nobody chose,
 //! the only one that is no snapshot.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, ReactorId};
+use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
 use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::config::Export;
-use crate::failure::{Outcome, wrong};
+use crate::failure::{Outcome, refused, wrong};
 use crate::pool::is_pool;
 use crate::snap::SnapContexts;
 use crate::snap::names::{is_hidden, parent_of};
@@ -40,12 +42,36 @@ pub struct ExportInfo {
     pub uri: Option<String>,
 }
 
+/// How a volume may be served.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Full,
+    /// Volumes read it that need it as it is.
+    Read,
+    /// A volume has it for itself.
+    None,
+}
+
+impl Access {
+    fn to(volume: &MappedDevice) -> Access {
+        let claimants = volume.claimants();
+        match claimants.iter().all(|claimant| claimant.may_be_read) {
+            true if claimants.is_empty() => Access::Full,
+            true => Access::Read,
+            false => Access::None,
+        }
+    }
+}
+
 /// The exports of one server.
 pub struct Exports {
     server: Arc<NbdServer>,
     /// What the configuration names; none means every volume.
     configured: Vec<Export>,
+    /// As they are served: `read_only` if they are, for whatever reason.
     served: Mutex<Vec<Export>>,
+    /// Volumes that are not served as they would be, as they are claimed or a pool.
+    held_back: Mutex<BTreeSet<String>>,
     /// Somebody said that this is what the empty name means.
     chosen: Mutex<Option<String>>,
     addresses: Mutex<Vec<ListenAddress>>,
@@ -55,8 +81,8 @@ impl Exports {
     /// Nothing served yet.
     pub fn new(world: &World, configured: Vec<Export>, options: NbdOptions) -> Exports {
         let server = Arc::new(NbdServer::new(world.reactors().post(), options));
-        let (served, addresses) = (Mutex::default(), Mutex::default());
-        Exports { server, configured, served, chosen: Mutex::default(), addresses }
+        let (served, held_back, addresses) = Default::default();
+        Exports { server, configured, served, held_back, chosen: Mutex::default(), addresses }
     }
 
     /// Serves a volume under each of its names; those that it has already stay.
@@ -64,9 +90,18 @@ impl Exports {
     /// # Errors
     /// A name is taken or breaks the protocol's limits.
     pub fn add_volume(&self, world: &World, volume: &str) -> Outcome<()> {
-        let disk: Arc<dyn Disk> = world.volume(volume)?;
-        let pool = is_pool(&*world.volume(volume)?);
-        for export in self.names_of(volume, pool) {
+        let device = world.volume(volume)?;
+        let access = Access::to(&device);
+        if access != Access::Full {
+            self.held_back.lock().insert(volume.to_owned());
+        }
+        let disk: Arc<dyn Disk> = device.clone();
+        let names = match access {
+            Access::None => Vec::new(),
+            _ => self.names_of(volume, is_pool(&device)),
+        };
+        for mut export in names {
+            export.read_only |= world.read_only() || access == Access::Read;
             let is_it =
                 |served: &Export| (&served.name, &served.volume) == (&export.name, &export.volume);
             if self.served.lock().iter().any(is_it) {
@@ -76,7 +111,7 @@ impl Exports {
                 name: export.name.clone(),
                 description: export.description.clone(),
                 disk: disk.clone(),
-                read_only: export.read_only || world.read_only(),
+                read_only: export.read_only,
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
             self.server.add_export_with(served, contexts)?;
@@ -119,20 +154,90 @@ impl Exports {
     /// # Errors
     /// Requests are under way that do not end; the exports are gone all the same.
     pub fn remove_volume(&self, world: &World, volume: &str) -> Outcome<()> {
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            self.served.lock().drain(..).partition(|export| export.volume == volume);
-        *self.served.lock() = kept;
+        self.held_back.lock().remove(volume);
+        self.remove_if(world, |export| export.volume == volume);
+        Ok(())
+    }
+
+    /// Stops serving some exports. True if there were any.
+    fn remove_if(&self, world: &World, is_it: impl Fn(&Export) -> bool) -> bool {
+        let gone: Vec<Export> = {
+            let mut served = self.served.lock();
+            let (gone, kept) = served.drain(..).partition(is_it);
+            *served = kept;
+            gone
+        };
         self.settle_default();
-        for export in gone {
+        for export in &gone {
             let (server, name) = (self.server.clone(), export.name.clone());
-            let left = world.on_home(volume, move |env| async move {
+            let left = world.on_home(&export.volume, move |env| async move {
                 server.remove_export(&env, &name, DRAIN).await
             });
             if left > 0 {
                 tracing::warn!("export '{}': {left} connections wait for requests", export.name);
             }
         }
+        !gone.is_empty()
+    }
+
+    /// Stops serving what `user` is about to claim; if it claims itself, it becomes a pool.
+    ///
+    /// # Errors
+    /// Clients are connected to some of it: nothing is changed.
+    pub fn give_way(&self, world: &World, user: &str, claimed: &[Claimed]) -> Outcome<()> {
+        let is_in_the_way = |claimed: &Claimed, export: &Export| {
+            let asked = claimed.volume == user && self.is_configured(export);
+            claimed.volume == export.volume && !asked && !(claimed.may_be_read && export.read_only)
+        };
+        for claimed in claimed {
+            if !self.wait_for_clients_of(|export| is_in_the_way(claimed, export)) {
+                let expected = format!("none, as volume '{user}' needs it for itself");
+                let found = "clients that are connected";
+                return Err(refused(ConfigKind::Busy, &claimed.volume, "users", found, expected));
+            }
+        }
+        for claimed in claimed {
+            if self.remove_if(world, |export| is_in_the_way(claimed, export)) {
+                tracing::warn!("{}: no longer exported: '{user}' uses it", claimed.volume);
+                self.held_back.lock().insert(claimed.volume.clone());
+            }
+        }
         Ok(())
+    }
+
+    /// The configuration names this export of this volume.
+    fn is_configured(&self, export: &Export) -> bool {
+        let mut named = self.configured.iter();
+        named.any(|named| (&named.name, &named.volume) == (&export.name, &export.volume))
+    }
+
+    /// Serves again what nobody claims any more, and to be read what may be.
+    pub fn settle(&self, world: &World) {
+        let held_back: Vec<String> = self.held_back.lock().iter().cloned().collect();
+        for name in held_back {
+            let Ok(volume) = world.volume(&name) else {
+                self.held_back.lock().remove(&name);
+                continue;
+            };
+            let access = Access::to(&volume);
+            if access == Access::Full && !is_pool(&volume) {
+                let other = |export: &Export| export.volume == name && !self.is_as_named(export);
+                if world.read_only() || self.are_used(other) {
+                    continue; // Who reads goes on; the next verb looks again.
+                }
+                self.remove_if(world, other);
+                self.held_back.lock().remove(&name);
+            }
+            if let Err(error) = self.add_volume(world, &name) {
+                tracing::warn!("not exported: {error}");
+            }
+        }
+    }
+
+    /// True if an export is served as it would be if nobody claimed its volume.
+    fn is_as_named(&self, export: &Export) -> bool {
+        let names = self.names_of(&export.volume, false);
+        names.iter().any(|named| named.name == export.name && named.read_only == export.read_only)
     }
 
     /// Says which volume or export the empty name means.
@@ -214,22 +319,35 @@ impl Exports {
         self.served.lock().iter().filter(|export| export.volume == volume).count()
     }
 
-    /// Waits a moment until no client uses a volume; false if one still does.
-    pub fn wait_for_clients(&self, volume: &str) -> bool {
+    /// Refuses a volume that clients use, after a moment.
+    ///
+    /// # Errors
+    /// Some are connected to it.
+    pub fn refuse_clients(&self, volume: &str, expected: &str) -> Outcome<()> {
+        if self.wait_for_clients_of(|export| export.volume == volume) {
+            return Ok(());
+        }
+        let found = "clients that are connected";
+        Err(refused(ConfigKind::Busy, volume, "users", found, expected))
+    }
+
+    /// Waits a moment until no client uses some exports; false if one still does.
+    fn wait_for_clients_of(&self, is_it: impl Fn(&Export) -> bool) -> bool {
         const TRIES: u32 = 50;
         const PAUSE: Duration = Duration::from_millis(20);
-        let used = || {
-            let served = self.served.lock();
-            let mut exports = served.iter().filter(|export| export.volume == volume);
-            exports.any(|export| self.server.users(&export.name) > 0)
-        };
         // Who has just gone may not have been seen to go.
         (0..TRIES).any(|attempt| {
             if attempt > 0 {
                 std::thread::sleep(PAUSE);
             }
-            !used()
+            !self.are_used(&is_it)
         })
+    }
+
+    fn are_used(&self, is_it: impl Fn(&Export) -> bool) -> bool {
+        let served = self.served.lock();
+        let mut exports = served.iter().filter(|export| is_it(export));
+        exports.any(|export| self.server.users(&export.name) > 0)
     }
 
     /// Every export with its size.

@@ -41,7 +41,7 @@ impl Verbs {
         let device = self.world.volume(volume)?;
         let parts = family(changes.records.values(), volume);
         if !device.is_suspended() || !parts.iter().any(|part| part.name == real_of(volume)) {
-            self.world.resume(volume)?;
+            self.make_live(volume)?;
         } else {
             for left in self.left_over(changes, volume) {
                 self.take_down(&left)?;
@@ -84,11 +84,11 @@ impl Verbs {
         if reload {
             self.world.load(name, table)?;
         }
-        let mut resumed = self.world.resume(name);
+        let mut resumed = self.make_live(name);
         if resumed.is_err() && is_snapshot && !reload {
             // Its store was handed over, and comes back to a fresh table only.
             self.world.load(name, table)?;
-            resumed = self.world.resume(name);
+            resumed = self.make_live(name);
         }
         resumed?;
         if is_snapshot { self.exports.add_volume(&self.world, name) } else { Ok(()) }
@@ -111,7 +111,7 @@ impl Verbs {
             self.hold(&merge)?;
         }
         if self.world.volume(&merge).is_ok() {
-            self.world.resume(&merge)?;
+            self.make_live(&merge)?;
         }
         self.assemble(changes, &snap.volume)
     }

@@ -125,7 +125,7 @@ impl Verbs {
             self.world.load(&snap.volume, &origin_line(words.sectors, &real))?;
         }
         self.step(Step::Arranged);
-        self.world.resume(&snap.volume)?;
+        self.make_live(&snap.volume)?;
         self.step(Step::Resumed);
         self.exports.add_volume(&self.world, &full)
     }

@@ -123,7 +123,7 @@ impl Verbs {
         }
         // A resume looks at the fill mark anew, and ends an overflow.
         self.hold(name)?;
-        self.world.resume(name)
+        self.make_live(name)
     }
 }
 

@@ -189,9 +189,10 @@ impl Verbs {
     pub(crate) fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
         self.world.create(name)?;
         self.give_witness(name)?;
-        let up = self.world.load(name, table).and_then(|()| self.world.resume(name));
+        let up = self.world.load(name, table).and_then(|()| self.make_live(name));
         if up.is_err() {
             also(name, self.world.remove(name));
+            self.exports.settle(&self.world);
         }
         up
     }
@@ -202,7 +203,9 @@ impl Verbs {
             return Ok(());
         }
         self.exports.remove_volume(&self.world, name)?;
-        self.world.remove(name)
+        self.world.remove(name)?;
+        self.exports.settle(&self.world);
+        Ok(())
     }
 
     pub(crate) fn hold(&self, name: &str) -> Outcome<()> {

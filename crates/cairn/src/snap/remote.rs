@@ -9,7 +9,8 @@ use super::diff::print_differences;
 use super::list::{SnapInfo, list_text};
 use crate::cli::{MergeArgs, SnapCommand, SnapCreateArgs};
 use crate::control::rpc::{
-    AnyName, OneName, SnapCreateParams, SnapDiffParams, SnapGrowParams, SnapRollbackParams,
+    AnyName, OneName, RemoveParams, SnapCreateParams, SnapDiffParams, SnapGrowParams,
+    SnapRollbackParams,
 };
 use crate::exit;
 use crate::failure::{Outcome, refused};
@@ -44,8 +45,8 @@ pub fn run(verb: SnapCommand) -> Outcome<u8> {
             let name = merge.snap.name.clone();
             follow(&merge, "snap_merge", json!(OneName { name }))
         }
-        SnapCommand::Remove(snap) => {
-            tell(&snap.server, "snap_remove", json!(OneName { name: snap.name }))
+        SnapCommand::Remove { snap, force } => {
+            tell(&snap.server, "snap_remove", json!(RemoveParams { name: snap.name, force }))
         }
         SnapCommand::Grow { snap, size } => {
             let size_bytes = bytes("--size", &size)?;

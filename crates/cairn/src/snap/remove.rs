@@ -58,7 +58,7 @@ impl Verbs {
         self.step(Step::Arranged);
         changes.record_all(after)?;
         self.step(Step::Recorded);
-        self.world.resume(volume)?;
+        self.make_live(volume)?;
         self.step(Step::Resumed);
         if own.is_some() { self.world.remove(&real) } else { Ok(()) }
     }

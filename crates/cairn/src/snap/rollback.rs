@@ -170,7 +170,7 @@ impl Verbs {
     /// Makes another table live.
     fn swap(&self, name: &str, table: &str) -> Outcome<()> {
         self.world.load(name, table)?;
-        self.world.resume(name)
+        self.make_live(name)
     }
 
     /// Ends a merge whose last record is home: steps 4 to 7. False if it is not.
@@ -195,9 +195,9 @@ impl Verbs {
         arranged?;
         self.step(Step::Recorded);
         if let Some((kept, _)) = &ending.kept {
-            self.world.resume(kept)?;
+            self.make_live(kept)?;
         }
-        self.world.resume(volume)?;
+        self.make_live(volume)?;
         self.step(Step::Resumed);
         self.world.remove(&merge_of(volume))?;
         if ending.names.is_empty() {
@@ -241,9 +241,9 @@ impl Verbs {
             self.world.clear(name)?;
         }
         for name in [real_of(volume), merge_of(volume)] {
-            self.world.resume(&name)?;
+            self.make_live(&name)?;
         }
-        tops.iter().try_for_each(|name| self.world.resume(name))
+        tops.iter().try_for_each(|name| self.make_live(name))
     }
 }
 

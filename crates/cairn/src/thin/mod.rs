@@ -142,11 +142,7 @@ impl Verbs {
     /// Refuses to take a volume down that somebody uses: another volume, or a client.
     fn refuse_thin_users(&self, name: &str) -> Outcome<()> {
         self.world.refuse_users(name)?;
-        if self.exports.wait_for_clients(name) {
-            return Ok(());
-        }
-        let found = "clients that are connected";
-        Err(refused(ConfigKind::Busy, name, "users", found, "none"))
+        self.exports.refuse_clients(name, "none")
     }
 
     /// Refuses to take away, past its pool, a volume that `thin` made.

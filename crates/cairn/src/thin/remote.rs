@@ -5,7 +5,7 @@ use serde_json::json;
 use super::list::list_text;
 use crate::cli::ThinCommand;
 use crate::control::rpc::{
-    AnyName, OneName, ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams,
+    AnyName, RemoveParams, ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams,
     ThinSnapshotParams,
 };
 use crate::failure::Outcome;
@@ -41,8 +41,8 @@ pub fn run(verb: ThinCommand) -> Outcome<u8> {
             let params = ThinRollbackParams { name: thin.name, keep };
             tell(&thin.server, "thin_rollback", json!(params))
         }
-        ThinCommand::Remove(thin) => {
-            tell(&thin.server, "thin_remove", json!(OneName { name: thin.name }))
+        ThinCommand::Remove { thin, force } => {
+            tell(&thin.server, "thin_remove", json!(RemoveParams { name: thin.name, force }))
         }
         ThinCommand::Rename { thin, to, size, origin } => {
             let size_bytes = size.map(|size| bytes("--size", &size)).transpose()?;

@@ -30,7 +30,7 @@ impl Verbs {
         let pool = self.pool_of_line(name, &line, said)?;
         self.ready(&pool.name)?;
         self.refuse_snapshots_left(&changes, name)?;
-        self.refuse_thin_users(name)?;
+        self.world.refuse_users(name)?;
         let mut cleared = record.clone();
         cleared.clear();
         let gone = self.take_down(name).and_then(|()| {

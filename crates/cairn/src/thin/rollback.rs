@@ -50,11 +50,11 @@ impl Verbs {
         self.step(Step::Pooled);
         if let Err(error) = self.exchange(&mut changes, &pool, &act) {
             also(&act.volume, self.world.clear(&act.volume));
-            also(&act.volume, self.world.resume(&act.volume));
+            also(&act.volume, self.make_live(&act.volume));
             also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
             return Err(error);
         }
-        self.world.resume(&act.volume).map_err(|error| {
+        self.make_live(&act.volume).map_err(|error| {
             let detail = format!("rolled back, and suspended until a resume or restart: {error}");
             ConfigError::new(error.kind, &act.volume, detail)
         })?;

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod owners;
 mod place;
 mod serve;
 mod snap;

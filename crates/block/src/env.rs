@@ -20,6 +20,7 @@ use crate::device::{DeviceId, LocalDevice, Locals, Tables};
 use crate::disk::Disk;
 use crate::engine::{self, Work};
 use crate::error::IoResult;
+use crate::log_limit::LogLimit;
 use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId};
 use crate::slots::Slots;
 use crate::table::Table;
@@ -60,6 +61,9 @@ pub trait Post: Send + Sync {
 
     /// How many reactors there are; their ids count from 0.
     fn reactors(&self) -> u16;
+
+    /// What limits the log of this world.
+    fn log(&self) -> &LogLimit;
 }
 
 /// The executor and timers of one reactor.
@@ -189,6 +193,12 @@ impl Env {
     /// The mailboxes, to keep and use from any thread.
     pub fn post(&self) -> &Arc<dyn Post> {
         &self.0.world.post
+    }
+
+    /// Logs a warning, unless there was one of the same key within the last minute: see
+    /// [`LogLimit`].
+    pub fn warn(&self, key: &str, line: impl FnOnce() -> String) {
+        self.post().log().warn(self.now(), key, line);
     }
 
     /// Starts a task on this reactor.

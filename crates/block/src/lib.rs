@@ -23,6 +23,7 @@ mod env;
 mod error;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;
+mod log_limit;
 mod registry;
 mod request;
 mod slots;
@@ -42,6 +43,7 @@ pub use device::{DeviceId, Events, MappedDevice};
 pub use disk::{Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
 pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World, yield_once};
 pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};
+pub use log_limit::{LOG_INTERVAL, LogLimit};
 pub use registry::{Opener, Registry};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
 pub use table::{Line, Table, TableContext, TableLine, TargetTypes};

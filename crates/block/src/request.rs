@@ -36,6 +36,17 @@ pub enum Op {
 }
 
 impl Op {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Read => "read",
+            Op::Write => "write",
+            Op::Flush => "flush",
+            Op::Discard => "discard",
+            Op::WriteZeroes => "write-zeroes",
+        }
+    }
+
     /// True for the operations that change what a later read returns.
     pub fn is_write(self) -> bool {
         matches!(self, Op::Write | Op::WriteZeroes | Op::Discard)

@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::Padded;
-use cairn_block::{Mail, Post, ReactorId};
+use cairn_block::{LogLimit, Mail, Post, ReactorId};
 use parking_lot::Mutex;
 
 use crate::ring::Wake;
@@ -34,16 +34,20 @@ struct Mailbox {
 }
 
 /// The mailboxes of all reactors of a real world.
-pub struct PostOffice(Vec<Padded<Mailbox>>);
+pub struct PostOffice {
+    mailboxes: Vec<Padded<Mailbox>>,
+    log: LogLimit,
+}
 
 impl PostOffice {
     /// Empty mailboxes for `count` reactors.
     pub fn new(count: u16) -> Arc<PostOffice> {
-        Arc::new(PostOffice((0..count).map(|_| Padded::default()).collect()))
+        let mailboxes = (0..count).map(|_| Padded::default()).collect();
+        Arc::new(PostOffice { mailboxes, log: LogLimit::default() })
     }
 
     fn mailbox(&self, of: ReactorId) -> &Mailbox {
-        &self.0[usize::from(of.0)].0
+        &self.mailboxes[usize::from(of.0)].0
     }
 
     /// The bell of one reactor.
@@ -77,6 +81,10 @@ impl Post for PostOffice {
     }
 
     fn reactors(&self) -> u16 {
-        u16::try_from(self.0.len()).expect("made from a u16")
+        u16::try_from(self.mailboxes.len()).expect("made from a u16")
+    }
+
+    fn log(&self) -> &LogLimit {
+        &self.log
     }
 }

@@ -15,7 +15,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cairn_block::{Env, Mail, Post, ReactorId, Time};
+use cairn_block::{Env, LOG_INTERVAL, Mail, Post, ReactorId, Time};
 
 use crate::core::{Core, CoreParts};
 use crate::driver::Driver;
@@ -65,6 +65,7 @@ pub struct Reactors {
     post: Arc<PostOffice>,
     stop: Arc<AtomicBool>,
     spin: SpinBudget,
+    clock: MonotonicClock,
     threads: Vec<JoinHandle<()>>,
     ring_name: &'static str,
 }
@@ -77,7 +78,7 @@ impl Reactors {
     pub fn start(options: Options) -> io::Result<Reactors> {
         let (post, clock) = (PostOffice::new(options.count), MonotonicClock::begin());
         let (stop, spin, threads) = (Arc::default(), SpinBudget::default(), Vec::new());
-        let mut reactors = Reactors { post, stop, spin, threads, ring_name: "" };
+        let mut reactors = Reactors { post, stop, spin, clock, threads, ring_name: "" };
         for id in (0..options.count).map(ReactorId) {
             let (post, stop) = (reactors.post.clone(), reactors.stop.clone());
             let spinner = Spinner::new(reactors.spin.clone());
@@ -98,7 +99,13 @@ impl Reactors {
             let gone = || Err(io::Error::other("a reactor ended before it began"));
             reactors.ring_name = started.recv().unwrap_or_else(|_| gone())?;
         }
+        reactors.spawn(ReactorId(0), flush_log);
         Ok(reactors)
+    }
+
+    /// Logs a warning from another thread, as [`Env::warn`] does.
+    pub fn warn(&self, key: &str, line: impl FnOnce() -> String) {
+        self.post.log().warn(self.clock.now(), key, line);
     }
 
     /// The kind of ring in use: "io_uring" or "threads".
@@ -153,6 +160,14 @@ impl Drop for Reactors {
                 tracing::error!("reactor {index} panicked");
             }
         }
+    }
+}
+
+/// Logs what was only counted.
+async fn flush_log(env: Env) {
+    loop {
+        env.sleep(LOG_INTERVAL).await;
+        env.post().log().flush(env.now());
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cairn_block::{Mail, Post, ReactorId, Time};
+use cairn_block::{LogLimit, Mail, Post, ReactorId, Time};
 use parking_lot::Mutex;
 
 /// Longest usual delay of a message, in nanoseconds.
@@ -28,6 +28,7 @@ struct Inner {
 pub(crate) struct SimPost {
     reactors: u16,
     inner: Mutex<Inner>,
+    log: LogLimit,
 }
 
 impl SimPost {
@@ -40,7 +41,7 @@ impl SimPost {
             boxes: (0..reactors).map(|_| BTreeMap::new()).collect(),
             last: BTreeMap::new(),
         };
-        SimPost { reactors, inner: Mutex::new(inner) }
+        SimPost { reactors, inner: Mutex::new(inner), log: LogLimit::default() }
     }
 
     /// Says what time it is and which reactor has its turn (none: somebody outside).
@@ -89,5 +90,9 @@ impl Post for SimPost {
 
     fn reactors(&self) -> u16 {
         self.reactors
+    }
+
+    fn log(&self) -> &LogLimit {
+        &self.log
     }
 }

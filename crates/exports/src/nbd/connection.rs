@@ -20,7 +20,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use cairn_block::{CellGuard, Client, Env, ErrorKind, Io, IoError, IoResult, Request, Segs};
+use cairn_block::{
+    CellGuard, Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, SectorRange, Segs,
+};
 use cairn_reactor::Driver;
 use rustix::net::{Shutdown, shutdown};
 
@@ -316,7 +318,26 @@ impl Connection {
 
     /// Starts a request of the export's own and waits for it.
     pub(super) async fn io(&self, io: Io) -> IoResult {
-        self.env.io(&self.export.disk, io).await
+        let (op, range) = (io.op, io.range);
+        let result = self.env.io(&self.export.disk, io).await;
+        if let Err(error) = result {
+            self.log_failure(op, range, error);
+        }
+        result
+    }
+
+    /// Logs that the volume failed a request, which is the first the client hears of it.
+    #[cold]
+    fn log_failure(&self, op: Op, range: SectorRange, error: IoError) {
+        // What a volume does not do is no failure of it.
+        if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Shutdown) {
+            return;
+        }
+        let key = format!("export '{}': {} failed", self.export.name, op.name());
+        self.env.warn(&key, || match op {
+            Op::Flush => format!("{key}: {error}"),
+            _ => format!("{key}: sector {}, {} sectors: {error}", range.start.0, range.count.0),
+        });
     }
 
     /// Answers a request that has no data to send.
@@ -433,13 +454,16 @@ impl Connection {
 }
 
 impl Client for Connection {
-    fn complete(&self, env: &Env, cookie: u64, _request: &mut Request, result: IoResult) {
+    fn complete(&self, env: &Env, cookie: u64, request: &mut Request, result: IoResult) {
         let Pending { ticket, pass, read } = self.pending.borrow_mut().remove(cookie);
         // N3
         match pass {
             Pass::Free => {}
             Pass::Loose => self.export.gate.leave_loose(env.reactor()),
             Pass::Cell(guard) => drop(guard),
+        }
+        if let Err(error) = result {
+            self.log_failure(request.op, request.range, error);
         }
         match (read, result) {
             (Some(read), Ok(())) => self.answer_read(ticket, &read),

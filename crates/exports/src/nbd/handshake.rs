@@ -102,6 +102,12 @@ pub enum Closing {
         /// The name found, perhaps shortened.
         name: String,
     },
+    /// The client was told that it is not served.
+    #[error("{reason}")]
+    Refused {
+        /// What it was told.
+        reason: String,
+    },
     /// `EXPORT_NAME` carried no proper name.
     #[error("EXPORT_NAME carries no name: {reason}")]
     BadExportName {
@@ -137,6 +143,8 @@ pub struct Handshake {
     structured_replies: bool,
     /// The export that contexts were last selected for, and the contexts.
     selected: Option<(usize, Vec<MetaContext>)>,
+    /// Why the client gets no export.
+    refusal: Option<String>,
 }
 
 /// What the next bytes are.
@@ -166,7 +174,15 @@ impl Handshake {
             client: ClientFlags::empty(),
             structured_replies: false,
             selected: None,
+            refusal: None,
         }
+    }
+
+    /// Starts a negotiation that ends as soon as the client wants an export: it is told `reason`,
+    /// if its option has an answer.
+    pub fn refusing(reason: String) -> Self {
+        let exports = Exports::new(Vec::new(), None).expect("no export breaks no rule");
+        Self { refusal: Some(reason), ..Self::new(Arc::new(exports)) }
     }
 
     /// Takes bytes from the client and says how many were consumed. Fewer than given means that
@@ -269,6 +285,14 @@ impl Handshake {
     }
 
     fn on_option(&mut self, number: u32, payload: &[u8]) {
+        if number != option::STRUCTURED_REPLY
+            && let Some(reason) = self.refusal.take()
+        {
+            if number != option::EXPORT_NAME {
+                self.refuse(number, option_error::POLICY, &reason);
+            }
+            return self.close(Closing::Refused { reason });
+        }
         match number {
             option::EXPORT_NAME => self.on_export_name(payload),
             option::LIST => self.on_list(payload),

@@ -9,7 +9,7 @@ use cairn_block::{Env, Segs};
 
 use super::connection::Channel;
 use super::facts::Exports;
-use super::handshake::{Handshake, Negotiated, Outcome};
+use super::handshake::{Closing, Handshake, Negotiated, Outcome};
 use super::inlet::{Ended, Inlet};
 
 /// Negotiates; none if the connection ends here, for the reason that was logged.
@@ -21,10 +21,21 @@ pub(super) async fn negotiate(
     let mut inlet = Inlet::new(env);
     match run(env, channel, &mut inlet, Handshake::new(exports)).await {
         Ok(Outcome::Transmission(negotiated)) => return Some((negotiated, inlet)),
-        Ok(Outcome::Closed(closing)) => tracing::debug!("negotiation ended: {closing}"),
+        Ok(Outcome::Closed(Closing::Aborted)) => tracing::debug!("{}", Closing::Aborted),
+        Ok(Outcome::Closed(closing)) => {
+            env.warn("nbd: negotiation refused", || format!("nbd: negotiation refused: {closing}"));
+        }
         Err(ended) => tracing::debug!("negotiation ended: {ended:?}"),
     }
     None
+}
+
+/// Tells a client why it is not served.
+pub(super) async fn refuse(env: &Env, channel: &Channel, reason: String) {
+    let mut inlet = Inlet::new(env);
+    if let Err(ended) = run(env, channel, &mut inlet, Handshake::refusing(reason)).await {
+        tracing::debug!("a client that is not served ended: {ended:?}");
+    }
 }
 
 async fn run(

@@ -49,7 +49,8 @@ async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option
             Decoded::Request(Request { command: Command::Disconnect, .. }) => return Ok(None),
             Decoded::Request(request) => return Ok(Some(request)),
             Decoded::Broken(breach) => {
-                tracing::warn!("export `{}`: connection closed: {breach}", conn.export.name);
+                let key = format!("export '{}': connection closed", conn.export.name);
+                conn.env.warn(&key, || format!("{key}: {breach}"));
                 return Ok(None);
             }
             Decoded::Refused(refusal) => {

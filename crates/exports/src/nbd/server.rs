@@ -26,7 +26,7 @@ use super::facts::Exports;
 use super::gate::WriteGate;
 use super::lifeline::{Level, Lifeline, Membership};
 use super::listener::{ListenAddress, Listener};
-use super::negotiate::negotiate;
+use super::negotiate::{negotiate, refuse};
 use super::serve::receive;
 use super::signal::{First, first};
 
@@ -35,6 +35,12 @@ const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// How long accepting pauses after the system refused (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How many clients at a time are told that there are too many; more are closed at once.
+const REFUSALS_MAX: usize = 16;
+
+/// How long telling one of them may take.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a unix socket is asked to hold of replies that the client has not taken.
 const UNIX_SEND_BYTES: usize = 1 << 20;
@@ -83,6 +89,8 @@ struct Shared {
     life: Arc<Lifeline>,
     /// Used by the tasks that accept.
     doors: Arc<Lifeline>,
+    /// Used by those that tell a client that there are too many.
+    refusals: Arc<Lifeline>,
     next_reactor: AtomicU16,
 }
 
@@ -107,6 +115,7 @@ impl NbdServer {
             listeners: Mutex::new(Vec::new()),
             life: Arc::default(),
             doors: Arc::default(),
+            refusals: Arc::default(),
             next_reactor: AtomicU16::new(0),
         }))
     }
@@ -237,8 +246,9 @@ async fn accept(env: Env, shared: Arc<Shared>, listener: Arc<Listener>, open: Me
         if let First::Right(_) = first(ready, shared.doors.above(Level::Serving)).await {
             break;
         }
-        if let Err(error) = accept_all(&shared, &listener) {
-            tracing::warn!("cannot accept a connection: {error}");
+        if let Err(error) = accept_all(&env, &shared, &listener) {
+            let key = "nbd: cannot accept a connection";
+            env.warn(key, || format!("{key}: {error}"));
             env.sleep(ACCEPT_PAUSE).await;
         }
     }
@@ -246,11 +256,15 @@ async fn accept(env: Env, shared: Arc<Shared>, listener: Arc<Listener>, open: Me
 }
 
 /// Accepts everybody who waits.
-fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), rustix::io::Errno> {
+fn accept_all(
+    env: &Env,
+    shared: &Arc<Shared>,
+    listener: &Listener,
+) -> Result<(), rustix::io::Errno> {
     use rustix::io::Errno;
     loop {
         match accept_with(&*listener.socket, SocketFlags::CLOEXEC) {
-            Ok(socket) => deal(shared, listener, socket),
+            Ok(socket) => deal(env, shared, listener, socket),
             Err(Errno::AGAIN) => return Ok(()),
             Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(error) => return Err(error),
@@ -259,12 +273,11 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), rustix::i
 }
 
 /// Gives a connection to the next reactor.
-fn deal(shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
+fn deal(env: &Env, shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
     let member = shared.life.join();
     if shared.life.users() > shared.options.connections_max {
-        let found = shared.options.connections_max;
-        tracing::warn!("connection refused: {found} are open already, which is the most allowed");
-        return;
+        drop(member);
+        return turn_away(env, shared, socket);
     }
     if let Err(error) = tune(listener, &socket) {
         tracing::debug!("tuning a connection: {error}");
@@ -274,6 +287,24 @@ fn deal(shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
     let post = shared.post.clone();
     let job = move |env: &Env| env.spawn(connect(env.clone(), shared, socket, member));
     post.post(to, Mail::Call(Box::new(job)));
+}
+
+/// Refuses a connection beyond the most allowed, and says so to the client.
+fn turn_away(env: &Env, shared: &Arc<Shared>, socket: OwnedFd) {
+    let most = shared.options.connections_max;
+    let reason = format!("too many connections: {most} are open, the most allowed (--connections)");
+    env.warn("nbd: connection refused", || format!("nbd: connection refused: {reason}"));
+    let member = shared.refusals.join();
+    if shared.refusals.users() > REFUSALS_MAX {
+        return;
+    }
+    let (task, shared) = (env.clone(), shared.clone());
+    env.spawn(async move {
+        let channel = Channel::new(&task, socket);
+        let limit = first(task.sleep(REFUSAL_TIMEOUT), shared.life.above(Level::Serving));
+        first(refuse(&task, &channel, reason), limit).await;
+        drop(member);
+    });
 }
 
 /// Small replies leave at once; large ones leave at once too, as far as the system allows: the
@@ -289,7 +320,7 @@ fn tune(listener: &Listener, socket: &OwnedFd) -> Result<(), rustix::io::Errno> 
 
 /// One connection, from its greeting to its end.
 async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Membership) {
-    let (exports, list) = snapshot(&shared);
+    let (exports, list) = snapshot(&env, &shared);
     let channel = Channel::new(&env, socket);
     let facts = Arc::new(exports);
     let limit =
@@ -297,7 +328,10 @@ async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Members
     let agreed = match first(negotiate(&env, &channel, facts.clone()), limit).await {
         First::Left(agreed) => agreed,
         First::Right(First::Left(())) => {
-            tracing::debug!("negotiation took too long");
+            let seconds = shared.options.handshake_timeout.as_secs_f32();
+            env.warn("nbd: negotiation took too long", || {
+                format!("nbd: negotiation took too long: closed after {seconds} s")
+            });
             None
         }
         First::Right(First::Right(_)) => None,
@@ -326,13 +360,16 @@ async fn send(conn: Rc<Connection>, uses: (Membership, Membership)) {
 
 /// The exports of this moment, and what clients may know about them. An export that cannot be
 /// described (its block size became illegal) is left out.
-fn snapshot(shared: &Shared) -> (Exports, Vec<Arc<Export>>) {
+fn snapshot(env: &Env, shared: &Shared) -> (Exports, Vec<Arc<Export>>) {
     let table = shared.table.lock();
     let mut described = Vec::new();
     for export in &table.exports {
         match Exports::new(vec![export.facts()], None) {
             Ok(_) => described.push((export.facts(), export.clone())),
-            Err(error) => tracing::warn!("not offered: {error}"),
+            Err(error) => {
+                let key = format!("export '{}': not offered", export.name);
+                env.warn(&key, || format!("{key}: {error}"));
+            }
         }
     }
     let (facts, list): (Vec<_>, Vec<_>) = described.into_iter().unzip();

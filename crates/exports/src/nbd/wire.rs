@@ -154,6 +154,8 @@ pub mod option_reply {
 pub mod option_error {
     /// The server does not know the option.
     pub const UNSUP: u32 = (1 << 31) + 1;
+    /// The server does not want to.
+    pub const POLICY: u32 = (1 << 31) + 2;
     /// The option's payload is malformed, or it came at the wrong moment.
     pub const INVALID: u32 = (1 << 31) + 3;
     /// No such export.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cairn_block::Op;
 use cairn_exports::nbd::NbdOptions;
-use cairn_exports::nbd::wire::command;
+use cairn_exports::nbd::wire::{command, option, option_error, option_reply};
 
 use crate::client::{Client, Wishes};
 use crate::disk::TestDisk;
@@ -204,18 +204,42 @@ fn who_does_not_negotiate_in_time_is_closed() {
 }
 
 #[test]
-fn one_connection_too_many_is_closed_and_the_others_stay() {
+fn one_connection_too_many_is_told_so_and_the_others_stay() {
     let options = NbdOptions { connections_max: 2, ..NbdOptions::default() };
     let world = World::with_options(cairn_reactor::RingKind::Auto, options);
     world.export("volume", &TestDisk::new(1 << 20));
     let mut first = Client::open(&world.socket(), "", Wishes::default());
     let second = Client::open(&world.socket(), "", Wishes::default());
-    let stream = std::os::unix::net::UnixStream::connect(world.socket()).unwrap();
+    let stream = Client::connect(&world.socket());
     let mut third = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
+    third.option(option::STRUCTURED_REPLY, &[]);
+    assert_eq!(third.option_replies()[0].0, option_reply::ACK);
+    third.option(option::GO, &[0; 6]);
+    let (kind, text) = third.option_replies().remove(0);
+    assert_eq!(kind, option_error::POLICY);
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.starts_with("too many connections: 2 are open"), "{text}");
     assert!(third.is_closed());
     assert_eq!(first.read(0, 512), [0; 512]);
     drop(second);
     eventually("a place is free", || world.server.connections() == 1);
+    Client::open(&world.socket(), "", Wishes::default());
+}
+
+#[test]
+fn many_connections_too_many_are_closed_and_take_no_place() {
+    let options = NbdOptions { connections_max: 1, ..NbdOptions::default() };
+    let world = World::with_options(cairn_reactor::RingKind::Auto, options);
+    world.export("volume", &TestDisk::new(1 << 20));
+    let mut first = Client::open(&world.socket(), "", Wishes::default());
+    let connect = || std::os::unix::net::UnixStream::connect(world.socket()).unwrap();
+    let mut silent: Vec<_> = (0..50).map(|_| connect()).collect();
+    let last = silent.pop().unwrap();
+    let mut last = Client { stream: last, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
+    assert!(last.is_closed(), "only so many are told");
+    assert_eq!(first.read(0, 512), [0; 512]);
+    drop(first);
+    eventually("the place is free", || world.server.connections() == 0);
     Client::open(&world.socket(), "", Wishes::default());
 }
 

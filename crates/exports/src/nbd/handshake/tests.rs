@@ -471,3 +471,25 @@ proptest! {
         talk_in_pieces(&bytes, &[bytes.len()]);
     }
 }
+
+#[test]
+fn a_client_that_is_refused_hears_why_once_it_wants_an_export() {
+    for number in [option::GO, option::INFO, option::LIST, option::EXPORT_NAME] {
+        let mut handshake = Handshake::refusing("too many".to_owned());
+        let greeted = handshake.take_output();
+        assert_eq!(&greeted[..8], b"NBDMAGIC");
+        handshake.input(&FIXED.to_be_bytes());
+        handshake.input(&opt(option::STRUCTURED_REPLY, &[]));
+        assert_eq!(handshake.take_output()[12..16], option_reply::ACK.to_be_bytes());
+        handshake.input(&opt(number, &string("disk")));
+        let reply = handshake.take_output();
+        if number == option::EXPORT_NAME {
+            assert!(reply.is_empty(), "it has no way to hear");
+        } else {
+            assert_eq!(reply[12..16], option_error::POLICY.to_be_bytes());
+            assert!(reply.ends_with(b"too many"));
+        }
+        let refused = Closing::Refused { reason: "too many".to_owned() };
+        assert_eq!(handshake.take_outcome(), Some(Outcome::Closed(refused)));
+    }
+}

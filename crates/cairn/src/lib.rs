@@ -47,24 +47,32 @@ pub fn main() -> ExitCode {
             return ExitCode::from(exit::FAILURE);
         }
     };
-    start_log(cli.verbose);
+    start_log(&cli);
     finish(run(*cli))
 }
 
-/// The log goes to stderr: warnings, and more with `-v`.
-fn start_log(verbose: u8) {
-    let level = match verbose {
-        0 => tracing::Level::WARN,
-        1 => tracing::Level::INFO,
+/// The log goes to stderr: warnings, and more with `-v`. A server's lines bear the time, and tell
+/// of verbs and recoveries unless it serves one command.
+fn start_log(cli: &Cli) {
+    let (server, quiet) = match &cli.command {
+        Command::Serve(args) => (true, args.run.is_some()),
+        _ => (false, true),
+    };
+    let level = match cli.verbose {
+        0 if quiet => tracing::Level::WARN,
+        0 | 1 => tracing::Level::INFO,
         _ => tracing::Level::DEBUG,
     };
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_target(verbose > 1)
-        .without_time()
-        .init();
+        .with_target(cli.verbose > 1);
+    if server {
+        log.init();
+    } else {
+        log.without_time().init();
+    }
 }
 
 fn finish(outcome: Outcome<u8>) -> ExitCode {

@@ -455,6 +455,14 @@ impl Answer for Verbs {
     fn answer(&self, method: &str, params: Value, caller: &dyn Caller) -> Result<Value, RpcError> {
         Ok(self.carry_out(Call::of(method, params)?, caller)?)
     }
+
+    fn waits(&self, method: &str) -> bool {
+        method == "volume_wait"
+    }
+
+    fn warn(&self, key: &str, line: String) {
+        self.world.reactors().warn(key, || line);
+    }
 }
 
 impl Verbs {

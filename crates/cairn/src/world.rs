@@ -76,7 +76,7 @@ impl World {
         let count = options.reactors.unwrap_or(processors as u16);
         let reactors = Reactors::start(Options { count, ring: options.ring })
             .map_err(|error| system("reactors", "start", error))?;
-        tracing::info!("{count} reactors over {}", reactors.ring_name());
+        tracing::debug!("{count} reactors over {}", reactors.ring_name());
         let opener = BaseOpener { base: options.base.clone(), opener: DeviceOpener::default() };
         let names = Names {
             registry: Registry::new(Box::new(opener)),

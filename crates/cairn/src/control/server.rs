@@ -1,34 +1,64 @@
 //! The server of the control socket: one thread accepts, one thread per connection answers.
 //!
 //! Verbs wait for reactors, hence threads and not tasks. Bounded: at most [`CONNECTIONS_MAX`]
-//! connections, lines of at most [`LINE_BYTES_MAX`]. A connection that breaks the line limit is
-//! closed; one that sends nonsense is told so and kept.
+//! connections, lines of at most [`LINE_BYTES_MAX`], [`IDLE`] for each line to come and each answer
+//! to go. A connection that breaks a limit is closed; one that sends nonsense is told so and kept.
+//!
+//! A method that waits for something to happen ([`Answer::waits`]) gives its connection's place
+//! back while it does so, and takes one of [`WAITERS_MAX`] others: those who wait keep no verb
+//! from being answered. It has its place again for the answer, at once: for that moment there may
+//! be more connections than the most.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
+use cairn_block::{ConfigError, ConfigKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
 use serde_json::Value;
 
+use super::log::Verb;
 use super::rpc::{LINE_BYTES_MAX, Request, Response, RpcError};
 use crate::failure::{Outcome, system};
 use crate::sockets;
 
 const CONNECTIONS_MAX: usize = 64;
 
+/// How many connections may wait for something to happen.
+const WAITERS_MAX: usize = 256;
+
+/// How long a connection may take for a line, or to take an answer.
+const IDLE: Duration = Duration::from_secs(60);
+
 /// What answers requests.
 pub trait Answer: Send + Sync {
     /// Answers one request; may wait, as long as somebody waits for the answer.
     fn answer(&self, method: &str, params: Value, caller: &dyn Caller) -> Result<Value, RpcError>;
+
+    /// Whether a method waits for something to happen, however long that takes.
+    fn waits(&self, _method: &str) -> bool {
+        false
+    }
+
+    /// Logs a warning; those of one key only now and then.
+    fn warn(&self, _key: &str, line: String) {
+        tracing::warn!("{line}");
+    }
 }
 
 /// Who asked.
 pub trait Caller {
     /// True if nobody waits for the answer any more.
     fn is_gone(&self) -> bool;
+
+    /// Who it is, for the log.
+    fn who(&self) -> String {
+        "unknown".to_owned()
+    }
 }
 
 impl Caller for UnixStream {
@@ -38,6 +68,13 @@ impl Caller for UnixStream {
         let gone = PollFlags::HUP | PollFlags::ERR;
         poll(&mut polled, Some(&Timespec::default())).is_ok()
             && polled[0].revents().intersects(gone)
+    }
+
+    fn who(&self) -> String {
+        match socket_peercred(self) {
+            Ok(peer) => format!("uid {}, process {}", peer.uid.as_raw(), peer.pid.as_raw_pid()),
+            Err(error) => format!("unknown ({error})"),
+        }
     }
 }
 
@@ -70,41 +107,49 @@ impl ControlServer {
 }
 
 fn accept(listener: &UnixListener, answer: &Arc<dyn Answer>) {
-    let open = Arc::new(AtomicUsize::new(0));
+    let (open, waiting) = (Arc::default(), Arc::default());
     for stream in listener.incoming() {
         let stream = match stream {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!("control socket: accept: {error}");
+                let key = "control socket: accept";
+                answer.warn(key, format!("{key}: {error}"));
                 // Out of descriptors, most likely: some will come back.
-                std::thread::sleep(std::time::Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
         };
-        if open.load(Ordering::Acquire) >= CONNECTIONS_MAX {
-            tracing::warn!("control socket: found {CONNECTIONS_MAX} connections, refused one more");
+        let Some(place) = Place::try_take(&open, CONNECTIONS_MAX) else {
+            let key = "control socket: connection refused";
+            answer.warn(key, format!("{key}: {CONNECTIONS_MAX} are open, the most allowed"));
             continue;
-        }
-        let (answer, place) = (answer.clone(), Place::take(&open));
+        };
+        let (server, waiting) = (answer.clone(), Arc::clone(&waiting));
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            let _place = place;
-            if let Err(error) = converse(&stream, answer.as_ref()) {
+            let places = Places { place, waiting };
+            if let Err(error) = converse(&stream, server.as_ref(), places) {
                 tracing::debug!("control socket: {error}");
             }
         });
         if let Err(error) = thread {
-            tracing::warn!("control socket: thread: {error}");
+            let key = "control socket: thread";
+            answer.warn(key, format!("{key}: {error}"));
         }
     }
 }
 
-/// One of the [`CONNECTIONS_MAX`], given back even by a verb that panics.
+/// One of a number of places, given back even by a verb that panics.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
-    fn take(open: &Arc<AtomicUsize>) -> Place {
-        open.fetch_add(1, Ordering::AcqRel);
-        Place(open.clone())
+    fn take(taken: &Arc<AtomicUsize>) -> Place {
+        taken.fetch_add(1, Ordering::AcqRel);
+        Place(taken.clone())
+    }
+
+    fn try_take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Place> {
+        let place = Place::take(taken);
+        (taken.load(Ordering::Acquire) <= most).then_some(place)
     }
 }
 
@@ -114,10 +159,52 @@ impl Drop for Place {
     }
 }
 
-fn converse(stream: &UnixStream, answer: &dyn Answer) -> std::io::Result<()> {
-    let mut reader = BufReader::new(stream);
+/// The place of a connection, and those of the connections that wait.
+struct Places {
+    place: Place,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Places {
+    /// Runs `work`, which waits, while another connection may have the place.
+    fn aside(self, work: impl FnOnce() -> Response) -> (Places, Option<Response>) {
+        let Some(aside) = Place::try_take(&self.waiting, WAITERS_MAX) else { return (self, None) };
+        let Places { place, waiting } = self;
+        let connections = place.0.clone();
+        drop(place);
+        let response = work();
+        drop(aside);
+        (Places { place: Place::take(&connections), waiting }, Some(response))
+    }
+}
+
+/// A connection that gives up when a line has not come by its time.
+struct Patient<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buf)
+    }
+}
+
+fn converse(
+    mut stream: &UnixStream,
+    answer: &dyn Answer,
+    mut places: Places,
+) -> std::io::Result<()> {
+    stream.set_write_timeout(Some(IDLE))?;
+    let mut reader = BufReader::new(Patient { stream, until: Instant::now() });
     loop {
         let mut line = String::new();
+        reader.get_mut().until = Instant::now() + IDLE;
         let read = (&mut reader).take(LINE_BYTES_MAX).read_line(&mut line)?;
         if read == 0 || !line.ends_with('\n') {
             return Ok(());
@@ -125,42 +212,91 @@ fn converse(stream: &UnixStream, answer: &dyn Answer) -> std::io::Result<()> {
         if line.trim().is_empty() {
             continue;
         }
-        let mut text = serde_json::to_string(&respond(&line, answer, stream))?;
+        let request = Asked::parse(&line);
+        let response = match request {
+            Ok(asked) if answer.waits(&asked.request.method) => {
+                let id = asked.id.clone();
+                let (again, response) = places.aside(|| asked.respond(answer, stream));
+                places = again;
+                response.unwrap_or_else(|| too_many_wait(id, answer))
+            }
+            Ok(asked) => asked.respond(answer, stream),
+            Err(refused) => *refused,
+        };
+        let mut text = serde_json::to_string(&response)?;
         text.push('\n');
-        let mut writer = stream;
-        writer.write_all(text.as_bytes())?;
+        stream.write_all(text.as_bytes())?;
+    }
+}
+
+fn too_many_wait(id: Value, answer: &dyn Answer) -> Response {
+    let key = "control socket: wait refused";
+    let reason = format!("{WAITERS_MAX} connections wait already, the most allowed");
+    answer.warn(key, format!("{key}: {reason}"));
+    let refused = ConfigError::new(ConfigKind::Busy, "control socket", reason);
+    Response::new(id, Err(RpcError::of_verb(&refused)))
+}
+
+/// A request with the id that its answer bears.
+struct Asked {
+    id: Value,
+    request: Request,
+}
+
+impl Asked {
+    /// Reads a line, or answers it if it is no request.
+    fn parse(line: &str) -> Result<Asked, Box<Response>> {
+        let refused = |id, error| Box::new(Response::new(id, Err(error)));
+        let value: Value = serde_json::from_str(line)
+            .map_err(|error| refused(Value::Null, RpcError::parse(&error)))?;
+        let id = value.get("id").cloned().unwrap_or(Value::Null);
+        match serde_json::from_value(value) {
+            Ok(request) => Ok(Asked { id, request }),
+            Err(error) => Err(refused(id, RpcError::request(&error))),
+        }
+    }
+
+    fn respond(self, answer: &dyn Answer, caller: &dyn Caller) -> Response {
+        let Request { method, params, .. } = self.request;
+        let verb = Verb::begin(&method, &params);
+        let answered = answer.answer(&method, params, caller);
+        if let Some(verb) = verb {
+            verb.end(&caller.who(), &answered);
+        }
+        Response::new(self.id, answered)
     }
 }
 
 /// Answers one line.
 pub fn respond(line: &str, answer: &dyn Answer, caller: &dyn Caller) -> Response {
-    let value: Value = match serde_json::from_str(line) {
-        Ok(value) => value,
-        Err(error) => return Response::new(Value::Null, Err(RpcError::parse(&error))),
-    };
-    let id = value.get("id").cloned().unwrap_or(Value::Null);
-    match serde_json::from_value::<Request>(value) {
-        Ok(request) => Response::new(id, answer.answer(&request.method, request.params, caller)),
-        Err(error) => Response::new(id, Err(RpcError::request(&error))),
+    match Asked::parse(line) {
+        Ok(asked) => asked.respond(answer, caller),
+        Err(refused) => *refused,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, CONNECTIONS_MAX, Caller, ControlServer, respond};
-    use crate::control::rpc::RpcError;
+    use super::{
+        Answer, CONNECTIONS_MAX, Caller, ControlServer, Patient, Place, Places, WAITERS_MAX,
+        respond, too_many_wait,
+    };
+    use crate::control::rpc::{Response, RpcError};
+    use cairn_block::ConfigKind;
     use proptest::prelude::{any, proptest};
     use serde_json::{Value, json};
-    use std::io::{BufRead, BufReader, Write};
+    use std::io::{BufRead, BufReader, Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
 
     struct Echo;
 
-    struct Patient;
+    struct Listener;
 
-    impl Caller for Patient {
+    impl Caller for Listener {
         fn is_gone(&self) -> bool {
             false
         }
@@ -185,7 +321,7 @@ mod tests {
     #[test]
     fn every_line_gets_one_answer_with_its_id() {
         let good = r#"{"jsonrpc":"2.0","id":7,"method":"echo","params":{"a":1}}"#;
-        let response = respond(good, &Echo, &Patient);
+        let response = respond(good, &Echo, &Listener);
         assert_eq!((response.id, response.result), (json!(7), Some(json!({"a": 1}))));
         let codes = [
             ("{", -32700),
@@ -194,7 +330,7 @@ mod tests {
             (r#"{"jsonrpc":"2.0","id":7,"method":"frob"}"#, -32601),
         ];
         for (line, code) in codes {
-            assert_eq!(respond(line, &Echo, &Patient).error.unwrap().code, code, "{line}");
+            assert_eq!(respond(line, &Echo, &Listener).error.unwrap().code, code, "{line}");
         }
     }
 
@@ -227,10 +363,82 @@ mod tests {
         assert!(ask("answer").contains("answered"));
     }
 
+    /// Waits for as long as its caller listens, or answers.
+    struct WaitOrAnswer;
+
+    impl Answer for WaitOrAnswer {
+        fn answer(&self, method: &str, _: Value, caller: &dyn Caller) -> Result<Value, RpcError> {
+            while method == "wait" && !caller.is_gone() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(json!("answered"))
+        }
+
+        fn waits(&self, method: &str) -> bool {
+            method == "wait"
+        }
+    }
+
+    #[test]
+    fn connections_that_wait_leave_the_places_to_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let _server = ControlServer::start(&path, Arc::new(WaitOrAnswer)).unwrap();
+        let ask = |method: &str| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"}}"#);
+            drop(writeln!(stream, "{line}"));
+            stream
+        };
+        let answered = |stream| {
+            let mut answer = String::new();
+            drop(BufReader::new(stream).read_line(&mut answer));
+            answer
+        };
+        let mut waiting: Vec<UnixStream> = Vec::new();
+        while waiting.len() < 2 * CONNECTIONS_MAX {
+            waiting.push(ask("wait"));
+            // Its place is free once it waits.
+            while !answered(ask("verb")).contains("answered") {}
+        }
+    }
+
+    #[test]
+    fn more_connections_that_wait_than_allowed_are_refused_with_a_reason() {
+        let (open, waiting) = (Arc::default(), Arc::default());
+        let mut aside: Vec<_> =
+            (0..WAITERS_MAX).map(|_| Place::try_take(&waiting, WAITERS_MAX).unwrap()).collect();
+        let (place, count) = (Place::take(&open), waiting.clone());
+        let places = Places { place, waiting: count };
+        let (places, response) = places.aside(|| unreachable!("there is no place to wait"));
+        assert!(response.is_none());
+        let refused = too_many_wait(json!(7), &Echo).error.unwrap().into_error();
+        assert_eq!(refused.kind, ConfigKind::Busy);
+        aside.pop();
+        let (places, response) = places.aside(|| {
+            assert_eq!(open.load(Ordering::Acquire), 0, "another connection may have it");
+            Response::new(json!(7), Ok(Value::Null))
+        });
+        assert!(response.is_some() && open.load(Ordering::Acquire) == 1);
+        drop(places);
+        assert_eq!(open.load(Ordering::Acquire), 0);
+    }
+
+    #[test]
+    fn a_line_that_does_not_come_in_time_ends_the_connection() {
+        let (_client, server) = UnixStream::pair().unwrap();
+        let mut late = Patient { stream: &server, until: Instant::now() };
+        assert_eq!(late.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+        let mut late =
+            Patient { stream: &server, until: Instant::now() + Duration::from_millis(1) };
+        // The system has another name for it.
+        assert!(late.read(&mut [0]).is_err());
+    }
+
     proptest! {
         #[test]
         fn no_line_panics(line in any::<String>()) {
-            respond(&line, &Echo, &Patient);
+            respond(&line, &Echo, &Listener);
         }
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Io, MappedDevice, Op, Registry, Sector, SectorCount, SectorRange,
-    Table, TableContext, TableLine, TargetTypes,
+    ConfigError, Disk, Env, Io, MappedDevice, Op, Registry, Resumed, Sector, SectorCount,
+    SectorRange, Table, TableContext, TableLine, TargetTypes,
 };
 use cairn_format::Severity;
 use cairn_format::thin::blocks::MemoryBlocks;
@@ -72,7 +72,7 @@ async fn load(
     let loaded = match built {
         Ok(table) => {
             device.load(table).await;
-            device.resume(env).await
+            device.resume(env).await.and_then(Resumed::whole)
         }
         Err(error) => Err(error),
     };
@@ -80,7 +80,7 @@ async fn load(
         let text = error.to_string();
         assert!(!text.is_empty() && !text.chars().any(char::is_control), "{text:?}");
         registry.remove_volume(name).expect("it was created");
-        device.remove(env).await;
+        device.remove(env).await.expect("memory does not fail");
         return Err(error);
     }
     Ok(device)
@@ -95,7 +95,7 @@ async fn serve(env: Env, registry: Arc<Registry>, block: u64) -> bool {
         let Ok(volume) = load(env, &registry, "thin", &line).await else { continue };
         use_volume(env, volume.clone()).await;
         registry.remove_volume("thin").expect("it was created");
-        volume.remove(env).await;
+        volume.remove(env).await.expect("memory does not fail");
     }
     for words in [
         ["create_thin", "4000", ""],
@@ -108,12 +108,11 @@ async fn serve(env: Env, registry: Arc<Registry>, block: u64) -> bool {
         ["delete", "7", ""],
     ] {
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
-        let target = pool.live_table().expect("it was loaded").lines()[0].target.clone();
         // Refusals are in order.
-        drop(target.message(env, &words).await);
+        drop(pool.message(env, Sector(0), &words).await);
     }
     registry.remove_volume("pool").expect("it was created");
-    pool.remove(env).await;
+    pool.remove(env).await.expect("memory does not fail");
     true
 }
 

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{ConfigError, ConfigKind, Disk, Identity, Opener, SECTOR_BYTES, SectorCount};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, FailureCount, Identity, Opener, SECTOR_BYTES, SectorCount,
+};
 
 use crate::file::{self, FileDisk, FileOptions};
 use crate::memory::MemoryDisk;
@@ -104,9 +106,16 @@ impl Opener for DeviceOpener {
         }))
     }
 
-    fn open(&self, argument: &str, read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+    fn open(
+        &self,
+        argument: &str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
         Ok(match Device::parse(argument)? {
-            Device::Path(path) => Arc::new(FileDisk::open(path, read_only, self.options)?),
+            Device::Path(path) => {
+                Arc::new(FileDisk::open_counted(path, read_only, self.options, failures)?)
+            }
             Device::Memory { sectors, .. } => Arc::new(MemoryDisk::new(sectors)?.named(argument)),
             Device::Null(sectors) => Arc::new(NullDisk::new(sectors).named(argument)),
         })
@@ -148,7 +157,7 @@ mod tests {
     fn sizes_and_names_show_on_the_disk() {
         let opener = DeviceOpener::default();
         for (argument, sectors) in [("mem:1M", 2048), ("mem:8s,name=x", 8), ("null:2T", 1 << 32)] {
-            let disk = opener.open(argument, false).unwrap();
+            let disk = opener.open(argument, false, Arc::default()).unwrap();
             assert_eq!((disk.name().as_str(), disk.sectors()), (argument, SectorCount(sectors)));
         }
     }
@@ -164,7 +173,10 @@ mod tests {
             ("mem:1M,nam=a", "found 'nam=a'"),
             ("mem:1M,name=", "found 'name='"),
         ] {
-            for error in [opener.identify(argument).err(), opener.open(argument, false).err()] {
+            for error in [
+                opener.identify(argument).err(),
+                opener.open(argument, false, Arc::default()).err(),
+            ] {
                 let error = error.expect(argument).to_string();
                 assert!(error.starts_with(argument) && error.contains(found), "{error}");
             }

@@ -15,25 +15,32 @@
 //! D3. One verb at a time per device.
 //! D4. A reactor's tables change only between two runs of its engine: by mail, or by a verb's
 //!     task, never by what a target or client does while it is called.
+//! D5. A suspend always ends suspended. If acknowledged writes may be lost by then, its result
+//!     says so, and the device's failure count rises: each client is told at its next flush,
+//!     under whatever table is live by then.
+//! D6. What the old table's disks were given is durable before another table serves: after its
+//!     commit every disk of it is flushed. Clients flush what they wrote before the swap
+//!     through the new table, which may lead elsewhere.
+//! D7. A resume that cannot start the new table starts the old one again.
+//! D8. Calls into targets are ordered with these verbs (`calls`).
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use event_listener::Event;
 
-use crate::check::Bounds;
+use crate::calls::{Call, Calls};
 use crate::claiming::{Claimant, Claimed, Claims, claimed_by};
 use crate::claims::Holder;
 use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
-use crate::engine::Work;
-use crate::env::Env;
+use crate::env::{Env, Io};
 use crate::error::{ConfigError, ConfigKind, ErrorKind, IoError};
-use crate::request::{Op, Request, RequestId};
+use crate::failures::FailureCount;
+use crate::local::Latch;
+use crate::request::Request;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::table::{Straight, Table};
-use crate::target::SuspendMode;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::table::Table;
+use crate::target::{MessageError, SuspendMode};
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::witness::{Witness, tell_content_lost};
 
@@ -95,239 +102,44 @@ impl Events {
     }
 }
 
-/// Counts arrivals down from any thread; one waits for the last.
-struct Latch {
-    left: AtomicUsize,
-    event: Event,
-}
-
-impl Latch {
-    fn new(count: usize) -> Arc<Latch> {
-        Arc::new(Latch { left: AtomicUsize::new(count), event: Event::new() })
-    }
-
-    fn arrive(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.event.notify(usize::MAX);
-        }
-    }
-
-    async fn wait(&self) {
-        loop {
-            let listener = self.event.listen();
-            if self.left.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            listener.await;
-        }
-    }
-}
-
-/// The live tables of one reactor, by device. They change only between two runs of the engine
-/// (D4), so that a run borrows them all at once and touches no reference count.
-#[derive(Default)]
-pub(crate) struct Tables(Vec<Option<Arc<Table>>>);
-
-impl Tables {
-    /// The table of a device; none while it is being swapped.
-    pub fn get(&self, device: DeviceId) -> Option<&Table> {
-        self.0.get(device.0 as usize)?.as_deref()
-    }
-
-    /// Changes the table of a device; answers the old one.
-    pub fn swap(&mut self, device: DeviceId, table: Option<Arc<Table>>) -> Option<Arc<Table>> {
-        let index = device.0 as usize;
-        if self.0.len() <= index {
-            self.0.resize(index + 1, None);
-        }
-        std::mem::replace(&mut self.0[index], table)
-    }
-}
-
-/// The views of one reactor, made (closed) at first use. They never move: chunk n holds
-/// `CHUNK << n` devices, and ids count from zero.
-#[derive(Default)]
-pub(crate) struct Locals {
-    first: OnceCell<Box<[LocalDevice; CHUNK]>>,
-    /// From the second on; as many as ids can reach.
-    rest: [OnceCell<Box<[LocalDevice]>>; 32],
-}
-
-/// How many views are made at once at first: more than most worlds have devices.
-const CHUNK: usize = 16;
-
-impl Locals {
-    #[inline(always)]
-    pub fn get(&self, device: DeviceId) -> &LocalDevice {
-        let index = device.0 as usize;
-        if index < CHUNK
-            && let Some(first) = self.first.get()
-        {
-            return &first[index];
-        }
-        self.find(index)
-    }
-
-    #[inline(never)]
-    fn find(&self, index: usize) -> &LocalDevice {
-        if index < CHUNK {
-            return &self.first.get_or_init(Box::default)[index];
-        }
-        let chunk = (index / CHUNK + 1).ilog2();
-        let (first, len) = (CHUNK * ((1 << chunk) - 1), CHUNK << chunk);
-        let make = || (0..len).map(|_| LocalDevice::default()).collect();
-        &self.rest[chunk as usize - 1].get_or_init(make)[index - first]
-    }
-}
-
-/// Where every request to a device goes, if its table is one line that decides nothing.
-#[derive(Clone, Copy)]
-pub(crate) struct Way {
-    /// On the lower disk.
-    pub start: Sector,
-    /// The lower disk, if that is a mapped device too.
-    pub next: Option<DeviceId>,
-}
-
-/// One reactor's view of a device.
-pub(crate) struct LocalDevice {
-    closed: Cell<bool>,
-    inflight: Cell<u64>,
-    /// What the live table takes; nothing while closed.
-    bounds: Cell<Bounds>,
-    way: Cell<Option<Way>>,
-    drained: RefCell<Option<Arc<Latch>>>,
-    /// Requests at the gate, in order. They wait in their slots: a request may have parts
-    /// elsewhere that end meanwhile.
-    parked: RefCell<VecDeque<RequestId>>,
-    /// The device has been removed: nothing is admitted any more. Ids are not used again, so
-    /// this is all that is left of it.
-    removed: Cell<bool>,
-    /// Nobody opens the gate any more: who comes to it while it is closed fails.
-    given_up: Cell<bool>,
-}
-
-impl Default for LocalDevice {
-    fn default() -> LocalDevice {
-        LocalDevice {
-            closed: Cell::new(true),
-            inflight: Cell::default(),
-            drained: RefCell::default(),
-            parked: RefCell::default(),
-            removed: Cell::default(),
-            given_up: Cell::default(),
-            bounds: Cell::new(Bounds::NOTHING),
-            way: Cell::default(),
-        }
-    }
-}
-
-impl LocalDevice {
-    pub fn is_closed(&self) -> bool {
-        self.closed.get()
-    }
-
-    /// What the live table takes; only while the gate is open.
-    pub fn bounds(&self) -> Bounds {
-        debug_assert!(!self.closed.get());
-        self.bounds.get()
-    }
-
-    /// The way of a request, if the gate is open, the table takes it and need not be asked.
-    #[inline(always)]
-    pub fn way(&self, range: SectorRange, op: Op) -> Option<Way> {
-        let taken = self.bounds.get().take(range, op);
-        self.way.get().filter(|_| taken)
-    }
-
-    fn close(&self) {
-        self.closed.set(true);
-        self.bounds.set(Bounds::NOTHING);
-    }
-
-    pub fn admit(&self) {
-        self.inflight.set(self.inflight.get() + 1);
-    }
-
-    #[inline(always)]
-    pub fn leave(&self) {
-        let left = self.inflight.get() - 1;
-        self.inflight.set(left);
-        // Nobody waits for the last request before the gate was closed.
-        if left == 0 && self.closed.get() {
-            self.tell_drained();
-        }
-    }
-
-    #[cold]
-    fn tell_drained(&self) {
-        if let Some(latch) = self.drained.borrow_mut().take() {
-            latch.arrive();
-        }
-    }
-
-    pub fn is_removed(&self) -> bool {
-        self.removed.get()
-    }
-
-    /// True if no request may wait at the gate.
-    pub fn is_given_up(&self) -> bool {
-        self.given_up.get()
-    }
-
-    pub fn park(&self, env: &Env, mut request: Box<Request>) {
-        self.parked.borrow_mut().push_back(request.id);
-        request.at_gate = true;
-        env.slots().park(request);
-    }
-
-    fn when_drained(&self, latch: Arc<Latch>) {
-        if self.inflight.get() == 0 {
-            latch.arrive();
-        } else {
-            *self.drained.borrow_mut() = Some(latch);
-        }
-    }
-
-    fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
-        debug_assert_eq!(self.inflight.get(), 0, "D2");
-        self.bounds.set(Bounds::new(table.sectors(), table.limits()));
-        self.way.set(table.straight().map(Straight::way));
-        env.swap_table(device, Some(table));
-        self.closed.set(false);
-        for id in self.parked.borrow_mut().drain(..) {
-            env.push_work(Work::Enter { device, id });
-        }
-    }
-
-    /// Fails what is parked and whatever comes later.
-    fn remove(&self, env: &Env, device: DeviceId) {
-        self.removed.set(true);
-        env.swap_table(device, None);
-        self.fail_parked(env);
-    }
-
-    /// Fails what waits at the gate, and whatever comes to it later and finds it closed.
-    fn give_up(&self, env: &Env) {
-        env.set_ending();
-        self.given_up.set(true);
-        if self.is_closed() {
-            self.fail_parked(env);
-        }
-    }
-
-    fn fail_parked(&self, env: &Env) {
-        for id in self.parked.borrow_mut().drain(..) {
-            env.push_work(Work::Fail(id, SHUTDOWN));
-        }
-    }
-}
-
 #[derive(Default)]
 struct State {
     live: Option<Arc<Table>>,
     inactive: Option<Arc<Table>>,
     suspended: bool,
+    /// The live table has started at least once.
+    served: bool,
+    /// The disks of the live table were flushed since the suspend (D6).
+    flushed: bool,
+    /// How many failures of the live table the device's own count has, or never will.
+    base_failures: u64,
+}
+
+impl State {
+    /// Failures that the live table passes on, beyond those of the device's own count.
+    fn passed_on(&self) -> u64 {
+        let passed_on = self.live.as_ref().map_or(0, |table| table.failures());
+        passed_on - self.base_failures
+    }
+}
+
+/// What a resume did.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct Resumed {
+    /// The device is live, but acknowledged writes may be lost: what the old table's suspend
+    /// or the flush of its disks said.
+    pub lost: Option<ConfigError>,
+}
+
+impl Resumed {
+    /// For whoever takes a loss for a failure.
+    ///
+    /// # Errors
+    /// Acknowledged writes may be lost.
+    pub fn whole(self) -> Result<(), ConfigError> {
+        self.lost.map_or(Ok(()), Err)
+    }
 }
 
 /// A virtual disk: requests to it are mapped by the live table's targets.
@@ -341,9 +153,16 @@ pub struct MappedDevice {
     verb_free: Event,
     /// A suspend has closed the gates and waits for what was admitted.
     draining: AtomicBool,
+    /// Removed or given up: no resume will come.
+    ended: AtomicBool,
     events: Events,
     holder: Holder,
     claims: Arc<Claims>,
+    /// Wakes calls that wait for a resume.
+    resumed: Event,
+    calls: Calls,
+    /// Of its own targets, and of tables that are gone; the live table adds what it passes on.
+    failures: Arc<FailureCount>,
 }
 
 /// D3: held while a verb runs.
@@ -363,6 +182,7 @@ impl MappedDevice {
         volume: &str,
         family: &str,
         claims: &Arc<Claims>,
+        failures: Arc<FailureCount>,
     ) -> MappedDevice {
         let holder = Holder { id: id.0, name: volume.to_owned(), family: family.to_owned() };
         MappedDevice {
@@ -376,7 +196,11 @@ impl MappedDevice {
             verb: AtomicBool::new(false),
             verb_free: Event::new(),
             draining: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             events: Events::default(),
+            resumed: Event::new(),
+            calls: Calls::default(),
+            failures,
         }
     }
 
@@ -426,6 +250,11 @@ impl MappedDevice {
         &self.events
     }
 
+    /// Its own failure count, for the targets of its tables.
+    pub fn failure_count(&self) -> &Arc<FailureCount> {
+        &self.failures
+    }
+
     /// How many events (table changes, targets' notices) there were.
     pub fn event_nr(&self) -> u64 {
         self.events.count()
@@ -464,15 +293,19 @@ impl MappedDevice {
     }
 
     /// Stops admitting requests and waits until every task of the live targets has stopped.
-    pub async fn suspend(&self, env: &Env, mode: SuspendMode) {
+    ///
+    /// # Errors
+    /// It is suspended, but acknowledged writes may be lost (D5).
+    pub async fn suspend(&self, env: &Env, mode: SuspendMode) -> Result<(), ConfigError> {
         let _verb = self.verb().await;
-        self.suspend_locked(env, mode).await;
+        let suspended = self.suspend_locked(env, mode).await;
         self.claims.rest(self);
+        suspended
     }
 
-    async fn suspend_locked(&self, env: &Env, mode: SuspendMode) {
+    async fn suspend_locked(&self, env: &Env, mode: SuspendMode) -> Result<(), ConfigError> {
         if self.is_suspended() {
-            return;
+            return Ok(());
         }
         let reactors = usize::from(env.post().reactors());
         let (id, closed) = (self.id, Latch::new(reactors));
@@ -483,6 +316,7 @@ impl MappedDevice {
         });
         closed.wait().await;
         self.draining.store(true, Ordering::Release);
+        let stop = self.calls.announce();
         let table = self.live_table();
         for line in table.iter().flat_map(|table| table.lines()) {
             line.target.presuspend(env, mode);
@@ -492,58 +326,166 @@ impl MappedDevice {
         env.call_everywhere(move |env| env.local(id).when_drained(latch.clone()));
         drained.wait().await;
         self.draining.store(false, Ordering::Release);
+        stop.wait().await;
+        let mut result = Ok(());
         for line in table.iter().flat_map(|table| table.lines()) {
-            line.target.suspend(env).await;
+            result = result.and(line.target.suspend(env).await);
         }
         self.state.lock().suspended = true;
+        self.count_loss(result)
+    }
+
+    /// Counts a loss that a verb met, and goes on (D5).
+    fn count_loss(&self, result: Result<(), ConfigError>) -> Result<(), ConfigError> {
+        if result.is_err() {
+            self.failures.raise();
+        }
+        result
+    }
+
+    /// Flushes every disk of the live table (D6), once per suspend. The device is suspended.
+    ///
+    /// # Errors
+    /// A flush failed: acknowledged writes may be lost.
+    pub async fn flush_disks(&self, env: &Env) -> Result<(), ConfigError> {
+        let _verb = self.verb().await;
+        self.flush_disks_locked(env).await
+    }
+
+    async fn flush_disks_locked(&self, env: &Env) -> Result<(), ConfigError> {
+        let table = {
+            let mut state = self.state.lock();
+            let flushed = std::mem::replace(&mut state.flushed, true);
+            state.live.clone().filter(|table| !flushed && !table.is_read_only())
+        };
+        let mut result = Ok(());
+        for disk in table.iter().flat_map(|table| table.lowers()) {
+            let before = self.failures();
+            if let Err(error) = env.io(&disk, Io::flush()).await {
+                let failed = ConfigError::new(ConfigKind::System, disk.name(), "flush");
+                result = result.and(Err(failed.with_source(error)));
+                if self.failures() == before {
+                    self.failures.raise();
+                }
+            }
+        }
+        result
     }
 
     /// Makes the inactive table live, if there is one (suspending first if need be), and lets
     /// requests in.
     ///
     /// # Errors
-    /// There is no table, or a target refused to start: the device stays suspended.
-    pub async fn resume(&self, env: &Env) -> Result<(), ConfigError> {
+    /// There is no table, or a target refused to start. Then the old table is live again (D7);
+    /// if that cannot start either, or there is none, the device stays suspended.
+    pub async fn resume(&self, env: &Env) -> Result<Resumed, ConfigError> {
         let _verb = self.verb().await;
-        let reload = self.inactive_table().is_some();
-        if !reload && !self.is_suspended() {
-            return Ok(());
+        let swaps = self.inactive_table().is_some();
+        if !swaps && !self.is_suspended() {
+            return Ok(Resumed::default());
         }
         self.claim()?;
-        if reload {
-            self.suspend_locked(env, SuspendMode::Flush).await;
+        let mut lost = Ok(());
+        if swaps {
+            lost = self.suspend_locked(env, SuspendMode::Flush).await;
+            lost = lost.and(self.flush_disks_locked(env).await);
         }
-        let (swapped, table, old) = {
-            let mut state = self.state.lock();
-            let inactive = state.inactive.take();
-            let swapped = inactive.is_some();
-            let old = if swapped { state.live.take() } else { None };
-            state.live = inactive.or_else(|| state.live.take());
-            (swapped, state.live.clone(), old)
-        };
-        let Some(table) = table else {
-            let detail = "resume: found no table, expected one loaded before";
+        let stop = self.calls.announce();
+        stop.wait().await;
+        if swaps {
+            lost = lost.and(self.swap(env).await?);
+        } else {
+            self.start_live(env).await?;
+        }
+        drop(stop);
+        if swaps {
+            self.raise_event();
+        }
+        Ok(Resumed { lost: lost.err() })
+    }
+
+    /// Starts the live table again.
+    async fn start_live(&self, env: &Env) -> Result<(), ConfigError> {
+        let Some(table) = self.live_table() else {
+            let detail = "resume: no table is loaded";
             return Err(ConfigError::new(ConfigKind::Argument, self.volume(), detail));
+        };
+        if let Err(error) = start(env, &table).await {
+            self.claims.rest(self);
+            return Err(error);
+        }
+        self.claims.settle(self, &table);
+        self.serve(env, &table).await;
+        Ok(())
+    }
+
+    /// Replaces the live table by the inactive one. Answers what the old one said at its end.
+    async fn swap(&self, env: &Env) -> Result<Result<(), ConfigError>, ConfigError> {
+        let (old, new, served) = {
+            let mut state = self.state.lock();
+            let new = state.inactive.take().expect("only verbs take it, and they take turns");
+            (state.live.clone(), new, state.served)
         };
         // The old table's targets let go of their devices before the new ones recover.
         self.drop_local_tables(env).await;
-        close_table(env, old).await;
-        self.claims.settle(self, &table);
-        for (started, line) in table.lines().iter().enumerate() {
-            if let Err(error) = line.target.resume(env).await {
-                for line in &table.lines()[..started] {
-                    line.target.suspend(env).await;
-                }
-                self.claims.rest(self);
-                return Err(error);
+        let closed = self.count_loss(close_table(env, old.as_ref()).await);
+        match start(env, &new).await {
+            Ok(()) => {
+                self.claims.settle(self, &new);
+                self.make_live(Some(new.clone()));
+                self.serve(env, &new).await;
+                Ok(closed)
+            }
+            Err(error) => {
+                // It served nothing: there is nothing to lose.
+                let _ = close_table(env, Some(&new)).await;
+                Err(self.back_to(env, old.filter(|_| served), new, error).await)
             }
         }
-        self.publish(&table);
-        self.open_gates(env, &table).await;
-        if swapped {
-            self.raise_event();
+    }
+
+    /// D7: the new table cannot start, as `error` says. `old` is the one that served before.
+    async fn back_to(
+        &self,
+        env: &Env,
+        old: Option<Arc<Table>>,
+        new: Arc<Table>,
+        error: ConfigError,
+    ) -> ConfigError {
+        let Some(old) = old else {
+            // The next resume may succeed.
+            self.claims.settle(self, &new);
+            self.claims.rest(self);
+            self.make_live(Some(new));
+            return error;
+        };
+        self.claims.settle(self, &old);
+        match start(env, &old).await {
+            Ok(()) => {
+                self.serve(env, &old).await;
+                error
+            }
+            Err(second) => {
+                self.claims.rest(self);
+                let detail = format!("{error}; and the old table cannot start again: {second}");
+                ConfigError::new(error.kind, self.volume(), detail)
+            }
         }
-        Ok(())
+    }
+
+    /// Another table is live from now on. What the old one passed on stays counted.
+    fn make_live(&self, table: Option<Arc<Table>>) -> Option<Arc<Table>> {
+        let mut state = self.state.lock();
+        self.failures.add(state.passed_on());
+        state.served = false;
+        state.base_failures = table.as_ref().map_or(0, |table| table.failures_told());
+        std::mem::replace(&mut state.live, table)
+    }
+
+    /// Lets requests in to a table that has started.
+    async fn serve(&self, env: &Env, table: &Arc<Table>) {
+        self.publish(table);
+        self.open_gates(env, table).await;
     }
 
     async fn drop_local_tables(&self, env: &Env) {
@@ -560,7 +502,10 @@ impl MappedDevice {
         let limits = table.limits();
         self.sectors.store(table.sectors().0, Ordering::Release);
         *self.limits.lock() = limits;
-        self.state.lock().suspended = false;
+        let mut state = self.state.lock();
+        (state.suspended, state.flushed, state.served) = (false, false, true);
+        drop(state);
+        self.resumed.notify(usize::MAX);
     }
 
     async fn open_gates(&self, env: &Env, table: &Arc<Table>) {
@@ -577,6 +522,7 @@ impl MappedDevice {
     /// back what the targets keep waiting. Needs no turn (D3): the verb whose turn it is may wait
     /// for these.
     pub async fn give_up(&self, env: &Env) {
+        self.end_calls();
         if self.draining.load(Ordering::Acquire) {
             self.give_back(env);
         }
@@ -603,12 +549,18 @@ impl MappedDevice {
 
     /// Ends the device: suspends it, drops its tables, fails what is parked, at the gate or in the
     /// targets, and whatever is sent to it later.
-    pub async fn remove(&self, env: &Env) {
+    ///
+    /// # Errors
+    /// It is removed, but acknowledged writes may be lost.
+    pub async fn remove(&self, env: &Env) -> Result<(), ConfigError> {
         let _verb = self.verb().await;
+        self.end_calls();
         // Nothing is to wait here for what may never come.
-        self.suspend_locked(env, SuspendMode::NoFlush).await;
-        let last = State { suspended: true, ..State::default() };
-        let state = std::mem::replace(&mut *self.state.lock(), last);
+        let suspended = self.suspend_locked(env, SuspendMode::NoFlush).await;
+        let stop = self.calls.announce();
+        stop.wait().await;
+        let live = self.make_live(None);
+        self.state.lock().inactive = None;
         let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
         let latch = done.clone();
         env.call_everywhere(move |env| {
@@ -616,8 +568,58 @@ impl MappedDevice {
             latch.arrive();
         });
         done.wait().await;
-        close_table(env, state.live).await;
+        let closed = self.count_loss(close_table(env, live.as_ref()).await);
         self.claims.release(self);
+        suspended.and(closed)
+    }
+
+    /// Begins a call into the live table, once the device is not suspended, as a read would.
+    ///
+    /// # Errors
+    /// It never will be live again.
+    async fn call_live(&self) -> Result<(Call<'_>, Arc<Table>), IoError> {
+        loop {
+            let resumed = self.resumed.listen();
+            if self.is_suspended() {
+                if self.ended.load(Ordering::Acquire) {
+                    return Err(SHUTDOWN);
+                }
+                resumed.await;
+                continue;
+            }
+            let call = self.calls.begin().await;
+            if let Some(table) = self.live_table().filter(|_| !self.is_suspended()) {
+                return Ok((call, table));
+            }
+        }
+    }
+
+    /// Calls that wait for a resume fail.
+    fn end_calls(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.resumed.notify(usize::MAX);
+    }
+
+    /// Sends a message to the target at `sector` of the live table.
+    ///
+    /// # Errors
+    /// There is no target there, or it refuses.
+    pub async fn message(
+        &self,
+        env: &Env,
+        sector: Sector,
+        words: &[&str],
+    ) -> Result<String, MessageError> {
+        let _call = self.calls.begin().await;
+        let Some(table) = self.live_table() else {
+            return Err(MessageError::Invalid("no table is live; resume the volume".to_owned()));
+        };
+        let Some((_, line)) = table.line_at(sector) else {
+            let end = table.sectors();
+            let text = format!("sector: found {sector}, expected one below {end}");
+            return Err(MessageError::Invalid(text));
+        };
+        line.target.message(env, words).await
     }
 }
 
@@ -653,11 +655,27 @@ impl MappedDevice {
     }
 }
 
-/// Has a table's targets let go of their devices, and drops it.
-async fn close_table(env: &Env, table: Option<Arc<Table>>) {
-    for line in table.iter().flat_map(|table| table.lines()) {
-        line.target.close(env).await;
+/// Starts the targets of a table: all of them or none.
+async fn start(env: &Env, table: &Table) -> Result<(), ConfigError> {
+    for (started, line) in table.lines().iter().enumerate() {
+        if let Err(error) = line.target.resume(env).await {
+            for line in &table.lines()[..started] {
+                // It was given nothing since.
+                let _ = line.target.suspend(env).await;
+            }
+            return Err(error);
+        }
     }
+    Ok(())
+}
+
+/// Has a table's targets let go of their devices.
+async fn close_table(env: &Env, table: Option<&Arc<Table>>) -> Result<(), ConfigError> {
+    let mut result = Ok(());
+    for line in table.iter().flat_map(|table| table.lines()) {
+        result = result.and(line.target.close(env).await);
+    }
+    result
 }
 
 impl Disk for MappedDevice {
@@ -693,13 +711,33 @@ impl Disk for MappedDevice {
         range: SectorRange,
     ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
         Box::pin(async move {
-            let data = vec![Extent { count: range.count, kind: ExtentKind::Data }];
-            let Some(table) = self.live_table() else { return Ok(data) };
+            let (_call, table) = self.call_live().await?;
             let Some((_, line)) = table.line_at(range.start) else { return Err(IoError::INVALID) };
+            let data = vec![Extent { count: range.count, kind: ExtentKind::Data }];
             let Some(mut inside) = range.intersect(line.range()) else { return Ok(data) };
             inside.start = Sector(inside.start.0 - line.start.0);
             line.target.extents(env, inside).await
         })
+    }
+
+    fn failures(&self) -> u64 {
+        let state = self.state.lock();
+        self.failures.count() + state.passed_on()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.failures.told()
+    }
+
+    fn acknowledge_failures(&self) {
+        let (live, count) = {
+            let state = self.state.lock();
+            (state.live.clone(), self.failures.count() + state.passed_on())
+        };
+        self.failures.acknowledge(count);
+        for line in live.iter().flat_map(|table| table.lines()) {
+            line.target.acknowledge_failures();
+        }
     }
 
     fn mapped(&self) -> Option<&MappedDevice> {

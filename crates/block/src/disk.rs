@@ -32,12 +32,14 @@ pub enum Flow {
 /// What makes two names one disk.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
-    /// A file, by device and inode.
+    /// A file, by device, inode and birth: inodes are used again.
     File {
         /// st_dev.
         device: u64,
         /// st_ino.
         inode: u64,
+        /// Nanoseconds since 1970; 0 if the file system does not tell.
+        birth_ns: i128,
     },
     /// A block device, by st_rdev.
     Block(u64),
@@ -157,6 +159,20 @@ pub trait Disk: Send + Sync {
         let all = Extent { count: range.count, kind: ExtentKind::Data };
         Box::pin(std::future::ready(Ok(vec![all])))
     }
+
+    /// How often completed writes may have been lost: see [`crate::FailureCount`]. Zero for
+    /// ever where nothing is volatile.
+    fn failures(&self) -> u64 {
+        0
+    }
+
+    /// Up to which failure someone who relied on the disk was told, or made it good.
+    fn failures_told(&self) -> u64 {
+        0
+    }
+
+    /// Someone was told of every failure so far, or made it good.
+    fn acknowledge_failures(&self) {}
 
     /// The mapped device, if this disk is one: the engine maps instead of submitting.
     fn mapped(&self) -> Option<&MappedDevice> {

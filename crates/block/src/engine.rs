@@ -19,10 +19,11 @@
 use std::sync::Arc;
 
 use crate::check::{self, Bounds};
-use crate::device::{DeviceId, LocalDevice, MappedDevice, SHUTDOWN, Tables};
+use crate::device::{DeviceId, MappedDevice, SHUTDOWN};
 use crate::disk::{Disk, Flow};
 use crate::env::Env;
 use crate::error::{IoError, IoResult};
+use crate::local::{LocalDevice, Tables};
 use crate::request::{Completion, Frame, FrameFlags, MAX_DEPTH, Op, Request, RequestId};
 use crate::table::{Line, Straight, Table};
 use crate::target::{EndIo, Verdict};

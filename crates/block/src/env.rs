@@ -16,10 +16,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::buf::{Buf, BufPool, Segs};
-use crate::device::{DeviceId, LocalDevice, Locals, Tables};
+use crate::device::DeviceId;
 use crate::disk::Disk;
 use crate::engine::{self, Work};
 use crate::error::IoResult;
+use crate::local::{LocalDevice, Locals, Tables};
 use crate::log_limit::LogLimit;
 use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId};
 use crate::slots::Slots;

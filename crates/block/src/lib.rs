@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod buf;
+mod calls;
 mod cells;
 mod check;
 mod claiming;
@@ -21,6 +22,9 @@ mod disk;
 mod engine;
 mod env;
 mod error;
+mod failures;
+mod flush_gate;
+mod local;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;
 mod log_limit;
@@ -39,10 +43,12 @@ pub use claiming::{Claim, Claimant, Claimed};
 pub use claims::ClaimKind;
 pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;
-pub use device::{DeviceId, Events, MappedDevice};
+pub use device::{DeviceId, Events, MappedDevice, Resumed};
 pub use disk::{Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
 pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World, yield_once};
 pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};
+pub use failures::{FailureCount, FailureCursor};
+pub use flush_gate::FlushGate;
 pub use log_limit::{LOG_INTERVAL, LogLimit};
 pub use registry::{Opener, Registry};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};

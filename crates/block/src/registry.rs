@@ -11,6 +11,7 @@ use crate::claiming::Claims;
 use crate::device::{DeviceId, MappedDevice};
 use crate::disk::{Disk, Identity};
 use crate::error::{ConfigError, ConfigKind};
+use crate::failures::FailureCount;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -22,11 +23,17 @@ pub trait Opener: Send + Sync {
     /// There is no such device.
     fn identify(&self, argument: &str) -> Result<Identity, ConfigError>;
 
-    /// Opens and locks it. Called once per identity while it is in use.
+    /// Opens and locks it. Called once per identity while it is in use. The disk counts its
+    /// failures in `failures`.
     ///
     /// # Errors
     /// It can't be opened, or somebody else holds it.
-    fn open(&self, argument: &str, read_only: bool) -> Result<Arc<dyn Disk>, ConfigError>;
+    fn open(
+        &self,
+        argument: &str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError>;
 }
 
 type Kin = HashMap<(Identity, TypeId), Weak<dyn Any + Send + Sync>>;
@@ -43,6 +50,7 @@ pub struct Registry {
     volumes: Mutex<HashMap<String, Arc<MappedDevice>>>,
     kin: Mutex<Kin>,
     claims: Arc<Claims>,
+    failure_counts: Mutex<HashMap<Identity, Arc<FailureCount>>>,
     next_device: AtomicU32,
     next_unique: AtomicU64,
 }
@@ -56,6 +64,7 @@ impl Registry {
             volumes: Mutex::default(),
             kin: Mutex::default(),
             claims: Arc::default(),
+            failure_counts: Mutex::default(),
             next_device: AtomicU32::new(0),
             next_unique: AtomicU64::new(0),
         }
@@ -86,7 +95,8 @@ impl Registry {
             return Err(ConfigError::new(ConfigKind::Busy, name, detail));
         }
         let id = DeviceId(self.next_device.fetch_add(1, Ordering::Relaxed));
-        let device = Arc::new(MappedDevice::new(id, name, of, &self.claims));
+        let failures = self.failure_count(&Identity::Volume(name.to_owned()));
+        let device = Arc::new(MappedDevice::new(id, name, of, &self.claims, failures));
         volumes.insert(name.to_owned(), device.clone());
         Ok(device)
     }
@@ -140,7 +150,7 @@ impl Registry {
             }
             return Ok(disk);
         }
-        let disk = self.opener.open(argument, read_only)?;
+        let disk = self.opener.open(argument, read_only, self.failure_count(&identity))?;
         disks.retain(|_, opened| opened.disk.strong_count() > 0);
         disks.insert(identity, Opened { disk: Arc::downgrade(&disk), read_only });
         Ok(disk)
@@ -155,6 +165,32 @@ impl Registry {
             Some(name) => Ok(Identity::Volume(name.to_owned())),
             None => self.opener.identify(argument),
         }
+    }
+
+    /// The failure count of what has this identity: it is kept for as long as the world exists,
+    /// however often the device is closed and opened.
+    pub fn failure_count(&self, identity: &Identity) -> Arc<FailureCount> {
+        match identity {
+            Identity::Unique(_) => Arc::default(),
+            _ => self.failure_counts.lock().entry(identity.clone()).or_default().clone(),
+        }
+    }
+
+    /// The names of volumes, also removed ones, with losses that no client was told of.
+    pub fn untold_losses(&self) -> Vec<String> {
+        let untold = |name: &String| {
+            let count = self.failure_count(&Identity::Volume(name.clone()));
+            let live = self.volumes.lock().get(name).cloned();
+            live.map_or(count.count(), |volume| volume.failures()) > count.told()
+        };
+        let known = self.failure_counts.lock().keys().cloned().collect::<Vec<_>>();
+        let names = known.into_iter().filter_map(|identity| match identity {
+            Identity::Volume(name) => Some(name),
+            _ => None,
+        });
+        let mut names: Vec<String> = names.filter(untold).collect();
+        names.sort();
+        names
     }
 
     /// An identity that no other name leads to.

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::device::{DeviceId, MappedDevice, Way};
+use crate::device::{DeviceId, MappedDevice};
 use crate::disk::{Disk, Limits};
 use crate::env::Env;
 use crate::error::ConfigError;
+use crate::local::Way;
 use crate::registry::Registry;
 use crate::request::MAX_DEPTH;
 use crate::target::{Ctor, Target, TargetType};
@@ -183,7 +184,8 @@ impl Table {
                 return Err(refuse_loop(device, device));
             }
             let (start, len, events) = (line.start, line.len, device.events());
-            let ctor = Ctor { start, len, args: &args, registry, events, read_only };
+            let failures = device.failure_count();
+            let ctor = Ctor { start, len, args: &args, registry, events, failures, read_only };
             let target = kind.construct(env, ctor).await?;
             let (name, straight) = (line.target.clone(), Straight::of(target.as_ref()));
             built.push(Line { start: line.start, len: line.len, name, target, straight });
@@ -240,6 +242,27 @@ impl Table {
     /// True if it was built to write no byte.
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// The failures that concern whoever wrote to the device.
+    pub(crate) fn failures(&self) -> u64 {
+        self.lines.iter().map(|line| line.target.failures()).sum()
+    }
+
+    /// Those of which someone was told.
+    pub(crate) fn failures_told(&self) -> u64 {
+        self.lines.iter().map(|line| line.target.failures_told()).sum()
+    }
+
+    /// Every disk beneath, once.
+    pub(crate) fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        let mut lowers: Vec<Arc<dyn Disk>> = Vec::new();
+        for lower in self.lines.iter().flat_map(|line| line.target.lowers()) {
+            if !lowers.iter().any(|known| Arc::ptr_eq(known, &lower)) {
+                lowers.push(lower);
+            }
+        }
+        lowers
     }
 
     /// The line that holds `sector`, with its number.

@@ -13,6 +13,7 @@ use crate::device::Events;
 use crate::disk::{Disk, Extent, ExtentKind, Limits, LocalFuture};
 use crate::env::Env;
 use crate::error::{ConfigError, IoError, IoResult};
+use crate::failures::FailureCount;
 use crate::registry::Registry;
 use crate::request::Request;
 use crate::units::{Sector, SectorCount, SectorRange};
@@ -130,16 +131,42 @@ pub trait Target: Send + Sync {
     /// arriving for long, to be served as before if they need not wait.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
 
-    /// No request is left: make durable what must be, stop every task, then return. A failure
-    /// is kept in the target's own status: a suspend can't be refused any more.
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(std::future::ready(()))
+    /// No request is left: make durable what must be, stop every task, then return. The device
+    /// is suspended afterwards, whatever this answers.
+    ///
+    /// # Errors
+    /// Acknowledged writes may be lost: says which device failed. The mapped device raises its
+    /// failure count.
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Suspended, and given up for good: once this returns nothing is written to the lower disks
-    /// for its sake, on whatever reactor.
-    fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(std::future::ready(()))
+    /// Suspended, and replaced by another table or removed: once this returns nothing is written
+    /// to the lower disks for its sake, on any reactor. If the other table cannot start, `resume`
+    /// follows all the same, and reads mutable metadata again.
+    ///
+    /// # Errors
+    /// As for [`Target::suspend`].
+    fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The failures of lower disks that concern whoever wrote to the target. A target that only
+    /// remaps passes on those of its lower disks. One that can write again what may be lost
+    /// absorbs them, and raises [`Ctor::failures`] for acknowledged writes that it cannot
+    /// restore.
+    fn failures(&self) -> u64 {
+        self.lowers().iter().map(|lower| lower.failures()).sum()
+    }
+
+    /// Of [`Target::failures`], those that someone was told of already.
+    fn failures_told(&self) -> u64 {
+        self.lowers().iter().map(|lower| lower.failures_told()).sum()
+    }
+
+    /// Someone was told of all of [`Target::failures`]. Not for failures that are absorbed.
+    fn acknowledge_failures(&self) {
+        self.lowers().iter().for_each(|lower| lower.acknowledge_failures());
     }
 
     /// The status line's fields after the target's name; empty if it has none.
@@ -194,6 +221,8 @@ pub struct Ctor<'a> {
     pub registry: &'a Registry,
     /// The events of the mapped device, to raise when something deserves attention.
     pub events: &'a Events,
+    /// The failure count of the mapped device, to raise when acknowledged writes may be lost.
+    pub failures: &'a Arc<FailureCount>,
     /// Open everything read-only and write no byte.
     pub read_only: bool,
 }

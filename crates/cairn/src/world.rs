@@ -13,15 +13,16 @@ use std::time::Duration;
 
 use cairn_backends::DeviceOpener;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, Identity, MappedDevice, MessageError, Opener, ReactorId,
-    Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine, TargetTypes,
+    ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, MappedDevice, MessageError, Opener,
+    ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
+    TargetTypes,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
 use cairn_targets::blank::refuse_signatures;
 use futures_util::future::{Either, select};
 
-use crate::failure::{Outcome, refused, system, wrong};
+use crate::failure::{Outcome, refused, system};
 use crate::snap::names::parent_of;
 
 /// What a world is made of.
@@ -197,7 +198,7 @@ impl World {
     /// There is no table, or a target cannot start.
     pub fn resume(&self, name: &str) -> Outcome<()> {
         let volume = self.volume(name)?;
-        let resumed = self.on_home(name, |env| async move { volume.resume(&env).await });
+        let resumed = self.on_home(name, |env| async move { volume.resume(&env).await?.whole() });
         resumed.map_err(|error| of_volume(name, error))
     }
 
@@ -207,8 +208,9 @@ impl World {
     /// There is no such volume.
     pub fn suspend(&self, name: &str, mode: SuspendMode) -> Outcome<()> {
         let volume = self.volume(name)?;
-        self.on_home(name, move |env| async move { volume.suspend(&env, mode).await });
-        Ok(())
+        let suspended =
+            self.on_home(name, move |env| async move { volume.suspend(&env, mode).await });
+        suspended.map_err(|error| lost(name, "suspend", error))
     }
 
     /// Drops the loaded table.
@@ -228,9 +230,9 @@ impl World {
     pub fn remove(&self, name: &str) -> Outcome<()> {
         let volume = self.volume(name)?;
         self.refuse_users(name)?;
-        self.on_home(name, |env| async move { volume.remove(&env).await });
+        let removed = self.on_home(name, |env| async move { volume.remove(&env).await });
         self.names.registry.remove_volume(name);
-        Ok(())
+        removed.map_err(|error| lost(name, "remove", error))
     }
 
     /// Refuses if another volume stands on this one.
@@ -285,19 +287,10 @@ impl World {
     /// There is no target there, or it refuses.
     pub fn message(&self, name: &str, sector: u64, words: &[String]) -> Outcome<String> {
         let volume = self.volume(name)?;
-        let Some(table) = volume.live_table() else {
-            return Err(wrong(name, "message", "no live table", "a resumed volume"));
-        };
-        let Some(line) =
-            table.lines().iter().position(|line| line.range().contains(Sector(sector)))
-        else {
-            let expected = format!("below {}", table.sectors());
-            return Err(wrong(name, "message sector", sector, expected));
-        };
         let words = words.to_vec();
         let said = self.on_home(name, move |env| async move {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            table.lines()[line].target.message(&env, &words).await
+            volume.message(&env, Sector(sector), &words).await
         });
         said.map_err(|error| {
             let kind = match &error {
@@ -335,32 +328,34 @@ impl World {
     }
 
     /// Suspends every volume, those that stand on others first, so that what they commit goes
-    /// down before the lower ones commit theirs. Returns what each has to say: volume, words.
+    /// down before the lower ones commit theirs.
     ///
     /// Requests that would wait for a suspended volume, or for space, are not waited for: whoever
     /// sent them is gone. What a volume itself sends down may wait for a while, as for a commit.
-    pub fn suspend_all(&self) -> Vec<(String, String)> {
+    pub fn suspend_all(&self) -> Ended {
         const PATIENCE: Duration = Duration::from_secs(5);
         self.give_up_waiting();
-        let mut said = Vec::new();
+        let mut ended = Ended::default();
         for name in self.users_first() {
             let Ok(volume) = self.volume(&name) else { continue };
             let (suspended, all) = (volume.clone(), self.volumes());
-            self.on_home(&name, |env| async move {
+            let result = self.on_home(&name, |env| async move {
                 let end = pin!(suspended.suspend(&env, SuspendMode::NoFlush));
-                let Either::Right(((), end)) = select(end, env.sleep(PATIENCE)).await else {
-                    return;
+                let end = match select(end, env.sleep(PATIENCE)).await {
+                    Either::Left((result, _)) => return result,
+                    Either::Right(((), end)) => end,
                 };
                 for beneath in all.iter().filter(|other| suspended.stands_on(other.id())) {
                     beneath.let_go(&env).await;
                 }
-                end.await;
+                end.await
             });
+            ended.lost.extend(result.err().map(|error| lost(&name, "stop", error)));
             for line in volume.live_table().iter().flat_map(|table| table.lines()) {
-                said.extend(line.target.parting_word().map(|word| (name.clone(), word)));
+                ended.said.extend(line.target.parting_word().map(|word| (name.clone(), word)));
             }
         }
-        said
+        ended
     }
 
     fn users_first(&self) -> Vec<String> {
@@ -371,6 +366,15 @@ impl World {
         lowers_first.reverse();
         lowers_first
     }
+}
+
+/// How the volumes of a server ended.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// What a person should know: volume, words.
+    pub said: Vec<(String, String)>,
+    /// Volumes whose last commit failed: acknowledged writes may be lost.
+    pub lost: Vec<ConfigError>,
 }
 
 /// Every live and inactive lower volume of `volume`.
@@ -411,6 +415,14 @@ fn stands_on(user: &MappedDevice, name: &str) -> bool {
     user.volume() != name && lower_volumes(user).iter().any(is_it)
 }
 
+/// The volume did what the verb asked, but acknowledged writes may be lost.
+fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
+    let mut lost = of_volume(name, error);
+    lost.detail =
+        format!("{}; {verb} went on, writes since the last flush may be lost", lost.detail);
+    lost
+}
+
 /// Names the volume in an error of a part of it.
 pub fn of_volume(name: &str, mut error: ConfigError) -> ConfigError {
     if error.device != name {
@@ -443,7 +455,12 @@ impl Opener for BaseOpener {
         self.opener.identify(&self.place(argument))
     }
 
-    fn open(&self, argument: &str, read_only: bool) -> Outcome<Arc<dyn Disk>> {
-        self.opener.open(&self.place(argument), read_only)
+    fn open(
+        &self,
+        argument: &str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> Outcome<Arc<dyn Disk>> {
+        self.opener.open(&self.place(argument), read_only, failures)
     }
 }

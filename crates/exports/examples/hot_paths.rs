@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use cairn_backends::{MemoryDisk, NullDisk};
 use cairn_block::{
-    Client, ConfigError, ConfigKind, Disk, Env, Identity, Io, IoResult, MappedDevice, Op, Opener,
-    ReactorId, Registry, Request, Sector, SectorCount, SectorRange, Segs, Table, TableContext,
-    TableLine, TargetTypes, Time,
+    Client, ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, Io, IoResult, MappedDevice,
+    Op, Opener, ReactorId, Registry, Request, Sector, SectorCount, SectorRange, Segs, Table,
+    TableContext, TableLine, TargetTypes, Time,
 };
 use cairn_reactor::{Core, CoreParts, PostOffice};
 
@@ -145,7 +145,12 @@ impl Opener for Shelf {
         Ok(Identity::Unique(u64::MAX - argument.len() as u64))
     }
 
-    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+    fn open(
+        &self,
+        argument: &str,
+        _read_only: bool,
+        _failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
             "mem" | "cache" | "store" | "metadata" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
             "data" => Ok(Arc::new(NullDisk::new(POOL_SECTORS))),
@@ -193,7 +198,7 @@ async fn volume(env: Env, registry: Rc<Registry>, name: String, table: String) -
     let context = TableContext { types: &types, registry: &registry, read_only: false };
     let table = Table::build(&env, &device, &lines, context).await.expect("a sound table");
     device.load(table).await;
-    device.resume(&env).await.expect("it starts");
+    device.resume(&env).await.expect("it starts").whole().expect("it starts");
     if lines[0].target == "thin-pool" {
         message(&env, &device, "create_thin 0").await;
     }

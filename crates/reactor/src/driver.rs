@@ -43,8 +43,6 @@ struct Transfer {
 
 enum Op {
     Transfer(Transfer),
-    /// Ends a request with success if the result is not negative.
-    Request(RequestId),
     /// A future's operation, with what must outlive it.
     Future {
         waiter: Waiter,
@@ -211,11 +209,6 @@ impl Driver {
         self.submit(io, Op::Transfer(transfer));
     }
 
-    /// Makes completed writes to `file` durable, then completes the request.
-    pub fn fdatasync(&self, file: &Arc<OwnedFd>, id: RequestId) {
-        self.submit(Io::Fdatasync { fd: file.as_raw_fd() }, Op::Request(id));
-    }
-
     fn future(self: &Rc<Self>, io: Io, keep: Keep) -> OpFuture {
         let token = self.submit(io, Op::Future { waiter: Waiter::Nobody, keep });
         OpFuture { driver: self.clone(), token, ended: false, segs: Segs::default() }
@@ -277,6 +270,12 @@ impl Driver {
         self.future(io, Keep { segs, _fd: Some(file.clone()), accepts: false })
     }
 
+    /// Makes completed writes to `file` durable; answers 0 or `-errno`.
+    pub fn fdatasync(self: &Rc<Self>, file: &Arc<OwnedFd>) -> OpFuture {
+        let keep = Keep { _fd: Some(file.clone()), ..Keep::default() };
+        self.future(Io::Fdatasync { fd: file.as_raw_fd() }, keep)
+    }
+
     /// Changes the allocation of `len` bytes of `file` from `offset`, as fallocate(2) does;
     /// answers 0 or `-errno`.
     pub fn fallocate(
@@ -304,7 +303,6 @@ impl Driver {
             let Some(op) = self.ops.borrow_mut().end(token, result) else { continue };
             match op {
                 Op::Transfer(transfer) => self.end_transfer(env, transfer, result),
-                Op::Request(id) => env.complete(id, errno_result(result)),
                 Op::Future { keep, .. } => keep.abandon(result),
             }
         }

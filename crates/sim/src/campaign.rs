@@ -101,7 +101,7 @@ pub async fn open_table(
     let context = TableContext { types, registry, read_only: false };
     let table = Table::build(env, &device, &lines, context).await?;
     device.load(table).await;
-    device.resume(env).await?;
+    device.resume(env).await?.whole()?;
     Ok(device)
 }
 
@@ -329,10 +329,12 @@ fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>) {
         for _ in 0..3 {
             env.sleep(Duration::from_micros(env.random_below(5000))).await;
             let modes = [SuspendMode::Flush, SuspendMode::NoFlush];
-            device.suspend(&env, modes[env.random_below(2) as usize]).await;
+            let suspended = device.suspend(&env, modes[env.random_below(2) as usize]).await;
+            suspended.expect("nobody planted an error");
             env.sleep(Duration::from_micros(env.random_below(1000))).await;
             let resumed = device.resume(&env).await;
-            resumed.expect("nobody planted an error");
+            let whole = resumed.and_then(|resumed| resumed.whole());
+            whole.expect("nobody planted an error");
         }
     });
 }
@@ -340,12 +342,13 @@ fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>) {
 /// Suspends the volume, if it is one, as a server does that ends.
 fn close(world: &SimWorld, disk: &Arc<dyn Disk>) -> Result<(), Early> {
     let disk = disk.clone();
-    world.try_block_on(0, |env| async move {
-        if let Some(device) = disk.mapped() {
-            device.suspend(&env, SuspendMode::Flush).await;
+    let suspended = world.try_block_on(0, |env| async move {
+        match disk.mapped() {
+            Some(device) => device.suspend(&env, SuspendMode::Flush).await,
+            None => Ok(()),
         }
     })?;
-    Ok(())
+    suspended.map_err(|lost| Early::Failed(format!("lost in the last suspend: {lost}")))
 }
 
 fn check_contract(world: &SimWorld) -> Result<(), Early> {

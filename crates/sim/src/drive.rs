@@ -11,9 +11,10 @@
 //! - Write-zeroes is a write. A discard leaves zeros, what was there, or garbage that
 //!   [`crate::Content`] recognises, and is as volatile as a write.
 //! - A failed write was done in part, or wholly, or not at all.
-//! - A failed flush made nothing durable. It may have lost what was volatile when it failed
-//!   ([`crate::Effect::Lose`]), as a drive does that tells one flusher of its trouble: reads still
-//!   show it, no later flush makes it durable.
+//! - A failed flush made nothing durable. It, or a failed FUA write, may have lost what was
+//!   volatile when it failed ([`crate::Effect::Lose`]), as a drive does that tells one flusher of
+//!   its trouble: reads still show it, no later flush makes it durable.
+//! - Flushes and FUA writes go through a [`FlushGate`], as those of a real file do.
 //!
 //! Rules it holds its callers to, by panicking: requests are aligned, inside the drive, with
 //! data as long as the range, and nobody touches the data of a write before it completes.
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    Disk, Env, Flow, IoResult, Limits, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange,
+    Disk, Env, Flags, Flow, FlushGate, Io, IoResult, Limits, Op, Request, SECTOR_BYTES, Sector,
+    SectorCount, SectorRange,
 };
 use parking_lot::Mutex;
 
@@ -138,7 +140,7 @@ struct Running {
     range: SectorRange,
     fill: Option<Fill>,
     result: IoResult,
-    /// A flush that fails and loses what is volatile.
+    /// A flush or FUA write that fails and loses what is volatile.
     loses: bool,
     /// For a flush: how many writes had completed when it was submitted.
     completed_before: u64,
@@ -170,8 +172,14 @@ pub(crate) struct DriveShared {
     state: Mutex<State>,
 }
 
-/// A simulated drive.
-pub struct SimDrive(Arc<DriveShared>);
+/// A simulated drive, as one process uses it.
+pub struct SimDrive {
+    shared: Arc<DriveShared>,
+    gate: Arc<FlushGate>,
+}
+
+/// The same drive beneath its gate.
+struct Medium(Arc<DriveShared>);
 
 impl SimDrive {
     /// A drive that holds `image`, durably.
@@ -186,27 +194,35 @@ impl SimDrive {
             queue: Queue::default(),
         };
         let state = Mutex::new(state);
-        SimDrive(Arc::new(DriveShared { options, faults: Faults::default(), state }))
+        let shared = Arc::new(DriveShared { options, faults: Faults::default(), state });
+        SimDrive { shared, gate: Arc::default() }
+    }
+
+    /// The same drive, for a process that starts after another was killed: with what is volatile,
+    /// and with what that one had in flight.
+    #[must_use]
+    pub fn after_kill(&self) -> SimDrive {
+        SimDrive { shared: self.shared.clone(), gate: Arc::default() }
     }
 
     /// Its fault injector.
     pub fn faults(&self) -> &Faults {
-        &self.0.faults
+        &self.shared.faults
     }
 
     /// What reads see now.
     pub fn visible(&self) -> Image {
-        self.0.state.lock().visible.clone()
+        self.shared.state.lock().visible.clone()
     }
 
     /// What certainly survives a power cut now.
     pub fn durable(&self) -> Image {
-        self.0.state.lock().durable.clone()
+        self.shared.state.lock().durable.clone()
     }
 
     /// Changes the size; for grown files. Nothing may be in flight beyond a smaller size.
     pub fn resize(&self, sectors: SectorCount) {
-        let mut state = self.0.state.lock();
+        let mut state = self.shared.state.lock();
         state.visible.resize(sectors);
         state.durable.resize(sectors);
         state.volatile.retain(|&sector, _| sector < sectors.0);
@@ -214,7 +230,7 @@ impl SimDrive {
 
     /// What is left after the power fails now.
     pub fn power_cut(&self, rng: &mut fastrand::Rng) -> Image {
-        self.0.state.lock().power_cut(rng)
+        self.shared.state.lock().power_cut(rng)
     }
 }
 
@@ -414,6 +430,9 @@ impl DriveShared {
             }
         }
         state.completed += 1;
+        if running.loses && running.fua {
+            state.volatile.clear();
+        }
         if running.result.is_ok() && (running.fua || !self.options.volatile_cache) {
             // What completed earlier lies beneath this write and can't come back either.
             let completed = state.completed;
@@ -438,7 +457,7 @@ impl DriveShared {
     }
 }
 
-impl Disk for SimDrive {
+impl Disk for Medium {
     fn name(&self) -> String {
         self.0.options.name.clone()
     }
@@ -464,7 +483,8 @@ impl Disk for SimDrive {
             let mut state = drive.state.lock();
             drive.check(request, &state);
             let mut rng = mechanics.rng.borrow_mut();
-            let planted = drive.faults.decide(&mut rng, request.op, request.range);
+            let op = (request.op, request.is_fua());
+            let planted = drive.faults.decide(&mut rng, op, request.range);
             let after = match drive.arm(request.op) {
                 Some(_) => Duration::ZERO,
                 None => drive.options.model.time(request.op, request.range, &mut rng),
@@ -500,6 +520,69 @@ impl Disk for SimDrive {
             mechanics.plan(after, in_flight);
         }
         Flow::Queued
+    }
+}
+
+impl SimDrive {
+    fn start_flush(&self, env: &Env, request: &Request) {
+        let (id, gate, own) = (request.id(), self.gate.clone(), env.clone());
+        let medium: Arc<dyn Disk> = Arc::new(Medium(self.shared.clone()));
+        env.spawn(async move {
+            let result = gate.flush(|| own.io(&medium, Io::flush())).await;
+            own.complete(id, result);
+        });
+    }
+
+    fn start_durable_write(&self, env: &Env, request: &Request) {
+        let (id, gate, own) = (request.id(), self.gate.clone(), env.clone());
+        let medium: Arc<dyn Disk> = Arc::new(Medium(self.shared.clone()));
+        let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
+        let segs = request.segs.slice(0, bytes);
+        let (op, flags, range) = (request.op, request.flags, request.range);
+        env.spawn(async move {
+            let write = |durable| {
+                let flags = if durable { flags } else { flags - Flags::FUA };
+                own.io(&medium, Io { op, flags, range, segs: segs.clone() })
+            };
+            let result = gate.durable_write(write).await;
+            own.complete(id, result);
+        });
+    }
+}
+
+impl Disk for SimDrive {
+    fn name(&self) -> String {
+        self.shared.options.name.clone()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        self.shared.state.lock().visible.sectors()
+    }
+
+    fn limits(&self) -> Limits {
+        Medium(self.shared.clone()).limits()
+    }
+
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        match request.op {
+            Op::Flush => self.start_flush(env, request),
+            _ if request.is_fua() => self.start_durable_write(env, request),
+            _ => return Medium(self.shared.clone()).submit(env, request),
+        }
+        Flow::Queued
+    }
+
+    fn failures(&self) -> u64 {
+        self.gate.failures().count()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.gate.failures().told()
+    }
+
+    fn acknowledge_failures(&self) {
+        let failures = self.gate.failures();
+        failures.acknowledge(failures.count());
     }
 }
 

@@ -12,7 +12,7 @@ pub struct OpSet(u8);
 
 impl OpSet {
     /// Every operation.
-    pub const ALL: OpSet = OpSet(31);
+    pub const ALL: OpSet = OpSet(63);
     /// Only reads.
     pub const READS: OpSet = OpSet(1);
     /// Only flushes.
@@ -20,8 +20,11 @@ impl OpSet {
     /// Whatever changes the contents: write, write-zeroes, discard.
     pub const WRITES: OpSet = OpSet(2 | 8 | 16);
 
-    /// True if `op` is one of them.
-    pub fn contains(self, op: Op) -> bool {
+    /// Writes with FUA.
+    pub const DURABLE_WRITES: OpSet = OpSet(32);
+
+    /// True if `op`, with FUA if `fua`, is one of them.
+    pub fn contains(self, op: Op, fua: bool) -> bool {
         let bit = match op {
             Op::Read => 1,
             Op::Write => 2,
@@ -29,7 +32,7 @@ impl OpSet {
             Op::Discard => 8,
             Op::WriteZeroes => 16,
         };
-        self.0 & bit != 0
+        self.0 & (bit | if fua { 32 } else { 0 }) != 0
     }
 }
 
@@ -38,8 +41,8 @@ impl OpSet {
 pub enum Effect {
     /// It fails. A write may have been done in part.
     Error(ErrorKind),
-    /// It fails; a flush that does loses every write that is volatile then: no later flush makes
-    /// it durable, although reads still show it. Nobody else is told.
+    /// It fails; a flush or a write with FUA that does loses every write that is volatile then:
+    /// no later flush makes it durable, although reads still show it. Nobody else is told.
     Lose(ErrorKind),
     /// It takes this much longer.
     Delay(Duration),
@@ -72,6 +75,11 @@ impl Fault {
         Fault { effect: Effect::Lose(ErrorKind::Io), ..Fault::error(OpSet::FLUSHES) }
     }
 
+    /// Every write with FUA fails and loses what is volatile, for good.
+    pub fn losing_durable_writes() -> Fault {
+        Fault { ops: OpSet::DURABLE_WRITES, ..Fault::losing_flushes() }
+    }
+
     /// Only on this range.
     #[must_use]
     pub fn on(mut self, range: SectorRange) -> Fault {
@@ -93,8 +101,8 @@ impl Fault {
         self
     }
 
-    fn hits(&self, op: Op, range: SectorRange) -> bool {
-        self.ops.contains(op) && self.range.is_none_or(|own| own.overlaps(range))
+    fn hits(&self, (op, fua): (Op, bool), range: SectorRange) -> bool {
+        self.ops.contains(op, fua) && self.range.is_none_or(|own| own.overlaps(range))
     }
 }
 
@@ -151,7 +159,13 @@ impl Faults {
         self.0.lock().injected
     }
 
-    pub(crate) fn decide(&self, rng: &mut fastrand::Rng, op: Op, range: SectorRange) -> Planted {
+    /// What happens to an operation, with FUA or not.
+    pub(crate) fn decide(
+        &self,
+        rng: &mut fastrand::Rng,
+        op: (Op, bool),
+        range: SectorRange,
+    ) -> Planted {
         let mut planted = Planted::default();
         let mut rules = self.0.lock();
         for (_, fault) in &mut rules.list {
@@ -187,7 +201,7 @@ mod tests {
     fn a_fault_hits_its_operations_on_its_range_as_often_as_told() {
         let (faults, mut rng) = (Faults::default(), fastrand::Rng::with_seed(1));
         faults.add(Fault::error(OpSet::WRITES).on(range(8)).shots(2));
-        let mut failed = |op, at| faults.decide(&mut rng, op, range(at)).error.is_some();
+        let mut failed = |op, at| faults.decide(&mut rng, (op, false), range(at)).error.is_some();
         assert!(!failed(Op::Read, 8));
         assert!(!failed(Op::Write, 16));
         assert!(failed(Op::Write, 4));
@@ -200,9 +214,11 @@ mod tests {
     fn planted_errors_are_labelled_and_can_be_taken_back() {
         let (faults, mut rng) = (Faults::default(), fastrand::Rng::with_seed(1));
         let id = faults.add(Fault::error(OpSet::FLUSHES));
-        let planted = faults.decide(&mut rng, Op::Flush, SectorRange::default());
+        let planted = faults.decide(&mut rng, (Op::Flush, false), SectorRange::default());
         assert_eq!(planted.error, Some(IoError::injected(ErrorKind::Io)));
         faults.remove(id);
-        assert!(faults.decide(&mut rng, Op::Flush, SectorRange::default()).error.is_none());
+        assert!(
+            faults.decide(&mut rng, (Op::Flush, false), SectorRange::default()).error.is_none()
+        );
     }
 }

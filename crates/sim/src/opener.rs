@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, ConfigKind, Disk, Identity, Opener};
+use cairn_block::{ConfigError, ConfigKind, Disk, FailureCount, Identity, Opener};
 
 /// Opens simulated disks by name.
 #[derive(Clone, Default)]
@@ -33,10 +33,16 @@ impl SimOpener {
 
 impl Opener for SimOpener {
     fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
-        Ok(Identity::File { device: 0, inode: self.find(argument)? as u64 })
+        Ok(Identity::File { device: 0, inode: self.find(argument)? as u64, birth_ns: 0 })
     }
 
-    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+    /// A drive counts its failures itself: it is open for as long as the world exists.
+    fn open(
+        &self,
+        argument: &str,
+        _read_only: bool,
+        _failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
         Ok(self.disks[self.find(argument)?].1.clone())
     }
 }

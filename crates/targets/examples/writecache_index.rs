@@ -105,7 +105,7 @@ async fn open(
     let context = TableContext { types: &types, registry: &registry, read_only: false };
     let table = Table::build(env, &volume, &lines, context).await.expect("it opens");
     volume.load(table).await;
-    volume.resume(env).await.expect("it resumes");
+    volume.resume(env).await.expect("it resumes").whole().expect("it resumes");
     (volume, registry)
 }
 
@@ -159,7 +159,7 @@ async fn large_writes(env: Env, block: u32, seed: u64) -> (f64, f64, usize) {
         *time = clock.now().since(before.0).as_nanos() as f64 / blocks as f64;
         requests = cache.requests.load(Ordering::Relaxed) - before.1;
     }
-    volume.remove(&env).await;
+    volume.remove(&env).await.expect("the drives are well");
     (times[0], times[1], requests)
 }
 
@@ -225,7 +225,7 @@ async fn random_blocks(env: Env, count: u64) {
          empty cache has (disk and world included)",
         times[0], times[1]
     );
-    volume.remove(&env).await;
+    volume.remove(&env).await.expect("the drives are well");
 }
 
 /// Recovers a cache of `count` random entries.
@@ -251,7 +251,7 @@ async fn recovery(env: Env, count: u64, mixed: bool) {
     let bytes = (IN_USE.load(Ordering::Relaxed) - empty) as f64 / count as f64;
     let seqs = if mixed { "85 seqs per granule" } else { "one seq per 65536" };
     println!("recovery of {count} entries, {seqs}: {time:.2} s, {bytes:.1} bytes/block");
-    volume.remove(&env).await;
+    volume.remove(&env).await.expect("the drives are well");
 }
 
 fn main() {

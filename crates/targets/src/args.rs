@@ -262,6 +262,7 @@ mod tests {
             args: words,
             registry: &registry,
             events: &events,
+            failures: &Default::default(),
             read_only: false,
         };
         test(Args::new("probe", &ctor))

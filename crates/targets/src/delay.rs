@@ -265,8 +265,11 @@ impl Target for Delay {
         }
     }
 
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(self.queue.stop())
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async {
+            self.queue.stop().await;
+            Ok(())
+        })
     }
 
     fn status(&self) -> String {

@@ -147,9 +147,9 @@ impl Target for Passthrough {
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
 
     /// No request is left. Makes durable what must be and stops every task; when it returns,
-    /// nothing of the target runs. Keeps a failure in its own status.
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(ready(()))
+    /// nothing of the target runs. An error says that acknowledged writes may be lost.
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(ready(Ok(())))
     }
 
     /// The fields of the status line after the target's name, separated by single spaces.

@@ -48,6 +48,13 @@ impl Noting {
         Arc::new(Noting { drive, sectors, seen: Mutex::default() })
     }
 
+    /// The same drive for a process that starts after another was killed.
+    pub fn after_kill(&self) -> Arc<Noting> {
+        let drive = Arc::new(self.drive.after_kill());
+        let sectors = AtomicU64::new(drive.sectors().0);
+        Arc::new(Noting { drive, sectors, seen: Mutex::default() })
+    }
+
     /// What it has seen since the last look.
     pub fn take(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock())
@@ -77,6 +84,15 @@ impl Disk for Noting {
         let (start, count) = (request.range.start.0, request.range.count.0);
         self.seen.lock().push(Seen { op: request.op, fua: request.is_fua(), start, count });
         self.drive.submit(env, request)
+    }
+    fn failures(&self) -> u64 {
+        self.drive.failures()
+    }
+    fn failures_told(&self) -> u64 {
+        self.drive.failures_told()
+    }
+    fn acknowledge_failures(&self) {
+        self.drive.acknowledge_failures();
     }
     /// Zeros are holes. Looks long enough for a write to be copied, committed and done meanwhile.
     fn extents<'a>(
@@ -190,18 +206,18 @@ impl Rig {
 
     pub fn suspend(&self, name: &str, mode: SuspendMode) {
         let volume = self.volume(name);
-        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await });
+        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await }).unwrap();
     }
 
     pub fn resume(&self, name: &str) -> Result<(), ConfigError> {
         let volume = self.volume(name);
-        self.sim.block_on(0, |env| async move { volume.resume(&env).await })
+        self.sim.block_on(0, |env| async move { volume.resume(&env).await?.whole() })
     }
 
     pub fn remove(&self, name: &str) {
         let volume = self.registry.remove_volume(name).expect("it is there");
         self.volumes.borrow_mut().retain(|other| other.volume() != name);
-        self.sim.block_on(0, |env| async move { volume.remove(&env).await });
+        self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
     }
 
     /// The target of a live table's first line.
@@ -285,7 +301,7 @@ impl Drop for Rig {
         }
         // Those that stand on others were made later.
         for volume in self.volumes.take().into_iter().rev() {
-            self.sim.block_on(0, |env| async move { volume.remove(&env).await });
+            self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
         }
         assert_eq!(self.sim.contract_violations(), 0);
         assert_eq!(self.sim.requests_in_use(), 0);
@@ -315,6 +331,6 @@ pub fn with_ctor<R>(line: &str, look: impl FnOnce(&Ctor) -> R) -> R {
     let opener = SimOpener::new().with("/o", drive("/o")).with("/c", drive("/c"));
     let registry = &Registry::new(Box::new(opener));
     let words: Vec<&str> = line.split_whitespace().collect();
-    let (start, events, read_only) = (Sector(0), &Events::default(), false);
-    look(&Ctor { start, len, args: &words, registry, events, read_only })
+    let (start, events, failures) = (Sector(0), &Events::default(), &Arc::default());
+    look(&Ctor { start, len, args: &words, registry, events, failures, read_only: false })
 }

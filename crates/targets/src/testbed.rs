@@ -96,7 +96,7 @@ impl Testbed {
             let context = TableContext { types: &types, registry: &registry, read_only };
             let table = Table::build(&env, &volume, &lines, context).await?;
             volume.load(table).await;
-            volume.resume(&env).await
+            volume.resume(&env).await?.whole()
         })
     }
 
@@ -112,12 +112,16 @@ impl Testbed {
 
     pub fn suspend(&self, mode: SuspendMode) {
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await });
+        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await }).unwrap();
     }
 
     pub fn resume(&self) {
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.resume(&env).await }).unwrap();
+        self.sim
+            .block_on(0, |env| async move { volume.resume(&env).await })
+            .unwrap()
+            .whole()
+            .unwrap();
     }
 
     pub fn extents(&self, range: SectorRange) -> Result<Vec<Extent>, IoError> {
@@ -190,7 +194,7 @@ impl Drop for Testbed {
             return;
         }
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.remove(&env).await });
+        self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
         assert_eq!(self.sim.contract_violations(), 0);
         assert_eq!(self.sim.requests_in_use(), 0);
     }

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Flow, Identity, Op, Opener, Registry, Request, SectorCount, Table,
-    TableContext, TableLine, TargetTypes,
+    ConfigError, Disk, Env, FailureCount, Flow, Identity, Op, Opener, Registry, Request,
+    SectorCount, Table, TableContext, TableLine, TargetTypes,
 };
 use cairn_sim::SimWorld;
 use cairn_targets::args::{OptionSpec, Spec};
@@ -123,7 +123,12 @@ impl Opener for AnyDevice {
         Ok(Identity::Volume(format!("device {argument}")))
     }
 
-    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+    fn open(
+        &self,
+        argument: &str,
+        _read_only: bool,
+        _failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
         // The pool of the examples that is there already.
         let begins = if argument == "pool.meta" { formatted_pool() } else { Vec::new() };
         Ok(Arc::new(Mostly { name: argument.to_owned(), begins }))

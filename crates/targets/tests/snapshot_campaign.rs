@@ -225,9 +225,10 @@ fn start_reloading(world: &SimWorld, registry: Arc<Registry>, name: String, tabl
                 device.load(table).await;
             } else {
                 let modes = [SuspendMode::Flush, SuspendMode::NoFlush];
-                device.suspend(&env, modes[env.random_below(2) as usize]).await;
+                let mode = modes[env.random_below(2) as usize];
+                device.suspend(&env, mode).await.expect("nobody planted an error");
             }
-            device.resume(&env).await.expect("nobody planted an error");
+            device.resume(&env).await.expect("nobody planted an error").whole().unwrap();
         }
     });
 }

@@ -198,8 +198,10 @@ async fn read_snapshot(
         Err(refused) => Err(refused.to_string()),
     };
     let volume = registry.remove_volume(&name).expect("it was created");
-    volume.remove(env).await;
-    found.map_err(|error| format!("snapshot {id}: {error}"))
+    let removed = volume.remove(env).await.map_err(|error| error.to_string());
+    found
+        .and_then(|found| removed.map(|()| found))
+        .map_err(|error| format!("snapshot {id}: {error}"))
 }
 
 /// Judges what every snapshot holds, as far as it can be read.
@@ -252,7 +254,7 @@ async fn load(
     let context = TableContext { types, registry, read_only: false };
     let table = Table::build(env, &device, &lines, context).await?;
     device.load(table).await;
-    device.resume(env).await
+    device.resume(env).await?.whole()
 }
 
 /// Everything a user may do to a pool while its volumes are written.

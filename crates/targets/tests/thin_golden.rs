@@ -66,7 +66,7 @@ impl Opened {
             let context = TableContext { types: &types, registry: &registry, read_only: false };
             let table = Table::build(&env, &own, &lines, context).await?;
             own.load(table).await;
-            own.resume(&env).await
+            own.resume(&env).await?.whole()
         });
         loaded.unwrap_or_else(|error| panic!("{text}: {error}"));
         volume

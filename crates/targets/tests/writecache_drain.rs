@@ -46,7 +46,7 @@ fn lab() -> Lab {
         let context = TableContext { types: &types, registry: &registry, read_only: false };
         let table = Table::build(&env, &device, &lines, context).await.expect("it fits");
         device.load(table).await;
-        device.resume(&env).await.expect("the drives are well");
+        device.resume(&env).await.expect("the drives are well").whole().unwrap();
     });
     Lab { world, volume }
 }
@@ -136,6 +136,6 @@ fn reads_wait_for_one_copy_at_most_and_the_drain_goes_on() {
     assert!(alone * 2.0 < beside);
     let volume = lab.volume.clone();
     lab.world.block_on(0, |env| async move {
-        volume.mapped().expect("a volume").remove(&env).await;
+        volume.mapped().expect("a volume").remove(&env).await.unwrap();
     });
 }

@@ -2,16 +2,19 @@
 //!
 //! Two modes, decided when it is opened. *Direct* (O_DIRECT): data moves between the request's
 //! own segments and the drive, a flush is fdatasync(2), FUA is RWF_DSYNC. *Page cache*, where
-//! the file system refuses O_DIRECT: the same system calls, except that durability goes through
-//! [`PageCacheSync`](durability::PageCacheSync), which never forgets a lost write.
+//! the file system refuses O_DIRECT: the same system calls, except that FUA is a write and an
+//! fdatasync.
 //!
-//! Reads, writes and flushes of the direct mode are one ring operation each. Everything else
-//! waits more than once and is a task ([`Task`](task::Task)): bounced transfers, discard,
-//! write-zeroes, and what must be followed by a flush.
+//! In both modes the system tells of writes that it lost once, to one fdatasync or synchronous
+//! write. Therefore both go through a [`FlushGate`], which counts the failures for everyone who
+//! uses the file.
+//!
+//! Reads and writes without FUA are one ring operation each. Everything else waits more than
+//! once and is a task ([`Task`](task::Task)): flushes, FUA writes, bounced transfers, discard
+//! and write-zeroes.
 //!
 //! The file is locked while the disk is open. The file's size never changes through a disk.
 
-mod durability;
 mod extents;
 mod lock;
 mod open;
@@ -24,12 +27,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cairn_block::{
-    ConfigError, Disk, Env, Extent, ExtentKind, Flow, IoError, Limits, LocalFuture, Op, Request,
-    SectorCount, SectorRange,
+    ConfigError, Disk, Env, Extent, ExtentKind, FailureCount, Flow, FlushGate, IoError, Limits,
+    LocalFuture, Op, Request, SectorCount, SectorRange,
 };
 use cairn_reactor::{Direction, Driver};
 
-use durability::PageCacheSync;
 use probe::{DirectIo, Kind};
 use task::Task;
 
@@ -50,15 +52,13 @@ struct OpenFile {
     hole_block: u64,
     limits: Limits,
     sectors: AtomicU64,
-    page_cache: PageCacheSync,
+    gate: FlushGate,
 }
 
 /// How a request is carried out.
 enum Plan {
     /// Straight between its segments and the file.
     Transfer(Direction),
-    /// One fdatasync.
-    Sync,
     /// In several steps.
     Task,
 }
@@ -75,7 +75,20 @@ impl FileDisk {
         read_only: bool,
         options: FileOptions,
     ) -> Result<FileDisk, ConfigError> {
-        open::open(path, read_only, options).map(|file| FileDisk(Arc::new(file)))
+        FileDisk::open_counted(path, read_only, options, Arc::default())
+    }
+
+    /// The same, with failures counted in `failures`: a count that outlives this handle.
+    ///
+    /// # Errors
+    /// Those of [`FileDisk::open`].
+    pub fn open_counted(
+        path: &str,
+        read_only: bool,
+        options: FileOptions,
+        failures: Arc<FailureCount>,
+    ) -> Result<FileDisk, ConfigError> {
+        open::open(path, read_only, options, failures).map(|file| FileDisk(Arc::new(file)))
     }
 
     /// True if data bypasses the page cache.
@@ -86,18 +99,14 @@ impl FileDisk {
 
 impl OpenFile {
     fn plan(&self, request: &Request) -> Plan {
-        let fua = request.is_fua();
-        match (request.op, self.direct) {
-            (Op::Flush, Some(_)) => Plan::Sync,
-            (Op::Read, None) => Plan::Transfer(Direction::Read),
-            (Op::Write, None) if !fua => Plan::Transfer(Direction::Write { dsync: false }),
-            (Op::Read, Some(direct)) if direct.takes(request.iovecs()) => {
-                Plan::Transfer(Direction::Read)
-            }
-            (Op::Write, Some(direct)) if direct.takes(request.iovecs()) => {
-                Plan::Transfer(Direction::Write { dsync: fua })
-            }
-            _ => Plan::Task,
+        let direction = match request.op {
+            Op::Read => Direction::Read,
+            Op::Write if !request.is_fua() => Direction::Write { dsync: false },
+            _ => return Plan::Task,
+        };
+        match self.direct {
+            Some(direct) if !direct.takes(request.iovecs()) => Plan::Task,
+            _ => Plan::Transfer(direction),
         }
     }
 }
@@ -117,7 +126,6 @@ impl Disk for FileDisk {
             Plan::Transfer(direction) => {
                 driver.transfer(&file.fd, request, direction, request.range.start.to_bytes());
             }
-            Plan::Sync => driver.fdatasync(&file.fd, request.id()),
             Plan::Task => Task::start(env, file.clone(), request),
         }
         Flow::Queued
@@ -132,6 +140,19 @@ impl Disk for FileDisk {
         let sectors = probe::sectors(&file.path, &file.fd, file.kind, file.limits.logical_block)?;
         file.sectors.store(sectors.0, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn failures(&self) -> u64 {
+        self.0.gate.failures().count()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.0.gate.failures().told()
+    }
+
+    fn acknowledge_failures(&self) {
+        let failures = self.0.gate.failures();
+        failures.acknowledge(failures.count());
     }
 
     fn extents<'a>(

@@ -7,12 +7,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cairn_block::{ConfigError, ConfigKind, Identity};
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use cairn_block::{ConfigError, ConfigKind, FailureCount, FlushGate, Identity};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::OpenFile;
-use super::durability::PageCacheSync;
 use super::lock::{self, PAUSE, TRIES};
 use super::probe::{self, Kind};
 
@@ -33,8 +32,20 @@ impl Default for FileOptions {
 pub(crate) fn identify(path: &str) -> Result<Identity, ConfigError> {
     let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
     Ok(match kind(path, &stat)? {
-        Kind::File => Identity::File { device: stat.st_dev, inode: stat.st_ino },
+        Kind::File => {
+            let (device, inode, birth_ns) = (stat.st_dev, stat.st_ino, birth_ns(path));
+            Identity::File { device, inode, birth_ns }
+        }
         Kind::Block => Identity::Block(stat.st_rdev),
+    })
+}
+
+/// When the file was made; 0 if the file system does not tell.
+fn birth_ns(path: &str) -> i128 {
+    let told = statx(CWD, path, AtFlags::empty(), StatxFlags::BTIME).ok();
+    let told = told.filter(|told| told.stx_mask & StatxFlags::BTIME.bits() != 0);
+    told.map_or(0, |told| {
+        i128::from(told.stx_btime.tv_sec) * 1_000_000_000 + i128::from(told.stx_btime.tv_nsec)
     })
 }
 
@@ -42,6 +53,7 @@ pub(super) fn open(
     path: &str,
     read_only: bool,
     options: FileOptions,
+    failures: Arc<FailureCount>,
 ) -> Result<OpenFile, ConfigError> {
     let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
     let fd = descriptor(path, kind(path, &stat)?, read_only)?;
@@ -61,7 +73,7 @@ pub(super) fn open(
         hole_block: probe::hole_block(&stat, kind, limits.logical_block),
         limits,
         sectors: AtomicU64::new(sectors.0),
-        page_cache: PageCacheSync::default(),
+        gate: FlushGate::new(failures),
     })
 }
 

@@ -15,6 +15,9 @@ use super::OpenFile;
 /// The longest step of a transfer through a buffer of ours.
 const PIECE_BYTES: usize = 1 << 20;
 
+const INTERRUPTED: i32 = -libc::EINTR;
+const AGAIN: i32 = -libc::EAGAIN;
+
 /// What a task needs: the file and its reactor's world.
 pub(super) struct Task {
     pub file: Arc<OpenFile>,
@@ -57,14 +60,24 @@ impl Task {
     async fn write(&self, work: Work) -> IoResult {
         let (fua, offset) = (work.flags.contains(Flags::FUA), work.range.start.to_bytes());
         match self.file.direct {
-            Some(direct) if !direct.takes(work.segs.iovecs()) => {
-                self.write_bounced(&work.segs, offset, fua).await
+            Some(_) if fua => {
+                let write = |dsync| self.write_direct(&work.segs, offset, dsync);
+                self.file.gate.durable_write(write).await
             }
-            Some(_) => self.write_all(work.segs, offset, fua).await,
+            Some(_) => self.write_direct(&work.segs, offset, false).await,
             None => {
                 self.write_all(work.segs, offset, false).await?;
                 if fua { self.sync().await } else { Ok(()) }
             }
+        }
+    }
+
+    async fn write_direct(&self, data: &Segs, offset: u64, dsync: bool) -> IoResult {
+        match self.file.direct {
+            Some(direct) if !direct.takes(data.iovecs()) => {
+                self.write_bounced(data, offset, dsync).await
+            }
+            _ => self.write_all(data.clone(), offset, dsync).await,
         }
     }
 
@@ -137,11 +150,17 @@ impl Task {
 
     /// Makes every completed write durable.
     pub async fn sync(&self) -> IoResult {
-        self.blocking(|file| match file.direct {
-            Some(_) => rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file.fd)),
-            None => file.page_cache.sync(&file.fd),
-        })
-        .await
+        self.file.gate.flush(|| self.fdatasync()).await
+    }
+
+    async fn fdatasync(&self) -> IoResult {
+        loop {
+            match self.driver.fdatasync(&self.file.fd).await {
+                0.. => return Ok(()),
+                INTERRUPTED | AGAIN => {}
+                error => return Err(IoError::from_errno(error)),
+            }
+        }
     }
 
     /// Runs `work` on a helper thread.
@@ -163,8 +182,6 @@ impl Task {
 
 /// The bytes that a transfer moved; none is an error, an interruption is not.
 fn progress(result: i32) -> Result<usize, IoError> {
-    const INTERRUPTED: i32 = -libc::EINTR;
-    const AGAIN: i32 = -libc::EAGAIN;
     match result {
         INTERRUPTED | AGAIN => Ok(0),
         0 => Err(IoError::IO),

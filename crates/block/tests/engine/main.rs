@@ -7,6 +7,8 @@ mod bounded;
 #[cfg(test)]
 mod contract;
 #[cfg(test)]
+mod failures;
+#[cfg(test)]
 mod probe;
 #[cfg(test)]
 mod queue;

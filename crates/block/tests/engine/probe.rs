@@ -5,16 +5,18 @@
 //! `copies=N` wants N flushes; `queue=1` keeps every request for a while and has it mapped again
 //! from another reactor; `hold=1` keeps completions for a while; `requeue=N` has a request mapped
 //! N more times; `hoard=1` keeps everything until a suspend; `straight=1` says that it has
-//! nothing to decide (no other rule may stand with it), and notes only what the engine asks.
+//! nothing to decide (no other rule may stand with it), and notes only what the engine asks;
+//! `refuse=1` never resumes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, Io, IoError, IoResult, LocalFuture, Mail, MappedDevice,
-    Op, ReactorId, Registry, Request, RequestId, SECTOR_BYTES, Sector, SectorCount, SectorRange,
-    SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes, Verdict,
+    ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Io, IoError, IoResult, LocalFuture, Mail,
+    MappedDevice, Op, ReactorId, Registry, Request, RequestId, SECTOR_BYTES, Sector, SectorCount,
+    SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes,
+    Verdict,
 };
 use cairn_sim::{DriveOptions, Image, SimDrive, SimWorld};
 
@@ -43,6 +45,8 @@ pub struct Log {
     pub foreseen: Mutex<Vec<(u64, Sector)>>,
     /// While true, a probe refuses to resume.
     pub refuse: Mutex<bool>,
+    /// While true, a suspend fails to commit.
+    pub lose: Mutex<bool>,
 }
 
 #[derive(Clone, Default)]
@@ -54,6 +58,7 @@ struct Rules {
     requeue: u64,
     hoard: bool,
     straight: bool,
+    refuse: bool,
 }
 
 struct Probe {
@@ -163,7 +168,7 @@ impl Target for Probe {
     }
 
     fn resume<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        let refuse = *self.log.refuse.lock();
+        let refuse = self.rules.refuse || *self.log.refuse.lock();
         let refused = ConfigError::argument("probe", "mood", "bad", "good");
         Box::pin(async move { if refuse { Err(refused) } else { Ok(()) } })
     }
@@ -178,6 +183,12 @@ impl Target for Probe {
                 }
             }
         }
+    }
+
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        let lose = *self.log.lose.lock();
+        let lost = ConfigError::new(ConfigKind::System, self.lower.name(), "commit");
+        Box::pin(async move { if lose { Err(lost) } else { Ok(()) } })
     }
 
     fn table(&self) -> String {
@@ -200,6 +211,7 @@ fn rules(words: &[&str]) -> Rules {
             "requeue" => rules.requeue = value,
             "hoard" => rules.hoard = true,
             "straight" => rules.straight = true,
+            "refuse" => rules.refuse = true,
             _ => panic!("{key}"),
         }
     }
@@ -239,7 +251,7 @@ impl TargetType for ProbeType {
 pub struct Bench {
     pub world: SimWorld,
     pub log: Arc<Log>,
-    registry: Arc<Registry>,
+    pub registry: Arc<Registry>,
     types: TargetTypes,
 }
 
@@ -280,18 +292,18 @@ impl Bench {
 
     pub fn resume(&self, device: &Arc<MappedDevice>) -> Result<(), ConfigError> {
         let device = device.clone();
-        self.world.block_on(1, |env| async move { device.resume(&env).await })
+        self.world.block_on(1, |env| async move { device.resume(&env).await?.whole() })
     }
 
     pub fn suspend(&self, device: &Arc<MappedDevice>, mode: SuspendMode) {
         let device = device.clone();
-        self.world.block_on(2, |env| async move { device.suspend(&env, mode).await });
+        self.world.block_on(2, |env| async move { device.suspend(&env, mode).await }).unwrap();
     }
 
     pub fn remove(&self, device: &Arc<MappedDevice>) {
         self.registry.remove_volume(device.volume());
         let device = device.clone();
-        self.world.block_on(1, |env| async move { device.remove(&env).await });
+        self.world.block_on(1, |env| async move { device.remove(&env).await }).unwrap();
     }
 
     pub fn io(&self, disk: &Arc<MappedDevice>, make: impl FnOnce(&Env) -> Io) -> IoResult {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use cairn_backends::MemoryDisk;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, Identity, Opener, ReactorId, Registry, SectorCount, Table,
-    TableContext, TableLine, TargetType, TargetTypes,
+    ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, Opener, ReactorId, Registry,
+    Sector, SectorCount, Table, TableContext, TableLine, TargetType, TargetTypes,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use parking_lot::Mutex;
@@ -33,7 +33,12 @@ impl Opener for Shelf {
         found.ok_or_else(|| wrong(argument, "device", "nothing", "a disk of this bench"))
     }
 
-    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+    fn open(
+        &self,
+        argument: &str,
+        _read_only: bool,
+        _failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
         let shelf = self.0.lock();
         let found = shelf.get(argument).map(|(_, disk)| disk.clone());
         found.ok_or_else(|| wrong(argument, "device", "nothing", "a disk of this bench"))
@@ -130,7 +135,7 @@ impl Bed {
         self.on(|env| async move {
             let context = TableContext { types: &types, registry: &registry, read_only: false };
             device.load(Table::build(&env, &device, &lines, context).await?).await;
-            device.resume(&env).await
+            device.resume(&env).await?.whole()
         })?;
         Ok(volume)
     }
@@ -142,10 +147,9 @@ impl Bed {
     pub fn message(&self, name: &str, words: &str) -> Outcome<Took> {
         let (volume, words) = (self.registry.volume(name)?, words.to_owned());
         let told = self.on(|env| async move {
-            let table = volume.live_table().expect("a volume of a bed is up");
             let words: Vec<&str> = words.split(' ').collect();
             let began = Moment::now();
-            table.lines()[0].target.message(&env, &words).await.map(|_| began.elapsed())
+            volume.message(&env, Sector(0), &words).await.map(|_| began.elapsed())
         });
         told.map_err(|error| ConfigError::new(ConfigKind::System, name, error.to_string()))
     }
@@ -153,11 +157,11 @@ impl Bed {
     /// Ends a volume: it commits and stops.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or its last commit failed.
     pub fn remove(&self, name: &str) -> Outcome<()> {
         let volume = self.registry.volume(name)?;
-        self.on(|env| async move { volume.remove(&env).await });
+        let removed = self.on(|env| async move { volume.remove(&env).await });
         self.registry.remove_volume(name);
-        Ok(())
+        removed
     }
 }

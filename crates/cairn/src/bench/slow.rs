@@ -86,7 +86,7 @@ impl Lab {
             let types = TargetTypes::new(cairn_targets::types());
             let context = TableContext { types: &types, registry: &registry, read_only: false };
             device.load(Table::build(&env, &device, &lines, context).await?).await;
-            device.resume(&env).await
+            device.resume(&env).await?.whole()
         })?;
         Ok(volume)
     }

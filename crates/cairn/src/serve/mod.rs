@@ -98,8 +98,8 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         Ok(wait(&happened, command.as_ref()))
     });
     // After a failed start the one line that says why stands alone.
-    server.shut_down(served.is_ok());
-    served
+    let ended = server.shut_down(served.is_ok());
+    served.and_then(|code| ended.map(|()| code))
 }
 
 /// Waits for the end: a signal, or the command's.
@@ -245,16 +245,22 @@ impl Server {
     }
 
     /// Refuses verbs, lets clients go, suspends every volume, says what is dirty.
-    fn shut_down(self, aloud: bool) {
+    ///
+    /// # Errors
+    /// A volume's last commit failed: acknowledged writes may be lost.
+    fn shut_down(self, aloud: bool) -> Outcome<()> {
         if let Some(verbs) = &self.verbs {
             verbs.close();
         }
         drop(self.control);
         self.exports.stop(&self.world);
-        for (volume, words) in self.world.suspend_all() {
-            if aloud {
-                eprintln!("cairn: {volume}: {words}");
-            }
+        let ended = self.world.suspend_all();
+        for (volume, words) in ended.said.iter().filter(|_| aloud) {
+            eprintln!("cairn: {volume}: {words}");
         }
+        let mut lost = ended.lost.into_iter();
+        let first = lost.next();
+        lost.for_each(|error| eprintln!("cairn: {error}"));
+        first.map_or(Ok(()), Err)
     }
 }

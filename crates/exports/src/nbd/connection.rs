@@ -11,6 +11,9 @@
 //!   budget is spent, so a client that does not listen holds a bounded amount of memory.
 //! - N2. The export is used until the last request has ended, even if the client has vanished.
 //! - N3. A write that entered the gate leaves it exactly once, before its reply is queued.
+//! - N4. A client that may write is told of lost writes at its next flush, once: its failure
+//!   cursor is set when it connects, before its first request is received. One that may only
+//!   read is told nothing.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -21,7 +24,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use cairn_block::{
-    CellGuard, Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, SectorRange, Segs,
+    CellGuard, Client, Env, ErrorKind, FailureCursor, Io, IoError, IoResult, Op, Request,
+    SectorRange, Segs,
 };
 use cairn_reactor::Driver;
 use rustix::net::{Shutdown, shutdown};
@@ -35,7 +39,7 @@ use super::payload::{Batch, Payload};
 use super::reply::{self, Last};
 use super::request::Terms;
 use super::signal::{First, Signal, first};
-use super::wire::{Cookie, ErrorCode};
+use super::wire::{Cookie, ErrorCode, TransmissionFlags};
 
 /// Most requests of one connection that are admitted and not answered.
 const REQUESTS_MAX: usize = 128;
@@ -198,6 +202,7 @@ pub(super) struct Connection {
     terms: Cell<Terms>,
     block_bytes: Cell<u32>,
     told_size_bytes: u64,
+    failures: RefCell<FailureCursor>,
     pending: RefCell<PendingTable>,
     batch: RefCell<Batch>,
     requests: Cell<usize>,
@@ -226,6 +231,7 @@ impl Connection {
             structured: negotiated.structured_replies,
             contexts: negotiated.contexts.clone(),
             told_size_bytes: terms.size_bytes,
+            failures: RefCell::new(FailureCursor::new(&export.disk)),
             terms: Cell::new(terms),
             block_bytes: Cell::new(export.block_bytes()),
             portion: Portion::new(&export.account),
@@ -256,6 +262,10 @@ impl Connection {
     /// What requests are judged by.
     pub(super) fn terms(&self) -> Terms {
         self.terms.get()
+    }
+
+    fn may_only_read(&self) -> bool {
+        self.terms.get().flags.contains(TransmissionFlags::READ_ONLY)
     }
 
     /// The smallest unit the disk takes, in bytes.
@@ -454,7 +464,11 @@ impl Connection {
 }
 
 impl Client for Connection {
-    fn complete(&self, env: &Env, cookie: u64, request: &mut Request, result: IoResult) {
+    fn complete(&self, env: &Env, cookie: u64, request: &mut Request, mut result: IoResult) {
+        // N4
+        if request.op == Op::Flush && !self.may_only_read() {
+            result = self.failures.borrow_mut().end_of_flush(&self.export.disk, result);
+        }
         let Pending { ticket, pass, read } = self.pending.borrow_mut().remove(cookie);
         // N3
         match pass {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use cairn_backends::MemoryDisk;
 use cairn_block::{
-    Client, ConfigError, ConfigKind, Disk, Env, Identity, Io, IoResult, Opener, ReactorId,
-    Registry, Request, Sector, SectorCount, SectorRange, Segs, Table, TableContext, TableLine,
-    TargetTypes, Time,
+    Client, ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, Io, IoResult, Opener,
+    ReactorId, Registry, Request, Sector, SectorCount, SectorRange, Segs, Table, TableContext,
+    TableLine, TargetTypes, Time,
 };
 use cairn_reactor::{Core, CoreParts, PostOffice};
 
@@ -24,7 +24,12 @@ impl Opener for Shelf {
         Ok(Identity::Volume(format!("memory of {argument}")))
     }
 
-    fn open(&self, argument: &str, _read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
+    fn open(
+        &self,
+        argument: &str,
+        _read_only: bool,
+        _failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
             "origin" | "cache" => Ok(Arc::new(MemoryDisk::new(SECTORS)?.named(argument))),
             _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),
@@ -73,7 +78,7 @@ impl Bench {
             let types = TargetTypes::new(cairn_targets::types());
             let context = TableContext { types: &types, registry: &registry, read_only: false };
             made.load(Table::build(&env, &made, &lines, context).await.unwrap()).await;
-            made.resume(&env).await.unwrap();
+            made.resume(&env).await.unwrap().whole().unwrap();
             done.set(true);
         });
         self.run();

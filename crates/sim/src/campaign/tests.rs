@@ -136,10 +136,11 @@ impl Target for Toy {
             Ok(())
         })
     }
-    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
             let committed = self.0.clone().commit(env.clone()).await;
             committed.expect("nobody planted an error");
+            Ok(())
         })
     }
     fn table(&self) -> String {

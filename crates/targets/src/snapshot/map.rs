@@ -294,12 +294,18 @@ impl Target for Snapshot {
         Box::pin(self.seat.resume(env))
     }
 
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(self.seat.pause())
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async {
+            self.seat.pause().await;
+            Ok(())
+        })
     }
 
-    fn close<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(self.seat.close(env))
+    fn close<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async {
+            self.seat.close(env).await;
+            Ok(())
+        })
     }
 
     fn status(&self) -> String {

@@ -387,8 +387,11 @@ impl Target for Merge {
         self.stopping.store(true, Ordering::Release);
     }
 
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(self.seat.pause())
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async {
+            self.seat.pause().await;
+            Ok(())
+        })
     }
 
     fn status(&self) -> String {

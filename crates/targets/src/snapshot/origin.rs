@@ -147,8 +147,11 @@ impl Target for Origin {
         vec![origin_claim(&self.side.device.disk)]
     }
 
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(self.crew.rest())
+    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async {
+            self.crew.rest().await;
+            Ok(())
+        })
     }
 
     fn table(&self) -> String {

@@ -346,6 +346,7 @@ mod tests {
             args: &words,
             registry: &registry,
             events: &Events::default(),
+            failures: &Default::default(),
             read_only: false,
         })
     }

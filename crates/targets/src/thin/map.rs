@@ -690,20 +690,21 @@ impl Target for Thin {
         }
     }
 
-    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
-            let Some(seat) = self.seat.get() else { return };
+            let Some(seat) = self.seat.get() else { return Ok(()) };
             if seat.volume.is_changed() && !seat.pool.is_closed() {
                 // A failure is kept: the volume's flushes fail.
                 let _ = seat.pool.commit(env).await;
             }
+            Ok(())
         })
     }
 
-    fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+    fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         // Not when the last who looks at the table lets go of it.
         self.seat.get().inspect(|seat| seat.leave());
-        Box::pin(std::future::ready(()))
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn status(&self) -> String {

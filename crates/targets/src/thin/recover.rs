@@ -373,7 +373,7 @@ impl Target for ThinPool {
         Box::pin(self.start(env))
     }
 
-    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
             let is_owner = {
                 let state = self.home.state.lock();
@@ -384,6 +384,7 @@ impl Target for ThinPool {
                 pool.stop(env).await;
                 self.home.state.lock().active = false;
             }
+            Ok(())
         })
     }
 

@@ -371,8 +371,11 @@ impl Target for WriteCache {
         }
     }
 
-    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
-        Box::pin(self.stop(env))
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async {
+            self.stop(env).await;
+            Ok(())
+        })
     }
 
     fn status(&self) -> String {

@@ -84,7 +84,7 @@ impl Bed {
         let dead = std::mem::ManuallyDrop::new(self);
         let sim = SimWorld::new(7, SimWorld::REACTORS);
         sim.set_patience(Duration::from_secs(600));
-        let noting = dead.noting.clone();
+        let noting = [dead.noting[0].after_kill(), dead.noting[1].after_kill()];
         let opener =
             SimOpener::new().with("origin", noting[0].clone()).with("cache", noting[1].clone());
         let registry = Arc::new(Registry::new(Box::new(opener)));
@@ -162,7 +162,8 @@ impl Bed {
             let context = TableContext { types: &types, registry: &registry, read_only };
             let table = Table::build(&env, &volume, &lines?, context).await?;
             volume.load(table).await;
-            volume.resume(&env).await
+            // What is lost is told by the failure count.
+            volume.resume(&env).await.map(|resumed| drop(resumed.lost))
         }
     }
 
@@ -220,12 +221,16 @@ impl Bed {
 
     pub fn suspend(&self, mode: SuspendMode) {
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await });
+        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await }).unwrap();
     }
 
     pub fn resume(&self) {
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.resume(&env).await }).unwrap();
+        self.sim
+            .block_on(0, |env| async move { volume.resume(&env).await })
+            .unwrap()
+            .whole()
+            .unwrap();
     }
 
     pub fn run(&self, duration: Duration) {
@@ -324,7 +329,7 @@ impl Drop for Bed {
             return;
         }
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.remove(&env).await });
+        self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
         assert_eq!(self.sim.contract_violations(), 0);
         assert_eq!(self.sim.requests_in_use(), 0);
     }

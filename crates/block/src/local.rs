@@ -1,0 +1,248 @@
+//! What one reactor knows of each mapped device: whether its gate is open, how many requests it
+//! has admitted, who waits at the gate, and the live table.
+//!
+//! Only the owning reactor touches these; a device's verbs change them by a call on every reactor
+//! (`crate::device`, D1, D2 and D4).
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use event_listener::Event;
+
+use crate::check::Bounds;
+use crate::device::{DeviceId, SHUTDOWN};
+use crate::engine::Work;
+use crate::env::Env;
+use crate::request::{Op, Request, RequestId};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::table::{Straight, Table};
+use crate::units::{Sector, SectorRange};
+
+/// Counts arrivals down from any thread; one waits for the last.
+pub(crate) struct Latch {
+    left: AtomicUsize,
+    event: Event,
+}
+
+impl Latch {
+    pub fn new(count: usize) -> Arc<Latch> {
+        Arc::new(Latch { left: AtomicUsize::new(count), event: Event::new() })
+    }
+
+    pub fn arrive(&self) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.event.notify(usize::MAX);
+        }
+    }
+
+    pub async fn wait(&self) {
+        loop {
+            let listener = self.event.listen();
+            if self.left.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            listener.await;
+        }
+    }
+}
+
+/// The live tables of one reactor, by device. They change only between two runs of the engine
+/// (D4), so that a run borrows them all at once and touches no reference count.
+#[derive(Default)]
+pub(crate) struct Tables(Vec<Option<Arc<Table>>>);
+
+impl Tables {
+    /// The table of a device; none while it is being swapped.
+    pub fn get(&self, device: DeviceId) -> Option<&Table> {
+        self.0.get(device.0 as usize)?.as_deref()
+    }
+
+    /// Changes the table of a device; answers the old one.
+    pub fn swap(&mut self, device: DeviceId, table: Option<Arc<Table>>) -> Option<Arc<Table>> {
+        let index = device.0 as usize;
+        if self.0.len() <= index {
+            self.0.resize(index + 1, None);
+        }
+        std::mem::replace(&mut self.0[index], table)
+    }
+}
+
+/// The views of one reactor, made (closed) at first use. They never move: chunk n holds
+/// `CHUNK << n` devices, and ids count from zero.
+#[derive(Default)]
+pub(crate) struct Locals {
+    first: OnceCell<Box<[LocalDevice; CHUNK]>>,
+    /// From the second on; as many as ids can reach.
+    rest: [OnceCell<Box<[LocalDevice]>>; 32],
+}
+
+/// How many views are made at once at first: more than most worlds have devices.
+const CHUNK: usize = 16;
+
+impl Locals {
+    #[inline(always)]
+    pub fn get(&self, device: DeviceId) -> &LocalDevice {
+        let index = device.0 as usize;
+        if index < CHUNK
+            && let Some(first) = self.first.get()
+        {
+            return &first[index];
+        }
+        self.find(index)
+    }
+
+    #[inline(never)]
+    fn find(&self, index: usize) -> &LocalDevice {
+        if index < CHUNK {
+            return &self.first.get_or_init(Box::default)[index];
+        }
+        let chunk = (index / CHUNK + 1).ilog2();
+        let (first, len) = (CHUNK * ((1 << chunk) - 1), CHUNK << chunk);
+        let make = || (0..len).map(|_| LocalDevice::default()).collect();
+        &self.rest[chunk as usize - 1].get_or_init(make)[index - first]
+    }
+}
+
+/// Where every request to a device goes, if its table is one line that decides nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    /// On the lower disk.
+    pub start: Sector,
+    /// The lower disk, if that is a mapped device too.
+    pub next: Option<DeviceId>,
+}
+
+/// One reactor's view of a device.
+pub(crate) struct LocalDevice {
+    closed: Cell<bool>,
+    inflight: Cell<u64>,
+    /// What the live table takes; nothing while closed.
+    bounds: Cell<Bounds>,
+    way: Cell<Option<Way>>,
+    drained: RefCell<Option<Arc<Latch>>>,
+    /// Requests at the gate, in order. They wait in their slots: a request may have parts
+    /// elsewhere that end meanwhile.
+    parked: RefCell<VecDeque<RequestId>>,
+    /// The device has been removed: nothing is admitted any more. Ids are not used again, so
+    /// this is all that is left of it.
+    removed: Cell<bool>,
+    /// Nobody opens the gate any more: who comes to it while it is closed fails.
+    given_up: Cell<bool>,
+}
+
+impl Default for LocalDevice {
+    fn default() -> LocalDevice {
+        LocalDevice {
+            closed: Cell::new(true),
+            inflight: Cell::default(),
+            drained: RefCell::default(),
+            parked: RefCell::default(),
+            removed: Cell::default(),
+            given_up: Cell::default(),
+            bounds: Cell::new(Bounds::NOTHING),
+            way: Cell::default(),
+        }
+    }
+}
+
+impl LocalDevice {
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// What the live table takes; only while the gate is open.
+    pub fn bounds(&self) -> Bounds {
+        debug_assert!(!self.closed.get());
+        self.bounds.get()
+    }
+
+    /// The way of a request, if the gate is open, the table takes it and need not be asked.
+    #[inline(always)]
+    pub fn way(&self, range: SectorRange, op: Op) -> Option<Way> {
+        let taken = self.bounds.get().take(range, op);
+        self.way.get().filter(|_| taken)
+    }
+
+    pub fn close(&self) {
+        self.closed.set(true);
+        self.bounds.set(Bounds::NOTHING);
+    }
+
+    pub fn admit(&self) {
+        self.inflight.set(self.inflight.get() + 1);
+    }
+
+    #[inline(always)]
+    pub fn leave(&self) {
+        let left = self.inflight.get() - 1;
+        self.inflight.set(left);
+        // Nobody waits for the last request before the gate was closed.
+        if left == 0 && self.closed.get() {
+            self.tell_drained();
+        }
+    }
+
+    #[cold]
+    fn tell_drained(&self) {
+        if let Some(latch) = self.drained.borrow_mut().take() {
+            latch.arrive();
+        }
+    }
+
+    pub fn is_removed(&self) -> bool {
+        self.removed.get()
+    }
+
+    /// True if no request may wait at the gate.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.get()
+    }
+
+    pub fn park(&self, env: &Env, mut request: Box<Request>) {
+        self.parked.borrow_mut().push_back(request.id);
+        request.at_gate = true;
+        env.slots().park(request);
+    }
+
+    pub fn when_drained(&self, latch: Arc<Latch>) {
+        if self.inflight.get() == 0 {
+            latch.arrive();
+        } else {
+            *self.drained.borrow_mut() = Some(latch);
+        }
+    }
+
+    pub fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
+        debug_assert_eq!(self.inflight.get(), 0, "D2");
+        self.bounds.set(Bounds::new(table.sectors(), table.limits()));
+        self.way.set(table.straight().map(Straight::way));
+        env.swap_table(device, Some(table));
+        self.closed.set(false);
+        for id in self.parked.borrow_mut().drain(..) {
+            env.push_work(Work::Enter { device, id });
+        }
+    }
+
+    /// Fails what is parked and whatever comes later.
+    pub fn remove(&self, env: &Env, device: DeviceId) {
+        self.removed.set(true);
+        env.swap_table(device, None);
+        self.fail_parked(env);
+    }
+
+    /// Fails what waits at the gate, and whatever comes to it later and finds it closed.
+    pub fn give_up(&self, env: &Env) {
+        env.set_ending();
+        self.given_up.set(true);
+        if self.is_closed() {
+            self.fail_parked(env);
+        }
+    }
+
+    fn fail_parked(&self, env: &Env) {
+        for id in self.parked.borrow_mut().drain(..) {
+            env.push_work(Work::Fail(id, SHUTDOWN));
+        }
+    }
+}

@@ -5,16 +5,23 @@
 //! not just the first: a disk can carry the remains of several owners, and whoever formats it
 //! should hear of all.
 //!
-//! Built as a guard, so a doubtful mark counts: a magic number is believed even where the rest of
-//! its structure looks odd, and checksums are not verified. What it cannot see is the exception:
+//! Built as a guard, so a doubtful mark counts: a magic number of four bytes is believed even where
+//! the rest of its structure looks odd, and checksums are not verified. Shorter ones need further
+//! fields that make sense. What it cannot see is the exception:
 //! bytes that were wanted and not given are an error, never taken for blank. A writecache that
 //! begins at a `start_sector` is found by probing from that sector on. Labels come from a disk,
 //! hence lose their control characters.
+//!
+//! What is only recognised is a row of the table in `signatures`; what is also described (label,
+//! UUID, state) has code of its own. [`blank`] decides whether a range may be formatted.
 
+pub mod blank;
+mod checks;
 mod containers;
 mod dm;
 mod filesystems;
 mod partitions;
+mod signatures;
 mod view;
 
 use core::fmt;
@@ -26,6 +33,8 @@ use view::View;
 /// btrfs, whose superblock lies at 64 KiB.
 const HEAD_BYTES: u64 = 68 << 10;
 const SECTOR_BYTES: u64 = 512;
+/// Windows with a smaller gap between them are read as one.
+const GAP_BYTES: u64 = 16 << 10;
 
 /// What a signature belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,6 +75,8 @@ pub enum Kind {
     Gpt,
     /// A master boot record, or another boot sector.
     Mbr,
+    /// Anything that is recognised and not looked into, by its name.
+    Other(&'static str),
 }
 
 impl Kind {
@@ -91,6 +102,20 @@ impl Kind {
             Kind::Swap => "swap",
             Kind::Gpt => "gpt",
             Kind::Mbr => "mbr",
+            Kind::Other(name) => name,
+        }
+    }
+
+    /// Whether this is a cache, an exception store or a pool: a device whose content is meant to be
+    /// reached through another volume, and not to be an origin itself.
+    #[must_use]
+    pub fn is_layer(self) -> bool {
+        const OTHERS: [&str; 3] = ["dm-cache-metadata", "dm-clone-metadata", "dm-era-metadata"];
+        match self {
+            Kind::Writecache | Kind::Snapshot | Kind::ThinMetadata => true,
+            Kind::BcacheCache | Kind::BcacheBacking => true,
+            Kind::Other(name) => OTHERS.contains(&name),
+            _ => false,
         }
     }
 }
@@ -140,9 +165,9 @@ pub struct MissingWindow(
     pub Range<u64>,
 );
 
-/// The byte ranges of a device of this size that [`identify`] looks at, in ascending order of
-/// start. They begin at multiples of 512, are multiples of 512 long, may overlap and stay within
-/// the device's whole sectors.
+/// The byte ranges of a device of this size that [`identify`] looks at, in ascending order. They
+/// begin at multiples of 512, are multiples of 512 long, lie apart from each other and within the
+/// device's whole sectors.
 #[must_use]
 pub fn windows(device_bytes: u64) -> Vec<Range<u64>> {
     let end = device_bytes / SECTOR_BYTES * SECTOR_BYTES;
@@ -150,13 +175,26 @@ pub fn windows(device_bytes: u64) -> Vec<Range<u64>> {
         .into_iter()
         .chain(containers::md_offsets_at_end(device_bytes).into_iter().flatten())
         .chain(partitions::gpt_backup_offsets(device_bytes))
-        .filter(|offset| offset + SECTOR_BYTES <= end)
+        .filter(|offset| offset.checked_add(SECTOR_BYTES).is_some_and(|after| after <= end))
         .map(|offset| offset..offset + SECTOR_BYTES);
+    let rows = signatures::TABLE.iter().filter_map(|row| row.window(device_bytes));
     let head = 0..HEAD_BYTES.min(end);
-    let mut windows: Vec<Range<u64>> = core::iter::once(head).chain(single_sectors).collect();
+    merged(core::iter::once(head).chain(single_sectors).chain(rows).collect())
+}
+
+/// Joins windows that overlap or lie close together.
+fn merged(mut windows: Vec<Range<u64>>) -> Vec<Range<u64>> {
     windows.sort_by_key(|window| (window.start, window.end));
-    windows.dedup();
-    windows
+    let mut apart: Vec<Range<u64>> = Vec::new();
+    for window in windows {
+        match apart.last_mut() {
+            Some(last) if window.start.saturating_sub(last.end) < GAP_BYTES => {
+                last.end = last.end.max(window.end);
+            }
+            _ => apart.push(window),
+        }
+    }
+    apart
 }
 
 /// Finds every signature on a device of `device_bytes`, given pieces of it as (byte offset, bytes)
@@ -169,18 +207,22 @@ pub fn identify(
     pieces: &[(u64, &[u8])],
 ) -> Result<Vec<Signature>, MissingWindow> {
     let view = View::new(device_bytes, pieces);
-    for window in windows(device_bytes) {
-        let len = usize::try_from(window.end - window.start).ok();
-        if len.and_then(|len| view.bytes(window.start, len)).is_none() {
-            return Err(MissingWindow(window));
-        }
-    }
+    require(&view, windows(device_bytes))?;
     let mut found = Vec::new();
     dm::find(&view, &mut found);
     filesystems::find(&view, &mut found);
     containers::find(&view, &mut found);
+    signatures::find(&view, &mut found);
     partitions::find(&view, &mut found);
     Ok(found)
+}
+
+fn require(view: &View<'_>, windows: Vec<Range<u64>>) -> Result<(), MissingWindow> {
+    let is_missing = |window: &Range<u64>| {
+        let len = usize::try_from(window.end - window.start).ok();
+        len.and_then(|len| view.bytes(window.start, len)).is_none()
+    };
+    windows.into_iter().find(is_missing).map_or(Ok(()), |window| Err(MissingWindow(window)))
 }
 
 #[cfg(test)]

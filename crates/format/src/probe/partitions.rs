@@ -42,6 +42,17 @@ fn guid_text(mut bytes: [u8; 16]) -> Option<String> {
     uuid_text(bytes)
 }
 
+/// Whether a partition of the master boot record reaches beyond this byte.
+pub(super) fn mbr_reaches_beyond(view: &View<'_>, byte: u64) -> bool {
+    let ends_after = |entry: u64| {
+        let at = MBR_TABLE_OFFSET + entry * MBR_ENTRY_BYTES;
+        let used = view.u8_at(at + 4).is_some_and(|kind| kind != 0);
+        let sectors = |field| view.u32_at(at + field).map_or(0, u64::from);
+        used && (sectors(8) + sectors(12)) * SECTOR_BYTES > byte
+    };
+    (0..4).any(ends_after)
+}
+
 fn mbr(view: &View<'_>) -> Option<Signature> {
     if !view.has(BOOT_MARK_OFFSET, &BOOT_MARK) {
         return None;

@@ -47,6 +47,22 @@ impl<'a> View<'a> {
         self.array(offset).map(u64::from_le_bytes)
     }
 
+    /// In the byte order of the machine that wrote it.
+    pub(super) fn u16_of(&self, offset: u64, big_endian: bool) -> Option<u16> {
+        let bytes = self.array(offset)?;
+        Some(if big_endian { u16::from_be_bytes(bytes) } else { u16::from_le_bytes(bytes) })
+    }
+
+    /// In the byte order of the machine that wrote it.
+    pub(super) fn u32_of(&self, offset: u64, big_endian: bool) -> Option<u32> {
+        let bytes = self.array(offset)?;
+        Some(if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
+    }
+
+    pub(super) fn be_u32(&self, offset: u64) -> Option<u32> {
+        self.u32_of(offset, true)
+    }
+
     /// A label: up to the first NUL or line end, control characters and stray bytes replaced.
     pub(super) fn text(&self, offset: u64, len: usize) -> Option<String> {
         let bytes = self.bytes(offset, len)?;

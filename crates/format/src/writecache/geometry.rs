@@ -201,6 +201,20 @@ impl Geometry {
         0..self.metadata_bytes().min(len)
     }
 
+    /// Whether the first bytes of an area are what an interrupted format leaves: a superblock of
+    /// zeros, and entries that were never used or never written. No other data looks like this.
+    #[must_use]
+    pub fn is_interrupted_format(area_start: &[u8]) -> bool {
+        let Some((superblock, entries)) = area_start.split_at_checked(SUPERBLOCK_BYTES) else {
+            return false;
+        };
+        let unused = Entry::NEVER_USED.encode();
+        superblock.iter().all(|byte| *byte == 0)
+            && entries
+                .chunks(ENTRY_BYTES)
+                .all(|entry| entry == unused || entry.iter().all(|byte| *byte == 0))
+    }
+
     /// Fills a piece of the metadata that starts at byte `offset` of the area with what formatting
     /// writes there: entries never used, zeros around them, and the given superblock bytes.
     pub fn fill_fresh(&self, superblock: &[u8; SUPERBLOCK_BYTES], offset: u64, piece: &mut [u8]) {
@@ -282,6 +296,24 @@ mod tests {
         let last = geometry.slot_offset(N_BLOCKS_END - 2);
         assert_eq!(last + 4096, geometry.area_bytes());
         assert!(geometry.entry_offset(N_BLOCKS_END - 2) < geometry.metadata_bytes());
+    }
+
+    #[test]
+    fn an_interrupted_format_is_told_from_other_data() {
+        let geometry = Geometry::for_format(36352, bs(512)).unwrap();
+        let mut head = vec![0; 4096];
+        assert!(Geometry::is_interrupted_format(&head));
+        geometry.fill_fresh(&[0; SUPERBLOCK_BYTES], 0, &mut head);
+        assert!(Geometry::is_interrupted_format(&head));
+        // A sector that was not written yet.
+        head[512..1024].fill(0);
+        assert!(Geometry::is_interrupted_format(&head));
+        for (place, byte) in [(0, 1), (63, 0xFF), (64, 0), (600, 0xFF), (4095, 1)] {
+            let mut other = head.clone();
+            other[place] = byte;
+            assert!(!Geometry::is_interrupted_format(&other), "{place}");
+        }
+        assert!(!Geometry::is_interrupted_format(&head[..63]));
     }
 
     #[test]

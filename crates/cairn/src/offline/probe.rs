@@ -67,8 +67,10 @@ impl Found {
             let dirty = report.counts.dirty();
             let of = report.superblock.as_ref().map_or(0, |superblock| superblock.n_blocks());
             let state = if dirty > 0 { "dirty" } else { "clean" };
+            let all = report.counts.committed + report.counts.uncommitted + report.counts.free;
+            let least = if all < of { "at least " } else { "" };
             text.push_str(&format!(
-                "{}: {state}: {dirty} of {of} blocks ({} KiB) are not on the origin; {}\n",
+                "{}: {state}: {least}{dirty} of {of} blocks ({} KiB) are not on the origin; {}\n",
                 self.device,
                 writecache::dirty_bytes(report).div_ceil(1024),
                 report.severity

@@ -18,7 +18,10 @@ use std::collections::hash_map::Entry as MapEntry;
 
 pub use crate::severity::Severity;
 
-use super::{Entry, EntryState, Error, Geometry, NO_SECTOR, Opening, Seq, Superblock};
+use super::{
+    ENTRY_BYTES, Entry, EntryState, Error, Geometry, NO_SECTOR, Opening, SUPERBLOCK_BYTES, Seq,
+    Superblock,
+};
 
 /// Findings kept in a report; further ones are only counted and weighed.
 pub const FINDINGS_MAX: usize = 1000;
@@ -297,14 +300,21 @@ impl Checker {
             severity: Severity::Sound,
         };
         let mut checker = Checker { limits, next_slot: 0, kept: FxHashMap::default(), report };
-        match judge_superblock(area_start, limits.area_bytes) {
+        match Superblock::parse(area_start) {
             Ok(superblock) => checker.accept_superblock(superblock),
-            Err(finding) => checker.report(finding),
+            Err(error) => checker.report(blank_or(error, area_start)),
         }
         checker
     }
 
+    /// A device that is too small for its slots is damaged, and the entries on it still count: they
+    /// say what is lost.
     fn accept_superblock(&mut self, superblock: Superblock) {
+        if let Some(area_bytes) = self.limits.area_bytes
+            && let Err(error) = Geometry::of_superblock(&superblock, area_bytes)
+        {
+            self.report(Finding::Superblock(error));
+        }
         if superblock.seq() >= Seq::END {
             self.report(Finding::ReservedSeq(superblock.seq()));
         }
@@ -314,11 +324,19 @@ impl Checker {
         self.report.superblock = Some(superblock);
     }
 
-    /// How many more entries are wanted: none without a valid superblock.
+    /// How many more entries are wanted: none without a valid superblock, and of a device that is
+    /// too small those that lie on it.
     #[must_use]
     pub fn entries_wanted(&self) -> usize {
+        let wanted = self.entries_on_device().saturating_sub(self.next_slot);
+        usize::try_from(wanted).unwrap_or(usize::MAX)
+    }
+
+    fn entries_on_device(&self) -> u64 {
         let n_blocks = self.report.superblock.as_ref().map_or(0, Superblock::n_blocks);
-        usize::try_from(n_blocks - self.next_slot).unwrap_or(usize::MAX)
+        let table_bytes = |area: u64| area.saturating_sub(SUPERBLOCK_BYTES as u64);
+        let fitting = self.limits.area_bytes.map(|area| table_bytes(area) / ENTRY_BYTES as u64);
+        fitting.map_or(n_blocks, |fitting| fitting.min(n_blocks))
     }
 
     /// Judges the entry of the next slot. Ignored once [`entries_wanted`](Checker::entries_wanted)
@@ -431,17 +449,6 @@ impl Checker {
             self.report.findings_left_out += 1;
         }
     }
-}
-
-fn judge_superblock(area_start: &[u8], area_bytes: Option<u64>) -> Result<Superblock, Finding> {
-    let superblock = match Superblock::parse(area_start) {
-        Ok(superblock) => superblock,
-        Err(error) => return Err(blank_or(error, area_start)),
-    };
-    if let Some(area_bytes) = area_bytes {
-        Geometry::of_superblock(&superblock, area_bytes).map_err(Finding::Superblock)?;
-    }
-    Ok(superblock)
 }
 
 /// Tells a blank header, which any block size opens, from a wrong one.

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::{Just, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 
 use super::{Counts, FINDINGS_MAX, Finding, Limits, Report, Severity, check};
-use crate::writecache::{BlockSize, Entry, Error, Geometry, NO_SECTOR, Seq, Superblock};
+use crate::writecache::{
+    BlockSize, ENTRY_BYTES, Entry, Error, Geometry, NO_SECTOR, SUPERBLOCK_BYTES, Seq, Superblock,
+};
 
 const FREE: (u64, u64) = (NO_SECTOR, u64::MAX);
 
@@ -166,6 +168,20 @@ fn a_cache_larger_than_its_device_or_cut_short_is_damage() {
     assert!(matches!(found.findings[..], [Finding::Superblock(Error::AreaTooSmall { .. })]));
     let found = check(&bytes, entries.into_iter().take(3), Limits::default());
     assert_eq!(found.findings, [Finding::MissingEntries { found: 3, n_blocks }]);
+}
+
+#[test]
+fn the_entries_of_a_cache_cut_short_count_as_far_as_the_device_reaches() {
+    let (bytes, entries) = cache(&[(8, 1), (16, 2), FREE, (24, 3)]);
+    let area_bytes = SUPERBLOCK_BYTES as u64 + 3 * ENTRY_BYTES as u64 + 15;
+    let limits = Limits { area_bytes: Some(area_bytes), ..Limits::default() };
+    let found = check(&bytes, entries, limits);
+    assert!(matches!(found.findings[..], [Finding::Superblock(Error::AreaTooSmall { .. })]));
+    assert_eq!(
+        (found.severity, found.counts.dirty(), found.counts.free),
+        (Severity::Damaged, 2, 1)
+    );
+    assert!(found.superblock.is_some());
 }
 
 #[test]

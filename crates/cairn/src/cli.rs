@@ -406,26 +406,70 @@ pub struct MergeArgs {
 #[derive(Subcommand)]
 pub enum FormatCommand {
     /// A dm-writecache cache device
-    Writecache(FormatArgs),
+    Writecache(FormatWritecacheArgs),
+    /// A dm-snapshot exception store
+    Snapshot(FormatSnapshotArgs),
+    /// The metadata device of a dm-thin pool
+    ThinPool(FormatThinPoolArgs),
+    /// The data device of a dm-thin pool: made blank
+    PoolData(FormatPoolDataArgs),
+}
+
+/// What every `format` takes.
+#[derive(Args)]
+pub struct FormatArgs {
+    /// The device
+    pub device: PathBuf,
+    /// Format although the device is not blank: what it holds is lost
+    #[arg(long)]
+    pub yes: bool,
+    /// Format although blocks are lost that the origin does not have (with --yes)
+    #[arg(long, requires = "yes")]
+    pub discard_dirty: bool,
 }
 
 /// `format writecache`
 #[derive(Args)]
-pub struct FormatArgs {
-    /// The cache device
-    pub device: PathBuf,
+pub struct FormatWritecacheArgs {
+    /// What and whether
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// Bytes in a cache block: 512, 1024, 2048 or 4096
     #[arg(long, default_value_t = 4096)]
     pub block_size: u32,
     /// Where the header is
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// Format although the device is not blank
-    #[arg(long)]
-    pub yes: bool,
-    /// Format although blocks are lost that the origin does not have (with --yes)
-    #[arg(long, requires = "yes")]
-    pub discard_dirty: bool,
+}
+
+/// `format snapshot`
+#[derive(Args)]
+pub struct FormatSnapshotArgs {
+    /// What and whether
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Size of a chunk in sectors
+    #[arg(long, value_name = "SECTORS", default_value_t = 32)]
+    pub chunk: u32,
+}
+
+/// `format thin-pool`
+#[derive(Args)]
+pub struct FormatThinPoolArgs {
+    /// What and whether
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Size of a data block: a multiple of 64K, up to 1G
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    pub block_size: String,
+}
+
+/// `format pool-data`
+#[derive(Args)]
+pub struct FormatPoolDataArgs {
+    /// What and whether
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 /// `check`

@@ -94,7 +94,7 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Repair(args) => offline::repair::run(&args),
         Command::Restore(args) => offline::thin::restore::run(&args),
         Command::Rmap(args) => offline::thin::rmap::run(&args),
-        Command::Format(cli::FormatCommand::Writecache(args)) => offline::format::run(&args),
+        Command::Format(command) => offline::format::run(&command),
         Command::Flush(args) => offline::flush::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Snap(verb) => snap::run(verb),

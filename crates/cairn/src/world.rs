@@ -19,7 +19,7 @@ use cairn_block::{
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
-use cairn_targets::blank::refuse_signatures;
+use cairn_targets::blank::{Formatting, layer_on};
 use futures_util::future::{Either, select};
 
 use crate::failure::{Outcome, refused, system};
@@ -117,15 +117,33 @@ impl World {
         self.names.registry.open(argument, self.read_only())
     }
 
-    /// Refuses a device that somebody's signature is on.
+    /// Refuses a device that is not blank. `kind` is what `cairn format` calls what it is for, and
+    /// `options` follow the device there.
     ///
     /// # Errors
-    /// One is; or it can't be opened or read.
-    pub fn refuse_signatures(&self, argument: &str) -> Outcome<()> {
+    /// It is not; or it can't be opened or read.
+    pub fn refuse_unless_blank(
+        &self,
+        argument: &str,
+        kind: &'static str,
+        options: String,
+    ) -> Outcome<()> {
         let device = Device { argument: argument.to_owned(), disk: self.open(argument)? };
         self.on_home(argument, move |env| async move {
-            refuse_signatures(&env, &device, SectorCount::ZERO).await
+            let (device, start) = (&device, SectorCount::ZERO);
+            let formatting =
+                Formatting { device, start, kind, options, is_own_remainder: |_| false };
+            formatting.refuse_unless_blank(&env).await
         })
+    }
+
+    /// The signature of a cache, store or pool in the content of a volume, if there is one.
+    ///
+    /// # Errors
+    /// There is no such volume, or it can't be read.
+    pub fn layer_in(&self, name: &str) -> Outcome<Option<String>> {
+        let device = Device { argument: name.to_owned(), disk: self.volume(name)? };
+        self.on_home(name, move |env| async move { layer_on(&env, &device).await })
     }
 
     /// The kinds of target.

@@ -1,12 +1,21 @@
 //! Before a target formats a device: is it really blank? And the reads that ask so.
 //!
 //! A target looks at its own magic only; a device that looks blank to it may carry somebody
-//! else's data. Everything that formats asks here first. Must never write.
+//! else's data. Everything that formats asks here first; the decision itself is
+//! [`cairn_format::probe::blank`]. Must never write.
 
-use cairn_block::{ConfigError, ConfigKind, Env, Io, IoError, Sector, SectorCount, SectorRange};
-use cairn_format::probe;
+use std::sync::Arc;
+
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Io, IoError, Sector, SectorCount, SectorRange,
+};
+use cairn_format::probe::blank::{Area, Verdict};
+use cairn_format::probe::{self, Kind};
 
 use crate::args::Device;
+
+/// Bytes at the start of a device that hold the signature of every cache, store and pool.
+const LAYER_BYTES: u64 = 8 << 10;
 
 /// What is said when a device fails while a table is loaded.
 pub fn unreadable(device: &Device, what: &str, error: IoError) -> ConfigError {
@@ -31,35 +40,122 @@ pub async fn read_sectors(
     Ok(segs.slice(skip, range.to_bytes() as usize).to_vec())
 }
 
-/// Refuses to take a device for blank that carries somebody's signature at or after `start`.
+/// Makes the line that ends a refusal to format: the command that formats all the same.
+///
+/// `words` are the kind for `cairn format`; `options` follow the device.
+#[must_use]
+pub fn way_on(words: &str, argument: &str, options: &str) -> String {
+    match argument.strip_prefix('@') {
+        Some(volume) => format!("to lose that, first write zeros over it in volume {volume}"),
+        None => format!("to lose that: cairn format {words} {argument}{options} --yes"),
+    }
+}
+
+/// The range of a device that a target is about to format, from a sector to the end.
+pub struct Formatting<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// Where the range begins.
+    pub start: SectorCount,
+    /// The kind, as `cairn format` calls it.
+    pub kind: &'static str,
+    /// Options of that command, each with a space in front.
+    pub options: String,
+    /// Tells what an interrupted format by the same target left in the first 4 KiB.
+    pub is_own_remainder: fn(&[u8]) -> bool,
+}
+
+impl Formatting<'_> {
+    /// Refuses unless the range is blank.
+    ///
+    /// # Errors
+    /// It is not; or the device failed.
+    pub async fn refuse_unless_blank(&self, env: &Env) -> Result<(), ConfigError> {
+        match self.judge(env).await? {
+            Verdict::Blank => Ok(()),
+            found => {
+                let detail = format!("not blank: found {found}; {}", self.way_on());
+                Err(ConfigError::new(ConfigKind::Argument, &self.device.argument, detail))
+            }
+        }
+    }
+
+    /// Refuses an origin that is itself a cache, an exception store or the metadata of a pool: it
+    /// is first formatted in front of one by mistake only, as when two arguments are swapped. What
+    /// exists is never refused for what lies beneath it.
+    ///
+    /// An origin whose requests would wait is not asked.
+    ///
+    /// # Errors
+    /// It is one; or the origin failed.
+    pub async fn refuse_layer(&self, env: &Env, origin: &Device) -> Result<(), ConfigError> {
+        if is_waiting(&origin.disk) {
+            return Ok(());
+        }
+        let Some(found) = layer_on(env, origin).await? else { return Ok(()) };
+        let way_on = match self.device.argument.starts_with('@') {
+            true => String::new(),
+            false => format!(
+                "; to format {device} in front of it all the same: cairn format {} {device}{} \
+                 --yes",
+                self.kind,
+                self.options,
+                device = self.device.argument,
+            ),
+        };
+        let detail = format!("the origin is itself a cache, store or pool: found {found}{way_on}");
+        Err(ConfigError::new(ConfigKind::Argument, &origin.argument, detail))
+    }
+
+    /// Adds to the refusal of a wrong header whose signatures the device carries.
+    pub async fn with_signatures(&self, env: &Env, own: Kind, refusal: ConfigError) -> ConfigError {
+        match self.judge(env).await {
+            Ok(Verdict::Signatures(found)) if found.iter().all(|other| other.kind != own) => {
+                let found = Verdict::Signatures(found);
+                let detail = format!("{}; found {found}; {}", refusal.detail, self.way_on());
+                ConfigError { detail, ..refusal }
+            }
+            _ => refusal,
+        }
+    }
+
+    fn way_on(&self) -> String {
+        way_on(self.kind, &self.device.argument, &self.options)
+    }
+
+    async fn judge(&self, env: &Env) -> Result<Verdict, ConfigError> {
+        let size = self.device.disk.sectors().to_bytes();
+        let area = Area::new(size, self.start.to_bytes()).or_own_remainder(self.is_own_remainder);
+        let mut windows = Vec::new();
+        for window in area.windows() {
+            let range =
+                SectorRange::between(Sector::of_byte(window.start), Sector::of_byte(window.end));
+            windows.push((window.start, read_sectors(env, self.device, range).await?));
+        }
+        let views: Vec<(u64, &[u8])> = windows.iter().map(|(at, b)| (*at, b.as_slice())).collect();
+        Ok(area.judge(&views).expect("every window was read"))
+    }
+}
+
+/// The signature of a cache, an exception store or a pool at the start of a device, as one line.
 ///
 /// # Errors
-/// It does; or the device failed.
-pub async fn refuse_signatures(
-    env: &Env,
-    device: &Device,
-    start: SectorCount,
-) -> Result<(), ConfigError> {
-    let (start, size) = (start.to_bytes(), device.disk.sectors().to_bytes());
-    let mut windows = Vec::new();
-    for window in probe::windows(size) {
-        let first = Sector::of_byte(window.start);
-        let end = Sector(window.end.div_ceil(512));
-        let bytes = read_sectors(env, device, SectorRange::between(first, end)).await?;
-        windows.push((first.to_bytes(), bytes));
-    }
-    let views: Vec<(u64, &[u8])> = windows.iter().map(|(at, b)| (*at, b.as_slice())).collect();
-    let found = probe::identify(size, &views).map_err(|missing| {
-        let detail = format!("probe: a window was not read: {missing:?}");
-        ConfigError::new(ConfigKind::System, &device.argument, detail)
-    })?;
-    let Some(signature) = found.iter().find(|signature| signature.offset >= start) else {
-        return Ok(());
-    };
-    let detail = format!(
-        "signature: found {} at byte {}, expected a blank device (cairn format --yes formats it)",
-        signature.kind.name(),
-        signature.offset
-    );
-    Err(ConfigError::new(ConfigKind::Argument, &device.argument, detail))
+/// The device failed.
+pub async fn layer_on(env: &Env, device: &Device) -> Result<Option<String>, ConfigError> {
+    let bytes = device.disk.sectors().to_bytes().min(LAYER_BYTES);
+    let head = SectorRange::new(Sector(0), SectorCount::of_bytes(bytes));
+    let head = read_sectors(env, device, head).await?;
+    let found = probe::identify(bytes, &[(0, &head)]).expect("all of it was read");
+    let layer = found.into_iter().find(|signature| signature.kind.is_layer());
+    Ok(layer.map(|layer| format!("{} at byte {}", layer.kind.name(), layer.offset)))
+}
+
+/// Whether requests to a disk would wait: it is suspended, or a volume beneath it is.
+fn is_waiting(disk: &Arc<dyn Disk>) -> bool {
+    disk.mapped().is_some_and(|volume| {
+        let table = volume.live_table();
+        let lines = table.iter().flat_map(|table| table.lines());
+        volume.is_suspended()
+            || lines.flat_map(|line| line.target.lowers()).any(|on| is_waiting(&on))
+    })
 }

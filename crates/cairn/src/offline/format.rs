@@ -1,19 +1,28 @@
-//! `cairn format writecache`: a fresh cache, never over somebody's data unasked.
+//! `cairn format`: a fresh cache, exception store or pool, never over somebody's data unasked.
 //!
-//! Order, and what a crash between two steps leaves:
-//! 1. the whole metadata area with the magic still zero, then a flush: no cache, which every
-//!    activation refuses (version 1 with magic 0) and this verb formats again with `--yes`;
-//! 2. the superblock with its magic, then a flush: an empty cache.
+//! A device that is not blank takes `--yes`; one with dirty blocks `--discard-dirty` as well. The
+//! order, and what a crash between two steps leaves:
+//! 1. what is not blank gets zeros in place of its first 4 KiB and of every signature, then a
+//!    flush: a blank device;
+//! 2. all but what makes it valid, then a flush: a blank device, but for a cache, whose metadata
+//!    area has its magic still zero: every activation refuses it (version 1 with magic 0), and this
+//!    verb formats it again with `--yes`;
+//! 3. the header or superblock, then a flush: empty and valid.
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
-use cairn_format::writecache::check::Report;
-use cairn_format::writecache::{BlockSize, Geometry, SUPERBLOCK_BYTES, Superblock};
+use cairn_format::snapshot::ChunkSize;
+use cairn_format::writecache::{BlockSize, Geometry, Superblock};
+use cairn_targets::blank::way_on;
 
-use super::source::Source;
-use super::writecache;
-use crate::cli::FormatArgs;
-use crate::failure::{Outcome, refused, wrong};
-use crate::remote;
+use super::source::{OwnRemainder, Source, refuse_unless_blank};
+use super::{thin, writecache};
+use crate::cli::{
+    FormatArgs, FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
+    FormatWritecacheArgs,
+};
+use crate::failure::{Outcome, refused};
+use crate::remote::{self, bytes};
+use crate::snap::store;
 
 /// Bytes written at once.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -22,53 +31,97 @@ const PIECE_BYTES: u64 = 1 << 20;
 ///
 /// # Errors
 /// The device is not blank and was not given up, is too small, or cannot be written.
-pub fn run(args: &FormatArgs) -> Outcome<u8> {
-    let source = Source::write(&args.device)?;
-    let area = source.area_bytes(args.place.start_sector)?;
-    let start = args.place.start_sector * SECTOR_BYTES;
+pub fn run(command: &FormatCommand) -> Outcome<u8> {
+    match command {
+        FormatCommand::Writecache(args) => format_writecache(args),
+        FormatCommand::Snapshot(args) => format_snapshot(args),
+        FormatCommand::ThinPool(args) => format_thin_pool(args),
+        FormatCommand::PoolData(args) => format_pool_data(args),
+    }
+}
+
+fn format_writecache(args: &FormatWritecacheArgs) -> Outcome<u8> {
+    let source = Source::write(&args.format.device)?;
+    let start_sector = args.place.start_sector;
+    let area = source.area_bytes(start_sector)?;
     let unfit = |error: cairn_format::writecache::Error| {
         ConfigError::new(ConfigKind::Argument, &source.name, error.to_string())
     };
     let block_size = BlockSize::new(args.block_size).map_err(unfit)?;
     let geometry = Geometry::for_format(area, block_size).map_err(unfit)?;
-    let report = writecache::check(&source, args.place.start_sector, None)?;
-    refuse_dirty(&source, &report, args.discard_dirty)?;
-    if !args.yes {
-        refuse_unless_blank(&source, args.place.start_sector, start)?;
-    }
-    write(&source, start, &geometry)?;
+    let options = match start_sector {
+        0 => format!(" --block-size {}", args.block_size),
+        start => format!(" --block-size {} --start-sector {start}", args.block_size),
+    };
+    let place: (u64, OwnRemainder) = (start_sector, Geometry::is_interrupted_format);
+    make_way(&source, &args.format, place, &way_on("writecache", &source.name, &options))?;
+    write_cache(&source, start_sector * SECTOR_BYTES, &geometry)?;
     let (name, blocks, bytes) = (&source.name, geometry.n_blocks(), block_size.bytes());
     remote::print(&format!("{name}: {blocks} blocks of {bytes} bytes\n"))
 }
 
-fn refuse_dirty(source: &Source, report: &Report, discard_dirty: bool) -> Outcome<()> {
-    let dirty = report.counts.dirty();
-    if dirty == 0 || discard_dirty {
-        return Ok(());
-    }
-    let found = format!("a cache with {dirty} blocks that its origin does not have");
-    let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
-    Err(refused(ConfigKind::Busy, &source.name, "content", found, expected))
+fn format_snapshot(args: &FormatSnapshotArgs) -> Outcome<u8> {
+    let source = Source::write(&args.format.device)?;
+    let name = &source.name;
+    let unfit = |error: cairn_format::snapshot::Error| {
+        ConfigError::new(ConfigKind::Argument, name, error.to_string())
+    };
+    let chunk = ChunkSize::new(args.chunk).map_err(unfit)?;
+    store::check_size(name, chunk, source.bytes)?;
+    let options = format!(" --chunk {}", args.chunk);
+    make_way(&source, &args.format, (0, |_| false), &way_on("snapshot", name, &options))?;
+    store::format(&source, chunk)?;
+    remote::print(&format!("{name}: an empty store with chunks of {} sectors\n", args.chunk))
 }
 
-fn refuse_unless_blank(source: &Source, start_sector: u64, start: u64) -> Outcome<()> {
-    let mut found = source.identify(start_sector)?;
-    if start_sector > 0 {
-        found.extend(source.identify(0)?);
+fn format_thin_pool(args: &FormatThinPoolArgs) -> Outcome<u8> {
+    let path = &args.format.device;
+    refuse_dirty(&Source::write(path)?, 0, args.format.discard_dirty)?;
+    let block_bytes = bytes("--block-size", &args.block_size)?;
+    thin::format::run(path, block_bytes, args.format.yes)?;
+    let name = path.display();
+    remote::print(&format!("{name}: an empty pool with data blocks of {block_bytes} bytes\n"))
+}
+
+fn format_pool_data(args: &FormatPoolDataArgs) -> Outcome<u8> {
+    let source = Source::write(&args.format.device)?;
+    make_way(&source, &args.format, (0, |_| false), &way_on("pool-data", &source.name, ""))?;
+    remote::print(&format!("{}: blank\n", source.name))
+}
+
+/// Has the range from a start sector on blank, with leave.
+fn make_way(
+    source: &Source,
+    args: &FormatArgs,
+    (start_sector, is_own_remainder): (u64, OwnRemainder),
+    way_on: &str,
+) -> Outcome<()> {
+    refuse_dirty(source, start_sector, args.discard_dirty)?;
+    let found = source.judge(start_sector, is_own_remainder)?;
+    if !args.yes {
+        return refuse_unless_blank(&source.name, &found, way_on);
     }
-    let expected = "a blank device, or --yes to lose what is there";
-    if let Some(signature) = found.first() {
-        return Err(wrong(&source.name, "content", signature, expected));
+    match found.is_blank() {
+        true => Ok(()),
+        false => source.make_blank(start_sector),
     }
-    let head = source.bytes_at(start, SUPERBLOCK_BYTES)?;
-    if head.iter().any(|byte| *byte != 0) {
-        let found = format!("bytes that are not zero at {start}");
-        return Err(wrong(&source.name, "content", found, expected));
+}
+
+/// Refuses to lose what an origin does not have: of a cache in this place, or at the start of the
+/// device, where it covers the place.
+fn refuse_dirty(source: &Source, start_sector: u64, discard_dirty: bool) -> Outcome<()> {
+    for place in [start_sector, 0] {
+        let dirty = writecache::check(source, place, None)?.counts.dirty();
+        if dirty > 0 && !discard_dirty {
+            let found = format!("a cache with {dirty} blocks that its origin does not have");
+            let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
+            return Err(refused(ConfigKind::Busy, &source.name, "content", found, expected));
+        }
     }
     Ok(())
 }
 
-fn write(source: &Source, start: u64, geometry: &Geometry) -> Outcome<()> {
+fn write_cache(source: &Source, start: u64, geometry: &Geometry) -> Outcome<()> {
     let superblock = Superblock::fresh(geometry);
     let mut offset = 0;
     while offset < geometry.metadata_bytes() {

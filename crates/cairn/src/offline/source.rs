@@ -6,11 +6,29 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use cairn_backends::{FileDisk, FileOptions};
-use cairn_block::{ConfigError, Disk, SECTOR_BYTES};
+use cairn_block::{ConfigError, ConfigKind, Disk, SECTOR_BYTES};
+use cairn_format::probe::blank::{Area, Verdict};
 use cairn_format::probe::{self, Signature};
 use rustix::fs::OFlags;
 
 use crate::failure::{Outcome, system, wrong};
+
+/// Tells what an interrupted format left in the first 4 KiB.
+pub type OwnRemainder = fn(&[u8]) -> bool;
+
+/// Refuses what is not blank; `way_on` is the end of the line, what to do about it.
+///
+/// # Errors
+/// It is not blank.
+pub fn refuse_unless_blank(name: &str, found: &Verdict, way_on: &str) -> Outcome<()> {
+    match found {
+        Verdict::Blank => Ok(()),
+        found => {
+            let detail = format!("not blank: found {found}; {way_on}");
+            Err(ConfigError::new(ConfigKind::Argument, name, detail))
+        }
+    }
+}
 
 /// A device open for reading, or for writing.
 pub struct Source {
@@ -165,6 +183,39 @@ impl Source {
         Ok(probe::identify(area, &views).expect("every window was read"))
     }
 
+    /// Decides whether the range from `start_sector` on is blank.
+    ///
+    /// # Errors
+    /// The sector lies beyond the end, or the system refused to read.
+    pub fn judge(&self, start_sector: u64, is_own_remainder: OwnRemainder) -> Outcome<Verdict> {
+        let area = self.area(start_sector)?.or_own_remainder(is_own_remainder);
+        let mut pieces = Vec::new();
+        for window in area.windows() {
+            let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+            pieces.push((window.start, self.bytes_at(window.start, len)?));
+        }
+        let views: Vec<_> = pieces.iter().map(|(at, bytes)| (*at, bytes.as_slice())).collect();
+        Ok(area.judge(&views).expect("every window was read"))
+    }
+
+    /// Makes the range from `start_sector` on blank, durably: zeros its first 4 KiB and every other
+    /// place where a signature is looked for.
+    ///
+    /// # Errors
+    /// The sector lies beyond the end, or the system refused to write.
+    pub fn make_blank(&self, start_sector: u64) -> Outcome<()> {
+        for window in self.area(start_sector)?.windows_within() {
+            let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+            self.write_at(window.start, &vec![0; len])?;
+        }
+        self.flush()
+    }
+
+    fn area(&self, start_sector: u64) -> Outcome<Area> {
+        self.area_bytes(start_sector)?;
+        Ok(Area::new(self.bytes, start_sector * SECTOR_BYTES))
+    }
+
     fn failed(&self, what: &str, error: std::io::Error) -> ConfigError {
         system(&self.name, what, error)
     }
@@ -244,6 +295,25 @@ mod tests {
             assert_eq!(read, all[offset..offset + len], "{len} bytes at {offset}");
         }
         assert!(source.bytes_at(8192, 2049).is_err());
+    }
+
+    #[test]
+    fn what_is_made_blank_is_zero_where_signatures_are_looked_for_and_nowhere_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut bytes = vec![0; 1 << 20];
+        bytes[100..108].copy_from_slice(b"not mine");
+        bytes[4096 + 32769..][..5].copy_from_slice(b"CD001");
+        bytes[(1 << 20) - 512..][..8].copy_from_slice(b"EFI PART");
+        fs::write(&path, &bytes).unwrap();
+        let source = Source::write(&path).unwrap();
+        let found = source.judge(8, |_| false).unwrap().to_string();
+        assert_eq!(found, "gpt at byte 1048064, iso9660 at byte 36864");
+        source.make_blank(8).unwrap();
+        assert!(source.judge(8, |_| false).unwrap().is_blank());
+        let after = fs::read(&path).unwrap();
+        assert_eq!(after[..4096], bytes[..4096]);
+        assert!(after[4096..].iter().all(|byte| *byte == 0));
     }
 
     #[test]

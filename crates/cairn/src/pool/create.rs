@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use cairn_block::{ConfigKind, Disk, MappedDevice, SECTOR_BYTES};
+use cairn_targets::persistent::{Options, Store};
 
 use crate::control::rpc::PoolCreateParams;
 use crate::failure::{Outcome, refused, wrong};
@@ -34,6 +35,8 @@ const DETECT: &str = "detect_zeroes";
 struct Part<'a> {
     /// `data` or `metadata`.
     field: &'a str,
+    /// Sectors of a data block.
+    block: u64,
     argument: &'a str,
     bytes: Option<u64>,
 }
@@ -89,14 +92,15 @@ impl Verbs {
         if data == metadata {
             return Err(wrong(metadata, "metadata", "the data device itself", "another device"));
         }
-        let part = Part { field: "data", argument: data, bytes: params.data_bytes };
+        let part = Part { field: "data", block, argument: data, bytes: params.data_bytes };
         let sectors = self.pool_device(&part, None, made)?;
         let (blocks, low) = (sectors / block, params.low_water_blocks.unwrap_or(0));
         if blocks == 0 {
             let expected = format!("at least one data block, {block} sectors");
             return Err(wrong(data, "size", format!("{sectors} sectors"), expected));
         }
-        let part = Part { field: "metadata", argument: metadata, bytes: params.metadata_bytes };
+        let bytes = params.metadata_bytes;
+        let part = Part { field: "metadata", block, argument: metadata, bytes };
         self.pool_device(&part, Some(metadata_bytes(blocks)), made)?;
         let mut words = params.features.clone().unwrap_or_default();
         if !words.iter().any(|word| word == DETECT) {
@@ -107,15 +111,15 @@ impl Verbs {
         Ok(format!("0 {length} thin-pool {metadata} {data} {block} {low} {count} {words}"))
     }
 
-    /// Makes the file if there is none; answers the size of the device, in sectors. What somebody's
-    /// signature is on is refused.
+    /// Makes the file if there is none; answers the size of the device, in sectors. What is not
+    /// blank is refused, but for metadata without any volume.
     fn pool_device(
         &self,
         part: &Part<'_>,
         default_bytes: Option<u64>,
         made: &mut Vec<PathBuf>,
     ) -> Outcome<u64> {
-        let Part { field, argument, bytes } = *part;
+        let Part { field, argument, bytes, .. } = *part;
         let option = format!("--{field}-size");
         if let Some(volume) = argument.strip_prefix('@') {
             let volume = self.world.volume(volume)?;
@@ -124,7 +128,7 @@ impl Verbs {
             }
             self.world.refuse_suspended(volume.volume())?;
             self.refuse_in_use(&volume)?;
-            self.world.refuse_signatures(argument)?;
+            self.refuse_used(part)?;
             return Ok(volume.sectors().0);
         }
         check_argument(argument)?;
@@ -135,7 +139,7 @@ impl Verbs {
             }
             // First whether somebody uses it.
             let sectors = Source::write(&path)?.bytes / SECTOR_BYTES;
-            self.world.refuse_signatures(argument)?;
+            self.refuse_used(part)?;
             return Ok(sectors);
         }
         let wanted = bytes.or(default_bytes);
@@ -154,6 +158,25 @@ impl Verbs {
 }
 
 impl Verbs {
+    /// Refuses a device that is not blank. Metadata of a pool without any volume will do: it is
+    /// what `cairn format thin-pool` makes.
+    fn refuse_used(&self, part: &Part<'_>) -> Outcome<()> {
+        if part.field == "data" {
+            return self.world.refuse_unless_blank(part.argument, "pool-data", String::new());
+        }
+        let disk = self.world.open(part.argument)?;
+        let is_empty = self.world.on_home(part.argument, move |env| async move {
+            let options = Options { read_only: true, ..Options::default() };
+            let opened = Store::open(&env, &disk, options).await;
+            opened.is_ok_and(|(store, _)| store.devices().is_empty())
+        });
+        if is_empty {
+            return Ok(());
+        }
+        let options = format!(" --block-size {}", part.block * SECTOR_BYTES);
+        self.world.refuse_unless_blank(part.argument, "thin-pool", options)
+    }
+
     /// Refuses a volume that somebody uses: a volume, a client, or itself, as a pool.
     fn refuse_in_use(&self, volume: &MappedDevice) -> Outcome<()> {
         let name = volume.volume();

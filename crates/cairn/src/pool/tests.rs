@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cairn_format::thin::{Block, FLAG_NEEDS_CHECK, MetadataBlock, Opening};
+use clap::Parser;
 
+use crate::cli::{Cli, Command};
 use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams};
 use crate::failure::Outcome;
 use crate::snap::Step;
@@ -136,7 +138,9 @@ fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
 fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
     let (_all, work, _) = folders();
     let bed = Bed::start(&work, OTHER).unwrap();
-    fs::write(work.join("p.data"), vec![7; 4 << 20]).unwrap();
+    let mut data = vec![7; 4 << 20];
+    data[..4096].fill(0);
+    fs::write(work.join("p.data"), &data).unwrap();
     bed.verbs.pool_create(&PoolCreateParams { data_bytes: None, ..params("p") }).unwrap();
     thin(&bed, "p/v").unwrap();
     bed.write("v", 0, 256, 3);
@@ -147,6 +151,43 @@ fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
     assert_eq!(bed.bytes("v"), [(256, 3), (SECTORS - 256, 0)]);
     bed.write("v", 256, 256, 4);
     assert_eq!(bed.bytes("v"), [(256, 3), (256, 4), (SECTORS - 512, 0)]);
+}
+
+#[test]
+fn devices_that_are_not_blank_make_a_pool_once_they_are_formatted() {
+    let (_all, work, _) = folders();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    let wanted = PoolCreateParams { data_bytes: None, metadata_bytes: None, ..params("p") };
+    fs::write(work.join("p.data"), vec![7; 4 << 20]).unwrap();
+    fs::write(work.join("p.meta"), vec![7; 4 << 20]).unwrap();
+    let create = || bed.verbs.pool_create(&wanted).map_err(|error| error.to_string());
+    let at_0 = "not blank: found data (a byte that is not zero) at byte 0; to lose that: cairn";
+    let line = create().unwrap_err();
+    assert_eq!(line, format!("p.data: {at_0} format pool-data p.data --yes"));
+    format(&work, "pool-data p.data --yes");
+    let line = create().unwrap_err();
+    let options = format!("--block-size {}", wanted.block_sectors.unwrap_or(128) * 512);
+    assert_eq!(line, format!("p.meta: {at_0} format thin-pool p.meta {options} --yes"));
+    format(&work, &format!("thin-pool p.meta {options} --yes"));
+    create().unwrap();
+    thin(&bed, "p/v").unwrap();
+    bed.write("v", 0, 256, 3);
+    drop(bed);
+    // A pool with a volume is not empty.
+    fs::remove_file(work.join("state")).unwrap();
+    let bed = Bed::start(&work, OTHER).unwrap();
+    format(&work, "pool-data p.data --yes");
+    let line = bed.verbs.pool_create(&wanted).unwrap_err().to_string();
+    assert!(line.starts_with("p.meta: not blank: found thin-pool-metadata at byte 0; "), "{line}");
+}
+
+/// `cairn format` on a device in a folder.
+fn format(folder: &Path, words: &str) {
+    let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    words[1] = folder.join(&words[1]).display().to_string();
+    let args = ["cairn", "format"].map(str::to_owned).into_iter().chain(words);
+    let Command::Format(command) = Cli::parse_from(args).command else { panic!("it formats") };
+    assert_eq!(crate::offline::format::run(&command).unwrap(), 0);
 }
 
 #[test]
@@ -201,7 +242,10 @@ fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
         (own(&|params| params.data = "p.meta".into()), "found the data device itself"),
         (own(&|params| params.features = Some(vec!["shiny".into()])), "option: found 'shiny'"),
         (data("mem:1M", None), "found 'mem:1M'"),
-        (data("disk", None), "signature: found"),
+        (
+            data("disk", None),
+            "disk: not blank: found gpt at byte 512, mbr at byte 0; to lose that: cairn format pool-data disk --yes",
+        ),
         (data("disk", Some(1 << 20)), "--data-size: found 1048576, expected none"),
         (data("@nobody", None), "nobody: volume: found none of this name"),
         (data("a b", Some(1 << 20)), "without spaces"),

@@ -86,6 +86,7 @@ impl Verbs {
             bytes: params.size_bytes,
             origin_sectors: sectors,
             grows: params.grow_bytes.is_some(),
+            origin_layer: self.world.layer_in(volume.volume())?,
         })?;
         let (chunk, fill_percent) = (chunk.sectors(), FILL_PERCENT);
         Ok((SnapWords { sectors, store: argument, chunk, fill_percent }, made))

@@ -2,8 +2,8 @@
 //!
 //! A store that is recorded is durable before, so that a record never names something a crash
 //! has undone: the first area is zeroed and flushed, then the header, then the folder of a new
-//! file. Nothing is formatted but a blank device that nobody's signature is on; an empty store is
-//! used as it is, one with records refused. A file made here is as large as the snapshot can ever
+//! file. Nothing is formatted but a blank device, and not for an origin that is itself a cache,
+//! store or pool; an empty store is used as it is, one with records refused. A file made here is as large as the snapshot can ever
 //! need, and sparse.
 
 use std::fs::{self, OpenOptions};
@@ -14,7 +14,7 @@ use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::snapshot::{ChunkSize, Header, Layout, Opening, Record as StoreRecord};
 
 use crate::failure::{Outcome, refused, system, wrong};
-use crate::offline::source::{Source, sync_folder};
+use crate::offline::source::{Source, refuse_unless_blank, sync_folder};
 
 /// Most stores with a default name that are passed over because their files exist.
 const NAMES_MAX: u32 = 1000;
@@ -33,6 +33,8 @@ pub struct Wanted {
     pub origin_sectors: u64,
     /// It is to grow by itself.
     pub grows: bool,
+    /// The signature in the origin's content by which it is itself a cache, store or pool.
+    pub origin_layer: Option<String>,
 }
 
 impl Wanted {
@@ -52,12 +54,38 @@ impl Wanted {
     }
 
     fn check_size(&self, bytes: u64) -> Outcome<()> {
-        let layout = Layout::new(self.chunk, bytes / SECTOR_BYTES);
-        let least = 3 * self.chunk.bytes();
-        match layout {
-            Ok(layout) if layout.usable_data_chunks() > 0 => Ok(()),
-            _ => Err(wrong(&self.argument, "size", bytes, format!("at least {least} bytes"))),
-        }
+        check_size(&self.argument, self.chunk, bytes)
+    }
+
+    /// Refuses to format a store for such an origin.
+    fn refuse_layer(&self) -> Outcome<()> {
+        let Some(found) = &self.origin_layer else { return Ok(()) };
+        let detail = format!(
+            "the origin is itself a cache, store or pool: found {found}; to snapshot it all the \
+             same, make the store first: {}",
+            self.command()
+        );
+        Err(ConfigError::new(ConfigKind::Argument, &self.argument, detail))
+    }
+
+    fn way_on(&self) -> String {
+        format!("to lose that: {}", self.command())
+    }
+
+    fn command(&self) -> String {
+        let chunk = self.chunk.sectors();
+        format!("cairn format snapshot {} --chunk {chunk} --yes", self.argument)
+    }
+}
+
+/// Refuses a size that has no room for any chunk.
+///
+/// # Errors
+/// It is too small.
+pub fn check_size(name: &str, chunk: ChunkSize, bytes: u64) -> Outcome<()> {
+    match Layout::new(chunk, bytes / SECTOR_BYTES) {
+        Ok(layout) if layout.usable_data_chunks() > 0 => Ok(()),
+        _ => Err(wrong(name, "size", bytes, format!("at least {} bytes", 3 * chunk.bytes()))),
     }
 }
 
@@ -114,6 +142,7 @@ pub fn prepare(wanted: &Wanted) -> Outcome<bool> {
 }
 
 fn make(wanted: &Wanted) -> Outcome<()> {
+    wanted.refuse_layer()?;
     // A file that somebody else has made meanwhile is refused, and stays.
     let source = Source::create(&wanted.path, wanted.new_file_bytes()?)?;
     let written = source
@@ -133,16 +162,19 @@ fn adopt(wanted: &Wanted) -> Outcome<()> {
         let expected = "a blank device or an empty store of this chunk size";
         Err(refused(kind, &wanted.argument, "header", found, expected))
     };
-    let damaged = |error: cairn_format::snapshot::Error| {
-        let detail = format!("{error} or a blank device");
-        ConfigError::new(ConfigKind::Damaged, &wanted.argument, detail)
+    let opening = match Opening::decide(&source.bytes_at(0, SECTOR_BYTES as usize)?) {
+        Ok(opening) => opening,
+        Err(error) => {
+            let found = source.judge(0, |_| false)?;
+            let detail = format!("{error} or a blank device; found {found}; {}", wanted.way_on());
+            return Err(ConfigError::new(ConfigKind::Damaged, &wanted.argument, detail));
+        }
     };
-    match Opening::decide(&source.bytes_at(0, SECTOR_BYTES as usize)?).map_err(damaged)? {
+    match opening {
         Opening::Blank => {
-            if let Some(signature) = source.identify(0)?.first() {
-                let found = format!("{} at byte {}", signature.kind.name(), signature.offset);
-                return refuse(ConfigKind::Argument, found);
-            }
+            let found = source.judge(0, |_| false)?;
+            refuse_unless_blank(&wanted.argument, &found, &wanted.way_on())?;
+            wanted.refuse_layer()?;
             format(&source, wanted.chunk)
         }
         Opening::Existing(header) if !header.is_valid() => {
@@ -165,7 +197,10 @@ fn adopt(wanted: &Wanted) -> Outcome<()> {
 }
 
 /// The first area, then the header: a crash leaves a blank device or an empty store.
-fn format(source: &Source, chunk: ChunkSize) -> Outcome<()> {
+///
+/// # Errors
+/// The system refused.
+pub fn format(source: &Source, chunk: ChunkSize) -> Outcome<()> {
     const PIECE_BYTES: u64 = 1 << 20;
     let (mut at, end) = (0, 2 * chunk.bytes());
     while at < end {
@@ -261,7 +296,15 @@ mod tests {
     fn wanted(path: &Path, bytes: Option<u64>) -> Wanted {
         let (argument, path) = (path.display().to_string(), path.to_owned());
         let chunk = ChunkSize::new(8).unwrap();
-        Wanted { argument, path, chunk, bytes, origin_sectors: 8 * 1000, grows: false }
+        Wanted {
+            argument,
+            path,
+            chunk,
+            bytes,
+            origin_sectors: 8 * 1000,
+            grows: false,
+            origin_layer: None,
+        }
     }
 
     #[test]
@@ -303,6 +346,41 @@ mod tests {
         }
         let line = prepare(&wanted(&path, Some(4096))).unwrap_err().to_string();
         assert!(line.contains("--size: found 4096, expected none"), "{line}");
+    }
+
+    #[test]
+    fn a_store_is_formatted_for_a_layer_by_no_verb_and_used_if_it_exists() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.cow");
+        let layer = || Some("dm-writecache at byte 0".to_owned());
+        let of_layer = || Wanted { origin_layer: layer(), ..wanted(&path, Some(1 << 16)) };
+        let line = prepare(&of_layer()).unwrap_err().to_string();
+        assert!(line.contains("origin is itself a cache, store or pool: found dm-writecache"));
+        assert!(line.contains("make the store first: cairn format snapshot"), "{line}");
+        assert!(!path.exists());
+        fs::write(&path, vec![0; 1 << 16]).unwrap();
+        prepare(&Wanted { bytes: None, ..of_layer() }).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), vec![0; 1 << 16]);
+        assert!(!prepare(&wanted(&path, None)).unwrap());
+        assert!(!prepare(&Wanted { bytes: None, ..of_layer() }).unwrap());
+    }
+
+    #[test]
+    fn a_device_that_is_not_blank_is_named_with_what_it_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.cow");
+        for (at, mark, part) in [
+            (32769, &b"CD001"[..], "not blank: found iso9660 at byte 32768; to lose that: cairn"),
+            (4095, b"x", "not blank: found data (a byte that is not zero) at byte 4095; "),
+            (0, b"XFSB", "; found xfs at byte 0; to lose that: cairn format snapshot"),
+        ] {
+            let mut bytes = vec![0; 1 << 16];
+            bytes[at..at + mark.len()].copy_from_slice(mark);
+            fs::write(&path, &bytes).unwrap();
+            let line = prepare(&wanted(&path, None)).unwrap_err().to_string();
+            assert!(line.contains(part), "{line}");
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
     }
 
     #[test]

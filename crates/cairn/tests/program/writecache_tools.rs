@@ -88,7 +88,9 @@ fn format_spares_what_is_not_blank() {
     place.golden("writecache", "fresh.cache");
     let before = place.read("cache");
     let line = place.cairn(&["format", "writecache", "cache"]).refused(1);
-    assert!(line.contains("content: found dm-writecache at byte 0"), "{line}");
+    let expected = "cache: not blank: found dm-writecache at byte 0; to lose that: cairn format \
+                    writecache cache --block-size 4096 --yes";
+    assert!(line.contains(expected), "{line}");
     place.write("text", "precious".repeat(1 << 16));
     place.cairn(&["format", "writecache", "text"]).refused(1);
     assert_eq!(place.read("text"), "precious".repeat(1 << 16).as_bytes());
@@ -97,6 +99,102 @@ fn format_spares_what_is_not_blank() {
     place.cairn(&["format", "writecache", "cache", "--block-size", "513"]).refused(1);
     place.sparse("tiny", 512);
     place.cairn(&["format", "writecache", "tiny"]).refused(1);
+}
+
+#[test]
+fn probe_tells_a_truncated_dirty_cache_dirty_and_damaged() {
+    let place = Place::new();
+    dirty(&place);
+    let whole = place.cairn(&["probe", "cache"]);
+    assert!(whole.out.contains("cache: dirty: 10 of 63 blocks (40 KiB)"), "{whole:?}");
+    let bytes = place.read("cache");
+    place.write("cut", &bytes[..128 << 10]);
+    let ran = place.cairn(&["probe", "cut"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    let expected = "cut: dirty: 10 of 63 blocks (40 KiB) are not on the origin; damaged";
+    assert!(ran.out.contains(expected), "{ran:?}");
+    place.cairn(&["format", "writecache", "cut", "--yes"]).refused(4);
+    // Cut within the slot table: what is left of it counts.
+    place.write("short", &bytes[..512]);
+    let ran = place.cairn(&["probe", "short"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.out.contains("short: dirty: at least 10 of 63 blocks"), "{ran:?}");
+}
+
+#[test]
+fn swapped_devices_of_a_cache_are_refused_and_the_origin_stays() {
+    let place = Place::new();
+    let mut origin = vec![0; 1 << 20];
+    origin[1080..1082].copy_from_slice(&[0x53, 0xef]);
+    place.write("origin", &origin);
+    place.sparse("fast", 256 << 10);
+    let swapped = ["--table", "0 512 writecache s fast origin 4096 0"];
+    let line = place.serve_run(&swapped, "true").refused(1);
+    let expected = "origin: not blank: found ext2 at byte 1024; to lose that: cairn format \
+                    writecache origin --yes";
+    assert!(line.contains(expected), "{line}");
+    assert!(place.read("origin") == origin);
+    // Of a cache that exists, and an origin without a signature.
+    dirty(&place);
+    place.sparse("slow", 1 << 20);
+    let swapped = ["--table", "0 512 writecache s cache slow 4096 0"];
+    let line = place.serve_run(&swapped, "true").refused(1);
+    let expected = "cache: the origin is itself a cache, store or pool: found dm-writecache at \
+                    byte 0; to format slow in front of it all the same: cairn format writecache \
+                    slow --yes";
+    assert!(line.contains(expected), "{line}");
+    assert!(place.read("slow").iter().all(|byte| *byte == 0));
+    place.cairn(&["format", "writecache", "slow", "--yes"]).ok();
+    place.serve_run(&swapped, "true").ok();
+}
+
+#[test]
+fn every_kind_is_formatted_over_other_data_with_yes_only_and_serves() {
+    let place = Place::new();
+    let mut used = vec![0; 8 << 20];
+    used[32769..32774].copy_from_slice(b"CD001");
+    used[(8 << 20) - 512..][..8].copy_from_slice(b"EFI PART");
+    for (words, table) in [
+        ("writecache DEV --block-size 512", "0 64 writecache s origin DEV 512 0"),
+        ("snapshot DEV --chunk 16", "0 64 snapshot origin DEV P 16"),
+        ("thin-pool DEV --block-size 131072", "0 1024 thin-pool DEV origin 256 0"),
+    ] {
+        place.sparse("origin", 1 << 20);
+        place.write("DEV", &used);
+        let line = place.serve_run(&["--table", table], "true").refused(1);
+        let found =
+            "DEV: not blank: found iso9660 at byte 32768, gpt at byte 8388096; to lose that";
+        assert!(line.contains(&format!("{found}: cairn format {words} --yes")), "{line}");
+        let mut format: Vec<&str> = std::iter::once("format").chain(words.split(' ')).collect();
+        let line = place.cairn(&format).refused(1);
+        assert!(line.contains(&format!("{found}: cairn format {words} --yes")), "{line}");
+        assert!(place.read("DEV") == used);
+        format.push("--yes");
+        place.cairn(&format).ok();
+        let ran = place.cairn(&["probe", "DEV"]).ok();
+        assert_eq!(ran.lines().filter(|line| line.contains(" at byte ")).count(), 1, "{ran}");
+        place.cairn(&["check", "DEV"]).ok();
+        place.serve_run(&["--table", table], "true").ok();
+    }
+    place.write("DEV", &used);
+    let line = place.cairn(&["format", "pool-data", "DEV"]).refused(1);
+    assert!(line.contains("to lose that: cairn format pool-data DEV --yes"), "{line}");
+    place.cairn(&["format", "pool-data", "DEV", "--yes"]).ok();
+    let ran = place.cairn(&["probe", "DEV"]).ok();
+    assert_eq!(ran, "DEV: nothing that cairn recognises\n");
+}
+
+#[test]
+fn no_kind_is_formatted_over_a_dirty_cache_without_giving_its_blocks_up() {
+    let place = Place::new();
+    dirty(&place);
+    let before = place.read("cache");
+    for kind in ["writecache", "snapshot", "thin-pool", "pool-data"] {
+        let line = place.cairn(&["format", kind, "cache", "--yes"]).refused(4);
+        assert!(line.contains("10 blocks that its origin does not have"), "{line}");
+        assert!(place.read("cache") == before, "{kind}");
+    }
+    place.cairn(&["format", "snapshot", "cache", "--yes", "--discard-dirty"]).ok();
 }
 
 #[test]

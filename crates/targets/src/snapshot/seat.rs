@@ -2,8 +2,8 @@
 //! What `snapshot` and `snapshot-merge` have in common.
 //!
 //! The constructor checks arguments and the header only. At resume the header is read anew, a
-//! blank device is formatted (never one that carries somebody's signature), and the records of an
-//! existing store are read, unless the core of a suspended or ended table can be taken over as it
+//! blank device is formatted (see `blank`; never in front of an origin that is itself a cache,
+//! store or pool), and the records of an existing store are read, unless the core of a suspended or ended table can be taken over as it
 //! is: then nothing is read, and a transient store lives on.
 
 use std::sync::{Arc, OnceLock};
@@ -12,6 +12,7 @@ use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, IoError, MappedDevice,
     Sector, SectorCount, SectorRange,
 };
+use cairn_format::probe::Kind as Signature;
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
 
 use super::config::Config;
@@ -22,7 +23,7 @@ use super::status;
 use super::store::LoadError;
 use super::table::Locks;
 use crate::args::Device;
-use crate::blank::{read_sectors, refuse_signatures, unreadable};
+use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::crew::Crew;
 
 /// A target's seat.
@@ -97,10 +98,34 @@ fn check_devices(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-async fn read_header(env: &Env, cow: &Device) -> Result<Opening, ConfigError> {
+async fn read_header(env: &Env, config: &Config) -> Result<Opening, ConfigError> {
     let first = SectorRange::new(cairn_block::Sector(0), SectorCount(1));
-    let bytes = read_sectors(env, cow, first).await?;
-    Opening::decide(&bytes).map_err(|error| damaged(cow, &error))
+    let bytes = read_sectors(env, &config.cow, first).await?;
+    match Opening::decide(&bytes) {
+        Ok(opening) => Ok(opening),
+        Err(error) => {
+            let refusal = damaged(&config.cow, &error);
+            Err(formatting(config).with_signatures(env, Signature::Snapshot, refusal).await)
+        }
+    }
+}
+
+/// What formatting the store would write over.
+fn formatting(config: &Config) -> Formatting<'_> {
+    Formatting {
+        device: &config.cow,
+        start: SectorCount::ZERO,
+        kind: "snapshot",
+        options: format!(" --chunk {}", config.chunk.sectors()),
+        is_own_remainder: |_| false,
+    }
+}
+
+/// Refuses a COW device that is not blank, and an origin that is no origin.
+async fn refuse_to_format(env: &Env, config: &Config) -> Result<(), ConfigError> {
+    let formatting = formatting(config);
+    formatting.refuse_unless_blank(env).await?;
+    formatting.refuse_layer(env, &config.origin).await
 }
 
 /// The chunk size of a store that exists, if the table and the devices agree to it.
@@ -138,11 +163,9 @@ impl Seat {
         }
         check_devices(&config)?;
         if config.kind.is_persistent() {
-            match read_header(env, &config.cow).await? {
+            match read_header(env, &config).await? {
                 Opening::Existing(header) => config.chunk = chunk_of(&config, &header)?,
-                Opening::Blank => {
-                    refuse_signatures(env, &config.cow, SectorCount::ZERO).await?;
-                }
+                Opening::Blank => refuse_to_format(env, &config).await?,
             }
             layout_of(&config)?;
         }
@@ -277,7 +300,7 @@ impl Seat {
             return Ok(core);
         }
         let layout = layout_of(config)?;
-        match read_header(env, &config.cow).await? {
+        match read_header(env, config).await? {
             Opening::Existing(header) if header.chunk_size() != config.chunk => {
                 let found = format!("{} sectors in the header", header.chunk_size().sectors());
                 let expected = format!("{}, as when the table was loaded", config.chunk.sectors());
@@ -293,7 +316,7 @@ impl Seat {
                 tracing::warn!("{}: {}: found blank", config.target, config.cow.argument);
             }
             Opening::Blank => {
-                refuse_signatures(env, &config.cow, SectorCount::ZERO).await?;
+                refuse_to_format(env, config).await?;
                 let failed = |error: IoError| unreadable(&config.cow, "format", error);
                 core.store.format(env, &layout).await.map_err(failed)?;
             }

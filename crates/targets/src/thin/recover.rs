@@ -1,9 +1,9 @@
 //! `thin-pool`: the target, and how a pool is opened, handed from table to table, and grown.
 //!
 //! The constructor checks arguments and the superblock's fixed fields. At resume the pool is
-//! formatted if its metadata device is blank (never one that carries somebody's signature), opened,
-//! or taken over from a suspended table as it is; then grown to the table's length and to the size
-//! of the metadata device. Recovery is reading the superblock.
+//! formatted if its metadata device is blank (see `blank`), opened, or taken over from a suspended
+//! table as it is; then grown to the table's length and to the size of the metadata device.
+//! Recovery is reading the superblock.
 //!
 //! H1. A metadata device has one living pool, served by one live table: whatever the table answers
 //!     is about this one.
@@ -16,6 +16,7 @@ use cairn_block::{
     LocalFuture, MessageError, Request, Sector, SectorCount, SectorRange, Target, TargetType,
     Verdict,
 };
+use cairn_format::probe::Kind;
 use cairn_format::thin::{DataBlockSize, Opening};
 
 use super::config::{Discards, PoolConfig};
@@ -25,7 +26,7 @@ use super::pool::{Mode, Pool, Terms};
 use super::status;
 use super::stock::Purpose;
 use crate::args::Device;
-use crate::blank::refuse_signatures;
+use crate::blank::Formatting;
 use crate::persistent::{Error, Store, Working};
 
 /// The kind of target `thin-pool`.
@@ -85,15 +86,25 @@ fn block_size(config: &PoolConfig) -> DataBlockSize {
 /// Looks at the superblock: true if there is none, and one may be written.
 async fn look(env: &Env, config: &PoolConfig) -> Result<bool, ConfigError> {
     let metadata = &config.metadata;
-    let opening = Store::look(env, &metadata.disk).await;
-    let superblock = match opening.map_err(|error| metadata_error(config, error))? {
+    let opening = match Store::look(env, &metadata.disk).await {
+        Ok(opening) => opening,
+        Err(error) => {
+            let is_read = !matches!(error, Error::Io { .. });
+            let refusal = metadata_error(config, error);
+            return Err(match is_read {
+                true => formatting(config).with_signatures(env, Kind::ThinMetadata, refusal).await,
+                false => refusal,
+            });
+        }
+    };
+    let superblock = match opening {
         Opening::Existing(superblock) => superblock,
         Opening::Blank if config.options.read_only => {
             let detail = "superblock: found zeros, expected a formatted pool to read (EPERM)";
             return Err(ConfigError::new(ConfigKind::Argument, &metadata.argument, detail));
         }
         Opening::Blank => {
-            refuse_signatures(env, metadata, SectorCount::ZERO).await?;
+            formatting(config).refuse_unless_blank(env).await?;
             return Ok(true);
         }
     };
@@ -105,6 +116,18 @@ async fn look(env: &Env, config: &PoolConfig) -> Result<bool, ConfigError> {
         return Err(ConfigError::argument(&metadata.argument, field, found, &expected));
     }
     Ok(false)
+}
+
+/// What formatting the metadata would write over.
+fn formatting(config: &PoolConfig) -> Formatting<'_> {
+    let block_bytes = block_size(config).sectors() * 512;
+    Formatting {
+        device: &config.metadata,
+        start: SectorCount::ZERO,
+        kind: "thin-pool",
+        options: format!(" --block-size {block_bytes}"),
+        is_own_remainder: |_| false,
+    }
 }
 
 /// The tables of one metadata device.

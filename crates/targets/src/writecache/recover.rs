@@ -14,8 +14,10 @@
 //! crash finds
 //! either the old or the decided state, entry by entry; deciding again gives the same.
 //!
-//! Formatting writes the area with a blank superblock, flushes, then writes the superblock
-//! with FUA: a crash in between leaves a blank device.
+//! Only what is blank is formatted (see `blank`), and only in front of an origin that is no cache,
+//! store or pool itself. Formatting writes the area with a blank superblock, flushes, then writes
+//! the superblock with FUA: a crash in between leaves a superblock of zeros with entries of a fresh
+//! cache or zeros behind it, which counts as blank.
 //!
 //! With `read_only` nothing is written: free slots are free in memory only.
 
@@ -27,9 +29,10 @@ use cairn_block::{
     ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, LocalFuture, Sector,
     SectorCount, SectorRange, Target, TargetType,
 };
+use cairn_format::probe::Kind;
 use cairn_format::writecache::{
-    BlockSize, ENTRY_BYTES, Entry, EntryState, Error as FormatError, Geometry, Opening,
-    SUPERBLOCK_BYTES, Seq, Superblock,
+    BlockSize, ENTRY_BYTES, Entry, EntryState, Error as FormatError, Geometry, MAX_BLOCK_SIZE,
+    Opening, SUPERBLOCK_BYTES, Seq, Superblock,
 };
 
 use super::commit::Ledger;
@@ -39,7 +42,7 @@ use super::origin::{Untold, untold_of};
 use super::writeback::copy_budget_bytes;
 use super::{State, WriteCache};
 use crate::args::Device;
-use crate::blank::{read_sectors, refuse_signatures, unreadable};
+use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
 
 /// Metadata is read and formatted in pieces of this many bytes.
@@ -72,7 +75,7 @@ impl TargetType for WriteCacheType {
             let geometry = match read_header(env, &config).await? {
                 Opening::Existing(superblock) => geometry_of(&config, &superblock)?,
                 Opening::Format => {
-                    refuse_signatures(env, &config.cache, config.start()).await?;
+                    refuse_to_format(env, &config).await?;
                     let area = area_bytes(&config);
                     Geometry::for_format(area, config.block_size)
                         .map_err(|error| damaged(&config.cache, &error))?
@@ -160,7 +163,38 @@ async fn read_header(env: &Env, config: &Config) -> Result<Opening, ConfigError>
     let start = Sector(config.start().0);
     let sector = SectorRange::new(start, SectorCount::of_bytes(512));
     let bytes = read_sectors(env, &config.cache, sector).await?;
-    Opening::decide(&bytes, config.block_size).map_err(|error| damaged(&config.cache, &error))
+    match Opening::decide(&bytes, config.block_size) {
+        Ok(opening) => Ok(opening),
+        Err(error) => {
+            let refusal = damaged(&config.cache, &error);
+            Err(formatting(config).with_signatures(env, Kind::Writecache, refusal).await)
+        }
+    }
+}
+
+/// What formatting the cache would write over.
+fn formatting(config: &Config) -> Formatting<'_> {
+    let mut options = String::new();
+    if config.block_size.bytes() != MAX_BLOCK_SIZE {
+        options.push_str(&format!(" --block-size {}", config.block_size.bytes()));
+    }
+    if config.start() > SectorCount::ZERO {
+        options.push_str(&format!(" --start-sector {}", config.start()));
+    }
+    Formatting {
+        device: &config.cache,
+        start: config.start(),
+        kind: "writecache",
+        options,
+        is_own_remainder: Geometry::is_interrupted_format,
+    }
+}
+
+/// Refuses a cache device that is not blank, and an origin that is no origin.
+async fn refuse_to_format(env: &Env, config: &Config) -> Result<(), ConfigError> {
+    let formatting = formatting(config);
+    formatting.refuse_unless_blank(env).await?;
+    formatting.refuse_layer(env, &config.origin).await
 }
 
 fn geometry_of(config: &Config, superblock: &Superblock) -> Result<Geometry, ConfigError> {
@@ -215,7 +249,10 @@ impl WriteCache {
         let superblock = match read_header(env, &self.config).await? {
             Opening::Existing(superblock) => superblock,
             Opening::Format if self.read_only => return self.start_empty(env),
-            Opening::Format => self.format(env).await?,
+            Opening::Format => {
+                refuse_to_format(env, &self.config).await?;
+                self.format(env).await?
+            }
         };
         let geometry = geometry_of(&self.config, &superblock)?;
         if geometry != self.geometry {

@@ -6,6 +6,7 @@
 mod blocks;
 pub mod check;
 pub mod dump;
+pub mod format;
 mod output;
 mod progress;
 pub mod repair;

@@ -2,9 +2,9 @@
 //!
 //! Opening writes nothing: what comes first may fail or be stopped with the device as it was. What
 //! a crash between two steps leaves:
-//! 1. once 1 MiB of blocks is there to write, or all of them, a device that is not blank gets a
-//!    superblock of zeros, then a flush: nobody takes it for a pool any more, least of all for the
-//!    old one over new trees;
+//! 1. once 1 MiB of blocks is there to write, or all of them, a device that is not blank gets zeros
+//!    in place of its superblock and of every signature, then a flush: nobody takes it for a pool
+//!    any more, least of all for the old one over new trees;
 //! 2. every block but the superblock, then a flush: still no pool;
 //! 3. the superblock, then a flush of file and folder: the new pool.
 //!
@@ -17,8 +17,8 @@ use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::thin::build::{Room, WriteBlocks};
 use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock, Superblock};
 
-use crate::failure::{Outcome, refused};
-use crate::offline::source::{Source, sync_folder};
+use crate::failure::Outcome;
+use crate::offline::source::{Source, refuse_unless_blank, sync_folder};
 use crate::signals::{Event, Unfinished};
 
 /// Bytes written at once.
@@ -34,19 +34,25 @@ pub struct Output<'a> {
     path: PathBuf,
     /// Set while a file that was made here is not whole.
     made: Option<Unfinished>,
-    /// Bytes in front that hold something, to be zeroed before anything is written.
-    old_bytes: usize,
+    /// It holds something that goes before anything is written.
+    is_old: bool,
     /// Blocks in a row that are not written yet, and where the first goes.
     row: (u64, Vec<u8>),
     stop: &'a Receiver<Event>,
 }
 
 impl<'a> Output<'a> {
-    /// Makes a file, or takes what is there: if it is blank, or the user said yes.
+    /// Makes a file, or takes what is there: if it is blank, or the user said yes. `command` is the
+    /// one that goes on with `--yes`.
     ///
     /// # Errors
     /// It is not blank, or the system refused.
-    pub fn open(path: &Path, yes: bool, stop: &'a Receiver<Event>) -> Outcome<Output<'a>> {
+    pub fn open(
+        path: &Path,
+        yes: bool,
+        command: &str,
+        stop: &'a Receiver<Event>,
+    ) -> Outcome<Output<'a>> {
         let (target, made) = match path.exists() {
             true => (Source::write(path)?, None),
             false => {
@@ -54,9 +60,9 @@ impl<'a> Output<'a> {
                 (made, Some(Unfinished::file(path)))
             }
         };
-        let old_bytes = if made.is_some() { 0 } else { judge(&target, yes)? };
+        let is_old = made.is_none() && judge(&target, yes, command)?;
         let (path, row) = (path.to_owned(), (0, Vec::new()));
-        Ok(Output { target, path, made, old_bytes, row, stop })
+        Ok(Output { target, path, made, is_old, row, stop })
     }
 
     /// As the user named it.
@@ -106,10 +112,9 @@ impl<'a> Output<'a> {
         if bytes.is_empty() {
             return Ok(());
         }
-        if self.old_bytes > 0 {
-            self.target.write_at(0, &vec![0; self.old_bytes])?;
-            self.target.flush()?;
-            self.old_bytes = 0;
+        if self.is_old {
+            self.target.make_blank(0)?;
+            self.is_old = false;
         }
         self.target.write_at(*first * BLOCK_BYTES as u64, bytes)?;
         bytes.clear();
@@ -117,19 +122,14 @@ impl<'a> Output<'a> {
     }
 }
 
-/// How much of an old superblock, or of whatever is in its place, is to go, with leave.
-fn judge(target: &Source, yes: bool) -> Outcome<usize> {
-    let found = target.identify(0)?;
-    let len = BLOCK_BYTES.min(usize::try_from(target.bytes).unwrap_or(BLOCK_BYTES));
-    let zeros = target.bytes_at(0, len)?.iter().all(|byte| *byte == 0);
-    let blank = found.is_empty() && zeros;
-    if !blank && !yes {
-        let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
-        let found = if kinds.is_empty() { "data".to_owned() } else { kinds.join(", ") };
-        let expected = "zeros, or --yes to write over it";
-        return Err(refused(ConfigKind::Argument, &target.name, "content", found, expected));
+/// Whether there is something that is to go, with leave.
+fn judge(target: &Source, yes: bool, command: &str) -> Outcome<bool> {
+    let found = target.judge(0, |_| false)?;
+    if !yes {
+        let way_on = format!("to lose that: {command} --yes");
+        refuse_unless_blank(&target.name, &found, &way_on)?;
     }
-    Ok(if zeros { 0 } else { len })
+    Ok(!found.is_blank())
 }
 
 impl WriteBlocks for Output<'_> {

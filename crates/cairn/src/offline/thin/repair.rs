@@ -43,7 +43,8 @@ pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
 fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
     // First: a search for roots takes a while, and would be for nothing.
-    let mut output = Output::open(path, args.yes, &stop)?;
+    let command = format!("cairn repair {} --output {}", source.name, path.display());
+    let mut output = Output::open(path, args.yes, &command, &stop)?;
     let start_sector = args.place.start_sector;
     let device = |doing| Ok(MetadataDevice::at(source, start_sector, doing)?.stopped_by(&stop));
     let mut searched = device("repair")?;

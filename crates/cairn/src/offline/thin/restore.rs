@@ -33,7 +33,9 @@ pub fn run(args: &RestoreArgs) -> Outcome<u8> {
     if source::is_at(&text.file, &args.output) {
         return Err(wrong(text.name, "--output", "the XML itself", "another file"));
     }
-    let mut output = Output::open(&args.output, args.yes, &stop)?;
+    let (xml, to) = (args.xml.display(), args.output.display());
+    let command = format!("cairn restore {xml} --output {to}");
+    let mut output = Output::open(&args.output, args.yes, &command, &stop)?;
     let superblock = restore(&mut text, args, &mut output)?;
     output.finish(&superblock)?;
     if args.json {

@@ -51,7 +51,37 @@ fn a_device_with_somebodys_signature_is_not_formatted() {
     image.write(Sector(2), &superblock);
     let bed = Bed::of_images(initial(512), vec![image]);
     let text = bed.refusal("0 512 snapshot origin cow0 P 8");
-    assert!(text.contains("signature: found ext2 at byte"), "{text}");
+    let expected = "cow0: not blank: found ext2 at byte 1024; \
+                    to lose that: cairn format snapshot cow0 --chunk 8 --yes";
+    assert!(text.ends_with(expected), "{text}");
+}
+
+#[test]
+fn a_store_is_not_first_formatted_for_an_origin_that_is_itself_a_layer() {
+    let line = "0 512 snapshot origin cow0 P 8";
+    let mut origin = initial(512);
+    let mut pool = vec![0; 512];
+    pool[32..40].copy_from_slice(&27_022_010u64.to_le_bytes());
+    origin.write(Sector(0), &pool);
+    let blank = Image::new(SectorCount(2048));
+    let text = Bed::of_images(origin.clone(), vec![blank]).refusal(line);
+    let expected = "origin: the origin is itself a cache, store or pool: found thin-pool-metadata \
+                    at byte 0; to format cow0 in front of it all the same: cairn format snapshot \
+                    cow0 --chunk 8 --yes";
+    assert!(text.ends_with(expected), "{text}");
+    let store = with_header([0x7041_6e53, 1, 1, 8]);
+    Bed::of_images(origin, vec![store]).load("s", line);
+}
+
+#[test]
+fn a_wrong_header_is_refused_with_the_signature_it_belongs_to() {
+    let mut image = Image::new(SectorCount(2048));
+    let mut sector = vec![0; 512];
+    sector[3..11].copy_from_slice(b"NTFS    ");
+    image.write(Sector(0), &sector);
+    let text = Bed::of_images(initial(512), vec![image]).refusal("0 512 snapshot origin cow0 P 8");
+    assert!(text.contains("header magic: found"), "{text}");
+    assert!(text.contains("; found ntfs at byte 0; to lose that: cairn format snapshot"), "{text}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::bed::*;
-use cairn_block::{ErrorKind, Io, IoError, IoResult, Op};
-use cairn_sim::{Fault, OpSet};
+use cairn_block::{ErrorKind, Io, IoError, IoResult, Op, SectorCount};
+use cairn_sim::{Fault, Image, OpSet};
 
 const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
 
@@ -226,4 +226,20 @@ fn every_mode_refuses_what_it_must_and_serves_the_rest() {
         assert_eq!(bed.flush("thin"), flush, "row {row}");
         assert_eq!(bed.status("thin"), status, "row {row}");
     }
+}
+
+#[test]
+fn metadata_is_formatted_on_a_blank_device_only() {
+    let meta = |at: usize, mark: &[u8]| {
+        let mut bytes = vec![0; 256 * 4096];
+        bytes[at..at + mark.len()].copy_from_slice(mark);
+        Bed::of_images(Image::of_bytes(&bytes), Image::new(SectorCount(8 * BLOCK)), 8)
+    };
+    let bed = meta(32769, b"CD001");
+    let found = "meta: not blank: found iso9660 at byte 32768";
+    let way_on = format!("cairn format thin-pool meta --block-size {} --yes", BLOCK * 512);
+    bed.refuses("pool", &bed.pool_table("0 0"), &format!("{found}; to lose that: {way_on}"));
+    meta(32769, b"CD002").load_pool("0 0");
+    let bed = meta(0, b"XFSB");
+    bed.refuses("pool", &bed.pool_table("0 0"), "; found xfs at byte 0; to lose that: cairn");
 }

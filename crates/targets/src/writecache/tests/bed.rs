@@ -47,7 +47,7 @@ pub struct Bed {
     pub cache: Arc<SimDrive>,
     pub ends: Ends,
     noting: [Arc<Noting>; 2],
-    registry: Arc<Registry>,
+    pub registry: Arc<Registry>,
 }
 
 /// Counters and gauges of the status line.

@@ -1,6 +1,9 @@
 //! Opening: formatting, recovery, and what is refused with which line.
 
-use cairn_block::{Op, SuspendMode};
+use cairn_block::{
+    Io, Op, Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine,
+    TargetTypes,
+};
 use cairn_format::writecache::{BlockSize, Entry, Geometry, Seq, Superblock};
 use cairn_sim::Image;
 
@@ -151,8 +154,93 @@ fn a_blank_device_with_a_signature_is_not_formatted() {
     bytes[1028..1032].copy_from_slice(&256u32.to_le_bytes());
     let bed = on(&bytes, 2048);
     let line = bed.refusal(&table(2048, 4096, ""));
-    assert!(line.starts_with("cache: signature: found ext"), "{line}");
-    assert!(line.contains("expected a blank device"), "{line}");
+    let expected = "cache: not blank: found ext2 at byte 1024; \
+                    to lose that: cairn format writecache cache --yes";
+    assert_eq!(line, expected);
+}
+
+#[test]
+fn a_device_with_data_or_a_signature_behind_its_first_sector_is_not_formatted() {
+    let way_on = "to lose that: cairn format writecache cache --block-size 512 --start-sector 8";
+    for (at, mark, found) in [
+        (4096 + 512, &b"x"[..], "data (a byte that is not zero) at byte 4608"),
+        (8191, b"x", "data (a byte that is not zero) at byte 8191"),
+        (32769, b"CD001", "iso9660 at byte 32768"),
+        (4096 + 32769, b"NSR02", "udf at byte 36864"),
+    ] {
+        let mut bytes = vec![0; 256 << 10];
+        bytes[at..at + mark.len()].copy_from_slice(mark);
+        let line = on(&bytes, 2048).refusal(&table(2048, 512, "start_sector 8"));
+        assert_eq!(line, format!("cache: not blank: found {found}; {way_on} --yes"));
+    }
+}
+
+#[test]
+fn a_wrong_header_is_refused_with_the_signature_it_belongs_to() {
+    let mut bytes = vec![0; 256 << 10];
+    bytes[..4].copy_from_slice(b"XFSB");
+    let line = on(&bytes, 2048).refusal(&table(2048, 4096, ""));
+    let expected = "cache: superblock magic: found 0x42534658, expected 0x23489321 (Invalid magic \
+                    in the superblock); found xfs at byte 0; to lose that: cairn format writecache \
+                    cache --yes";
+    assert_eq!(line, expected);
+}
+
+#[test]
+fn a_cache_is_not_first_formatted_in_front_of_an_origin_that_is_itself_a_layer() {
+    let mut store = vec![0; 1 << 20];
+    store[..4].copy_from_slice(b"SnAp");
+    let mut bcache = vec![0; 1 << 20];
+    let magic = b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81";
+    bcache[4120..4136].copy_from_slice(magic);
+    let mut used = used_cache();
+    used.resize(1 << 20, 0);
+    let blank = Image::new(SectorCount(cache_sectors(16, 4096)));
+    for (origin, found) in [
+        (&used, "dm-writecache at byte 0"),
+        (&store, "dm-snapshot at byte 0"),
+        (&bcache, "bcache-cache at byte 4096"),
+    ] {
+        let bed = Bed::of_images(Image::of_bytes(origin), blank.clone(), 3);
+        let line = bed.refusal(&table(2048, 4096, ""));
+        let expected = format!(
+            "origin: the origin is itself a cache, store or pool: found {found}; to format cache \
+             in front of it all the same: cairn format writecache cache --yes"
+        );
+        assert_eq!(line, expected);
+    }
+}
+
+#[test]
+fn a_cache_that_exists_opens_whatever_is_written_to_its_origin() {
+    let mut origin = used_cache();
+    origin.resize(1 << 20, 0);
+    let bed = Bed::of_images(Image::of_bytes(&origin), Image::of_bytes(&used_cache()), 3);
+    bed.load(&table(2048, 4096, "pause_writeback 60000"));
+    assert_eq!(bed.byte(0), 1);
+}
+
+#[test]
+fn a_device_that_is_no_longer_blank_at_resume_is_not_formatted() {
+    let bed = Bed::new(2048, cache_sectors(16, 4096));
+    let lines = TableLine::parse_all(&table(2048, 4096, "")).unwrap();
+    let (registry, volume) = (bed.registry.clone(), bed.volume.clone());
+    let refused = bed.sim.block_on(0, |env| async move {
+        let types = TargetTypes::new(crate::types());
+        let context = TableContext { types: &types, registry: &registry, read_only: false };
+        let table = Table::build(&env, &volume, &lines, context).await.unwrap();
+        volume.load(table).await;
+        let cache = registry.open("cache", false).unwrap();
+        let segs = env.segs(SectorCount(1));
+        segs.for_each_mut(0, 512, |bytes| bytes.fill(7));
+        let sector = SectorRange::new(Sector(7), SectorCount(1));
+        env.io(&cache, Io::write(sector, segs)).await.unwrap();
+        volume.resume(&env).await.unwrap_err().to_string()
+    });
+    assert!(
+        refused.contains("cache: not blank: found data (a byte that is not zero) at byte 3584")
+    );
+    assert_eq!(bed.cache.visible().to_vec()[..3584], [0; 3584]);
 }
 
 #[test]
@@ -176,7 +264,7 @@ fn an_interrupted_format_is_done_again() {
 #[test]
 fn formatting_touches_the_metadata_only() {
     let mut bytes = vec![0xaa; cache_sectors(16, 4096) as usize * 512];
-    bytes[..512].fill(0);
+    bytes[..4096].fill(0);
     let bed = on(&bytes, 2048);
     bed.load(&table(2048, 4096, ""));
     let after = bed.cache.durable().to_vec();

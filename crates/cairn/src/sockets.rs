@@ -9,6 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use cairn_block::ConfigKind;
+use cairn_exports::occupied::{is_path_held, once_free};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -46,11 +47,16 @@ pub fn runtime_folder() -> Outcome<PathBuf> {
     Ok(folder)
 }
 
-/// Listens on a unix socket at `path`, in the place of one that nobody listens on any more.
+/// Listens on a unix socket at `path`, in the place of one that nobody listens on any more. Waits
+/// for a moment if somebody does.
 ///
 /// # Errors
 /// Somebody listens there, something else is there, or the system refuses.
 pub fn listen_unix(path: &Path) -> Outcome<UnixListener> {
+    once_free(|| is_path_held(path), || listen_now(path))
+}
+
+fn listen_now(path: &Path) -> Outcome<UnixListener> {
     let shown = path.display().to_string();
     clear_stale(path, &shown)?;
     let bound = bind(path).map_err(|error| match error.kind() {

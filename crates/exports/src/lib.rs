@@ -1,3 +1,4 @@
 //! Protocol servers: wire to request to wire.
 
 pub mod nbd;
+pub mod occupied;

@@ -1,7 +1,8 @@
 //! Listening sockets: where a server can be reached.
 //!
 //! A path that somebody listens on is refused; one left behind by a server that died is
-//! replaced. The path is removed when listening stops, unless it names another socket by then.
+//! replaced, if need be after a wait (see `occupied`). The path is removed when listening stops,
+//! unless it names another socket by then.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -12,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cairn_block::{ConfigError, ConfigKind};
+
+use crate::occupied::{is_path_held, once_free};
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,11 +35,14 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`.
+    /// Listens at `address`; waits for a moment if it is in use.
     pub(super) fn bind(address: &ListenAddress) -> Result<Listener, ConfigError> {
         match address {
-            ListenAddress::Unix(path) => Listener::bind_unix(path),
-            ListenAddress::Tcp(address) => Listener::bind_tcp(*address),
+            ListenAddress::Unix(path) => {
+                once_free(|| is_path_held(path), || Listener::bind_unix(path))
+            }
+            // Nothing tells who listens.
+            ListenAddress::Tcp(address) => once_free(|| false, || Listener::bind_tcp(*address)),
         }
     }
 

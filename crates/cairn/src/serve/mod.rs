@@ -9,12 +9,12 @@ pub mod args;
 mod command;
 pub mod config;
 pub mod exports;
+mod image;
 pub mod limits;
 mod listen;
 pub mod plan;
 
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,15 +26,15 @@ pub use args::{RingChoice, ServeArgs};
 use crate::control::server::ControlServer;
 use crate::exit;
 use crate::failure::{Outcome, system, wrong};
-use crate::offline::source::sync_folder;
 use crate::signals::{self, Event};
 use crate::sockets;
 use crate::state::StateFile;
 use crate::verbs::Verbs;
 use crate::world::{World, WorldOptions};
 use command::{PrivateFolder, Running};
-use config::{Config, Image};
+use config::Config;
 use exports::Exports;
+use image::make_image;
 use plan::Plan;
 
 /// Runs the verb.
@@ -148,21 +148,6 @@ impl Sockets {
             (None, None) => sockets::runtime_folder()?.join(sockets::CONTROL_NAME),
         };
         Ok(Sockets { listen, control, control_asked, _private: private })
-    }
-}
-
-/// Makes a sparse image if it is missing.
-fn make_image(image: &Image) -> Outcome<()> {
-    let failed = |error| system(image.path.display().to_string(), "make the image", error);
-    match OpenOptions::new().write(true).create_new(true).open(&image.path) {
-        Ok(file) => {
-            file.set_len(image.bytes).map_err(failed)?;
-            file.sync_all().map_err(failed)?;
-            // Before a volume says that something is durable in it.
-            sync_folder(&image.path)
-        }
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(failed(error)),
     }
 }
 

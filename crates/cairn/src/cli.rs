@@ -52,6 +52,12 @@ pub enum Command {
     Targets(ListArgs),
     /// List the exports and where they are served
     Exports(ListArgs),
+    /// Exports of a running server: add, remove
+    #[command(subcommand)]
+    Export(ExportCommand),
+    /// Records of tables that verbs changed: show, forget
+    #[command(subcommand)]
+    State(StateCommand),
     /// Send a message to the target at a sector
     Message {
         /// Which
@@ -129,6 +135,76 @@ pub enum Command {
     Flush(FlushArgs),
     /// Measure this program on this machine
     Bench(BenchArgs),
+}
+
+/// `export`
+#[derive(Subcommand)]
+pub enum ExportCommand {
+    /// Serve a volume under another name, also after the next start
+    Add {
+        /// Which
+        #[command(flatten)]
+        volume: NameArgs,
+        /// The name that clients ask for (default: the volume's own)
+        #[arg(long = "as", value_name = "EXPORT")]
+        export: Option<String>,
+        /// A line for a person
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        description: String,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Serve an export no more, also after the next start
+    Remove {
+        /// The server
+        #[command(flatten)]
+        server: ServerArgs,
+        /// The export
+        #[arg(value_name = "EXPORT")]
+        name: String,
+        /// Disconnect its clients
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// `state`
+#[derive(Subcommand)]
+pub enum StateCommand {
+    /// Show what is recorded of volumes and exports
+    Show {
+        /// Where
+        #[command(flatten)]
+        place: StateArgs,
+        /// The volume (default: all)
+        name: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Drop what is recorded of a volume that is not served: the configuration counts again
+    Forget {
+        /// Where
+        #[command(flatten)]
+        place: StateArgs,
+        /// The volume
+        name: String,
+        /// Its snapshots and merges go with it: their content is lost
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// Where records are.
+#[derive(Args)]
+pub struct StateArgs {
+    /// The server
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// A state file, without a server
+    #[arg(long, value_name = "FILE", conflicts_with = "control")]
+    pub state: Option<PathBuf>,
 }
 
 /// `snap`

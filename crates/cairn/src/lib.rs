@@ -100,6 +100,7 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Snap(verb) => snap::run(verb),
         Command::Pool(verb) => pool::run(verb),
         Command::Thin(verb) => thin::run(verb),
+        Command::State(verb) => state::run(verb),
         verb => remote::run(verb),
     }
 }

@@ -8,11 +8,11 @@ use cairn_block::{ConfigError, ConfigKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cli::{Command, NameArgs, ReadArgs, ServerArgs, TableArgs};
+use crate::cli::{Command, ExportCommand, NameArgs, ReadArgs, ServerArgs, TableArgs};
 use crate::control::client::Client;
 use crate::control::rpc::{
-    AnyName, LoadParams, MessageParams, OneName, RemoveParams, SuspendParams, TableParams,
-    WaitParams,
+    AnyName, ExportAddParams, ExportRemoveParams, LoadParams, MessageParams, OneName, RemoveParams,
+    SuspendParams, TableParams, WaitParams,
 };
 use crate::exit;
 use crate::failure::{Outcome, system, wrong};
@@ -72,6 +72,14 @@ fn change(verb: Command) -> Outcome<u8> {
         }
         Command::Remove { volume: NameArgs { server, name }, force } => {
             tell(&server, "volume_remove", json!(RemoveParams { name, force }))
+        }
+        Command::Export(ExportCommand::Add { volume, export, description, read_only }) => {
+            let NameArgs { server, name: volume } = volume;
+            let params = ExportAddParams { volume, name: export, description, read_only };
+            tell(&server, "export_add", json!(params))
+        }
+        Command::Export(ExportCommand::Remove { server, name, force }) => {
+            tell(&server, "export_remove", json!(ExportRemoveParams { name, force }))
         }
         Command::Wait { volume: NameArgs { server, name }, event_nr } => {
             tell(&server, "volume_wait", json!(WaitParams { name, event_nr }))

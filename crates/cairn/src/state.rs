@@ -16,7 +16,18 @@
 //! whatever verb runs: the origin waits for it (see `cairn_block::Witness`).
 //!
 //! A server that may change the file holds a lock on `FILE.lock`, which stays behind empty: the
-//! file itself is another one after each replacement.
+//! file itself is another one after each replacement. It is refused at its start, not at its first
+//! verb, if it could not replace the file.
+//!
+//! What is missing in a file of an older version is empty. What a newer version added is refused:
+//! leaving it out would lose it with the next change.
+//!
+//! After a replacement that failed the file may name what the verb is about to undo: while
+//! [`StateFile::is_sure`] is false, a verb deletes nothing that its refused record names.
+
+mod command;
+mod forget;
+mod show;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -25,15 +36,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{ConfigKind, Receipt, Witness};
+use cairn_block::{ConfigError, ConfigKind, Receipt, TableLine, Witness};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use command::run;
+pub use forget::forget;
+pub use show::{Shown, shown};
 
 use crate::failure::{Outcome, refused, system};
+use crate::serve::config::Export;
 
 const VERSION: u32 = 1;
-/// How often the lock is asked for, and the pause in between.
-const TRIES: usize = 50;
+/// How often the lock is asked for, and the pause in between: a server that was killed is gone
+/// within a moment.
+const TRIES: usize = 200;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The tables of one volume, as text.
@@ -115,8 +133,36 @@ impl Record {
         *self = Record { configured, table: None, ..Record::as_configured(&name, None) };
     }
 
+    /// True if the configuration says it all.
     fn is_as_configured(&self) -> bool {
-        self.table == self.configured && self.inactive.is_none()
+        let same = is_same_table(self.table.as_deref(), self.configured.as_deref());
+        same && self.inactive.is_none() && self.pool_made_s.is_none()
+    }
+}
+
+/// True if two tables have the same lines, however they are written.
+pub fn is_same_table(one: Option<&str>, other: Option<&str>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return one == other };
+    let lines = |text| TableLine::parse_all(text).ok();
+    one == other || lines(one).is_some_and(|lines_of_one| Some(lines_of_one) == lines(other))
+}
+
+/// The exports that verbs added and took away.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportChanges {
+    /// Served whenever their volumes are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<Export>,
+    /// Names that are not served, though the configuration has them or volumes are called so.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub removed: BTreeSet<String>,
+}
+
+impl ExportChanges {
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        *self == ExportChanges::default()
     }
 }
 
@@ -124,13 +170,43 @@ impl Record {
 #[serde(deny_unknown_fields)]
 struct Contents {
     version: u32,
+    #[serde(default)]
     volumes: Vec<Record>,
     /// Snapshots whose content is lost although their stores look valid.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     lost: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "ExportChanges::is_empty")]
+    exports: ExportChanges,
 }
 
 impl Contents {
+    /// Judges the text of a file.
+    fn parse(shown: &str, text: &str) -> Outcome<Contents> {
+        let damaged = |found: String| {
+            refused(ConfigKind::Damaged, shown, "state", found, "a state file of version 1")
+        };
+        let newer = |found: String| {
+            let expected = "what this version knows: a newer cairn wrote the file";
+            refused(ConfigKind::Unsupported, shown, "state", found, expected)
+        };
+        let value: Value =
+            serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
+        match value.get("version").and_then(Value::as_u64) {
+            Some(version) if version == u64::from(VERSION) => {}
+            Some(version) if version > u64::from(VERSION) => {
+                return Err(newer(format!("version {version}")));
+            }
+            Some(version) => return Err(damaged(format!("version {version}"))),
+            None => return Err(damaged("no version".to_owned())),
+        }
+        serde_json::from_value(value).map_err(|error| {
+            let found = error.to_string();
+            match found.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
+                Some((field, _)) => newer(format!("a field '{field}'")),
+                None => damaged(found),
+            }
+        })
+    }
     fn record_of(&self, name: &str) -> Option<&Record> {
         self.volumes.iter().find(|record| record.name == name)
     }
@@ -181,28 +257,29 @@ impl StateFile {
     /// Keeps other servers from the file, then reads it.
     ///
     /// # Errors
-    /// Another server has it, the lock cannot be made, or as [`open`](StateFile::open).
+    /// Another server has it, nothing can be written in its folder, or as
+    /// [`open`](StateFile::open).
     pub fn open_alone(path: &Path) -> Outcome<StateFile> {
         let shown = path.display().to_string();
-        let beside = beside(path, ".lock");
-        let failed = |error| system(beside.display().to_string(), "lock", error);
-        let lock = match File::create(&beside) {
-            Ok(lock) => lock,
-            Err(error) if is_read_only(&error) => return StateFile::open(path),
-            Err(error) => return Err(failed(error)),
-        };
-        // Who was killed may take a moment to be gone.
+        let lock = File::create(beside(path, ".lock")).map_err(|e| unwritable(&shown, e))?;
         for _ in 0..TRIES {
             match lock.try_lock() {
                 Ok(()) => {
+                    probe_folder(path).map_err(|error| unwritable(&shown, error))?;
                     return Ok(StateFile { _lock: Some(Arc::new(lock)), ..StateFile::open(path)? });
                 }
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
+                Err(TryLockError::Error(error)) => return Err(system(shown, "lock", error)),
                 Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
             }
         }
         let found = "another server that keeps its state here";
         Err(refused(ConfigKind::Busy, shown, "lock", found, "no other user"))
+    }
+
+    /// True if a server holds the file now.
+    pub fn is_held(path: &Path) -> bool {
+        let lock = File::open(beside(path, ".lock"));
+        lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
     /// Reads the file; a missing one is empty and is made by the first change.
@@ -219,15 +296,7 @@ impl StateFile {
             }
             Err(error) => return Err(system(shown, "read", error)),
         };
-        let damaged = |found: String| {
-            refused(ConfigKind::Damaged, &shown, "state", found, "a state file of version 1")
-        };
-        let contents: Contents =
-            serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-        if contents.version != VERSION {
-            return Err(damaged(format!("version {}", contents.version)));
-        }
-        Ok(StateFile::of(path, contents))
+        Ok(StateFile::of(path, Contents::parse(&shown, &text)?))
     }
 
     fn of(path: &Path, contents: Contents) -> StateFile {
@@ -243,6 +312,16 @@ impl StateFile {
     /// True if the content of a snapshot is lost, whatever its store says.
     pub fn is_lost(&self, name: &str) -> bool {
         self.inner.lock().contents.lost.contains(name)
+    }
+
+    /// The exports that verbs changed.
+    pub fn exports(&self) -> ExportChanges {
+        self.inner.lock().contents.exports.clone()
+    }
+
+    /// False if the file may say what the last change was refused for.
+    pub fn is_sure(&self) -> bool {
+        !self.inner.lock().unsure
     }
 
     /// True once a verb has changed anything, even if all is as configured again.
@@ -262,6 +341,16 @@ impl StateFile {
     pub fn record(&self, records: Vec<Record>) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let next = inner.contents.with(records);
+        self.put(&mut inner, next)
+    }
+
+    /// Records what verbs changed of the exports. Durable when it returns.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub fn record_exports(&self, exports: ExportChanges) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        let next = Contents { exports, ..inner.contents.clone() };
         self.put(&mut inner, next)
     }
 
@@ -340,9 +429,17 @@ impl Witness for Noting {
     }
 }
 
-/// True if nothing can be written there: nobody records anything either.
-fn is_read_only(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+/// Has the system say at once whether the file could be replaced.
+fn probe_folder(path: &Path) -> io::Result<()> {
+    let probe = beside(path, ".new");
+    File::create(&probe)?;
+    fs::remove_file(&probe)
+}
+
+fn unwritable(shown: &str, error: io::Error) -> ConfigError {
+    let detail = "state: its folder cannot be written: name a file elsewhere with --state, or \
+                  serve with --read-only";
+    ConfigError::new(ConfigKind::System, shown, detail).with_source(error)
 }
 
 /// The file of the same name with something appended.
@@ -354,7 +451,7 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::{Record, StateFile, Store};
+    use super::{ExportChanges, Record, StateFile, Store, is_same_table};
     use cairn_block::ConfigKind;
     use std::fs::{self, File};
 
@@ -456,10 +553,64 @@ mod tests {
     fn what_is_no_state_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
-        for text in ["", "frob", "{\"version\":2,\"volumes\":[]}", "{\"version\":1}"] {
+        for text in ["", "frob", "[]", r#"{"version":0}"#, r#"{"version":1,"volumes":7}"#] {
             fs::write(&path, text).unwrap();
             let line = StateFile::open(&path).unwrap_err().to_string();
             assert!(line.contains("expected a state file of version 1"), "{line}");
         }
+    }
+
+    #[test]
+    fn what_a_newer_version_wrote_is_refused_and_what_an_older_one_left_out_is_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.state");
+        let volume = r#"{"name":"v","configured":null,"table":"0 8 zero","inactive":null"#;
+        for (text, found) in [
+            (r#"{"version":2}"#.to_owned(), "version 2"),
+            (r#"{"version":1,"frob":[]}"#.to_owned(), "a field 'frob'"),
+            (format!(r#"{{"version":1,"volumes":[{volume},"frob":1}}]}}"#), "a field 'frob'"),
+        ] {
+            fs::write(&path, &text).unwrap();
+            let error = StateFile::open(&path).unwrap_err();
+            assert_eq!(error.kind, ConfigKind::Unsupported);
+            let line = error.to_string();
+            assert!(line.contains(&format!("found {found}, expected what this")), "{line}");
+        }
+        fs::write(&path, r#"{"version":1}"#).unwrap();
+        assert!(StateFile::open(&path).unwrap().records().is_empty());
+        fs::write(&path, format!(r#"{{"version":1,"volumes":[{volume}}}]}}"#)).unwrap();
+        assert_eq!(StateFile::open(&path).unwrap().records()[0].name, "v");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_refused_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.state");
+        fs::create_dir(folder.path().join("vm.state.new")).unwrap();
+        for path in [path, folder.path().join("nowhere/vm.state")] {
+            let line = StateFile::open_alone(&path).unwrap_err().to_string();
+            assert!(line.contains("vm.state: state: its folder cannot be written"), "{line}");
+        }
+    }
+
+    #[test]
+    fn exports_survive_reopening_beside_the_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.state");
+        let state = StateFile::open(&path).unwrap();
+        let removed = ["v".to_owned()].into();
+        let exports = ExportChanges { removed, ..ExportChanges::default() };
+        state.record_exports(exports.clone()).unwrap();
+        state.record(vec![changed("v")]).unwrap();
+        let again = StateFile::open(&path).unwrap();
+        assert_eq!((again.exports(), again.records()), (exports, vec![changed("v")]));
+    }
+
+    #[test]
+    fn tables_are_the_same_however_they_are_written() {
+        let same = |one, other| is_same_table(Some(one), Some(other));
+        assert!(same("0 8 zero", " 0  8 zero \n"));
+        assert!(same("no table", "no table") && !same("no table", "none"));
+        assert!(!same("0 8 zero", "0 9 zero") && !is_same_table(None, Some("0 8 zero")));
     }
 }

@@ -3,8 +3,17 @@
 //! Owns what tables verbs changed: kept in the state file before a verb answers. Order, and what
 //! a crash between two steps leaves:
 //! - load: build, then record, then answer. Crash: the old tables, or the loaded one waiting.
-//! - resume: record, then swap. Crash: the old tables, or the new one live, as was asked.
-//! - create: build, record, resume. remove: end the volume, then record.
+//! - resume: record, then swap. Crash: the old tables, or the new one live, as was asked; a new one
+//!   that cannot be is not served. It may have been live and written to, so that the old one is no
+//!   way out. Without a crash, if the new table cannot be live, the old one is live and recorded
+//!   again. Should it be refused too, it is recorded with the new one waiting. A pool that grows is
+//!   recorded after the swap: see `pool`.
+//! - create: build, resume, record, export. Crash: no volume, or the one that nobody was told of.
+//! - remove: record, then end. Crash: it is gone at the next start.
+//! - clear: record, then drop. suspend and message change nothing that is recorded.
+//!
+//! So a verb that fails leaves a record of what is served. What could not be brought up at a start
+//! stays recorded, and no verb gives its name away.
 //!
 //! Without a state file the verbs that change tables refuse. One such verb runs at a time, and
 //! `snap list` and `snap diff` wait for it, to tell of one moment; other reading verbs never do.
@@ -13,6 +22,9 @@
 //! wait for requests outside their turn, other verbs on their volume being refused meanwhile; and a
 //! verb that would read through a suspended volume, or wait for requests that do, is refused.
 //! [`Verbs::close`] refuses all further changes and gives up what verbs under way wait for.
+
+mod exports;
+mod state;
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -33,13 +45,11 @@ use crate::control::rpc::{
 };
 use crate::control::server::{Answer, Caller};
 use crate::failure::{Outcome, refused};
-use crate::pool::will_be_pool;
+use crate::pool::{is_growth_of, will_be_pool};
 use crate::report;
 use crate::serve::exports::Exports;
-use crate::snap::Keeper;
-#[cfg(test)]
-use crate::snap::Step;
 use crate::snap::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
+use crate::snap::{Keeper, Step, also};
 use crate::state::{Noting, Record, StateFile};
 use crate::world::World;
 
@@ -58,6 +68,8 @@ pub struct Verbs {
     told: Told,
     /// The volumes that are being suspended. Changed only in turn, but for the ends.
     suspends: Mutex<Vec<String>>,
+    /// Recorded volumes that could not be brought up at the start, and why.
+    not_served: Mutex<HashMap<String, String>>,
     /// The server is going away.
     closed: AtomicBool,
     /// Sees each step of a verb on snapshots.
@@ -75,6 +87,12 @@ pub(crate) struct Changes {
     /// Every volume's, by name.
     pub(crate) records: Records,
     told: Told,
+}
+
+/// What a resume that swaps tables records.
+struct Swap {
+    before: Record,
+    after: Record,
 }
 
 /// A suspend under way, until it ends, though it be by a panic: [`Verbs::close`] waits for it.
@@ -117,6 +135,7 @@ impl Verbs {
             changes: Mutex::new(Changes { state, records, told: told.clone() }),
             told,
             suspends: Mutex::default(),
+            not_served: Mutex::default(),
             closed: AtomicBool::new(false),
             #[cfg(test)]
             at_step: Mutex::new(Box::new(|_| ())),
@@ -126,6 +145,11 @@ impl Verbs {
             let _ = verbs.give_witness(volume.volume());
         }
         verbs
+    }
+
+    /// Remembers what could not be brought up, with the reasons.
+    pub fn note_not_served(&self, failures: impl IntoIterator<Item = (String, String)>) {
+        self.not_served.lock().extend(failures);
     }
 
     /// Has the state file note if the content of a snapshot is lost and its store can't say so.
@@ -216,54 +240,97 @@ impl Verbs {
         if recorded.is_err() {
             self.world.clear(name)?;
         }
+        self.step(Step::Recorded);
         recorded
     }
 
     /// `resume`
     ///
     /// # Errors
-    /// It stays suspended.
+    /// The table that it had is live again, unless the line says otherwise.
     pub(crate) fn resume(&self, name: &str) -> Outcome<()> {
         let mut changes = self.change()?;
-        if self.note_swap(&mut changes, name)? && !self.world.volume(name)?.is_suspended() {
-            // While the old table's requests are waited for, nobody's turn is taken.
+        let swap = self.note_swap(&mut changes, name)?;
+        self.step(Step::Recorded);
+        if swap.is_some() && !self.world.volume(name)?.is_suspended() {
+            // While the old table's requests are waited for, nobody's turn is taken, and no other
+            // verb changes the volume.
+            let under_way = Suspending::begin(&self.suspends, name);
             drop(changes);
-            self.suspend(name, false)?;
+            self.world.suspend(name, SuspendMode::Flush)?;
             changes = self.change()?;
-            self.note_swap(&mut changes, name)?;
+            drop(under_way);
         }
-        match parent_of(name) {
+        let resumed = match parent_of(name) {
             // A suspended snapshot, or the volume: with all that is recorded beneath.
             Some(volume) if snapshot_of(name, volume).is_some() => {
                 self.bring_in_line(&changes.record_of(name))
             }
             Some(_) => self.make_live(name),
             None => self.assemble(&changes, name),
+        };
+        match (resumed, swap) {
+            (Ok(()), Some(Swap { after, .. })) => {
+                self.step(Step::Resumed);
+                changes.record_all(vec![after])
+            }
+            (Err(error), Some(Swap { before, .. })) => {
+                Err(self.go_back(&mut changes, before, error))
+            }
+            (resumed, None) => resumed,
         }
     }
 
-    /// Records that a resume makes the table that waits live; false if none does.
+    /// Records that a resume makes the table that waits live; none if none does.
     ///
     /// # Errors
     /// The volume cannot be resumed now, or the system refused.
-    fn note_swap(&self, changes: &mut Changes, name: &str) -> Outcome<bool> {
+    fn note_swap(&self, changes: &mut Changes, name: &str) -> Outcome<Option<Swap>> {
         self.refuse_being_suspended(name)?;
         if self.world.volume(name)?.inactive_table().is_none() {
-            return Ok(false);
+            return Ok(None);
         }
         // With snapshots, what is suspended beneath is brought up first.
         if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
             self.world.refuse_suspended_beneath(name)?;
         }
         self.clear_the_way(name)?;
-        // A resume that fails leaves the volume suspended with this table, and the record says so:
-        // the next resume may succeed.
-        let recorded = changes.record(name, |tables| {
-            if let Some(waiting) = tables.inactive.take() {
-                tables.table = Some(waiting);
-            }
-        });
-        recorded.inspect_err(|_| self.exports.settle(&self.world)).map(|()| true)
+        let before = changes.record_of(name);
+        let mut after = before.clone();
+        if let Some(waiting) = after.inactive.take() {
+            after.table = Some(waiting);
+        }
+        if !is_growth_of(&before) {
+            let recorded = changes.record_all(vec![after.clone()]);
+            recorded.inspect_err(|_| self.exports.settle(&self.world))?;
+        }
+        Ok(Some(Swap { before, after }))
+    }
+
+    /// After a table could not become live: the one before it is, and is recorded. Answers what to
+    /// tell.
+    pub(crate) fn go_back(
+        &self,
+        changes: &mut Changes,
+        before: Record,
+        error: ConfigError,
+    ) -> ConfigError {
+        let (name, kind) = (before.name.clone(), error.kind);
+        let former = before.table.clone().unwrap_or_default();
+        let is_suspended = self.world.volume(&name).is_ok_and(|volume| volume.is_suspended());
+        let back = match is_suspended {
+            true => self.world.load(&name, &former).and_then(|()| self.make_live(&name)),
+            false => self.world.clear(&name),
+        };
+        self.exports.settle(&self.world);
+        let Err(second) = back else {
+            also(&name, changes.record_all(vec![Record { inactive: None, ..before }]));
+            return error;
+        };
+        also(&name, changes.record_all(vec![before]));
+        let detail =
+            format!("{error}; it stays suspended, as its former table is refused too: {second}");
+        ConfigError::new(kind, "", detail)
     }
 
     fn clear(&self, name: &str) -> Outcome<()> {
@@ -271,26 +338,30 @@ impl Verbs {
         self.world.volume(name)?;
         self.refuse_being_suspended(name)?;
         changes.record(name, |tables| tables.inactive = None)?;
+        self.step(Step::Recorded);
         self.world.clear(name)
     }
 
     fn create(&self, name: &str, table: &str) -> Outcome<()> {
         refuse_at_sign(name)?;
         let mut changes = self.change_table(name, "create")?;
+        self.refuse_recorded(name)?;
         self.world.refuse_suspended_in(name, table)?;
         self.world.create(name)?;
         let made = self.bring_up(&mut changes, name, table);
         if made.is_err() {
-            self.world.remove(name)?;
-            changes.record(name, Record::clear)?;
+            also(name, changes.record(name, Record::clear));
+            also(name, self.take_down(name));
         }
         made
     }
 
     fn bring_up(&self, changes: &mut Changes, name: &str, table: &str) -> Outcome<()> {
         self.world.load(name, table)?;
-        changes.record(name, |tables| tables.table = Some(table.to_owned()))?;
         self.make_live(name)?;
+        self.step(Step::Resumed);
+        changes.record(name, |tables| tables.table = Some(table.to_owned()))?;
+        self.step(Step::Recorded);
         self.exports.add_volume(&self.world, name)
     }
 
@@ -316,10 +387,14 @@ impl Verbs {
         self.world.refuse_users(name)?;
         self.refuse_being_suspended(name)?;
         self.world.refuse_suspended_beneath(name)?;
-        self.exports.remove_volume(&self.world, name)?;
-        self.world.remove(name)?;
-        self.exports.settle(&self.world);
-        changes.record(name, Record::clear)
+        let before = changes.record_of(name);
+        changes.record(name, Record::clear)?;
+        self.step(Step::Recorded);
+        let removed = self.take_down(name);
+        if removed.is_err() && self.world.volume(name).is_ok() {
+            also(name, changes.record_all(vec![before]));
+        }
+        removed
     }
 
     /// Makes the loaded table live. What it claims is no longer exported, and what it claims no
@@ -445,6 +520,11 @@ impl Changes {
         known.unwrap_or_else(|| Record::as_configured(name, None))
     }
 
+    /// False if the state file may name what a refused record named: nothing of that is deleted.
+    pub(crate) fn is_sure(&self) -> bool {
+        self.state.as_ref().is_none_or(StateFile::is_sure)
+    }
+
     /// What is recorded of some volumes.
     pub(crate) fn records_of(&self, names: &[&str]) -> Vec<Record> {
         names.iter().map(|name| self.record_of(name)).collect()
@@ -473,6 +553,10 @@ impl Verbs {
             Call::Server => Ok(self.server_info()),
             Call::Targets => to_value(report::targets(&self.world)),
             Call::Exports => to_value(self.exports.list(&self.world)),
+            Call::ExportAdd(params) => done(self.export_add(params)),
+            Call::ExportRemove(params) => done(self.export_remove(&params)),
+            Call::StateShow(AnyName { name }) => to_value(self.state_show(name.as_deref())?),
+            Call::StateForget(params) => to_value(self.state_forget(&params.name, params.yes)?),
             Call::Volumes => to_value(report::infos(&self.world, &self.exports, None)?),
             Call::Info(AnyName { name }) => {
                 to_value(report::infos(&self.world, &self.exports, name.as_deref())?)

@@ -13,11 +13,15 @@ use serde_json::{Value, json};
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Every method with its parameters, for `rpc_get_methods` and the manual.
-pub const METHODS: [(&str, &str); 34] = [
+pub const METHODS: [(&str, &str); 38] = [
     ("rpc_get_methods", ""),
     ("server_info", ""),
     ("target_list", ""),
     ("export_list", ""),
+    ("export_add", "volume, name?, description?, read_only?"),
+    ("export_remove", "name, force?"),
+    ("state_show", "name?"),
+    ("state_forget", "name, yes?"),
     ("volume_list", ""),
     ("volume_info", "name?"),
     ("volume_status", "name?"),
@@ -65,6 +69,14 @@ pub enum Call {
     Targets,
     /// `export_list`
     Exports,
+    /// `export_add`
+    ExportAdd(ExportAddParams),
+    /// `export_remove`
+    ExportRemove(ExportRemoveParams),
+    /// `state_show`
+    StateShow(AnyName),
+    /// `state_forget`
+    StateForget(StateForgetParams),
     /// `volume_list`
     Volumes,
     /// `volume_info`
@@ -143,6 +155,10 @@ impl Call {
             "server_info" => Call::Server,
             "target_list" => Call::Targets,
             "export_list" => Call::Exports,
+            "export_add" => Call::ExportAdd(typed(method, params)?),
+            "export_remove" => Call::ExportRemove(typed(method, params)?),
+            "state_show" => Call::StateShow(typed(method, params)?),
+            "state_forget" => Call::StateForget(typed(method, params)?),
             "volume_list" => Call::Volumes,
             "volume_info" => Call::Info(typed(method, params)?),
             "volume_status" => Call::Status(typed(method, params)?),
@@ -340,6 +356,45 @@ pub struct RemoveParams {
     /// Disconnect the clients that use it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+}
+
+/// Parameters of `export_add`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportAddParams {
+    /// The volume.
+    pub volume: String,
+    /// The name that clients ask for; none: the volume's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A line for a person.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub description: String,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Parameters of `export_remove`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportRemoveParams {
+    /// The export.
+    pub name: String,
+    /// Disconnect its clients.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Parameters of `state_forget`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StateForgetParams {
+    /// The volume.
+    pub name: String,
+    /// Snapshots and merges go with it.
+    #[serde(default)]
+    pub yes: bool,
 }
 
 /// Parameters of `volume_message`.

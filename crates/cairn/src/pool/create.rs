@@ -14,7 +14,7 @@ use crate::snap::names::refuse_at_sign;
 use crate::snap::store::{check_argument, discard, is_path};
 use crate::snap::{Step, also, now_s};
 use crate::state::Record;
-use crate::verbs::Verbs;
+use crate::verbs::{Changes, Verbs};
 
 /// Sectors of a data block if nobody says otherwise: 64 KiB.
 const BLOCK_SECTORS: u64 = 128;
@@ -53,6 +53,7 @@ impl Verbs {
         if self.world.read_only() {
             return Err(wrong(name, "access", "a read-only server", "a writable one"));
         }
+        self.refuse_recorded(name)?;
         if self.world.volume(name).is_ok() || changes.record_of(name).configured.is_some() {
             return Err(refused(ConfigKind::Busy, name, "name", "a volume of it", "a new one"));
         }
@@ -64,21 +65,30 @@ impl Verbs {
         self.step(Step::StoreMade);
         let before = changes.record_of(name);
         let (live, pool_made_s) = (Some(table.clone()), Some(now_s()));
-        let up = changes
-            .record_all(vec![Record { table: live, pool_made_s, ..before.clone() }])
-            .and_then(|()| {
-                self.step(Step::Recorded);
-                self.bring_up_volume(name, &table)
-            });
+        let record = Record { table: live, pool_made_s, ..before.clone() };
+        let up = self.make_pool(&mut changes, record, &table);
         if up.is_err() {
             also(name, changes.record_all(vec![before]));
-            undo(&made);
+            also(name, self.take_down(name));
+            if changes.is_sure() {
+                undo(&made);
+            }
         }
         up?;
-        self.step(Step::Arranged);
-        self.exports.add_volume(&self.world, name)?;
         self.step(Step::Done);
         Ok(())
+    }
+
+    /// Steps 2 to 4.
+    fn make_pool(&self, changes: &mut Changes, record: Record, table: &str) -> Outcome<()> {
+        let name = record.name.clone();
+        self.world.create(&name)?;
+        self.world.load(&name, table)?;
+        changes.record_all(vec![record])?;
+        self.step(Step::Recorded);
+        self.make_live(&name)?;
+        self.step(Step::Arranged);
+        self.exports.add_volume(&self.world, &name)
     }
 
     /// Has the devices there, and answers the table over them.

@@ -1,6 +1,6 @@
 //! Making a pool larger while it is in use, and giving the room of free blocks back.
 
-use cairn_block::{ConfigError, TableLine};
+use cairn_block::TableLine;
 
 use super::LivePool;
 use crate::control::rpc::PoolGrowParams;
@@ -8,19 +8,36 @@ use crate::failure::{Outcome, wrong};
 use crate::snap::store::{grow, is_path};
 use crate::snap::{Step, also};
 use crate::state::Record;
-use crate::verbs::Verbs;
+use crate::verbs::{Changes, Verbs};
 
 /// The line of a pool's table.
 struct PoolLine(TableLine);
 
+/// True if `longer` is the table of the same pool with more data.
+pub fn is_growth(table: &str, longer: &str) -> bool {
+    let (Some(now), Some(then)) = (PoolLine::of_table(table), PoolLine::of_table(longer)) else {
+        return false;
+    };
+    let devices = |line: &PoolLine| line.0.args[..3].to_vec();
+    devices(&now) == devices(&then) && now.0.len < then.0.len
+}
+
+/// The same of the table that waits for a resume.
+pub fn is_growth_of(record: &Record) -> bool {
+    let (Some(table), Some(waiting)) = (&record.table, &record.inactive) else { return false };
+    is_growth(table, waiting)
+}
+
 impl PoolLine {
+    fn of_table(text: &str) -> Option<PoolLine> {
+        let [line] = <[TableLine; 1]>::try_from(TableLine::parse_all(text).ok()?).ok()?;
+        (line.target == "thin-pool" && line.args.len() >= 4).then_some(PoolLine(line))
+    }
+
     fn of(record: &Record) -> Outcome<PoolLine> {
         let text = record.table.as_deref().unwrap_or_default();
-        let lines = TableLine::parse_all(text)?;
-        match <[TableLine; 1]>::try_from(lines) {
-            Ok([line]) if line.target == "thin-pool" && line.args.len() >= 4 => Ok(PoolLine(line)),
-            _ => Err(wrong(&record.name, "table", format!("'{text}'"), "one line of thin-pool")),
-        }
+        let refused = || wrong(&record.name, "table", format!("'{text}'"), "one line of thin-pool");
+        PoolLine::of_table(text).ok_or_else(refused)
     }
 
     fn metadata(&self) -> &str {
@@ -52,11 +69,12 @@ impl Verbs {
     /// `pool grow`: to the sizes said, of files; and to whatever size the devices have.
     ///
     /// # Errors
-    /// The pool is as it was; a file may be longer.
+    /// The pool is as it was, unless the line says otherwise; a file may be longer.
     pub fn pool_grow(&self, params: &PoolGrowParams) -> Outcome<()> {
         let name = &params.name;
         let mut changes = self.change_table(name, "pool grow")?;
         let pool = self.pool(name)?;
+        self.drop_growth(&mut changes, name)?;
         self.ready(name)?;
         let before = changes.record_of(name);
         let mut line = PoolLine::of(&before)?;
@@ -68,23 +86,42 @@ impl Verbs {
         let block = figures.block.0;
         let sectors = self.data_sectors(&line)? / block * block;
         line.0.len.0 = sectors.max(line.0.len.0);
-        let table = line.text();
-        self.world.load(name, &table)?;
-        let after = Record { table: Some(table), ..before.clone() };
-        if let Err(error) = changes.record_all(vec![after]) {
-            also(name, self.world.clear(name));
-            return Err(error);
-        }
-        self.step(Step::Recorded);
-        self.make_live(name).map_err(|error| {
-            let detail = format!("the pool is suspended, cairn resume tries again: {error}");
-            ConfigError::new(error.kind, name, detail)
-        })?;
+        self.swap_for_longer(&mut changes, before, line.text())?;
         self.set_detect(name, figures.detect_zeroes)?;
         // A commit may have failed meanwhile: then it is live, and as large as it was.
         refuse_unchangeable(&self.pool(name)?, &line)?;
         self.step(Step::Done);
         Ok(())
+    }
+
+    /// Steps 2 to 4.
+    fn swap_for_longer(&self, changes: &mut Changes, before: Record, table: String) -> Outcome<()> {
+        let name = before.name.clone();
+        let waiting = Record { inactive: Some(table.clone()), ..before.clone() };
+        let after = Record { table: Some(table.clone()), ..before.clone() };
+        // Else only the metadata grows, which no table tells.
+        let longer = is_growth_of(&waiting);
+        self.world.load(&name, &table)?;
+        if let Err(error) = if longer { changes.record_all(vec![waiting]) } else { Ok(()) } {
+            also(&name, self.world.clear(&name));
+            return Err(error);
+        }
+        self.step(Step::Recorded);
+        if let Err(error) = self.make_live(&name) {
+            return Err(self.go_back(changes, before, error));
+        }
+        self.step(Step::Resumed);
+        if longer { changes.record_all(vec![after]) } else { Ok(()) }
+    }
+
+    /// Takes the table back that a crash in the middle of a growth left waiting.
+    fn drop_growth(&self, changes: &mut Changes, name: &str) -> Outcome<()> {
+        let record = changes.record_of(name);
+        if !is_growth_of(&record) {
+            return Ok(());
+        }
+        changes.record_all(vec![Record { inactive: None, ..record }])?;
+        self.world.clear(name)
     }
 
     /// Has a pool go on with the mode that a message gave it; its table says what it began with.

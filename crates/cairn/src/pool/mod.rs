@@ -5,13 +5,18 @@
 //! device.
 //!
 //! # Orders, and what a crash between two steps leaves
-//! Create: 1. the files, blank and durable; 2. recorded; 3. the volume brought up, which formats
-//! the metadata; then the answer.
-//! - Before 2: blank files that nobody knows. After 2: the start formats what is still blank.
+//! Create: 1. the files, blank and durable; 2. the table built; 3. recorded; 4. made live, which
+//! formats the metadata; then the answer.
+//! - Before 3: blank files that nobody knows. After 3: the start formats what is still blank.
 //!
-//! Grow: 1. the files longer, durably; 2. the longer table recorded; 3. made live, which grows the
-//! maps in one commit; then the answer.
-//! - Before 2: files longer than the pool. After 2: the start grows the pool.
+//! Grow: 1. the files longer, durably; 2. the longer table recorded as one that waits; 3. made
+//! live, which grows the maps in one commit; 4. recorded as the pool's; then the answer.
+//! - Before 2: files longer than the pool. From 2 to 3: the pool as it was, with a longer table
+//!   waiting: a resume, or the same verb again, grows it. From 3 to 4: the metadata refuses the
+//!   shorter table then, and the start takes the longer.
+//! - A growth that fails (the metadata has no room) leaves the pool live as it was, and the shorter
+//!   table alone recorded. Recorded before the maps have grown, the longer one would keep the pool,
+//!   and its volumes, from the next start.
 //!
 //! Trim changes nothing that is recorded anywhere: see the target.
 //!
@@ -32,6 +37,7 @@ use cairn_format::thin::Opening;
 use cairn_targets::persistent::Store;
 use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
 
+pub use grow::{is_growth, is_growth_of};
 pub use remote::run;
 
 use crate::failure::{Outcome, refused, wrong};

@@ -45,6 +45,9 @@ pub struct ServeArgs {
     /// Write no byte to any device
     #[arg(long)]
     pub read_only: bool,
+    /// Serve nothing unless every volume can be brought up
+    #[arg(long)]
+    pub strict: bool,
     /// Serve on a private socket while CMD runs (sh -c, with $uri and $unixsocket), then shut
     /// down with its exit status
     #[arg(long, value_name = "CMD")]

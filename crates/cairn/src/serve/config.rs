@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use cairn_backends::parse_size;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::args::{MessageStep, RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{MEMORY_BYTES_MIN, MEMORY_EXPECTED};
@@ -68,15 +68,18 @@ pub struct Volume {
 }
 
 /// A volume under a name for clients.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Export {
     /// The name clients ask for.
     pub name: String,
     /// The volume.
     pub volume: String,
     /// A line for a person.
+    #[serde(default)]
     pub description: String,
     /// Refuse writes.
+    #[serde(default)]
     pub read_only: bool,
 }
 

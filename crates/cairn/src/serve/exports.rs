@@ -1,5 +1,8 @@
 //! Which volumes are served under which names.
 //!
+//! What verbs added and took away is kept in the state file and laid over the rest: an export that
+//! was added is served whenever its volume is, one that was removed is not, whoever named it.
+//!
 //! Without a word in the TOML file every volume is served under its own name, those made at run
 //! time too. A snapshot is served under its own name wherever its volume is served; what lies
 //! beneath a volume with snapshots never is, nor is a pool: it is its own data device. What another
@@ -18,14 +21,38 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::config::Export;
+use super::plan::Plan;
 use crate::failure::{Outcome, refused, wrong};
 use crate::pool::is_pool;
 use crate::snap::SnapContexts;
 use crate::snap::names::{is_hidden, parent_of};
+use crate::state::ExportChanges;
 use crate::world::World;
 
 /// How long connections may finish what they have begun when their export goes.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// Refuses exports of volumes that nothing is known of. If verbs have changed tables the volume may
+/// have been one of theirs: then a line says that the export is not served.
+///
+/// # Errors
+/// There is such an export.
+pub fn refuse_unknown(
+    configured: &[Export],
+    changes: &ExportChanges,
+    plan: &Plan,
+    may_come: bool,
+) -> Outcome<()> {
+    for export in configured.iter().chain(&changes.added).filter(|it| !plan.knows(&it.volume)) {
+        let (device, found) = (format!("export '{}'", export.name), &export.volume);
+        let error = wrong(device, "volume", format!("'{found}'"), "a volume with a table");
+        if !may_come {
+            return Err(error);
+        }
+        tracing::warn!("{error}: it is not served until there is one");
+    }
+    Ok(())
+}
 
 /// One export, as `exports` shows it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -68,6 +95,8 @@ pub struct Exports {
     server: Arc<NbdServer>,
     /// What the configuration names; none means every volume.
     configured: Vec<Export>,
+    /// What verbs changed.
+    changes: Mutex<ExportChanges>,
     /// As they are served: `read_only` if they are, for whatever reason.
     served: Mutex<Vec<Export>>,
     /// Volumes that are not served as they would be, as they are claimed or a pool.
@@ -79,10 +108,16 @@ pub struct Exports {
 
 impl Exports {
     /// Nothing served yet.
-    pub fn new(world: &World, configured: Vec<Export>, options: NbdOptions) -> Exports {
+    pub fn new(
+        world: &World,
+        configured: Vec<Export>,
+        changes: ExportChanges,
+        options: NbdOptions,
+    ) -> Exports {
         let server = Arc::new(NbdServer::new(world.reactors().post(), options));
         let (served, held_back, addresses) = Default::default();
-        Exports { server, configured, served, held_back, chosen: Mutex::default(), addresses }
+        let (changes, chosen) = (Mutex::new(changes), Mutex::default());
+        Exports { server, configured, changes, served, held_back, chosen, addresses }
     }
 
     /// Serves a volume under each of its names; those that it has already stay.
@@ -122,6 +157,18 @@ impl Exports {
     }
 
     fn names_of(&self, volume: &str, pool: bool) -> Vec<Export> {
+        let changes = self.changes.lock();
+        let own = |export: &Export| {
+            let replaced = changes.added.iter().any(|added| added.name == export.name);
+            !replaced && !changes.removed.contains(&export.name)
+        };
+        let mut exports = self.names_without_changes(volume, pool);
+        exports.retain(own);
+        exports.extend(changes.added.iter().filter(|added| added.volume == volume).cloned());
+        exports
+    }
+
+    fn names_without_changes(&self, volume: &str, pool: bool) -> Vec<Export> {
         let configured = |volume: &str| {
             let exports = self.configured.iter();
             exports.filter(|export| export.volume == volume).cloned().collect::<Vec<_>>()
@@ -136,6 +183,38 @@ impl Exports {
             return vec![Export { volume: name.clone(), name, description, read_only: false }];
         }
         configured(volume)
+    }
+
+    /// What verbs changed so far.
+    pub fn changes(&self) -> ExportChanges {
+        self.changes.lock().clone()
+    }
+
+    /// Lays other changes over the rest. Serves and stops nothing.
+    pub fn set_changes(&self, changes: ExportChanges) {
+        *self.changes.lock() = changes;
+    }
+
+    /// The export of this name that the configuration, or the name of a volume, would have.
+    pub fn without_changes(&self, world: &World, name: &str) -> Option<Export> {
+        let volumes = world.volumes();
+        let mut exports = volumes
+            .iter()
+            .flat_map(|volume| self.names_without_changes(volume.volume(), is_pool(volume)));
+        exports.find(|export| export.name == name)
+    }
+
+    /// The export of this name that is served.
+    pub fn served_as(&self, name: &str) -> Option<Export> {
+        self.served.lock().iter().find(|export| export.name == name).cloned()
+    }
+
+    /// The volume that is meant by the name of an export or of itself.
+    pub fn volume_of(&self, name: &str) -> String {
+        let changes = self.changes.lock();
+        let mut all = changes.added.iter().chain(&self.configured);
+        all.find(|export| export.name == name)
+            .map_or_else(|| name.to_owned(), |export| export.volume.clone())
     }
 
     /// If nobody chose, the empty name means the only export, whatever snapshots are beside it.
@@ -157,6 +236,11 @@ impl Exports {
         self.held_back.lock().remove(volume);
         self.remove_if(world, |export| export.volume == volume);
         Ok(())
+    }
+
+    /// Stops serving a volume under one of its names.
+    pub fn remove_export(&self, world: &World, name: &str) {
+        self.remove_if(world, |export| export.name == name);
     }
 
     /// Stops serving some exports. True if there were any.
@@ -324,11 +408,28 @@ impl Exports {
     /// # Errors
     /// Some are connected to it.
     pub fn refuse_clients(&self, volume: &str, expected: &str) -> Outcome<()> {
-        if self.wait_for_clients_of(|export| export.volume == volume) {
+        self.refuse_users(volume, expected, |export| export.volume == volume)
+    }
+
+    /// Refuses an export that clients use, after a moment.
+    ///
+    /// # Errors
+    /// Some are connected to it.
+    pub fn refuse_clients_of(&self, name: &str, expected: &str) -> Outcome<()> {
+        self.refuse_users(&format!("export '{name}'"), expected, |export| export.name == name)
+    }
+
+    fn refuse_users(
+        &self,
+        device: &str,
+        expected: &str,
+        is_it: impl Fn(&Export) -> bool,
+    ) -> Outcome<()> {
+        if self.wait_for_clients_of(is_it) {
             return Ok(());
         }
         let found = "clients that are connected";
-        Err(refused(ConfigKind::Busy, volume, "users", found, expected))
+        Err(refused(ConfigKind::Busy, device, "users", found, expected))
     }
 
     /// Waits a moment until no client uses some exports; false if one still does.

@@ -4,6 +4,10 @@
 //! then the main thread waits for a signal, or for the command of `--run`. Shutting down: verbs
 //! are refused, clients let go, every volume suspended (which commits), what is still dirty said.
 //! A start that fails half way shuts down the same way, so nothing acknowledged is lost.
+//!
+//! A volume that cannot be brought up does not keep the others down: each is told with its reason
+//! and stays recorded. The start fails with `--strict`, with `--run`, if it is the volume that
+//! clients get who name no export, and if nothing else is there.
 
 pub mod args;
 mod command;
@@ -27,6 +31,7 @@ use crate::control::server::ControlServer;
 use crate::exit;
 use crate::failure::{Outcome, system, wrong};
 use crate::signals::{self, Event};
+use crate::snap::names::is_hidden;
 use crate::sockets;
 use crate::state::StateFile;
 use crate::verbs::Verbs;
@@ -35,7 +40,7 @@ use command::{PrivateFolder, Running};
 use config::Config;
 use exports::Exports;
 use image::make_image;
-use plan::Plan;
+use plan::{BroughtUp, Failure, Plan};
 
 /// Runs the verb.
 ///
@@ -55,7 +60,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     };
     let mut plan = Plan::of(&config, &args.steps)?;
     if let Some(state) = &state {
-        plan.restore(state)?;
+        plan.restore(state);
     }
     if plan.records().is_empty() && args.state.is_none() {
         return Err(wrong(
@@ -65,6 +70,9 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
             "--table, a TOML file with a volume, or --state for volumes to come",
         ));
     }
+    let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
+    let may_come = state.as_ref().is_some_and(StateFile::has_changes);
+    exports::refuse_unknown(&config.exports, &changes, &plan, may_come)?;
     let sockets = Sockets::choose(&args, &config)?;
     if !read_only {
         config.images.iter().try_for_each(make_image)?;
@@ -80,13 +88,16 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
     world.reactors().set_spin(Duration::from_micros(spin.into()));
     let mut server = Server {
-        exports: Arc::new(Exports::new(&world, config.exports, nbd)),
+        exports: Arc::new(Exports::new(&world, config.exports, changes, nbd)),
         world,
         verbs: None,
         control: None,
     };
-    let default = args.export.or(config.default_export);
-    let served = server.start(plan, default.as_deref(), &sockets, state).and_then(|()| {
+    let wanted = Wanted {
+        default: args.export.or(config.default_export),
+        strict: args.strict || args.run.is_some(),
+    };
+    let served = server.start(plan, &wanted, &sockets, state).and_then(|()| {
         let command = args
             .run
             .as_deref()
@@ -151,6 +162,31 @@ impl Sockets {
     }
 }
 
+/// One line for each reason, with the volumes that are missing by it.
+fn tell_missing<'a>(failed: impl IntoIterator<Item = &'a Failure>) {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for one in failed {
+        match reasons.iter_mut().find(|(why, _)| *why == one.why()) {
+            // What lies beneath a volume with snapshots is not for clients anyway.
+            Some(_) if is_hidden(&one.name) => {}
+            Some((_, names)) => names.push(&one.name),
+            None => reasons.push((one.why(), vec![&one.name])),
+        }
+    }
+    for (why, names) in reasons {
+        let are = if names.len() == 1 { "is" } else { "are" };
+        tracing::error!("{} {are} not served: {why}", names.join(", "));
+    }
+}
+
+/// What a start must come to.
+struct Wanted {
+    /// The volume or export that clients get who name none.
+    default: Option<String>,
+    /// Every volume.
+    strict: bool,
+}
+
 /// What runs.
 struct Server {
     world: Arc<World>,
@@ -163,18 +199,19 @@ impl Server {
     fn start(
         &mut self,
         mut plan: Plan,
-        default_export: Option<&str>,
+        wanted: &Wanted,
         sockets: &Sockets,
         state: Option<StateFile>,
     ) -> Outcome<()> {
-        let dropped = plan.bring_up(&self.world)?;
+        let BroughtUp { changed, failed } = plan.bring_up(&self.world)?;
         if let Some(state) = state.as_ref().filter(|_| !self.world.read_only()) {
-            state.record(dropped)?;
+            state.record(changed)?;
         }
         for name in plan.names() {
             self.exports.add_volume(&self.world, name)?;
         }
-        if let Some(name) = default_export {
+        self.judge(&plan, &failed, wanted)?;
+        if let Some(name) = &wanted.default {
             let chosen = self.exports.set_default(name);
             match chosen {
                 // Verbs may have renamed or removed it: that must not keep others from being served.
@@ -192,6 +229,7 @@ impl Server {
         }
         let records = plan.records().to_vec();
         let verbs = Verbs::new(self.world.clone(), self.exports.clone(), state, records);
+        verbs.note_not_served(failed.iter().map(|one| (one.name.clone(), one.why().to_owned())));
         let verbs = Arc::new(verbs);
         if !self.world.read_only() {
             verbs.watch_over()?;
@@ -202,6 +240,21 @@ impl Server {
             Err(error) if sockets.control_asked => return Err(error),
             Err(error) => tracing::warn!("serving without a control socket: {error}"),
         }
+        Ok(())
+    }
+
+    /// Whether to serve without what could not be brought up. Of a start that fails the first
+    /// reason is the answer, and what else failed is told before.
+    fn judge(&self, plan: &Plan, failed: &[Failure], wanted: &Wanted) -> Outcome<()> {
+        let Some(first) = failed.first() else { return Ok(()) };
+        let default = wanted.default.as_deref().map(|name| self.exports.volume_of(name));
+        let missing = failed.iter().find(|one| default.as_deref() == Some(&one.name));
+        if wanted.strict || missing.is_some() || plan.names().next().is_none() {
+            let first = missing.unwrap_or(first);
+            tell_missing(failed.iter().filter(|one| one.why() != first.why()));
+            return Err(first.error());
+        }
+        tell_missing(failed);
         Ok(())
     }
 

@@ -2,26 +2,33 @@
 //! recorded over them.
 //!
 //! A volume is brought up with all its lines at its place in the order, or earlier if a volume
-//! before it names it with `@`. A record wins over the configuration it was made under; if the
-//! configuration has changed since, the start is refused rather than either lost.
+//! before it names it with `@`. A record wins over the configuration it was made under. If the
+//! configuration has changed since, it must be what is recorded; otherwise the volume is not
+//! brought up, rather than either lost.
 //!
 //! A volume with snapshots is brought up as a whole, whoever names a part of it first: its own
 //! table, then its snapshots, then a merge, then what stands on that, then the volume itself. So
 //! nothing can write to an origin before every recorded snapshot of it is there. The store of a
 //! recorded snapshot is never formatted, and marked invalid if the record says that it ended; nor is
 //! the metadata of a pool that a recorded volume is of.
+//!
+//! A volume that cannot be brought up is left out, with all that stands on it, and with its whole
+//! family if it has snapshots; the others are brought up. It stays recorded.
+//!
+//! A pool whose growth was under way has the longer table waiting beside the one it had. The start
+//! brings up the latter, or the longer if the metadata has grown already: see `pool`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use cairn_block::ConfigKind;
+use cairn_block::{ConfigError, ConfigKind};
 
 use super::args::{MessageStep, Step, parse_message, split_table};
 use super::config::{self, Config};
-use crate::failure::{Outcome, refused};
+use crate::failure::{Outcome, one_line, refused};
 use crate::pool;
-use crate::snap::names::{parent_of, real_of, refuse_at_sign};
-use crate::snap::{assemble, store};
-use crate::state::{Record, StateFile};
+use crate::snap::names::{is_hidden, parent_of, real_of, refuse_at_sign};
+use crate::snap::{also, assemble, store};
+use crate::state::{Record, StateFile, is_same_table};
 use crate::thin::line::ThinLine;
 use crate::thin::lost_name;
 use crate::world::{World, of_volume};
@@ -39,8 +46,51 @@ enum Act {
 #[derive(Default)]
 struct Begun<'a> {
     all: HashSet<&'a str>,
-    /// Of these, names that stand for nothing any more.
-    dropped: HashSet<&'a str>,
+    /// Names that stand for nothing any more, and pools that have grown: as they are now.
+    changed: Vec<Record>,
+    /// What could not be brought up, in the order in which it was tried.
+    failed: Vec<Failure>,
+}
+
+impl Begun<'_> {
+    fn failure_of(&self, name: &str) -> Option<&Failure> {
+        self.failed.iter().find(|failure| failure.name == name)
+    }
+
+    fn fail(&mut self, name: &str, error: &ConfigError) {
+        let (name, why) = (name.to_owned(), one_line(error));
+        self.failed.push(Failure { name, kind: error.kind, why });
+    }
+}
+
+/// A volume that could not be brought up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The volume.
+    pub name: String,
+    kind: ConfigKind,
+    why: String,
+}
+
+impl Failure {
+    /// As the error that it was.
+    pub fn error(&self) -> ConfigError {
+        ConfigError::new(self.kind, "", self.why.clone())
+    }
+
+    /// Why, on one line.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+}
+
+/// What a start came to.
+#[derive(Debug, Default)]
+pub struct BroughtUp {
+    /// Records that are to be replaced.
+    pub changed: Vec<Record>,
+    /// The volumes that are missing, in the order in which they were tried.
+    pub failed: Vec<Failure>,
 }
 
 /// What to bring up.
@@ -50,6 +100,12 @@ pub struct Plan {
     volumes: Vec<Record>,
     /// Snapshots whose content is lost although their stores may look valid.
     lost: HashSet<String>,
+    /// Volumes whose configuration contradicts what is recorded, with the refusal.
+    contradicted: HashMap<String, Failure>,
+    /// Records of what is configured like that by now.
+    settled: Vec<Record>,
+    /// What could not be brought up.
+    missing: HashSet<String>,
 }
 
 impl Plan {
@@ -87,32 +143,42 @@ impl Plan {
         self.acts.push(Act::Volume(name.to_owned()));
     }
 
-    /// Lays what the state file recorded over the configuration.
-    ///
-    /// # Errors
-    /// The configuration has changed since.
-    pub fn restore(&mut self, state: &StateFile) -> Outcome<()> {
-        let path = state.path().display().to_string();
-        for record in state.records() {
-            let known = self.volumes.iter_mut().find(|known| known.name == record.name);
-            let configured = known.as_ref().and_then(|known| known.configured.as_ref());
-            if configured != record.configured.as_ref() {
-                let found = "another table configured than when a verb changed it";
-                let expected = format!("the former one, or no record of it in {path}");
-                return Err(refused(ConfigKind::Argument, &record.name, "state", found, expected));
-            }
+    /// Lays what the state file recorded over the configuration, and says where they differ. A
+    /// volume that is configured as it is recorded needs no record any more.
+    pub fn restore(&mut self, state: &StateFile) {
+        let records = state.records();
+        for record in &records {
             if state.is_lost(&record.name) {
                 self.lost.insert(record.name.clone());
             }
+            let known = self.volumes.iter().position(|known| known.name == record.name);
+            let configured = known.and_then(|known| self.volumes[known].configured.clone());
+            let own = own_table(&records, record);
+            let was = record.configured.as_deref();
+            let mut record = record.clone();
+            if is_same_table(configured.as_deref(), was) {
+                if configured.is_some() && !is_same_table(configured.as_deref(), own) {
+                    tell_override(&record, own, state);
+                }
+            } else if configured.is_some() && is_same_table(configured.as_deref(), own) {
+                tracing::info!("{}: configured as it is recorded", record.name);
+                record.configured = configured;
+                if record.table.as_deref() == own {
+                    record.table.clone_from(&record.configured);
+                }
+                self.settled.push(record.clone());
+            } else {
+                let failure = contradiction(&record, state);
+                self.contradicted.insert(record.name.clone(), failure);
+            }
             match known {
-                Some(known) => *known = record,
+                Some(known) => self.volumes[known] = record,
                 None => {
                     self.acts.push(Act::Volume(record.name.clone()));
                     self.volumes.push(record);
                 }
             }
         }
-        Ok(())
     }
 
     /// Every volume with its tables.
@@ -123,34 +189,43 @@ impl Plan {
     /// The volumes that will be there.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let there = self.volumes.iter().filter(|record| record.table.is_some());
-        there.map(|record| record.name.as_str())
+        let names = there.map(|record| record.name.as_str());
+        names.filter(|name| !self.missing.contains(*name))
     }
 
-    /// Acts. Names of volumes that their pools do not have any more are dropped, with a notice:
-    /// answers their records as they are now.
+    /// True for a volume that is configured or recorded, though it be removed.
+    pub fn knows(&self, name: &str) -> bool {
+        self.volumes.iter().any(|record| record.name == name)
+    }
+
+    /// Acts. Names of volumes that their pools do not have any more are dropped, with a notice.
     ///
     /// # Errors
-    /// The first refusal; what is up then stays up.
-    pub fn bring_up(&mut self, world: &World) -> Outcome<Vec<Record>> {
-        let dropped = self.act(world)?;
-        let dropped: HashSet<String> = dropped.into_iter().map(str::to_owned).collect();
-        let gone = self.volumes.iter_mut().filter(|record| dropped.contains(&record.name));
-        Ok(gone
-            .map(|record| {
-                record.clear();
-                record.clone()
-            })
-            .collect())
+    /// A message is refused; what is up then stays up. What cannot be brought up is no error here.
+    pub fn bring_up(&mut self, world: &World) -> Outcome<BroughtUp> {
+        let Begun { changed, failed, .. } = self.act(world)?;
+        for record in &changed {
+            let known = self.volumes.iter_mut().find(|known| known.name == record.name);
+            *known.expect("it was brought up from there") = record.clone();
+        }
+        self.missing = failed.iter().map(|failure| failure.name.clone()).collect();
+        let settled = std::mem::take(&mut self.settled).into_iter();
+        let settled = settled.filter(|record| changed.iter().all(|new| new.name != record.name));
+        let changed = settled.chain(changed.iter().cloned()).collect();
+        Ok(BroughtUp { changed, failed })
     }
 
-    /// Answers the names that were dropped.
-    fn act(&self, world: &World) -> Outcome<HashSet<&str>> {
+    fn act(&self, world: &World) -> Outcome<Begun<'_>> {
         let mut begun = Begun::default();
         for act in &self.acts {
             match act {
-                Act::Volume(name) => self.ensure_up(world, name, &mut begun)?,
+                // Its failure is noted.
+                Act::Volume(name) => drop(self.ensure_up(world, name, &mut begun)),
                 Act::Message(step) if self.is_removed(&step.volume) => {
                     tracing::info!("{}: removed at run time: message left out", step.volume);
+                }
+                Act::Message(step) if begun.failure_of(&step.volume).is_some() => {
+                    tracing::info!("{}: not brought up: message left out", step.volume);
                 }
                 Act::Message(step) => {
                     let real = real_of(&step.volume);
@@ -162,7 +237,7 @@ impl Plan {
                 }
             }
         }
-        Ok(begun.dropped)
+        Ok(begun)
     }
 
     fn is_there(&self, name: &str) -> bool {
@@ -183,14 +258,42 @@ impl Plan {
         recorded.find(is_held).map(|record| record.name.as_str())
     }
 
+    /// Has a volume up, with its whole family if it has snapshots. A failure is noted for each
+    /// volume that is missing by it.
     fn ensure_up<'a>(&'a self, world: &World, name: &str, begun: &mut Begun<'a>) -> Outcome<()> {
         let family = parent_of(name).unwrap_or(name);
         if self.is_there(&real_of(family)) {
-            for member in assemble::family(&self.volumes, family) {
-                self.ensure_one_up(world, &member.name, begun)?;
-            }
+            let mut members = assemble::family(&self.volumes, family);
+            // A snapshot in a pool stands alone.
+            members.retain(|member| member.thin.is_none() || member.name == family);
+            self.ensure_family_up(world, &members, begun)?;
         }
         self.ensure_one_up(world, name, begun)
+    }
+
+    /// All of them, or none: an origin is never there without its snapshots.
+    fn ensure_family_up<'a>(
+        &'a self,
+        world: &World,
+        members: &[&'a Record],
+        begun: &mut Begun<'a>,
+    ) -> Outcome<()> {
+        let contradicted = |member: &&Record| self.contradicted.get(&member.name);
+        let up = match members.iter().find_map(contradicted) {
+            Some(failure) => Err(failure.error()),
+            None => members.iter().try_for_each(|one| self.ensure_one_up(world, &one.name, begun)),
+        };
+        let Err(error) = up else { return Ok(()) };
+        for member in members.iter().rev() {
+            begun.all.insert(&member.name);
+            if world.volume(&member.name).is_ok() {
+                also(&member.name, world.remove(&member.name));
+            }
+            if begun.failure_of(&member.name).is_none() {
+                begun.fail(&member.name, &error);
+            }
+        }
+        Err(error)
     }
 
     fn ensure_one_up<'a>(
@@ -203,15 +306,78 @@ impl Plan {
             return Ok(());
         };
         let Some(table) = &record.table else { return Ok(()) };
+        if let Some(failure) = begun.failure_of(name) {
+            return Err(failure.error());
+        }
         if !begun.all.insert(&record.name) {
             return Ok(());
         }
-        for lower in table.split_whitespace().filter_map(|word| word.strip_prefix('@')) {
-            match parent_of(lower) == parent_of(name).or(Some(name)) {
-                true => self.ensure_one_up(world, lower, begun)?,
-                false => self.ensure_up(world, lower, begun)?,
-            }
+        let up = self.bring_one_up(world, record, table, begun);
+        if let Err(error) = &up
+            && begun.failure_of(name).is_none()
+        {
+            begun.fail(name, error);
         }
+        up
+    }
+
+    fn bring_one_up<'a>(
+        &'a self,
+        world: &World,
+        record: &'a Record,
+        table: &str,
+        begun: &mut Begun<'a>,
+    ) -> Outcome<()> {
+        let name = record.name.as_str();
+        if let Some(failure) = self.contradicted.get(name) {
+            return Err(failure.error());
+        }
+        for lower in table.split_whitespace().filter_map(|word| word.strip_prefix('@')) {
+            let up = match parent_of(lower) == parent_of(name).or(Some(name)) {
+                true => self.ensure_one_up(world, lower, begun),
+                false => self.ensure_up(world, lower, begun),
+            };
+            up.map_err(|error| {
+                let detail = format!("@{lower} could not be brought up: {error}");
+                ConfigError::new(error.kind, name, detail)
+            })?;
+        }
+        self.refuse_what_changed_beneath(world, record, table)?;
+        if let Some(why) = lost_name(world, record)? {
+            tracing::warn!("{name}: the name is dropped: {why}; its table was '{table}'");
+            let mut dropped = record.clone();
+            dropped.clear();
+            begun.changed.push(dropped);
+            return Ok(());
+        }
+        let inactive = record.inactive.as_deref();
+        let Err(error) = try_table(world, name, table) else {
+            if let Some(inactive) = inactive
+                && let Err(error) = world.load(name, inactive)
+            {
+                tracing::warn!("the table that waited for a resume is not loaded: {error}");
+            }
+            return Ok(());
+        };
+        let Some(longer) = inactive.filter(|longer| pool::is_growth(table, longer)) else {
+            return Err(error);
+        };
+        // Its metadata is that of the longer table already; or the first error is what to tell.
+        try_table(world, name, longer).map_err(|_| error)?;
+        tracing::info!("{name}: the pool had grown: '{longer}'");
+        let table = Some(longer.to_owned());
+        begun.changed.push(Record { table, inactive: None, ..record.clone() });
+        Ok(())
+    }
+
+    /// Refuses a recorded volume over something else than before: a blank store, or blank metadata.
+    fn refuse_what_changed_beneath(
+        &self,
+        world: &World,
+        record: &Record,
+        table: &str,
+    ) -> Outcome<()> {
+        let name = record.name.as_str();
         if let Some(store) = &record.store {
             let (argument, path) = (&store.argument, world.place(&store.argument));
             let sound = store::refuse_blank(argument, &path).and_then(|()| {
@@ -220,25 +386,48 @@ impl Plan {
             });
             sound.map_err(|error| of_volume(name, error))?;
         }
-        if let Some(held) = self.held_by(name) {
-            let sound = pool::refuse_blank(world, name, table, held);
-            sound.map_err(|error| of_volume(name, error))?;
-        }
-        if let Some(why) = lost_name(world, record)? {
-            tracing::warn!("{name}: the name is dropped: {why}; its table was '{table}'");
-            begun.dropped.insert(&record.name);
-            return Ok(());
-        }
-        world.create(name)?;
-        world.load(name, table)?;
-        world.resume(name)?;
-        if let Some(inactive) = &record.inactive
-            && let Err(error) = world.load(name, inactive)
-        {
-            tracing::warn!("the table that waited for a resume is not loaded: {error}");
-        }
-        Ok(())
+        let Some(held) = self.held_by(name) else { return Ok(()) };
+        let sound = pool::refuse_blank(world, name, table, held);
+        sound.map_err(|error| of_volume(name, error))
     }
+}
+
+/// A volume with this table, or none at all.
+fn try_table(world: &World, name: &str, table: &str) -> Outcome<()> {
+    world.create(name)?;
+    let up = world.load(name, table).and_then(|()| world.resume(name));
+    if up.is_err() {
+        also(name, world.remove(name));
+    }
+    up
+}
+
+/// The table of a volume beneath its snapshots.
+fn own_table<'a>(records: &'a [Record], record: &'a Record) -> Option<&'a str> {
+    let real = real_of(&record.name);
+    let real = records.iter().find(|other| other.name == real && !is_hidden(&record.name));
+    real.and_then(|real| real.table.as_deref()).or(record.table.as_deref())
+}
+
+fn tell_override(record: &Record, own: Option<&str>, state: &StateFile) {
+    let (name, path) = (&record.name, state.path().display());
+    let one = |text: Option<&str>| text.unwrap_or_default().trim().replace('\n', "', '");
+    let configured = one(record.configured.as_deref());
+    let what = match own {
+        Some(own) => format!("'{}' instead of the configured '{configured}'", one(Some(own))),
+        None => format!("that it was removed, though '{configured}' is configured"),
+    };
+    tracing::warn!("{name}: {path} says {what} (cairn state forget {name} ends that)");
+}
+
+fn contradiction(record: &Record, state: &StateFile) -> Failure {
+    let (name, path) = (&record.name, state.path().display());
+    let found = "another table configured than when a verb changed it";
+    let expected = format!(
+        "the former one, the recorded one, or no record of it in {path} (cairn state forget {name})"
+    );
+    let error = refused(ConfigKind::Argument, name, "state", found, expected);
+    Failure { name: name.clone(), kind: error.kind, why: one_line(&error) }
 }
 
 #[cfg(test)]
@@ -266,18 +455,50 @@ mod tests {
     }
 
     #[test]
-    fn a_record_wins_unless_the_configuration_has_changed() {
+    fn a_record_wins_unless_the_configuration_has_changed_to_something_else() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFile::open(&folder.path().join("s")).unwrap();
         let live = Some("0 16 zero".to_owned());
         let record = Record { table: live, ..Record::as_configured("a", Some("0 8 zero")) };
         state.record(vec![record.clone()]).unwrap();
-        let mut same = plan(&[table("a=0 8 zero")]);
-        same.restore(&state).unwrap();
-        assert_eq!(same.records(), [record]);
+        for text in ["a=0 8 zero", "a=0  8 zero\n"] {
+            let mut same = plan(&[table(text)]);
+            same.restore(&state);
+            assert_eq!(same.records(), std::slice::from_ref(&record));
+            assert!(same.contradicted.is_empty() && same.settled.is_empty());
+        }
         for steps in [&[table("a=0 9 zero")][..], &[]] {
-            let line = plan(steps).restore(&state).unwrap_err().to_string();
+            let mut other = plan(steps);
+            other.restore(&state);
+            let line = other.contradicted["a"].why();
             assert!(line.starts_with("a: state: found another table configured"), "{line}");
         }
+    }
+
+    #[test]
+    fn a_configuration_that_is_what_is_recorded_ends_the_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateFile::open(&folder.path().join("s")).unwrap();
+        let record = |name: &str, configured, table: &str| Record {
+            table: Some(table.to_owned()),
+            ..Record::as_configured(name, configured)
+        };
+        // Changed, made by a verb, and with a snapshot.
+        let records = vec![
+            record("a", Some("0 8 zero"), "0 16 zero"),
+            record("b", None, "0 8 zero"),
+            record("c", Some("0 8 zero"), "0 16 snapshot-origin @c@real"),
+            record("c@real", None, "0 16 zero"),
+        ];
+        state.record(records).unwrap();
+        let mut same = plan(&[table("a=0 16  zero"), table("b=0 8 zero"), table("c=0 16 zero")]);
+        same.restore(&state);
+        assert!(same.contradicted.is_empty());
+        state.record(same.settled).unwrap();
+        let left = state.records();
+        let names: Vec<&str> = left.iter().map(|record| record.name.as_str()).collect();
+        assert_eq!(names, ["c", "c@real"]);
+        assert_eq!(left[0].configured.as_deref(), Some("0 16 zero"));
+        assert_eq!(left[0].table.as_deref(), Some("0 16 snapshot-origin @c@real"));
     }
 }

@@ -20,6 +20,7 @@ impl Verbs {
         let snap = SnapName::parse(&params.name)?;
         let mut changes = self.change_table(&snap.volume, "snap create")?;
         let volume = self.ready(&snap.volume)?;
+        self.refuse_recorded(&snap.full())?;
         if self.world.volume(&snap.full()).is_ok() {
             let found = "a snapshot of this name";
             return Err(refused(ConfigKind::Busy, snap.full(), "name", found, "a new one"));
@@ -46,8 +47,13 @@ impl Verbs {
         let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
         let inserted = self.insert(&mut changes, &snap, &words, line, store);
         if inserted.is_err() {
-            also(&snap.volume, self.take_out(&mut changes, &snap, before));
-            if made && changes.record_of(&snap.full()).table.is_none() {
+            let undone = self.take_out(&mut changes, &snap, before);
+            if undone.is_err() {
+                also(&snap.volume, undone);
+                // Never live in another way than it is recorded.
+                also(&snap.volume, self.assemble(&changes, &snap.volume));
+            }
+            if made && changes.is_sure() && changes.record_of(&snap.full()).table.is_none() {
                 store::discard(&self.place(&words.store));
             }
         }

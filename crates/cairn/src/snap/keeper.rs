@@ -16,6 +16,7 @@ use super::names::{SnapName, is_hidden, parent_of};
 use super::rollback::Merge;
 use super::{SnapWords, store};
 use crate::failure::{Outcome, system};
+use crate::state::Record;
 use crate::verbs::Verbs;
 
 /// How often something watched is looked at.
@@ -69,7 +70,9 @@ impl Verbs {
     fn watched(&self) -> Option<Vec<Watched>> {
         let changes = self.look()?;
         let mut all = Vec::new();
-        for record in changes.records.values().filter(|record| record.table.is_some()) {
+        let is_served = |record: &&Record| self.world.volume(&record.name).is_ok();
+        let recorded = changes.records.values().filter(|record| record.table.is_some());
+        for record in recorded.filter(is_served) {
             let Some(store) = &record.store else { continue };
             let growth = |bytes| Some(Growth { bytes, words: SnapWords::of(record).ok()? });
             let grow = store.grow_bytes.filter(|_| !is_hidden(&record.name)).and_then(growth);

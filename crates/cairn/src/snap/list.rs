@@ -16,7 +16,8 @@ pub struct SnapInfo {
     pub name: String,
     /// The volume.
     pub volume: String,
-    /// `valid`, `overflow`, `invalid`, `merging` or `merge failed`.
+    /// `valid`, `overflow`, `invalid`, `merging`, `merge failed`, or `not served` if the volume
+    /// could not be brought up at the start.
     pub state: String,
     /// How much of the store is in use; none if its content is lost.
     pub used_bytes: Option<u64>,
@@ -70,14 +71,16 @@ impl Verbs {
             return Ok(None);
         }
         let words = SnapWords::of(record)?;
-        let status = self.status_of(&record.name)?;
+        let served = self.world.volume(&record.name).is_ok();
+        let status = if served { self.status_of(&record.name)? } else { String::new() };
         let mut numbers =
             status.split(['/', ' ']).map(|word| Some(word.parse::<u64>().ok()? * 512));
         let used_bytes = numbers.next().flatten();
         let merge = changes.record_of(&merge_of(volume)).store;
         let merging = merge.is_some_and(|merging| merging.snapshot == store.snapshot);
-        let merge = if merging { Some(self.merge_of(volume)?) } else { None };
+        let merge = if merging && served { Some(self.merge_of(volume)?) } else { None };
         let state = match (merge, status.as_str()) {
+            _ if !served => "not served",
             (Some(Merge::Failed), _) => "merge failed",
             (Some(_), _) => "merging",
             (None, "Invalid") => "invalid",

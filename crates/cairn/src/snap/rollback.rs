@@ -81,6 +81,7 @@ impl Verbs {
         let kept = next.as_ref().map(|(words, made)| Kept::new(&snap, words, *made, &former));
         let begun = self.begin(&mut changes, &snap, &words, former, kept.as_ref());
         if let (Err(_), Some((words, true))) = (&begun, &next)
+            && changes.is_sure()
             && !self.is_merging(&changes, &snap)
         {
             store::discard(&self.place(&words.store));
@@ -162,8 +163,10 @@ impl Verbs {
         before: Vec<Record>,
         keep: bool,
     ) -> Outcome<()> {
-        changes.record_all(before)?;
+        let recorded = changes.record_all(before);
+        // As it is recorded, though that be the merge.
         self.assemble(changes, &snap.volume)?;
+        recorded?;
         if keep { Ok(()) } else { self.exports.add_volume(&self.world, &snap.full()) }
     }
 

@@ -51,7 +51,9 @@ impl Verbs {
         if let Err(error) = self.exchange(&mut changes, &pool, &act) {
             also(&act.volume, self.world.clear(&act.volume));
             also(&act.volume, self.make_live(&act.volume));
-            also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
+            if changes.is_sure() {
+                also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
+            }
             return Err(error);
         }
         self.make_live(&act.volume).map_err(|error| {

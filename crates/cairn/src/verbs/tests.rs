@@ -1,5 +1,7 @@
 //! Verbs that wait for requests which only another verb lets go on.
 
+mod half_way;
+
 use std::fs;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -12,6 +14,7 @@ use crate::control::server::Caller;
 use crate::failure::Outcome;
 use crate::pool::tests::{OTHER, params};
 use crate::snap::tests::{Bed, all_of, copy, folders};
+use crate::state::Record;
 
 /// Nothing here takes as long: what does hangs.
 const FOREVER: Duration = Duration::from_secs(60);
@@ -155,6 +158,54 @@ fn a_table_that_cannot_be_recorded_leaves_the_volume_live() {
     fs::remove_dir(work.join("state.new")).unwrap();
     now(&bed, |bed| bed.verbs.resume("d")).unwrap();
     assert!(bed.world.volume("d").unwrap().inactive_table().is_none());
+}
+
+/// A table that is one, and cannot be live: the metadata has no room for so much data.
+const TOO_LARGE: &str = "0 4294967296 thin-pool meta null:2T 128 0";
+
+#[test]
+fn a_table_that_cannot_be_live_gives_way_to_the_one_before_and_so_does_its_record() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
+    let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));
+    // Live, and suspended before, as scripts for the kernel do it.
+    for suspended in [false, true] {
+        let refused = now(&bed, move |bed| {
+            bed.verbs.load("d", TOO_LARGE).unwrap();
+            if suspended {
+                bed.verbs.suspend("d", false).unwrap();
+            }
+            bed.verbs.resume("d")
+        });
+        assert!(refused.is_err());
+        let volume = bed.world.volume("d").unwrap();
+        assert!(!volume.is_suspended() && volume.inactive_table().is_none());
+        assert_eq!(bed.bytes("d"), all_of(1));
+        now(&bed, |bed| bed.verbs.resume("d")).unwrap();
+        let record = bed.verbs.told()["d"].clone();
+        assert_eq!(record, Record::as_configured("d", Some("0 1024 linear disk 0")));
+    }
+    drop(bed);
+    assert_eq!(Bed::start(&work, "d=0 1024 linear disk 0").unwrap().bytes("d"), all_of(1));
+}
+
+#[test]
+fn a_volume_that_cannot_be_made_or_taken_away_is_recorded_as_it_is() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
+    let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));
+    now(&bed, |bed| bed.verbs.create("p", TOO_LARGE)).unwrap_err();
+    assert!(!bed.has("p") && bed.verbs.told()["p"].table.is_none());
+    now(&bed, |bed| bed.verbs.create("e", "0 8 zero")).unwrap();
+    fs::create_dir(work.join("state.new")).unwrap();
+    now(&bed, |bed| bed.verbs.create("f", "0 8 zero")).unwrap_err();
+    now(&bed, |bed| bed.verbs.remove("e")).unwrap_err();
+    fs::remove_dir(work.join("state.new")).unwrap();
+    assert!(!bed.has("f") && bed.has("e"));
+    drop(bed);
+    let bed = Arc::new(Bed::start(&work, "d=0 1024 linear disk 0").unwrap());
+    assert!(bed.has("e") && !bed.has("f") && !bed.has("p"));
+    now(&bed, |bed| bed.verbs.remove("e")).unwrap();
 }
 
 #[test]

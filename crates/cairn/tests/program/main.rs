@@ -9,6 +9,7 @@ mod place;
 mod serve;
 mod snap;
 mod snapshot_tools;
+mod state;
 mod thin_held;
 mod thin_large;
 mod thin_restore;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -36,6 +36,14 @@ impl Ran {
         assert_eq!(self.err.lines().count(), 1, "{self:?}");
         assert!(self.err.starts_with("cairn: "), "{self:?}");
         self.err
+    }
+}
+
+fn ran(output: Output) -> Ran {
+    Ran {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
     }
 }
 
@@ -115,12 +123,17 @@ impl Place {
     }
 
     pub fn cairn(&self, args: &[&str]) -> Ran {
-        let output = self.command(args).output().unwrap();
-        Ran {
-            code: output.status.code().unwrap(),
-            out: String::from_utf8(output.stdout).unwrap(),
-            err: String::from_utf8(output.stderr).unwrap(),
-        }
+        ran(self.command(args).output().unwrap())
+    }
+
+    /// Runs a script beside a server whose control socket is `c` in this folder.
+    pub fn shell(&self, script: &str) -> Ran {
+        let like = self.command(&[]);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).current_dir(self.folder.path()).stdin(Stdio::null());
+        shell.envs(like.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        shell.env("CAIRN_CONTROL", "c");
+        ran(shell.output().unwrap())
     }
 
     /// Serves while `script` runs.

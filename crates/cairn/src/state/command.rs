@@ -1,0 +1,73 @@
+//! `cairn state`: asks a running server, or works on a file that no server holds.
+
+use std::path::Path;
+
+use cairn_block::{ConfigError, ConfigKind};
+use serde_json::json;
+
+use super::{Shown, StateFile, forget, shown};
+use crate::cli::StateCommand;
+use crate::control::rpc::{AnyName, StateForgetParams};
+use crate::failure::{Outcome, refused, system};
+use crate::remote::{client, print, print_json};
+
+/// Runs the verb.
+///
+/// # Errors
+/// There is no server or file, or it refuses.
+pub fn run(verb: StateCommand) -> Outcome<u8> {
+    match verb {
+        StateCommand::Show { place, name, json } => {
+            let told = match &place.state {
+                Some(path) => show_file(path, name.as_deref())?,
+                None => ask(client(&place.server)?.ask("state_show", AnyName { name })?)?,
+            };
+            if json { print_json(&json!(told)) } else { print(&told.text()) }
+        }
+        StateCommand::Forget { place, name, yes } => {
+            let told: Vec<String> = match &place.state {
+                Some(path) => forget_in_file(path, &name, yes)?,
+                None => {
+                    let params = StateForgetParams { name, yes };
+                    ask(client(&place.server)?.ask("state_forget", params)?)?
+                }
+            };
+            print(&told.iter().map(|line| format!("{line}\n")).collect::<String>())
+        }
+    }
+}
+
+fn ask<T: serde::de::DeserializeOwned>(answer: serde_json::Value) -> Outcome<T> {
+    serde_json::from_value(answer).map_err(|error| {
+        ConfigError::new(ConfigKind::System, "state", "answer: not understood").with_source(error)
+    })
+}
+
+/// The file may be missing for a server, but not for somebody who names it.
+fn look_at(path: &Path) -> Outcome<()> {
+    let found = std::fs::metadata(path);
+    found.map(drop).map_err(|error| system(path.display().to_string(), "state", error))
+}
+
+fn show_file(path: &Path, name: Option<&str>) -> Outcome<Shown> {
+    look_at(path)?;
+    if StateFile::is_held(path) {
+        eprintln!("cairn: {}: a server holds it and may change it", path.display());
+    }
+    shown(&StateFile::open(path)?, name)
+}
+
+fn forget_in_file(path: &Path, name: &str, yes: bool) -> Outcome<Vec<String>> {
+    look_at(path)?;
+    let state = StateFile::open_alone(path).map_err(|error| match error.kind {
+        ConfigKind::Busy => {
+            let found = "a server that holds it";
+            let expected = "none (stop it, or leave --state out to ask the server)";
+            refused(ConfigKind::Busy, path.display().to_string(), "lock", found, expected)
+        }
+        _ => error,
+    })?;
+    let forgotten = forget(&state.records(), name, yes)?;
+    state.record(forgotten.after)?;
+    Ok(forgotten.told)
+}

@@ -1,0 +1,90 @@
+//! `export add` and `export remove`: names under which volumes are served, kept in the state file.
+//!
+//! Order, and what a crash between two steps leaves: recorded, then served or not. After the record
+//! the next start does what was asked.
+
+use cairn_block::ConfigKind;
+
+use super::Verbs;
+use crate::control::rpc::{ExportAddParams, ExportRemoveParams};
+use crate::failure::{Outcome, refused, wrong};
+use crate::pool::is_pool;
+use crate::serve::config::Export;
+use crate::snap::also;
+use crate::snap::names::is_hidden;
+use crate::state::ExportChanges;
+
+impl Verbs {
+    /// `export add`
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub(super) fn export_add(&self, params: ExportAddParams) -> Outcome<()> {
+        let volume = params.volume;
+        let _turn = self.change_table(&volume, "export add")?;
+        let device = self.world.volume(&volume)?;
+        if is_hidden(&volume) || is_pool(&device) {
+            let found = "what other volumes are made of";
+            return Err(refused(ConfigKind::Argument, volume, "export", found, "another volume"));
+        }
+        let export = Export {
+            name: params.name.unwrap_or_else(|| volume.clone()),
+            volume,
+            description: params.description,
+            read_only: params.read_only,
+        };
+        if let Some(served) = self.exports.served_as(&export.name) {
+            let found = format!("an export of {}", served.volume);
+            let device = format!("export '{}'", export.name);
+            return Err(refused(ConfigKind::Busy, device, "name", found, "a new one"));
+        }
+        let mut changes = self.exports.changes();
+        changes.added.retain(|added| added.name != export.name);
+        changes.removed.remove(&export.name);
+        if self.exports.without_changes(&self.world, &export.name).as_ref() != Some(&export) {
+            changes.added.push(export.clone());
+        }
+        let before = self.record_exports(changes)?;
+        let served = self.exports.add_volume(&self.world, &export.volume);
+        if served.is_err() {
+            also(&export.name, self.record_exports(before).map(drop));
+        }
+        served
+    }
+
+    /// `export remove`
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub(super) fn export_remove(&self, params: &ExportRemoveParams) -> Outcome<()> {
+        let (name, device) = (&params.name, format!("export '{}'", params.name));
+        let _turn = self.change_table(&device, "export remove")?;
+        let mut changes = self.exports.changes();
+        let added = changes.added.iter().any(|added| added.name == *name);
+        let served = self.exports.served_as(name);
+        if served.is_none() && !added {
+            let expected = "one of cairn exports";
+            return Err(wrong(device, "name", "no export of it", expected));
+        }
+        if !params.force {
+            self.exports.refuse_clients_of(name, "none (--force disconnects them)")?;
+        }
+        changes.added.retain(|added| added.name != *name);
+        if self.exports.without_changes(&self.world, name).is_some() {
+            changes.removed.insert(name.clone());
+        }
+        self.record_exports(changes)?;
+        self.exports.remove_export(&self.world, name);
+        Ok(())
+    }
+
+    /// Records and applies; answers what was before.
+    fn record_exports(&self, changes: ExportChanges) -> Outcome<ExportChanges> {
+        if let Some(state) = &self.state {
+            state.record_exports(changes.clone())?;
+        }
+        let before = self.exports.changes();
+        self.exports.set_changes(changes);
+        Ok(before)
+    }
+}

@@ -1,0 +1,62 @@
+//! `state show` and `state forget` of a running server.
+
+use cairn_block::ConfigKind;
+
+use super::Verbs;
+use crate::failure::{Outcome, refused};
+use crate::state::{Shown, StateFile, forget, shown};
+
+impl Verbs {
+    /// `state show`
+    ///
+    /// # Errors
+    /// There is no state file, or nothing is recorded of the volume.
+    pub(super) fn state_show(&self, name: Option<&str>) -> Outcome<Shown> {
+        let mut told = shown(self.state_file()?, name)?;
+        let not_served = self.not_served.lock();
+        for volume in &mut told.volumes {
+            volume.not_served = not_served.get(&volume.record.name).cloned();
+        }
+        Ok(told)
+    }
+
+    /// `state forget`: answers what is forgotten. What is served is not.
+    ///
+    /// # Errors
+    /// Everything is as it was.
+    pub(super) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
+        let mut changes = self.change_table(name, "state forget")?;
+        let forgotten = forget(&self.state_file()?.records(), name, yes)?;
+        let served = forgotten.after.iter().find(|gone| self.world.volume(&gone.name).is_ok());
+        if let Some(served) = served {
+            let found = "a volume that is served";
+            let expected = "one that is not (cairn remove takes it away; --state is for a file \
+                            without a server)";
+            return Err(refused(ConfigKind::Busy, &served.name, "forget", found, expected));
+        }
+        let names: Vec<String> = forgotten.after.iter().map(|gone| gone.name.clone()).collect();
+        changes.record_all(forgotten.after)?;
+        self.not_served.lock().retain(|name, _| !names.contains(name));
+        Ok(forgotten.told)
+    }
+
+    fn state_file(&self) -> Outcome<&StateFile> {
+        let expected = "a server started with --state FILE or a TOML file";
+        let none = || refused(ConfigKind::Argument, "", "state file", "none", expected);
+        self.state.as_ref().ok_or_else(none)
+    }
+
+    /// Refuses to make a volume whose name a record keeps that could not be brought up.
+    ///
+    /// # Errors
+    /// There is such a record.
+    pub(crate) fn refuse_recorded(&self, name: &str) -> Outcome<()> {
+        let recorded = self.told().get(name).is_some_and(|record| record.table.is_some());
+        if !recorded || self.world.volume(name).is_ok() {
+            return Ok(());
+        }
+        let found = "a volume that could not be brought up at the start";
+        let expected = "a new name (see cairn state show, or cairn state forget)";
+        Err(refused(ConfigKind::Busy, name, "name", found, expected))
+    }
+}

@@ -34,6 +34,10 @@ fn two_caches_on_one_device_or_one_origin_are_refused_with_both_names() {
     rig.load("one", &cache("a", "b"));
     refused(&rig, "two", &cache("c", "b"), &["b: ", "the cache device of volume 'one'"]);
     refused(&rig, "two", &cache("a", "d"), &["a: ", "the cached origin of volume 'one'"]);
+    // No cache is first formatted in front of another's device; one that exists meets its owner.
+    refused(&rig, "two", &cache("b", "d"), &["b: ", "the origin is itself a cache"]);
+    rig.load("three", &cache("c", "d"));
+    rig.remove("three");
     refused(&rig, "two", &cache("b", "d"), &["b: ", "'one'"]);
     refused(&rig, "two", "0 8 snapshot a e P 8", &["a: ", "'one'"]);
     rig.suspend("one", SuspendMode::Flush);

@@ -255,7 +255,7 @@ impl MappedDevice {
         &self.failures
     }
 
-    /// How many events (table changes, targets' notices) there were.
+    /// How many events (targets' notices) there were. A new table is none, as with the kernel.
     pub fn event_nr(&self) -> u64 {
         self.events.count()
     }
@@ -398,9 +398,6 @@ impl MappedDevice {
             self.start_live(env).await?;
         }
         drop(stop);
-        if swaps {
-            self.raise_event();
-        }
         Ok(Resumed { lost: lost.err() })
     }
 

@@ -51,6 +51,7 @@ use crate::serve::exports::Exports;
 use crate::snap::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
 use crate::snap::{Keeper, Step, also};
 use crate::state::{Noting, Record, StateFile};
+use crate::thin::line::ThinLine;
 use crate::world::World;
 
 /// The verbs of one server.
@@ -386,7 +387,7 @@ impl Verbs {
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
         self.world.refuse_users(name)?;
         self.refuse_being_suspended(name)?;
-        self.world.refuse_suspended_beneath(name)?;
+        self.refuse_to_wait_beneath(name)?;
         let before = changes.record_of(name);
         changes.record(name, Record::clear)?;
         self.step(Step::Recorded);
@@ -395,6 +396,19 @@ impl Verbs {
             also(name, changes.record_all(vec![before]));
         }
         removed
+    }
+
+    /// Refuses to remove a volume whose requests may wait for one that is suspended. Those of a
+    /// volume of a suspended pool wait at the pool, and are handed back.
+    fn refuse_to_wait_beneath(&self, name: &str) -> Outcome<()> {
+        let Some(line) = ThinLine::of_volume(&*self.world.volume(name)?) else {
+            return self.world.refuse_suspended_beneath(name);
+        };
+        if !self.world.volume(&line.pool)?.is_suspended() {
+            return self.world.refuse_suspended_beneath(name);
+        }
+        let origin = line.origin.as_deref().and_then(|origin| origin.strip_prefix('@'));
+        origin.map_or(Ok(()), |origin| self.world.refuse_suspended(origin))
     }
 
     /// Makes the loaded table live. What it claims is no longer exported, and what it claims no

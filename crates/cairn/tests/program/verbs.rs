@@ -220,3 +220,22 @@ fn a_snapshot_in_a_pool_is_made_larger_by_its_table() {
     assert_eq!((ran.code, ran.out.as_str()), (1, "0 4096 thin @p 1\n"), "{ran:?}");
     assert!(ran.err.contains("expected one line of thin @p 1"), "{ran:?}");
 }
+
+#[test]
+fn a_suspended_pool_makes_volumes_and_lets_them_go() {
+    let place = Place::new();
+    let script = "cairn pool create p --data p.data --data-size 4M --metadata p.meta && \
+                  cairn message p 0 create_thin 0 && cairn create t --table '0 128 thin @p 0' && \
+                  cairn suspend p && cairn message p 0 create_snap 1 0 && cairn remove t && \
+                  cairn resume p && cairn create s --table '0 128 thin @p 1' && cairn ls";
+    assert_eq!(place.serve_run(&["--state", "s"], script).ok(), "p\ns\n");
+}
+
+#[test]
+fn a_new_table_is_no_event() {
+    let place = Place::new();
+    let script = "cairn load vm --table '0 16 zero' && cairn resume vm && \
+                  cairn info vm | grep Event; timeout 1 cairn wait vm 0; echo $?";
+    let args = [&ZERO[..], &["--state", "s"]].concat();
+    assert_eq!(place.serve_run(&args, script).ok(), "Event number:      0\n124\n");
+}

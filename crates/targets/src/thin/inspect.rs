@@ -106,7 +106,7 @@ impl ThinPool {
             low_water_blocks,
             metadata_low_blocks: metadata_low_watermark(metadata.total),
             fails_when_full: pool.fails_when_full(),
-            discards: status::discards_word(pool.discards()),
+            discards: status::discards_word(pool.discards(), &pool.data),
             takes_discards: pool.discards() != Discards::Ignore,
             detect_zeroes: detect.word(),
         })

@@ -1,6 +1,7 @@
 //! The messages of a pool: its volumes come and go, one message at a time, and everything that a
-//! message did is durable when it is answered. Nobody suspends the pool meanwhile
-//! ([`Pool::shut`]): a message may close the pool and open it again.
+//! message did is durable when it is answered. Nobody suspends the pool meanwhile ([`Pool::shut`]),
+//! nor resumes it (the mapped device sees to that): a message may close it and open it again. A suspended pool acts on them
+//! too, as the kernel's does; it stays closed, and nothing runs for it once the message is answered.
 
 use std::sync::Arc;
 
@@ -98,9 +99,9 @@ impl Act {
     }
 }
 
-/// The answer of a pool that serves nobody now.
-pub(super) fn suspended(words: &[&str]) -> MessageError {
-    MessageError::Busy(format!("{}: the pool is suspended", words.join(" ")))
+/// The answer of a table that has never served its pool.
+pub(super) fn not_serving(words: &[&str]) -> MessageError {
+    MessageError::Busy(format!("{}: the table of the pool is not live", words.join(" ")))
 }
 
 /// What the store refused, with the errno that the kernel gives.
@@ -124,9 +125,20 @@ impl Pool {
     pub async fn act_on_message(&self, env: &Env, words: &[&str]) -> Result<String, MessageError> {
         let act = Act::parse(words)?;
         let _door = self.door.lock().await;
-        if self.is_closed() {
-            return Err(suspended(words));
+        let suspended = self.is_closed();
+        let answer = self.act_in_turn(env, act, words).await;
+        if suspended {
+            self.crew.rest().await;
         }
+        answer
+    }
+
+    async fn act_in_turn(
+        &self,
+        env: &Env,
+        act: Act,
+        words: &[&str],
+    ) -> Result<String, MessageError> {
         if let Act::Detect(mode) = act {
             self.set_detect(mode);
             return Ok(String::new());
@@ -189,12 +201,15 @@ impl Pool {
         if self.ledger.facts().shares() || self.prices_sharing() {
             return Ok(());
         }
+        let suspended = self.is_closed();
         self.close().await;
         let committed = self.commit_act(env).await;
         if committed.is_ok() {
             self.price(true);
         }
-        self.open(env);
+        if !suspended {
+            self.open(env);
+        }
         committed
     }
 

@@ -21,7 +21,7 @@ use cairn_format::thin::{DataBlockSize, Opening};
 
 use super::config::{Discards, PoolConfig};
 use super::ledger::{Ledger, LedgerError};
-use super::message::suspended;
+use super::message::not_serving;
 use super::pool::{Mode, Pool, Terms};
 use super::status;
 use super::stock::Purpose;
@@ -83,6 +83,21 @@ fn block_size(config: &PoolConfig) -> DataBlockSize {
     DataBlockSize::new(sectors).expect("the parser looked")
 }
 
+fn device_blocks(config: &PoolConfig) -> u64 {
+    config.metadata.disk.sectors().0 / METADATA_BLOCK_SECTORS
+}
+
+/// Refuses a metadata device with fewer blocks than `least`.
+fn refuse_smaller(config: &PoolConfig, least: u64, why: &str) -> Result<(), ConfigError> {
+    let blocks = device_blocks(config);
+    if blocks >= least {
+        return Ok(());
+    }
+    let (device, found) = (&config.metadata.argument, format!("{blocks} blocks"));
+    let expected = format!("at least {least}, {why} (EINVAL)");
+    Err(ConfigError::argument(device, "size", found, &expected))
+}
+
 /// Looks at the superblock: true if there is none, and one may be written.
 async fn look(env: &Env, config: &PoolConfig) -> Result<bool, ConfigError> {
     let metadata = &config.metadata;
@@ -104,10 +119,12 @@ async fn look(env: &Env, config: &PoolConfig) -> Result<bool, ConfigError> {
             return Err(ConfigError::new(ConfigKind::Argument, &metadata.argument, detail));
         }
         Opening::Blank => {
+            refuse_smaller(config, FORMAT_BLOCKS_MIN, "for a pool without anything in it")?;
             formatting(config).refuse_unless_blank(env).await?;
             return Ok(true);
         }
     };
+    refuse_smaller(config, superblock.metadata_space_map.blocks, "as the metadata counts")?;
     let (found, expected) = (superblock.data_block_size, block_size(config));
     if found != expected {
         let expected = format!("{} sectors, as in the superblock", found.sectors());
@@ -310,16 +327,11 @@ impl ThinPool {
     }
 
     async fn grow(&self, env: &Env, pool: &Pool) -> Result<(), ConfigError> {
-        let device_blocks = self.config.metadata.disk.sectors().0 / METADATA_BLOCK_SECTORS;
         let mut working = pool.ledger.working().await;
         let (data, metadata) = (working.data_blocks(), working.metadata_blocks());
-        if device_blocks < metadata {
-            let (device, field) = (&self.config.metadata.argument, "size");
-            let found = format!("{device_blocks} blocks");
-            let expected = format!("at least {metadata}, as the metadata counts (EINVAL)");
-            return Err(ConfigError::argument(device, field, found, &expected));
-        }
-        let device_blocks = device_blocks.min(cairn_format::thin::METADATA_BLOCKS_MAX);
+        refuse_smaller(&self.config, metadata, "as the metadata counts")?;
+        let device_blocks =
+            device_blocks(&self.config).min(cairn_format::thin::METADATA_BLOCKS_MAX);
         if device_blocks == metadata && self.config.data_blocks == data {
             return Ok(());
         }
@@ -359,6 +371,8 @@ async fn grow_maps(
 
 /// A block of the metadata device.
 const METADATA_BLOCK_SECTORS: u64 = 8;
+/// Fewer can't be formatted: superblock, five roots, an index block and a bitmap.
+const FORMAT_BLOCKS_MIN: u64 = 8;
 
 impl Target for ThinPool {
     /// The pool itself is the data device.
@@ -430,7 +444,7 @@ impl Target for ThinPool {
         Box::pin(async move {
             match self.pool() {
                 Some(pool) => pool.act_on_message(env, words).await,
-                None => Err(suspended(words)),
+                None => Err(not_serving(words)),
             }
         })
     }

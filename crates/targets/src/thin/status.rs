@@ -6,6 +6,7 @@ use super::config::{Discards, PoolConfig};
 use super::pool::{Mode, Pool};
 use super::space::metadata_low_watermark;
 use super::volume::Volume;
+use crate::args::Device;
 
 /// The fields of a pool's status line, unless one word says that it has failed.
 pub const POOL_FIELDS: &[&str] = &[
@@ -31,10 +32,11 @@ pub(super) fn reserve(total: u64) -> u64 {
     RESERVE_MAX.min(total / 10)
 }
 
-pub(super) fn discards_word(discards: Discards) -> &'static str {
+/// What really happens: nothing is passed down to a device that takes no discards.
+pub(super) fn discards_word(discards: Discards, data: &Device) -> &'static str {
     match discards {
-        Discards::PassDown => "discard_passdown",
-        Discards::NoPassDown => "no_discard_passdown",
+        Discards::PassDown if data.disk.limits().discard => "discard_passdown",
+        Discards::PassDown | Discards::NoPassDown => "no_discard_passdown",
         Discards::Ignore => "ignore_discard",
     }
 }
@@ -67,7 +69,7 @@ pub(super) fn pool_line(pool: &Pool) -> String {
         facts.transaction_id,
         metadata.total,
         mode_word(pool.mode()),
-        discards_word(pool.discards()),
+        discards_word(pool.discards(), &pool.data),
         no_space_word(pool.fails_when_full()),
         if facts.needs_check { "needs_check" } else { "-" },
         metadata_low_watermark(metadata.total),
@@ -81,7 +83,7 @@ pub(super) fn fresh_pool_line(config: &PoolConfig) -> String {
         "0 0/{metadata} 0/{} - {} {} {} - {}",
         config.data_blocks,
         if config.options.read_only { "ro" } else { "rw" },
-        discards_word(config.options.discards),
+        discards_word(config.options.discards, &config.data),
         no_space_word(config.options.error_if_full),
         metadata_low_watermark(metadata),
     )

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::bed::*;
-use crate::rig::DRIVE_TIME;
+use crate::rig::{DRIVE_TIME, image};
 use cairn_block::{Op, SuspendMode};
 use cairn_sim::{Fault, OpSet};
 
@@ -183,12 +183,90 @@ fn a_pool_that_is_suspended_during_a_message_stays_suspended() {
         bed.start("thin", "write", |env| write_io(env, BLOCK, 1, 2));
         bed.wait(Duration::from_secs(2));
         assert!(bed.labels().is_empty(), "moment {moment}");
-        let refused = bed.message(&["create_thin", "2"]).unwrap_err().to_string();
-        assert!(refused.contains("the pool is suspended"), "{refused}");
+        bed.message(&["create_thin", "2"]).unwrap();
+        bed.wait(Duration::from_secs(2));
+        assert!(bed.labels().is_empty(), "moment {moment}: a message let it in");
         bed.resume("pool").unwrap();
         bed.wait(Duration::from_millis(10));
         assert_eq!(bed.labels(), ["write"]);
     }
+}
+
+#[test]
+fn a_suspended_pool_acts_on_messages_durably_and_stays_suspended() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.suspend("pool", SuspendMode::Flush);
+    // The first snapshot changes what a change may cost.
+    for words in [
+        &["create_snap", "1", "0"][..],
+        &["create_thin", "2"],
+        &["create_thin", "3"],
+        &["delete", "3"],
+        &["set_transaction_id", "0", "5"],
+    ] {
+        bed.message(words).unwrap();
+    }
+    bed.forget();
+    bed.wait(Duration::from_secs(5));
+    assert!(bed.ops("meta").is_empty(), "nothing goes on after the answer");
+    bed.start("thin", "write", |env| write_io(env, 0, BLOCK, 2));
+    bed.wait(Duration::from_secs(1));
+    assert!(bed.labels().is_empty());
+    let again = bed.reopen_durable();
+    again.load_pool("0 0");
+    again.load_thin("snap", 1, 8);
+    again.load_thin("empty", 2, 8);
+    assert_eq!((again.bytes("snap", 0, 1), again.bytes("empty", 0, 1)), (vec![1], vec![0]));
+    again.refuses("gone", "0 1024 thin @pool 3", "device 3: found none");
+    assert!(again.status("pool").starts_with("5 "));
+    bed.resume("pool").unwrap();
+    bed.wait(Duration::from_secs(1));
+    assert_eq!(bed.labels(), ["write"]);
+}
+
+#[test]
+fn a_volume_of_a_suspended_pool_is_removed() {
+    let bed = Bed::with_volume(256, 64, 8);
+    bed.write("thin", 0, BLOCK, 1).unwrap();
+    bed.suspend("pool", SuspendMode::Flush);
+    bed.start("thin", "write", |env| write_io(env, 0, 8, 2));
+    bed.wait(Duration::from_secs(1));
+    bed.remove("thin");
+    assert!(bed.ends.borrow()[0].1.is_err());
+    bed.message(&["delete", "0"]).unwrap();
+    bed.resume("pool").unwrap();
+}
+
+#[test]
+fn metadata_that_is_too_small_is_refused_when_the_table_is_loaded() {
+    for blocks in 1..=12 {
+        let bed = Bed::of_images(image(blocks * 8, |_| 0), image(8192, |_| 0), 64);
+        let built = bed.build("pool", &bed.pool_table("0 0"));
+        // Whether there is room for the counts of so much data is another matter.
+        drop(bed.resume("pool"));
+        let formatted = bed.drive("meta").durable().to_vec()[..4096] != [0; 4096];
+        assert_eq!(built.is_ok(), formatted, "{blocks} blocks");
+    }
+    let bed = Bed::with_volume(256, 64, 8);
+    let durable: Vec<_> = bed.durable().collect();
+    let cut = durable[0].to_vec()[..255 * 4096].to_vec();
+    let bed = Bed::of_images(cairn_sim::Image::of_bytes(&cut), durable[1].clone(), 64);
+    let refused = bed.build("pool", &bed.pool_table("0 0")).unwrap_err().to_string();
+    assert!(refused.contains("size: found 255 blocks, expected at least 256"), "{refused}");
+}
+
+#[test]
+fn a_pool_says_that_nothing_is_passed_down_if_its_data_device_takes_no_discards() {
+    let bed = Bed::new(256, 64);
+    bed.load("nodiscard", "0 8192 snapshot data origin N 8");
+    let table = format!("0 {} thin-pool meta @nodiscard {BLOCK} 0", 60 * BLOCK);
+    bed.build("pool", &table).unwrap();
+    let inactive = bed.volume("pool").inactive_table().unwrap();
+    assert!(inactive.lines()[0].target.status().contains(" no_discard_passdown "));
+    bed.resume("pool").unwrap();
+    bed.pool_says(" no_discard_passdown ");
+    assert_eq!(bed.target("pool").table(), "meta @nodiscard 128 0 0");
 }
 
 #[test]

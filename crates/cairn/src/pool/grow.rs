@@ -1,5 +1,7 @@
 //! Making a pool larger while it is in use, and giving the room of free blocks back.
 
+use std::sync::Arc;
+
 use cairn_block::TableLine;
 
 use super::LivePool;
@@ -107,11 +109,22 @@ impl Verbs {
             return Err(error);
         }
         self.step(Step::Recorded);
-        if let Err(error) = self.make_live(&name) {
-            return Err(self.go_back(changes, before, error));
+        let volume = self.world.volume(&name)?;
+        let loaded = volume.inactive_table();
+        let resumed = self.make_live(&name);
+        let is_live = match (&loaded, &volume.live_table()) {
+            (Some(loaded), Some(live)) => Arc::ptr_eq(loaded, live) && !volume.is_suspended(),
+            _ => false,
+        };
+        match resumed {
+            Err(error) if !is_live => Err(self.go_back(changes, before, error)),
+            // Live, though writes may be lost: the pool has grown.
+            resumed => {
+                self.step(Step::Resumed);
+                let recorded = if longer { changes.record_all(vec![after]) } else { Ok(()) };
+                resumed.and(recorded)
+            }
         }
-        self.step(Step::Resumed);
-        if longer { changes.record_all(vec![after]) } else { Ok(()) }
     }
 
     /// Takes the table back that a crash in the middle of a growth left waiting.

@@ -231,6 +231,18 @@ impl World {
         suspended.map_err(|error| lost(name, "suspend", error))
     }
 
+    /// Suspends a volume whose table a verb is about to replace, and makes durable what the disks
+    /// of that table were given: what stands beneath may be suspended by the time of the swap.
+    ///
+    /// # Errors
+    /// There is no such volume; or it is suspended, but acknowledged writes may be lost.
+    pub fn hold(&self, name: &str, mode: SuspendMode) -> Outcome<()> {
+        self.suspend(name, mode)?;
+        let volume = self.volume(name)?;
+        let flushed = self.on_home(name, |env| async move { volume.flush_disks(&env).await });
+        flushed.map_err(|error| of_volume(name, error))
+    }
+
     /// Drops the loaded table.
     ///
     /// # Errors

@@ -210,7 +210,7 @@ impl Verbs {
 
     pub(crate) fn hold(&self, name: &str) -> Outcome<()> {
         self.refuse_being_suspended(name)?;
-        self.world.suspend(name, SuspendMode::Flush)
+        self.world.hold(name, SuspendMode::Flush)
     }
 
     /// The first word or words of the status of a volume of one line.

@@ -549,12 +549,20 @@ fn what_is_not_merged_yet_differs_between_the_volume_and_the_snapshots_beside() 
     bed.write("v", 512, 8, 2);
     bed.create("v@tue").unwrap();
     bed.create("v@wed").unwrap();
-    let real = |table: &str| {
-        bed.world.load("v@real", table).unwrap();
-        bed.world.resume("v@real").unwrap();
+    let world = bed.world.clone();
+    let real = move |table: &str| {
+        world.load("v@real", table).unwrap();
+        world.resume("v@real").unwrap();
     };
-    real("0 1024 flakey disk 0 0 1000000 1 error_writes");
+    // Once the volume is suspended, with what its disk was given flushed.
+    let fails = real.clone();
+    *bed.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Suspended {
+            fails("0 1024 flakey disk 0 0 1000000 1 error_writes");
+        }
+    });
     bed.verbs.snap_merge("v@mon", true, None).unwrap();
+    bed.whenever();
     while bed.verbs.merge_of("v").unwrap() != Merge::Failed {
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -106,7 +106,7 @@ impl Verbs {
         let thin = if named { thin_of(line.id, Some(now_s()))? } else { None };
         records.push(Record { table: Some(line.text()), thin, ..record });
         // Requests under way need not succeed: what they wrote is lost anyway.
-        self.world.suspend(volume, SuspendMode::NoFlush)?;
+        self.world.hold(volume, SuspendMode::NoFlush)?;
         self.step(Step::Suspended);
         self.world.load(volume, &line.text())?;
         self.step(Step::Arranged);

@@ -117,6 +117,8 @@ pub enum ConfigKind {
     Unsupported,
     /// The system refused (open, read, allocate).
     System,
+    /// It was done, but acknowledged writes may be lost.
+    Lost,
 }
 
 /// A refused table, message or device: one line that names the device, the field, what was

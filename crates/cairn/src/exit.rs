@@ -44,7 +44,7 @@ pub fn help() -> String {
 /// The code of a refusal.
 pub fn of_error(error: &ConfigError) -> u8 {
     match error.kind {
-        ConfigKind::Argument | ConfigKind::System => FAILURE,
+        ConfigKind::Argument | ConfigKind::System | ConfigKind::Lost => FAILURE,
         ConfigKind::Damaged => DAMAGED,
         ConfigKind::Busy => BUSY,
         ConfigKind::Unsupported => UNSUPPORTED,

@@ -38,6 +38,18 @@ pub fn system(device: impl Into<String>, what: &str, error: io::Error) -> Config
     ConfigError::new(ConfigKind::System, device, what).with_source(error)
 }
 
+/// Splits off the result that something was done, but that acknowledged writes may be lost.
+///
+/// # Errors
+/// It was not done.
+pub fn unless_lost(result: Outcome<()>) -> Outcome<Option<ConfigError>> {
+    match result {
+        Ok(()) => Ok(None),
+        Err(error) if error.kind == ConfigKind::Lost => Ok(Some(error)),
+        Err(error) => Err(error),
+    }
+}
+
 /// An error on one line, whatever a library put into it.
 pub fn one_line(error: &ConfigError) -> String {
     error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")

@@ -15,6 +15,9 @@
 //! A snapshot whose store can't say that it ended is noted as *lost*, beside the records and
 //! whatever verb runs: the origin waits for it (see `cairn_block::Witness`).
 //!
+//! Losses of acknowledged writes that no client was told of when the server ended are kept by the
+//! volumes' names, and told to the clients of the next start.
+//!
 //! A server that may change the file holds a lock on `FILE.lock`, which stays behind empty: the
 //! file itself is another one after each replacement. It is refused at its start, not at its first
 //! verb, if it could not replace the file.
@@ -177,6 +180,9 @@ struct Contents {
     lost: BTreeSet<String>,
     #[serde(default, skip_serializing_if = "ExportChanges::is_empty")]
     exports: ExportChanges,
+    /// Volumes that lost acknowledged writes when no client was left to tell.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    untold: BTreeSet<String>,
 }
 
 impl Contents {
@@ -362,6 +368,21 @@ impl StateFile {
         let mut inner = self.inner.lock();
         let mut next = inner.contents.clone();
         next.lost.insert(name.to_owned());
+        self.put(&mut inner, next)
+    }
+
+    /// Volumes that lost acknowledged writes when no client was left to tell.
+    pub fn untold(&self) -> BTreeSet<String> {
+        self.inner.lock().contents.untold.clone()
+    }
+
+    /// Keeps the names of such volumes for the next start. Durable when it returns.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub fn keep_untold(&self, untold: BTreeSet<String>) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        let next = Contents { untold, ..inner.contents.clone() };
         self.put(&mut inner, next)
     }
 

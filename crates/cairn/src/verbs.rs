@@ -44,7 +44,7 @@ use crate::control::rpc::{
     WaitParams,
 };
 use crate::control::server::{Answer, Caller};
-use crate::failure::{Outcome, refused};
+use crate::failure::{Outcome, refused, unless_lost};
 use crate::pool::{is_growth_of, will_be_pool};
 use crate::report;
 use crate::serve::exports::Exports;
@@ -177,6 +177,15 @@ impl Verbs {
         self.told.lock().clone()
     }
 
+    /// Keeps in the state file which losses no client was told of, for the next start.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub fn keep_untold(&self) -> Outcome<()> {
+        let untold = self.world.untold_losses().into_iter().collect();
+        self.state.as_ref().map_or(Ok(()), |state| state.keep_untold(untold))
+    }
+
     /// Refuses all further changes, and waits for the verbs under way: what these wait for is given
     /// up, as only another verb may bring it.
     pub fn close(&self) {
@@ -253,12 +262,14 @@ impl Verbs {
         let mut changes = self.change()?;
         let swap = self.note_swap(&mut changes, name)?;
         self.step(Step::Recorded);
+        let mut lost = None;
         if swap.is_some() && !self.world.volume(name)?.is_suspended() {
             // While the old table's requests are waited for, nobody's turn is taken, and no other
             // verb changes the volume.
             let under_way = Suspending::begin(&self.suspends, name);
             drop(changes);
-            self.world.suspend(name, SuspendMode::Flush)?;
+            // The swap goes on: it may be what replaces a failed device.
+            lost = unless_lost(self.world.suspend(name, SuspendMode::Flush))?;
             changes = self.change()?;
             drop(under_way);
         }
@@ -270,15 +281,16 @@ impl Verbs {
             Some(_) => self.make_live(name),
             None => self.assemble(&changes, name),
         };
-        match (resumed, swap) {
-            (Ok(()), Some(Swap { after, .. })) => {
+        match (unless_lost(resumed), swap) {
+            (Ok(also_lost), Some(Swap { after, .. })) => {
                 self.step(Step::Resumed);
-                changes.record_all(vec![after])
+                changes.record_all(vec![after])?;
+                lost.or(also_lost).map_or(Ok(()), Err)
             }
             (Err(error), Some(Swap { before, .. })) => {
                 Err(self.go_back(&mut changes, before, error))
             }
-            (resumed, None) => resumed,
+            (resumed, None) => resumed?.map_or(Ok(()), Err),
         }
     }
 

@@ -210,14 +210,27 @@ impl World {
         self.volume(name)?.refuse_claimed().map_err(|error| of_volume(name, error))
     }
 
+    /// The names of volumes with lost writes that no client was told of.
+    pub fn untold_losses(&self) -> Vec<String> {
+        self.names.registry.untold_losses()
+    }
+
+    /// The clients of a volume are to be told that acknowledged writes may be lost.
+    pub fn tell_of_loss(&self, name: &str) {
+        self.names.registry.failure_count(&Identity::Volume(name.to_owned())).raise();
+    }
+
     /// Makes the loaded table live, if there is one, and lets requests in.
     ///
     /// # Errors
     /// There is no table, or a target cannot start.
     pub fn resume(&self, name: &str) -> Outcome<()> {
         let volume = self.volume(name)?;
-        let resumed = self.on_home(name, |env| async move { volume.resume(&env).await?.whole() });
-        resumed.map_err(|error| of_volume(name, error))
+        let resumed = self.on_home(name, |env| async move { volume.resume(&env).await });
+        match resumed.map_err(|error| of_volume(name, error))?.lost {
+            Some(error) => Err(lost(name, "resume", error)),
+            None => Ok(()),
+        }
     }
 
     /// Lets no request in and waits until the targets have stopped.
@@ -448,6 +461,7 @@ fn stands_on(user: &MappedDevice, name: &str) -> bool {
 /// The volume did what the verb asked, but acknowledged writes may be lost.
 fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
     let mut lost = of_volume(name, error);
+    lost.kind = ConfigKind::Lost;
     lost.detail =
         format!("{}; {verb} went on, writes since the last flush may be lost", lost.detail);
     lost

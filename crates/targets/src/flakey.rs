@@ -15,8 +15,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, Flags, Io, IoError, IoResult,
-    LocalFuture, Op, Request, SectorRange, Segs, Target, TargetType, Time, Verdict,
+    ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, FailureCount, Flags, Io, IoError,
+    IoResult, LocalFuture, Op, Request, SectorRange, Segs, Target, TargetType, Time, Verdict,
 };
 
 use crate::area::Area;
@@ -244,6 +244,8 @@ struct Flakey {
     down_seconds: u64,
     features: Features,
     began: Time,
+    /// Of the mapped device.
+    failures: Arc<FailureCount>,
 }
 
 impl Flakey {
@@ -260,7 +262,8 @@ impl Flakey {
         }
         let features = Features::parse(args.group("#features", MOST_WORDS)?)?;
         args.finish()?;
-        Ok(Flakey { area, up_seconds, down_seconds, features, began: env.now() })
+        let (began, failures) = (env.now(), ctor.failures.clone());
+        Ok(Flakey { area, up_seconds, down_seconds, features, began, failures })
     }
 
     fn is_down(&self, now: Time) -> bool {
@@ -304,7 +307,13 @@ impl Target for Flakey {
         }
         match self.features.fate(request.op) {
             Fate::Pass => self.area.remap(request),
-            Fate::Fail => Verdict::Failed(IoError::injected(ErrorKind::Io)),
+            Fate::Fail => {
+                // The device that it plays may have dropped what was completed.
+                if request.op == Op::Flush {
+                    self.failures.raise();
+                }
+                Verdict::Failed(IoError::injected(ErrorKind::Io))
+            }
             Fate::Drop => Verdict::Completed,
             Fate::MayCorruptRead => {
                 request.watch(READ_WHILE_DOWN);

@@ -260,12 +260,13 @@ const EINVAL: i32 = 22;
 const EBADMSG: i32 = 74;
 const EOPNOTSUPP: i32 = 95;
 
-const KINDS: [(ConfigKind, &str, i32); 5] = [
+const KINDS: [(ConfigKind, &str, i32); 6] = [
     (ConfigKind::Argument, "argument", EINVAL),
     (ConfigKind::Damaged, "damaged", EBADMSG),
     (ConfigKind::Busy, "busy", EBUSY),
     (ConfigKind::Unsupported, "unsupported", EOPNOTSUPP),
     (ConfigKind::System, "system", EIO),
+    (ConfigKind::Lost, "lost", EIO),
 ];
 
 impl RpcError {

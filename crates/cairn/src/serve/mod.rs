@@ -224,6 +224,10 @@ impl Server {
                 chosen => chosen?,
             }
         }
+        for name in state.iter().flat_map(|state| state.untold()) {
+            tracing::warn!("{name}: acknowledged writes may be lost; its clients are told");
+            self.world.tell_of_loss(&name);
+        }
         for address in &sockets.listen {
             self.exports.listen(address)?;
         }
@@ -296,7 +300,8 @@ impl Server {
         for (volume, words) in ended.said.iter().filter(|_| aloud) {
             eprintln!("cairn: {volume}: {words}");
         }
-        let mut lost = ended.lost.into_iter();
+        let kept = self.verbs.as_ref().map_or(Ok(()), |verbs| verbs.keep_untold());
+        let mut lost = ended.lost.into_iter().chain(kept.err());
         let first = lost.next();
         lost.for_each(|error| eprintln!("cairn: {error}"));
         first.map_or(Ok(()), Err)

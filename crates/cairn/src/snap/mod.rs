@@ -203,9 +203,9 @@ impl Verbs {
             return Ok(());
         }
         self.exports.remove_volume(&self.world, name)?;
-        self.world.remove(name)?;
+        let removed = self.world.remove(name);
         self.exports.settle(&self.world);
-        Ok(())
+        removed
     }
 
     pub(crate) fn hold(&self, name: &str) -> Outcome<()> {

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod losses;
 mod owners;
 mod place;
 mod serve;

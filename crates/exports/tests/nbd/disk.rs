@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cairn_block::{
-    Disk, Env, Extent, ExtentKind, Flags, Flow, IoError, Limits, LocalFuture, Op, Request, Sector,
-    SectorCount, SectorRange,
+    Disk, Env, Extent, ExtentKind, FailureCount, Flags, Flow, IoError, Limits, LocalFuture, Op,
+    Request, Sector, SectorCount, SectorRange,
 };
 
 type Block = [u8; 512];
@@ -29,6 +29,8 @@ pub struct Shared {
     failing: Mutex<BTreeMap<u64, IoError>>,
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
+    /// To be raised by a test, as by a flush that loses writes.
+    pub failures: FailureCount,
 }
 
 pub struct TestDisk {
@@ -146,6 +148,18 @@ impl Disk for TestDisk {
             task.complete(id, result);
         });
         Flow::Queued
+    }
+
+    fn failures(&self) -> u64 {
+        self.shared.failures.count()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.shared.failures.told()
+    }
+
+    fn acknowledge_failures(&self) {
+        self.shared.failures.acknowledge(self.failures());
     }
 
     fn extents<'a>(

@@ -10,6 +10,8 @@ mod foreign;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod lost;
+#[cfg(test)]
 mod protocol;
 #[cfg(test)]
 mod ragged;

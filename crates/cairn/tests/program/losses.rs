@@ -1,0 +1,46 @@
+//! Lost writes over a whole server: exit codes, and who is told after a restart.
+
+use std::process::Command;
+
+use super::place::Place;
+
+const CACHE: &str = "0 2048 writecache s slow @fast 4096 2 autocommit_time 3600000";
+const FAILING: &str = "0 512 flakey cache 0 0 1 1 error_writes";
+
+fn qemu_io(uri: &str, commands: &[&str]) -> (bool, String) {
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw"]);
+    commands.iter().for_each(|command| drop(qemu.args(["-c", command])));
+    let ran = qemu.arg(uri).output().expect("qemu-io is installed");
+    let said = [ran.stdout, ran.stderr].concat();
+    (ran.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn a_server_whose_last_commit_failed_exits_1_and_the_next_one_tells_once() {
+    let place = Place::new();
+    place.sparse("slow", 1 << 20);
+    place.sparse("cache", 256 << 10);
+    let args = ["--state", "state", "--table", "fast=0 512 linear cache 0", "--table", CACHE];
+    let sockets = ["--export", "default", "--listen", "unix:nbd.sock", "--control", "ctl.sock"];
+    let args = [&args[..], &sockets].concat();
+    let server = place.serve(&args);
+    let control = place.path("ctl.sock").to_str().unwrap().to_owned();
+    let (ok, said) = qemu_io(&server.uri, &["write -P 7 0 4k", "flush", "write -P 9 0 4k"]);
+    assert!(ok, "{said}");
+    for verb in [&["load", "fast", "--table", FAILING][..], &["resume", "fast"]] {
+        place.cairn(&[verb, &["--control", &control]].concat()).ok();
+    }
+    let ended = server.interrupt();
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.err.contains("writes since the last flush may be lost"), "{ended:?}");
+
+    let back = ["--state", "state", "--table", "fast=0 512 linear cache 0", "--table", CACHE];
+    place.cairn(&["state", "forget", "fast", "--state", "state"]).ok();
+    let server = place.serve(&[&back[..], &sockets].concat());
+    let (_, said) = qemu_io(&server.uri, &["flush"]);
+    assert!(said.contains("nput/output error"), "{said}");
+    let (ok, said) = qemu_io(&server.uri, &["flush", "read -P 7 0 4k"]);
+    assert!(ok && !said.contains("rror"), "{said}");
+    assert_eq!(server.interrupt().code, 0);
+}

@@ -1,0 +1,70 @@
+//! Lost writes: which clients are told, when, and how often.
+
+use cairn_exports::nbd::NbdExport;
+use cairn_exports::nbd::wire::command;
+
+use crate::client::{Client, Wishes};
+use crate::disk::TestDisk;
+use crate::world::{World, on_both_rings};
+
+const EIO: u32 = 5;
+
+fn open(world: &World, name: &str) -> Client {
+    Client::open(&world.socket(), name, Wishes::default())
+}
+
+fn flush(client: &mut Client) -> u32 {
+    client.run(command::FLUSH, 0, 0, 0)
+}
+
+#[test]
+fn each_connection_is_told_once_of_a_loss_that_any_flush_met() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut clients = [open(&world, "volume"), open(&world, "volume"), open(&world, "volume")];
+        assert!(clients.iter_mut().all(|client| flush(client) == 0));
+        disk.shared.failures.raise();
+        for client in &mut clients {
+            assert_eq!(client.write(0, 0, &[1; 512]), 0, "losses are told at flushes");
+            assert_eq!((flush(client), flush(client)), (EIO, 0));
+        }
+        assert_eq!(flush(&mut open(&world, "volume")), 0, "it wrote nothing before");
+    });
+}
+
+#[test]
+fn a_client_that_connects_again_is_told_what_no_client_heard() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut client = open(&world, "volume");
+        assert_eq!(client.write(0, 0, &[1; 512]), 0);
+        drop(client);
+        disk.shared.failures.raise();
+        let mut again = open(&world, "volume");
+        assert_eq!((flush(&mut again), flush(&mut again)), (EIO, 0));
+    });
+}
+
+#[test]
+fn a_client_that_may_only_read_is_told_nothing_and_takes_nothing_from_the_others() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let export = NbdExport {
+            name: "look".to_owned(),
+            description: String::new(),
+            disk: disk.clone(),
+            read_only: true,
+        };
+        world.server.add_export(export).unwrap();
+        let (mut reader, mut writer) = (open(&world, "look"), open(&world, "volume"));
+        disk.shared.failures.raise();
+        assert_eq!(flush(&mut reader), 0);
+        assert_eq!((flush(&mut writer), flush(&mut writer)), (EIO, 0));
+    });
+}

@@ -61,6 +61,11 @@ impl LogLimit {
         Some(0)
     }
 
+    /// How many events of a key were counted since its last line; none if it is not known.
+    pub fn counted(&self, key: &str) -> Option<u64> {
+        self.keys.lock().get(key).map(|counted| counted.events)
+    }
+
     /// Logs what was counted for a minute.
     pub fn flush(&self, now: Time) {
         for (key, events) in self.due(now) {

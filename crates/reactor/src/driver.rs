@@ -9,7 +9,8 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,10 +32,21 @@ pub enum Direction {
     },
 }
 
+/// A file that requests' transfers go to. A transfer keeps it open.
+pub trait TransferFile: AsRawFd + Send + Sync + 'static {
+    /// A transfer failed in the piece at `offset` bytes; the request has not been told yet.
+    fn transfer_failed(&self, env: &Env, direction: Direction, offset: u64, error: io::Error);
+}
+
+impl TransferFile for OwnedFd {
+    fn transfer_failed(&self, _: &Env, _: Direction, _: u64, _: io::Error) {}
+}
+
 /// A transfer for a request.
 struct Transfer {
     id: RequestId,
-    file: Arc<OwnedFd>,
+    fd: RawFd,
+    file: Arc<dyn TransferFile>,
     direction: Direction,
     offset: u64,
     pieces: Vec<(*mut u8, usize)>,
@@ -186,7 +198,7 @@ impl Driver {
     /// completes it. The caller answers [`cairn_block::Flow::Queued`].
     pub fn transfer(
         &self,
-        file: &Arc<OwnedFd>,
+        file: &Arc<impl TransferFile>,
         request: &Request,
         direction: Direction,
         offset: u64,
@@ -194,12 +206,12 @@ impl Driver {
         let mut pieces = self.ops.borrow_mut().pieces.pop().unwrap_or_default();
         pieces.extend(request.iovecs());
         let left = pieces.iter().map(|(_, len)| len).sum();
-        let (id, file) = (request.id(), file.clone());
-        self.submit_transfer(Transfer { id, file, direction, offset, pieces, left });
+        let (id, fd, file) = (request.id(), file.as_raw_fd(), file.clone());
+        self.submit_transfer(Transfer { id, fd, file, direction, offset, pieces, left });
     }
 
     fn submit_transfer(&self, transfer: Transfer) {
-        let fd = transfer.file.as_raw_fd();
+        let fd = transfer.fd;
         let mut iov = self.ring().spare_iovecs();
         transfer.pieces.iter().for_each(|(base, len)| iov.push(*base, *len));
         let io = match transfer.direction {
@@ -324,8 +336,16 @@ impl Driver {
         };
         match ended {
             None => self.submit_transfer(transfer),
-            Some(result) => {
-                env.complete(transfer.id, result);
+            Some(ended) => {
+                if ended.is_err() {
+                    let error = match result {
+                        0 => io::ErrorKind::UnexpectedEof.into(),
+                        _ => io::Error::from_raw_os_error(-result),
+                    };
+                    let Transfer { direction, offset, .. } = transfer;
+                    transfer.file.transfer_failed(env, direction, offset, error);
+                }
+                env.complete(transfer.id, ended);
                 transfer.pieces.clear();
                 self.ops.borrow_mut().pieces.push(transfer.pieces);
             }

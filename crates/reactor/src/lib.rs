@@ -16,7 +16,7 @@ mod timers;
 pub mod uring;
 
 pub use crate::core::{Core, CoreParts};
-pub use driver::{Direction, Driver, Keep, OpFuture};
+pub use driver::{Direction, Driver, Keep, OpFuture, TransferFile};
 pub use mailbox::{Bell, PostOffice};
 pub use reactors::{Clock, MonotonicClock, Options, Reactors};
 pub use ring::RingKind;

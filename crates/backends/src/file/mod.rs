@@ -22,15 +22,17 @@ mod probe;
 mod task;
 mod trim;
 
-use std::os::fd::OwnedFd;
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cairn_block::{
-    ConfigError, Disk, Env, Extent, ExtentKind, FailureCount, Flow, FlushGate, IoError, Limits,
-    LocalFuture, Op, Request, SectorCount, SectorRange,
+    ConfigError, Disk, Env, ErrorKind, Extent, ExtentKind, FailureCount, Flow, FlushGate, IoError,
+    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange,
 };
-use cairn_reactor::{Direction, Driver};
+use cairn_reactor::{Direction, Driver, TransferFile};
 
 use probe::{DirectIo, Kind};
 use task::Task;
@@ -65,7 +67,7 @@ enum Plan {
 
 impl FileDisk {
     /// Opens and locks the file or block device at `path`: exclusively, or shared with other
-    /// readers if `read_only`.
+    /// readers if `read_only`. Asks once; [`crate::patiently`] asks again.
     ///
     /// # Errors
     /// It does not exist, is neither file nor block device, may not be opened, or somebody
@@ -111,6 +113,35 @@ impl OpenFile {
     }
 }
 
+impl OpenFile {
+    /// Logs that the system failed an operation. What it does not do is no failure.
+    #[cold]
+    fn log_failure(&self, env: &Env, op: Op, sector: Sector, kind: ErrorKind, error: &dyn Display) {
+        if matches!(kind, ErrorKind::Unsupported | ErrorKind::Shutdown) {
+            return;
+        }
+        let key = format!("{}: {} failed", self.path, op.name());
+        env.warn(&key, || match op {
+            Op::Flush => format!("{key}: {error}"),
+            _ => format!("{key}: sector {}: {error}", sector.0),
+        });
+    }
+}
+
+impl AsRawFd for OpenFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl TransferFile for OpenFile {
+    fn transfer_failed(&self, env: &Env, direction: Direction, offset: u64, error: io::Error) {
+        let op = if direction == Direction::Read { Op::Read } else { Op::Write };
+        let kind = IoError::from_errno(error.raw_os_error().unwrap_or(libc::EIO)).kind;
+        self.log_failure(env, op, Sector::of_byte(offset), kind, &error);
+    }
+}
+
 impl Disk for FileDisk {
     fn name(&self) -> String {
         self.0.path.clone()
@@ -124,7 +155,7 @@ impl Disk for FileDisk {
         let (driver, file) = (Driver::of(env), &self.0);
         match file.plan(request) {
             Plan::Transfer(direction) => {
-                driver.transfer(&file.fd, request, direction, request.range.start.to_bytes());
+                driver.transfer(file, request, direction, request.range.start.to_bytes());
             }
             Plan::Task => Task::start(env, file.clone(), request),
         }

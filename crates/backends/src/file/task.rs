@@ -42,7 +42,11 @@ impl Task {
         let (id, driver) = (request.id(), Driver::of(env).clone());
         let task = Task { file, driver, env: env.clone() };
         env.spawn(async move {
+            let (op, sector) = (work.op, work.range.start);
             let result = task.perform(work).await;
+            if let Err(error) = result {
+                task.file.log_failure(&task.env, op, sector, error.kind, &error);
+            }
             task.env.complete(id, result);
         });
     }

@@ -237,6 +237,8 @@ fn many_connections_too_many_are_closed_and_take_no_place() {
     let last = silent.pop().unwrap();
     let mut last = Client { stream: last, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
     assert!(last.is_closed(), "only so many are told");
+    let log = world.reactors.post();
+    assert_eq!(log.log().counted("nbd: connection refused"), Some(49), "one line");
     assert_eq!(first.read(0, 512), [0; 512]);
     drop(first);
     eventually("the place is free", || world.server.connections() == 0);

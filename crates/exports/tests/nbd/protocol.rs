@@ -213,6 +213,11 @@ fn errors_of_the_disk_keep_their_meaning() {
             assert_eq!(client.write(0, 4096, &[1; 512]), code(expected));
         }
     }
+    // Two clients with four failures each; what a disk does not do, or its end, is none.
+    for op in ["read", "write"] {
+        let key = format!("export 'volume': {op} failed");
+        assert_eq!(world.reactors.post().log().counted(&key), Some(2 * 4 - 1));
+    }
 }
 
 #[test]

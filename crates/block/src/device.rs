@@ -57,12 +57,24 @@ pub struct Events(Arc<EventsInner>);
 
 #[derive(Default)]
 struct EventsInner {
+    /// Whose events they are.
+    volume: String,
     count: AtomicU64,
     raised: Event,
     witness: Mutex<Option<Arc<dyn Witness>>>,
 }
 
 impl Events {
+    /// The events of a volume of this name.
+    pub fn of(volume: &str) -> Events {
+        Events(Arc::new(EventsInner { volume: volume.to_owned(), ..EventsInner::default() }))
+    }
+
+    /// The volume's name, for the log.
+    pub fn volume(&self) -> &str {
+        &self.0.volume
+    }
+
     /// How many there were.
     pub fn count(&self) -> u64 {
         self.0.count.load(Ordering::Acquire)
@@ -197,7 +209,7 @@ impl MappedDevice {
             verb_free: Event::new(),
             draining: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            events: Events::default(),
+            events: Events::of(volume),
             resumed: Event::new(),
             calls: Calls::default(),
             failures,

@@ -334,6 +334,9 @@ impl Seat {
             }
         })?;
         core.store.take_over(loaded).await;
+        let [allocated, total, _] = core.store.usage();
+        let (volume, cow) = (self.events.volume(), &self.config.cow.argument);
+        tracing::info!("{volume}: {allocated} of {total} sectors in use on {cow}");
         Ok(())
     }
 

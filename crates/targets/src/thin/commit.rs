@@ -281,7 +281,7 @@ impl Pool {
 
     /// Back to the last durable state: nothing changes any more.
     pub async fn roll_back(&self, env: &Env, error: &LedgerError) {
-        tracing::error!("thin-pool: {}: commit failed: {error}", self.metadata.argument);
+        tracing::error!("{}: commit failed: {error}", self.name());
         self.lower_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
         let aborted = self.ledger.abort(env).await;
         for volume in self.open_volumes() {
@@ -295,7 +295,7 @@ impl Pool {
             volume.map.settle();
         }
         if let Err(error) = aborted {
-            tracing::error!("thin-pool: {}: {error}", self.metadata.argument);
+            tracing::error!("{}: metadata: {error}", self.name());
             self.lower_mode(Mode::Fail, "the metadata cannot be read");
         }
     }

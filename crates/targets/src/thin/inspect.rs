@@ -169,7 +169,7 @@ impl ThinPool {
         let size = pool.block.0;
         let stretch = pool.ledger.compare(env, [one, other], range.start.0 / size).await;
         let stretch = stretch.map_err(|error| {
-            tracing::warn!("thin-pool: {}: {error}", pool.metadata.argument);
+            tracing::warn!("{}: metadata: {error}", pool.name());
             error.io()
         })?;
         let sector = |block: u64| Sector(block.saturating_mul(size)).min(range.end());

@@ -56,6 +56,17 @@ impl Mode {
     const ALL: [Mode; 5] =
         [Mode::Write, Mode::OutOfData, Mode::OutOfMetadata, Mode::ReadOnly, Mode::Fail];
 
+    /// What it means, for the log.
+    fn description(self) -> &'static str {
+        match self {
+            Mode::Write => "writable",
+            Mode::OutOfData => "out of data space",
+            Mode::OutOfMetadata => "out of metadata space",
+            Mode::ReadOnly => "read-only",
+            Mode::Fail => "failed",
+        }
+    }
+
     /// True if mappings may change.
     pub fn is_writable(self) -> bool {
         self <= Mode::OutOfMetadata
@@ -199,9 +210,9 @@ impl Pool {
         if !self.skip_zeroing.swap(options.skip_zeroing, Ordering::Relaxed) && options.skip_zeroing
         {
             tracing::warn!(
-                "thin-pool: {}: skip_block_zeroing: zeros that were left out before are lost where a \
-                 part of their block is written",
-                self.metadata.argument
+                "{}: skip_block_zeroing: zeros that were left out before are lost where a part of \
+                 their block is written",
+                events.volume()
             );
         }
         self.set_detect(options.detect.unwrap_or(DetectZeroes::Off));
@@ -295,13 +306,18 @@ impl Pool {
     }
 
     fn announce_mode(&self, mode: Mode, why: &str) {
-        let name = &self.metadata.argument;
+        let name = self.name();
         match mode {
-            Mode::Write => tracing::info!("thin-pool: {name}: {why}"),
-            _ => tracing::warn!("thin-pool: {name}: {mode:?}: {why}"),
+            Mode::Write => tracing::info!("{name}: {why}"),
+            _ => tracing::warn!("{name}: {}: {why}", mode.description()),
         }
         self.announce();
         self.changed.notify(usize::MAX);
+    }
+
+    /// The name of its volume, for the log.
+    pub fn name(&self) -> String {
+        self.state.lock().events.volume().to_owned()
     }
 
     /// Something deserves attention.
@@ -450,7 +466,7 @@ impl Pool {
                 Ok(waiters) => (waiters, None),
                 Err(error) => {
                     if volume.is_used() {
-                        tracing::error!("thin-pool: {}: {error}", pool.metadata.argument);
+                        tracing::error!("{}: mappings: {error}", pool.name());
                     }
                     (volume.map.give_up_load(group), Some(Err(IoError::IO)))
                 }

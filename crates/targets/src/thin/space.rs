@@ -156,9 +156,8 @@ impl Pool {
         self.rest_while_full(env, time).await;
         if self.mode() == Mode::OutOfData && !self.state.lock().stopping {
             self.state.lock().impatient = true;
-            let name = &self.data.argument;
-            let time = time.unwrap_or_default();
-            tracing::warn!("thin-pool: {name}: no space for {time:?}: writes fail now");
+            let (name, time) = (self.name(), time.unwrap_or_default());
+            tracing::warn!("{name}: no space for {time:?}: writes fail now");
             self.announce();
         }
     }
@@ -215,9 +214,9 @@ impl Pool {
         }
         drop(state);
         if raise {
-            let name = &self.metadata.argument;
+            let name = self.name();
             tracing::warn!(
-                "thin-pool: {name}: {used} of {total} data blocks used, {} of {} metadata blocks",
+                "{name}: {used} of {total} data blocks used, {} of {} metadata blocks",
                 metadata.used,
                 metadata.total
             );

@@ -45,6 +45,8 @@ const OPTION_WORDS_MAX: usize = 18;
 /// A parsed table line with its devices.
 #[derive(Clone)]
 pub(super) struct Config {
+    /// The name of the volume, for the log.
+    pub volume: String,
     pub mode: Mode,
     pub origin: Device,
     pub cache: Device,
@@ -81,6 +83,7 @@ impl Config {
             return Err(args.refuse("#options", "nothing", expected));
         }
         let mut config = Config {
+            volume: ctor.events.volume().to_owned(),
             mode,
             origin,
             cache,

@@ -284,8 +284,21 @@ impl WriteCache {
             freed.for_each(|&slot| ledger.touch(slot, 1));
             self.settle(env, &mut ledger).await?;
         }
+        self.report_found(found.uncommitted.len());
         self.open(env);
         Ok(())
+    }
+
+    /// Says what was recovered.
+    fn report_found(&self, uncommitted: usize) {
+        let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
+        let dirty = self.state.lock().index.cached_blocks();
+        if dirty > 0 || uncommitted > 0 {
+            tracing::info!(
+                "{volume}: {dirty} dirty blocks found on {cache}, {uncommitted} entries dropped \
+                 that were not committed"
+            );
+        }
     }
 
     fn crowded(&self, block: u64, versions: usize) -> ConfigError {

@@ -6,6 +6,7 @@
 //! ([`Driver`](cairn_reactor::Driver)); a disk stores no ring, buffer or environment.
 
 mod file;
+mod held;
 mod memory;
 mod null;
 mod opener;
@@ -14,6 +15,7 @@ mod size;
 mod tests;
 
 pub use file::{FileDisk, FileOptions};
+pub use held::{HeldElsewhere, patiently};
 pub use memory::MemoryDisk;
 pub use null::NullDisk;
 pub use opener::DeviceOpener;

@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_backends::DeviceOpener;
+use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, MappedDevice, MessageError, Opener,
     ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
@@ -114,7 +114,7 @@ impl World {
     /// # Errors
     /// There is none, or somebody else holds it.
     pub fn open(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
-        self.names.registry.open(argument, self.read_only())
+        patiently(|| self.names.registry.open(argument, self.read_only()))
     }
 
     /// Refuses a device that is not blank. `kind` is what `cairn format` calls what it is for, and
@@ -185,19 +185,10 @@ impl World {
     pub fn load(&self, name: &str, text: &str) -> Outcome<()> {
         let volume = self.volume(name)?;
         let lines = TableLine::parse_all(text).map_err(|error| of_volume(name, error))?;
-        let names = self.names.clone();
-        let built = self.on_home(name, move |env| async move {
-            for known in names.registry.volumes() {
-                known.refresh()?;
-            }
-            let context = TableContext {
-                types: &names.types,
-                registry: &names.registry,
-                read_only: names.read_only,
-            };
-            let table = Table::build(&env, &volume, &lines, context).await?;
-            volume.load(table).await;
-            Ok(())
+        // Reactors do not wait for other programs' locks: this thread does.
+        let built = patiently(|| {
+            let (names, volume, lines) = (self.names.clone(), volume.clone(), lines.clone());
+            self.on_home(name, |env| build(env, names, volume, lines))
         });
         built.map_err(|error| of_volume(name, error))
     }
@@ -418,6 +409,23 @@ pub struct Ended {
     pub said: Vec<(String, String)>,
     /// Volumes whose last commit failed: acknowledged writes may be lost.
     pub lost: Vec<ConfigError>,
+}
+
+/// Builds a table and loads it.
+async fn build(
+    env: Env,
+    names: Arc<Names>,
+    volume: Arc<MappedDevice>,
+    lines: Vec<TableLine>,
+) -> Outcome<()> {
+    for known in names.registry.volumes() {
+        known.refresh()?;
+    }
+    let (types, registry, read_only) = (&names.types, &names.registry, names.read_only);
+    let context = TableContext { types, registry, read_only };
+    let table = Table::build(&env, &volume, &lines, context).await?;
+    volume.load(table).await;
+    Ok(())
 }
 
 /// Every live and inactive lower volume of `volume`.

@@ -1,47 +1,29 @@
 //! The lock on an open file: an open-file-description lock over all its bytes, exclusive, or
-//! shared for a reader. It belongs to the descriptor and ends with it.
-//!
-//! When a program is killed, its io_uring keeps the descriptor, and with it the lock, until what
-//! it had in flight has ended: nobody writes beside the last writes of the dead. That is over in
-//! milliseconds, mostly after the program itself is gone, so whoever starts it anew waits a bit.
+//! shared for a reader. It belongs to the descriptor and ends with it. It is asked for once:
+//! [`crate::held`] says who asks again.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind};
 
-/// How often a lock is asked for, and the pause in between.
-pub(super) const TRIES: usize = 50;
-pub(super) const PAUSE: Duration = Duration::from_millis(10);
+use crate::held::held;
 
 /// Takes the lock or says who has it.
 pub(super) fn lock(path: &str, fd: &OwnedFd, read_only: bool) -> Result<(), ConfigError> {
     let mut request = whole_file(if read_only { libc::F_RDLCK } else { libc::F_WRLCK });
-    let Err(error) = take(fd, &mut request) else { return Ok(()) };
+    let Err(error) = call(fd, libc::F_OFD_SETLK, &mut request) else { return Ok(()) };
     let expected = if read_only { "no writer" } else { "no other user" };
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => {
             let found = holder(fd, request);
             let detail = format!("lock: found {found}, expected {expected}");
-            Err(ConfigError::new(ConfigKind::Busy, path, detail))
+            Err(held(path, detail))
         }
         _ => {
             let detail = format!("lock: found that it can't be locked, expected {expected}");
             Err(ConfigError::new(ConfigKind::System, path, detail).with_source(error))
         }
     }
-}
-
-fn take(fd: &OwnedFd, request: &mut libc::flock) -> std::io::Result<()> {
-    for _ in 1..TRIES {
-        let taken = call(fd, libc::F_OFD_SETLK, request);
-        let held = |error: &std::io::Error| error.raw_os_error() == Some(libc::EAGAIN);
-        if !taken.as_ref().is_err_and(held) {
-            return taken;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    call(fd, libc::F_OFD_SETLK, request)
 }
 
 /// Who has the conflicting lock, as far as the system tells: it names the process of a

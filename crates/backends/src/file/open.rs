@@ -12,8 +12,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::OpenFile;
-use super::lock::{self, PAUSE, TRIES};
+use super::lock;
 use super::probe::{self, Kind};
+use crate::held::held;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,24 +98,11 @@ fn descriptor(path: &str, kind: Kind, read_only: bool) -> Result<OwnedFd, Config
         (Kind::Block, true) => {
             // The kernel takes no locks: what it holds it may write. A reader keeps no exclusive
             // use of its own, so that there can be others.
-            open_exclusive(path, "open", OFlags::RDONLY)?;
+            open_as(path, "open", OFlags::RDONLY | OFlags::EXCL)?;
             open_as(path, "open", OFlags::RDONLY)
         }
-        (Kind::Block, false) => open_exclusive(path, "open for writing", OFlags::RDWR),
+        (Kind::Block, false) => open_as(path, "open for writing", OFlags::RDWR | OFlags::EXCL),
     }
-}
-
-/// Opens a block device that is not mounted, and in no other exclusive use. It asks again for a
-/// while, as for a lock: readers that ask at one time are in each other's way, and a killed
-/// program holds the device for a moment.
-fn open_exclusive(path: &str, what: &str, access: OFlags) -> Result<OwnedFd, ConfigError> {
-    for _ in 1..TRIES {
-        match open_as(path, what, access | OFlags::EXCL) {
-            Err(error) if error.kind == ConfigKind::Busy => std::thread::sleep(PAUSE),
-            opened => return opened,
-        }
-    }
-    open_as(path, what, access | OFlags::EXCL)
 }
 
 fn open_as(path: &str, what: &str, flags: OFlags) -> Result<OwnedFd, ConfigError> {
@@ -122,7 +110,7 @@ fn open_as(path: &str, what: &str, flags: OFlags) -> Result<OwnedFd, ConfigError
     opened.map_err(|error| match error {
         Errno::BUSY => {
             let detail = "device: found it mounted or in other exclusive use, expected it free";
-            ConfigError::new(ConfigKind::Busy, path, detail)
+            held(path, detail)
         }
         _ => system(path, what, error),
     })

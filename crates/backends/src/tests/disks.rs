@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Shape, act, extents, range, read, worlds, write};
-use crate::{DeviceOpener, FileDisk, FileOptions, MemoryDisk, NullDisk};
+use crate::{DeviceOpener, FileDisk, FileOptions, HeldElsewhere, MemoryDisk, NullDisk, patiently};
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, ErrorKind, Extent, ExtentKind, Flags, Io, IoError, Op,
+    ConfigError, ConfigKind, Disk, ErrorKind, Extent, ExtentKind, Flags, Io, IoError, Op, Opener,
     ReactorId, Registry, SectorCount,
 };
 use rustix::fs::{Mode, OFlags};
@@ -36,7 +36,7 @@ impl Scratch {
     }
 
     fn try_open(&self, read_only: bool) -> Result<FileDisk, ConfigError> {
-        FileDisk::open(self.path(), read_only, FileOptions::default())
+        patiently(|| FileDisk::open(self.path(), read_only, FileOptions::default()))
     }
 
     fn open(&self) -> Arc<dyn Disk> {
@@ -54,7 +54,7 @@ fn refused(result: Result<FileDisk, ConfigError>, kind: ConfigKind) -> String {
 #[test]
 fn a_block_device_in_exclusive_use_is_busy_to_readers_who_are_not_to_each_other() {
     let Ok(path) = std::env::var("CAIRN_TEST_BLOCK_DEVICE") else { return };
-    let open = |read_only| FileDisk::open(&path, read_only, FileOptions::default());
+    let open = |read_only| patiently(|| FileDisk::open(&path, read_only, FileOptions::default()));
     let flags = OFlags::RDONLY | OFlags::EXCL;
     // As the kernel holds what it maps or has mounted: without a lock.
     let held = rustix::fs::open(path.as_str(), flags, Mode::empty()).unwrap();
@@ -95,6 +95,15 @@ fn an_opener_waits_for_what_a_killed_one_left_in_flight() {
 }
 
 #[test]
+fn opening_for_a_reactor_asks_once_and_does_not_sleep() {
+    let scratch = Scratch::of(4096);
+    let _held = scratch.try_open(false).unwrap();
+    let opener = DeviceOpener::default();
+    let source = opener.open(scratch.path(), false, Arc::default()).err().unwrap().source.unwrap();
+    assert!(source.is::<HeldElsewhere>());
+}
+
+#[test]
 fn readers_share_a_file_and_keep_writers_out() {
     let scratch = Scratch::of(4096);
     let _readers = [scratch.try_open(true).unwrap(), scratch.try_open(true).unwrap()];
@@ -112,7 +121,9 @@ fn a_process_that_holds_a_lock_is_named() {
     // it stands in the way of a lock that belongs to a descriptor, even within one process.
     let locked = unsafe { libc::fcntl(other.as_raw_fd(), libc::F_SETLK, &raw const lock) };
     assert_eq!(locked, 0);
-    let line = refused(scratch.try_open(false), ConfigKind::Busy);
+    // Once: closing a descriptor, as before a second attempt, would end this process's lock.
+    let asked = FileDisk::open(scratch.path(), false, FileOptions::default());
+    let line = refused(asked, ConfigKind::Busy);
     assert!(line.contains(&format!("process {}", std::process::id())), "{line}");
 }
 
@@ -352,5 +363,24 @@ fn a_sector_is_never_torn_by_overlapping_requests() {
             drop(done);
             assert_eq!(each_done.iter().count(), 8);
         }
+    }
+}
+
+#[test]
+fn failed_requests_are_logged_by_device_and_operation_and_then_counted() {
+    for world in worlds() {
+        let scratch = Scratch::of(8192);
+        let disk = scratch.open();
+        scratch.file.as_file().set_len(4096).unwrap();
+        let key = format!("{}: read failed", scratch.path());
+        let counted = || world.post().log().counted(&key);
+        assert_eq!(counted(), None);
+        // In one step, and in several over memory that direct I/O refuses.
+        for (times, shape) in [(0, PLAIN), (1, PLAIN), (2, Shape { skew: 1, cut: None })] {
+            read(&world, &disk, range(8, 8), shape).unwrap_err();
+            assert_eq!(counted(), Some(times));
+        }
+        read(&world, &disk, range(0, 8), PLAIN).unwrap();
+        assert_eq!(counted(), Some(2), "success is not counted");
     }
 }

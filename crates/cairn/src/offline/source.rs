@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use cairn_backends::{FileDisk, FileOptions};
+use cairn_backends::{FileDisk, FileOptions, patiently};
 use cairn_block::{ConfigError, ConfigKind, Disk, SECTOR_BYTES};
 use cairn_format::probe::blank::{Area, Verdict};
 use cairn_format::probe::{self, Signature};
@@ -100,7 +100,7 @@ impl Source {
         let Some(text) = path.to_str() else {
             return Err(wrong(name, "path", "bytes that are no UTF-8", "UTF-8"));
         };
-        let disk = FileDisk::open(text, read_only, FileOptions { direct: false })?;
+        let disk = patiently(|| FileDisk::open(text, read_only, FileOptions { direct: false }))?;
         let file = OpenOptions::new().read(true).write(!read_only).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
         let bytes = disk.sectors().to_bytes();

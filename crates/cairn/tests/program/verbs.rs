@@ -70,7 +70,7 @@ fn messages_reach_the_target_and_their_refusal_the_caller() {
     assert_eq!(ran.out, "done\n1\n1\n1\n4\n", "{ran:?}");
     let lines: Vec<_> = ran.err.lines().collect();
     assert!(lines[0].starts_with("cairn: vm: message: found 'frob', expected one of "), "{ran:?}");
-    assert_eq!(lines[1], "cairn: vm: message sector: found 2048, expected below 2048");
+    assert_eq!(lines[1], "cairn: vm: sector: found 2048, expected one below 2048");
     assert!(lines[2].starts_with("cairn: nope: volume: found none"), "{ran:?}");
 }
 
@@ -141,11 +141,13 @@ fn volumes_come_and_go_with_their_exports() {
 
 #[test]
 fn wait_returns_at_the_next_event() {
-    let place = Place::new();
-    let args = [&ZERO[..], &["--state", "vm.state"]].concat();
-    let script = "cairn wait vm 0; cairn wait vm 1 & cairn load vm --table '0 16 zero'; \
-                  cairn resume vm; wait; cairn info vm | grep Event";
-    assert_eq!(place.serve_run(&args, script).ok(), "Event number:      2\n");
+    // A pool whose metadata is full says so, and that it has room again.
+    let script = "cairn pool create p --data p.data --data-size 4M --metadata p.meta \
+                  --metadata-size 64K && cairn wait p 0 && \
+                  now=$(cairn info p | sed -n 's/^Event number: *//p'); cairn wait p $now & \
+                  cairn pool grow p --metadata-size 4M; wait; \
+                  cairn info p | grep -c \"^Event number: *$((now + 1))$\"";
+    assert_eq!(Place::new().serve_run(&["--state", "s"], script).ok(), "1\n");
 }
 
 #[test]

@@ -228,7 +228,12 @@ fn start_reloading(world: &SimWorld, registry: Arc<Registry>, name: String, tabl
                 let mode = modes[env.random_below(2) as usize];
                 device.suspend(&env, mode).await.expect("nobody planted an error");
             }
-            device.resume(&env).await.expect("nobody planted an error").whole().unwrap();
+            device
+                .resume(&env)
+                .await
+                .expect("nobody planted an error")
+                .whole()
+                .expect("nothing is lost");
         }
     });
 }

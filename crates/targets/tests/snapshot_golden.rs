@@ -55,7 +55,7 @@ impl Opened {
             let context = TableContext { types: &types, registry: &registry, read_only };
             let table = Table::build(&env, &device, &lines, context).await.expect("it opens");
             device.load(table).await;
-            device.resume(&env).await.expect("it resumes").whole().unwrap();
+            device.resume(&env).await.expect("it resumes").whole().expect("nothing is lost");
         });
         Opened { world, volume }
     }

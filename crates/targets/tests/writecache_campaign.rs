@@ -137,7 +137,12 @@ async fn reload(env: Env, registry: Arc<Registry>, disk: Arc<dyn Disk>, shape: S
         let context = TableContext { types: &types, registry: &registry, read_only: false };
         let table = Table::build(&env, device, &lines, context).await.expect("it fits");
         device.load(table).await;
-        device.resume(&env).await.expect("the cache device does not fail").whole().unwrap();
+        device
+            .resume(&env)
+            .await
+            .expect("the cache device does not fail")
+            .whole()
+            .expect("nothing is lost");
     }
 }
 

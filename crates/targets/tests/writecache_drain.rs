@@ -46,7 +46,7 @@ fn lab() -> Lab {
         let context = TableContext { types: &types, registry: &registry, read_only: false };
         let table = Table::build(&env, &device, &lines, context).await.expect("it fits");
         device.load(table).await;
-        device.resume(&env).await.expect("the drives are well").whole().unwrap();
+        device.resume(&env).await.expect("the drives are well").whole().expect("nothing is lost");
     });
     Lab { world, volume }
 }

@@ -72,7 +72,7 @@ impl Opened {
             let context = TableContext { types: &types, registry: &registry, read_only };
             let table = Table::build(&env, &device, &lines, context).await.expect("it opens");
             device.load(table).await;
-            device.resume(&env).await.expect("it resumes").whole().unwrap();
+            device.resume(&env).await.expect("it resumes").whole().expect("nothing is lost");
         });
         Opened { world, volume }
     }
@@ -95,7 +95,9 @@ impl Opened {
 
     fn end(&self) {
         let volume = self.volume.clone();
-        self.world.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
+        self.world
+            .block_on(0, |env| async move { volume.remove(&env).await })
+            .expect("it ends well");
         assert_eq!(self.world.contract_violations(), 0);
     }
 

@@ -134,7 +134,7 @@ fn a_write_with_fua_that_the_drive_refuses_is_nobody_elses_loss() {
         let ops = if lost { OpSet::DURABLE_WRITES } else { OpSet::WRITES };
         let fault = Fault { effect, ..Fault::error(ops) };
         let id = bench.drive("a").faults().add(fault);
-        assert!(bench.io(&volume, |env| write_fua(env)).is_err());
+        assert!(bench.io(&volume, write_fua).is_err());
         bench.drive("a").faults().remove(id);
         assert_eq!(flush(&bench, &volume, &mut other).is_err(), lost);
     }

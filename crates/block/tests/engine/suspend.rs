@@ -197,7 +197,7 @@ pub async fn shake(env: Env, device: Arc<MappedDevice>, rounds: u64) {
         let mode = if env.random_below(2) == 0 { SuspendMode::Flush } else { SuspendMode::NoFlush };
         device.suspend(&env, mode).await.unwrap();
         env.sleep(Duration::from_micros(env.random_below(500))).await;
-        device.resume(&env).await.unwrap().whole().unwrap();
+        device.resume(&env).await.unwrap().whole().expect("nothing is lost");
     }
 }
 

@@ -10,7 +10,9 @@ const FAILING: &str = "0 512 flakey cache 0 0 1 1 error_writes";
 fn qemu_io(uri: &str, commands: &[&str]) -> (bool, String) {
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw"]);
-    commands.iter().for_each(|command| drop(qemu.args(["-c", command])));
+    for command in commands {
+        qemu.args(["-c", command]);
+    }
     let ran = qemu.arg(uri).output().expect("qemu-io is installed");
     let said = [ran.stdout, ran.stderr].concat();
     (ran.status.success(), String::from_utf8_lossy(&said).into_owned())

@@ -13,6 +13,16 @@
 //! 5. Flush. Only now do readers get the new roots, and may blocks be allocated that only the
 //!    old state stands on. *Crash*: the new state.
 //!
+//! # When a flush fails
+//! A failed flush of anyone may have dropped completed writes of this commit, and a later flush
+//! succeeds all the same. So the commit reads the device's failure count before step 2 and
+//! compares it after the flush of step 3, and again around steps 4 and 5. In step 3 a difference
+//! leaves the old superblock, whose blocks are durable. In step 5 the device *shows* the new
+//! superblock, and may have kept the old one: the state is `doubtful` until a superblock is written
+//! again, from memory, and flushed. Either one may be: all blocks of both are durable. An abort
+//! does that, the mark of `set_needs_check` does it again, and so does opening a device of which a
+//! flush failed before.
+//!
 //! # The fixed point of step 1
 //! The metadata space map counts its own blocks. To write a changed bitmap, a block is allocated
 //! for its shadow and the old one is let go, which changes two counts, perhaps in bitmaps that had
@@ -70,12 +80,14 @@ impl Working {
         self.broken = true;
         let sources = self.prepare(env).await?;
         let superblock = self.next.encode(MetadataBlock::SUPERBLOCK);
+        let failures = self.store.nodes.disk.failures();
         self.write(env, &sources).await?;
         if !planted(Bug::SuperblockBeforeFlush) {
-            self.store.nodes.disk.flush(env).await?;
+            self.store.nodes.disk.flush(env, failures).await?;
         }
+        self.doubtful = true;
         self.write_superblock(env, &superblock).await?;
-        self.broken = false;
+        (self.doubtful, self.broken) = (false, false);
         self.written = sources.len() as u64;
         Ok(self.publish(&sources))
     }
@@ -240,9 +252,22 @@ impl Working {
     /// Steps 4 and 5.
     async fn write_superblock(&self, env: &Env, superblock: &Block) -> Result<(), Error> {
         let disk = &self.store.nodes.disk;
+        let failures = disk.failures();
         let fill = |_, out: &mut [u8]| out.copy_from_slice(superblock);
         disk.write(env, &[MetadataBlock::SUPERBLOCK], fill).await?;
-        disk.flush(env).await
+        disk.flush(env, failures).await
+    }
+
+    /// Writes the superblock again that was read: what the device shows may not be what it kept.
+    ///
+    /// # Errors
+    /// The device failed: it stays unknown which superblock a crash leaves.
+    pub(super) async fn write_again(&mut self, env: &Env) -> Result<(), Error> {
+        self.doubtful = true;
+        let superblock = self.durable.encode(MetadataBlock::SUPERBLOCK);
+        self.write_superblock(env, &superblock).await?;
+        self.doubtful = false;
+        Ok(())
     }
 
     /// What comes with the end of step 5: the new state is the durable one.
@@ -296,7 +321,7 @@ impl Working {
             self.durable.set_needs_check(true);
             let superblock = self.durable.encode(MetadataBlock::SUPERBLOCK);
             self.write_superblock(env, &superblock).await?;
-            self.mark_due = false;
+            (self.mark_due, self.doubtful) = (false, false);
         }
         Ok(())
     }

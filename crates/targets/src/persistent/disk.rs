@@ -83,10 +83,23 @@ impl MetaDisk {
         Ok(())
     }
 
-    /// Makes completed writes durable.
-    pub async fn flush(&self, env: &Env) -> Result<(), Error> {
+    /// The device's failure count: read before the first write that a flush is to cover.
+    pub fn failures(&self) -> u64 {
+        self.0.failures()
+    }
+
+    /// Makes durable what was written since there had been `failures`.
+    ///
+    /// # Errors
+    /// The flush failed, or another one did since then, and may have dropped these writes.
+    pub async fn flush(&self, env: &Env, failures: u64) -> Result<(), Error> {
+        let failed = |what: &str, source| Error::Io { what: what.into(), source };
         let flushed = env.io(&self.0, Io::flush()).await;
-        flushed.map_err(|source| Error::Io { what: "flush".into(), source })
+        flushed.map_err(|source| failed("flush", source))?;
+        match self.failures() == failures {
+            true => Ok(()),
+            false => Err(failed("flush by another user, which may have lost writes", IoError::IO)),
+        }
     }
 }
 

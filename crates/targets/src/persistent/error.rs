@@ -125,6 +125,9 @@ pub enum Error {
     /// An earlier error left the transaction half done: only an abort helps.
     #[error("metadata: an earlier error ended this transaction, which has to be aborted")]
     Broken,
+    /// The last write of the superblock failed.
+    #[error("superblock: the last write of it failed; a crash may leave the one before")]
+    Doubtful,
     /// It was opened to be read only.
     #[error("metadata: found it opened to be read only, expected it opened for changes")]
     ReadOnly,

@@ -120,7 +120,7 @@ impl Store {
         if !options.read_only {
             // What a killed process wrote may be in the drive's cache only, and is about to be
             // relied on.
-            disk.flush(env).await?;
+            disk.flush(env, disk.failures()).await?;
         }
         let superblock = match read_superblock(env, &disk).await? {
             Opening::Existing(superblock) => *superblock,
@@ -140,6 +140,9 @@ impl Store {
         let store = Arc::new(Store::new(disk, options.cache_bytes, found));
         let mut working = Working::load(env, store.clone(), superblock).await?;
         working.unflushed = options.read_only;
+        if !options.read_only {
+            working.make_sure(env).await?;
+        }
         store.publish_all(&working);
         store.free_data_blocks(&working);
         Ok((store, working))

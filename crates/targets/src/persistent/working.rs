@@ -55,6 +55,8 @@ pub struct Working {
     pub(super) broken: bool,
     /// What is on the device may not be durable: nothing may be changed before it is opened anew.
     unsure: bool,
+    /// A crash may leave another superblock than the one that was read (see `commit`).
+    pub(super) doubtful: bool,
     /// W3.
     pub(super) unflushed: bool,
 }
@@ -88,6 +90,7 @@ impl Working {
             written: 0,
             broken: false,
             unsure: false,
+            doubtful: false,
             unflushed: false,
         }
     }
@@ -200,13 +203,31 @@ impl Working {
     /// The device failed, or changes are refused for another reason.
     pub async fn allow_changes(&mut self, env: &Env) -> Result<(), Error> {
         if self.unflushed {
-            let flushed = self.store.nodes.disk.flush(env).await;
+            let disk = &self.store.nodes.disk;
+            let flushed = disk.flush(env, disk.failures()).await;
             // A later flush that succeeds would prove nothing.
             self.unsure |= flushed.is_err();
             flushed?;
             self.unflushed = false;
+            self.make_sure(env).await?;
         }
         self.guard()
+    }
+
+    /// A flush of this device failed before, perhaps the one that followed the superblock that was
+    /// read: writes it again before anything is built on it.
+    pub(super) async fn make_sure(&mut self, env: &Env) -> Result<(), Error> {
+        if self.store.nodes.disk.failures() == 0 || self.durable.refuse_writing().is_err() {
+            return Ok(());
+        }
+        let written = self.write_again(env).await;
+        self.unsure |= written.is_err();
+        written
+    }
+
+    /// True if a crash may leave another state than the one that was read.
+    pub fn is_doubtful(&self) -> bool {
+        self.doubtful
     }
 
     /// Refuses changes where there must be none.
@@ -511,8 +532,9 @@ impl Working {
     /// The device failed, or is damaged. Readers go on with what they had.
     pub async fn abort(&mut self, env: &Env) -> Result<(), Error> {
         self.broken = true;
-        // A commit may have failed half way through the last flush.
-        let unsure = self.unsure || self.store.nodes.disk.flush(env).await.is_err();
+        let disk = &self.store.nodes.disk;
+        let unsure = self.unsure || disk.flush(env, disk.failures()).await.is_err();
+        let doubtful = self.doubtful;
         let superblock =
             read_existing(env, &self.store.nodes.disk, MetadataBlock::SUPERBLOCK).await?;
         let store = self.store.clone();
@@ -521,6 +543,9 @@ impl Working {
         store.nodes.cache.clear();
         *self = Working::load(env, store.clone(), superblock).await?;
         self.unsure = unsure;
+        if doubtful {
+            self.unsure |= self.write_again(env).await.is_err();
+        }
         store.publish_all(self);
         // A commit that made the map longer may be on the device after all.
         store.extend_data(self.data_blocks());

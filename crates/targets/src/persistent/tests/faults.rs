@@ -1,6 +1,10 @@
 //! A metadata device that fails: the commit fails, the abort finds the old or the new state, and
 //! readers go on meanwhile.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Disk, Io};
 use cairn_sim::{Fault, OpSet};
 
 use super::bed::{Bed, id, mapping, open};
@@ -164,4 +168,78 @@ fn what_was_opened_to_be_read_does_not_change_if_it_cannot_be_flushed() {
     let _ = bed.run(async |env, working| working.allow_changes(env).await);
     let refused = bed.run(async |env, working| working.create_device(env, id(1)));
     assert!(matches!(refused, Err(Error::Broken)));
+}
+
+/// A commit created device 0, and its last flush lost the superblock, which is shown all the same.
+fn lost_in_the_last_flush() -> Bed {
+    let cut = |seed| {
+        let mut bed = Bed::seeded(seed, 128, 4000);
+        bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+        bed.drive().faults().add(Fault::losing_flushes().per_mille(500).shots(1));
+        let ended = bed.run(async |env, working| working.commit(env).await);
+        bed.drive().faults().clear();
+        let seen = bed.audit().devices.len();
+        (ended.is_err() && (seen, durable_devices(&bed)) == (1, 0)).then_some(bed)
+    };
+    (1..100).find_map(cut).expect("some commit fails in its last flush")
+}
+
+#[test]
+fn abort_makes_durable_what_it_found_after_a_superblock_was_lost() {
+    let mut bed = lost_in_the_last_flush();
+    bed.run(async |env, working| working.abort(env).await).unwrap();
+    assert!(!bed.working().is_doubtful());
+    assert_eq!((bed.audit().devices.len(), durable_devices(&bed)), (1, 1));
+    let mut bed = lost_in_the_last_flush();
+    bed.drive().faults().add(Fault::losing_flushes());
+    bed.run(async |env, working| working.abort(env).await).unwrap();
+    assert!(bed.working().is_doubtful());
+    bed.drive().faults().clear();
+    assert!(bed.run(async |env, working| working.create_device(env, id(1))).is_err());
+    bed.run(async |env, working| working.set_needs_check(env).await).unwrap();
+    assert!(!bed.working().is_doubtful());
+    assert_eq!(durable_devices(&bed), 1);
+}
+
+#[test]
+fn opening_makes_durable_what_it_found_after_a_superblock_was_lost() {
+    for read_only in [false, true] {
+        let mut bed = lost_in_the_last_flush();
+        let (store, working) = open(&bed.sim, Options { read_only, ..Options::default() }).unwrap();
+        bed.replace(store, working);
+        assert_eq!(durable_devices(&bed), usize::from(!read_only));
+        bed.run(async |env, working| working.allow_changes(env).await).unwrap();
+        assert_eq!(durable_devices(&bed), 1);
+    }
+}
+
+#[test]
+fn commit_is_not_made_of_blocks_that_a_flush_of_another_user_lost() {
+    let (mut kept, mut lost) = (0, 0);
+    for delay in 0..40 {
+        let mut bed = Bed::seeded(delay, 128, 4000);
+        bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
+        fill(&mut bed, 0, 700).unwrap();
+        bed.drive().faults().add(Fault::losing_flushes().shots(1));
+        let disk: Arc<dyn Disk> = bed.drive();
+        let ended = bed.run(async move |env, working| {
+            let other = env.clone();
+            env.spawn(async move {
+                other.sleep(Duration::from_nanos(delay * 250)).await;
+                let _ = other.io(&disk, Io::flush()).await;
+            });
+            working.commit(env).await
+        });
+        bed.sim.run_for(Duration::from_millis(1));
+        bed.drive().faults().clear();
+        if ended.is_ok() {
+            assert_eq!(durable_devices(&bed), 1, "delay {delay}");
+            kept += 1;
+            continue;
+        }
+        bed.run(async |env, working| working.abort(env).await).unwrap();
+        assert_eq!(durable_devices(&bed), bed.audit().devices.len(), "delay {delay}");
+        lost += 1;
+    }
+    assert!(kept > 2 && lost > 2, "{kept} kept, {lost} lost");
 }

@@ -270,8 +270,9 @@ impl<'a> Life<'a> {
         world.cut_at(self.draw_cut(world.writes(), expected));
         let tolerate = self.scenario.trouble(world, &disk, &mut self.rng);
         history.tolerate_errors(tolerate);
-        history.failed_flushes_lose(world.failed_flushes_lose());
-        history.may_roll_back(self.scenario.rolls_back());
+        let rolls_back = self.scenario.rolls_back();
+        history.failed_flushes_lose(rolls_back || world.failed_flushes_lose());
+        history.may_roll_back(rolls_back);
         let may_suspend = self.scenario.suspends() && !tolerate;
         let suspends = if may_suspend { self.rng.u8(..8) } else { 0 };
         if suspends & 6 == 6 {

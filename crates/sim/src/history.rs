@@ -155,9 +155,14 @@ impl History {
     }
 
     /// H9: whether the disk may lose, without a crash, what is not durable: a target whose commit
-    /// failed, which fails every flush from then on.
+    /// failed, which tells its client so at the next flush.
     pub fn may_roll_back(&self, may: bool) {
         self.0.borrow_mut().rolls_back = may;
+    }
+
+    /// H9.
+    pub fn rolls_back(&self) -> bool {
+        self.0.borrow().rolls_back
     }
 
     /// Records a submission.

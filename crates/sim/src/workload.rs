@@ -12,7 +12,8 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use cairn_block::{
-    Client, Disk, Env, Flags, Io, IoResult, Op, Request, Sector, SectorCount, SectorRange, Segs,
+    Client, Disk, Env, FailureCursor, Flags, Io, IoResult, Op, Request, Sector, SectorCount,
+    SectorRange, Segs,
 };
 
 use crate::history::{History, OpTicket};
@@ -122,6 +123,7 @@ impl Workload {
             lanes: Cell::new(lanes),
             disk: disk.clone(),
             history: history.clone(),
+            cursor: history.rolls_back().then(|| Rc::new(RefCell::new(FailureCursor::new(disk)))),
         });
         for lane in 0..lanes {
             let env = world.env((lane % u64::from(world.reactors())) as u16);
@@ -152,6 +154,8 @@ struct Shared {
     lanes: Cell<u64>,
     disk: Arc<dyn Disk>,
     history: History,
+    /// What the client was told of losses, where the disk rolls back.
+    cursor: Option<Rc<RefCell<FailureCursor>>>,
 }
 
 /// Where the next operation goes.
@@ -218,7 +222,7 @@ async fn run_lane(env: Env, shared: Rc<Shared>) {
             env.sleep(pause).await;
         }
         let (io, ticket) = make_io(&env, &shared);
-        run_io(&env, &shared.disk, &shared.history, io, ticket).await;
+        run_io(&env, &shared, io, ticket).await;
     }
     shared.lanes.set(shared.lanes.get() - 1);
 }
@@ -254,6 +258,8 @@ fn scattered(env: &Env, rng: &mut fastrand::Rng, range: SectorRange) -> Segs {
 /// Records the end the moment the disk says it.
 struct Recorder {
     history: History,
+    disk: Arc<dyn Disk>,
+    cursor: Option<Rc<RefCell<FailureCursor>>>,
     ticket: OpTicket,
     done: Cell<bool>,
     waker: Cell<Option<Waker>>,
@@ -263,6 +269,12 @@ impl Client for Recorder {
     fn complete(&self, _env: &Env, _cookie: u64, request: &mut Request, result: IoResult) {
         let reads = request.op == Op::Read && result.is_ok();
         let data = if reads { request.segs.to_vec() } else { Vec::new() };
+        let result = match &self.cursor {
+            Some(cursor) if request.op == Op::Flush => {
+                cursor.borrow_mut().end_of_flush(&self.disk, result)
+            }
+            _ => result,
+        };
         self.history.complete(self.ticket, result, &data);
         self.done.set(true);
         if let Some(waker) = self.waker.take() {
@@ -271,14 +283,16 @@ impl Client for Recorder {
     }
 }
 
-async fn run_io(env: &Env, disk: &Arc<dyn Disk>, history: &History, io: Io, ticket: OpTicket) {
+async fn run_io(env: &Env, shared: &Shared, io: Io, ticket: OpTicket) {
     let recorder = Rc::new(Recorder {
-        history: history.clone(),
+        history: shared.history.clone(),
+        disk: shared.disk.clone(),
+        cursor: shared.cursor.clone(),
         ticket,
         done: Cell::new(false),
         waker: Cell::new(None),
     });
-    env.start(disk, io, recorder.clone(), 0);
+    env.start(&shared.disk, io, recorder.clone(), 0);
     poll_fn(|cx| {
         if recorder.done.get() {
             return Poll::Ready(());

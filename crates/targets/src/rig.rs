@@ -205,8 +205,13 @@ impl Rig {
     }
 
     pub fn suspend(&self, name: &str, mode: SuspendMode) {
+        self.try_suspend(name, mode).unwrap();
+    }
+
+    /// Suspends a volume that may have lost writes.
+    pub fn try_suspend(&self, name: &str, mode: SuspendMode) -> Result<(), ConfigError> {
         let volume = self.volume(name);
-        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await }).unwrap();
+        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await })
     }
 
     pub fn resume(&self, name: &str) -> Result<(), ConfigError> {
@@ -301,7 +306,8 @@ impl Drop for Rig {
         }
         // Those that stand on others were made later.
         for volume in self.volumes.take().into_iter().rev() {
-            self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
+            // A test of losses may leave one untold.
+            let _ = self.sim.block_on(0, |env| async move { volume.remove(&env).await });
         }
         assert_eq!(self.sim.contract_violations(), 0);
         assert_eq!(self.sim.requests_in_use(), 0);

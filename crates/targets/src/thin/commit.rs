@@ -15,15 +15,22 @@
 //!
 //! One commit runs at a time; whoever asks while it runs joins the next.
 //!
+//! A flush of the data device by someone else may fail at any time and drop what was written to
+//! new blocks, while the flush of step 1 succeeds. So step 1 also compares the device's failure
+//! count (L1 in `losses`), and fails if the commit maps blocks.
+//!
 //! A commit that fails rolls the metadata back to the last durable state: the pool becomes
-//! read-only and needs a check, and every volume that had a change which is not durable remembers
-//! that acknowledged writes were lost.
+//! read-only and needs a check, and every volume that had a change which is not durable has its
+//! clients told (L4). There are three exceptions. A commit without changes that cannot flush the
+//! data device has nothing to roll back. If the server ends and a device under the pool is
+//! suspended, the metadata needs no check. If the superblock's own write failed and cannot be
+//! repeated, a crash may leave either state, so that no write can be promised: the pool fails.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, Io, IoError, IoResult};
+use cairn_block::{Env, ErrorKind, Io, IoError, IoResult};
 use futures_util::future::select;
 
 use super::canary::{self, Bug};
@@ -54,6 +61,18 @@ struct Batch {
     passing: Vec<u64>,
     /// Data blocks that a client discarded.
     discarded: Vec<u64>,
+}
+
+impl Batch {
+    /// True if it maps a block.
+    fn maps(&self) -> bool {
+        let mut changes = self.frozen.iter().flat_map(|frozen| &frozen.changes);
+        changes.any(|change| change.mapping.is_some())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.frozen.iter().all(|frozen| frozen.changes.is_empty())
+    }
 }
 
 /// What is left of the changes of one volume: for each block the last.
@@ -189,12 +208,18 @@ impl Pool {
                 self.room.give_back(&self.ledger, made);
                 Ok(())
             }
+            Err(LedgerError::Data(error)) if self.has_nothing(&batch).await => {
+                batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
+                self.room.give_back(&self.ledger, batch.made);
+                Err(error)
+            }
             Err(error) => {
                 self.roll_back(env, &error).await;
                 Err(error.io())
             }
         };
         tell(env, waiters, result);
+        self.look_at_data(env);
         self.after_commit();
     }
 
@@ -204,11 +229,19 @@ impl Pool {
         self.mode().is_writable()
     }
 
+    /// True if a commit would change nothing.
+    async fn has_nothing(&self, batch: &Batch) -> bool {
+        batch.is_empty() && batch.passing.is_empty() && !self.ledger.is_changed().await
+    }
+
     /// Steps 1 and 2.
     async fn write_commit(&self, env: &Env, batch: &Batch) -> Result<Vec<DataRun>, LedgerError> {
         if !canary::planted(Bug::NoDataFlush) {
             let flushed = env.io(self.data_disk(), Io::flush()).await;
             flushed.map_err(LedgerError::data)?;
+            if batch.maps() && self.has_data_failed() {
+                return Err(LedgerError::DataLost);
+            }
         }
         let mut working = self.ledger.working().await;
         for Frozen { volume, changes } in &batch.frozen {
@@ -283,17 +316,24 @@ impl Pool {
     pub async fn roll_back(&self, env: &Env, error: &LedgerError) {
         tracing::error!("{}: commit failed: {error}", self.name());
         self.lower_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
-        let aborted = self.ledger.abort(env).await;
+        let is_end = error.io().kind == ErrorKind::Shutdown;
+        let aborted = self.ledger.abort(env, !is_end).await;
+        let mut lost = Vec::new();
         for volume in self.open_volumes() {
             // Its details are as they were, or cannot be read: then it is not served either.
             let details = self.ledger.details(volume.id);
             let mapped = details.map_or(0, |details| details.mapped_blocks);
             volume.map.roll_back(mapped);
             // Now: nobody changes a map any more that was rolled back after the mode changed.
-            volume.lose();
-            // Last: a FUA write that must fail finds out by the loss, if not by a change.
+            if volume.lose() {
+                lost.push(volume.id);
+            }
+            // Last: a FUA write to what was rolled back meets a change, and fails.
             volume.map.settle();
         }
+        self.note_loss(error, lost);
+        // Every client that it concerns is told by its own volume.
+        self.metadata.disk.acknowledge_failures();
         if let Err(error) = aborted {
             tracing::error!("{}: metadata: {error}", self.name());
             self.lower_mode(Mode::Fail, "the metadata cannot be read");
@@ -319,6 +359,7 @@ impl Pool {
                 if pool.state.lock().stopping {
                     return;
                 }
+                pool.look_at_data(env);
                 if pool.open_volumes().iter().any(|volume| volume.is_dirty()) {
                     // Whoever must know hears of a failure from his own flush.
                     let _ = pool.commit(env).await;
@@ -344,7 +385,7 @@ impl Pool {
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
         if self.can_commit() {
-            // A failure is kept in the mode, and told to who flushes.
+            // A failure is kept for the verb (L5), and told to who flushes.
             let _ = self.commit(env).await;
         }
         self.crew.rest().await;

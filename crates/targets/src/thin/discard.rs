@@ -9,8 +9,9 @@ use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict, yield_o
 use super::arena::GROUP_BLOCKS;
 use super::config::Discards;
 use super::index::Shard;
-use super::map::{NO_SPACE, Seat, Thin};
+use super::map::{NO_SPACE, Thin};
 use super::pool::Mode;
+use super::seat::Seat;
 use super::stock::Purpose;
 
 impl Thin {

@@ -16,8 +16,9 @@ use futures_util::future::{join, join_all};
 
 use super::canary::{self, Bug};
 use super::epochs::Phase;
-use super::map::{Origin, Seat, Thin};
+use super::map::Thin;
 use super::place::Place;
+use super::seat::{Origin, Seat};
 use crate::waiters::Waiter;
 
 /// Blocks up to this size are put together in memory and written at once.

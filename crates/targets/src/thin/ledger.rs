@@ -54,6 +54,9 @@ pub(super) enum LedgerError {
     /// The flush of the data device before a commit.
     #[error("data device: flush: {0}")]
     Data(IoError),
+    /// A flush of the data device by another user, after new blocks were written.
+    #[error("data device: a flush failed after new blocks were written, whose data may be lost")]
+    DataLost,
     /// A commit, whose own error is in the log.
     #[error("the commit failed: {0}; see the log")]
     Commit(IoError),
@@ -74,6 +77,11 @@ pub(super) enum LedgerError {
 }
 
 impl LedgerError {
+    /// True if the data device failed.
+    pub fn is_of_data(&self) -> bool {
+        matches!(self, LedgerError::Data(_) | LedgerError::DataLost)
+    }
+
     /// What a request is told.
     pub fn io(&self) -> IoError {
         match self {
@@ -282,18 +290,28 @@ impl Ledger {
         }
     }
 
-    /// Back to the durable state, which is marked as in need of a check. The mark may reach the
-    /// device later only.
-    pub async fn abort(&self, env: &Env) -> Result<()> {
+    /// True if a commit would write something.
+    pub async fn is_changed(&self) -> bool {
+        self.working.lock().await.is_changed()
+    }
+
+    /// Back to the durable state, which is marked as in need of a check if `marks` says so. The mark
+    /// may reach the device later only.
+    ///
+    /// # Errors
+    /// The metadata cannot be read; or the device may hold another state than the one that was read.
+    pub async fn abort(&self, env: &Env, marks: bool) -> Result<()> {
         let mut working = self.working.lock().await;
         let aborted = working.abort(env).await;
         if aborted.is_ok()
+            && marks
             && let Err(error) = working.set_needs_check(env).await
         {
             tracing::warn!("thin-pool: the mark that a check is due is not on the device: {error}");
         }
         self.note(&working);
-        Ok(aborted?)
+        aborted?;
+        if working.is_doubtful() { Err(Error::Doubtful.into()) } else { Ok(()) }
     }
 
     /// Tries again to put the mark on the device, if it is due.

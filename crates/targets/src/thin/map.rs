@@ -7,13 +7,12 @@
 use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::MutexGuard;
-use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Flags,
-    IoError, IoResult, Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange,
-    SuspendMode, Target, TargetType, Verdict,
+    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind,
+    FailureCount, Flags, IoError, IoResult, Limits, LocalFuture, Op, Request, Sector, SectorCount,
+    SectorRange, SuspendMode, Target, TargetType, Verdict,
 };
-use cairn_format::thin::{DataBlock, DeviceId, Mapping};
+use cairn_format::thin::{DataBlock, DeviceId};
 
 use super::arena::GROUP_BLOCKS;
 use super::canary::{self, Bug};
@@ -21,12 +20,11 @@ use super::config::{Discards, ThinConfig};
 use super::epochs::Phase;
 use super::index::{Run, Shard};
 use super::place::Place;
-use super::pool::{Mode, Parked, Pool};
+use super::pool::{Mode, Pool};
 use super::recover::{ThinPool, config_error};
+use super::seat::{Origin, Seat, map_blocks};
 use super::status;
 use super::stock::Taken;
-use super::volume::Volume;
-use crate::persistent::DataRun;
 use crate::waiters::Waiter;
 
 /// The kind of target `thin`.
@@ -52,7 +50,8 @@ impl TargetType for ThinType {
             // What is live may tell now what the resume would.
             pool_of(&config, false)?;
             refuse_own_pool(&config)?;
-            let thin = Thin { config, seat: OnceLock::new(), blocks: OnceLock::new() };
+            let failures = ctor.failures.clone();
+            let thin = Thin { config, failures, seat: OnceLock::new() };
             Ok(Arc::new(thin) as Arc<dyn Target>)
         })
     }
@@ -94,44 +93,13 @@ fn refuse_own_pool(config: &ThinConfig) -> Result<(), ConfigError> {
     Err(ConfigError::argument(&origin.argument, "origin", found, expected))
 }
 
-/// A table's place at a volume.
-pub(super) struct Seat {
-    pub pool: Arc<Pool>,
-    pub volume: Arc<Volume>,
-    tenant: u64,
-    /// Losses of the volume that are known since before the table served it.
-    known_losses: u32,
-    /// What would wait is handed back to the device, which is being suspended.
-    handing_back: AtomicBool,
-    /// The table serves no more. Who holds it still may look at it, and keeps nobody from deleting
-    /// the volume.
-    left: AtomicBool,
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.leave();
-    }
-}
-
-/// The external origin of a volume.
-#[derive(Clone)]
-pub(super) struct Origin {
-    pub disk: Arc<dyn Disk>,
-    pub sectors: u64,
-}
-
-/// What a seat makes known of places: units, and where the external origin ends.
-pub(super) struct Blocks {
-    pub block_sectors: u64,
-    pub origin: Option<Origin>,
-}
-
 /// The target.
 pub(super) struct Thin {
     config: ThinConfig,
+    /// The mapped device's own count.
+    failures: Arc<FailureCount>,
+    /// The first of the chain.
     seat: OnceLock<Arc<Seat>>,
-    blocks: OnceLock<Blocks>,
 }
 
 /// What a watched request was, beside its phase.
@@ -140,31 +108,29 @@ const PLAIN: u64 = 0;
 const COMMITS: u64 = 2;
 /// A write to data blocks that are in a cell: they are mapped when it has ended.
 const FILLS: u64 = 4;
+/// A flush of the data device, which is in no phase.
+const FLUSHES: u64 = 6;
 
 /// What becomes of a request on a block that is in no cell.
 type Locked<'v> = MutexGuard<'v, Shard>;
 
 impl Thin {
     pub(super) fn seat(&self) -> &Arc<Seat> {
-        self.seat.get().expect("a table serves after its resume")
+        self.seated().expect("a table serves after its resume")
     }
 
-    fn blocks(&self) -> &Blocks {
-        self.blocks.get().expect("set with the seat")
-    }
-
-    pub(super) fn place(&self, range: SectorRange) -> Place {
-        Place::of(range, self.blocks().block_sectors)
+    fn seated(&self) -> Option<&Arc<Seat>> {
+        self.seat.get().map(Seat::last)
     }
 
     /// How many blocks from the first one on show the external origin while they are not mapped.
     pub(super) fn origin_blocks(&self) -> u64 {
-        let blocks = self.blocks();
-        blocks.origin.as_ref().map_or(0, |origin| origin.sectors.div_ceil(blocks.block_sectors))
+        let seat = self.seat();
+        seat.origin.as_ref().map_or(0, |origin| origin.sectors.div_ceil(seat.pool.block.0))
     }
 
     pub(super) fn origin(&self) -> Option<&Origin> {
-        self.blocks().origin.as_ref()
+        self.seat().origin.as_ref()
     }
 
     /// The request waits at the gate.
@@ -194,14 +160,9 @@ impl Thin {
         Verdict::Queued
     }
 
-    fn to_data(&self, place: &Place, data: DataBlock) -> Verdict<'_> {
-        let pool = &self.seat().pool;
-        let sector = pool.data_range(data, 1).start + SectorCount(place.offset);
-        Verdict::Remapped { disk: pool.data_disk().as_ref(), sector }
-    }
-
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let (seat, place) = (self.seat(), self.place(request.range));
+        let seat = self.seat();
+        let place = seat.place(request.range);
         let mut shard = seat.volume.map.shard(place.block);
         if seat.pool.holds_back(&seat.volume) {
             drop(shard);
@@ -222,7 +183,7 @@ impl Thin {
                 drop(shard);
                 request.accept(place.head(count));
                 request.watch(PLAIN | phase.bit());
-                self.to_data(&place, data)
+                seat.to_data(&place, data)
             }
         }
     }
@@ -242,9 +203,10 @@ impl Thin {
     }
 
     fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let (seat, place) = (self.seat(), self.place(request.range));
+        let seat = self.seat();
+        let place = seat.place(request.range);
         // Data is not read under a lock.
-        let alike = self.alike(request, &place);
+        let alike = alike(seat, request, &place);
         let mut shard = seat.volume.map.shard(place.block);
         if seat.pool.holds_back(&seat.volume) {
             drop(shard);
@@ -296,10 +258,6 @@ impl Thin {
         };
         let phase = seat.pool.epochs.enter(env.reactor());
         let commits = request.is_fua() && shard.is_dirty(seat.pool.durable());
-        if request.is_fua() && seat.has_lost() {
-            seat.pool.epochs.leave(env.reactor(), phase);
-            return Verdict::Failed(IoError::IO);
-        }
         drop(shard);
         request.accept(place.head(count));
         if commits {
@@ -307,7 +265,7 @@ impl Thin {
             request.flags.remove(Flags::FUA);
         }
         request.watch(if commits { COMMITS } else { PLAIN } | phase.bit());
-        self.to_data(place, data)
+        seat.to_data(place, data)
     }
 
     /// A write to blocks that are not mapped.
@@ -359,9 +317,6 @@ impl Thin {
             && !canary::planted(Bug::ElideWithoutCommit);
         drop(shard);
         request.accept(place.head(count));
-        if request.is_fua() && seat.has_lost() {
-            return Verdict::Failed(IoError::IO);
-        }
         if commits {
             seat.pool.join_commit(env, Waiter::Request(request.id()));
             return Verdict::Queued;
@@ -383,7 +338,7 @@ impl Thin {
         let seat = self.seat();
         let (pool, volume) = (&seat.pool, &seat.volume);
         let mode = pool.mode();
-        if !mode.is_writable() || seat.has_lost() {
+        if !mode.is_writable() {
             return Verdict::Failed(IoError::IO);
         }
         if !mode.provides() {
@@ -414,14 +369,14 @@ impl Thin {
             let commits = if request.is_fua() { COMMITS } else { PLAIN };
             request.flags.remove(Flags::FUA);
             request.watch(commits | phase.bit());
-            return self.to_data(place, got.start);
+            return seat.to_data(place, got.start);
         }
         shard.hold(place.block, got.count, got.start);
         drop(shard);
         if place.whole() > 0 {
             request.flags.remove(Flags::FUA);
             request.watch(FILLS | phase.bit());
-            return self.to_data(place, got.start);
+            return seat.to_data(place, got.start);
         }
         self.fill_part(env, request, place, (old, got.start), phase);
         Verdict::Queued
@@ -449,22 +404,22 @@ impl Thin {
         if seat.pool.holds_back(&seat.volume) {
             return self.wait_at_gate(env, request);
         }
-        // In this order: what was rolled back is not changed any more.
-        let is_changed = seat.volume.is_changed();
-        if seat.has_lost() || seat.pool.mode() == Mode::Fail {
+        if seat.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
-        if is_changed {
+        // What was rolled back is not changed any more: then the failure count tells (L4).
+        if seat.volume.is_changed() {
             seat.pool.join_commit(env, Waiter::Request(request.id()));
             return Verdict::Queued;
         }
+        request.watch(FLUSHES);
         Verdict::Remapped { disk: seat.pool.data_disk().as_ref(), sector: Sector(0) }
     }
 
     /// A write to data blocks in a cell has ended.
     fn end_fill(&self, env: &Env, request: &Request, result: IoResult) -> EndIo {
         let seat = self.seat();
-        let place = self.place(request.range);
+        let place = seat.place(request.range);
         let result = seat.finish_fill(env, place.block, result);
         if result.is_ok() && request.is_fua() {
             seat.pool.join_commit(env, Waiter::Request(request.id()));
@@ -476,65 +431,6 @@ impl Thin {
 
 /// What a write that needs space is told when there is none.
 pub(super) const NO_SPACE: IoError = IoError::new(cairn_block::ErrorKind::NoSpace);
-
-impl Seat {
-    /// The table has ended: it is no user of the volume any more.
-    fn leave(&self) {
-        if !self.left.swap(true, Ordering::AcqRel) {
-            self.pool.close_volume(&self.volume);
-        }
-    }
-
-    fn has_left(&self) -> bool {
-        self.left.load(Ordering::Acquire)
-    }
-
-    /// True if acknowledged writes were rolled back since this table began to serve the volume.
-    fn has_lost(&self) -> bool {
-        self.volume.losses() != self.known_losses
-    }
-
-    /// Has a request wait in one of the pool's lists, unless these are handed back now.
-    fn wait(&self, env: &Env, request: &Request, park: impl FnOnce(Parked)) {
-        park(Parked { id: request.id(), tenant: self.tenant });
-        // After it was parked: whoever set this before may have looked too early.
-        if self.handing_back.load(Ordering::Acquire) {
-            self.pool.hand_back(env, self.tenant);
-        }
-    }
-
-    /// Maps the blocks of the cell that begins at `block` to the data blocks that were filled, or
-    /// gives those back; then whoever waited for the cell goes on.
-    pub(super) fn finish_fill(&self, env: &Env, block: u64, result: IoResult) -> IoResult {
-        let (pool, volume) = (&self.pool, &self.volume);
-        let mut shard = volume.map.shard(block);
-        let (cell, waiters) = shard.release(block);
-        let data = DataRun { start: cell.data, count: cell.count };
-        // A pool that was rolled back has forgotten the group, and changes nothing any more.
-        let result = result.and(if pool.mode().is_writable() { Ok(()) } else { Err(IoError::IO) });
-        match result {
-            Ok(()) => map_blocks(pool, volume, &mut shard, block, data),
-            Err(_) => {
-                pool.room.give_back(&pool.ledger, cell.count);
-                pool.ledger.allocator().put_back(data);
-            }
-        }
-        drop(shard);
-        if result.is_err() {
-            pool.space_came();
-        }
-        waiters.into_iter().for_each(|id| env.remap(id));
-        result
-    }
-}
-
-/// Maps blocks from `block` on to these data blocks, as of now.
-fn map_blocks(pool: &Pool, volume: &Volume, shard: &mut Shard, block: u64, data: DataRun) {
-    let (time, stamp) = (pool.time.load(Ordering::Acquire), pool.stamp(volume));
-    for (at, data) in (block..).zip(data.blocks()) {
-        shard.change(at, Some(Mapping { block: data, time }), stamp, false);
-    }
-}
 
 /// What the first blocks of a write have in common.
 #[derive(Clone, Copy)]
@@ -550,23 +446,23 @@ enum Released {
     None(u64),
 }
 
-impl Thin {
-    /// Looks for zeros in a write, no further than its first group.
-    #[inline(always)]
-    fn alike(&self, request: &Request, place: &Place) -> Alike {
-        if request.op == Op::WriteZeroes || !self.seat().pool.detects_zeroes() {
-            return Alike { zeros: request.op == Op::WriteZeroes, count: place.blocks };
-        }
-        let is_zero = |index: u64| {
-            let (offset, len) = place.bytes(index);
-            request.segs.is_zero(offset, len)
-        };
-        let zeros = is_zero(0);
-        let most = place.blocks.min(GROUP_BLOCKS - place.block % GROUP_BLOCKS);
-        let more = (1..most).take_while(|index| is_zero(*index) == zeros).count() as u64;
-        Alike { zeros, count: 1 + more }
+/// Looks for zeros in a write, no further than its first group.
+#[inline(always)]
+fn alike(seat: &Seat, request: &Request, place: &Place) -> Alike {
+    if request.op == Op::WriteZeroes || !seat.pool.detects_zeroes() {
+        return Alike { zeros: request.op == Op::WriteZeroes, count: place.blocks };
     }
+    let is_zero = |index: u64| {
+        let (offset, len) = place.bytes(index);
+        request.segs.is_zero(offset, len)
+    };
+    let zeros = is_zero(0);
+    let most = place.blocks.min(GROUP_BLOCKS - place.block % GROUP_BLOCKS);
+    let more = (1..most).take_while(|index| is_zero(*index) == zeros).count() as u64;
+    Alike { zeros, count: 1 + more }
+}
 
+impl Thin {
     /// Releases whole mapped blocks that are written with zeros, if that is wanted and can be done
     /// at once.
     fn released(
@@ -614,14 +510,18 @@ impl Target for Thin {
     }
 
     fn foresee(&self, at: Sector) {
-        if let (Some(seat), Some(blocks)) = (self.seat.get(), self.blocks.get()) {
-            seat.volume.map.foresee(at.0 / blocks.block_sectors);
+        if let Some(seat) = self.seated() {
+            seat.volume.map.foresee(at.0 / seat.pool.block.0);
         }
     }
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
         let (word, seat) = (request.word(), self.seat());
+        if result.is_err() {
+            seat.pool.look_at_data(env);
+        }
         let ended = match word & !1 {
+            FLUSHES => return EndIo::Done(result),
             FILLS => self.end_fill(env, request, result),
             COMMITS if result.is_ok() => {
                 seat.pool.join_commit(env, Waiter::Request(request.id()));
@@ -656,59 +556,53 @@ impl Target for Thin {
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
-            if let Some(seat) = self.seat.get() {
-                seat.handing_back.store(false, Ordering::Release);
-                return Ok(());
+            match self.seated() {
+                Some(seat) if !seat.has_left() => seat.serve_again(),
+                _ => self.take_seat(env).await?,
             }
-            let pool = pool_of(&self.config, true)?.expect("it must be there");
-            refuse_own_pool(&self.config)?;
-            let id = DeviceId::new(u64::from(self.config.id)).expect("the parser looked");
-            let opened = pool.open_volume(env, id).await;
-            let volume = opened.map_err(|error| config_error(&self.config.pool, &error))?;
-            let origin = self.config.origin.as_ref().map(|origin| Origin {
-                disk: origin.disk.clone(),
-                sectors: origin.disk.sectors().0,
-            });
-            let block_sectors = pool.block.0;
-            let tenant = pool.new_tenant();
-            self.blocks.get_or_init(|| Blocks { block_sectors, origin });
-            let known_losses = volume.losses();
-            let (handing_back, left) = (AtomicBool::new(false), AtomicBool::new(false));
-            self.seat.get_or_init(|| {
-                Arc::new(Seat { pool, volume, tenant, known_losses, handing_back, left })
-            });
             Ok(())
         })
     }
 
     fn presuspend(&self, env: &Env, mode: SuspendMode) {
         if mode == SuspendMode::NoFlush
-            && let Some(seat) = self.seat.get()
+            && let Some(seat) = self.seated()
         {
-            seat.handing_back.store(true, Ordering::Release);
-            seat.pool.hand_back(env, seat.tenant);
+            seat.hand_back(env);
         }
     }
 
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
-            let Some(seat) = self.seat.get() else { return Ok(()) };
-            if seat.volume.is_changed() && !seat.pool.is_closed() {
-                // A failure is kept: the volume's flushes fail.
-                let _ = seat.pool.commit(env).await;
+            let Some(seat) = self.seated() else { return Ok(()) };
+            if !seat.volume.is_changed() || seat.pool.is_closed() {
+                return Ok(());
             }
-            Ok(())
+            seat.pool.commit(env).await.map_err(|error| seat.pool.loss_of(error))
         })
     }
 
     fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         // Not when the last who looks at the table lets go of it.
-        self.seat.get().inspect(|seat| seat.leave());
+        self.seated().inspect(|seat| seat.leave());
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Of the data device, where writes in place are (L3).
+    fn failures(&self) -> u64 {
+        self.seated().map_or(0, |seat| seat.passed_on.count(seat.pool.data_disk().failures()))
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.seated().map_or(0, |seat| seat.passed_on.count(seat.pool.data_disk().failures_told()))
+    }
+
+    fn acknowledge_failures(&self) {
+        self.seated().inspect(|seat| seat.pool.data_disk().acknowledge_failures());
+    }
+
     fn status(&self) -> String {
-        match self.seat.get() {
+        match self.seated() {
             Some(seat) => status::thin_line(&seat.pool, &seat.volume),
             None => "0 -".to_owned(),
         }
@@ -732,14 +626,30 @@ impl Target for Thin {
 }
 
 impl Thin {
+    /// Opens the volume, as of now, for a table that begins to serve or goes on after a close.
+    async fn take_seat(&self, env: &Env) -> Result<(), ConfigError> {
+        let pool = pool_of(&self.config, true)?.expect("it must be there");
+        refuse_own_pool(&self.config)?;
+        let id = DeviceId::new(u64::from(self.config.id)).expect("the parser looked");
+        let opened = pool.open_volume(env, id, &self.failures).await;
+        let volume = opened.map_err(|error| config_error(&self.config.pool, &error))?;
+        let origin = self
+            .config
+            .origin
+            .as_ref()
+            .map(|origin| Origin { disk: origin.disk.clone(), sectors: origin.disk.sectors().0 });
+        let seat = Seat::new(pool, volume, origin, &self.failures, self.failures());
+        match self.seated() {
+            Some(last) => last.go_on(Arc::new(seat)),
+            None => _ = self.seat.get_or_init(|| Arc::new(seat)),
+        }
+        Ok(())
+    }
+
     async fn extents_of(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
-        let seat = self.seat.get().ok_or(IoError::IO)?;
-        let place = self.place(range);
+        let seat = self.seated().ok_or(IoError::IO)?;
+        let place = seat.place(range);
         let run = loop {
-            if seat.has_left() {
-                // Nothing is known of the volume any more, and data is always true.
-                return Ok(vec![Extent { count: range.count, kind: ExtentKind::Data }]);
-            }
             let run = {
                 let mut shard = seat.volume.map.shard(place.block);
                 // What a failed pool rolled back is neither data nor a hole: reads fail too.
@@ -751,10 +661,7 @@ impl Thin {
             if run != Run::Absent {
                 break run;
             }
-            let loaded = seat.pool.loaded(env, &seat.volume, place.block / GROUP_BLOCKS).await;
-            if !seat.has_left() {
-                loaded?;
-            }
+            seat.pool.loaded(env, &seat.volume, place.block / GROUP_BLOCKS).await?;
         };
         let (count, kind) = match run {
             Run::Mapped { count, .. } => (count, ExtentKind::Data),

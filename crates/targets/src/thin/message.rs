@@ -1,7 +1,7 @@
 //! The messages of a pool: its volumes come and go, one message at a time, and everything that a
-//! message did is durable when it is answered. Nobody suspends the pool meanwhile ([`Pool::shut`]),
-//! nor resumes it (the mapped device sees to that): a message may close it and open it again. A suspended pool acts on them
-//! too, as the kernel's does; it stays closed, and nothing runs for it once the message is answered.
+//! message did is durable when it is answered. The mapped device suspends and resumes the pool before
+//! or after a message: one may close the pool and open it again. A suspended pool acts on them too, as
+//! the kernel's does; it stays closed, and nothing runs for it once the message is answered.
 
 use std::sync::Arc;
 

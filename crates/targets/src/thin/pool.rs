@@ -9,7 +9,8 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use cairn_block::{
-    Copier, Disk, Env, Events, IoError, IoResult, RequestId, Sector, SectorCount, SectorRange,
+    Copier, Disk, Env, Events, FailureCount, IoError, IoResult, RequestId, Sector, SectorCount,
+    SectorRange,
 };
 use cairn_format::thin::{DataBlock, DeviceId};
 use event_listener::{Event, EventListener};
@@ -21,6 +22,7 @@ use super::config::{DetectZeroes, Discards, Options};
 use super::epochs::Epochs;
 use super::index::Stamp;
 use super::ledger::{Leaves, Ledger, LedgerError};
+use super::losses::Losses;
 use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
 use crate::args::Device;
@@ -128,7 +130,7 @@ pub(super) struct Pool {
     pub crew: Arc<Crew>,
     pub state: Mutex<State>,
     pub volumes: Mutex<BTreeMap<DeviceId, Arc<Volume>>>,
-    /// Held while a message changes the set of volumes, and while the pool is shut.
+    /// Held while a message changes the set of volumes, and while one is opened.
     pub door: futures_util::lock::Mutex<()>,
     /// Something happened that a task may wait for.
     pub changed: Event,
@@ -137,6 +139,7 @@ pub(super) struct Pool {
     prices_sharing: AtomicBool,
     pub time: AtomicU32,
     pub numbers: Numbers,
+    pub losses: Losses,
     skip_zeroing: AtomicBool,
     detect: AtomicBool,
     discards: AtomicU8,
@@ -157,6 +160,7 @@ impl Pool {
     /// A pool over open metadata, closed.
     pub fn new(env: &Env, terms: Terms, ledger: Ledger) -> Arc<Pool> {
         let mode = if ledger.facts().needs_check { Mode::ReadOnly } else { Mode::Write };
+        let losses = Losses::new(terms.data.disk.failures());
         Arc::new_cyclic(|me| Pool {
             me: me.clone(),
             metadata: terms.metadata,
@@ -192,6 +196,7 @@ impl Pool {
             prices_sharing: AtomicBool::new(false),
             time: AtomicU32::new(ledger.facts().time),
             numbers: Numbers::default(),
+            losses,
             skip_zeroing: AtomicBool::new(terms.options.skip_zeroing),
             detect: AtomicBool::new(false),
             discards: AtomicU8::new(0),
@@ -369,13 +374,6 @@ impl Pool {
         self.epochs.quiesce().await;
     }
 
-    /// Closes it for whoever suspends it: a message that is under way ends before, and one that
-    /// comes later finds it closed.
-    pub async fn shut(&self) {
-        let _door = self.door.lock().await;
-        self.close().await;
-    }
-
     /// Lets requests in.
     pub fn open(&self, env: &Env) {
         self.closed.store(false, Ordering::Release);
@@ -419,13 +417,19 @@ impl Pool {
 
     // Volumes.
 
-    /// The volume of an id, opened if no table serves it yet. The caller becomes a user.
-    pub async fn open_volume(&self, env: &Env, id: DeviceId) -> Result<Arc<Volume>, LedgerError> {
+    /// The volume of an id, opened if no table serves it yet. The caller becomes a user, for a
+    /// mapped device with this failure count.
+    pub async fn open_volume(
+        &self,
+        env: &Env,
+        id: DeviceId,
+        failures: &Arc<FailureCount>,
+    ) -> Result<Arc<Volume>, LedgerError> {
         let _door = self.door.lock().await;
         let known = {
             // Entered under the lock, so that nobody forgets it in between.
             let volumes = self.volumes.lock();
-            volumes.get(&id).inspect(|volume| volume.enter()).cloned()
+            volumes.get(&id).inspect(|volume| volume.enter(failures)).cloned()
         };
         if let Some(volume) = known {
             return Ok(volume);
@@ -433,21 +437,25 @@ impl Pool {
         let details = self.ledger.details(id)?;
         let highest = self.ledger.highest(env, id).await?;
         let volume = Volume::new(id, details, highest, &self.arena);
-        volume.enter();
+        volume.enter(failures);
         self.volumes.lock().insert(id, volume.clone());
         Ok(volume)
     }
 
     /// A table that used the volume has ended. A volume with changes stays until they are durable.
-    pub fn close_volume(&self, volume: &Volume) {
-        if volume.leave() {
+    pub fn close_volume(&self, volume: &Volume, failures: &Arc<FailureCount>) {
+        if volume.leave(failures) {
             self.forget_unused();
         }
     }
 
     /// Forgets volumes that nobody uses and that are durable.
     pub fn forget_unused(&self) {
-        self.volumes.lock().retain(|_, volume| volume.is_used() || volume.is_changed());
+        let is_unused =
+            |_: &DeviceId, volume: &mut Arc<Volume>| !volume.is_used() && !volume.is_changed();
+        let unused: Vec<_> = self.volumes.lock().extract_if(.., is_unused).collect();
+        // A table may hold it still, and the arena has room for so many groups.
+        unused.iter().for_each(|(_, volume)| volume.map.roll_back(0));
     }
 
     /// Every open volume.

@@ -227,6 +227,7 @@ impl ThinPool {
             state.active = true;
             state.pool = Some(pool.clone());
         }
+        pool.know_data();
         pool.start_keeper(env);
         pool.open(env);
         pool.space_came();
@@ -417,12 +418,26 @@ impl Target for ThinPool {
                 state.active && state.owner == Some(self.tenant)
             };
             if let Some(pool) = self.pool().filter(|_| is_owner) {
-                pool.shut().await;
+                pool.close().await;
                 pool.stop(env).await;
                 self.home.state.lock().active = false;
+                return pool.take_loss();
             }
             Ok(())
         })
+    }
+
+    /// Failures of the metadata device concern the volumes that were rolled back (L3).
+    fn failures(&self) -> u64 {
+        self.config.data.disk.failures()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.config.data.disk.failures_told()
+    }
+
+    fn acknowledge_failures(&self) {
+        self.config.data.disk.acknowledge_failures();
     }
 
     fn status(&self) -> String {

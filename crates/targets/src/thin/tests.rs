@@ -9,6 +9,7 @@ mod errors;
 mod full;
 mod inspections;
 mod large_blocks;
+mod losses;
 mod modes;
 mod origins;
 mod properties;

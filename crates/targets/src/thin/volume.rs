@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
+use cairn_block::FailureCount;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use cairn_format::thin::{DeviceDetails, DeviceId};
 
 use super::arena::Arena;
 use super::index::{Run, Shard, VolumeMap};
+use super::losses::Writers;
 
 /// See the module's description.
 pub(super) struct Volume {
@@ -21,8 +23,8 @@ pub(super) struct Volume {
     dirty: AtomicBool,
     /// Changes that a commit under way has frozen.
     frozen: AtomicBool,
-    /// How often changes were lost: what a table has not known from its start, its flushes tell.
-    losses: AtomicU32,
+    /// Who is told if changes are lost.
+    writers: Writers,
     /// Tables that serve it.
     users: AtomicUsize,
     /// The highest mapped block as the metadata says, plus one.
@@ -45,7 +47,7 @@ impl Volume {
             gates: AtomicU32::new(0),
             dirty: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
-            losses: AtomicU32::new(0),
+            writers: Writers::default(),
             users: AtomicUsize::new(0),
             highest: AtomicU64::new(end),
         })
@@ -118,28 +120,30 @@ impl Volume {
         self.frozen.store(false, Ordering::Release);
     }
 
-    /// Changes were rolled back: they are lost if there were any.
-    pub fn lose(&self) {
-        // Before the flags: who sees them cleared sees the loss.
-        if self.is_changed() {
-            self.losses.fetch_add(1, Ordering::AcqRel);
+    /// Changes were rolled back: true if there were any, which are lost.
+    pub fn lose(&self) -> bool {
+        let loses = self.is_changed();
+        // Before the flags: whoever sees them cleared sees the loss.
+        if loses {
+            self.writers.tell();
         }
         self.dirty.store(false, Ordering::Release);
         self.frozen.store(false, Ordering::Release);
+        loses
     }
 
-    /// How often acknowledged writes were rolled back.
-    pub fn losses(&self) -> u32 {
-        self.losses.load(Ordering::Acquire)
-    }
-
-    /// A table begins to serve it.
-    pub fn enter(&self) {
+    /// A table begins to serve it, for a mapped device with this failure count.
+    pub fn enter(&self, failures: &Arc<FailureCount>) {
         self.users.fetch_add(1, Ordering::AcqRel);
+        self.writers.add(failures);
     }
 
-    /// A table has ended; true if it was the last.
-    pub fn leave(&self) -> bool {
+    /// A table has ended; true if it was the last. Its device hears of what it wrote and is not
+    /// durable yet.
+    pub fn leave(&self, failures: &Arc<FailureCount>) -> bool {
+        if !self.is_changed() {
+            self.writers.remove(failures);
+        }
         self.users.fetch_sub(1, Ordering::AcqRel) == 1
     }
 

@@ -1,9 +1,13 @@
 //! A pool and its volumes.
 
+use std::cell::RefCell;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Io, IoResult, MessageError, Op, SectorCount};
+use cairn_block::{
+    ConfigError, Disk, FailureCursor, Io, IoResult, MessageError, Op, Sector, SectorCount,
+};
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Finding, Limits, Severity, check};
 use cairn_sim::Image;
@@ -21,6 +25,12 @@ pub const ORIGIN_SECTORS: u64 = BLOCK * 5 / 2;
 /// What the data device and the external origin hold at first: never zero.
 pub fn initial_byte(sector: u64) -> u8 {
     (sector % 127) as u8 + 128
+}
+
+/// A connection to a volume.
+pub struct Client {
+    volume: Arc<dyn Disk>,
+    cursor: RefCell<FailureCursor>,
 }
 
 pub struct Bed {
@@ -115,15 +125,15 @@ impl Bed {
 
     /// Sends a message to the pool.
     pub fn message(&self, words: &[&'static str]) -> Result<String, MessageError> {
-        let (target, words) = (self.target("pool"), words.to_vec());
-        self.sim.block_on(0, |env| async move { target.message(&env, &words).await })
+        let (pool, words) = (self.volume("pool"), words.to_vec());
+        self.sim.block_on(0, |env| async move { pool.message(&env, Sector(0), &words).await })
     }
 
     /// Sends a message to the pool without waiting for its answer.
     pub fn start_message(&self, words: &[&'static str]) {
-        let (target, words) = (self.target("pool"), words.to_vec());
+        let (pool, words) = (self.volume("pool"), words.to_vec());
         self.sim.block_on(0, |env| {
-            env.clone().spawn(async move { drop(target.message(&env, &words).await) });
+            env.clone().spawn(async move { drop(pool.message(&env, Sector(0), &words).await) });
             std::future::ready(())
         });
     }
@@ -143,5 +153,37 @@ impl Bed {
 
     pub fn flush(&self, name: &str) -> IoResult {
         self.io(name, |_| Io::flush())
+    }
+
+    // Losses.
+
+    /// Connects a client to a volume.
+    pub fn client(&self, name: &str) -> Client {
+        let volume: Arc<dyn Disk> = self.volume(name);
+        let cursor = RefCell::new(FailureCursor::new(&volume));
+        Client { volume, cursor }
+    }
+
+    /// What a client is told at a flush.
+    pub fn flush_of(&self, client: &Client) -> IoResult {
+        let volume = client.volume.clone();
+        let result = self.sim.block_on(1, |env| async move { env.io(&volume, Io::flush()).await });
+        client.cursor.borrow_mut().end_of_flush(&client.volume, result)
+    }
+
+    /// Clients of these volumes, who are told of a loss once each.
+    pub fn are_told_once(&self, clients: &[Client]) {
+        for client in clients {
+            let name = client.volume.name();
+            assert!(self.flush_of(client).is_err(), "{name} is told");
+            assert_eq!(self.flush_of(client), Ok(()), "{name} is told once");
+        }
+    }
+
+    /// Makes a table live after a loss, which the verb tells.
+    pub fn load_after_loss(&self, name: &str, text: &str) -> ConfigError {
+        let lost = self.try_load(name, text).expect_err("there was a loss");
+        assert!(!self.volume(name).is_suspended(), "it is live: {lost}");
+        lost
     }
 }

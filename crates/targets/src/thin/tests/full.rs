@@ -1,10 +1,12 @@
 //! A pool that is full never corrupts, and goes on when there is room.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use super::bed::*;
 use cairn_block::{ErrorKind, Flags, IoError, SectorCount, SuspendMode};
 use cairn_sim::{Fault, Image, OpSet};
+use futures_util::future::{Either, select};
 
 const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
 
@@ -391,4 +393,51 @@ fn three_quarters_of_the_data_and_85_percent_of_the_metadata_are_events() {
     };
     let warnings = (0..4000).map_while(warns).filter(|warned| *warned).count();
     assert_eq!(warnings, 3, "of the metadata a quarter is free, 15 percent are; and the data");
+}
+
+#[test]
+fn stop_of_the_server_ends_what_waits_for_room_and_commits_the_other_volumes() {
+    for above in [false, true] {
+        let bed = Bed::with_volume(256, 4, 8);
+        bed.message(&["create_thin", "1"]).unwrap();
+        bed.load_thin("second", 1, 8);
+        bed.load("top", &format!("0 {} linear @thin 0", 8 * BLOCK));
+        bed.write_through("thin", 0, 3 * BLOCK, 1);
+        bed.write("second", 0, BLOCK, 2).unwrap();
+        let name = if above { "top" } else { "thin" };
+        bed.start(name, "waits", |env| write_io(env, 5 * BLOCK, 1, 2));
+        bed.settle();
+        assert!(bed.labels().is_empty());
+        // In the order of `suspend_all`: users first.
+        let volumes = ["top", "second", "thin", "pool"].map(|name| bed.volume(name));
+        let stop = volumes.clone();
+        let ended = bed.sim.block_on(0, |env| async move {
+            for volume in &stop {
+                volume.give_up(&env).await;
+            }
+            let mut ended = Vec::new();
+            for volume in &stop {
+                let end = pin!(volume.suspend(&env, SuspendMode::NoFlush));
+                let end = match select(end, Box::pin(env.sleep(Duration::from_secs(5)))).await {
+                    Either::Left((result, _)) => result,
+                    Either::Right(((), end)) => {
+                        for beneath in stop.iter().filter(|other| volume.stands_on(other.id())) {
+                            beneath.let_go(&env).await;
+                        }
+                        end.await
+                    }
+                };
+                ended.push(end.is_ok());
+            }
+            ended
+        });
+        assert_eq!(ended, [true; 4]);
+        assert!(matches!(bed.ends.borrow()[..], [("waits", Err(_))]), "above: {above}");
+        bed.check_metadata();
+        let again = bed.reopen_durable();
+        again.load_pool("0 0");
+        again.load_thin("second", 1, 8);
+        assert_eq!(again.bytes("second", 0, 1), [2]);
+        again.pool_says(" rw ");
+    }
 }

@@ -153,7 +153,7 @@ fn a_failed_pool_that_nobody_uses_is_opened_anew_by_a_resume() {
     assert_eq!(bed.status("pool"), "Fail");
     bed.drive("meta").faults().clear();
     bed.remove("thin");
-    bed.suspend("pool", SuspendMode::Flush);
+    bed.try_suspend("pool", SuspendMode::Flush).unwrap_err();
     bed.resume("pool").unwrap();
     bed.pool_says(" 1/64 ");
     bed.load_thin("thin", 0, 8);

@@ -1,0 +1,172 @@
+//! Losses: what a failed flush or commit may have cost, and who is told.
+//!
+//! L1. The failure count of the data device is `known` from before the first write into any data
+//!     block that no commit has mapped. A commit compares after its flush of the data device. If
+//!     the count rose, that write may be gone, and the block may hold what another volume wrote
+//!     there once: no new mapping becomes durable, so the commit fails, since nobody has a copy.
+//! L2. `known` follows the count when nothing depends on the former value: after every write has
+//!     ended that began before the new value was read, no volume has a change. A flush or write
+//!     that fails here has that looked at; so do each commit and the keeper, for failures that
+//!     others met.
+//! L3. A write in place goes to the data device alone: a volume passes on that device's failure
+//!     count. Failures of the metadata device concern the volumes whose changes were rolled back.
+//!     The external origin is only read: who wrote it is told elsewhere.
+//! L4. A volume whose changes are rolled back raises the failure counts of the mapped devices that
+//!     serve it, before anyone is answered. Each client is told once, at its next flush, whatever
+//!     becomes of table and pool.
+//! L5. The suspend of the pool tells, once, which volumes lost changes since the last suspend.
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::{ConfigError, ConfigKind, Env, FailureCount, IoError};
+use cairn_format::thin::DeviceId;
+
+use super::ledger::LedgerError;
+use super::pool::Pool;
+
+/// Changes that were rolled back.
+#[derive(Clone)]
+struct Loss {
+    /// The device that failed.
+    device: String,
+    why: String,
+    volumes: Vec<DeviceId>,
+}
+
+impl Loss {
+    fn as_error(&self) -> ConfigError {
+        let volumes: Vec<_> = self.volumes.iter().map(ToString::to_string).collect();
+        let detail =
+            format!("{}; changes of thin devices {} are lost", self.why, volumes.join(", "));
+        ConfigError::new(ConfigKind::System, &self.device, detail)
+    }
+}
+
+/// What a pool knows of losses.
+pub(super) struct Losses {
+    /// L1.
+    known: AtomicU64,
+    /// A task looks whether `known` may follow.
+    looking: AtomicBool,
+    /// The last one.
+    last: Mutex<Option<Loss>>,
+    /// No suspend has told of it.
+    untold: AtomicBool,
+}
+
+impl Losses {
+    /// None; the data device has failed so often.
+    pub fn new(failures: u64) -> Losses {
+        Losses {
+            known: AtomicU64::new(failures),
+            looking: AtomicBool::new(false),
+            last: Mutex::default(),
+            untold: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Pool {
+    /// True if the data device failed since L1's count.
+    pub fn has_data_failed(&self) -> bool {
+        self.data_disk().failures() != self.losses.known.load(Ordering::Acquire)
+    }
+
+    /// Everything is durable or rolled back, and no request is under way: L1 begins here.
+    pub fn know_data(&self) {
+        self.losses.known.store(self.data_disk().failures(), Ordering::Release);
+    }
+
+    /// If the data device failed, a task sees whether anything depends on it (L2).
+    pub fn look_at_data(&self, env: &Env) {
+        if !self.has_data_failed() || self.losses.looking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let pool = self.arc();
+        self.crew.spawn(env, async move {
+            let failures = pool.data_disk().failures();
+            pool.epochs.quiesce().await;
+            // What began before is mapped by now, or never will be.
+            if !pool.open_volumes().iter().any(|volume| volume.is_changed()) {
+                pool.losses.known.store(failures, Ordering::Release);
+            }
+            pool.losses.looking.store(false, Ordering::Release);
+        });
+    }
+
+    /// Notes that these volumes were rolled back.
+    pub fn note_loss(&self, error: &LedgerError, volumes: Vec<DeviceId>) {
+        if volumes.is_empty() {
+            return;
+        }
+        let device = if error.is_of_data() { &self.data } else { &self.metadata };
+        let loss = Loss {
+            device: device.argument.clone(),
+            why: format!("commit failed: {error}"),
+            volumes,
+        };
+        tracing::error!("{}: {}", self.name(), loss.as_error());
+        *self.losses.last.lock() = Some(loss);
+        self.losses.untold.store(true, Ordering::Release);
+    }
+
+    /// The commit of a volume that is suspended failed with `error`.
+    pub fn loss_of(&self, error: IoError) -> ConfigError {
+        let last = self.losses.last.lock().as_ref().map(Loss::as_error);
+        last.unwrap_or_else(|| {
+            let failed = ConfigError::new(ConfigKind::System, &self.data.argument, "flush");
+            failed.with_source(error)
+        })
+    }
+
+    /// L5.
+    pub fn take_loss(&self) -> Result<(), ConfigError> {
+        if !self.losses.untold.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let last = self.losses.last.lock().as_ref().map(Loss::as_error);
+        last.map_or(Ok(()), Err)
+    }
+}
+
+/// What one table passes on of its data device's failures, as a count of its own: it begins where
+/// the count of the table's former place ended, whatever the pool's data device is by now.
+pub(super) struct PassedOn(u64);
+
+impl PassedOn {
+    /// Nobody was told of the failures since `told`; `before` were passed on already.
+    pub fn new(told: u64, before: u64) -> PassedOn {
+        PassedOn(told.wrapping_sub(before))
+    }
+
+    /// A count of the data device as one of the table.
+    pub fn count(&self, of_device: u64) -> u64 {
+        of_device.wrapping_sub(self.0)
+    }
+}
+
+/// Which mapped devices wrote to a volume (L4).
+#[derive(Default)]
+pub(super) struct Writers(Mutex<Vec<Arc<FailureCount>>>);
+
+impl Writers {
+    /// A table begins to serve the volume.
+    pub fn add(&self, failures: &Arc<FailureCount>) {
+        self.0.lock().push(failures.clone());
+    }
+
+    /// A table has ended, and everything that it wrote is durable or rolled back.
+    pub fn remove(&self, failures: &Arc<FailureCount>) {
+        let mut writers = self.0.lock();
+        if let Some(at) = writers.iter().position(|writer| Arc::ptr_eq(writer, failures)) {
+            writers.swap_remove(at);
+        }
+    }
+
+    /// What they wrote may be lost.
+    pub fn tell(&self) {
+        self.0.lock().iter().for_each(|failures| failures.raise());
+    }
+}

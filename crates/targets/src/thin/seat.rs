@@ -1,0 +1,171 @@
+//! A table's place at a volume: what its requests need, from a resume until the table is closed.
+//!
+//! A table that is closed and resumed again, because the one that was to replace it could not
+//! start, takes another seat: pool and volume may be others by then. Seats are a chain, so that
+//! requests find the last one without a lock.
+
+use std::sync::{Arc, OnceLock};
+
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{
+    Disk, Env, FailureCount, IoError, IoResult, Request, SectorCount, SectorRange, Verdict,
+};
+use cairn_format::thin::{DataBlock, Mapping};
+
+use super::index::Shard;
+use super::losses::PassedOn;
+use super::place::Place;
+use super::pool::{Parked, Pool};
+use super::volume::Volume;
+use crate::persistent::DataRun;
+
+/// The external origin of a volume.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub disk: Arc<dyn Disk>,
+    pub sectors: u64,
+}
+
+/// See the module's description.
+pub(super) struct Seat {
+    pub pool: Arc<Pool>,
+    pub volume: Arc<Volume>,
+    pub origin: Option<Origin>,
+    /// What of the data device's failures the table passes on.
+    pub passed_on: PassedOn,
+    /// The mapped device's own failure count.
+    failures: Arc<FailureCount>,
+    tenant: u64,
+    /// What would wait is handed back to the device, which is being suspended.
+    handing_back: AtomicBool,
+    /// The table serves no more, and keeps nobody from deleting the volume.
+    left: AtomicBool,
+    /// Where the table went on.
+    next: OnceLock<Arc<Seat>>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Seat {
+    /// A place at an open volume, of which the caller became a user for `failures`. The table has
+    /// passed on so many failures before.
+    pub fn new(
+        pool: Arc<Pool>,
+        volume: Arc<Volume>,
+        origin: Option<Origin>,
+        failures: &Arc<FailureCount>,
+        before: u64,
+    ) -> Seat {
+        Seat {
+            tenant: pool.new_tenant(),
+            passed_on: PassedOn::new(pool.data_disk().failures_told(), before),
+            pool,
+            volume,
+            origin,
+            failures: failures.clone(),
+            handing_back: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            next: OnceLock::new(),
+        }
+    }
+
+    /// Where a range lies.
+    pub fn place(&self, range: SectorRange) -> Place {
+        Place::of(range, self.pool.block.0)
+    }
+
+    /// A request at this place goes to this data block, and those after it.
+    pub fn to_data(&self, place: &Place, data: DataBlock) -> Verdict<'_> {
+        let sector = self.pool.data_range(data, 1).start + SectorCount(place.offset);
+        Verdict::Remapped { disk: self.pool.data_disk().as_ref(), sector }
+    }
+
+    /// The last of the chain.
+    #[inline(always)]
+    pub fn last(first: &Arc<Seat>) -> &Arc<Seat> {
+        let mut seat = first;
+        while let Some(next) = seat.next.get() {
+            seat = next;
+        }
+        seat
+    }
+
+    /// The table goes on there. Verbs of a device take turns, so nobody else says so meanwhile.
+    pub fn go_on(&self, next: Arc<Seat>) {
+        self.next.get_or_init(|| next);
+    }
+
+    /// The table has ended: it is no user of the volume any more.
+    pub fn leave(&self) {
+        if !self.left.swap(true, Ordering::AcqRel) {
+            self.pool.close_volume(&self.volume, &self.failures);
+        }
+    }
+
+    /// True once the table has ended.
+    pub fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// Has a request wait in one of the pool's lists, unless these are handed back now.
+    pub fn wait(&self, env: &Env, request: &Request, park: impl FnOnce(Parked)) {
+        park(Parked { id: request.id(), tenant: self.tenant });
+        // After it was parked: whoever set this before may have looked too early.
+        if self.handing_back.load(Ordering::Acquire) {
+            self.pool.hand_back(env, self.tenant);
+        }
+    }
+
+    /// From now on what would wait is handed back, and what waits is.
+    pub fn hand_back(&self, env: &Env) {
+        self.handing_back.store(true, Ordering::Release);
+        self.pool.hand_back(env, self.tenant);
+    }
+
+    /// The table is live again: requests may wait.
+    pub fn serve_again(&self) {
+        self.handing_back.store(false, Ordering::Release);
+    }
+
+    /// Maps the blocks of the cell that begins at `block` to the data blocks that were filled, or
+    /// gives those back; then whoever waited for the cell goes on.
+    pub fn finish_fill(&self, env: &Env, block: u64, result: IoResult) -> IoResult {
+        let (pool, volume) = (&self.pool, &self.volume);
+        let mut shard = volume.map.shard(block);
+        let (cell, waiters) = shard.release(block);
+        let data = DataRun { start: cell.data, count: cell.count };
+        // A pool that was rolled back has forgotten the group, and changes nothing any more.
+        let result = result.and(if pool.mode().is_writable() { Ok(()) } else { Err(IoError::IO) });
+        match result {
+            Ok(()) => map_blocks(pool, volume, &mut shard, block, data),
+            Err(_) => {
+                pool.room.give_back(&pool.ledger, cell.count);
+                pool.ledger.allocator().put_back(data);
+            }
+        }
+        drop(shard);
+        if result.is_err() {
+            pool.space_came();
+        }
+        waiters.into_iter().for_each(|id| env.remap(id));
+        result
+    }
+}
+
+/// Maps blocks from `block` on to these data blocks, as of now.
+pub(super) fn map_blocks(
+    pool: &Pool,
+    volume: &Volume,
+    shard: &mut Shard,
+    block: u64,
+    data: DataRun,
+) {
+    let (time, stamp) = (pool.time.load(Ordering::Acquire), pool.stamp(volume));
+    for (at, data) in (block..).zip(data.blocks()) {
+        shard.change(at, Some(Mapping { block: data, time }), stamp, false);
+    }
+}

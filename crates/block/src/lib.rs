@@ -53,6 +53,6 @@ pub use log_limit::{LOG_INTERVAL, LogLimit};
 pub use registry::{Opener, Registry};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
 pub use table::{Line, Table, TableContext, TableLine, TargetTypes};
-pub use target::{Ctor, EndIo, MessageError, SuspendMode, Target, TargetType, Verdict};
+pub use target::{Ctor, Dirty, EndIo, MessageError, SuspendMode, Target, TargetType, Verdict};
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use witness::{Receipt, Witness};

@@ -69,6 +69,18 @@ pub enum MessageError {
     Failed(String),
 }
 
+/// Content that a target has on a device of its own, and that the device in whose place it
+/// stands lacks.
+#[derive(Clone)]
+pub struct Dirty {
+    /// How much.
+    pub sectors: SectorCount,
+    /// What lacks it: who serves this device without the target serves old data.
+    pub origin: Arc<dyn Disk>,
+    /// Where it is: the device, as the table line names it.
+    pub device: String,
+}
+
 /// A mapping policy: one instance per table line.
 pub trait Target: Send + Sync {
     /// Decides about a request whose range is relative to the target and lies inside it.
@@ -200,6 +212,12 @@ pub trait Target: Send + Sync {
     /// What a person should know about the volume when the server stops, if anything
     /// ("17 blocks (68 KiB) dirty on CACHE").
     fn parting_word(&self) -> Option<String> {
+        None
+    }
+
+    /// What only this target's own device has, if anything. Also once it is suspended: as of the
+    /// suspend then. Nothing before the first resume, which reads it.
+    fn dirty(&self) -> Option<Dirty> {
         None
     }
 

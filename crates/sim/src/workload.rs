@@ -123,7 +123,7 @@ impl Workload {
             lanes: Cell::new(lanes),
             disk: disk.clone(),
             history: history.clone(),
-            cursor: history.rolls_back().then(|| Rc::new(RefCell::new(FailureCursor::new(disk)))),
+            cursor: RefCell::new(FailureCursor::new(disk)),
         });
         for lane in 0..lanes {
             let env = world.env((lane % u64::from(world.reactors())) as u16);
@@ -154,8 +154,8 @@ struct Shared {
     lanes: Cell<u64>,
     disk: Arc<dyn Disk>,
     history: History,
-    /// What the client was told of losses, where the disk rolls back.
-    cursor: Option<Rc<RefCell<FailureCursor>>>,
+    /// What the workload was told of losses, as a client is.
+    cursor: RefCell<FailureCursor>,
 }
 
 /// Where the next operation goes.
@@ -257,9 +257,7 @@ fn scattered(env: &Env, rng: &mut fastrand::Rng, range: SectorRange) -> Segs {
 
 /// Records the end the moment the disk says it.
 struct Recorder {
-    history: History,
-    disk: Arc<dyn Disk>,
-    cursor: Option<Rc<RefCell<FailureCursor>>>,
+    shared: Rc<Shared>,
     ticket: OpTicket,
     done: Cell<bool>,
     waker: Cell<Option<Waker>>,
@@ -269,13 +267,12 @@ impl Client for Recorder {
     fn complete(&self, _env: &Env, _cookie: u64, request: &mut Request, result: IoResult) {
         let reads = request.op == Op::Read && result.is_ok();
         let data = if reads { request.segs.to_vec() } else { Vec::new() };
-        let result = match &self.cursor {
-            Some(cursor) if request.op == Op::Flush => {
-                cursor.borrow_mut().end_of_flush(&self.disk, result)
-            }
+        let Shared { cursor, disk, history, .. } = &*self.shared;
+        let result = match request.op {
+            Op::Flush => cursor.borrow_mut().end_of_flush(disk, result),
             _ => result,
         };
-        self.history.complete(self.ticket, result, &data);
+        history.complete(self.ticket, result, &data);
         self.done.set(true);
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -283,11 +280,9 @@ impl Client for Recorder {
     }
 }
 
-async fn run_io(env: &Env, shared: &Shared, io: Io, ticket: OpTicket) {
+async fn run_io(env: &Env, shared: &Rc<Shared>, io: Io, ticket: OpTicket) {
     let recorder = Rc::new(Recorder {
-        history: shared.history.clone(),
-        disk: shared.disk.clone(),
-        cursor: shared.cursor.clone(),
+        shared: shared.clone(),
         ticket,
         done: Cell::new(false),
         waker: Cell::new(None),

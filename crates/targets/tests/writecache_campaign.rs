@@ -118,9 +118,8 @@ fn send_message(world: &SimWorld, disk: &Arc<dyn Disk>, word: &'static str, dela
     let (env, disk) = (world.env(0).clone(), disk.clone());
     world.env(0).spawn(async move {
         env.sleep(delay).await;
-        let table = disk.mapped().and_then(|device| device.live_table());
-        let target = table.expect("the volume has a table").lines()[0].target.clone();
-        match target.message(&env, &[word]).await {
+        let device = disk.mapped().expect("a volume");
+        match device.message(&env, Sector(0), &[word]).await {
             Ok(_) | Err(MessageError::Busy(_) | MessageError::Failed(_)) => (),
             Err(refused) => panic!("{word}: {refused}"),
         }
@@ -146,9 +145,8 @@ async fn reload(env: Env, registry: Arc<Registry>, disk: Arc<dyn Disk>, shape: S
     }
 }
 
-/// Makes drives fail now and then; true if the cache device is among them, after which the
-/// target answers with errors of its own.
-fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) -> bool {
+/// Makes drives fail now and then; the target then answers with errors of its own.
+fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) {
     let origin = world.drive("origin");
     let often = [5, 50, 300][rng.usize(..3)];
     origin.faults().add(Fault::error(OpSet::WRITES).per_mille(often));
@@ -157,12 +155,10 @@ fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) -> bool {
     if rng.u8(..4) == 0 {
         origin.faults().add(Fault::error(OpSet::READS).per_mille(often));
     }
-    let cache_fails = rng.bool();
-    if cache_fails {
+    if rng.bool() {
         let ops = [OpSet::WRITES, OpSet::FLUSHES, OpSet::READS][rng.usize(..3)];
         world.drive("cache").faults().add(Fault::error(ops).per_mille(10));
     }
-    cache_fails
 }
 
 fn drive(name: &str, kib: u64) -> (DriveOptions, Image) {
@@ -242,11 +238,12 @@ impl Scenario for WriteCache {
             1 => send_message(world, disk, "flush_on_suspend", delay),
             _ => (),
         }
-        let cache_fails = self.failing && plant_errors(world, rng);
-        if !cache_fails && rng.u8(..4) == 0 {
+        if self.failing {
+            plant_errors(world, rng);
+        } else if rng.u8(..4) == 0 {
             self.start_reloading(world, disk);
         }
-        cache_fails
+        self.failing
     }
 }
 

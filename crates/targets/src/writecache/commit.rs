@@ -6,7 +6,8 @@
 //! 1. Write the changed granules of the entry table. Frozen entries carry the seq N that the
 //!    superblock has on disk. *Crash*: any of them may be there, torn or whole; none is below
 //!    N, so recovery frees them all. The slots' former entries were -1 (I3), nothing is lost.
-//! 2. Flush the cache device: data (I1) and entries (I2) are durable. *Crash*: as above.
+//! 2. Flush the cache device, and see that its failure count is what it was (I13): data (I1) and
+//!    entries (I2) are durable. *Crash*: as above.
 //! 3. Write the superblock with seq N+1 and FUA, with the entries that share its 4 KiB, as
 //!    they are since step 2 (I12). *Crash*: the sector with the superblock is old or new, the
 //!    others did not change: all frozen entries count, or none.
@@ -14,6 +15,10 @@
 //! 4. Free the older committed version of each block just committed (I8). *Crash*: recovery
 //!    finds two committed entries of one block and keeps the higher seq.
 //! 5. Flush the cache device; only then are those slots free (I3). *Crash*: as after step 4.
+//!
+//! If a step fails, or the count has changed, the commit fails: everyone who waited is told, the
+//! cache breaks down until a table is loaded anew, and what was acknowledged and not committed
+//! counts as lost (I14). What is on the device is one of the crashes above.
 //!
 //! If nothing is uncommitted but a committed slot was overwritten in place, only the flush of
 //! step 2 happens; the seq stays.
@@ -103,24 +108,25 @@ struct Batch {
 impl WriteCache {
     pub(super) fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         self.count(env, Count::Flushes, 1);
+        let origin_failures = self.origin.failures();
         let mut state = self.state.lock();
         state.pace.flush_asked(env.now());
         if state.broken {
             return Verdict::Failed(IoError::IO);
         }
         let quiet = state.index.uncommitted == 0 && !state.overwritten && !state.committing;
-        let durable = state.origin_writes.are_durable() && self.untold.is_none();
-        let (failures, told) = (state.origin_writes.failures(), self.untold.told());
+        let writes = &state.origin_writes;
+        let durable = writes.are_durable() && writes.known() >= origin_failures;
+        if quiet {
+            self.look_at_cache(&mut state);
+        }
         drop(state);
         if quiet && durable {
             return Verdict::Completed;
         }
         let id = request.id();
         self.spawn(env, move |cache, env| async move {
-            let result = cache.flush_both(&env).await;
-            // One of the origin's may have failed before this task had its turn.
-            let kept = cache.state.lock().origin_writes.kept_since(failures);
-            env.complete(id, result.and(kept).and(cache.untold.tell(told)));
+            env.complete(id, cache.flush_both(&env).await);
         });
         Verdict::Queued
     }
@@ -183,6 +189,7 @@ impl WriteCache {
         if let Err(error) = result
             && !batch.broken
         {
+            self.state.lock().overwritten |= batch.overwritten;
             self.break_down(env, "commit failed", error);
         }
         tell(env, batch.waiters, result);
@@ -207,7 +214,7 @@ impl WriteCache {
     /// Steps 1 to 3.
     async fn write_commit(&self, env: &Env, ledger: &mut Ledger, batch: &Batch) -> IoResult {
         let Some(seq) = batch.frozen else {
-            return if batch.overwritten { self.flush_cache(env).await } else { Ok(()) };
+            return if batch.overwritten { self.flush_data(env).await } else { Ok(()) };
         };
         let superblock = ledger.superblock.as_ref().expect("set by recovery");
         assert_eq!(seq, superblock.seq(), "I2: a new entry carries the seq on disk");
@@ -215,9 +222,9 @@ impl WriteCache {
         let next = seq.next().expect("freeze took it");
         if canary::planted(Bug::SuperblockBeforeFlush) {
             self.write_superblock(env, ledger, next).await?;
-            self.flush_cache(env).await?;
+            self.flush_data(env).await?;
         } else {
-            self.flush_cache(env).await?;
+            self.flush_data(env).await?;
             self.write_superblock(env, ledger, next).await?;
         }
         self.state.lock().index.durable_seq = next;
@@ -257,10 +264,7 @@ impl WriteCache {
             self.take_out(env, &slots).await;
             return self.write_changed(env, ledger).await;
         }
-        let result = match self.write_changed(env, ledger).await {
-            Ok(()) => self.flush_cache(env).await,
-            Err(error) => Err(error),
-        };
+        let result = self.write_durably(env, ledger).await;
         match result {
             Ok(()) => self.take_out(env, &slots).await,
             Err(error) => self.break_down(env, "freeing entries failed", error),
@@ -290,10 +294,34 @@ impl WriteCache {
         }
     }
 
-    /// Writes the changed granules, a bounded number of requests at a time; returns when all have
-    /// completed.
-    pub(super) async fn write_changed(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
+    /// Makes the changed granules durable: written again if a failure that somebody else met may
+    /// have lost them (I13).
+    pub(super) async fn write_durably(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
         ledger.take_changed();
+        let result = loop {
+            let failures = self.cache.failures();
+            let mut result = self.write_ranges(env, ledger).await;
+            if result.is_ok() {
+                result = self.flush_cache(env).await;
+            }
+            if result.is_err() || self.cache.failures() == failures {
+                break result;
+            }
+        };
+        ledger.ranges.clear();
+        result
+    }
+
+    async fn write_changed(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
+        ledger.take_changed();
+        let result = self.write_ranges(env, ledger).await;
+        ledger.ranges.clear();
+        result
+    }
+
+    /// Writes the ranges of granules that were taken, a bounded number of requests at a time;
+    /// returns when all have completed.
+    async fn write_ranges(&self, env: &Env, ledger: &Ledger) -> IoResult {
         let mut result = Ok(());
         let mut writes: SmallVec<[IoFuture; WRITES_MAX]> = SmallVec::new();
         for window in ledger.ranges.chunks(WRITES_MAX) {
@@ -308,7 +336,6 @@ impl WriteCache {
                 break;
             }
         }
-        ledger.ranges.clear();
         result
     }
 
@@ -366,6 +393,16 @@ impl WriteCache {
         segs.copy_in(0, bytes);
         let start = Sector::of_byte(offset) + self.config.start();
         env.io(&self.cache, Io::write(SectorRange::new(start, count), segs).with(flags))
+    }
+
+    /// Makes what completed in slots durable, and metadata written since.
+    ///
+    /// # Errors
+    /// The flush failed, or somebody met a failure that may have lost some of it (I13).
+    async fn flush_data(&self, env: &Env) -> IoResult {
+        self.flush_cache(env).await?;
+        let kept = self.cache.failures() == self.state.lock().cache_known;
+        if kept { Ok(()) } else { Err(IoError::IO) }
     }
 
     pub(super) async fn flush_cache(&self, env: &Env) -> IoResult {

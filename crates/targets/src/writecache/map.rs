@@ -45,8 +45,8 @@ enum Plan {
 }
 
 /// What a watched request was; kept in its word, with when it was mapped, and with the name of
-/// its flight, its first slot if it is a fill, or how many flushes of the origin had failed if it
-/// goes there.
+/// its flight, its first slot if it is a fill, or the known failures of the origin if it goes
+/// there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Hit = 1,
@@ -287,7 +287,7 @@ impl WriteCache {
             Plan::Around { count } => {
                 let bytes = self.note_write(&mut state, request, count, now);
                 state.pace.went_around(now, bytes);
-                let failures = state.origin_writes.failures() as u32;
+                let failures = state.origin_writes.known() as u32;
                 drop(state);
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WritesAround, count);
@@ -373,14 +373,23 @@ impl WriteCache {
             }
             Class::Around => {
                 let mut state = self.state.lock();
-                let may_be_lost = state.origin_writes.add_from_above(name);
-                if let Err(error) = may_be_lost
-                    && !request.is_fua()
-                {
-                    self.untold.keep(error);
+                let lost = match result {
+                    Ok(()) if request.is_fua() => false,
+                    Ok(()) => state.origin_writes.add_from_above(name),
+                    Err(_) => {
+                        state.origin_writes.add_undefined();
+                        false
+                    }
+                };
+                if lost {
+                    self.lose(&mut state);
                 }
                 state.last_around = env.now();
                 state.pace.origin_answered(took(request.word(), env.now()));
+                drop(state);
+                if lost {
+                    self.tell_loss_around(env);
+                }
                 EndIo::Done(result)
             }
             Class::Fill if result.is_err() => {
@@ -438,6 +447,9 @@ impl WriteCache {
         // entry was committed meanwhile. A fill that completed meanwhile may cover these slots
         // without being committed.
         let durable = through && are_newest(&state, &slots);
+        if result.is_err() {
+            self.look_at_cache(&mut state);
+        }
         state.overwritten = true;
         state.last_write = env.now();
         let held = request.is_fua() && !durable && result.is_ok();

@@ -15,7 +15,7 @@
 //! Rooms: `config` (the table line), `map` (verdicts and completions), `index` (what is cached
 //! and what is free, by runs), `commit` (making entries durable), `writeback` (bringing blocks
 //! home), `hand` (which, to make room), `pace` (who gives way to whom), `origin` (flushing it),
-//! `removal` (discard and write-zeroes), `recover` (opening), `status`.
+//! `removal` (discard and write-zeroes), `recover` (opening and stopping), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -39,6 +39,16 @@
 //!     completes later belongs to the next commit. Metadata is encoded from what is committed or
 //!     frozen and not freed, which only the holder of the ledger changes; never from what is
 //!     uncommitted. So the superblock's granule repeats what the last flush made durable.
+//! I13. A flush of the cache device counts only if the device's failure count stayed the same from
+//!     before the first write that the flush is to cover until its end, whoever met a failure.
+//!     If it did not, metadata is written again from memory; data in slots has no other copy, so
+//!     the commit fails, and the cache with it.
+//! I14. Acknowledged writes that may be lost raise the mapped device's own failure count: at the
+//!     failure, and at the suspend that gives up what could not be committed. The counts of the
+//!     lower disks are not passed on; `origin` says what becomes of those of the origin.
+//! I15. What waits, ends: a `flush` message when a suspend begins, and with
+//!     [`SuspendMode::NoFlush`], which is how a server ends, what waits for a slot is handed
+//!     back. What waits for a lower disk ends with that disk's answer.
 //!
 //! # What a crash leaves
 //! The order of a commit, and what recovery finds in each gap, stands in `commit`; that of
@@ -91,9 +101,9 @@ use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    Claim, ClaimKind, ConfigError, Copier, Counters, Disk, EndIo, Env, Extent, IoError, IoResult,
-    Limits, LocalFuture, MessageError, Request, RequestId, Sector, SectorRange, SuspendMode,
-    Target, Time, Verdict,
+    Claim, ClaimKind, ConfigError, Copier, Counters, Dirty, Disk, EndIo, Env, Extent, FailureCount,
+    IoError, IoResult, Limits, LocalFuture, MessageError, Request, RequestId, Sector, SectorRange,
+    SuspendMode, Target, Time, Verdict,
 };
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
@@ -107,7 +117,7 @@ use commit::Ledger;
 use config::Config;
 use health::OriginHealth;
 use index::{Index, Run};
-use origin::{OriginWrites, Untold};
+use origin::OriginWrites;
 use pace::Pace;
 use removal::Removal;
 use writeback::{Job, Turn, Written};
@@ -119,6 +129,11 @@ struct State {
     index: Index,
     /// A slot was overwritten in place since the last flush of the cache device began.
     overwritten: bool,
+    /// The failure count of the cache device since before the oldest write to a slot that is not
+    /// durable (I13).
+    cache_known: u64,
+    /// How often acknowledged writes may have been lost since the last resume.
+    losses: u64,
     /// Who waits for the next commit to end.
     waiters: Vec<Waiter>,
     /// A commit loop is running.
@@ -163,6 +178,8 @@ struct State {
     broken: bool,
     /// The origin failed; blocks stay dirty and are tried again.
     origin: OriginHealth,
+    /// A suspend has begun: what is long ends.
+    suspending: bool,
     /// Requests are handed back instead of waiting for a slot.
     handing_back: bool,
     suspended: bool,
@@ -175,10 +192,12 @@ impl State {
         State {
             index,
             overwritten: false,
+            cache_known: 0,
+            losses: 0,
             waiters: Vec::new(),
             committing: false,
             autocommit_at: None,
-            origin_writes: OriginWrites::new(),
+            origin_writes: OriginWrites::new(0),
             last_around: Time(0),
             written: Written::default(),
             finishing: false,
@@ -200,6 +219,7 @@ impl State {
             next_removal: 0,
             broken: false,
             origin: OriginHealth::default(),
+            suspending: false,
             handing_back: false,
             suspended: true,
             stopping: false,
@@ -211,6 +231,12 @@ impl State {
     /// cache meanwhile needs none.
     fn origin_has_failed(&self) -> bool {
         self.origin.has_failed(|block| self.index.newest(block).is_some())
+    }
+
+    /// True if acknowledged writes are not durable on the cache device.
+    fn has_volatile(&self) -> bool {
+        let frozen = self.index.durable_seq < self.index.stamp_seq;
+        self.overwritten || frozen || self.index.uncommitted > 0
     }
 
     /// Takes the requests that may find a slot now.
@@ -243,7 +269,8 @@ pub struct WriteCache {
     read_only: bool,
     origin: Arc<dyn Disk>,
     cache: Arc<dyn Disk>,
-    untold: Arc<Untold>,
+    /// The mapped device's own failure count.
+    failures: Arc<FailureCount>,
     geometry: Geometry,
     block_sectors: u64,
     state: Mutex<State>,
@@ -303,15 +330,35 @@ impl WriteCache {
         (range.start.0 / self.block_sectors, range.count.0 / self.block_sectors)
     }
 
+    /// Acknowledged writes may be lost (I14).
+    fn lose(&self, state: &mut State) {
+        state.losses += 1;
+        self.failures.raise();
+    }
+
+    /// Takes note of failures of the cache device that cannot have lost anything.
+    fn look_at_cache(&self, state: &mut State) {
+        let still = !state.committing && !state.has_volatile();
+        if still && state.cache_known != self.cache.failures() && state.index.is_still() {
+            self.cache.acknowledge_failures();
+            state.cache_known = self.cache.failures();
+        }
+    }
+
     /// The cache device failed: nothing is written any more until the table is loaded anew. Who
     /// waits for a slot is told.
     fn break_down(&self, env: &Env, what: &str, error: IoError) {
-        tracing::error!("writecache: {}: {what}: {error}", self.config.cache.argument);
-        let waiting = {
+        let (waiting, lost) = {
             let mut state = self.state.lock();
-            state.broken = true;
-            state.take_slot_waiters()
+            let lost = !std::mem::replace(&mut state.broken, true) && state.has_volatile();
+            if lost {
+                self.lose(&mut state);
+            }
+            (state.take_slot_waiters(), lost)
         };
+        let lost = if lost { "; acknowledged writes may be lost" } else { "" };
+        let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
+        tracing::error!("{volume}: {cache}: {what}: {error}{lost}");
         self.remap_all(env, waiting);
         self.changed.notify(usize::MAX);
     }
@@ -359,24 +406,32 @@ impl Target for WriteCache {
     }
 
     fn presuspend(&self, env: &Env, mode: SuspendMode) {
-        if mode == SuspendMode::NoFlush {
-            let waiting = {
-                let mut state = self.state.lock();
-                state.handing_back = true;
-                state.take_slot_waiters()
-            };
-            for id in waiting {
-                env.hand_back(id);
-            }
+        let waiting = {
+            let mut state = self.state.lock();
+            state.suspending = true;
+            state.handing_back |= mode == SuspendMode::NoFlush;
+            if state.handing_back { state.take_slot_waiters() } else { Vec::new() }
+        };
+        for id in waiting {
+            env.hand_back(id);
         }
+        self.changed.notify(usize::MAX);
     }
 
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(async {
-            self.stop(env).await;
-            Ok(())
-        })
+        Box::pin(self.stop(env))
     }
+
+    /// None: `origin`, and I13, say what becomes of those of the lower disks.
+    fn failures(&self) -> u64 {
+        0
+    }
+
+    fn failures_told(&self) -> u64 {
+        0
+    }
+
+    fn acknowledge_failures(&self) {}
 
     fn status(&self) -> String {
         self.status_line()
@@ -404,6 +459,10 @@ impl Target for WriteCache {
 
     fn parting_word(&self) -> Option<String> {
         self.dirty_summary()
+    }
+
+    fn dirty(&self) -> Option<Dirty> {
+        self.what_is_dirty()
     }
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {

@@ -1,113 +1,54 @@
-//! What the origin was written, and making it durable there.
+//! What the origin was written, making it durable there, and what a failure may have lost.
 //!
-//! A drive tells one flusher of its trouble, and may have dropped what others wrote: their own
-//! flushes succeed afterwards. Therefore
-//! - one flush of the origin is under way at a time and serves whoever waits for one; who wants
-//!   more than it covers has the next one made. So nobody's flush overtakes one that fails;
-//! - a flush that fails, fails for everybody who waits for one then;
-//! - if it may have lost writes from above, the next flush from above fails, whoever had asked
-//!   for this one ([`Untold`]): writeback has nobody above to tell. A write that was in flight
-//!   when a flush failed may have been done before, and counts as lost, too.
+//! A failed flush of the origin may have dropped completed writes of anyone, and anyone may have
+//! met it: another volume, another connection, writeback. So what counts is the origin's failure
+//! count ([`cairn_block::FailureCount`]), not who was told. It is compared at each flush from
+//! above, each copy and each batch of writeback, and at a suspend.
 //!
-//! Copies of writeback that may be lost stay dirty: see `writeback`.
+//! O1. `known` is the value of the count up to which failures are dealt with. A flush covers what
+//!     completed before only if the count was `known` until it ended.
+//! O2. Copies of writeback are absorbed: a copy is noted as written only if the count has been
+//!     `known` since before it began, and dealing with a failure takes out all that are noted.
+//!     Their blocks are still dirty and committed, and are copied again. No client is told. (FUA
+//!     copies are durable by themselves.)
+//! O3. Writes around the cache have no other copy. If a failure is dealt with and acknowledged
+//!     ones are not known durable, the mapped device's own count rises before the flush that met
+//!     it ends. One that was in flight meanwhile may have been done before: the count rises when
+//!     it ends. One with FUA answers for itself.
+//! O4. So the origin's count is not passed on ([`cairn_block::Target::failures`]), and is
+//!     acknowledged when it is dealt with: who uses the origin later need not hear of it.
 
-use std::sync::Arc;
-
-use cairn_block::sync::Mutex;
-use cairn_block::{ConfigError, Env, Io, IoError, IoResult, Registry};
-use event_listener::EventListener;
+use cairn_block::{Env, Io, IoError, IoResult};
 
 use super::WriteCache;
 
-/// That writes from above may be lost and nobody above knows. Belongs to the origin: it outlives
-/// suspends, and tables that follow each other.
-#[derive(Default)]
-pub(super) struct Untold(Mutex<Loss>);
-
-#[derive(Default)]
-struct Loss {
-    untold: Option<IoError>,
-    /// How often one was told, and the last one.
-    told: u64,
-    last: Option<IoError>,
-}
-
-impl Untold {
-    pub fn keep(&self, error: IoError) {
-        self.0.lock().untold = Some(error);
-    }
-
-    pub fn is_none(&self) -> bool {
-        self.0.lock().untold.is_none()
-    }
-
-    /// How often one was told so far.
-    pub fn told(&self) -> u64 {
-        self.0.lock().told
-    }
-
-    /// Tells it to a flush that came when there had been `told`. Others that are under way then
-    /// are told, too: they may have come after the writes, and this one before.
-    pub fn tell(&self, told: u64) -> IoResult {
-        let mut loss = self.0.lock();
-        if let Some(error) = loss.untold.take() {
-            loss.last = Some(error);
-            loss.told += 1;
-        }
-        if loss.told == told { Ok(()) } else { loss.last.map_or(Ok(()), Err) }
-    }
-}
-
-/// Writes that completed on the origin, and its flushes.
+/// Writes that completed on the origin, counted, and what is known of them.
 pub(super) struct OriginWrites {
+    known: u64,
     done: u64,
     /// How many of them a flush made durable.
     flushed: u64,
-    /// How many there were with the last one from above.
+    /// How many of them a flush from above must cover.
     from_above: u64,
-    /// A flush is under way.
-    flushing: bool,
-    /// How many flushes failed, and how the last one did.
-    failures: u64,
-    failed: IoError,
-}
-
-/// What comes next for who wants the origin flushed.
-enum Next {
-    Answer(IoResult),
-    Begin(EventListener),
-    Wait(EventListener),
+    /// How many there were with the last one that would be lost if it is not durable.
+    acknowledged: u64,
 }
 
 impl OriginWrites {
-    pub fn new() -> OriginWrites {
+    /// Of an origin whose failure count is `known` now.
+    pub fn new(known: u64) -> OriginWrites {
         // What the origin got before this table was live is not known to be durable.
-        let (done, from_above) = (1, 1);
-        OriginWrites {
-            done,
-            flushed: 0,
-            from_above,
-            flushing: false,
-            failures: 0,
-            failed: IoError::IO,
-        }
+        OriginWrites { known, done: 1, flushed: 0, from_above: 1, acknowledged: 0 }
     }
 
+    /// Up to which failure they are dealt with.
+    pub fn known(&self) -> u64 {
+        self.known
+    }
+
+    /// True if a flush from above needs nothing of the origin.
     pub fn are_durable(&self) -> bool {
-        self.flushed == self.done
-    }
-
-    /// How many flushes failed so far.
-    pub fn failures(&self) -> u64 {
-        self.failures
-    }
-
-    /// What was written meanwhile is not lost: no flush failed since there had been `failures`.
-    ///
-    /// # Errors
-    /// The last one that did.
-    pub fn kept_since(&self, failures: u64) -> IoResult {
-        if failures == self.failures { Ok(()) } else { Err(self.failed) }
+        self.flushed >= self.from_above
     }
 
     /// A write ended that nobody above relies on.
@@ -115,89 +56,126 @@ impl OriginWrites {
         self.done += 1;
     }
 
-    /// A write from above ended, which began when there had been `failures` (the low bits).
-    ///
-    /// # Errors
-    /// It may be lost.
-    pub fn add_from_above(&mut self, failures: u32) -> IoResult {
+    /// A discard from above ended, or a write that failed: nobody relies on what it left.
+    pub fn add_undefined(&mut self) {
         self.done += 1;
         self.from_above = self.done;
-        if failures == self.failures as u32 { Ok(()) } else { Err(self.failed) }
     }
 
-    /// A flush failed. True if writes from above may be lost.
-    pub fn fail(&mut self, error: IoError) -> bool {
-        self.flushing = false;
-        self.failures += 1;
-        self.failed = error;
-        self.from_above > self.flushed
+    /// A write from above succeeded, which began when `known` was `began` (the low bits). True if it
+    /// may be lost already (O3).
+    pub fn add_from_above(&mut self, began: u32) -> bool {
+        self.done += 1;
+        self.from_above = self.done;
+        if began != self.known as u32 {
+            return true;
+        }
+        self.acknowledged = self.done;
+        false
+    }
+
+    /// Failures up to `count` are dealt with. True if acknowledged writes may be lost.
+    fn fail(&mut self, count: u64) -> bool {
+        self.known = self.known.max(count);
+        let lost = self.acknowledged > self.flushed;
+        self.acknowledged = self.acknowledged.min(self.flushed);
+        lost
     }
 
     fn succeed(&mut self, covered: u64) {
-        self.flushing = false;
-        self.flushed = covered;
+        self.flushed = self.flushed.max(covered);
     }
 
     /// Checks what must hold between any two steps.
     #[cfg(test)]
     pub fn check(&self) {
         assert!(self.flushed <= self.done && self.from_above <= self.done);
+        assert!(self.acknowledged <= self.from_above);
     }
 }
 
 impl WriteCache {
-    /// Makes writes to the origin durable that completed before, if there were any.
+    /// Makes durable what clients did to the origin before, if there was anything.
     ///
     /// # Errors
-    /// A flush failed meanwhile, whoever had asked for it.
+    /// The flush failed, or acknowledged writes may be lost by another one's (O3).
     pub(super) async fn flush_origin(&self, env: &Env) -> IoResult {
-        let (wanted, failures) = {
+        let (wanted, losses) = {
             let state = self.state.lock();
-            (state.origin_writes.done, state.origin_writes.failures)
+            (state.origin_writes.from_above, state.losses)
         };
         loop {
-            let ended = match self.next_flush(wanted, failures) {
-                Next::Answer(result) => return result,
-                Next::Begin(ended) => {
-                    self.spawn(env, |cache, env| async move { cache.flush_once(&env).await });
-                    ended
+            self.look_at_origin(env);
+            let known = {
+                let state = self.state.lock();
+                if state.losses != losses {
+                    return Err(IoError::IO);
                 }
-                Next::Wait(ended) => ended,
+                if state.origin_writes.flushed >= wanted {
+                    return Ok(());
+                }
+                state.origin_writes.known
             };
-            ended.await;
+            self.flush_origin_once(env, known).await?;
         }
     }
 
-    fn next_flush(&self, wanted: u64, failures: u64) -> Next {
-        let mut state = self.state.lock();
-        let writes = &mut state.origin_writes;
-        if let Err(error) = writes.kept_since(failures) {
-            Next::Answer(Err(error))
-        } else if writes.flushed >= wanted {
-            Next::Answer(Ok(()))
-        } else if std::mem::replace(&mut writes.flushing, true) {
-            Next::Wait(self.changed.listen())
-        } else {
-            Next::Begin(self.changed.listen())
-        }
-    }
-
-    async fn flush_once(&self, env: &Env) {
+    /// One flush of the origin. True if it made durable what was written since the failure count
+    /// was `known`; if not, the count has changed, and that is dealt with.
+    ///
+    /// # Errors
+    /// The flush failed, which is dealt with.
+    pub(super) async fn flush_origin_once(&self, env: &Env, known: u64) -> Result<bool, IoError> {
         let covered = self.state.lock().origin_writes.done;
         let began = env.now();
-        match env.io(&self.origin, Io::flush()).await {
-            Ok(()) => {
-                let mut state = self.state.lock();
-                state.pace.origin_flushed(env.now().since(began));
-                state.origin_writes.succeed(covered);
-            }
-            Err(error) => self.origin_flush_failed(env, error),
+        if let Err(error) = env.io(&self.origin, Io::flush()).await {
+            self.origin_may_have_lost(env, error);
+            return Err(error);
         }
-        self.changed.notify(usize::MAX);
+        if self.origin.failures() != known {
+            self.look_at_origin(env);
+            return Ok(false);
+        }
+        let mut state = self.state.lock();
+        state.pace.origin_flushed(env.now().since(began));
+        state.origin_writes.succeed(covered);
+        Ok(true)
     }
-}
 
-/// The `Untold` of an origin, for as long as a table with it is there.
-pub(super) fn untold_of(registry: &Registry, origin: &str) -> Result<Arc<Untold>, ConfigError> {
-    Ok(registry.kin(&registry.identify(origin)?, Arc::<Untold>::default))
+    /// Deals with failures of the origin that anyone met since the last look.
+    pub(super) fn look_at_origin(&self, env: &Env) {
+        let count = self.origin.failures();
+        if count > self.state.lock().origin_writes.known {
+            self.origin_may_have_lost(env, IoError::IO);
+        }
+    }
+
+    /// Deals with a failure of the origin: O2, O3, O4.
+    fn origin_may_have_lost(&self, env: &Env, error: IoError) {
+        // What comes from here on is another failure.
+        let count = self.origin.failures();
+        self.origin.acknowledge_failures();
+        let (written, lost) = {
+            let mut state = self.state.lock();
+            let lost = state.origin_writes.fail(count);
+            if lost {
+                self.lose(&mut state);
+            }
+            let absorbs = !self.config.writeback_with_fua();
+            (if absorbs { state.written.take() } else { Vec::new() }, lost)
+        };
+        if lost {
+            self.tell_loss_around(env);
+        }
+        if !written.is_empty() {
+            self.origin_failed(env, &written, error);
+        }
+    }
+
+    /// Logs that acknowledged writes may be lost.
+    pub(super) fn tell_loss_around(&self, env: &Env) {
+        let (volume, origin) = (&self.config.volume, &self.config.origin.argument);
+        let key = format!("{volume}: {origin}: a failure may have lost writes around the cache");
+        env.warn(&key, || key.clone());
+    }
 }

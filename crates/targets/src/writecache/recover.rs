@@ -11,8 +11,10 @@
 //!
 //! What was read is made durable first (the drive's cache may hold what a killed process
 //! wrote); what was decided is durable before the first request is let in, so that a second
-//! crash finds
-//! either the old or the decided state, entry by entry; deciding again gives the same.
+//! crash finds either the old or the decided state, entry by entry; deciding again gives the same.
+//! If the cache device ever failed while this server ran, a flush does not make durable what was
+//! read: all metadata is written again, as it was read and decided. The superblock among it: its
+//! seq was raised only when the entries that it counts were durable.
 //!
 //! Only what is blank is formatted (see `blank`), and only in front of an origin that is no cache,
 //! store or pool itself. Formatting writes the area with a blank superblock, flushes, then writes
@@ -26,7 +28,7 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, LocalFuture, Sector,
+    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, IoError, LocalFuture, Sector,
     SectorCount, SectorRange, Target, TargetType,
 };
 use cairn_format::probe::Kind;
@@ -38,8 +40,8 @@ use cairn_format::writecache::{
 use super::commit::Ledger;
 use super::config::Config;
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
-use super::origin::{Untold, untold_of};
-use super::writeback::copy_budget_bytes;
+use super::origin::OriginWrites;
+use super::writeback::{Undrained, copy_budget_bytes};
 use super::{State, WriteCache};
 use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
@@ -91,9 +93,7 @@ impl TargetType for WriteCacheType {
                 let cache = &config.cache.argument;
                 return Err(ConfigError::new(ConfigKind::Unsupported, cache, detail));
             }
-            let untold = untold_of(ctor.registry, &config.origin.argument)?;
-            let target: Arc<dyn Target> =
-                WriteCache::new(env, config, geometry, untold, ctor.read_only);
+            let target: Arc<dyn Target> = WriteCache::new(env, config, geometry, &ctor);
             Ok(target)
         })
     }
@@ -218,19 +218,13 @@ struct Found {
 }
 
 impl WriteCache {
-    fn new(
-        env: &Env,
-        config: Config,
-        geometry: Geometry,
-        untold: Arc<Untold>,
-        read_only: bool,
-    ) -> Arc<WriteCache> {
+    fn new(env: &Env, config: Config, geometry: Geometry, ctor: &Ctor<'_>) -> Arc<WriteCache> {
         let mut state = State::new(Index::new(0, None));
         state.cleaner = config.cleaner;
         Arc::new_cyclic(|me| WriteCache {
             me: me.clone(),
-            read_only,
-            untold,
+            read_only: ctor.read_only,
+            failures: ctor.failures.clone(),
             origin: config.origin.disk.clone(),
             cache: config.cache.disk.clone(),
             block_sectors: u64::from(geometry.sectors_per_block()),
@@ -246,6 +240,7 @@ impl WriteCache {
 
     /// Resume: reads the metadata, recovers, starts the background task.
     pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        let known = self.cache.failures();
         let superblock = match read_header(env, &self.config).await? {
             Opening::Existing(superblock) => superblock,
             Opening::Format if self.read_only => return self.start_empty(env),
@@ -273,8 +268,9 @@ impl WriteCache {
         (index.durable_seq, index.stamp_seq) = (seq, seq);
         let mut state = State::new(index);
         state.broken = decided.identical.is_some();
+        state.cache_known = known;
         self.take_over(env, state);
-        self.make_what_was_read_durable(env).await?;
+        self.make_what_was_read_durable(env, known).await?;
         if let Some((first, second)) = decided.identical {
             self.report_identical(first, second);
         } else if !self.read_only {
@@ -282,6 +278,9 @@ impl WriteCache {
             *ledger = Ledger::of(superblock, found.tail);
             let freed = found.uncommitted.iter().chain(&decided.superseded);
             freed.for_each(|&slot| ledger.touch(slot, 1));
+            if known > 0 {
+                ledger.touch(0, geometry.n_blocks() as u32);
+            }
             self.settle(env, &mut ledger).await?;
         }
         self.report_found(found.uncommitted.len());
@@ -312,7 +311,8 @@ impl WriteCache {
     /// A blank device that may not be written is a cache of nothing.
     fn start_empty(&self, env: &Env) -> Result<(), ConfigError> {
         let cache = &self.config.cache.argument;
-        tracing::warn!("writecache: {cache}: found blank, read-only: opened as an empty cache");
+        let volume = &self.config.volume;
+        tracing::warn!("{volume}: {cache}: found blank, read-only: opened as an empty cache");
         let (index, _) = Builder::new(self.empty_index()).finish(env.now());
         self.take_over(env, State::new(index));
         self.open(env);
@@ -406,12 +406,13 @@ impl WriteCache {
     /// A process that died leaves completed writes in the drive's volatile cache, and they were
     /// just read. Slots are handed out (I3) and flushes answered on the strength of what was
     /// read, so it has to be durable first.
-    async fn make_what_was_read_durable(&self, env: &Env) -> Result<(), ConfigError> {
+    async fn make_what_was_read_durable(&self, env: &Env, known: u64) -> Result<(), ConfigError> {
         if self.read_only || self.state.lock().broken {
             return Ok(());
         }
         let failed = |error| unreadable(&self.config.cache, "flush", error);
-        self.flush_cache(env).await.map_err(failed)
+        self.flush_cache(env).await.map_err(failed)?;
+        if self.cache.failures() == known { Ok(()) } else { Err(failed(IoError::IO)) }
     }
 
     /// Makes what was decided durable.
@@ -420,14 +421,14 @@ impl WriteCache {
             return Ok(());
         }
         let failed = |error| unreadable(&self.config.cache, "entries", error);
-        self.write_changed(env, ledger).await.map_err(failed)?;
-        self.flush_cache(env).await.map_err(failed)
+        self.write_durably(env, ledger).await.map_err(failed)
     }
 
     /// Puts what was recovered in place; nothing is let in yet.
     fn take_over(&self, env: &Env, mut state: State) {
         state.last_around = env.now();
         state.last_write = state.last_around;
+        state.origin_writes = OriginWrites::new(self.origin.failures());
         let mut old = self.state.lock();
         state.cleaner = old.cleaner;
         state.flush_on_suspend = old.flush_on_suspend;
@@ -437,10 +438,10 @@ impl WriteCache {
     }
 
     fn report_identical(&self, first: u32, second: u32) {
-        let cache = &self.config.cache.argument;
+        let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         let seq = self.state.lock().index.at(second).map_or(0, |run| run.seq.0);
         tracing::error!(
-            "writecache: {cache}: entries {first} and {second} have the same sector and \
+            "{volume}: {cache}: entries {first} and {second} have the same sector and \
              seq_count {seq}: corrupt; keeping {second}, no writes until it is repaired"
         );
     }
@@ -455,6 +456,7 @@ impl WriteCache {
 
     async fn format(&self, env: &Env) -> Result<Superblock, ConfigError> {
         let failed = |error| unreadable(&self.config.cache, "metadata", error);
+        let failures = self.cache.failures();
         let end = self.geometry.metadata_bytes();
         let superblock = Superblock::fresh(&self.geometry);
         for at in (0..end).step_by(PIECE_BYTES as usize) {
@@ -463,6 +465,9 @@ impl WriteCache {
             self.write_area(env, at, &piece, Flags::empty()).await.map_err(failed)?;
         }
         self.flush_cache(env).await.map_err(failed)?;
+        if self.cache.failures() != failures {
+            return Err(failed(IoError::IO));
+        }
         let range = self.geometry.superblock_write();
         let mut first = vec![0; (range.end - range.start) as usize];
         self.geometry.fill_fresh(&superblock.encode(), range.start, &mut first);
@@ -471,23 +476,18 @@ impl WriteCache {
     }
 
     /// Suspend: writes back if that was asked for, commits, stops every task.
-    pub(super) async fn stop(&self, env: &Env) {
-        let (live, write_back) = {
+    ///
+    /// # Errors
+    /// Acknowledged writes may be lost.
+    pub(super) async fn stop(&self, env: &Env) -> Result<(), ConfigError> {
+        let (live, write_back, losses) = {
             let mut state = self.state.lock();
             let live = !state.suspended && !self.read_only;
             let asked = std::mem::take(&mut state.flush_on_suspend) || state.cleaner;
-            (live, asked && !state.broken)
+            (live, asked && !state.broken, state.losses)
         };
         if live {
-            if write_back && let Err(error) = self.drain(env).await {
-                let cache = &self.config.cache.argument;
-                tracing::warn!("writecache: {cache}: writeback on suspend did not finish: {error}");
-            }
-            let broken = self.state.lock().broken;
-            if !broken && let Err(error) = self.flush_both(env).await {
-                let cache = &self.config.cache.argument;
-                tracing::error!("writecache: {cache}: commit on suspend failed: {error}");
-            }
+            self.bring_to_rest(env, write_back).await;
         }
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
@@ -503,6 +503,26 @@ impl WriteCache {
             state.index.check();
         }
         state.suspended = true;
-        state.handing_back = false;
+        (state.suspending, state.handing_back) = (false, false);
+        let device = match (state.broken && state.has_volatile(), state.losses != losses) {
+            (true, _) => &self.config.cache,
+            (false, true) => &self.config.origin,
+            (false, false) => return Ok(()),
+        };
+        let detail = "the device failed, what was last written may not be durable";
+        Err(ConfigError::new(ConfigKind::System, &device.argument, detail))
+    }
+
+    /// Writes back if that was asked for, and commits. What fails is told at the end.
+    async fn bring_to_rest(&self, env: &Env, write_back: bool) {
+        let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
+        if write_back && let Err(Undrained::Failed(error)) = self.drain(env, false).await {
+            tracing::warn!("{volume}: {cache}: writeback on suspend did not finish: {error}");
+        }
+        let broken = self.state.lock().broken;
+        let rested = if broken { self.flush_origin(env).await } else { self.flush_both(env).await };
+        if let Err(error) = rested {
+            tracing::error!("{volume}: {cache}: commit on suspend failed: {error}");
+        }
     }
 }

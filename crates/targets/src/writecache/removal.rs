@@ -13,7 +13,8 @@
 //! # Write-zeroes of the origin
 //! 1. Wait until no version in the range is being written back or written, piece by piece; from
 //!    then on they are *leaving*: no overwrite in place, no writeback.
-//! 2. Zero the origin, flush it. *Crash*: entries count, reads give the old data; the request
+//! 2. Zero the origin, flush it; if the origin failed meanwhile, whoever met it, the request
+//!    fails. *Crash*: entries count, reads give the old data; the request
 //!    had not completed.
 //! 3. Free the entries durably (I3); of several committed versions of a block the older ones
 //!    first, each by itself. Then complete. *Crash*: each block is as it was, or zero; no older
@@ -222,7 +223,7 @@ impl WriteCache {
             return Ok(());
         }
         let result = env.io(&self.origin, Io::on(Op::Discard, asked.range)).await;
-        self.state.lock().origin_writes.add();
+        self.state.lock().origin_writes.add_undefined();
         result
             .or_else(|error| if error.kind == ErrorKind::Unsupported { Ok(()) } else { Err(error) })
     }
@@ -311,11 +312,10 @@ impl WriteCache {
     async fn zero_origin(&self, env: &Env, asked: Asked) -> IoResult {
         let flags = asked.flags & (Flags::NO_UNMAP | Flags::FAST_ZERO);
         let io = Io::on(Op::WriteZeroes, asked.range).with(flags);
-        let failures = self.state.lock().origin_writes.failures();
+        let failures = self.origin.failures();
         env.io(&self.origin, io).await?;
         self.state.lock().origin_writes.add();
-        self.flush_origin(env).await?;
-        // One that failed before that may have lost the zeros.
-        self.state.lock().origin_writes.kept_since(failures)
+        let durable = self.flush_origin_once(env, failures).await?;
+        if durable { Ok(()) } else { Err(IoError::IO) }
     }
 }

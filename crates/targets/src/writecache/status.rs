@@ -1,7 +1,10 @@
 //! What the cache tells: the status line, messages, extents, and the word at the end.
 
-use cairn_block::{Env, Extent, ExtentKind, IoError, MessageError, SectorCount, SectorRange};
+use cairn_block::{
+    Dirty, Env, Extent, ExtentKind, IoError, MessageError, SectorCount, SectorRange,
+};
 
+use super::writeback::Undrained;
 use super::{Count, WriteCache};
 
 /// The fields of the status line, in order.
@@ -27,16 +30,6 @@ pub const MESSAGES: &[&str] = &["flush", "flush_on_suspend", "cleaner", "clear_s
 
 /// Most blocks one answer about extents looks at.
 const EXTENT_BLOCKS_MAX: u64 = 1 << 16;
-
-/// A message under way: `suspend` waits for its end, as for that of a task.
-struct UnderWay<'a>(&'a WriteCache);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().tasks -= 1;
-        self.0.changed.notify(usize::MAX);
-    }
-}
 
 impl WriteCache {
     pub(super) fn status_line(&self) -> String {
@@ -95,11 +88,9 @@ impl WriteCache {
 
     async fn message_flush(&self, env: &Env) -> Result<(), MessageError> {
         let (suspended, broken) = {
-            let mut state = self.state.lock();
-            state.tasks += 1;
-            (state.suspended || state.stopping, state.broken)
+            let state = self.state.lock();
+            (state.suspended, state.broken)
         };
-        let _under_way = UnderWay(self);
         if self.read_only {
             let text = "flush: the device is open read-only".to_owned();
             return Err(MessageError::Failed(text));
@@ -114,13 +105,20 @@ impl WriteCache {
         }
         let failed = |error: IoError| {
             let text = format!("flush: {origin} or {cache} failed: {error}; see the log");
-            if self.state.lock().stopping {
-                return MessageError::Busy("flush: the device was suspended meanwhile".to_owned());
-            }
             MessageError::Failed(text)
         };
-        self.drain(env).await.map_err(failed)?;
-        self.flush_both(env).await.map_err(failed)
+        match self.drain(env, true).await {
+            Ok(()) => self.flush_both(env).await.map_err(failed),
+            Err(Undrained::Failed(error)) => Err(failed(error)),
+            Err(Undrained::Suspending) => {
+                let dirty = self.state.lock().index.cached_blocks();
+                let text = format!(
+                    "flush: a suspend came meanwhile, {dirty} blocks are still dirty; send it \
+                     again after the resume"
+                );
+                Err(MessageError::Busy(text))
+            }
+        }
     }
 
     pub(super) async fn extents_of(
@@ -144,7 +142,15 @@ impl WriteCache {
         Ok(vec![Extent { count, kind: ExtentKind::Data }])
     }
 
-    /// How much the origin lacks.
+    /// What the origin lacks, as far as it was known at the last resume or has come since.
+    pub(super) fn what_is_dirty(&self) -> Option<Dirty> {
+        let blocks = self.state.lock().index.cached_blocks();
+        let sectors = SectorCount(blocks * self.block_sectors);
+        let (origin, device) = (self.origin.clone(), self.config.cache.argument.clone());
+        (blocks > 0).then_some(Dirty { sectors, origin, device })
+    }
+
+    /// The same in words.
     pub(super) fn dirty_summary(&self) -> Option<String> {
         let dirty = self.state.lock().index.cached_blocks();
         let bytes = dirty * u64::from(self.config.block_size.bytes());

@@ -4,6 +4,7 @@
 mod bed;
 mod durability;
 mod errors;
+mod failures;
 mod killed;
 mod opening;
 mod pace;

@@ -21,7 +21,8 @@
 //!
 //! # Order, and what a crash between the steps leaves
 //! 1. Copy slots to the origin. *Crash*: the entries count, reads come from the cache.
-//! 2. Flush the origin (one flush per batch; or the copies were FUA). *Crash*: the same.
+//! 2. Flush the origin (one flush per batch; or the copies were FUA), and see that its failure
+//!    count is what it was before step 1. *Crash*: the same.
 //! 3. Write `seq = -1` to the entries, flush the cache device (I4). *Crash*: any subset of the
 //!    entries is free; their data is durable on the origin, nobody went around yet (I9).
 //! 4. The slots leave the index and are free (I3).
@@ -32,7 +33,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, IoResult, Time, yield_once};
+use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, Time, yield_once};
 use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
@@ -93,7 +94,7 @@ impl Written {
         self.slots.extend(job.slots);
     }
 
-    fn take(&mut self) -> Vec<Slots> {
+    pub fn take(&mut self) -> Vec<Slots> {
         std::mem::take(self).slots
     }
 }
@@ -103,6 +104,13 @@ impl Written {
 pub(super) struct Turn {
     at: Time,
     bytes: u64,
+}
+
+/// Why not everything went home.
+pub(super) enum Undrained {
+    Failed(IoError),
+    /// A suspend began.
+    Suspending,
 }
 
 /// What the keeper does next.
@@ -543,20 +551,23 @@ impl WriteCache {
     /// Step 1 for one job; step 2 and on in the finisher.
     async fn write_back(&self, env: &Env, job: Job) {
         let copy = self.copy_job(&job);
-        let failures = self.state.lock().origin_writes.failures();
+        let failures = self.origin.failures();
         let copied = self.copier.copy(env, &copy).await;
+        self.look_at_origin(env);
         match copied {
             Ok(times) => {
                 let mut state = self.state.lock();
-                // Under the lock that adds the job: a failure from now on takes it out again.
-                if let Err(error) = self.origin_kept_since(&state, failures) {
+                // Under the lock that adds the job: who deals with a failure from now on takes it
+                // out again. FUA copies are durable by themselves.
+                let fua = self.config.writeback_with_fua();
+                if !fua && state.origin_writes.known() != failures {
                     drop(state);
-                    self.origin_failed(env, &job.slots, error);
+                    self.origin_failed(env, &job.slots, IoError::IO);
                     return self.kick_finisher(env);
                 }
                 state.pace.cache_answered(times.read);
                 state.pace.origin_answered(times.write);
-                if !self.config.writeback_with_fua() {
+                if !fua {
                     state.origin_writes.add();
                 }
                 state.written.add(job);
@@ -568,30 +579,6 @@ impl WriteCache {
             }
         }
         self.kick_finisher(env);
-    }
-
-    /// Fails if a flush of the origin failed since there had been `failures`: the drive may have
-    /// dropped what was copied, which stays dirty and is copied again. FUA copies are durable by
-    /// themselves.
-    fn origin_kept_since(&self, state: &State, failures: u64) -> IoResult {
-        if self.config.writeback_with_fua() {
-            return Ok(());
-        }
-        state.origin_writes.kept_since(failures)
-    }
-
-    /// What was copied and waits for a flush is not known to be on the origin any more.
-    pub(super) fn origin_flush_failed(&self, env: &Env, error: IoError) {
-        let written = {
-            let mut state = self.state.lock();
-            if state.origin_writes.fail(error) {
-                self.untold.keep(error);
-            }
-            if self.config.writeback_with_fua() { Vec::new() } else { state.written.take() }
-        };
-        if !written.is_empty() {
-            self.origin_failed(env, &written, error);
-        }
     }
 
     fn copy_job(&self, job: &Job) -> CopyJob {
@@ -608,7 +595,8 @@ impl WriteCache {
         CopyJob { from, to: self.origin.clone(), start, flags }
     }
 
-    fn origin_failed(&self, env: &Env, slots: &[Slots], error: IoError) {
+    /// Copies failed, or are not known to be on the origin any more: they stay dirty.
+    pub(super) fn origin_failed(&self, env: &Env, slots: &[Slots], error: IoError) {
         let waiting = {
             let mut state = self.state.lock();
             state.give_up(slots);
@@ -620,8 +608,10 @@ impl WriteCache {
             state.take_slot_waiters()
         };
         let count: u32 = slots.iter().map(|(_, len)| len).sum();
-        let origin = &self.config.origin.argument;
-        tracing::warn!("writecache: {origin}: writeback of {count} blocks failed: {error}");
+        let (volume, origin) = (&self.config.volume, &self.config.origin.argument);
+        env.warn(&format!("{volume}: {origin}: writeback failed"), || {
+            format!("{volume}: {origin}: writeback of {count} blocks failed: {error}")
+        });
         self.remap_all(env, waiting);
         self.changed.notify(usize::MAX);
     }
@@ -648,7 +638,7 @@ impl WriteCache {
 
     async fn finish_loop(&self, env: &Env) {
         loop {
-            let (written, failures) = {
+            let (written, known) = {
                 let mut state = self.state.lock();
                 let due = self.is_free_due(&state);
                 let idle = !due && state.index.superseded().is_empty();
@@ -661,21 +651,18 @@ impl WriteCache {
                     break;
                 }
                 let written = if due { state.written.take() } else { Vec::new() };
-                (written, state.origin_writes.failures())
+                (written, state.origin_writes.known())
             };
-            // Superseded versions alone need nothing of the origin.
-            let on_origin = if written.is_empty() || canary::planted(Bug::FreeBeforeOriginFlush) {
-                Ok(())
+            // Superseded versions alone need nothing of the origin, nor do FUA copies.
+            let needless = written.is_empty() || self.config.writeback_with_fua();
+            let on_origin = if needless || canary::planted(Bug::FreeBeforeOriginFlush) {
+                Ok(true)
             } else {
-                self.flush_origin(env).await
+                self.flush_origin_once(env, known).await
             };
-            let kept = if written.is_empty() {
-                Ok(())
-            } else {
-                self.origin_kept_since(&self.state.lock(), failures)
-            };
-            match on_origin.and(kept) {
-                Ok(()) => self.free_written(env, written).await,
+            match on_origin {
+                Ok(true) => self.free_written(env, written).await,
+                Ok(false) => self.origin_failed(env, &written, IoError::IO),
                 Err(error) => self.origin_failed(env, &written, error),
             }
         }
@@ -697,12 +684,12 @@ impl WriteCache {
         }
     }
 
-    /// Writes back everything inserted so far and waits until it is free.
+    /// Writes back everything inserted so far and waits until it is free. `message` says that a
+    /// suspend need not wait for that.
     ///
     /// # Errors
-    /// The origin failed once meanwhile, the cache device is broken, or the target is being
-    /// stopped.
-    pub(super) async fn drain(&self, env: &Env) -> IoResult {
+    /// The origin failed once meanwhile, the cache device is broken, or a suspend began.
+    pub(super) async fn drain(&self, env: &Env, message: bool) -> Result<(), Undrained> {
         let (target, failures) = {
             let mut state = self.state.lock();
             let target = state.index.seal();
@@ -711,13 +698,16 @@ impl WriteCache {
             (target, state.origin.failures)
         };
         self.changed.notify(usize::MAX);
-        self.commit(env).await?;
+        self.commit(env).await.map_err(Undrained::Failed)?;
         loop {
             let changed = self.changed.listen();
             {
                 let mut state = self.state.lock();
-                if state.broken || state.stopping || state.origin.failures != failures {
-                    return Err(IoError::IO);
+                if state.broken || state.origin.failures != failures {
+                    return Err(Undrained::Failed(IoError::IO));
+                }
+                if message && state.suspending {
+                    return Err(Undrained::Suspending);
                 }
                 if state.index.oldest_number().is_none_or(|number| number >= target) {
                     return Ok(());

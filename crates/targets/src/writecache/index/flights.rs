@@ -60,6 +60,11 @@ impl Flights {
         self.over(slots).any(|flight| flight.write)
     }
 
+    /// True if any write is in flight.
+    pub fn are_writes(&self) -> bool {
+        self.flights.iter().any(|flight| flight.len > 0 && flight.write)
+    }
+
     /// How many of the slots, from the first on, no write is in flight to.
     pub fn clear_of_writes(&self, slots: &Range<u32>) -> u32 {
         let writes = self.over(slots).filter(|flight| flight.write);

@@ -646,6 +646,14 @@ impl Index {
 
     // Commits.
 
+    /// True if no write to any slot is in flight, a fill included.
+    pub fn is_still(&self) -> bool {
+        let older: usize = self.older.values().map(SmallVec::len).sum();
+        let doomed: u32 = self.doomed.iter().map(|slots| slots.end - slots.start).sum();
+        let held = self.cached + older as u64 + u64::from(doomed) + u64::from(self.free_count());
+        held == u64::from(self.len()) && !self.flights.are_writes()
+    }
+
     /// Freezes what is Uncommitted and notes the granules that it is in: the seq of the frozen.
     /// None if there is nothing.
     pub fn freeze(&mut self, granules: &mut Vec<u32>) -> Option<Seq> {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Flags, Io, IoError, IoResult, MappedDevice, MessageError, Op, Registry,
-    SectorCount, SuspendMode, Table, TableContext, TableLine, Target, TargetTypes,
+    ConfigError, Disk, Env, FailureCursor, Flags, Io, IoError, IoResult, MappedDevice,
+    MessageError, Op, Registry, Resumed, Sector, SectorCount, SuspendMode, Table, TableContext,
+    TableLine, Target, TargetTypes,
 };
 use cairn_format::writecache::{Entry, EntryState, Geometry, Superblock};
 use cairn_sim::{DriveModel, Effect, Fault, Image, OpSet, SimDrive, SimOpener, SimWorld};
@@ -48,6 +49,8 @@ pub struct Bed {
     pub ends: Ends,
     noting: [Arc<Noting>; 2],
     pub registry: Arc<Registry>,
+    /// What the bed's own client was told.
+    cursor: RefCell<FailureCursor>,
 }
 
 /// Counters and gauges of the status line.
@@ -83,14 +86,19 @@ impl Bed {
     pub fn killed(self) -> Bed {
         let dead = std::mem::ManuallyDrop::new(self);
         let sim = SimWorld::new(7, SimWorld::REACTORS);
+        Bed::of_drives(sim, [dead.noting[0].after_kill(), dead.noting[1].after_kill()])
+    }
+
+    fn of_drives(sim: SimWorld, noting: [Arc<Noting>; 2]) -> Bed {
         sim.set_patience(Duration::from_secs(600));
-        let noting = [dead.noting[0].after_kill(), dead.noting[1].after_kill()];
         let opener =
             SimOpener::new().with("origin", noting[0].clone()).with("cache", noting[1].clone());
         let registry = Arc::new(Registry::new(Box::new(opener)));
         let volume = registry.create_volume("test").unwrap();
+        let disk: Arc<dyn Disk> = volume.clone();
+        let cursor = RefCell::new(FailureCursor::new(&disk));
         let (origin, cache) = (noting[0].drive.clone(), noting[1].drive.clone());
-        Bed { sim, volume, origin, cache, ends: Ends::default(), noting, registry }
+        Bed { sim, volume, origin, cache, ends: Ends::default(), noting, registry, cursor }
     }
 
     /// An origin of `origin` sectors with contents that tell their sector, and a blank cache.
@@ -106,15 +114,9 @@ impl Bed {
 
     pub fn with_model(origin: Image, cache: Image, seed: u64, model: DriveModel) -> Bed {
         let sim = SimWorld::new(seed, SimWorld::REACTORS);
-        sim.set_patience(Duration::from_secs(600));
         let add = |name, image| Noting::add(&sim, name, image, model);
         let noting = [add("origin", origin), add("cache", cache)];
-        let opener =
-            SimOpener::new().with("origin", noting[0].clone()).with("cache", noting[1].clone());
-        let registry = Arc::new(Registry::new(Box::new(opener)));
-        let volume = registry.create_volume("test").unwrap();
-        let (origin, cache) = (noting[0].drive.clone(), noting[1].drive.clone());
-        Bed { sim, volume, origin, cache, ends: Ends::default(), noting, registry }
+        Bed::of_drives(sim, noting)
     }
 
     /// A bed with a live cache of `slots` slots of 4 KiB before an origin of 1 MiB; writeback
@@ -132,8 +134,15 @@ impl Bed {
         self.try_load(text, false).unwrap();
     }
 
+    /// An error, too, if acknowledged writes may be lost.
     pub fn try_load(&self, text: &str, read_only: bool) -> Result<(), ConfigError> {
-        self.sim.block_on(0, |env| self.loading(env, text, read_only))
+        let resumed = self.sim.block_on(0, |env| self.loading(env, text, read_only));
+        resumed.and_then(Resumed::whole)
+    }
+
+    /// Makes a table live; tells what was lost by that.
+    pub fn swap(&self, text: &str) -> Result<Resumed, ConfigError> {
+        self.sim.block_on(0, |env| self.loading(env, text, false))
     }
 
     /// Begins to load a table and make it live; tells when that is done.
@@ -141,7 +150,7 @@ impl Bed {
         let (done, env) = (Rc::new(Cell::new(false)), self.sim.env(0).clone());
         let (place, loading) = (done.clone(), self.loading(env.clone(), text, false));
         env.spawn(async move {
-            loading.await.expect("it loads");
+            loading.await.expect("it loads").whole().expect("nothing is lost");
             place.set(true);
         });
         // The reactor notices at its next turn.
@@ -154,7 +163,7 @@ impl Bed {
         env: Env,
         text: &str,
         read_only: bool,
-    ) -> impl Future<Output = Result<(), ConfigError>> + 'static {
+    ) -> impl Future<Output = Result<Resumed, ConfigError>> + 'static {
         let lines = TableLine::parse_all(text);
         let (registry, volume) = (self.registry.clone(), self.volume.clone());
         async move {
@@ -162,8 +171,7 @@ impl Bed {
             let context = TableContext { types: &types, registry: &registry, read_only };
             let table = Table::build(&env, &volume, &lines?, context).await?;
             volume.load(table).await;
-            // What is lost is told by the failure count.
-            volume.resume(&env).await.map(|resumed| drop(resumed.lost))
+            volume.resume(&env).await
         }
     }
 
@@ -201,18 +209,18 @@ impl Bed {
     }
 
     pub fn message(&self, word: &'static str) -> Result<String, MessageError> {
-        let target = self.target();
-        self.sim.block_on(0, |env| async move { target.message(&env, &[word]).await })
+        let volume = self.volume.clone();
+        self.sim.block_on(0, |env| async move { volume.message(&env, Sector(0), &[word]).await })
     }
 
     /// Sends a message without waiting for its answer.
     pub fn start_message(&self, word: &'static str) -> Answer {
-        let (target, answer) = (self.target(), Answer::default());
+        let (volume, answer) = (self.volume.clone(), Answer::default());
         let place = answer.clone();
         self.sim.env(2).clone().spawn({
             let env = self.sim.env(2).clone();
             async move {
-                let result = target.message(&env, &[word]).await;
+                let result = volume.message(&env, Sector(0), &[word]).await;
                 *place.borrow_mut() = Some(result);
             }
         });
@@ -220,17 +228,22 @@ impl Bed {
     }
 
     pub fn suspend(&self, mode: SuspendMode) {
+        self.try_suspend(mode).unwrap();
+    }
+
+    /// An error if acknowledged writes may be lost.
+    pub fn try_suspend(&self, mode: SuspendMode) -> Result<(), ConfigError> {
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await }).unwrap();
+        self.sim.block_on(0, |env| async move { volume.suspend(&env, mode).await })
     }
 
     pub fn resume(&self) {
+        self.try_resume().unwrap().whole().unwrap();
+    }
+
+    pub fn try_resume(&self) -> Result<Resumed, ConfigError> {
         let volume = self.volume.clone();
-        self.sim
-            .block_on(0, |env| async move { volume.resume(&env).await })
-            .unwrap()
-            .whole()
-            .unwrap();
+        self.sim.block_on(0, |env| async move { volume.resume(&env).await })
     }
 
     pub fn run(&self, duration: Duration) {
@@ -272,8 +285,29 @@ impl Bed {
         self.io(|env| write_io(env, start, count, byte).with(Flags::FUA))
     }
 
+    /// A flush of the bed's own client.
     pub fn flush(&self) -> IoResult {
-        self.io(|_| Io::flush())
+        self.flush_of(&mut self.cursor.borrow_mut())
+    }
+
+    /// Another client.
+    pub fn connect(&self) -> FailureCursor {
+        let disk: Arc<dyn Disk> = self.volume.clone();
+        FailureCursor::new(&disk)
+    }
+
+    pub fn flush_of(&self, client: &mut FailureCursor) -> IoResult {
+        let disk: Arc<dyn Disk> = self.volume.clone();
+        client.end_of_flush(&disk, self.io(|_| Io::flush()))
+    }
+
+    /// Somebody else's flush of a drive, which fails and loses what is volatile.
+    pub fn lose_by_another(&self, drive: &SimDrive) {
+        let noting = self.noting.iter().find(|noting| std::ptr::eq(&*noting.drive, drive));
+        let disk: Arc<dyn Disk> = noting.expect("a drive of the bed").clone();
+        drive.faults().add(Fault::losing_flushes().shots(1));
+        let flushed = self.sim.block_on(2, |env| async move { env.io(&disk, Io::flush()).await });
+        flushed.expect_err("the fault is planted");
     }
 
     pub fn on(&self, op: Op, start: u64, count: u64) -> IoResult {
@@ -329,7 +363,9 @@ impl Drop for Bed {
             return;
         }
         let volume = self.volume.clone();
-        self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
+        let removed = self.sim.block_on(0, |env| async move { volume.remove(&env).await });
+        let sound = [&self.origin, &self.cache].iter().all(|drive| drive.faults().injected() == 0);
+        assert!(removed.is_ok() || !sound, "no device failed: {removed:?}");
         assert_eq!(self.sim.contract_violations(), 0);
         assert_eq!(self.sim.requests_in_use(), 0);
     }

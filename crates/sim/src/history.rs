@@ -149,6 +149,12 @@ impl History {
         self.0.borrow_mut().tolerate_errors = tolerate;
     }
 
+    /// Whether the disk may tell its clients of lost writes at a flush of their own.
+    pub fn may_be_told(&self) -> bool {
+        let inner = self.0.borrow();
+        inner.tolerate_errors || inner.rolls_back
+    }
+
     /// Whether a flush that fails may have lost what it was to make durable (H8).
     pub fn failed_flushes_lose(&self, lose: bool) {
         self.0.borrow_mut().failed_flushes_lose = lose;
@@ -158,11 +164,6 @@ impl History {
     /// failed, which tells its client so at the next flush.
     pub fn may_roll_back(&self, may: bool) {
         self.0.borrow_mut().rolls_back = may;
-    }
-
-    /// H9.
-    pub fn rolls_back(&self) -> bool {
-        self.0.borrow().rolls_back
     }
 
     /// Records a submission.

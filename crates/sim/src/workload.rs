@@ -123,7 +123,7 @@ impl Workload {
             lanes: Cell::new(lanes),
             disk: disk.clone(),
             history: history.clone(),
-            cursor: RefCell::new(FailureCursor::new(disk)),
+            cursor: history.may_be_told().then(|| RefCell::new(FailureCursor::new(disk))),
         });
         for lane in 0..lanes {
             let env = world.env((lane % u64::from(world.reactors())) as u16);
@@ -154,8 +154,8 @@ struct Shared {
     lanes: Cell<u64>,
     disk: Arc<dyn Disk>,
     history: History,
-    /// What the workload was told of losses, as a client is.
-    cursor: RefCell<FailureCursor>,
+    /// What the workload was told of losses, as a client is; none where no loss is in order.
+    cursor: Option<RefCell<FailureCursor>>,
 }
 
 /// Where the next operation goes.
@@ -268,8 +268,10 @@ impl Client for Recorder {
         let reads = request.op == Op::Read && result.is_ok();
         let data = if reads { request.segs.to_vec() } else { Vec::new() };
         let Shared { cursor, disk, history, .. } = &*self.shared;
-        let result = match request.op {
-            Op::Flush => cursor.borrow_mut().end_of_flush(disk, result),
+        let result = match cursor {
+            Some(cursor) if request.op == Op::Flush => {
+                cursor.borrow_mut().end_of_flush(disk, result)
+            }
             _ => result,
         };
         history.complete(self.ticket, result, &data);

@@ -203,6 +203,11 @@ impl Server {
         sockets: &Sockets,
         state: Option<StateFile>,
     ) -> Outcome<()> {
+        // Before any table starts: to what stands above a volume it is then no failure of now.
+        for name in state.iter().flat_map(|state| state.untold()) {
+            tracing::warn!("{name}: acknowledged writes may be lost; its clients are told");
+            self.world.tell_of_loss(&name);
+        }
         let BroughtUp { changed, failed } = plan.bring_up(&self.world)?;
         if let Some(state) = state.as_ref().filter(|_| !self.world.read_only()) {
             state.record(changed)?;
@@ -223,10 +228,6 @@ impl Server {
                 }
                 chosen => chosen?,
             }
-        }
-        for name in state.iter().flat_map(|state| state.untold()) {
-            tracing::warn!("{name}: acknowledged writes may be lost; its clients are told");
-            self.world.tell_of_loss(&name);
         }
         for address in &sockets.listen {
             self.exports.listen(address)?;

@@ -5,8 +5,9 @@ need nbdinfo
 
 truncate -s 8M origin
 truncate -s 2M cache
+truncate -s 8M other
 pattern aa 1048576 | dd of=origin bs=1M seek=3 conv=notrunc status=none
-serve --table "$(writecache origin cache 4096)" --table "file=0 8192 linear origin 8192" \
+serve --table "$(writecache origin cache 4096)" --table "file=0 8192 linear other 8192" \
   --table "zeros=0 5000000000 zero" --export default
 
 same "$(nbdinfo --size "$uri")" 8388608 "size of the empty export name"

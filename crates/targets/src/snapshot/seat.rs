@@ -309,6 +309,11 @@ impl Seat {
             }
             Opening::Existing(header) if !header.is_valid() => {
                 tracing::warn!("{}: {}: found invalid", config.target, config.cow.argument);
+                if !self.read_only {
+                    // I6: a killed process may have left the mark in the drive's cache only.
+                    let failed = |error: IoError| unreadable(&config.cow, "header", error);
+                    core.store.flush(env).await.map_err(failed)?;
+                }
                 core.dismiss(env).await;
             }
             Opening::Existing(_) => self.load(env, &core).await?,

@@ -92,7 +92,8 @@ impl Store {
         u64::from(self.cow.disk.limits().logical_block)
     }
 
-    async fn flush(&self, env: &Env) -> Result<(), IoError> {
+    /// What was written to the device before is durable.
+    pub async fn flush(&self, env: &Env) -> Result<(), IoError> {
         env.io(&self.cow.disk, Io::flush()).await
     }
 

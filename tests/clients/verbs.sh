@@ -4,24 +4,25 @@
 . "$(dirname "$0")/../lib.sh"
 need nbdinfo qemu-io
 
-truncate -s 8M origin a b
+# What a cache owns no other table may use: hence a file for each.
+truncate -s 8M origin a b c d e f g
 truncate -s 2M cache
 wc="0 16384 writecache s origin cache 4096 6 high_watermark 60 low_watermark 40 autocommit_blocks 100"
 pm="0 16384 writecache p @a @b 4096 1 nofua"
 serve --table "$wc" --export default --message 'default 0 clear_stats' \
   --table "a=$(linear a)" --table "b=$(linear b)" --table "pmem=$pm" \
-  --table 'many=0 128 linear origin 64' --table 'many=128 128 zero' --table 'many=256 64 error' \
-  --table 'stripes=0 8192 striped 2 128 @a 0 @b 0' --table 'late=0 128 delay @a 0 10' \
-  --table 'weak=0 128 flakey @a 0 60 0'
+  --table 'many=0 128 linear c 64' --table 'many=128 128 zero' --table 'many=256 64 error' \
+  --table "d=$(linear d)" --table 'stripes=0 8192 striped 2 128 @d 0 e 0' \
+  --table 'late=0 128 delay f 0 10' --table 'weak=0 128 flakey g 0 60 0'
 
 said() { verb table "$1" | sed "s/^$1: //; s/ *$//"; }
 same "$(said default)" "$wc" "table"
 same "$(said pmem)" "$pm" "a p table"
-same "$(said many)" "0 128 linear origin 64
+same "$(said many)" "0 128 linear c 64
 128 128 zero
 256 64 error" "several lines"
-same "$(said stripes)" "0 8192 striped 2 128 @a 0 @b 0" "striped"
-same "$(verb ls | wc -l)" 8 "volumes listed"
+same "$(said stripes)" "0 8192 striped 2 128 @d 0 e 0" "striped"
+same "$(verb ls | wc -l)" 9 "volumes listed"
 
 fields() { verb status default | sed 's/.*writecache //' | cut -d ' ' -f "$1"; }
 same "$(verb status default | sed 's/^default: //' | wc -w)" 17 "words of the status line"

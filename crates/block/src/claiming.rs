@@ -95,7 +95,7 @@ struct State {
     tables: HashMap<u32, Vec<Weak<Table>>>,
 }
 
-fn place_of(disk: &Arc<dyn Disk>) -> Place {
+pub(crate) fn place_of(disk: &Arc<dyn Disk>) -> Place {
     match disk.mapped() {
         Some(device) => Place::Volume(device.id().0),
         None => Place::Disk(Arc::as_ptr(disk).cast::<()>().addr()),

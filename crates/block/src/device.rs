@@ -413,6 +413,23 @@ impl MappedDevice {
         Ok(Resumed { lost: lost.err() })
     }
 
+    /// Lets requests in to the live table again, whatever other table waits.
+    ///
+    /// # Errors
+    /// Somebody else claims what it needs, or it cannot start: the device stays suspended.
+    pub async fn resume_live(&self, env: &Env) -> Result<(), ConfigError> {
+        let _verb = self.verb().await;
+        if !self.is_suspended() {
+            return Ok(());
+        }
+        if let Some(live) = self.live_table() {
+            self.claims.take(self, &live)?;
+        }
+        let stop = self.calls.announce();
+        stop.wait().await;
+        self.start_live(env).await
+    }
+
     /// Starts the live table again.
     async fn start_live(&self, env: &Env) -> Result<(), ConfigError> {
         let Some(table) = self.live_table() else {

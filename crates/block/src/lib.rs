@@ -28,6 +28,7 @@ mod local;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;
 mod log_limit;
+mod orphans;
 mod registry;
 mod request;
 mod slots;
@@ -50,6 +51,7 @@ pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};
 pub use failures::{FailureCount, FailureCursor};
 pub use flush_gate::FlushGate;
 pub use log_limit::{LOG_INTERVAL, LogLimit};
+pub use orphans::Fate;
 pub use registry::{Opener, Registry};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
 pub use table::{Line, Table, TableContext, TableLine, TargetTypes};

@@ -11,6 +11,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 use crate::exit;
+use crate::replace::SwapArgs;
 use crate::serve::{RingChoice, ServeArgs};
 
 /// The device mapper's storage stack in userspace.
@@ -85,7 +86,23 @@ pub enum Command {
     #[command(visible_alias = "reload")]
     Load(TableArgs),
     /// Make the loaded table live and let requests in
-    Resume(NameArgs),
+    Resume {
+        /// Which
+        #[command(flatten)]
+        volume: NameArgs,
+        /// What it may do
+        #[command(flatten)]
+        swap: SwapArgs,
+    },
+    /// Give a volume another table while it is in use, or leave everything as it was
+    Replace {
+        /// Which, and the table
+        #[command(flatten)]
+        table: TableArgs,
+        /// What it may do
+        #[command(flatten)]
+        swap: SwapArgs,
+    },
     /// Drop the loaded table
     Clear(NameArgs),
     /// Create a volume, load its table and resume it

@@ -4,7 +4,7 @@
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
 //! - [`snap`]: the verbs of snapshots. [`pool`], [`thin`]: those of thin pools and their volumes.
-//! - [`remote`]: all of these as a client sends them.
+//! - [`remote`], [`replace`]: all of these as a client sends them.
 //! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
 //! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: the yardstick.
 //!
@@ -19,6 +19,7 @@ mod failure;
 mod offline;
 mod pool;
 mod remote;
+mod replace;
 mod report;
 mod serve;
 mod signals;

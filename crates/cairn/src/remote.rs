@@ -16,6 +16,7 @@ use crate::control::rpc::{
 };
 use crate::exit;
 use crate::failure::{Outcome, system, wrong};
+use crate::replace;
 use crate::report::{self, VolumeLines};
 use crate::serve::exports::ExportInfo;
 use crate::snap::store::is_path;
@@ -64,9 +65,8 @@ fn change(verb: Command) -> Outcome<u8> {
         }
         Command::Load(args) => load(args, "volume_load"),
         Command::Create(args) => load(args, "volume_create"),
-        Command::Resume(args) => {
-            tell(&args.server, "volume_resume", json!(OneName { name: args.name }))
-        }
+        Command::Resume { volume, swap } => replace::resume(volume, swap),
+        Command::Replace { table, swap } => replace::replace(table, swap),
         Command::Clear(args) => {
             tell(&args.server, "volume_clear", json!(OneName { name: args.name }))
         }
@@ -124,28 +124,43 @@ fn any_name(read: &ReadArgs) -> AnyName {
     AnyName { name: read.name.clone() }
 }
 
-/// Asks for something that answers nothing.
+/// Asks for something that answers no more than what a person should know.
 ///
 /// # Errors
 /// There is no server, or it refuses.
 pub fn tell(server: &ServerArgs, method: &str, params: Value) -> Outcome<u8> {
-    client(server)?.ask(method, params).map(|_| exit::OK)
+    let name = params["name"].as_str().unwrap_or_default().to_owned();
+    client(server)?.ask(method, params).map(|answer| pass_on(&name, &answer))
+}
+
+/// Tells on stderr what an answer notes about a volume.
+pub fn pass_on(name: &str, answer: &Value) -> u8 {
+    let notes = answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    notes.for_each(|note| eprintln!("cairn: {name}: {note}"));
+    exit::OK
 }
 
 fn load(args: TableArgs, method: &str) -> Outcome<u8> {
-    let table = match (&args.file, args.table.is_empty()) {
-        (_, false) => args.table.join("\n"),
+    let table = table_of(&args)?;
+    let NameArgs { server, name } = args.volume;
+    tell(&server, method, json!(LoadParams { name, table }))
+}
+
+/// The table that a command line gives, or names.
+///
+/// # Errors
+/// The system refused to read it.
+pub fn table_of(args: &TableArgs) -> Outcome<String> {
+    match (&args.file, args.table.is_empty()) {
+        (_, false) => Ok(args.table.join("\n")),
         (Some(file), true) => std::fs::read_to_string(file)
-            .map_err(|error| system(file.display().to_string(), "read", error))?,
+            .map_err(|error| system(file.display().to_string(), "read", error)),
         (None, true) => {
             let mut text = String::new();
             let read = std::io::stdin().read_to_string(&mut text);
-            read.map_err(|error| system("standard input", "read", error))?;
-            text
+            read.map(|_| text).map_err(|error| system("standard input", "read", error))
         }
-    };
-    let NameArgs { server, name } = args.volume;
-    tell(&server, method, json!(LoadParams { name, table }))
+    }
 }
 
 fn show_lines(read: &ReadArgs, method: &str, params: Value) -> Outcome<u8> {

@@ -40,6 +40,9 @@ pub struct Info {
     pub event_nr: u64,
     /// Lines of the live table.
     pub targets: u64,
+    /// What only the caches of the live table have.
+    #[serde(default)]
+    pub dirty_bytes: u64,
 }
 
 /// The lines of one volume.
@@ -107,6 +110,7 @@ pub fn infos(world: &World, exports: &Exports, name: Option<&str>) -> Outcome<Ve
             inactive: volume.inactive_table().is_some(),
             open_count: users as u64,
             event_nr: volume.event_nr(),
+            dirty_bytes: volume.dirty().iter().map(|dirty| dirty.sectors.to_bytes()).sum(),
         }
     };
     Ok(chosen(world, name)?.into_iter().map(info).collect())

@@ -3,11 +3,7 @@
 //! Owns what tables verbs changed: kept in the state file before a verb answers. Order, and what
 //! a crash between two steps leaves:
 //! - load: build, then record, then answer. Crash: the old tables, or the loaded one waiting.
-//! - resume: record, then swap. Crash: the old tables, or the new one live, as was asked; a new one
-//!   that cannot be is not served. It may have been live and written to, so that the old one is no
-//!   way out. Without a crash, if the new table cannot be live, the old one is live and recorded
-//!   again. Should it be refused too, it is recorded with the new one waiting. A pool that grows is
-//!   recorded after the swap: see `pool`.
+//! - resume with a loaded table, and replace: see `swap`.
 //! - create: build, resume, record, export. Crash: no volume, or the one that nobody was told of.
 //! - remove: record, then end. Crash: it is gone at the next start.
 //! - clear: record, then drop. suspend and message change nothing that is recorded.
@@ -25,6 +21,9 @@
 
 mod exports;
 mod state;
+mod swap;
+
+pub use swap::Allowed;
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -44,8 +43,8 @@ use crate::control::rpc::{
     WaitParams,
 };
 use crate::control::server::{Answer, Caller};
-use crate::failure::{Outcome, refused, unless_lost};
-use crate::pool::{is_growth_of, will_be_pool};
+use crate::failure::{Outcome, refused};
+use crate::pool::will_be_pool;
 use crate::report;
 use crate::serve::exports::Exports;
 use crate::snap::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
@@ -88,12 +87,6 @@ pub(crate) struct Changes {
     /// Every volume's, by name.
     pub(crate) records: Records,
     told: Told,
-}
-
-/// What a resume that swaps tables records.
-struct Swap {
-    before: Record,
-    after: Record,
 }
 
 /// A suspend under way, until it ends, though it be by a panic: [`Verbs::close`] waits for it.
@@ -240,10 +233,7 @@ impl Verbs {
 
     fn load(&self, name: &str, table: &str) -> Outcome<()> {
         let mut changes = self.change_table(name, "load")?;
-        self.refuse_snapshots(name, "load", "none (load the table of VOLUME@real)")?;
-        self.refuse_other_thin(&changes, name, table)?;
-        self.refuse_being_suspended(name)?;
-        self.world.refuse_suspended_in(name, table)?;
+        self.refuse_loading(&changes, name, table)?;
         self.world.load(name, table)?;
         let inactive = Some(table.to_owned());
         let recorded = changes.record(name, |tables| tables.inactive = inactive);
@@ -252,72 +242,6 @@ impl Verbs {
         }
         self.step(Step::Recorded);
         recorded
-    }
-
-    /// `resume`
-    ///
-    /// # Errors
-    /// The table that it had is live again, unless the line says otherwise.
-    pub(crate) fn resume(&self, name: &str) -> Outcome<()> {
-        let mut changes = self.change()?;
-        let swap = self.note_swap(&mut changes, name)?;
-        self.step(Step::Recorded);
-        let mut lost = None;
-        if swap.is_some() && !self.world.volume(name)?.is_suspended() {
-            // While the old table's requests are waited for, nobody's turn is taken, and no other
-            // verb changes the volume.
-            let under_way = Suspending::begin(&self.suspends, name);
-            drop(changes);
-            // The swap goes on: it may be what replaces a failed device.
-            lost = unless_lost(self.world.suspend(name, SuspendMode::Flush))?;
-            changes = self.change()?;
-            drop(under_way);
-        }
-        let resumed = match parent_of(name) {
-            // A suspended snapshot, or the volume: with all that is recorded beneath.
-            Some(volume) if snapshot_of(name, volume).is_some() => {
-                self.bring_in_line(&changes.record_of(name))
-            }
-            Some(_) => self.make_live(name),
-            None => self.assemble(&changes, name),
-        };
-        match (unless_lost(resumed), swap) {
-            (Ok(also_lost), Some(Swap { after, .. })) => {
-                self.step(Step::Resumed);
-                changes.record_all(vec![after])?;
-                lost.or(also_lost).map_or(Ok(()), Err)
-            }
-            (Err(error), Some(Swap { before, .. })) => {
-                Err(self.go_back(&mut changes, before, error))
-            }
-            (resumed, None) => resumed?.map_or(Ok(()), Err),
-        }
-    }
-
-    /// Records that a resume makes the table that waits live; none if none does.
-    ///
-    /// # Errors
-    /// The volume cannot be resumed now, or the system refused.
-    fn note_swap(&self, changes: &mut Changes, name: &str) -> Outcome<Option<Swap>> {
-        self.refuse_being_suspended(name)?;
-        if self.world.volume(name)?.inactive_table().is_none() {
-            return Ok(None);
-        }
-        // With snapshots, what is suspended beneath is brought up first.
-        if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
-            self.world.refuse_suspended_beneath(name)?;
-        }
-        self.clear_the_way(name)?;
-        let before = changes.record_of(name);
-        let mut after = before.clone();
-        if let Some(waiting) = after.inactive.take() {
-            after.table = Some(waiting);
-        }
-        if !is_growth_of(&before) {
-            let recorded = changes.record_all(vec![after.clone()]);
-            recorded.inspect_err(|_| self.exports.settle(&self.world))?;
-        }
-        Ok(Some(Swap { before, after }))
     }
 
     /// After a table could not become live: the one before it is, and is recorded. Answers what to
@@ -344,6 +268,14 @@ impl Verbs {
         let detail =
             format!("{error}; it stays suspended, as its former table is refused too: {second}");
         ConfigError::new(kind, "", detail)
+    }
+
+    /// Refuses a table that must not be loaded by hand, or cannot be now.
+    fn refuse_loading(&self, changes: &Changes, name: &str, table: &str) -> Outcome<()> {
+        self.refuse_snapshots(name, "load", "none (load the table of VOLUME@real)")?;
+        self.refuse_other_thin(changes, name, table)?;
+        self.refuse_being_suspended(name)?;
+        self.world.refuse_suspended_in(name, table)
     }
 
     fn clear(&self, name: &str) -> Outcome<()> {
@@ -380,11 +312,11 @@ impl Verbs {
 
     /// `remove`, `snap remove` and `thin remove`: clients that are connected refuse it, unless they
     /// are to be disconnected.
-    fn take_away(
+    fn take_away<T>(
         &self,
         params: &RemoveParams,
-        remove: impl FnOnce(&Verbs, &str) -> Outcome<()>,
-    ) -> Outcome<()> {
+        remove: impl FnOnce(&Verbs, &str) -> Outcome<T>,
+    ) -> Outcome<T> {
         if !params.force {
             // A volume of a pool may be named with its pool.
             let volume = params.name.rsplit('/').next().unwrap_or_default();
@@ -393,7 +325,8 @@ impl Verbs {
         remove(self, &params.name)
     }
 
-    fn remove(&self, name: &str) -> Outcome<()> {
+    /// `remove`: answers what a person should know.
+    fn remove(&self, name: &str) -> Outcome<Vec<String>> {
         let mut changes = self.change_table(name, "remove")?;
         self.refuse_thin(&changes, name, "remove")?;
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
@@ -403,11 +336,12 @@ impl Verbs {
         let before = changes.record_of(name);
         changes.record(name, Record::clear)?;
         self.step(Step::Recorded);
+        let caches = swap::caches_of(&*self.world.volume(name)?);
         let removed = self.take_down(name);
         if removed.is_err() && self.world.volume(name).is_ok() {
             also(name, changes.record_all(vec![before]));
         }
-        removed
+        removed.map(|()| self.left_by(&caches))
     }
 
     /// Refuses to remove a volume whose requests may wait for one that is suspended. Those of a
@@ -574,6 +508,7 @@ impl Answer for Verbs {
 impl Verbs {
     fn carry_out(&self, call: Call, caller: &dyn Caller) -> Outcome<Value> {
         let done = |done: Outcome<()>| done.map(|()| json!({}));
+        let told = |told: Outcome<Vec<String>>| told.map(|notes| json!({ "notes": notes }));
         match call {
             Call::Methods => Ok(METHODS.iter().map(|(name, _)| json!(name)).collect()),
             Call::Server => Ok(self.server_info()),
@@ -593,11 +528,12 @@ impl Verbs {
             Call::Table(params) => to_value(report::tables(&self.world, &params)?),
             Call::Message(params) => self.message(&params),
             Call::Suspend(params) => done(self.suspend(&params.name, params.noflush)),
-            Call::Resume(OneName { name }) => done(self.resume(&name)),
+            Call::Resume(params) => told(self.resume(&params, caller)),
+            Call::Replace(params) => told(self.replace(&params, caller)),
             Call::Load(params) => done(self.load(&params.name, &params.table)),
             Call::Clear(OneName { name }) => done(self.clear(&name)),
             Call::Create(params) => done(self.create(&params.name, &params.table)),
-            Call::Remove(params) => done(self.take_away(&params, Verbs::remove)),
+            Call::Remove(params) => told(self.take_away(&params, Verbs::remove)),
             Call::Wait(params) => self.wait(params, caller),
             Call::SnapCreate(params) => done(self.snap_create(&params)),
             Call::SnapList(AnyName { name }) => to_value(self.snap_list(name.as_deref())?),

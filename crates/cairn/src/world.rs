@@ -224,6 +224,16 @@ impl World {
         }
     }
 
+    /// Lets requests in to the live table again, whatever other table waits.
+    ///
+    /// # Errors
+    /// There is no such volume, or its table cannot start: it stays suspended.
+    pub fn resume_live(&self, name: &str) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        let resumed = self.on_home(name, |env| async move { volume.resume_live(&env).await });
+        resumed.map_err(|error| of_volume(name, error))
+    }
+
     /// Lets no request in and waits until the targets have stopped.
     ///
     /// # Errors
@@ -326,14 +336,7 @@ impl World {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             volume.message(&env, Sector(sector), &words).await
         });
-        said.map_err(|error| {
-            let kind = match &error {
-                MessageError::Invalid(_) => ConfigKind::Argument,
-                MessageError::Busy(_) => ConfigKind::Busy,
-                MessageError::Failed(_) => ConfigKind::System,
-            };
-            ConfigError::new(kind, name, error.to_string())
-        })
+        said.map_err(|error| message_refused(name, &error))
     }
 
     /// Starts `make`'s future on the home reactor of a volume and waits for its result.
@@ -473,6 +476,16 @@ fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
     lost.detail =
         format!("{}; {verb} went on, writes since the last flush may be lost", lost.detail);
     lost
+}
+
+/// What the caller hears of a message that a target refused.
+pub fn message_refused(name: &str, error: &MessageError) -> ConfigError {
+    let kind = match error {
+        MessageError::Invalid(_) => ConfigKind::Argument,
+        MessageError::Busy(_) => ConfigKind::Busy,
+        MessageError::Failed(_) => ConfigKind::System,
+    };
+    ConfigError::new(kind, name, error.to_string())
 }
 
 /// Names the volume in an error of a part of it.

@@ -9,11 +9,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::verbs::Allowed;
+
 /// Longest line either side reads.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Every method with its parameters, for `rpc_get_methods` and the manual.
-pub const METHODS: [(&str, &str); 38] = [
+pub const METHODS: [(&str, &str); 39] = [
     ("rpc_get_methods", ""),
     ("server_info", ""),
     ("target_list", ""),
@@ -28,7 +30,8 @@ pub const METHODS: [(&str, &str); 38] = [
     ("volume_table", "name?, inactive?, kernel?"),
     ("volume_message", "name, sector, words"),
     ("volume_suspend", "name, noflush?"),
-    ("volume_resume", "name"),
+    ("volume_resume", "name, flush?, discard_dirty?, shrink?"),
+    ("volume_replace", "name, table, flush?, discard_dirty?, shrink?"),
     ("volume_load", "name, table"),
     ("volume_clear", "name"),
     ("volume_create", "name, table"),
@@ -90,7 +93,9 @@ pub enum Call {
     /// `volume_suspend`
     Suspend(SuspendParams),
     /// `volume_resume`
-    Resume(OneName),
+    Resume(ResumeParams),
+    /// `volume_replace`
+    Replace(ReplaceParams),
     /// `volume_load`
     Load(LoadParams),
     /// `volume_clear`
@@ -166,6 +171,7 @@ impl Call {
             "volume_message" => Call::Message(typed(method, params)?),
             "volume_suspend" => Call::Suspend(typed(method, params)?),
             "volume_resume" => Call::Resume(typed(method, params)?),
+            "volume_replace" => Call::Replace(typed(method, params)?),
             "volume_load" => Call::Load(typed(method, params)?),
             "volume_clear" => Call::Clear(typed(method, params)?),
             "volume_create" => Call::Create(typed(method, params)?),
@@ -419,6 +425,58 @@ pub struct SuspendParams {
     /// Hold unfinished requests back.
     #[serde(default)]
     pub noflush: bool,
+}
+
+/// Parameters of `volume_resume`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeParams {
+    /// The volume.
+    pub name: String,
+    /// Write dirty data back first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flush: bool,
+    /// Leave dirty data behind.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub discard_dirty: bool,
+    /// Make a volume shorter that is in use.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shrink: bool,
+}
+
+impl ResumeParams {
+    /// What the caller allows.
+    pub fn allowed(&self) -> Allowed {
+        let ResumeParams { flush, discard_dirty, shrink, .. } = *self;
+        Allowed { flush, discard_dirty, shrink }
+    }
+}
+
+/// Parameters of `volume_replace`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceParams {
+    /// The volume.
+    pub name: String,
+    /// The table, as text.
+    pub table: String,
+    /// Write dirty data back first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flush: bool,
+    /// Leave dirty data behind.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub discard_dirty: bool,
+    /// Make a volume shorter that is in use.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shrink: bool,
+}
+
+impl ReplaceParams {
+    /// What the caller allows.
+    pub fn allowed(&self) -> Allowed {
+        let ReplaceParams { flush, discard_dirty, shrink, .. } = *self;
+        Allowed { flush, discard_dirty, shrink }
+    }
 }
 
 /// Parameters of `volume_load` and `volume_create`.

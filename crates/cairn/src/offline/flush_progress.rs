@@ -10,7 +10,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 /// What the origin does not have yet: of a cache, or of a snapshot that is merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// In blocks of the cache, or chunks of the snapshot.
+    /// In blocks of the cache, sectors, or chunks of the snapshot.
     pub blocks: u64,
     /// In bytes.
     pub bytes: u64,
@@ -29,6 +29,11 @@ impl Progress {
     /// Begins with everything left to be written back.
     pub fn begin(total: Left) -> Progress {
         Progress::of(total, "blocks", "to write back")
+    }
+
+    /// Begins with everything left to be written back, counted in sectors.
+    pub fn begin_drain(total: Left) -> Progress {
+        Progress::of(total, "sectors", "to write back")
     }
 
     /// Begins with everything left to be merged.

@@ -25,7 +25,7 @@ pub fn is_growth(table: &str, longer: &str) -> bool {
 }
 
 /// The same of the table that waits for a resume.
-pub fn is_growth_of(record: &Record) -> bool {
+fn is_growth_of(record: &Record) -> bool {
     let (Some(table), Some(waiting)) = (&record.table, &record.inactive) else { return false };
     is_growth(table, waiting)
 }

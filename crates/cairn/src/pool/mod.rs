@@ -37,7 +37,7 @@ use cairn_format::thin::Opening;
 use cairn_targets::persistent::Store;
 use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
 
-pub use grow::{is_growth, is_growth_of};
+pub use grow::is_growth;
 pub use remote::run;
 
 use crate::failure::{Outcome, refused, wrong};

@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use super::diff::Extent;
 use super::rollback::Merge;
 use super::{SnapContexts, Step};
-use crate::control::rpc::{SnapCreateParams, SnapDiffParams};
+use crate::control::rpc::{ReplaceParams, ResumeParams, SnapCreateParams, SnapDiffParams};
+use crate::control::server::Caller;
 use crate::failure::Outcome;
 use crate::serve::args;
 use crate::serve::config::Config;
@@ -34,6 +35,15 @@ pub(crate) struct Bed {
     pub folder: PathBuf,
     pub world: Arc<World>,
     pub verbs: Arc<Verbs>,
+}
+
+/// Who waits however long it takes.
+pub(crate) struct Patient;
+
+impl Caller for Patient {
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 /// What a volume holds: runs of sectors, each with its byte.
@@ -121,6 +131,17 @@ impl Bed {
             }
         }
         runs
+    }
+
+    pub fn resume(&self, name: &str) -> Outcome<()> {
+        let params = ResumeParams { name: name.to_owned(), ..ResumeParams::default() };
+        self.verbs.resume(&params, &Patient).map(drop)
+    }
+
+    pub fn replace(&self, name: &str, table: &str, flush: bool) -> Outcome<()> {
+        let (name, table) = (name.to_owned(), table.to_owned());
+        let params = ReplaceParams { name, table, flush, ..ReplaceParams::default() };
+        self.verbs.replace(&params, &Patient).map(drop)
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -594,13 +615,13 @@ fn a_volume_whose_rollback_stopped_half_way_is_resumed_on_the_merge_or_not_at_al
     let line = line_of(bed.verbs.snap_merge("v@mon", true, None));
     assert!(line.contains("the merge has begun"), "{line}");
     bed.whenever();
-    for refused in [bed.verbs.resume("v"), bed.verbs.snap_merge("v@mon", true, None)] {
+    for refused in [bed.resume("v"), bed.verbs.snap_merge("v@mon", true, None)] {
         let line = line_of(refused);
         assert!(line.contains("header version: found 9"), "{line}");
         assert!(bed.is_suspended("v"));
     }
     poke(&store, VERSION_AT, 1);
-    bed.verbs.resume("v").unwrap();
+    bed.resume("v").unwrap();
     assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
     bed.write("v", 10, 10, 5);
     bed.end_merge();
@@ -621,10 +642,10 @@ fn a_volume_is_not_resumed_while_a_recorded_snapshot_of_it_cannot_be() {
         assert!(line.contains("for the second time"), "{line}");
         bed.whenever();
         assert_eq!((bed.files(), fs::read(work.join("state")).unwrap()), (before, state));
-        let line = line_of(bed.verbs.resume("v"));
+        let line = line_of(bed.resume("v"));
         assert!(line.contains("for the second time") && bed.is_suspended("v"), "{line}");
         poke(&store, at, 1);
-        bed.verbs.resume("v").unwrap();
+        bed.resume("v").unwrap();
         bed.write("v", 100, 100, 3);
         assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
     }
@@ -639,10 +660,10 @@ fn a_snapshot_whose_removal_failed_is_back_before_its_volume_is() {
     bed.poke_when(Step::Arranged, &store, VERSION_AT, 9);
     bed.verbs.snap_remove("v@mon").unwrap_err();
     bed.whenever();
-    let line = line_of(bed.verbs.resume("v"));
+    let line = line_of(bed.resume("v"));
     assert!(line.contains("header version: found 9") && bed.is_suspended("v"), "{line}");
     poke(&store, VERSION_AT, 1);
-    bed.verbs.resume("v").unwrap();
+    bed.resume("v").unwrap();
     bed.write("v", 100, 100, 3);
     assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
     fs::remove_dir(work.join("state.new")).unwrap();

@@ -1,6 +1,7 @@
 //! Verbs that wait for requests which only another verb lets go on.
 
 mod half_way;
+mod replace;
 
 use std::fs;
 use std::sync::Arc;
@@ -10,10 +11,9 @@ use std::time::Duration;
 use cairn_block::{Disk, ErrorKind, Io, IoError, IoResult, Sector, SectorCount, SectorRange};
 
 use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams, WaitParams};
-use crate::control::server::Caller;
 use crate::failure::Outcome;
 use crate::pool::tests::{OTHER, params};
-use crate::snap::tests::{Bed, all_of, copy, folders};
+use crate::snap::tests::{Bed, Patient, all_of, copy, folders};
 use crate::state::Record;
 
 /// Nothing here takes as long: what does hangs.
@@ -67,7 +67,7 @@ fn with_pool(features: &[&str]) -> (tempfile::TempDir, Arc<Bed>) {
     (all, bed)
 }
 
-fn line_of(refused: Outcome<()>) -> String {
+fn line_of<T: std::fmt::Debug>(refused: Outcome<T>) -> String {
     refused.unwrap_err().to_string()
 }
 
@@ -99,7 +99,7 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
         assert!(line.ends_with(suspended), "{line}");
     }
     assert!(!bed.has("p"));
-    now(&bed, |bed| bed.verbs.resume("d").and_then(|()| bed.verbs.remove("on"))).unwrap();
+    now(&bed, |bed| bed.resume("d").and_then(|()| bed.verbs.remove("on"))).unwrap();
     now(&bed, move |bed| bed.verbs.pool_create(&pool("@d", "@m"))).unwrap();
 }
 
@@ -114,15 +114,15 @@ fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
     }
     let waits = "vm: state: found a suspend that waits for requests, expected none under way";
     for line in [
-        line_of(now(&bed, |bed| bed.verbs.resume("vm"))),
+        line_of(now(&bed, |bed| bed.resume("vm"))),
         line_of(now(&bed, |bed| bed.verbs.load("vm", "0 8 zero"))),
     ] {
         assert!(line == waits || line.starts_with("vm: load: "), "{line}");
     }
-    now(&bed, |bed| bed.verbs.resume("p")).unwrap();
+    now(&bed, |bed| bed.resume("p")).unwrap();
     end(&suspended).unwrap();
     end(&written).unwrap();
-    now(&bed, |bed| bed.verbs.resume("vm")).unwrap();
+    now(&bed, |bed| bed.resume("vm")).unwrap();
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_table_that_waits_for_requests_of_the_old_one_holds_up_no_other_verb() {
     bed.write("vm", 0, 128, 1);
     let written = begin_write(&bed, "vm", 128);
     now(&bed, |bed| bed.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
-    let resumed = begin(&bed, |bed| bed.verbs.resume("vm"));
+    let resumed = begin(&bed, |bed| bed.resume("vm"));
     while bed.verbs.suspends.lock().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -153,10 +153,10 @@ fn a_table_that_cannot_be_recorded_leaves_the_volume_live() {
     now(&bed, move |bed| bed.verbs.load("d", table)).unwrap();
     // The state file can't be replaced.
     fs::create_dir(work.join("state.new")).unwrap();
-    now(&bed, |bed| bed.verbs.resume("d")).unwrap_err();
+    now(&bed, |bed| bed.resume("d")).unwrap_err();
     assert!(!bed.world.volume("d").unwrap().is_suspended());
     fs::remove_dir(work.join("state.new")).unwrap();
-    now(&bed, |bed| bed.verbs.resume("d")).unwrap();
+    now(&bed, |bed| bed.resume("d")).unwrap();
     assert!(bed.world.volume("d").unwrap().inactive_table().is_none());
 }
 
@@ -175,13 +175,13 @@ fn a_table_that_cannot_be_live_gives_way_to_the_one_before_and_so_does_its_recor
             if suspended {
                 bed.verbs.suspend("d", false).unwrap();
             }
-            bed.verbs.resume("d")
+            bed.resume("d")
         });
         assert!(refused.is_err());
         let volume = bed.world.volume("d").unwrap();
         assert!(!volume.is_suspended() && volume.inactive_table().is_none());
         assert_eq!(bed.bytes("d"), all_of(1));
-        now(&bed, |bed| bed.verbs.resume("d")).unwrap();
+        now(&bed, |bed| bed.resume("d")).unwrap();
         let record = bed.verbs.told()["d"].clone();
         assert_eq!(record, Record::as_configured("d", Some("0 1024 linear disk 0")));
     }
@@ -294,14 +294,6 @@ fn a_snapshot_whose_copy_the_end_of_the_server_cuts_short_stays_valid() {
     let again = Bed::start(&copies.join("after"), table).unwrap();
     for name in ["v", "v@mon"] {
         assert_eq!(again.bytes(name), all_of(1), "{name}");
-    }
-}
-
-struct Patient;
-
-impl Caller for Patient {
-    fn is_gone(&self) -> bool {
-        false
     }
 }
 

@@ -7,6 +7,7 @@ mod bench;
 mod losses;
 mod owners;
 mod place;
+mod replace;
 mod serve;
 mod snap;
 mod snapshot_tools;

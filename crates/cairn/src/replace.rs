@@ -1,0 +1,100 @@
+//! `cairn resume` and `cairn replace`, the client's side: what a swap of tables may do, and how far
+//! a flush before it is.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::cli::{NameArgs, ServerArgs, TableArgs};
+use crate::control::client::Client;
+use crate::control::rpc::{AnyName, ReplaceParams, ResumeParams};
+use crate::failure::{Outcome, refused};
+use crate::offline::flush_progress::{Left, Progress};
+use crate::remote::{client, pass_on, table_of, tell};
+
+/// How often the server is asked how much is left.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What a swap of tables may do.
+#[derive(Args, Clone, Copy)]
+pub struct SwapArgs {
+    /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
+    #[arg(long)]
+    pub flush: bool,
+    /// Leave behind what only a cache has, though the new table uses its origin: it is lost
+    #[arg(long)]
+    pub discard_dirty: bool,
+    /// Make a volume shorter although clients or other volumes use it
+    #[arg(long)]
+    pub shrink: bool,
+}
+
+/// `resume`
+///
+/// # Errors
+/// There is no server, or it refuses.
+pub fn resume(volume: NameArgs, swap: SwapArgs) -> Outcome<u8> {
+    let NameArgs { server, name } = volume;
+    let SwapArgs { flush, discard_dirty, shrink } = swap;
+    let params = json!(ResumeParams { name: name.clone(), flush, discard_dirty, shrink });
+    ask(&server, &name, "volume_resume", params, flush)
+}
+
+/// `replace`
+///
+/// # Errors
+/// There is no server, or it refuses.
+pub fn replace(args: TableArgs, swap: SwapArgs) -> Outcome<u8> {
+    let table = table_of(&args)?;
+    let NameArgs { server, name } = args.volume;
+    let SwapArgs { flush, discard_dirty, shrink } = swap;
+    let params = json!(ReplaceParams { name: name.clone(), table, flush, discard_dirty, shrink });
+    ask(&server, &name, "volume_replace", params, flush)
+}
+
+fn ask(
+    server: &ServerArgs,
+    name: &str,
+    method: &'static str,
+    params: Value,
+    flush: bool,
+) -> Outcome<u8> {
+    if !flush {
+        return tell(server, method, params);
+    }
+    let (asker, watcher) = (client(server)?, client(server)?);
+    let total = left(&watcher, name)?;
+    let (send, answered) = channel();
+    // It waits for the answer; whoever ends this process hangs up, which ends the flush.
+    std::thread::spawn(move || drop(send.send(asker.ask(method, params))));
+    let mut progress = (total.bytes > 0).then(|| Progress::begin_drain(total));
+    loop {
+        let answer = match answered.recv_timeout(TICK) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => {
+                if let (Some(progress), Ok(left)) = (&mut progress, left(&watcher, name)) {
+                    progress.show(left);
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let kind = cairn_block::ConfigKind::System;
+                Err(refused(kind, name, method, "no answer", "one"))
+            }
+        };
+        if let Some(progress) = &mut progress {
+            // Of the new table, which has none of it, if it is live.
+            progress.finish(left(&watcher, name).unwrap_or_default(), ());
+        }
+        return answer.map(|answer| pass_on(name, &answer));
+    }
+}
+
+/// What only the caches of a volume have.
+fn left(server: &Client, name: &str) -> Outcome<Left> {
+    let answer = server.ask("volume_info", AnyName { name: Some(name.to_owned()) })?;
+    let bytes = answer[0]["dirty_bytes"].as_u64().unwrap_or(0);
+    Ok(Left { blocks: bytes / 512, bytes })
+}

@@ -1,0 +1,347 @@
+//! `resume` with another table, and `replace`: one table takes another's place.
+//!
+//! Order, and what a crash between two steps leaves:
+//! 1. looked at: claims, and that nobody loses the end of a volume in use;
+//! 2. with `--flush` the caches of the old table write back while clients are served;
+//! 3. the old table is suspended, which drains what it would;
+//! 4. judged: no dirty data may be left behind by a table that uses its origin;
+//! 5. recorded; 6. swapped.
+//!
+//! Until 5 the record is the former one: a crash leaves the old table, with its caches. After 5
+//! the new table is live at the next start, as was asked; one that cannot be is not served. It may
+//! have been live and written to, so
+//! that the old one is no way out. A pool that grows is recorded as waiting at 5, and as live after
+//! 6: see `pool`.
+//!
+//! If step 3 loses writes, `replace` is undone, and `resume` goes on and says so at its end: it may be
+//! what replaces a failed device.
+//!
+//! Whatever is refused lets clients in to the old table again, also if the volume was suspended
+//! before. A table that `load` left waits on; that of `replace`, which is recorded nowhere, goes.
+//! If the new table cannot start, the old one is live and recorded again, and nothing waits. Should
+//! it be refused too, it is recorded with the new one waiting.
+//!
+//! Steps 2 and 3 may take long. They take nobody's turn; other verbs on the volume are refused
+//! meanwhile, and step 2 ends when the caller is gone.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use cairn_block::{
+    ConfigError, ConfigKind, Dirty, Fate, MappedDevice, Sector, SuspendMode, Table, Target,
+};
+use parking_lot::MutexGuard;
+
+use super::{Changes, Suspending, Verbs};
+use crate::control::rpc::{ReplaceParams, ResumeParams};
+use crate::control::server::Caller;
+use crate::failure::{Outcome, refused, unless_lost};
+use crate::pool::is_growth;
+use crate::snap::names::{parent_of, real_of, snapshot_of};
+use crate::snap::{Step, also};
+use crate::state::Record;
+use crate::world::message_refused;
+
+/// What a user allows a swap to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allowed {
+    /// Write dirty data back first.
+    pub flush: bool,
+    /// Leave dirty data behind.
+    pub discard_dirty: bool,
+    /// Make a volume shorter that is in use.
+    pub shrink: bool,
+}
+
+/// Why a volume is swapped, and for what.
+struct Swap<'a> {
+    name: &'a str,
+    table: String,
+    /// It waits on if it is refused.
+    loaded: bool,
+    allowed: Allowed,
+}
+
+/// The target whose dirty data is written back on demand.
+const CACHE: &str = "writecache";
+
+impl Verbs {
+    /// `resume`: answers what a person should know.
+    ///
+    /// # Errors
+    /// The table that it had is live again, unless the line says otherwise.
+    pub(crate) fn resume(
+        &self,
+        params: &ResumeParams,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
+        let name = params.name.as_str();
+        let changes = self.change()?;
+        self.refuse_being_suspended(name)?;
+        if self.world.volume(name)?.inactive_table().is_none() {
+            return self.bring_live(&changes, name).map(|()| Vec::new());
+        }
+        // With snapshots, what is suspended beneath is brought up first.
+        if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
+            self.world.refuse_suspended_beneath(name)?;
+        }
+        let record = changes.record_of(name);
+        let table = record.inactive.or(record.table).unwrap_or_default();
+        let swap = Swap { name, table, loaded: true, allowed: params.allowed() };
+        self.swap_tables(changes, &swap, caller)
+    }
+
+    /// `replace`: answers what a person should know.
+    ///
+    /// # Errors
+    /// All is as it was, unless the line says otherwise.
+    pub(crate) fn replace(
+        &self,
+        params: &ReplaceParams,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
+        let (name, table) = (params.name.as_str(), params.table.as_str());
+        let changes = self.change_table(name, "replace")?;
+        self.refuse_loading(&changes, name, table)?;
+        self.ready(name)?;
+        self.world.load(name, table)?;
+        let (table, allowed) = (table.to_owned(), params.allowed());
+        self.swap_tables(changes, &Swap { name, table, loaded: false, allowed }, caller)
+    }
+
+    fn swap_tables<'a>(
+        &'a self,
+        changes: MutexGuard<'a, Changes>,
+        swap: &Swap<'_>,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
+        let looked = self.clear_the_way(swap.name).and_then(|()| self.refuse_shrinking(swap));
+        if let Err(error) = looked {
+            return Err(self.serve_on(swap, error));
+        }
+        let under_way = Suspending::begin(&self.suspends, swap.name);
+        drop(changes);
+        let held = self.drain(swap, caller).and_then(|()| self.suspend_for(swap));
+        let mut changes = self.change()?;
+        drop(under_way);
+        let judged = held.and_then(|lost| {
+            let notes = self.judge(swap)?;
+            let (before, after) = self.record_swap(&mut changes, swap)?;
+            Ok((lost, notes, before, after))
+        });
+        let (lost, notes, before, after) = judged.map_err(|error| self.serve_on(swap, error))?;
+        self.step(Step::Recorded);
+        let also_lost = match unless_lost(self.bring_live(&changes, swap.name)) {
+            Ok(also_lost) => also_lost,
+            Err(error) => return Err(self.go_back(&mut changes, before, error)),
+        };
+        self.step(Step::Resumed);
+        changes.record_all(vec![after])?;
+        notes.iter().for_each(|note| tracing::warn!("{}: {note}", swap.name));
+        lost.or(also_lost).map_or(Ok(notes), Err)
+    }
+
+    /// Makes the loaded table live, if there is one, and lets requests in; with all that is
+    /// recorded beneath.
+    fn bring_live(&self, changes: &Changes, name: &str) -> Outcome<()> {
+        match parent_of(name) {
+            Some(volume) if snapshot_of(name, volume).is_some() => {
+                self.bring_in_line(&changes.record_of(name))
+            }
+            Some(_) => self.make_live(name),
+            None => self.assemble(changes, name),
+        }
+    }
+
+    /// Step 2. What is written meanwhile comes home in further rounds, each with less to do, and
+    /// the rest in the suspend.
+    fn drain(&self, swap: &Swap<'_>, caller: &dyn Caller) -> Outcome<()> {
+        if !swap.allowed.flush {
+            return Ok(());
+        }
+        let volume = self.world.volume(swap.name)?;
+        // A suspended cache writes nothing back.
+        self.world.resume_live(swap.name)?;
+        let table = volume.live_table();
+        let lines = table.iter().flat_map(|table| table.lines());
+        let caches: Vec<Sector> =
+            lines.filter(|line| line.name == CACHE).map(|line| line.start).collect();
+        let mut left = dirty_sectors(&volume);
+        while left > 0 {
+            for &sector in &caches {
+                self.tell_cache(swap.name, sector, "flush", caller)?;
+            }
+            let before = std::mem::replace(&mut left, dirty_sectors(&volume));
+            if left > before / 2 {
+                break;
+            }
+        }
+        let told =
+            |&sector: &Sector| self.tell_cache(swap.name, sector, "flush_on_suspend", caller);
+        caches.iter().try_for_each(told)
+    }
+
+    /// Sends a message, and waits for as long as the server runs and the caller listens. A cache
+    /// writes on after that.
+    fn tell_cache(
+        &self,
+        name: &str,
+        sector: Sector,
+        word: &'static str,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
+        const STEP: Duration = Duration::from_millis(100);
+        let volume = self.world.volume(name)?;
+        let (send, receive) = channel();
+        self.world.reactors().spawn(self.world.home(name), move |env| async move {
+            let said = volume.message(&env, sector, &[word]).await;
+            // Nobody listens any more if the wait was given up.
+            drop(send.send(said));
+        });
+        loop {
+            let said = receive.recv_timeout(STEP);
+            self.refuse_closed()?;
+            if caller.is_gone() {
+                let found = "nobody who waits";
+                return Err(refused(ConfigKind::Busy, name, "flush", found, "a caller"));
+            }
+            match said {
+                Ok(said) => return said.map(drop).map_err(|error| message_refused(name, &error)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    let found = "no answer of the cache";
+                    return Err(refused(ConfigKind::System, name, "flush", found, "one"));
+                }
+            }
+        }
+    }
+
+    /// Step 3. Answers what was lost by it; that undoes `replace`, while `resume` goes on, as it may
+    /// be what replaces a failed device.
+    fn suspend_for(&self, swap: &Swap<'_>) -> Outcome<Option<ConfigError>> {
+        let lost = match swap.loaded {
+            true => unless_lost(self.world.suspend(swap.name, SuspendMode::Flush))?,
+            false => self.world.hold(swap.name, SuspendMode::Flush).map(|()| None)?,
+        };
+        lost.iter().for_each(|lost| tracing::error!("{lost}"));
+        self.step(Step::Suspended);
+        Ok(lost)
+    }
+
+    /// Step 4. Answers what is left behind.
+    fn judge(&self, swap: &Swap<'_>) -> Outcome<Vec<String>> {
+        let Allowed { flush, discard_dirty, .. } = swap.allowed;
+        let mut notes = Vec::new();
+        for (dirty, fate) in self.world.volume(swap.name)?.fates() {
+            match fate {
+                Fate::Kept => {}
+                Fate::Left => notes.push(self.keeps(&dirty)),
+                Fate::Orphaned if discard_dirty => notes.push(self.given_up(&dirty)),
+                Fate::Orphaned => {
+                    let expected = match flush {
+                        true => "none (a device failed, see the log; --discard-dirty loses it)",
+                        false => "none (--flush writes it back first, --discard-dirty loses it)",
+                    };
+                    let (size, origin) = (size_of(&dirty), self.origin_of(&dirty));
+                    let found = format!("{size} on {} that {origin} lacks", dirty.device);
+                    let kind = ConfigKind::Argument;
+                    return Err(refused(kind, swap.name, "dirty data", found, expected));
+                }
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Step 5. Answers the record to go back to, and that of the new table.
+    fn record_swap(&self, changes: &mut Changes, swap: &Swap<'_>) -> Outcome<(Record, Record)> {
+        let before = changes.record_of(swap.name);
+        let (table, inactive) = (Some(swap.table.clone()), None);
+        let after = Record { table, inactive, ..before.clone() };
+        let grows = before.table.as_ref().is_some_and(|table| is_growth(table, &swap.table));
+        let waiting = Record { inactive: after.table.clone(), ..before.clone() };
+        changes.record_all(vec![if grows { waiting } else { after.clone() }])?;
+        Ok((before, after))
+    }
+
+    /// Refuses a shorter table for a volume that is in use, unless that is allowed.
+    fn refuse_shrinking(&self, swap: &Swap<'_>) -> Outcome<()> {
+        let volume = self.world.volume(swap.name)?;
+        let sectors = |table: Option<Arc<Table>>| table.map(|table| table.sectors().0);
+        let (Some(now), Some(then)) =
+            (sectors(volume.live_table()), sectors(volume.inactive_table()))
+        else {
+            return Ok(());
+        };
+        if swap.allowed.shrink || then >= now {
+            return Ok(());
+        }
+        let user = self.world.users_of(swap.name).into_iter().next();
+        let used = match user {
+            Some(user) => Some(format!("volume '{user}' on it")),
+            None => {
+                let clients = self.exports.refuse_clients(swap.name, "").is_err();
+                clients.then(|| "clients that are connected".to_owned())
+            }
+        };
+        let Some(used) = used else { return Ok(()) };
+        let found = format!("{then} sectors with {used}");
+        let expected = format!("at least {now} (--shrink makes it shorter)");
+        Err(refused(ConfigKind::Busy, swap.name, "size", found, expected))
+    }
+
+    /// After a table was refused: clients are let in to the old one. Answers what to tell.
+    fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
+        if !swap.loaded {
+            also(swap.name, self.world.clear(swap.name));
+        }
+        let back = self.world.resume_live(swap.name);
+        self.exports.settle(&self.world);
+        let Err(second) = back else { return error };
+        let kind = error.kind;
+        let detail = format!("{error}; it stays suspended, as its table is refused too: {second}");
+        ConfigError::new(kind, "", detail)
+    }
+}
+
+/// What becomes of dirty data, in words.
+impl Verbs {
+    /// What caches that no table has any more hold.
+    pub(super) fn left_by(&self, caches: &[Arc<dyn Target>]) -> Vec<String> {
+        caches.iter().filter_map(|cache| cache.dirty()).map(|dirty| self.keeps(&dirty)).collect()
+    }
+
+    fn keeps(&self, dirty: &Dirty) -> String {
+        let (size, origin) = (size_of(dirty), self.origin_of(dirty));
+        format!("{} keeps {size} that {origin} lacks", dirty.device)
+    }
+
+    fn given_up(&self, dirty: &Dirty) -> String {
+        let (device, size, origin) = (&dirty.device, size_of(dirty), self.origin_of(dirty));
+        format!(
+            "{size} on {device} that {origin} lacks are given up; before {device} is a cache \
+             again: cairn format writecache {device} --yes --discard-dirty"
+        )
+    }
+
+    /// The origin as a table names it.
+    fn origin_of(&self, dirty: &Dirty) -> String {
+        self.world.argument_of(Path::new(&dirty.origin.name()))
+    }
+}
+
+/// The caches of a volume, to be asked when it is gone.
+pub(super) fn caches_of(volume: &MappedDevice) -> Vec<Arc<dyn Target>> {
+    let table = volume.live_table();
+    let lines = table.iter().flat_map(|table| table.lines());
+    lines.filter(|line| line.name == CACHE).map(|line| line.target.clone()).collect()
+}
+
+fn dirty_sectors(volume: &MappedDevice) -> u64 {
+    volume.dirty().iter().map(|dirty| dirty.sectors.0).sum()
+}
+
+fn size_of(dirty: &Dirty) -> String {
+    format!("{} KiB", dirty.sectors.to_bytes().div_ceil(1024))
+}

@@ -1,0 +1,227 @@
+//! One table in another's place: what a cache has that its origin lacks, and volumes in use.
+
+use std::fs;
+use std::path::Path;
+
+use crate::control::rpc::{MessageParams, ReplaceParams, ResumeParams};
+use crate::control::server::Caller;
+use crate::failure::Outcome;
+use crate::snap::tests::{Bed, Content, Patient, SECTORS, all_of, folders};
+use crate::state::Record;
+
+const CACHED: &str = "0 1024 writecache s disk cache 4096 0";
+/// The origin alone.
+const BARE: &str = "0 1024 linear disk 0";
+const FOUND: &str = "c: dirty data: found 32 KiB on cache that disk lacks, expected none \
+                     (--flush writes it back first, --discard-dirty loses it)";
+
+/// The volume `c`, of which its cache alone has the first sectors.
+fn dirty(work: &Path) -> Bed {
+    let bed = Bed::fresh(work, &format!("c={CACHED}"));
+    bed.write("c", 0, 64, 7);
+    bed.flush("c");
+    bed
+}
+
+fn new() -> Content {
+    vec![(64, 7), (SECTORS - 64, 1)]
+}
+
+fn replacing(table: &str) -> ReplaceParams {
+    let (name, table) = ("c".to_owned(), table.to_owned());
+    ReplaceParams { name, table, ..ReplaceParams::default() }
+}
+
+fn replace(bed: &Bed, params: &ReplaceParams) -> Outcome<Vec<String>> {
+    bed.verbs.replace(params, &Patient)
+}
+
+fn say(bed: &Bed, word: &str) {
+    let (name, words) = ("c".to_owned(), vec![word.to_owned()]);
+    bed.verbs.message(&MessageParams { name, sector: 0, words }).unwrap();
+}
+
+/// The volume serves what the cache has, under its own table, and that is what is recorded.
+fn is_as_it_was(bed: &Bed, waiting: Option<&str>) {
+    let volume = bed.world.volume("c").unwrap();
+    assert!(!volume.is_suspended());
+    assert_eq!(volume.live_table().unwrap().lines()[0].name, "writecache");
+    assert_eq!(volume.inactive_table().is_some(), waiting.is_some());
+    let expected = Record::as_configured("c", Some(CACHED));
+    let inactive = waiting.map(str::to_owned);
+    assert_eq!(bed.verbs.told()["c"], Record { inactive, ..expected });
+    assert_eq!(bed.bytes("c"), new());
+}
+
+#[test]
+fn a_resume_that_would_orphan_dirty_data_is_refused_and_clients_are_served() {
+    for suspended in [false, true] {
+        let (_all, work, _) = folders();
+        let bed = dirty(&work);
+        bed.verbs.load("c", BARE).unwrap();
+        if suspended {
+            bed.verbs.suspend("c", false).unwrap();
+        }
+        assert_eq!(bed.resume("c").unwrap_err().to_string(), FOUND);
+        is_as_it_was(&bed, Some(BARE));
+        // The same resume with a word that allows it.
+        let flush = ResumeParams { name: "c".to_owned(), flush: true, ..ResumeParams::default() };
+        bed.verbs.resume(&flush, &Patient).unwrap();
+        drop(bed);
+        let disk = fs::read(work.join("disk")).unwrap();
+        assert!(disk[..64 * 512].iter().all(|byte| *byte == 7));
+    }
+}
+
+#[test]
+fn a_replace_that_would_orphan_dirty_data_leaves_everything_as_it_was() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    bed.verbs.create("o", "0 8 zero").unwrap();
+    let half = "0 512 linear disk 0\n512 512 zero";
+    let another = "0 1024 writecache s disk fresh 4096 0";
+    fs::write(work.join("fresh"), vec![0; 1 << 20]).unwrap();
+    for table in [BARE, half, another, "0 8 linear disk 1016"] {
+        assert_eq!(replace(&bed, &replacing(table)).unwrap_err().to_string(), FOUND, "{table}");
+        is_as_it_was(&bed, None);
+    }
+    // A table that cannot be live.
+    fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
+    replace(&bed, &replacing(super::TOO_LARGE)).unwrap_err();
+    is_as_it_was(&bed, None);
+    bed.verbs.suspend("c", false).unwrap();
+    let line = replace(&bed, &replacing(BARE)).unwrap_err().to_string();
+    assert_eq!(line, "c: state: found suspended, expected a live volume");
+    bed.resume("c").unwrap();
+    is_as_it_was(&bed, None);
+}
+
+#[test]
+fn an_origin_is_known_again_by_any_name() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, "d=0 1024 linear disk 0");
+    bed.verbs.create("c", "0 1024 writecache s @d cache 4096 0").unwrap();
+    bed.write("c", 0, 64, 7);
+    for table in ["0 1024 linear @d 0", BARE] {
+        let line = replace(&bed, &replacing(table)).unwrap_err().to_string();
+        assert!(line.contains("found 32 KiB on cache that @d lacks"), "{table}: {line}");
+    }
+    // The cache is known again, too.
+    replace(&bed, &replacing(CACHED)).unwrap_err();
+    bed.verbs.create("f", "0 2048 linear cache 0").unwrap_err();
+    assert_eq!(bed.bytes("c"), new());
+}
+
+#[test]
+fn tables_that_lose_nothing_pass_and_say_what_stays_dirty() {
+    let keeps = "cache keeps 32 KiB that disk lacks";
+    let cases: [(&str, &[&str]); 4] = [
+        ("0 1024 error", &[keeps]),
+        ("0 1024 zero", &[keeps]),
+        ("0 1024 linear other 0", &[keeps]),
+        ("0 1024 writecache s disk cache 4096 2 high_watermark 60", &[]),
+    ];
+    for (table, notes) in cases {
+        let (_all, work, _) = folders();
+        let bed = dirty(&work);
+        fs::write(work.join("other"), vec![3; SECTORS as usize * 512]).unwrap();
+        assert_eq!(replace(&bed, &replacing(table)).unwrap(), notes, "{table}");
+        // The cache goes on where it was.
+        assert_eq!(replace(&bed, &replacing(CACHED)).unwrap(), [""; 0], "{table}");
+        assert_eq!(bed.bytes("c"), new(), "{table}");
+    }
+}
+
+#[test]
+fn what_a_suspend_drains_is_not_lost_by_the_table_after_it() {
+    for word in ["flush_on_suspend", "cleaner"] {
+        let (_all, work, _) = folders();
+        let bed = dirty(&work);
+        say(&bed, word);
+        bed.verbs.load("c", BARE).unwrap();
+        bed.resume("c").unwrap();
+        assert_eq!(bed.bytes("c"), new(), "{word}");
+    }
+}
+
+#[test]
+fn a_replace_that_flushes_leaves_nothing_dirty() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    let params = ReplaceParams { flush: true, ..replacing(BARE) };
+    assert_eq!(replace(&bed, &params).unwrap(), [""; 0]);
+    assert_eq!(bed.bytes("c"), new());
+    assert_eq!(bed.verbs.told()["c"].table.as_deref(), Some(BARE));
+    drop(bed);
+    assert_eq!(Bed::start(&work, &format!("c={CACHED}")).unwrap().bytes("c"), new());
+}
+
+#[test]
+fn dirty_data_is_left_behind_if_that_is_allowed() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    let params = ReplaceParams { discard_dirty: true, ..replacing(BARE) };
+    let notes = replace(&bed, &params).unwrap();
+    assert!(notes[0].starts_with("32 KiB on cache that disk lacks are given up; "), "{notes:?}");
+    assert_eq!(bed.bytes("c"), all_of(1));
+}
+
+/// Who hung up.
+struct Gone;
+
+impl Caller for Gone {
+    fn is_gone(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_flush_whose_caller_is_gone_ends_and_leaves_the_old_table() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("other"), vec![1; SECTORS as usize * 512]).unwrap();
+    // Writes take an hour, or until the volume is suspended.
+    let bed = Bed::fresh(&work, "d=0 1024 delay disk 0 0 other 0 3600000 other 0 0");
+    bed.verbs.create("c", "0 1024 writecache s @d cache 4096 0").unwrap();
+    bed.write("c", 0, 64, 7);
+    let params = ReplaceParams { flush: true, ..replacing("0 1024 linear @d 0") };
+    let line = bed.verbs.replace(&params, &Gone).unwrap_err().to_string();
+    assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
+    let volume = bed.world.volume("c").unwrap();
+    assert!(!volume.is_suspended() && volume.inactive_table().is_none());
+    assert!(bed.verbs.suspends.lock().is_empty());
+    assert_eq!(bed.bytes("c"), new());
+    bed.verbs.suspend("d", false).unwrap();
+    bed.resume("d").unwrap();
+}
+
+#[test]
+fn a_volume_in_use_gets_no_shorter_table_unless_that_is_allowed() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, "c=0 1024 linear disk 0");
+    let shorter = replacing("0 512 linear disk 0");
+    bed.verbs.create("on", "0 1024 linear @c 0").unwrap();
+    let line = replace(&bed, &shorter).unwrap_err().to_string();
+    let expected = "c: size: found 512 sectors with volume 'on' on it, expected at least 1024 \
+                    (--shrink makes it shorter)";
+    assert_eq!(line, expected);
+    bed.verbs.load("c", &shorter.table).unwrap();
+    assert_eq!(bed.resume("c").unwrap_err().to_string(), expected);
+    let volume = bed.world.volume("c").unwrap();
+    assert!(!volume.is_suspended() && volume.inactive_table().is_some());
+    bed.verbs.clear("c").unwrap();
+    let allowed = ReplaceParams { shrink: true, ..replacing("0 512 linear disk 0") };
+    replace(&bed, &allowed).unwrap();
+    assert_eq!(volume.live_table().unwrap().sectors().0, 512);
+    bed.verbs.remove("on").unwrap();
+    replace(&bed, &replacing("0 256 linear disk 0")).unwrap();
+}
+
+#[test]
+fn a_volume_that_is_removed_says_what_its_cache_keeps() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    assert_eq!(bed.verbs.remove("c").unwrap(), ["cache keeps 32 KiB that disk lacks"]);
+    bed.verbs.create("c", CACHED).unwrap();
+    say(&bed, "flush_on_suspend");
+    assert_eq!(bed.verbs.remove("c").unwrap(), [""; 0]);
+}

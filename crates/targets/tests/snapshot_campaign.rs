@@ -249,10 +249,15 @@ fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) {
     }
     for name in ["cow0", "cow1"] {
         let drive = world.drive(name);
-        let ops = [OpSet::WRITES, OpSet::FLUSHES, OpSet::READS][rng.usize(..3)];
         let behind = SectorRange::between(Sector(1), Sector(drive.sectors().0));
-        let fault = Fault::error(ops).per_mille(often);
-        drive.faults().add(if ops == OpSet::FLUSHES { fault } else { fault.on(behind) });
+        let fault = match rng.usize(..5) {
+            0 => Fault::error(OpSet::WRITES).on(behind),
+            1 => Fault::error(OpSet::READS).on(behind),
+            2 => Fault::error(OpSet::FLUSHES),
+            3 => Fault::losing_flushes(),
+            _ => Fault::losing_durable_writes().on(behind),
+        };
+        drive.faults().add(fault.per_mille(often));
     }
 }
 

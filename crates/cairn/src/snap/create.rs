@@ -5,7 +5,9 @@ use cairn_format::snapshot::ChunkSize;
 
 use super::names::{SnapName, real_of};
 use super::store::{self, Wanted};
-use super::{FILL_PERCENT, SnapWords, Step, also, now_s, origin_line, snapshot_line};
+use super::{
+    FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, also, now_s, origin_line, snapshot_line,
+};
 use crate::control::rpc::SnapCreateParams;
 use crate::failure::{Outcome, refused, wrong};
 use crate::state::{Record, Store};
@@ -95,7 +97,8 @@ impl Verbs {
             origin_layer: self.world.layer_in(volume.volume())?,
         })?;
         let (chunk, fill_percent) = (chunk.sectors(), FILL_PERCENT);
-        Ok((SnapWords { sectors, store: argument, chunk, fill_percent }, made))
+        let wait_for_room_s = params.grow_bytes.map(|_| GROWTH_SECONDS);
+        Ok((SnapWords { sectors, store: argument, chunk, fill_percent, wait_for_room_s }, made))
     }
 
     /// Steps 2 and 3.

@@ -1,10 +1,10 @@
-//! What happens to snapshots while nobody asks: a merge that is finished ends, and a store that
-//! may grow does so when it fills up.
+//! What happens to snapshots while nobody asks: a merge that is finished ends, a store that may
+//! grow does so when it fills up, and one that its file system has no more room for is announced.
 //!
 //! One thread, asleep while there is nothing to watch. It looks at status lines and acts through
 //! the same verbs as a user.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -21,6 +21,8 @@ use crate::verbs::Verbs;
 
 /// How often something watched is looked at.
 const TICK: Duration = Duration::from_millis(50);
+/// The same if only the room of file systems is watched.
+const SLOW_TICK: Duration = Duration::from_secs(1);
 /// How long to leave alone what failed.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -41,13 +43,34 @@ impl Keeper {
 /// Something to watch.
 struct Watched {
     name: String,
-    /// How much the store grows; none: this is a merge.
-    grow: Option<Growth>,
+    /// The store of a snapshot; none: this is a merge.
+    store: Option<Filling>,
 }
 
-struct Growth {
-    bytes: u64,
+/// A store that fills up.
+struct Filling {
+    argument: String,
     words: SnapWords,
+    /// By how much it grows.
+    grow_bytes: Option<u64>,
+}
+
+impl Watched {
+    fn is_urgent(&self) -> bool {
+        self.store.as_ref().is_none_or(|store| store.grow_bytes.is_some())
+    }
+}
+
+impl Filling {
+    /// True if `used` of `total` sectors is what the snapshot's mark says.
+    fn reaches_mark(&self, used: u64, total: u64) -> bool {
+        used * 100 >= total * self.words.fill_percent
+    }
+
+    /// True if it is time to grow: at the mark, or when the next chunk may find no room.
+    fn is_full(&self, used: u64, total: u64) -> bool {
+        self.reaches_mark(used, total) || used + 2 * u64::from(self.words.chunk) > total
+    }
 }
 
 impl Verbs {
@@ -74,18 +97,21 @@ impl Verbs {
         let recorded = changes.records.values().filter(|record| record.table.is_some());
         for record in recorded.filter(is_served) {
             let Some(store) = &record.store else { continue };
-            let growth = |bytes| Some(Growth { bytes, words: SnapWords::of(record).ok()? });
-            let grow = store.grow_bytes.filter(|_| !is_hidden(&record.name)).and_then(growth);
-            if grow.is_some() || is_hidden(&record.name) {
-                all.push(Watched { name: record.name.clone(), grow });
+            let name = record.name.clone();
+            if is_hidden(&name) {
+                all.push(Watched { name, store: None });
+            } else if let Ok(words) = SnapWords::of(record) {
+                let (argument, grow_bytes) = (store.argument.clone(), store.grow_bytes);
+                all.push(Watched { name, store: Some(Filling { argument, words, grow_bytes }) });
             }
         }
         Some(all)
     }
 
-    fn attend(&self, watched: &Watched) -> Outcome<()> {
-        match &watched.grow {
-            Some(growth) => self.grow_if_full(&watched.name, growth),
+    /// `low`: the snapshots whose file systems were announced.
+    fn attend(&self, watched: &Watched, low: &mut HashSet<String>) -> Outcome<()> {
+        match &watched.store {
+            Some(store) => self.attend_store(&watched.name, store, low),
             None => {
                 let volume = parent_of(&watched.name).unwrap_or_default();
                 match self.merge_of(volume)? {
@@ -96,18 +122,44 @@ impl Verbs {
         }
     }
 
-    fn grow_if_full(&self, name: &str, growth: &Growth) -> Outcome<()> {
+    fn attend_store(&self, name: &str, store: &Filling, low: &mut HashSet<String>) -> Outcome<()> {
         let status = self.status_of(name)?;
         let mut words = status.split(['/', ' ']).map(str::parse::<u64>);
         let (Some(Ok(used)), Some(Ok(total))) = (words.next(), words.next()) else {
             return Ok(());
         };
-        if used * 100 < total * growth.words.fill_percent {
-            return Ok(());
+        self.look_at_file_system(name, store, (used, total), low)?;
+        match store.grow_bytes {
+            Some(bytes) if store.is_full(used, total) => {
+                let bytes = (total * 512 + bytes) / 512 * 512;
+                tracing::info!("{name}: the store grows to {bytes} bytes");
+                self.snap_grow(name, bytes)
+            }
+            _ => Ok(()),
         }
-        let bytes = (total * 512 + growth.bytes) / 512 * 512;
-        tracing::info!("{name}: the store grows to {bytes} bytes");
-        self.snap_grow(name, bytes)
+    }
+
+    /// Announces, once, that the file system beneath a store has so little left that the store
+    /// is as full as its mark says. (That it is full of itself its volume announces.)
+    fn look_at_file_system(
+        &self,
+        name: &str,
+        store: &Filling,
+        (used, total): (u64, u64),
+        low: &mut HashSet<String>,
+    ) -> Outcome<()> {
+        let path = self.place(&store.argument);
+        let Some(room) = super::store::Room::of(&path) else { return Ok(()) };
+        let left = room.left_sectors(used, total);
+        let is_low = used + left < total && store.reaches_mark(used, used + left);
+        if !is_low {
+            low.remove(name);
+        } else if low.insert(name.to_owned()) {
+            let (store, bytes) = (&store.argument, left * 512);
+            tracing::warn!("{name}: the file system of {store} has room for {bytes} more bytes");
+            self.world.volume(name)?.raise_event();
+        }
+        Ok(())
     }
 
     /// `snap grow`
@@ -132,23 +184,26 @@ impl Verbs {
 
 fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
     let mut paused: HashMap<String, Instant> = HashMap::new();
-    let mut idle = false;
+    let mut low = HashSet::new();
+    let mut tick = Some(TICK);
     loop {
-        let woken = match idle {
-            true => receive.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            false => receive.recv_timeout(TICK),
+        let woken = match tick {
+            None => receive.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(tick) => receive.recv_timeout(tick),
         };
         let Some(verbs) = verbs.upgrade() else { return };
         let Some(watched) = verbs.watched() else { return };
         if woken == Err(RecvTimeoutError::Disconnected) {
             return;
         }
-        idle = watched.is_empty();
+        low.retain(|name| watched.iter().any(|watched| watched.name == *name));
+        let is_urgent = watched.iter().any(Watched::is_urgent);
+        tick = (!watched.is_empty()).then_some(if is_urgent { TICK } else { SLOW_TICK });
         for watched in &watched {
             if paused.get(&watched.name).is_some_and(|until| Instant::now() < *until) {
                 continue;
             }
-            if let Err(error) = verbs.attend(watched) {
+            if let Err(error) = verbs.attend(watched, &mut low) {
                 tracing::warn!("{error}");
                 paused.insert(watched.name.clone(), Instant::now() + PAUSE);
             }

@@ -99,19 +99,28 @@ struct SnapWords {
     chunk: u32,
     /// When to announce that the store fills up.
     fill_percent: u64,
+    /// How many seconds a write to the origin waits for a full store to grow.
+    wait_for_room_s: Option<u64>,
 }
 
 /// How full a store is when its event is raised, unless told otherwise.
 const FILL_PERCENT: u64 = 80;
+
+/// How long a write to the origin waits for a store to grow that does so by itself.
+const GROWTH_SECONDS: u64 = 30;
 
 impl SnapWords {
     fn of(record: &Record) -> Outcome<SnapWords> {
         let lines = TableLine::parse_all(record.table.as_deref().unwrap_or_default())?;
         let words = lines.first().and_then(|line| {
             let (store, chunk) = (line.args.get(1)?.clone(), line.args.get(3)?.parse().ok()?);
-            let mark = line.args.iter().skip_while(|word| *word != "fill_event").nth(1);
-            let fill_percent = mark.and_then(|mark| mark.parse().ok()).unwrap_or(FILL_PERCENT);
-            Some(SnapWords { sectors: line.len.0, store, chunk, fill_percent })
+            let number = |name: &str| {
+                let value = line.args.iter().skip_while(|word| *word != name).nth(1);
+                value.and_then(|value| value.parse().ok())
+            };
+            let fill_percent = number("fill_event").unwrap_or(FILL_PERCENT);
+            let (sectors, wait_for_room_s) = (line.len.0, number("wait_for_room"));
+            Some(SnapWords { sectors, store, chunk, fill_percent, wait_for_room_s })
         });
         words.ok_or_else(|| {
             let found = record.table.clone().unwrap_or_else(|| "none".to_owned());
@@ -125,8 +134,13 @@ fn origin_line(sectors: u64, on: &str) -> String {
 }
 
 fn snapshot_line(words: &SnapWords, on: &str) -> String {
-    let SnapWords { sectors, store, chunk, fill_percent } = words;
-    format!("0 {sectors} snapshot @{on} {store} PO {chunk} 2 fill_event {fill_percent}")
+    let SnapWords { sectors, store, chunk, fill_percent, wait_for_room_s } = words;
+    let mut features = format!("fill_event {fill_percent}");
+    if let Some(seconds) = wait_for_room_s {
+        features.push_str(&format!(" wait_for_room {seconds}"));
+    }
+    let count = features.split(' ').count();
+    format!("0 {sectors} snapshot @{on} {store} PO {chunk} {count} {features}")
 }
 
 fn merge_line(words: &SnapWords, on: &str) -> String {

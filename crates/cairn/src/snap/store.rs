@@ -2,12 +2,13 @@
 //!
 //! A store that is recorded is durable before, so that a record never names something a crash
 //! has undone: the first area is zeroed and flushed, then the header, then the folder of a new
-//! file. Nothing is formatted but a blank device, and not for an origin that is itself a cache,
+//! file. The zeros are written even to a new file, so that records always find room. Nothing is formatted but a blank device, and not for an origin that is itself a cache,
 //! store or pool; an empty store is used as it is, one with records refused. A file made here is as large as the snapshot can ever
 //! need, and sparse.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
@@ -145,10 +146,7 @@ fn make(wanted: &Wanted) -> Outcome<()> {
     wanted.refuse_layer()?;
     // A file that somebody else has made meanwhile is refused, and stays.
     let source = Source::create(&wanted.path, wanted.new_file_bytes()?)?;
-    let written = source
-        .write_at(0, &Header::fresh(wanted.chunk).encode())
-        .and_then(|()| source.flush())
-        .and_then(|()| sync_folder(&wanted.path));
+    let written = format(&source, wanted.chunk).and_then(|()| sync_folder(&wanted.path));
     if written.is_err() {
         discard(&wanted.path);
     }
@@ -277,6 +275,32 @@ pub fn grow(argument: &str, path: &Path, option: &str, bytes: u64) -> Outcome<u6
     Ok(meta.len())
 }
 
+/// What a file has room for, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Of the file, the file system has given it so much.
+    pub allocated: u64,
+    /// The file system has so much left.
+    pub available: u64,
+}
+
+impl Room {
+    /// Of a file; none if it is no file, or the system does not tell.
+    pub fn of(path: &Path) -> Option<Room> {
+        let meta = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+        let system = rustix::fs::statvfs(path).ok()?;
+        let available = system.f_bavail.saturating_mul(system.f_frsize);
+        Some(Room { allocated: meta.blocks() * 512, available })
+    }
+
+    /// How many of the sectors that are left to a store its file system has room for.
+    pub fn left_sectors(&self, used: u64, total: u64) -> u64 {
+        let ahead = (self.allocated / SECTOR_BYTES).saturating_sub(used);
+        let left = self.available / SECTOR_BYTES;
+        total.saturating_sub(used).min(left.saturating_add(ahead))
+    }
+}
+
 /// Takes away a file that was made here, or was to be. What can't be removed is told, and stays.
 pub fn discard(path: &Path) {
     if let Err(error) = fs::remove_file(path)
@@ -288,7 +312,7 @@ pub fn discard(path: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Wanted, default_path, grow, prepare};
+    use super::{Room, Wanted, default_path, grow, prepare};
     use cairn_format::snapshot::ChunkSize;
     use std::fs;
     use std::path::Path;
@@ -380,6 +404,30 @@ mod tests {
             let line = prepare(&wanted(&path, None)).unwrap_err().to_string();
             assert!(line.contains(part), "{line}");
             assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_new_store_has_its_first_area_on_the_medium() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.cow");
+        prepare(&wanted(&path, Some(1 << 20))).unwrap();
+        let room = Room::of(&path).unwrap();
+        assert!(room.allocated >= 2 * 4096 && room.allocated < 1 << 20, "{room:?}");
+        assert!(room.available > 0);
+    }
+
+    #[test]
+    fn a_store_has_the_room_that_its_file_system_has() {
+        let room = |allocated, available| Room { allocated, available };
+        for (room, used, total, left) in [
+            (room(16 << 9, 1 << 30), 16, 100, 84),
+            (room(16 << 9, 10 << 9), 16, 100, 10),
+            (room(100 << 9, 0), 16, 100, 84),
+            (room(20 << 9, 10 << 9), 16, 100, 14),
+            (room(0, 0), 16, 16, 0),
+        ] {
+            assert_eq!(room.left_sectors(used, total), left, "{room:?}");
         }
     }
 

@@ -532,6 +532,27 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
 }
 
 #[test]
+fn a_write_to_the_volume_waits_while_a_store_grows() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, LINEAR);
+    bed.verbs.watch_over().unwrap();
+    let params = SnapCreateParams {
+        name: "v@mon".to_owned(),
+        chunk_sectors: Some(8),
+        size_bytes: Some(16 << 10),
+        fill_percent: Some(100),
+        grow_bytes: Some(64 << 10),
+        ..SnapCreateParams::default()
+    };
+    bed.verbs.snap_create(&params).unwrap();
+    bed.write("v", 0, SECTORS, 2);
+    assert_eq!(bed.bytes("v@mon"), all_of(1));
+    let infos = bed.verbs.snap_list(Some("v")).unwrap();
+    assert_eq!(infos[0].state, "valid");
+    assert!(infos[0].size_bytes > Some(SECTORS * 512));
+}
+
+#[test]
 fn a_store_that_is_full_overflows_until_it_grows() {
     let (_all, work, _) = folders();
     let bed = Bed::fresh(&work, LINEAR);

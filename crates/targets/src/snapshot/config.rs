@@ -19,15 +19,20 @@ pub const ORIGIN_SPEC: Spec = Spec::NONE;
 const ZEROES: &str = "discard_zeroes_cow";
 const PASSDOWN: &str = "discard_passdown_origin";
 const FILL: &str = "fill_event";
+const WAIT: &str = "wait_for_room";
+
+/// Longest time that a write waits for room.
+const WAIT_SECONDS_MAX: u64 = 3600;
 
 const OPTIONS: &[OptionSpec] = &[
     OptionSpec::new(ZEROES, &[]),
     OptionSpec::new(PASSDOWN, &[]),
     OptionSpec::new(FILL, &["percent"]),
+    OptionSpec::new(WAIT, &["seconds"]),
 ];
 
-/// Most words of features: both of the kernel's and our pair.
-const FEATURE_WORDS_MAX: usize = 4;
+/// Most words of features: both of the kernel's and our pairs.
+const FEATURE_WORDS_MAX: usize = 6;
 
 /// Where exceptions are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +83,8 @@ pub(super) struct Config {
     pub discard_zeroes_cow: bool,
     pub discard_passdown_origin: bool,
     pub fill_event_percent: Option<u64>,
+    /// How long a write to the origin that finds no room waits for the store to grow.
+    pub wait_for_room_s: Option<u64>,
     /// The snapshot's range of the mapped device, which is that of the origin.
     pub start: Sector,
     pub end: Sector,
@@ -105,6 +112,7 @@ impl Config {
             discard_zeroes_cow: false,
             discard_passdown_origin: false,
             fill_event_percent: None,
+            wait_for_room_s: None,
             start: ctor.start,
             end: ctor.start + ctor.len,
         };
@@ -113,7 +121,11 @@ impl Config {
             match word {
                 ZEROES => config.discard_zeroes_cow = true,
                 PASSDOWN => config.discard_passdown_origin = true,
-                _ => config.fill_event_percent = Some(features.number(FILL, 1..=100)?),
+                FILL => config.fill_event_percent = Some(features.number(FILL, 1..=100)?),
+                _ => {
+                    let seconds = features.number(WAIT, 1..=WAIT_SECONDS_MAX)?;
+                    config.wait_for_room_s = Some(seconds);
+                }
             }
         }
         if config.discard_passdown_origin && !config.discard_zeroes_cow {
@@ -136,6 +148,9 @@ impl Config {
         if let Some(percent) = self.fill_event_percent {
             features.extend([FILL.to_owned(), percent.to_string()]);
         }
+        if let Some(seconds) = self.wait_for_room_s {
+            features.extend([WAIT.to_owned(), seconds.to_string()]);
+        }
         let (origin, cow) = (&self.origin.argument, &self.cow.argument);
         let (kind, chunk) = (self.kind.word(), self.chunk.sectors());
         let mut text = format!("{origin} {cow} {kind} {chunk}");
@@ -150,18 +165,22 @@ impl Config {
 #[must_use]
 pub fn kernel_words(params: &str) -> String {
     let mut words: Vec<&str> = params.split(' ').collect();
-    if let Some(at) = words.iter().position(|word| *word == FILL) {
-        words.drain(at..(at + 2).min(words.len()));
-        let count = (words.len().saturating_sub(5)).to_string();
-        let rest = words.split_off(words.len().min(5));
-        words.truncate(4);
-        let mut text = words.join(" ");
-        if !rest.is_empty() {
-            text.push_str(&format!(" {count} {}", rest.join(" ")));
+    let all = words.len();
+    for own in [FILL, WAIT] {
+        if let Some(at) = words.iter().position(|word| *word == own) {
+            words.drain(at..(at + 2).min(words.len()));
         }
-        return text;
     }
-    params.to_owned()
+    if words.len() == all {
+        return params.to_owned();
+    }
+    let rest = words.split_off(words.len().min(5));
+    words.truncate(4);
+    let mut text = words.join(" ");
+    if !rest.is_empty() {
+        text.push_str(&format!(" {} {}", rest.len(), rest.join(" ")));
+    }
+    text
 }
 
 #[cfg(test)]
@@ -185,6 +204,7 @@ mod tests {
                 "/o /c P 8 4 fill_event 80 discard_passdown_origin discard_zeroes_cow",
                 "/o /c P 8 4 discard_zeroes_cow discard_passdown_origin fill_event 80",
             ),
+            ("/o /c PO 8 2 WAIT_FOR_ROOM 30", "/o /c PO 8 2 wait_for_room 30"),
         ] {
             assert_eq!(parse(line).unwrap().print(), printed);
             assert_eq!(parse(printed).unwrap().print(), printed);
@@ -196,6 +216,7 @@ mod tests {
         for (line, kernels) in [
             ("/o /c P 8", "/o /c P 8"),
             ("/o /c P 8 2 fill_event 80", "/o /c P 8"),
+            ("/o /c P 8 4 fill_event 80 wait_for_room 30", "/o /c P 8"),
             ("/o /c P 8 3 discard_zeroes_cow fill_event 80", "/o /c P 8 1 discard_zeroes_cow"),
         ] {
             assert_eq!(kernel_words(line), kernels);
@@ -212,6 +233,7 @@ mod tests {
             ("/o /c P 8 1 shiny", "option: found 'shiny'"),
             ("/o /c P 8 1 discard_passdown_origin", "discard_zeroes_cow beside it"),
             ("/o /c P 8 2 fill_event 0", "fill_event: found '0'"),
+            ("/o /c P 8 2 wait_for_room 3601", "wait_for_room: found '3601'"),
             ("/o /c P 8 0 more", "more"),
         ] {
             let error = parse(line).err().expect(line);

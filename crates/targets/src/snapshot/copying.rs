@@ -9,20 +9,29 @@
 //! 1. budget (waiting holds nothing), 2. claims and allocation, 3. reads and writes, in pieces of
 //!    the budget, 4. the budget returns, 5. commits, 6. the origin's readers have left.
 //!
-//! A write to the snapshot goes on after 5, a write to the origin after 6.
+//! A write to the snapshot goes on after 5, a write to the origin after 6. Until then the origin
+//! holds what is copied: what the COW device may have lost before its commit is copied again.
+//!
+//! A write to the snapshot for which the file system beneath the COW device has no room fails
+//! alone. One to the origin ends the snapshot.
+//!
+//! A write to the origin that finds the store full ends the snapshot, or waits for the store to
+//! grow if the snapshot's table says so: after 6, holding nothing. Then it is mapped again. A
+//! suspend without a flush hands it back, and the end of the server fails it.
 
 use std::sync::Arc;
 
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
-    Buf, CopyGrant, Env, Io, IoError, RequestId, Sector, SectorCount, SectorRange, Segs,
+    Buf, CopyGrant, Env, Io, IoError, IoResult, RequestId, Sector, SectorCount, SectorRange, Segs,
 };
 use futures_util::future::join_all;
 
 use super::canary::{self, Bug};
-use super::core::{Core, InUse, wake};
+use super::core::{Core, Failed, InUse, NO_SPACE, SHUTDOWN, Waited, wake};
 use super::kin::Kin;
-use super::store::Batch;
+use super::store::{Batch, News};
 use super::table::{Bell, Claim, Until, Waiter};
 use crate::crew::Crew;
 
@@ -59,12 +68,24 @@ pub(super) struct Copying {
     crew: Arc<Crew>,
     until: Until,
     rows: Box<[Padded<Mutex<Vec<Want>>>]>,
+    /// What waits for room is handed back.
+    hands_back: AtomicBool,
 }
 
 impl Copying {
     pub fn new(env: &Env, kin: Arc<Kin>, crew: Arc<Crew>, until: Until) -> Arc<Copying> {
         let rows = (0..env.post().reactors()).map(|_| Padded::default()).collect();
-        Arc::new(Copying { kin, crew, until, rows })
+        Arc::new(Copying { kin, crew, until, rows, hands_back: AtomicBool::new(false) })
+    }
+
+    /// From now on, or from now on no more, what waits for room is handed back.
+    pub fn set_hands_back(&self, hands_back: bool) {
+        self.hands_back.store(hands_back, Ordering::Release);
+    }
+
+    /// True if nobody is to wait for room.
+    pub fn gives_up(&self, env: &Env) -> bool {
+        self.hands_back.load(Ordering::Acquire) || env.is_ending()
     }
 
     /// Copies what is missing in `only` (or every snapshot), then tells who wants it; he looks
@@ -81,15 +102,15 @@ impl Copying {
     }
 
     /// Does the jobs of a turn at the same time, the first of them here.
-    async fn run_jobs(&self, env: &Env, only: Option<Arc<Core>>) {
+    async fn run_jobs(self: &Arc<Copying>, env: &Env, only: Option<Arc<Core>>) {
         let row = &self.rows[usize::from(env.reactor().0)].0;
         let mut wants = std::mem::take(&mut *row.lock());
         wants.sort_by_key(|want| want.range.start);
         let cores = only.map_or_else(|| self.kin.cores(env), |core| vec![core]);
         let chunk = cores.iter().map(|core| core.chunk_sectors()).max().unwrap_or(1);
         let make = |(wants, bytes)| {
-            let (kin, cores) = (self.kin.clone(), cores.clone());
-            (Job { kin, cores, wants, until: self.until }, bytes)
+            let (copying, cores) = (self.clone(), cores.clone());
+            (Job { copying, cores, wants, until: self.until, short: Vec::new() }, bytes)
         };
         let mut jobs = split(wants, SectorCount(chunk)).into_iter().map(make);
         let (first, first_bytes) = jobs.next().expect("somebody asked for this turn");
@@ -125,15 +146,17 @@ fn split(wants: Vec<Want>, chunk: SectorCount) -> Vec<(Vec<Want>, u64)> {
 struct Share {
     core: Arc<Core>,
     batch: Arc<Batch>,
-    failed: Option<String>,
+    failed: Option<Failed>,
     _in_use: InUse,
 }
 
 struct Job {
-    kin: Arc<Kin>,
+    copying: Arc<Copying>,
     cores: Vec<Arc<Core>>,
     wants: Vec<Want>,
     until: Until,
+    /// Snapshots whose store was full.
+    short: Vec<Arc<Core>>,
 }
 
 /// A piece of the origin in memory.
@@ -144,7 +167,8 @@ struct Piece {
 
 impl Job {
     async fn run(mut self, env: &Env, bytes: u64) {
-        let grant = self.kin.budget.grant(bytes.min(JOB_BYTES)).await;
+        let kin = self.copying.kin.clone();
+        let grant = kin.budget.grant(bytes.min(JOB_BYTES)).await;
         let mut parked = vec![false; self.wants.len()];
         let mut shares = Vec::new();
         for core in std::mem::take(&mut self.cores) {
@@ -165,15 +189,47 @@ impl Job {
             self.wants.clear();
             env.sleep(std::time::Duration::from_micros(500)).await;
         }
-        join_all(shares.iter_mut().map(|share| share.finish(env))).await;
+        let results = join_all(shares.iter_mut().map(|share| share.finish(env, &kin))).await;
         if self.until == Until::Published {
+            if results.contains(&Err(NO_SPACE)) {
+                self.refuse_wanters(env, &mut parked);
+            }
             self.tell_wanters(env, &parked);
         }
         for share in &shares {
             share.core.settle(env, &share.batch.records).await;
         }
+        drop(shares);
         if self.until == Until::Settled {
+            self.wait_for_room(env, &mut parked).await;
             self.tell_wanters(env, &parked);
+        }
+    }
+
+    /// Waits until the stores that were full have room, or their snapshots have ended.
+    async fn wait_for_room(&self, env: &Env, parked: &mut [bool]) {
+        for core in &self.short {
+            let waited = core.wait_for_room(env, || self.copying.gives_up(env)).await;
+            if waited == Waited::GivenUp {
+                return self.hand_back_wanters(env, parked);
+            }
+        }
+    }
+
+    /// What waited for room goes back to where it came from; tasks look again, and see that.
+    fn hand_back_wanters(&self, env: &Env, parked: &mut [bool]) {
+        let hands_back = self.copying.hands_back.load(Ordering::Acquire);
+        for (want, parked) in self.wants.iter().zip(parked) {
+            match want.by {
+                Wanter::Request(id) if !*parked => {
+                    *parked = true;
+                    match hands_back {
+                        true => env.hand_back(id),
+                        false => env.complete(id, Err(SHUTDOWN)),
+                    }
+                }
+                _ => (),
+            }
         }
     }
 
@@ -183,9 +239,22 @@ impl Job {
         wake(env, free.map(|(want, _)| Waiter::from(want.by.clone())).collect());
     }
 
+    /// There is no room for what writes to a snapshot want; nobody else has to do with them.
+    fn refuse_wanters(&self, env: &Env, parked: &mut [bool]) {
+        for (want, parked) in self.wants.iter().zip(parked) {
+            match want.by {
+                Wanter::Request(id) if !*parked => {
+                    env.complete(id, Err(NO_SPACE));
+                    *parked = true;
+                }
+                _ => (),
+            }
+        }
+    }
+
     /// Claims what is missing in a snapshot, and allocates.
     async fn take_share(
-        &self,
+        &mut self,
         env: &Env,
         core: Arc<Core>,
         in_use: InUse,
@@ -195,11 +264,13 @@ impl Job {
         if claimed.is_empty() {
             return None;
         }
-        let batch = core.store.allocate(&claimed);
+        let batch = core.store.allocate(&claimed, self.until);
         core.look_at_fill();
         let got = batch.as_ref().map_or(0, |batch| batch.records.len());
         if got < claimed.len() {
-            if self.until == Until::Settled || !core.overflow() {
+            if self.until == Until::Settled && core.may_wait_for_room() {
+                self.short.push(core.clone());
+            } else if self.until == Until::Settled || !core.overflow() {
                 core.invalidate(env, "no space left").await;
             }
             wake(env, core.exceptions.settle(claimed[got..].iter().copied()));
@@ -229,14 +300,20 @@ impl Job {
 }
 
 impl Share {
-    async fn finish(&mut self, env: &Env) {
-        match self.failed.take() {
-            Some(why) => self.core.fail(env, &self.batch, &why).await,
-            None => {
-                self.batch.set_done();
-                // A commit that failed has ended the snapshot, which concerns no origin.
-                let _ = self.core.commit(env, &self.batch).await;
+    async fn finish(&mut self, env: &Env, kin: &Kin) -> IoResult {
+        loop {
+            if let Some(failed) = self.failed.take() {
+                return self.core.fail(env, &self.batch, failed).await;
             }
+            self.batch.set_done();
+            // A commit that failed has ended the snapshot, which concerns no origin.
+            if let News::Ended(result) = self.core.commit(env, &self.batch).await {
+                return result;
+            }
+            let bytes = self.batch.records.len() as u64 * self.core.chunk_sectors() * 512;
+            let grant = kin.budget.grant(bytes.min(JOB_BYTES)).await;
+            self.batch.begin(self.core.cow().failures());
+            copy(env, std::slice::from_mut(self), &grant).await;
         }
     }
 
@@ -305,7 +382,9 @@ async fn copy(env: &Env, shares: &mut [Share], grant: &CopyGrant<'_>) {
         let read = join_all(reads).await.into_iter().collect::<Result<(), IoError>>();
         if let Err(error) = read {
             let why = format!("{}: could not be read: {error}", first_name(shares));
-            shares.iter_mut().for_each(|share| share.failed = Some(why.clone()));
+            for share in shares {
+                share.failed = Some(Failed { why: why.clone(), no_space: false });
+            }
             return;
         }
         write_shares(env, shares, &pieces, &buf).await;
@@ -329,7 +408,7 @@ async fn write_shares(env: &Env, shares: &mut [Share], pieces: &[Piece], buf: &B
     for (share, writes) in shares.iter_mut().zip(started) {
         let written = join_all(writes).await.into_iter().collect::<Result<(), IoError>>();
         if let Err(error) = written {
-            share.failed = Some(format!("could not be written: {error}"));
+            share.failed = Some(Failed::writing(error));
         }
     }
 }

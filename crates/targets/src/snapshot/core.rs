@@ -4,20 +4,32 @@
 //!
 //! Owns the condition of the snapshot (valid, overflowed, invalid) and the one way from a written
 //! copy to a settled exception: [`Core::commit`], then [`Core::settle`].
+//!
+//! # The end of the server
+//! An error may come of the end alone: of a disk beneath that is suspended for ever, of a store
+//! that nobody makes larger any more. The snapshot is then *stopped*: nothing is committed any
+//! more, its device stays as it is, and what waited for it fails, writes to the origin too. So the
+//! origin is as the snapshot needs it when the next server opens both.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+use cairn_block::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 use cairn_block::sync::{Mutex, Padded};
-use cairn_block::{Disk, Env, Events, IoError, IoResult, Sector, SectorRange, yield_once};
+use cairn_block::{
+    ConfigError, Disk, Env, ErrorKind, Events, FailureCount, IoError, IoResult, Sector,
+    SectorRange, yield_once,
+};
 use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
 
 use super::home::Home;
+use super::losses::Losses;
 use super::readers::Readers;
-use super::store::{Batch, Ledger, Store};
-use super::table::{Bell, Exceptions, Locks, STRIPES, Waiter, stripe_of};
+use super::store::{Batch, Ledger, News, Setback, Store};
+use super::table::{Bell, Exceptions, Locks, STRIPES, Until, Waiter, stripe_of};
 use crate::args::Device;
 
 /// How a snapshot is.
@@ -29,13 +41,32 @@ pub(super) enum Condition {
     Overflow = 1,
     /// On its way to invalid: the origin may not yet be written without an exception.
     Ending = 2,
+    /// The server ends: on its device it is as it was, and the origin must not change.
+    Stopped = 3,
+    /// Its table was closed and may be resumed: until then it keeps nothing, but notes whether it
+    /// missed anything.
+    Closed = 4,
     /// Its content is lost, or served by another table.
-    Invalid = 3,
+    Invalid = 5,
 }
+
+/// Why a transient snapshot ends (C3 of `losses`).
+pub(super) const LOST: &str = "a flush failed: what it holds may be lost";
+
+/// What a write is told for which the file system beneath the COW device has no room.
+pub(super) const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
+
+/// What waits is told when the server ends.
+pub(super) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 
 /// How often the mark of an invalid snapshot is tried, and the time between.
 const MARK_ATTEMPTS: u32 = 3;
 const MARK_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often who waits for room looks.
+const ROOM_LOOK: Duration = Duration::from_millis(20);
+/// Most jobs that wait for room; another one ends the snapshot.
+const ROOM_WAITS_MAX: u32 = 1024;
 
 /// Percent of the store from which on somebody wants to know; none: never.
 const NO_MARK: u64 = u64::MAX;
@@ -61,10 +92,16 @@ pub(super) struct Core {
     /// Writes that find no room overflow the snapshot instead of ending it.
     overflows: AtomicBool,
     condition: AtomicU8,
-    ended: Bell,
+    /// While it was closed, something of the origin changed that it lacks.
+    missed: AtomicBool,
+    ended: Mutex<Arc<Bell>>,
     events: Mutex<Events>,
+    /// Of the COW device.
+    pub losses: Losses,
     fill_mark_percent: AtomicU64,
     announced: AtomicBool,
+    wait_for_room_ms: AtomicU64,
+    waits_for_room: AtomicU32,
     users: Padded<AtomicUsize>,
     unused: Event,
 }
@@ -91,6 +128,19 @@ pub(super) struct Terms {
     pub fill_mark_percent: Option<u64>,
     /// Whom to tell.
     pub events: Events,
+    /// Where to count acknowledged writes that are lost.
+    pub failures: Arc<FailureCount>,
+    /// How long a write to the origin that finds no room waits for the store to grow.
+    pub wait_for_room: Duration,
+}
+
+/// What became of a wait for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waited {
+    /// There is room, or the snapshot has ended: whoever waited looks again.
+    Over,
+    /// It was given up.
+    GivenUp,
 }
 
 /// Somebody works with the core: its COW device is in use.
@@ -118,6 +168,7 @@ impl Core {
     pub fn new(env: &Env, parts: Parts) -> Core {
         let reactors = env.post().reactors();
         let chunks = parts.chunk.chunks_of(parts.origin.disk.sectors().0);
+        let losses = Losses::new(parts.cow.disk.as_ref());
         Core {
             _home: parts.home,
             origin: parts.origin,
@@ -129,10 +180,14 @@ impl Core {
             end_sector: AtomicU64::new(0),
             overflows: AtomicBool::new(false),
             condition: AtomicU8::new(Condition::Valid as u8),
-            ended: Bell::default(),
+            missed: AtomicBool::new(false),
+            ended: Mutex::default(),
             events: Mutex::new(parts.events),
+            losses,
             fill_mark_percent: AtomicU64::new(NO_MARK),
             announced: AtomicBool::new(false),
+            wait_for_room_ms: AtomicU64::new(0),
+            waits_for_room: AtomicU32::new(0),
             users: Padded::default(),
             unused: Event::new(),
         }
@@ -145,7 +200,10 @@ impl Core {
         self.overflows.store(terms.overflows, Ordering::Release);
         let mark = terms.fill_mark_percent.unwrap_or(NO_MARK);
         self.fill_mark_percent.store(mark, Ordering::Release);
+        let wait_ms = u64::try_from(terms.wait_for_room.as_millis()).unwrap_or(u64::MAX);
+        self.wait_for_room_ms.store(wait_ms, Ordering::Release);
         *self.events.lock() = terms.events.clone();
+        self.losses.count_on(&terms.failures);
         if self.condition() == Condition::Overflow && self.store.has_room() {
             let (from, to) = (Condition::Overflow as u8, Condition::Valid as u8);
             let _ = self.condition.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
@@ -201,6 +259,8 @@ impl Core {
             0 => Condition::Valid,
             1 => Condition::Overflow,
             2 => Condition::Ending,
+            3 => Condition::Stopped,
+            4 => Condition::Closed,
             _ => Condition::Invalid,
         }
     }
@@ -230,6 +290,28 @@ impl Core {
         }
     }
 
+    /// Tells the clients of failures of the COW device that concern them (C2 of `losses`). False
+    /// if the whole content may be lost (C3): the snapshot is to end.
+    pub fn look_at_failures(&self) -> bool {
+        let failed = self.losses.look(self.cow().as_ref());
+        !failed || self.store.is_persistent() || self.store.committed() == 0
+    }
+
+    /// Makes durable what clients wrote in place; no request is under way.
+    ///
+    /// # Errors
+    /// It may be lost.
+    pub async fn flush_in_place(self: &Arc<Core>, env: &Env) -> Result<(), ConfigError> {
+        if !self.losses.has_in_place() || !self.is_readable() {
+            return Ok(());
+        }
+        let flushed = self.losses.flush(env, &self.store.cow).await;
+        if flushed.is_err() && !self.store.is_persistent() {
+            self.invalidate(env, LOST).await;
+        }
+        flushed
+    }
+
     /// Raises an event when the store is filled to the mark, once.
     pub fn look_at_fill(&self) {
         let mark = self.fill_mark_percent.load(Ordering::Acquire);
@@ -243,6 +325,39 @@ impl Core {
             tracing::warn!("snapshot: {cow}: {allocated} of {total} sectors are in use");
             self.events.lock().raise();
         }
+    }
+
+    /// True if a write to the origin that finds no room waits for the store to grow.
+    pub fn may_wait_for_room(&self) -> bool {
+        self.wait_for_room_ms.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits until the store has room again; ends the snapshot if it has none in time. The caller
+    /// holds nothing.
+    pub async fn wait_for_room(self: &Arc<Core>, env: &Env, gives_up: impl Fn() -> bool) -> Waited {
+        let limit = Duration::from_millis(self.wait_for_room_ms.load(Ordering::Acquire));
+        let (cow, began) = (&self.store.cow.argument, env.now());
+        env.post().log().warn(began, &format!("snapshot: {cow}: waits"), || {
+            format!("snapshot: {cow}: full, a write to the origin waits {limit:?} for it to grow")
+        });
+        let others = self.waits_for_room.fetch_add(1, Ordering::AcqRel);
+        let waited = loop {
+            // Where the system does not tell the size, it is as before.
+            let _ = self.cow().refresh();
+            if self.store.has_room() || !self.is_readable() {
+                break Waited::Over;
+            }
+            if gives_up() {
+                break Waited::GivenUp;
+            }
+            if env.now().since(began) >= limit || others >= ROOM_WAITS_MAX {
+                self.invalidate(env, "no space left, and the store did not grow").await;
+                break Waited::Over;
+            }
+            env.sleep(ROOM_LOOK).await;
+        };
+        self.waits_for_room.fetch_sub(1, Ordering::AcqRel);
+        waited
     }
 
     /// A write to the snapshot found no room; true if the snapshot goes on, for readers.
@@ -276,20 +391,18 @@ impl Core {
 
     async fn finish_end(self: &Arc<Core>, env: &Env, first: bool, why: &str) {
         if !first {
-            return self.ended.wait().await;
+            return self.wait_end().await;
         }
         let cow = &self.store.cow.argument;
         if env.is_ending() {
-            // The error may come of that alone. On its device the snapshot is as it was; the origin
-            // is not changed either, for whoever waits for this end waits as long as the process is.
-            tracing::warn!("snapshot: {cow}: waits for the end of the server: {why}");
-            return std::future::pending().await;
+            tracing::warn!("snapshot: {cow}: stays as it is, the server ends: {why}");
+            return self.end(env, Condition::Stopped).await;
         }
         tracing::error!("snapshot: {cow}: invalidated: {why}");
         if self.store.is_persistent() {
             self.mark(env).await;
         }
-        self.end(env).await;
+        self.end(env, Condition::Invalid).await;
         self.events.lock().raise();
     }
 
@@ -314,35 +427,74 @@ impl Core {
         tracing::error!("snapshot: {cow}: nothing on it says that it ended: never use it again");
     }
 
-    /// The snapshot is found invalid, or another table serves it from now on: nothing is written.
-    pub async fn dismiss(&self, env: &Env) {
+    /// The snapshot is found invalid, or another table serves it from now on, or nobody does for
+    /// a while: nothing is written.
+    pub async fn dismiss(&self, env: &Env, condition: Condition) {
         self.condition.fetch_max(Condition::Ending as u8, Ordering::AcqRel);
-        self.end(env).await;
+        self.end(env, condition).await;
     }
 
-    async fn end(&self, env: &Env) {
+    /// Forgets everything, to be opened again. It is dismissed, and nobody works with it.
+    pub async fn reset(&self) {
+        self.exceptions.clear();
+        self.store.reset().await;
+        self.losses.reset(self.cow().as_ref());
+    }
+
+    /// It was opened again: from now on it is as any other.
+    pub fn revive(&self) {
+        *self.ended.lock() = Arc::default();
+        self.condition.store(Condition::Valid as u8, Ordering::Release);
+    }
+
+    /// True if every chunk of a range of the origin has an exception.
+    pub fn has_all(&self, range: SectorRange) -> bool {
+        let (first, end) = self.chunks_of(range);
+        let kept = self.exceptions.changed(first, end);
+        first == end || matches!(kept.as_slice(), [run] if *run == (first..end))
+    }
+
+    /// While it is closed a range of the origin is about to change.
+    pub fn note_missed(&self, range: SectorRange) {
+        if !self.has_all(range) {
+            self.missed.store(true, Ordering::Release);
+        }
+    }
+
+    /// True if something changed while it was closed that it lacks. Asked when the kin know that
+    /// it is closed no more.
+    pub fn has_missed(&self) -> bool {
+        self.missed.swap(false, Ordering::AcqRel)
+    }
+
+    async fn end(&self, env: &Env, condition: Condition) {
         for stripe in 0..STRIPES {
             self.readers.quiesce(stripe).await;
         }
-        self.condition.store(Condition::Invalid as u8, Ordering::Release);
+        self.condition.fetch_max(condition as u8, Ordering::AcqRel);
         wake(env, self.exceptions.settle_all());
-        self.ended.ring();
+        self.ended.lock().ring();
+    }
+
+    async fn wait_end(&self) {
+        let ended = self.ended.lock().clone();
+        ended.wait().await;
     }
 
     /// Waits until an ending snapshot has ended.
     pub async fn wait_ended(&self) {
         if self.condition() == Condition::Ending {
-            self.ended.wait().await;
+            self.wait_end().await;
         }
     }
 
-    /// Commits a batch whose data is written. On return its records are durable and published, or
-    /// the snapshot is invalid and the answer an error.
-    pub async fn commit(self: &Arc<Core>, env: &Env, batch: &Batch) -> IoResult {
+    /// Commits a batch whose data is written. Answers once its records are durable and published;
+    /// or the snapshot is invalid and the answer an error; or its data is to be written again.
+    pub async fn commit(self: &Arc<Core>, env: &Env, batch: &Batch) -> News {
         let mut looks = if self.store.is_quick() { LOOKS } else { 0 };
-        let result = loop {
-            if let Some(result) = batch.result() {
-                break result;
+        let news = loop {
+            if let Some(news) = batch.news() {
+                break news;
             }
             if (looks == 0 || !self.store.is_led()) && self.store.lead() {
                 self.commit_done(env).await;
@@ -352,13 +504,13 @@ impl Core {
                 yield_once().await;
             } else {
                 // Who leads, or the owner of the first batch that is not done, commits this one.
-                batch.wait_ended().await;
+                batch.wait_news().await;
             }
         };
-        if result.is_ok() {
+        if news == News::Ended(Ok(())) {
             wake(env, self.exceptions.publish(&batch.records));
         }
-        result
+        news
     }
 
     /// Commits what is done, as the leader, and lets others lead.
@@ -371,7 +523,17 @@ impl Core {
             drop(ledger);
             return self.store.stop_leading(self.store.is_quick());
         }
-        let result = self.write_batches(env, &mut ledger, &batches).await;
+        let written = self.write_batches(env, &mut ledger, &batches).await;
+        let result = match written {
+            Ok(()) => Ok(()),
+            Err(setback) => match self.redo(env, setback, &batches) {
+                Some(error) => Err(error),
+                None => {
+                    drop(ledger);
+                    return self.store.stop_leading(false);
+                }
+            },
+        };
         // Before another leader gets the ledger, which a failure leaves without its tail.
         let first = result.is_err() && self.begin_end();
         drop(ledger);
@@ -381,6 +543,42 @@ impl Core {
         }
         self.store.stop_leading(is_quick);
         batches.iter().for_each(|batch| batch.end(result));
+    }
+
+    /// What a commit that wrote no record leaves to be done. None: the batches are in other
+    /// hands; otherwise the snapshot ends.
+    fn redo(&self, env: &Env, setback: Setback, batches: &[Arc<Batch>]) -> Option<IoError> {
+        let cow = &self.store.cow.argument;
+        match setback {
+            Setback::Failed(error) => Some(error),
+            Setback::Lost => {
+                env.post().log().warn(env.now(), &format!("snapshot: {cow}: lost"), || {
+                    format!("snapshot: {cow}: a flush failed, copies are written again")
+                });
+                let goes_on = self.look_at_failures() && self.store.put_back_lost(batches);
+                (!goes_on).then_some(IoError::IO)
+            }
+            Setback::NoRoom => {
+                let (own, origins): (Vec<_>, Vec<_>) =
+                    batches.iter().cloned().partition(|batch| batch.until == Until::Published);
+                if own.is_empty() {
+                    return Some(NO_SPACE);
+                }
+                self.store.put_back(&origins);
+                own.iter().for_each(|batch| self.give_back(env, batch));
+                None
+            }
+        }
+    }
+
+    /// The file system has no room for a write to the snapshot: that fails, and nothing else.
+    fn give_back(&self, env: &Env, batch: &Arc<Batch>) {
+        let cow = &self.store.cow.argument;
+        env.post().log().warn(env.now(), &format!("snapshot: {cow}: full"), || {
+            format!("snapshot: {cow}: no space on its file system, a write to it failed")
+        });
+        self.store.take_back(batch);
+        batch.end(Err(NO_SPACE));
     }
 
     /// What others did while the caller committed does not hold him up.
@@ -403,13 +601,17 @@ impl Core {
         env: &Env,
         ledger: &mut Ledger,
         batches: &[Arc<Batch>],
-    ) -> Result<(), IoError> {
+    ) -> Result<(), Setback> {
         if !self.is_readable() {
-            return Err(IoError::IO);
+            return Err(Setback::Failed(IoError::IO));
+        }
+        let failures = self.cow().failures();
+        if !batches.iter().all(|batch| batch.is_whole(failures)) {
+            return Err(Setback::Lost);
         }
         let records: Vec<Record> =
             batches.iter().flat_map(|batch| &batch.records).copied().collect();
-        self.store.write_records(env, ledger, &records).await
+        self.store.write_records(env, ledger, &records, failures).await
     }
 
     /// Ends the pending exceptions of committed records: waits until the readers that may have
@@ -431,11 +633,33 @@ impl Core {
         }
     }
 
-    /// A copy failed before its commit.
-    pub async fn fail(self: &Arc<Core>, env: &Env, batch: &Batch, why: &str) {
-        self.invalidate(env, why).await;
+    /// The data of a batch could not be written. Answers what its owner is told.
+    pub async fn fail(self: &Arc<Core>, env: &Env, batch: &Arc<Batch>, failed: Failed) -> IoResult {
+        if failed.no_space && batch.until == Until::Published {
+            self.give_back(env, batch);
+            // It may have held up others.
+            self.commit_the_rest(env);
+            return Err(NO_SPACE);
+        }
+        self.invalidate(env, &failed.why).await;
         batch.set_done();
         // The snapshot has ended: nobody waits for the result.
         let _ = self.commit(env, batch).await;
+        Err(IoError::IO)
+    }
+}
+
+/// Why the data of a batch was not written.
+pub(super) struct Failed {
+    pub why: String,
+    /// The file system beneath the COW device has no room.
+    pub no_space: bool,
+}
+
+impl Failed {
+    /// The COW device answered `error`.
+    pub fn writing(error: IoError) -> Failed {
+        let no_space = error.kind == ErrorKind::NoSpace;
+        Failed { why: format!("could not be written: {error}"), no_space }
     }
 }

@@ -8,11 +8,13 @@
 use std::sync::Arc;
 
 use cairn_block::sync::{Mutex, Padded};
-use cairn_block::{Env, Flags, Io, IoError, RequestId, SectorCount, SectorRange};
+use cairn_block::{Env, Flags, Io, IoError, IoResult, RequestId, SectorCount, SectorRange};
 use cairn_format::snapshot::Record;
 use futures_util::future::join_all;
 
-use super::core::{Core, wake};
+use super::core::{Core, Failed, wake};
+use super::store::{Batch, News};
+use super::table::Until;
 use crate::crew::Crew;
 
 /// A request to the COW device is not made longer than this by joining.
@@ -90,7 +92,7 @@ async fn run(env: &Env, core: &Arc<Core>, covers: Vec<Cover>) {
     let _in_use = core.enter();
     let claimed: Vec<u64> =
         covers.iter().flat_map(|cover| cover.chunk..cover.chunk + cover.count).collect();
-    let batch = core.store.allocate(&claimed);
+    let batch = core.store.allocate(&claimed, Until::Published);
     core.look_at_fill();
     let got = batch.as_ref().map_or(0, |batch| batch.records.len());
     if got < claimed.len() {
@@ -101,11 +103,7 @@ async fn run(env: &Env, core: &Arc<Core>, covers: Vec<Cover>) {
     }
     let mut result = Err(IoError::IO);
     if let Some(batch) = &batch {
-        if let Err(error) = write(env, core, &covers, &batch.records).await {
-            core.invalidate(env, &format!("could not be written: {error}")).await;
-        }
-        batch.set_done();
-        result = core.commit(env, batch).await;
+        result = keep(env, core, &covers, batch).await;
     }
     let mut left = got as u64;
     for cover in &covers {
@@ -115,6 +113,20 @@ async fn run(env: &Env, core: &Arc<Core>, covers: Vec<Cover>) {
     }
     if let Some(batch) = &batch {
         core.settle(env, &batch.records).await;
+    }
+}
+
+/// Writes and commits; again if what was written may be lost: the requests still have it.
+async fn keep(env: &Env, core: &Arc<Core>, covers: &[Cover], batch: &Arc<Batch>) -> IoResult {
+    loop {
+        if let Err(error) = write(env, core, covers, &batch.records).await {
+            return core.fail(env, batch, Failed::writing(error)).await;
+        }
+        batch.set_done();
+        match core.commit(env, batch).await {
+            News::Ended(result) => return result,
+            News::Lost => batch.begin(core.cow().failures()),
+        }
     }
 }
 

@@ -158,13 +158,15 @@ fn every_done_batch_is_committed_in_its_turn_by_somebody() {
                 let (store, committed) = (store.clone(), committed.clone());
                 thread::spawn(move || {
                     for round in 0..2 {
-                        let batch = store.allocate(&[thread * 2 + round]).expect("there is room");
+                        let batch = store
+                            .allocate(&[thread * 2 + round], Until::Settled)
+                            .expect("there is room");
                         thread::yield_now();
                         batch.set_done();
                         while store.lead() {
                             commit_done(&store, &committed);
                         }
-                        block_on(batch.wait_ended());
+                        block_on(batch.wait_news());
                     }
                 })
             })

@@ -87,6 +87,12 @@ impl Kin {
             match core.condition() {
                 Condition::Valid | Condition::Overflow => (),
                 Condition::Ending => return OriginPlan::Missing,
+                Condition::Stopped if core.has_all(range) => continue,
+                Condition::Stopped => return OriginPlan::Refused,
+                Condition::Closed => {
+                    core.note_missed(range);
+                    continue;
+                }
                 Condition::Invalid => continue,
             }
             let (first, end) = core.chunks_of(range);

@@ -11,7 +11,7 @@ use cairn_block::{
 };
 
 use super::copying::{Copying, Want, Wanter};
-use super::core::{Condition, Core};
+use super::core::{Condition, Core, LOST};
 use super::covering::{Cover, Covering};
 use super::readers::Announced;
 use super::seat::Seat;
@@ -154,6 +154,7 @@ impl Snapshot {
         let id = request.id();
         match core.exceptions.plan_write(place.chunk, place.chunks, place.whole(), id) {
             WritePlan::Cow { first, count } => {
+                core.losses.writes_in_place();
                 request.accept(place.head(count));
                 self.to_cow(&place, first)
             }
@@ -199,6 +200,13 @@ impl Snapshot {
         }
         request.watch(0);
         Verdict::Remapped { disk: self.core().cow().as_ref(), sector: Sector(0) }
+    }
+
+    /// A failed flush may have dropped what a transient store holds. The flush that found it out
+    /// fails before the next request is mapped.
+    fn end_lost(&self, env: &Env) {
+        let (core, env_of_task) = (self.core().clone(), env.clone());
+        self.seat.crew.spawn(env, async move { core.invalidate(&env_of_task, LOST).await });
     }
 
     fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
@@ -264,6 +272,9 @@ impl Target for Snapshot {
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
         if request.op == Op::Flush {
+            if !self.core().look_at_failures() {
+                self.end_lost(env);
+            }
             // The snapshot may have ended while the COW device flushed.
             return EndIo::Done(result.and(self.readable_core().map(drop)));
         }
@@ -275,6 +286,19 @@ impl Target for Snapshot {
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         vec![self.seat.config.origin.disk.clone(), self.seat.config.cow.disk.clone()]
     }
+
+    // Those of the COW device are made good, or counted by the core; what the origin loses
+    // concerns who writes the origin.
+
+    fn failures(&self) -> u64 {
+        0
+    }
+
+    fn failures_told(&self) -> u64 {
+        0
+    }
+
+    fn acknowledge_failures(&self) {}
 
     fn claims(&self) -> Vec<Claim> {
         self.seat.claims()
@@ -294,11 +318,8 @@ impl Target for Snapshot {
         Box::pin(self.seat.resume(env))
     }
 
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(async {
-            self.seat.pause().await;
-            Ok(())
-        })
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.seat.pause(env))
     }
 
     fn close<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {

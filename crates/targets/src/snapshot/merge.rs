@@ -3,7 +3,8 @@
 //! One step takes a run from the end of the list of records:
 //! 1. every other snapshot of the origin keeps the range, and its readers have left it;
 //! 2. writes to the run wait, and those under way to the COW device have ended;
-//! 3. the run is copied home, and the origin flushed;
+//! 3. the run is copied home, and the origin flushed; if the origin's failure count is not what
+//!    it was before the first write then, all of that again;
 //! 4. its records are cleared with FUA;
 //! 5. the exceptions are forgotten, and the writes go on, to the origin.
 //!
@@ -14,6 +15,10 @@
 //! *A clearing that fails* may have been done in part, and then a write to the run, which goes to
 //! the COW device still, would not be found after a crash. So the records are written back before
 //! the writes go on; if that fails too, writes to the run fail until it can be done.
+//!
+//! *Who hears of a failed flush.* One of the origin may have dropped what clients wrote there, so
+//! each is told, whoever sent it. One of the COW device concerns what clients wrote in place (C2
+//! of `losses`). A run that was copied again is nobody's loss: its exceptions are still there.
 //!
 //! M1. Nothing is allocated in a merging store.
 //! M2. A record is cleared only when the origin's content is durable.
@@ -31,16 +36,19 @@ use cairn_block::{
 use cairn_format::snapshot::{Layout, Record};
 
 use super::canary::{self, Bug};
-use super::core::{Core, wake};
+use super::core::{Condition, Core, wake};
 use super::map::Place;
 use super::origin::OriginSide;
 use super::readers::Announced;
 use super::seat::Seat;
 use super::store::TailPiece;
 use super::table::{Run, stripe_of};
+use crate::args::Device;
 
 /// Longest run of one step, unless a chunk is longer.
 const STEP_SECTORS: u64 = 8192;
+/// How often a run is copied whose durability is in doubt.
+const COPY_ATTEMPTS: u32 = 3;
 /// Memory of a copy.
 const PIECE_SECTORS: u64 = 2048;
 
@@ -166,6 +174,7 @@ impl Merge {
                 Verdict::Failed(IoError::IO)
             }
             Some(chunk) => {
+                core.losses.writes_in_place();
                 request.watch(announced.to_word());
                 self.to_cow(place, chunk)
             }
@@ -176,13 +185,14 @@ impl Merge {
         }
     }
 
-    fn map_flush(&self, request: &Request) -> Verdict<'_> {
+    fn map_flush(&self, request: &mut Request) -> Verdict<'_> {
         if request.flush_copy() == 0 {
             return self.side.pass(Sector(0));
         }
         if !self.core().is_readable() {
             return Verdict::Completed;
         }
+        request.watch(0);
         Verdict::Remapped { disk: self.core().cow().as_ref(), sector: Sector(0) }
     }
 
@@ -206,6 +216,8 @@ impl Merge {
                     self.seat.announce();
                     break;
                 }
+                // Nobody is to wait any more, not even the merge.
+                Err(_) if self.stopping.load(Ordering::Acquire) => break,
                 Err(why) => {
                     let cow = &self.seat.config.cow.argument;
                     tracing::error!("snapshot-merge: {cow}: merging stopped: {why}");
@@ -253,7 +265,8 @@ impl Merge {
         }
         let range = core.origin_range(step.old, step.count);
         if !range.is_empty() {
-            self.side.keep(env, range).await;
+            let kept = self.side.keep(env, range).await;
+            kept.map_err(|error| format!("{}: {error}", self.side.device.argument))?;
         }
         self.hold(&step).await;
         let result = self.bring_home(env, &step, range, &layout).await;
@@ -289,16 +302,12 @@ impl Merge {
         range: SectorRange,
         layout: &Layout,
     ) -> Result<(), String> {
-        let (core, origin) = (self.core(), &self.side.device.disk);
-        let name = &self.side.device.argument;
-        self.copy(env, core.cow_sector(step.new), range).await?;
+        let core = self.core();
+        let from = core.cow_sector(step.new);
         let clear_first = canary::planted(Bug::ClearBeforeOriginFlush);
-        let flush = async || {
-            let flushed = env.io(origin, Io::flush()).await;
-            flushed.map_err(|error| format!("{name}: could not be flushed: {error}"))
-        };
-        if !clear_first {
-            flush().await?;
+        match clear_first {
+            true => self.copy(env, from, range).await?,
+            false => self.copy_durably(env, from, range).await?,
         }
         let cleared = core.store.clear_tail(env, layout, &step.piece, step.count).await;
         if let Err(error) = cleared {
@@ -306,7 +315,34 @@ impl Merge {
             let restored = self.restore(env, layout, step).await;
             return Err(restored.err().map_or(why.clone(), |also| format!("{why}; {also}")));
         }
-        if clear_first { flush().await } else { Ok(()) }
+        if clear_first { self.copy_durably(env, from, range).await } else { Ok(()) }
+    }
+
+    /// Copies a run home until it is durable there (M2): a flush that failed, ours or somebody
+    /// else's since the first write, may have dropped what was copied, and the COW device still
+    /// has it.
+    async fn copy_durably(
+        &self,
+        env: &Env,
+        from: Sector,
+        range: SectorRange,
+    ) -> Result<(), String> {
+        let Device { argument: name, disk: origin } = &self.side.device;
+        let mut attempt = 1;
+        loop {
+            let failures = origin.failures();
+            self.copy(env, from, range).await?;
+            let flushed = env.io(origin, Io::flush()).await;
+            if flushed.is_ok() && origin.failures() == failures {
+                return Ok(());
+            }
+            if attempt == COPY_ATTEMPTS {
+                let error = flushed.err().unwrap_or(IoError::IO);
+                return Err(format!("{name}: could not be flushed: {error}"));
+            }
+            tracing::warn!("snapshot-merge: {name}: a flush failed, a run is copied again");
+            attempt += 1;
+        }
     }
 
     async fn copy(&self, env: &Env, from: Sector, range: SectorRange) -> Result<(), String> {
@@ -348,6 +384,10 @@ impl Target for Merge {
     }
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        if request.op == Op::Flush {
+            self.core().look_at_failures();
+            return EndIo::Done(result);
+        }
         self.core().writers.leave(env.reactor(), Announced::of_word(request.word()));
         EndIo::Done(result)
     }
@@ -375,6 +415,12 @@ impl Target for Merge {
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
+            self.side.begin();
+            let core = self.seat.core_if_live();
+            if core.is_some_and(|core| core.condition() >= Condition::Closed) {
+                // What is on the device now is read.
+                *self.stuck.lock() = None;
+            }
             self.seat.resume(env).await?;
             self.stopping.store(false, Ordering::Release);
             self.failed.store(false, Ordering::Release);
@@ -383,15 +429,27 @@ impl Target for Merge {
         })
     }
 
-    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
+    fn presuspend(&self, _env: &Env, mode: SuspendMode) {
+        self.side.presuspend(mode);
         self.stopping.store(true, Ordering::Release);
     }
 
-    fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(async {
-            self.seat.pause().await;
-            Ok(())
-        })
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.seat.pause(env))
+    }
+
+    // What clients wrote to the origin, it may have lost; of the COW device see the core.
+
+    fn failures(&self) -> u64 {
+        self.side.device.disk.failures()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.side.device.disk.failures_told()
+    }
+
+    fn acknowledge_failures(&self) {
+        self.side.device.disk.acknowledge_failures();
     }
 
     fn status(&self) -> String {

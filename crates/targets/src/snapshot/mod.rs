@@ -15,8 +15,9 @@
 //!
 //! Rooms: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writing an
 //! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `group`
-//! (exceptions), `readers` (who still reads the origin), `store` (allocation, areas, commits),
-//! `core` (all of one snapshot), `home` and `seat` (opening, handover between tables), `status`.
+//! (exceptions), `readers` (who still reads the origin), `losses` (failed flushes), `store`
+//! (allocation, areas, commits), `core` (all of one snapshot), `home` and `seat` (opening, handover
+//! between tables), `status`.
 //!
 //! # Invariants
 //! I1. The data of a chunk is durable before its record; the record is durable before the origin's
@@ -28,6 +29,11 @@
 //! I5. A merged record is cleared only when the origin's content is durable.
 //! I6. What ends one snapshot (no room, an error of its COW device) ends that one alone, and is on
 //!     its device before the origin is written without an exception.
+//! I7. "Durable" means: flushed, with the failure count of the device the same after the flush as
+//!     before the first write. What may be lost otherwise is written again by who still has it (S3
+//!     of `store`, step 3 of `merge`), or told to the clients who wrote it (C2 of `losses`).
+//! I8. The end of the server changes nothing: what waits for what never comes fails, the origin's
+//!     writes too, and no snapshot ends by it.
 
 mod config;
 mod copying;
@@ -38,6 +44,7 @@ mod home;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod kin;
+mod losses;
 mod map;
 mod merge;
 #[cfg(test)]

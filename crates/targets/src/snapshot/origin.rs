@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    Claim, ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Op, Request, Sector,
-    SectorCount, SectorRange, Target, TargetType, Verdict,
+    Claim, ConfigError, Ctor, Disk, Env, Extent, IoError, IoResult, LocalFuture, Op, Request,
+    Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType, Verdict,
 };
 
 use super::copying::{Copying, Want, Wanter};
+use super::core::SHUTDOWN;
 use super::kin::Kin;
 use super::seat::origin_claim;
 use super::table::{Bell, OriginPlan, Until, Waiter};
@@ -52,6 +53,18 @@ impl OriginSide {
         OriginSide { device, kin, copying }
     }
 
+    /// Serves from now on.
+    pub fn begin(&self) {
+        self.copying.set_hands_back(false);
+    }
+
+    /// A suspend begins.
+    pub fn presuspend(&self, mode: SuspendMode) {
+        if mode == SuspendMode::NoFlush {
+            self.copying.set_hands_back(true);
+        }
+    }
+
     /// Sends a request on to the origin at `sector`.
     pub fn pass(&self, sector: Sector) -> Verdict<'_> {
         Verdict::Remapped { disk: self.device.disk.as_ref(), sector }
@@ -74,6 +87,7 @@ impl OriginSide {
         match self.kin.plan(env, range, &|| Waiter::Request(id)) {
             OriginPlan::Clear => self.pass(sector),
             OriginPlan::Waits => Verdict::Queued,
+            OriginPlan::Refused => Verdict::Failed(SHUTDOWN),
             OriginPlan::Missing => {
                 let by = Wanter::Request(id);
                 self.copying.want(env, Want { by, range }, None);
@@ -83,11 +97,18 @@ impl OriginSide {
     }
 
     /// Has every snapshot keep a range that a task is about to change.
-    pub async fn keep(&self, env: &Env, range: SectorRange) {
+    ///
+    /// # Errors
+    /// The server ends, or nobody is to wait.
+    pub async fn keep(&self, env: &Env, range: SectorRange) -> IoResult {
         loop {
+            if self.copying.gives_up(env) {
+                return Err(SHUTDOWN);
+            }
             let bell = Arc::new(Bell::default());
             match self.kin.plan(env, range, &|| Waiter::Bell(bell.clone())) {
-                OriginPlan::Clear => return,
+                OriginPlan::Clear => return Ok(()),
+                OriginPlan::Refused => return Err(SHUTDOWN),
                 OriginPlan::Waits => (),
                 OriginPlan::Missing => {
                     let by = Wanter::Bell(bell.clone());
@@ -145,6 +166,15 @@ impl Target for Origin {
 
     fn claims(&self) -> Vec<Claim> {
         vec![origin_claim(&self.side.device.disk)]
+    }
+
+    fn resume<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        self.side.begin();
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn presuspend(&self, _env: &Env, mode: SuspendMode) {
+        self.side.presuspend(mode);
     }
 
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {

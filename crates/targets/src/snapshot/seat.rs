@@ -5,18 +5,23 @@
 //! blank device is formatted (see `blank`; never in front of an origin that is itself a cache,
 //! store or pool), and the records of an existing store are read, unless the core of a suspended or ended table can be taken over as it
 //! is: then nothing is read, and a transient store lives on.
+//!
+//! A table that was closed may be resumed: the one that was to replace it cannot start. Its store
+//! is read again then. Meanwhile it kept nothing of what was written to the origin, if that was
+//! live; if it lacks some of that, the snapshot has ended.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use cairn_block::{
-    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, IoError, MappedDevice,
-    Sector, SectorCount, SectorRange,
+    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, IoError,
+    MappedDevice, Sector, SectorCount, SectorRange,
 };
 use cairn_format::probe::Kind as Signature;
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
 
 use super::config::Config;
-use super::core::{Condition, Core, Parts, Terms};
+use super::core::{Condition, Core, LOST, Parts, Terms};
 use super::home::{Found, Home, TenantId};
 use super::kin::Kin;
 use super::status;
@@ -38,6 +43,7 @@ pub(super) struct Seat {
     home: Arc<Home>,
     tenant: TenantId,
     events: Events,
+    failures: Arc<FailureCount>,
     core: OnceLock<Arc<Core>>,
 }
 
@@ -48,6 +54,9 @@ impl Drop for Seat {
         }
         if let Some(core) = self.core.get() {
             self.kin.end_merging(core);
+            if core.condition() >= Condition::Closed {
+                self.kin.remove(core);
+            }
         }
     }
 }
@@ -184,6 +193,7 @@ impl Seat {
             home,
             tenant,
             events: ctor.events.clone(),
+            failures: ctor.failures.clone(),
             core: OnceLock::new(),
         })
     }
@@ -216,9 +226,10 @@ impl Seat {
                 return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
             }
             Found::Own(core) => core,
-            Found::Other(core) if self.fits(&core) => core,
+            Found::Other(core) if self.was_served(&core) && self.fits(&core) => core,
             Found::Other(core) => {
-                self.retire(env, &core).await;
+                self.retire(env, &core, Condition::Invalid).await;
+                self.kin.remove(&core);
                 self.open(env).await?
             }
             Found::Nothing(former) => {
@@ -228,10 +239,6 @@ impl Seat {
                 self.open(env).await?
             }
         };
-        if self.core.get().is_some_and(|own| !Arc::ptr_eq(own, &core)) {
-            let detail = "table: found its store handed over to another, expected a fresh table";
-            return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
-        }
         if self.merging && !self.kin.begin_merging(&core) {
             let detail = "origin: found another snapshot merging, expected none";
             return Err(ConfigError::new(ConfigKind::Busy, &self.config.origin.argument, detail));
@@ -243,28 +250,40 @@ impl Seat {
             overflows: self.config.kind == super::config::Kind::PersistentOverflow,
             fill_mark_percent: self.config.fill_event_percent,
             events: self.events.clone(),
+            failures: self.failures.clone(),
+            wait_for_room: Duration::from_secs(self.config.wait_for_room_s.unwrap_or(0)),
         });
         if !self.merging && !self.read_only {
             self.kin.add(&core);
         }
+        if !core.look_at_failures() {
+            core.invalidate(env, LOST).await;
+        }
+        if core.has_missed() {
+            core.invalidate(env, "the origin was written while nothing served it").await;
+        }
         Ok(())
     }
 
+    /// True if a core is what this table served before, if it served any.
+    fn was_served(&self, core: &Arc<Core>) -> bool {
+        self.core.get().is_none_or(|own| Arc::ptr_eq(own, core))
+    }
+
     /// Has a core serve nobody any more: on return its COW device is in nobody's use.
-    async fn retire(&self, env: &Env, core: &Arc<Core>) {
-        core.dismiss(env).await;
-        self.kin.remove(core);
+    async fn retire(&self, env: &Env, core: &Arc<Core>, condition: Condition) {
+        core.dismiss(env, condition).await;
         self.kin.end_merging(core);
         self.home.clear();
         core.unused().await;
     }
 
-    /// The table is given up for good. Unless another is about to serve the snapshot, copies under
+    /// The table is given up, for good or until it is resumed after all. Unless another is about to serve the snapshot, copies under
     /// way for it end here: who removes a snapshot may use its COW device for something else.
     pub async fn close(&self, env: &Env) {
         let _door = self.home.door.lock().await;
         if let Some(core) = self.core_if_live().filter(|_| self.home.is_alone(self.tenant)) {
-            self.retire(env, core).await;
+            self.retire(env, core, Condition::Closed).await;
         }
     }
 
@@ -282,22 +301,45 @@ impl Seat {
 
     /// Opens the store, or formats it.
     async fn open(&self, env: &Env) -> Result<Arc<Core>, ConfigError> {
+        let core = match self.core.get() {
+            // Nothing on a transient store's device says what it held: the core still knows.
+            Some(own) if !self.config.kind.is_persistent() => {
+                if own.condition() == Condition::Closed {
+                    own.revive();
+                }
+                return Ok(own.clone());
+            }
+            Some(own) => {
+                own.unused().await;
+                own.reset().await;
+                own.clone()
+            }
+            None => Arc::new(self.new_core(env)),
+        };
+        self.fill(env, &core).await?;
+        Ok(core)
+    }
+
+    fn new_core(&self, env: &Env) -> Core {
         let config = &self.config;
-        let core = Arc::new(Core::new(
-            env,
-            Parts {
-                home: self.home.clone(),
-                origin: config.origin.clone(),
-                cow: config.cow.clone(),
-                chunk: config.chunk,
-                persistent: config.kind.is_persistent(),
-                merging: self.merging,
-                locks: self.locks,
-                events: self.events.clone(),
-            },
-        ));
+        let parts = Parts {
+            home: self.home.clone(),
+            origin: config.origin.clone(),
+            cow: config.cow.clone(),
+            chunk: config.chunk,
+            persistent: config.kind.is_persistent(),
+            merging: self.merging,
+            locks: self.locks,
+            events: self.events.clone(),
+        };
+        Core::new(env, parts)
+    }
+
+    /// Reads the store of a core, or formats it.
+    async fn fill(&self, env: &Env, core: &Arc<Core>) -> Result<(), ConfigError> {
+        let config = &self.config;
         if !config.kind.is_persistent() {
-            return Ok(core);
+            return Ok(());
         }
         let layout = layout_of(config)?;
         match read_header(env, config).await? {
@@ -314,9 +356,10 @@ impl Seat {
                     let failed = |error: IoError| unreadable(&config.cow, "header", error);
                     core.store.flush(env).await.map_err(failed)?;
                 }
-                core.dismiss(env).await;
+                core.dismiss(env, Condition::Invalid).await;
+                return Ok(());
             }
-            Opening::Existing(_) => self.load(env, &core).await?,
+            Opening::Existing(_) => self.load(env, core).await?,
             Opening::Blank if self.read_only => {
                 tracing::warn!("{}: {}: found blank", config.target, config.cow.argument);
             }
@@ -326,7 +369,8 @@ impl Seat {
                 core.store.format(env, &layout).await.map_err(failed)?;
             }
         }
-        Ok(core)
+        core.revive();
+        Ok(())
     }
 
     async fn load(&self, env: &Env, core: &Core) -> Result<(), ConfigError> {
@@ -342,6 +386,9 @@ impl Seat {
         let [allocated, total, _] = core.store.usage();
         let (volume, cow) = (self.events.volume(), &self.config.cow.argument);
         tracing::info!("{volume}: {allocated} of {total} sectors in use on {cow}");
+        if !self.read_only {
+            core.losses.tell_of_untold(core.cow().as_ref(), &self.failures);
+        }
         Ok(())
     }
 
@@ -351,9 +398,17 @@ impl Seat {
     }
 
     /// Stops serving for now.
-    pub async fn pause(&self) {
+    ///
+    /// # Errors
+    /// What clients wrote in place may be lost.
+    pub async fn pause(&self, env: &Env) -> Result<(), ConfigError> {
         self.crew.rest().await;
+        let flushed = match self.core_if_live() {
+            Some(core) => core.flush_in_place(env).await,
+            None => Ok(()),
+        };
         self.home.pause(self.tenant);
+        flushed
     }
 
     /// The status line.

@@ -155,6 +155,8 @@ pub(super) enum OriginPlan {
     Waits,
     /// A chunk has none.
     Missing,
+    /// The server ends: a snapshot that may lack a chunk keeps nothing any more.
+    Refused,
 }
 
 /// The stripe of a chunk.
@@ -369,6 +371,15 @@ impl Exceptions {
         groups.sort_unstable_by_key(|(group, _)| **group);
         groups.into_iter().for_each(|(_, group)| group.end_all(&mut waiters));
         waiters
+    }
+
+    /// Forgets every exception. Nobody uses the table.
+    pub fn clear(&self) {
+        for cell in self.pages.iter().filter_map(OnceLock::get).flatten() {
+            *cell.group.lock() = Group::default();
+            cell.completed.store(0, Ordering::Release);
+        }
+        self.rest.lock().clear();
     }
 
     /// Merged: the chunks are on the origin. Answers who waited.

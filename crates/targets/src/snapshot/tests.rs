@@ -3,8 +3,11 @@
 
 mod bed;
 mod cycles;
+mod failures;
 mod full;
 mod merging;
 mod opening;
 mod preserving;
 mod properties;
+mod room;
+mod stopping;

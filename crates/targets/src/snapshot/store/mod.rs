@@ -8,6 +8,15 @@
 //! S1. Batches are committed in the order of their allocation.
 //! S2. A record is committed only if the list can go on after it: the record that fills an area
 //!     counts as no space until the next area's chunk exists.
+//! S3. A batch is committed only if the failure count of the COW device, after the flush, is what
+//!     it was before the first write of the batch's data. If it is not, somebody's failed flush
+//!     may have dropped the data, though our own succeeded: the batch is *lost*. It goes back to
+//!     its place in the queue, and its owner writes the data again, from where it has it: the
+//!     origin, which holds it as long as the exception is not settled (I4), or the parked request.
+//!     After [`LOSSES_MAX`] times the snapshot ends. Redone, the loss concerns nobody.
+//! S4. A batch whose data finds no room on the file system beneath a sparse store may be taken
+//!     back: none of its records is on the device, and its chunks are handed out again once all
+//!     that were allocated after them are back, too.
 
 mod persistent;
 mod transient;
@@ -15,46 +24,100 @@ mod transient;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{Env, IoError, IoResult};
 use cairn_format::snapshot::{ChunkSize, CowChunk, Layout, OriginChunk, Record};
+use event_listener::Event;
 use futures_util::lock::Mutex as AsyncMutex;
 
-use super::table::Bell;
+use super::table::Until;
 use crate::args::Device;
 
 pub(super) use persistent::{Ledger, LoadError, Loaded, TailPiece};
+
+/// How often the data of a batch is written again.
+const LOSSES_MAX: u32 = 3;
 
 /// What is remembered of the copies between an allocation and its commit.
 pub(super) struct Batch {
     /// In the order of allocation.
     pub records: Vec<Record>,
+    /// Whose write it is for: the snapshot's (published) or the origin's (settled).
+    pub until: Until,
+    /// The failure count of the COW device before the data was written.
+    failures: AtomicU64,
     done: AtomicBool,
+    losses: AtomicU32,
+    lost: AtomicBool,
     result: OnceLock<IoResult>,
-    ended: Bell,
+    changed: Event,
+}
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// The commit ended.
+    Ended(IoResult),
+    /// Its data may be lost: write it again (S3).
+    Lost,
+}
+
+/// Why records were not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Setback {
+    /// The data may be lost; no record was written.
+    Lost,
+    /// The file system has no room for the next area; no record was written.
+    NoRoom,
+    /// The device failed.
+    Failed(IoError),
 }
 
 impl Batch {
+    /// Its data is about to be written again, while the failure count of the COW device is this.
+    pub fn begin(&self, failures: u64) {
+        self.failures.store(failures, Ordering::Release);
+        self.lost.store(false, Ordering::Release);
+    }
+
     /// The data is written.
     pub fn set_done(&self) {
         self.done.store(true, Ordering::Release);
     }
 
+    /// True if what it wrote is there, as far as the failure count tells.
+    pub fn is_whole(&self, failures: u64) -> bool {
+        self.failures.load(Ordering::Acquire) == failures
+    }
+
+    /// Its data may be lost, not for the first time perhaps; false if that was too often.
+    fn lose(&self) -> bool {
+        self.done.store(false, Ordering::Release);
+        self.losses.fetch_add(1, Ordering::AcqRel) < LOSSES_MAX
+    }
+
     /// The commit ended.
     pub fn end(&self, result: IoResult) {
         self.result.get_or_init(|| result);
-        self.ended.ring();
+        self.changed.notify(usize::MAX);
     }
 
-    /// The commit's result, if it has ended.
-    pub fn result(&self) -> Option<IoResult> {
-        self.result.get().copied()
+    /// What became of it since its data was written.
+    pub fn news(&self) -> Option<News> {
+        let ended = self.result.get().copied().map(News::Ended);
+        ended.or_else(|| self.lost.load(Ordering::Acquire).then_some(News::Lost))
     }
 
-    /// Waits for the commit's end.
-    pub async fn wait_ended(&self) {
-        self.ended.wait().await;
+    /// Waits for news.
+    pub async fn wait_news(&self) -> News {
+        loop {
+            let changed = self.changed.listen();
+            if let Some(news) = self.news() {
+                return news;
+            }
+            changed.await;
+        }
     }
 }
 
@@ -64,6 +127,15 @@ struct Queue {
     /// Records in the list once everything handed out is committed.
     records: u64,
     batches: VecDeque<Arc<Batch>>,
+    /// Chunks that were taken back (S4), first and end, with others allocated behind them.
+    returned: Vec<(u64, u64)>,
+}
+
+impl Queue {
+    /// Which of the chunks that were taken back lie at the end of what was handed out.
+    fn last_returned(&self) -> Option<usize> {
+        self.returned.iter().position(|returned| returned.1 == self.next_free)
+    }
 }
 
 /// The store of one snapshot.
@@ -92,7 +164,8 @@ impl Store {
     /// An empty store.
     pub fn new(cow: Device, chunk: ChunkSize, persistent: bool) -> Store {
         let next_free = if persistent { persistent::FIRST_FREE } else { transient::FIRST_FREE };
-        let queue = Queue { next_free, records: 0, batches: VecDeque::new() };
+        let (batches, returned) = (VecDeque::new(), Vec::new());
+        let queue = Queue { next_free, records: 0, batches, returned };
         Store {
             cow,
             chunk,
@@ -108,6 +181,13 @@ impl Store {
         self.persistent
     }
 
+    /// As a new one. Nobody uses it.
+    pub async fn reset(&self) {
+        let next_free =
+            if self.persistent { persistent::FIRST_FREE } else { transient::FIRST_FREE };
+        self.take_over(Loaded { next_free, records: 0, ledger: Ledger::default() }).await;
+    }
+
     /// Where everything lies on the device as large as it is now.
     pub fn layout(&self) -> Option<Layout> {
         Layout::new(self.chunk, self.cow.disk.sectors().0).ok()
@@ -118,26 +198,29 @@ impl Store {
         {
             let mut queue = self.queue.0.lock();
             (queue.next_free, queue.records) = (loaded.next_free, loaded.records);
+            queue.returned.clear();
         }
         self.committed.store(loaded.records, Ordering::Release);
         *self.ledger.0.lock().await = loaded.ledger;
     }
 
-    /// Chunks for `old`, as many as there is room for. None: there is no room for one.
-    pub fn allocate(&self, old: &[u64]) -> Option<Arc<Batch>> {
-        let whole = self.allocate_now(old, true);
+    /// Chunks for `old`, as many as there is room for. None: there is no room for one. The data
+    /// is written afterwards.
+    pub fn allocate(&self, old: &[u64], until: Until) -> Option<Arc<Batch>> {
+        let whole = self.allocate_now(old, until, true);
         if whole.is_some() {
             return whole;
         }
         // A store on a file may have grown; who is short of room looks once more. Where the system
         // does not tell the size, it is as before.
         let _ = self.cow.disk.refresh();
-        self.allocate_now(old, false)
+        self.allocate_now(old, until, false)
     }
 
     /// Chunks for `old`: for `all` of them or none, or for as many as there is room for.
-    fn allocate_now(&self, old: &[u64], all: bool) -> Option<Arc<Batch>> {
+    fn allocate_now(&self, old: &[u64], until: Until, all: bool) -> Option<Arc<Batch>> {
         let (sectors, layout) = (self.cow.disk.sectors().0, self.layout());
+        let failures = self.cow.disk.failures();
         let mut records = Vec::with_capacity(old.len());
         let mut queue = self.queue.0.lock();
         let before = (queue.next_free, queue.records);
@@ -148,10 +231,7 @@ impl Store {
             let first = queue.next_free;
             let record = |(new, &old)| Record { old: OriginChunk(old), new: CowChunk(new) };
             records.extend((first..).zip(now).map(record));
-            queue.next_free = match layout.filter(|_| self.persistent) {
-                Some(layout) => layout.next_after(CowChunk(first + last)).0,
-                None => first + last + 1,
-            };
+            queue.next_free = self.next_after(layout.as_ref(), first + last);
             queue.records += last + 1;
         }
         if records.is_empty() || (all && records.len() < old.len()) {
@@ -160,12 +240,58 @@ impl Store {
         }
         let batch = Arc::new(Batch {
             records,
+            until,
+            failures: AtomicU64::new(failures),
             done: AtomicBool::new(false),
+            losses: AtomicU32::new(0),
+            lost: AtomicBool::new(false),
             result: OnceLock::new(),
-            ended: Bell::default(),
+            changed: Event::new(),
         });
         queue.batches.push_back(batch.clone());
         Some(batch)
+    }
+
+    /// The chunk that is handed out after this one.
+    fn next_after(&self, layout: Option<&Layout>, chunk: u64) -> u64 {
+        let layout = layout.filter(|_| self.persistent);
+        layout.map_or(chunk + 1, |layout| layout.next_after(CowChunk(chunk)).0)
+    }
+
+    /// S4. Behind it there may be a done batch now that nobody leads.
+    pub fn take_back(&self, batch: &Arc<Batch>) {
+        let layout = self.layout();
+        let [first, last] = [batch.records.first(), batch.records.last()]
+            .map(|record| record.expect("a batch has records").new.0);
+        let end = self.next_after(layout.as_ref(), last);
+        let mut queue = self.queue.0.lock();
+        queue.batches.retain(|other| !Arc::ptr_eq(other, batch));
+        queue.records -= batch.records.len() as u64;
+        queue.returned.push((first, end));
+        while let Some(at) = queue.last_returned() {
+            queue.next_free = queue.returned.swap_remove(at).0;
+        }
+    }
+
+    /// S3: batches that the leader took go back to their places, to be written again. False if
+    /// one of them was lost too often; then they stay with the leader.
+    pub fn put_back_lost(&self, batches: &[Arc<Batch>]) -> bool {
+        // Each is asked.
+        if batches.iter().filter(|batch| !batch.lose()).count() > 0 {
+            return false;
+        }
+        self.put_back(batches);
+        for batch in batches {
+            batch.lost.store(true, Ordering::Release);
+            batch.changed.notify(usize::MAX);
+        }
+        true
+    }
+
+    /// Batches that the leader took go back to their places.
+    pub fn put_back(&self, batches: &[Arc<Batch>]) {
+        let mut queue = self.queue.0.lock();
+        batches.iter().rev().for_each(|batch| queue.batches.push_front(batch.clone()));
     }
 
     /// True if the head of the queue is done and nobody led: the caller leads from now on, until
@@ -204,15 +330,17 @@ impl Store {
         queue.batches.drain(..count).collect()
     }
 
-    /// Makes records durable, in their order. The caller holds the ledger.
+    /// Makes records durable, in their order, and the data before them, which was written while
+    /// the failure count of the COW device was `failures`. The caller holds the ledger.
     pub async fn write_records(
         &self,
         env: &Env,
         ledger: &mut Ledger,
         records: &[Record],
-    ) -> Result<(), IoError> {
+        failures: u64,
+    ) -> Result<(), Setback> {
         if self.persistent {
-            persistent::append(self, env, ledger, records).await?;
+            persistent::append(self, env, ledger, records, failures).await?;
         }
         self.committed.fetch_add(records.len() as u64, Ordering::AcqRel);
         Ok(())

@@ -3,15 +3,26 @@
 //!
 //! # The order of a commit, and what a crash between its steps leaves
 //! 0. The data of the chunks is written (no flush).
-//! 1. If the records fill the area, the next area is written as zeros. *Crash*: no record leads
-//!    there yet; what it holds does not matter.
-//! 2. Flush: data and zeros are durable. *Crash*: the chunks are unused, and are handed out again
-//!    or not.
-//! 3. The changed blocks of the area are written with FUA. *Crash*: each sector is old or new. A
-//!    new sector behind an old one is cut off by the old one's zero record; none of these writes
-//!    was acknowledged, and the origin's chunks are as they were. Opening clears what lies behind
-//!    the end of the list, so that it is not joined to the list when that grows.
+//! 1. Each area behind one that the records fill is written as zeros. *Crash*: no record leads
+//!    there yet; what it holds does not matter. If there is no room for it on the file system
+//!    beneath, nothing of the commit is on the device: who can do without is told.
+//! 2. Flush: data and zeros are durable, if the failure count of the device is what it was before
+//!    the first of these writes. Otherwise they may be lost, though the flush succeeded: no
+//!    record is written, and all is done again from 0 (S3 of the store). *Crash*: the chunks are
+//!    unused, and are handed out again or not.
+//! 3. The changed blocks of each area are written with FUA, in the order of the list. *Crash*:
+//!    each sector is old or new. A new sector behind an old one is cut off by the old one's zero
+//!    record; none of these writes was acknowledged, and the origin's chunks are as they were.
+//!    Opening clears what lies behind the end of the list, so that it is not joined to the list
+//!    when that grows. A write with FUA that failed with a failed flush inside is sent again, the
+//!    same bytes; that others' data may be lost by it is found at their own step 2.
 //! 4. Now the exceptions count: writes to the snapshot complete, the origin may be overwritten.
+//!
+//! # Opening
+//! What is read at opening is relied on, so it must be durable: the device is flushed first. If a
+//! failure of it is known that nobody was told of (an earlier attempt to open it, perhaps), the
+//! system may show what is lost: then the records are written again as they were read. The data of
+//! a record was durable before the record was first written.
 //!
 //! # Formatting
 //! The first area is zeroed, then a flush, then the header with FUA: a crash leaves a blank device
@@ -26,12 +37,14 @@ use cairn_format::snapshot::{CowChunk, Header, Layout, OriginChunk, RECORD_BYTES
 
 use rustc_hash::FxHashSet;
 
-use super::Store;
+use super::{Setback, Store};
 use crate::snapshot::canary::{self, Bug};
 use crate::snapshot::table::Exceptions;
 
 /// Header and first area precede it.
 pub(super) const FIRST_FREE: u64 = 2;
+/// How often a write with FUA is sent whose failure was that of a flush inside.
+const WRITE_ATTEMPTS: u32 = 3;
 /// Areas are read and cleared in pieces of this many bytes.
 const PIECE_BYTES: u64 = 256 << 10;
 
@@ -117,6 +130,20 @@ impl Store {
         env.io(&self.cow.disk, Io::write(range, segs).with(flags)).await
     }
 
+    /// Writes durably (step 3).
+    async fn write_durably(&self, env: &Env, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        let mut attempts = 1;
+        loop {
+            let failures = self.cow.disk.failures();
+            let result = self.write(env, offset, bytes, Flags::FUA).await;
+            let flush_failed = result.is_err() && self.cow.disk.failures() != failures;
+            if !flush_failed || attempts == WRITE_ATTEMPTS {
+                return result;
+            }
+            attempts += 1;
+        }
+    }
+
     async fn zero(&self, env: &Env, offset: u64, bytes: u64) -> Result<(), IoError> {
         let range = SectorRange::new(Sector::of_byte(offset), sectors_of(bytes));
         let zeroes = Io::on(Op::WriteZeroes, range).with(Flags::NO_UNMAP);
@@ -140,7 +167,7 @@ impl Store {
         let mut block = vec![0; self.block_bytes() as usize];
         let header = header.encode();
         block[..header.len()].copy_from_slice(&header);
-        self.write(env, 0, &block, Flags::FUA).await
+        self.write_durably(env, 0, &block).await
     }
 
     /// Reads every record into `exceptions`, and clears what lies behind the end of the list
@@ -156,6 +183,7 @@ impl Store {
             let detail = "size: found less than a header and one area".to_owned();
             return Err(LoadError::Damaged(detail));
         };
+        let doubtful = self.cow.disk.failures() != self.cow.disk.failures_told();
         if !read_only {
             // What a killed process wrote may be in the drive's cache only, and is about to be
             // relied on.
@@ -167,6 +195,7 @@ impl Store {
             taken: FxHashSet::default(),
             records: 0,
             highest: None,
+            write_again: doubtful && !read_only,
         };
         loop {
             let (area, _) = layout.place(reading.records);
@@ -198,6 +227,9 @@ impl Store {
         let mut at = range.start;
         while at < range.end {
             let bytes = self.read(env, at, PIECE_BYTES.min(range.end - at)).await?;
+            if reading.write_again {
+                self.write_durably(env, at, &bytes).await?;
+            }
             for record in Record::slots(&bytes) {
                 if record.is_end() {
                     return Ok(true);
@@ -306,59 +338,90 @@ impl Store {
         for (slot, record) in piece.records[skip..stay].iter().enumerate() {
             record.write_at(&mut bytes, slot);
         }
-        self.write(env, from, &bytes, Flags::FUA).await
+        self.write_durably(env, from, &bytes).await
     }
 }
 
-/// Appends records to the list, durably.
+/// Appends records to the list, durably; their data was written while the failure count of the
+/// device was `failures`.
 pub(super) async fn append(
     store: &Store,
     env: &Env,
     ledger: &mut Ledger,
     records: &[Record],
-) -> Result<(), IoError> {
-    let layout = store.layout().ok_or(IoError::IO)?;
-    let (mut committed, mut rest) = (store.committed(), records);
-    while !rest.is_empty() {
-        let (area, slot) = layout.place(committed);
-        let room = layout.records_per_area() - slot;
-        let count = (rest.len() as u64).min(room);
+    failures: u64,
+) -> Result<(), Setback> {
+    let layout = store.layout().ok_or(Setback::Failed(IoError::IO))?;
+    let committed = store.committed();
+    let areas = areas(&layout, committed, records.len() as u64);
+    for Area { area, fills, .. } in &areas {
+        if !layout.has_area(*area) || (*fills && !layout.may_fill(*area)) {
+            // Allocation saw a larger device.
+            return Err(Setback::Failed(IoError::new(ErrorKind::NoSpace)));
+        }
+        if *fills && !canary::planted(Bug::FullBeforeZeroed) {
+            let next = layout.area_bytes(area + 1);
+            let zeroed = store.zero(env, next.start, next.end - next.start).await;
+            zeroed.map_err(|error| match error.kind {
+                ErrorKind::NoSpace => Setback::NoRoom,
+                _ => Setback::Failed(error),
+            })?;
+        }
+    }
+    if !canary::planted(Bug::RecordBeforeData) {
+        let flushed = store.flush(env).await;
+        if flushed.is_err() || store.cow.disk.failures() != failures {
+            return Err(Setback::Lost);
+        }
+    }
+    let mut rest = records;
+    for Area { first, count, .. } in areas {
         let (now, later) = rest.split_at(count as usize);
-        append_in_area(store, env, ledger, &layout, committed, now, area).await?;
-        (committed, rest) = (committed + count, later);
+        let written = append_in_area(store, env, ledger, layout.record_offset(first), now).await;
+        written.map_err(Setback::Failed)?;
+        rest = later;
     }
     Ok(())
 }
 
-/// Steps 1 to 3 for records that fit into their area.
+/// Records of a commit that go to one area.
+struct Area {
+    area: u64,
+    /// The place in the list of the first.
+    first: u64,
+    count: u64,
+    /// The area is full with them.
+    fills: bool,
+}
+
+/// Where `count` records from `first` go.
+fn areas(layout: &Layout, first: u64, count: u64) -> Vec<Area> {
+    let (mut areas, mut first, end) = (Vec::new(), first, first + count);
+    while first < end {
+        let (area, slot) = layout.place(first);
+        let room = layout.records_per_area() - slot;
+        let count = room.min(end - first);
+        areas.push(Area { area, first, count, fills: count == room });
+        first += count;
+    }
+    areas
+}
+
+/// Step 3 for records that go to one area, the first of them to `offset`.
 async fn append_in_area(
     store: &Store,
     env: &Env,
     ledger: &mut Ledger,
-    layout: &Layout,
-    place: u64,
+    offset: u64,
     records: &[Record],
-    area: u64,
 ) -> Result<(), IoError> {
     let block = store.block_bytes() as usize;
-    let fills = layout.place(place + records.len() as u64).0 != area;
-    if !layout.has_area(area) || (fills && !layout.may_fill(area)) {
-        // Allocation saw a larger device.
-        return Err(IoError::new(ErrorKind::NoSpace));
-    }
-    let offset = layout.record_offset(place) - ledger.tail.len() as u64;
+    let from = offset - ledger.tail.len() as u64;
     let mut bytes = std::mem::take(&mut ledger.tail);
     bytes.extend(records.iter().flat_map(Record::encode));
     let used = bytes.len();
     bytes.resize(used.next_multiple_of(block), 0);
-    if fills && !canary::planted(Bug::FullBeforeZeroed) {
-        let next = layout.area_bytes(area + 1);
-        store.zero(env, next.start, next.end - next.start).await?;
-    }
-    if !canary::planted(Bug::RecordBeforeData) {
-        store.flush(env).await?;
-    }
-    store.write(env, offset, &bytes, Flags::FUA).await?;
+    store.write_durably(env, from, &bytes).await?;
     bytes.truncate(used);
     ledger.tail = bytes.split_off(used / block * block);
     Ok(())
@@ -372,6 +435,8 @@ struct Reading<'a> {
     taken: FxHashSet<CowChunk>,
     records: u64,
     highest: Option<CowChunk>,
+    /// What is read may be lost.
+    write_again: bool,
 }
 
 impl Reading<'_> {

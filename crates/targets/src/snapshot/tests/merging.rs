@@ -138,7 +138,7 @@ fn resume_merging(bed: &Bed) {
 fn a_clearing_that_fails_in_part_loses_no_later_write() {
     let (bed, mut content, _) = written();
     let fail_once =
-        || bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES).on(records()).shots(1));
+        || bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES).on(records()).shots(2));
     fail_once();
     bed.load("o", MERGE);
     for _ in 0..20 {

@@ -1,0 +1,120 @@
+//! What failed flushes of the COW device cost, and whom.
+//!
+//! A failed flush may have dropped any completed write of the device that was not durable. Those
+//! are
+//! C1. the data of chunks whose record is not durable: found and written again by their commit
+//!     (S3 of the store);
+//! C2. what clients wrote *in place*, where there was an exception: nobody else has it. If there
+//!     may be such a write, the failure is told to the clients: at the end of each of their
+//!     flushes, and at a suspend, the device's count is compared with the last one seen
+//!     ([`Losses::look`]), and the mapped device's own count raised. A suspend flushes such
+//!     writes: afterwards there are none;
+//! C3. all data of a transient store: it is never flushed for its own sake. The snapshot ends.
+//!
+//! So a snapshot passes no failure of its devices on as it is: one that concerns C1 alone is made
+//! good and acknowledged, and one of the origin concerns who writes the origin.
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{ConfigError, ConfigKind, Disk, Env, ErrorKind, FailureCount, Io, IoError};
+
+use crate::args::Device;
+
+/// What is known of the failures of a COW device.
+pub(super) struct Losses {
+    /// A client wrote where there was an exception, and no suspend flushed it (C2).
+    in_place: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Failures up to this count were looked at.
+    seen: u64,
+    /// The count of the mapped device that serves the snapshot.
+    own: Arc<FailureCount>,
+}
+
+impl Losses {
+    /// Nothing is written yet.
+    pub fn new(cow: &dyn Disk) -> Losses {
+        let state = State { seen: cow.failures(), own: Arc::default() };
+        Losses { in_place: AtomicBool::new(false), state: Mutex::new(state) }
+    }
+
+    /// Forgets what was written.
+    pub fn reset(&self, cow: &dyn Disk) {
+        self.in_place.store(false, Ordering::Release);
+        self.state.lock().seen = cow.failures();
+    }
+
+    /// From now on `own` counts what clients lose.
+    pub fn count_on(&self, own: &Arc<FailureCount>) {
+        self.state.lock().own = own.clone();
+    }
+
+    /// A client writes where there is an exception (C2). For the most part one did before.
+    pub fn writes_in_place(&self) {
+        if !self.in_place.load(Ordering::Relaxed) {
+            self.in_place.store(true, Ordering::Release);
+        }
+    }
+
+    /// Counts failures that concern clients (C2), before a flush of theirs ends. True if there
+    /// were failures since the last look.
+    pub fn look(&self, cow: &dyn Disk) -> bool {
+        // Held while the count is raised: who finds nothing new finds it raised.
+        let mut state = self.state.lock();
+        let count = cow.failures();
+        if state.seen == count {
+            return false;
+        }
+        state.seen = count;
+        if self.in_place.load(Ordering::Acquire) {
+            state.own.raise();
+        }
+        // Whoever opens the device later need not hear of it.
+        cow.acknowledge_failures();
+        true
+    }
+
+    /// The device was opened with a failure that nobody was told of: perhaps it dropped what
+    /// clients of this snapshot had written.
+    pub fn tell_of_untold(&self, cow: &dyn Disk, own: &FailureCount) {
+        if cow.failures() != cow.failures_told() {
+            own.raise();
+            cow.acknowledge_failures();
+        }
+    }
+
+    /// True if there is something that a flush makes durable.
+    pub fn has_in_place(&self) -> bool {
+        self.in_place.load(Ordering::Acquire)
+    }
+
+    /// Makes durable what clients wrote in place; no request is under way.
+    ///
+    /// # Errors
+    /// It may be lost.
+    pub async fn flush(&self, env: &Env, cow: &Device) -> Result<(), ConfigError> {
+        // What a suspended volume beneath was given is durable since its suspend, and a flush of
+        // it would wait.
+        if cow.disk.mapped().is_some_and(|beneath| beneath.is_suspended()) {
+            return Ok(());
+        }
+        let seen = self.state.lock().seen;
+        let flushed = env.io(&cow.disk, Io::flush()).await;
+        if flushed.is_err_and(|error| error.kind == ErrorKind::Shutdown) {
+            // The server ends, and a volume further down is suspended.
+            return Ok(());
+        }
+        if flushed.is_ok() && cow.disk.failures() == seen {
+            self.in_place.store(false, Ordering::Release);
+            return Ok(());
+        }
+        self.look(cow.disk.as_ref());
+        let lost = ConfigError::new(ConfigKind::System, &cow.argument, "flush");
+        Err(lost.with_source(flushed.err().unwrap_or(IoError::IO)))
+    }
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{
     ConfigError, Ctor, Disk, Env, Events, Extent, ExtentKind, Flow, Io, IoError, IoResult, Limits,
     LocalFuture, MappedDevice, Op, Registry, Request, SECTOR_BYTES, Sector, SectorCount,
@@ -36,6 +36,7 @@ pub struct Noting {
     /// As it was when it was looked at last.
     sectors: AtomicU64,
     seen: Mutex<Vec<Seen>>,
+    page_cache: AtomicBool,
 }
 
 impl Noting {
@@ -45,14 +46,29 @@ impl Noting {
         options.model = model;
         let drive = sim.add_drive(options, image);
         let sectors = AtomicU64::new(drive.sectors().0);
-        Arc::new(Noting { drive, sectors, seen: Mutex::default() })
+        Arc::new(Noting {
+            drive,
+            sectors,
+            seen: Mutex::default(),
+            page_cache: AtomicBool::default(),
+        })
     }
 
     /// The same drive for a process that starts after another was killed.
     pub fn after_kill(&self) -> Arc<Noting> {
         let drive = Arc::new(self.drive.after_kill());
         let sectors = AtomicU64::new(drive.sectors().0);
-        Arc::new(Noting { drive, sectors, seen: Mutex::default() })
+        Arc::new(Noting {
+            drive,
+            sectors,
+            seen: Mutex::default(),
+            page_cache: AtomicBool::default(),
+        })
+    }
+
+    /// From now on FUA is a write and a flush, as of a file in the page cache.
+    pub fn set_page_cache(&self) {
+        self.page_cache.store(true, Ordering::Release);
     }
 
     /// What it has seen since the last look.
@@ -83,7 +99,20 @@ impl Disk for Noting {
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
         let (start, count) = (request.range.start.0, request.range.count.0);
         self.seen.lock().push(Seen { op: request.op, fua: request.is_fua(), start, count });
-        self.drive.submit(env, request)
+        if !(request.is_fua() && self.page_cache.load(Ordering::Acquire)) {
+            return self.drive.submit(env, request);
+        }
+        let (id, own, drive) = (request.id(), env.clone(), self.drive.clone());
+        let write = Io::write(request.range, request.segs.clone());
+        env.spawn(async move {
+            let drive: Arc<dyn Disk> = drive;
+            let result = match own.io(&drive, write).await {
+                Ok(()) => own.io(&drive, Io::flush()).await,
+                failed => failed,
+            };
+            own.complete(id, result);
+        });
+        Flow::Queued
     }
     fn failures(&self) -> u64 {
         self.drive.failures()
@@ -143,6 +172,12 @@ impl Rig {
 
     pub fn drive(&self, name: &str) -> Arc<SimDrive> {
         self.sim.drive(name)
+    }
+
+    /// From now on FUA is a write and a flush on this drive, as of a file in the page cache.
+    pub fn set_page_cache(&self, name: &str) {
+        let drive = self.noting.iter().find(|drive| drive.drive.name() == name).expect(name);
+        drive.set_page_cache();
     }
 
     /// What a power cut now certainly leaves on each drive, in the order they were given.

@@ -17,7 +17,7 @@
 //!
 //! A write to the origin that finds the store full ends the snapshot, or waits for the store to
 //! grow if the snapshot's table says so: after 6, holding nothing. Then it is mapped again. A
-//! suspend without a flush hands it back, and the end of the server fails it.
+//! suspend hands it back, and the end of the server fails it.
 
 use std::sync::Arc;
 

@@ -34,10 +34,12 @@ impl Kin {
         })
     }
 
-    /// From now on writes to the origin make exceptions in `core` first.
-    pub fn add(&self, core: &Arc<Core>) {
+    /// From now on writes to the origin make exceptions in `core` first, and no more in `former`:
+    /// each write in one of them.
+    pub fn add(&self, core: &Arc<Core>, former: Option<&Arc<Core>>) {
         for row in &self.rows {
             let mut cores = row.0.lock();
+            cores.retain(|other| former.is_none_or(|former| !Arc::ptr_eq(other, former)));
             if !cores.iter().any(|other| Arc::ptr_eq(other, core)) {
                 cores.push(core.clone());
             }

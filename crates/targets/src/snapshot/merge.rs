@@ -29,9 +29,9 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Claim, ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
-    LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType,
-    Verdict,
+    Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult,
+    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target,
+    TargetType, Verdict,
 };
 use cairn_format::snapshot::{Layout, Record};
 
@@ -216,8 +216,8 @@ impl Merge {
                     self.seat.announce();
                     break;
                 }
-                // Nobody is to wait any more, not even the merge.
-                Err(_) if self.stopping.load(Ordering::Acquire) => break,
+                // A suspend, or the end of the server, cut the step short.
+                Err(_) if self.stopping.load(Ordering::Acquire) || env.is_ending() => break,
                 Err(why) => {
                     let cow = &self.seat.config.cow.argument;
                     tracing::error!("snapshot-merge: {cow}: merging stopped: {why}");
@@ -429,9 +429,9 @@ impl Target for Merge {
         })
     }
 
-    fn presuspend(&self, _env: &Env, mode: SuspendMode) {
-        self.side.presuspend(mode);
+    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
         self.stopping.store(true, Ordering::Release);
+        self.side.presuspend();
     }
 
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
@@ -477,6 +477,22 @@ impl Target for Merge {
             let range = SectorRange::new(place.sector, count);
             self.side.device.disk.extents(env, range).await
         })
+    }
+
+    fn dirty(&self) -> Option<Dirty> {
+        let core =
+            self.seat.core_if_live().filter(|core| core.condition() != Condition::Invalid)?;
+        let origin = self.side.device.disk.clone();
+        let sectors = core.store.committed() * core.chunk_sectors();
+        // The last chunk may reach beyond the origin's end.
+        let sectors = SectorCount(sectors.min(origin.sectors().0));
+        let device = self.seat.config.cow.argument.clone();
+        (sectors.0 > 0).then_some(Dirty { sectors, origin, device })
+    }
+
+    fn parting_word(&self) -> Option<String> {
+        let Dirty { sectors, device, .. } = self.dirty()?;
+        Some(format!("{device}: {} KiB not merged yet", sectors.to_bytes() >> 10))
     }
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {

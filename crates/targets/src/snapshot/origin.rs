@@ -58,11 +58,10 @@ impl OriginSide {
         self.copying.set_hands_back(false);
     }
 
-    /// A suspend begins.
-    pub fn presuspend(&self, mode: SuspendMode) {
-        if mode == SuspendMode::NoFlush {
-            self.copying.set_hands_back(true);
-        }
+    /// A suspend begins, with or without a flush: what waits for room is handed back. Whoever
+    /// makes the store larger may wait for the verb that suspends.
+    pub fn presuspend(&self) {
+        self.copying.set_hands_back(true);
     }
 
     /// Sends a request on to the origin at `sector`.
@@ -173,8 +172,8 @@ impl Target for Origin {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn presuspend(&self, _env: &Env, mode: SuspendMode) {
-        self.side.presuspend(mode);
+    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
+        self.side.presuspend();
     }
 
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {

@@ -3,12 +3,13 @@
 //!
 //! The constructor checks arguments and the header only. At resume the header is read anew, a
 //! blank device is formatted (see `blank`; never in front of an origin that is itself a cache,
-//! store or pool), and the records of an existing store are read, unless the core of a suspended or ended table can be taken over as it
-//! is: then nothing is read, and a transient store lives on.
+//! store or pool), and the records of an existing store are read, unless the core of a suspended
+//! or ended table can be taken over as it is: then nothing is read, and a transient store lives on.
 //!
 //! A table that was closed may be resumed: the one that was to replace it cannot start. Its store
-//! is read again then. Meanwhile it kept nothing of what was written to the origin, if that was
-//! live; if it lacks some of that, the snapshot has ended.
+//! is read again then. The same holds if another table, a merge, took the store from a suspended
+//! one and could not open it. Until a table serves the store again, it keeps nothing of what is
+//! written to the origin; if it lacks some of that, the snapshot has ended.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -220,25 +221,26 @@ impl Seat {
     /// Begins to serve.
     pub async fn resume(&self, env: &Env) -> Result<(), ConfigError> {
         let _door = self.home.door.lock().await;
-        let core = match self.home.find(self.tenant) {
+        let (core, former) = match self.home.find(self.tenant) {
             Found::Busy => {
                 let detail = "cow: found it served by a live snapshot, expected a suspended one";
                 return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
             }
-            Found::Own(core) => core,
-            Found::Other(core) if self.was_served(&core) && self.fits(&core) => core,
-            Found::Other(core) => {
-                self.retire(env, &core, Condition::Invalid).await;
-                self.kin.remove(&core);
-                self.open(env).await?
+            Found::Own(core) => (core, None),
+            Found::Other(core) if self.was_served(&core) && self.fits(&core) => (core, None),
+            Found::Other(former) => {
+                self.retire(env, &former).await;
+                (self.open(env).await?, Some(former))
             }
             Found::Nothing(former) => {
-                if let Some(core) = former.upgrade() {
-                    core.unused().await;
+                let former = former.upgrade();
+                if let Some(former) = &former {
+                    former.unused().await;
                 }
-                self.open(env).await?
+                (self.open(env).await?, former)
             }
         };
+        let former = former.filter(|former| !Arc::ptr_eq(former, &core));
         if self.merging && !self.kin.begin_merging(&core) {
             let detail = "origin: found another snapshot merging, expected none";
             return Err(ConfigError::new(ConfigKind::Busy, &self.config.origin.argument, detail));
@@ -254,15 +256,28 @@ impl Seat {
             wait_for_room: Duration::from_secs(self.config.wait_for_room_s.unwrap_or(0)),
         });
         if !self.merging && !self.read_only {
-            self.kin.add(&core);
+            self.kin.add(&core, former.as_ref());
         }
         if !core.look_at_failures() {
             core.invalidate(env, LOST).await;
         }
-        if core.has_missed() {
+        let mut missed = core.has_missed();
+        if let Some(former) = former {
+            missed |= self.follow(env, &former).await;
+        }
+        if missed {
             core.invalidate(env, "the origin was written while nothing served it").await;
         }
         Ok(())
+    }
+
+    /// The core that served the store before serves nobody any more. True if the store lacks what
+    /// changed since then.
+    async fn follow(&self, env: &Env, former: &Arc<Core>) -> bool {
+        self.kin.remove(former);
+        former.dismiss(env, Condition::Invalid).await;
+        let same_store = self.config.kind.is_persistent() && former.store.is_persistent();
+        former.has_missed() && same_store
     }
 
     /// True if a core is what this table served before, if it served any.
@@ -270,20 +285,21 @@ impl Seat {
         self.core.get().is_none_or(|own| Arc::ptr_eq(own, core))
     }
 
-    /// Has a core serve nobody any more: on return its COW device is in nobody's use.
-    async fn retire(&self, env: &Env, core: &Arc<Core>, condition: Condition) {
-        core.dismiss(env, condition).await;
+    /// Has a core serve nobody for now: on return its COW device is in nobody's use.
+    async fn retire(&self, env: &Env, core: &Arc<Core>) {
+        core.dismiss(env, Condition::Closed).await;
         self.kin.end_merging(core);
         self.home.clear();
         core.unused().await;
     }
 
-    /// The table is given up, for good or until it is resumed after all. Unless another is about to serve the snapshot, copies under
-    /// way for it end here: who removes a snapshot may use its COW device for something else.
+    /// The table is given up, or resumed after all. Unless another is about to serve the
+    /// snapshot, copies under way for it end here: who removes a snapshot may use its COW device
+    /// for something else.
     pub async fn close(&self, env: &Env) {
         let _door = self.home.door.lock().await;
         if let Some(core) = self.core_if_live().filter(|_| self.home.is_alone(self.tenant)) {
-            self.retire(env, core, Condition::Closed).await;
+            self.retire(env, core).await;
         }
     }
 

@@ -14,19 +14,20 @@
 //!    each sector is old or new. A new sector behind an old one is cut off by the old one's zero
 //!    record; none of these writes was acknowledged, and the origin's chunks are as they were.
 //!    Opening clears what lies behind the end of the list, so that it is not joined to the list
-//!    when that grows. A write with FUA that failed with a failed flush inside is sent again, the
-//!    same bytes; that others' data may be lost by it is found at their own step 2.
+//!    when that grows. If the failure count rose meanwhile, the same bytes are sent again, even
+//!    after a success: where FUA is a write and a flush, the flush that failed may have been
+//!    somebody else's in between. That others' data may be lost by it is found at their own step 2.
 //! 4. Now the exceptions count: writes to the snapshot complete, the origin may be overwritten.
 //!
 //! # Opening
-//! What is read at opening is relied on, so it must be durable: the device is flushed first. If a
-//! failure of it is known that nobody was told of (an earlier attempt to open it, perhaps), the
-//! system may show what is lost: then the records are written again as they were read. The data of
-//! a record was durable before the record was first written.
+//! What is read at opening is relied on, so it must be durable: the device is flushed first. If it
+//! ever failed (an earlier attempt to open it, perhaps), the system may show what is lost: then the
+//! records are written again as they were read. The data of a record was durable before the record
+//! was first written.
 //!
 //! # Formatting
 //! The first area is zeroed, then a flush, then the header with FUA: a crash leaves a blank device
-//! or an empty store.
+//! or an empty store. If the failure count rose before the header is written, formatting fails.
 //!
 //! # Invalidating
 //! The header is written with valid = 0 and FUA before the origin may be overwritten without an
@@ -43,7 +44,7 @@ use crate::snapshot::table::Exceptions;
 
 /// Header and first area precede it.
 pub(super) const FIRST_FREE: u64 = 2;
-/// How often a write with FUA is sent whose failure was that of a flush inside.
+/// How often a durable write is sent while flushes fail.
 const WRITE_ATTEMPTS: u32 = 3;
 /// Areas are read and cleared in pieces of this many bytes.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -130,15 +131,23 @@ impl Store {
         env.io(&self.cow.disk, Io::write(range, segs).with(flags)).await
     }
 
+    /// Makes durable what was written while the failure count was `failures`, or later.
+    async fn flush_since(&self, env: &Env, failures: u64) -> Result<(), IoError> {
+        self.flush(env).await?;
+        if self.cow.disk.failures() == failures { Ok(()) } else { Err(IoError::IO) }
+    }
+
     /// Writes durably (step 3).
     async fn write_durably(&self, env: &Env, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         let mut attempts = 1;
         loop {
             let failures = self.cow.disk.failures();
             let result = self.write(env, offset, bytes, Flags::FUA).await;
-            let flush_failed = result.is_err() && self.cow.disk.failures() != failures;
-            if !flush_failed || attempts == WRITE_ATTEMPTS {
+            if self.cow.disk.failures() == failures {
                 return result;
+            }
+            if attempts == WRITE_ATTEMPTS {
+                return result.and(Err(IoError::IO));
             }
             attempts += 1;
         }
@@ -152,9 +161,9 @@ impl Store {
 
     /// Formats the device.
     pub async fn format(&self, env: &Env, layout: &Layout) -> Result<(), IoError> {
-        let area = layout.area_bytes(0);
+        let (area, failures) = (layout.area_bytes(0), self.cow.disk.failures());
         self.zero(env, 0, area.end).await?;
-        self.flush(env).await?;
+        self.flush_since(env, failures).await?;
         self.write_header(env, Header::fresh(self.chunk)).await
     }
 
@@ -183,7 +192,7 @@ impl Store {
             let detail = "size: found less than a header and one area".to_owned();
             return Err(LoadError::Damaged(detail));
         };
-        let doubtful = self.cow.disk.failures() != self.cow.disk.failures_told();
+        let doubtful = self.cow.disk.failures() > 0;
         if !read_only {
             // What a killed process wrote may be in the drive's cache only, and is about to be
             // relied on.
@@ -265,11 +274,12 @@ impl Store {
         }
         tail[keep..].fill(0);
         if stale && !read_only {
+            let failures = self.cow.disk.failures();
             if first + block < end {
                 self.zero(env, first + block, end - first - block).await?;
             }
             self.write(env, first, &tail, Flags::empty()).await?;
-            self.flush(env).await?;
+            self.flush_since(env, failures).await?;
         }
         tail.truncate(keep);
         Ok(Ledger { tail })
@@ -369,10 +379,7 @@ pub(super) async fn append(
         }
     }
     if !canary::planted(Bug::RecordBeforeData) {
-        let flushed = store.flush(env).await;
-        if flushed.is_err() || store.cow.disk.failures() != failures {
-            return Err(Setback::Lost);
-        }
+        store.flush_since(env, failures).await.map_err(|_| Setback::Lost)?;
     }
     let mut rest = records;
     for Area { first, count, .. } in areas {

@@ -67,6 +67,26 @@ fn a_copy_that_anybodys_failed_flush_dropped_is_made_again() {
     }
 }
 
+/// As of a file in the page cache: a record is written, then flushed, and another flush in between
+/// may drop it.
+#[test]
+fn record_that_another_flush_dropped_is_written_again() {
+    for moment in moments(500) {
+        let bed = bed();
+        bed.set_page_cache("cow0");
+        bed.start("o", "write", |env| write_io(env, 16, 8, 200));
+        bed.sim.run_for(moment);
+        flush_fails_once(&bed, "cow0");
+        bed.start("s", "flush", |_| Io::flush());
+        bed.settle();
+        assert_eq!(bed.bytes("o", 16, 8), [200; 8]);
+        bed.io("o", |_| Io::flush()).unwrap();
+        let again = bed.reopen_durable();
+        again.load("s", SNAPSHOT);
+        assert_eq!(again.bytes("s", 0, 512), initial(0, 512), "{moment:?}");
+    }
+}
+
 #[test]
 fn a_write_of_whole_chunks_is_made_again_from_its_request() {
     for moment in moments(400) {
@@ -218,6 +238,26 @@ fn a_run_that_anybodys_failed_flush_dropped_is_merged_again() {
 }
 
 #[test]
+fn records_whose_clearing_another_flush_dropped_are_cleared_again() {
+    for moment in moments(1200) {
+        let (bed, mut content) = to_merge();
+        bed.set_page_cache("cow0");
+        bed.load("o", MERGE);
+        bed.sim.run_for(moment);
+        flush_fails_once(&bed, "cow0");
+        bed.start("o", "flush", |_| Io::flush());
+        bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+        bed.settle();
+        bed.write("o", 0, 512, 99).unwrap();
+        bed.io("o", |_| Io::flush()).unwrap();
+        content.fill(99);
+        let again = bed.reopen_durable();
+        again.load("o", MERGE);
+        assert_eq!(again.bytes("o", 0, 512), content, "{moment:?}: a record came back");
+    }
+}
+
+#[test]
 fn a_client_hears_of_a_failed_flush_of_the_merge() {
     let (bed, _) = to_merge();
     bed.drive("origin").faults().add(Fault::error(OpSet::READS).on(super::bed::range(0, 1)));
@@ -265,6 +305,38 @@ fn a_table_that_is_resumed_after_its_close_serves_its_store_or_has_ended() {
         assert_eq!(bed.bytes("s", 296, 16), initial(296, 16));
     }
     assert!(served > 20, "{served}: only what was missed ends it");
+}
+
+#[test]
+fn snapshot_whose_store_a_merge_could_not_open_ends_if_the_origin_changed() {
+    for changes in [false, true] {
+        let (bed, content) = to_merge();
+        bed.build("o", MERGE).unwrap();
+        bed.drive("cow0").faults().add(Fault::error(OpSet::READS));
+        bed.resume("o").unwrap_err();
+        bed.drive("cow0").faults().clear();
+        bed.write("o", 16, 8, 201).unwrap();
+        if changes {
+            bed.write("o", 300, 8, 201).unwrap();
+        }
+        bed.resume("s").unwrap();
+        match changes {
+            true => assert_eq!(bed.status("s"), "Invalid"),
+            false => assert_eq!(bed.bytes("s", 0, 512), content),
+        }
+    }
+}
+
+#[test]
+fn fresh_table_of_a_store_that_a_merge_could_not_open_ends_if_the_origin_changed() {
+    let (bed, _) = to_merge();
+    bed.build("o", MERGE).unwrap();
+    bed.drive("cow0").faults().add(Fault::error(OpSet::READS));
+    bed.resume("o").unwrap_err();
+    bed.drive("cow0").faults().clear();
+    bed.write("o", 300, 8, 201).unwrap();
+    bed.load("s", SNAPSHOT);
+    assert_eq!(bed.status("s"), "Invalid");
 }
 
 #[test]

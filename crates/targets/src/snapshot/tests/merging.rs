@@ -5,6 +5,7 @@ use std::time::Duration;
 use cairn_block::{Io, SuspendMode};
 use cairn_sim::{Effect, Fault, OpSet};
 
+use super::super::merge::Merge;
 use super::bed::{Bed, initial_byte, range, write_io};
 
 const MERGE: &str = "0 512 snapshot-merge origin cow0 P 8";
@@ -38,6 +39,31 @@ fn the_volume_has_the_snapshots_content_at_once_and_in_the_end() {
     assert_eq!(bed.status("s"), "Invalid", "it was handed over");
     bed.load("o", "0 512 snapshot-origin origin");
     assert_eq!(bed.bytes("o", 0, 512), content);
+}
+
+#[test]
+fn what_is_not_merged_yet_is_dirty() {
+    let (bed, ..) = written();
+    let slow =
+        Fault { effect: Effect::Delay(Duration::from_millis(3)), ..Fault::error(OpSet::FLUSHES) };
+    let fault = bed.drive("origin").faults().add(slow);
+    bed.load("o", MERGE);
+    bed.sim.run_for(Duration::from_millis(4));
+    bed.suspend("o", SuspendMode::NoFlush);
+    let merge = bed.target("o");
+    let dirty = merge.dirty().expect("a part is left");
+    let unmerged = merge.as_any().and_then(|any| any.downcast_ref::<Merge>()).unwrap();
+    let unmerged = unmerged.unmerged(range(0, 512));
+    let left: u64 = unmerged.iter().map(|range| range.count.0).sum();
+    assert!(left > 0 && left < 512);
+    assert_eq!((dirty.sectors.0, dirty.device.as_str()), (left, "cow0"));
+    assert_eq!(dirty.origin.name(), "origin");
+    let word = format!("cow0: {} KiB not merged yet", left / 2);
+    assert_eq!(merge.parting_word(), Some(word));
+    bed.drive("origin").faults().remove(fault);
+    bed.resume("o").unwrap();
+    bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+    assert!(merge.dirty().is_none());
 }
 
 #[test]

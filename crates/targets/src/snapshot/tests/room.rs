@@ -115,13 +115,16 @@ fn a_store_that_does_not_grow_in_time_ends_the_snapshot() {
 }
 
 #[test]
-fn a_suspend_without_a_flush_hands_back_what_waits_for_room() {
-    let bed = waiting(600);
-    bed.suspend("o", SuspendMode::NoFlush);
-    assert_eq!(bed.labels(), [""; 0]);
-    bed.drive("cow0").resize(SectorCount(2048));
-    bed.resume("o").unwrap();
-    bed.settle();
-    assert_eq!(bed.labels(), ["write"]);
-    assert_eq!(bed.bytes("s", 0, 512), initial(0, 512));
+fn suspend_hands_back_what_waits_for_room() {
+    for mode in [SuspendMode::NoFlush, SuspendMode::Flush] {
+        let bed = waiting(600);
+        bed.suspend("o", mode);
+        assert_eq!(bed.labels(), [""; 0]);
+        assert_eq!(bed.status("s"), "40/40 16");
+        bed.drive("cow0").resize(SectorCount(2048));
+        bed.resume("o").unwrap();
+        bed.settle();
+        assert_eq!(bed.labels(), ["write"]);
+        assert_eq!(bed.bytes("s", 0, 512), initial(0, 512));
+    }
 }

@@ -238,11 +238,19 @@ impl Verbs {
             match fate {
                 Fate::Kept => {}
                 Fate::Left => notes.push(self.keeps(&dirty)),
-                Fate::Orphaned if discard_dirty => notes.push(self.given_up(&dirty)),
+                Fate::Orphaned if discard_dirty => {
+                    let is_cached = self.is_cached(swap.name, &dirty)?;
+                    notes.push(self.given_up(&dirty, is_cached));
+                }
                 Fate::Orphaned => {
-                    let expected = match flush {
-                        true => "none (a device failed, see the log; --discard-dirty loses it)",
-                        false => "none (--flush writes it back first, --discard-dirty loses it)",
+                    let expected = match (self.is_cached(swap.name, &dirty)?, flush) {
+                        (false, _) => "none (a merge brings it home; --discard-dirty loses it)",
+                        (_, true) => {
+                            "none (a device failed, see the log; --discard-dirty loses it)"
+                        }
+                        (_, false) => {
+                            "none (--flush writes it back first, --discard-dirty loses it)"
+                        }
                     };
                     let (size, origin) = (size_of(&dirty), self.origin_of(&dirty));
                     let found = format!("{size} on {} that {origin} lacks", dirty.device);
@@ -317,12 +325,23 @@ impl Verbs {
         format!("{} keeps {size} that {origin} lacks", dirty.device)
     }
 
-    fn given_up(&self, dirty: &Dirty) -> String {
+    /// True if a cache of a volume has it, and not a merge, which ends by itself.
+    fn is_cached(&self, name: &str, dirty: &Dirty) -> Outcome<bool> {
+        let caches = caches_of(self.world.volume(name)?.as_ref());
+        let mut cached = caches.iter().filter_map(|cache| cache.dirty());
+        Ok(cached.any(|other| other.device == dirty.device))
+    }
+
+    fn given_up(&self, dirty: &Dirty, is_cached: bool) -> String {
         let (device, size, origin) = (&dirty.device, size_of(dirty), self.origin_of(dirty));
-        format!(
-            "{size} on {device} that {origin} lacks are given up; before {device} is a cache \
-             again: cairn format writecache {device} --yes --discard-dirty"
-        )
+        let mut note = format!("{size} on {device} that {origin} lacks are given up");
+        if is_cached {
+            note.push_str(&format!(
+                "; before {device} is a cache again: cairn format writecache {device} --yes \
+                 --discard-dirty"
+            ));
+        }
+        note
     }
 
     /// The origin as a table names it.

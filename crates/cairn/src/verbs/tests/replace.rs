@@ -225,3 +225,30 @@ fn a_volume_that_is_removed_says_what_its_cache_keeps() {
     say(&bed, "flush_on_suspend");
     assert_eq!(bed.verbs.remove("c").unwrap(), [""; 0]);
 }
+
+#[test]
+fn replace_of_a_merge_by_its_origin_is_refused_until_all_is_merged() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, "d=0 512 linear disk 0\n512 512 error");
+    fs::write(work.join("cow"), vec![0; 1 << 20]).unwrap();
+    bed.verbs.create("c", "0 1024 snapshot-origin @d").unwrap();
+    bed.verbs.create("s", "0 1024 snapshot @d cow P 8").unwrap();
+    bed.write("s", 600, 8, 7);
+    bed.write("s", 0, 16, 7);
+    bed.verbs.suspend("s", false).unwrap();
+    replace(&bed, &replacing("0 1024 snapshot-merge @d cow P 8")).unwrap();
+    while bed.verbs.status_of("c").unwrap() != "Merge failed" {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let origin = || replacing("0 1024 snapshot-origin @d");
+    for flush in [false, true] {
+        let refused = replace(&bed, &ReplaceParams { flush, ..origin() }).unwrap_err().to_string();
+        let (found, rest) = refused.split_once(" on cow").unwrap();
+        assert!(["c: dirty data: found 4 KiB", "c: dirty data: found 12 KiB"].contains(&found));
+        let expected = "none (a merge brings it home; --discard-dirty loses it)";
+        assert_eq!(rest, format!(" that @d lacks, expected {expected}"));
+    }
+    let discard = ReplaceParams { discard_dirty: true, ..origin() };
+    let notes = replace(&bed, &discard).unwrap();
+    assert!(notes[0].ends_with(" KiB on cow that @d lacks are given up"), "{notes:?}");
+}

@@ -1,40 +1,46 @@
-//! [`Campaign`]: cut the power at every write, and judge what is left.
+//! [`Campaign`]: end lives at every write, and judge what is left.
 //!
-//! One cut is a life of several generations. In each, a new world takes over the drives as the
-//! last power cut left them; the scenario opens its disk on them (sometimes the power goes
-//! during that, too); everything is read, twice, and judged; a workload runs, sometimes under a
-//! volume that is suspended and resumed meanwhile or suspended at the end, until the power goes
-//! at a seeded write, or when all is done. Everything follows from the campaign's seed
-//! and the cut's number; a failure prints the command that repeats exactly this cut.
+//! A life has several generations, each a process of its own in a world of its own. In each the
+//! scenario opens its volumes on the drives as the last end left them (sometimes drives fail, or
+//! another end comes, during that, too); everything is read, twice, and judged; clients of each
+//! volume work, sometimes while volumes are suspended and resumed, until the end comes at a
+//! seeded write, or when all is done. An end is
+//! - a *cut* of the power: the drives lose some of what is volatile; or
+//! - a *kill* of the process: the drives keep what is volatile, so that a later cut loses it.
 //!
-//! From the environment: `CAIRN_CUTS` how many cuts, `CAIRN_SEED` the campaign's seed,
-//! `CAIRN_CUT` only this one.
+//! Each volume has a history and one or two clients with flushes of their own, who are told of
+//! losses as the clients of a server are. The rule: a loss of completed writes is told to each
+//! client by its next flush, or what it flushed is there.
+//!
+//! Everything follows from the campaign's seed and the life's number; a failure prints the
+//! command that repeats exactly this life.
+//!
+//! From the environment: `CAIRN_CUTS` how many lives, `CAIRN_SEED` the campaign's seed,
+//! `CAIRN_CUT` only this life.
+
+mod life;
+mod verbs;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Io, LocalFuture, Registry, Sector, SectorCount, SectorRange,
-    SuspendMode, Table, TableContext, TableLine, TargetTypes,
+    ConfigError, Disk, Env, LocalFuture, Registry, Table, TableContext, TableLine, TargetTypes,
 };
 
-use crate::drive::DriveOptions;
-use crate::history::History;
+use crate::drive::{DriveOptions, SimDrive};
+use crate::faults::{Fault, OpSet};
 use crate::image::Image;
-use crate::mechanics::{Cut, CutWhen};
-use crate::stamp::Content;
 use crate::workload::Workload;
-use crate::world::{SimWorld, Stopped};
+use crate::world::SimWorld;
+use life::Life;
+pub use verbs::resume_or_end;
 
-/// Cuts per campaign if nobody says otherwise.
+/// Lives per campaign if nobody says otherwise.
 const CUTS: u64 = 300;
 
 const SEED: u64 = 0x5eed;
-
-/// Longest virtual time of one phase; whatever takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Drive images by name.
 pub type Images = BTreeMap<String, Image>;
@@ -44,15 +50,12 @@ pub trait Scenario {
     /// The drives and what they hold at first. May vary with the cut.
     fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)>;
 
-    /// Opens the disk on the drives (device arguments are their names), as a server would after
-    /// a crash; the first time as a server would for the first time.
-    fn open(
-        &self,
-        env: Env,
-        registry: Arc<Registry>,
-    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>>;
+    /// Opens the volumes on the drives (device arguments are their names), as a server would
+    /// after a crash; the first time as a server would for the first time. Answers those that
+    /// clients use.
+    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened>;
 
-    /// Judges the metadata that a power cut left.
+    /// Judges the metadata that a power cut or a kill left.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -60,28 +63,77 @@ pub trait Scenario {
         Ok(())
     }
 
-    /// What to do to the disk in one generation.
+    /// What to do to the volumes in one generation, all of them together.
     fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
         let (seed, ops) = (rng.u64(..), rng.u64(..200));
         Workload::mixed(seed, ops)
     }
 
-    /// Whether the disk is a volume that is to be suspended and resumed under the workload, and
-    /// suspended after it. Messages of the scenario's own then meet a suspended device.
+    /// Whether the volumes are to be suspended and resumed under the workload, and suspended
+    /// after it. Messages of the scenario's own then meet a suspended device.
     fn suspends(&self) -> bool {
         false
     }
 
-    /// Whether errors may make the disk lose, without a crash, what no flush covered.
+    /// Whether lives end by kills, too.
+    fn kills(&self) -> bool {
+        true
+    }
+
+    /// Whether drives fail while the volumes are opened, which may then be refused.
+    fn fails_at_start(&self) -> bool {
+        false
+    }
+
+    /// Whether errors may make the disk lose, without a crash, what no flush covered: a failed
+    /// flush tells of it.
     fn rolls_back(&self) -> bool {
         false
     }
 
-    /// Makes trouble once the disk is open, besides the workload: plants faults, starts tasks
-    /// that send messages. True if errors that nobody planted are then in order (there are no
-    /// suspends then: a resume could fail).
-    fn trouble(&self, _world: &SimWorld, _disk: &Arc<dyn Disk>, _rng: &mut fastrand::Rng) -> bool {
+    /// Makes trouble once the volumes are open, besides the workload: plants faults, starts tasks
+    /// that send messages. True if errors that nobody planted are then in order.
+    fn trouble(
+        &self,
+        _world: &SimWorld,
+        _disks: &[Arc<dyn Disk>],
+        _rng: &mut fastrand::Rng,
+    ) -> bool {
         false
+    }
+}
+
+/// The volumes that clients use, or why there are none.
+pub type Opened = Result<Vec<Arc<dyn Disk>>, ConfigError>;
+
+/// Makes every one of these drives fail in ways of its own, so many operations of a thousand:
+/// flushes and writes with FUA, losing what is volatile or not; other writes; reads. At most
+/// `shots` times each. A drive that loses what is volatile by a write with FUA then does the same
+/// write without FUA: else that is the write's own error.
+pub fn plant_failures(
+    drives: &[Arc<SimDrive>],
+    per_mille: u16,
+    shots: Option<u32>,
+    rng: &mut fastrand::Rng,
+) {
+    let kinds = [
+        Fault::losing_flushes(),
+        Fault::losing_durable_writes(),
+        Fault::error(OpSet::FLUSHES),
+        Fault::error(OpSet::DURABLE_WRITES),
+        Fault::error(OpSet::WRITES),
+        Fault::error(OpSet::READS),
+    ];
+    for drive in drives {
+        let loses_by_writes = rng.bool();
+        let planted = |fault: &Fault| match fault.ops {
+            OpSet::WRITES => !loses_by_writes,
+            OpSet::DURABLE_WRITES => loses_by_writes == (fault.effect == kinds[1].effect),
+            _ => true,
+        };
+        for kind in kinds.into_iter().filter(planted).filter(|_| rng.u8(..3) == 0) {
+            drive.faults().add(Fault { shots, ..kind.per_mille(per_mille) });
+        }
     }
 }
 
@@ -105,11 +157,22 @@ pub async fn open_table(
     Ok(device)
 }
 
-/// Many cuts of one scenario.
+/// Many lives of one scenario.
 pub struct Campaign<'a> {
     scenario: &'a dyn Scenario,
     replay: &'a str,
     cuts: u64,
+}
+
+/// How lives ended, and what became of them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    cuts: u64,
+    kills: u64,
+    /// Starts that failed because drives did.
+    refused: u64,
+    /// Errors that were planted.
+    injected: u64,
 }
 
 /// What the environment asks for.
@@ -140,22 +203,32 @@ impl<'a> Campaign<'a> {
     pub fn run(&self) {
         let seed = from_environment("CAIRN_SEED").unwrap_or(SEED);
         if let Some(cut) = from_environment("CAIRN_CUT") {
-            return self.run_cut(seed, cut);
-        }
-        for cut in 0..from_environment("CAIRN_CUTS").unwrap_or(self.cuts) {
             self.run_cut(seed, cut);
+            return;
         }
+        let (lives, mut tally) =
+            (from_environment("CAIRN_CUTS").unwrap_or(self.cuts), Tally::default());
+        for cut in 0..lives {
+            let ends = self.run_cut(seed, cut);
+            tally.cuts += ends.cuts;
+            tally.kills += ends.kills;
+            tally.refused += ends.refused;
+            tally.injected += ends.injected;
+        }
+        eprintln!("{lives} lives: {tally:?}");
     }
 
-    fn run_cut(&self, seed: u64, cut: u64) {
+    fn run_cut(&self, seed: u64, cut: u64) -> Tally {
         let replay = Replay { seed, cut, command: self.replay };
-        if let Err(text) = Life::new(self.scenario, seed, cut).run() {
+        let mut life = Life::new(self.scenario, seed, cut);
+        if let Err(text) = life.run() {
             panic!("{text}");
         }
         replay.forget();
+        life.tally
     }
 
-    /// For a canary: a scenario with a known bug. Answers the first cut that found it.
+    /// For a canary: a scenario with a known bug. Answers the first life that found it.
     ///
     /// # Panics
     /// The alarm did not ring within the campaign's cuts.
@@ -190,194 +263,6 @@ impl Drop for Replay<'_> {
         let Replay { seed, cut, command } = self;
         eprintln!("replay: CAIRN_SEED={seed} CAIRN_CUT={cut} cargo test {command}");
     }
-}
-
-/// One cut: the generations of one set of drives.
-struct Life<'a> {
-    scenario: &'a dyn Scenario,
-    rng: fastrand::Rng,
-    options: Vec<DriveOptions>,
-    images: Images,
-    history: Option<History>,
-    history_seed: u64,
-}
-
-/// What ended a generation before its time.
-enum Early {
-    PowerCut,
-    Failed(String),
-}
-
-impl From<Stopped> for Early {
-    fn from(stopped: Stopped) -> Early {
-        match stopped {
-            Stopped::PowerCut => Early::PowerCut,
-            Stopped::Deadlock => Early::Failed("a request never ended (deadlock)".to_owned()),
-            Stopped::TimedOut => Early::Failed(format!("no end within {PATIENCE:?}")),
-        }
-    }
-}
-
-impl<'a> Life<'a> {
-    fn new(scenario: &'a dyn Scenario, seed: u64, cut: u64) -> Life<'a> {
-        let mut rng = fastrand::Rng::with_seed(seed ^ cut.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let (mut options, mut images) = (Vec::new(), Images::new());
-        for (drive, image) in scenario.drives(&mut rng) {
-            images.insert(drive.name.clone(), image);
-            options.push(drive);
-        }
-        let history_seed = rng.u64(..);
-        Life { scenario, rng, options, images, history: None, history_seed }
-    }
-
-    fn run(mut self) -> Result<(), String> {
-        let generations = self.rng.u32(1..=3);
-        for generation in 0..generations {
-            let told = |text| format!("generation {generation}: {text}");
-            let world = self.world();
-            match self.generation(&world) {
-                Ok(()) => world.power_off(),
-                Err(Early::PowerCut) => {}
-                Err(Early::Failed(text)) => return Err(told(text)),
-            }
-            self.take_images(&world).map_err(told)?;
-        }
-        let world = self.world();
-        match self.open_and_judge(&world) {
-            Ok(_) => Ok(()),
-            Err(Early::PowerCut) => unreachable!("nobody planned a cut"),
-            Err(Early::Failed(text)) => Err(format!("at the end: {text}")),
-        }
-    }
-
-    fn world(&mut self) -> SimWorld {
-        let world = SimWorld::new(self.rng.u64(..), SimWorld::REACTORS);
-        world.set_patience(PATIENCE);
-        for options in &self.options {
-            world.add_drive(options.clone(), self.images[&options.name].clone());
-        }
-        world
-    }
-
-    /// Opens, judges, works; until the end of the work or the power cut.
-    fn generation(&mut self, world: &SimWorld) -> Result<(), Early> {
-        if self.history.is_some() && self.rng.u8(..4) == 0 {
-            world.cut_at(self.draw_cut(0, 16));
-        }
-        let (disk, history) = self.open_and_judge(world)?;
-        let workload = self.scenario.workload(&mut self.rng);
-        let expected = workload.ops.max(1) * 3;
-        world.cut_at(self.draw_cut(world.writes(), expected));
-        let tolerate = self.scenario.trouble(world, &disk, &mut self.rng);
-        history.tolerate_errors(tolerate);
-        let rolls_back = self.scenario.rolls_back();
-        history.failed_flushes_lose(rolls_back || world.failed_flushes_lose());
-        history.may_roll_back(rolls_back);
-        let may_suspend = self.scenario.suspends() && !tolerate;
-        let suspends = if may_suspend { self.rng.u8(..8) } else { 0 };
-        if suspends & 6 == 6 {
-            start_suspending(world, &disk);
-        }
-        let ended = workload.run(world, &disk, &history);
-        history.verdict().map_err(|wrong| Early::Failed(wrong.to_string()))?;
-        ended?;
-        if suspends & 1 == 1 {
-            close(world, &disk)?;
-        }
-        check_contract(world)
-    }
-
-    fn draw_cut(&mut self, from: u64, count: u64) -> Cut {
-        let when = if self.rng.bool() { CutWhen::Submitted } else { CutWhen::Completed };
-        // Squared, so that short lives are as well tried as long ones.
-        let far = self.rng.u64(0..=count) * self.rng.u64(0..=count) / count;
-        Cut { index: from + far, when }
-    }
-
-    fn take_images(&mut self, world: &SimWorld) -> Result<(), String> {
-        self.images = world.images_after_power_cut(&mut self.rng).into_iter().collect();
-        self.scenario.check_metadata(&self.images).map_err(|text| format!("metadata: {text}"))
-    }
-
-    /// Opens the disk and reads everything; the first time that is what was there first.
-    fn open_and_judge(&mut self, world: &SimWorld) -> Result<(Arc<dyn Disk>, History), Early> {
-        let registry = Arc::new(Registry::new(Box::new(world.opener())));
-        let reactor = self.rng.u16(..world.reactors());
-        let opened = world.try_block_on(reactor, |env| self.scenario.open(env, registry))?;
-        let disk =
-            opened.map_err(|refused| Early::Failed(format!("refused to open: {refused}")))?;
-        let contents = read_all(world, &disk)?;
-        if let Some(history) = &self.history {
-            let checked = history.check_after_crash(&contents);
-            checked.map_err(|wrong| Early::Failed(wrong.to_string()))?;
-        }
-        if read_all(world, &disk)? != contents {
-            return Err(Early::Failed("read twice, found two things".to_owned()));
-        }
-        check_contract(world)?;
-        let seed = self.history_seed;
-        let history = self.history.get_or_insert_with(|| History::new(seed, Vec::new()));
-        history.rebase(contents);
-        Ok((disk, history.clone()))
-    }
-}
-
-/// Suspends and resumes the volume, if it is one, a few times while something else goes on.
-fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>) {
-    let (env, disk) = (world.env(1).clone(), disk.clone());
-    world.env(1).spawn(async move {
-        let Some(device) = disk.mapped() else { return };
-        for _ in 0..3 {
-            env.sleep(Duration::from_micros(env.random_below(5000))).await;
-            let modes = [SuspendMode::Flush, SuspendMode::NoFlush];
-            let suspended = device.suspend(&env, modes[env.random_below(2) as usize]).await;
-            suspended.expect("nobody planted an error");
-            env.sleep(Duration::from_micros(env.random_below(1000))).await;
-            let resumed = device.resume(&env).await;
-            let whole = resumed.and_then(|resumed| resumed.whole());
-            whole.expect("nobody planted an error");
-        }
-    });
-}
-
-/// Suspends the volume, if it is one, as a server does that ends.
-fn close(world: &SimWorld, disk: &Arc<dyn Disk>) -> Result<(), Early> {
-    let disk = disk.clone();
-    let suspended = world.try_block_on(0, |env| async move {
-        match disk.mapped() {
-            Some(device) => device.suspend(&env, SuspendMode::Flush).await,
-            None => Ok(()),
-        }
-    })?;
-    suspended.map_err(|lost| Early::Failed(format!("lost in the last suspend: {lost}")))
-}
-
-fn check_contract(world: &SimWorld) -> Result<(), Early> {
-    match world.contract_violations() {
-        0 => Ok(()),
-        count => Err(Early::Failed(format!("{count} requests broke the contract"))),
-    }
-}
-
-/// What the whole disk holds.
-fn read_all(world: &SimWorld, disk: &Arc<dyn Disk>) -> Result<Vec<Content>, Early> {
-    let disk = disk.clone();
-    let contents = world.try_block_on(0, move |env| async move {
-        let mut contents = Vec::new();
-        let (mut at, size) = (Sector(0), disk.sectors());
-        while at.0 < size.0 {
-            let count = SectorCount((size.0 - at.0).min(1024));
-            let range = SectorRange::new(at, count);
-            let segs = env.segs(count);
-            env.io(&disk, Io::read(range, segs.clone())).await.map_err(|error| (range, error))?;
-            contents.extend(History::contents(at, &segs.to_vec()));
-            at += count;
-        }
-        Ok(contents)
-    })?;
-    contents.map_err(|(range, error): (SectorRange, cairn_block::IoError)| {
-        Early::Failed(format!("can't read {range}: {error}"))
-    })
 }
 
 #[cfg(test)]

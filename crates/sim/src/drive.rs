@@ -2,12 +2,15 @@
 //!
 //! Fault model, stated before the code:
 //! - A write becomes visible to reads when it completes, whole. Until then a read sees what was
-//!   there before. Requests complete in seeded order.
+//!   there before; or, with [`DriveOptions::torn_reads`], a read that overlaps a write in flight
+//!   sees the old or the new content, sector by sector. Requests complete in seeded order.
 //! - A flush makes durable what completed before the flush was submitted, and nothing else. A
 //!   FUA write is durable when it completes, and so is nothing else.
 //! - A power cut leaves the durable image plus a seeded choice of the writes that are not
 //!   durable, completed or not: each is kept, lost or torn at sectors, in any order (a later
-//!   one may survive an earlier one, even where they overlap).
+//!   one may survive an earlier one, even where they overlap). Tears lie between logical blocks.
+//! - A kill ([`SimDrive::after_kill`]) keeps what is volatile. What was in flight is done wholly,
+//!   in part or not at all, by a seeded choice, and as volatile as before.
 //! - Write-zeroes is a write. A discard leaves zeros, what was there, or garbage that
 //!   [`crate::Content`] recognises, and is as volatile as a write.
 //! - A failed write was done in part, or wholly, or not at all.
@@ -89,6 +92,8 @@ pub struct DriveOptions {
     pub logical_block: u32,
     /// Keeps completed writes in volatile memory until a flush.
     pub volatile_cache: bool,
+    /// Reads are torn by writes in flight.
+    pub torn_reads: bool,
     /// How long operations take.
     pub model: DriveModel,
     /// Makes reads and writes wait for an arm, instead of the model's times; the model's time
@@ -104,6 +109,7 @@ impl DriveOptions {
             name: name.to_owned(),
             logical_block: 512,
             volatile_cache: true,
+            torn_reads: false,
             model,
             spindle: None,
         }
@@ -144,6 +150,8 @@ struct Running {
     loses: bool,
     /// For a flush: how many writes had completed when it was submitted.
     completed_before: u64,
+    /// For a read that may be torn: what its range held when it was submitted.
+    before: Vec<u8>,
 }
 
 /// A completed write of one sector that is not durable.
@@ -162,6 +170,8 @@ struct State {
     running: BTreeMap<OpId, Running>,
     next_op: OpId,
     completed: u64,
+    /// A fault lost completed writes ([`crate::Effect::Lose`]).
+    lost: bool,
     queue: Queue,
 }
 
@@ -191,6 +201,7 @@ impl SimDrive {
             running: BTreeMap::new(),
             next_op: 0,
             completed: 0,
+            lost: false,
             queue: Queue::default(),
         };
         let state = Mutex::new(state);
@@ -198,16 +209,22 @@ impl SimDrive {
         SimDrive { shared, gate: Arc::default() }
     }
 
-    /// The same drive, for a process that starts after another was killed: with what is volatile,
-    /// and with what that one had in flight.
+    /// The same drive, for a process that starts after another was killed, in a world of its own:
+    /// with what is volatile, and with what became of what that one had in flight.
     #[must_use]
     pub fn after_kill(&self) -> SimDrive {
+        self.shared.state.lock().end_in_flight(self.shared.options.logical_block);
         SimDrive { shared: self.shared.clone(), gate: Arc::default() }
     }
 
     /// Its fault injector.
     pub fn faults(&self) -> &Faults {
         &self.shared.faults
+    }
+
+    /// True if a fault lost completed writes since the power was cut last.
+    pub fn lost_writes(&self) -> bool {
+        self.shared.state.lock().lost
     }
 
     /// What reads see now.
@@ -230,7 +247,7 @@ impl SimDrive {
 
     /// What is left after the power fails now.
     pub fn power_cut(&self, rng: &mut fastrand::Rng) -> Image {
-        self.shared.state.lock().power_cut(rng)
+        self.shared.state.lock().power_cut(rng, self.shared.options.logical_block)
     }
 }
 
@@ -274,7 +291,7 @@ impl Mood {
 }
 
 impl State {
-    fn power_cut(&self, rng: &mut fastrand::Rng) -> Image {
+    fn power_cut(&self, rng: &mut fastrand::Rng, block: u32) -> Image {
         let mood = Mood::draw(rng);
         let mut fates: BTreeMap<OpId, Fate> = BTreeMap::new();
         for op in self.volatile.values().flatten().map(|version| version.op) {
@@ -284,24 +301,86 @@ impl State {
             *fate = mood.fate(rng);
         }
         let mut image = self.durable.clone();
+        let mut survivors: BTreeMap<OpId, Survivors> = BTreeMap::new();
         for (sector, versions) in &self.volatile {
             for version in versions {
-                if survives(fates[&version.op], rng) {
+                let fate = || Survivors::new(fates[&version.op], block);
+                if survivors.entry(version.op).or_insert_with(fate).has(*sector, rng) {
                     image.write(Sector(*sector), &version.bytes);
                 }
             }
         }
         for running in self.running.values() {
             let Some(fill) = &running.fill else { continue };
-            let fate = mood.fate(rng);
+            let mut survivors = Survivors::new(mood.fate(rng), block);
             for index in 0..running.range.count.0 {
-                if survives(fate, rng) {
-                    image
-                        .write(Sector(running.range.start.0 + index), &fill.sector(index as usize));
+                let sector = running.range.start.0 + index;
+                if survivors.has(sector, rng) {
+                    image.write(Sector(sector), &fill.sector(index as usize));
                 }
             }
         }
         image
+    }
+
+    /// The process that used the drive is no more.
+    fn end_in_flight(&mut self, block: u32) {
+        let mut rng = fastrand::Rng::with_seed(self.next_op ^ self.completed.rotate_left(32));
+        self.queue = Queue::default();
+        for (op, running) in std::mem::take(&mut self.running) {
+            let done = running.result.is_ok() && rng.bool();
+            let fate = if done { Fate::Kept } else { Fate::Torn(rng.u8(..)) };
+            if running.fill.is_some() {
+                self.apply_all(op, &running, Survivors::new(fate, block), &mut rng);
+            }
+            if done && running.op == Op::Flush {
+                self.settle_all(running.completed_before);
+            }
+        }
+    }
+
+    /// An operation becomes visible in its range, or in a part of it.
+    fn apply_all(
+        &mut self,
+        op: OpId,
+        running: &Running,
+        mut survivors: Survivors,
+        rng: &mut fastrand::Rng,
+    ) {
+        if let Some(fill) = &running.fill {
+            for index in 0..running.range.count.0 {
+                if survivors.has(running.range.start.0 + index, rng) {
+                    self.apply(op, running.range, index, fill.sector(index as usize));
+                }
+            }
+        }
+        self.completed += 1;
+    }
+
+    /// What a read shows.
+    fn read(&self, running: &Running, rng: &mut fastrand::Rng) -> Vec<u8> {
+        let mut bytes = vec![0; running.range.to_bytes() as usize];
+        self.visible.read(running.range.start, &mut bytes);
+        if running.before.is_empty() {
+            return bytes;
+        }
+        for (now, before) in bytes.chunks_mut(SECTOR).zip(running.before.chunks(SECTOR)) {
+            if now != before && rng.bool() {
+                now.copy_from_slice(before);
+            }
+        }
+        for other in self.running.values() {
+            let Some(fill) = &other.fill else { continue };
+            for sector in other.range.start.0..other.range.end().0 {
+                let inside = sector >= running.range.start.0 && sector < running.range.end().0;
+                if inside && rng.bool() {
+                    let at = (sector - running.range.start.0) as usize * SECTOR;
+                    let index = (sector - other.range.start.0) as usize;
+                    bytes[at..at + SECTOR].copy_from_slice(&fill.sector(index));
+                }
+            }
+        }
+        bytes
     }
 
     /// A write becomes visible in these sectors.
@@ -310,6 +389,12 @@ impl State {
         self.visible.write(sector, &bytes);
         let completed = self.completed;
         self.volatile.entry(sector.0).or_default().push(Version { op, completed, bytes });
+    }
+
+    /// What is volatile never becomes durable.
+    fn lose(&mut self) {
+        self.lost |= !self.volatile.is_empty();
+        self.volatile.clear();
     }
 
     /// The newest of these versions, and all before it, are durable.
@@ -332,11 +417,34 @@ impl State {
     }
 }
 
-fn survives(fate: Fate, rng: &mut fastrand::Rng) -> bool {
-    match fate {
-        Fate::Kept => true,
-        Fate::Lost => false,
-        Fate::Torn(chance) => rng.u8(..) < chance,
+/// Which sectors of one operation are done, asked in rising order.
+struct Survivors {
+    fate: Fate,
+    /// Sectors of a logical block, which is done wholly or not at all.
+    block: u64,
+    last: Option<(u64, bool)>,
+}
+
+impl Survivors {
+    fn new(fate: Fate, block_bytes: u32) -> Survivors {
+        Survivors { fate, block: u64::from(block_bytes) / SECTOR_BYTES, last: None }
+    }
+
+    fn has(&mut self, sector: u64, rng: &mut fastrand::Rng) -> bool {
+        let chance = match self.fate {
+            Fate::Kept => return true,
+            Fate::Lost => return false,
+            Fate::Torn(chance) => chance,
+        };
+        let block = sector / self.block;
+        match self.last {
+            Some((last, has)) if last == block => has,
+            _ => {
+                let has = rng.u8(..) < chance;
+                self.last = Some((block, has));
+                has
+            }
+        }
     }
 }
 
@@ -394,14 +502,10 @@ impl DriveShared {
     fn act(&self, state: &mut State, rng: &mut fastrand::Rng, done: &InFlight, running: &Running) {
         let ok = running.result.is_ok();
         match running.op {
-            Op::Read if ok => {
-                let mut bytes = vec![0; running.range.to_bytes() as usize];
-                state.visible.read(running.range.start, &mut bytes);
-                done.segs.copy_in(0, &bytes);
-            }
+            Op::Read if ok => done.segs.copy_in(0, &state.read(running, rng)),
             Op::Read => {}
             Op::Flush if ok => state.settle_all(running.completed_before),
-            Op::Flush if running.loses => state.volatile.clear(),
+            Op::Flush if running.loses => state.lose(),
             Op::Flush => {}
             Op::Write | Op::WriteZeroes | Op::Discard => {
                 self.act_write(state, rng, done, running);
@@ -422,16 +526,10 @@ impl DriveShared {
             assert!(untouched, "{}: the data of a write changed in flight", self.options.name);
         }
         let fate = if running.result.is_ok() { Fate::Kept } else { Fate::Torn(rng.u8(..)) };
-        if let Some(fill) = &running.fill {
-            for index in 0..running.range.count.0 {
-                if survives(fate, rng) {
-                    state.apply(done.op, running.range, index, fill.sector(index as usize));
-                }
-            }
-        }
-        state.completed += 1;
+        let survivors = Survivors::new(fate, self.options.logical_block);
+        state.apply_all(done.op, running, survivors, rng);
         if running.loses && running.fua {
-            state.volatile.clear();
+            state.lose();
         }
         if running.result.is_ok() && (running.fua || !self.options.volatile_cache) {
             // What completed earlier lies beneath this write and can't come back either.
@@ -440,6 +538,15 @@ impl DriveShared {
                 state.settle(sector, completed);
             }
         }
+    }
+
+    fn before(&self, request: &Request, state: &State) -> Vec<u8> {
+        if request.op != Op::Read || !self.options.torn_reads {
+            return Vec::new();
+        }
+        let mut bytes = vec![0; request.range.to_bytes() as usize];
+        state.visible.read(request.range.start, &mut bytes);
+        bytes
     }
 
     fn fill(&self, request: &Request, rng: &mut fastrand::Rng) -> Option<Fill> {
@@ -499,6 +606,7 @@ impl Disk for Medium {
                 result: planted.error.map_or(Ok(()), Err),
                 loses: planted.loses,
                 completed_before: state.completed,
+                before: drive.before(request, &state),
             };
             state.running.insert(op, running);
             (op, after + planted.delay)

@@ -149,6 +149,11 @@ impl Faults {
         self.0.lock().list.clear();
     }
 
+    /// Takes every rule back, and forgets what was planted.
+    pub(crate) fn forget(&self) {
+        *self.0.lock() = Rules::default();
+    }
+
     /// True if a rule makes failed flushes lose writes.
     pub fn lose(&self) -> bool {
         self.0.lock().list.iter().any(|(_, fault)| matches!(fault.effect, Effect::Lose(_)))

@@ -18,11 +18,18 @@
 //! H7. Without a crash, reading settles nothing of what a discard left undefined: that stays so
 //!     until it is written ([`History::go_on`]).
 //! H8. Where drives lose what a failed flush was to make durable
-//!     ([`History::failed_flushes_lose`]), a flush that failed leaves in doubt what was not
-//!     durable when it ended, also what was in flight, of which a part may have been done: no
-//!     later flush makes that durable, and reading it proves nothing.
+//!     ([`History::failed_flushes_lose`]), a flush that failed leaves in doubt, for the client
+//!     that it failed for, what this client knew of nothing to be durable when it ended, also
+//!     what was in flight, of which a part may have been done: no later flush of this client
+//!     makes that durable, and reading it proves nothing. Another client, who was not told,
+//!     goes on to rely on its own flushes: each client must be told. A client that comes later
+//!     doubts what any other does.
 //! H9. A disk that may roll back what no flush covered ([`History::may_roll_back`]) may show at any
 //!     time what H3 allows.
+//! H10. A kill ([`History::kill`]) fails what was in flight (H4) and makes nothing durable. What
+//!     is read afterwards ([`History::reopen`]) is what the disk holds from then on, whatever it
+//!     may have held before, and durable with the next flush. What was written before and is not
+//!     what was read is lost: no flush of a later client says anything of it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -52,6 +59,30 @@ impl fmt::Display for Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpTicket(usize);
 
+/// Names a client of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId(usize);
+
+impl ClientId {
+    /// The one that every history has.
+    pub const FIRST: ClientId = ClientId(0);
+
+    fn bit(self) -> u64 {
+        1 << self.0
+    }
+}
+
+/// What one client knows.
+#[derive(Clone, Copy, Default)]
+struct Client {
+    /// When its latest flush that succeeded was submitted.
+    flushed: Tick,
+    /// A flush failed for it that may have lost something.
+    in_doubt: bool,
+    /// Whoever served it was killed.
+    gone: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Record {
     op: Op,
@@ -61,13 +92,16 @@ struct Record {
     submitted: Tick,
     ended: Tick,
     ok: bool,
-    /// H8.
-    doubted: bool,
+    /// Who flushed.
+    client: ClientId,
+    /// H8: by which clients, a bit for each.
+    doubted: u64,
 }
 
 impl Record {
     fn new(op: Op, range: SectorRange, fua: bool, id: u64, submitted: Tick) -> Record {
-        Record { op, range, fua, id, submitted, ended: NEVER, ok: false, doubted: false }
+        let client = ClientId::FIRST;
+        Record { op, range, fua, id, submitted, ended: NEVER, ok: false, client, doubted: 0 }
     }
 
     /// True if it makes contents definite once it has ended.
@@ -88,7 +122,10 @@ struct Observed {
 struct SectorHistory {
     /// Indices of the writes, write-zeroes and discards that touched it, as submitted.
     touched: Vec<usize>,
+    /// H2.
     observed: Option<Observed>,
+    /// H10.
+    reopened: Vec<Observed>,
 }
 
 struct Inner {
@@ -100,13 +137,12 @@ struct Inner {
     baseline: Vec<Content>,
     /// Unstamped contents a sector once began with, for H5.
     ever: BTreeMap<u64, Vec<Content>>,
-    /// When the latest flush that succeeded was submitted.
-    flushed: Tick,
+    clients: Vec<Client>,
+    /// When the disk was opened last after a kill.
+    reopened: Tick,
     unfinished: usize,
     tolerate_errors: bool,
     failed_flushes_lose: bool,
-    /// A flush failed that may have lost something.
-    in_doubt: bool,
     rolls_back: bool,
     violation: Option<Violation>,
 }
@@ -126,11 +162,11 @@ impl History {
             sectors: BTreeMap::new(),
             baseline: Vec::new(),
             ever: BTreeMap::new(),
-            flushed: 0,
+            clients: Vec::new(),
+            reopened: 0,
             unfinished: 0,
             tolerate_errors: false,
             failed_flushes_lose: false,
-            in_doubt: false,
             rolls_back: false,
             violation: None,
         };
@@ -149,26 +185,36 @@ impl History {
         self.0.borrow_mut().tolerate_errors = tolerate;
     }
 
-    /// Whether the disk may tell its clients of lost writes at a flush of their own.
-    pub fn may_be_told(&self) -> bool {
-        let inner = self.0.borrow();
-        inner.tolerate_errors || inner.rolls_back
-    }
-
     /// Whether a flush that fails may have lost what it was to make durable (H8).
     pub fn failed_flushes_lose(&self, lose: bool) {
         self.0.borrow_mut().failed_flushes_lose = lose;
     }
 
     /// H9: whether the disk may lose, without a crash, what is not durable: a target whose commit
-    /// failed, which tells its client so at the next flush.
+    /// failed.
     pub fn may_roll_back(&self, may: bool) {
         self.0.borrow_mut().rolls_back = may;
     }
 
+    /// Another client, whose flushes are its own.
+    pub fn connect(&self) -> ClientId {
+        self.0.borrow_mut().connect()
+    }
+
     /// Records a submission.
     pub fn submit(&self, op: Op, range: SectorRange, flags: Flags) -> OpTicket {
-        self.0.borrow_mut().submit(op, range, flags)
+        self.submit_by(ClientId::FIRST, op, range, flags)
+    }
+
+    /// Records a submission of one of the clients.
+    pub fn submit_by(
+        &self,
+        client: ClientId,
+        op: Op,
+        range: SectorRange,
+        flags: Flags,
+    ) -> OpTicket {
+        self.0.borrow_mut().submit(client, op, range, flags)
     }
 
     /// The data to write for a submitted write.
@@ -202,6 +248,16 @@ impl History {
     /// The first sector that holds what it must not.
     pub fn check_after_crash(&self, contents: &[Content]) -> Result<(), Violation> {
         self.0.borrow().check_after_crash(contents)
+    }
+
+    /// H10: whoever served the disk was killed; no operation in flight ends any more.
+    pub fn kill(&self) {
+        self.0.borrow_mut().kill();
+    }
+
+    /// H10: this is what the disk was read as after a kill.
+    pub fn reopen(&self, contents: &[Content]) {
+        self.0.borrow_mut().reopen(contents);
     }
 
     /// H6: forgets every operation; this is what the disk holds now.
@@ -238,9 +294,44 @@ impl Inner {
         self.records.clear();
         self.sectors.clear();
         self.now = 0;
-        self.flushed = 0;
+        self.clients = vec![Client::default()];
+        self.reopened = 0;
         self.unfinished = 0;
-        self.in_doubt = false;
+    }
+
+    fn connect(&mut self) -> ClientId {
+        let client = ClientId(self.clients.len());
+        assert!(client.0 < u64::BITS as usize, "a bit for each client");
+        let in_doubt = self.clients.iter().any(|other| other.in_doubt && !other.gone);
+        self.clients.push(Client { in_doubt, ..Client::default() });
+        let reopened = self.reopened;
+        let doubted = |record: &&mut Record| record.doubted != 0 || record.ended < reopened;
+        let records = self.records.iter_mut().filter(doubted);
+        records.for_each(|record| record.doubted |= client.bit());
+        client
+    }
+
+    fn kill(&mut self) {
+        let now = self.tick();
+        self.unfinished = 0;
+        self.clients.iter_mut().for_each(|client| client.gone = true);
+        let in_flight = |record: &&mut Record| record.ended == NEVER;
+        self.records.iter_mut().filter(in_flight).for_each(|record| record.ended = now);
+    }
+
+    fn reopen(&mut self, contents: &[Content]) {
+        assert_eq!(self.unfinished, 0, "a kill leaves nothing under way");
+        let (submitted, ended) = (self.tick(), self.tick());
+        self.reopened = submitted;
+        for (sector, &content) in (0u64..).zip(contents) {
+            let observed = Observed { content, submitted, ended };
+            let history = self.sectors.entry(sector).or_default();
+            history.observed = None;
+            history.reopened.push(observed);
+            if matches!(content, Content::Other(_)) {
+                self.ever.entry(sector).or_default().push(content);
+            }
+        }
     }
 
     fn go_on(&mut self, contents: Vec<Content>) {
@@ -265,13 +356,14 @@ impl Inner {
         discards.any(|discard| !written_after(discard.ended))
     }
 
-    fn submit(&mut self, op: Op, range: SectorRange, flags: Flags) -> OpTicket {
+    fn submit(&mut self, client: ClientId, op: Op, range: SectorRange, flags: Flags) -> OpTicket {
+        assert!(!self.clients[client.0].gone, "a client of a process that was killed");
         let submitted = self.tick();
         let (id, fua) = (self.next_id, flags.contains(Flags::FUA));
         self.next_id += 1;
         self.unfinished += 1;
         let index = self.records.len();
-        let record = Record::new(op, range, fua, id, submitted);
+        let record = Record { client, ..Record::new(op, range, fua, id, submitted) };
         self.records.push(record);
         if op.is_write() {
             for sector in range.start.0..range.end().0 {
@@ -294,23 +386,32 @@ impl Inner {
                 self.object(format!("{:?} {} failed: {error}", record.op, record.range));
             }
             if record.op == Op::Flush && self.failed_flushes_lose {
-                self.doubt();
+                self.doubt(record.client);
             }
             return;
         }
         match record.op {
-            Op::Flush => self.flushed = self.flushed.max(record.submitted),
+            Op::Flush => {
+                let client = &mut self.clients[record.client.0];
+                client.flushed = client.flushed.max(record.submitted);
+            }
             Op::Read => self.judge_read(&record, data),
             Op::Write | Op::WriteZeroes | Op::Discard => {}
         }
     }
 
     /// H8: a flush failed.
-    fn doubt(&mut self) {
-        self.in_doubt = true;
-        let flushed = self.flushed;
+    fn doubt(&mut self, id: ClientId) {
+        let client = &mut self.clients[id.0];
+        client.in_doubt = true;
+        let flushed = client.flushed;
         let volatile = |record: &&mut Record| record.ended >= flushed;
-        self.records.iter_mut().filter(volatile).for_each(|record| record.doubted = true);
+        self.records.iter_mut().filter(volatile).for_each(|record| record.doubted |= id.bit());
+    }
+
+    /// When the latest flush that succeeded for anyone was submitted.
+    fn flushed(&self) -> Tick {
+        self.clients.iter().map(|client| client.flushed).max().unwrap_or(0)
     }
 
     fn object(&mut self, text: String) {
@@ -338,31 +439,38 @@ impl Inner {
         history.into_iter().flat_map(|history| &history.touched).map(|&index| &self.records[index])
     }
 
-    fn observed(&self, sector: u64) -> Option<Observed> {
-        self.sectors.get(&sector).and_then(|history| history.observed)
+    /// H2, H10.
+    fn observed(&self, sector: u64) -> impl Iterator<Item = Observed> {
+        let history = self.sectors.get(&sector).into_iter();
+        let reopened = history.clone().flat_map(|history| &history.reopened);
+        reopened.chain(history.flat_map(|history| &history.observed)).copied()
     }
 
     /// True if what ended at `end` was superseded before `moment`.
     fn superseded(&self, sector: u64, end: Tick, moment: Tick) -> bool {
         let by_write = |w: &Record| w.is_definite() && w.submitted > end && w.ended < moment;
         let by_read = |read: Observed| read.submitted > end && read.ended < moment;
-        self.touched(sector).any(by_write) || self.observed(sector).is_some_and(by_read)
+        self.touched(sector).any(by_write) || self.observed(sector).any(by_read)
     }
 
     /// True if what ended at `end` is superseded by something durable.
     fn durably_superseded(&self, sector: u64, end: Tick) -> bool {
-        let flushed = |w: &Record| w.ended < self.flushed && !w.doubted;
-        let durable = |w: &Record| w.is_definite() && (w.fua || flushed(w));
-        let by_write = |w: &Record| durable(w) && w.submitted > end;
-        let by_read = |read: Observed| read.submitted > end && read.ended < self.flushed;
-        self.touched(sector).any(by_write)
-            || !self.in_doubt && self.observed(sector).is_some_and(by_read)
+        let flushed = |w: &Record| {
+            let mut clients = (0..).map(ClientId).zip(&self.clients);
+            clients.any(|(id, client)| w.ended < client.flushed && w.doubted & id.bit() == 0)
+        };
+        let by_write = |w: &Record| w.submitted > end && w.is_definite() && (w.fua || flushed(w));
+        let by_read = |read: Observed| {
+            let mut clients = self.clients.iter().filter(|client| !client.in_doubt);
+            read.submitted > end && clients.any(|client| read.ended < client.flushed)
+        };
+        self.touched(sector).any(by_write) || self.observed(sector).any(by_read)
     }
 
     /// The ends of everything that could have left `content`; H4, H5.
     fn sources(&self, sector: u64, content: Content, before: Tick) -> impl Iterator<Item = Tick> {
         let first = (self.baseline[sector as usize] == content).then_some(0);
-        let seen = self.observed(sector).filter(|seen| seen.content == content);
+        let seen = self.observed(sector).filter(move |seen| seen.content == content);
         let writes = self.touched(sector).filter(move |w| w.submitted < before);
         let writes = writes.filter(move |w| self.may_leave(w, sector, content));
         first.into_iter().chain(seen.map(|seen| seen.ended)).chain(writes.map(|w| w.ended))
@@ -405,7 +513,7 @@ impl Inner {
         for (sector, &content) in (0u64..).zip(contents) {
             let mut sources = self.sources(sector, content, NEVER);
             if !sources.any(|end| !self.durably_superseded(sector, end)) {
-                let what = format!("a crash (last flush submitted {})", self.flushed);
+                let what = format!("a crash (last flush submitted {})", self.flushed());
                 return Err(Violation(self.describe(sector, content, &what)));
             }
         }
@@ -419,15 +527,17 @@ impl Inner {
         );
         for write in self.touched(sector) {
             let fua = if write.fua { " FUA" } else { "" };
+            let doubted = if write.doubted == 0 { "" } else { ", in doubt" };
             let state = match write.ended {
                 NEVER => "in flight".to_owned(),
                 ended if write.ok => format!("succeeded {ended}"),
                 ended => format!("failed {ended}"),
             };
             let (op, id, range, submitted) = (write.op, write.id, write.range, write.submitted);
-            text += &format!("\n  {op:?}{fua} {id} {range}: submitted {submitted}, {state}");
+            text +=
+                &format!("\n  {op:?}{fua} {id} {range}: submitted {submitted}, {state}{doubted}");
         }
-        if let Some(seen) = self.observed(sector) {
+        for seen in self.observed(sector) {
             text += &format!("\n  read as {:?}: {}..{}", seen.content, seen.submitted, seen.ended);
         }
         text

@@ -2,7 +2,7 @@
 //!
 //! Start with [`SimWorld`]: reactors stepped by one thread under a seeded scheduler. Give it
 //! [`SimDrive`]s, drive them with a [`Workload`], let a [`History`] judge what was read, and let
-//! a [`Campaign`](campaign::Campaign) cut the power at every write.
+//! a [`Campaign`](campaign::Campaign) cut the power, or kill the process, at every write.
 //!
 //! Promise: the same seed makes the same run, event for event. Therefore nothing here reads a
 //! clock, starts a thread, or iterates over anything without an order.
@@ -22,11 +22,11 @@ mod world;
 
 pub use drive::{DriveModel, DriveOptions, SimDrive};
 pub use faults::{Effect, Fault, FaultId, Faults, OpSet};
-pub use history::{History, OpTicket, Violation};
+pub use history::{ClientId, History, OpTicket, Violation};
 pub use image::Image;
 pub use mechanics::{Cut, CutWhen};
 pub use opener::SimOpener;
 pub use spindle::Spindle;
 pub use stamp::Content;
-pub use workload::{Mix, Running, Workload};
+pub use workload::{Connection, Mix, Running, Workload};
 pub use world::{SimWorld, Stopped};

@@ -1,5 +1,6 @@
 //! [`Workload`]: seeded requests from every reactor, with bounded many in flight, recorded in a
-//! [`History`].
+//! [`History`]. They come from one or several [`Connection`]s, each of which is told of losses as
+//! a client of a server is.
 //!
 //! Ranges come from three patterns, so that caches see overwrites, runs and misses: hot spots,
 //! sequential runs, and anywhere. Data is stamped; a read's memory is poisoned beforehand.
@@ -12,11 +13,12 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use cairn_block::{
-    Client, Disk, Env, FailureCursor, Flags, Io, IoResult, Op, Request, Sector, SectorCount,
-    SectorRange, Segs,
+    Client, Disk, Env, ErrorKind, FailureCursor, Flags, Io, IoError, IoResult, Op, Request, Sector,
+    SectorCount, SectorRange, Segs,
 };
 
-use crate::history::{History, OpTicket};
+use crate::drive::SimDrive;
+use crate::history::{ClientId, History, OpTicket};
 use crate::world::{SimWorld, Stopped};
 
 const POISON: u8 = 0xa5;
@@ -96,7 +98,7 @@ impl Workload {
         Workload { seed, ops, in_flight: 4, mix: Mix::default(), max, pause }
     }
 
-    /// Does it all.
+    /// Does it all, for one client.
     ///
     /// # Errors
     /// The world stopped before the last operation ended.
@@ -112,6 +114,16 @@ impl Workload {
 
     /// Begins; the operations happen while the world is run for whatever reason.
     pub fn start(self, world: &SimWorld, disk: &Arc<dyn Disk>, history: &History) -> Running {
+        let only = Connection::of(ClientId::FIRST, world, disk, history);
+        self.start_for(world, vec![only])
+    }
+
+    /// Begins for clients of one disk, who do it between them.
+    ///
+    /// # Panics
+    /// There is no client.
+    pub fn start_for(self, world: &SimWorld, clients: Vec<Connection>) -> Running {
+        let disk = &clients[0].disk;
         let size = disk.sectors();
         let block = disk.limits().logical_sectors();
         let mut rng = fastrand::Rng::with_seed(self.seed);
@@ -121,13 +133,11 @@ impl Workload {
             plan: RefCell::new(Plan { workload: self, rng, size, block, spots, cursor: 0, run: 0 }),
             left: Cell::new(self.ops),
             lanes: Cell::new(lanes),
-            disk: disk.clone(),
-            history: history.clone(),
-            cursor: history.may_be_told().then(|| RefCell::new(FailureCursor::new(disk))),
         });
         for lane in 0..lanes {
             let env = world.env((lane % u64::from(world.reactors())) as u16);
-            env.spawn(run_lane(env.clone(), shared.clone()));
+            let client = clients[lane as usize % clients.len()].clone();
+            env.spawn(run_lane(env.clone(), shared.clone(), client));
         }
         Running(shared)
     }
@@ -152,10 +162,66 @@ struct Shared {
     plan: RefCell<Plan>,
     left: Cell<u64>,
     lanes: Cell<u64>,
+}
+
+/// A client of a disk, with one cursor for all its flushes.
+#[derive(Clone)]
+pub struct Connection {
     disk: Arc<dyn Disk>,
     history: History,
-    /// What the workload was told of losses, as a client is; none where no loss is in order.
-    cursor: Option<RefCell<FailureCursor>>,
+    id: ClientId,
+    /// What the client was told of losses.
+    cursor: Rc<RefCell<FailureCursor>>,
+    drives: Rc<[Arc<SimDrive>]>,
+}
+
+impl Connection {
+    /// Connects to a disk of `world`.
+    pub fn new(world: &SimWorld, disk: &Arc<dyn Disk>, history: &History) -> Connection {
+        Connection::of(history.connect(), world, disk, history)
+    }
+
+    fn of(id: ClientId, world: &SimWorld, disk: &Arc<dyn Disk>, history: &History) -> Connection {
+        let cursor = Rc::new(RefCell::new(FailureCursor::new(disk)));
+        let drives = world.all_drives().into();
+        Connection { disk: disk.clone(), history: history.clone(), id, cursor, drives }
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// A flush begins, or something that makes durable as much.
+    pub fn begin_flush(&self) -> OpTicket {
+        self.submit(Op::Flush, SectorRange::default(), Flags::empty())
+    }
+
+    /// It ended.
+    pub fn end_flush(&self, flush: OpTicket, result: IoResult) {
+        self.history.complete(flush, self.told(result), &[]);
+    }
+
+    /// Flushes the disk.
+    pub async fn flush(&self, env: &Env) {
+        let flush = self.begin_flush();
+        self.run_io(env, Io::flush(), flush).await;
+    }
+
+    fn submit(&self, op: Op, range: SectorRange, flags: Flags) -> OpTicket {
+        self.history.submit_by(self.id, op, range, flags)
+    }
+
+    /// What the client hears about a flush that the disk answered with `result`. It is told of
+    /// losses only if something failed: else that is an error which nobody planted.
+    fn told(&self, result: IoResult) -> IoResult {
+        let told = self.cursor.borrow_mut().end_of_flush(&self.disk, result);
+        let planted = self.drives.iter().any(|drive| drive.faults().injected() > 0);
+        match told {
+            Err(_) if result.is_ok() && planted => Err(IoError::injected(ErrorKind::Io)),
+            told => told,
+        }
+    }
 }
 
 /// Where the next operation goes.
@@ -214,30 +280,30 @@ impl Plan {
 }
 
 /// One operation in flight after the other.
-async fn run_lane(env: Env, shared: Rc<Shared>) {
+async fn run_lane(env: Env, shared: Rc<Shared>, client: Connection) {
     while let Some(left) = shared.left.get().checked_sub(1) {
         shared.left.set(left);
         let pause = shared.plan.borrow_mut().pause();
         if let Some(pause) = pause {
             env.sleep(pause).await;
         }
-        let (io, ticket) = make_io(&env, &shared);
-        run_io(&env, &shared, io, ticket).await;
+        let (io, ticket) = make_io(&env, &shared, &client);
+        client.run_io(&env, io, ticket).await;
     }
     shared.lanes.set(shared.lanes.get() - 1);
 }
 
-fn make_io(env: &Env, shared: &Shared) -> (Io, OpTicket) {
+fn make_io(env: &Env, shared: &Shared, client: &Connection) -> (Io, OpTicket) {
     let mut plan = shared.plan.borrow_mut();
     let mix = plan.workload.mix;
     let (op, known_as, flags) = mix.draw(&mut plan.rng);
     let range = if op == Op::Flush { SectorRange::default() } else { plan.range() };
-    let ticket = shared.history.submit(known_as, range, flags);
+    let ticket = client.submit(known_as, range, flags);
     let segs = if op.has_data() { scattered(env, &mut plan.rng, range) } else { Segs::default() };
     match op {
         Op::Read => segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(POISON)),
         Op::Write if known_as == Op::WriteZeroes => segs.zero(0, segs.bytes()),
-        Op::Write => segs.copy_in(0, &shared.history.data(ticket)),
+        Op::Write => segs.copy_in(0, &client.history.data(ticket)),
         Op::Flush | Op::Discard | Op::WriteZeroes => {}
     }
     (Io { op, flags, range, segs }, ticket)
@@ -257,7 +323,7 @@ fn scattered(env: &Env, rng: &mut fastrand::Rng, range: SectorRange) -> Segs {
 
 /// Records the end the moment the disk says it.
 struct Recorder {
-    shared: Rc<Shared>,
+    client: Connection,
     ticket: OpTicket,
     done: Cell<bool>,
     waker: Cell<Option<Waker>>,
@@ -265,16 +331,13 @@ struct Recorder {
 
 impl Client for Recorder {
     fn complete(&self, _env: &Env, _cookie: u64, request: &mut Request, result: IoResult) {
-        let reads = request.op == Op::Read && result.is_ok();
-        let data = if reads { request.segs.to_vec() } else { Vec::new() };
-        let Shared { cursor, disk, history, .. } = &*self.shared;
-        let result = match cursor {
-            Some(cursor) if request.op == Op::Flush => {
-                cursor.borrow_mut().end_of_flush(disk, result)
-            }
-            _ => result,
-        };
-        history.complete(self.ticket, result, &data);
+        if request.op == Op::Flush {
+            self.client.end_flush(self.ticket, result);
+        } else {
+            let reads = request.op == Op::Read && result.is_ok();
+            let data = if reads { request.segs.to_vec() } else { Vec::new() };
+            self.client.history.complete(self.ticket, result, &data);
+        }
         self.done.set(true);
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -282,20 +345,22 @@ impl Client for Recorder {
     }
 }
 
-async fn run_io(env: &Env, shared: &Rc<Shared>, io: Io, ticket: OpTicket) {
-    let recorder = Rc::new(Recorder {
-        shared: shared.clone(),
-        ticket,
-        done: Cell::new(false),
-        waker: Cell::new(None),
-    });
-    env.start(&shared.disk, io, recorder.clone(), 0);
-    poll_fn(|cx| {
-        if recorder.done.get() {
-            return Poll::Ready(());
-        }
-        recorder.waker.set(Some(cx.waker().clone()));
-        Poll::Pending
-    })
-    .await;
+impl Connection {
+    async fn run_io(&self, env: &Env, io: Io, ticket: OpTicket) {
+        let recorder = Rc::new(Recorder {
+            client: self.clone(),
+            ticket,
+            done: Cell::new(false),
+            waker: Cell::new(None),
+        });
+        env.start(&self.disk, io, recorder.clone(), 0);
+        poll_fn(|cx| {
+            if recorder.done.get() {
+                return Poll::Ready(());
+            }
+            recorder.waker.set(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
 }

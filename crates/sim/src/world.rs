@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Env, ReactorId, Time};
+use cairn_block::{Disk, Env, ReactorId, Time};
 use cairn_reactor::{Bell, Core, CoreParts};
 
 use crate::drive::{DriveOptions, SimDrive};
@@ -120,6 +120,24 @@ impl SimWorld {
         let drive = Arc::new(SimDrive::new(options, image));
         self.drives.borrow_mut().push((name, drive.clone()));
         drive
+    }
+
+    /// Adds a drive that another world left when its process was killed
+    /// ([`SimDrive::after_kill`]); without the faults that were planted in it.
+    pub fn add_survivor(&self, drive: SimDrive) {
+        let drive = Arc::new(drive);
+        drive.faults().forget();
+        self.drives.borrow_mut().push((drive.name(), drive));
+    }
+
+    /// All drives, in the order in which they were added.
+    pub fn all_drives(&self) -> Vec<Arc<SimDrive>> {
+        self.drives.borrow().iter().map(|(_, drive)| drive.clone()).collect()
+    }
+
+    /// How many errors were planted in requests to the drives so far.
+    pub fn injected(&self) -> u64 {
+        self.drives.borrow().iter().map(|(_, drive)| drive.faults().injected()).sum()
     }
 
     /// The drive of this name.

@@ -1,8 +1,8 @@
 //! The crash campaign of snapshots: power cuts at seeded writes while an origin and its snapshots
 //! are written, and while a snapshot is merged, over drives that lose, reorder and tear.
 //!
-//! The disk that is judged is the origin and its snapshots side by side: each half must hold what
-//! was written to it last, and a snapshot what the origin held at first, whatever the other does.
+//! The origin and its snapshots are judged, each with clients of its own: each must hold what was
+//! written to it last, and a snapshot what the origin held at first, whatever the others do.
 //!
 //! With failing drives, and a store that fills up, the origin alone is judged; and a snapshot that
 //! still calls itself valid must be, by what the cut left on the drives.
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Io, LocalFuture, Registry, Sector, SectorCount, SectorRange,
-    SuspendMode, Table, TableContext, TableLine, TargetTypes,
+    Disk, Env, Io, LocalFuture, Registry, Sector, SectorCount, SectorRange, SuspendMode, Table,
+    TableContext, TableLine, TargetTypes,
 };
 use cairn_format::snapshot::{ChunkSize, CowChunk, Header, Layout, OriginChunk, Record, records};
-use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
+use cairn_sim::campaign::{Campaign, Images, Opened, Scenario, open_table};
 use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 const SECTOR: usize = 512;
@@ -34,6 +34,8 @@ struct Shape {
     merging: bool,
     /// Drives fail, and the first store fills up.
     failing: bool,
+    /// Bytes of a logical block of the drives.
+    logical: u32,
 }
 
 const SERVING: &[Shape] = &[
@@ -44,6 +46,7 @@ const SERVING: &[Shape] = &[
         kinds: ["P", "PO"],
         merging: false,
         failing: false,
+        logical: 512,
     },
     Shape {
         origin_sectors: 128,
@@ -51,6 +54,7 @@ const SERVING: &[Shape] = &[
         kinds: ["P", "P"],
         merging: false,
         failing: false,
+        logical: 512,
     },
     // Ends inside a chunk.
     Shape {
@@ -59,6 +63,7 @@ const SERVING: &[Shape] = &[
         kinds: ["PO", "P"],
         merging: false,
         failing: false,
+        logical: 512,
     },
     Shape {
         origin_sectors: 512,
@@ -66,17 +71,34 @@ const SERVING: &[Shape] = &[
         kinds: ["P", "P"],
         merging: false,
         failing: false,
+        logical: 512,
+    },
+    Shape {
+        origin_sectors: 256,
+        chunks: [8, 32],
+        kinds: ["P", "PO"],
+        merging: false,
+        failing: false,
+        logical: 4096,
     },
 ];
 
 const MERGING: &[Shape] = &[
-    Shape { origin_sectors: 96, chunks: [1, 4], kinds: ["P", "P"], merging: true, failing: false },
+    Shape {
+        origin_sectors: 96,
+        chunks: [1, 4],
+        kinds: ["P", "P"],
+        merging: true,
+        failing: false,
+        logical: 512,
+    },
     Shape {
         origin_sectors: 250,
         chunks: [8, 1],
         kinds: ["P", "PO"],
         merging: true,
         failing: false,
+        logical: 512,
     },
     Shape {
         origin_sectors: 128,
@@ -84,17 +106,26 @@ const MERGING: &[Shape] = &[
         kinds: ["PO", "P"],
         merging: true,
         failing: false,
+        logical: 512,
     },
 ];
 
 const FAILING: &[Shape] = &[
-    Shape { origin_sectors: 96, chunks: [1, 1], kinds: ["P", "PO"], merging: false, failing: true },
+    Shape {
+        origin_sectors: 96,
+        chunks: [1, 1],
+        kinds: ["P", "PO"],
+        merging: false,
+        failing: true,
+        logical: 512,
+    },
     Shape {
         origin_sectors: 250,
         chunks: [8, 2],
         kinds: ["PO", "P"],
         merging: false,
         failing: true,
+        logical: 512,
     },
     Shape {
         origin_sectors: 128,
@@ -102,6 +133,7 @@ const FAILING: &[Shape] = &[
         kinds: ["P", "P"],
         merging: false,
         failing: true,
+        logical: 512,
     },
 ];
 
@@ -140,18 +172,6 @@ impl Shape {
             volumes.push(("o", format!("0 {sectors} snapshot-origin origin")));
         }
         volumes
-    }
-
-    fn side_by_side(&self) -> String {
-        let (mut text, mut at) = (String::new(), 0);
-        for (name, _) in self.volumes() {
-            if self.failing && name != "o" {
-                continue;
-            }
-            text += &format!("{at} {} linear @{name} 0\n", self.origin_sectors);
-            at += self.origin_sectors;
-        }
-        text
     }
 
     /// A store of exceptions in runs and disorder.
@@ -285,29 +305,33 @@ impl Scenario for Snapshots {
         let bytes: Vec<u8> = (0..shape.origin_sectors).flat_map(initial).collect();
         let first =
             if shape.merging { shape.store_to_merge(rng) } else { used(shape.cow_sectors(0)) };
+        let options = |name| {
+            let logical_block = shape.logical;
+            DriveOptions { logical_block, ..DriveOptions::named(name) }
+        };
         vec![
-            (DriveOptions::named("origin"), Image::of_bytes(&bytes)),
-            (DriveOptions::named("cow0"), first),
-            (DriveOptions::named("cow1"), used(shape.cow_sectors(1))),
+            (options("origin"), Image::of_bytes(&bytes)),
+            (options("cow0"), first),
+            (options("cow1"), used(shape.cow_sectors(1))),
             (DriveOptions::named("shape"), Image::new(SectorCount(index as u64 + 1))),
         ]
     }
 
-    fn open(
-        &self,
-        env: Env,
-        registry: Arc<Registry>,
-    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
+    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
         *self.registry.borrow_mut() = Some(registry.clone());
         let shapes = self.shapes;
         Box::pin(async move {
             let index = registry.open("shape", false)?.sectors().0 as usize - 1;
             let shape = shapes[index];
             let types = TargetTypes::new(cairn_targets::types());
+            let mut disks = Vec::new();
             for (name, table) in shape.volumes() {
-                open_table(&env, &registry, &types, name, &table).await?;
+                let disk = open_table(&env, &registry, &types, name, &table).await?;
+                if !shape.failing || name == "o" {
+                    disks.push(disk);
+                }
             }
-            open_table(&env, &registry, &types, "all", &shape.side_by_side()).await
+            Ok(disks)
         })
     }
 
@@ -335,7 +359,7 @@ impl Scenario for Snapshots {
         !self.shapes[0].failing
     }
 
-    fn trouble(&self, world: &SimWorld, _disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
+    fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
         let shape = self.shape(world.drive("shape").sectors().0);
         let registry = self.registry.borrow().clone().expect("it is open");
         if shape.failing {
@@ -447,7 +471,7 @@ fn a_merge_survives_power_cuts() {
 
 #[cfg(feature = "canary")]
 mod canaries {
-    use super::{Campaign, MERGING, SERVING, Shape, Snapshots};
+    use super::{Campaign, FAILING, MERGING, SERVING, Shape, Snapshots};
     use cairn_targets::snapshot::canary::{Bug, plant};
 
     fn caught(bug: Bug, shapes: &'static [Shape]) {

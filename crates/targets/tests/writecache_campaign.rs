@@ -1,7 +1,7 @@
 //! The crash campaign of writecache: power cuts at seeded writes, in normal service, during
 //! commits, writeback, discards and recovery, over drives that lose, reorder and tear; with
 //! messages, suspends and other tables under the workload, and with drives that fail, and lose
-//! what a failed flush was to make durable.
+//! what a failed flush was to make durable. Lives end by kills of the process, too.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test writecache_campaign` is the
 //! long run. With `--features canary` known ordering bugs are planted: each must be caught.
@@ -11,13 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, LocalFuture, MessageError, Registry, Sector, SectorCount, Table,
-    TableContext, TableLine, TargetTypes,
+    Disk, Env, LocalFuture, MessageError, Registry, Sector, SectorCount, Table, TableContext,
+    TableLine, TargetTypes,
 };
 use cairn_format::writecache::check::{Limits, Severity, check};
 use cairn_format::writecache::{Entry, Geometry, SUPERBLOCK_BYTES, Superblock};
-use cairn_sim::campaign::{Campaign, Images, Scenario, open_table};
-use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
+use cairn_sim::campaign::{
+    Campaign, Images, Opened, Scenario, open_table, plant_failures, resume_or_end,
+};
+use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimDrive, SimWorld, Workload};
 
 /// What varies between cuts: block sizes, options, the size of the cache.
 #[derive(Clone, Copy)]
@@ -27,6 +29,8 @@ struct Shape {
     options: &'static str,
     cache_kib: u64,
     origin_kib: u64,
+    /// Bytes of a logical block of both drives.
+    logical: u32,
 }
 
 const SHAPES: &[Shape] = &[
@@ -37,6 +41,7 @@ const SHAPES: &[Shape] = &[
         options: "2 pause_writeback 0",
         cache_kib: 24,
         origin_kib: 64,
+        logical: 512,
     },
     Shape {
         block: 1024,
@@ -44,6 +49,7 @@ const SHAPES: &[Shape] = &[
         options: "2 pause_writeback 0",
         cache_kib: 40,
         origin_kib: 64,
+        logical: 512,
     },
     Shape {
         block: 4096,
@@ -51,9 +57,25 @@ const SHAPES: &[Shape] = &[
         options: "2 pause_writeback 0",
         cache_kib: 96,
         origin_kib: 192,
+        logical: 512,
+    },
+    Shape {
+        block: 4096,
+        start_sector: 8,
+        options: "2 pause_writeback 0",
+        cache_kib: 100,
+        origin_kib: 192,
+        logical: 4096,
     },
     // Large enough to hold everything: commits only.
-    Shape { block: 512, start_sector: 0, options: "0", cache_kib: 128, origin_kib: 64 },
+    Shape {
+        block: 512,
+        start_sector: 0,
+        options: "0",
+        cache_kib: 128,
+        origin_kib: 64,
+        logical: 512,
+    },
     // Frequent commits by count and by time; ages.
     Shape {
         block: 512,
@@ -61,6 +83,7 @@ const SHAPES: &[Shape] = &[
         options: "8 autocommit_blocks 5 autocommit_time 2 max_age 20 pause_writeback 0",
         cache_kib: 64,
         origin_kib: 64,
+        logical: 512,
     },
     Shape {
         block: 512,
@@ -68,19 +91,29 @@ const SHAPES: &[Shape] = &[
         options: "3 cleaner pause_writeback 0",
         cache_kib: 32,
         origin_kib: 64,
+        logical: 512,
     },
 ];
 
+/// Which drives fail now and then, and how.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Failing {
+    Nothing,
+    /// The origin, which a cache survives; sometimes the cache device too.
+    Origin,
+    /// Both in every way, also while the volume is opened.
+    Everything,
+}
+
 struct WriteCache {
     shapes: &'static [Shape],
-    /// Drives fail now and then.
-    failing: bool,
+    failing: Failing,
     /// What the volume's devices were opened by.
     registry: RefCell<Option<Arc<Registry>>>,
 }
 
 impl WriteCache {
-    fn new(failing: bool) -> WriteCache {
+    fn new(failing: Failing) -> WriteCache {
         WriteCache { shapes: SHAPES, failing, registry: RefCell::default() }
     }
 
@@ -88,7 +121,9 @@ impl WriteCache {
     fn start_reloading(&self, world: &SimWorld, disk: &Arc<dyn Disk>) {
         let shape = SHAPES[(world.drive("shape").sectors().0 / 2 - 1) as usize];
         let registry = self.registry.borrow().clone().expect("the volume was opened");
-        world.env(2).spawn(reload(world.env(2).clone(), registry, disk.clone(), shape));
+        let (env, drives) = (world.env(2).clone(), world.all_drives());
+        let may_fail = self.failing != Failing::Nothing;
+        world.env(2).spawn(reload(env, registry, disk.clone(), shape, drives, may_fail));
     }
 
     /// The shape of a cut is told by the sizes of its drives.
@@ -126,7 +161,14 @@ fn send_message(world: &SimWorld, disk: &Arc<dyn Disk>, word: &'static str, dela
     });
 }
 
-async fn reload(env: Env, registry: Arc<Registry>, disk: Arc<dyn Disk>, shape: Shape) {
+async fn reload(
+    env: Env,
+    registry: Arc<Registry>,
+    disk: Arc<dyn Disk>,
+    shape: Shape,
+    drives: Vec<Arc<SimDrive>>,
+    may_fail: bool,
+) {
     let device = disk.mapped().expect("a volume");
     let types = TargetTypes::new(cairn_targets::types());
     for _ in 0..3 {
@@ -134,11 +176,11 @@ async fn reload(env: Env, registry: Arc<Registry>, disk: Arc<dyn Disk>, shape: S
         let options = SHAPES[env.random_below(SHAPES.len() as u64) as usize].options;
         let lines = TableLine::parse_all(&shape.table(options)).expect("a table");
         let context = TableContext { types: &types, registry: &registry, read_only: false };
-        let table = Table::build(&env, device, &lines, context).await.expect("it fits");
-        device.load(table).await;
-        let resumed = device.resume(&env).await.expect("the cache device does not fail");
-        // The client's failure cursor tells what is lost.
-        drop(resumed.lost);
+        match Table::build(&env, device, &lines, context).await {
+            Ok(table) => _ = device.load(table).await,
+            Err(refused) => assert!(may_fail, "no drive fails: {refused}"),
+        }
+        resume_or_end(&env, device, &drives, may_fail).await;
     }
 }
 
@@ -158,8 +200,9 @@ fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) {
     }
 }
 
-fn drive(name: &str, kib: u64) -> (DriveOptions, Image) {
-    (DriveOptions::named(name), Image::new(SectorCount(kib * 2)))
+fn drive(name: &str, kib: u64, logical_block: u32) -> (DriveOptions, Image) {
+    let options = DriveOptions { logical_block, ..DriveOptions::named(name) };
+    (options, Image::new(SectorCount(kib * 2)))
 }
 
 impl Scenario for WriteCache {
@@ -173,23 +216,19 @@ impl Scenario for WriteCache {
         let index = index.expect("a shape of the list") as u64;
         // The length of a third drive carries the shape to `open`.
         vec![
-            drive("origin", shape.origin_kib),
-            drive("cache", shape.cache_kib),
-            drive("shape", index + 1),
+            drive("origin", shape.origin_kib, shape.logical),
+            drive("cache", shape.cache_kib, shape.logical),
+            drive("shape", index + 1, 512),
         ]
     }
 
-    fn open(
-        &self,
-        env: Env,
-        registry: Arc<Registry>,
-    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
+    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
         *self.registry.borrow_mut() = Some(registry.clone());
         Box::pin(async move {
             let shape = SHAPES[(registry.open("shape", false)?.sectors().0 / 2 - 1) as usize];
             let table = shape.table(shape.options);
             let types = TargetTypes::new(cairn_targets::types());
-            open_table(&env, &registry, &types, "volume", &table).await
+            Ok(vec![open_table(&env, &registry, &types, "volume", &table).await?])
         })
     }
 
@@ -228,19 +267,33 @@ impl Scenario for WriteCache {
         true
     }
 
-    fn trouble(&self, world: &SimWorld, disk: &Arc<dyn Disk>, rng: &mut fastrand::Rng) -> bool {
+    /// A cache whose commit failed goes on, when a table is loaded, with what is durable.
+    fn rolls_back(&self) -> bool {
+        self.failing != Failing::Nothing
+    }
+
+    fn fails_at_start(&self) -> bool {
+        self.failing == Failing::Everything
+    }
+
+    fn trouble(&self, world: &SimWorld, disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
+        let disk = &disks[0];
         let delay = Duration::from_micros(rng.u64(..20_000));
         match rng.u8(..4) {
             0 => send_message(world, disk, "flush", delay),
             1 => send_message(world, disk, "flush_on_suspend", delay),
             _ => (),
         }
-        if self.failing {
-            plant_errors(world, rng);
-        } else if rng.u8(..4) == 0 {
+        let drives = [world.drive("origin"), world.drive("cache")];
+        match self.failing {
+            Failing::Nothing => (),
+            Failing::Origin => plant_errors(world, rng),
+            Failing::Everything => plant_failures(&drives, [5, 50][rng.usize(..2)], None, rng),
+        }
+        if rng.u8(..4) == 0 {
             self.start_reloading(world, disk);
         }
-        self.failing
+        self.failing != Failing::Nothing
     }
 }
 
@@ -252,23 +305,29 @@ fn replay(test: &str) -> String {
 #[test]
 fn nothing_acknowledged_is_lost_by_a_power_cut() {
     let replay = replay("nothing_acknowledged_is_lost_by_a_power_cut");
-    Campaign::new(&WriteCache::new(false), &replay).run();
+    Campaign::new(&WriteCache::new(Failing::Nothing), &replay).run();
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_when_drives_fail_too() {
     let replay = replay("nothing_acknowledged_is_lost_when_drives_fail_too");
-    Campaign::new(&WriteCache::new(true), &replay).run();
+    Campaign::new(&WriteCache::new(Failing::Origin), &replay).run();
+}
+
+#[test]
+fn losses_of_any_drive_are_told_to_each_client() {
+    let replay = replay("losses_of_any_drive_are_told_to_each_client");
+    Campaign::new(&WriteCache::new(Failing::Everything), &replay).run();
 }
 
 #[cfg(feature = "canary")]
 mod canaries {
-    use super::{Campaign, WriteCache};
+    use super::{Campaign, Failing, WriteCache};
     use cairn_targets::writecache::canary::{Bug, plant};
 
     fn caught(bug: Bug) {
         plant(Some(bug));
-        let scenario = WriteCache::new(false);
+        let scenario = WriteCache::new(Failing::Nothing);
         let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
         plant(None);
         eprintln!("{bug:?}: caught by cut {cut}: {text}");

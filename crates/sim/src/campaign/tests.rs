@@ -2,8 +2,8 @@
 
 use super::*;
 use cairn_block::{
-    CellMode, Cells, ConfigKind, Ctor, EndIo, Flow, IoResult, Op, Request, Target, TargetType,
-    Verdict,
+    CellMode, Cells, ConfigKind, Ctor, EndIo, FailureCount, Flow, Io, IoError, IoResult, Op,
+    Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
 };
 use parking_lot::Mutex;
 
@@ -19,6 +19,10 @@ enum Bug {
     FlushDoesNothing,
     FuaIsDropped,
     SecondSectorIsStale,
+    /// Losses are told to nobody.
+    FailuresAreKept,
+    /// Losses are told to the first client that flushes, and to nobody else.
+    OneClientIsTold,
 }
 
 struct Wrapper {
@@ -44,6 +48,22 @@ impl Disk for Wrapper {
         }
         self.inner.submit(env, request)
     }
+    fn failures(&self) -> u64 {
+        match self.bug {
+            Bug::FailuresAreKept => 0,
+            Bug::OneClientIsTold => self.inner.failures() - self.inner.failures_told(),
+            _ => self.inner.failures(),
+        }
+    }
+    fn failures_told(&self) -> u64 {
+        match self.bug {
+            Bug::FailuresAreKept | Bug::OneClientIsTold => 0,
+            _ => self.inner.failures_told(),
+        }
+    }
+    fn acknowledge_failures(&self) {
+        self.inner.acknowledge_failures();
+    }
 }
 
 struct Wrapped(Bug);
@@ -52,36 +72,74 @@ impl Scenario for Wrapped {
     fn drives(&self, _rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
         two_drives()
     }
-    fn open(
-        &self,
-        _env: Env,
-        registry: Arc<Registry>,
-    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
+    fn open(&self, _env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
         let bug = self.0;
         Box::pin(async move {
             let disk: Arc<dyn Disk> =
                 Arc::new(Wrapper { inner: registry.open("fast", false)?, bug });
-            Ok(disk)
+            Ok(vec![disk])
         })
     }
 }
 
+/// The same over a drive that loses what was flushed.
+struct Lossy(Bug);
+
+impl Scenario for Lossy {
+    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
+        Wrapped(self.0).drives(rng)
+    }
+    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
+        Wrapped(self.0).open(env, registry)
+    }
+    fn fails_at_start(&self) -> bool {
+        true
+    }
+    fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
+        plant_failures(&world.all_drives(), 100, None, rng);
+        false
+    }
+}
+
 /// A toy write-back cache of whole drives: writes go to `fast`, and whatever is written there
-/// wins over `slow` by a map that is kept in the last block of `fast`. Its `order` decides
-/// whether the map is durable before or after a flush is acknowledged.
+/// wins over `slow` by a map that is kept in the last block of `fast`. It hears of the failures
+/// of its drives itself, and tells its clients.
 struct ToyCache {
     fast: Arc<dyn Disk>,
     slow: Arc<dyn Disk>,
     cached: Mutex<Vec<bool>>,
     commits: Cells,
-    honest: bool,
+    kind: Toys,
+    /// Everything is on `fast`, always: of what `fast` lost the map would show something older.
+    full: bool,
+    /// Of the drives, as known to the toy.
+    seen: Mutex<u64>,
+    failures: Arc<FailureCount>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Toys {
+    Honest,
+    /// The map is not durable when a flush is acknowledged.
+    Hasty,
+    /// A suspend says nothing of a commit that failed.
+    Swallowing,
 }
 
 const TOY_SECTORS: u64 = 256;
 const TOY_MAP: SectorRange = SectorRange::new(Sector(TOY_SECTORS), SectorCount(1));
 
 impl ToyCache {
+    /// Fails if writes may be lost since the last commit that said so.
     async fn commit(self: Arc<Self>, env: Env) -> IoResult {
+        let written = self.clone().write_map(env).await;
+        let failures = self.fast.failures() + self.slow.failures();
+        let before = std::mem::replace(&mut *self.seen.lock(), failures);
+        let lost = IoError::injected(cairn_block::ErrorKind::Io);
+        written.and(if before == failures { Ok(()) } else { Err(lost) })
+    }
+
+    async fn write_map(self: Arc<Self>, env: Env) -> IoResult {
         let _alone = self.commits.hold(TOY_MAP, CellMode::Exclusive).await;
         let map: Vec<u8> = self.cached.lock().iter().map(|&cached| u8::from(cached)).collect();
         // 1. The data that the map speaks of is durable. 2. So is the map.
@@ -90,7 +148,7 @@ impl ToyCache {
         segs.zero(0, 512);
         segs.copy_in(0, &map);
         env.io(&self.fast, Io::write(TOY_MAP, segs)).await?;
-        if self.honest { env.io(&self.fast, Io::flush()).await } else { Ok(()) }
+        if self.kind == Toys::Hasty { Ok(()) } else { env.io(&self.fast, Io::flush()).await }
     }
 }
 
@@ -102,7 +160,10 @@ impl Target for Toy {
         if request.op == Op::Flush {
             let (id, toy, env) = (request.id(), toy.clone(), env.clone());
             env.clone().spawn(async move {
-                let result = toy.commit(env.clone()).await;
+                let result = toy.clone().commit(env.clone()).await;
+                if result.is_err() {
+                    toy.failures.raise();
+                }
                 env.complete(id, result);
             });
             return Verdict::Queued;
@@ -131,7 +192,8 @@ impl Target for Toy {
             let failed = |error| ConfigError::new(ConfigKind::System, "toy", format!("{error}"));
             read.map_err(failed)?;
             let map = segs.to_vec();
-            let cached = map.iter().take(TOY_SECTORS as usize).map(|&byte| byte != 0);
+            let full = self.0.full;
+            let cached = map.iter().take(TOY_SECTORS as usize).map(|&byte| byte != 0 || full);
             *self.0.cached.lock() = cached.collect();
             Ok(())
         })
@@ -139,17 +201,30 @@ impl Target for Toy {
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
             let committed = self.0.clone().commit(env.clone()).await;
-            committed.expect("nobody planted an error");
-            Ok(())
+            match committed {
+                Err(error) if self.0.kind != Toys::Swallowing => {
+                    let lost = ConfigError::new(ConfigKind::System, "fast", "commit");
+                    Err(lost.with_source(error))
+                }
+                _ => Ok(()),
+            }
         })
     }
+    fn failures(&self) -> u64 {
+        0
+    }
+    fn failures_told(&self) -> u64 {
+        0
+    }
+    fn acknowledge_failures(&self) {}
     fn table(&self) -> String {
         String::new()
     }
 }
 
 struct ToyType {
-    honest: bool,
+    kind: Toys,
+    full: bool,
 }
 
 impl TargetType for ToyType {
@@ -165,12 +240,18 @@ impl TargetType for ToyType {
         ctor: Ctor<'a>,
     ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
         Box::pin(async move {
+            let fast = ctor.registry.open(ctor.args[0], false)?;
+            let slow = ctor.registry.open(ctor.args[1], false)?;
+            let seen = Mutex::new(fast.failures() + slow.failures());
             let toy: Arc<dyn Target> = Arc::new(Toy(Arc::new(ToyCache {
-                fast: ctor.registry.open(ctor.args[0], false)?,
-                slow: ctor.registry.open(ctor.args[1], false)?,
+                fast,
+                slow,
                 cached: Mutex::default(),
                 commits: Cells::default(),
-                honest: self.honest,
+                kind: self.kind,
+                full: self.full,
+                seen,
+                failures: ctor.failures.clone(),
             })));
             Ok(toy)
         })
@@ -178,24 +259,35 @@ impl TargetType for ToyType {
 }
 
 struct ToyScenario {
-    honest: bool,
+    kind: Toys,
+    failing: bool,
+}
+
+impl ToyScenario {
+    fn of(kind: Toys) -> ToyScenario {
+        ToyScenario { kind, failing: false }
+    }
 }
 
 impl Scenario for ToyScenario {
     fn drives(&self, _rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
         two_drives()
     }
-    fn open(
-        &self,
-        env: Env,
-        registry: Arc<Registry>,
-    ) -> LocalFuture<'static, Result<Arc<dyn Disk>, ConfigError>> {
-        let types = TargetTypes::new(vec![Arc::new(ToyType { honest: self.honest })]);
+    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
+        let types =
+            TargetTypes::new(vec![Arc::new(ToyType { kind: self.kind, full: self.failing })]);
         let table = format!("0 {TOY_SECTORS} toy fast slow");
-        Box::pin(async move { open_table(&env, &registry, &types, "toy", &table).await })
+        Box::pin(async move { Ok(vec![open_table(&env, &registry, &types, "toy", &table).await?]) })
     }
     fn suspends(&self) -> bool {
         true
+    }
+    fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
+        // The toy makes no sense of writes that fail.
+        if self.failing {
+            world.drive("fast").faults().add(Fault::losing_flushes().per_mille(rng.u16(..300)));
+        }
+        false
     }
     fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
         // The toy keeps no promise about FUA, nor about a reused cache sector: no such requests.
@@ -209,6 +301,23 @@ impl Scenario for ToyScenario {
 #[test]
 fn a_plain_drive_passes() {
     Campaign::new(&Wrapped(Bug::None), "-p cairn-sim a_plain_drive_passes").run();
+}
+
+#[test]
+fn a_plain_drive_passes_although_it_loses_writes() {
+    Campaign::new(&Lossy(Bug::None), "-p cairn-sim a_plain_drive_passes_although").run();
+}
+
+#[test]
+fn losses_that_nobody_is_told_of_are_caught() {
+    let (cut, text) = Campaign::new(&Lossy(Bug::FailuresAreKept), "").expect_caught();
+    assert!(text.contains("after a crash"), "cut {cut}: {text}");
+}
+
+#[test]
+fn losses_that_one_of_two_clients_is_told_of_are_caught() {
+    let (cut, text) = Campaign::new(&Lossy(Bug::OneClientIsTold), "").expect_caught();
+    assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
@@ -232,18 +341,31 @@ fn a_lost_part_of_a_write_is_caught_while_it_lives() {
 #[test]
 fn a_cache_that_commits_before_it_answers_passes() {
     let replay = "-p cairn-sim a_cache_that_commits_before_it_answers_passes";
-    Campaign::new(&ToyScenario { honest: true }, replay).run();
+    Campaign::new(&ToyScenario::of(Toys::Honest), replay).run();
+}
+
+#[test]
+fn a_cache_that_tells_of_losses_passes() {
+    let replay = "-p cairn-sim a_cache_that_tells_of_losses_passes";
+    Campaign::new(&ToyScenario { kind: Toys::Honest, failing: true }, replay).run();
+}
+
+#[test]
+fn a_suspend_that_swallows_its_error_is_caught() {
+    let toy = ToyScenario { kind: Toys::Swallowing, failing: true };
+    let (cut, text) = Campaign::new(&toy, "").cuts(3000).expect_caught();
+    assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn a_cache_that_answers_before_its_map_is_durable_is_caught() {
-    let (cut, text) = Campaign::new(&ToyScenario { honest: false }, "").expect_caught();
+    let (cut, text) = Campaign::new(&ToyScenario::of(Toys::Hasty), "").expect_caught();
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn the_same_cut_ends_the_same_way_twice() {
-    let toy = ToyScenario { honest: false };
+    let toy = ToyScenario::of(Toys::Hasty);
     let first = Campaign::new(&toy, "").expect_caught();
     assert_eq!(first, Campaign::new(&toy, "").expect_caught());
 }

@@ -196,3 +196,69 @@ fn an_unaligned_request_panics_even_if_the_check_above_is_missing() {
         env.io(&disk, Io::read(range(1, 1), env.segs(SectorCount(1)))).await
     });
 }
+
+#[test]
+fn a_kill_keeps_what_is_volatile_and_does_what_was_in_flight_wholly_in_part_or_not() {
+    let mut seen = [false; 3];
+    for before in 0..40 {
+        let (world, drive) = world();
+        for _ in 0..before {
+            write(&world, &drive, range(100, 1), 3).unwrap();
+        }
+        write(&world, &drive, range(64, 8), 1).unwrap();
+        let (disk, env): (Arc<dyn Disk>, _) = (drive.clone(), world.env(0).clone());
+        let segs = env.segs(SectorCount(8));
+        segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(2));
+        world.cut_at(Cut { index: world.writes(), when: CutWhen::Submitted });
+        let ended = world.try_block_on(0, move |env| async move {
+            env.io(&disk, Io::write(range(0, 8), segs)).await
+        });
+        assert!(ended.is_err());
+        let after = drive.after_kill();
+        assert_eq!(after.visible().sector(Sector(64))[0], 1);
+        assert_eq!(outcomes(&after, 64), [0, 1]);
+        let done = (0..8).filter(|&at| after.visible().sector(Sector(at))[0] == 2).count();
+        seen[match done {
+            0 => 0,
+            8 => 2,
+            _ => 1,
+        }] = true;
+    }
+    assert_eq!(seen, [true; 3]);
+}
+
+#[test]
+fn a_read_is_torn_by_a_write_in_flight_if_the_drive_does_that() {
+    for torn_reads in [false, true] {
+        let world = SimWorld::new(3, 1);
+        let options = DriveOptions { torn_reads, ..DriveOptions::named("a") };
+        let drive = world.add_drive(options, Image::new(SectorCount(64)));
+        let slow =
+            Fault { effect: Effect::Delay(Duration::from_secs(1)), ..Fault::error(OpSet::WRITES) };
+        drive.faults().add(slow);
+        let disk: Arc<dyn Disk> = drive.clone();
+        let bytes = world.block_on(0, move |env| async move {
+            let [data, seen] = [env.segs(SectorCount(32)), env.segs(SectorCount(32))];
+            data.for_each_mut(0, data.bytes(), |bytes| bytes.fill(2));
+            let write = env.io(&disk, Io::write(range(0, 32), data));
+            env.io(&disk, Io::read(range(0, 32), seen.clone())).await.unwrap();
+            write.await.unwrap();
+            seen.to_vec()
+        });
+        let sectors = bytes.chunks(SECTOR).filter(|sector| sector[0] == 2).count();
+        assert_eq!(sectors > 0 && sectors < 32, torn_reads, "{sectors}");
+    }
+}
+
+#[test]
+fn tears_lie_between_logical_blocks() {
+    let world = SimWorld::new(3, 1);
+    let options = DriveOptions { logical_block: 4096, ..DriveOptions::named("a") };
+    let drive = world.add_drive(options, Image::new(SectorCount(64)));
+    write(&world, &drive, range(0, 64), 1).unwrap();
+    let mut rng = fastrand::Rng::with_seed(1);
+    for _ in 0..200 {
+        let bytes = drive.power_cut(&mut rng).to_vec();
+        assert!(bytes.chunks(4096).all(|block| block.iter().all(|&byte| byte == block[0])));
+    }
+}

@@ -222,3 +222,73 @@ fn a_disk_that_may_roll_back_shows_what_a_crash_would_leave() {
     assert!(read(&history, Some(first)), "H9: no flush covered the second");
     assert!(!read(&history, None), "H9: a flush covered the first");
 }
+
+#[test]
+fn each_client_relies_on_its_own_flushes_until_it_is_told() {
+    for told in [false, true] {
+        let history = history();
+        history.failed_flushes_lose(true);
+        let clients = [history.connect(), history.connect()];
+        let flush = |client: ClientId, result| {
+            let whole = SectorRange::default();
+            let ticket = history.submit_by(client, Op::Flush, whole, Flags::empty());
+            history.complete(ticket, result, &[]);
+        };
+        done(&history, Op::Write);
+        flush(clients[0], Err(IoError::injected(cairn_block::ErrorKind::Io)));
+        flush(clients[0], Ok(()));
+        if told {
+            flush(clients[1], Err(IoError::injected(cairn_block::ErrorKind::Io)));
+        }
+        flush(clients[1], Ok(()));
+        flush(history.connect(), Ok(()));
+        assert_eq!(crash(&history, None), told, "H8");
+    }
+}
+
+#[test]
+fn a_kill_fails_what_is_in_flight_and_makes_nothing_durable() {
+    let history = history();
+    let first = done(&history, Op::Write);
+    let second = start(&history, Op::Write);
+    history.kill();
+    for shows in [None, Some(first), Some(second)] {
+        assert!(crash(&history, shows), "H10");
+    }
+}
+
+#[test]
+fn what_a_kill_lost_is_not_covered_by_a_later_flush() {
+    let history = history();
+    done(&history, Op::Write);
+    history.kill();
+    history.reopen(&[Content::Zero]);
+    let client = history.connect();
+    end(&history, history.submit_by(client, Op::Flush, SectorRange::default(), Flags::empty()));
+    assert!(crash(&history, None), "H10");
+}
+
+#[test]
+fn what_is_read_after_a_kill_is_there_and_durable_with_the_next_flush() {
+    for flushed in [false, true] {
+        let history = history();
+        let first = done(&history, Op::Write);
+        let second = start(&history, Op::Write);
+        history.kill();
+        let contents = History::contents(Sector(0), &bytes_of(&history, Some(first)));
+        history.reopen(&contents);
+        let client = history.connect();
+        if flushed {
+            let whole = SectorRange::default();
+            end(&history, history.submit_by(client, Op::Flush, whole, Flags::empty()));
+        }
+        assert!(crash(&history, Some(first)));
+        assert_eq!(crash(&history, None), !flushed, "H10");
+        assert_eq!(crash(&history, Some(second)), !flushed, "H10");
+        for (shows, allowed) in [(first, true), (second, false)] {
+            let ticket = history.submit_by(client, Op::Read, ONE, Flags::empty());
+            history.complete(ticket, Ok(()), &bytes_of(&history, Some(shows)));
+            assert_eq!(history.verdict().is_ok(), allowed, "H10");
+        }
+    }
+}

@@ -113,6 +113,18 @@ impl State {
         }
     }
 
+    /// The part of a plan to read that the cache device may not have lost: a slot that was not
+    /// committed may hold what was there before, which is another block's.
+    fn only_committed(&self, plan: Plan) -> Plan {
+        let Plan::Slots { slot, count } = plan else { return plan };
+        let runs = self.index.runs_of(slot, count as u32);
+        let is_committed = |run: &Run| self.index.life(run) == Life::Committed;
+        match runs.take_while(is_committed).map(|run| u64::from(run.len)).sum() {
+            0 => Plan::Fail,
+            count => Plan::Slots { slot, count },
+        }
+    }
+
     /// How many blocks from `block`, up to `want`, need a fresh slot; `caches` says whether
     /// those that are not cached do.
     fn needing_slots(&self, block: u64, want: u64, caches: bool) -> u64 {
@@ -223,7 +235,10 @@ impl WriteCache {
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (block, want) = self.blocks_of(request.range);
         let mut state = self.state.lock();
-        let plan = state.plan_read(block, want);
+        let mut plan = state.plan_read(block, want);
+        if state.broken && self.cache.failures() != state.cache_known {
+            plan = state.only_committed(plan);
+        }
         let flight = match plan {
             Plan::Slots { slot, count } => state.index.begin_io(slot, count as u32, false),
             _ => {
@@ -243,7 +258,8 @@ impl WriteCache {
                 self.count(env, Count::Reads, count);
                 self.to_origin(request, count)
             }
-            _ => unreachable!("a read hits or misses"),
+            Plan::Fail => Verdict::Failed(IoError::IO),
+            _ => unreachable!("a read hits, misses or fails"),
         }
     }
 

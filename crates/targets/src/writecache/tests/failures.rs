@@ -129,6 +129,20 @@ fn a_commit_fails_if_another_met_a_failure_after_the_data_was_written() {
 }
 
 #[test]
+fn a_broken_cache_reads_what_is_committed_and_fails_what_may_be_another_blocks() {
+    let bed = Bed::live(16, "");
+    bed.write_fua(0, 8, 1).unwrap();
+    bed.write(8, 16, 2).unwrap();
+    bed.lose_by_another(&bed.cache);
+    bed.flush().unwrap_err();
+    assert_eq!(bed.read(0, 8).unwrap(), [1; 4096]);
+    for lost in [(8, 8), (16, 8), (0, 16), (8, 32)] {
+        bed.read(lost.0, lost.1).unwrap_err();
+    }
+    assert_eq!(bed.byte(80), initial_byte(80), "what is not cached comes from the origin");
+}
+
+#[test]
 fn a_failure_of_the_cache_device_that_lost_nothing_breaks_nothing() {
     let bed = Bed::live(16, "");
     bed.write_fua(0, 8, 1).unwrap();

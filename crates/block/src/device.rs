@@ -384,6 +384,30 @@ impl MappedDevice {
         result
     }
 
+    /// Flushes the drives of the live table, which are the disks that are no volumes: a stop does,
+    /// for one volume after the other. The device is suspended.
+    ///
+    /// # Errors
+    /// A flush failed that the targets do not make good: acknowledged writes may be lost.
+    pub async fn flush_drives(&self, env: &Env) -> Result<(), ConfigError> {
+        let _verb = self.verb().await;
+        let table = self.live_table().filter(|table| !table.is_read_only());
+        let mut result = Ok(());
+        for disk in table.iter().flat_map(|table| table.lowers()) {
+            let before = self.failures();
+            if disk.mapped().is_some() {
+                continue;
+            }
+            if let Err(error) = env.io(&disk, Io::flush()).await
+                && self.failures() != before
+            {
+                let failed = ConfigError::new(ConfigKind::System, disk.name(), "flush");
+                result = result.and(Err(failed.with_source(error)));
+            }
+        }
+        result
+    }
+
     /// Makes the inactive table live, if there is one (suspending first if need be), and lets
     /// requests in.
     ///

@@ -365,7 +365,8 @@ impl World {
     }
 
     /// Suspends every volume, those that stand on others first, so that what they commit goes
-    /// down before the lower ones commit theirs.
+    /// down before the lower ones commit theirs; then flushes its drives. So what was acknowledged
+    /// is durable, whatever the target.
     ///
     /// Requests that would wait for a suspended volume, or for space, are not waited for: whoever
     /// sent them is gone. What a volume itself sends down may wait for a while, as for a commit.
@@ -378,14 +379,16 @@ impl World {
             let (suspended, all) = (volume.clone(), self.volumes());
             let result = self.on_home(&name, |env| async move {
                 let end = pin!(suspended.suspend(&env, SuspendMode::NoFlush));
-                let end = match select(end, env.sleep(PATIENCE)).await {
-                    Either::Left((result, _)) => return result,
-                    Either::Right(((), end)) => end,
+                let committed = match select(end, env.sleep(PATIENCE)).await {
+                    Either::Left((result, _)) => result,
+                    Either::Right(((), end)) => {
+                        for beneath in all.iter().filter(|other| suspended.stands_on(other.id())) {
+                            beneath.let_go(&env).await;
+                        }
+                        end.await
+                    }
                 };
-                for beneath in all.iter().filter(|other| suspended.stands_on(other.id())) {
-                    beneath.let_go(&env).await;
-                }
-                end.await
+                committed.and(suspended.flush_drives(&env).await)
             });
             ended.lost.extend(result.err().map(|error| lost(&name, "stop", error)));
             for line in volume.live_table().iter().flat_map(|table| table.lines()) {

@@ -1,6 +1,10 @@
 //! What is checked in for the tests of several crates: the golden images and the fuzzers' seeds.
 //! A file that is missing or damaged fails the test that asks for it. What a machine may lack is
-//! skipped, by the rule of `scripts/test`.
+//! skipped, by the rule of `scripts/test`. And files that fail as drives do.
+
+mod failing_files;
+
+pub use failing_files::{FailingFiles, Faults};
 
 use std::fs;
 use std::io::Read;

@@ -9,7 +9,9 @@
 //!     no longer volatile, and no later flush writes it, although reads show it until a power cut.
 //!     A failed durable write does that to its own sectors.
 //! F4. A write that fails has written by chance some of its sectors; one that finds no room none.
-//! F5. A power cut ([`FailingFiles::cut_power`]) keeps some of the volatile sectors, by chance.
+//! F5. Direct I/O can be refused ([`FailingFiles::refuse_direct`]), so that a program takes what it
+//!     has for the page cache: a durable write is a write and a flush.
+//! F6. A power cut ([`FailingFiles::cut_power`]) keeps some of the volatile sectors, by chance.
 //!     It comes after whoever used the files is gone ([`FailingFiles::wait_until_closed`]).
 
 use std::collections::BTreeSet;
@@ -25,6 +27,7 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, SessionACL, TimeOrNow,
     WriteFlags,
 };
+use rustix::fs::OFlags;
 
 const SECTOR: usize = 512;
 /// What the kernel may remember of names and sizes: nothing.
@@ -57,7 +60,8 @@ impl FailingFiles {
     /// The system lets this process mount nothing.
     pub fn mount(place: &Path, files: &[(&str, usize)], seed: u64) -> io::Result<FailingFiles> {
         let files = files.iter().map(|&(name, bytes)| File::new(name, bytes)).collect();
-        let inner = Inner { files, rng: fastrand::Rng::with_seed(seed), open: 0, failed: 0 };
+        let rng = fastrand::Rng::with_seed(seed);
+        let inner = Inner { files, rng, open: 0, failed: 0, refuses_direct: false };
         let shared = Arc::new(Shared { inner: Mutex::new(inner), closed: Condvar::new() });
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("failing-files".to_owned())];
@@ -75,6 +79,11 @@ impl FailingFiles {
         let mut inner = self.shared.lock();
         let file = inner.files.iter_mut().find(|file| file.name == name);
         file.unwrap_or_else(|| panic!("no file {name}")).faults = faults;
+    }
+
+    /// F5.
+    pub fn refuse_direct(&self) {
+        self.shared.lock().refuses_direct = true;
     }
 
     /// No request of any file fails any more.
@@ -100,7 +109,7 @@ impl FailingFiles {
         drop(closed.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// F5.
+    /// F6.
     pub fn cut_power(&self) {
         let inner = &mut *self.shared.lock();
         for file in &mut inner.files {
@@ -131,6 +140,7 @@ struct Inner {
     rng: fastrand::Rng,
     open: usize,
     failed: u64,
+    refuses_direct: bool,
 }
 
 impl Inner {
@@ -342,11 +352,15 @@ impl Filesystem for Folder {
         _: FileHandle,
         offset: u64,
         size: u32,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.0.lock().file(ino) {
+        let mut inner = self.0.lock();
+        if inner.refuses_direct && flags.0 & OFlags::DIRECT.bits() as i32 != 0 {
+            return reply.error(Errno::EINVAL);
+        }
+        match inner.file(ino) {
             Ok(file) => {
                 let bytes = file.visible.get(offset as usize..).unwrap_or_default();
                 reply.data(&bytes[..bytes.len().min(size as usize)]);
@@ -367,7 +381,7 @@ impl Filesystem for Folder {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let dsync = flags.0 & rustix::fs::OFlags::DSYNC.bits() as i32 != 0;
+        let dsync = flags.0 & OFlags::DSYNC.bits() as i32 != 0;
         match self.0.lock().write(ino, offset as usize, data, dsync) {
             Ok(()) => reply.written(data.len() as u32),
             Err(errno) => reply.error(errno),
@@ -486,7 +500,7 @@ mod tests {
 
     #[test]
     fn a_durable_write_makes_itself_durable_alone() {
-        let Some((place, files, file)) = mounted(rustix::fs::OFlags::DSYNC.bits() as i32) else {
+        let Some((place, files, file)) = mounted(OFlags::DSYNC.bits() as i32) else {
             return;
         };
         file.write_all_at(&[1; 8 * SECTOR], 0).expect("write");

@@ -52,13 +52,17 @@ impl Task {
     }
 
     async fn perform(&self, work: Work) -> IoResult {
+        let (fua, failures) = (work.flags.contains(Flags::FUA), self.file.gate.failures().count());
         match work.op {
             Op::Read => self.read_bounced(&work.segs, work.range.start.to_bytes()).await,
             Op::Write => self.write(work).await,
             Op::Flush => self.sync().await,
             Op::Discard => self.discard(work.range).await,
             Op::WriteZeroes => self.write_zeroes(work.range, work.flags).await,
-        }
+        }?;
+        // Between the write and its flush somebody else's may have failed, and dropped it.
+        let dropped = fua && self.file.gate.failures().count() != failures;
+        if dropped { Err(IoError::IO) } else { Ok(()) }
     }
 
     async fn write(&self, work: Work) -> IoResult {

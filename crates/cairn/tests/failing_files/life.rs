@@ -1,6 +1,7 @@
 //! [`Life`]: the servers that one set of files has, one after the other.
 //!
-//! Every other life uses the ring of threads, whose system calls are pwritev2 and fdatasync.
+//! Every other life uses the ring of threads, whose system calls are pwritev2 and fdatasync; half
+//! of the lives find that direct I/O is refused.
 //!
 //! L1. A server starts over files that are whole, and everything is read and judged. Then they
 //!     begin to fail, by chance; without failures no request may fail.
@@ -69,6 +70,9 @@ impl<'a> Life<'a> {
         let drives = place.path("drives");
         std::fs::create_dir(&drives).unwrap();
         let files = FailingFiles::mount(&drives, stack.files, seed).unwrap();
+        if seed % 4 >= 2 {
+            files.refuse_direct();
+        }
         let ring = ["auto", "threads"][seed as usize % 2];
         place.write("conf.toml", format!("ring = \"{ring}\"\nreactors = 2\n"));
         let volume = |&name: &&'static str| Volume { name, history: None, gone: false };

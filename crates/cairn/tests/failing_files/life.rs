@@ -100,7 +100,7 @@ impl<'a> Life<'a> {
     pub fn run(&mut self) -> Result<(), String> {
         for generation in 0..self.rng.u32(2..=4) {
             self.note(format_args!("server {generation}"));
-            let server = self.start();
+            let server = self.start(generation);
             if generation == 0 {
                 for verb in self.stack.setup {
                     self.verb(verb).map_err(|said| format!("{verb:?}: {said}"))?;
@@ -108,9 +108,10 @@ impl<'a> Life<'a> {
             }
             self.judge()?;
             let clients = self.connect();
-            self.generation(server, clients)?;
+            let may_fail = generation > 0 || self.stack.later.is_none();
+            self.generation(server, clients, may_fail)?;
         }
-        let server = self.start();
+        let server = self.start(1);
         self.judge()?;
         match server.interrupt().code {
             0 => Ok(()),
@@ -122,9 +123,11 @@ impl<'a> Life<'a> {
         writeln!(self.log.borrow_mut(), "{what}").expect("a string takes what is written");
     }
 
-    fn start(&self) -> Server {
+    fn start(&self, generation: u32) -> Server {
+        let later = self.stack.later.filter(|_| generation > 0);
+        let args = later.unwrap_or(self.stack.args);
         let ends = ["--listen", "unix:nbd.sock", "--control", "ctl.sock", "--state", "state"];
-        self.place.serve(&[&["conf.toml"], self.stack.args, &ends].concat())
+        self.place.serve(&[&["conf.toml"], args, &ends].concat())
     }
 
     fn socket(&self) -> PathBuf {
@@ -180,13 +183,18 @@ impl<'a> Life<'a> {
         several.map(|volume| Client::connect(&socket, volume, &self.log)).collect()
     }
 
-    fn generation(&mut self, server: Server, mut clients: Vec<Client>) -> Result<(), String> {
+    fn generation(
+        &mut self,
+        server: Server,
+        mut clients: Vec<Client>,
+        may_fail: bool,
+    ) -> Result<(), String> {
         let failed_before = self.files.failed();
-        if self.rng.u8(..4) > 0 {
+        if may_fail && self.rng.u8(..4) > 0 {
             self.plant();
         }
         for _ in 0..self.rng.u32(1..STEPS) {
-            self.step(&mut clients);
+            self.step(&mut clients, may_fail);
         }
         for volume in &self.volumes {
             let verdict = volume.history.as_ref().map_or(Ok(()), History::verdict);
@@ -210,12 +218,12 @@ impl<'a> Life<'a> {
         }
     }
 
-    fn step(&mut self, clients: &mut [Client]) {
+    fn step(&mut self, clients: &mut [Client], may_fail: bool) {
         match self.rng.u8(..200) {
             0 => self.suspend(clients),
             1 => self.swap(),
             2..6 => self.files.heal(),
-            6..10 => self.plant(),
+            6..10 if may_fail => self.plant(),
             10..50 => {
                 clients.iter_mut().for_each(|client| client.receive_all(&self.files));
             }

@@ -18,7 +18,7 @@ mod volume;
 use cairn_testkit::FailingFiles;
 
 use crate::life::Life;
-use crate::stacks::{PLAIN, SNAPSHOT, Stack, THIN, WRITECACHE};
+use crate::stacks::{MERGE, PLAIN, SNAPSHOT, Stack, THIN, WRITECACHE};
 
 fn lives(stack: &Stack) {
     let probe = tempfile::tempdir().unwrap();
@@ -58,6 +58,11 @@ fn a_write_cache_loses_nothing_that_it_does_not_tell() {
 #[test]
 fn a_snapshot_and_its_origin_lose_nothing_that_they_do_not_tell() {
     lives(&SNAPSHOT);
+}
+
+#[test]
+fn a_merge_loses_nothing_that_it_does_not_tell() {
+    lives(&MERGE);
 }
 
 #[test]

@@ -10,6 +10,8 @@ pub struct Stack {
     pub files: &'static [(&'static str, usize)],
     /// What `serve` is given.
     pub args: &'static [&'static str],
+    /// What every server but the first is given instead; the first one's files do not fail.
+    pub later: Option<&'static [&'static str]>,
     /// Verbs that complete the stack at its first start.
     pub setup: &'static [&'static [&'static str]],
     /// The volumes that have clients.
@@ -28,6 +30,7 @@ pub const PLAIN: Stack = Stack {
         "--table",
         "b=0 2048 linear drives/disk 2048",
     ],
+    later: None,
     setup: &[],
     volumes: &["a", "b"],
     may_fail: &[],
@@ -45,6 +48,7 @@ pub const WRITECACHE: Stack = Stack {
         "--table",
         "b=0 2048 linear drives/fast 2048",
     ],
+    later: None,
     setup: &[],
     volumes: &["a", "b"],
     may_fail: &[],
@@ -60,9 +64,35 @@ pub const SNAPSHOT: Stack = Stack {
         "--table",
         "b=0 2048 snapshot drives/disk drives/cow P 16",
     ],
+    later: None,
     setup: &[],
     volumes: &["a", "b"],
     may_fail: &["b"],
+};
+
+/// A snapshot that is merged into its origin while it is written, and a stranger beside its store.
+pub const MERGE: Stack = Stack {
+    name: "merge",
+    files: &[("disk", VOLUME_BYTES), ("cow", 4 * VOLUME_BYTES)],
+    args: &[
+        "--table",
+        "cow=0 6144 linear drives/cow 0",
+        "--table",
+        "a=0 2048 snapshot drives/disk @cow P 16",
+        "--table",
+        "b=0 2048 linear drives/cow 6144",
+    ],
+    later: Some(&[
+        "--table",
+        "cow=0 6144 linear drives/cow 0",
+        "--table",
+        "a=0 2048 snapshot-merge drives/disk @cow P 16",
+        "--table",
+        "b=0 2048 linear drives/cow 6144",
+    ]),
+    setup: &[],
+    volumes: &["a", "b"],
+    may_fail: &[],
 };
 
 /// Two volumes of one pool.
@@ -70,6 +100,7 @@ pub const THIN: Stack = Stack {
     name: "thin",
     files: &[("meta", 2 * VOLUME_BYTES), ("data", 4 * VOLUME_BYTES)],
     args: &["--table", "p=0 8192 thin-pool drives/meta drives/data 128 0", "--strict"],
+    later: None,
     setup: &[
         &["message", "p", "0", "create_thin", "0"],
         &["create", "a", "--table", "0 2048 thin @p 0"],

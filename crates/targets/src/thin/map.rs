@@ -252,9 +252,15 @@ impl Thin {
         (data, count): (DataBlock, u64),
     ) -> Verdict<'a> {
         let seat = self.seat();
-        let count = match self.released(env, request, &mut shard, place, alike, count) {
-            Released::Blocks(count) => return self.end_elided(env, request, shard, place, count),
-            Released::None(count) => count,
+        // Most writes cover no whole block.
+        let count = match place.whole() {
+            0 => count,
+            _ => match self.released(env, request, &mut shard, place, alike, count) {
+                Released::Blocks(count) => {
+                    return self.end_elided(env, request, shard, place, count);
+                }
+                Released::None(count) => count,
+            },
         };
         let phase = seat.pool.epochs.enter(env.reactor());
         let commits = request.is_fua() && shard.is_dirty(seat.pool.durable());

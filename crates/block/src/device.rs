@@ -415,6 +415,19 @@ impl MappedDevice {
     /// There is no table, or a target refused to start. Then the old table is live again (D7);
     /// if that cannot start either, or there is none, the device stays suspended.
     pub async fn resume(&self, env: &Env) -> Result<Resumed, ConfigError> {
+        self.resume_with(env, || std::future::ready(())).await
+    }
+
+    /// Like [`MappedDevice::resume`]. `started` runs once the inactive table has started, if there
+    /// is one, and before it serves a request; that waits for it.
+    ///
+    /// # Errors
+    /// As for [`MappedDevice::resume`].
+    pub async fn resume_with<F: Future<Output = ()>>(
+        &self,
+        env: &Env,
+        started: impl FnOnce() -> F,
+    ) -> Result<Resumed, ConfigError> {
         let _verb = self.verb().await;
         let swaps = self.inactive_table().is_some();
         if !swaps && !self.is_suspended() {
@@ -429,7 +442,7 @@ impl MappedDevice {
         let stop = self.calls.announce();
         stop.wait().await;
         if swaps {
-            lost = lost.and(self.swap(env).await?);
+            lost = lost.and(self.swap(env, started).await?);
         } else {
             self.start_live(env).await?;
         }
@@ -470,7 +483,11 @@ impl MappedDevice {
     }
 
     /// Replaces the live table by the inactive one. Answers what the old one said at its end.
-    async fn swap(&self, env: &Env) -> Result<Result<(), ConfigError>, ConfigError> {
+    async fn swap<F: Future<Output = ()>>(
+        &self,
+        env: &Env,
+        started: impl FnOnce() -> F,
+    ) -> Result<Result<(), ConfigError>, ConfigError> {
         let (old, new, served) = {
             let mut state = self.state.lock();
             let new = state.inactive.take().expect("only verbs take it, and they take turns");
@@ -481,6 +498,7 @@ impl MappedDevice {
         let closed = self.count_loss(close_table(env, old.as_ref()).await);
         match start(env, &new).await {
             Ok(()) => {
+                started().await;
                 self.claims.settle(self, &new);
                 self.make_live(Some(new.clone()));
                 self.serve(env, &new).await;

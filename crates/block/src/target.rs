@@ -209,8 +209,8 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(Ok(vec![all])))
     }
 
-    /// What a person should know about the volume when the server stops, if anything
-    /// ("17 blocks (68 KiB) dirty on CACHE").
+    /// What a person should know about the volume when the server stops, if that is not what
+    /// [`Target::dirty`] tells.
     fn parting_word(&self) -> Option<String> {
         None
     }

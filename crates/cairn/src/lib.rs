@@ -27,6 +27,7 @@ mod snap;
 mod sockets;
 mod state;
 mod thin;
+mod under_way;
 pub mod untrusted;
 mod verbs;
 mod world;

@@ -69,6 +69,10 @@ pub struct Record {
     pub table: Option<String>,
     /// The table that waits for a resume.
     pub inactive: Option<String>,
+    /// The table that is live if `table` cannot start: a swap is under way, in which no request has
+    /// reached `table` yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former: Option<String>,
     /// The exception store of a snapshot, or of the merge of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<Store>,
@@ -124,6 +128,7 @@ impl Record {
             configured,
             table,
             inactive: None,
+            former: None,
             store: None,
             thin: None,
             pool_made_s: None,
@@ -139,7 +144,7 @@ impl Record {
     /// True if the configuration says it all.
     fn is_as_configured(&self) -> bool {
         let same = is_same_table(self.table.as_deref(), self.configured.as_deref());
-        same && self.inactive.is_none() && self.pool_made_s.is_none()
+        same && self.inactive.is_none() && self.former.is_none() && self.pool_made_s.is_none()
     }
 }
 

@@ -51,6 +51,7 @@ use crate::snap::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
 use crate::snap::{Keeper, Step, also};
 use crate::state::{Noting, Record, StateFile};
 use crate::thin::line::ThinLine;
+use crate::under_way::Doing;
 use crate::world::World;
 
 /// The verbs of one server.
@@ -66,8 +67,6 @@ pub struct Verbs {
     changes: Mutex<Changes>,
     /// What is recorded, for those who do not wait for their turn.
     told: Told,
-    /// The volumes that are being suspended. Changed only in turn, but for the ends.
-    suspends: Mutex<Vec<String>>,
     /// Recorded volumes that could not be brought up at the start, and why.
     not_served: Mutex<HashMap<String, String>>,
     /// The server is going away.
@@ -86,28 +85,9 @@ pub(crate) struct Changes {
     pub(crate) state: Option<StateFile>,
     /// Every volume's, by name.
     pub(crate) records: Records,
+    /// Of these, what the state file could not be given. The next change writes it, too.
+    owed: Vec<Record>,
     told: Told,
-}
-
-/// A suspend under way, until it ends, though it be by a panic: [`Verbs::close`] waits for it.
-struct Suspending<'a> {
-    all: &'a Mutex<Vec<String>>,
-    name: &'a str,
-}
-
-impl<'a> Suspending<'a> {
-    fn begin(all: &'a Mutex<Vec<String>>, name: &'a str) -> Suspending<'a> {
-        all.lock().push(name.to_owned());
-        Suspending { all, name }
-    }
-}
-
-impl Drop for Suspending<'_> {
-    fn drop(&mut self) {
-        let mut all = self.all.lock();
-        let own = all.iter().position(|name| name == self.name);
-        all.swap_remove(own.expect("it was entered at the beginning"));
-    }
 }
 
 impl Verbs {
@@ -126,9 +106,8 @@ impl Verbs {
             exports,
             keeper: Keeper::default(),
             state: state.clone(),
-            changes: Mutex::new(Changes { state, records, told: told.clone() }),
+            changes: Mutex::new(Changes { state, records, owed: Vec::new(), told: told.clone() }),
             told,
-            suspends: Mutex::default(),
             not_served: Mutex::default(),
             closed: AtomicBool::new(false),
             #[cfg(test)]
@@ -187,12 +166,16 @@ impl Verbs {
         const PATIENCE_STEPS: u32 = 20;
         self.closed.store(true, Ordering::Release);
         let mut steps = 0;
-        while self.changes.try_lock_for(STEP).is_none() || !self.suspends.lock().is_empty() {
+        while self.changes.try_lock_for(STEP).is_none() || !self.world.under_way().is_empty() {
             steps += 1;
             if steps > PATIENCE_STEPS {
                 self.world.give_up_waiting();
             }
             std::thread::sleep(STEP);
+        }
+        let mut changes = self.changes.lock();
+        if !changes.owed.is_empty() {
+            also("state", changes.record_all(Vec::new()));
         }
     }
 
@@ -261,10 +244,10 @@ impl Verbs {
         };
         self.exports.settle(&self.world);
         let Err(second) = back else {
-            also(&name, changes.record_all(vec![Record { inactive: None, ..before }]));
+            also(&name, changes.record_fact(Record { inactive: None, ..before }));
             return error;
         };
-        also(&name, changes.record_all(vec![before]));
+        also(&name, changes.record_fact(before));
         let detail =
             format!("{error}; it stays suspended, as its former table is refused too: {second}");
         ConfigError::new(kind, "", detail)
@@ -336,12 +319,12 @@ impl Verbs {
         let before = changes.record_of(name);
         changes.record(name, Record::clear)?;
         self.step(Step::Recorded);
-        let caches = swap::caches_of(&*self.world.volume(name)?);
+        let table = self.world.volume(name)?.live_table();
         let removed = self.take_down(name);
         if removed.is_err() && self.world.volume(name).is_ok() {
             also(name, changes.record_all(vec![before]));
         }
-        removed.map(|()| self.left_by(&caches))
+        removed.map(|()| self.left_by(table.as_deref()))
     }
 
     /// Refuses to remove a volume whose requests may wait for one that is suspended. Those of a
@@ -363,8 +346,13 @@ impl Verbs {
     /// # Errors
     /// Somebody else claims or uses what it claims, or a target cannot start.
     pub(crate) fn make_live(&self, name: &str) -> Outcome<()> {
+        self.make_live_with(name, || ())
+    }
+
+    /// The same. `started` runs once the loaded table has started, before it serves a request.
+    fn make_live_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
         self.clear_the_way(name)?;
-        let resumed = self.world.resume(name);
+        let resumed = self.world.resume_with(name, started);
         self.exports.settle(&self.world);
         resumed
     }
@@ -386,19 +374,28 @@ impl Verbs {
     /// Other verbs go on while requests are waited for: one of them may be what these wait for.
     fn suspend(&self, name: &str, noflush: bool) -> Outcome<()> {
         let turn = self.change()?;
-        let _under_way = Suspending::begin(&self.suspends, name);
+        self.refuse_being_suspended(name)?;
+        self.refuse_swaps_above(name)?;
+        let _under_way = self.world.under_way().begin(name, Doing::Suspend);
         drop(turn);
         let mode = if noflush { SuspendMode::NoFlush } else { SuspendMode::Flush };
         self.world.suspend(name, mode)
     }
 
-    /// Refuses a verb that would wait for a suspend of the same volume.
+    /// Refuses a verb that would wait for another one on the same volume.
     pub(crate) fn refuse_being_suspended(&self, name: &str) -> Outcome<()> {
-        if !self.suspends.lock().iter().any(|other| other == name) {
-            return Ok(());
-        }
-        let found = "a suspend that waits for requests";
-        Err(refused(ConfigKind::Busy, name, "state", found, "none under way"))
+        self.world.under_way().refuse(name)
+    }
+
+    /// Refuses to suspend a volume that a table needs which is about to start (U4 of `under_way`).
+    fn refuse_swaps_above(&self, name: &str) -> Outcome<()> {
+        let volume = self.world.volume(name)?;
+        let swaps = self.world.under_way().swaps();
+        let stands =
+            |user: &&String| self.world.volume(user).is_ok_and(|user| user.stands_on(volume.id()));
+        let Some(user) = swaps.iter().find(stands) else { return Ok(()) };
+        let found = format!("volume '{user}' on it, whose table is being replaced");
+        Err(refused(ConfigKind::Busy, name, "state", found, "none"))
     }
 
     fn message(&self, params: &MessageParams) -> Outcome<Value> {
@@ -466,12 +463,34 @@ impl Changes {
     /// The system refused to write.
     pub(crate) fn record_all(&mut self, records: Vec<Record>) -> Outcome<()> {
         if let Some(state) = &mut self.state {
-            state.record(records.clone())?;
+            let is_new = |owed: &&Record| records.iter().all(|record| record.name != owed.name);
+            let owed = self.owed.iter().filter(is_new).cloned();
+            state.record(owed.chain(records.iter().cloned()).collect())?;
         }
+        self.owed.clear();
+        self.tell(records);
+        Ok(())
+    }
+
+    /// Records what a volume has already: what cannot be written now is written with the next
+    /// change, or at the end.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(crate) fn record_fact(&mut self, record: Record) -> Outcome<()> {
+        let recorded = self.record_all(vec![record.clone()]);
+        if recorded.is_err() {
+            self.owed.retain(|owed| owed.name != record.name);
+            self.owed.push(record.clone());
+            self.tell(vec![record]);
+        }
+        recorded
+    }
+
+    fn tell(&mut self, records: Vec<Record>) {
         let named = records.into_iter().map(|record| (record.name.clone(), record));
         Arc::make_mut(&mut self.records).extend(named);
         *self.told.lock() = self.records.clone();
-        Ok(())
     }
 
     /// What is recorded of a volume.

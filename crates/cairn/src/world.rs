@@ -9,21 +9,24 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, MappedDevice, MessageError, Opener,
-    ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
+    ConfigError, ConfigKind, Dirty, Disk, Env, FailureCount, Identity, MappedDevice, MessageError,
+    Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
     TargetTypes,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
 use cairn_targets::blank::{Formatting, layer_on};
+use event_listener::Event;
 use futures_util::future::{Either, select};
 
 use crate::failure::{Outcome, refused, system};
 use crate::snap::names::parent_of;
+use crate::under_way::UnderWay;
 
 /// What a world is made of.
 pub struct WorldOptions {
@@ -50,6 +53,7 @@ pub struct World {
     count: u16,
     names: Arc<Names>,
     base: Option<PathBuf>,
+    under_way: UnderWay,
 }
 
 impl Names {
@@ -85,7 +89,8 @@ impl World {
             read_only: options.read_only,
         };
         let (reactors, names) = (Arc::new(reactors), Arc::new(names));
-        Ok(World { reactors, count, names, base: options.base })
+        let under_way = UnderWay::default();
+        Ok(World { reactors, count, names, base: options.base, under_way })
     }
 
     /// The reactors.
@@ -149,6 +154,11 @@ impl World {
     /// The kinds of target.
     pub fn types(&self) -> &TargetTypes {
         &self.names.types
+    }
+
+    /// The verbs that wait for requests.
+    pub fn under_way(&self) -> &UnderWay {
+        &self.under_way
     }
 
     /// True if no byte is to be written.
@@ -216,8 +226,39 @@ impl World {
     /// # Errors
     /// There is no table, or a target cannot start.
     pub fn resume(&self, name: &str) -> Outcome<()> {
+        self.resume_with(name, || ())
+    }
+
+    /// The same. `started` runs on this thread once the loaded table has started, if there is one,
+    /// and before it serves a request.
+    ///
+    /// # Errors
+    /// There is no table, or a target cannot start.
+    pub fn resume_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
         let volume = self.volume(name)?;
-        let resumed = self.on_home(name, |env| async move { volume.resume(&env).await });
+        let (tell, told) = channel();
+        let run = Arc::new(Event::new());
+        let has_run = run.clone();
+        self.reactors.spawn(self.home(name), move |env| async move {
+            let started = async || {
+                let has_run = has_run.listen();
+                if tell.send(None).is_ok() {
+                    has_run.await;
+                }
+            };
+            let resumed = volume.resume_with(&env, started).await;
+            drop(tell.send(Some(resumed)));
+        });
+        let mut started = Some(started);
+        let resumed = loop {
+            match told.recv().expect("a reactor runs until it is stopped by its owner") {
+                Some(resumed) => break resumed,
+                None => {
+                    started.take().into_iter().for_each(|started| started());
+                    run.notify(usize::MAX);
+                }
+            }
+        };
         match resumed.map_err(|error| of_volume(name, error))?.lost {
             Some(error) => Err(lost(name, "resume", error)),
             None => Ok(()),
@@ -295,7 +336,7 @@ impl World {
     /// # Errors
     /// It is so, or there is no such volume.
     pub fn refuse_suspended(&self, name: &str) -> Outcome<()> {
-        refuse_waiting(name, suspended_in(&*self.volume(name)?))
+        refuse_waiting(name, self.waits_in(&*self.volume(name)?))
     }
 
     /// Refuses a volume on top of one that is suspended.
@@ -303,7 +344,7 @@ impl World {
     /// # Errors
     /// It is one, or there is no such volume.
     pub fn refuse_suspended_beneath(&self, name: &str) -> Outcome<()> {
-        refuse_waiting(name, suspended_beneath(&*self.volume(name)?))
+        refuse_waiting(name, self.waits_beneath(&*self.volume(name)?))
     }
 
     /// Refuses a table for `name` on top of a volume that is suspended.
@@ -315,7 +356,28 @@ impl World {
         let named =
             lines.iter().flat_map(|line| &line.args).filter_map(|arg| arg.strip_prefix('@'));
         let volumes = named.filter(|on| *on != name).filter_map(|on| self.volume(on).ok());
-        refuse_waiting(name, volumes.into_iter().find_map(|volume| suspended_in(&volume)))
+        refuse_waiting(name, volumes.into_iter().find_map(|volume| self.waits_in(&volume)))
+    }
+
+    /// The first volume that is suspended, or will be: this one, or one beneath.
+    fn waits_in(&self, volume: &MappedDevice) -> Option<String> {
+        let waits = volume.is_suspended() || self.under_way.on(volume.volume()).is_some();
+        let own = waits.then(|| volume.volume().to_owned());
+        own.or_else(|| self.waits_beneath(volume))
+    }
+
+    fn waits_beneath(&self, volume: &MappedDevice) -> Option<String> {
+        lower_volumes(volume).iter().find_map(|lower| self.waits_in(lower.mapped()?))
+    }
+
+    /// What stays dirty, and where, in words.
+    pub fn what_stays(&self, dirty: &Dirty) -> String {
+        format!("{} keeps {} that {} lacks", dirty.device, size_of(dirty), self.origin_of(dirty))
+    }
+
+    /// The origin of dirty data as a table names it.
+    pub fn origin_of(&self, dirty: &Dirty) -> String {
+        self.argument_of(Path::new(&dirty.origin.name()))
     }
 
     /// The volumes that stand on this one.
@@ -392,7 +454,9 @@ impl World {
             });
             ended.lost.extend(result.err().map(|error| lost(&name, "stop", error)));
             for line in volume.live_table().iter().flat_map(|table| table.lines()) {
-                ended.said.extend(line.target.parting_word().map(|word| (name.clone(), word)));
+                let stays = || line.target.dirty().map(|dirty| self.what_stays(&dirty));
+                let words = line.target.parting_word().or_else(stays);
+                ended.said.extend(words.map(|words| (name.clone(), words)));
             }
         }
         ended
@@ -441,16 +505,6 @@ fn lower_volumes(volume: &MappedDevice) -> Vec<Arc<dyn Disk>> {
     lines.flat_map(|line| line.target.lowers()).filter(|lower| lower.mapped().is_some()).collect()
 }
 
-/// The first volume that is suspended: this one, or one beneath.
-fn suspended_in(volume: &MappedDevice) -> Option<String> {
-    let own = volume.is_suspended().then(|| volume.volume().to_owned());
-    own.or_else(|| suspended_beneath(volume))
-}
-
-fn suspended_beneath(volume: &MappedDevice) -> Option<String> {
-    lower_volumes(volume).iter().find_map(|lower| suspended_in(lower.mapped()?))
-}
-
 fn refuse_waiting(name: &str, suspended: Option<String>) -> Outcome<()> {
     let Some(on) = suspended else { return Ok(()) };
     let found = format!("@{on} suspended");
@@ -479,6 +533,11 @@ fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
     lost.detail =
         format!("{}; {verb} went on, writes since the last flush may be lost", lost.detail);
     lost
+}
+
+/// How much is dirty, for a person.
+pub fn size_of(dirty: &Dirty) -> String {
+    format!("{} KiB", dirty.sectors.to_bytes().div_ceil(1024))
 }
 
 /// What the caller hears of a message that a target refused.

@@ -16,8 +16,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Counters, Ctor, Disk, EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture,
-    MessageError, Op, Request, SectorRange, SuspendMode, Target, TargetType, Verdict,
+    ConfigError, Counters, Ctor, Dirty, Disk, EndIo, Env, Extent, IoError, IoResult, Limits,
+    LocalFuture, MessageError, Op, Request, SectorRange, SuspendMode, Target, TargetType, Verdict,
 };
 
 use crate::area::Area;
@@ -195,8 +195,14 @@ impl Target for Passthrough {
         self.area.extents(env, range)
     }
 
-    /// What a person should know when the server stops, such as dirty data left behind.
+    /// What a person should know when the server stops, if `dirty` does not say it.
     fn parting_word(&self) -> Option<String> {
+        None
+    }
+
+    /// What this target's own device has and another disk lacks, such as blocks that a cache has
+    /// not written back: told at a stop, and never lost by another table without a word.
+    fn dirty(&self) -> Option<Dirty> {
         None
     }
 

@@ -15,6 +15,9 @@
 //! A volume that cannot be brought up is left out, with all that stands on it, and with its whole
 //! family if it has snapshots; the others are brought up. It stays recorded.
 //!
+//! A volume that was killed while one table took another's place has the latter recorded as `former`:
+//! the start serves it if the new table cannot start. See `verbs::swap`.
+//!
 //! A pool whose growth was under way has the longer table waiting beside the one it had. The start
 //! brings up the latter, or the longer if the metadata has grown already: see `pool`.
 
@@ -332,6 +335,34 @@ impl Plan {
         if let Some(failure) = self.contradicted.get(name) {
             return Err(failure.error());
         }
+        let Some(former) = &record.former else {
+            return self.bring_table_up(world, record, table, begun);
+        };
+        let mut serves = record.table.clone();
+        if let Err(error) = self.bring_table_up(world, record, table, begun) {
+            let old = self.bring_table_up(world, record, former, begun);
+            old.map_err(|second| {
+                let detail = format!("{error}; and its former table cannot start: {second}");
+                ConfigError::new(error.kind, "", detail)
+            })?;
+            tracing::warn!("{name}: its former table serves, as the new one cannot start: {error}");
+            serves = Some(former.clone());
+        }
+        // Else its name is dropped.
+        if world.volume(name).is_ok() {
+            begun.changed.push(Record { table: serves, former: None, ..record.clone() });
+        }
+        Ok(())
+    }
+
+    fn bring_table_up<'a>(
+        &'a self,
+        world: &World,
+        record: &'a Record,
+        table: &str,
+        begun: &mut Begun<'a>,
+    ) -> Outcome<()> {
+        let name = record.name.as_str();
         for lower in table.split_whitespace().filter_map(|word| word.strip_prefix('@')) {
             let up = match parent_of(lower) == parent_of(name).or(Some(name)) {
                 true => self.ensure_one_up(world, lower, begun),

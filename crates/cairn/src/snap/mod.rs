@@ -85,6 +85,8 @@ pub enum Step {
     Arranged,
     /// The pool's metadata has what is to be, durably.
     Pooled,
+    /// The new table has started, and serves no request yet.
+    Started,
     /// Clients are served again.
     Resumed,
     /// The verb is done.

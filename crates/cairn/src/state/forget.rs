@@ -92,7 +92,7 @@ fn refuse_users(all: &[Record], name: &str, after: &[Record]) -> Outcome<()> {
         |lower: &str| after.iter().any(|record| record.name == lower && record.table.is_none());
     let mut users = all.iter().filter(|user| after.iter().all(|gone| gone.name != user.name));
     let user = users.find(|user| {
-        let text = [&user.table, &user.inactive].into_iter().flatten();
+        let text = [&user.table, &user.inactive, &user.former].into_iter().flatten();
         let mut words = text.flat_map(|text| text.split_whitespace());
         words.any(|word| word.strip_prefix('@').is_some_and(is_gone))
     });

@@ -74,10 +74,11 @@ impl Shown {
 
 impl ShownVolume {
     fn facts(&self) -> Vec<String> {
-        let Record { configured, table, inactive, store, thin, .. } = &self.record;
+        let Record { configured, table, inactive, former, store, thin, .. } = &self.record;
         let mut facts = lines_of(table.as_deref().unwrap_or("removed"), "");
         facts.extend(configured.iter().flat_map(|text| lines_of(text, "configured: ")));
         facts.extend(inactive.iter().flat_map(|text| lines_of(text, "waits for a resume: ")));
+        facts.extend(former.iter().flat_map(|text| lines_of(text, "if that cannot start: ")));
         facts.extend(store.iter().map(|store| format!("store: {}", store.argument)));
         facts.extend(thin.iter().map(|thin| format!("volume {} of pool {}", thin.id, thin.pool)));
         facts.extend(self.lost.then(|| "its content is lost".to_owned()));

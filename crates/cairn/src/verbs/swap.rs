@@ -1,30 +1,35 @@
 //! `resume` with another table, and `replace`: one table takes another's place.
 //!
-//! Order, and what a crash between two steps leaves:
-//! 1. looked at: claims, and that nobody loses the end of a volume in use;
-//! 2. with `--flush` the caches of the old table write back while clients are served;
-//! 3. the old table is suspended, which drains what it would;
-//! 4. judged: no dirty data may be left behind by a table that uses its origin;
-//! 5. recorded; 6. swapped.
+//! Order, and what a kill between two steps leaves:
+//! 1. Checks: claims, and the size of a volume that is in use.
+//! 2. With `--flush`, the caches of the old table write back while clients are served.
+//! 3. The old table is suspended, which drains what it would.
+//! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
+//! 5. Recorded: the new table, with the old one as `former`.
+//! 6. The new table starts.
+//! 7. Recorded: the new table alone.
+//! 8. The new table serves requests.
 //!
-//! Until 5 the record is the former one: a crash leaves the old table, with its caches. After 5
-//! the new table is live at the next start, as was asked; one that cannot be is not served. It may
-//! have been live and written to, so
-//! that the old one is no way out. A pool that grows is recorded as waiting at 5, and as live after
-//! 6: see `pool`.
+//! A kill before 5 leaves the old table. Between 5 and 7 the next start tries the new table, and
+//! serves the old one if the new one cannot start: no request has reached the new table, so the old
+//! one has all that clients wrote. The new one comes first, as its start may have begun what must
+//! go on: a merge, or the growth of a pool. After 7 the next start serves the new table or refuses
+//! the volume: the old table lacks what clients wrote to the new one.
 //!
-//! If step 3 loses writes, `replace` is undone, and `resume` goes on and says so at its end: it may be
+//! A new table that cannot start at 6 is dropped; the old one is live and recorded again. If the old
+//! one cannot start either, it is recorded with the new one waiting. If the state file cannot be
+//! written at 7, or to take 5 back, the verb goes on: the next change that can be written puts it
+//! right. Until then a kill leaves the record of 5.
+//!
+//! If step 3 loses writes, `replace` is undone. `resume` goes on and says so at its end: it may be
 //! what replaces a failed device.
 //!
-//! Whatever is refused lets clients in to the old table again, also if the volume was suspended
-//! before. A table that `load` left waits on; that of `replace`, which is recorded nowhere, goes.
-//! If the new table cannot start, the old one is live and recorded again, and nothing waits. Should
-//! it be refused too, it is recorded with the new one waiting.
+//! A refusal lets clients in to the old table again, also if the volume was suspended before. A
+//! table that `load` left waits on; that of `replace`, which is recorded nowhere, is dropped.
 //!
-//! Steps 2 and 3 may take long. They take nobody's turn; other verbs on the volume are refused
-//! meanwhile, and step 2 ends when the caller is gone.
+//! Steps 2 and 3 may take long, so they do not take the turn of other verbs: `under_way` says which
+//! verbs are refused until they end. Step 2 ends when the caller is gone, and so does a `--flush` after step 3.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -34,15 +39,15 @@ use cairn_block::{
 };
 use parking_lot::MutexGuard;
 
-use super::{Changes, Suspending, Verbs};
+use super::{Changes, Verbs};
 use crate::control::rpc::{ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
 use crate::failure::{Outcome, refused, unless_lost};
-use crate::pool::is_growth;
 use crate::snap::names::{parent_of, real_of, snapshot_of};
 use crate::snap::{Step, also};
 use crate::state::Record;
-use crate::world::message_refused;
+use crate::under_way::Doing;
+use crate::world::{message_refused, size_of};
 
 /// What a user allows a swap to do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,13 +83,15 @@ impl Verbs {
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
-        let changes = self.change()?;
+        let mut changes = self.change()?;
         self.refuse_being_suspended(name)?;
         if self.world.volume(name)?.inactive_table().is_none() {
-            return self.bring_live(&changes, name).map(|()| Vec::new());
+            return self.bring_live(&mut changes, name, |_| ()).map(|()| Vec::new());
         }
-        // With snapshots, what is suspended beneath is brought up first.
-        if parent_of(name).is_none() && changes.record_of(&real_of(name)).table.is_none() {
+        self.refuse_swaps_above(name)?;
+        // Of a volume with snapshots, what is suspended beneath is brought up first.
+        let is_part = parent_of(name).is_some_and(|volume| snapshot_of(name, volume).is_some());
+        if !is_part && changes.record_of(&real_of(name)).table.is_none() {
             self.world.refuse_suspended_beneath(name)?;
         }
         let record = changes.record_of(name);
@@ -105,6 +112,7 @@ impl Verbs {
         let (name, table) = (params.name.as_str(), params.table.as_str());
         let changes = self.change_table(name, "replace")?;
         self.refuse_loading(&changes, name, table)?;
+        self.refuse_swaps_above(name)?;
         self.ready(name)?;
         self.world.load(name, table)?;
         let (table, allowed) = (table.to_owned(), params.allowed());
@@ -121,9 +129,10 @@ impl Verbs {
         if let Err(error) = looked {
             return Err(self.serve_on(swap, error));
         }
-        let under_way = Suspending::begin(&self.suspends, swap.name);
+        let doing = if swap.loaded { Doing::Resume } else { Doing::Replace };
+        let under_way = self.world.under_way().begin(swap.name, doing);
         drop(changes);
-        let held = self.drain(swap, caller).and_then(|()| self.suspend_for(swap));
+        let held = self.drain(swap, caller).and_then(|()| self.suspend_for(swap, caller));
         let mut changes = self.change()?;
         drop(under_way);
         let judged = held.and_then(|lost| {
@@ -131,27 +140,47 @@ impl Verbs {
             let (before, after) = self.record_swap(&mut changes, swap)?;
             Ok((lost, notes, before, after))
         });
-        let (lost, notes, before, after) = judged.map_err(|error| self.serve_on(swap, error))?;
+        let (lost, mut notes, before, after) =
+            judged.map_err(|error| self.serve_on(swap, error))?;
         self.step(Step::Recorded);
-        let also_lost = match unless_lost(self.bring_live(&changes, swap.name)) {
+        let started = |changes: &mut Changes| {
+            self.step(Step::Started);
+            // Tried once more below.
+            drop(changes.record_fact(after.clone()));
+        };
+        let also_lost = match unless_lost(self.bring_live(&mut changes, swap.name, started)) {
             Ok(also_lost) => also_lost,
             Err(error) => return Err(self.go_back(&mut changes, before, error)),
         };
         self.step(Step::Resumed);
-        changes.record_all(vec![after])?;
+        if let Err(error) = changes.record_fact(after) {
+            notes.push(format!("the new table serves; the next change records it: {error}"));
+        }
         notes.iter().for_each(|note| tracing::warn!("{}: {note}", swap.name));
         lost.or(also_lost).map_or(Ok(notes), Err)
     }
 
     /// Makes the loaded table live, if there is one, and lets requests in; with all that is
-    /// recorded beneath.
-    fn bring_live(&self, changes: &Changes, name: &str) -> Outcome<()> {
+    /// recorded beneath. `started` runs before a table that a user loaded serves a request.
+    fn bring_live(
+        &self,
+        changes: &mut Changes,
+        name: &str,
+        started: impl FnOnce(&mut Changes),
+    ) -> Outcome<()> {
         match parent_of(name) {
             Some(volume) if snapshot_of(name, volume).is_some() => {
                 self.bring_in_line(&changes.record_of(name))
             }
-            Some(_) => self.make_live(name),
-            None => self.assemble(changes, name),
+            Some(_) => self.make_live_with(name, || started(changes)),
+            // With snapshots, its table is these verbs' own, and others come up before it.
+            None if changes.record_of(&real_of(name)).table.is_some() => {
+                self.assemble(changes, name)
+            }
+            None => {
+                self.make_live_with(name, || started(changes))?;
+                self.assemble(changes, name)
+            }
         }
     }
 
@@ -204,8 +233,7 @@ impl Verbs {
             let said = receive.recv_timeout(STEP);
             self.refuse_closed()?;
             if caller.is_gone() {
-                let found = "nobody who waits";
-                return Err(refused(ConfigKind::Busy, name, "flush", found, "a caller"));
+                return Err(caller_is_gone(name));
             }
             match said {
                 Ok(said) => return said.map(drop).map_err(|error| message_refused(name, &error)),
@@ -220,14 +248,17 @@ impl Verbs {
 
     /// Step 3. Answers what was lost by it; that undoes `replace`, while `resume` goes on, as it may
     /// be what replaces a failed device.
-    fn suspend_for(&self, swap: &Swap<'_>) -> Outcome<Option<ConfigError>> {
+    fn suspend_for(&self, swap: &Swap<'_>, caller: &dyn Caller) -> Outcome<Option<ConfigError>> {
         let lost = match swap.loaded {
             true => unless_lost(self.world.suspend(swap.name, SuspendMode::Flush))?,
             false => self.world.hold(swap.name, SuspendMode::Flush).map(|()| None)?,
         };
         lost.iter().for_each(|lost| tracing::error!("{lost}"));
         self.step(Step::Suspended);
-        Ok(lost)
+        match swap.allowed.flush && caller.is_gone() {
+            true => Err(caller_is_gone(swap.name)),
+            false => Ok(lost),
+        }
     }
 
     /// Step 4. Answers what is left behind.
@@ -237,7 +268,7 @@ impl Verbs {
         for (dirty, fate) in self.world.volume(swap.name)?.fates() {
             match fate {
                 Fate::Kept => {}
-                Fate::Left => notes.push(self.keeps(&dirty)),
+                Fate::Left => notes.push(self.world.what_stays(&dirty)),
                 Fate::Orphaned if discard_dirty => {
                     let is_cached = self.is_cached(swap.name, &dirty)?;
                     notes.push(self.given_up(&dirty, is_cached));
@@ -252,7 +283,7 @@ impl Verbs {
                             "none (--flush writes it back first, --discard-dirty loses it)"
                         }
                     };
-                    let (size, origin) = (size_of(&dirty), self.origin_of(&dirty));
+                    let (size, origin) = (size_of(&dirty), self.world.origin_of(&dirty));
                     let found = format!("{size} on {} that {origin} lacks", dirty.device);
                     let kind = ConfigKind::Argument;
                     return Err(refused(kind, swap.name, "dirty data", found, expected));
@@ -267,9 +298,7 @@ impl Verbs {
         let before = changes.record_of(swap.name);
         let (table, inactive) = (Some(swap.table.clone()), None);
         let after = Record { table, inactive, ..before.clone() };
-        let grows = before.table.as_ref().is_some_and(|table| is_growth(table, &swap.table));
-        let waiting = Record { inactive: after.table.clone(), ..before.clone() };
-        changes.record_all(vec![if grows { waiting } else { after.clone() }])?;
+        changes.record_all(vec![Record { former: before.table.clone(), ..after.clone() }])?;
         Ok((before, after))
     }
 
@@ -315,14 +344,11 @@ impl Verbs {
 
 /// What becomes of dirty data, in words.
 impl Verbs {
-    /// What caches that no table has any more hold.
-    pub(super) fn left_by(&self, caches: &[Arc<dyn Target>]) -> Vec<String> {
-        caches.iter().filter_map(|cache| cache.dirty()).map(|dirty| self.keeps(&dirty)).collect()
-    }
-
-    fn keeps(&self, dirty: &Dirty) -> String {
-        let (size, origin) = (size_of(dirty), self.origin_of(dirty));
-        format!("{} keeps {size} that {origin} lacks", dirty.device)
+    /// What stays dirty of a table that is no more.
+    pub(super) fn left_by(&self, table: Option<&Table>) -> Vec<String> {
+        let lines = table.into_iter().flat_map(|table| table.lines());
+        let dirty = lines.filter_map(|line| line.target.dirty());
+        dirty.map(|dirty| self.world.what_stays(&dirty)).collect()
     }
 
     /// True if a cache of a volume has it, and not a merge, which ends by itself.
@@ -333,7 +359,7 @@ impl Verbs {
     }
 
     fn given_up(&self, dirty: &Dirty, is_cached: bool) -> String {
-        let (device, size, origin) = (&dirty.device, size_of(dirty), self.origin_of(dirty));
+        let (device, size, origin) = (&dirty.device, size_of(dirty), self.world.origin_of(dirty));
         let mut note = format!("{size} on {device} that {origin} lacks are given up");
         if is_cached {
             note.push_str(&format!(
@@ -343,15 +369,14 @@ impl Verbs {
         }
         note
     }
-
-    /// The origin as a table names it.
-    fn origin_of(&self, dirty: &Dirty) -> String {
-        self.world.argument_of(Path::new(&dirty.origin.name()))
-    }
 }
 
-/// The caches of a volume, to be asked when it is gone.
-pub(super) fn caches_of(volume: &MappedDevice) -> Vec<Arc<dyn Target>> {
+fn caller_is_gone(name: &str) -> ConfigError {
+    refused(ConfigKind::Busy, name, "flush", "nobody who waits", "a caller")
+}
+
+/// The caches of a volume.
+fn caches_of(volume: &MappedDevice) -> Vec<Arc<dyn Target>> {
     let table = volume.live_table();
     let lines = table.iter().flat_map(|table| table.lines());
     lines.filter(|line| line.name == CACHE).map(|line| line.target.clone()).collect()
@@ -359,8 +384,4 @@ pub(super) fn caches_of(volume: &MappedDevice) -> Vec<Arc<dyn Target>> {
 
 fn dirty_sectors(volume: &MappedDevice) -> u64 {
     volume.dirty().iter().map(|dirty| dirty.sectors.0).sum()
-}
-
-fn size_of(dirty: &Dirty) -> String {
-    format!("{} KiB", dirty.sectors.to_bytes().div_ceil(1024))
 }

@@ -15,6 +15,7 @@ use crate::failure::Outcome;
 use crate::pool::tests::{OTHER, params};
 use crate::snap::tests::{Bed, Patient, all_of, copy, folders};
 use crate::state::Record;
+use crate::under_way::{Doing, UnderWay};
 
 /// Nothing here takes as long: what does hangs.
 const FOREVER: Duration = Duration::from_secs(60);
@@ -109,12 +110,15 @@ fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
     now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
     let written = begin_write(&bed, "vm", 0);
     let suspended = begin(&bed, |bed| bed.verbs.suspend("vm", false));
-    while bed.verbs.suspends.lock().is_empty() {
+    while bed.world.under_way().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let waits = "vm: state: found a suspend that waits for requests, expected none under way";
+    let waits = "vm: state: found a suspend under way, expected none";
+    let on = now(&bed, |bed| bed.verbs.create("on", "0 8 linear @vm 0"));
+    assert_eq!(line_of(on), "on: state: found @vm suspended, expected a live volume");
     for line in [
         line_of(now(&bed, |bed| bed.resume("vm"))),
+        line_of(now(&bed, |bed| bed.verbs.suspend("vm", false))),
         line_of(now(&bed, |bed| bed.verbs.load("vm", "0 8 zero"))),
     ] {
         assert!(line == waits || line.starts_with("vm: load: "), "{line}");
@@ -132,7 +136,7 @@ fn a_table_that_waits_for_requests_of_the_old_one_holds_up_no_other_verb() {
     let written = begin_write(&bed, "vm", 128);
     now(&bed, |bed| bed.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
     let resumed = begin(&bed, |bed| bed.resume("vm"));
-    while bed.verbs.suspends.lock().is_empty() {
+    while bed.world.under_way().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
     now(&bed, |bed| {
@@ -234,7 +238,7 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
         now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
         let written = begin_write(&bed, "vm", 0);
         let suspended = waits.then(|| begin(&bed, |bed| bed.verbs.suspend("vm", false)));
-        while waits && bed.verbs.suspends.lock().is_empty() {
+        while waits && bed.world.under_way().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
         now(&bed, |bed| bed.verbs.close());
@@ -299,10 +303,10 @@ fn a_snapshot_whose_copy_the_end_of_the_server_cuts_short_stays_valid() {
 
 #[test]
 fn a_suspend_that_panics_is_not_waited_for() {
-    let all = parking_lot::Mutex::default();
+    let all = UnderWay::default();
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _under_way = super::Suspending::begin(&all, "v");
-        assert!(all.lock().is_empty(), "a panic in the middle");
+        let _under_way = all.begin("v", Doing::Suspend);
+        assert!(all.is_empty(), "a panic in the middle");
     }));
-    assert!(ended.is_err() && all.lock().is_empty());
+    assert!(ended.is_err() && all.is_empty());
 }

@@ -63,9 +63,11 @@ fn a_volume_with_a_client_gets_no_shorter_table_without_a_word() {
     let script = "stdbuf -oL qemu-io -f raw -c 'write 0 4k' -c 'sleep 60000' \"$uri\" >acks & client=$!; \
                   until grep -q wrote acks; do sleep 0.1; done; \
                   cairn replace disk --table '0 1024 zero'; echo $?; \
-                  cairn replace disk --shrink --table '0 1024 zero'; echo $?; kill $client";
+                  cairn replace disk --shrink --table '0 1024 zero'; echo $?; \
+                  cairn load disk --table '0 512 zero'; cairn resume disk; echo $?; \
+                  cairn resume disk --shrink; echo $?; kill $client";
     let ran = run(&place, script);
-    assert_eq!(ran.out, "4\n0\n", "{ran:?}");
+    assert_eq!(ran.out, "4\n0\n4\n0\n", "{ran:?}");
     let refused = "cairn: disk: size: found 1024 sectors with clients that are connected, expected \
                    at least 2048 (--shrink makes it shorter)\n";
     assert!(ran.err.contains(refused), "{ran:?}");

@@ -65,7 +65,7 @@ fn an_interrupt_commits_tells_what_is_dirty_and_exits_0() {
     for word in ["nbdcopy '", "qemu-system-x86_64 ", "nbd-client -unix '/", "control socket: /"] {
         assert!(ran.out.contains(word), "{word}: {ran:?}");
     }
-    assert_eq!(ran.err, "cairn: disk: fast: 2 of 63 blocks dirty (8 KiB)\n");
+    assert_eq!(ran.err, "cairn: disk: fast keeps 8 KiB that slow lacks\n");
     assert!(!place.exists("nbd.sock") && !place.exists("ctl.sock"));
     assert_eq!(place.cairn(&["probe", "fast"]).code, 5);
     let ran = place.serve_run(&["vm.toml"], "nbdcopy \"$uri\" - | head -c 8192 >back");

@@ -457,10 +457,6 @@ impl Target for WriteCache {
         Box::pin(self.extents_of(env, range))
     }
 
-    fn parting_word(&self) -> Option<String> {
-        self.dirty_summary()
-    }
-
     fn dirty(&self) -> Option<Dirty> {
         self.what_is_dirty()
     }

@@ -149,12 +149,4 @@ impl WriteCache {
         let (origin, device) = (self.origin.clone(), self.config.cache.argument.clone());
         (blocks > 0).then_some(Dirty { sectors, origin, device })
     }
-
-    /// The same in words.
-    pub(super) fn dirty_summary(&self) -> Option<String> {
-        let dirty = self.state.lock().index.cached_blocks();
-        let bytes = dirty * u64::from(self.config.block_size.bytes());
-        let (cache, blocks) = (&self.config.cache.argument, self.geometry.n_blocks());
-        Some(format!("{cache}: {dirty} of {blocks} blocks dirty ({} KiB)", bytes >> 10))
-    }
 }

@@ -2,12 +2,17 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use super::{begin, end, line_of, now};
 use crate::control::rpc::{MessageParams, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
 use crate::failure::Outcome;
+use crate::snap::Step;
 use crate::snap::tests::{Bed, Content, Patient, SECTORS, all_of, folders};
-use crate::state::Record;
+use crate::state::{Record, StateFile};
 
 const CACHED: &str = "0 1024 writecache s disk cache 4096 0";
 /// The origin alone.
@@ -94,6 +99,44 @@ fn a_replace_that_would_orphan_dirty_data_leaves_everything_as_it_was() {
     assert_eq!(line, "c: state: found suspended, expected a live volume");
     bed.resume("c").unwrap();
     is_as_it_was(&bed, None);
+}
+
+#[test]
+fn every_kind_of_table_that_uses_the_origin_without_the_cache_is_refused() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    bed.verbs.pool_create(&crate::pool::tests::params("p")).unwrap();
+    fs::write(work.join("store"), vec![0; 1 << 20]).unwrap();
+    for table in [
+        "0 1024 thin @p 1 disk",
+        "0 1024 snapshot disk store N 8",
+        "0 1024 snapshot-merge disk store P 8",
+        "0 1024 snapshot-origin disk",
+        "0 1024 striped 1 8 disk 0",
+        "0 1024 delay store 0 0 disk 0 1",
+        "0 1024 flakey disk 0 60 0",
+        "0 512 error\n512 256 zero\n768 256 linear disk 768",
+    ] {
+        assert_eq!(replace(&bed, &replacing(table)).unwrap_err().to_string(), FOUND, "{table}");
+        is_as_it_was(&bed, None);
+    }
+}
+
+#[test]
+fn a_cache_that_moves_into_a_volume_beneath_passes() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    bed.verbs.create("below", "0 1024 error").unwrap();
+    bed.verbs.load("below", CACHED).unwrap();
+    let notes = replace(&bed, &replacing("0 1024 linear @below 0")).unwrap();
+    assert_eq!(notes, ["cache keeps 32 KiB that disk lacks"]);
+    bed.resume("below").unwrap();
+    assert_eq!(bed.bytes("c"), new());
+    // From there, nothing that leads to the origin past it passes.
+    let told = |line: String| line.replacen("below: ", "c: ", 1);
+    bed.verbs.load("below", BARE).unwrap();
+    assert_eq!(told(bed.resume("below").unwrap_err().to_string()), FOUND);
+    assert_eq!(bed.bytes("c"), new());
 }
 
 #[test]
@@ -188,7 +231,7 @@ fn a_flush_whose_caller_is_gone_ends_and_leaves_the_old_table() {
     assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
     let volume = bed.world.volume("c").unwrap();
     assert!(!volume.is_suspended() && volume.inactive_table().is_none());
-    assert!(bed.verbs.suspends.lock().is_empty());
+    assert!(bed.world.under_way().is_empty());
     assert_eq!(bed.bytes("c"), new());
     bed.verbs.suspend("d", false).unwrap();
     bed.resume("d").unwrap();
@@ -251,4 +294,177 @@ fn replace_of_a_merge_by_its_origin_is_refused_until_all_is_merged() {
     let discard = ReplaceParams { discard_dirty: true, ..origin() };
     let notes = replace(&bed, &discard).unwrap();
     assert!(notes[0].ends_with(" KiB on cow that @d lacks are given up"), "{notes:?}");
+}
+
+/// The volume `c`, a file of byte 1, beside a file of byte 5.
+fn plain(work: &Path) -> Bed {
+    fs::write(work.join("other"), vec![5; SECTORS as usize * 512]).unwrap();
+    Bed::fresh(work, &format!("c={BARE}"))
+}
+
+const OTHER: &str = "0 1024 linear other 0";
+
+#[test]
+fn a_kill_during_a_replace_leaves_the_old_table_or_the_new_one_with_all_writes() {
+    let (_all, work, copies) = folders();
+    let bed = plain(&work);
+    let moments = bed.moments(&copies, |bed| {
+        bed.replace("c", OTHER, false).unwrap();
+        bed.write("c", 0, 8, 9);
+    });
+    let new = [(None, vec![(8, 9), (SECTORS - 8, 5)])];
+    let served = [
+        (Some(Step::Suspended), all_of(1)),
+        (Some(Step::Recorded), all_of(5)),
+        (Some(Step::Started), all_of(5)),
+        (Some(Step::Resumed), all_of(5)),
+    ];
+    for (moment, (step, content)) in moments.iter().zip(served.iter().chain(&new)) {
+        assert_eq!(moment.step, *step);
+        let again = Bed::start(&moment.folder, &format!("c={BARE}")).unwrap();
+        assert_eq!(again.bytes("c"), *content, "{step:?}");
+        // Whichever it is, it is recorded alone.
+        let records = StateFile::open(&moment.folder.join("state")).unwrap().records();
+        assert!(records.iter().all(|record| record.former.is_none()), "{step:?}: {records:?}");
+    }
+    assert_eq!(moments.len(), 5);
+}
+
+#[test]
+fn a_start_goes_back_to_the_old_table_only_if_the_new_one_served_no_request() {
+    let (_all, work, copies) = folders();
+    let bed = plain(&work);
+    let moments = bed.moments(&copies, |bed| bed.replace("c", OTHER, false).unwrap());
+    for moment in moments {
+        fs::remove_file(moment.folder.join("other")).unwrap();
+        let served_nothing = [Step::Suspended, Step::Recorded, Step::Started].map(Some);
+        let again = Bed::start(&moment.folder, &format!("c={BARE}"));
+        if served_nothing.contains(&moment.step) {
+            assert_eq!(again.unwrap().bytes("c"), all_of(1), "{:?}", moment.step);
+            let again = Bed::start(&moment.folder, &format!("c={BARE}")).unwrap();
+            assert_eq!(again.verbs.told()["c"], Record::as_configured("c", Some(BARE)));
+        } else {
+            assert!(again.is_err(), "{:?}", moment.step);
+        }
+    }
+}
+
+#[test]
+fn a_table_serves_no_request_before_it_is_recorded_without_the_former_one() {
+    let (_all, work, _) = folders();
+    let bed = plain(&work);
+    let (world, seen) = (bed.world.clone(), Arc::new(AtomicBool::new(false)));
+    let looked = seen.clone();
+    *bed.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Started {
+            assert!(world.volume("c").unwrap().is_suspended());
+            looked.store(true, Ordering::Relaxed);
+        }
+    });
+    bed.replace("c", OTHER, false).unwrap();
+    assert!(seen.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_record_that_cannot_be_written_during_a_swap_is_written_with_the_next_change() {
+    // The new table starts, or cannot: the old one is live again.
+    for (table, served) in [(OTHER, all_of(5)), (super::TOO_LARGE, all_of(1))] {
+        for at_end in [false, true] {
+            let (_all, work, _) = folders();
+            let bed = plain(&work);
+            fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
+            let obstacle = work.join("state.new");
+            let folder = obstacle.clone();
+            *bed.verbs.at_step.lock() = Box::new(move |step| {
+                if step == Step::Recorded {
+                    fs::create_dir(&folder).unwrap();
+                }
+            });
+            let replaced = replace(&bed, &replacing(table));
+            *bed.verbs.at_step.lock() = Box::new(|_| ());
+            if let Ok(notes) = &replaced {
+                assert!(notes[0].starts_with("the new table serves; the next change"), "{notes:?}");
+            }
+            assert_eq!(replaced.is_ok(), table == OTHER);
+            assert_eq!(bed.bytes("c"), served);
+            let records = || StateFile::open(&work.join("state")).unwrap().records();
+            assert_eq!(records()[0].former.as_deref(), Some(BARE));
+            fs::remove_dir(&obstacle).unwrap();
+            match at_end {
+                true => bed.verbs.close(),
+                false => bed.verbs.create("e", "0 8 zero").unwrap(),
+            }
+            assert!(records().iter().all(|record| record.former.is_none()), "{:?}", records());
+            drop(bed);
+            assert_eq!(Bed::start(&work, &format!("c={BARE}")).unwrap().bytes("c"), served);
+        }
+    }
+}
+
+/// Who hangs up when told to.
+struct HangsUp(Arc<AtomicBool>);
+
+impl Caller for HangsUp {
+    fn is_gone(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("other"), vec![1; SECTORS as usize * 512]).unwrap();
+    // Writes take an hour, or until the volume is suspended.
+    let bed = Bed::fresh(&work, "d=0 1024 delay disk 0 0 other 0 3600000 other 0 0");
+    bed.verbs.create("c", "0 1024 writecache s @d cache 4096 0").unwrap();
+    bed.verbs.create("e", "0 8 zero").unwrap();
+    bed.write("c", 0, 64, 7);
+    let (bed, gone) = (Arc::new(bed), Arc::new(AtomicBool::new(false)));
+    let hangs_up = gone.clone();
+    let replaced = begin(&bed, move |bed| {
+        let params = ReplaceParams { flush: true, ..replacing("0 1024 linear @d 0") };
+        bed.verbs.replace(&params, &HangsUp(hangs_up))
+    });
+    while bed.world.under_way().is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let busy = "c: state: found a replace under way, expected none";
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("c", false))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("c", true))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.clear("c"))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.load("c", "0 8 zero"))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.remove("c"))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.resume("c"))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.replace("c", "0 8 zero", false))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.create("c@mon"))), busy);
+    let beneath = "d: state: found volume 'c' on it, whose table is being replaced, expected none";
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("d", false))), beneath);
+    assert_eq!(line_of(now(&bed, |bed| bed.replace("d", BARE, false))), beneath);
+    now(&bed, |bed| bed.verbs.load("d", BARE)).unwrap();
+    assert_eq!(line_of(now(&bed, |bed| bed.resume("d"))), beneath);
+    now(&bed, |bed| bed.verbs.clear("d")).unwrap();
+    let on = now(&bed, |bed| bed.verbs.create("on", "0 8 linear @c 0"));
+    assert_eq!(line_of(on), "on: state: found @c suspended, expected a live volume");
+    now(&bed, |bed| bed.verbs.remove("e")).unwrap();
+    gone.store(true, Ordering::Relaxed);
+    let line = line_of(end(&replaced));
+    assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
+    now(&bed, |bed| bed.verbs.clear("c")).unwrap();
+    let volume = bed.world.volume("c").unwrap();
+    assert!(!volume.is_suspended() && volume.inactive_table().is_none());
+}
+
+#[test]
+fn a_caller_who_is_gone_by_the_time_of_the_suspend_leaves_the_old_table() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    let gone = Arc::new(AtomicBool::new(false));
+    let hangs_up = gone.clone();
+    *bed.verbs.at_step.lock() = Box::new(move |step| {
+        hangs_up.store(step == Step::Suspended, Ordering::Relaxed);
+    });
+    let params = ReplaceParams { flush: true, ..replacing(BARE) };
+    let line = bed.verbs.replace(&params, &HangsUp(gone)).unwrap_err().to_string();
+    assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
+    is_as_it_was(&bed, None);
 }

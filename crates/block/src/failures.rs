@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use crate::disk::Disk;
 use crate::error::{IoError, IoResult};
+use crate::mutants;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The count of one disk. It lives as long as the server, by the disk's identity
@@ -79,7 +80,7 @@ impl FailureCursor {
     /// The disk's, or EIO if completed writes may be lost since the client was last told.
     pub fn end_of_flush(&mut self, disk: &Arc<dyn Disk>, result: IoResult) -> IoResult {
         let count = disk.failures();
-        if count == self.0 {
+        if mutants::same("client: failure count at the end of a flush", self.0, count) {
             return result;
         }
         self.0 = count;

@@ -28,6 +28,7 @@ mod local;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;
 mod log_limit;
+pub mod mutants;
 mod orphans;
 mod registry;
 mod request;

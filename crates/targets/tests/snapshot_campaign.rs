@@ -19,7 +19,9 @@ use cairn_block::{
     TableContext, TableLine, TargetTypes,
 };
 use cairn_format::snapshot::{ChunkSize, CowChunk, Header, Layout, OriginChunk, Record, records};
-use cairn_sim::campaign::{Campaign, Images, Opened, Scenario, open_table};
+use cairn_sim::campaign::{
+    Campaign, Images, Opened, Scenario, open_table, plant_failures, resume_or_end,
+};
 use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 const SECTOR: usize = 512;
@@ -216,12 +218,19 @@ fn padded(bytes: &[u8]) -> Vec<u8> {
 
 struct Snapshots {
     shapes: &'static [Shape],
+    /// Drives fail in every way, also while volumes are opened; and all volumes are judged until
+    /// they end.
+    losing: bool,
     registry: RefCell<Option<Arc<Registry>>>,
 }
 
 impl Snapshots {
     fn of(shapes: &'static [Shape]) -> Snapshots {
-        Snapshots { shapes, registry: RefCell::default() }
+        Snapshots { shapes, losing: false, registry: RefCell::default() }
+    }
+
+    fn losing(shapes: &'static [Shape]) -> Snapshots {
+        Snapshots { losing: true, ..Snapshots::of(shapes) }
     }
 
     /// The length of a drive tells the shape.
@@ -231,8 +240,14 @@ impl Snapshots {
 }
 
 /// Suspends, reloads and resumes one of the volumes beneath, a few times.
-fn start_reloading(world: &SimWorld, registry: Arc<Registry>, name: String, table: String) {
-    let env = world.env(2).clone();
+fn start_reloading(
+    world: &SimWorld,
+    registry: Arc<Registry>,
+    name: String,
+    table: String,
+    may_fail: bool,
+) {
+    let (env, drives) = (world.env(2).clone(), world.all_drives());
     world.env(2).spawn(async move {
         let device = registry.volume(&name).expect("a volume");
         let types = TargetTypes::new(cairn_targets::types());
@@ -241,19 +256,17 @@ fn start_reloading(world: &SimWorld, registry: Arc<Registry>, name: String, tabl
             if env.random_below(2) == 0 {
                 let lines = TableLine::parse_all(&table).expect("a table");
                 let context = TableContext { types: &types, registry: &registry, read_only: false };
-                let table = Table::build(&env, &device, &lines, context).await.expect("it fits");
-                device.load(table).await;
+                match Table::build(&env, &device, &lines, context).await {
+                    Ok(table) => _ = device.load(table).await,
+                    Err(refused) => assert!(may_fail, "no drive fails: {refused}"),
+                }
             } else {
                 let modes = [SuspendMode::Flush, SuspendMode::NoFlush];
                 let mode = modes[env.random_below(2) as usize];
-                device.suspend(&env, mode).await.expect("nobody planted an error");
+                let suspended = device.suspend(&env, mode).await;
+                assert!(may_fail || suspended.is_ok(), "no drive fails: {suspended:?}");
             }
-            device
-                .resume(&env)
-                .await
-                .expect("nobody planted an error")
-                .whole()
-                .expect("nothing is lost");
+            resume_or_end(&env, &device, &drives, may_fail).await;
         }
     });
 }
@@ -298,6 +311,12 @@ fn start_reading(world: &SimWorld, registry: &Registry, sectors: u64) {
     }
 }
 
+/// True unless the snapshot has ended, which its status tells.
+fn is_valid(disk: &Arc<dyn Disk>) -> bool {
+    let table = disk.mapped().and_then(|volume| volume.live_table());
+    table.is_some_and(|table| !table.lines()[0].target.status().starts_with('I'))
+}
+
 impl Scenario for Snapshots {
     fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
         let index = rng.usize(..self.shapes.len());
@@ -319,7 +338,7 @@ impl Scenario for Snapshots {
 
     fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
         *self.registry.borrow_mut() = Some(registry.clone());
-        let shapes = self.shapes;
+        let (shapes, losing) = (self.shapes, self.losing);
         Box::pin(async move {
             let index = registry.open("shape", false)?.sectors().0 as usize - 1;
             let shape = shapes[index];
@@ -327,7 +346,8 @@ impl Scenario for Snapshots {
             let mut disks = Vec::new();
             for (name, table) in shape.volumes() {
                 let disk = open_table(&env, &registry, &types, name, &table).await?;
-                if !shape.failing || name == "o" {
+                let is_judged = !losing || is_valid(&disk);
+                if (!shape.failing && is_judged) || name == "o" {
                     disks.push(disk);
                 }
             }
@@ -339,7 +359,7 @@ impl Scenario for Snapshots {
         let shape = self.shape(images["shape"].sectors().0);
         for which in 0..2 {
             let cow = &images[&format!("cow{which}")];
-            let records = check_store(&shape, which, cow)?;
+            let records = check_store(&shape, which, cow, self.losing)?;
             if let Some(records) = records.filter(|_| shape.failing) {
                 check_content(&shape, which, &records, &images["origin"], cow)?;
             }
@@ -359,18 +379,26 @@ impl Scenario for Snapshots {
         !self.shapes[0].failing
     }
 
+    fn fails_at_start(&self) -> bool {
+        self.losing
+    }
+
     fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
         let shape = self.shape(world.drive("shape").sectors().0);
         let registry = self.registry.borrow().clone().expect("it is open");
         if shape.failing {
             plant_errors(world, rng);
             start_reading(world, &registry, shape.origin_sectors);
-        } else if rng.u8(..3) == 0 {
+        }
+        if self.losing {
+            plant_failures(&world.all_drives(), [5, 30][rng.usize(..2)], None, rng);
+        }
+        if !shape.failing && rng.u8(..3) == 0 {
             let mut volumes = shape.volumes();
             let (name, table) = volumes.swap_remove(rng.usize(..volumes.len()));
-            start_reloading(world, registry, name.to_owned(), table);
+            start_reloading(world, registry, name.to_owned(), table, self.losing);
         }
-        false
+        self.losing
     }
 }
 
@@ -404,14 +432,19 @@ fn check_content(
 
 /// The records of a store: each chunk once, on both sides, and none where no data can be. None if
 /// the device is blank or the store invalid.
-fn check_store(shape: &Shape, which: usize, image: &Image) -> Result<Option<Vec<Record>>, String> {
+fn check_store(
+    shape: &Shape,
+    which: usize,
+    image: &Image,
+    losing: bool,
+) -> Result<Option<Vec<Record>>, String> {
     let header = image.sector(Sector(0));
     // A crash while formatting leaves a blank device.
     if header[..4] == [0; 4] {
         return Ok(None);
     }
     let header = Header::parse(&header).map_err(|error| error.to_string())?;
-    if !header.is_valid() && shape.failing {
+    if !header.is_valid() && (shape.failing || losing) {
         return Ok(None);
     }
     if !header.is_valid() {
@@ -464,6 +497,18 @@ fn an_origin_survives_power_cuts_while_drives_fail_and_snapshots_end() {
 }
 
 #[test]
+fn an_origin_and_its_snapshots_hold_or_end_when_drives_fail_in_every_way() {
+    let replay = replay("an_origin_and_its_snapshots_hold_or_end_when_drives_fail_in_every_way");
+    Campaign::new(&Snapshots::losing(SERVING), &replay).run();
+}
+
+#[test]
+fn a_merge_holds_or_fails_when_drives_fail_in_every_way() {
+    let replay = replay("a_merge_holds_or_fails_when_drives_fail_in_every_way");
+    Campaign::new(&Snapshots::losing(MERGING), &replay).run();
+}
+
+#[test]
 fn a_merge_survives_power_cuts() {
     let replay = replay("a_merge_survives_power_cuts");
     Campaign::new(&Snapshots::of(MERGING), &replay).run();
@@ -472,7 +517,26 @@ fn a_merge_survives_power_cuts() {
 #[cfg(feature = "canary")]
 mod canaries {
     use super::{Campaign, FAILING, MERGING, SERVING, Shape, Snapshots};
+    use cairn_block::mutants::skip;
     use cairn_targets::snapshot::canary::{Bug, plant};
+
+    #[test]
+    fn relying_on_a_mark_that_a_killed_process_left_in_a_drive_is_caught() {
+        skip(Some("snapshot: flush of a mark found"));
+        let scenario = Snapshots::of(FAILING);
+        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(10_000).expect_caught();
+        skip(None);
+        eprintln!("no flush of a mark found: caught by life {cut}: {text}");
+    }
+
+    #[test]
+    fn ignoring_the_failure_count_is_caught() {
+        skip(Some("snapshot: failure count of data"));
+        let scenario = Snapshots::losing(SERVING);
+        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(10_000).expect_caught();
+        skip(None);
+        eprintln!("failure count ignored: caught by life {cut}: {text}");
+    }
 
     fn caught(bug: Bug, shapes: &'static [Shape]) {
         plant(Some(bug));

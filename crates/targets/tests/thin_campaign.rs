@@ -23,8 +23,8 @@ use cairn_block::{
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Finding, Limits, Severity, check};
 use cairn_format::thin::{MetadataBlock, Opening};
-use cairn_sim::campaign::{Campaign, Images, Opened, Scenario, open_table};
-use cairn_sim::{Content, DriveOptions, Fault, History, Image, OpSet, SimWorld, Workload};
+use cairn_sim::campaign::{Campaign, Images, Opened, Scenario, open_table, plant_failures};
+use cairn_sim::{Content, DriveOptions, History, Image, SimWorld, Workload};
 use cairn_targets::thin::ThinPool;
 
 /// Sectors of a data block.
@@ -298,23 +298,13 @@ async fn meddle(env: &Env, registry: &Registry, shape: Shape, seen: &Seen, faili
     }
 }
 
-/// Makes drives fail now and then.
-fn plant_errors(world: &SimWorld, rng: &mut fastrand::Rng) {
-    let often = [2, 20, 100][rng.usize(..3)];
-    for name in ["meta", "data"] {
-        let faults = [OpSet::READS, OpSet::WRITES, OpSet::FLUSHES];
-        for ops in faults.into_iter().filter(|_| rng.bool()) {
-            world.drive(name).faults().add(Fault::error(ops).per_mille(often));
-        }
-    }
-}
-
 /// Clears the mark that a failed commit left, as a repair does that finds nothing wrong.
 async fn clear_mark(env: &Env, registry: &Registry) -> Result<(), ConfigError> {
     let disk = registry.open("meta", false)?;
     let range = SectorRange::new(Sector(0), SectorCount(8));
     let segs = env.segs(range.count);
-    env.io(&disk, Io::read(range, segs.clone())).await.expect("no drive fails yet");
+    let failed = |error| ConfigError::new(ConfigKind::System, "meta", "mark").with_source(error);
+    env.io(&disk, Io::read(range, segs.clone())).await.map_err(failed)?;
     let bytes: Vec<u8> = segs.to_vec();
     let Ok(Opening::Existing(mut superblock)) =
         Opening::decide(bytes.as_slice().try_into().expect("it is a block"))
@@ -324,8 +314,12 @@ async fn clear_mark(env: &Env, registry: &Registry) -> Result<(), ConfigError> {
     if superblock.needs_check() {
         superblock.set_needs_check(false);
         segs.copy_in(0, &superblock.encode(MetadataBlock::SUPERBLOCK));
-        env.io(&disk, Io::write(range, segs)).await.expect("no drive fails yet");
-        env.io(&disk, Io::flush()).await.expect("no drive fails yet");
+        let failures = disk.failures();
+        env.io(&disk, Io::write(range, segs)).await.map_err(failed)?;
+        env.io(&disk, Io::flush()).await.map_err(failed)?;
+        if disk.failures() != failures {
+            return Err(failed(IoError::IO));
+        }
     }
     Ok(())
 }
@@ -385,9 +379,13 @@ impl Scenario for Pools {
                 disks.push(open_table(&env, &registry, &types, name, &shape.thin(id)).await?);
             }
             let judged = judge_snapshots(&env, &registry, shape, &seen).await;
-            let refuse =
-                |unsound: Unsound| ConfigError::new(ConfigKind::Damaged, "pool", unsound.text());
-            judged.map_err(refuse)?;
+            match judged {
+                Ok(()) => {}
+                Err(Unsound::Unread(text)) => {
+                    return Err(ConfigError::new(ConfigKind::Damaged, "pool", text));
+                }
+                Err(changed) => panic!("{}", changed.text()),
+            }
             Ok(disks)
         })
     }
@@ -418,6 +416,10 @@ impl Scenario for Pools {
         self.failing
     }
 
+    fn fails_at_start(&self) -> bool {
+        self.failing
+    }
+
     fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
         let (shape, failing) = (self.shape(), self.failing);
         if rng.bool() {
@@ -428,7 +430,7 @@ impl Scenario for Pools {
             world.env(2).spawn(meddling);
         }
         if failing {
-            plant_errors(world, rng);
+            plant_failures(&world.all_drives(), [2, 20, 60][rng.usize(..3)], None, rng);
             return true;
         }
         shape.may_be_full()

@@ -323,6 +323,7 @@ fn losses_of_any_drive_are_told_to_each_client() {
 #[cfg(feature = "canary")]
 mod canaries {
     use super::{Campaign, Failing, WriteCache};
+    use cairn_block::mutants::skip;
     use cairn_targets::writecache::canary::{Bug, plant};
 
     fn caught(bug: Bug) {
@@ -331,6 +332,29 @@ mod canaries {
         let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
         plant(None);
         eprintln!("{bug:?}: caught by cut {cut}: {text}");
+    }
+
+    fn taken_out(name: &'static str, failing: Failing) {
+        skip(Some(name));
+        let scenario = WriteCache::new(failing);
+        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(10_000).expect_caught();
+        skip(None);
+        eprintln!("without {name:?}: caught by life {cut}: {text}");
+    }
+
+    #[test]
+    fn relying_on_what_a_killed_process_left_in_a_drive_is_caught() {
+        taken_out("writecache: flush at opening", Failing::Nothing);
+    }
+
+    #[test]
+    fn ignoring_the_failure_count_is_caught() {
+        taken_out("writecache: failure count of a commit", Failing::Everything);
+    }
+
+    #[test]
+    fn a_client_who_is_not_told_of_a_loss_is_caught() {
+        taken_out("client: failure count at the end of a flush", Failing::Everything);
     }
 
     #[test]

@@ -33,7 +33,7 @@
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Disk, Env};
+use cairn_block::{Disk, Env, mutants};
 use cairn_format::thin::block::{Kind, seal};
 use cairn_format::thin::{
     Block, DataBlockSize, DeviceDetails, IndexBlockMut, IndexEntry, METADATA_BLOCKS_MAX,
@@ -83,7 +83,8 @@ impl Working {
         let failures = self.store.nodes.disk.failures();
         self.write(env, &sources).await?;
         if !planted(Bug::SuperblockBeforeFlush) {
-            self.store.nodes.disk.flush(env, failures).await?;
+            let flush = self.store.nodes.disk.flush(env, failures);
+            mutants::step("metadata: flush before the superblock", (), flush).await?;
         }
         self.doubtful = true;
         self.write_superblock(env, &superblock).await?;
@@ -255,7 +256,7 @@ impl Working {
         let failures = disk.failures();
         let fill = |_, out: &mut [u8]| out.copy_from_slice(superblock);
         disk.write(env, &[MetadataBlock::SUPERBLOCK], fill).await?;
-        disk.flush(env, failures).await
+        mutants::step("metadata: flush of the superblock", (), disk.flush(env, failures)).await
     }
 
     /// Writes the superblock again that was read: what the device shows may not be what it kept.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cairn_block::{Disk, Env, Io, IoError, Sector, SectorCount, SectorRange};
+use cairn_block::{Disk, Env, Io, IoError, Sector, SectorCount, SectorRange, mutants};
 use cairn_format::thin::{BLOCK_BYTES, MetadataBlock};
 
 use super::error::Error;
@@ -96,7 +96,7 @@ impl MetaDisk {
         let failed = |what: &str, source| Error::Io { what: what.into(), source };
         let flushed = env.io(&self.0, Io::flush()).await;
         flushed.map_err(|source| failed("flush", source))?;
-        match self.failures() == failures {
+        match mutants::same("metadata: failure count of a commit", failures, self.failures()) {
             true => Ok(()),
             false => Err(failed("flush by another user, which may have lost writes", IoError::IO)),
         }

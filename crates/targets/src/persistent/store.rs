@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Disk, Env};
+use cairn_block::{Disk, Env, mutants};
 use cairn_format::thin::block;
 use cairn_format::thin::{
     DataBlockSize, DeviceDetails, DeviceId, MetadataBlock, Opening, Superblock,
@@ -120,7 +120,8 @@ impl Store {
         if !options.read_only {
             // What a killed process wrote may be in the drive's cache only, and is about to be
             // relied on.
-            disk.flush(env, disk.failures()).await?;
+            let flush = disk.flush(env, disk.failures());
+            mutants::step("metadata: flush at opening", (), flush).await?;
         }
         let superblock = match read_superblock(env, &disk).await? {
             Opening::Existing(superblock) => *superblock,

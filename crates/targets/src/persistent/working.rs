@@ -15,8 +15,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cairn_block::Env;
 use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Env, mutants};
 use cairn_format::thin::{
     BITMAP_ENTRIES, Bitmap, Block, DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, Mapping,
     MetadataBlock, Superblock, TIME_MAX,
@@ -204,7 +204,8 @@ impl Working {
     pub async fn allow_changes(&mut self, env: &Env) -> Result<(), Error> {
         if self.unflushed {
             let disk = &self.store.nodes.disk;
-            let flushed = disk.flush(env, disk.failures()).await;
+            let flush = disk.flush(env, disk.failures());
+            let flushed = mutants::step("metadata: flush before the first change", (), flush).await;
             // A later flush that succeeds would prove nothing.
             self.unsure |= flushed.is_err();
             flushed?;
@@ -217,7 +218,10 @@ impl Working {
     /// A flush of this device failed before, perhaps the one that followed the superblock that was
     /// read: writes it again before anything is built on it.
     pub(super) async fn make_sure(&mut self, env: &Env) -> Result<(), Error> {
-        if self.store.nodes.disk.failures() == 0 || self.durable.refuse_writing().is_err() {
+        let name = "metadata: another write of the superblock";
+        if mutants::same(name, 0, self.store.nodes.disk.failures())
+            || self.durable.refuse_writing().is_err()
+        {
             return Ok(());
         }
         let written = self.write_again(env).await;
@@ -533,7 +537,9 @@ impl Working {
     pub async fn abort(&mut self, env: &Env) -> Result<(), Error> {
         self.broken = true;
         let disk = &self.store.nodes.disk;
-        let unsure = self.unsure || disk.flush(env, disk.failures()).await.is_err();
+        let name = "metadata: flush of a commit that failed";
+        let flush = || disk.flush(env, disk.failures());
+        let unsure = self.unsure || mutants::step(name, (), flush()).await.is_err();
         let doubtful = self.doubtful;
         let superblock =
             read_existing(env, &self.store.nodes.disk, MetadataBlock::SUPERBLOCK).await?;
@@ -543,7 +549,7 @@ impl Working {
         store.nodes.cache.clear();
         *self = Working::load(env, store.clone(), superblock).await?;
         self.unsure = unsure;
-        if doubtful {
+        if doubtful && !mutants::skips("metadata: another write after a failed commit") {
             self.unsure |= self.write_again(env).await.is_err();
         }
         store.publish_all(self);

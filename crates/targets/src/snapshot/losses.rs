@@ -18,7 +18,9 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
-use cairn_block::{ConfigError, ConfigKind, Disk, Env, ErrorKind, FailureCount, Io, IoError};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, ErrorKind, FailureCount, Io, IoError, mutants,
+};
 
 use crate::args::Device;
 
@@ -104,12 +106,14 @@ impl Losses {
             return Ok(());
         }
         let seen = self.state.lock().seen;
-        let flushed = env.io(&cow.disk, Io::flush()).await;
+        let flush = async { env.io(&cow.disk, Io::flush()).await };
+        let flushed = mutants::step("snapshot: flush at a suspend", (), flush).await;
         if flushed.is_err_and(|error| error.kind == ErrorKind::Shutdown) {
             // The server ends, and a volume further down is suspended.
             return Ok(());
         }
-        if flushed.is_ok() && cow.disk.failures() == seen {
+        let name = "snapshot: failure count at a suspend";
+        if flushed.is_ok() && mutants::same(name, seen, cow.disk.failures()) {
             self.in_place.store(false, Ordering::Release);
             return Ok(());
         }

@@ -31,7 +31,7 @@ use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
     Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult,
     Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target,
-    TargetType, Verdict,
+    TargetType, Verdict, mutants,
 };
 use cairn_format::snapshot::{Layout, Record};
 
@@ -288,7 +288,8 @@ impl Merge {
         let mut last = None;
         for chunk in step.chunks() {
             let stripe = stripe_of(chunk);
-            if last.replace(stripe) != Some(stripe) {
+            let waits = !mutants::skips("snapshot-merge: wait for writers");
+            if last.replace(stripe) != Some(stripe) && waits {
                 self.core().writers.quiesce(stripe).await;
             }
         }
@@ -332,8 +333,10 @@ impl Merge {
         loop {
             let failures = origin.failures();
             self.copy(env, from, range).await?;
-            let flushed = env.io(origin, Io::flush()).await;
-            if flushed.is_ok() && origin.failures() == failures {
+            let flush = async { env.io(origin, Io::flush()).await };
+            let flushed = mutants::step("snapshot-merge: flush of the origin", (), flush).await;
+            let compared = "snapshot-merge: failure count of the origin";
+            if flushed.is_ok() && mutants::same(compared, failures, origin.failures()) {
                 return Ok(());
             }
             if attempt == COPY_ATTEMPTS {

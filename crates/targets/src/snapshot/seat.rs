@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, IoError,
-    MappedDevice, Sector, SectorCount, SectorRange,
+    MappedDevice, Sector, SectorCount, SectorRange, mutants,
 };
 use cairn_format::probe::Kind as Signature;
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
@@ -370,7 +370,9 @@ impl Seat {
                 if !self.read_only {
                     // I6: a killed process may have left the mark in the drive's cache only.
                     let failed = |error: IoError| unreadable(&config.cow, "header", error);
-                    core.store.flush(env).await.map_err(failed)?;
+                    let flush = core.store.flush(env);
+                    let name = "snapshot: flush of a mark found";
+                    mutants::step(name, (), flush).await.map_err(failed)?;
                 }
                 core.dismiss(env, Condition::Invalid).await;
                 return Ok(());

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, ErrorKind, Io, IoError, IoResult};
+use cairn_block::{Env, ErrorKind, Io, IoError, IoResult, mutants};
 use futures_util::future::select;
 
 use super::canary::{self, Bug};
@@ -237,7 +237,8 @@ impl Pool {
     /// Steps 1 and 2.
     async fn write_commit(&self, env: &Env, batch: &Batch) -> Result<Vec<DataRun>, LedgerError> {
         if !canary::planted(Bug::NoDataFlush) {
-            let flushed = env.io(self.data_disk(), Io::flush()).await;
+            let flush = async { env.io(self.data_disk(), Io::flush()).await };
+            let flushed = mutants::step("thin: flush of the data device", (), flush).await;
             flushed.map_err(LedgerError::data)?;
             if batch.maps() && self.has_data_failed() {
                 return Err(LedgerError::DataLost);
@@ -288,7 +289,8 @@ impl Pool {
         let (pool, env_of_task) = (self.arc(), env.clone());
         self.crew.spawn(env, async move {
             let env = &env_of_task;
-            if !canary::planted(Bug::NoQuarantine) {
+            let skipped = mutants::skips("thin: wait for requests to freed blocks");
+            if !skipped && !canary::planted(Bug::NoQuarantine) {
                 pool.epochs.quiesce().await;
             }
             pool.pass_down(env, &freed, &discarded).await;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::{ConfigError, ConfigKind, Env, FailureCount, IoError};
+use cairn_block::{ConfigError, ConfigKind, Env, FailureCount, IoError, mutants};
 use cairn_format::thin::DeviceId;
 
 use super::ledger::LedgerError;
@@ -71,7 +71,8 @@ impl Losses {
 impl Pool {
     /// True if the data device failed since L1's count.
     pub fn has_data_failed(&self) -> bool {
-        self.data_disk().failures() != self.losses.known.load(Ordering::Acquire)
+        let known = self.losses.known.load(Ordering::Acquire);
+        !mutants::same("thin: failure count of the data device", known, self.data_disk().failures())
     }
 
     /// Everything is durable or rolled back, and no request is under way: L1 begins here.

@@ -10,7 +10,7 @@ use cairn_block::sync::MutexGuard;
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind,
     FailureCount, Flags, IoError, IoResult, Limits, LocalFuture, Op, Request, Sector, SectorCount,
-    SectorRange, SuspendMode, Target, TargetType, Verdict,
+    SectorRange, SuspendMode, Target, TargetType, Verdict, mutants,
 };
 use cairn_format::thin::{DataBlock, DeviceId};
 
@@ -263,7 +263,8 @@ impl Thin {
             },
         };
         let phase = seat.pool.epochs.enter(env.reactor());
-        let commits = request.is_fua() && shard.is_dirty(seat.pool.durable());
+        let waits = !mutants::skips("thin: wait of a FUA write for its commit");
+        let commits = waits && request.is_fua() && shard.is_dirty(seat.pool.durable());
         drop(shard);
         request.accept(place.head(count));
         if commits {

@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::{Env, Flags, Io, IoError, IoFuture, IoResult, Request, SectorRange, Verdict};
-use cairn_block::{Sector, SectorCount, yield_once};
+use cairn_block::{Sector, SectorCount, mutants, yield_once};
 use cairn_format::writecache::{SUPERBLOCK_BYTES, Seq, Superblock};
 use smallvec::SmallVec;
 
@@ -134,7 +134,8 @@ impl WriteCache {
     /// Commits, and flushes the origin, at the same time.
     pub(super) async fn flush_both(&self, env: &Env) -> IoResult {
         let commit = self.join_commit(env);
-        let origin = self.flush_origin(env).await;
+        let flush = self.flush_origin(env);
+        let origin = mutants::step("writecache: flush of the origin for clients", (), flush).await;
         commit.wait().await.and(origin)
     }
 
@@ -214,7 +215,8 @@ impl WriteCache {
     /// Steps 1 to 3.
     async fn write_commit(&self, env: &Env, ledger: &mut Ledger, batch: &Batch) -> IoResult {
         let Some(seq) = batch.frozen else {
-            return if batch.overwritten { self.flush_data(env).await } else { Ok(()) };
+            let alone = batch.overwritten && !mutants::skips("writecache: flush without entries");
+            return if alone { self.flush_data(env).await } else { Ok(()) };
         };
         let superblock = ledger.superblock.as_ref().expect("set by recovery");
         assert_eq!(seq, superblock.seq(), "I2: a new entry carries the seq on disk");
@@ -224,7 +226,8 @@ impl WriteCache {
             self.write_superblock(env, ledger, next).await?;
             self.flush_data(env).await?;
         } else {
-            self.flush_data(env).await?;
+            let flush = self.flush_data(env);
+            mutants::step("writecache: flush before the superblock", (), flush).await?;
             self.write_superblock(env, ledger, next).await?;
         }
         self.state.lock().index.durable_seq = next;
@@ -264,7 +267,8 @@ impl WriteCache {
             self.take_out(env, &slots).await;
             return self.write_changed(env, ledger).await;
         }
-        let result = self.write_durably(env, ledger).await;
+        let name = "writecache: flush of freed entries";
+        let result = self.write_durably(env, ledger, name).await;
         match result {
             Ok(()) => self.take_out(env, &slots).await,
             Err(error) => self.break_down(env, "freeing entries failed", error),
@@ -295,16 +299,22 @@ impl WriteCache {
     }
 
     /// Makes the changed granules durable: written again if a failure that somebody else met may
-    /// have lost them (I13).
-    pub(super) async fn write_durably(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
+    /// have lost them (I13). The flush has this name among mutants.
+    pub(super) async fn write_durably(
+        &self,
+        env: &Env,
+        ledger: &mut Ledger,
+        flush: &str,
+    ) -> IoResult {
         ledger.take_changed();
         let result = loop {
             let failures = self.cache.failures();
             let mut result = self.write_ranges(env, ledger).await;
             if result.is_ok() {
-                result = self.flush_cache(env).await;
+                result = mutants::step(flush, (), self.flush_cache(env)).await;
             }
-            if result.is_err() || self.cache.failures() == failures {
+            let name = "writecache: failure count of freed entries";
+            if result.is_err() || mutants::same(name, failures, self.cache.failures()) {
                 break result;
             }
         };
@@ -401,7 +411,9 @@ impl WriteCache {
     /// The flush failed, or somebody met a failure that may have lost some of it (I13).
     async fn flush_data(&self, env: &Env) -> IoResult {
         self.flush_cache(env).await?;
-        let kept = self.cache.failures() == self.state.lock().cache_known;
+        let known = self.state.lock().cache_known;
+        let name = "writecache: failure count of a commit";
+        let kept = mutants::same(name, known, self.cache.failures());
         if kept { Ok(()) } else { Err(IoError::IO) }
     }
 
@@ -417,7 +429,8 @@ impl WriteCache {
         ledger.superblock = Some(superblock);
         let bytes = self.geometry.superblock_write();
         assert!(bytes.start == 0 && bytes.end <= GRANULE_BYTES);
-        self.write_granules(env, ledger, 0..1, Flags::FUA).await
+        let flags = mutants::fua("writecache: FUA of the superblock");
+        self.write_granules(env, ledger, 0..1, flags).await
     }
 }
 

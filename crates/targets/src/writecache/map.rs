@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use cairn_block::{
-    EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Time, Verdict,
+    EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Time, Verdict, mutants,
 };
 
 use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
@@ -436,7 +436,8 @@ impl WriteCache {
         } else if state.index.is_low() {
             self.changed.notify(usize::MAX);
         }
-        let held = request.is_fua();
+        let waits = !mutants::skips("writecache: wait of a FUA write for its commit");
+        let held = waits && request.is_fua();
         if held {
             state.waiters.push(Waiter::Request(request.id()));
         }

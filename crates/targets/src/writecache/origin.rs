@@ -18,7 +18,7 @@
 //! O4. So the origin's count is not passed on ([`cairn_block::Target::failures`]), and is
 //!     acknowledged when it is dealt with: who uses the origin later need not hear of it.
 
-use cairn_block::{Env, Io, IoError, IoResult};
+use cairn_block::{Env, Io, IoError, IoResult, mutants};
 
 use super::WriteCache;
 
@@ -132,7 +132,8 @@ impl WriteCache {
             self.origin_may_have_lost(env, error);
             return Err(error);
         }
-        if self.origin.failures() != known {
+        let name = "writecache: failure count of the origin";
+        if !mutants::same(name, known, self.origin.failures()) {
             self.look_at_origin(env);
             return Ok(false);
         }

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, IoError, LocalFuture, Sector,
-    SectorCount, SectorRange, Target, TargetType,
+    SectorCount, SectorRange, Target, TargetType, mutants,
 };
 use cairn_format::probe::Kind;
 use cairn_format::writecache::{
@@ -411,8 +411,11 @@ impl WriteCache {
             return Ok(());
         }
         let failed = |error| unreadable(&self.config.cache, "flush", error);
-        self.flush_cache(env).await.map_err(failed)?;
-        if self.cache.failures() == known { Ok(()) } else { Err(failed(IoError::IO)) }
+        let flush = self.flush_cache(env);
+        mutants::step("writecache: flush at opening", (), flush).await.map_err(failed)?;
+        let name = "writecache: failure count at opening";
+        let kept = mutants::same(name, known, self.cache.failures());
+        if kept { Ok(()) } else { Err(failed(IoError::IO)) }
     }
 
     /// Makes what was decided durable.
@@ -421,7 +424,8 @@ impl WriteCache {
             return Ok(());
         }
         let failed = |error| unreadable(&self.config.cache, "entries", error);
-        self.write_durably(env, ledger).await.map_err(failed)
+        let name = "writecache: flush of what recovery decided";
+        self.write_durably(env, ledger, name).await.map_err(failed)
     }
 
     /// Puts what was recovered in place; nothing is let in yet.
@@ -464,14 +468,17 @@ impl WriteCache {
             self.geometry.fill_fresh(&[0; SUPERBLOCK_BYTES], at, &mut piece);
             self.write_area(env, at, &piece, Flags::empty()).await.map_err(failed)?;
         }
-        self.flush_cache(env).await.map_err(failed)?;
-        if self.cache.failures() != failures {
+        let flush = self.flush_cache(env);
+        mutants::step("writecache: flush of a fresh table", (), flush).await.map_err(failed)?;
+        let name = "writecache: failure count of a fresh table";
+        if !mutants::same(name, failures, self.cache.failures()) {
             return Err(failed(IoError::IO));
         }
         let range = self.geometry.superblock_write();
         let mut first = vec![0; (range.end - range.start) as usize];
         self.geometry.fill_fresh(&superblock.encode(), range.start, &mut first);
-        self.write_area(env, range.start, &first, Flags::FUA).await.map_err(failed)?;
+        let flags = mutants::fua("writecache: FUA of a fresh superblock");
+        self.write_area(env, range.start, &first, flags).await.map_err(failed)?;
         Ok(superblock)
     }
 
@@ -504,6 +511,9 @@ impl WriteCache {
         }
         state.suspended = true;
         (state.suspending, state.handing_back) = (false, false);
+        if mutants::skips("writecache: result of a suspend") {
+            return Ok(());
+        }
         let device = match (state.broken && state.has_volatile(), state.losses != losses) {
             (true, _) => &self.config.cache,
             (false, true) => &self.config.origin,

@@ -23,7 +23,7 @@
 use std::ops::Range;
 
 use cairn_block::{Env, ErrorKind, Flags, Io, IoError, IoResult, Op, Request, RequestId};
-use cairn_block::{SectorRange, Verdict, yield_once};
+use cairn_block::{SectorRange, Verdict, mutants, yield_once};
 
 use super::index::{FREED, IN_WRITEBACK, LEAVING, Life, Run};
 use super::{Count, State, WriteCache};
@@ -315,7 +315,9 @@ impl WriteCache {
         let failures = self.origin.failures();
         env.io(&self.origin, io).await?;
         self.state.lock().origin_writes.add();
-        let durable = self.flush_origin_once(env, failures).await?;
+        let flush = self.flush_origin_once(env, failures);
+        let name = "writecache: flush of the origin before a removal";
+        let durable = mutants::step(name, true, flush).await?;
         if durable { Ok(()) } else { Err(IoError::IO) }
     }
 }

@@ -33,7 +33,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, Time, yield_once};
+use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, Time, mutants, yield_once};
 use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
@@ -658,7 +658,8 @@ impl WriteCache {
             let on_origin = if needless || canary::planted(Bug::FreeBeforeOriginFlush) {
                 Ok(true)
             } else {
-                self.flush_origin_once(env, known).await
+                let flush = self.flush_origin_once(env, known);
+                mutants::step("writecache: flush of the origin after writeback", true, flush).await
             };
             match on_origin {
                 Ok(true) => self.free_written(env, written).await,

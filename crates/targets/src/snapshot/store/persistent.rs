@@ -33,7 +33,9 @@
 //! The header is written with valid = 0 and FUA before the origin may be overwritten without an
 //! exception, so that after a crash nobody trusts the records.
 
-use cairn_block::{Env, ErrorKind, Flags, Io, IoError, Op, Sector, SectorCount, SectorRange};
+use cairn_block::{
+    Env, ErrorKind, Flags, Io, IoError, Op, Sector, SectorCount, SectorRange, mutants,
+};
 use cairn_format::snapshot::{CowChunk, Header, Layout, OriginChunk, RECORD_BYTES, Record};
 
 use rustc_hash::FxHashSet;
@@ -134,7 +136,9 @@ impl Store {
     /// Makes durable what was written while the failure count was `failures`, or later.
     async fn flush_since(&self, env: &Env, failures: u64) -> Result<(), IoError> {
         self.flush(env).await?;
-        if self.cow.disk.failures() == failures { Ok(()) } else { Err(IoError::IO) }
+        let kept =
+            mutants::same("snapshot: failure count of data", failures, self.cow.disk.failures());
+        if kept { Ok(()) } else { Err(IoError::IO) }
     }
 
     /// Writes durably (step 3).
@@ -142,8 +146,10 @@ impl Store {
         let mut attempts = 1;
         loop {
             let failures = self.cow.disk.failures();
-            let result = self.write(env, offset, bytes, Flags::FUA).await;
-            if self.cow.disk.failures() == failures {
+            let flags = mutants::fua("snapshot: FUA of records");
+            let result = self.write(env, offset, bytes, flags).await;
+            let name = "snapshot: failure count of records";
+            if mutants::same(name, failures, self.cow.disk.failures()) {
                 return result;
             }
             if attempts == WRITE_ATTEMPTS {
@@ -163,7 +169,8 @@ impl Store {
     pub async fn format(&self, env: &Env, layout: &Layout) -> Result<(), IoError> {
         let (area, failures) = (layout.area_bytes(0), self.cow.disk.failures());
         self.zero(env, 0, area.end).await?;
-        self.flush_since(env, failures).await?;
+        let flush = self.flush_since(env, failures);
+        mutants::step("snapshot: flush of a fresh area", (), flush).await?;
         self.write_header(env, Header::fresh(self.chunk)).await
     }
 
@@ -196,7 +203,7 @@ impl Store {
         if !read_only {
             // What a killed process wrote may be in the drive's cache only, and is about to be
             // relied on.
-            self.flush(env).await?;
+            mutants::step("snapshot: flush at opening", (), self.flush(env)).await?;
         }
         let mut reading = Reading {
             exceptions,
@@ -204,7 +211,9 @@ impl Store {
             taken: FxHashSet::default(),
             records: 0,
             highest: None,
-            write_again: doubtful && !read_only,
+            write_again: doubtful
+                && !read_only
+                && !mutants::skips("snapshot: another write of records at opening"),
         };
         loop {
             let (area, _) = layout.place(reading.records);
@@ -279,7 +288,8 @@ impl Store {
                 self.zero(env, first + block, end - first - block).await?;
             }
             self.write(env, first, &tail, Flags::empty()).await?;
-            self.flush_since(env, failures).await?;
+            let flush = self.flush_since(env, failures);
+            mutants::step("snapshot: flush of cleared stale records", (), flush).await?;
         }
         tail.truncate(keep);
         Ok(Ledger { tail })
@@ -379,7 +389,9 @@ pub(super) async fn append(
         }
     }
     if !canary::planted(Bug::RecordBeforeData) {
-        store.flush_since(env, failures).await.map_err(|_| Setback::Lost)?;
+        let flush = store.flush_since(env, failures);
+        let flushed = mutants::step("snapshot: flush before records", (), flush).await;
+        flushed.map_err(|_| Setback::Lost)?;
     }
     let mut rest = records;
     for Area { first, count, .. } in areas {

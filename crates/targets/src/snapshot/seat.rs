@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cairn_block::{
-    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, IoError,
+    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, Io, IoError,
     MappedDevice, Sector, SectorCount, SectorRange, mutants,
 };
 use cairn_format::probe::Kind as Signature;
@@ -383,12 +383,26 @@ impl Seat {
             }
             Opening::Blank => {
                 refuse_to_format(env, config).await?;
+                self.settle_origin(env).await?;
                 let failed = |error: IoError| unreadable(&config.cow, "format", error);
                 core.store.format(env, &layout).await.map_err(failed)?;
             }
         }
         core.revive();
         Ok(())
+    }
+
+    /// A new snapshot holds what the origin shows now: also after a power cut, which would take
+    /// what is volatile there. A process that was killed may have left it so.
+    async fn settle_origin(&self, env: &Env) -> Result<(), ConfigError> {
+        let Device { disk, .. } = &self.config.origin;
+        // A flush of a suspended volume would wait, and who suspended it has flushed it.
+        if disk.mapped().is_some_and(|beneath| beneath.is_suspended()) {
+            return Ok(());
+        }
+        let flush = async { env.io(disk, Io::flush()).await };
+        let flushed = mutants::step("snapshot: flush of the origin at a format", (), flush).await;
+        flushed.map_err(|error| unreadable(&self.config.origin, "flush", error))
     }
 
     async fn load(&self, env: &Env, core: &Core) -> Result<(), ConfigError> {

@@ -3,7 +3,7 @@
 use cairn_block::{Sector, SectorCount, SuspendMode};
 use cairn_sim::{Fault, Image, OpSet};
 
-use super::bed::{Bed, initial, initial_byte};
+use super::bed::{Bed, initial, initial_byte, write_io};
 
 fn with_header(words: [u32; 4]) -> Image {
     let mut image = Image::new(SectorCount(2048));
@@ -184,4 +184,17 @@ fn a_failed_format_leaves_a_blank_device() {
     bed.drive("cow0").faults().clear();
     bed.load("s", "0 512 snapshot origin cow0 P 8");
     assert_eq!(bed.status("s"), "16/2048 16");
+}
+
+#[test]
+fn a_new_snapshot_keeps_what_was_volatile_in_its_origin() {
+    const SNAPSHOT: &str = "0 512 snapshot @real cow0 P 8";
+    let bed = Bed::new(512, &[2048]);
+    bed.load("real", "0 512 linear origin 0");
+    bed.io("real", |env| write_io(env, 16, 8, 200)).expect("no drive fails");
+    bed.load("s", SNAPSHOT);
+    let again = bed.reopen_durable();
+    again.load("real", "0 512 linear origin 0");
+    again.load("s", SNAPSHOT);
+    assert_eq!(again.bytes("s", 16, 8), [200; 8]);
 }

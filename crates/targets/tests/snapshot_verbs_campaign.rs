@@ -171,6 +171,10 @@ async fn merge(
     let volume = registry.volume("s").expect("it was opened");
     let suspended = volume.suspend(env, SuspendMode::Flush).await;
     assert!(failing || suspended.is_ok(), "no drive fails: {suspended:?}");
+    if !is_valid(registry) {
+        // A copy failed.
+        return resume_or_end(env, &volume, drives, true).await;
+    }
     let ended = load(env, registry, "o", &format!("0 {SECTORS} error")).await;
     assert!(failing || ended.is_ok(), "no drive fails: {ended:?}");
     record.stage.set(Stage::Merging);
@@ -198,7 +202,9 @@ async fn assemble(env: Env, registry: Arc<Registry>, record: Rc<Record>) -> Open
     }
     open(&env, &registry, "real", &linear()).await?;
     if record.stage.get() == Stage::Merging {
-        return open(&env, &registry, "s", &snapshot("snapshot-merge")).await;
+        let mut disks = open(&env, &registry, "s", &snapshot("snapshot-merge")).await?;
+        disks.retain(|_| is_valid(&registry));
+        return Ok(disks);
     }
     let mut disks = open(&env, &registry, "s", &snapshot("snapshot")).await?;
     disks.extend(open(&env, &registry, "o", &origin()).await?);

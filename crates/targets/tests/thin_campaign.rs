@@ -203,6 +203,13 @@ async fn read_snapshot(
         .map_err(|error| format!("snapshot {id}: {error}"))
 }
 
+/// True if a failed flush may have dropped what a volume wrote in place before it was shared with
+/// a snapshot, whatever reads show: its writers are told.
+fn may_have_lost(registry: &Registry) -> bool {
+    let data = registry.open("data", false).expect("the pool has opened it");
+    data.failures() > 0
+}
+
 /// Judges what every snapshot holds, as far as it can be read.
 ///
 /// # Errors
@@ -221,6 +228,9 @@ async fn judge_snapshots(
         let contents = read.map_err(Unsound::Unread)?;
         let pair = (device.id, device.creation_time);
         let mut seen = seen.borrow_mut();
+        if !seen.contains_key(&pair) && may_have_lost(registry) {
+            continue;
+        }
         let first = seen.entry(pair).or_insert_with(|| contents.clone());
         for (sector, (found, expected)) in contents.iter().zip(first).enumerate() {
             if found != expected {

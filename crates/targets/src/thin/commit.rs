@@ -17,7 +17,9 @@
 //!
 //! A flush of the data device by someone else may fail at any time and drop what was written to
 //! new blocks, while the flush of step 1 succeeds. So step 1 also compares the device's failure
-//! count (L1 in `losses`), and fails if the commit maps blocks.
+//! count (L1 in `losses`), and fails if the commit maps blocks. A FUA write into a block whose mapping
+//! it finds not durable waits for a commit, too, which may be one after that of the mapping: it
+//! fails if the count is not what it was before the write was sent.
 //!
 //! A commit that fails rolls the metadata back to the last durable state: the pool becomes
 //! read-only and needs a check, and every volume that had a change which is not durable has its
@@ -40,7 +42,7 @@ use super::ledger::LedgerError;
 use super::pool::{Mode, Pool};
 use super::volume::Volume;
 use crate::persistent::DataRun;
-use crate::waiters::{Ticket, Waiter, tell};
+use crate::waiters::{Ticket, Waiter, tell, tell_of_failures};
 
 /// The longest time that a change stays uncommitted if nobody asks.
 const COMMIT_PERIOD: Duration = Duration::from_secs(1);
@@ -218,7 +220,7 @@ impl Pool {
                 Err(error.io())
             }
         };
-        tell(env, waiters, result);
+        tell_of_failures(env, waiters, result, self.data_disk().failures());
         self.look_at_data(env);
         self.after_commit();
     }

@@ -104,12 +104,20 @@ pub(super) struct Thin {
 
 /// What a watched request was, beside its phase.
 const PLAIN: u64 = 0;
-/// A FUA write whose block has a mapping that is not durable.
+/// A FUA write whose block has a mapping that is not durable. The upper half of the word is the low
+/// half of the data device's failure count before it was sent.
 const COMMITS: u64 = 2;
 /// A write to data blocks that are in a cell: they are mapped when it has ended.
 const FILLS: u64 = 4;
 /// A flush of the data device, which is in no phase.
 const FLUSHES: u64 = 6;
+/// The bits of these.
+const CLASS: u64 = 6;
+
+/// The word of a FUA write that is about to be sent and then waits for a commit.
+fn committing(pool: &Pool) -> u64 {
+    pool.data_disk().failures() << 32 | COMMITS
+}
 
 /// What becomes of a request on a block that is in no cell.
 type Locked<'v> = MutexGuard<'v, Shard>;
@@ -271,7 +279,7 @@ impl Thin {
             // The commit's flush makes the data durable.
             request.flags.remove(Flags::FUA);
         }
-        request.watch(if commits { COMMITS } else { PLAIN } | phase.bit());
+        request.watch(if commits { committing(&seat.pool) } else { PLAIN } | phase.bit());
         seat.to_data(place, data)
     }
 
@@ -373,7 +381,7 @@ impl Thin {
         if at_once {
             map_blocks(pool, volume, &mut shard, place.block, got);
             drop(shard);
-            let commits = if request.is_fua() { COMMITS } else { PLAIN };
+            let commits = if request.is_fua() { committing(pool) } else { PLAIN };
             request.flags.remove(Flags::FUA);
             request.watch(commits | phase.bit());
             return seat.to_data(place, got.start);
@@ -527,11 +535,11 @@ impl Target for Thin {
         if result.is_err() {
             seat.pool.look_at_data(env);
         }
-        let ended = match word & !1 {
+        let ended = match word & CLASS {
             FLUSHES => return EndIo::Done(result),
             FILLS => self.end_fill(env, request, result),
             COMMITS if result.is_ok() => {
-                seat.pool.join_commit(env, Waiter::Request(request.id()));
+                seat.pool.join_commit(env, Waiter::Write(request.id(), (word >> 32) as u32));
                 EndIo::Held
             }
             _ => EndIo::Done(result),

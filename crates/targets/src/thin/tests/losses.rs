@@ -1,7 +1,9 @@
 //! Who is told what failed flushes and commits have cost, and what does not become durable then.
 
+use std::time::Duration;
+
 use super::bed::*;
-use cairn_block::{Flags, SuspendMode};
+use cairn_block::{Flags, Io, IoResult, SuspendMode};
 use cairn_sim::{Fault, OpSet};
 
 /// A pool with the volumes `thin` and `second`, whose block 0 is durable.
@@ -85,6 +87,28 @@ fn commit_maps_no_block_whose_data_a_flush_of_another_volume_lost() {
         again.load_pool("0 0");
         again.load_thin("thin", 0, 8);
         assert_eq!(again.bytes("thin", BLOCK, 1), [0], "a stranger's data");
+    }
+}
+
+#[test]
+fn fua_write_that_anybodys_failed_flush_dropped_fails() {
+    let moments = || (0..500).step_by(25).map(Duration::from_micros);
+    for (first, then) in moments().flat_map(|first| moments().map(move |then| (first, then))) {
+        let bed = two();
+        bed.start("thin", "fill", |env| write_io(env, BLOCK, 1, 2).with(Flags::FUA));
+        bed.sim.run_for(first);
+        bed.start("thin", "fua", |env| write_io(env, BLOCK, 1, 3).with(Flags::FUA));
+        bed.sim.run_for(then);
+        bed.drive("data").faults().add(Fault::losing_flushes().shots(1));
+        bed.start("second", "flush", |_| Io::flush());
+        bed.settle();
+        let ended_well = |(label, end): &(&str, IoResult)| *label == "fua" && end.is_ok();
+        if bed.ends.borrow().iter().any(ended_well) {
+            let again = bed.reopen_durable();
+            again.load_pool("0 0");
+            again.load_thin("thin", 0, 8);
+            assert_eq!(again.bytes("thin", BLOCK, 1), [3], "{first:?}, {then:?}");
+        }
     }
 }
 

@@ -245,7 +245,15 @@ impl Target for Delay {
     fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
         // Flushes have no range.
         let with_data = &self.routes[..self.given.min(2)];
-        Some(with_data.iter().map(|route| route.area.place(range)).collect())
+        let mut places: Vec<(Arc<dyn Disk>, SectorRange)> = Vec::new();
+        for route in with_data {
+            let (disk, range) = route.area.place(range);
+            // Reads and writes of one place do not use it twice.
+            if !places.iter().any(|(other, at)| Arc::ptr_eq(other, &disk) && *at == range) {
+                places.push((disk, range));
+            }
+        }
+        Some(places)
     }
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {

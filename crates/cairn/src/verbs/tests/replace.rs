@@ -468,3 +468,32 @@ fn a_caller_who_is_gone_by_the_time_of_the_suspend_leaves_the_old_table() {
     assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
     is_as_it_was(&bed, None);
 }
+
+#[test]
+fn a_replace_whose_suspend_loses_writes_leaves_the_old_table() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("bare"), vec![1; SECTORS as usize * 512]).unwrap();
+    let bed = Bed::fresh(&work, "f=0 2048 linear cache 0");
+    let cached = "0 1024 writecache s disk @f 4096 0";
+    bed.verbs.create("c", cached).unwrap();
+    bed.write("c", 0, 64, 7);
+    // The commit at the suspend fails, and so does reading the cache again.
+    bed.replace("f", "0 2048 error", false).unwrap();
+    let line = replace(&bed, &replacing("0 1024 linear bare 0")).unwrap_err().to_string();
+    assert!(line.contains("suspend went on, writes since the last flush may be lost"), "{line}");
+    assert!(line.contains("it stays suspended, as its table is refused too"), "{line}");
+    let volume = bed.world.volume("c").unwrap();
+    assert!(volume.is_suspended() && volume.inactive_table().is_none());
+    assert_eq!(bed.verbs.told()["c"].table.as_deref(), Some(cached));
+    bed.replace("f", "0 2048 linear cache 0", false).unwrap();
+    bed.resume("c").unwrap();
+    assert_eq!(volume.live_table().unwrap().lines()[0].name, "writecache");
+}
+
+#[test]
+fn a_delay_that_reads_and_writes_one_device_uses_it_once() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, "d=0 1024 delay disk 0 0 disk 0 1");
+    bed.verbs.create("c", "0 1024 writecache s @d cache 4096 0").unwrap();
+    assert_eq!(bed.bytes("c"), all_of(1));
+}

@@ -800,12 +800,15 @@ impl Disk for MappedDevice {
         self.failures.told()
     }
 
-    fn acknowledge_failures(&self) {
+    fn acknowledge_failures(&self, upto: u64) {
         let (live, count) = {
             let state = self.state.lock();
             (state.live.clone(), self.failures.count() + state.passed_on())
         };
-        self.failures.acknowledge(count);
+        self.failures.acknowledge(upto);
+        if upto < count {
+            return;
+        }
         for line in live.iter().flat_map(|table| table.lines()) {
             line.target.acknowledge_failures();
         }

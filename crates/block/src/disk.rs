@@ -171,8 +171,8 @@ pub trait Disk: Send + Sync {
         0
     }
 
-    /// Someone was told of every failure so far, or made it good.
-    fn acknowledge_failures(&self) {}
+    /// Someone was told of the failures up to this count, or made them good.
+    fn acknowledge_failures(&self, _upto: u64) {}
 
     /// The mapped device, if this disk is one: the engine maps instead of submitting.
     fn mapped(&self) -> Option<&MappedDevice> {

@@ -74,7 +74,8 @@ impl FailureCursor {
         FailureCursor(disk.failures_told())
     }
 
-    /// What the client is told about its flush, which the disk answered with `result`.
+    /// What the client is told about its flush, which the disk answered with `result`. Once the
+    /// client has it, [`FailureCursor::was_told`].
     ///
     /// # Errors
     /// The disk's, or EIO if completed writes may be lost since the client was last told.
@@ -84,8 +85,13 @@ impl FailureCursor {
             return result;
         }
         self.0 = count;
-        disk.acknowledge_failures();
         result.and(Err(IoError::IO))
+    }
+
+    /// The client has received what its flushes reported so far. Whoever vanished before was told
+    /// of nothing: the loss stays untold (F2).
+    pub fn was_told(&self, disk: &Arc<dyn Disk>) {
+        disk.acknowledge_failures(self.0);
     }
 }
 
@@ -122,8 +128,8 @@ mod tests {
             self.0.told()
         }
 
-        fn acknowledge_failures(&self) {
-            self.0.acknowledge(self.0.count());
+        fn acknowledge_failures(&self, upto: u64) {
+            self.0.acknowledge(upto);
         }
     }
 
@@ -155,11 +161,16 @@ mod tests {
     }
 
     #[test]
-    fn a_later_client_hears_of_a_loss_only_if_no_client_was_told() {
+    fn a_later_client_hears_of_a_loss_unless_a_client_received_the_report() {
         let (lossy, disk) = lossy();
         lossy.0.raise();
-        let mut later = FailureCursor::new(&disk);
-        assert!(later.end_of_flush(&disk, Ok(())).is_err());
+        for vanishes in [true, false] {
+            let mut later = FailureCursor::new(&disk);
+            assert!(later.end_of_flush(&disk, Ok(())).is_err());
+            if !vanishes {
+                later.was_told(&disk);
+            }
+        }
         let mut last = FailureCursor::new(&disk);
         assert!(last.end_of_flush(&disk, Ok(())).is_ok());
     }

@@ -178,7 +178,7 @@ pub trait Target: Send + Sync {
 
     /// Someone was told of all of [`Target::failures`]. Not for failures that are absorbed.
     fn acknowledge_failures(&self) {
-        self.lowers().iter().for_each(|lower| lower.acknowledge_failures());
+        self.lowers().iter().for_each(|lower| lower.acknowledge_failures(lower.failures()));
     }
 
     /// The status line's fields after the target's name; empty if it has none.

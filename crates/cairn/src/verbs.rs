@@ -154,8 +154,10 @@ impl Verbs {
     /// # Errors
     /// The system refused to write.
     pub fn keep_untold(&self) -> Outcome<()> {
+        // One that may only read holds no lock on the file, which may be another server's.
+        let state = self.state.as_ref().filter(|_| !self.world.read_only());
         let untold = self.world.untold_losses().into_iter().collect();
-        self.state.as_ref().map_or(Ok(()), |state| state.keep_untold(untold))
+        state.map_or(Ok(()), |state| state.keep_untold(untold))
     }
 
     /// Refuses all further changes, and waits for the verbs under way: what these wait for is given

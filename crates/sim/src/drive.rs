@@ -688,9 +688,8 @@ impl Disk for SimDrive {
         self.gate.failures().told()
     }
 
-    fn acknowledge_failures(&self) {
-        let failures = self.gate.failures();
-        failures.acknowledge(failures.count());
+    fn acknowledge_failures(&self, upto: u64) {
+        self.gate.failures().acknowledge(upto);
     }
 }
 

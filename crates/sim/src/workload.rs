@@ -216,6 +216,7 @@ impl Connection {
     /// losses only if something failed: else that is an error which nobody planted.
     fn told(&self, result: IoResult) -> IoResult {
         let told = self.cursor.borrow_mut().end_of_flush(&self.disk, result);
+        self.cursor.borrow().was_told(&self.disk);
         let planted = self.drives.iter().any(|drive| drive.faults().injected() > 0);
         match told {
             Err(_) if result.is_ok() && planted => Err(IoError::injected(ErrorKind::Io)),

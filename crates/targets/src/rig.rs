@@ -120,8 +120,8 @@ impl Disk for Noting {
     fn failures_told(&self) -> u64 {
         self.drive.failures_told()
     }
-    fn acknowledge_failures(&self) {
-        self.drive.acknowledge_failures();
+    fn acknowledge_failures(&self, upto: u64) {
+        self.drive.acknowledge_failures(upto);
     }
     /// Zeros are holes. Looks long enough for a write to be copied, committed and done meanwhile.
     fn extents<'a>(

@@ -181,9 +181,8 @@ impl Disk for FileDisk {
         self.0.gate.failures().told()
     }
 
-    fn acknowledge_failures(&self) {
-        let failures = self.0.gate.failures();
-        failures.acknowledge(failures.count());
+    fn acknowledge_failures(&self, upto: u64) {
+        self.0.gate.failures().acknowledge(upto);
     }
 
     fn extents<'a>(

@@ -17,7 +17,9 @@ fn write(bench: &Bench, device: &Arc<MappedDevice>, at: u64) {
 fn flush(bench: &Bench, device: &Arc<MappedDevice>, cursor: &mut FailureCursor) -> IoResult {
     let disk: Arc<dyn Disk> = device.clone();
     let flushed = bench.io(device, |_| Io::flush());
-    cursor.end_of_flush(&disk, flushed)
+    let told = cursor.end_of_flush(&disk, flushed);
+    cursor.was_told(&disk);
+    told
 }
 
 fn cursor(device: &Arc<MappedDevice>) -> FailureCursor {

@@ -12,8 +12,9 @@
 //! - N2. The export is used until the last request has ended, even if the client has vanished.
 //! - N3. A write that entered the gate leaves it exactly once, before its reply is queued.
 //! - N4. A client that may write is told of lost writes at its next flush, once: its failure
-//!   cursor is set when it connects, before its first request is received. One that may only
-//!   read is told nothing.
+//!   cursor is set when it connects, before its first request is received. The loss counts as told
+//!   once the reply was sent and the client is still there: one that vanished may connect again.
+//!   One that may only read is told nothing, and its flushes go nowhere.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -264,7 +265,7 @@ impl Connection {
         self.terms.get()
     }
 
-    fn may_only_read(&self) -> bool {
+    pub(super) fn may_only_read(&self) -> bool {
         self.terms.get().flags.contains(TransmissionFlags::READ_ONLY)
     }
 
@@ -402,11 +403,20 @@ impl Connection {
     pub(super) async fn send_replies(&self) {
         let mut batch = Batch::default();
         while self.sender.until(|| self.next_batch(&mut batch)).await {
-            if self.channel.level.get() < Level::Cut
-                && let Err(ended) = self.channel.send(batch.segs()).await
-            {
-                tracing::debug!("export `{}`: sending stopped: {ended:?}", self.export.name);
-                self.channel.cut();
+            if self.channel.level.get() < Level::Cut {
+                match self.channel.send(batch.segs()).await {
+                    Ok(()) if batch.tells_loss && self.receiving.get() => {
+                        self.failures.borrow().was_told(&self.export.disk);
+                    }
+                    Ok(()) => {}
+                    Err(ended) => {
+                        tracing::debug!(
+                            "export `{}`: sending stopped: {ended:?}",
+                            self.export.name
+                        );
+                        self.channel.cut();
+                    }
+                }
             }
             self.requests.set(self.requests.get() - batch.requests);
             let held = batch.held;
@@ -466,8 +476,9 @@ impl Connection {
 impl Client for Connection {
     fn complete(&self, env: &Env, cookie: u64, request: &mut Request, mut result: IoResult) {
         // N4
-        if request.op == Op::Flush && !self.may_only_read() {
+        if request.op == Op::Flush {
             result = self.failures.borrow_mut().end_of_flush(&self.export.disk, result);
+            self.batch.borrow_mut().tells_loss |= result.is_err();
         }
         let Pending { ticket, pass, read } = self.pending.borrow_mut().remove(cookie);
         // N3

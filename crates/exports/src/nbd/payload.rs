@@ -81,6 +81,8 @@ pub(super) struct Batch {
     pub(super) requests: usize,
     /// How much memory of requests they end, in bytes.
     pub(super) held: usize,
+    /// One of these replies tells of lost writes.
+    pub(super) tells_loss: bool,
 }
 
 impl Batch {
@@ -118,6 +120,7 @@ impl Batch {
     pub(super) fn clear(&mut self) {
         self.segs.clear();
         (self.listed, self.used, self.requests, self.held) = (0, 0, 0, 0);
+        self.tells_loss = false;
     }
 
     fn list_heads(&mut self) {

@@ -158,8 +158,8 @@ impl Disk for TestDisk {
         self.shared.failures.told()
     }
 
-    fn acknowledge_failures(&self) {
-        self.shared.failures.acknowledge(self.failures());
+    fn acknowledge_failures(&self, upto: u64) {
+        self.shared.failures.acknowledge(upto);
     }
 
     fn extents<'a>(

@@ -5,7 +5,7 @@ use cairn_exports::nbd::wire::command;
 
 use crate::client::{Client, Wishes};
 use crate::disk::TestDisk;
-use crate::world::{World, on_both_rings};
+use crate::world::{World, eventually, on_both_rings};
 
 const EIO: u32 = 5;
 
@@ -50,6 +50,26 @@ fn a_client_that_connects_again_is_told_what_no_client_heard() {
 }
 
 #[test]
+fn a_client_that_vanished_before_the_report_is_told_when_it_connects_again() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut client = open(&world, "volume");
+        assert_eq!(client.write(0, 512, &[1; 512]), 0);
+        disk.hold(0);
+        client.send(command::FLUSH, 0, 0, 0);
+        eventually("the flush is under way", || disk.in_flight() == 1);
+        disk.shared.failures.raise();
+        drop(client);
+        disk.release(0);
+        eventually("the flush has ended", || disk.in_flight() == 0);
+        let mut again = open(&world, "volume");
+        assert_eq!((flush(&mut again), flush(&mut again)), (EIO, 0));
+    });
+}
+
+#[test]
 fn a_client_that_may_only_read_is_told_nothing_and_takes_nothing_from_the_others() {
     on_both_rings(|ring| {
         let world = World::new(ring);
@@ -64,7 +84,7 @@ fn a_client_that_may_only_read_is_told_nothing_and_takes_nothing_from_the_others
         world.server.add_export(export).unwrap();
         let (mut reader, mut writer) = (open(&world, "look"), open(&world, "volume"));
         disk.shared.failures.raise();
-        assert_eq!(flush(&mut reader), 0);
+        assert_eq!((flush(&mut reader), disk.log().len()), (0, 0), "it goes nowhere");
         assert_eq!((flush(&mut writer), flush(&mut writer)), (EIO, 0));
     });
 }

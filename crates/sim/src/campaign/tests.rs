@@ -61,8 +61,8 @@ impl Disk for Wrapper {
             _ => self.inner.failures_told(),
         }
     }
-    fn acknowledge_failures(&self) {
-        self.inner.acknowledge_failures();
+    fn acknowledge_failures(&self, upto: u64) {
+        self.inner.acknowledge_failures(upto);
     }
 }
 

@@ -77,16 +77,17 @@ impl Losses {
             state.own.raise();
         }
         // Whoever opens the device later need not hear of it.
-        cow.acknowledge_failures();
+        cow.acknowledge_failures(count);
         true
     }
 
     /// The device was opened with a failure that nobody was told of: perhaps it dropped what
     /// clients of this snapshot had written.
     pub fn tell_of_untold(&self, cow: &dyn Disk, own: &FailureCount) {
-        if cow.failures() != cow.failures_told() {
+        let count = cow.failures();
+        if count != cow.failures_told() {
             own.raise();
-            cow.acknowledge_failures();
+            cow.acknowledge_failures(count);
         }
     }
 

@@ -452,7 +452,8 @@ impl Target for Merge {
     }
 
     fn acknowledge_failures(&self) {
-        self.side.device.disk.acknowledge_failures();
+        let origin = &self.side.device.disk;
+        origin.acknowledge_failures(origin.failures());
     }
 
     fn status(&self) -> String {

@@ -337,7 +337,7 @@ impl Pool {
         }
         self.note_loss(error, lost);
         // Every client that it concerns is told by its own volume.
-        self.metadata.disk.acknowledge_failures();
+        self.metadata.disk.acknowledge_failures(self.metadata.disk.failures());
         if let Err(error) = aborted {
             tracing::error!("{}: metadata: {error}", self.name());
             self.lower_mode(Mode::Fail, "the metadata cannot be read");

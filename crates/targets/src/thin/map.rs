@@ -613,7 +613,9 @@ impl Target for Thin {
     }
 
     fn acknowledge_failures(&self) {
-        self.seated().inspect(|seat| seat.pool.data_disk().acknowledge_failures());
+        let Some(seat) = self.seated() else { return };
+        let data = seat.pool.data_disk();
+        data.acknowledge_failures(data.failures());
     }
 
     fn status(&self) -> String {

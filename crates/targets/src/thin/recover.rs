@@ -437,7 +437,8 @@ impl Target for ThinPool {
     }
 
     fn acknowledge_failures(&self) {
-        self.config.data.disk.acknowledge_failures();
+        let data = &self.config.data.disk;
+        data.acknowledge_failures(data.failures());
     }
 
     fn status(&self) -> String {

@@ -339,9 +339,10 @@ impl WriteCache {
     /// Takes note of failures of the cache device that cannot have lost anything.
     fn look_at_cache(&self, state: &mut State) {
         let still = !state.committing && !state.has_volatile();
-        if still && state.cache_known != self.cache.failures() && state.index.is_still() {
-            self.cache.acknowledge_failures();
-            state.cache_known = self.cache.failures();
+        let count = self.cache.failures();
+        if still && state.cache_known != count && state.index.is_still() {
+            self.cache.acknowledge_failures(count);
+            state.cache_known = count;
         }
     }
 

@@ -155,7 +155,7 @@ impl WriteCache {
     fn origin_may_have_lost(&self, env: &Env, error: IoError) {
         // What comes from here on is another failure.
         let count = self.origin.failures();
-        self.origin.acknowledge_failures();
+        self.origin.acknowledge_failures(count);
         let (written, lost) = {
             let mut state = self.state.lock();
             let lost = state.origin_writes.fail(count);

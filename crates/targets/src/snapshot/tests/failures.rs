@@ -40,7 +40,9 @@ impl Client {
     /// What its flush says.
     fn flush(&mut self, bed: &Bed, name: &str) -> IoResult {
         let result = bed.io(name, |_| Io::flush());
-        self.cursor.end_of_flush(&self.disk, result)
+        let told = self.cursor.end_of_flush(&self.disk, result);
+        self.cursor.was_told(&self.disk);
+        told
     }
 }
 

@@ -168,7 +168,10 @@ impl Bed {
     pub fn flush_of(&self, client: &Client) -> IoResult {
         let volume = client.volume.clone();
         let result = self.sim.block_on(1, |env| async move { env.io(&volume, Io::flush()).await });
-        client.cursor.borrow_mut().end_of_flush(&client.volume, result)
+        let mut cursor = client.cursor.borrow_mut();
+        let told = cursor.end_of_flush(&client.volume, result);
+        cursor.was_told(&client.volume);
+        told
     }
 
     /// Clients of these volumes, who are told of a loss once each.

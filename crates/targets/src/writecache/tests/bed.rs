@@ -298,7 +298,9 @@ impl Bed {
 
     pub fn flush_of(&self, client: &mut FailureCursor) -> IoResult {
         let disk: Arc<dyn Disk> = self.volume.clone();
-        client.end_of_flush(&disk, self.io(|_| Io::flush()))
+        let told = client.end_of_flush(&disk, self.io(|_| Io::flush()));
+        client.was_told(&disk);
+        told
     }
 
     /// Somebody else's flush of a drive, which fails and loses what is volatile.

@@ -388,12 +388,17 @@ impl MappedDevice {
     }
 
     /// Flushes the drives of the live table, which are the disks that are no volumes: a stop does,
-    /// for one volume after the other. The device is suspended.
+    /// for one volume after the other, and a removal, which waits for no volume beneath. The device
+    /// is suspended.
     ///
     /// # Errors
     /// A flush failed that the targets do not make good: acknowledged writes may be lost.
     pub async fn flush_drives(&self, env: &Env) -> Result<(), ConfigError> {
         let _verb = self.verb().await;
+        self.flush_drives_locked(env).await
+    }
+
+    async fn flush_drives_locked(&self, env: &Env) -> Result<(), ConfigError> {
         let table = self.live_table().filter(|table| !table.is_read_only());
         let mut result = Ok(());
         for disk in table.iter().flat_map(|table| table.lowers()) {
@@ -628,6 +633,7 @@ impl MappedDevice {
         self.end_calls();
         // Nothing is to wait here for what may never come.
         let suspended = self.suspend_locked(env, SuspendMode::NoFlush).await;
+        let suspended = suspended.and(self.flush_drives_locked(env).await);
         let stop = self.calls.announce();
         stop.wait().await;
         let live = self.make_live(None);

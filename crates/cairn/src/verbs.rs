@@ -326,7 +326,11 @@ impl Verbs {
         if removed.is_err() && self.world.volume(name).is_ok() {
             also(name, changes.record_all(vec![before]));
         }
-        removed.map(|()| self.left_by(table.as_deref()))
+        let left = self.left_by(table.as_deref());
+        if removed.is_err() {
+            left.iter().for_each(|what| tracing::warn!("{name}: removed: {what}"));
+        }
+        removed.map(|()| left)
     }
 
     /// Refuses to remove a volume whose requests may wait for one that is suspended. Those of a

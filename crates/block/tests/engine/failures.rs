@@ -69,6 +69,25 @@ fn a_swap_flushes_the_disks_that_it_leaves() {
 }
 
 #[test]
+fn a_removal_flushes_the_drives_and_says_what_they_lost() {
+    let bench = Bench::new(3);
+    for fails in [false, true] {
+        let volume = bench.volume("v", "0 64 probe a 0");
+        write(&bench, &volume, 3);
+        if fails {
+            bench.drive("a").faults().add(Fault::losing_flushes().shots(1));
+        }
+        bench.registry.remove_volume("v");
+        let removed = volume.clone();
+        let removed = bench.world.block_on(1, |env| async move { removed.remove(&env).await });
+        assert_eq!(removed.is_err(), fails, "{removed:?}");
+        let mut sector = [0; SECTOR];
+        bench.drive("a").durable().read(Sector(3), &mut sector);
+        assert_eq!(sector[..], pattern(range(3, 1), 7));
+    }
+}
+
+#[test]
 fn a_failed_flush_of_the_disks_left_is_told_under_the_next_table() {
     let bench = Bench::new(4);
     let volume = bench.volume("v", "0 64 probe a 0");

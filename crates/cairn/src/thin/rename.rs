@@ -68,6 +68,7 @@ impl Verbs {
     }
 
     fn carry_over(&self, changes: &mut Changes, moves: &[Move]) -> Outcome<()> {
+        let mut untold = self.world.untold_losses();
         let down = moves.iter().try_for_each(|one| self.take_down(&one.from));
         self.step(Step::Arranged);
         let mut before = Vec::new();
@@ -84,6 +85,10 @@ impl Verbs {
         }
         let done = down.and_then(|()| changes.record_all(after)).and_then(|()| {
             self.step(Step::Recorded);
+            // Losses are known by names, and the clients know the volume by its new one.
+            untold.extend(self.world.untold_losses());
+            let has_untold = |one: &&Move| untold.contains(&one.from);
+            moves.iter().filter(has_untold).for_each(|one| self.world.tell_of_loss(&one.to));
             moves.iter().try_for_each(|one| self.show(&one.to, &one.line))
         });
         if let Err(error) = done {

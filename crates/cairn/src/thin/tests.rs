@@ -285,6 +285,20 @@ fn a_crash_during_a_rename_leaves_all_names_as_they_were_or_all_new() {
 }
 
 #[test]
+fn a_loss_that_no_client_was_told_of_goes_with_a_new_name() {
+    let (_all, work, _) = folders();
+    let bed = Bed::with_thin(&work);
+    bed.snapshot("v@mon").unwrap();
+    bed.world.tell_of_loss("v");
+    bed.rename("v", "w", None).unwrap();
+    let untold = bed.world.untold_losses();
+    assert!(
+        untold.contains(&"w".to_owned()) && !untold.contains(&"w@mon".to_owned()),
+        "{untold:?}"
+    );
+}
+
+#[test]
 fn a_name_whose_volume_is_gone_or_another_one_is_dropped_with_a_notice() {
     let (_all, work, _) = folders();
     let bed = Bed::with_thin(&work);

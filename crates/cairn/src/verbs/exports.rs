@@ -27,6 +27,12 @@ impl Verbs {
             let found = "what other volumes are made of";
             return Err(refused(ConfigKind::Argument, volume, "export", found, "another volume"));
         }
+        let owner = device.claimants().into_iter().find(|claimant| !claimant.may_be_read);
+        if let Some(owner) = owner {
+            let found = format!("that it is the {} of {}", owner.role, owner.volume);
+            let expected = format!("another volume, or '{}' removed first", owner.volume);
+            return Err(refused(ConfigKind::Busy, volume, "export", found, expected));
+        }
         let export = Export {
             name: params.name.unwrap_or_else(|| volume.clone()),
             volume,

@@ -134,6 +134,18 @@ fn exports_come_and_go_and_survive_the_server() {
     assert_eq!(out, "x b\n1\nb b\nNo records found\n");
 }
 
+#[test]
+fn an_export_of_what_another_volume_owns_is_refused() {
+    let place = Place::new();
+    place.sparse("slow", 1 << 20);
+    place.sparse("fast", 256 << 10);
+    let tables = ["--table", "f=0 512 linear fast 0", "--table"];
+    let args = [&tables[..], &["w=0 2048 writecache s slow @f 4096 0"]].concat();
+    let (ran, _) = beside(&place, &args, "cairn export add f --as x; echo $?; true");
+    assert!(ran.out.starts_with("4\n"), "{ran:?}");
+    assert!(ran.err.contains("f: export: found that it is the cache device of w"), "{ran:?}");
+}
+
 /// A client that has chosen an export and asks nothing of it.
 fn client(place: &Place, export: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("n")).unwrap();

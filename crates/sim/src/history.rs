@@ -25,7 +25,7 @@
 //!     goes on to rely on its own flushes: each client must be told. A client that comes later
 //!     doubts what any other does.
 //! H9. A disk that may roll back what no flush covered ([`History::may_roll_back`]) may show at any
-//!     time what H3 allows.
+//!     time what H3 allows, as of when the read was submitted.
 //! H10. A kill ([`History::kill`]) fails what was in flight (H4) and makes nothing durable. What
 //!     is read afterwards ([`History::reopen`]) is what the disk holds from then on, whatever it
 //!     may have held before, and durable with the next flush. What was written before and is not
@@ -73,14 +73,22 @@ impl ClientId {
 }
 
 /// What one client knows.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Client {
-    /// When its latest flush that succeeded was submitted.
-    flushed: Tick,
+    /// When its flushes that succeeded were submitted, and when they ended.
+    flushes: Vec<(Tick, Tick)>,
     /// A flush failed for it that may have lost something.
     in_doubt: bool,
     /// Whoever served it was killed.
     gone: bool,
+}
+
+impl Client {
+    /// When the latest flush that succeeded before `moment` was submitted.
+    fn flushed(&self, moment: Tick) -> Tick {
+        let ended = self.flushes.iter().filter(|(_, ended)| *ended < moment);
+        ended.map(|(submitted, _)| *submitted).max().unwrap_or(0)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -393,7 +401,7 @@ impl Inner {
         match record.op {
             Op::Flush => {
                 let client = &mut self.clients[record.client.0];
-                client.flushed = client.flushed.max(record.submitted);
+                client.flushes.push((record.submitted, ended));
             }
             Op::Read => self.judge_read(&record, data),
             Op::Write | Op::WriteZeroes | Op::Discard => {}
@@ -404,14 +412,14 @@ impl Inner {
     fn doubt(&mut self, id: ClientId) {
         let client = &mut self.clients[id.0];
         client.in_doubt = true;
-        let flushed = client.flushed;
+        let flushed = client.flushed(NEVER);
         let volatile = |record: &&mut Record| record.ended >= flushed;
         self.records.iter_mut().filter(volatile).for_each(|record| record.doubted |= id.bit());
     }
 
     /// When the latest flush that succeeded for anyone was submitted.
     fn flushed(&self) -> Tick {
-        self.clients.iter().map(|client| client.flushed).max().unwrap_or(0)
+        self.clients.iter().map(|client| client.flushed(NEVER)).max().unwrap_or(0)
     }
 
     fn object(&mut self, text: String) {
@@ -453,16 +461,19 @@ impl Inner {
         self.touched(sector).any(by_write) || self.observed(sector).any(by_read)
     }
 
-    /// True if what ended at `end` is superseded by something durable.
-    fn durably_superseded(&self, sector: u64, end: Tick) -> bool {
+    /// True if what ended at `end` is superseded by something that was durable before `moment`.
+    fn durably_superseded(&self, sector: u64, end: Tick, moment: Tick) -> bool {
+        let clients: Vec<_> =
+            self.clients.iter().map(|client| (client.flushed(moment), client.in_doubt)).collect();
         let flushed = |w: &Record| {
-            let mut clients = (0..).map(ClientId).zip(&self.clients);
-            clients.any(|(id, client)| w.ended < client.flushed && w.doubted & id.bit() == 0)
+            let mut clients = (0..).map(ClientId).zip(&clients);
+            clients.any(|(id, (flushed, _))| w.ended < *flushed && w.doubted & id.bit() == 0)
         };
-        let by_write = |w: &Record| w.submitted > end && w.is_definite() && (w.fua || flushed(w));
+        let durable = |w: &Record| w.fua && w.ended < moment || flushed(w);
+        let by_write = |w: &Record| w.submitted > end && w.is_definite() && durable(w);
         let by_read = |read: Observed| {
-            let mut clients = self.clients.iter().filter(|client| !client.in_doubt);
-            read.submitted > end && clients.any(|client| read.ended < client.flushed)
+            let mut clients = clients.iter().filter(|(_, in_doubt)| !in_doubt);
+            read.submitted > end && clients.any(|(flushed, _)| read.ended < *flushed)
         };
         self.touched(sector).any(by_write) || self.observed(sector).any(by_read)
     }
@@ -496,7 +507,7 @@ impl Inner {
     fn may_read(&self, sector: u64, content: Content, read: &Record) -> bool {
         let mut sources = self.sources(sector, content, read.ended);
         sources.any(|end| {
-            let durably = || self.durably_superseded(sector, end);
+            let durably = || self.durably_superseded(sector, end, read.submitted);
             !self.superseded(sector, end, read.submitted) || self.rolls_back && !durably()
         })
     }
@@ -512,7 +523,7 @@ impl Inner {
         assert_eq!(contents.len(), self.baseline.len(), "the whole disk is judged");
         for (sector, &content) in (0u64..).zip(contents) {
             let mut sources = self.sources(sector, content, NEVER);
-            if !sources.any(|end| !self.durably_superseded(sector, end)) {
+            if !sources.any(|end| !self.durably_superseded(sector, end, NEVER)) {
                 let what = format!("a crash (last flush submitted {})", self.flushed());
                 return Err(Violation(self.describe(sector, content, &what)));
             }

@@ -224,6 +224,25 @@ fn a_disk_that_may_roll_back_shows_what_a_crash_would_leave() {
 }
 
 #[test]
+fn a_read_may_miss_what_became_durable_while_it_was_under_way() {
+    for before in [false, true] {
+        let history = history();
+        history.may_roll_back(true);
+        done(&history, Op::Write);
+        let fua = || end(&history, history.submit(Op::Write, ONE, Flags::FUA));
+        if before {
+            fua();
+        }
+        let reading = start(&history, Op::Read);
+        if !before {
+            fua();
+        }
+        history.complete(reading, Ok(()), &bytes_of(&history, None));
+        assert_eq!(history.verdict().is_ok(), !before, "H9");
+    }
+}
+
+#[test]
 fn each_client_relies_on_its_own_flushes_until_it_is_told() {
     for told in [false, true] {
         let history = history();

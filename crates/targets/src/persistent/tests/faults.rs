@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{Disk, Io};
-use cairn_sim::{Fault, OpSet};
+use cairn_sim::{Fault, OpSet, SimWorld};
 
 use super::bed::{Bed, id, mapping, open};
 use crate::persistent::model::audit;
@@ -126,8 +126,8 @@ fn durable_devices(bed: &Bed) -> usize {
 }
 
 /// The process was killed while a commit created device 0: its superblock is written, and not
-/// flushed.
-fn killed_before_the_last_flush() -> Bed {
+/// flushed. What the next process opens, to be read.
+fn opened_after_a_kill_before_the_last_flush() -> Bed {
     let cut = |seed| {
         let mut bed = Bed::seeded(seed, 128, 4000);
         bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
@@ -137,15 +137,16 @@ fn killed_before_the_last_flush() -> Bed {
         let seen = bed.audit().devices.len();
         (ended.is_err() && (seen, durable_devices(&bed)) == (1, 0)).then_some(bed)
     };
-    (1..100).find_map(cut).expect("some commit fails in its last flush")
+    let killed = (1..100).find_map(cut).expect("some commit fails in its last flush");
+    let sim = SimWorld::new(1, 1);
+    sim.add_survivor(killed.drive().after_kill());
+    let (store, working) = open(&sim, Options { read_only: true, ..Options::default() }).unwrap();
+    Bed { sim, store, working: Some(working) }
 }
 
 #[test]
 fn what_was_opened_to_be_read_is_durable_before_it_changes() {
-    let mut bed = killed_before_the_last_flush();
-    let read_only = Options { read_only: true, ..Options::default() };
-    let (store, working) = open(&bed.sim, read_only).unwrap();
-    bed.replace(store, working);
+    let mut bed = opened_after_a_kill_before_the_last_flush();
     let refused = bed.run(async |env, working| working.create_device(env, id(1)));
     assert!(matches!(refused, Err(Error::ReadOnly)));
     assert_eq!(durable_devices(&bed), 0);
@@ -158,10 +159,7 @@ fn what_was_opened_to_be_read_is_durable_before_it_changes() {
 
 #[test]
 fn what_was_opened_to_be_read_does_not_change_if_it_cannot_be_flushed() {
-    let mut bed = killed_before_the_last_flush();
-    let read_only = Options { read_only: true, ..Options::default() };
-    let (store, working) = open(&bed.sim, read_only).unwrap();
-    bed.replace(store, working);
+    let mut bed = opened_after_a_kill_before_the_last_flush();
     bed.drive().faults().add(Fault::error(OpSet::FLUSHES).shots(1));
     let failed = bed.run(async |env, working| working.allow_changes(env).await);
     assert!(matches!(failed, Err(Error::Io { .. })));

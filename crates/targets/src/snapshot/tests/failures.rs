@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, FailureCursor, Io, IoResult, SuspendMode};
-use cairn_sim::{Fault, OpSet};
+use cairn_block::{
+    Disk, Env, FailureCursor, Io, IoResult, Sector, SectorCount, SectorRange, SuspendMode,
+};
+use cairn_sim::{Fault, Image, OpSet};
 
 use super::bed::{Bed, initial_byte, write_io};
 
@@ -152,19 +154,26 @@ fn what_was_written_in_place_is_told_to_each_client_once() {
 
 #[test]
 fn a_suspend_says_that_what_was_written_in_place_is_lost() {
-    let bed = bed();
-    let mut client = Client::of(&bed, "s");
-    bed.write("s", 64, 8, 7).unwrap();
-    bed.write("s", 64, 8, 8).unwrap();
-    flush_fails_once(&bed, "cow0");
-    let volume = bed.volume("s");
-    let suspend = |env| async move { volume.suspend(&env, SuspendMode::Flush).await };
-    let lost = bed.sim.block_on(0, suspend).unwrap_err().to_string();
-    assert!(lost.starts_with("cow0: flush"), "{lost}");
-    assert!(bed.volume("s").is_suspended());
-    bed.resume("s").unwrap();
-    assert!(client.flush(&bed, "s").is_err());
-    assert!(client.flush(&bed, "s").is_ok());
+    for by_another in [false, true] {
+        let bed = bed();
+        let mut client = Client::of(&bed, "s");
+        bed.write("s", 64, 8, 7).unwrap();
+        bed.write("s", 64, 8, 8).unwrap();
+        flush_fails_once(&bed, "cow0");
+        if by_another {
+            let disk: Arc<dyn Disk> = bed.drive("cow0");
+            let flush = |env: Env| async move { env.io(&disk, Io::flush()).await };
+            bed.sim.block_on(0, flush).expect_err("it fails");
+        }
+        let volume = bed.volume("s");
+        let suspend = |env| async move { volume.suspend(&env, SuspendMode::Flush).await };
+        let lost = bed.sim.block_on(0, suspend).unwrap_err().to_string();
+        assert!(lost.starts_with("cow0: flush"), "{lost}");
+        assert!(bed.volume("s").is_suspended());
+        bed.resume("s").unwrap();
+        assert!(client.flush(&bed, "s").is_err());
+        assert!(client.flush(&bed, "s").is_ok());
+    }
 }
 
 #[test]
@@ -353,4 +362,32 @@ fn a_transient_snapshot_survives_its_close() {
     assert_eq!(bed.bytes("s", 0, 64), initial(0, 64));
     bed.write("o", 40, 8, 201).unwrap();
     assert_eq!(bed.bytes("s", 0, 64), initial(0, 64));
+}
+
+/// A process that was killed left a record in the drive, and a flush that failed before the next one
+/// opened the store has dropped it: reads show it all the same.
+#[test]
+fn records_that_a_failed_flush_dropped_before_the_store_was_opened_are_written_again() {
+    let before = bed();
+    before.io("o", |env| write_io(env, 16, 8, 200)).expect("no drive fails");
+    before.io("o", |_| Io::flush()).expect("no drive fails");
+    let [origin, mut cow]: [Image; 2] =
+        before.durable().collect::<Vec<_>>().try_into().expect("two drives");
+    let mut area = vec![0; 4096];
+    cow.read(Sector(8), &mut area);
+    cow.write(Sector(8), &[0; 4096]);
+    let bed = Bed::of_images(origin, vec![cow]);
+    flush_fails_once(&bed, "cow0");
+    let disk: Arc<dyn Disk> = bed.drive("cow0");
+    bed.sim.block_on(0, |env| async move {
+        let range = SectorRange::new(Sector(8), SectorCount(8));
+        let segs = env.segs(range.count);
+        segs.copy_in(0, &area);
+        env.io(&disk, Io::write(range, segs)).await.expect("no write fails");
+        env.io(&disk, Io::flush()).await.expect_err("it fails");
+    });
+    bed.load("s", SNAPSHOT);
+    let again = bed.reopen_durable();
+    again.load("s", SNAPSHOT);
+    assert_eq!(again.bytes("s", 16, 8), initial(16, 8));
 }

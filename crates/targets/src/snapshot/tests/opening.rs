@@ -1,6 +1,8 @@
 //! What is refused, what is formatted, and how a store passes from table to table.
 
-use cairn_block::{Sector, SectorCount, SuspendMode};
+use std::sync::Arc;
+
+use cairn_block::{Disk, Env, Io, Sector, SectorCount, SuspendMode};
 use cairn_sim::{Fault, Image, OpSet};
 
 use super::bed::{Bed, initial, initial_byte, write_io};
@@ -124,6 +126,30 @@ fn stale_records_behind_the_end_of_the_list_do_not_come_back() {
     let third = other.reopen_durable();
     third.load("s", "0 512 snapshot origin cow0 P 8");
     assert_eq!(third.bytes("s", 40, 8), (40..48).map(initial_byte).collect::<Vec<_>>());
+}
+
+#[test]
+fn stale_records_do_not_come_back_by_a_failed_flush() {
+    const SNAPSHOT: &str = "0 512 snapshot origin cow0 P 8";
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", SNAPSHOT);
+    // All records but one of a sector.
+    (0..31).for_each(|chunk| bed.write("s", chunk * 8, 8, 7).unwrap());
+    let mut cow = bed.drive("cow0").durable();
+    let mut sector = cow.sector(Sector(9));
+    sector[..8].copy_from_slice(&60u64.to_le_bytes());
+    sector[8..16].copy_from_slice(&50u64.to_le_bytes());
+    cow.write(Sector(9), &sector);
+    let other = Bed::of_images(initial(512), vec![cow]);
+    other.load("s", SNAPSHOT);
+    other.drive("cow0").faults().add(Fault::losing_flushes().shots(1));
+    let disk: Arc<dyn Disk> = other.drive("cow0");
+    let flush = |env: Env| async move { env.io(&disk, Io::flush()).await };
+    other.sim.block_on(0, flush).expect_err("it fails");
+    other.write("s", 31 * 8, 8, 8).unwrap();
+    let third = other.reopen_durable();
+    third.load("s", SNAPSHOT);
+    assert_eq!(third.bytes("s", 480, 8), (480..488).map(initial_byte).collect::<Vec<_>>());
 }
 
 #[test]

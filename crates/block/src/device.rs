@@ -34,6 +34,7 @@ use crate::claims::Holder;
 use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
 use crate::env::{Env, Io};
 use crate::error::{ConfigError, ConfigKind, ErrorKind, IoError};
+use crate::events::Events;
 use crate::failures::FailureCount;
 use crate::local::Latch;
 use crate::mutants;
@@ -43,7 +44,6 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Table;
 use crate::target::{MessageError, SuspendMode};
 use crate::units::{Sector, SectorCount, SectorRange};
-use crate::witness::{Witness, tell_content_lost};
 
 /// What a request to a removed device is told.
 pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
@@ -51,69 +51,6 @@ pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 /// Names a mapped device inside a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceId(pub(crate) u32);
-
-/// The events of a mapped device, for whoever raises or awaits them.
-#[derive(Clone, Default)]
-pub struct Events(Arc<EventsInner>);
-
-#[derive(Default)]
-struct EventsInner {
-    /// Whose events they are.
-    volume: String,
-    count: AtomicU64,
-    raised: Event,
-    witness: Mutex<Option<Arc<dyn Witness>>>,
-}
-
-impl Events {
-    /// The events of a volume of this name.
-    pub fn of(volume: &str) -> Events {
-        Events(Arc::new(EventsInner { volume: volume.to_owned(), ..EventsInner::default() }))
-    }
-
-    /// The volume's name, for the log.
-    pub fn volume(&self) -> &str {
-        &self.0.volume
-    }
-
-    /// How many there were.
-    pub fn count(&self) -> u64 {
-        self.0.count.load(Ordering::Acquire)
-    }
-
-    /// Tells every waiter that something worth looking at happened.
-    pub fn raise(&self) {
-        self.0.count.fetch_add(1, Ordering::AcqRel);
-        self.0.raised.notify(usize::MAX);
-    }
-
-    /// From now on `witness` is told what the volume's devices can't keep.
-    pub fn set_witness(&self, witness: Arc<dyn Witness>) {
-        *self.0.witness.lock() = Some(witness);
-    }
-
-    /// The volume's content is lost, and its own device can't say so any more. True when the
-    /// volume's witness knows it durably; false if there is none, or it failed.
-    pub async fn content_lost(&self) -> bool {
-        let witness = self.0.witness.lock().clone();
-        match witness {
-            Some(witness) => tell_content_lost(witness.as_ref()).await,
-            None => false,
-        }
-    }
-
-    /// Waits until there were more than `seen`; answers how many.
-    pub async fn wait(&self, seen: u64) -> u64 {
-        loop {
-            let listener = self.0.raised.listen();
-            let now = self.count();
-            if now > seen {
-                return now;
-            }
-            listener.await;
-        }
-    }
-}
 
 #[derive(Default)]
 struct State {

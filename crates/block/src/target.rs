@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use crate::claiming::Claim;
-use crate::device::Events;
 use crate::disk::{Disk, Extent, ExtentKind, Limits, LocalFuture};
 use crate::env::Env;
 use crate::error::{ConfigError, IoError, IoResult};
+use crate::events::Events;
 use crate::failures::FailureCount;
 use crate::registry::Registry;
 use crate::request::Request;

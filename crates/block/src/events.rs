@@ -1,0 +1,73 @@
+//! [`Events`]: the events of a mapped device, counted and awaited, as `dmsetup wait` knows them, and
+//! who is told that the content of its volume is lost. They outlive its tables.
+
+use std::sync::Arc;
+
+use event_listener::Event;
+
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::witness::{Witness, tell_content_lost};
+
+/// The events of a mapped device, for whoever raises or awaits them.
+#[derive(Clone, Default)]
+pub struct Events(Arc<EventsInner>);
+
+#[derive(Default)]
+struct EventsInner {
+    /// Whose events they are.
+    volume: String,
+    count: AtomicU64,
+    raised: Event,
+    witness: Mutex<Option<Arc<dyn Witness>>>,
+}
+
+impl Events {
+    /// The events of a volume of this name.
+    pub fn of(volume: &str) -> Events {
+        Events(Arc::new(EventsInner { volume: volume.to_owned(), ..EventsInner::default() }))
+    }
+
+    /// The volume's name, for the log.
+    pub fn volume(&self) -> &str {
+        &self.0.volume
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.0.count.load(Ordering::Acquire)
+    }
+
+    /// Tells every waiter that something worth looking at happened.
+    pub fn raise(&self) {
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        self.0.raised.notify(usize::MAX);
+    }
+
+    /// From now on `witness` is told what the volume's devices can't keep.
+    pub fn set_witness(&self, witness: Arc<dyn Witness>) {
+        *self.0.witness.lock() = Some(witness);
+    }
+
+    /// The volume's content is lost, and its own device can't say so any more. True when the
+    /// volume's witness knows it durably; false if there is none, or it failed.
+    pub async fn content_lost(&self) -> bool {
+        let witness = self.0.witness.lock().clone();
+        match witness {
+            Some(witness) => tell_content_lost(witness.as_ref()).await,
+            None => false,
+        }
+    }
+
+    /// Waits until there were more than `seen`; answers how many.
+    pub async fn wait(&self, seen: u64) -> u64 {
+        loop {
+            let listener = self.0.raised.listen();
+            let now = self.count();
+            if now > seen {
+                return now;
+            }
+            listener.await;
+        }
+    }
+}

@@ -3,6 +3,8 @@
 //! A transfer whose memory direct I/O refuses goes through an aligned buffer, in pieces of at
 //! most [`PIECE_BYTES`]: that bounds what one request holds.
 
+use std::cell::Cell;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,6 +25,8 @@ pub(super) struct Task {
     pub file: Arc<OpenFile>,
     pub driver: Rc<Driver>,
     env: Env,
+    /// What the system answered last that was no success; 0 if nothing.
+    errno: Cell<i32>,
 }
 
 /// What to do; a request's fields, since the request itself stays parked.
@@ -40,12 +44,16 @@ impl Task {
         let segs = request.segs.slice(0, bytes);
         let work = Work { op: request.op, flags: request.flags, range: request.range, segs };
         let (id, driver) = (request.id(), Driver::of(env).clone());
-        let task = Task { file, driver, env: env.clone() };
+        let task = Task { file, driver, env: env.clone(), errno: Cell::new(0) };
         env.spawn(async move {
             let (op, sector) = (work.op, work.range.start);
             let result = task.perform(work).await;
             if let Err(error) = result {
-                task.file.log_failure(&task.env, op, sector, error.kind, &error);
+                let said = match task.errno.get() {
+                    0 => error.to_string(),
+                    errno => io::Error::from_raw_os_error(errno).to_string(),
+                };
+                task.file.log_failure(&task.env, op, sector, error.kind, &said);
             }
             task.env.complete(id, result);
         });
@@ -139,7 +147,7 @@ impl Task {
     async fn read_all(&self, mut segs: Segs, mut offset: u64) -> IoResult {
         while segs.bytes() > 0 {
             let moved = self.driver.read_at(&self.file.fd, segs.clone(), offset).await;
-            let moved = progress(moved)?;
+            let moved = self.progress(moved)?;
             segs = segs.slice(moved, segs.bytes() - moved);
             offset += moved as u64;
         }
@@ -149,7 +157,7 @@ impl Task {
     async fn write_all(&self, mut segs: Segs, mut offset: u64, dsync: bool) -> IoResult {
         while segs.bytes() > 0 {
             let moved = self.driver.write_at(&self.file.fd, segs.clone(), offset, dsync).await;
-            let moved = progress(moved)?;
+            let moved = self.progress(moved)?;
             segs = segs.slice(moved, segs.bytes() - moved);
             offset += moved as u64;
         }
@@ -166,7 +174,7 @@ impl Task {
             match self.driver.fdatasync(&self.file.fd).await {
                 0.. => return Ok(()),
                 INTERRUPTED | AGAIN => {}
-                error => return Err(IoError::from_errno(error)),
+                error => return Err(self.refused(error)),
             }
         }
     }
@@ -183,17 +191,23 @@ impl Task {
         });
         match run.await {
             0.. => Ok(()),
-            error => Err(IoError::from_errno(error)),
+            error => Err(self.refused(error)),
         }
     }
-}
 
-/// The bytes that a transfer moved; none is an error, an interruption is not.
-fn progress(result: i32) -> Result<usize, IoError> {
-    match result {
-        INTERRUPTED | AGAIN => Ok(0),
-        0 => Err(IoError::IO),
-        error @ ..0 => Err(IoError::from_errno(error)),
-        moved => Ok(moved as usize),
+    /// The system's refusal, kept for the log.
+    pub fn refused(&self, errno: i32) -> IoError {
+        self.errno.set(errno.abs());
+        IoError::from_errno(errno)
+    }
+
+    /// The bytes that a transfer moved; none is an error, an interruption is not.
+    fn progress(&self, result: i32) -> Result<usize, IoError> {
+        match result {
+            INTERRUPTED | AGAIN => Ok(0),
+            0 => Err(IoError::IO),
+            error @ ..0 => Err(self.refused(error)),
+            moved => Ok(moved as usize),
+        }
     }
 }

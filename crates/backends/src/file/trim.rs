@@ -86,7 +86,7 @@ impl Task {
                 0.. => return Ok(true),
                 UNSUPPORTED | UNKNOWN => return Ok(false),
                 INTERRUPTED => {}
-                error => return Err(IoError::from_errno(error)),
+                error => return Err(self.refused(error)),
             }
         }
     }

@@ -162,6 +162,22 @@ fn a_write_with_fua_that_the_drive_refuses_is_nobody_elses_loss() {
 }
 
 #[test]
+fn a_device_none_of_whose_tables_can_start_stays_suspended_and_names_both_reasons() {
+    let bench = Bench::new(7);
+    let volume = bench.volume("v", "0 64 probe a 0");
+    bench.load(&volume, "0 64 probe b 0 refuse=1").unwrap();
+    *bench.log.refuse.lock() = true;
+    let refused = bench.resume(&volume).unwrap_err().to_string();
+    assert_eq!(refused.matches("mood").count(), 2, "{refused}");
+    assert!(volume.is_suspended());
+    assert_eq!(volume.live_table().unwrap().lines()[0].target.table(), "a 0");
+    *bench.log.refuse.lock() = false;
+    bench.load(&volume, "0 64 probe a 0").unwrap();
+    bench.resume(&volume).unwrap();
+    write(&bench, &volume, 3);
+}
+
+#[test]
 fn a_table_that_cannot_start_leaves_the_old_one_live() {
     let bench = Bench::new(8);
     let volume = bench.volume("v", "0 64 probe a 0");

@@ -321,7 +321,7 @@ impl Pool {
         tracing::error!("{}: commit failed: {error}", self.name());
         self.lower_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
         let is_end = error.io().kind == ErrorKind::Shutdown;
-        let aborted = self.ledger.abort(env, !is_end).await;
+        let aborted = self.ledger.abort(env, !is_end, &self.name()).await;
         let mut lost = Vec::new();
         for volume in self.open_volumes() {
             // Its details are as they were, or cannot be read: then it is not served either.

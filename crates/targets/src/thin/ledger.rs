@@ -296,18 +296,18 @@ impl Ledger {
     }
 
     /// Back to the durable state, which is marked as in need of a check if `marks` says so. The mark
-    /// may reach the device later only.
+    /// may reach the device later only. The log names `pool`.
     ///
     /// # Errors
     /// The metadata cannot be read; or the device may hold another state than the one that was read.
-    pub async fn abort(&self, env: &Env, marks: bool) -> Result<()> {
+    pub async fn abort(&self, env: &Env, marks: bool, pool: &str) -> Result<()> {
         let mut working = self.working.lock().await;
         let aborted = working.abort(env).await;
         if aborted.is_ok()
             && marks
             && let Err(error) = working.set_needs_check(env).await
         {
-            tracing::warn!("thin-pool: the mark that a check is due is not on the device: {error}");
+            tracing::warn!("{pool}: the mark that a check is due is not on the device: {error}");
         }
         self.note(&working);
         aborted?;

@@ -25,8 +25,9 @@ pub(crate) struct Calls {
     changed: Event,
 }
 
-/// A call that runs.
-pub(crate) struct Call<'a>(&'a Calls);
+/// A call that runs, until it is dropped.
+#[must_use]
+pub struct Call<'a>(&'a Calls);
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {

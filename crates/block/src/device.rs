@@ -587,6 +587,13 @@ impl MappedDevice {
         suspended.and(closed)
     }
 
+    /// Begins a call into targets of the live table that this device does not pass on itself: until
+    /// it ends they are neither suspended, closed nor resumed (D8). What takes long does not belong
+    /// into one: verbs wait for it.
+    pub async fn begin_call(&self) -> Call<'_> {
+        self.calls.begin().await
+    }
+
     /// Begins a call into the live table, once the device is not suspended, as a read would.
     ///
     /// # Errors

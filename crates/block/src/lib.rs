@@ -41,6 +41,7 @@ mod units;
 mod witness;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
+pub use calls::Call;
 pub use cells::{CellGuard, CellMode, Cells};
 pub use claiming::{Claim, Claimant, Claimed};
 pub use claims::ClaimKind;

@@ -171,7 +171,7 @@ impl Verbs {
             return Err(wrong(name, "access", "a read-only server", "a writable one"));
         }
         // Not under the lock of changes: it takes its time, and changes nothing that is recorded.
-        let trimmed = pool.ask(&self.world, async |env, pool| pool.trim(env).await);
+        let trimmed = pool.ask_at_length(&self.world, async |env, pool| pool.trim(env).await);
         Ok(trimmed?.to_bytes())
     }
 }

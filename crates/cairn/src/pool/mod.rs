@@ -32,7 +32,7 @@ pub(crate) mod tests;
 
 use std::sync::Arc;
 
-use cairn_block::{ConfigKind, Env, MappedDevice, TableLine, Target};
+use cairn_block::{Call, ConfigKind, Env, MappedDevice, TableLine, Target};
 use cairn_format::thin::Opening;
 use cairn_targets::persistent::Store;
 use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
@@ -49,6 +49,7 @@ use crate::world::{Names, World};
 pub struct LivePool {
     /// The volume.
     pub name: String,
+    volume: Arc<MappedDevice>,
     target: Arc<dyn Target>,
 }
 
@@ -101,8 +102,7 @@ impl LivePool {
     /// # Errors
     /// There is none.
     pub fn of(names: &Names, name: &str) -> Outcome<LivePool> {
-        let target = names.volume(name).ok().and_then(|volume| target_of(&volume));
-        target.map(|target| LivePool { name: name.to_owned(), target }).ok_or_else(|| {
+        names.volume(name).ok().and_then(LivePool::in_volume).ok_or_else(|| {
             let all: Vec<String> = LivePool::all(names).into_iter().map(|pool| pool.name).collect();
             let expected = match all.is_empty() {
                 true => "one made by cairn pool create".to_owned(),
@@ -114,11 +114,17 @@ impl LivePool {
 
     /// Every pool, by name.
     pub fn all(names: &Names) -> Vec<LivePool> {
-        let pool = |volume: &Arc<MappedDevice>| {
-            let name = volume.volume().to_owned();
-            Some(LivePool { name, target: target_of(volume)? })
-        };
-        names.volumes().iter().filter_map(pool).collect()
+        names.volumes().into_iter().filter_map(LivePool::in_volume).collect()
+    }
+
+    fn in_volume(volume: Arc<MappedDevice>) -> Option<LivePool> {
+        let target = target_of(&volume)?;
+        Some(LivePool { name: volume.volume().to_owned(), volume, target })
+    }
+
+    /// Begins a call into it.
+    pub async fn begin_call(&self) -> Call<'_> {
+        self.volume.begin_call().await
     }
 
     /// The target.
@@ -150,8 +156,21 @@ impl LivePool {
         Ok(self.devices()?.into_iter().find(|device| device.id == id))
     }
 
-    /// Asks the pool something that waits.
+    /// Asks the pool something that waits, but not for long: no verb stops the pool meanwhile.
     pub fn ask<T: Send + 'static>(
+        &self,
+        world: &World,
+        ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + Send + 'static,
+    ) -> T {
+        let pool = self.clone();
+        world.on_home(&self.name, move |env| async move {
+            let _call = pool.begin_call().await;
+            ask(&env, pool.target()).await
+        })
+    }
+
+    /// Asks the pool something that takes long, and ends by itself when a verb stops the pool.
+    pub fn ask_at_length<T: Send + 'static>(
         &self,
         world: &World,
         ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + Send + 'static,

@@ -79,6 +79,8 @@ impl Contexts for SnapContexts {
             let range = SectorRange::new(range.start, count);
             let mut all = unmerged(&self.names, &full, &self.volume, range);
             for snapshot in snapshots {
+                let volume = self.names.volume(snapshot).map_err(|_| IoError::INVALID)?;
+                let _call = volume.begin_call().await;
                 all = union(all, changed(&self.names, snapshot, range)?);
             }
             Ok(runs(range, &all))

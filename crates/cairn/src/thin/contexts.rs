@@ -41,6 +41,7 @@ impl ThinContext {
         env: &Env,
         range: SectorRange,
     ) -> Result<(SectorRange, Vec<SectorRange>), IoError> {
+        let _call = self.pool.begin_call().await;
         let pool = self.pool.target();
         // What a client wrote before is to be told.
         pool.settle(env).await.map_err(|_| IoError::IO)?;

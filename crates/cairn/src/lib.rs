@@ -26,13 +26,13 @@ mod signals;
 mod snap;
 mod sockets;
 mod state;
+mod stderr;
 mod thin;
 mod under_way;
 pub mod untrusted;
 mod verbs;
 mod world;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use cli::{Cli, Command, Parsed};
@@ -45,43 +45,21 @@ pub fn main() -> ExitCode {
         Parsed::Run(cli) => cli,
         Parsed::Print(text) => return finish(remote::print(&text)),
         Parsed::Wrong(line) => {
-            eprintln!("cairn: {line}");
+            stderr::say(line);
             return ExitCode::from(exit::FAILURE);
         }
     };
-    start_log(&cli);
-    finish(run(*cli))
-}
-
-/// The log goes to stderr: warnings, and more with `-v`. A server's lines bear the time, and tell
-/// of verbs and recoveries unless it serves one command.
-fn start_log(cli: &Cli) {
-    let (server, quiet) = match &cli.command {
-        Command::Serve(args) => (true, args.run.is_some()),
-        _ => (false, true),
-    };
-    let level = match cli.verbose {
-        0 if quiet => tracing::Level::WARN,
-        0 | 1 => tracing::Level::INFO,
-        _ => tracing::Level::DEBUG,
-    };
-    let log = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(cli.verbose > 1);
-    if server {
-        log.init();
-    } else {
-        log.without_time().init();
-    }
+    let log = stderr::start_log(&cli);
+    let outcome = run(*cli);
+    drop(log);
+    finish(outcome)
 }
 
 fn finish(outcome: Outcome<u8>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("cairn: {}", failure::one_line(&error));
+            stderr::say(failure::one_line(&error));
             ExitCode::from(exit::of_error(&error))
         }
     }

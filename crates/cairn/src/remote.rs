@@ -20,6 +20,7 @@ use crate::replace;
 use crate::report::{self, VolumeLines};
 use crate::serve::exports::ExportInfo;
 use crate::snap::store::is_path;
+use crate::stderr::say;
 
 /// Runs a verb against a server.
 ///
@@ -136,7 +137,7 @@ pub fn tell(server: &ServerArgs, method: &str, params: Value) -> Outcome<u8> {
 /// Tells on stderr what an answer notes about a volume.
 pub fn pass_on(name: &str, answer: &Value) -> u8 {
     let notes = answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    notes.for_each(|note| eprintln!("cairn: {name}: {note}"));
+    notes.for_each(|note| say(format_args!("{name}: {note}")));
     exit::OK
 }
 

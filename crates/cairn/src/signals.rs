@@ -13,6 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::failure::{Outcome, system};
+use crate::stderr::say;
 
 /// Something the main thread waits for.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
         let mut asked = false;
         for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
             if asked {
-                eprintln!("cairn: second signal: leaving at once");
+                say("second signal: leaving at once");
                 // Held to the end: nothing is finished any more.
                 let unfinished = UNFINISHED.lock();
                 unfinished.iter().for_each(|path| remove(path));

@@ -32,6 +32,7 @@ mod command;
 mod forget;
 mod show;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -271,6 +272,7 @@ impl StateFile {
     /// Another server has it, nothing can be written in its folder, or as
     /// [`open`](StateFile::open).
     pub fn open_alone(path: &Path) -> Outcome<StateFile> {
+        let path = &*itself(path);
         let shown = path.display().to_string();
         let lock = File::create(beside(path, ".lock")).map_err(|e| unwritable(&shown, e))?;
         for _ in 0..TRIES {
@@ -289,6 +291,7 @@ impl StateFile {
 
     /// True if a server holds the file now.
     pub fn is_held(path: &Path) -> bool {
+        let path = &*itself(path);
         let lock = File::open(beside(path, ".lock"));
         lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
@@ -298,6 +301,7 @@ impl StateFile {
     /// # Errors
     /// It cannot be read or is no state file of this version.
     pub fn open(path: &Path) -> Outcome<StateFile> {
+        let path = &*itself(path);
         let shown = path.display().to_string();
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
@@ -466,6 +470,14 @@ fn unwritable(shown: &str, error: io::Error) -> ConfigError {
     let detail = "state: its folder cannot be written: name a file elsewhere with --state, or \
                   serve with --read-only";
     ConfigError::new(ConfigKind::System, shown, detail).with_source(error)
+}
+
+/// The file that a path names: one behind symbolic links is locked and replaced, not the link.
+fn itself(path: &Path) -> Cow<'_, Path> {
+    match path.is_symlink() {
+        true => fs::canonicalize(path).map_or(Cow::Borrowed(path), Cow::Owned),
+        false => Cow::Borrowed(path),
+    }
 }
 
 /// The file of the same name with something appended.

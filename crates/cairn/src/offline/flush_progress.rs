@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 
+use crate::stderr::say;
+
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// What the origin does not have yet: of a cache, or of a snapshot that is merged.
@@ -49,7 +51,7 @@ impl Progress {
         });
         let now = Instant::now();
         if bar.is_none() {
-            eprintln!("cairn: {} {unit} ({}) {task}", total.blocks, HumanBytes(total.bytes));
+            say(format_args!("{} {unit} ({}) {task}", total.blocks, HumanBytes(total.bytes)));
         }
         Progress { bar, unit, total, began: now, said: now }
     }
@@ -62,7 +64,7 @@ impl Progress {
             bar.set_position(done);
         } else if self.said.elapsed() >= LINE_EVERY {
             self.said = Instant::now();
-            eprintln!("cairn: {}", line(self.unit, left, done, self.began.elapsed()));
+            say(line(self.unit, left, done, self.began.elapsed()));
         }
     }
 
@@ -74,7 +76,7 @@ impl Progress {
                 bar.set_position(done);
                 bar.abandon();
             }
-            None => eprintln!("cairn: {}", line(self.unit, left, done, self.began.elapsed())),
+            None => say(line(self.unit, left, done, self.began.elapsed())),
         }
         end
     }

@@ -34,6 +34,7 @@ use crate::signals::{self, Event};
 use crate::snap::names::is_hidden;
 use crate::sockets;
 use crate::state::StateFile;
+use crate::stderr::say;
 use crate::verbs::Verbs;
 use crate::world::{World, WorldOptions};
 use command::{PrivateFolder, Running};
@@ -298,13 +299,14 @@ impl Server {
         drop(self.control);
         self.exports.stop(&self.world);
         let ended = self.world.suspend_all();
-        for (volume, words) in ended.said.iter().filter(|_| aloud) {
-            eprintln!("cairn: {volume}: {words}");
-        }
+        // Before anything is said, which may wait for a reader.
         let kept = self.verbs.as_ref().map_or(Ok(()), |verbs| verbs.keep_untold());
+        for (volume, words) in ended.said.iter().filter(|_| aloud) {
+            say(format_args!("{volume}: {words}"));
+        }
         let mut lost = ended.lost.into_iter().chain(kept.err());
         let first = lost.next();
-        lost.for_each(|error| eprintln!("cairn: {error}"));
+        lost.for_each(say);
         first.map_or(Ok(()), Err)
     }
 }

@@ -10,6 +10,7 @@ use crate::cli::StateCommand;
 use crate::control::rpc::{AnyName, StateForgetParams};
 use crate::failure::{Outcome, refused, system};
 use crate::remote::{client, print, print_json};
+use crate::stderr::say;
 
 /// Runs the verb.
 ///
@@ -52,7 +53,7 @@ fn look_at(path: &Path) -> Outcome<()> {
 fn show_file(path: &Path, name: Option<&str>) -> Outcome<Shown> {
     look_at(path)?;
     if StateFile::is_held(path) {
-        eprintln!("cairn: {}: a server holds it and may change it", path.display());
+        say(format_args!("{}: a server holds it and may change it", path.display()));
     }
     shown(&StateFile::open(path)?, name)
 }

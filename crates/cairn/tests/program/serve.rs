@@ -1,6 +1,11 @@
 //! `cairn serve`: tables, TOML, sockets, the end; with a client nobody here wrote.
 
-use super::place::Place;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use super::place::{Place, signalled};
 
 #[test]
 fn run_serves_while_its_command_runs_and_repeats_its_exit_status() {
@@ -161,4 +166,36 @@ fn the_only_export_is_the_default_one_whatever_was_there_before() {
                   nbdinfo --size \"$uri\"";
     let args = ["--state", "s", "--table", "vm=0 2048 linear disk 0"];
     assert_eq!(place.serve_run(&args, script).ok(), "1048576\n12288\n");
+}
+
+/// The end of a pipe that is full, and the other one, which nobody reads.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    while std::io::Write::write(&mut writer, &[b'.'; 512]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+    (reader, writer)
+}
+
+#[test]
+fn a_server_goes_on_and_ends_although_its_log_cannot_be_written_or_nobody_reads_it() {
+    let place = Place::new();
+    let (_reader, writer) = full_pipe();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for log in [Stdio::from(full), Stdio::from(writer)] {
+        let tables = ["--table", "e=0 8 error", "--table", "disk=0 2048 zero", "--export", "disk"];
+        let sockets = ["--listen", "unix:n", "--control", "c", "--state", "s"];
+        let mut command = place.command(&[&["serve"], &tables[..], &sockets].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut String::new()).unwrap();
+        let failing = "nbd+unix:///e?socket=n";
+        place.shell(&format!(
+            "for n in 1 2 3 4; do qemu-io -f raw -c 'read 0 512' '{failing}'; done"
+        ));
+        place.shell("cairn create x --table '0 8 zero' && cairn remove x").ok();
+        let status = signalled(&mut child, &[Signal::TERM]);
+        assert_eq!(status.code(), Some(0));
+    }
 }

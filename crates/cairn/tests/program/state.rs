@@ -146,6 +146,21 @@ fn an_export_of_what_another_volume_owns_is_refused() {
     assert!(ran.err.contains("f: export: found that it is the cache device of w"), "{ran:?}");
 }
 
+#[test]
+fn a_state_file_behind_a_link_is_replaced_and_locked_itself() {
+    let place = Place::new();
+    std::os::unix::fs::symlink("s", place.path("link")).unwrap();
+    let run = |state: &str, script: &str| {
+        place.serve_run(&["--state", state, "--table", "a=0 8 zero", "--export", "a"], script)
+    };
+    run("s", "cairn create x --table '0 8 zero'").ok();
+    run("link", "cairn create y --table '0 8 zero'").ok();
+    assert!(place.path("link").is_symlink());
+    assert_eq!(run("s", "cairn ls").ok(), "a\nx\ny\n");
+    let second = "cairn serve --state link --table 'b=0 8 zero' --run true; echo $?";
+    assert_eq!(run("s", second).ok(), "4\n");
+}
+
 /// A client that has chosen an export and asks nothing of it.
 fn client(place: &Place, export: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("n")).unwrap();

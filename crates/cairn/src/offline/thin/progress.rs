@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
+use crate::stderr::say;
+
 /// What takes less is not worth showing.
 const QUIET: Duration = Duration::from_secs(1);
 const BAR_EVERY: Duration = Duration::from_millis(100);
@@ -46,7 +48,7 @@ impl Progress {
         self.said = Instant::now();
         let text = self.text(self.began.elapsed());
         if !terminal {
-            eprintln!("cairn: {}: {text}", self.doing);
+            say(format_args!("{}: {text}", self.doing));
             return;
         }
         let known = self.total > 0;

@@ -295,7 +295,7 @@ impl Verbs {
         self.exports.add_volume(&self.world, name)
     }
 
-    /// `remove`, `snap remove` and `thin remove`: clients that are connected refuse it, unless they
+    /// `remove`, `snap remove`, `snap merge` and `thin remove`: clients that are connected refuse it, unless they
     /// are to be disconnected.
     fn take_away<T>(
         &self,
@@ -566,7 +566,9 @@ impl Verbs {
             Call::SnapRollback(SnapRollbackParams { name, store }) => {
                 done(self.snap_merge(&name, true, store.as_deref()))
             }
-            Call::SnapMerge(OneName { name }) => done(self.snap_merge(&name, false, None)),
+            Call::SnapMerge(params) => {
+                done(self.take_away(&params, |verbs, name| verbs.snap_merge(name, false, None)))
+            }
             Call::SnapRemove(params) => done(self.take_away(&params, Verbs::snap_remove)),
             Call::SnapGrow(params) => done(self.snap_grow(&params.name, params.size_bytes)),
             Call::PoolCreate(params) => done(self.pool_create(&params)),

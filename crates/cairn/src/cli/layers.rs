@@ -35,7 +35,14 @@ pub enum SnapCommand {
         store: Option<PathBuf>,
     },
     /// Give the volume the content of a snapshot, and take the snapshot away
-    Merge(MergeArgs),
+    Merge {
+        /// What both do
+        #[command(flatten)]
+        merge: MergeArgs,
+        /// Disconnect the clients that use the snapshot
+        #[arg(long)]
+        force: bool,
+    },
     /// Take a snapshot away; the volume stays as it is
     Remove {
         /// Which

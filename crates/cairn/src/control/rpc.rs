@@ -41,7 +41,7 @@ pub const METHODS: [(&str, &str); 39] = [
     ("snap_list", "name?"),
     ("snap_diff", "name, other?, from?"),
     ("snap_rollback", "name, store?"),
-    ("snap_merge", "name"),
+    ("snap_merge", "name, force?"),
     ("snap_remove", "name, force?"),
     ("snap_grow", "name, size_bytes"),
     (
@@ -115,7 +115,7 @@ pub enum Call {
     /// `snap_rollback`
     SnapRollback(SnapRollbackParams),
     /// `snap_merge`
-    SnapMerge(OneName),
+    SnapMerge(RemoveParams),
     /// `snap_remove`
     SnapRemove(RemoveParams),
     /// `snap_grow`

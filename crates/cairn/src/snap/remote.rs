@@ -9,8 +9,7 @@ use super::diff::print_differences;
 use super::list::{SnapInfo, list_text};
 use crate::cli::{MergeArgs, SnapCommand, SnapCreateArgs};
 use crate::control::rpc::{
-    AnyName, OneName, RemoveParams, SnapCreateParams, SnapDiffParams, SnapGrowParams,
-    SnapRollbackParams,
+    AnyName, RemoveParams, SnapCreateParams, SnapDiffParams, SnapGrowParams, SnapRollbackParams,
 };
 use crate::exit;
 use crate::failure::{Outcome, refused};
@@ -41,9 +40,9 @@ pub fn run(verb: SnapCommand) -> Outcome<u8> {
             let name = merge.snap.name.clone();
             follow(&merge, "snap_rollback", json!(SnapRollbackParams { name, store }))
         }
-        SnapCommand::Merge(merge) => {
+        SnapCommand::Merge { merge, force } => {
             let name = merge.snap.name.clone();
-            follow(&merge, "snap_merge", json!(OneName { name }))
+            follow(&merge, "snap_merge", json!(RemoveParams { name, force }))
         }
         SnapCommand::Remove { snap, force } => {
             tell(&snap.server, "snap_remove", json!(RemoveParams { name: snap.name, force }))

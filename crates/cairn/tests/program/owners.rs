@@ -187,10 +187,14 @@ fn a_verb_that_takes_a_volume_away_is_refused_while_clients_use_it_unless_forced
     place.cairn(&["pool", "create", "p", "--data", "b", "--metadata", "a"]).ok();
     place.cairn(&["thin", "create", "p/t", "4M"]).ok();
     place.cairn(&["snap", "create", "v@s"]).ok();
+    place.cairn(&["snap", "create", "v@m"]).ok();
     place.cairn(&["create", "plain", "--table", "0 8 linear d 0"]).ok();
-    for (verb, name) in
-        [(&["snap", "remove"][..], "v@s"), (&["thin", "remove"], "p/t"), (&["remove"], "plain")]
-    {
+    for (verb, name) in [
+        (&["snap", "remove"][..], "v@s"),
+        (&["snap", "merge"], "v@m"),
+        (&["thin", "remove"], "p/t"),
+        (&["remove"], "plain"),
+    ] {
         let export = name.trim_start_matches("p/");
         let mut client = Client::connect(&place, export).unwrap();
         let line = place.cairn(&[verb, &[name]].concat()).refused(4);

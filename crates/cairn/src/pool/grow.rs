@@ -76,11 +76,11 @@ impl Verbs {
         let name = &params.name;
         let mut changes = self.change_table(name, "pool grow")?;
         let pool = self.pool(name)?;
+        let mut line = PoolLine::of(&changes.record_of(name))?;
+        refuse_unchangeable(&pool, &line)?;
         self.drop_growth(&mut changes, name)?;
         self.ready(name)?;
         let before = changes.record_of(name);
-        let mut line = PoolLine::of(&before)?;
-        refuse_unchangeable(&pool, &line)?;
         self.lengthen(line.metadata(), "--metadata-size", params.metadata_bytes)?;
         self.lengthen(line.data(), "--data-size", params.data_bytes)?;
         self.step(Step::StoreMade);
@@ -118,10 +118,13 @@ impl Verbs {
         };
         match resumed {
             Err(error) if !is_live => Err(self.go_back(changes, before, error)),
-            // Live, though writes may be lost: the pool has grown.
+            // Live, though writes may be lost: the pool has grown. If it can't be changed, it may not
+            // have: the next start finds out.
             resumed => {
                 self.step(Step::Resumed);
-                let recorded = if longer { changes.record_all(vec![after]) } else { Ok(()) };
+                let can_change = refuse_unchangeable(&self.pool(&name)?, &PoolLine::of(&before)?);
+                let has_grown = longer && can_change.is_ok();
+                let recorded = if has_grown { changes.record_all(vec![after]) } else { Ok(()) };
                 resumed.and(recorded)
             }
         }

@@ -50,6 +50,32 @@ pub fn unless_lost(result: Outcome<()>) -> Outcome<Option<ConfigError>> {
     }
 }
 
+/// What the steps of a verb lost that goes on all the same: told at its end.
+#[derive(Debug, Default)]
+pub struct Losses(Option<ConfigError>);
+
+impl Losses {
+    /// Keeps a loss for the end.
+    ///
+    /// # Errors
+    /// The step was not done.
+    pub fn keep(&mut self, result: Outcome<()>) -> Outcome<()> {
+        if let Some(lost) = unless_lost(result)? {
+            tracing::error!("{lost}");
+            self.0.get_or_insert(lost);
+        }
+        Ok(())
+    }
+
+    /// What a verb answers that has done everything.
+    ///
+    /// # Errors
+    /// Acknowledged writes may be lost.
+    pub fn told(self) -> Outcome<()> {
+        self.0.map_or(Ok(()), Err)
+    }
+}
+
 /// An error on one line, whatever a library put into it.
 pub fn one_line(error: &ConfigError) -> String {
     error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")

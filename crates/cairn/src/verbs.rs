@@ -384,6 +384,7 @@ impl Verbs {
         self.refuse_swaps_above(name)?;
         let _under_way = self.world.under_way().begin(name, Doing::Suspend);
         drop(turn);
+        self.keeper.leave_alone(name);
         let mode = if noflush { SuspendMode::NoFlush } else { SuspendMode::Flush };
         self.world.suspend(name, mode)
     }

@@ -77,12 +77,20 @@ impl World {
     /// # Errors
     /// The system refused a thread or a ring.
     pub fn start(options: WorldOptions) -> Outcome<World> {
+        World::start_over(options, Box::new(DeviceOpener::default()))
+    }
+
+    /// The same, over devices that `opener` opens.
+    ///
+    /// # Errors
+    /// The system refused a thread or a ring.
+    pub(crate) fn start_over(options: WorldOptions, opener: Box<dyn Opener>) -> Outcome<World> {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
         let count = options.reactors.unwrap_or(processors as u16);
         let reactors = Reactors::start(Options { count, ring: options.ring })
             .map_err(|error| system("reactors", "start", error))?;
         tracing::debug!("{count} reactors over {}", reactors.ring_name());
-        let opener = BaseOpener { base: options.base.clone(), opener: DeviceOpener::default() };
+        let opener = BaseOpener { base: options.base.clone(), opener };
         let names = Names {
             registry: Registry::new(Box::new(opener)),
             types: TargetTypes::new(cairn_targets::types()),
@@ -233,7 +241,8 @@ impl World {
     /// and before it serves a request.
     ///
     /// # Errors
-    /// There is no table, or a target cannot start.
+    /// There is no table, or a target cannot start. Of kind [`ConfigKind::Lost`]: the table is live,
+    /// but acknowledged writes may be lost.
     pub fn resume_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
         let volume = self.volume(name)?;
         let (tell, told) = channel();
@@ -292,10 +301,10 @@ impl World {
     /// # Errors
     /// There is no such volume; or it is suspended, but acknowledged writes may be lost.
     pub fn hold(&self, name: &str, mode: SuspendMode) -> Outcome<()> {
-        self.suspend(name, mode)?;
         let volume = self.volume(name)?;
+        let suspended = self.suspend(name, mode);
         let flushed = self.on_home(name, |env| async move { volume.flush_disks(&env).await });
-        flushed.map_err(|error| of_volume(name, error))
+        suspended.and(flushed.map_err(|error| lost(name, "suspend", error)))
     }
 
     /// Drops the loaded table.
@@ -562,7 +571,7 @@ pub fn of_volume(name: &str, mut error: ConfigError) -> ConfigError {
 /// Opens devices whose relative paths begin at a folder of choice. Names stay as given.
 struct BaseOpener {
     base: Option<PathBuf>,
-    opener: DeviceOpener,
+    opener: Box<dyn Opener>,
 }
 
 impl BaseOpener {

@@ -8,7 +8,7 @@
 use super::also;
 use super::names::{SnapName, merge_of, parent_of, real_of, snapshot_of};
 use super::rollback::Merge;
-use crate::failure::Outcome;
+use crate::failure::{Losses, Outcome};
 use crate::state::Record;
 use crate::verbs::{Changes, Verbs};
 
@@ -36,24 +36,28 @@ impl Verbs {
     /// is a plain resume.
     ///
     /// # Errors
-    /// A part can't be live as it is recorded: the volume stays suspended.
+    /// A part can't be live as it is recorded: the volume stays suspended. Or all of it is live, but
+    /// acknowledged writes may be lost.
     pub(crate) fn assemble(&self, changes: &Changes, volume: &str) -> Outcome<()> {
         let device = self.world.volume(volume)?;
         let parts = family(changes.records.values(), volume);
+        let mut losses = Losses::default();
         if !device.is_suspended() || !parts.iter().any(|part| part.name == real_of(volume)) {
-            self.make_live(volume)?;
+            losses.keep(self.make_live(volume))?;
         } else {
             for left in self.left_over(changes, volume) {
-                self.take_down(&left)?;
+                self.discard_volume(&left)?;
             }
-            parts.into_iter().try_for_each(|part| self.bring_in_line(part))?;
+            for part in parts {
+                losses.keep(self.bring_in_line(part))?;
+            }
         }
         for left in [merge_of(volume), real_of(volume)] {
             if changes.record_of(&left).table.is_none() {
                 also(&left, self.take_down(&left));
             }
         }
-        Ok(())
+        losses.told()
     }
 
     /// Snapshots of a volume that are there, but not recorded.
@@ -65,6 +69,9 @@ impl Verbs {
     }
 
     /// Has one part live as it is recorded.
+    ///
+    /// # Errors
+    /// It cannot be. Or it is, but acknowledged writes may be lost.
     pub(crate) fn bring_in_line(&self, part: &Record) -> Outcome<()> {
         let (name, table) = (part.name.as_str(), part.table.as_deref().unwrap_or_default());
         let volume = parent_of(name).unwrap_or(name);
@@ -84,14 +91,23 @@ impl Verbs {
         if reload {
             self.world.load(name, table)?;
         }
-        let mut resumed = self.make_live(name);
+        let mut losses = Losses::default();
+        let mut resumed = losses.keep(self.make_live(name));
         if resumed.is_err() && is_snapshot && !reload {
             // Its store was handed over, and comes back to a fresh table only.
             self.world.load(name, table)?;
-            resumed = self.make_live(name);
+            resumed = losses.keep(self.make_live(name));
+        }
+        if resumed.is_err() && is_snapshot && device.is_suspended() && reload {
+            // Its former store is another volume's by now: nothing of it is to be kept.
+            self.discard_volume(name)?;
+            return self.bring_in_line(part);
         }
         resumed?;
-        if is_snapshot { self.exports.add_volume(&self.world, name) } else { Ok(()) }
+        if is_snapshot {
+            self.exports.add_volume(&self.world, name)?;
+        }
+        losses.told()
     }
 
     /// True if a live part stands on what its record names first.
@@ -107,12 +123,14 @@ impl Verbs {
     /// Watching a merge again: a failed one tries again, and what was left undone is done.
     pub(super) fn go_on_merging(&self, changes: &Changes, snap: &SnapName) -> Outcome<()> {
         let merge = merge_of(&snap.volume);
+        let mut losses = Losses::default();
         if self.world.volume(&merge).is_ok() && self.merge_of(&snap.volume)? == Merge::Failed {
-            self.hold(&merge)?;
+            losses.keep(self.hold(&merge))?;
         }
         if self.world.volume(&merge).is_ok() {
-            self.make_live(&merge)?;
+            losses.keep(self.make_live(&merge))?;
         }
-        self.assemble(changes, &snap.volume)
+        losses.keep(self.assemble(changes, &snap.volume))?;
+        losses.told()
     }
 }

@@ -4,6 +4,7 @@ use cairn_block::{ConfigError, ConfigKind, Disk, MappedDevice};
 use cairn_format::snapshot::ChunkSize;
 
 use super::names::{SnapName, real_of};
+use super::remove::Loss;
 use super::store::{self, Wanted};
 use super::{
     FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, also, now_s, origin_line, snapshot_line,
@@ -49,9 +50,9 @@ impl Verbs {
         let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
         let inserted = self.insert(&mut changes, &snap, &words, line, store);
         if inserted.is_err() {
-            let undone = self.take_out(&mut changes, &snap, before);
-            if undone.is_err() {
-                also(&snap.volume, undone);
+            let undone = self.take_out(&mut changes, &snap, before, Loss::Told);
+            if let Err(error) = undone {
+                tracing::error!("{}: {error}", snap.volume);
                 // Never live in another way than it is recorded.
                 also(&snap.volume, self.assemble(&changes, &snap.volume));
             }
@@ -59,7 +60,7 @@ impl Verbs {
                 store::discard(&self.place(&words.store));
             }
         }
-        inserted?;
+        inserted.inspect_err(|_| self.note_if_stuck(&snap.volume))?;
         self.step(Step::Done);
         self.keeper.poke();
         Ok(())

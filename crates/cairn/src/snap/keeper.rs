@@ -1,5 +1,6 @@
 //! What happens to snapshots while nobody asks: a merge that is finished ends, a store that may
 //! grow does so when it fills up, and one that its file system has no more room for is announced.
+//! A volume that a failed verb left suspended is brought up as soon as its devices let it.
 //!
 //! One thread, asleep while there is nothing to watch. It looks at status lines and acts through
 //! the same verbs as a user.
@@ -9,13 +10,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use cairn_block::Disk;
+use cairn_block::{ConfigError, Disk};
 use parking_lot::Mutex;
 
-use super::names::{SnapName, is_hidden, parent_of};
+use super::names::{SnapName, is_hidden, parent_of, snapshot_of};
 use super::rollback::Merge;
 use super::{SnapWords, store};
-use crate::failure::{Outcome, system};
+use crate::failure::{Losses, Outcome, system};
 use crate::state::Record;
 use crate::verbs::Verbs;
 
@@ -26,17 +27,33 @@ const SLOW_TICK: Duration = Duration::from_secs(1);
 /// How long to leave alone what failed.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// The way to wake the thread.
+/// What is known of snapshots beside what is recorded.
 #[derive(Default)]
-pub struct Keeper(Mutex<Option<Sender<()>>>);
+pub struct Keeper {
+    /// The way to wake the thread.
+    wake: Mutex<Option<Sender<()>>>,
+    /// Volumes that a verb suspended and could not bring up again, as a device failed. Others that
+    /// are suspended are so by their user's wish.
+    stuck: Mutex<HashSet<String>>,
+}
 
 impl Keeper {
     /// There may be something to watch.
     pub fn poke(&self) {
-        if let Some(send) = &*self.0.lock() {
+        if let Some(send) = &*self.wake.lock() {
             // A thread that ended needs no waking.
             let _ = send.send(());
         }
+    }
+
+    /// A verb left this volume suspended.
+    pub fn is_stuck(&self, name: &str) -> bool {
+        self.stuck.lock().contains(name)
+    }
+
+    /// Whether it is suspended is its user's affair from now on.
+    pub fn leave_alone(&self, name: &str) {
+        self.stuck.lock().remove(name);
     }
 }
 
@@ -82,7 +99,7 @@ impl Verbs {
         let (send, receive) = channel();
         // The first look: what a restart finds.
         let _ = send.send(());
-        *self.keeper.0.lock() = Some(send);
+        *self.keeper.wake.lock() = Some(send);
         let verbs = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("snapshots".to_owned());
         let spawned = thread.spawn(move || keep(&verbs, &receive));
@@ -165,20 +182,73 @@ impl Verbs {
     /// `snap grow`
     ///
     /// # Errors
-    /// The store is as it was.
+    /// The store is as it was, unless the line says otherwise. Of kind `Lost`: it is longer, but
+    /// acknowledged writes may be lost.
     pub fn snap_grow(&self, name: &str, bytes: u64) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
         let changes = self.change_table(&snap.volume, "snap grow")?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
-        store::grow(&known.argument, &self.place(&known.argument), "--size", bytes)?;
         let volume = self.world.volume(name)?;
+        self.refuse_being_suspended(name)?;
+        let by_user = volume.is_suspended() && !self.keeper.is_stuck(name);
+        store::grow(&known.argument, &self.place(&known.argument), "--size", bytes)?;
         volume.refresh()?;
-        if volume.is_suspended() {
+        // Else its user's resume does it.
+        if by_user { Ok(()) } else { self.look_anew(name) }
+    }
+
+    /// A resume looks at the fill mark anew, and ends an overflow.
+    fn look_anew(&self, name: &str) -> Outcome<()> {
+        let mut losses = Losses::default();
+        losses.keep(self.hold(name))?;
+        losses.keep(self.make_live(name)).map_err(|error| {
+            self.note_if_stuck(name);
+            let detail = format!("the store is longer, and the snapshot is suspended: {error}");
+            ConfigError::new(error.kind, "", detail)
+        })?;
+        self.keeper.leave_alone(name);
+        losses.told()
+    }
+
+    /// After a verb failed that suspended a live volume: if it still is, it is brought up as soon as
+    /// that can be done.
+    pub(crate) fn note_if_stuck(&self, name: &str) {
+        if self.world.volume(name).is_ok_and(|volume| volume.is_suspended()) {
+            self.keeper.stuck.lock().insert(name.to_owned());
+            self.keeper.poke();
+        }
+    }
+
+    /// The volumes that verbs left suspended.
+    pub(crate) fn stuck(&self) -> Vec<String> {
+        let mut stuck = self.keeper.stuck.lock();
+        stuck.retain(|name| self.world.volume(name).is_ok_and(|volume| volume.is_suspended()));
+        stuck.iter().cloned().collect()
+    }
+
+    /// Tries again to bring up a volume that a verb left suspended, as it is recorded.
+    ///
+    /// # Errors
+    /// It is still suspended.
+    pub(crate) fn bring_back(&self, name: &str) -> Outcome<()> {
+        let changes = self.change()?;
+        if !self.keeper.is_stuck(name) {
             return Ok(());
         }
-        // A resume looks at the fill mark anew, and ends an overflow.
-        self.hold(name)?;
-        self.make_live(name)
+        self.refuse_being_suspended(name)?;
+        let is_snapshot = parent_of(name).is_some_and(|on| snapshot_of(name, on).is_some());
+        let mut losses = Losses::default();
+        let record = changes.record_of(name);
+        losses.keep(match (is_snapshot, &record.inactive) {
+            (true, _) => self.bring_in_line(&record),
+            // What a user loaded waits on.
+            (false, Some(_)) => self.world.resume_live(name),
+            (false, None) => self.assemble(&changes, name),
+        })?;
+        self.exports.settle(&self.world);
+        self.keeper.leave_alone(name);
+        tracing::warn!("{name}: live again");
+        Ok(())
     }
 }
 
@@ -198,15 +268,23 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         }
         low.retain(|name| watched.iter().any(|watched| watched.name == *name));
         let is_urgent = watched.iter().any(Watched::is_urgent);
-        tick = (!watched.is_empty()).then_some(if is_urgent { TICK } else { SLOW_TICK });
-        for watched in &watched {
-            if paused.get(&watched.name).is_some_and(|until| Instant::now() < *until) {
-                continue;
+        let stuck = verbs.stuck();
+        let is_idle = watched.is_empty() && stuck.is_empty();
+        tick = (!is_idle).then_some(if is_urgent { TICK } else { SLOW_TICK });
+        let mut attend = |name: &str, act: &mut dyn FnMut() -> Outcome<()>| {
+            if paused.get(name).is_some_and(|until| Instant::now() < *until) {
+                return;
             }
-            if let Err(error) = verbs.attend(watched, &mut low) {
+            if let Err(error) = act() {
                 tracing::warn!("{error}");
-                paused.insert(watched.name.clone(), Instant::now() + PAUSE);
+                paused.insert(name.to_owned(), Instant::now() + PAUSE);
             }
+        };
+        for name in &stuck {
+            attend(name, &mut || verbs.bring_back(name));
+        }
+        for watched in &watched {
+            attend(&watched.name, &mut || verbs.attend(watched, &mut low));
         }
     }
 }

@@ -41,7 +41,11 @@
 //!
 //! A step that fails without a crash is undone before the refusal. What can't be undone, or once a
 //! merge has begun, leaves the volume suspended: the same verb again, a resume or a restart brings
-//! up what is recorded, or is refused (see `assemble`).
+//! up what is recorded, or is refused (see `assemble`), and the keeper tries so by itself. A removal whose snapshot can't be brought up
+//! again goes on to its end, as nothing else lets the volume go on.
+//!
+//! A step that was done, but lost acknowledged writes, counts as done: before the record the verb is
+//! undone all the same, after it the verb goes on and tells of it at its end.
 
 pub mod assemble;
 mod contexts;
@@ -67,7 +71,7 @@ pub use contexts::SnapContexts;
 pub use keeper::Keeper;
 pub use remote::run;
 
-use crate::failure::{Outcome, refused, wrong};
+use crate::failure::{Losses, Outcome, refused, unless_lost, wrong};
 use crate::state::{Record, Store};
 use crate::verbs::{Changes, Verbs};
 use names::{SnapName, merge_of, real_of, snapshot_of};
@@ -165,23 +169,29 @@ impl Verbs {
     /// The volume whose snapshots are to change, if it can be changed now.
     pub(crate) fn ready(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
         let volume = self.world.volume(name)?;
-        if self.world.read_only() {
-            return Err(wrong(name, "access", "a read-only server", "a writable one"));
-        }
         if volume.live_table().is_none() || volume.is_suspended() {
             return Err(refused(ConfigKind::Busy, name, "state", "suspended", "a live volume"));
         }
-        self.refuse_being_suspended(name)?;
+        self.refuse_changing(name)?;
         self.world.refuse_suspended_beneath(name)?;
         if volume.inactive_table().is_some() {
             let expected = "none (cairn resume or cairn clear)";
             return Err(refused(ConfigKind::Busy, name, "state", "a loaded table", expected));
         }
+        Ok(volume)
+    }
+
+    /// Refuses a change of a volume that cannot be changed, though it be suspended.
+    fn refuse_changing(&self, name: &str) -> Outcome<()> {
+        if self.world.read_only() {
+            return Err(wrong(name, "access", "a read-only server", "a writable one"));
+        }
+        self.refuse_being_suspended(name)?;
         if self.world.volume(&merge_of(name)).is_ok() {
             let found = "a merge under way";
             return Err(refused(ConfigKind::Busy, name, "state", found, "none"));
         }
-        Ok(volume)
+        Ok(())
     }
 
     /// What is recorded of a snapshot that these verbs made.
@@ -224,6 +234,28 @@ impl Verbs {
         removed
     }
 
+    /// The same, of one whose content goes with it: that some of it is lost is no failure.
+    pub(crate) fn discard_volume(&self, name: &str) -> Outcome<()> {
+        if let Some(lost) = unless_lost(self.take_down(name))? {
+            tracing::warn!("{lost}");
+        }
+        Ok(())
+    }
+
+    /// Ends a volume beneath `top`, which no longer stands on it. What it lost is told to the
+    /// clients of `top`, and at the end of the verb.
+    fn remove_beneath(&self, top: &str, name: &str, losses: &mut Losses) -> Outcome<()> {
+        let removed = self.world.remove(name);
+        if removed.as_ref().is_err_and(|error| error.kind == ConfigKind::Lost) {
+            self.world.tell_of_loss(top);
+        }
+        losses.keep(removed)
+    }
+
+    /// Suspends a volume for a verb that exchanges what is beneath it or its table.
+    ///
+    /// # Errors
+    /// It is not suspended. Of kind [`ConfigKind::Lost`]: it is, but acknowledged writes may be lost.
     pub(crate) fn hold(&self, name: &str) -> Outcome<()> {
         self.refuse_being_suspended(name)?;
         self.world.hold(name, SuspendMode::Flush)

@@ -1,73 +1,144 @@
 //! Taking a snapshot away, and giving a volume its own table back.
 
-use cairn_block::ConfigKind;
+use cairn_block::{ConfigError, ConfigKind};
 
 use super::names::{SnapName, parent_of, real_of};
 use super::{Step, also, store};
-use crate::failure::{Outcome, refused};
+use crate::failure::{Losses, Outcome, refused};
 use crate::state::Record;
 use crate::thin::line::ThinLine;
 use crate::verbs::{Changes, Verbs};
 
+/// What a step does that loses acknowledged writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// It fails, and the verb is undone.
+    Undoes,
+    /// The verb goes on, and tells of it at its end.
+    Told,
+}
+
 impl Verbs {
-    /// `snap remove`
+    /// `snap remove`: also of a snapshot that is recorded and cannot be brought up, which keeps its
+    /// volume suspended.
     ///
     /// # Errors
-    /// The snapshot is there as before.
+    /// The snapshot is there as before, unless the line says otherwise. Of kind
+    /// [`ConfigKind::Lost`]: it is gone, but acknowledged writes of its volume may be lost.
     pub fn snap_remove(&self, name: &str) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
         let mut changes = self.change_table(&snap.volume, "snap remove")?;
-        self.ready(&snap.volume)?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
-        self.world.refuse_users(&snap.full())?;
+        match self.keeper.is_stuck(&snap.volume) {
+            true => self.refuse_changing(&snap.volume)?,
+            false => self.ready(&snap.volume).map(drop)?,
+        }
+        if self.world.volume(&snap.full()).is_ok() {
+            self.world.refuse_users(&snap.full())?;
+        }
         let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
         let after = changes.without(&snap);
-        let taken = self.take_out(&mut changes, &snap, after);
-        if taken.is_err() && changes.record_of(&snap.full()).table.is_some() {
-            also(&snap.volume, self.put_back(&mut changes, &snap, before));
-        }
-        taken?;
+        let losses = match self.take_out(&mut changes, &snap, after.clone(), Loss::Undoes) {
+            Err(error) if changes.record_of(&snap.full()).table.is_some() => {
+                tracing::error!("{error}");
+                self.put_back_or_end(&mut changes, &snap, before, after, error)
+            }
+            taken => taken,
+        };
+        let losses = losses.inspect_err(|_| self.note_if_stuck(&snap.volume))?;
+        self.keeper.leave_alone(&snap.volume);
         if known.made {
             store::discard(&self.place(&known.argument));
         }
         self.step(Step::Done);
-        Ok(())
+        losses.told()
     }
 
     /// Ends the snapshot while its volume is suspended; with the last one the volume gets its own
-    /// table back. On the way `after` is recorded.
+    /// table back. On the way `after` is recorded. What the snapshot loses goes with its content.
     pub(super) fn take_out(
         &self,
         changes: &mut Changes,
         snap: &SnapName,
         after: Vec<Record>,
-    ) -> Outcome<()> {
+        loss: Loss,
+    ) -> Outcome<Losses> {
         let (volume, full, real) = (&snap.volume, snap.full(), real_of(&snap.volume));
-        self.hold(volume)?;
+        let mut losses = Losses::default();
+        let mut hold = |name: &str| match loss {
+            Loss::Undoes => self.hold(name),
+            Loss::Told => losses.keep(self.hold(name)),
+        };
+        hold(volume)?;
         self.step(Step::Suspended);
-        self.take_down(&full)?;
+        self.discard_volume(&full)?;
         let last = changes.snapshots_of(volume).iter().all(|name| *name == snap.name);
         let own = changes.own_table(volume).filter(|_| last && self.world.volume(&real).is_ok());
         match &own {
             Some(own) => {
-                self.hold(&real)?;
+                hold(&real)?;
                 self.world.load(volume, own)?;
             }
             None => self.world.clear(volume)?,
         }
         self.step(Step::Arranged);
+        let without = changes.records_of(&[volume, &real]);
         changes.record_all(after)?;
         self.step(Step::Recorded);
-        self.make_live(volume)?;
+        // Other snapshots come before their volume.
+        let live =
+            if own.is_some() { self.make_live(volume) } else { self.assemble(changes, volume) };
+        if let Err(error) = losses.keep(live) {
+            match &own {
+                Some(own) if self.world.volume(volume)?.is_suspended() => {
+                    also(volume, self.world.load(volume, own));
+                }
+                Some(_) => {
+                    // Its own table cannot start, so it serves as if it still had snapshots.
+                    also(volume, changes.record_all(without));
+                    also(&real, self.make_live(&real));
+                }
+                None => {}
+            }
+            let detail = format!("{full} is gone, and {volume} cannot go on without it: {error}");
+            return Err(ConfigError::new(error.kind, "", detail));
+        }
         self.step(Step::Resumed);
-        if own.is_some() { self.world.remove(&real) } else { Ok(()) }
+        if own.is_some() {
+            self.remove_beneath(volume, &real, &mut losses)?;
+        }
+        Ok(losses)
     }
 
-    /// After a failure: the snapshot as it was.
+    /// After a removal failed with `error`: the snapshot as it was. If its device is so broken that
+    /// it cannot be brought up again, it is gone after all, as nothing else lets its volume go on.
+    ///
+    /// # Errors
+    /// `error`, if the snapshot is there; else why neither can be.
+    fn put_back_or_end(
+        &self,
+        changes: &mut Changes,
+        snap: &SnapName,
+        before: Vec<Record>,
+        after: Vec<Record>,
+        error: ConfigError,
+    ) -> Outcome<Losses> {
+        let Err(second) = self.put_back(changes, snap, before) else { return Err(error) };
+        tracing::error!("{}: cannot be brought up again, and ends: {second}", snap.full());
+        let taken = self.take_out(changes, snap, after, Loss::Told);
+        if taken.is_err() && changes.record_of(&snap.full()).table.is_some() {
+            // It waits for the snapshot, with the table that is recorded.
+            also(&snap.volume, self.world.clear(&snap.volume));
+        }
+        taken
+    }
+
+    /// After a failure: the snapshot as it was. What is lost is told to the clients alone: the
+    /// verb failed as it is.
     fn put_back(&self, changes: &mut Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
-        changes.record_all(before)?;
+        also(&snap.volume, changes.record_all(before));
         self.world.clear(&snap.volume)?;
-        self.assemble(changes, &snap.volume)
+        Losses::default().keep(self.assemble(changes, &snap.volume))
     }
 
     /// Refuses to change a volume's table past its snapshots.

@@ -8,7 +8,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use super::names::{SnapName, merge_of, real_of};
 use super::{SnapWords, Step, also, merge_line, origin_line, snapshot_line, store};
 use crate::control::rpc::SnapCreateParams;
-use crate::failure::{Outcome, refused, wrong};
+use crate::failure::{Losses, Outcome, refused, wrong};
 use crate::state::{Record, Store};
 use crate::verbs::{Changes, Verbs};
 
@@ -86,10 +86,10 @@ impl Verbs {
         {
             store::discard(&self.place(&words.store));
         }
-        begun?;
+        let losses = begun.inspect_err(|_| self.note_if_stuck(&snap.volume))?;
         self.step(Step::Done);
         self.keeper.poke();
-        Ok(())
+        losses.told()
     }
 
     fn is_merging(&self, changes: &Changes, snap: &SnapName) -> bool {
@@ -110,7 +110,7 @@ impl Verbs {
         words: &SnapWords,
         former: Store,
         kept: Option<&Kept>,
-    ) -> Outcome<()> {
+    ) -> Outcome<Losses> {
         let (full, merge) = (snap.full(), merge_of(&snap.volume));
         let before = changes.records_of(&[&full, &snap.volume, &merge]);
         let line = merge_line(words, &real_of(&snap.volume));
@@ -131,13 +131,19 @@ impl Verbs {
             return Err(error);
         }
         self.step(Step::Arranged);
+        let mut losses = Losses::default();
         let swapped = match kept {
-            Some(kept) => self.swap(&full, &kept.line),
-            None => self.world.remove(&full),
+            Some(kept) => losses.keep(self.swap(&full, &kept.line)),
+            None => self.remove_beneath(&snap.volume, &full, &mut losses),
         };
-        let swapped = swapped.and_then(|()| self.swap(&snap.volume, &top));
+        let swapped = swapped.and_then(|()| losses.keep(self.swap(&snap.volume, &top)));
+        // As it is recorded: what failed may have been of the moment.
+        let swapped = swapped.or_else(|error| {
+            tracing::error!("{error}");
+            losses.keep(self.assemble(changes, &snap.volume))
+        });
         self.step(Step::Resumed);
-        swapped.map_err(|error| {
+        swapped.map(|()| losses).map_err(|error| {
             let begun = "the merge has begun, the volume is suspended until a resume or restart";
             ConfigError::new(error.kind, &snap.volume, format!("{begun}: {error}"))
         })
@@ -163,11 +169,15 @@ impl Verbs {
         before: Vec<Record>,
         keep: bool,
     ) -> Outcome<()> {
+        let mut losses = Losses::default();
         let recorded = changes.record_all(before);
         // As it is recorded, though that be the merge.
-        self.assemble(changes, &snap.volume)?;
+        losses.keep(self.assemble(changes, &snap.volume))?;
         recorded?;
-        if keep { Ok(()) } else { self.exports.add_volume(&self.world, &snap.full()) }
+        if !keep {
+            self.exports.add_volume(&self.world, &snap.full())?;
+        }
+        losses.told()
     }
 
     /// Makes another table live.
@@ -179,9 +189,14 @@ impl Verbs {
     /// Ends a merge whose last record is home: steps 4 to 7. False if it is not.
     ///
     /// # Errors
-    /// The merge stays as it is.
+    /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged writes
+    /// may be lost.
     pub(super) fn end_merge(&self, volume: &str) -> Outcome<bool> {
         let mut changes = self.change_table(volume, "snap merge")?;
+        self.end_merge_in(&mut changes, volume).inspect_err(|_| self.note_if_stuck(volume))
+    }
+
+    fn end_merge_in(&self, changes: &mut Changes, volume: &str) -> Outcome<bool> {
         if self.world.volume(&merge_of(volume)).is_err() || self.merge_of(volume)? != Merge::Done {
             return Ok(false);
         }
@@ -189,29 +204,30 @@ impl Verbs {
             let found = "a suspended volume";
             return Err(refused(ConfigKind::Busy, volume, "end of merge", found, "a live one"));
         }
-        let ending = Ending::of(&changes, volume)?;
+        let ending = Ending::of(changes, volume)?;
         let before = changes.records.values().cloned().collect();
-        let arranged = self.arrange_end(&mut changes, &ending);
+        let arranged = self.arrange_end(changes, &ending);
         if arranged.is_err() {
-            also(volume, self.go_on(&mut changes, &ending, before));
+            also(volume, self.go_on(changes, &ending, before));
         }
         arranged?;
         self.step(Step::Recorded);
+        let mut losses = Losses::default();
         if let Some((kept, _)) = &ending.kept {
-            self.make_live(kept)?;
+            losses.keep(self.make_live(kept))?;
         }
-        self.make_live(volume)?;
+        losses.keep(self.make_live(volume))?;
         self.step(Step::Resumed);
-        self.world.remove(&merge_of(volume))?;
+        self.remove_beneath(volume, &merge_of(volume), &mut losses)?;
         if ending.names.is_empty() {
-            self.world.remove(&real_of(volume))?;
+            self.remove_beneath(volume, &real_of(volume), &mut losses)?;
         }
         if ending.former.made {
             let argument = &ending.former.argument;
             store::discard(&self.place(argument));
         }
         self.step(Step::Done);
-        Ok(true)
+        losses.told().map(|()| true)
     }
 
     /// Suspends all, loads the tables without the merge, and records them.
@@ -237,16 +253,11 @@ impl Verbs {
     /// After a failure: all as before.
     fn go_on(&self, changes: &mut Changes, ending: &Ending, before: Vec<Record>) -> Outcome<()> {
         let Ending { volume, kept, .. } = ending;
-        changes.record_all(before)?;
-        let tops: Vec<&str> =
-            kept.iter().map(|(name, _)| name.as_str()).chain([volume.as_str()]).collect();
-        for name in &tops {
+        also(volume, changes.record_all(before));
+        for name in kept.iter().map(|(name, _)| name).chain([volume]) {
             self.world.clear(name)?;
         }
-        for name in [real_of(volume), merge_of(volume)] {
-            self.make_live(&name)?;
-        }
-        tops.iter().try_for_each(|name| self.make_live(name))
+        self.assemble(changes, volume)
     }
 }
 

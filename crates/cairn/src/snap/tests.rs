@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, Io, Sector, SectorCount, SectorRange, SuspendMode};
+use cairn_backends::DeviceOpener;
+use cairn_block::{Disk, Io, Opener, Sector, SectorCount, SectorRange, SuspendMode};
 use cairn_exports::nbd::{Contexts, NbdOptions};
 use cairn_reactor::RingKind;
 use parking_lot::Mutex;
@@ -57,16 +58,22 @@ pub(crate) struct Moment {
 
 impl Bed {
     pub fn start(folder: &Path, table: &str) -> Outcome<Bed> {
+        Bed::start_over(folder, table, Box::new(DeviceOpener::default()))
+    }
+
+    /// The same, over devices that `opener` opens.
+    pub fn start_over(folder: &Path, table: &str, opener: Box<dyn Opener>) -> Outcome<Bed> {
         let state = StateFile::open(&folder.join("state"))?;
         let steps = [args::Step::Table(table.to_owned())];
         let mut plan = Plan::of(&Config::default(), &steps)?;
         plan.restore(&state);
-        let world = Arc::new(World::start(WorldOptions {
+        let options = WorldOptions {
             reactors: Some(2),
             ring: RingKind::Threads,
             base: Some(folder.to_owned()),
             read_only: false,
-        })?);
+        };
+        let world = Arc::new(World::start_over(options, opener)?);
         let BroughtUp { changed, failed } = plan.bring_up(&world)?;
         state.record(changed)?;
         if let Some(failure) = failed.first() {
@@ -219,7 +226,7 @@ impl Bed {
         *self.verbs.at_step.lock() = Box::new(|_| ());
     }
 
-    fn is_suspended(&self, name: &str) -> bool {
+    pub fn is_suspended(&self, name: &str) -> bool {
         self.world.volume(name).unwrap().is_suspended()
     }
 

@@ -33,7 +33,7 @@ impl Verbs {
         self.world.refuse_users(name)?;
         let mut cleared = record.clone();
         cleared.clear();
-        let gone = self.take_down(name).and_then(|()| {
+        let gone = self.discard_volume(name).and_then(|()| {
             self.step(Step::Arranged);
             changes.record_all(vec![cleared])?;
             self.step(Step::Recorded);

@@ -1,12 +1,12 @@
 //! Rolling a volume back to a snapshot of it: at once, whatever was written since.
 
-use cairn_block::{ConfigError, SuspendMode};
+use cairn_block::SuspendMode;
 
 use super::create::refuse_other_pool;
 use super::line::ThinLine;
 use super::names::Spot;
 use crate::control::rpc::ThinRollbackParams;
-use crate::failure::{Outcome, wrong};
+use crate::failure::{Losses, Outcome, wrong};
 use crate::pool::LivePool;
 use crate::snap::names::{SnapName, parent_of};
 use crate::snap::{Step, also, now_s};
@@ -48,22 +48,32 @@ impl Verbs {
         let act = Rollback { volume, former, line, keep };
         self.create_in_pool(&pool, id, Some(source.id))?;
         self.step(Step::Pooled);
+        let before = changes.record_of(&act.volume);
         if let Err(error) = self.exchange(&mut changes, &pool, &act) {
             also(&act.volume, self.world.clear(&act.volume));
             also(&act.volume, self.make_live(&act.volume));
+            self.note_if_stuck(&act.volume);
             if changes.is_sure() {
                 also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
             }
             return Err(error);
         }
-        self.make_live(&act.volume).map_err(|error| {
-            let detail = format!("rolled back, and suspended until a resume or restart: {error}");
-            ConfigError::new(error.kind, &act.volume, detail)
-        })?;
+        let mut losses = Losses::default();
+        if let Err(error) = losses.keep(self.make_live(&act.volume)) {
+            let error = self.go_back(&mut changes, before, error);
+            self.note_if_stuck(&act.volume);
+            if let Some(keep) = &act.keep {
+                let mut kept = changes.record_of(keep);
+                kept.clear();
+                also(keep, changes.record_fact(kept));
+            }
+            also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
+            return Err(error);
+        }
         self.step(Step::Resumed);
         self.end_former(&pool, &act);
         self.step(Step::Done);
-        Ok(())
+        losses.told()
     }
 
     /// Where what the volume is now is to be found later: `@NAME`, or in full.

@@ -336,6 +336,7 @@ impl Verbs {
         let back = self.world.resume_live(swap.name);
         self.exports.settle(&self.world);
         let Err(second) = back else { return error };
+        self.note_if_stuck(swap.name);
         let kind = error.kind;
         let detail = format!("{error}; it stays suspended, as its table is refused too: {second}");
         ConfigError::new(kind, "", detail)

@@ -1,5 +1,6 @@
 //! Verbs that wait for requests which only another verb lets go on.
 
+mod failing;
 mod half_way;
 mod replace;
 

@@ -16,7 +16,7 @@ use crate::pool::tests::params;
 use crate::snap::Step;
 use crate::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
 
-const TABLE: &str = "v=0 1024 linear disk 0";
+pub(super) const TABLE: &str = "v=0 1024 linear disk 0";
 /// A table of the same file that is another one.
 const OTHER: &str = "0 512 linear other 0\n512 512 linear other 512";
 
@@ -31,9 +31,9 @@ const STEPS: [Step; 8] = [
     Step::Done,
 ];
 
-type Verb = (&'static str, fn(&Bed) -> Outcome<()>);
+pub(super) type Verb = (&'static str, fn(&Bed) -> Outcome<()>);
 
-const VERBS: [Verb; 26] = [
+pub(super) const VERBS: [Verb; 26] = [
     ("create", |bed| bed.verbs.create("f", "0 8 zero")),
     ("create that fails", |bed| bed.verbs.create("f", super::TOO_LARGE)),
     ("remove", |bed| bed.verbs.remove("e").map(drop)),
@@ -110,7 +110,7 @@ fn thin_rollback(bed: &Bed, keep: Option<String>) -> Outcome<()> {
 }
 
 /// A volume with a snapshot, one without, one with a dirty cache, and a pool whose volume has one.
-fn full_house(work: &Path) -> Bed {
+pub(super) fn full_house(work: &Path) -> Bed {
     fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
     let bed = Bed::fresh(work, TABLE);
     bed.create("v@mon").unwrap();

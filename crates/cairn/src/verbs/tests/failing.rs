@@ -1,0 +1,432 @@
+//! Every verb that changes tables, while one file fails: from each of its steps on, the file's writes
+//! and flushes fail, and a failed flush drops what was written since the last good one, as a drive
+//! may. Whatever becomes of the verb, it ends, no volume is left suspended, no request hangs, each
+//! client whose flush succeeds has what it wrote, and the next start serves every volume.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cairn_backends::DeviceOpener;
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, FailureCount, FailureCursor, Flags, Flow, Identity, Io,
+    IoError, IoResult, Op, Opener, Request, Sector, SectorCount, SectorRange,
+};
+use parking_lot::Mutex;
+
+use super::half_way::{TABLE, VERBS, Verb, full_house};
+use super::{end, now};
+use crate::failure::Outcome;
+use crate::snap::Step;
+use crate::snap::tests::{Bed, Content, SECTORS, all_of, copy, folders};
+
+/// Which file fails, and which were written or flushed.
+#[derive(Default)]
+struct Faults {
+    failing: Option<PathBuf>,
+    touched: BTreeSet<PathBuf>,
+}
+
+type Shared = Arc<Mutex<Faults>>;
+
+/// Opens files as [`FailingFile`]s.
+struct FailingOpener {
+    faults: Shared,
+    opener: DeviceOpener,
+}
+
+impl Opener for FailingOpener {
+    fn identify(&self, argument: &str) -> Outcome<Identity> {
+        self.opener.identify(argument)
+    }
+
+    fn open(
+        &self,
+        argument: &str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> Outcome<Arc<dyn Disk>> {
+        let path = PathBuf::from(argument);
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else {
+            return self.opener.open(argument, read_only, failures);
+        };
+        let disk = FailingFile {
+            path,
+            file,
+            sectors: AtomicU64::new(0),
+            failures,
+            volatile: Mutex::default(),
+            faults: self.faults.clone(),
+        };
+        disk.refresh()?;
+        Ok(Arc::new(disk))
+    }
+}
+
+/// A file whose writes are volatile until a flush, and which fails when it is told to.
+struct FailingFile {
+    path: PathBuf,
+    file: File,
+    sectors: AtomicU64,
+    failures: Arc<FailureCount>,
+    /// What was where something was written since the last flush, in order.
+    volatile: Mutex<Vec<(u64, Vec<u8>)>>,
+    faults: Shared,
+}
+
+impl FailingFile {
+    fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        let (mut bytes, mut done) = (vec![0; len], 0);
+        while done < len {
+            match self.file.read_at(&mut bytes[done..], at + done as u64).unwrap() {
+                0 => break,
+                count => done += count,
+            }
+        }
+        bytes
+    }
+
+    fn write(&self, at: u64, bytes: &[u8], flags: Flags) {
+        let mut volatile = self.volatile.lock();
+        volatile.push((at, self.read(at, bytes.len())));
+        self.file.write_all_at(bytes, at).unwrap();
+        if flags.contains(Flags::FUA) {
+            volatile.clear();
+        }
+    }
+
+    /// A failed flush: everything volatile is gone.
+    fn lose(&self) {
+        for (at, bytes) in self.volatile.lock().drain(..).rev() {
+            self.file.write_all_at(&bytes, at).unwrap();
+        }
+        self.failures.raise();
+    }
+
+    fn fails(&self) -> bool {
+        let mut faults = self.faults.lock();
+        faults.touched.insert(self.path.clone());
+        faults.failing.as_ref() == Some(&self.path)
+    }
+}
+
+impl Disk for FailingFile {
+    fn name(&self) -> String {
+        self.path.to_string_lossy().into_owned()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        SectorCount(self.sectors.load(Ordering::Relaxed))
+    }
+
+    fn submit(&self, _env: &Env, request: &mut Request) -> Flow {
+        let (at, len) = (request.range.start.0 * 512, request.range.to_bytes() as usize);
+        match request.op {
+            Op::Read => request.segs.copy_in(0, &self.read(at, len)),
+            Op::Discard => {}
+            Op::Flush if self.fails() => {
+                self.lose();
+                return Flow::Failed(IoError::IO);
+            }
+            Op::Flush => self.volatile.lock().clear(),
+            Op::Write | Op::WriteZeroes if self.fails() => return Flow::Failed(IoError::IO),
+            Op::Write => self.write(at, &request.segs.to_vec(), request.flags),
+            Op::WriteZeroes => self.write(at, &vec![0; len], request.flags),
+        }
+        Flow::Done
+    }
+
+    fn refresh(&self) -> Result<(), ConfigError> {
+        let known = self.file.metadata().map_err(|error| {
+            ConfigError::new(ConfigKind::System, self.name(), "size").with_source(error)
+        })?;
+        self.sectors.store(known.len() / 512, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn failures(&self) -> u64 {
+        self.failures.count()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.failures.told()
+    }
+
+    fn acknowledge_failures(&self, count: u64) {
+        self.failures.acknowledge(count);
+    }
+}
+
+fn start(folder: &Path) -> (Arc<Bed>, Shared) {
+    let faults = Shared::default();
+    let opener = FailingOpener { faults: faults.clone(), opener: DeviceOpener::default() };
+    (Arc::new(Bed::start_over(folder, TABLE, Box::new(opener)).unwrap()), faults)
+}
+
+/// The server is killed.
+fn let_go(bed: Arc<Bed>) {
+    // Who was told last may still be about to let go.
+    while Arc::strong_count(&bed) > 1 {
+        std::thread::yield_now();
+    }
+    drop(bed);
+}
+
+/// A volume with a client: it wrote 8 sectors of a byte at a place, and did not flush them.
+struct Client {
+    volume: &'static str,
+    disk: Arc<dyn Disk>,
+    cursor: FailureCursor,
+}
+
+/// Volume, what is written to it, and its content before and after.
+fn clients() -> [(&'static str, (u64, u8), [Content; 2]); 4] {
+    let rest = |lead: u64, first: u8, then: u8| vec![(lead, first), (SECTORS - lead, then)];
+    [
+        ("v", (96, 2), [rest(96, 2, 1), rest(104, 2, 1)]),
+        ("e", (0, 8), [all_of(5), rest(8, 8, 5)]),
+        ("c", (64, 7), [rest(64, 7, 6), rest(72, 7, 6)]),
+        ("t", (128, 4), [rest(128, 4, 3), rest(136, 4, 3)]),
+    ]
+}
+
+fn connect(bed: &Bed) -> Vec<Client> {
+    let connected = clients().map(|(volume, wrote, _)| {
+        bed.flush(volume);
+        bed.write(volume, wrote.0, 8, wrote.1);
+        let disk: Arc<dyn Disk> = bed.world.volume(volume).unwrap();
+        let cursor = FailureCursor::new(&disk);
+        Client { volume, disk, cursor }
+    });
+    connected.into()
+}
+
+/// A request as a client sends it, answered however it be.
+fn answered(bed: &Arc<Bed>, volume: &'static str, io: fn(&Env) -> Io) -> IoResult {
+    now(bed, move |bed| {
+        let disk: Arc<dyn Disk> = bed.world.volume(volume).unwrap();
+        bed.world.on_home(volume, move |env| async move { env.io(&disk, io(&env)).await })
+    })
+}
+
+fn suspended(bed: &Bed) -> Vec<String> {
+    let volumes = bed.world.volumes();
+    let suspended = volumes.iter().filter(|volume| volume.is_suspended());
+    suspended.map(|volume| volume.volume().to_owned()).collect()
+}
+
+/// A step that a verb comes to, and the files that it writes or flushes from there on.
+type Moments = Vec<(Option<Step>, BTreeSet<PathBuf>)>;
+
+/// The steps of a verb that meets no failure. The first is its beginning.
+fn moments(template: &Path, work: &Path, verb: Verb) -> Moments {
+    copy(template, work);
+    let (bed, faults) = start(work);
+    drop(connect(&bed));
+    faults.lock().touched.clear();
+    let seen: Arc<Mutex<Moments>> = Arc::new(Mutex::new(vec![(None, BTreeSet::new())]));
+    let (log, touched) = (seen.clone(), faults.clone());
+    let next = move |step| {
+        let new = std::mem::take(&mut touched.lock().touched);
+        let mut log = log.lock();
+        log.iter_mut().for_each(|(_, files)| files.extend(new.iter().cloned()));
+        log.push((step, BTreeSet::new()));
+    };
+    let at_step = next.clone();
+    *bed.verbs.at_step.lock() = Box::new(move |step| at_step(Some(step)));
+    drop(now(&bed, move |bed| verb.1(bed)));
+    *bed.verbs.at_step.lock() = Box::new(|_| ());
+    next(None);
+    let mut moments = seen.lock().clone();
+    moments.pop();
+    moments
+}
+
+/// The verb, with a file that fails from its `nth` step on.
+fn run(verb: Verb, nth: usize, file: &Path, bed: &Arc<Bed>, faults: &Shared) -> Outcome<()> {
+    let fail = move |faults: &Shared, file: &Path| faults.lock().failing = Some(file.to_owned());
+    let mut step = 0;
+    if nth == 0 {
+        fail(faults, file);
+    }
+    let (failing, file) = (faults.clone(), file.to_owned());
+    *bed.verbs.at_step.lock() = Box::new(move |_| {
+        step += 1;
+        if step == nth {
+            fail(&failing, &file);
+        }
+    });
+    let done = end(&super::begin(bed, move |bed| verb.1(bed)));
+    *bed.verbs.at_step.lock() = Box::new(|_| ());
+    done
+}
+
+/// True if a verb gives a volume another content.
+fn changes_content(verb: &str, volume: &str) -> bool {
+    match volume {
+        "v" => verb.starts_with("snap rollback") || verb.starts_with("snap merge"),
+        "t" => verb.starts_with("thin rollback"),
+        "c" => verb.contains("flushes"),
+        "e" => verb.starts_with("replace") || verb.starts_with("load"),
+        _ => false,
+    }
+}
+
+fn check_client(bed: &Arc<Bed>, client: &mut Client, verb: &str, what: &str) -> Option<Content> {
+    let Client { volume, disk, cursor, .. } = client;
+    if !bed.has(volume) {
+        return None;
+    }
+    let flushed = answered(bed, volume, |_| Io::flush());
+    let told = cursor.end_of_flush(disk, flushed);
+    cursor.was_told(disk);
+    let again = answered(bed, volume, |_| Io::flush());
+    let again = cursor.end_of_flush(disk, again);
+    assert!(told.is_err() || again.is_ok(), "{what}: {volume}: told late");
+    let (_, _, [_, new]) = clients().into_iter().find(|(name, ..)| name == volume).unwrap();
+    (told.is_ok() && !changes_content(verb, volume)).then_some(new)
+}
+
+fn fail_at(verb: Verb, nth: usize, file: &str, work: &Path, what: &str) {
+    let (bed, faults) = start(work);
+    let mut connected = connect(&bed);
+    let done = run(verb, nth, &work.join(file), &bed, &faults);
+    for &Client { volume, .. } in &connected {
+        if bed.has(volume) && suspended(&bed).is_empty() {
+            // However it ends.
+            let _ = answered(&bed, volume, |env| {
+                let range = SectorRange::new(Sector(0), SectorCount(8));
+                Io::read(range, env.segs(range.count))
+            });
+        }
+    }
+    assert!(done.is_err() || suspended(&bed).is_empty(), "{what}: {:?}", suspended(&bed));
+    faults.lock().failing = None;
+    for volume in bed.verbs.stuck() {
+        bed.verbs.bring_back(&volume).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+    assert!(suspended(&bed).is_empty(), "{what}: {:?}: {done:?}", suspended(&bed));
+    let mut kept = Vec::new();
+    for client in &mut connected {
+        let volume = client.volume;
+        kept.extend(check_client(&bed, client, verb.0, what).map(|content| (volume, content)));
+    }
+    drop(connected);
+    let_go(bed);
+    let bed = Bed::start(work, TABLE).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(suspended(&bed).is_empty(), "{what}: {:?}", suspended(&bed));
+    assert!(bed.has("v"), "{what}");
+    assert!(bed.has("t") || bed.has("w"), "{what}");
+    for (volume, content) in kept {
+        assert_eq!(bed.bytes(volume), content, "{what}: {volume}");
+    }
+}
+
+fn fail_everywhere(verbs: &[Verb]) {
+    let (_all, template, copies) = folders();
+    drop(full_house(&template));
+    for &verb in verbs {
+        let dry = copies.join("dry");
+        let moments = moments(&template, &dry, verb);
+        for (nth, (step, files)) in moments.into_iter().enumerate() {
+            for file in files {
+                let file = file.strip_prefix(&dry).unwrap().to_str().unwrap().to_owned();
+                let work = copies.join("work");
+                copy(&template, &work);
+                let what = format!("{} while {file} fails from {nth}. {step:?}", verb.0);
+                fail_at(verb, nth, &file, &work, &what);
+                std::fs::remove_dir_all(&work).unwrap();
+            }
+        }
+        std::fs::remove_dir_all(&dry).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_fails_from_any_step_of_a_verb_leaves_every_volume_served() {
+    fail_everywhere(&VERBS[..VERBS.len() / 2]);
+}
+
+#[test]
+fn a_file_that_fails_from_any_step_of_a_later_verb_leaves_every_volume_served() {
+    fail_everywhere(&VERBS[VERBS.len() / 2..]);
+}
+
+/// A volume with a snapshot of it over a store that fails from now on, and something in it.
+fn over_a_dead_store(work: &Path) -> (Arc<Bed>, Shared) {
+    std::fs::write(work.join("disk"), vec![1; SECTORS as usize * 512]).unwrap();
+    let (bed, faults) = start(work);
+    bed.create("v@mon").unwrap();
+    bed.write("v", 0, 96, 2);
+    bed.flush("v");
+    faults.lock().failing = Some(work.join("v@mon.cow"));
+    (bed, faults)
+}
+
+#[test]
+fn a_snapshot_whose_store_fails_can_be_removed_and_its_volume_is_served() {
+    let (_all, work, _) = folders();
+    let (bed, _) = over_a_dead_store(&work);
+    now(&bed, |bed| bed.verbs.snap_remove("v@mon")).unwrap();
+    assert!(!bed.has("v@mon") && !bed.has("v@real") && suspended(&bed).is_empty());
+    assert_eq!(bed.bytes("v"), vec![(96, 2), (SECTORS - 96, 1)]);
+    let_go(bed);
+    assert!(!Bed::start(&work, TABLE).unwrap().has("v@mon"));
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_brought_up_again_can_be_removed_or_comes_back_with_its_store() {
+    for heals in [false, true] {
+        let (_all, work, _) = folders();
+        let (bed, faults) = over_a_dead_store(&work);
+        // The merge has the store opened anew, and so has what undoes it.
+        *faults.lock() = Faults::default();
+        let (failing, store) = (faults.clone(), work.join("v@mon.cow"));
+        *bed.verbs.at_step.lock() = Box::new(move |step| {
+            if step == Step::Suspended {
+                failing.lock().failing = Some(store.clone());
+            }
+        });
+        now(&bed, |bed| bed.verbs.snap_merge("v@mon", false, None)).unwrap_err();
+        *bed.verbs.at_step.lock() = Box::new(|_| ());
+        assert!(bed.is_suspended("v"));
+        bed.verbs.bring_back("v").unwrap_err();
+        if heals {
+            faults.lock().failing = None;
+            bed.verbs.bring_back("v").unwrap();
+            assert_eq!(bed.bytes("v@mon"), all_of(1));
+        } else {
+            now(&bed, |bed| bed.verbs.snap_remove("v@mon")).unwrap();
+            assert!(!bed.has("v@mon") && !bed.has("v@real"));
+        }
+        assert!(suspended(&bed).is_empty() && bed.verbs.stuck().is_empty());
+        assert_eq!(bed.bytes("v"), vec![(96, 2), (SECTORS - 96, 1)]);
+    }
+}
+
+#[test]
+fn a_volume_that_its_user_suspended_is_not_brought_back() {
+    let (_all, work, _) = folders();
+    let (bed, faults) = over_a_dead_store(&work);
+    bed.verbs.suspend("v@mon", false).unwrap();
+    assert!(bed.verbs.stuck().is_empty() && bed.is_suspended("v@mon"));
+    faults.lock().failing = None;
+    bed.verbs.snap_grow("v@mon", 2 << 20).unwrap();
+    assert!(bed.is_suspended("v@mon"));
+    bed.resume("v@mon").unwrap();
+}
+
+#[test]
+fn a_growth_whose_store_fails_leaves_the_snapshot_live_and_fails() {
+    let (_all, work, _) = folders();
+    let (bed, faults) = over_a_dead_store(&work);
+    let dead = std::mem::take(&mut faults.lock().failing);
+    bed.write("v@mon", 0, 8, 3);
+    faults.lock().failing = dead;
+    let error = now(&bed, |bed| bed.verbs.snap_grow("v@mon", 2 << 20)).unwrap_err();
+    assert_eq!(error.kind, ConfigKind::Lost, "{error}");
+    assert!(suspended(&bed).is_empty());
+}

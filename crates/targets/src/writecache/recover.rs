@@ -282,10 +282,22 @@ impl WriteCache {
                 ledger.touch(0, geometry.n_blocks() as u32);
             }
             self.settle(env, &mut ledger).await?;
+            drop(ledger);
+            self.make_origin_durable(env).await;
         }
         self.report_found(found.uncommitted.len());
         self.open(env);
         Ok(())
+    }
+
+    /// What a process that was killed had written around the cache may be in the origin's drive
+    /// alone. Clients read it, and nothing of theirs will say that it was lost.
+    async fn make_origin_durable(&self, env: &Env) {
+        if let Err(error) = env.io(&self.origin, Io::flush()).await {
+            let (volume, origin) = (&self.config.volume, &self.config.origin.argument);
+            tracing::warn!("{volume}: {origin}: flush failed: {error}; what was read may be lost");
+            self.lose(&mut self.state.lock());
+        }
     }
 
     /// Says what was recovered.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cairn_sim::OpSet;
+use cairn_sim::{Fault, OpSet};
 
 use super::bed::{Bed, committed, slow, table};
 
@@ -36,5 +36,23 @@ fn a_slot_whose_free_entry_was_volatile_is_not_reused_too_early() {
         let image = bed.cache.power_cut(&mut fastrand::Rng::with_seed(seed));
         let wrong = |entry: &(u64, u64, u8)| entry.0 == 0 && entry.2 == 9;
         assert!(!committed(&image.to_vec()).iter().any(wrong), "seed {seed}: I3");
+    }
+}
+
+#[test]
+fn clients_are_told_that_what_a_killed_process_wrote_around_may_be_lost() {
+    for fails in [false, true] {
+        let bed = Bed::live(16, "metadata_only");
+        bed.write(0, 8, 1).unwrap();
+        let bed = bed.killed();
+        if fails {
+            bed.origin.faults().add(Fault::losing_flushes().shots(1));
+        }
+        bed.load(&table(2048, 4096, "metadata_only"));
+        assert_eq!(bed.byte(0), 1);
+        let mut client = bed.connect();
+        assert_eq!(bed.flush_of(&mut client).is_err(), fails);
+        bed.flush_of(&mut client).unwrap();
+        assert_eq!(bed.origin.durable().to_vec()[0] == 1, !fails);
     }
 }

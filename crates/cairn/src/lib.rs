@@ -16,6 +16,7 @@ mod cli;
 mod control;
 mod exit;
 mod failure;
+mod kept;
 mod offline;
 mod pool;
 mod remote;

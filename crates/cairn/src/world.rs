@@ -25,6 +25,7 @@ use event_listener::Event;
 use futures_util::future::{Either, select};
 
 use crate::failure::{Outcome, refused, system};
+use crate::kept::{Conflict, Reserve, needed};
 use crate::snap::names::parent_of;
 use crate::under_way::UnderWay;
 
@@ -54,6 +55,7 @@ pub struct World {
     names: Arc<Names>,
     base: Option<PathBuf>,
     under_way: UnderWay,
+    reserve: Reserve,
 }
 
 impl Names {
@@ -97,8 +99,8 @@ impl World {
             read_only: options.read_only,
         };
         let (reactors, names) = (Arc::new(reactors), Arc::new(names));
-        let under_way = UnderWay::default();
-        Ok(World { reactors, count, names, base: options.base, under_way })
+        let (under_way, reserve) = (UnderWay::default(), Reserve::default());
+        Ok(World { reactors, count, names, base: options.base, under_way, reserve })
     }
 
     /// The reactors.
@@ -169,6 +171,31 @@ impl World {
         &self.under_way
     }
 
+    /// Keeps the devices that the tables of a volume need which is not served.
+    pub fn keep<'a>(
+        &self,
+        name: &str,
+        tables: impl IntoIterator<Item = &'a str>,
+        has_snapshots: bool,
+    ) {
+        let mut live = Vec::new();
+        for table in self.volumes().iter().filter_map(|volume| volume.live_table()) {
+            live.extend(table.lines().iter().map(|line| TableLine {
+                start: line.start,
+                len: line.len,
+                target: line.name.clone(),
+                args: line.target.table().split_whitespace().map(str::to_owned).collect(),
+            }));
+        }
+        let identify = |argument: &str| self.names.registry.identify(argument).ok();
+        self.reserve.keep(name, needed(tables, has_snapshots), &live, identify);
+    }
+
+    /// Ends what is kept for a volume.
+    pub fn let_go(&self, name: &str) {
+        self.reserve.release(name);
+    }
+
     /// True if no byte is to be written.
     pub fn read_only(&self) -> bool {
         self.names.read_only
@@ -199,16 +226,32 @@ impl World {
     /// Builds a table beside the live one. Sizes of what lies beneath are looked at again first.
     ///
     /// # Errors
-    /// The text is no table, or a target refuses it.
+    /// The text is no table, a target refuses it, or it would write to what is kept for another
+    /// volume.
     pub fn load(&self, name: &str, text: &str) -> Outcome<()> {
         let volume = self.volume(name)?;
         let lines = TableLine::parse_all(text).map_err(|error| of_volume(name, error))?;
+        self.refuse_kept(name, &lines)?;
         // Reactors do not wait for other programs' locks: this thread does.
         let built = patiently(|| {
             let (names, volume, lines) = (self.names.clone(), volume.clone(), lines.clone());
             self.on_home(name, |env| build(env, names, volume, lines))
         });
         built.map_err(|error| of_volume(name, error))
+    }
+
+    fn refuse_kept(&self, name: &str, lines: &[TableLine]) -> Outcome<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        let identify = |argument: &str| self.names.registry.identify(argument).ok();
+        let conflict = self.reserve.conflict(name, lines, identify);
+        let Some(Conflict { argument, volume }) = conflict else { return Ok(()) };
+        let detail = format!(
+            "kept for '{volume}', which is not served (cairn state show tells why; \
+             cairn state forget {volume} gives it up)"
+        );
+        Err(of_volume(name, ConfigError::new(ConfigKind::Busy, argument, detail)))
     }
 
     /// Refuses if a resume would be refused for what other volumes own or write.

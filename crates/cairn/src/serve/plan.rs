@@ -15,6 +15,9 @@
 //! A volume that cannot be brought up is left out, with all that stands on it, and with its whole
 //! family if it has snapshots; the others are brought up. It stays recorded.
 //!
+//! The devices that it needs for itself are kept for it (see `kept`): from the beginning if its
+//! configuration contradicts what is recorded, else from its failure on.
+//!
 //! A volume that was killed while one table took another's place has the latter recorded as `former`:
 //! the start serves it if the new table cannot start. See `verbs::swap`.
 //!
@@ -220,6 +223,7 @@ impl Plan {
 
     fn act(&self, world: &World) -> Outcome<Begun<'_>> {
         let mut begun = Begun::default();
+        self.keep_contradicted(world);
         for act in &self.acts {
             match act {
                 // Its failure is noted.
@@ -294,6 +298,7 @@ impl Plan {
             }
             if begun.failure_of(&member.name).is_none() {
                 begun.fail(&member.name, &error);
+                self.keep_devices_of(world, member);
             }
         }
         Err(error)
@@ -320,8 +325,28 @@ impl Plan {
             && begun.failure_of(name).is_none()
         {
             begun.fail(name, error);
+            self.keep_devices_of(world, record);
         }
         up
+    }
+
+    /// Nobody else writes to what these volumes need, with the parts of those with snapshots.
+    fn keep_contradicted(&self, world: &World) {
+        let mut families: Vec<&str> =
+            self.contradicted.keys().map(|name| parent_of(name).unwrap_or(name)).collect();
+        families.sort_unstable();
+        let of_one = |record: &&Record| {
+            let family = parent_of(&record.name).unwrap_or(&record.name);
+            families.binary_search(&family).is_ok()
+        };
+        self.volumes.iter().filter(of_one).for_each(|record| self.keep_devices_of(world, record));
+    }
+
+    fn keep_devices_of(&self, world: &World, record: &Record) {
+        let tables = [&record.table, &record.former].into_iter().flatten();
+        let real = real_of(parent_of(&record.name).unwrap_or(&record.name));
+        let has_snapshots = self.is_there(&real);
+        world.keep(&record.name, tables.map(String::as_str), has_snapshots);
     }
 
     fn bring_one_up<'a>(

@@ -26,7 +26,11 @@ impl Verbs {
     /// Everything is as it was.
     pub(super) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
         let mut changes = self.change_table(name, "state forget")?;
-        let forgotten = forget(&self.state_file()?.records(), name, yes)?;
+        let records = self.state_file()?.records();
+        if records.iter().all(|record| record.name != name) && self.let_go(name) {
+            return Ok(vec![format!("{name}: nothing is recorded; its devices are free for now")]);
+        }
+        let forgotten = forget(&records, name, yes)?;
         let served = forgotten.after.iter().find(|gone| self.world.volume(&gone.name).is_ok());
         if let Some(served) = served {
             let found = "a volume that is served";
@@ -36,8 +40,16 @@ impl Verbs {
         }
         let names: Vec<String> = forgotten.after.iter().map(|gone| gone.name.clone()).collect();
         changes.record_all(forgotten.after)?;
-        self.not_served.lock().retain(|name, _| !names.contains(name));
+        for name in &names {
+            self.let_go(name);
+        }
         Ok(forgotten.told)
+    }
+
+    /// Ends what is kept for a volume that is not served; false if it was not one.
+    fn let_go(&self, name: &str) -> bool {
+        self.world.let_go(name);
+        self.not_served.lock().remove(name).is_some()
     }
 
     fn state_file(&self) -> Outcome<&StateFile> {

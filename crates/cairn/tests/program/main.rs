@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod kept;
 mod losses;
 mod owners;
 mod place;

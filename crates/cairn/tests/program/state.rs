@@ -9,7 +9,7 @@ use super::place::{Place, Ran, json};
 const ZERO: [&str; 2] = ["--table", "b=0 8 zero"];
 
 /// A script against a server in the background, with the state file `s`; what both said.
-fn beside(place: &Place, args: &[&str], script: &str) -> (Ran, Ran) {
+pub fn beside(place: &Place, args: &[&str], script: &str) -> (Ran, Ran) {
     let args = [&["--state", "s", "--control", "c"], args].concat();
     let server = place.serve(&args);
     assert!(server.uri.starts_with("nbd"), "{:?}", server.interrupt());

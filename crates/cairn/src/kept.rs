@@ -1,0 +1,282 @@
+//! What is kept for volumes that are not served: the devices that their tables need for themselves,
+//! so that no other volume writes to them until they are served again or forgotten.
+//!
+//! Claims (`cairn_block`) are those of tables that exist. A volume that could not be brought up has
+//! none, while its dirty cache, its snapshots or its pool rest on devices that must not change. So
+//! the start keeps these by name, and every table is asked for what it writes before it is built.
+//!
+//! K1. What a table keeps, and what it writes, is a matter of its text: the device may be missing,
+//!     or its metadata damaged. Arguments are compared by what they lead to when a table is asked
+//!     for; one that leads nowhere keeps nothing.
+//! K2. Remappers keep nothing, as they own nothing, but beneath a volume with snapshots: what is
+//!     written there is missing in these.
+//! K3. What a volume writes that is served is not kept from it: that came first, and goes on.
+//! K4. What several volumes need is kept for the one that was refused first. A volume and the
+//!     parts that its snapshots made of it are one.
+//!
+//! Arguments `@VOLUME` keep nothing: such a volume is asked itself.
+
+use cairn_block::{Identity, Sector, SectorCount, SectorRange, TableLine};
+use parking_lot::Mutex;
+
+use crate::snap::names::parent_of;
+
+/// No disk is longer.
+const END: Sector = Sector(1 << 55);
+
+/// A range of what a table line names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The device, as the line names it.
+    pub argument: String,
+    range: SectorRange,
+}
+
+impl Part {
+    /// True if both are of one device, and overlap there.
+    fn meets(&self, other: &Part, identify: &impl Fn(&str) -> Option<Identity>) -> bool {
+        let is_it = || {
+            let own = identify(&self.argument);
+            own.is_some() && own == identify(&other.argument)
+        };
+        self.range.overlaps(other.range) && is_it()
+    }
+}
+
+/// What is kept for one volume.
+struct Kept {
+    volume: String,
+    parts: Vec<Part>,
+}
+
+/// What is kept for all of them, in the order in which they were refused.
+#[derive(Default)]
+pub struct Reserve(Mutex<Vec<Kept>>);
+
+/// A part that a table writes and that is kept for another volume.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The device, as the table names it.
+    pub argument: String,
+    /// The volume that it is kept for.
+    pub volume: String,
+}
+
+/// The volume that this one is a part of.
+fn family_of(name: &str) -> &str {
+    parent_of(name).unwrap_or(name)
+}
+
+impl Reserve {
+    /// Keeps what the volume `name` needs, unless it is kept already. `live` are the lines of
+    /// volumes that are served.
+    pub fn keep(
+        &self,
+        name: &str,
+        needed: impl IntoIterator<Item = Part>,
+        live: &[TableLine],
+        identify: impl Fn(&str) -> Option<Identity>,
+    ) {
+        let mut all = self.0.lock();
+        if all.iter().any(|kept| kept.volume == name) {
+            return;
+        }
+        let live: Vec<Part> = live.iter().flat_map(written_by).collect();
+        let is_free = |part: &Part| !live.iter().any(|other| part.meets(other, &identify));
+        let parts = needed.into_iter().filter(is_free).collect();
+        all.push(Kept { volume: name.to_owned(), parts });
+    }
+
+    /// Ends what is kept for the volume `name`.
+    pub fn release(&self, name: &str) {
+        self.0.lock().retain(|kept| kept.volume != name);
+    }
+
+    /// What a table of the volume `name` would write that is kept for another one.
+    pub fn conflict(
+        &self,
+        name: &str,
+        lines: &[TableLine],
+        identify: impl Fn(&str) -> Option<Identity>,
+    ) -> Option<Conflict> {
+        let all = self.0.lock();
+        let parts = || all.iter().flat_map(|kept| kept.parts.iter().map(move |part| (kept, part)));
+        parts().next()?;
+        lines.iter().flat_map(written_by).find_map(|wanted| {
+            let (first, _) = parts().find(|(_, part)| part.meets(&wanted, &identify))?;
+            let volume = family_of(&first.volume);
+            let (argument, volume) = (wanted.argument.clone(), volume.to_owned());
+            (volume != family_of(name)).then_some(Conflict { argument, volume })
+        })
+    }
+}
+
+/// What these tables need for themselves.
+pub fn needed<'a>(
+    tables: impl IntoIterator<Item = &'a str>,
+    has_snapshots: bool,
+) -> impl Iterator<Item = Part> {
+    let lines = tables.into_iter().filter_map(|text| TableLine::parse_all(text).ok()).flatten();
+    lines.flat_map(move |line| needed_by(&line, has_snapshots))
+}
+
+/// What a line needs for itself.
+fn needed_by(line: &TableLine, has_snapshots: bool) -> Vec<Part> {
+    match line.target.as_str() {
+        "writecache" => whole(line, &[1, 2]),
+        "thin-pool" | "snapshot" | "snapshot-merge" => whole(line, &[0, 1]),
+        "snapshot-origin" => whole(line, &[0]),
+        // Its external origin.
+        "thin" => whole(line, &[2]),
+        _ if has_snapshots => remapped_by(line),
+        _ => Vec::new(),
+    }
+}
+
+/// What a line writes.
+fn written_by(line: &TableLine) -> Vec<Part> {
+    match line.target.as_str() {
+        "writecache" => whole(line, &[1, 2]),
+        "thin-pool" | "snapshot-merge" => whole(line, &[0, 1]),
+        "snapshot" => whole(line, &[1]),
+        "snapshot-origin" => whole(line, &[0]),
+        _ => remapped_by(line),
+    }
+}
+
+/// Where remappers lead.
+fn remapped_by(line: &TableLine) -> Vec<Part> {
+    let number = |at: usize| line.args.get(at).and_then(|word| word.parse::<u64>().ok());
+    let (devices, sectors) = match line.target.as_str() {
+        "linear" | "flakey" | "passthrough" => (vec![0], line.len.0),
+        "delay" => ((0..line.args.len()).step_by(3).collect(), line.len.0),
+        "striped" => {
+            let stripes = number(0).unwrap_or(1).max(1);
+            ((2..line.args.len()).step_by(2).collect(), line.len.0.div_ceil(stripes))
+        }
+        _ => (Vec::new(), 0),
+    };
+    let range = |at: usize| match number(at + 1).unwrap_or(0) {
+        start if start < END.0 => SectorRange::new(Sector(start), SectorCount(sectors)),
+        _ => SectorRange::between(Sector(0), END),
+    };
+    devices.into_iter().filter_map(|at| part(line, at, range(at))).collect()
+}
+
+fn whole(line: &TableLine, devices: &[usize]) -> Vec<Part> {
+    let range = SectorRange::between(Sector(0), END);
+    devices.iter().filter_map(|&at| part(line, at, range)).collect()
+}
+
+fn part(line: &TableLine, at: usize, range: SectorRange) -> Option<Part> {
+    let argument = line.args.get(at).filter(|argument| !argument.starts_with('@'))?.clone();
+    Some(Part { argument, range })
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_block::{Identity, TableLine};
+
+    use super::{Part, Reserve, needed, needed_by, written_by};
+
+    fn line(text: &str) -> TableLine {
+        TableLine::parse_all(text).unwrap().remove(0)
+    }
+
+    fn lines(text: &str) -> Vec<TableLine> {
+        TableLine::parse_all(text).unwrap()
+    }
+
+    #[test]
+    fn each_target_needs_and_writes_these_of_its_devices() {
+        let names = |parts: Vec<Part>| {
+            let names: Vec<String> = parts.into_iter().map(|part| part.argument).collect();
+            names.join(" ")
+        };
+        for (text, needed, beneath_snapshots, written) in [
+            ("0 8 writecache s slow fast 4096 0", "slow fast", "slow fast", "slow fast"),
+            ("0 8 thin-pool m d 128 0", "m d", "m d", "m d"),
+            ("0 8 thin-pool @m d 128 0", "d", "d", "d"),
+            ("0 8 thin @p 0", "", "", ""),
+            ("0 8 thin @p 0 base", "base", "base", ""),
+            ("0 8 snapshot o cow P 8", "o cow", "o cow", "cow"),
+            ("0 8 snapshot @v@real cow P 8", "cow", "cow", "cow"),
+            ("0 8 snapshot-merge o cow P 8", "o cow", "o cow", "o cow"),
+            ("0 8 snapshot-origin o", "o", "o", "o"),
+            ("0 8 linear a 0", "", "a", "a"),
+            ("0 8 linear @a 0", "", "", ""),
+            ("0 8 flakey a 0 1 1", "", "a", "a"),
+            ("0 8 passthrough a", "", "a", "a"),
+            ("0 8 delay a 0 5", "", "a", "a"),
+            ("0 8 delay a 0 5 b 0 5 c 0 5", "", "a b c", "a b c"),
+            ("0 8 striped 2 8 a 0 b 0", "", "a b", "a b"),
+            ("0 8 zero", "", "", ""),
+            ("0 8 error", "", "", ""),
+        ] {
+            let line = line(text);
+            assert_eq!(names(needed_by(&line, false)), needed, "{text}");
+            assert_eq!(names(needed_by(&line, true)), beneath_snapshots, "{text}");
+            assert_eq!(names(written_by(&line)), written, "{text}");
+        }
+    }
+
+    /// Files `a` and `A` are one; `gone` is none.
+    fn identify(argument: &str) -> Option<Identity> {
+        let name = argument.to_lowercase();
+        (name != "gone").then_some(Identity::Volume(name))
+    }
+
+    fn keep(reserve: &Reserve, name: &str, table: &str) {
+        reserve.keep(name, needed([table], true), &[], identify);
+    }
+
+    fn owner(reserve: &Reserve, name: &str, text: &str) -> Option<String> {
+        reserve.conflict(name, &lines(text), identify).map(|conflict| conflict.volume)
+    }
+
+    #[test]
+    fn others_do_not_write_what_is_kept_until_it_is_released() {
+        let reserve = Reserve::default();
+        keep(&reserve, "v@s", "0 8 snapshot @v@real gone P 8");
+        keep(&reserve, "v@real", "0 8 linear a 16");
+        assert_eq!(owner(&reserve, "w", "0 8 linear A 16"), Some("v".to_owned()));
+        assert_eq!(owner(&reserve, "w", "0 8 zero\n8 9 delay b 0 1 A 8 1"), Some("v".to_owned()));
+        assert_eq!(owner(&reserve, "w", "0 8 writecache s b A 4096 0"), Some("v".to_owned()));
+        for text in ["0 8 linear a 8", "0 8 linear a 24", "0 8 linear b 16", "0 8 thin @p 0 a"] {
+            assert_eq!(owner(&reserve, "w", text), None, "{text}");
+        }
+        assert_eq!(owner(&reserve, "w", "0 8 linear gone 0"), None);
+        for own in ["v", "v@real", "v@new"] {
+            assert_eq!(owner(&reserve, own, "0 8 linear a 16"), None, "{own}");
+        }
+        reserve.release("v@real");
+        assert_eq!(owner(&reserve, "w", "0 8 linear a 16"), None);
+    }
+
+    #[test]
+    fn what_two_need_is_kept_for_the_first() {
+        let reserve = Reserve::default();
+        for name in ["one", "two"] {
+            keep(&reserve, name, "0 8 writecache s slow fast 4096 0");
+        }
+        let table = "0 8 writecache s slow fast 4096 0";
+        assert_eq!(owner(&reserve, "one", table), None);
+        assert_eq!(owner(&reserve, "two", table), Some("one".to_owned()));
+        // Tried again, and refused again.
+        keep(&reserve, "one", table);
+        assert_eq!(owner(&reserve, "one", table), None);
+        reserve.release("one");
+        assert_eq!(owner(&reserve, "one", table), Some("two".to_owned()));
+        assert_eq!(owner(&reserve, "two", table), None);
+    }
+
+    #[test]
+    fn what_a_served_volume_writes_is_not_kept_from_it() {
+        let reserve = Reserve::default();
+        let live = lines("0 8 linear SLOW 0");
+        let needs = needed(["0 8 writecache s slow fast 4096 0"], false);
+        reserve.keep("v", needs, &live, identify);
+        assert_eq!(owner(&reserve, "w", "0 8 linear slow 0"), None);
+        assert_eq!(owner(&reserve, "w", "0 8 linear fast 0"), Some("v".to_owned()));
+    }
+}

@@ -193,6 +193,8 @@ impl Drop for Testbed {
         if std::thread::panicking() {
             return;
         }
+        // A removal flushes.
+        self.sim.all_drives().iter().for_each(|drive| drive.faults().clear());
         let volume = self.volume.clone();
         self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
         assert_eq!(self.sim.contract_violations(), 0);

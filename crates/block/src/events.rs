@@ -59,6 +59,14 @@ impl Events {
         }
     }
 
+    /// The volume's own device says that its content is lost: its witness need not.
+    pub fn content_marked(&self) {
+        let witness = self.0.witness.lock().clone();
+        if let Some(witness) = witness {
+            witness.content_marked();
+        }
+    }
+
     /// Waits until there were more than `seen`; answers how many.
     pub async fn wait(&self, seen: u64) -> u64 {
         loop {

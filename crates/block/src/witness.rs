@@ -14,6 +14,9 @@ pub trait Witness: Send + Sync {
     /// The volume's content is lost. Called on a reactor: must not wait. The receipt is given
     /// from any thread, when it is durably known; dropped, it says that it is not.
     fn content_lost(&self, receipt: Receipt);
+
+    /// The volume's own device says that its content is lost, after all. Must not wait.
+    fn content_marked(&self) {}
 }
 
 #[derive(Default)]

@@ -13,7 +13,10 @@
 //! at once, or, should that fail too, with the next change.
 //!
 //! A snapshot whose store can't say that it ended is noted as *lost*, beside the records and
-//! whatever verb runs: the origin waits for it (see `cairn_block::Witness`).
+//! whatever verb runs: the origin waits for it (see `cairn_block::Witness`). A note that the file
+//! did not take is *owed*: it holds for this server at once, goes out with the next replacement,
+//! whatever that is for, and is tried again by itself every minute, until the file has it or the
+//! store can say so after all. A server that stops while one is owed says so and fails.
 //!
 //! Losses of acknowledged writes that no client was told of when the server ended are kept by the
 //! volumes' names, and told to the clients of the next start.
@@ -30,6 +33,7 @@
 
 mod command;
 mod forget;
+mod lost;
 mod show;
 
 use std::borrow::Cow;
@@ -40,13 +44,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{ConfigError, ConfigKind, Receipt, TableLine, Witness};
+use cairn_block::{ConfigError, ConfigKind, TableLine};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use command::run;
 pub use forget::forget;
+pub use lost::Noting;
 pub use show::{Shown, shown};
 
 use crate::failure::{Outcome, refused, system};
@@ -250,10 +255,31 @@ impl Contents {
 #[derive(Debug)]
 struct Inner {
     contents: Contents,
+    /// Lost snapshots that the file does not say.
+    owed: BTreeSet<String>,
+    /// Somebody tries those again.
+    tried_again: bool,
     /// The file is perhaps not what `contents` says.
     unsure: bool,
     /// How the folder is made durable.
     sync_folder: fn(&File) -> io::Result<()>,
+    /// Held until the last clone is dropped.
+    _lock: Option<File>,
+}
+
+impl Inner {
+    /// What the file is to say: what it says, and what it is owed.
+    fn latest(&self) -> Contents {
+        let mut latest = self.contents.clone();
+        latest.lost.extend(self.owed.iter().cloned());
+        latest
+    }
+
+    /// The file says this now, and it was made of [`latest`](Inner::latest).
+    fn keeps(&mut self, contents: Contents) {
+        self.contents = contents;
+        self.owed.clear();
+    }
 }
 
 /// An open state file; clones are the same one.
@@ -261,8 +287,6 @@ struct Inner {
 pub struct StateFile {
     path: PathBuf,
     inner: Arc<Mutex<Inner>>,
-    /// Held until the last clone is dropped.
-    _lock: Option<Arc<File>>,
 }
 
 impl StateFile {
@@ -279,7 +303,9 @@ impl StateFile {
             match lock.try_lock() {
                 Ok(()) => {
                     probe_folder(path).map_err(|error| unwritable(&shown, error))?;
-                    return Ok(StateFile { _lock: Some(Arc::new(lock)), ..StateFile::open(path)? });
+                    let state = StateFile::open(path)?;
+                    state.inner.lock()._lock = Some(lock);
+                    return Ok(state);
                 }
                 Err(TryLockError::Error(error)) => return Err(system(shown, "lock", error)),
                 Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
@@ -315,18 +341,20 @@ impl StateFile {
     }
 
     fn of(path: &Path, contents: Contents) -> StateFile {
-        let inner = Inner { contents, unsure: false, sync_folder: File::sync_all };
-        StateFile { path: path.to_owned(), inner: Arc::new(Mutex::new(inner)), _lock: None }
+        let inner = Inner {
+            contents,
+            owed: BTreeSet::new(),
+            tried_again: false,
+            unsure: false,
+            sync_folder: File::sync_all,
+            _lock: None,
+        };
+        StateFile { path: path.to_owned(), inner: Arc::new(Mutex::new(inner)) }
     }
 
     /// Every record, in the order they were made.
     pub fn records(&self) -> Vec<Record> {
         self.inner.lock().contents.volumes.clone()
-    }
-
-    /// True if the content of a snapshot is lost, whatever its store says.
-    pub fn is_lost(&self, name: &str) -> bool {
-        self.inner.lock().contents.lost.contains(name)
     }
 
     /// The exports that verbs changed.
@@ -355,7 +383,7 @@ impl StateFile {
     /// The system refused to write.
     pub fn record(&self, records: Vec<Record>) -> Outcome<()> {
         let mut inner = self.inner.lock();
-        let next = inner.contents.with(records);
+        let next = inner.latest().with(records);
         self.put(&mut inner, next)
     }
 
@@ -365,18 +393,7 @@ impl StateFile {
     /// The system refused to write.
     pub fn record_exports(&self, exports: ExportChanges) -> Outcome<()> {
         let mut inner = self.inner.lock();
-        let next = Contents { exports, ..inner.contents.clone() };
-        self.put(&mut inner, next)
-    }
-
-    /// Notes that the content of a snapshot is lost. Durable when it returns.
-    ///
-    /// # Errors
-    /// The system refused to write.
-    pub fn note_lost(&self, name: &str) -> Outcome<()> {
-        let mut inner = self.inner.lock();
-        let mut next = inner.contents.clone();
-        next.lost.insert(name.to_owned());
+        let next = Contents { exports, ..inner.latest() };
         self.put(&mut inner, next)
     }
 
@@ -391,21 +408,25 @@ impl StateFile {
     /// The system refused to write.
     pub fn keep_untold(&self, untold: BTreeSet<String>) -> Outcome<()> {
         let mut inner = self.inner.lock();
-        let next = Contents { untold, ..inner.contents.clone() };
+        let next = Contents { untold, ..inner.latest() };
         self.put(&mut inner, next)
     }
 
     fn put(&self, inner: &mut Inner, next: Contents) -> Outcome<()> {
         if next == inner.contents && !inner.unsure {
+            inner.keeps(next);
             return Ok(());
         }
         let replaced = self.replace(inner, &next);
         if replaced.is_ok() {
-            inner.contents = next;
+            inner.keeps(next);
         } else if inner.unsure {
-            let former = inner.contents.clone();
-            if let Err(error) = self.replace(inner, &former) {
-                tracing::error!("{error}: it may say what was refused, until the next change");
+            let former = inner.latest();
+            match self.replace(inner, &former) {
+                Ok(()) => inner.keeps(former),
+                Err(error) => {
+                    tracing::error!("{error}: it may say what was refused, until the next change");
+                }
             }
         }
         replaced
@@ -429,33 +450,6 @@ impl StateFile {
         (inner.sync_folder)(&folder).map_err(failed)?;
         inner.unsure = false;
         Ok(())
-    }
-}
-
-/// Notes in the state file that a snapshot is lost.
-pub struct Noting {
-    state: StateFile,
-    name: String,
-}
-
-impl Noting {
-    /// For the snapshot `name`.
-    pub fn new(state: StateFile, name: &str) -> Arc<Noting> {
-        Arc::new(Noting { state, name: name.to_owned() })
-    }
-}
-
-impl Witness for Noting {
-    fn content_lost(&self, receipt: Receipt) {
-        let (state, name) = (self.state.clone(), self.name.clone());
-        let note = move || match state.note_lost(&name) {
-            Ok(()) => receipt.give(),
-            Err(error) => tracing::error!("{name}: its end is not in the state file: {error}"),
-        };
-        // A reactor does not wait for a file.
-        if let Err(error) = std::thread::Builder::new().name("state".to_owned()).spawn(note) {
-            tracing::error!("{}: its end is not in the state file: {error}", self.name);
-        }
     }
 }
 

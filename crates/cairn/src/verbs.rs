@@ -149,15 +149,23 @@ impl Verbs {
         self.told.lock().clone()
     }
 
-    /// Keeps in the state file which losses no client was told of, for the next start.
-    ///
-    /// # Errors
-    /// The system refused to write.
-    pub fn keep_untold(&self) -> Outcome<()> {
+    /// Keeps in the state file which losses no client was told of, for the next start, and which
+    /// snapshots ended. Answers what it could not keep: each snapshot, and what the system said.
+    pub fn keep_untold(&self) -> Vec<ConfigError> {
         // One that may only read holds no lock on the file, which may be another server's.
-        let state = self.state.as_ref().filter(|_| !self.world.read_only());
+        let Some(state) = self.state.as_ref().filter(|_| !self.world.read_only()) else {
+            return Vec::new();
+        };
         let untold = self.world.untold_losses().into_iter().collect();
-        state.map_or(Ok(()), |state| state.keep_untold(untold))
+        let Err(error) = state.keep_untold(untold) else { return Vec::new() };
+        let untrusted = |name: String| {
+            let detail = format!(
+                "content: it ended, which neither its store nor the state file could be told: it \
+                 must not be trusted, though it looks valid (cairn snap remove {name})"
+            );
+            ConfigError::new(ConfigKind::Lost, name, detail)
+        };
+        state.owed().into_iter().map(untrusted).chain([error]).collect()
     }
 
     /// Refuses all further changes, and waits for the verbs under way: what these wait for is given

@@ -581,6 +581,10 @@ fn stands_on(user: &MappedDevice, name: &str) -> bool {
 /// The volume did what the verb asked, but acknowledged writes may be lost.
 fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
     let mut lost = of_volume(name, error);
+    if lost.kind == ConfigKind::Lost {
+        // It says itself what is lost.
+        return lost;
+    }
     lost.kind = ConfigKind::Lost;
     lost.detail =
         format!("{}; {verb} went on, writes since the last flush may be lost", lost.detail);

@@ -188,6 +188,11 @@ struct Wanted {
     strict: bool,
 }
 
+/// True if a device is this volume, or a part of it (see `of_volume`).
+fn is_of(device: &str, volume: &str) -> bool {
+    device.strip_prefix(volume).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
+}
+
 /// What runs.
 struct Server {
     world: Arc<World>,
@@ -291,7 +296,8 @@ impl Server {
     /// Refuses verbs, lets clients go, suspends every volume, says what is dirty.
     ///
     /// # Errors
-    /// A volume's last commit failed: acknowledged writes may be lost.
+    /// A volume's last commit failed: acknowledged writes may be lost. Or nothing keeps that a
+    /// snapshot ended.
     fn shut_down(self, aloud: bool) -> Outcome<()> {
         if let Some(verbs) = &self.verbs {
             verbs.close();
@@ -300,11 +306,14 @@ impl Server {
         self.exports.stop(&self.world);
         let ended = self.world.suspend_all();
         // Before anything is said, which may wait for a reader.
-        let kept = self.verbs.as_ref().map_or(Ok(()), |verbs| verbs.keep_untold());
+        let mut not_kept = self.verbs.as_ref().map_or_else(Vec::new, |verbs| verbs.keep_untold());
         for (volume, words) in ended.said.iter().filter(|_| aloud) {
             say(format_args!("{volume}: {words}"));
         }
-        let mut lost = ended.lost.into_iter().chain(kept.err());
+        // Of these their tables have said it.
+        let said = |name: &str| ended.lost.iter().any(|lost| is_of(&lost.device, name));
+        not_kept.retain(|error| !said(&error.device));
+        let mut lost = ended.lost.into_iter().chain(not_kept);
         let first = lost.next();
         lost.for_each(say);
         first.map_or(Ok(()), Err)

@@ -408,7 +408,13 @@ impl Plan {
         }
         let inactive = record.inactive.as_deref();
         let Err(error) = try_table(world, name, table) else {
-            if let Some(inactive) = inactive
+            // Nobody was told that the pool grows, and it would be in every other verb's way.
+            if record.former.is_none()
+                && inactive.is_some_and(|longer| pool::is_growth(table, longer))
+            {
+                tracing::warn!("{name}: growing it was cut short: it is as large as it was");
+                begun.changed.push(Record { inactive: None, ..record.clone() });
+            } else if let Some(inactive) = inactive
                 && let Err(error) = world.load(name, inactive)
             {
                 tracing::warn!("the table that waited for a resume is not loaded: {error}");

@@ -51,3 +51,29 @@ fn a_server_whose_last_commit_failed_exits_1_and_the_next_one_tells_once() {
     assert!(ok && !said.contains("rror"), "{said} {ended:?}");
     assert_eq!(ended.code, 0);
 }
+
+#[test]
+fn the_end_of_a_snapshot_that_nothing_takes_is_written_at_the_stop_or_the_server_fails() {
+    let serve = "cairn serve --table 'vm=0 2048 linear mem:1M 0' --state vm.state --run";
+    // The server can write to no file, and an origin in memory goes on.
+    let end = "prlimit --pid $PPID --fsize=0: && qemu-io -f raw -c \"write 0 64k\" $uri && \
+               cairn snap list";
+    let ended = |place: &Place, after: &str| {
+        place.shell(&format!("{serve} 'cairn snap create vm@mon --size 256K'")).ok();
+        place.shell(&format!("trap '' XFSZ; {serve} '{end}{after}'"))
+    };
+    let place = Place::new();
+    let ran = ended(&place, "");
+    assert!(ran.code == 1 && ran.out.contains("vm@mon invalid"), "{ran:?}");
+    let lines: Vec<_> = ran.err.lines().filter(|line| line.starts_with("cairn: ")).collect();
+    assert!(lines[0].starts_with("cairn: vm@mon: "), "{ran:?}");
+    assert!(lines[0].contains("must not be trusted, though it looks valid"), "{ran:?}");
+    let told = ran.err.matches("its end is in neither its store nor the state file").count();
+    assert!(told > 0, "{ran:?}");
+
+    let place = Place::new();
+    let ran = ended(&place, " && prlimit --pid $PPID --fsize=unlimited:");
+    assert!(ran.code == 0 && ran.out.contains("vm@mon invalid"), "{ran:?}");
+    let out = place.shell(&format!("{serve} 'cairn snap list'")).ok();
+    assert!(out.contains("vm@mon invalid"), "{out}");
+}

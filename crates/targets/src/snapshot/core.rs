@@ -19,7 +19,7 @@ use cairn_block::sync::atomic::{
 };
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
-    ConfigError, Disk, Env, ErrorKind, Events, FailureCount, IoError, IoResult, Sector,
+    ConfigError, ConfigKind, Disk, Env, ErrorKind, Events, FailureCount, IoError, IoResult, Sector,
     SectorRange, mutants, yield_once,
 };
 use cairn_format::snapshot::{ChunkSize, Record};
@@ -52,6 +52,10 @@ pub(super) enum Condition {
 
 /// Why a transient snapshot ends (C3 of `losses`).
 pub(super) const LOST: &str = "a flush failed: what it holds may be lost";
+
+/// What a stop says of a snapshot that ended where nothing could be written.
+const UNTOLD_END: &str = "snapshot: it ended, and its header could not be written: its content \
+                          must not be trusted, though it looks valid: remove it";
 
 /// What a write is told for which the file system beneath the COW device has no room.
 pub(super) const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
@@ -94,6 +98,8 @@ pub(super) struct Core {
     condition: AtomicU8,
     /// While it was closed, something of the origin changed that it lacks.
     missed: AtomicBool,
+    /// It ended, and its device does not say so.
+    unmarked: AtomicBool,
     ended: Mutex<Arc<Bell>>,
     events: Mutex<Events>,
     /// Of the COW device.
@@ -181,6 +187,7 @@ impl Core {
             overflows: AtomicBool::new(false),
             condition: AtomicU8::new(Condition::Valid as u8),
             missed: AtomicBool::new(false),
+            unmarked: AtomicBool::new(false),
             ended: Mutex::default(),
             events: Mutex::new(parts.events),
             losses,
@@ -409,22 +416,52 @@ impl Core {
     /// Has the end durable: in the header, or kept by the witness of the volume. Without either,
     /// the header is tried again; then the origin is more important.
     async fn mark(&self, env: &Env) {
-        let cow = &self.store.cow.argument;
-        // Nobody else writes metadata meanwhile.
-        let _ledger = self.store.ledger.0.lock().await;
         for attempt in 1..=MARK_ATTEMPTS {
-            let Err(error) = self.store.write_invalid(env).await else { return };
-            tracing::error!("snapshot: {cow}: header: could not be written: {error}");
-            let events = self.events.lock().clone();
-            if events.content_lost().await {
-                tracing::warn!("snapshot: {cow}: its end is kept in the state file");
+            if self.try_to_mark(env).await {
                 return;
             }
             if attempt < MARK_ATTEMPTS {
                 env.sleep(MARK_PAUSE).await;
             }
         }
+        let cow = &self.store.cow.argument;
         tracing::error!("snapshot: {cow}: nothing on it says that it ended: never use it again");
+    }
+
+    /// True if the end is durable.
+    async fn try_to_mark(&self, env: &Env) -> bool {
+        let (cow, events) = (&self.store.cow.argument, self.events.lock().clone());
+        // Nobody else writes metadata meanwhile.
+        let _ledger = self.store.ledger.0.lock().await;
+        let Err(error) = self.store.write_invalid(env).await else {
+            self.unmarked.store(false, Ordering::Release);
+            events.content_marked();
+            return true;
+        };
+        self.unmarked.store(true, Ordering::Release);
+        tracing::error!("snapshot: {cow}: header: could not be written: {error}");
+        let kept = events.content_lost().await;
+        if kept {
+            tracing::warn!("snapshot: {cow}: its end is kept in the state file");
+        }
+        kept
+    }
+
+    /// True if it ended and its device says that it is valid: it must not be opened again.
+    pub fn is_unmarked(&self) -> bool {
+        self.unmarked.load(Ordering::Acquire)
+    }
+
+    /// Its table stops. If nothing said that the snapshot ended, this is the time to try again.
+    ///
+    /// # Errors
+    /// The server ends, and what starts next finds a snapshot that looks valid.
+    pub async fn mark_at_the_stop(self: &Arc<Core>, env: &Env) -> Result<(), ConfigError> {
+        let _in_use = self.enter();
+        if !self.is_unmarked() || self.try_to_mark(env).await || !env.is_ending() {
+            return Ok(());
+        }
+        Err(ConfigError::new(ConfigKind::Lost, &self.store.cow.argument, UNTOLD_END))
     }
 
     /// The snapshot is found invalid, or another table serves it from now on, or nobody does for

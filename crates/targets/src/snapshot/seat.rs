@@ -261,7 +261,7 @@ impl Seat {
         if !core.look_at_failures() {
             core.invalidate(env, LOST).await;
         }
-        let mut missed = core.has_missed();
+        let mut missed = core.has_missed() || core.is_unmarked();
         if let Some(former) = former {
             missed |= self.follow(env, &former).await;
         }
@@ -277,7 +277,7 @@ impl Seat {
         self.kin.remove(former);
         former.dismiss(env, Condition::Invalid).await;
         let same_store = self.config.kind.is_persistent() && former.store.is_persistent();
-        former.has_missed() && same_store
+        (former.has_missed() || former.is_unmarked()) && same_store
     }
 
     /// True if a core is what this table served before, if it served any.
@@ -439,8 +439,12 @@ impl Seat {
             Some(core) => core.flush_in_place(env).await,
             None => Ok(()),
         };
+        let marked = match self.core_if_live() {
+            Some(core) => core.mark_at_the_stop(env).await,
+            None => Ok(()),
+        };
         self.home.pause(self.tenant);
-        flushed
+        flushed.and(marked)
     }
 
     /// The status line.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Disk, Env, Io, Op, Receipt, SectorCount, Witness};
+use cairn_block::{Disk, Env, Io, Op, Receipt, SectorCount, SuspendMode, Witness};
 use cairn_format::snapshot::Header;
 use cairn_sim::{Fault, OpSet};
 use futures_util::future::join;
@@ -212,5 +212,48 @@ fn a_mark_that_nobody_keeps_is_tried_again() {
         bed.write("o", 8, 8, 7).unwrap();
         assert_eq!(bed.status("s"), "Invalid");
         assert_eq!(header_is_valid(&bed, "cow0"), shots == 9, "after so many failures: {shots}");
+    }
+}
+
+/// A snapshot that ended while its device took no write.
+fn unmarked() -> Bed {
+    let bed = Bed::new(512, &[2048]);
+    bed.load("s", "0 512 snapshot origin cow0 P 8");
+    bed.load("o", "0 512 snapshot-origin origin");
+    bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES));
+    bed.write("o", 8, 8, 7).unwrap();
+    assert_eq!((bed.status("s").as_str(), header_is_valid(&bed, "cow0")), ("Invalid", true));
+    bed
+}
+
+#[test]
+fn a_mark_that_nobody_kept_is_tried_again_when_the_table_stops() {
+    let bed = unmarked();
+    bed.drive("cow0").faults().clear();
+    bed.suspend("s", SuspendMode::Flush);
+    assert!(!header_is_valid(&bed, "cow0"));
+}
+
+#[test]
+fn a_server_that_ends_with_a_mark_that_nobody_keeps_says_so() {
+    let bed = unmarked();
+    bed.suspend("s", SuspendMode::Flush);
+    bed.resume("s").unwrap();
+    let volume = bed.volume("s");
+    bed.sim.block_on(0, |env| async move { volume.give_up(&env).await });
+    let line = bed.try_suspend("s", SuspendMode::NoFlush).unwrap_err().to_string();
+    assert!(line.starts_with("cow0: snapshot: it ended, and its header"), "{line}");
+    assert!(line.contains("must not be trusted"), "{line}");
+}
+
+#[test]
+fn a_store_that_does_not_say_that_its_snapshot_ended_is_not_opened_as_a_valid_one() {
+    for table in ["0 512 snapshot origin cow0 P 8", "0 512 snapshot origin cow0 PO 8"] {
+        let bed = unmarked();
+        bed.load("s", table);
+        assert_eq!((bed.status("s").as_str(), header_is_valid(&bed, "cow0")), ("Invalid", true));
+        bed.drive("cow0").faults().clear();
+        bed.load("s", table);
+        assert_eq!((bed.status("s").as_str(), header_is_valid(&bed, "cow0")), ("Invalid", false));
     }
 }

@@ -65,9 +65,8 @@ fn the_end_of_a_snapshot_that_nothing_takes_is_written_at_the_stop_or_the_server
     let place = Place::new();
     let ran = ended(&place, "");
     assert!(ran.code == 1 && ran.out.contains("vm@mon invalid"), "{ran:?}");
-    let lines: Vec<_> = ran.err.lines().filter(|line| line.starts_with("cairn: ")).collect();
-    assert!(lines[0].starts_with("cairn: vm@mon: "), "{ran:?}");
-    assert!(lines[0].contains("must not be trusted, though it looks valid"), "{ran:?}");
+    let line = ran.err.lines().find(|line| line.starts_with("cairn: vm@mon: ")).unwrap_or_default();
+    assert!(line.contains("must not be trusted, though it looks valid"), "{ran:?}");
     let told = ran.err.matches("its end is in neither its store nor the state file").count();
     assert!(told > 0, "{ran:?}");
 

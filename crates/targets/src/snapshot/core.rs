@@ -100,6 +100,8 @@ pub(super) struct Core {
     missed: AtomicBool,
     /// It ended, and its device does not say so.
     unmarked: AtomicBool,
+    /// Nor does its witness.
+    untold: AtomicBool,
     ended: Mutex<Arc<Bell>>,
     events: Mutex<Events>,
     /// Of the COW device.
@@ -188,6 +190,7 @@ impl Core {
             condition: AtomicU8::new(Condition::Valid as u8),
             missed: AtomicBool::new(false),
             unmarked: AtomicBool::new(false),
+            untold: AtomicBool::new(false),
             ended: Mutex::default(),
             events: Mutex::new(parts.events),
             losses,
@@ -435,12 +438,14 @@ impl Core {
         let _ledger = self.store.ledger.0.lock().await;
         let Err(error) = self.store.write_invalid(env).await else {
             self.unmarked.store(false, Ordering::Release);
+            self.untold.store(false, Ordering::Release);
             events.content_marked();
             return true;
         };
         self.unmarked.store(true, Ordering::Release);
         tracing::error!("snapshot: {cow}: header: could not be written: {error}");
         let kept = events.content_lost().await;
+        self.untold.store(!kept, Ordering::Release);
         if kept {
             tracing::warn!("snapshot: {cow}: its end is kept in the state file");
         }
@@ -458,7 +463,8 @@ impl Core {
     /// The server ends, and what starts next finds a snapshot that looks valid.
     pub async fn mark_at_the_stop(self: &Arc<Core>, env: &Env) -> Result<(), ConfigError> {
         let _in_use = self.enter();
-        if !self.is_unmarked() || self.try_to_mark(env).await || !env.is_ending() {
+        let is_untold = self.untold.load(Ordering::Acquire);
+        if !is_untold || self.try_to_mark(env).await || !env.is_ending() {
             return Ok(());
         }
         Err(ConfigError::new(ConfigKind::Lost, &self.store.cow.argument, UNTOLD_END))

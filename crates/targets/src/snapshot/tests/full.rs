@@ -251,7 +251,8 @@ fn a_store_that_does_not_say_that_its_snapshot_ended_is_not_opened_as_a_valid_on
     for table in ["0 512 snapshot origin cow0 P 8", "0 512 snapshot origin cow0 PO 8"] {
         let bed = unmarked();
         bed.load("s", table);
-        assert_eq!((bed.status("s").as_str(), header_is_valid(&bed, "cow0")), ("Invalid", true));
+        // A write of the header that failed may have been done all the same.
+        assert_eq!(bed.status("s"), "Invalid");
         bed.drive("cow0").faults().clear();
         bed.load("s", table);
         assert_eq!((bed.status("s").as_str(), header_is_valid(&bed, "cow0")), ("Invalid", false));

@@ -126,6 +126,9 @@ impl WriteCache {
     /// # Errors
     /// The flush failed, which is dealt with.
     pub(super) async fn flush_origin_once(&self, env: &Env, known: u64) -> Result<bool, IoError> {
+        // O1: this flush does not cover what a failure before it may have lost, also if the caller
+        // has seen that failure in the count.
+        self.look_at_origin(env);
         let covered = self.state.lock().origin_writes.done;
         let began = env.now();
         if let Err(error) = env.io(&self.origin, Io::flush()).await {

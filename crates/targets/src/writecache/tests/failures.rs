@@ -37,6 +37,16 @@ fn each_client_is_told_once_that_a_failure_another_met_may_have_lost_writes_arou
 }
 
 #[test]
+fn zeros_made_durable_after_a_failure_do_not_make_good_what_it_lost() {
+    let bed = bed_with_a_write_around();
+    let mut client = bed.connect();
+    bed.lose_by_another(&bed.origin);
+    bed.on(Op::WriteZeroes, 256, 256).unwrap();
+    bed.flush_of(&mut client).expect_err("the flush for the zeros came after the loss");
+    bed.flush_of(&mut client).unwrap();
+}
+
+#[test]
 fn a_flush_under_way_is_told_of_what_writeback_meets() {
     let bed = bed_with_a_write_around();
     bed.origin.faults().add(slow(OpSet::FLUSHES, MILLI).shots(1));

@@ -10,6 +10,7 @@
 use event_listener::Event;
 
 use crate::sync::Mutex;
+use crate::wait::until_some;
 
 #[derive(Default)]
 struct State {
@@ -69,12 +70,6 @@ impl Calls {
     }
 
     async fn until<T>(&self, mut condition: impl FnMut(&mut State) -> Option<T>) -> T {
-        loop {
-            let changed = self.changed.listen();
-            if let Some(value) = condition(&mut self.state.lock()) {
-                return value;
-            }
-            changed.await;
-        }
+        until_some(&self.changed, || condition(&mut self.state.lock())).await
     }
 }

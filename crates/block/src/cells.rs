@@ -15,6 +15,7 @@ use event_listener::Event;
 
 use crate::sync::Mutex;
 use crate::units::SectorRange;
+use crate::wait::until;
 
 /// How a range is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,16 @@ impl Inner {
     fn admits(&self, cell: &Cell) -> bool {
         let earlier = self.inmates.iter().take_while(|inmate| inmate.ticket < cell.ticket);
         !self.holders.iter().chain(earlier).any(|other| other.conflicts(cell))
+    }
+
+    /// Turns a waiting cell into a holder, if it may be held.
+    fn admit(&mut self, cell: &Cell) -> bool {
+        let admits = self.admits(cell);
+        if admits {
+            self.inmates.retain(|inmate| inmate.ticket != cell.ticket);
+            self.holders.push(*cell);
+        }
+        admits
     }
 }
 
@@ -96,18 +107,8 @@ impl Cells {
             cell
         };
         let guard = CellGuard { cells: self.clone(), ticket: cell.ticket };
-        loop {
-            let listener = self.0.released.listen();
-            {
-                let mut inner = self.0.inner.lock();
-                if inner.admits(&cell) {
-                    inner.inmates.retain(|inmate| inmate.ticket != cell.ticket);
-                    inner.holders.push(cell);
-                    return guard;
-                }
-            }
-            listener.await;
-        }
+        until(&self.0.released, || self.0.inner.lock().admit(&cell)).await;
+        guard
     }
 }
 

@@ -18,6 +18,7 @@ use crate::error::{IoError, IoResult};
 use crate::request::Flags;
 use crate::sync::Mutex;
 use crate::units::{Sector, SectorCount, SectorRange};
+use crate::wait::until;
 
 /// One source of a copy.
 #[derive(Clone)]
@@ -62,6 +63,18 @@ struct Budget {
     free_bytes: u64,
     queue: VecDeque<u64>,
     next_ticket: u64,
+}
+
+impl Budget {
+    /// Takes `bytes` if the ticket is the first and there is enough.
+    fn takes(&mut self, ticket: u64, bytes: u64) -> bool {
+        let takes = self.queue.front() == Some(&ticket) && self.free_bytes >= bytes;
+        if takes {
+            self.queue.pop_front();
+            self.free_bytes -= bytes;
+        }
+        takes
+    }
 }
 
 /// A budget of copy memory, shared by the jobs of one owner on all reactors.
@@ -118,21 +131,10 @@ impl Copier {
             budget.queue.push_back(ticket);
             CopyGrant { copier: self, bytes: 0, ticket }
         };
-        loop {
-            let listener = self.changed.listen();
-            {
-                let mut budget = self.budget.lock();
-                if budget.queue.front() == Some(&grant.ticket) && budget.free_bytes >= bytes {
-                    budget.queue.pop_front();
-                    budget.free_bytes -= bytes;
-                    grant.bytes = bytes;
-                    drop(budget);
-                    self.changed.notify(usize::MAX);
-                    return grant;
-                }
-            }
-            listener.await;
-        }
+        until(&self.changed, || self.budget.lock().takes(grant.ticket, bytes)).await;
+        grant.bytes = bytes;
+        self.changed.notify(usize::MAX);
+        grant
     }
 
     /// Copies. On an error the destination holds any part of the data.

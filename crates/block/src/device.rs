@@ -44,6 +44,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Table;
 use crate::target::{MessageError, SuspendMode};
 use crate::units::{Sector, SectorCount, SectorRange};
+use crate::wait::until;
 
 /// What a request to a removed device is told.
 pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
@@ -221,13 +222,8 @@ impl MappedDevice {
     }
 
     async fn verb(&self) -> VerbGuard<'_> {
-        loop {
-            let listener = self.verb_free.listen();
-            if !self.verb.swap(true, Ordering::AcqRel) {
-                return VerbGuard(self);
-            }
-            listener.await;
-        }
+        until(&self.verb_free, || !self.verb.swap(true, Ordering::AcqRel)).await;
+        VerbGuard(self)
     }
 
     /// Makes `table` the inactive table; the next resume makes it live.

@@ -7,6 +7,7 @@ use event_listener::Event;
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::wait::until_some;
 use crate::witness::{Witness, tell_content_lost};
 
 /// The events of a mapped device, for whoever raises or awaits them.
@@ -69,13 +70,6 @@ impl Events {
 
     /// Waits until there were more than `seen`; answers how many.
     pub async fn wait(&self, seen: u64) -> u64 {
-        loop {
-            let listener = self.0.raised.listen();
-            let now = self.count();
-            if now > seen {
-                return now;
-            }
-            listener.await;
-        }
+        until_some(&self.0.raised, || Some(self.count()).filter(|now| *now > seen)).await
     }
 }

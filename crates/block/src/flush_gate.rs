@@ -27,6 +27,7 @@ use crate::error::{IoError, IoResult};
 use crate::failures::FailureCount;
 use crate::mutants;
 use crate::sync::Mutex;
+use crate::wait::{until, until_some};
 
 /// One flush of the drive, for all that share it.
 type Batch = Arc<Mutex<Option<IoResult>>>;
@@ -92,10 +93,9 @@ impl Drop for Leader<'_> {
 }
 
 /// What someone who wants a flush does next.
-enum Next {
+enum Turn {
     Answer(IoResult),
     Lead,
-    Wait,
 }
 
 impl FlushGate {
@@ -116,13 +116,8 @@ impl FlushGate {
     /// The flush failed, for everyone who shares it.
     pub async fn flush<F: Future<Output = IoResult>>(&self, flush: impl FnOnce() -> F) -> IoResult {
         let batch = self.state.lock().queued.clone();
-        loop {
-            let changed = self.changed.listen();
-            match self.next(&batch) {
-                Next::Answer(result) => return result,
-                Next::Lead => break,
-                Next::Wait => changed.await,
-            }
+        if let Turn::Answer(result) = until_some(&self.changed, || self.turn(&batch)).await {
+            return result;
         }
         let leader = Leader { gate: self, batch: &batch };
         let result = flush().await;
@@ -136,18 +131,19 @@ impl FlushGate {
         result
     }
 
-    fn next(&self, batch: &Batch) -> Next {
+    /// What a caller of this batch does; none while it has to wait.
+    fn turn(&self, batch: &Batch) -> Option<Turn> {
         if let Some(result) = *batch.lock() {
-            return Next::Answer(result);
+            return Some(Turn::Answer(result));
         }
         let mut state = self.state.lock();
         let overtakes = mutants::skips("gate: wait for the flush that runs");
         if state.running && !overtakes || !Arc::ptr_eq(&state.queued, batch) {
-            return Next::Wait;
+            return None;
         }
         state.running = true;
         state.queued = Batch::default();
-        Next::Lead
+        Some(Turn::Lead)
     }
 
     /// G2: waits for the FUA writes that began until now. Only the leader of a flush calls it.
@@ -158,13 +154,7 @@ impl FlushGate {
             state.half = 1 - half;
             half
         };
-        loop {
-            let changed = self.changed.listen();
-            if self.state.lock().durable_writes[half] == 0 {
-                return;
-            }
-            changed.await;
-        }
+        until(&self.changed, || self.state.lock().durable_writes[half] == 0).await;
     }
 
     /// A FUA write. `write` sends it to the drive, with FUA if its argument says so.

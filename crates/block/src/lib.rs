@@ -37,7 +37,9 @@ mod slots;
 pub mod sync;
 mod table;
 mod target;
+mod task_group;
 mod units;
+mod wait;
 mod witness;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
@@ -60,5 +62,7 @@ pub use registry::{Opener, Registry};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
 pub use table::{Line, Table, TableContext, TableLine, TargetTypes};
 pub use target::{Ctor, Dirty, EndIo, MessageError, SuspendMode, Target, TargetType, Verdict};
+pub use task_group::TaskGroup;
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
+pub use wait::{until, until_or_time, until_some};
 pub use witness::{Receipt, Witness};

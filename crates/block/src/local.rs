@@ -18,6 +18,7 @@ use crate::request::{Op, Request, RequestId};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::table::{Straight, Table};
 use crate::units::{Sector, SectorRange};
+use crate::wait::until;
 
 /// Counts arrivals down from any thread; one waits for the last.
 pub(crate) struct Latch {
@@ -37,13 +38,7 @@ impl Latch {
     }
 
     pub async fn wait(&self) {
-        loop {
-            let listener = self.event.listen();
-            if self.left.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            listener.await;
-        }
+        until(&self.event, || self.left.load(Ordering::Acquire) == 0).await;
     }
 }
 

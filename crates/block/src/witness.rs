@@ -9,6 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use event_listener::Event;
 
+use crate::wait::until_some;
+
 /// Keeps what is said of one volume.
 pub trait Witness: Send + Sync {
     /// The volume's content is lost. Called on a reactor: must not wait. The receipt is given
@@ -52,11 +54,5 @@ impl Drop for Receipt {
 pub(crate) async fn tell_content_lost(witness: &dyn Witness) -> bool {
     let answer = Arc::<Answer>::default();
     witness.content_lost(Receipt(answer.clone()));
-    loop {
-        let listener = answer.told.listen();
-        if let Some(kept) = answer.kept.get() {
-            return *kept;
-        }
-        listener.await;
-    }
+    until_some(&answer.told, || answer.kept.get().copied()).await
 }

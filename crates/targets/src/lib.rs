@@ -13,7 +13,7 @@ use cairn_block::TargetType;
 pub mod area;
 pub mod args;
 pub mod blank;
-mod crew;
+
 pub mod delay;
 pub mod error;
 mod fair;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Env, IoError, IoResult, RequestId, mutants};
+use cairn_block::{Env, IoError, IoResult, RequestId, mutants, until_some};
 use event_listener::Event;
 
 /// Who waits for a commit.
@@ -58,12 +58,6 @@ impl Ticket {
 
     /// Waits until a commit has told its result.
     pub async fn wait(&self) -> IoResult {
-        loop {
-            let listener = self.event.listen();
-            if let Some(result) = *self.result.lock() {
-                return result;
-            }
-            listener.await;
-        }
+        until_some(&self.event, || *self.result.lock()).await
     }
 }

@@ -16,7 +16,7 @@
 //! old bytes that a read-modify-write puts back are as good as any.
 
 use cairn_block::sync::atomic::{AtomicUsize, Ordering};
-use cairn_block::{Cells, ReactorId};
+use cairn_block::{Cells, ReactorId, until};
 use event_listener::Event;
 
 /// A counter on a cache line of its own.
@@ -75,13 +75,8 @@ impl WriteGate {
     /// Waits until no loose write is left. Only for somebody who insists. (G2)
     pub(super) async fn no_loose_writes(&self) {
         debug_assert!(self.insisting.load(Ordering::SeqCst) > 0);
-        loop {
-            let listener = self.drained.listen();
-            if self.loose.iter().all(|count| count.0.load(Ordering::SeqCst) == 0) {
-                return;
-            }
-            listener.await;
-        }
+        let is_drained = || self.loose.iter().all(|count| count.0.load(Ordering::SeqCst) == 0);
+        until(&self.drained, is_drained).await;
     }
 
     /// The cells that writes hold while somebody insists.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use cairn_block::{until, until_some};
 use event_listener::Event;
 
 /// How far a thing has been stopped.
@@ -67,25 +68,12 @@ impl Lifeline {
 
     /// Waits until the level is above `seen`; answers it.
     pub(super) async fn above(&self, seen: Level) -> Level {
-        loop {
-            let listener = self.raised.listen();
-            let level = self.level();
-            if level > seen {
-                return level;
-            }
-            listener.await;
-        }
+        until_some(&self.raised, || Some(self.level()).filter(|level| *level > seen)).await
     }
 
     /// Waits until nobody uses it.
     pub(super) async fn empty(&self) {
-        loop {
-            let listener = self.left.listen();
-            if self.users() == 0 {
-                return;
-            }
-            listener.await;
-        }
+        until(&self.left, || self.users() == 0).await;
     }
 }
 

@@ -33,7 +33,7 @@ use super::core::{Core, Failed, InUse, NO_SPACE, SHUTDOWN, Waited, wake};
 use super::kin::Kin;
 use super::store::{Batch, News};
 use super::table::{Bell, Claim, Until, Waiter};
-use crate::crew::Crew;
+use cairn_block::TaskGroup;
 
 /// Most memory of one job.
 const JOB_BYTES: u64 = 1 << 20;
@@ -65,7 +65,7 @@ pub(super) struct Want {
 /// The wants of one target, gathered per reactor.
 pub(super) struct Copying {
     kin: Arc<Kin>,
-    crew: Arc<Crew>,
+    tasks: Arc<TaskGroup>,
     until: Until,
     rows: Box<[Padded<Mutex<Vec<Want>>>]>,
     /// What waits for room is handed back.
@@ -73,9 +73,9 @@ pub(super) struct Copying {
 }
 
 impl Copying {
-    pub fn new(env: &Env, kin: Arc<Kin>, crew: Arc<Crew>, until: Until) -> Arc<Copying> {
+    pub fn new(env: &Env, kin: Arc<Kin>, tasks: Arc<TaskGroup>, until: Until) -> Arc<Copying> {
         let rows = (0..env.post().reactors()).map(|_| Padded::default()).collect();
-        Arc::new(Copying { kin, crew, until, rows, hands_back: AtomicBool::new(false) })
+        Arc::new(Copying { kin, tasks, until, rows, hands_back: AtomicBool::new(false) })
     }
 
     /// From now on, or from now on no more, what waits for room is handed back.
@@ -96,8 +96,8 @@ impl Copying {
         let first = wants.len() == 1;
         drop(wants);
         if first {
-            let (me, env_of_task, only) = (self.clone(), env.clone(), only.cloned());
-            self.crew.spawn(env, async move { me.run_jobs(&env_of_task, only).await });
+            let (me, only) = (self.clone(), only.cloned());
+            self.tasks.spawn(env, async move |env| me.run_jobs(env, only).await);
         }
     }
 
@@ -115,8 +115,7 @@ impl Copying {
         let mut jobs = split(wants, SectorCount(chunk)).into_iter().map(make);
         let (first, first_bytes) = jobs.next().expect("somebody asked for this turn");
         for (job, bytes) in jobs {
-            let env_of_task = env.clone();
-            self.crew.spawn(env, async move { job.run(&env_of_task, bytes).await });
+            self.tasks.spawn(env, async move |env| job.run(env, bytes).await);
         }
         first.run(env, first_bytes).await;
     }

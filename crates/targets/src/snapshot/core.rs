@@ -20,7 +20,7 @@ use cairn_block::sync::atomic::{
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, ErrorKind, Events, FailureCount, IoError, IoResult, Sector,
-    SectorRange, mutants, yield_once,
+    SectorRange, mutants, until, yield_once,
 };
 use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
@@ -291,13 +291,7 @@ impl Core {
     /// Waits until nobody works with the core. Callers have ended it before.
     pub async fn unused(&self) {
         fence(Ordering::SeqCst);
-        loop {
-            let listener = self.unused.listen();
-            if self.users.0.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            listener.await;
-        }
+        until(&self.unused, || self.users.0.load(Ordering::Acquire) == 0).await;
     }
 
     /// Tells the clients of failures of the COW device that concern them (C2 of `losses`). False

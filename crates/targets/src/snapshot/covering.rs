@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use super::core::{Core, Failed, wake};
 use super::store::{Batch, News};
 use super::table::Until;
-use crate::crew::Crew;
+use cairn_block::TaskGroup;
 
 /// A request to the COW device is not made longer than this by joining.
 const JOINED_BYTES: u64 = 1 << 20;
@@ -34,14 +34,14 @@ pub(super) struct Cover {
 
 /// The covering writes of one target, gathered per reactor.
 pub(super) struct Covering {
-    crew: Arc<Crew>,
+    tasks: Arc<TaskGroup>,
     rows: Box<[Padded<Mutex<Vec<Cover>>>]>,
 }
 
 impl Covering {
-    pub fn new(env: &Env, crew: Arc<Crew>) -> Arc<Covering> {
+    pub fn new(env: &Env, tasks: Arc<TaskGroup>) -> Arc<Covering> {
         let rows = (0..env.post().reactors()).map(|_| Padded::default()).collect();
-        Arc::new(Covering { crew, rows })
+        Arc::new(Covering { tasks, rows })
     }
 
     /// Writes, commits, and completes the request, which is parked.
@@ -51,8 +51,8 @@ impl Covering {
         let first = covers.len() == 1;
         drop(covers);
         if first {
-            let (me, env_of_task, core) = (self.clone(), env.clone(), core.clone());
-            self.crew.spawn(env, async move { me.run_jobs(&env_of_task, &core).await });
+            let (me, core) = (self.clone(), core.clone());
+            self.tasks.spawn(env, async move |env| me.run_jobs(env, &core).await);
         }
     }
 
@@ -64,8 +64,8 @@ impl Covering {
         let mut jobs = split(covers, most).into_iter();
         let first = jobs.next().expect("somebody asked for this turn");
         for covers in jobs {
-            let (env_of_task, core) = (env.clone(), core.clone());
-            self.crew.spawn(env, async move { run(&env_of_task, &core, covers).await });
+            let core = core.clone();
+            self.tasks.spawn(env, async move |env| run(env, &core, covers).await);
         }
         run(env, core, first).await;
     }

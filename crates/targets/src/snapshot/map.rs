@@ -41,9 +41,9 @@ impl TargetType for SnapshotType {
         Box::pin(async move {
             let mut seat = Seat::take("snapshot", false, env, &ctor).await?;
             seat.locks = self.locks;
-            let (kin, crew) = (seat.kin.clone(), seat.crew.clone());
-            let covering = Covering::new(env, crew.clone());
-            let copying = Copying::new(env, kin, crew, Until::Published);
+            let (kin, tasks) = (seat.kin.clone(), seat.tasks.clone());
+            let covering = Covering::new(env, tasks.clone());
+            let copying = Copying::new(env, kin, tasks, Until::Published);
             Ok(Arc::new(Snapshot { seat, copying, covering }) as Arc<dyn Target>)
         })
     }
@@ -205,8 +205,8 @@ impl Snapshot {
     /// A failed flush may have dropped what a transient store holds. The flush that found it out
     /// fails before the next request is mapped.
     fn end_lost(&self, env: &Env) {
-        let (core, env_of_task) = (self.core().clone(), env.clone());
-        self.seat.crew.spawn(env, async move { core.invalidate(&env_of_task, LOST).await });
+        let core = self.core().clone();
+        self.seat.tasks.spawn(env, async move |env| core.invalidate(env, LOST).await);
     }
 
     fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
@@ -243,18 +243,18 @@ impl Snapshot {
         chunk: u64,
         whole: bool,
     ) -> Verdict<'a> {
-        let (core, id, env_of_task) = (self.core().clone(), request.id(), env.clone());
+        let (core, id) = (self.core().clone(), request.id());
         let op = if whole { Op::WriteZeroes } else { Op::Discard };
         let on_cow = core.cow_sector(chunk) + SectorCount(place.offset);
         let (cow, origin) = (
             SectorRange::new(on_cow, request.range.count),
             SectorRange::new(place.sector, request.range.count),
         );
-        self.seat.crew.spawn(env, async move {
-            let zeroed = env_of_task.io(core.cow(), Io::on(op, cow)).await;
+        self.seat.tasks.spawn(env, async move |env| {
+            let zeroed = env.io(core.cow(), Io::on(op, cow)).await;
             let discard = Io::on(Op::Discard, origin);
-            let discarded = env_of_task.io(&core.origin.disk, discard).await;
-            env_of_task.complete(id, zeroed.and(discarded));
+            let discarded = env.io(&core.origin.disk, discard).await;
+            env.complete(id, zeroed.and(discarded));
         });
         Verdict::Queued
     }

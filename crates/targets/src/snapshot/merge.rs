@@ -72,7 +72,7 @@ impl TargetType for MergeType {
         Box::pin(async move {
             let seat = Seat::take("snapshot-merge", true, env, &ctor).await?;
             let (device, kin) = (seat.config.origin.clone(), seat.kin.clone());
-            let side = OriginSide::new(env, device, kin, &seat.crew);
+            let side = OriginSide::new(env, device, kin, &seat.tasks);
             let merge = Arc::new_cyclic(|me| Merge {
                 me: me.clone(),
                 seat,
@@ -202,9 +202,8 @@ impl Merge {
         if idle || self.running.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (me, env_of_task) = (self.me.upgrade(), env.clone());
-        let me = me.expect("a target that is called is alive");
-        self.seat.crew.spawn(env, async move { me.run(&env_of_task).await });
+        let me = self.me.upgrade().expect("a target that is called is alive");
+        self.seat.tasks.spawn(env, async move |env| me.run(env).await);
     }
 
     async fn run(&self, env: &Env) {

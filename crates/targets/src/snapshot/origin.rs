@@ -13,7 +13,7 @@ use super::kin::Kin;
 use super::seat::origin_claim;
 use super::table::{Bell, OriginPlan, Until, Waiter};
 use crate::args::{Args, Device};
-use crate::crew::Crew;
+use cairn_block::TaskGroup;
 
 /// Longest range that is kept for the snapshots at once.
 const PIECE_SECTORS: u64 = 2048;
@@ -48,8 +48,8 @@ pub(super) struct OriginSide {
 }
 
 impl OriginSide {
-    pub fn new(env: &Env, device: Device, kin: Arc<Kin>, crew: &Arc<Crew>) -> OriginSide {
-        let copying = Copying::new(env, kin.clone(), crew.clone(), Until::Settled);
+    pub fn new(env: &Env, device: Device, kin: Arc<Kin>, tasks: &Arc<TaskGroup>) -> OriginSide {
+        let copying = Copying::new(env, kin.clone(), tasks.clone(), Until::Settled);
         OriginSide { device, kin, copying }
     }
 
@@ -122,7 +122,7 @@ impl OriginSide {
 /// The target.
 struct Origin {
     side: OriginSide,
-    crew: Arc<Crew>,
+    tasks: Arc<TaskGroup>,
     start: Sector,
 }
 
@@ -139,9 +139,9 @@ impl Origin {
         }
         let identity = ctor.registry.identify(&device.argument)?;
         let kin = ctor.registry.kin(&identity, || Kin::new(env));
-        let crew = Arc::new(Crew::default());
-        let side = OriginSide::new(env, device, kin, &crew);
-        Ok(Origin { side, crew, start: ctor.start })
+        let tasks = Arc::new(TaskGroup::default());
+        let side = OriginSide::new(env, device, kin, &tasks);
+        Ok(Origin { side, tasks, start: ctor.start })
     }
 
     /// Where a sector of the line lies on the origin: sectors are counted from the device's start.
@@ -178,7 +178,7 @@ impl Target for Origin {
 
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async {
-            self.crew.rest().await;
+            self.tasks.idle().await;
             Ok(())
         })
     }

@@ -30,14 +30,14 @@ use super::store::LoadError;
 use super::table::Locks;
 use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
-use crate::crew::Crew;
+use cairn_block::TaskGroup;
 
 /// A target's seat.
 pub(super) struct Seat {
     pub config: Config,
     pub read_only: bool,
     pub kin: Arc<Kin>,
-    pub crew: Arc<Crew>,
+    pub tasks: Arc<TaskGroup>,
     merging: bool,
     /// How exceptions are guarded; sharded but for a comparison.
     pub locks: Locks,
@@ -188,7 +188,7 @@ impl Seat {
             config,
             read_only: ctor.read_only,
             kin,
-            crew: Arc::new(Crew::default()),
+            tasks: Arc::new(TaskGroup::default()),
             merging,
             locks: Locks::default(),
             home,
@@ -434,7 +434,7 @@ impl Seat {
     /// # Errors
     /// What clients wrote in place may be lost.
     pub async fn pause(&self, env: &Env) -> Result<(), ConfigError> {
-        self.crew.rest().await;
+        self.tasks.idle().await;
         let flushed = match self.core_if_live() {
             Some(core) => core.flush_in_place(env).await,
             None => Ok(()),

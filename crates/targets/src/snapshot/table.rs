@@ -24,9 +24,9 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use cairn_block::RequestId;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::{RequestId, until};
 use cairn_format::snapshot::Record;
 use event_listener::Event;
 use rustc_hash::FxHashMap;
@@ -63,13 +63,7 @@ impl Bell {
 
     /// Waits for the ring.
     pub async fn wait(&self) {
-        loop {
-            let listener = self.event.listen();
-            if self.rung.load(Ordering::Acquire) {
-                return;
-            }
-            listener.await;
-        }
+        until(&self.event, || self.rung.load(Ordering::Acquire)).await;
     }
 }
 

@@ -32,8 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, ErrorKind, Io, IoError, IoResult, mutants};
-use futures_util::future::select;
+use cairn_block::{Env, ErrorKind, Io, IoError, IoResult, mutants, until_or_time};
 
 use super::canary::{self, Bug};
 use super::config::Discards;
@@ -173,8 +172,7 @@ impl Pool {
             return;
         }
         drop(state);
-        let (pool, env_of_task) = (self.arc(), env.clone());
-        self.crew.spawn(env, async move { pool.commit_loop(&env_of_task).await });
+        self.spawn(env, async |pool, env| pool.commit_loop(env).await);
     }
 
     /// Commits until nobody waits.
@@ -288,9 +286,7 @@ impl Pool {
         let passing = DataRun::join(passing);
         let count: u64 = freed.iter().chain(&passing).map(|run| run.count).sum();
         self.state.lock().quarantined += count;
-        let (pool, env_of_task) = (self.arc(), env.clone());
-        self.crew.spawn(env, async move {
-            let env = &env_of_task;
+        self.spawn(env, async move |pool, env| {
             let skipped = mutants::skips("thin: wait for requests to freed blocks");
             if !skipped && !canary::planted(Bug::NoQuarantine) {
                 pool.epochs.quiesce().await;
@@ -355,9 +351,7 @@ impl Pool {
     /// Starts what commits now and then without being asked.
     pub fn start_keeper(&self, env: &Env) {
         self.state.lock().stopping = false;
-        let (pool, env_of_task) = (self.arc(), env.clone());
-        self.crew.spawn(env, async move {
-            let env = &env_of_task;
+        self.spawn(env, async |pool, env| {
             loop {
                 pool.rest_until_stopped(env, COMMIT_PERIOD).await;
                 if pool.state.lock().stopping {
@@ -374,14 +368,8 @@ impl Pool {
 
     /// Waits for a while, or until the pool is stopped.
     pub async fn rest_until_stopped(&self, env: &Env, time: Duration) {
-        let end = env.now() + time;
-        loop {
-            let listener = self.changed.listen();
-            if self.state.lock().stopping || env.now() >= end {
-                return;
-            }
-            select(Box::pin(env.sleep_until(end)), listener).await;
-        }
+        let end = Some(env.now() + time);
+        until_or_time(env, &self.changed, end, || self.state.lock().stopping).await;
     }
 
     /// Stops every task, with everything durable. No request is under way.
@@ -392,7 +380,7 @@ impl Pool {
             // A failure is kept for the verb (L5), and told to who flushes.
             let _ = self.commit(env).await;
         }
-        self.crew.rest().await;
+        self.tasks.idle().await;
     }
 }
 

@@ -51,11 +51,11 @@ impl Thin {
         // Counted as under way: whoever closes the gate waits for its end.
         let phase = pool.epochs.enter(env.reactor());
         drop(shard);
-        let (seat, id, env_of_task) = (seat.clone(), request.id(), env.clone());
-        pool.crew.spawn(env, async move {
-            let result = seat.discard(&env_of_task, first, end).await;
-            seat.pool.epochs.leave(env_of_task.reactor(), phase);
-            env_of_task.complete(id, result);
+        let (seat, id) = (seat.clone(), request.id());
+        pool.tasks.spawn(env, async move |env| {
+            let result = seat.discard(env, first, end).await;
+            seat.pool.epochs.leave(env.reactor(), phase);
+            env.complete(id, result);
         });
         Verdict::Queued
     }

@@ -82,8 +82,8 @@ impl Thin {
             rest: rest_of(&seat, self.origin(), place.block, old),
             seat,
         };
-        let (crew, env_of_task) = (fill.seat.pool.crew.clone(), env.clone());
-        crew.spawn(env, async move { fill.run(&env_of_task).await });
+        let tasks = fill.seat.pool.tasks.clone();
+        tasks.spawn(env, async move |env| fill.run(env).await);
     }
 }
 

@@ -85,8 +85,7 @@ impl Pool {
         if !self.has_data_failed() || self.losses.looking.swap(true, Ordering::AcqRel) {
             return;
         }
-        let pool = self.arc();
-        self.crew.spawn(env, async move {
+        self.spawn(env, async |pool, _env| {
             let failures = pool.data_disk().failures();
             pool.epochs.quiesce().await;
             // What began before is mapped by now, or never will be.

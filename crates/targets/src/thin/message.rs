@@ -128,7 +128,7 @@ impl Pool {
         let suspended = self.is_closed();
         let answer = self.act_in_turn(env, act, words).await;
         if suspended {
-            self.crew.rest().await;
+            self.tasks.idle().await;
         }
         answer
     }

@@ -26,8 +26,8 @@ use super::losses::Losses;
 use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
 use crate::args::Device;
-use crate::crew::Crew;
 use crate::waiters::Waiter;
+use cairn_block::TaskGroup;
 
 /// Memory for copies, all volumes of one pool together.
 const COPY_BYTES: u64 = 32 << 20;
@@ -127,7 +127,7 @@ pub(super) struct Pool {
     pub epochs: Arc<Epochs>,
     pub arena: Arc<Arena>,
     pub copier: Copier,
-    pub crew: Arc<Crew>,
+    pub tasks: Arc<TaskGroup>,
     pub state: Mutex<State>,
     pub volumes: Mutex<BTreeMap<DeviceId, Arc<Volume>>>,
     /// Held while a message changes the set of volumes, and while one is opened.
@@ -171,7 +171,7 @@ impl Pool {
             epochs: Epochs::new(env.post().reactors()),
             arena: Arc::default(),
             copier: Copier::new(COPY_BYTES),
-            crew: Arc::new(Crew::default()),
+            tasks: Arc::new(TaskGroup::default()),
             state: Mutex::new(State {
                 waiters: Vec::new(),
                 committing: false,
@@ -458,6 +458,12 @@ impl Pool {
         unused.iter().for_each(|(_, volume)| volume.map.roll_back(0));
     }
 
+    /// Starts a task that a suspend waits for.
+    pub fn spawn(&self, env: &Env, task: impl AsyncFnOnce(&Pool, &Env) + 'static) {
+        let pool = self.arc();
+        self.tasks.spawn(env, async move |env| task(&pool, env).await);
+    }
+
     /// Every open volume.
     pub fn open_volumes(&self) -> Vec<Arc<Volume>> {
         self.volumes.lock().values().cloned().collect()
@@ -466,9 +472,8 @@ impl Pool {
     /// Loads a group, as [`Shard::wait_for_group`](super::index::Shard::wait_for_group) asked, then
     /// has everybody who waits for it look again.
     pub fn load(&self, env: &Env, volume: &Arc<Volume>, group: u64) {
-        let (pool, volume, env_of_task) = (self.arc(), volume.clone(), env.clone());
-        self.crew.spawn(env, async move {
-            let env = &env_of_task;
+        let volume = volume.clone();
+        self.spawn(env, async move |pool, env| {
             let waiters = pool.load_groups(env, &volume, group).await;
             let (waiters, result) = match waiters {
                 Ok(waiters) => (waiters, None),

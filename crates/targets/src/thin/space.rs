@@ -10,8 +10,7 @@
 
 use std::time::Duration;
 
-use cairn_block::Env;
-use futures_util::future::select;
+use cairn_block::{Env, until_or_time};
 
 use super::pool::{Mode, Parked, Pool, State};
 use super::stock::Purpose;
@@ -40,8 +39,7 @@ impl Pool {
             return;
         }
         drop(state);
-        let (pool, env_of_task) = (self.arc(), env.clone());
-        self.crew.spawn(env, async move { pool.seek(&env_of_task).await });
+        self.spawn(env, async |pool, env| pool.seek(env).await);
     }
 
     /// True if a write that needs a data block is to fail.
@@ -59,8 +57,7 @@ impl Pool {
             return;
         }
         drop(state);
-        let (pool, env_of_task) = (self.arc(), env.clone());
-        self.crew.spawn(env, async move { pool.make_room(&env_of_task).await });
+        self.spawn(env, async |pool, env| pool.make_room(env).await);
     }
 
     /// Commits until there is room in the metadata, or it is known that there is none.
@@ -166,16 +163,8 @@ impl Pool {
     /// most.
     async fn rest_while_full(&self, env: &Env, time: Option<Duration>) {
         let end = time.map(|time| env.now() + time);
-        loop {
-            let listener = self.changed.listen();
-            let over = self.mode() != Mode::OutOfData || self.state.lock().stopping;
-            match end {
-                _ if over => return,
-                Some(end) if env.now() >= end => return,
-                Some(end) => drop(select(Box::pin(env.sleep_until(end)), listener).await),
-                None => listener.await,
-            }
-        }
+        let is_over = || self.mode() != Mode::OutOfData || self.state.lock().stopping;
+        until_or_time(env, &self.changed, end, is_over).await;
     }
 
     /// Data blocks may have come free.

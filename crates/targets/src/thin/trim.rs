@@ -45,7 +45,7 @@ impl ThinPool {
         }
         // What reactors keep for themselves is free, too.
         pool.stocks.empty(&pool.room, &pool.ledger);
-        let (blocks, failed) = pool.crew.count(pool.trim(env)).await;
+        let (blocks, failed) = pool.tasks.count(pool.trim(env)).await;
         match failed {
             Ok(()) => Ok(SectorCount(blocks * pool.block.0)),
             Err(error) => {

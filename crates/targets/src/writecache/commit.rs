@@ -125,9 +125,7 @@ impl WriteCache {
             return Verdict::Completed;
         }
         let id = request.id();
-        self.spawn(env, move |cache, env| async move {
-            env.complete(id, cache.flush_both(&env).await);
-        });
+        self.spawn(env, async move |cache, env| env.complete(id, cache.flush_both(env).await));
         Verdict::Queued
     }
 
@@ -160,7 +158,7 @@ impl WriteCache {
             }
             state.committing = true;
         }
-        self.spawn(env, |cache, env| async move { cache.commit_loop(&env).await });
+        self.spawn(env, async |cache, env| cache.commit_loop(env).await);
     }
 
     /// Commits until nobody waits and no count of blocks asks for it.

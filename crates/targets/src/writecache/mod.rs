@@ -103,7 +103,7 @@ use cairn_block::sync::Mutex;
 use cairn_block::{
     Claim, ClaimKind, ConfigError, Copier, Counters, Dirty, Disk, EndIo, Env, Extent, FailureCount,
     IoError, IoResult, Limits, LocalFuture, MessageError, Request, RequestId, Sector, SectorRange,
-    SuspendMode, Target, Time, Verdict,
+    SuspendMode, Target, TaskGroup, Time, Verdict,
 };
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
@@ -184,7 +184,6 @@ struct State {
     handing_back: bool,
     suspended: bool,
     stopping: bool,
-    tasks: usize,
 }
 
 impl State {
@@ -223,7 +222,6 @@ impl State {
             handing_back: false,
             suspended: true,
             stopping: false,
-            tasks: 0,
         }
     }
 
@@ -277,6 +275,7 @@ pub struct WriteCache {
     ledger: Fair<Ledger>,
     copier: Copier,
     counters: Counters<COUNTERS>,
+    tasks: Arc<TaskGroup>,
     /// Something happened that a task may wait for.
     changed: Event,
 }
@@ -291,18 +290,9 @@ impl WriteCache {
     }
 
     /// Starts a task that `suspend` waits for.
-    fn spawn<F>(&self, env: &Env, task: impl FnOnce(Arc<WriteCache>, Env) -> F)
-    where
-        F: Future<Output = ()> + 'static,
-    {
-        self.state.lock().tasks += 1;
-        let (me, done) = (self.arc(), self.arc());
-        let task = task(me, env.clone());
-        env.spawn(async move {
-            task.await;
-            done.state.lock().tasks -= 1;
-            done.changed.notify(usize::MAX);
-        });
+    fn spawn(&self, env: &Env, task: impl AsyncFnOnce(&WriteCache, &Env) + 'static) {
+        let cache = self.arc();
+        self.tasks.spawn(env, async move |env| task(&cache, env).await);
     }
 
     /// Has requests mapped again that wait for a slot or a range.

@@ -231,6 +231,7 @@ impl WriteCache {
             geometry,
             copier: Copier::new(copy_budget_bytes(&config)),
             counters: Counters::new(env),
+            tasks: Arc::default(),
             config,
             state: Mutex::new(state),
             ledger: Fair::new(Ledger::empty()),
@@ -449,7 +450,6 @@ impl WriteCache {
         state.cleaner = old.cleaner;
         state.flush_on_suspend = old.flush_on_suspend;
         state.broken |= old.broken;
-        state.tasks = old.tasks;
         *old = state;
     }
 
@@ -466,7 +466,7 @@ impl WriteCache {
     fn open(&self, env: &Env) {
         self.state.lock().suspended = false;
         if !self.read_only {
-            self.spawn(env, |cache, env| cache.keep(env));
+            self.spawn(env, async |cache, env| cache.keep(env).await);
         }
     }
 
@@ -510,13 +510,7 @@ impl WriteCache {
         }
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
-        loop {
-            let changed = self.changed.listen();
-            if self.state.lock().tasks == 0 {
-                break;
-            }
-            changed.await;
-        }
+        self.tasks.idle().await;
         let mut state = self.state.lock();
         if cfg!(debug_assertions) {
             state.index.check();

@@ -22,7 +22,7 @@
 
 use std::ops::Range;
 
-use cairn_block::{Env, ErrorKind, Flags, Io, IoError, IoResult, Op, Request, RequestId};
+use cairn_block::{Env, ErrorKind, Flags, Io, IoError, IoResult, Op, Request, RequestId, until};
 use cairn_block::{SectorRange, Verdict, mutants, yield_once};
 
 use super::index::{FREED, IN_WRITEBACK, LEAVING, Life, Run};
@@ -183,7 +183,7 @@ impl WriteCache {
             self.count(env, Count::Writes, count);
             self.count(env, Count::WritesAround, count);
         }
-        self.spawn(env, move |cache, env| async move { cache.remove(&env, asked).await });
+        self.spawn(env, async move |cache, env| cache.remove(env, asked).await);
         Verdict::Queued
     }
 
@@ -299,13 +299,7 @@ impl WriteCache {
 
     /// Waits until no version of the blocks moves.
     async fn stand_still(&self, blocks: &Range<u64>) {
-        loop {
-            let changed = self.changed.listen();
-            if !self.state.lock().is_moving(blocks) {
-                return;
-            }
-            changed.await;
-        }
+        until(&self.changed, || !self.state.lock().is_moving(blocks)).await;
     }
 
     /// Step 2.

@@ -30,7 +30,6 @@
 //! If the origin fails, blocks stay dirty and committed; writeback tries again with back-off.
 //! A new write to a block that is being written back takes a new slot (I10).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, Time, mutants, yield_once};
@@ -282,19 +281,19 @@ impl WriteCache {
     }
 
     /// The background task: timers, and deciding what goes home. Stops when told.
-    pub(super) async fn keep(self: Arc<Self>, env: Env) {
+    pub(super) async fn keep(&self, env: &Env) {
         loop {
             let changed = self.changed.listen();
-            self.reopen(&env);
+            self.reopen(env);
             self.stock_index();
             match self.next_action(env.now()) {
                 Action::Stop => return,
                 Action::Commit => {
-                    self.kick_commit(&env);
+                    self.kick_commit(env);
                     changed.await;
                 }
-                Action::Copy => self.start_lanes(&env),
-                Action::Sleep(at) => sleep_or_change(&env, at, changed).await,
+                Action::Copy => self.start_lanes(env),
+                Action::Sleep(at) => sleep_or_change(env, at, changed).await,
                 Action::Wait => changed.await,
             }
         }
@@ -503,11 +502,13 @@ impl WriteCache {
                 }
                 state.lanes += 1;
             }
-            self.spawn(env, |cache, env| async move {
-                while let Some(job) = cache.next_job(&env).await {
-                    cache.write_back(&env, job).await;
+            self.spawn(env, async |cache, env| {
+                while let Some(job) = cache.next_job(env).await {
+                    cache.write_back(env, job).await;
                 }
-                cache.kick_finisher(&env);
+                cache.kick_finisher(env);
+                // The keeper may start another lane.
+                cache.changed.notify(usize::MAX);
             });
         }
     }
@@ -633,7 +634,7 @@ impl WriteCache {
             }
             state.finishing = true;
         }
-        self.spawn(env, |cache, env| async move { cache.finish_loop(&env).await });
+        self.spawn(env, async |cache, env| cache.finish_loop(env).await);
     }
 
     async fn finish_loop(&self, env: &Env) {

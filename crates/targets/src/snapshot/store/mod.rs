@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, Padded};
-use cairn_block::{Env, IoError, IoResult};
+use cairn_block::{Env, IoError, IoResult, until_some};
 use cairn_format::snapshot::{ChunkSize, CowChunk, Layout, OriginChunk, Record};
 use event_listener::Event;
 use futures_util::lock::Mutex as AsyncMutex;
@@ -111,13 +111,7 @@ impl Batch {
 
     /// Waits for news.
     pub async fn wait_news(&self) -> News {
-        loop {
-            let changed = self.changed.listen();
-            if let Some(news) = self.news() {
-                return news;
-            }
-            changed.await;
-        }
+        until_some(&self.changed, || self.news()).await
     }
 }
 

@@ -15,6 +15,7 @@ pub mod args;
 pub mod blank;
 
 pub mod delay;
+mod epochs;
 pub mod error;
 mod fair;
 pub mod flakey;
@@ -27,6 +28,7 @@ pub mod passthrough;
 pub mod persistent;
 #[cfg(test)]
 mod rig;
+mod shared_core;
 pub mod snapshot;
 pub mod striped;
 #[cfg(test)]

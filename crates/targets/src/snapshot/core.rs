@@ -25,12 +25,12 @@ use cairn_block::{
 use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
 
-use super::home::Home;
 use super::losses::Losses;
-use super::readers::Readers;
 use super::store::{Batch, Ledger, News, Setback, Store};
 use super::table::{Bell, Exceptions, Locks, STRIPES, Until, Waiter, stripe_of};
 use crate::args::Device;
+use crate::epochs::Epochs;
+use crate::shared_core::SharedCore;
 
 /// How a snapshot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,14 +82,14 @@ const LOOKS: u32 = 64;
 /// One snapshot.
 pub(super) struct Core {
     /// As long as a task uses the core, a new table for the same COW device finds it here.
-    _home: Arc<Home>,
+    _shared: Arc<SharedCore<Core>>,
     pub origin: Device,
     pub store: Store,
     pub exceptions: Exceptions,
     /// Readers of the snapshot that went to the origin.
-    pub readers: Arc<Readers>,
+    pub readers: Arc<Epochs<STRIPES>>,
     /// Writers of a merging snapshot that went to the COW device.
-    pub writers: Arc<Readers>,
+    pub writers: Arc<Epochs<STRIPES>>,
     pub merging: bool,
     /// The snapshot's end, in sectors of the origin.
     end_sector: AtomicU64,
@@ -116,7 +116,7 @@ pub(super) struct Core {
 
 /// What a new core is made of.
 pub(super) struct Parts {
-    pub home: Arc<Home>,
+    pub shared: Arc<SharedCore<Core>>,
     pub origin: Device,
     pub cow: Device,
     pub chunk: ChunkSize,
@@ -178,12 +178,12 @@ impl Core {
         let chunks = parts.chunk.chunks_of(parts.origin.disk.sectors().0);
         let losses = Losses::new(parts.cow.disk.as_ref());
         Core {
-            _home: parts.home,
+            _shared: parts.shared,
             origin: parts.origin,
             store: Store::new(parts.cow, parts.chunk, parts.persistent),
             exceptions: Exceptions::new(parts.locks, chunks),
-            readers: Readers::new(reactors),
-            writers: Readers::new(reactors),
+            readers: Epochs::new(reactors),
+            writers: Epochs::new(reactors),
             merging: parts.merging,
             end_sector: AtomicU64::new(0),
             overflows: AtomicBool::new(false),

@@ -8,10 +8,10 @@ use cairn_block::{Disk, Env, Flow, ReactorId, Request, SectorCount};
 use cairn_format::snapshot::{ChunkSize, CowChunk, OriginChunk, Record};
 use shuttle::thread;
 
-use super::readers::Readers;
 use super::store::Store;
 use super::table::{Bell, Claim, Exceptions, Locks, Until, Waiter};
 use crate::args::Device;
+use crate::epochs::Epochs;
 use crate::interleaved::{ROUNDS, block_on};
 
 /// Where a chunk is found, and what the origin holds there.
@@ -21,21 +21,21 @@ struct Place {
     overwritten: AtomicU64,
 }
 
-fn read(readers: &Readers, reactor: u16, place: &Place) {
-    let announced = readers.enter(ReactorId(reactor), 0);
+fn read(readers: &Epochs<1>, reactor: u16, place: &Place) {
+    let epoch = readers.announce(ReactorId(reactor), 0);
     if !place.is_moved.load(Ordering::Relaxed) {
         for _ in 0..2 {
             assert_eq!(place.overwritten.load(Ordering::Relaxed), 0, "I4");
             thread::yield_now();
         }
     }
-    readers.leave(ReactorId(reactor), announced);
+    readers.leave(ReactorId(reactor), epoch);
 }
 
 #[test]
 fn the_origin_changes_only_when_its_readers_have_left() {
     let life = || {
-        let (readers, place) = (Readers::new(2), Arc::new(Place::default()));
+        let (readers, place) = (Epochs::new(2), Arc::new(Place::default()));
         let threads: Vec<_> = (0..2)
             .map(|reactor| {
                 let (readers, place) = (readers.clone(), place.clone());
@@ -53,7 +53,7 @@ fn the_origin_changes_only_when_its_readers_have_left() {
 #[test]
 fn two_waits_on_one_stripe_both_end_and_both_are_right() {
     let life = || {
-        let readers = Readers::new(1);
+        let readers = Epochs::new(1);
         let places = Arc::new([Place::default(), Place::default()]);
         let copiers: Vec<_> = (0..2)
             .map(|at| {

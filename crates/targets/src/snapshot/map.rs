@@ -13,9 +13,9 @@ use cairn_block::{
 use super::copying::{Copying, Want, Wanter};
 use super::core::{Condition, Core, LOST};
 use super::covering::{Cover, Covering};
-use super::readers::Announced;
 use super::seat::Seat;
 use super::table::{Locks, Run, Until, WritePlan, stripe_of};
+use crate::epochs::Epoch;
 
 /// The kind of target `snapshot`.
 #[derive(Default)]
@@ -126,21 +126,21 @@ impl Snapshot {
 
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (core, place) = (self.core(), self.place(request));
-        let announced = core.readers.enter(env.reactor(), stripe_of(place.chunk));
+        let epoch = core.readers.announce(env.reactor(), stripe_of(place.chunk));
         // Announced first, so that who ends the snapshot waits for this read, or is seen here.
         if !core.is_readable() {
-            core.readers.leave(env.reactor(), announced);
+            core.readers.leave(env.reactor(), epoch);
             return Verdict::Failed(IoError::IO);
         }
         let Run { cow, count } = core.exceptions.find(place.chunk, place.chunks);
         request.accept(place.head(count));
         match cow {
             Some(chunk) => {
-                core.readers.leave(env.reactor(), announced);
+                core.readers.leave(env.reactor(), epoch);
                 self.to_cow(&place, chunk)
             }
             None => {
-                request.watch(announced.to_word());
+                request.watch(epoch.to_word());
                 self.to_origin(&place)
             }
         }
@@ -279,7 +279,7 @@ impl Target for Snapshot {
             return EndIo::Done(result.and(self.readable_core().map(drop)));
         }
         // Of the others only reads of the origin are watched.
-        self.core().readers.leave(env.reactor(), Announced::of_word(request.word()));
+        self.core().readers.leave(env.reactor(), Epoch::of_word(request.word()));
         EndIo::Done(result)
     }
 

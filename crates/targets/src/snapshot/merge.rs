@@ -39,11 +39,11 @@ use super::canary::{self, Bug};
 use super::core::{Condition, Core, wake};
 use super::map::Place;
 use super::origin::OriginSide;
-use super::readers::Announced;
 use super::seat::Seat;
 use super::store::TailPiece;
 use super::table::{Run, stripe_of};
 use crate::args::Device;
+use crate::epochs::Epoch;
 
 /// Longest run of one step, unless a chunk is longer.
 const STEP_SECTORS: u64 = 8192;
@@ -160,26 +160,26 @@ impl Merge {
 
     fn map_write<'a>(&'a self, env: &Env, request: &mut Request, place: &Place) -> Verdict<'a> {
         let core = self.core();
-        let announced = core.writers.enter(env.reactor(), stripe_of(place.chunk));
+        let epoch = core.writers.announce(env.reactor(), stripe_of(place.chunk));
         let run = core.exceptions.plan_merging_write(place.chunk, place.chunks, request.id());
         let Some(Run { cow, count }) = run else {
-            core.writers.leave(env.reactor(), announced);
+            core.writers.leave(env.reactor(), epoch);
             request.accept(place.head(1));
             return Verdict::Queued;
         };
         request.accept(place.head(count));
         match cow {
             Some(_) if self.is_stuck(place.chunk..place.chunk + count) => {
-                core.writers.leave(env.reactor(), announced);
+                core.writers.leave(env.reactor(), epoch);
                 Verdict::Failed(IoError::IO)
             }
             Some(chunk) => {
                 core.losses.writes_in_place();
-                request.watch(announced.to_word());
+                request.watch(epoch.to_word());
                 self.to_cow(place, chunk)
             }
             None => {
-                core.writers.leave(env.reactor(), announced);
+                core.writers.leave(env.reactor(), epoch);
                 self.side.map_write(env, request, place.sector)
             }
         }
@@ -390,7 +390,7 @@ impl Target for Merge {
             self.core().look_at_failures();
             return EndIo::Done(result);
         }
-        self.core().writers.leave(env.reactor(), Announced::of_word(request.word()));
+        self.core().writers.leave(env.reactor(), Epoch::of_word(request.word()));
         EndIo::Done(result)
     }
 

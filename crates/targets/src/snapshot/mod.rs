@@ -15,9 +15,8 @@
 //!
 //! Rooms: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writing an
 //! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `group`
-//! (exceptions), `readers` (who still reads the origin), `losses` (failed flushes), `store`
-//! (allocation, areas, commits), `core` (all of one snapshot), `home` and `seat` (opening, handover
-//! between tables), `status`.
+//! (exceptions), `losses` (failed flushes), `store` (allocation, areas, commits), `core` (all of one
+//! snapshot), `seat` (opening, handover between tables), `status`.
 //!
 //! # Invariants
 //! I1. The data of a chunk is durable before its record; the record is durable before the origin's
@@ -40,7 +39,6 @@ mod copying;
 mod core;
 mod covering;
 mod group;
-mod home;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod kin;
@@ -50,7 +48,6 @@ mod merge;
 #[cfg(test)]
 mod model;
 mod origin;
-mod readers;
 mod seat;
 mod status;
 mod store;

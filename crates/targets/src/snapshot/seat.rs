@@ -16,21 +16,20 @@ use std::time::Duration;
 
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, Io, IoError,
-    MappedDevice, Sector, SectorCount, SectorRange, mutants,
+    MappedDevice, Sector, SectorCount, SectorRange, TaskGroup, mutants,
 };
 use cairn_format::probe::Kind as Signature;
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
 
 use super::config::Config;
 use super::core::{Condition, Core, LOST, Parts, Terms};
-use super::home::{Found, Home, TenantId};
 use super::kin::Kin;
 use super::status;
 use super::store::LoadError;
 use super::table::Locks;
 use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
-use cairn_block::TaskGroup;
+use crate::shared_core::{Found, SharedCore, User};
 
 /// A target's seat.
 pub(super) struct Seat {
@@ -41,8 +40,7 @@ pub(super) struct Seat {
     merging: bool,
     /// How exceptions are guarded; sharded but for a comparison.
     pub locks: Locks,
-    home: Arc<Home>,
-    tenant: TenantId,
+    user: User<Core>,
     events: Events,
     failures: Arc<FailureCount>,
     core: OnceLock<Arc<Core>>,
@@ -50,7 +48,7 @@ pub(super) struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if let Some(core) = self.home.move_out(self.tenant) {
+        if let Some(core) = self.user.leave() {
             self.kin.remove(&core);
         }
         if let Some(core) = self.core.get() {
@@ -182,8 +180,7 @@ impl Seat {
         let origin = ctor.registry.identify(&config.origin.argument)?;
         let cow = ctor.registry.identify(&config.cow.argument)?;
         let kin = ctor.registry.kin(&origin, || Kin::new(env));
-        let home = ctor.registry.kin(&cow, Arc::<Home>::default);
-        let tenant = home.move_in();
+        let shared = ctor.registry.kin(&cow, Arc::<SharedCore<Core>>::default);
         Ok(Seat {
             config,
             read_only: ctor.read_only,
@@ -191,8 +188,7 @@ impl Seat {
             tasks: Arc::new(TaskGroup::default()),
             merging,
             locks: Locks::default(),
-            home,
-            tenant,
+            user: shared.join(),
             events: ctor.events.clone(),
             failures: ctor.failures.clone(),
             core: OnceLock::new(),
@@ -220,8 +216,8 @@ impl Seat {
 
     /// Begins to serve.
     pub async fn resume(&self, env: &Env) -> Result<(), ConfigError> {
-        let _door = self.home.door.lock().await;
-        let (core, former) = match self.home.find(self.tenant) {
+        let _handover = self.user.handover().await;
+        let (core, former) = match self.user.find() {
             Found::Busy => {
                 let detail = "cow: found it served by a live snapshot, expected a suspended one";
                 return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
@@ -246,7 +242,7 @@ impl Seat {
             return Err(ConfigError::new(ConfigKind::Busy, &self.config.origin.argument, detail));
         }
         self.core.get_or_init(|| core.clone());
-        self.home.serve(self.tenant, &core);
+        self.user.serve(&core);
         core.serve(&Terms {
             end: self.config.end,
             overflows: self.config.kind == super::config::Kind::PersistentOverflow,
@@ -289,7 +285,7 @@ impl Seat {
     async fn retire(&self, env: &Env, core: &Arc<Core>) {
         core.dismiss(env, Condition::Closed).await;
         self.kin.end_merging(core);
-        self.home.clear();
+        self.user.clear();
         core.unused().await;
     }
 
@@ -297,8 +293,8 @@ impl Seat {
     /// snapshot, copies under way for it end here: who removes a snapshot may use its COW device
     /// for something else.
     pub async fn close(&self, env: &Env) {
-        let _door = self.home.door.lock().await;
-        if let Some(core) = self.core_if_live().filter(|_| self.home.is_alone(self.tenant)) {
+        let _handover = self.user.handover().await;
+        if let Some(core) = self.core_if_live().filter(|_| self.user.is_alone()) {
             self.retire(env, core).await;
         }
     }
@@ -339,7 +335,7 @@ impl Seat {
     fn new_core(&self, env: &Env) -> Core {
         let config = &self.config;
         let parts = Parts {
-            home: self.home.clone(),
+            shared: self.user.shared().clone(),
             origin: config.origin.clone(),
             cow: config.cow.clone(),
             chunk: config.chunk,
@@ -443,7 +439,7 @@ impl Seat {
             Some(core) => core.mark_at_the_stop(env).await,
             None => Ok(()),
         };
-        self.home.pause(self.tenant);
+        self.user.pause();
         flushed.and(marked)
     }
 

@@ -289,7 +289,7 @@ impl Pool {
         self.spawn(env, async move |pool, env| {
             let skipped = mutants::skips("thin: wait for requests to freed blocks");
             if !skipped && !canary::planted(Bug::NoQuarantine) {
-                pool.epochs.quiesce().await;
+                pool.epochs.quiesce(0).await;
             }
             pool.pass_down(env, &freed, &discarded).await;
             let allocator = pool.ledger.allocator();

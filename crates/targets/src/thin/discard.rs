@@ -49,12 +49,12 @@ impl Thin {
             pool.room.give_back(&pool.ledger, can);
         }
         // Counted as under way: whoever closes the gate waits for its end.
-        let phase = pool.epochs.enter(env.reactor());
+        let epoch = pool.epochs.enter(env.reactor(), 0);
         drop(shard);
         let (seat, id) = (seat.clone(), request.id());
         pool.tasks.spawn(env, async move |env| {
             let result = seat.discard(env, first, end).await;
-            seat.pool.epochs.leave(env.reactor(), phase);
+            seat.pool.epochs.leave(env.reactor(), epoch);
             env.complete(id, result);
         });
         Verdict::Queued

@@ -15,10 +15,10 @@ use cairn_format::thin::DataBlock;
 use futures_util::future::{join, join_all};
 
 use super::canary::{self, Bug};
-use super::epochs::Phase;
 use super::map::Thin;
 use super::place::Place;
 use super::seat::{Origin, Seat};
+use crate::epochs::Epoch;
 use crate::waiters::Waiter;
 
 /// Blocks up to this size are put together in memory and written at once.
@@ -29,7 +29,7 @@ struct Fill {
     seat: Arc<Seat>,
     id: RequestId,
     fua: bool,
-    phase: Phase,
+    epoch: Epoch,
     /// The virtual block.
     block: u64,
     /// What the client writes, on the data device; none of its data if it is zeros.
@@ -65,7 +65,7 @@ impl Thin {
         request: &Request,
         place: &Place,
         (old, new): (Option<DataBlock>, DataBlock),
-        phase: Phase,
+        epoch: Epoch,
     ) {
         let seat = self.seat().clone();
         let whole = seat.pool.data_range(new, 1);
@@ -73,7 +73,7 @@ impl Thin {
         let fill = Fill {
             id: request.id(),
             fua: request.is_fua(),
-            phase,
+            epoch,
             block: place.block,
             range,
             data: (request.op == Op::Write)
@@ -115,7 +115,7 @@ impl Fill {
             let _ = self.seat.finish_fill(env, self.block, Ok(()));
             env.sleep(std::time::Duration::from_micros(500)).await;
             let filled = self.write_whole(env).await;
-            self.seat.pool.epochs.leave(env.reactor(), self.phase);
+            self.seat.pool.epochs.leave(env.reactor(), self.epoch);
             return env.complete(self.id, filled);
         }
         let filled = if self.whole.to_bytes() <= WHOLE_BYTES_MAX {
@@ -125,7 +125,7 @@ impl Fill {
         };
         let result = self.seat.finish_fill(env, self.block, filled);
         let pool = &self.seat.pool;
-        pool.epochs.leave(env.reactor(), self.phase);
+        pool.epochs.leave(env.reactor(), self.epoch);
         match result {
             Ok(()) if self.fua => pool.join_commit(env, Waiter::Request(self.id)),
             _ => env.complete(self.id, result),

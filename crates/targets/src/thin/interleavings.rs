@@ -8,10 +8,10 @@ use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_format::thin::{DataBlock, DeviceDetails, DeviceId, Mapping};
 use shuttle::thread;
 
-use super::epochs::Epochs;
 use super::groups::Group;
 use super::index::{Run, Stamp, VolumeMap};
 use super::volume::Volume;
+use crate::epochs::Epochs;
 use crate::interleaved::{ROUNDS, block_on};
 
 /// The volume with id 0 that has so many mapped blocks, the highest as the metadata says.
@@ -42,7 +42,7 @@ fn data_of(run: Run) -> Option<u64> {
 /// A volume whose block 0 is mapped to data block 7, which is `reused` at some time.
 struct Scene {
     map: VolumeMap,
-    epochs: Arc<Epochs>,
+    epochs: Arc<Epochs<1>>,
     reused: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl Scene {
     fn request(&self, reactor: u16) {
         let mut shard = self.map.shard(0);
         let found = data_of(shard.run(0, 1, 0));
-        let phase = self.epochs.enter(ReactorId(reactor));
+        let epoch = self.epochs.enter(ReactorId(reactor), 0);
         drop(shard);
         if found == Some(7) {
             for _ in 0..2 {
@@ -65,13 +65,13 @@ impl Scene {
                 thread::yield_now();
             }
         }
-        self.epochs.leave(ReactorId(reactor), phase);
+        self.epochs.leave(ReactorId(reactor), epoch);
     }
 
     /// Unmaps block 0, and uses its data block for something else as soon as that is allowed.
     fn reuse(&self) {
         self.map.shard(0).change(0, None, Stamp { commit: 1 }, true);
-        block_on(self.epochs.quiesce());
+        block_on(self.epochs.quiesce(0));
         self.reused.store(1, Ordering::Relaxed);
     }
 }
@@ -100,8 +100,8 @@ fn waits_at_the_same_time_all_end_and_are_all_right() {
         let requests = thread::spawn(move || (0..4).for_each(|_| busy.request(0)));
         let other = scene.clone();
         let waits = thread::spawn(move || {
-            block_on(other.epochs.quiesce());
-            block_on(other.epochs.quiesce());
+            block_on(other.epochs.quiesce(0));
+            block_on(other.epochs.quiesce(0));
         });
         scene.reuse();
         requests.join().expect("no panic");
@@ -114,7 +114,7 @@ fn waits_at_the_same_time_all_end_and_are_all_right() {
 fn whoever_closes_a_gate_sees_every_request_that_slipped_through() {
     let life = || {
         let volume = volume(0, None);
-        let (epochs, is_snapshotted) = (Epochs::new(2), Arc::new(AtomicBool::new(false)));
+        let (epochs, is_snapshotted) = (Epochs::<1>::new(2), Arc::new(AtomicBool::new(false)));
         let threads: Vec<_> = (0..2)
             .map(|reactor| {
                 let (volume, epochs) = (volume.clone(), epochs.clone());
@@ -125,16 +125,16 @@ fn whoever_closes_a_gate_sees_every_request_that_slipped_through() {
                     if volume.is_closed() {
                         return; // It would be parked.
                     }
-                    let phase = epochs.enter(reactor);
+                    let epoch = epochs.enter(reactor, 0);
                     drop(shard);
                     thread::yield_now();
                     assert!(!is_snapshotted.load(Ordering::Relaxed), "T5");
-                    epochs.leave(reactor, phase);
+                    epochs.leave(reactor, epoch);
                 })
             })
             .collect();
         volume.close_gate();
-        block_on(epochs.quiesce());
+        block_on(epochs.quiesce(0));
         is_snapshotted.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     };

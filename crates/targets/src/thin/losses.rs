@@ -87,7 +87,7 @@ impl Pool {
         }
         self.spawn(env, async |pool, _env| {
             let failures = pool.data_disk().failures();
-            pool.epochs.quiesce().await;
+            pool.epochs.quiesce(0).await;
             // What began before is mapped by now, or never will be.
             if !pool.open_volumes().iter().any(|volume| volume.is_changed()) {
                 pool.losses.known.store(failures, Ordering::Release);

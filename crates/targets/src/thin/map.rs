@@ -17,7 +17,6 @@ use cairn_format::thin::{DataBlock, DeviceId};
 use super::arena::GROUP_BLOCKS;
 use super::canary::{self, Bug};
 use super::config::{Discards, ThinConfig};
-use super::epochs::Phase;
 use super::index::{Run, Shard};
 use super::place::Place;
 use super::pool::{Mode, Pool};
@@ -25,6 +24,7 @@ use super::recover::{ThinPool, config_error};
 use super::seat::{Origin, Seat, map_blocks};
 use super::status;
 use super::stock::Taken;
+use crate::epochs::Epoch;
 use crate::waiters::Waiter;
 
 /// The kind of target `thin`.
@@ -102,14 +102,16 @@ pub(super) struct Thin {
     seat: OnceLock<Arc<Seat>>,
 }
 
-/// What a watched request was, beside its phase.
+/// The bit of a word that tells the epoch.
+const PHASE: u64 = 1;
+/// What a watched request was, beside its epoch.
 const PLAIN: u64 = 0;
 /// A FUA write whose block has a mapping that is not durable. The upper half of the word is the low
 /// half of the data device's failure count before it was sent.
 const COMMITS: u64 = 2;
 /// A write to data blocks that are in a cell: they are mapped when it has ended.
 const FILLS: u64 = 4;
-/// A flush of the data device, which is in no phase.
+/// A flush of the data device, which is in no epoch.
 const FLUSHES: u64 = 6;
 /// The bits of these.
 const CLASS: u64 = 6;
@@ -187,10 +189,10 @@ impl Thin {
                 self.read_hole(request, &place)
             }
             Run::Mapped { data, count, .. } => {
-                let phase = seat.pool.epochs.enter(env.reactor());
+                let epoch = seat.pool.epochs.enter(env.reactor(), 0);
                 drop(shard);
                 request.accept(place.head(count));
-                request.watch(PLAIN | phase.bit());
+                request.watch(PLAIN | epoch.to_word());
                 seat.to_data(&place, data)
             }
         }
@@ -270,7 +272,7 @@ impl Thin {
                 Released::None(count) => count,
             },
         };
-        let phase = seat.pool.epochs.enter(env.reactor());
+        let epoch = seat.pool.epochs.enter(env.reactor(), 0);
         let waits = !mutants::skips("thin: wait of a FUA write for its commit");
         let commits = waits && request.is_fua() && shard.is_dirty(seat.pool.durable());
         drop(shard);
@@ -279,7 +281,7 @@ impl Thin {
             // The commit's flush makes the data durable.
             request.flags.remove(Flags::FUA);
         }
-        request.watch(if commits { committing(&seat.pool) } else { PLAIN } | phase.bit());
+        request.watch(if commits { committing(&seat.pool) } else { PLAIN } | epoch.to_word());
         seat.to_data(place, data)
     }
 
@@ -377,23 +379,23 @@ impl Thin {
         };
         volume.map.raise_end(place.block + got.count);
         request.accept(place.head(got.count));
-        let phase = pool.epochs.enter(env.reactor());
+        let epoch = pool.epochs.enter(env.reactor(), 0);
         if at_once {
             map_blocks(pool, volume, &mut shard, place.block, got);
             drop(shard);
             let commits = if request.is_fua() { committing(pool) } else { PLAIN };
             request.flags.remove(Flags::FUA);
-            request.watch(commits | phase.bit());
+            request.watch(commits | epoch.to_word());
             return seat.to_data(place, got.start);
         }
         shard.hold(place.block, got.count, got.start);
         drop(shard);
         if place.whole() > 0 {
             request.flags.remove(Flags::FUA);
-            request.watch(FILLS | phase.bit());
+            request.watch(FILLS | epoch.to_word());
             return seat.to_data(place, got.start);
         }
-        self.fill_part(env, request, place, (old, got.start), phase);
+        self.fill_part(env, request, place, (old, got.start), epoch);
         Verdict::Queued
     }
 
@@ -544,7 +546,7 @@ impl Target for Thin {
             }
             _ => EndIo::Done(result),
         };
-        seat.pool.epochs.leave(env.reactor(), Phase::of_bit(word));
+        seat.pool.epochs.leave(env.reactor(), Epoch::of_word(word & PHASE));
         ended
     }
 

@@ -234,7 +234,7 @@ impl Pool {
             return self.snapshot(env, id, origin, None).await;
         };
         volume.close_gate();
-        self.epochs.quiesce().await;
+        self.epochs.quiesce(0).await;
         let done = match self.commit_act(env).await {
             Ok(()) => self.snapshot(env, id, origin, Some(&volume)).await,
             Err(error) => Err(error),

@@ -20,8 +20,7 @@
 //! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `seat` (a table's
 //! place at a volume), `place` (where a request lies), `index` (the volume map), `groups` (what of it
 //! is loaded), `arena` (where that lies), `fill` (partly written blocks), `discard`, `commit`,
-//! `losses` (who is told of failures), `epochs` (who is under way), `stock` (what a reactor hands
-//! out), `space` (running out), `volume`, `pool`, `ledger` (the metadata), `recover` (opening,
+//! `losses` (who is told of failures), `stock` (what a reactor hands out), `space` (running out), `volume`, `pool`, `ledger` (the metadata), `recover` (opening,
 //! handover, growth), `message`, `status`, `inspect` (what verbs ask), `trim`.
 //!
 //! # Invariants
@@ -50,7 +49,6 @@ mod arena;
 mod commit;
 mod config;
 mod discard;
-mod epochs;
 mod fill;
 mod groups;
 mod index;

@@ -19,13 +19,13 @@ use futures_util::future::select;
 use super::arena::{Arena, GROUP_BLOCKS};
 use super::commit::Numbers;
 use super::config::{DetectZeroes, Discards, Options};
-use super::epochs::Epochs;
 use super::index::Stamp;
 use super::ledger::{Leaves, Ledger, LedgerError};
 use super::losses::Losses;
 use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
 use crate::args::Device;
+use crate::epochs::Epochs;
 use crate::waiters::Waiter;
 use cairn_block::TaskGroup;
 
@@ -124,7 +124,7 @@ pub(super) struct Pool {
     pub ledger: Ledger,
     pub stocks: Stocks,
     pub room: Room,
-    pub epochs: Arc<Epochs>,
+    pub epochs: Arc<Epochs<1>>,
     pub arena: Arc<Arena>,
     pub copier: Copier,
     pub tasks: Arc<TaskGroup>,
@@ -371,7 +371,7 @@ impl Pool {
             // Who holds a shard's lock now may have looked before.
             volume.map.shards().for_each(drop);
         }
-        self.epochs.quiesce().await;
+        self.epochs.quiesce(0).await;
     }
 
     /// Lets requests in.

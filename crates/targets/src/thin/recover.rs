@@ -28,6 +28,7 @@ use super::stock::Purpose;
 use crate::args::Device;
 use crate::blank::Formatting;
 use crate::persistent::{Error, Store, Working};
+use crate::shared_core::{Found, SharedCore, User};
 
 /// The kind of target `thin-pool`.
 pub struct PoolType;
@@ -50,12 +51,11 @@ impl TargetType for PoolType {
             let config = PoolConfig::parse(&ctor)?;
             look(env, &config).await?;
             let identity = ctor.registry.identify(&config.metadata.argument)?;
-            let home = ctor.registry.kin(&identity, Arc::<Home>::default);
-            let tenant = home.move_in();
+            let user = ctor.registry.kin(&identity, Arc::<SharedCore<Pool>>::default).join();
             let events = ctor.events.clone();
-            let table = ThinPool { config, home, tenant, events, pool: Mutex::default() };
+            let table = ThinPool { config, user, events, pool: Mutex::default() };
             // What is live may tell now what the resume would.
-            let live = table.home.state.lock().pool.clone().filter(|pool| goes_on(pool));
+            let live = table.user.core().filter(|pool| goes_on(pool));
             live.map_or(Ok(()), |pool| table.refuse_other_discards(&pool))?;
             Ok(Arc::new(table) as Arc<dyn Target>)
         })
@@ -147,42 +147,6 @@ fn formatting(config: &PoolConfig) -> Formatting<'_> {
     }
 }
 
-/// The tables of one metadata device.
-#[derive(Default)]
-struct Home {
-    state: Mutex<HomeState>,
-    /// Held while a table finds or makes the pool it will serve.
-    door: futures_util::lock::Mutex<()>,
-}
-
-#[derive(Default)]
-struct HomeState {
-    next_tenant: u64,
-    tenants: u64,
-    /// The table that serves, or served last.
-    owner: Option<u64>,
-    active: bool,
-    pool: Option<Arc<Pool>>,
-}
-
-impl Home {
-    fn move_in(&self) -> u64 {
-        let mut state = self.state.lock();
-        state.next_tenant += 1;
-        state.tenants += 1;
-        state.next_tenant
-    }
-
-    fn move_out(&self, tenant: u64) -> Option<Arc<Pool>> {
-        let mut state = self.state.lock();
-        state.tenants -= 1;
-        if state.owner == Some(tenant) {
-            state.active = false;
-        }
-        if state.tenants == 0 { state.pool.take() } else { None }
-    }
-}
-
 /// True if the next table takes the pool over as it is; otherwise it opens it anew.
 fn goes_on(pool: &Pool) -> bool {
     pool.mode() != Mode::Fail || pool.open_volumes().iter().any(|volume| volume.is_used())
@@ -191,8 +155,7 @@ fn goes_on(pool: &Pool) -> bool {
 /// The target.
 pub struct ThinPool {
     pub(super) config: PoolConfig,
-    home: Arc<Home>,
-    tenant: u64,
+    user: User<Pool>,
     events: Events,
     /// The pool that it served last; none before it was ever live.
     pool: Mutex<Option<Arc<Pool>>>,
@@ -200,7 +163,7 @@ pub struct ThinPool {
 
 impl Drop for ThinPool {
     fn drop(&mut self) {
-        drop(self.home.move_out(self.tenant));
+        drop(self.user.leave());
     }
 }
 
@@ -216,17 +179,12 @@ impl ThinPool {
     }
 
     async fn start(&self, env: &Env) -> Result<(), ConfigError> {
-        let _door = self.home.door.lock().await;
+        let _handover = self.user.handover().await;
         let pool = self.find_or_open(env).await?;
         self.set_up(env, &pool).await?;
         // Not before: a pool that was opened in vain is nobody's.
         *self.pool.lock() = Some(pool.clone());
-        {
-            let mut state = self.home.state.lock();
-            state.owner = Some(self.tenant);
-            state.active = true;
-            state.pool = Some(pool.clone());
-        }
+        self.user.serve(&pool);
         pool.know_data();
         pool.start_keeper(env);
         pool.open(env);
@@ -235,14 +193,11 @@ impl ThinPool {
     }
 
     async fn find_or_open(&self, env: &Env) -> Result<Arc<Pool>, ConfigError> {
-        let found = {
-            let state = self.home.state.lock();
-            if state.active && state.owner != Some(self.tenant) {
-                return Err(self.busy("it served by a live table", "a suspended one"));
-            }
-            state.pool.clone()
+        let pool = match self.user.find() {
+            Found::Busy => return Err(self.busy("it served by a live table", "a suspended one")),
+            Found::Nothing(_) => return self.open(env).await,
+            Found::Own(pool) | Found::Other(pool) => pool,
         };
-        let Some(pool) = found else { return self.open(env).await };
         if pool.block != self.config.block() || !self.has_same_devices(&pool) {
             return Err(self.busy("other devices or another block size", "those it serves"));
         }
@@ -413,14 +368,10 @@ impl Target for ThinPool {
 
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
-            let is_owner = {
-                let state = self.home.state.lock();
-                state.active && state.owner == Some(self.tenant)
-            };
-            if let Some(pool) = self.pool().filter(|_| is_owner) {
+            if let Some(pool) = self.pool().filter(|_| self.user.is_live()) {
                 pool.close().await;
                 pool.stop(env).await;
-                self.home.state.lock().active = false;
+                self.user.pause();
                 return pool.take_loss();
             }
             Ok(())

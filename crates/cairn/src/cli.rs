@@ -1,16 +1,13 @@
 //! The command line: every verb, option and argument, and nothing else. Verbs of a running server
 //! are here, but for those on snapshots and pools (`layers`) and the tools without one (`offline`).
 //!
-//! [`parse`] gives a [`Cli`] or the text to print; no verb acts here. Wrong usage is one line and
-//! exit code 1, since 2 means damage.
+//! [`parse`] gives a [`Cli`]; no verb acts here.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::bench::BenchArgs;
 use crate::exit;
 use crate::replace::SwapArgs;
 use crate::serve::ServeArgs;
@@ -163,8 +160,13 @@ pub enum Command {
     Format(FormatCommand),
     /// Write the dirty blocks of a cache back to its origin, offline
     Flush(FlushArgs),
-    /// Measure this program on this machine
-    Bench(BenchArgs),
+    /// Measure this program on this machine: runs cairn-bench
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What to measure and how: see cairn bench --help
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
 }
 
 /// `export`
@@ -294,61 +296,29 @@ pub struct TableArgs {
     pub file: Option<PathBuf>,
 }
 
-/// What the command line amounts to.
-pub enum Parsed {
-    /// A verb to run.
-    Run(Box<Cli>),
-    /// Text to print on stdout, and be done (`--help`, `--version`).
-    Print(String),
-    /// Wrong usage: one line.
-    Wrong(String),
-}
-
 /// Parses the command line.
-pub fn parse(args: impl IntoIterator<Item = OsString>) -> Parsed {
-    let matches = match Cli::command().try_get_matches_from(args) {
-        Ok(matches) => matches,
-        Err(error) => return answer(&error),
-    };
-    match Cli::from_arg_matches(&matches) {
-        Err(error) => answer(&error),
-        Ok(mut cli) => {
-            if let (Command::Serve(args), Some(serve)) =
-                (&mut cli.command, matches.subcommand_matches("serve"))
-            {
-                args.remember_order(serve);
-            }
-            Parsed::Run(Box::new(cli))
-        }
+///
+/// # Errors
+/// It is wrong, or asks for help or the version.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches_from(args)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let (Command::Serve(args), Some(serve)) =
+        (&mut cli.command, matches.subcommand_matches("serve"))
+    {
+        args.remember_order(serve);
     }
-}
-
-fn answer(error: &clap::Error) -> Parsed {
-    let text = error.render().to_string();
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Parsed::Print(text),
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Parsed::Wrong("found no verb, expected one (see cairn --help)".to_owned())
-        }
-        _ => {
-            let line = text.split("\n\n").next().unwrap_or_default();
-            let words: Vec<_> = line.split_whitespace().collect();
-            let line = words.join(" ");
-            Parsed::Wrong(line.strip_prefix("error: ").unwrap_or(&line).to_owned())
-        }
-    }
+    Ok(cli)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Parsed, parse};
+    use super::{Cli, parse};
+    use cairn_outcome::program::usage;
     use clap::CommandFactory;
 
     fn wrong(args: &[&str]) -> String {
-        match parse(args.iter().map(Into::into)) {
-            Parsed::Wrong(line) => line,
-            _ => panic!("expected a refusal"),
-        }
+        usage(&parse(args.iter().map(Into::into)).err().expect("a refusal"))
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! `cairn`: the program, as a library of its own `main`.
 //!
-//! - [`cli`]: the command line. [`exit`]: exit codes. [`failure`]: one-line errors.
+//! - [`cli`]: the command line.
 //! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
 //! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
 //! - [`snap`]: the verbs of snapshots. [`pool`], [`thin`]: those of thin pools and their volumes.
 //! - [`remote`], [`replace`]: all of these as a client sends them.
 //! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
-//! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: the yardstick.
+//! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: runs `cairn-bench`.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
 //! them together.
@@ -14,8 +14,6 @@
 mod bench;
 mod cli;
 mod control;
-mod exit;
-mod failure;
 mod kept;
 mod offline;
 mod pool;
@@ -27,7 +25,6 @@ mod signals;
 mod snap;
 mod sockets;
 mod state;
-mod stderr;
 mod thin;
 mod under_way;
 pub mod untrusted;
@@ -36,34 +33,22 @@ mod world;
 
 use std::process::ExitCode;
 
-use cli::{Cli, Command, Parsed};
+use cairn_outcome::{exit, failure, program, stderr};
+use cli::{Cli, Command};
 use failure::Outcome;
 
 /// The program: reads the command line, runs the verb, and says what was wrong on one line.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match cli::parse(std::env::args_os()) {
-        Parsed::Run(cli) => cli,
-        Parsed::Print(text) => return finish(remote::print(&text)),
-        Parsed::Wrong(line) => {
-            stderr::say(line);
-            return ExitCode::from(exit::FAILURE);
-        }
-    };
-    let log = stderr::start_log(&cli);
-    let outcome = run(*cli);
-    drop(log);
-    finish(outcome)
-}
-
-fn finish(outcome: Outcome<u8>) -> ExitCode {
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            stderr::say(failure::one_line(&error));
-            ExitCode::from(exit::of_error(&error))
-        }
-    }
+    program::run(cli::parse(std::env::args_os()), |cli| {
+        let log = match &cli.command {
+            Command::Serve(args) => stderr::Log::Server { quiet: args.run.is_some() },
+            _ => stderr::Log::Verb,
+        };
+        // Writes the rest of the log when it is dropped.
+        let _log = stderr::start_log(log, cli.verbose);
+        run(cli)
+    })
 }
 
 fn run(cli: Cli) -> Outcome<u8> {
@@ -77,7 +62,7 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Rmap(args) => offline::thin::rmap::run(&args),
         Command::Format(command) => offline::format::run(&command),
         Command::Flush(args) => offline::flush::run(&args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench { words } => bench::run(&words, cli.verbose),
         Command::Snap(verb) => snap::run(verb),
         Command::Pool(verb) => pool::run(verb),
         Command::Thin(verb) => thin::run(verb),

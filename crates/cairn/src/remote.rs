@@ -1,10 +1,11 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::Read;
 use std::path::Path;
 
 use cairn_backends::parse_size;
 use cairn_block::{ConfigError, ConfigKind};
+pub use cairn_outcome::stdout::{print, print_json};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -199,26 +200,4 @@ fn exports_text(exports: &[ExportInfo]) -> String {
         format!("{} {} {} bytes{access} {uri}\n", export.name, export.volume, export.bytes)
     };
     exports.iter().map(line).collect()
-}
-
-/// Prints JSON, readable.
-///
-/// # Errors
-/// stdout refuses.
-pub fn print_json(value: &Value) -> Outcome<u8> {
-    print(&format!("{value:#}\n"))
-}
-
-/// Prints text. A reader that went away is no failure.
-///
-/// # Errors
-/// stdout refuses.
-pub fn print(text: &str) -> Outcome<u8> {
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(system("stdout", "write", error))
-        }
-        _ => Ok(exit::OK),
-    }
 }

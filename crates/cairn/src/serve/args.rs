@@ -166,14 +166,12 @@ pub fn parse_message(text: &str) -> Outcome<MessageStep> {
 #[cfg(test)]
 mod tests {
     use super::{MessageStep, Step, parse_message, split_table};
-    use crate::cli::{Command, Parsed, parse};
+    use crate::cli::{Command, parse};
 
     #[test]
     fn tables_and_messages_keep_the_order_of_the_command_line() {
         let args = "cairn serve --table A --message B --table C --message D";
-        let Parsed::Run(cli) = parse(args.split(' ').map(Into::into)) else {
-            panic!("expected a verb")
-        };
+        let cli = parse(args.split(' ').map(Into::into)).unwrap();
         let Command::Serve(serve) = cli.command else { panic!("expected serve") };
         let (table, message) = (|t: &str| Step::Table(t.into()), |t: &str| Step::Message(t.into()));
         assert_eq!(serve.steps, [table("A"), message("B"), table("C"), message("D")]);

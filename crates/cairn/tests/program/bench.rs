@@ -1,148 +1,74 @@
-//! `cairn bench NAME --quick --json`: every benchmark runs, and its rows have the shape that is
-//! promised. What they say about speed is nobody's concern here.
+//! `cairn bench` becomes `cairn-bench`, a program of its own, so that `cairn` needs no simulator.
 
-use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
 
-use super::place::Place;
+use tempfile::TempDir;
 
-fn rows(args: &[&str]) -> Vec<Value> {
-    let all: Vec<&str> = [&["bench"], args, &["--quick", "--json", "--runs", "1"]].concat();
-    let out = Place::new().cairn(&all).ok();
-    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+/// A folder with `cairn` and an empty `bin`, which is all that PATH names. Nothing in it is written
+/// and then run: a file that another test's child still has open for writing does not start.
+fn alone() -> TempDir {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fs::hard_link(env!("CARGO_BIN_EXE_cairn"), folder.path().join("cairn")).unwrap();
+    fs::create_dir(folder.path().join("bin")).unwrap();
+    folder
 }
 
-/// Holds rows to the shape, and answers those whose parameters include `wanted`.
-fn shaped(rows: &[Value], wanted: &[(&str, &str)]) -> usize {
-    for row in rows {
-        assert!(row["name"].is_string() && row["unit"].is_string(), "{row}");
-        assert!(row["parameters"].is_object() && row["noisy"].is_boolean(), "{row}");
-        assert_eq!(row["runs"], 1, "{row}");
-        for figure in ["value", "min", "max"] {
-            assert!(row[figure].is_number(), "{row}");
-        }
-        let baseline = row["baseline"].as_f64();
-        for figure in ["baseline_min", "baseline_max"] {
-            assert_eq!(row[figure].is_number(), baseline.is_some(), "{row}");
-        }
-        // A peer may be done before the clock that counts its processor time has moved.
-        let compared = baseline.is_some_and(|baseline| baseline > 0.0);
-        assert_eq!(row["ratio"].is_number(), compared, "{row}");
-    }
-    let matches = |row: &&Value| {
-        wanted.iter().all(|(key, value)| {
-            let found = &row["parameters"][*key];
-            found.as_str().map_or_else(|| found.to_string(), str::to_owned) == *value
-        })
+fn cairn(folder: &Path, args: &[&str]) -> (i32, String) {
+    said(Command::new(folder.join("cairn")).args(args).env("PATH", folder.join("bin")))
+}
+
+fn said(command: &mut Command) -> (i32, String) {
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn bench_passes_every_word_on() {
+    let folder = alone();
+    symlink("/bin/echo", folder.path().join("cairn-bench")).unwrap();
+    let words = ["-v", "bench", "--help", "layers", "--runs", "2", "--", "-x"];
+    let told = cairn(folder.path(), &words);
+    assert_eq!(told, (0, "--verbose --help layers --runs 2 -- -x\n".to_owned()));
+}
+
+#[test]
+fn bench_returns_the_exit_code_of_its_program() {
+    let folder = alone();
+    symlink("/bin/sh", folder.path().join("bin/cairn-bench")).unwrap();
+    assert_eq!(cairn(folder.path(), &["bench", "-c", "exit 7"]), (7, String::new()));
+}
+
+#[test]
+fn the_folder_of_cairn_is_searched_before_path() {
+    let folder = alone();
+    symlink("/bin/false", folder.path().join("bin/cairn-bench")).unwrap();
+    symlink("/bin/true", folder.path().join("cairn-bench")).unwrap();
+    assert_eq!(cairn(folder.path(), &["bench"]).0, 0);
+}
+
+#[test]
+fn bench_without_its_program_names_what_to_build() {
+    let (code, text) = cairn(alone().path(), &["bench", "layers"]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.starts_with("cairn: cairn-bench: ") && text.lines().count() == 1, "{text}");
+    assert!(text.contains("cargo build --release -p cairn-bench"), "{text}");
+}
+
+#[test]
+fn cairn_does_not_link_the_simulator() {
+    let tree = |package: &str| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+        cargo.args(["tree", "--locked", "--offline", "--edges", "normal", "--package", package]);
+        let (code, text) = said(cargo.args(["--prefix", "none"]));
+        assert_eq!(code, 0, "{text}");
+        text
     };
-    rows.iter().filter(matches).count()
-}
-
-#[test]
-fn layers_tells_stacks_copies_and_cached_blocks() {
-    let rows = rows(&["layers"]);
-    assert!(rows.iter().all(|row| row["name"] == "layers"));
-    for layers in ["1", "3", "6"] {
-        for target in ["linear", "passthrough"] {
-            let wanted = [("target", target), ("disk", "null"), ("op", "read"), ("layers", layers)];
-            assert_eq!(shaped(&rows, &wanted), 2, "the figure and what the layers add");
-        }
-    }
-    assert_eq!(shaped(&rows, &[("beside", "memcpy")]), 6);
-    for cache in ["read_hit", "write_hit", "insert"] {
-        assert!(shaped(&rows, &[("cache", cache), ("bytes", "4096")]) > 0, "{cache}");
-    }
-    assert_eq!(shaped(&rows, &[("style", "boxed_futures")]), 1);
-}
-
-#[test]
-fn writecache_tells_every_state_and_counts_the_requests() {
-    let rows = rows(&["writecache"]);
-    for state in ["fresh", "churned", "turned", "checkerboard"] {
-        for op in ["insert", "overwrite"] {
-            let wanted = [("state", state), ("op", op), ("what", "requests_per_write")];
-            assert_eq!(shaped(&rows, &wanted), 2, "{state} {op}");
-        }
-    }
-    let fresh = |row: &&Value| {
-        row["parameters"]["what"] == "requests_per_write" && row["parameters"]["state"] == "fresh"
-    };
-    for row in rows.iter().filter(fresh) {
-        assert_eq!(row["value"], 1.0, "a fresh cache takes 512 KiB as one request: {row}");
-    }
-    assert_eq!(rows.iter().filter(|row| row["name"] == "larger").count(), 88);
-}
-
-#[test]
-fn snapshot_tells_every_path_beside_the_raw_device_and_a_single_lock() {
-    let rows = rows(&["snapshot"]);
-    for disk in ["null", "memory"] {
-        for store in ["P", "N"] {
-            for (on, what, beside) in [
-                ("origin", "copy_out", "raw"),
-                ("origin", "write_again", "single_lock"),
-                ("snapshot", "first_write", "single_lock"),
-                ("snapshot", "read_through", "one_worker"),
-            ] {
-                let place = [("disk", disk), ("store", store), ("on", on), ("bytes", "4096")];
-                let kind = [("what", what), ("beside", beside), ("workers", "2"), ("depth", "32")];
-                assert_eq!(shaped(&rows, &[place, kind].concat()), 2, "{what} beside {beside}");
-            }
-        }
-    }
-    assert_eq!(shaped(&rows, &[("chunk", "65536"), ("what", "covers")]), 2);
-    assert_eq!(shaped(&rows, &[("snapshots", "8"), ("memory", "held")]), 1);
-}
-
-#[test]
-fn thin_tells_zeros_first_writes_lookups_snapshots_and_the_check() {
-    let rows = rows(&["thin"]);
-    assert!(rows.iter().all(|row| row["name"] == "thin"));
-    for data in ["zeros", "random", "last_byte"] {
-        for test in ["off", "ours", "byte_loop", "u64", "u128", "memcmp"] {
-            let wanted = [("data", data), ("test", test), ("workers", "2"), ("beside", "raw")];
-            assert_eq!(shaped(&rows, &wanted), 1, "{data} {test}");
-        }
-    }
-    assert_eq!(shaped(&rows, &[("test", "ours"), ("beside", "plain read")]), 4);
-    assert_eq!(shaped(&rows, &[("what", "beside"), ("beside", "off")]), 2);
-    for what in ["first_write", "write_again", "copy", "covers", "read_through"] {
-        let wanted = [("what", what), ("workers", "2"), ("beside", "one_worker")];
-        assert!(shaped(&rows, &wanted) > 0, "{what}");
-    }
-    assert_eq!(shaped(&rows, &[("what", "lookup"), ("mappings", "10000")]), 1);
-    assert_eq!(shaped(&rows, &[("what", "last snapshots"), ("snapshots", "200")]), 1);
-    assert_eq!(shaped(&rows, &[("what", "check"), ("mappings", "10000")]), 1);
-}
-
-#[test]
-fn recovery_tells_time_and_memory_by_the_entry() {
-    let rows = rows(&["recovery"]);
-    for order in ["sorted", "shuffled"] {
-        assert_eq!(shaped(&rows, &[("order", order)]), 4);
-        assert_eq!(shaped(&rows, &[("order", order), ("of", "processor")]), 1);
-        assert_eq!(shaped(&rows, &[("order", order), ("memory", "peak")]), 1);
-    }
-}
-
-#[test]
-fn nbd_tells_ours_whatever_peers_are_there() {
-    let rows = rows(&["nbd"]);
-    if rows.is_empty() {
-        return cairn_testkit::skip("needs a fio with the nbd engine");
-    }
-    assert!(shaped(&rows, &[("server", "cairn_memory"), ("connections", "2")]) >= 3);
-    assert!(shaped(&rows, &[("server", "cairn_writecache")]) >= 6);
-}
-
-#[test]
-fn the_kernel_is_left_out_where_there_is_none_to_run() {
-    let rows = rows(&["writecache", "--kernel", "--uml", "no-such-script"]);
-    assert!(shaped(&rows, &[("state", "fresh")]) > 0);
-    assert_eq!(shaped(&rows, &[("beside", "kernel")]), 0);
-}
-
-#[test]
-fn an_unknown_benchmark_is_refused_in_one_line() {
-    let line = Place::new().cairn(&["bench", "nonsense"]).refused(1);
-    assert!(line.contains("'nonsense'"), "{line}");
+    assert!(tree("cairn-bench").contains("cairn-sim "), "the name is spelled like this");
+    let own = tree("cairn");
+    assert!(own.contains("cairn-block ") && !own.contains("cairn-sim "), "{own}");
 }

@@ -1,0 +1,167 @@
+//! [`Bed`]: where a benchmark lies: reactors of the real kind, disks by name, and volumes built
+//! from table lines over them.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use cairn_backends::MemoryDisk;
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, Opener, ReactorId, Registry,
+    Sector, SectorCount, Table, TableContext, TableLine, TargetType, TargetTypes,
+};
+use cairn_outcome::failure::{Outcome, system, wrong};
+use cairn_reactor::{Options, Reactors, RingKind};
+use parking_lot::Mutex;
+
+use super::clock::{Moment, Took};
+
+/// Identities of a shelf begin here: the registry counts its own from zero.
+const FIRST_UNIQUE: u64 = 1 << 63;
+
+/// Disks by the names that table lines call them.
+#[derive(Clone, Default)]
+struct Shelf(Arc<Mutex<Disks>>);
+
+/// A number to tell each by, and the disk.
+type Disks = HashMap<String, (u64, Arc<dyn Disk>)>;
+
+impl Opener for Shelf {
+    fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
+        let shelf = self.0.lock();
+        let found = shelf.get(argument).map(|(unique, _)| Identity::Unique(*unique));
+        found.ok_or_else(|| wrong(argument, "device", "nothing", "a disk of this bench"))
+    }
+
+    fn open(
+        &self,
+        argument: &str,
+        _read_only: bool,
+        _failures: Arc<FailureCount>,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
+        let shelf = self.0.lock();
+        let found = shelf.get(argument).map(|(_, disk)| disk.clone());
+        found.ok_or_else(|| wrong(argument, "device", "nothing", "a disk of this bench"))
+    }
+}
+
+/// Reactors with disks and volumes.
+pub struct Bed {
+    reactors: Reactors,
+    /// How many.
+    count: u16,
+    types: Arc<TargetTypes>,
+    shelf: Shelf,
+    registry: Arc<Registry>,
+}
+
+impl Bed {
+    /// A reactor and nothing on it.
+    ///
+    /// # Errors
+    /// The system refused a thread or a ring.
+    pub fn make() -> Outcome<Bed> {
+        Bed::with(1, cairn_targets::types())
+    }
+
+    /// So many reactors, targets of these types, and nothing on it.
+    ///
+    /// # Errors
+    /// The system refused a thread or a ring.
+    pub fn with(count: u16, types: Vec<Arc<dyn TargetType>>) -> Outcome<Bed> {
+        let options = Options { count, ring: RingKind::Auto };
+        let reactors = Reactors::start(options)
+            .map_err(|error| system("bench", "start of a reactor", error))?;
+        let shelf = Shelf::default();
+        let registry = Arc::new(Registry::new(Box::new(shelf.clone())));
+        let types = Arc::new(TargetTypes::new(types));
+        Ok(Bed { reactors, count, types, shelf, registry })
+    }
+
+    /// Puts a disk where table lines find it.
+    pub fn put(&self, name: &str, disk: Arc<dyn Disk>) {
+        let mut shelf = self.shelf.0.lock();
+        let unique = FIRST_UNIQUE + shelf.len() as u64;
+        shelf.insert(name.to_owned(), (unique, disk));
+    }
+
+    /// A disk in memory under this name.
+    ///
+    /// # Errors
+    /// The system has not so much address space.
+    pub fn memory(&self, name: &str, bytes: u64) -> Outcome<Arc<dyn Disk>> {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(bytes))?);
+        self.put(name, disk.clone());
+        Ok(disk)
+    }
+
+    /// Runs a future on the first reactor and waits.
+    pub fn on<T, F>(&self, make: impl FnOnce(Env) -> F + Send + 'static) -> T
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        self.reactors.block_on(ReactorId(0), make)
+    }
+
+    /// Runs a future on every reactor at once and waits for all of them.
+    pub fn on_each<T, F>(&self, make: impl Fn(u16, Env) -> F + Send + Sync + 'static) -> Vec<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let make = Arc::new(make);
+        std::thread::scope(|scope| {
+            let start = |index| {
+                let make = make.clone();
+                let run =
+                    move || self.reactors.block_on(ReactorId(index), move |env| make(index, env));
+                scope.spawn(run)
+            };
+            let started: Vec<_> = (0..self.count).map(start).collect();
+            let end = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join();
+            started.into_iter().map(|thread| end(thread).expect("a reactor runs on")).collect()
+        })
+    }
+
+    /// Brings up a volume.
+    ///
+    /// # Errors
+    /// The table is refused or cannot start.
+    pub fn volume(&self, name: &str, table: &str) -> Outcome<Arc<dyn Disk>> {
+        let volume = self.registry.create_volume(name)?;
+        let (registry, device) = (self.registry.clone(), volume.clone());
+        let (lines, types) = (TableLine::parse_all(table)?, self.types.clone());
+        self.on(|env| async move {
+            let context = TableContext { types: &types, registry: &registry, read_only: false };
+            device.load(Table::build(&env, &device, &lines, context).await?).await;
+            device.resume(&env).await?.whole()
+        })?;
+        Ok(volume)
+    }
+
+    /// Sends a message to the first target of a volume. Answers how long it took.
+    ///
+    /// # Errors
+    /// The target refuses it.
+    pub fn message(&self, name: &str, words: &str) -> Outcome<Took> {
+        let (volume, words) = (self.registry.volume(name)?, words.to_owned());
+        let told = self.on(|env| async move {
+            let words: Vec<&str> = words.split(' ').collect();
+            let began = Moment::now();
+            volume.message(&env, Sector(0), &words).await.map(|_| began.elapsed())
+        });
+        told.map_err(|error| ConfigError::new(ConfigKind::System, name, error.to_string()))
+    }
+
+    /// Ends a volume: it commits and stops.
+    ///
+    /// # Errors
+    /// There is none, or its last commit failed.
+    pub fn remove(&self, name: &str) -> Outcome<()> {
+        let volume = self.registry.volume(name)?;
+        let removed = self.on(|env| async move { volume.remove(&env).await });
+        self.registry.remove_volume(name);
+        removed
+    }
+}

@@ -1,0 +1,170 @@
+//! `cairn-bench NAME`, which `cairn bench NAME` runs: the figures of `docs/benchmarks.md`.
+//!
+//! A benchmark builds what it measures from the same parts the program is made of, runs it
+//! beside its baselines in one process, and tells rows:
+//!
+//! - [`row`]: rows, medians, spread, and whether the machine was quiet enough to tell.
+//! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
+//! - [`bed`]: one reactor, disks by name, volumes on them. [`load`]: requests, `depth` at a time.
+//! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
+//! - one file per benchmark, listed in [`Bench::run`].
+//!
+//! Promises: every ratio is between figures of one run, taken in turns; nothing outside a folder
+//! of its own is written. Must never: tune anything for itself.
+
+mod arena;
+mod bed;
+mod cachebed;
+mod clock;
+mod counting;
+mod growth;
+mod image;
+mod kernel;
+mod larger;
+mod layers;
+mod load;
+mod nbd;
+mod peers;
+mod recovery;
+mod row;
+mod sample;
+mod slow;
+mod snapshot;
+mod snapshotbed;
+mod snapshotkernel;
+#[cfg(feature = "lock-stats")]
+mod snapshotlocks;
+mod snapshotpeers;
+mod styles;
+mod thin;
+mod thinbed;
+mod thinbeside;
+mod thinkernel;
+mod thinmaps;
+mod thinpeers;
+mod thintools;
+mod thinzeros;
+mod writecache;
+
+use std::process::ExitCode;
+
+use cairn_outcome::failure::Outcome;
+use cairn_outcome::{exit, program, stderr, stdout};
+use clap::{Parser, ValueEnum};
+use row::Report;
+
+/// Measure cairn on this machine.
+#[derive(Parser)]
+#[command(name = "cairn-bench", bin_name = "cairn bench", version, after_help = exit::help())]
+struct Cli {
+    /// Say more on stderr (twice: everything)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// What to measure
+    #[arg(value_enum)]
+    name: Bench,
+    /// Print JSON: an object per row
+    #[arg(long)]
+    json: bool,
+    /// Small and short: to see that it works, not to learn anything
+    #[arg(long)]
+    quick: bool,
+    /// How many rounds (default: 5, or 2 with --quick)
+    #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u16).range(1..))]
+    runs: Option<u16>,
+    /// Run the same jobs on the kernel's dm-writecache, dm-snapshot or dm-thin too, in user-mode
+    /// Linux
+    #[arg(long)]
+    kernel: bool,
+    /// The script that boots user-mode Linux
+    #[arg(long, value_name = "PATH", default_value = "tests/kernel/uml")]
+    uml: std::path::PathBuf,
+    /// Part of recovery: open a cache once and print four figures
+    #[arg(long, hide = true, num_args = 2)]
+    opening: Vec<String>,
+}
+
+/// The benchmarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Bench {
+    /// What stacked targets cost, and how fast memory and a cached block are
+    Layers,
+    /// The write cache fresh and aged, beside a raw memory disk
+    Writecache,
+    /// Of that, the part about working sets larger than the cache
+    Larger,
+    /// Snapshots under 1 to 8 workers, beside the raw device and a single lock
+    Snapshot,
+    /// Thin pools: zeros, provisioning, sharing, lookups, snapshots, the check of their metadata
+    Thin,
+    /// The NBD server beside other servers (needs fio; nbdkit and qemu-storage-daemon if found)
+    Nbd,
+    /// How long a cache takes to open, and how much memory
+    Recovery,
+    /// How a write cache's index grows: inserts, the longest of them, hits and misses
+    Growth,
+    /// All of these, one after the other
+    All,
+}
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Small and short.
+    pub quick: bool,
+    /// Rounds that count; one more is run before them.
+    pub runs: usize,
+    /// The script that boots user-mode Linux, if the kernel is to be measured.
+    pub uml: Option<std::path::PathBuf>,
+}
+
+impl Settings {
+    /// One of two values: for real, or for `--quick`.
+    pub fn pick<T>(&self, real: T, quick: T) -> T {
+        if self.quick { quick } else { real }
+    }
+}
+
+impl Bench {
+    fn run(self, settings: &Settings) -> Outcome<Report> {
+        match self {
+            Bench::Layers => layers::run(settings),
+            Bench::Writecache => writecache::run(settings),
+            Bench::Larger => {
+                let mut report = Report::default();
+                larger::run(settings, &mut report)?;
+                Ok(report)
+            }
+            Bench::Snapshot => snapshot::run(settings),
+            Bench::Thin => thin::run(settings),
+            Bench::Nbd => nbd::run(settings),
+            Bench::Recovery => recovery::run(settings),
+            Bench::Growth => growth::run(settings),
+            Bench::All => {
+                use Bench::{Growth, Layers, Nbd, Recovery, Snapshot, Thin, Writecache};
+                let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth];
+                all.into_iter().try_fold(Report::default(), |mut report, bench| {
+                    report.extend(bench.run(settings)?);
+                    Ok(report)
+                })
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    program::run(Cli::try_parse(), |args| {
+        let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
+        run(&args)
+    })
+}
+
+fn run(args: &Cli) -> Outcome<u8> {
+    if !args.opening.is_empty() {
+        return recovery::open_here(&args.opening);
+    }
+    let runs = args.runs.map_or(if args.quick { 2 } else { 5 }, usize::from);
+    let uml = args.kernel.then(|| args.uml.clone());
+    let report = args.name.run(&Settings { quick: args.quick, runs, uml })?;
+    stdout::print(&if args.json { report.json() } else { report.text() })
+}

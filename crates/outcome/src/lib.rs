@@ -1,0 +1,14 @@
+//! How the operations and the programs of this project end: the same for all of them.
+//!
+//! - [`failure`]: what operations return. [`exit`]: exit codes.
+//! - [`stdout`]: results. [`stderr`]: errors, notes and the log.
+//! - [`program`]: the frame of a `main`, and where the other programs are.
+//!
+//! Promises: an error is one line on stderr and one exit code; a stream that cannot be written
+//! causes no panic. Deliberately absent: verbs, options, devices.
+
+pub mod exit;
+pub mod failure;
+pub mod program;
+pub mod stderr;
+pub mod stdout;

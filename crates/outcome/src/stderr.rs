@@ -1,0 +1,66 @@
+//! Lines on stderr: errors, notes and the log.
+//!
+//! E1. Nothing ends because stderr cannot be written: a disk that is full, a pipe without a reader or
+//!     a terminal that is gone costs lines, no volume.
+//! E2. The threads of a server never wait for who reads the log: they leave lines to a thread that
+//!     writes them, which drops lines when too many wait. What was logged is written before the
+//!     program ends, for a second at most.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+
+use tracing_appender::non_blocking::{NonBlocking, WorkerGuard};
+
+/// Whose log it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// A program that runs one verb.
+    Verb,
+    /// A server.
+    Server {
+        /// True if it serves one command.
+        quiet: bool,
+    },
+}
+
+/// A line to the user of the program.
+pub fn say(line: impl Display) {
+    let _ = writeln!(io::stderr(), "cairn: {line}");
+}
+
+/// What cannot be written is dropped (E1).
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Starts the log: warnings, and more with `-v`. A server's lines bear the time, and tell of verbs
+/// and recoveries unless it serves one command. What the guard keeps is written when it is dropped.
+#[must_use]
+pub fn start_log(of: Log, verbose: u8) -> Option<WorkerGuard> {
+    let level = match verbose {
+        0 if of != (Log::Server { quiet: false }) => tracing::Level::WARN,
+        0 | 1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    };
+    let log = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(verbose > 1)
+        .log_internal_errors(false);
+    if of != Log::Verb {
+        let (writer, guard) = NonBlocking::new(Stderr);
+        log.with_writer(writer).init();
+        return Some(guard);
+    }
+    log.with_writer(|| Stderr).without_time().init();
+    None
+}

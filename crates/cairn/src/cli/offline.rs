@@ -127,6 +127,9 @@ pub struct RestoreArgs {
     /// Write over whatever the device holds
     #[arg(long)]
     pub yes: bool,
+    /// Write although blocks of a cache are lost that the origin does not have (with --yes)
+    #[arg(long, requires = "yes")]
+    pub discard_dirty: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -169,6 +172,9 @@ pub struct RepairArgs {
     /// Yes, change it
     #[arg(long)]
     pub yes: bool,
+    /// Write although blocks of a cache are lost that the origin does not have (with --yes)
+    #[arg(long, requires = "yes")]
+    pub discard_dirty: bool,
     /// The origin device, to find chunks that lie beyond its end
     #[arg(long)]
     pub origin: Option<PathBuf>,

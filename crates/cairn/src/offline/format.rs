@@ -15,12 +15,13 @@ use cairn_format::writecache::{BlockSize, Geometry, Superblock};
 use cairn_targets::blank::way_on;
 
 use super::source::{OwnRemainder, Source, refuse_unless_blank};
+use super::thin::output::Leave;
 use super::{thin, writecache};
 use crate::cli::{
     FormatArgs, FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
     FormatWritecacheArgs,
 };
-use crate::failure::{Outcome, refused};
+use crate::failure::Outcome;
 use crate::remote::{self, bytes};
 use crate::snap::store;
 
@@ -76,9 +77,9 @@ fn format_snapshot(args: &FormatSnapshotArgs) -> Outcome<u8> {
 
 fn format_thin_pool(args: &FormatThinPoolArgs) -> Outcome<u8> {
     let path = &args.format.device;
-    refuse_dirty(&Source::write(path)?, 0, args.format.discard_dirty)?;
     let block_bytes = bytes("--block-size", &args.block_size)?;
-    thin::format::run(path, block_bytes, args.format.yes)?;
+    let leave = Leave { yes: args.format.yes, discard_dirty: args.format.discard_dirty };
+    thin::format::run(path, block_bytes, leave)?;
     let name = path.display();
     remote::print(&format!("{name}: an empty pool with data blocks of {block_bytes} bytes\n"))
 }
@@ -96,7 +97,7 @@ fn make_way(
     (start_sector, is_own_remainder): (u64, OwnRemainder),
     way_on: &str,
 ) -> Outcome<()> {
-    refuse_dirty(source, start_sector, args.discard_dirty)?;
+    writecache::refuse_dirty(source, start_sector, args.discard_dirty)?;
     let found = source.judge(start_sector, is_own_remainder)?;
     if !args.yes {
         return refuse_unless_blank(&source.name, &found, way_on);
@@ -105,20 +106,6 @@ fn make_way(
         true => Ok(()),
         false => source.make_blank(start_sector),
     }
-}
-
-/// Refuses to lose what an origin does not have: of a cache in this place, or at the start of the
-/// device, where it covers the place.
-fn refuse_dirty(source: &Source, start_sector: u64, discard_dirty: bool) -> Outcome<()> {
-    for place in [start_sector, 0] {
-        let dirty = writecache::check(source, place, None)?.counts.dirty();
-        if dirty > 0 && !discard_dirty {
-            let found = format!("a cache with {dirty} blocks that its origin does not have");
-            let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
-            return Err(refused(ConfigKind::Busy, &source.name, "content", found, expected));
-        }
-    }
-    Ok(())
 }
 
 fn write_cache(source: &Source, start: u64, geometry: &Geometry) -> Outcome<()> {

@@ -4,7 +4,7 @@ use cairn_block::ConfigKind;
 
 use super::room::{NOTHING, Room};
 use super::source::Source;
-use super::{snapshot, thin};
+use super::{snapshot, thin, writecache};
 use crate::cli::RepairArgs;
 use crate::failure::{Outcome, refused, wrong};
 
@@ -22,6 +22,9 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
         false => Source::read(&args.device)?,
     };
     let start_sector = args.place.start_sector;
+    if args.in_place {
+        writecache::refuse_dirty(&source, start_sector, args.discard_dirty)?;
+    }
     let found = source.identify(start_sector)?;
     let room = match Room::of(&found) {
         // The superblock may be what is lost.

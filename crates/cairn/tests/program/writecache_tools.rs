@@ -198,6 +198,36 @@ fn no_kind_is_formatted_over_a_dirty_cache_without_giving_its_blocks_up() {
 }
 
 #[test]
+fn no_metadata_is_restored_or_repaired_over_a_dirty_cache_without_giving_its_blocks_up() {
+    let place = Place::new();
+    dirty(&place);
+    place.golden("thin", "basic.meta");
+    place.pool_xml("xml", 4);
+    let mut before = place.read("cache");
+    before.resize(4 << 20, 0);
+    place.write("cache", &before);
+    let restore = ["restore", "xml", "--output", "cache", "--yes"];
+    let repair = ["repair", "basic.meta", "--output", "cache", "--yes"];
+    for args in [restore, repair] {
+        let line = place.cairn(&args).refused(4);
+        assert!(line.contains("10 blocks that its origin does not have"), "{line}");
+        assert!(place.read("cache") == before, "{args:?}");
+        place.cairn(&[&args[..], &["--discard-dirty"]].concat()).ok();
+        assert_eq!(place.cairn(&["check", "cache"]).code, 0);
+        place.write("cache", &before);
+    }
+    // A store behind the header of the cache.
+    place.golden("snapshot", "basic-a.cow");
+    let mut both = before[..4096].to_vec();
+    both.extend(place.read("basic-a.cow"));
+    place.write("both", &both);
+    let repair = ["repair", "both", "--start-sector", "8", "--in-place", "--yes"];
+    let line = place.cairn(&repair).refused(4);
+    assert!(line.contains("10 blocks that its origin does not have"), "{line}");
+    assert!(place.read("both") == both);
+}
+
+#[test]
 fn a_dirty_cache_is_formatted_only_when_its_blocks_are_given_up() {
     let place = Place::new();
     place.golden("writecache", "4k.cache");

@@ -8,7 +8,7 @@ use cairn_format::thin::build::{BuildError, Builder};
 use cairn_format::thin::stream::Pool;
 use cairn_format::thin::{DataBlockSize, VERSION};
 
-use super::output::Output;
+use super::output::{Leave, Output};
 use super::restore::built;
 use crate::failure::{Outcome, wrong};
 use crate::signals;
@@ -17,7 +17,7 @@ use crate::signals;
 ///
 /// # Errors
 /// The device is not blank and was not given up, is too small, or cannot be written.
-pub fn run(path: &Path, block_bytes: u64, yes: bool) -> Outcome<()> {
+pub fn run(path: &Path, block_bytes: u64, leave: Leave) -> Outcome<()> {
     let name = path.display().to_string();
     let expected = "a multiple of 64 KiB, up to 1 GiB";
     let unfit = || wrong(&name, "--block-size", format!("{block_bytes} bytes"), expected);
@@ -27,7 +27,7 @@ pub fn run(path: &Path, block_bytes: u64, yes: bool) -> Outcome<()> {
     let data_block_size = size.ok_or_else(unfit)?;
     let (_, stop) = signals::watch()?;
     let command = format!("cairn format thin-pool {name} --block-size {block_bytes}");
-    let mut output = Output::open(path, yes, &command, &stop)?;
+    let mut output = Output::open(path, leave, &command, &stop)?;
     let pool = Pool {
         time: 0,
         transaction_id: 0,

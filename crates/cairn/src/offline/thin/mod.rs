@@ -7,7 +7,7 @@ mod blocks;
 pub mod check;
 pub mod dump;
 pub mod format;
-mod output;
+pub mod output;
 mod progress;
 pub mod repair;
 pub mod restore;

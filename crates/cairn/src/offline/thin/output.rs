@@ -19,6 +19,7 @@ use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock,
 
 use crate::failure::Outcome;
 use crate::offline::source::{Source, refuse_unless_blank, sync_folder};
+use crate::offline::writecache::refuse_dirty;
 use crate::signals::{Event, Unfinished};
 
 /// Bytes written at once.
@@ -27,6 +28,15 @@ const PIECE_BYTES: usize = 1 << 20;
 const BLOCKS_MIN: u64 = 512;
 /// Bytes of metadata to give a data block, as the kernel's documentation advises.
 const BYTES_PER_DATA_BLOCK: u64 = 48;
+
+/// What the user gave up of what a device holds.
+#[derive(Clone, Copy)]
+pub struct Leave {
+    /// Whatever it is.
+    pub yes: bool,
+    /// Blocks of a cache, too, that its origin does not have.
+    pub discard_dirty: bool,
+}
 
 /// A metadata device being written.
 pub struct Output<'a> {
@@ -42,14 +52,14 @@ pub struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// Makes a file, or takes what is there: if it is blank, or the user said yes. `command` is the
-    /// one that goes on with `--yes`.
+    /// Makes a file, or takes what is there: if it is blank, or the user gave it up. `command` is
+    /// the one that goes on with `--yes`.
     ///
     /// # Errors
     /// It is not blank, or the system refused.
     pub fn open(
         path: &Path,
-        yes: bool,
+        leave: Leave,
         command: &str,
         stop: &'a Receiver<Event>,
     ) -> Outcome<Output<'a>> {
@@ -60,7 +70,7 @@ impl<'a> Output<'a> {
                 (made, Some(Unfinished::file(path)))
             }
         };
-        let is_old = made.is_none() && judge(&target, yes, command)?;
+        let is_old = made.is_none() && judge(&target, leave, command)?;
         let (path, row) = (path.to_owned(), (0, Vec::new()));
         Ok(Output { target, path, made, is_old, row, stop })
     }
@@ -123,9 +133,10 @@ impl<'a> Output<'a> {
 }
 
 /// Whether there is something that is to go, with leave.
-fn judge(target: &Source, yes: bool, command: &str) -> Outcome<bool> {
+fn judge(target: &Source, leave: Leave, command: &str) -> Outcome<bool> {
+    refuse_dirty(target, 0, leave.discard_dirty)?;
     let found = target.judge(0, |_| false)?;
-    if !yes {
+    if !leave.yes {
         let way_on = format!("to lose that: {command} --yes");
         refuse_unless_blank(&target.name, &found, &way_on)?;
     }

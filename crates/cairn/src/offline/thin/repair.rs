@@ -18,7 +18,7 @@ use cairn_format::thin::repair::{Differs, Given, Plan, RepairError, Repaired};
 use cairn_format::thin::{DataBlockSize, Error, MetadataBlock, Superblock};
 use serde_json::json;
 
-use super::output::Output;
+use super::output::{Leave, Output};
 use super::restore::built;
 use super::{MetadataDevice, check as checking, expect_volumes, superblock, superblock_json};
 use crate::cli::RepairArgs;
@@ -44,7 +44,8 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
     // First: a search for roots takes a while, and would be for nothing.
     let command = format!("cairn repair {} --output {}", source.name, path.display());
-    let mut output = Output::open(path, args.yes, &command, &stop)?;
+    let leave = Leave { yes: args.yes, discard_dirty: args.discard_dirty };
+    let mut output = Output::open(path, leave, &command, &stop)?;
     let start_sector = args.place.start_sector;
     let device = |doing| Ok(MetadataDevice::at(source, start_sector, doing)?.stopped_by(&stop));
     let mut searched = device("repair")?;

@@ -10,7 +10,7 @@ use cairn_format::thin::xml::{Reader, XmlError};
 use cairn_format::thin::{DeviceDetails, DeviceId, Superblock};
 use serde_json::json;
 
-use super::output::Output;
+use super::output::{Leave, Output};
 use super::superblock_json;
 use super::text::Text;
 use crate::cli::RestoreArgs;
@@ -35,7 +35,8 @@ pub fn run(args: &RestoreArgs) -> Outcome<u8> {
     }
     let (xml, to) = (args.xml.display(), args.output.display());
     let command = format!("cairn restore {xml} --output {to}");
-    let mut output = Output::open(&args.output, args.yes, &command, &stop)?;
+    let leave = Leave { yes: args.yes, discard_dirty: args.discard_dirty };
+    let mut output = Output::open(&args.output, leave, &command, &stop)?;
     let superblock = restore(&mut text, args, &mut output)?;
     output.finish(&superblock)?;
     if args.json {

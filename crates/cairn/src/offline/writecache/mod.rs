@@ -3,12 +3,12 @@
 pub mod check;
 pub mod dump;
 
-use cairn_block::SECTOR_BYTES;
+use cairn_block::{ConfigKind, SECTOR_BYTES};
 use cairn_format::writecache::check::{Checker, Limits, Report};
 use cairn_format::writecache::{ENTRY_BYTES, Entry, SUPERBLOCK_BYTES, Superblock};
 use serde_json::{Value, json};
 
-use crate::failure::Outcome;
+use crate::failure::{Outcome, refused};
 use crate::offline::source::Source;
 
 /// Bytes of entries read at once.
@@ -31,6 +31,23 @@ pub fn check(source: &Source, start_sector: u64, origin_sectors: Option<u64>) ->
         Ok(())
     })?;
     Ok(checker.finish())
+}
+
+/// Refuses to lose what an origin does not have: of a cache in this place, or at the start of the
+/// device, where it covers the place.
+///
+/// # Errors
+/// There is such a cache, or the device cannot be read.
+pub fn refuse_dirty(source: &Source, start_sector: u64, discard_dirty: bool) -> Outcome<()> {
+    for place in [start_sector, 0] {
+        let dirty = check(source, place, None)?.counts.dirty();
+        if dirty > 0 && !discard_dirty {
+            let found = format!("a cache with {dirty} blocks that its origin does not have");
+            let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
+            return Err(refused(ConfigKind::Busy, &source.name, "content", found, expected));
+        }
+    }
+    Ok(())
 }
 
 /// Reads the first `count` entries of the slot table and hands them over in pieces, each with

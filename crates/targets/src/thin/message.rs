@@ -155,9 +155,8 @@ impl Pool {
         if matches!(act, Act::CreateSnap { .. } | Act::ReserveSnap) {
             self.begin_sharing(env).await.map_err(|error| refused(&error))?;
         }
-        let Some(cost) = self.room.for_message(&self.ledger, act.purpose()) else {
-            return Err(refused(&LedgerError::Metadata(Error::NoMetadataSpace)));
-        };
+        let granted = self.room_for(env, act.purpose()).await;
+        let cost = granted.map_err(|error| refused(&error))?;
         let done = self.act(env, act).await;
         self.ledger.unreserve(cost);
         self.metadata_came();
@@ -211,6 +210,25 @@ impl Pool {
             self.open(env);
         }
         committed
+    }
+
+    /// Room in the metadata for a message. What writes under way were promised comes back with a
+    /// commit, and then there is as much as there will be: others are promised nothing meanwhile.
+    async fn room_for(&self, env: &Env, purpose: Purpose) -> Result<u64, LedgerError> {
+        if let Some(cost) = self.room.for_message(&self.ledger, purpose) {
+            return Ok(cost);
+        }
+        let suspended = self.is_closed();
+        self.close().await;
+        let committed = self.commit_act(env).await;
+        let cost = committed.map(|()| {
+            self.stocks.empty(&self.room, &self.ledger);
+            self.room.for_message(&self.ledger, purpose)
+        });
+        if !suspended {
+            self.open(env);
+        }
+        cost?.ok_or(LedgerError::Metadata(Error::NoMetadataSpace))
     }
 
     async fn commit_act(&self, env: &Env) -> Result<(), LedgerError> {

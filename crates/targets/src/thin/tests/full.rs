@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bed::*;
 use cairn_block::{ErrorKind, Flags, IoError, SectorCount, SuspendMode};
-use cairn_sim::{Fault, Image, OpSet};
+use cairn_sim::{Effect, Fault, Image, OpSet};
 use futures_util::future::{Either, select};
 
 const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
@@ -219,6 +219,23 @@ fn full_metadata_loses_nothing_and_serves_what_is_there() {
     let refused = bed.message(&["create_thin", "1"]).unwrap_err().to_string();
     assert!(refused.contains("ENOSPC"), "{refused}");
     survives(&bed, count);
+}
+
+#[test]
+fn a_message_takes_the_room_that_writes_under_way_were_promised() {
+    // Of some of these sizes the promises leave less than a message takes.
+    for metadata_blocks in 64..128 {
+        let bed = little_metadata(metadata_blocks);
+        let slow = Effect::Delay(Duration::from_millis(10));
+        bed.drive("data").faults().add(Fault { effect: slow, ..Fault::error(OpSet::WRITES) });
+        bed.start("thin", "write", |env| write_io(env, 0, 1, 1));
+        let made = bed.message(&["create_thin", "1"]);
+        assert!(made.is_ok(), "{metadata_blocks} metadata blocks: {made:?}");
+        bed.settle();
+        assert_eq!(*bed.ends.borrow(), [("write", Ok(()))]);
+        bed.write("thin", BLOCK, 1, 2).unwrap();
+        bed.check_metadata();
+    }
 }
 
 #[test]

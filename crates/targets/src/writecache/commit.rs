@@ -131,10 +131,16 @@ impl WriteCache {
 
     /// Commits, and flushes the origin, at the same time.
     pub(super) async fn flush_both(&self, env: &Env) -> IoResult {
+        let [cache, origin] = self.flush_each(env).await;
+        cache.and(origin)
+    }
+
+    /// The same: what came of it on the cache device, and on the origin.
+    pub(super) async fn flush_each(&self, env: &Env) -> [IoResult; 2] {
         let commit = self.join_commit(env);
         let flush = self.flush_origin(env);
         let origin = mutants::step("writecache: flush of the origin for clients", (), flush).await;
-        commit.wait().await.and(origin)
+        [commit.wait().await, origin]
     }
 
     fn join_commit(&self, env: &Env) -> Arc<Ticket> {

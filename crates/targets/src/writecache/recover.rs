@@ -28,8 +28,8 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, Flags, Io, IoError, LocalFuture, Sector,
-    SectorCount, SectorRange, Target, TargetType, mutants,
+    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, ErrorKind, Flags, Io, IoError,
+    LocalFuture, Sector, SectorCount, SectorRange, Target, TargetType, mutants,
 };
 use cairn_format::probe::Kind;
 use cairn_format::writecache::{
@@ -53,6 +53,11 @@ const PIECE_BYTES: u64 = 1 << 20;
 const READS_AHEAD: usize = 4;
 /// The time of an insertion is known to within this part of max_age.
 const AGE_GRAINS: u32 = 64;
+
+/// Why a suspend may have lost something.
+const FAILED: &str = "the device failed, what was last written may not be durable";
+const NOT_FLUSHED: &str =
+    "suspended while the server ends, what was written around the cache may not be durable";
 
 /// The kind of target `writecache`.
 pub struct WriteCacheType;
@@ -505,9 +510,7 @@ impl WriteCache {
             let asked = std::mem::take(&mut state.flush_on_suspend) || state.cleaner;
             (live, asked && !state.broken, state.losses)
         };
-        if live {
-            self.bring_to_rest(env, write_back).await;
-        }
+        let left_suspended = live && self.bring_to_rest(env, write_back).await;
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;
@@ -525,20 +528,39 @@ impl WriteCache {
             (false, true) => &self.config.origin,
             (false, false) => return Ok(()),
         };
-        let detail = "the device failed, what was last written may not be durable";
+        let detail = if left_suspended && !state.broken { NOT_FLUSHED } else { FAILED };
         Err(ConfigError::new(ConfigKind::System, &device.argument, detail))
     }
 
-    /// Writes back if that was asked for, and commits. What fails is told at the end.
-    async fn bring_to_rest(&self, env: &Env, write_back: bool) {
+    /// Writes back if that was asked for, and commits. What fails is told at the end. True if the
+    /// server ends while the origin is suspended.
+    async fn bring_to_rest(&self, env: &Env, write_back: bool) -> bool {
         let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         if write_back && let Err(Undrained::Failed(error)) = self.drain(env, false).await {
             tracing::warn!("{volume}: {cache}: writeback on suspend did not finish: {error}");
         }
         let broken = self.state.lock().broken;
-        let rested = if broken { self.flush_origin(env).await } else { self.flush_both(env).await };
-        if let Err(error) = rested {
+        let [committed, flushed] = if broken {
+            [Ok(()), self.flush_origin(env).await]
+        } else {
+            self.flush_each(env).await
+        };
+        if let Err(error) = committed {
             tracing::error!("{volume}: {cache}: commit on suspend failed: {error}");
+        }
+        let origin = &self.config.origin.argument;
+        match flushed {
+            // No device failed.
+            Err(error) if error.kind == ErrorKind::Shutdown => {
+                let line = format!("{volume}: {origin}: {NOT_FLUSHED}");
+                env.warn(&line, || line.clone());
+                true
+            }
+            Err(error) => {
+                tracing::error!("{volume}: {origin}: flush on suspend failed: {error}");
+                false
+            }
+            Ok(()) => false,
         }
     }
 }

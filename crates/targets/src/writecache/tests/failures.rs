@@ -297,6 +297,10 @@ fn a_stop_ends_whatever_waits_for_a_slot_or_a_suspended_origin() {
         .block_on(0, |env| async move { ending.suspend(&env, SuspendMode::NoFlush).await })
         .unwrap();
     rig.settle();
+    let line = "volume: @slow: suspended while the server ends, what was written around the cache \
+                may not be durable";
+    let log = rig.sim.env(0).post().clone();
+    assert_eq!(log.log().counted(line), Some(0), "no device failed");
     assert_eq!(rig.labels().len(), 6, "each was answered: {:?}", rig.labels());
     let cache = rig.drive("cache").durable().to_vec();
     let blocks: Vec<_> = committed(&cache).iter().map(|entry| (entry.0, entry.2)).collect();

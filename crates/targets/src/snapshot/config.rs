@@ -72,7 +72,6 @@ impl Kind {
 /// A parsed table line with its devices.
 #[derive(Clone)]
 pub(super) struct Config {
-    pub target: &'static str,
     pub origin: Device,
     pub cow: Device,
     pub kind: Kind,
@@ -103,7 +102,6 @@ impl Config {
         let chunk = ChunkSize::from_table(sectors, limits[0].max(limits[1]))
             .map_err(|error| ConfigError::new(ConfigKind::Argument, target, error.to_string()))?;
         let mut config = Config {
-            target,
             origin,
             cow,
             kind,

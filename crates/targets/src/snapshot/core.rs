@@ -325,10 +325,14 @@ impl Core {
         let [allocated, total, _] = self.store.usage();
         let reached = u128::from(allocated) * 100 >= u128::from(total) * u128::from(mark);
         if reached && !self.announced.swap(true, Ordering::AcqRel) {
-            let cow = &self.store.cow.argument;
-            tracing::warn!("snapshot: {cow}: {allocated} of {total} sectors are in use");
+            tracing::warn!("{}: {allocated} of {total} sectors are in use", self.named());
             self.events.lock().raise();
         }
+    }
+
+    /// The volume that serves it, and the COW device, for the log.
+    fn named(&self) -> String {
+        format!("{}: {}", self.events.lock().volume(), self.store.cow.argument)
     }
 
     /// True if a write to the origin that finds no room waits for the store to grow.
@@ -340,9 +344,9 @@ impl Core {
     /// holds nothing.
     pub async fn wait_for_room(self: &Arc<Core>, env: &Env, gives_up: impl Fn() -> bool) -> Waited {
         let limit = Duration::from_millis(self.wait_for_room_ms.load(Ordering::Acquire));
-        let (cow, began) = (&self.store.cow.argument, env.now());
-        env.post().log().warn(began, &format!("snapshot: {cow}: waits"), || {
-            format!("snapshot: {cow}: full, a write to the origin waits {limit:?} for it to grow")
+        let (named, began) = (self.named(), env.now());
+        env.warn(&format!("{named}: a write to the origin waits for room"), || {
+            format!("{named}: full, a write to the origin waits {limit:?} for it to grow")
         });
         let others = self.waits_for_room.fetch_add(1, Ordering::AcqRel);
         let waited = loop {
@@ -373,7 +377,7 @@ impl Core {
         let changed =
             self.condition.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
         if changed.is_ok() {
-            tracing::warn!("snapshot: {}: full, writes are refused", self.store.cow.argument);
+            tracing::warn!("{}: full, writes are refused", self.named());
             self.events.lock().raise();
         }
         true
@@ -397,12 +401,12 @@ impl Core {
         if !first {
             return self.wait_end().await;
         }
-        let cow = &self.store.cow.argument;
+        let named = self.named();
         if env.is_ending() {
-            tracing::warn!("snapshot: {cow}: stays as it is, the server ends: {why}");
+            tracing::warn!("{named}: stays as it is, the server ends: {why}");
             return self.end(env, Condition::Stopped).await;
         }
-        tracing::error!("snapshot: {cow}: invalidated: {why}");
+        tracing::error!("{named}: invalidated: {why}");
         if self.store.is_persistent() {
             self.mark(env).await;
         }
@@ -421,13 +425,13 @@ impl Core {
                 env.sleep(MARK_PAUSE).await;
             }
         }
-        let cow = &self.store.cow.argument;
-        tracing::error!("snapshot: {cow}: nothing on it says that it ended: never use it again");
+        let named = self.named();
+        tracing::error!("{named}: nothing on it says that it ended: never use it again");
     }
 
     /// True if the end is durable.
     async fn try_to_mark(&self, env: &Env) -> bool {
-        let (cow, events) = (&self.store.cow.argument, self.events.lock().clone());
+        let (named, events) = (self.named(), self.events.lock().clone());
         // Nobody else writes metadata meanwhile.
         let _ledger = self.store.ledger.0.lock().await;
         let Err(error) = self.store.write_invalid(env).await else {
@@ -437,11 +441,13 @@ impl Core {
             return true;
         };
         self.unmarked.store(true, Ordering::Release);
-        tracing::error!("snapshot: {cow}: header: could not be written: {error}");
+        env.warn(&format!("{named}: header: could not be written"), || {
+            format!("{named}: header: could not be written: {error}")
+        });
         let kept = events.content_lost().await;
         self.untold.store(!kept, Ordering::Release);
         if kept {
-            tracing::warn!("snapshot: {cow}: its end is kept in the state file");
+            tracing::warn!("{named}: its end is kept in the state file");
         }
         kept
     }
@@ -585,13 +591,11 @@ impl Core {
     /// What a commit that wrote no record leaves to be done. None: the batches are in other
     /// hands; otherwise the snapshot ends.
     fn redo(&self, env: &Env, setback: Setback, batches: &[Arc<Batch>]) -> Option<IoError> {
-        let cow = &self.store.cow.argument;
         match setback {
             Setback::Failed(error) => Some(error),
             Setback::Lost => {
-                env.post().log().warn(env.now(), &format!("snapshot: {cow}: lost"), || {
-                    format!("snapshot: {cow}: a flush failed, copies are written again")
-                });
+                let line = format!("{}: a flush failed, copies are written again", self.named());
+                env.warn(&line, || line.clone());
                 let goes_on = self.look_at_failures() && self.store.put_back_lost(batches);
                 (!goes_on).then_some(IoError::IO)
             }
@@ -610,10 +614,8 @@ impl Core {
 
     /// The file system has no room for a write to the snapshot: that fails, and nothing else.
     fn give_back(&self, env: &Env, batch: &Arc<Batch>) {
-        let cow = &self.store.cow.argument;
-        env.post().log().warn(env.now(), &format!("snapshot: {cow}: full"), || {
-            format!("snapshot: {cow}: no space on its file system, a write to it failed")
-        });
+        let line = format!("{}: no space on its file system, a write to it failed", self.named());
+        env.warn(&line, || line.clone());
         self.store.take_back(batch);
         batch.end(Err(NO_SPACE));
     }

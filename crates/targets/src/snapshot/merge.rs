@@ -218,8 +218,8 @@ impl Merge {
                 // A suspend, or the end of the server, cut the step short.
                 Err(_) if self.stopping.load(Ordering::Acquire) || env.is_ending() => break,
                 Err(why) => {
-                    let cow = &self.seat.config.cow.argument;
-                    tracing::error!("snapshot-merge: {cow}: merging stopped: {why}");
+                    let (volume, cow) = (self.seat.volume(), &self.seat.config.cow.argument);
+                    tracing::error!("{volume}: {cow}: merging stopped: {why}");
                     self.failed.store(true, Ordering::Release);
                     self.seat.announce();
                     break;
@@ -342,7 +342,9 @@ impl Merge {
                 let error = flushed.err().unwrap_or(IoError::IO);
                 return Err(format!("{name}: could not be flushed: {error}"));
             }
-            tracing::warn!("snapshot-merge: {name}: a flush failed, a run is copied again");
+            let volume = self.seat.volume();
+            let line = format!("{volume}: {name}: a flush failed, a run is copied again");
+            env.warn(&line, || line.clone());
             attempt += 1;
         }
     }

@@ -348,6 +348,11 @@ impl Seat {
     }
 
     /// Reads the store of a core, or formats it.
+    /// The volume, for the log.
+    pub fn volume(&self) -> &str {
+        self.events.volume()
+    }
+
     async fn fill(&self, env: &Env, core: &Arc<Core>) -> Result<(), ConfigError> {
         let config = &self.config;
         if !config.kind.is_persistent() {
@@ -362,7 +367,7 @@ impl Seat {
                 return Err(ConfigError::argument(cow, "chunk_size", found, &expected));
             }
             Opening::Existing(header) if !header.is_valid() => {
-                tracing::warn!("{}: {}: found invalid", config.target, config.cow.argument);
+                tracing::warn!("{}: {}: found invalid", self.volume(), config.cow.argument);
                 if !self.read_only {
                     // I6: a killed process may have left the mark in the drive's cache only.
                     let failed = |error: IoError| unreadable(&config.cow, "header", error);
@@ -375,7 +380,7 @@ impl Seat {
             }
             Opening::Existing(_) => self.load(env, core).await?,
             Opening::Blank if self.read_only => {
-                tracing::warn!("{}: {}: found blank", config.target, config.cow.argument);
+                tracing::warn!("{}: {}: found blank", self.volume(), config.cow.argument);
             }
             Opening::Blank => {
                 refuse_to_format(env, config).await?;

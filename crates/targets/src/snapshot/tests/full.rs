@@ -223,6 +223,9 @@ fn unmarked() -> Bed {
     bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES));
     bed.write("o", 8, 8, 7).unwrap();
     assert_eq!((bed.status("s").as_str(), header_is_valid(&bed, "cow0")), ("Invalid", true));
+    let log = bed.sim.env(0).post().clone();
+    let repeated = log.log().counted("s: cow0: header: could not be written");
+    assert!(repeated.is_some_and(|repeated| repeated > 0), "one line, with the volume's name");
     bed
 }
 

@@ -122,6 +122,17 @@ fn a_suspend_stops_the_merge_and_a_resume_or_crash_goes_on() {
 }
 
 #[test]
+fn a_run_that_is_copied_again_is_one_line_with_the_volumes_name() {
+    let (bed, content, _) = written();
+    bed.load("o", MERGE);
+    bed.drive("origin").faults().add(Fault::losing_flushes().shots(2));
+    bed.sim.run_until(|| bed.status("o") == "16/2048 16");
+    let log = bed.sim.env(0).post().clone();
+    assert_eq!(log.log().counted("o: origin: a flush failed, a run is copied again"), Some(1));
+    assert_eq!(bed.bytes("o", 0, 512), content);
+}
+
+#[test]
 fn one_snapshot_of_an_origin_merges_at_a_time() {
     let (bed, _, _) = written();
     let slow =

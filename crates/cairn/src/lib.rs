@@ -52,6 +52,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome<u8> {
+    signals::survive_size_limit()?;
     match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Probe(args) => offline::probe::run(&args),

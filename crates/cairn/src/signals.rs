@@ -1,14 +1,17 @@
 //! Signals and other things that end a wait of the main thread.
 //!
 //! The first SIGINT or SIGTERM is an [`Event`], the second ends the process at once. SIGHUP is
-//! ignored: a server outlives its terminal. What is [`Unfinished`] is taken away whichever way the
+//! ignored: a server outlives its terminal; and so is SIGXFSZ, from the program's beginning. What is [`Unfinished`] is taken away whichever way the
 //! process ends, short of being killed.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use parking_lot::Mutex;
+use signal_hook::consts::signal::SIGXFSZ;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -22,6 +25,16 @@ pub enum Event {
     Stop,
     /// The command of `--run` ended.
     CommandEnded(ExitStatus),
+}
+
+/// Has writes beyond the limit of a file's size fail, where they ended the process: one client may
+/// write there, and others have something to lose. A process that is started has the default again.
+///
+/// # Errors
+/// The system refused.
+pub fn survive_size_limit() -> Outcome<()> {
+    let registered = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+    registered.map(drop).map_err(|error| system("signals", "watch", error))
 }
 
 /// Starts to listen for signals. The sender is for other events.

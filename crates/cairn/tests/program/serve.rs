@@ -8,6 +8,18 @@ use rustix::process::Signal;
 use super::place::{Place, signalled};
 
 #[test]
+fn a_write_beyond_the_limit_of_a_files_size_fails_alone() {
+    let place = Place::new();
+    place.sparse("disk", 4 << 20);
+    let script = "prlimit --pid $PPID --fsize=1048576: && \
+                  qemu-io -f raw -c 'write -P 7 2M 64k' \"$uri\" >out; echo $?; \
+                  qemu-io -f raw -c 'write -P 7 0 64k' -c flush \"$uri\" >>out; echo $?";
+    let ran = place.serve_run(&["--table", "0 8192 linear disk 0"], script);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "1\n0\n"), "{ran:?}");
+    assert!(place.read("disk")[..64 << 10].iter().all(|byte| *byte == 7));
+}
+
+#[test]
 fn run_serves_while_its_command_runs_and_repeats_its_exit_status() {
     let place = Place::new();
     place.sparse("file", 1 << 20);

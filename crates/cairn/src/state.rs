@@ -191,6 +191,9 @@ struct Contents {
     lost: BTreeSet<String>,
     #[serde(default, skip_serializing_if = "ExportChanges::is_empty")]
     exports: ExportChanges,
+    /// Volumes of verbs that the configuration exported at the last start.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    exported: BTreeSet<String>,
     /// Volumes that lost acknowledged writes when no client was left to tell.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     untold: BTreeSet<String>,
@@ -394,6 +397,22 @@ impl StateFile {
     pub fn record_exports(&self, exports: ExportChanges) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let next = Contents { exports, ..inner.latest() };
+        self.put(&mut inner, next)
+    }
+
+    /// Volumes that verbs made and the configuration exported at the last start: such an export is
+    /// no mistake although the volume was removed since.
+    pub fn exported(&self) -> BTreeSet<String> {
+        self.inner.lock().contents.exported.clone()
+    }
+
+    /// Records these for the next start. Durable when it returns.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub fn record_exported(&self, exported: BTreeSet<String>) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        let next = Contents { exported, ..inner.latest() };
         self.put(&mut inner, next)
     }
 

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cairn_block::{ConfigError, ConfigKind};
 use cairn_exports::nbd::ListenAddress;
 
 pub use args::{RingChoice, ServeArgs};
@@ -72,8 +73,10 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         ));
     }
     let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
-    let may_come = state.as_ref().is_some_and(StateFile::has_changes);
-    exports::refuse_unknown(&config.exports, &changes, &plan, may_come)?;
+    let exported = exports::refuse_unknown(&config.exports, state.as_ref(), &plan)?;
+    if let Some(state) = state.as_ref().filter(|_| !read_only) {
+        state.record_exported(exported)?;
+    }
     let sockets = Sockets::choose(&args, &config)?;
     if !read_only {
         config.images.iter().try_for_each(make_image)?;
@@ -263,7 +266,8 @@ impl Server {
         if wanted.strict || missing.is_some() || plan.names().next().is_none() {
             let first = missing.unwrap_or(first);
             tell_missing(failed.iter().filter(|one| one.why() != first.why()));
-            return Err(first.error());
+            // Exit code 1, whatever the reason: there may be several.
+            return Err(ConfigError { kind: ConfigKind::System, ..first.error() });
         }
         tell_missing(failed);
         Ok(())

@@ -204,6 +204,12 @@ impl Plan {
         self.volumes.iter().any(|record| record.name == name)
     }
 
+    /// True for a volume that is configured, and not a verb's alone.
+    pub fn is_configured(&self, name: &str) -> bool {
+        let mut volumes = self.volumes.iter();
+        volumes.any(|record| record.name == name && record.configured.is_some())
+    }
+
     /// Acts. Names of volumes that their pools do not have any more are dropped, with a notice.
     ///
     /// # Errors

@@ -15,9 +15,9 @@ fn place() -> Place {
 }
 
 /// Serves `table` and expects a refusal that leaves both images as they were.
-fn refused(place: &Place, table: &str, code: i32) -> String {
+fn refused(place: &Place, table: &str) -> String {
     let before = (place.read("origin"), place.read("cache"));
-    let line = place.serve_run(&["--table", table], "true").refused(code);
+    let line = place.serve_run(&["--table", table], "true").refused(1);
     assert!((place.read("origin"), place.read("cache")) == before, "bytes changed: {line}");
     assert!(line.contains("found ") && line.contains("expected "), "{line}");
     line
@@ -25,17 +25,17 @@ fn refused(place: &Place, table: &str, code: i32) -> String {
 
 #[test]
 fn a_wrong_superblock_is_refused_with_the_field() {
-    let cases: [(usize, &[u8], i32, &str); 5] = [
-        (0, b"ABCD", 2, "c: superblock magic: found 0x44434241, expected 0x23489321"),
-        (4, &[2], 2, "superblock version: found 2, expected 1"),
-        (8, &[0, 8], 1, "superblock block size: found 2048 bytes, expected 4096"),
-        (8, &[1, 1], 2, "superblock block size: found 257 bytes, expected 4096"),
-        (16, &[0], 2, "superblock n_blocks: found 0, expected at least 1"),
+    let cases: [(usize, &[u8], &str); 5] = [
+        (0, b"ABCD", "c: superblock magic: found 0x44434241, expected 0x23489321"),
+        (4, &[2], "superblock version: found 2, expected 1"),
+        (8, &[0, 8], "superblock block size: found 2048 bytes, expected 4096"),
+        (8, &[1, 1], "superblock block size: found 257 bytes, expected 4096"),
+        (16, &[0], "superblock n_blocks: found 0, expected at least 1"),
     ];
-    for (offset, bytes, code, expected) in cases {
+    for (offset, bytes, expected) in cases {
         let place = place();
         place.patch("cache", offset, bytes);
-        let line = refused(&place, LINE, code);
+        let line = refused(&place, LINE);
         assert!(line.contains(expected.trim_start_matches("c: ")), "{line}");
         assert!(line.contains("cache: "), "{line}");
     }
@@ -47,7 +47,7 @@ fn more_blocks_than_fit_are_damage() {
     place.patch("cache", 16, &[0xff, 0xff]);
     let before = place.read("cache");
     let ran = place.serve_run(&["--table", LINE], "true");
-    assert!(ran.refused(2).contains("n_blocks 65535 needs 269484032 bytes"));
+    assert!(ran.refused(1).contains("n_blocks 65535 needs 269484032 bytes"));
     assert!(place.read("cache") == before);
 }
 
@@ -56,7 +56,7 @@ fn an_entry_beyond_the_origin_is_damage() {
     let place = place();
     place.patch("cache", 24, &[5]);
     place.patch("cache", 64, &[0, 0x10, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-    let line = refused(&place, LINE, 2);
+    let line = refused(&place, LINE);
     assert!(line.contains("entry 0 original_sector: found 4096"), "{line}");
     let ran = place.cairn(&["check", "cache", "--origin", "origin"]);
     assert_eq!(ran.code, 2);
@@ -72,11 +72,11 @@ fn devices_too_small_for_their_tables_are_refused() {
         .open(place.path("cache"))
         .and_then(|file| file.set_len(4096))
         .unwrap();
-    let line = place.serve_run(&["--table", LINE], "true").refused(2);
+    let line = place.serve_run(&["--table", LINE], "true").refused(1);
     assert!(line.contains("the device has 4096"), "{line}");
     let place = self::place();
     place.sparse("origin", 512 << 10);
-    let line = refused(&place, LINE, 1);
+    let line = refused(&place, LINE);
     assert!(line.contains("origin: size: found 1024 sectors, expected at least"), "{line}");
 }
 
@@ -104,7 +104,7 @@ fn wrong_table_lines_are_refused_with_the_word() {
     ];
     let place = place();
     for (table, expected) in cases {
-        let line = refused(&place, table, 1);
+        let line = refused(&place, table);
         assert!(line.contains(expected), "{table}: {line}");
     }
 }
@@ -139,7 +139,7 @@ fn what_somebody_else_holds_is_busy() {
                   echo $?";
     let args = ["--table", LINE, "--listen", "unix:first.sock", "--control", "control.sock"];
     let ran = place.serve_run(&args, script);
-    assert_eq!(ran.out, "4\n4\n4\n4\n4\n", "{ran:?}");
+    assert_eq!(ran.out, "1\n4\n4\n4\n4\n", "{ran:?}");
     let lines: Vec<_> = ran.err.lines().collect();
     assert_eq!(lines.len(), 5, "five refusals: {ran:?}");
     assert!(lines[0].contains("origin: lock: found ") && lines[0].contains("expected no other"));

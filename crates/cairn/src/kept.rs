@@ -14,7 +14,11 @@
 //! K4. What several volumes need is kept for the one that was refused first. A volume and the
 //!     parts that its snapshots made of it are one.
 //!
-//! Arguments `@VOLUME` keep nothing: such a volume is asked itself.
+//! K5. A volume `@VOLUME` that is kept is not exported either, as its clients would write to it.
+//! K6. What a cache or pool owns, and what lies beneath a volume with snapshots, is kept from the
+//!     beginning of the start until that volume has its turn, so that the order of volumes decides
+//!     nothing. Then its claims take over, or it is kept on. Other targets share devices with their
+//!     kin, under any name: these keep nothing until they were refused.
 
 use cairn_block::{Identity, Sector, SectorCount, SectorRange, TableLine};
 use parking_lot::Mutex;
@@ -47,6 +51,8 @@ impl Part {
 struct Kept {
     volume: String,
     parts: Vec<Part>,
+    /// It has not had its turn (K6).
+    awaited: bool,
 }
 
 /// What is kept for all of them, in the order in which they were refused.
@@ -60,6 +66,8 @@ pub struct Conflict {
     pub argument: String,
     /// The volume that it is kept for.
     pub volume: String,
+    /// That may still be served.
+    pub awaited: bool,
 }
 
 /// The volume that this one is a part of.
@@ -77,14 +85,35 @@ impl Reserve {
         live: &[TableLine],
         identify: impl Fn(&str) -> Option<Identity>,
     ) {
-        let mut all = self.0.lock();
-        if all.iter().any(|kept| kept.volume == name) {
-            return;
-        }
         let live: Vec<Part> = live.iter().flat_map(written_by).collect();
         let is_free = |part: &Part| !live.iter().any(|other| part.meets(other, &identify));
         let parts = needed.into_iter().filter(is_free).collect();
-        all.push(Kept { volume: name.to_owned(), parts });
+        let kept = Kept { volume: name.to_owned(), parts, awaited: false };
+        let mut all = self.0.lock();
+        match all.iter_mut().find(|known| known.volume == name) {
+            Some(known) if known.awaited => *known = kept,
+            Some(_) => {}
+            None => all.push(kept),
+        }
+    }
+
+    /// Keeps what the volume `name` owns until it has its turn (K6), unless it is kept already.
+    pub fn await_turn(&self, name: &str, owned: impl IntoIterator<Item = Part>) {
+        let mut all = self.0.lock();
+        if all.iter().all(|kept| kept.volume != name) {
+            let parts = owned.into_iter().collect();
+            all.push(Kept { volume: name.to_owned(), parts, awaited: true });
+        }
+    }
+
+    /// The volume that the volume `name` is kept for (K5).
+    pub fn owner_of(&self, name: &str) -> Option<String> {
+        let is_it = |part: &Part| part.argument.strip_prefix('@') == Some(name);
+        let all = self.0.lock();
+        let mut kept = all.iter().filter(|kept| !kept.awaited);
+        let owner = kept.find(|kept| kept.parts.iter().any(is_it))?;
+        let owner = family_of(&owner.volume);
+        (owner != family_of(name)).then(|| owner.to_owned())
     }
 
     /// Ends what is kept for the volume `name`.
@@ -106,7 +135,8 @@ impl Reserve {
             let (first, _) = parts().find(|(_, part)| part.meets(&wanted, &identify))?;
             let volume = family_of(&first.volume);
             let (argument, volume) = (wanted.argument.clone(), volume.to_owned());
-            (volume != family_of(name)).then_some(Conflict { argument, volume })
+            let awaited = first.awaited;
+            (volume != family_of(name)).then_some(Conflict { argument, volume, awaited })
         })
     }
 }
@@ -120,11 +150,23 @@ pub fn needed<'a>(
     lines.flat_map(move |line| needed_by(&line, has_snapshots))
 }
 
+/// What these tables own, whoever comes first (K6).
+pub fn owned<'a>(
+    tables: impl IntoIterator<Item = &'a str>,
+    has_snapshots: bool,
+) -> impl Iterator<Item = Part> {
+    let lines = tables.into_iter().filter_map(|text| TableLine::parse_all(text).ok()).flatten();
+    let owns = |line: &TableLine| matches!(line.target.as_str(), "writecache" | "thin-pool");
+    let lines = lines.filter(move |line| has_snapshots || owns(line));
+    lines.flat_map(move |line| needed_by(&line, has_snapshots))
+}
+
 /// What a line needs for itself.
 fn needed_by(line: &TableLine, has_snapshots: bool) -> Vec<Part> {
     match line.target.as_str() {
-        "writecache" => whole(line, &[1, 2]),
-        "thin-pool" | "snapshot" | "snapshot-merge" => whole(line, &[0, 1]),
+        "writecache" => cached(line),
+        "thin-pool" => pooled(line),
+        "snapshot" | "snapshot-merge" => whole(line, &[0, 1]),
         "snapshot-origin" => whole(line, &[0]),
         // Its external origin.
         "thin" => whole(line, &[2]),
@@ -136,12 +178,27 @@ fn needed_by(line: &TableLine, has_snapshots: bool) -> Vec<Part> {
 /// What a line writes.
 fn written_by(line: &TableLine) -> Vec<Part> {
     match line.target.as_str() {
-        "writecache" => whole(line, &[1, 2]),
-        "thin-pool" | "snapshot-merge" => whole(line, &[0, 1]),
+        "writecache" => cached(line),
+        "thin-pool" => pooled(line),
+        "snapshot-merge" => whole(line, &[0, 1]),
         "snapshot" => whole(line, &[1]),
         "snapshot-origin" => whole(line, &[0]),
         _ => remapped_by(line),
     }
+}
+
+/// The origin, and the cache device from where its header is.
+fn cached(line: &TableLine) -> Vec<Part> {
+    let place = line.args.iter().position(|word| word == "start_sector");
+    let start = place.and_then(|at| line.args.get(at + 1)?.parse().ok()).filter(|at| *at < END.0);
+    let cache = SectorRange::between(Sector(start.unwrap_or(0)), END);
+    whole(line, &[1]).into_iter().chain(part(line, 2, cache)).collect()
+}
+
+/// The metadata device, and as much of the data device as the pool is long.
+fn pooled(line: &TableLine) -> Vec<Part> {
+    let data = SectorRange::new(Sector(0), line.len);
+    whole(line, &[0]).into_iter().chain(part(line, 1, data)).collect()
 }
 
 /// Where remappers lead.
@@ -169,15 +226,14 @@ fn whole(line: &TableLine, devices: &[usize]) -> Vec<Part> {
 }
 
 fn part(line: &TableLine, at: usize, range: SectorRange) -> Option<Part> {
-    let argument = line.args.get(at).filter(|argument| !argument.starts_with('@'))?.clone();
-    Some(Part { argument, range })
+    Some(Part { argument: line.args.get(at)?.clone(), range })
 }
 
 #[cfg(test)]
 mod tests {
     use cairn_block::{Identity, TableLine};
 
-    use super::{Part, Reserve, needed, needed_by, written_by};
+    use super::{Part, Reserve, needed, needed_by, owned, written_by};
 
     fn line(text: &str) -> TableLine {
         TableLine::parse_all(text).unwrap().remove(0)
@@ -196,15 +252,15 @@ mod tests {
         for (text, needed, beneath_snapshots, written) in [
             ("0 8 writecache s slow fast 4096 0", "slow fast", "slow fast", "slow fast"),
             ("0 8 thin-pool m d 128 0", "m d", "m d", "m d"),
-            ("0 8 thin-pool @m d 128 0", "d", "d", "d"),
+            ("0 8 thin-pool @m d 128 0", "@m d", "@m d", "@m d"),
             ("0 8 thin @p 0", "", "", ""),
             ("0 8 thin @p 0 base", "base", "base", ""),
             ("0 8 snapshot o cow P 8", "o cow", "o cow", "cow"),
-            ("0 8 snapshot @v@real cow P 8", "cow", "cow", "cow"),
+            ("0 8 snapshot @v@real cow P 8", "@v@real cow", "@v@real cow", "cow"),
             ("0 8 snapshot-merge o cow P 8", "o cow", "o cow", "o cow"),
             ("0 8 snapshot-origin o", "o", "o", "o"),
             ("0 8 linear a 0", "", "a", "a"),
-            ("0 8 linear @a 0", "", "", ""),
+            ("0 8 linear @a 0", "", "@a", "@a"),
             ("0 8 flakey a 0 1 1", "", "a", "a"),
             ("0 8 passthrough a", "", "a", "a"),
             ("0 8 delay a 0 5", "", "a", "a"),
@@ -268,6 +324,30 @@ mod tests {
         reserve.release("one");
         assert_eq!(owner(&reserve, "one", table), Some("two".to_owned()));
         assert_eq!(owner(&reserve, "two", table), None);
+    }
+
+    #[test]
+    fn what_a_volume_owns_is_kept_until_its_turn_and_on_if_it_is_refused() {
+        let reserve = Reserve::default();
+        let tables = ["0 8 writecache s @slow fast 4096 2 start_sector 16", "8 8 linear a 0"];
+        reserve.await_turn("v", owned(tables, false));
+        let taken = |text: &str| reserve.conflict("w", &lines(text), identify);
+        assert!(taken("0 8 linear @slow 0").is_some_and(|conflict| conflict.awaited));
+        assert!(taken("0 8 linear fast 16").is_some() && taken("0 8 linear fast 8").is_none());
+        assert_eq!((taken("0 8 linear a 0"), reserve.owner_of("slow")), (None, None));
+        reserve.keep("v", needed(tables, false), &[], identify);
+        assert!(taken("0 8 linear @slow 0").is_some_and(|conflict| !conflict.awaited));
+        assert_eq!(reserve.owner_of("slow").as_deref(), Some("v"));
+        reserve.release("v");
+        assert_eq!((taken("0 8 linear @slow 0"), reserve.owner_of("slow")), (None, None));
+        // The rest of a data device is for others.
+        reserve.await_turn("p", owned(["0 64 thin-pool m d 128 0"], false));
+        assert!(taken("0 8 linear d 56").is_some() && taken("0 8 linear d 64").is_none());
+        // Kin share, but for what verbs made beneath a volume.
+        reserve.await_turn("s", owned(["0 8 snapshot o cow P 8"], false));
+        assert_eq!(taken("0 8 snapshot-origin o"), None);
+        reserve.await_turn("o@real", owned(["0 8 linear o 0"], true));
+        assert_eq!(taken("0 8 linear o 4").map(|conflict| conflict.volume).as_deref(), Some("o"));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use event_listener::Event;
 use futures_util::future::{Either, select};
 
 use crate::failure::{Outcome, refused, system};
-use crate::kept::{Conflict, Reserve, needed};
+use crate::kept::{Conflict, Reserve, needed, owned};
 use crate::snap::names::parent_of;
 use crate::under_way::UnderWay;
 
@@ -191,6 +191,21 @@ impl World {
         self.reserve.keep(name, needed(tables, has_snapshots), &live, identify);
     }
 
+    /// Keeps what the tables of a volume own until it has its turn.
+    pub fn await_turn<'a>(
+        &self,
+        name: &str,
+        tables: impl IntoIterator<Item = &'a str>,
+        has_snapshots: bool,
+    ) {
+        self.reserve.await_turn(name, owned(tables, has_snapshots));
+    }
+
+    /// The volume that is not served and that this one is kept for.
+    pub fn kept_for(&self, name: &str) -> Option<String> {
+        if self.read_only() { None } else { self.reserve.owner_of(name) }
+    }
+
     /// Ends what is kept for a volume.
     pub fn let_go(&self, name: &str) {
         self.reserve.release(name);
@@ -246,11 +261,14 @@ impl World {
         }
         let identify = |argument: &str| self.names.registry.identify(argument).ok();
         let conflict = self.reserve.conflict(name, lines, identify);
-        let Some(Conflict { argument, volume }) = conflict else { return Ok(()) };
-        let detail = format!(
-            "kept for '{volume}', which is not served (cairn state show tells why; \
-             cairn state forget {volume} gives it up)"
-        );
+        let Some(Conflict { argument, volume, awaited }) = conflict else { return Ok(()) };
+        let detail = match awaited {
+            true => format!("kept for '{volume}', which needs it for itself"),
+            false => format!(
+                "kept for '{volume}', which is not served (cairn state show tells why; \
+                 cairn state forget {volume} gives it up)"
+            ),
+        };
         Err(of_volume(name, ConfigError::new(ConfigKind::Busy, argument, detail)))
     }
 

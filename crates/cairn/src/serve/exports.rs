@@ -6,7 +6,8 @@
 //! Without a word in the TOML file every volume is served under its own name, those made at run
 //! time too. A snapshot is served under its own name wherever its volume is served; what lies
 //! beneath a volume with snapshots never is, nor is a pool: it is its own data device. What another
-//! volume claims is not served as long as it does; an external origin is, to be read. The empty
+//! volume claims is not served as long as it does; an external origin is, to be read. What is kept
+//! for a volume that is not served is not either. The empty
 //! export name means the volume of `--export`, and nothing while that is not there; if nobody chose,
 //! the only one that is no snapshot.
 
@@ -88,7 +89,10 @@ enum Access {
 }
 
 impl Access {
-    fn to(volume: &MappedDevice) -> Access {
+    fn to(world: &World, volume: &MappedDevice) -> Access {
+        if world.kept_for(volume.volume()).is_some() {
+            return Access::None;
+        }
         let claimants = volume.claimants();
         match claimants.iter().all(|claimant| claimant.may_be_read) {
             true if claimants.is_empty() => Access::Full,
@@ -134,9 +138,12 @@ impl Exports {
     /// A name is taken or breaks the protocol's limits.
     pub fn add_volume(&self, world: &World, volume: &str) -> Outcome<()> {
         let device = world.volume(volume)?;
-        let access = Access::to(&device);
-        if access != Access::Full {
-            self.held_back.lock().insert(volume.to_owned());
+        let access = Access::to(world, &device);
+        if access != Access::Full
+            && self.held_back.lock().insert(volume.to_owned())
+            && let Some(owner) = world.kept_for(volume)
+        {
+            tracing::warn!("{volume}: not exported: kept for '{owner}', which is not served");
         }
         let disk: Arc<dyn Disk> = device.clone();
         let names = match access {
@@ -311,7 +318,7 @@ impl Exports {
                 self.held_back.lock().remove(&name);
                 continue;
             };
-            let access = Access::to(&volume);
+            let access = Access::to(world, &volume);
             if access == Access::Full && !is_pool(&volume) {
                 let other = |export: &Export| export.volume == name && !self.is_as_named(export);
                 if world.read_only() || self.are_used(other) {

@@ -15,8 +15,8 @@
 //! A volume that cannot be brought up is left out, with all that stands on it, and with its whole
 //! family if it has snapshots; the others are brought up. It stays recorded.
 //!
-//! The devices that it needs for itself are kept for it (see `kept`): from the beginning if its
-//! configuration contradicts what is recorded, else from its failure on.
+//! The devices that it needs for itself are kept for it (see `kept`), and what it owns already while
+//! it has not had its turn.
 //!
 //! A volume that was killed while one table took another's place has the latter recorded as `former`:
 //! the start serves it if the new table cannot start. See `verbs::swap`.
@@ -230,6 +230,10 @@ impl Plan {
     fn act(&self, world: &World) -> Outcome<Begun<'_>> {
         let mut begun = Begun::default();
         self.keep_contradicted(world);
+        for record in &self.volumes {
+            let (tables, has_snapshots) = self.tables_of(record);
+            world.await_turn(&record.name, tables, has_snapshots);
+        }
         for act in &self.acts {
             match act {
                 // Its failure is noted.
@@ -332,6 +336,8 @@ impl Plan {
         {
             begun.fail(name, error);
             self.keep_devices_of(world, record);
+        } else {
+            world.let_go(name);
         }
         up
     }
@@ -349,10 +355,15 @@ impl Plan {
     }
 
     fn keep_devices_of(&self, world: &World, record: &Record) {
+        let (tables, has_snapshots) = self.tables_of(record);
+        world.keep(&record.name, tables, has_snapshots);
+    }
+
+    /// The tables that may be live, and whether the volume has snapshots beside it.
+    fn tables_of<'a>(&self, record: &'a Record) -> (impl Iterator<Item = &'a str>, bool) {
         let tables = [&record.table, &record.former].into_iter().flatten();
         let real = real_of(parent_of(&record.name).unwrap_or(&record.name));
-        let has_snapshots = self.is_there(&real);
-        world.keep(&record.name, tables.map(String::as_str), has_snapshots);
+        (tables.map(String::as_str), self.is_there(&real))
     }
 
     fn bring_one_up<'a>(

@@ -27,6 +27,11 @@ impl Verbs {
             let found = "what other volumes are made of";
             return Err(refused(ConfigKind::Argument, volume, "export", found, "another volume"));
         }
+        if let Some(owner) = self.world.kept_for(&volume) {
+            let found = format!("it kept for '{owner}', which is not served");
+            let expected = format!("another volume (cairn state forget {owner} gives it up)");
+            return Err(refused(ConfigKind::Busy, volume, "export", found, expected));
+        }
         let owner = device.claimants().into_iter().find(|claimant| !claimant.may_be_read);
         if let Some(owner) = owner {
             let found = format!("that it is the {} of {}", owner.role, owner.volume);

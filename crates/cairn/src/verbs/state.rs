@@ -28,6 +28,7 @@ impl Verbs {
         let mut changes = self.change_table(name, "state forget")?;
         let records = self.state_file()?.records();
         if records.iter().all(|record| record.name != name) && self.let_go(name) {
+            self.exports.settle(&self.world);
             return Ok(vec![format!("{name}: nothing is recorded; its devices are free for now")]);
         }
         let forgotten = forget(&records, name, yes)?;
@@ -43,6 +44,7 @@ impl Verbs {
         for name in &names {
             self.let_go(name);
         }
+        self.exports.settle(&self.world);
         Ok(forgotten.told)
     }
 

@@ -92,3 +92,45 @@ fn a_plain_volume_that_is_not_served_keeps_nothing() {
     assert_eq!(ran.out, "b\ntwo\n0\n", "{ran:?}");
     assert!(server.err.contains("one is not served"), "{server:?}");
 }
+
+#[test]
+fn a_volume_beneath_a_cache_that_is_missing_is_neither_written_nor_exported() {
+    let place = Place::new();
+    ["slow", "fast"].iter().for_each(|name| place.sparse(name, 4 * MIB));
+    let tables = ["origin=0 8192 linear slow 0", "disk=0 8192 writecache s @origin fast 4096 0"];
+    with(&place, &tables, "true").0.ok();
+    std::fs::rename(place.path("fast"), place.path("away")).unwrap();
+    let create = "cairn create x --table '0 8 linear @origin 0'; echo $?";
+    let exports = "cairn exports | cut -d' ' -f1";
+    let script = format!(
+        "{exports}; cairn export add origin; echo $?; {create}; \
+         cairn state forget disk >forgotten; {exports}; {create}"
+    );
+    let (ran, server) = with(&place, &tables, &script);
+    assert_eq!(ran.out, "b\n4\n4\nb\norigin\n0\n", "{ran:?}");
+    assert!(ran.err.contains("x: @origin: kept for 'disk', which is not served"), "{ran:?}");
+    let line = "origin: not exported: kept for 'disk', which is not served";
+    assert!(server.err.contains(line), "{server:?}");
+}
+
+#[test]
+fn a_volume_before_a_cache_or_pool_does_not_take_its_devices() {
+    let place = Place::new();
+    let files = ["slow", "fast", "meta", "data"];
+    files.iter().for_each(|name| place.sparse(name, 8 * MIB));
+    let tables = [
+        "one=0 8 linear slow 0",
+        "two=0 8 linear data 8192",
+        "three=0 8 linear data 16376",
+        "disk=0 8192 writecache s slow fast 4096 0",
+        "pool=0 16256 thin-pool meta data 128 0",
+    ];
+    let (ran, server) = with(&place, &tables, "cairn ls");
+    assert_eq!(ran.ok(), "b\ndisk\npool\nthree\n");
+    for line in ["one: slow: kept for 'disk', which needs", "two: data: kept for 'pool', which"] {
+        assert!(server.err.contains(line), "{server:?}");
+    }
+    // Whether or not it can be brought up.
+    std::fs::rename(place.path("fast"), place.path("away")).unwrap();
+    assert_eq!(with(&place, &tables, "cairn ls").0.ok(), "b\npool\nthree\n");
+}

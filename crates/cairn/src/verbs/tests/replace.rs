@@ -200,6 +200,19 @@ fn a_replace_that_flushes_leaves_nothing_dirty() {
 }
 
 #[test]
+fn a_replace_beside_a_loaded_table_is_refused_before_anything_is_written_back() {
+    let (_all, work, _) = folders();
+    let bed = dirty(&work);
+    bed.verbs.load("c", "0 1024 error").unwrap();
+    let params = ReplaceParams { flush: true, ..replacing(BARE) };
+    let line = replace(&bed, &params).unwrap_err().to_string();
+    assert!(line.starts_with("c: state: found a loaded table, expected none"), "{line}");
+    let dirty: u64 = bed.world.volume("c").unwrap().dirty().iter().map(|it| it.sectors.0).sum();
+    assert_eq!(dirty, 64);
+    is_as_it_was(&bed, Some("0 1024 error"));
+}
+
+#[test]
 fn dirty_data_is_left_behind_if_that_is_allowed() {
     let (_all, work, _) = folders();
     let bed = dirty(&work);

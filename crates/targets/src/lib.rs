@@ -19,6 +19,8 @@ mod epochs;
 pub mod error;
 mod fair;
 pub mod flakey;
+mod flushes;
+mod group_commit;
 #[cfg(all(test, shuttle))]
 mod interleaved;
 pub mod linear;
@@ -34,7 +36,6 @@ pub mod striped;
 #[cfg(test)]
 mod testbed;
 pub mod thin;
-mod waiters;
 pub mod writecache;
 pub mod zero;
 

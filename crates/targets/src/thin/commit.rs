@@ -40,8 +40,8 @@ use super::index::{Change, Stamp};
 use super::ledger::LedgerError;
 use super::pool::{Mode, Pool};
 use super::volume::Volume;
+use crate::group_commit::{Ticket, Waiter, tell, tell_of_failures};
 use crate::persistent::DataRun;
-use crate::waiters::{Ticket, Waiter, tell, tell_of_failures};
 
 /// The longest time that a change stays uncommitted if nobody asks.
 const COMMIT_PERIOD: Duration = Duration::from_secs(1);
@@ -167,11 +167,12 @@ impl Pool {
     /// Has `waiter` told the result of a commit that covers everything done before.
     pub fn join_commit(&self, env: &Env, waiter: Waiter) {
         let mut state = self.state.lock();
-        state.waiters.push(waiter);
-        if std::mem::replace(&mut state.committing, true) {
+        state.commits.join(waiter);
+        let starts = state.commits.starts();
+        drop(state);
+        if !starts {
             return;
         }
-        drop(state);
         self.spawn(env, async |pool, env| pool.commit_loop(env).await);
     }
 
@@ -179,9 +180,7 @@ impl Pool {
     async fn commit_loop(&self, env: &Env) {
         loop {
             self.commit_once(env).await;
-            let mut state = self.state.lock();
-            if state.waiters.is_empty() {
-                state.committing = false;
+            if !self.state.lock().commits.goes_on(false) {
                 return;
             }
         }
@@ -189,7 +188,7 @@ impl Pool {
 
     async fn commit_once(&self, env: &Env) {
         // Before the changes: whoever waits knows his own to be done.
-        let waiters = std::mem::take(&mut self.state.lock().waiters);
+        let waiters = self.state.lock().commits.take();
         if !self.can_commit() {
             // Whoever came here knew of changes that are lost by now.
             return tell(env, waiters, Err(IoError::IO));

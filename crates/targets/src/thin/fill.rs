@@ -19,7 +19,7 @@ use super::map::Thin;
 use super::place::Place;
 use super::seat::{Origin, Seat};
 use crate::epochs::Epoch;
-use crate::waiters::Waiter;
+use crate::group_commit::Waiter;
 
 /// Blocks up to this size are put together in memory and written at once.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;

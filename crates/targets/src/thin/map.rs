@@ -25,7 +25,7 @@ use super::seat::{Origin, Seat, map_blocks};
 use super::status;
 use super::stock::Taken;
 use crate::epochs::Epoch;
-use crate::waiters::Waiter;
+use crate::group_commit::Waiter;
 
 /// The kind of target `thin`.
 pub struct ThinType;

@@ -26,7 +26,7 @@ use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
 use crate::args::Device;
 use crate::epochs::Epochs;
-use crate::waiters::Waiter;
+use crate::group_commit::GroupCommit;
 use cairn_block::TaskGroup;
 
 /// Memory for copies, all volumes of one pool together.
@@ -89,10 +89,7 @@ pub(super) struct Parked {
 
 /// What tasks and requests share, under one short lock that no ready path takes.
 pub(super) struct State {
-    /// Who waits for the next commit to end.
-    pub waiters: Vec<Waiter>,
-    /// A commit loop is running.
-    pub committing: bool,
+    pub commits: GroupCommit,
     /// Requests at a closed gate.
     pub at_gate: Vec<Parked>,
     /// Writes that wait for a data block.
@@ -173,8 +170,7 @@ impl Pool {
             copier: Copier::new(COPY_BYTES),
             tasks: Arc::new(TaskGroup::default()),
             state: Mutex::new(State {
-                waiters: Vec::new(),
-                committing: false,
+                commits: GroupCommit::default(),
                 at_gate: Vec::new(),
                 starving: Vec::new(),
                 crowded: Vec::new(),

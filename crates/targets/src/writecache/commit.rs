@@ -38,7 +38,7 @@ use smallvec::SmallVec;
 use super::canary::{self, Bug};
 use super::index::{FREED, Index, Life, Run, granule_of};
 use super::{Count, WriteCache};
-use crate::waiters::{Ticket, Waiter, tell};
+use crate::group_commit::{Ticket, Waiter, tell};
 
 /// Metadata is written in granules of this many bytes (clipped at its end), neighbours merged.
 pub(super) const GRANULE_BYTES: u64 = 4096;
@@ -114,8 +114,9 @@ impl WriteCache {
         if state.broken {
             return Verdict::Failed(IoError::IO);
         }
-        let quiet = state.index.uncommitted == 0 && !state.overwritten && !state.committing;
-        let writes = &state.origin_writes;
+        let quiet =
+            state.index.uncommitted == 0 && !state.overwritten && !state.commits.is_running();
+        let writes = &state.origin_flushes;
         let durable = writes.are_durable() && writes.known() >= origin_failures;
         if quiet {
             self.look_at_cache(&mut state);
@@ -145,7 +146,7 @@ impl WriteCache {
 
     fn join_commit(&self, env: &Env) -> Arc<Ticket> {
         let ticket = Arc::new(Ticket::default());
-        self.state.lock().waiters.push(Waiter::Ticket(ticket.clone()));
+        self.state.lock().commits.join(Waiter::Ticket(ticket.clone()));
         self.kick_commit(env);
         ticket
     }
@@ -157,14 +158,9 @@ impl WriteCache {
 
     /// Starts committing on this reactor unless somebody does already.
     pub(super) fn kick_commit(&self, env: &Env) {
-        {
-            let mut state = self.state.lock();
-            if state.committing {
-                return;
-            }
-            state.committing = true;
+        if self.state.lock().commits.starts() {
+            self.spawn(env, async |cache, env| cache.commit_loop(env).await);
         }
-        self.spawn(env, async |cache, env| cache.commit_loop(env).await);
     }
 
     /// Commits until nobody waits and no count of blocks asks for it.
@@ -173,9 +169,8 @@ impl WriteCache {
             self.commit_once(env).await;
             let mut state = self.state.lock();
             let full = state.index.uncommitted >= self.config.autocommit_blocks().max(1);
-            let again = !state.waiters.is_empty() || (full && !state.broken);
-            if !again {
-                state.committing = false;
+            let broken = state.broken;
+            if !state.commits.goes_on(full && !broken) {
                 drop(state);
                 self.changed.notify(usize::MAX);
                 return;
@@ -211,7 +206,7 @@ impl WriteCache {
         Batch {
             frozen: state.index.freeze(&mut ledger.changed),
             overwritten: std::mem::take(&mut state.overwritten),
-            waiters: std::mem::take(&mut state.waiters),
+            waiters: state.commits.take(),
             broken: state.broken,
         }
     }

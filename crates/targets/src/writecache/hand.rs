@@ -44,7 +44,7 @@ impl State {
         let (mut met, mut written) = (Met::Nothing, false);
         let idle = self.index.runs_from_hand().filter(|run| !run.has(IN_WRITEBACK));
         for run in idle.take(SCAN_MAX) {
-            if self.index.life(&run) == Life::Uncommitted && !self.committing {
+            if self.index.life(&run) == Life::Uncommitted && !self.commits.is_running() {
                 met = Met::Uncommitted;
                 break;
             }

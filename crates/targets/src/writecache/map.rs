@@ -14,7 +14,7 @@ use cairn_block::{
 use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
 use super::pace::Origin;
 use super::{Count, State, WriteCache};
-use crate::waiters::Waiter;
+use crate::group_commit::Waiter;
 
 /// Write-zeroes up to this many bytes go through the write path; longer ones zero the origin.
 const ZEROES_AS_DATA_BYTES: u64 = 64 << 10;
@@ -303,7 +303,7 @@ impl WriteCache {
             Plan::Around { count } => {
                 let bytes = self.note_write(&mut state, request, count, now);
                 state.pace.went_around(now, bytes);
-                let failures = state.origin_writes.known() as u32;
+                let failures = state.origin_flushes.known() as u32;
                 drop(state);
                 self.count(env, Count::Writes, count);
                 self.count(env, Count::WritesAround, count);
@@ -391,9 +391,9 @@ impl WriteCache {
                 let mut state = self.state.lock();
                 let lost = match result {
                     Ok(()) if request.is_fua() => false,
-                    Ok(()) => state.origin_writes.add_from_above(name),
+                    Ok(()) => state.origin_flushes.add_acknowledged(name),
                     Err(_) => {
-                        state.origin_writes.add_undefined();
+                        state.origin_flushes.add_undefined();
                         false
                     }
                 };
@@ -439,7 +439,7 @@ impl WriteCache {
         let waits = !mutants::skips("writecache: wait of a FUA write for its commit");
         let held = waits && request.is_fua();
         if held {
-            state.waiters.push(Waiter::Request(request.id()));
+            state.commits.join(Waiter::Request(request.id()));
         }
         let commit = held || state.index.uncommitted >= self.config.autocommit_blocks();
         self.wake_after_release(env, state, freed);
@@ -471,7 +471,7 @@ impl WriteCache {
         state.last_write = env.now();
         let held = request.is_fua() && !durable && result.is_ok();
         if held {
-            state.waiters.push(Waiter::Request(request.id()));
+            state.commits.join(Waiter::Request(request.id()));
         }
         if std::mem::take(&mut state.passed_over) || !state.removals.is_empty() {
             self.changed.notify(usize::MAX);

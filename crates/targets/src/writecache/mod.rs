@@ -117,12 +117,12 @@ use commit::Ledger;
 use config::Config;
 use health::OriginHealth;
 use index::{Index, Run};
-use origin::OriginWrites;
 use pace::Pace;
 use removal::Removal;
 use writeback::{Job, Turn, Written};
 
-use crate::waiters::Waiter;
+use crate::flushes::Flushes;
+use crate::group_commit::GroupCommit;
 
 /// What the tasks and requests share, under one short lock.
 struct State {
@@ -134,13 +134,10 @@ struct State {
     cache_known: u64,
     /// How often acknowledged writes may have been lost since the last resume.
     losses: u64,
-    /// Who waits for the next commit to end.
-    waiters: Vec<Waiter>,
-    /// A commit loop is running.
-    committing: bool,
+    commits: GroupCommit,
     /// When the uncommitted are to be committed without anybody asking.
     autocommit_at: Option<Time>,
-    origin_writes: OriginWrites,
+    origin_flushes: Flushes,
     /// When a write last went around the cache.
     last_around: Time,
     /// Slots whose data is on the origin, not yet durable there.
@@ -193,10 +190,9 @@ impl State {
             overwritten: false,
             cache_known: 0,
             losses: 0,
-            waiters: Vec::new(),
-            committing: false,
+            commits: GroupCommit::default(),
             autocommit_at: None,
-            origin_writes: OriginWrites::new(0),
+            origin_flushes: Flushes::new(0),
             last_around: Time(0),
             written: Written::default(),
             finishing: false,
@@ -328,7 +324,7 @@ impl WriteCache {
 
     /// Takes note of failures of the cache device that cannot have lost anything.
     fn look_at_cache(&self, state: &mut State) {
-        let still = !state.committing && !state.has_volatile();
+        let still = !state.commits.is_running() && !state.has_volatile();
         let count = self.cache.failures();
         if still && state.cache_known != count && state.index.is_still() {
             self.cache.acknowledge_failures(count);

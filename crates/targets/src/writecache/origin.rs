@@ -1,98 +1,24 @@
-//! What the origin was written, making it durable there, and what a failure may have lost.
+//! Flushes of the origin: making durable what it was written, and dealing with its failures.
 //!
-//! A failed flush of the origin may have dropped completed writes of anyone, and anyone may have
-//! met it: another volume, another connection, writeback. So what counts is the origin's failure
-//! count ([`cairn_block::FailureCount`]), not who was told. It is compared at each flush from
-//! above, each copy and each batch of writeback, and at a suspend.
+//! What a flush covered and what a failure may have lost is counted by `flushes` (F1 to F3). The
+//! origin's failure count is compared at each client's flush, each copy, each batch of writeback,
+//! and at a suspend.
 //!
-//! O1. `known` is the value of the count up to which failures are dealt with. A flush covers what
-//!     completed before only if the count was `known` until it ended.
-//! O2. Copies of writeback are absorbed: a copy is noted as written only if the count has been
-//!     `known` since before it began, and dealing with a failure takes out all that are noted.
-//!     Their blocks are still dirty and committed, and are copied again. No client is told. (FUA
-//!     copies are durable by themselves.)
-//! O3. Writes around the cache have no other copy. If a failure is dealt with and acknowledged
-//!     ones are not known durable, the mapped device's own count rises before the flush that met
-//!     it ends. One that was in flight meanwhile may have been done before: the count rises when
-//!     it ends. One with FUA answers for itself.
+//! O1. A failure is dealt with before a flush that comes after it is noted (F1): otherwise that
+//!     flush would seem to cover what the failure lost.
+//! O2. Copies of writeback are absorbed: a copy is noted as written only if no failure came since
+//!     before it began, and dealing with a failure takes out all copies that are noted. Their
+//!     blocks are still dirty and committed, and are copied again. No client is told. (FUA copies
+//!     are durable by themselves.)
+//! O3. Writes around the cache have no other copy. If a failure may have lost acknowledged ones
+//!     (F2, F3), the mapped device's own failure count rises before the flush that met it ends.
+//!     One with FUA answers for itself.
 //! O4. So the origin's count is not passed on ([`cairn_block::Target::failures`]), and is
-//!     acknowledged when it is dealt with: who uses the origin later need not hear of it.
+//!     acknowledged when it is dealt with: later users of the origin need not hear of it.
 
 use cairn_block::{Env, Io, IoError, IoResult, mutants};
 
 use super::WriteCache;
-
-/// Writes that completed on the origin, counted, and what is known of them.
-pub(super) struct OriginWrites {
-    known: u64,
-    done: u64,
-    /// How many of them a flush made durable.
-    flushed: u64,
-    /// How many of them a flush from above must cover.
-    from_above: u64,
-    /// How many there were with the last one that would be lost if it is not durable.
-    acknowledged: u64,
-}
-
-impl OriginWrites {
-    /// Of an origin whose failure count is `known` now.
-    pub fn new(known: u64) -> OriginWrites {
-        // What the origin got before this table was live is not known to be durable.
-        OriginWrites { known, done: 1, flushed: 0, from_above: 1, acknowledged: 0 }
-    }
-
-    /// Up to which failure they are dealt with.
-    pub fn known(&self) -> u64 {
-        self.known
-    }
-
-    /// True if a flush from above needs nothing of the origin.
-    pub fn are_durable(&self) -> bool {
-        self.flushed >= self.from_above
-    }
-
-    /// A write ended that nobody above relies on.
-    pub fn add(&mut self) {
-        self.done += 1;
-    }
-
-    /// A discard from above ended, or a write that failed: nobody relies on what it left.
-    pub fn add_undefined(&mut self) {
-        self.done += 1;
-        self.from_above = self.done;
-    }
-
-    /// A write from above succeeded, which began when `known` was `began` (the low bits). True if it
-    /// may be lost already (O3).
-    pub fn add_from_above(&mut self, began: u32) -> bool {
-        self.done += 1;
-        self.from_above = self.done;
-        if began != self.known as u32 {
-            return true;
-        }
-        self.acknowledged = self.done;
-        false
-    }
-
-    /// Failures up to `count` are dealt with. True if acknowledged writes may be lost.
-    fn fail(&mut self, count: u64) -> bool {
-        self.known = self.known.max(count);
-        let lost = self.acknowledged > self.flushed;
-        self.acknowledged = self.acknowledged.min(self.flushed);
-        lost
-    }
-
-    fn succeed(&mut self, covered: u64) {
-        self.flushed = self.flushed.max(covered);
-    }
-
-    /// Checks what must hold between any two steps.
-    #[cfg(test)]
-    pub fn check(&self) {
-        assert!(self.flushed <= self.done && self.from_above <= self.done);
-        assert!(self.acknowledged <= self.from_above);
-    }
-}
 
 impl WriteCache {
     /// Makes durable what clients did to the origin before, if there was anything.
@@ -102,7 +28,7 @@ impl WriteCache {
     pub(super) async fn flush_origin(&self, env: &Env) -> IoResult {
         let (wanted, losses) = {
             let state = self.state.lock();
-            (state.origin_writes.from_above, state.losses)
+            (state.origin_flushes.wanted(), state.losses)
         };
         loop {
             self.look_at_origin(env);
@@ -111,10 +37,10 @@ impl WriteCache {
                 if state.losses != losses {
                     return Err(IoError::IO);
                 }
-                if state.origin_writes.flushed >= wanted {
+                if state.origin_flushes.has_covered(wanted) {
                     return Ok(());
                 }
-                state.origin_writes.known
+                state.origin_flushes.known()
             };
             self.flush_origin_once(env, known).await?;
         }
@@ -129,7 +55,7 @@ impl WriteCache {
         // O1: this flush does not cover what a failure before it may have lost, also if the caller
         // has seen that failure in the count.
         self.look_at_origin(env);
-        let covered = self.state.lock().origin_writes.done;
+        let covered = self.state.lock().origin_flushes.done();
         let began = env.now();
         if let Err(error) = env.io(&self.origin, Io::flush()).await {
             self.origin_may_have_lost(env, error);
@@ -142,14 +68,14 @@ impl WriteCache {
         }
         let mut state = self.state.lock();
         state.pace.origin_flushed(env.now().since(began));
-        state.origin_writes.succeed(covered);
+        state.origin_flushes.succeed(covered);
         Ok(true)
     }
 
     /// Deals with failures of the origin that anyone met since the last look.
     pub(super) fn look_at_origin(&self, env: &Env) {
         let count = self.origin.failures();
-        if count > self.state.lock().origin_writes.known {
+        if count > self.state.lock().origin_flushes.known() {
             self.origin_may_have_lost(env, IoError::IO);
         }
     }
@@ -161,7 +87,7 @@ impl WriteCache {
         self.origin.acknowledge_failures(count);
         let (written, lost) = {
             let mut state = self.state.lock();
-            let lost = state.origin_writes.fail(count);
+            let lost = state.origin_flushes.fail(count);
             if lost {
                 self.lose(&mut state);
             }

@@ -40,12 +40,12 @@ use cairn_format::writecache::{
 use super::commit::Ledger;
 use super::config::Config;
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
-use super::origin::OriginWrites;
 use super::writeback::{Undrained, copy_budget_bytes};
 use super::{State, WriteCache};
 use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
+use crate::flushes::Flushes;
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -450,7 +450,7 @@ impl WriteCache {
     fn take_over(&self, env: &Env, mut state: State) {
         state.last_around = env.now();
         state.last_write = state.last_around;
-        state.origin_writes = OriginWrites::new(self.origin.failures());
+        state.origin_flushes = Flushes::new(self.origin.failures());
         let mut old = self.state.lock();
         state.cleaner = old.cleaner;
         state.flush_on_suspend = old.flush_on_suspend;

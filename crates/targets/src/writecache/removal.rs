@@ -223,7 +223,7 @@ impl WriteCache {
             return Ok(());
         }
         let result = env.io(&self.origin, Io::on(Op::Discard, asked.range)).await;
-        self.state.lock().origin_writes.add_undefined();
+        self.state.lock().origin_flushes.add_undefined();
         result
             .or_else(|error| if error.kind == ErrorKind::Unsupported { Ok(()) } else { Err(error) })
     }
@@ -308,7 +308,7 @@ impl WriteCache {
         let io = Io::on(Op::WriteZeroes, asked.range).with(flags);
         let failures = self.origin.failures();
         env.io(&self.origin, io).await?;
-        self.state.lock().origin_writes.add();
+        self.state.lock().origin_flushes.add_own();
         let flush = self.flush_origin_once(env, failures);
         let name = "writecache: flush of the origin before a removal";
         let durable = mutants::step(name, true, flush).await?;

@@ -313,11 +313,11 @@ impl WriteCache {
             state.give_up_jobs();
             return if state.stopping { Action::Stop } else { Action::Wait };
         }
-        if state.autocommit_at.is_some_and(|at| at <= now) && !state.committing {
+        if state.autocommit_at.is_some_and(|at| at <= now) && !state.commits.is_running() {
             return Action::Commit;
         }
         let writeback = self.next_writeback(&mut state, now);
-        match (writeback, state.autocommit_at.filter(|_| !state.committing)) {
+        match (writeback, state.autocommit_at.filter(|_| !state.commits.is_running())) {
             (Action::Sleep(at), Some(commit)) => Action::Sleep(at.min(commit)),
             (Action::Wait, Some(commit)) => Action::Sleep(commit),
             (action, _) => action,
@@ -390,7 +390,7 @@ impl WriteCache {
             }
             let eligible = |run: Run| match state.index.life(&run) {
                 // I6: everything older has been taken; this one is next, so commit it.
-                Life::Uncommitted if !state.committing => Some(None),
+                Life::Uncommitted if !state.commits.is_running() => Some(None),
                 _ => state.eligible_part(&run).map(Some),
             };
             let found = state.index.left_of(&inserted).find_map(eligible);
@@ -561,7 +561,7 @@ impl WriteCache {
                 // Under the lock that adds the job: who deals with a failure from now on takes it
                 // out again. FUA copies are durable by themselves.
                 let fua = self.config.writeback_with_fua();
-                if !fua && state.origin_writes.known() != failures {
+                if !fua && state.origin_flushes.known() != failures {
                     drop(state);
                     self.origin_failed(env, &job.slots, IoError::IO);
                     return self.kick_finisher(env);
@@ -569,7 +569,7 @@ impl WriteCache {
                 state.pace.cache_answered(times.read);
                 state.pace.origin_answered(times.write);
                 if !fua {
-                    state.origin_writes.add();
+                    state.origin_flushes.add_own();
                 }
                 state.written.add(job);
             }
@@ -652,7 +652,7 @@ impl WriteCache {
                     break;
                 }
                 let written = if due { state.written.take() } else { Vec::new() };
-                (written, state.origin_writes.known())
+                (written, state.origin_flushes.known())
             };
             // Superseded versions alone need nothing of the origin, nor do FUA copies.
             let needless = written.is_empty() || self.config.writeback_with_fua();

@@ -412,13 +412,13 @@ pub fn committed(area: &[u8]) -> Vec<(u64, u64, u8)> {
 pub fn check_state(state: &State) {
     state.index.check();
     let index = &state.index;
-    state.origin_writes.check();
+    state.origin_flushes.check();
     assert!(index.durable_seq <= index.stamp_seq, "a commit is stamped before it is durable");
     assert!(index.stamp_seq.0 <= index.durable_seq.0 + 1 || state.broken, "I12: one at a time");
-    if !state.committing && !state.broken {
+    if !state.commits.is_running() && !state.broken {
         let frozen = index.runs().find(|run| index.life(run) == Life::Frozen);
         assert_eq!(frozen, None, "only a commit freezes");
-        assert!(state.waiters.is_empty(), "who waits for a commit makes one begin");
+        assert!(!state.commits.has_waiters(), "who waits for a commit makes one begin");
     }
     for run in index.runs() {
         match index.life(&run) {

@@ -1,5 +1,9 @@
-//! Who waits for a group commit: held requests, and tasks. A commit takes all that wait before it
-//! looks at what to write, so that what they did before is in it, and tells each its result once.
+//! Group commit: the waiters that share one commit, held requests and tasks.
+//!
+//! G1. One commit runs at a time. Waiters that join while it runs share the next one.
+//! G2. A commit takes all waiters before it looks at what to write: what they did before they
+//!     joined is in it. Each is told its result once.
+//! G3. The caller that joins first starts the commit task. The task ends only if no waiter is left.
 
 use std::sync::Arc;
 
@@ -15,6 +19,48 @@ pub(crate) enum Waiter {
     Write(RequestId, u32),
     /// A task.
     Ticket(Arc<Ticket>),
+}
+
+/// The waiters of a target's commits, under the lock of its state.
+#[derive(Default)]
+pub(crate) struct GroupCommit {
+    waiters: Vec<Waiter>,
+    running: bool,
+}
+
+impl GroupCommit {
+    /// Adds a waiter of the next commit. The caller calls [`GroupCommit::starts`] after it.
+    pub fn join(&mut self, waiter: Waiter) {
+        self.waiters.push(waiter);
+    }
+
+    /// True if no commit task runs: the caller starts one (G3).
+    pub fn starts(&mut self) -> bool {
+        !std::mem::replace(&mut self.running, true)
+    }
+
+    /// True while a commit task runs.
+    pub fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// The waiters of the commit that begins now (G2).
+    pub fn take(&mut self) -> Vec<Waiter> {
+        std::mem::take(&mut self.waiters)
+    }
+
+    /// After a commit: true if the task is to commit again, for waiters or because of `more`;
+    /// otherwise it ends.
+    pub fn goes_on(&mut self, more: bool) -> bool {
+        self.running = more || !self.waiters.is_empty();
+        self.running
+    }
+
+    /// True if there is a waiter.
+    #[cfg(test)]
+    pub fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty()
+    }
 }
 
 /// Tells those who waited the commit's result.

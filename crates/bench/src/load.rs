@@ -219,7 +219,7 @@ async fn pump(
         // As a connection does with requests that arrived together.
         let ready = pump.free.borrow().len().min(turn);
         for &place in job.places[started..].iter().take(ready).skip(1) {
-            env.foresee(disk, Sector(place));
+            env.prefetch(disk, Sector(place));
         }
         while turn > 0
             && started < total

@@ -166,15 +166,15 @@ fn descend<'t>(env: &Env, tables: &'t Tables, mut disk: &'t dyn Disk, mut reques
     submit(env, tables, disk, request);
 }
 
-/// Tells the first target that will decide about a request where that begins. What lies beneath
-/// it only the decision will show.
-pub(crate) fn foresee(env: &Env, disk: &dyn Disk, mut at: Sector) {
+/// Has the first target that decides about a request prefetch for it. The targets beneath are not
+/// known before that decision.
+pub(crate) fn prefetch(env: &Env, disk: &dyn Disk, mut at: Sector) {
     let tables = &*env.tables();
     let mut device = disk.mapped().map(MappedDevice::id);
     while let Some((_, line)) = device.and_then(|id| tables.get(id)?.line_at(at)) {
         let inside = at - line.start;
         let Some(straight) = &line.straight else {
-            return line.target.foresee(Sector(inside.0));
+            return line.target.prefetch(env, Sector(inside.0));
         };
         (at, device) = (straight.start + inside, straight.device);
     }

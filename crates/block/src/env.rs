@@ -65,6 +65,9 @@ pub trait Post: Send + Sync {
 
     /// What limits the log of this world.
     fn log(&self) -> &LogLimit;
+
+    /// The time since 1970-01-01 00:00 UTC: for what is written into formats, not for waiting.
+    fn unix_time(&self) -> Duration;
 }
 
 /// The executor and timers of one reactor.
@@ -202,6 +205,22 @@ impl Env {
         self.post().log().warn(self.now(), key, line);
     }
 
+    /// The time since 1970-01-01 00:00 UTC: for what is written into formats. It may jump; for
+    /// waiting and measuring there is [`Env::now`].
+    pub fn unix_time(&self) -> Duration {
+        self.post().unix_time()
+    }
+
+    /// Starts a task on the reactor `on`: `make` is called there.
+    pub fn spawn_on<F: Future<Output = ()> + 'static>(
+        &self,
+        on: ReactorId,
+        make: impl FnOnce(Env) -> F + Send + 'static,
+    ) {
+        let job = move |env: &Env| env.spawn(make(env.clone()));
+        self.post().post(on, Mail::Call(Box::new(job)));
+    }
+
     /// Starts a task on this reactor.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.0.world.tasks.spawn(Box::pin(task));
@@ -236,10 +255,10 @@ impl Env {
         }
     }
 
-    /// A request that begins at `at` will be started soon, after others: what is known of its way
-    /// is fetched meanwhile ([`crate::Target::foresee`]).
-    pub fn foresee(&self, disk: &Arc<dyn Disk>, at: Sector) {
-        engine::foresee(self, disk.as_ref(), at);
+    /// Warms the index entries for a request that begins at `at` and will be started soon
+    /// ([`crate::Target::prefetch`]).
+    pub fn prefetch(&self, disk: &Arc<dyn Disk>, at: Sector) {
+        engine::prefetch(self, disk.as_ref(), at);
     }
 
     /// Starts a request and returns a future of its result. Dropping the future leaves the

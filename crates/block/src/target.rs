@@ -88,10 +88,10 @@ pub trait Target: Send + Sync {
     /// ([`Request::watch`]). Must not block or allocate on the ready path.
     fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a>;
 
-    /// A request that begins at `at` will be mapped soon: have the processor fetch what its lookup
-    /// will wait for. A hint: nothing is decided or changed, nothing waited for but a short lock,
-    /// and many requests are mapped that were not foreseen.
-    fn foresee(&self, _at: Sector) {}
+    /// Warms the index entries for a request that begins at `at` and will be mapped soon. A hint
+    /// only: it decides and changes nothing, takes at most a short lock, and most requests are
+    /// mapped without it.
+    fn prefetch(&self, _env: &Env, _at: Sector) {}
 
     /// Sees the completion of a request it remapped and watched.
     fn end_io(&self, _env: &Env, _request: &mut Request, result: IoResult) -> EndIo {

@@ -2,6 +2,7 @@
 //! reactor is awake.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cairn_block::sync::Padded;
 use cairn_block::{LogLimit, Mail, Post, ReactorId};
@@ -86,5 +87,10 @@ impl Post for PostOffice {
 
     fn log(&self) -> &LogLimit {
         &self.log
+    }
+
+    fn unix_time(&self) -> Duration {
+        // A clock before 1970 is not set at all.
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
 }

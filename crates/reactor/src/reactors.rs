@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use cairn_block::{Env, LOG_INTERVAL, Mail, Post, ReactorId, Time};
 
+use rustix::rand::GetRandomFlags;
+
 use crate::core::{Core, CoreParts};
 use crate::driver::Driver;
 use crate::mailbox::PostOffice;
@@ -195,7 +197,7 @@ impl Reactor {
         bell.connect(driver.ring().waker());
         let core = Core::new(CoreParts {
             reactor: id,
-            seed: seed_of(id),
+            seed: random_seed(),
             post: post.clone(),
             bell,
             mechanism: Rc::new(driver.clone()),
@@ -260,8 +262,10 @@ impl Reactor {
     }
 }
 
-/// Seeds differ per reactor; the real world needs no better randomness (targets use it to
-/// spread, not to hide).
-fn seed_of(id: ReactorId) -> u64 {
-    0x9e37_79b9_7f4a_7c15 ^ u64::from(id.0)
+/// A seed from the kernel: what reactors draw, UUIDs among it, differs from start to start.
+fn random_seed() -> u64 {
+    let mut seed = [0; 8];
+    let got = rustix::rand::getrandom(&mut seed, GetRandomFlags::empty());
+    assert_eq!(got, Ok(seed.len()), "the kernel gives up to 256 bytes whole");
+    u64::from_ne_bytes(seed)
 }

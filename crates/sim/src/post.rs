@@ -4,10 +4,13 @@
 //!     senders may overtake each other.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use cairn_block::{LogLimit, Mail, Post, ReactorId, Time};
 use parking_lot::Mutex;
 
+/// What the simulated clock shows when the simulation begins, since 1970.
+const START_OF_TIME: Duration = Duration::from_secs(1_767_225_600);
 /// Longest usual delay of a message, in nanoseconds.
 const DELAY_NS: u64 = 20_000;
 /// One message of this many is much later than the others.
@@ -94,5 +97,9 @@ impl Post for SimPost {
 
     fn log(&self) -> &LogLimit {
         &self.log
+    }
+
+    fn unix_time(&self) -> Duration {
+        START_OF_TIME + Duration::from_nanos(self.inner.lock().now.0)
     }
 }

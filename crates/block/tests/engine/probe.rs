@@ -42,7 +42,7 @@ pub struct Seen {
 pub struct Log {
     pub seen: Mutex<Vec<Seen>>,
     /// Requests that were announced: the offset of the line, and where on it they begin.
-    pub foreseen: Mutex<Vec<(u64, Sector)>>,
+    pub prefetched: Mutex<Vec<(u64, Sector)>>,
     /// While true, a probe refuses to resume.
     pub refuse: Mutex<bool>,
     /// While true, a suspend fails to commit.
@@ -137,8 +137,8 @@ impl Target for Probe {
         Verdict::Remapped { disk: self.lower.as_ref(), sector }
     }
 
-    fn foresee(&self, at: Sector) {
-        self.log.foreseen.lock().push((self.offset, at));
+    fn prefetch(&self, _env: &Env, at: Sector) {
+        self.log.prefetched.lock().push((self.offset, at));
     }
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {

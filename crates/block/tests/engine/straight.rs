@@ -37,8 +37,8 @@ fn who_will_decide_first_is_told_where_a_request_will_begin() {
     let top: Arc<dyn Disk> = bench.volume("top", "0 60 probe @middle 5 straight=1");
     let env = bench.world.env(0);
     let told = |at| {
-        env.foresee(&top, Sector(at));
-        std::mem::take(&mut *bench.log.foreseen.lock())
+        env.prefetch(&top, Sector(at));
+        std::mem::take(&mut *bench.log.prefetched.lock())
     };
     assert_eq!(told(1), [(3, Sector(16))]);
     assert_eq!(told(44), [(3, Sector(59))]);

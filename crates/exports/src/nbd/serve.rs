@@ -43,7 +43,7 @@ async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option
         let header = inlet.header(&conn.channel).await?;
         if inlet.take_fresh() {
             conn.refresh();
-            foresee(conn, inlet, &header);
+            prefetch(conn, inlet, &header);
         }
         match decode(&header, &conn.terms()) {
             Decoded::Request(Request { command: Command::Disconnect, .. }) => return Ok(None),
@@ -63,12 +63,12 @@ async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option
     }
 }
 
-/// What has arrived together with this request will be started right after it.
-fn foresee(conn: &Rc<Connection>, inlet: &Inlet, header: &[u8; REQUEST_BYTES]) {
+/// Prefetches for the requests that have arrived together with this one.
+fn prefetch(conn: &Rc<Connection>, inlet: &Inlet, header: &[u8; REQUEST_BYTES]) {
     let Some((_, payload)) = glance(header) else { return };
     inlet.ahead(payload, |next| {
         let (offset, payload) = glance(next)?;
-        conn.env.foresee(&conn.export.disk, Sector::of_byte(offset));
+        conn.env.prefetch(&conn.export.disk, Sector::of_byte(offset));
         Some(payload)
     });
 }

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_foreseen_need_not_be_there() {
+    fn prefetch_of_an_unmapped_block_changes_nothing() {
         let groups = some();
         for number in [5, 5 + SHARDS * 2, 5 + SHARDS * 999, (1 << 50) + 5] {
             groups.fetch(number * GROUP_BLOCKS + 63);

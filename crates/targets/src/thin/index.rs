@@ -245,8 +245,8 @@ impl VolumeMap {
         self.shards[(block / GROUP_BLOCKS % SHARDS) as usize].lock()
     }
 
-    /// A block will be looked up soon.
-    pub fn foresee(&self, block: u64) {
+    /// Has the processor fetch the entry of a block, if the index is larger than its caches.
+    pub fn prefetch(&self, block: u64) {
         // What a cache holds anyway is not worth a second look.
         if self.arena.is_vast() {
             self.shard(block).groups.fetch(block);

@@ -526,9 +526,9 @@ impl Target for Thin {
         }
     }
 
-    fn foresee(&self, at: Sector) {
+    fn prefetch(&self, _env: &Env, at: Sector) {
         if let Some(seat) = self.seated() {
-            seat.volume.map.foresee(at.0 / seat.pool.block.0);
+            seat.volume.map.prefetch(at.0 / seat.pool.block.0);
         }
     }
 

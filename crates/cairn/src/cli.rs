@@ -1,29 +1,25 @@
 //! The command line: every verb, option and argument, and nothing else. Verbs of a running server
-//! are here, but for those on snapshots and pools (`layers`) and the tools without one (`offline`).
+//! are here, but for those on snapshots and pools (`layers`); the tools declare their own arguments.
 //!
 //! [`parse`] gives a [`Cli`]; no verb acts here.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use cairn_tools::args::{
+    CheckArgs, DevicesArgs, DumpArgs, FormatCommand, RepairArgs, RestoreArgs, RmapArgs,
+};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit;
 use crate::replace::SwapArgs;
-use crate::serve::ServeArgs;
+use crate::serve::{RingChoice, ServeArgs};
 
 mod layers;
-mod offline;
 
 pub use layers::{
     MergeArgs, PoolCommand, PoolCreateArgs, SnapCommand, SnapCreateArgs, ThinCommand,
 };
-pub use offline::{
-    CheckArgs, DevicesArgs, DumpArgs, FlushArgs, FormatArgs, FormatCommand, FormatPoolDataArgs,
-    FormatSnapshotArgs, FormatThinPoolArgs, FormatWritecacheArgs, RepairArgs, RestoreArgs,
-    RmapArgs,
-};
-
 /// The device mapper's storage stack in userspace.
 #[derive(Parser)]
 #[command(name = "cairn", version, about, after_help = exit::help())]
@@ -280,6 +276,20 @@ pub struct ListArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `flush`
+#[derive(Args)]
+pub struct FlushArgs {
+    /// The table with the cache: START LENGTH writecache ...
+    #[arg(long, required = true)]
+    pub table: Vec<String>,
+    /// Stop after this many seconds; exit code 124 if work is left
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<f64>,
+    /// Which ring
+    #[arg(long, value_enum, default_value_t = RingChoice::Auto)]
+    pub ring: RingChoice,
 }
 
 /// Verbs that take a table.

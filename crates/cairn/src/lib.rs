@@ -6,7 +6,7 @@
 //! - [`snap`]: the verbs of snapshots. [`pool`], [`thin`]: those of thin pools and their volumes.
 //! - [`remote`], [`replace`]: all of these as a client sends them.
 //! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
-//! - [`offline`]: tools on devices that nobody serves. [`mod@bench`]: runs `cairn-bench`.
+//! - [`flush`]: drains a cache without a server. [`mod@bench`]: runs `cairn-bench`.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
 //! them together.
@@ -14,14 +14,13 @@
 mod bench;
 mod cli;
 mod control;
+mod flush;
 mod kept;
-mod offline;
 mod pool;
 mod remote;
 mod replace;
 mod report;
 mod serve;
-mod signals;
 mod snap;
 mod sockets;
 mod state;
@@ -33,7 +32,7 @@ mod world;
 
 use std::process::ExitCode;
 
-use cairn_outcome::{exit, failure, program, stderr};
+use cairn_outcome::{exit, failure, program, signals, stderr};
 use cli::{Cli, Command};
 use failure::Outcome;
 
@@ -52,17 +51,16 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome<u8> {
-    signals::survive_size_limit()?;
     match cli.command {
         Command::Serve(args) => serve::run(*args),
-        Command::Probe(args) => offline::probe::run(&args),
-        Command::Check(args) => offline::check::run(&args),
-        Command::Dump(args) => offline::dump::run(&args),
-        Command::Repair(args) => offline::repair::run(&args),
-        Command::Restore(args) => offline::thin::restore::run(&args),
-        Command::Rmap(args) => offline::thin::rmap::run(&args),
-        Command::Format(command) => offline::format::run(&command),
-        Command::Flush(args) => offline::flush::run(&args),
+        Command::Probe(args) => cairn_tools::probe::run(&args),
+        Command::Check(args) => cairn_tools::check::run(&args),
+        Command::Dump(args) => cairn_tools::dump::run(&args),
+        Command::Repair(args) => cairn_tools::repair::run(&args),
+        Command::Restore(args) => cairn_tools::thin::restore::run(&args),
+        Command::Rmap(args) => cairn_tools::thin::rmap::run(&args),
+        Command::Format(command) => cairn_tools::format::run(&command),
+        Command::Flush(args) => flush::run(&args),
         Command::Bench { words } => bench::run(&words, cli.verbose),
         Command::Snap(verb) => snap::run(verb),
         Command::Pool(verb) => pool::run(verb),

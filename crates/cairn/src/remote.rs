@@ -3,9 +3,8 @@
 use std::io::Read;
 use std::path::Path;
 
-use cairn_backends::parse_size;
 use cairn_block::{ConfigError, ConfigKind};
-pub use cairn_outcome::stdout::{print, print_json};
+use cairn_outcome::stdout::{print, print_json};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -110,16 +109,6 @@ pub fn absolute(path: &Path) -> Outcome<String> {
     let path = std::path::absolute(path).map_err(|error| system(&shown, "path", error))?;
     let text = path.to_str().map(str::to_owned);
     text.ok_or_else(|| wrong(shown, "path", "bytes that are no UTF-8", "UTF-8"))
-}
-
-/// The bytes of a size of whole sectors.
-///
-/// # Errors
-/// It is no such size.
-pub fn bytes(field: &str, size: &str) -> Outcome<u64> {
-    let parsed = parse_size(size).ok().filter(|bytes| *bytes > 0 && bytes.is_multiple_of(512));
-    let expected = "a size above 0, in whole sectors, like 2048s or 1G";
-    parsed.ok_or_else(|| wrong("", field, format!("'{size}'"), expected))
 }
 
 fn any_name(read: &ReadArgs) -> AnyName {

@@ -4,6 +4,7 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use cairn_tools::progress::{Left, Progress};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -11,7 +12,6 @@ use crate::cli::{NameArgs, ServerArgs, TableArgs};
 use crate::control::client::Client;
 use crate::control::rpc::{AnyName, ReplaceParams, ResumeParams};
 use crate::failure::{Outcome, refused};
-use crate::offline::flush_progress::{Left, Progress};
 use crate::remote::{client, pass_on, table_of, tell};
 
 /// How often the server is asked how much is left.

@@ -2,6 +2,7 @@
 //!
 //! - [`failure`]: what operations return. [`exit`]: exit codes.
 //! - [`stdout`]: results. [`stderr`]: errors, notes and the log.
+//! - [`signals`]: requests to stop, and files that must not outlive an interrupted verb.
 //! - [`program`]: the frame of a `main`, and where the other programs are.
 //!
 //! Promises: an error is one line on stderr and one exit code; a stream that cannot be written
@@ -10,5 +11,6 @@
 pub mod exit;
 pub mod failure;
 pub mod program;
+pub mod signals;
 pub mod stderr;
 pub mod stdout;

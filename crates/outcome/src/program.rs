@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 
 use crate::failure::{self, Outcome};
-use crate::{exit, stderr, stdout};
+use crate::{exit, signals, stderr, stdout};
 
 /// Runs a program with its parsed command line, and reports its result. Wrong usage is one line on
 /// stderr and exit code 1, since 2 means damage.
 pub fn run<T>(parsed: Result<T, clap::Error>, main: impl FnOnce(T) -> Outcome<u8>) -> ExitCode {
     let outcome = match parsed {
-        Ok(cli) => main(cli),
+        Ok(cli) => signals::survive_size_limit().and_then(|()| main(cli)),
         Err(error) if is_answer(&error) => stdout::print(&error.render().to_string()),
         Err(error) => {
             stderr::say(usage(&error));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Io, IoError, Sector, SectorCount, SectorRange,
 };
-use cairn_format::probe::blank::{Area, Verdict};
+use cairn_format::probe::blank::{Area, Verdict, way_on};
 use cairn_format::probe::{self, Kind};
 
 use crate::args::Device;
@@ -38,17 +38,6 @@ pub async fn read_sectors(
     read.map_err(|error| unreadable(device, &format!("sectors {wide}"), error))?;
     let skip = (range.start - wide.start).to_bytes() as usize;
     Ok(segs.slice(skip, range.to_bytes() as usize).to_vec())
-}
-
-/// Makes the line that ends a refusal to format: the command that formats all the same.
-///
-/// `words` are the kind for `cairn format`; `options` follow the device.
-#[must_use]
-pub fn way_on(words: &str, argument: &str, options: &str) -> String {
-    match argument.strip_prefix('@') {
-        Some(volume) => format!("to lose that, first write zeros over it in volume {volume}"),
-        None => format!("to lose that: cairn format {words} {argument}{options} --yes"),
-    }
 }
 
 /// The range of a device that a target is about to format, from a sector to the end.

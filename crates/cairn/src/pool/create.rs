@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use cairn_block::{ConfigKind, Disk, MappedDevice, SECTOR_BYTES};
 use cairn_targets::persistent::{Options, Store};
+use cairn_tools::source::{Source, sync_folder};
 
 use crate::control::rpc::PoolCreateParams;
 use crate::failure::{Outcome, refused, wrong};
-use crate::offline::source::{Source, sync_folder};
 use crate::pool::is_pool;
 use crate::snap::names::refuse_at_sign;
 use crate::snap::store::{check_argument, discard, is_path};

@@ -224,7 +224,7 @@ fn format(folder: &Path, words: &str) {
     words[1] = folder.join(&words[1]).display().to_string();
     let args = ["cairn", "format"].map(str::to_owned).into_iter().chain(words);
     let Command::Format(command) = Cli::parse_from(args).command else { panic!("it formats") };
-    assert_eq!(crate::offline::format::run(&command).unwrap(), 0);
+    assert_eq!(cairn_tools::format::run(&command).unwrap(), 0);
 }
 
 #[test]

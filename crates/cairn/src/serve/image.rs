@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use cairn_tools::source::sync_folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
 use super::config::Image;
 use crate::failure::{Outcome, system};
-use crate::offline::source::sync_folder;
 
 /// Makes a sparse image if it is missing. What is there is left as it is, whatever its size.
 ///

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use cairn_block::{
     ConfigError, ConfigKind, Disk, IoError, MappedDevice, SECTOR_BYTES, Sector, SectorRange, Target,
 };
+use cairn_outcome::stdout::{print, print_json};
 use cairn_targets::snapshot::{Merge, Snapshot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ use crate::cli::ServerArgs;
 use crate::control::rpc::SnapDiffParams;
 use crate::exit;
 use crate::failure::{Outcome, wrong};
-use crate::remote::{client, print, print_json};
+use crate::remote::client;
 use crate::verbs::Verbs;
 use crate::world::Names;
 

@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_tools::args::bytes;
+use cairn_tools::progress::{Left, Progress};
 use serde_json::json;
 
 use super::diff::print_differences;
@@ -13,8 +15,7 @@ use crate::control::rpc::{
 };
 use crate::exit;
 use crate::failure::{Outcome, refused};
-use crate::offline::flush_progress::{Left, Progress};
-use crate::remote::{absolute, bytes, client, show, tell};
+use crate::remote::{absolute, client, show, tell};
 
 /// How often a merge is looked at.
 const TICK: Duration = Duration::from_millis(100);

@@ -12,10 +12,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
-use cairn_format::snapshot::{ChunkSize, Header, Layout, Opening, Record as StoreRecord};
+use cairn_format::snapshot::{ChunkSize, Layout, Opening, Record as StoreRecord};
+use cairn_tools::snapshot::format::{check_size, format};
+use cairn_tools::source::{Source, refuse_unless_blank, sync_folder};
 
 use crate::failure::{Outcome, refused, system, wrong};
-use crate::offline::source::{Source, refuse_unless_blank, sync_folder};
 
 /// Most stores with a default name that are passed over because their files exist.
 const NAMES_MAX: u32 = 1000;
@@ -76,17 +77,6 @@ impl Wanted {
     fn command(&self) -> String {
         let chunk = self.chunk.sectors();
         format!("cairn format snapshot {} --chunk {chunk} --yes", self.argument)
-    }
-}
-
-/// Refuses a size that has no room for any chunk.
-///
-/// # Errors
-/// It is too small.
-pub fn check_size(name: &str, chunk: ChunkSize, bytes: u64) -> Outcome<()> {
-    match Layout::new(chunk, bytes / SECTOR_BYTES) {
-        Ok(layout) if layout.usable_data_chunks() > 0 => Ok(()),
-        _ => Err(wrong(name, "size", bytes, format!("at least {} bytes", 3 * chunk.bytes()))),
     }
 }
 
@@ -192,23 +182,6 @@ fn adopt(wanted: &Wanted) -> Outcome<()> {
             }
         }
     }
-}
-
-/// The first area, then the header: a crash leaves a blank device or an empty store.
-///
-/// # Errors
-/// The system refused.
-pub fn format(source: &Source, chunk: ChunkSize) -> Outcome<()> {
-    const PIECE_BYTES: u64 = 1 << 20;
-    let (mut at, end) = (0, 2 * chunk.bytes());
-    while at < end {
-        let piece = PIECE_BYTES.min(end - at);
-        source.write_at(at, &vec![0; piece as usize])?;
-        at += piece;
-    }
-    source.flush()?;
-    source.write_at(0, &Header::fresh(chunk).encode())?;
-    source.flush()
 }
 
 /// Refuses a recorded store without a header: what was in it is gone.

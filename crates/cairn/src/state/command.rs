@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::stdout::{print, print_json};
 use serde_json::json;
 
 use super::{Shown, StateFile, forget, shown};
 use crate::cli::StateCommand;
 use crate::control::rpc::{AnyName, StateForgetParams};
 use crate::failure::{Outcome, refused, system};
-use crate::remote::{client, print, print_json};
+use crate::remote::client;
 use crate::stderr::say;
 
 /// Runs the verb.

@@ -1,5 +1,6 @@
 //! `cairn thin` as a client sends it.
 
+use cairn_tools::args::bytes;
 use serde_json::json;
 
 use super::list::list_text;
@@ -9,7 +10,7 @@ use crate::control::rpc::{
     ThinSnapshotParams,
 };
 use crate::failure::Outcome;
-use crate::remote::{absolute, bytes, show, tell};
+use crate::remote::{absolute, show, tell};
 use crate::snap::diff::print_differences;
 
 /// Runs the verb.

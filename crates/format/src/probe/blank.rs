@@ -164,5 +164,16 @@ impl fmt::Display for Verdict {
     }
 }
 
+/// Makes the line that ends a refusal to format: the command that formats all the same.
+///
+/// `words` are the kind for `cairn format`; `options` follow the device.
+#[must_use]
+pub fn way_on(words: &str, argument: &str, options: &str) -> String {
+    match argument.strip_prefix('@') {
+        Some(volume) => format!("to lose that, first write zeros over it in volume {volume}"),
+        None => format!("to lose that: cairn format {words} {argument}{options} --yes"),
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,143 @@
+//! `cairn flush`: drains a cache to its origin, with nobody served.
+//!
+//! The table is built and resumed (which recovers), then told to `flush`; meanwhile the status
+//! says how many blocks are left. Ctrl-C or `--timeout` suspends, which commits what was done:
+//! the blocks written back so far are free on the cache, and the next run goes on with the rest.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use cairn_block::{MappedDevice, SuspendMode};
+use cairn_outcome::stdout;
+use cairn_tools::progress::{Left, Progress};
+
+use crate::cli::FlushArgs;
+use crate::exit;
+use crate::failure::{Outcome, wrong};
+use crate::signals::{self, Event};
+use crate::world::{World, WorldOptions};
+
+const VOLUME: &str = "flush";
+const TARGET: &str = "writecache";
+/// How often the status is looked at.
+const TICK: Duration = Duration::from_millis(200);
+
+/// How the drain ended.
+enum End {
+    /// Every cache said so.
+    Drained,
+    /// A cache could not.
+    Failed(cairn_block::ConfigError),
+    /// Asked to stop.
+    Stopped,
+    /// The time is over.
+    TimedOut,
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// The table is refused, has no cache, or the drain failed.
+pub fn run(args: &FlushArgs) -> Outcome<u8> {
+    let (_, happened) = signals::watch()?;
+    let world = World::start(WorldOptions {
+        reactors: Some(1),
+        ring: args.ring.kind(),
+        base: None,
+        read_only: false,
+    })?;
+    let world = Arc::new(world);
+    world.create(VOLUME)?;
+    world.load(VOLUME, &args.table.join("\n"))?;
+    let volume = world.volume(VOLUME)?;
+    let sectors = cache_sectors(&volume);
+    if sectors.is_empty() {
+        return Err(wrong(VOLUME, "table target", "no cache", "a writecache line"));
+    }
+    world.resume(VOLUME)?;
+    let limit = args.timeout.and_then(|seconds| Instant::now().checked_add(seconds_of(seconds)));
+    let end = drain(&world, &volume, sectors, &happened, limit);
+    world.suspend(VOLUME, SuspendMode::Flush)?;
+    conclude(end, left(&volume))
+}
+
+fn seconds_of(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+/// A sector of each line with a cache, in the table that resume will make live.
+fn cache_sectors(volume: &MappedDevice) -> Vec<u64> {
+    let table = volume.inactive_table();
+    let lines = table.iter().flat_map(|table| table.lines());
+    lines.filter(|line| line.name == TARGET).map(|line| line.start.0).collect()
+}
+
+/// Tells every cache to flush, one after the other, and watches.
+fn drain(
+    world: &Arc<World>,
+    volume: &MappedDevice,
+    sectors: Vec<u64>,
+    happened: &Receiver<Event>,
+    limit: Option<Instant>,
+) -> End {
+    let (send, done) = channel();
+    let teller = world.clone();
+    // Messages wait until they are carried out, hence a thread.
+    std::thread::spawn(move || {
+        let words = ["flush".to_owned()];
+        let told = sectors
+            .into_iter()
+            .try_for_each(|sector| teller.message(VOLUME, sector, &words).map(drop));
+        // Nobody listens any more if the drain was stopped.
+        drop(send.send(told));
+    });
+    let mut progress = Progress::begin(left(volume));
+    loop {
+        match done.recv_timeout(TICK) {
+            Ok(Ok(())) => break progress.finish(left(volume), End::Drained),
+            Ok(Err(error)) => break progress.finish(left(volume), End::Failed(error)),
+            Err(RecvTimeoutError::Disconnected) => break End::Stopped,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if happened.try_recv().is_ok() {
+            break progress.finish(left(volume), End::Stopped);
+        }
+        if limit.is_some_and(|limit| Instant::now() >= limit) {
+            break progress.finish(left(volume), End::TimedOut);
+        }
+        progress.show(left(volume));
+    }
+}
+
+fn conclude(end: End, left: Left) -> Outcome<u8> {
+    let state = match left.blocks {
+        0 => "clean: every block is on the origin\n".to_owned(),
+        blocks => format!("{blocks} blocks ({} KiB) left\n", left.bytes.div_ceil(1024)),
+    };
+    stdout::print(&state)?;
+    match end {
+        End::Failed(error) => Err(error),
+        _ if left.blocks == 0 => Ok(exit::OK),
+        End::Drained | End::Stopped => Ok(exit::FAILURE),
+        End::TimedOut => Ok(exit::TIMEOUT),
+    }
+}
+
+/// What the origin does not have yet, as the status lines tell: field 2 is the number of blocks,
+/// field 3 how many are free; word 4 of the table line is the block size.
+fn left(volume: &MappedDevice) -> Left {
+    let mut left = Left::default();
+    let table = volume.live_table();
+    for line in table.iter().flat_map(|table| table.lines()).filter(|line| line.name == TARGET) {
+        let status = line.target.status();
+        let field = |index: usize| status.split_whitespace().nth(index)?.parse::<u64>().ok();
+        let (Some(all), Some(free)) = (field(1), field(2)) else { continue };
+        let blocks = all.saturating_sub(free);
+        let block =
+            line.target.table().split_whitespace().nth(3).and_then(|word| word.parse().ok());
+        left.blocks += blocks;
+        left.bytes += blocks * block.unwrap_or(0);
+    }
+    left
+}

@@ -1,0 +1,123 @@
+//! `cairn format`: a fresh cache, exception store or pool, never over somebody's data unasked.
+//!
+//! A device that is not blank takes `--yes`; one with dirty blocks `--discard-dirty` as well. The
+//! order, and what a crash between two steps leaves:
+//! 1. what is not blank gets zeros in place of its first 4 KiB and of every signature, then a
+//!    flush: a blank device;
+//! 2. all but what makes it valid, then a flush: a blank device, but for a cache, whose metadata
+//!    area has its magic still zero: every activation refuses it (version 1 with magic 0), and this
+//!    verb formats it again with `--yes`;
+//! 3. the header or superblock, then a flush: empty and valid.
+
+use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
+use cairn_format::probe::blank::way_on;
+use cairn_format::snapshot::ChunkSize;
+use cairn_format::writecache::{BlockSize, Geometry, Superblock};
+use cairn_outcome::failure::Outcome;
+use cairn_outcome::stdout;
+
+use super::source::{OwnRemainder, Source, refuse_unless_blank};
+use super::thin::output::Leave;
+use super::{snapshot, thin, writecache};
+use crate::args::{
+    FormatArgs, FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
+    FormatWritecacheArgs, bytes,
+};
+
+/// Bytes written at once.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Runs the verb.
+///
+/// # Errors
+/// The device is not blank and was not given up, is too small, or cannot be written.
+pub fn run(command: &FormatCommand) -> Outcome<u8> {
+    match command {
+        FormatCommand::Writecache(args) => format_writecache(args),
+        FormatCommand::Snapshot(args) => format_snapshot(args),
+        FormatCommand::ThinPool(args) => format_thin_pool(args),
+        FormatCommand::PoolData(args) => format_pool_data(args),
+    }
+}
+
+fn format_writecache(args: &FormatWritecacheArgs) -> Outcome<u8> {
+    let source = Source::write(&args.format.device)?;
+    let start_sector = args.place.start_sector;
+    let area = source.area_bytes(start_sector)?;
+    let unfit = |error: cairn_format::writecache::Error| {
+        ConfigError::new(ConfigKind::Argument, &source.name, error.to_string())
+    };
+    let block_size = BlockSize::new(args.block_size).map_err(unfit)?;
+    let geometry = Geometry::for_format(area, block_size).map_err(unfit)?;
+    let options = match start_sector {
+        0 => format!(" --block-size {}", args.block_size),
+        start => format!(" --block-size {} --start-sector {start}", args.block_size),
+    };
+    let place: (u64, OwnRemainder) = (start_sector, Geometry::is_interrupted_format);
+    make_way(&source, &args.format, place, &way_on("writecache", &source.name, &options))?;
+    write_cache(&source, start_sector * SECTOR_BYTES, &geometry)?;
+    let (name, blocks, bytes) = (&source.name, geometry.n_blocks(), block_size.bytes());
+    stdout::print(&format!("{name}: {blocks} blocks of {bytes} bytes\n"))
+}
+
+fn format_snapshot(args: &FormatSnapshotArgs) -> Outcome<u8> {
+    let source = Source::write(&args.format.device)?;
+    let name = &source.name;
+    let unfit = |error: cairn_format::snapshot::Error| {
+        ConfigError::new(ConfigKind::Argument, name, error.to_string())
+    };
+    let chunk = ChunkSize::new(args.chunk).map_err(unfit)?;
+    snapshot::format::check_size(name, chunk, source.bytes)?;
+    let options = format!(" --chunk {}", args.chunk);
+    make_way(&source, &args.format, (0, |_| false), &way_on("snapshot", name, &options))?;
+    snapshot::format::format(&source, chunk)?;
+    stdout::print(&format!("{name}: an empty store with chunks of {} sectors\n", args.chunk))
+}
+
+fn format_thin_pool(args: &FormatThinPoolArgs) -> Outcome<u8> {
+    let path = &args.format.device;
+    let block_bytes = bytes("--block-size", &args.block_size)?;
+    let leave = Leave { yes: args.format.yes, discard_dirty: args.format.discard_dirty };
+    thin::format::run(path, block_bytes, leave)?;
+    let name = path.display();
+    stdout::print(&format!("{name}: an empty pool with data blocks of {block_bytes} bytes\n"))
+}
+
+fn format_pool_data(args: &FormatPoolDataArgs) -> Outcome<u8> {
+    let source = Source::write(&args.format.device)?;
+    make_way(&source, &args.format, (0, |_| false), &way_on("pool-data", &source.name, ""))?;
+    stdout::print(&format!("{}: blank\n", source.name))
+}
+
+/// Has the range from a start sector on blank, with leave.
+fn make_way(
+    source: &Source,
+    args: &FormatArgs,
+    (start_sector, is_own_remainder): (u64, OwnRemainder),
+    way_on: &str,
+) -> Outcome<()> {
+    writecache::refuse_dirty(source, start_sector, args.discard_dirty)?;
+    let found = source.judge(start_sector, is_own_remainder)?;
+    if !args.yes {
+        return refuse_unless_blank(&source.name, &found, way_on);
+    }
+    match found.is_blank() {
+        true => Ok(()),
+        false => source.make_blank(start_sector),
+    }
+}
+
+fn write_cache(source: &Source, start: u64, geometry: &Geometry) -> Outcome<()> {
+    let superblock = Superblock::fresh(geometry);
+    let mut offset = 0;
+    while offset < geometry.metadata_bytes() {
+        let len = PIECE_BYTES.min(geometry.metadata_bytes() - offset);
+        let mut piece = vec![0; len as usize];
+        geometry.fill_fresh(&superblock.encode_unfinished(), offset, &mut piece);
+        source.write_at(start + offset, &piece)?;
+        offset += len;
+    }
+    source.flush()?;
+    source.write_at(start, &superblock.encode())?;
+    source.flush()
+}

@@ -1,0 +1,21 @@
+//! Tools on devices that no server uses: identify, check, show, format, repair.
+//!
+//! Each verb is a file with a `run` that takes its arguments ([`args`]), prints, and returns the
+//! exit code. [`source`]: the device. [`progress`]: the progress of a drain, on stderr.
+//!
+//! `probe`, `check` and `dump` only read, under a shared lock; a device that somebody writes is
+//! refused as busy. Each format has a room of its own with what the verbs need to know of it; a
+//! verb asks [`room`] which one to enter.
+
+pub mod args;
+pub mod check;
+pub mod dump;
+pub mod format;
+pub mod probe;
+pub mod progress;
+pub mod repair;
+mod room;
+pub mod snapshot;
+pub mod source;
+pub mod thin;
+mod writecache;

@@ -1,0 +1,328 @@
+//! A device open for a tool: locked, and read at byte offsets.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use cairn_backends::{FileDisk, FileOptions, patiently};
+use cairn_block::{ConfigError, ConfigKind, Disk, SECTOR_BYTES};
+use cairn_format::probe::blank::{Area, Verdict};
+use cairn_format::probe::{self, Signature};
+use cairn_outcome::failure::{Outcome, system, wrong};
+use rustix::fs::OFlags;
+
+/// Tells what an interrupted format left in the first 4 KiB.
+pub type OwnRemainder = fn(&[u8]) -> bool;
+
+/// Refuses what is not blank; `way_on` is the end of the line, what to do about it.
+///
+/// # Errors
+/// It is not blank.
+pub fn refuse_unless_blank(name: &str, found: &Verdict, way_on: &str) -> Outcome<()> {
+    match found {
+        Verdict::Blank => Ok(()),
+        found => {
+            let detail = format!("not blank: found {found}; {way_on}");
+            Err(ConfigError::new(ConfigKind::Argument, name, detail))
+        }
+    }
+}
+
+/// A device open for reading, or for writing.
+pub struct Source {
+    /// As the user named it.
+    pub name: String,
+    /// Its size in whole sectors, in bytes.
+    pub bytes: u64,
+    file: File,
+    /// The page cache is passed by.
+    direct: bool,
+    /// Holds the lock, if there is one.
+    _disk: Option<FileDisk>,
+}
+
+impl Source {
+    /// Opens for reading, under a shared lock.
+    ///
+    /// # Errors
+    /// There is none, or somebody writes it.
+    pub fn read(path: &Path) -> Outcome<Source> {
+        Source::open(path, true)
+    }
+
+    /// Opens for writing, under an exclusive lock.
+    ///
+    /// # Errors
+    /// There is none, or somebody uses it.
+    pub fn write(path: &Path) -> Outcome<Source> {
+        Source::open(path, false)
+    }
+
+    /// Opens for reading, beside whoever writes: only for what its writer leaves alone. The kernel
+    /// writes metadata past the page cache, which may hold what was there before; where a file
+    /// system knows no other way to read, nobody writes past it either.
+    ///
+    /// # Errors
+    /// There is none, or the system refused.
+    pub fn read_beside(path: &Path) -> Outcome<Source> {
+        let name = path.display().to_string();
+        let (file, direct) = match open_direct(path) {
+            Some(file) => (file, true),
+            None => (File::open(path).map_err(|error| system(&name, "open", error))?, false),
+        };
+        let end = (&file).seek(SeekFrom::End(0));
+        let bytes = end.map_err(|error| system(&name, "find the size", error))?;
+        let bytes = bytes / SECTOR_BYTES * SECTOR_BYTES;
+        Ok(Source { name, bytes, file, direct, _disk: None })
+    }
+
+    /// Makes a sparse file of this size where there is none, and opens it for writing.
+    ///
+    /// # Errors
+    /// There is something already, or the system refused: no file was made that stays.
+    pub fn create(path: &Path, bytes: u64) -> Outcome<Source> {
+        let name = path.display().to_string();
+        let made = OpenOptions::new().write(true).create_new(true).open(path);
+        let file = made.map_err(|error| system(&name, "create", error))?;
+        let sized = file.set_len(bytes).map_err(|error| system(&name, "set the size", error));
+        let source = sized.and_then(|()| Source::write(path));
+        if source.is_err() {
+            // What is half made is of no use; that it can't go is no other refusal.
+            drop(std::fs::remove_file(path));
+        }
+        source
+    }
+
+    fn open(path: &Path, read_only: bool) -> Outcome<Source> {
+        let name = path.display().to_string();
+        let Some(text) = path.to_str() else {
+            return Err(wrong(name, "path", "bytes that are no UTF-8", "UTF-8"));
+        };
+        let disk = patiently(|| FileDisk::open(text, read_only, FileOptions { direct: false }))?;
+        let file = OpenOptions::new().read(true).write(!read_only).open(path);
+        let file = file.map_err(|error| system(&name, "open", error))?;
+        let bytes = disk.sectors().to_bytes();
+        Ok(Source { name, bytes, file, direct: false, _disk: Some(disk) })
+    }
+
+    /// Bytes from a sector to the end.
+    ///
+    /// # Errors
+    /// The sector lies beyond the end.
+    pub fn area_bytes(&self, start_sector: u64) -> Outcome<u64> {
+        let start = start_sector.checked_mul(SECTOR_BYTES);
+        start.and_then(|start| self.bytes.checked_sub(start)).ok_or_else(|| {
+            let expected = format!("at most {}", self.bytes / SECTOR_BYTES);
+            wrong(&self.name, "--start-sector", start_sector, expected)
+        })
+    }
+
+    /// Reads `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn bytes_at(&self, offset: u64, len: usize) -> Outcome<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let read = self.read_into(offset, &mut bytes);
+        read.map_err(|error| self.failed(&format!("read {len} bytes at {offset}"), error))?;
+        Ok(bytes)
+    }
+
+    /// Fills a buffer from `offset` on. For the caller to tell: the error is the system's.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        match self.direct {
+            true => read_direct(&self.file, offset, bytes),
+            false => self.file.read_exact_at(bytes, offset),
+        }
+    }
+
+    /// Makes the file as large as this.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn set_size(&mut self, bytes: u64) -> Outcome<()> {
+        self.file.set_len(bytes).map_err(|error| self.failed("set the size", error))?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Writes at `offset`.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Outcome<()> {
+        let written = self.file.write_all_at(bytes, offset);
+        written.map_err(|error| self.failed(&format!("write at {offset}"), error))
+    }
+
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn flush(&self) -> Outcome<()> {
+        self.file.sync_data().map_err(|error| self.failed("flush", error))
+    }
+
+    /// Every signature from `start_sector` on.
+    ///
+    /// # Errors
+    /// The system refused to read.
+    pub fn identify(&self, start_sector: u64) -> Outcome<Vec<Signature>> {
+        let (area, start) = (self.area_bytes(start_sector)?, start_sector * SECTOR_BYTES);
+        let mut pieces = Vec::new();
+        for window in probe::windows(area) {
+            let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+            pieces.push((window.start, self.bytes_at(start + window.start, len)?));
+        }
+        let views: Vec<_> = pieces.iter().map(|(at, bytes)| (*at, bytes.as_slice())).collect();
+        Ok(probe::identify(area, &views).expect("every window was read"))
+    }
+
+    /// Decides whether the range from `start_sector` on is blank.
+    ///
+    /// # Errors
+    /// The sector lies beyond the end, or the system refused to read.
+    pub fn judge(&self, start_sector: u64, is_own_remainder: OwnRemainder) -> Outcome<Verdict> {
+        let area = self.area(start_sector)?.or_own_remainder(is_own_remainder);
+        let mut pieces = Vec::new();
+        for window in area.windows() {
+            let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+            pieces.push((window.start, self.bytes_at(window.start, len)?));
+        }
+        let views: Vec<_> = pieces.iter().map(|(at, bytes)| (*at, bytes.as_slice())).collect();
+        Ok(area.judge(&views).expect("every window was read"))
+    }
+
+    /// Makes the range from `start_sector` on blank, durably: zeros its first 4 KiB and every other
+    /// place where a signature is looked for.
+    ///
+    /// # Errors
+    /// The sector lies beyond the end, or the system refused to write.
+    pub fn make_blank(&self, start_sector: u64) -> Outcome<()> {
+        for window in self.area(start_sector)?.windows_within() {
+            let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+            self.write_at(window.start, &vec![0; len])?;
+        }
+        self.flush()
+    }
+
+    fn area(&self, start_sector: u64) -> Outcome<Area> {
+        self.area_bytes(start_sector)?;
+        Ok(Area::new(self.bytes, start_sector * SECTOR_BYTES))
+    }
+
+    fn failed(&self, what: &str, error: std::io::Error) -> ConfigError {
+        system(&self.name, what, error)
+    }
+}
+
+/// What addresses, offsets and lengths of direct reads are multiples of.
+const DIRECT_ALIGN: usize = 4096;
+
+/// Opens past the page cache, if it can be read so.
+fn open_direct(path: &Path) -> Option<File> {
+    let flags = OFlags::DIRECT.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    match read_direct(&file, 0, &mut [0]) {
+        Err(error) if error.kind() == ErrorKind::InvalidInput => None,
+        _ => Some(file),
+    }
+}
+
+/// Fills a buffer of any place and length.
+fn read_direct(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+    let begin = offset - offset % DIRECT_ALIGN as u64;
+    let skipped = (offset - begin) as usize;
+    let wanted = skipped + bytes.len();
+    let len = wanted.next_multiple_of(DIRECT_ALIGN);
+    let mut memory = vec![0; len + DIRECT_ALIGN];
+    let start = memory.as_ptr().align_offset(DIRECT_ALIGN);
+    let room = &mut memory[start..start + len];
+    let mut done = 0;
+    while done < wanted {
+        match file.read_at(&mut room[done..], begin + done as u64) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(len) => done += len,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.copy_from_slice(&room[skipped..wanted]);
+    Ok(())
+}
+
+/// Whether an open file is what a path leads to.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(found)) = (file.metadata(), std::fs::metadata(path)) else { return false };
+    let block = open.file_type().is_block_device() && found.file_type().is_block_device();
+    match block {
+        true => open.rdev() == found.rdev(),
+        false => (open.dev(), open.ino()) == (found.dev(), found.ino()),
+    }
+}
+
+/// Makes durable that a file was made.
+///
+/// # Errors
+/// The system refused.
+pub fn sync_folder(path: &Path) -> Outcome<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| system(folder.display().to_string(), "flush", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::Source;
+
+    #[test]
+    fn what_is_read_beside_a_writer_is_the_same_from_any_byte_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let all: Vec<u8> = (0..20 * 512u32).map(|byte| (byte % 251) as u8).collect();
+        fs::write(&path, &all).unwrap();
+        let source = Source::read_beside(&path).unwrap();
+        for (offset, len) in [(0, 1), (0, all.len()), (511, 4097), (4096, 4096), (8191, 2049)] {
+            let read = source.bytes_at(offset as u64, len).unwrap();
+            assert_eq!(read, all[offset..offset + len], "{len} bytes at {offset}");
+        }
+        assert!(source.bytes_at(8192, 2049).is_err());
+    }
+
+    #[test]
+    fn what_is_made_blank_is_zero_where_signatures_are_looked_for_and_nowhere_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut bytes = vec![0; 1 << 20];
+        bytes[100..108].copy_from_slice(b"not mine");
+        bytes[4096 + 32769..][..5].copy_from_slice(b"CD001");
+        bytes[(1 << 20) - 512..][..8].copy_from_slice(b"EFI PART");
+        fs::write(&path, &bytes).unwrap();
+        let source = Source::write(&path).unwrap();
+        let found = source.judge(8, |_| false).unwrap().to_string();
+        assert_eq!(found, "gpt at byte 1048064, iso9660 at byte 36864");
+        source.make_blank(8).unwrap();
+        assert!(source.judge(8, |_| false).unwrap().is_blank());
+        let after = fs::read(&path).unwrap();
+        assert_eq!(after[..4096], bytes[..4096]);
+        assert!(after[4096..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_file_is_made_whole_or_not_at_all_and_never_over_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert!(Source::create(&path, u64::MAX).is_err());
+        assert!(!path.exists());
+        fs::write(&path, "somebody's").unwrap();
+        assert!(Source::create(&path, 4096).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"somebody's");
+    }
+}

@@ -1,0 +1,162 @@
+//! Where new metadata goes: a file made for it, or a device that may be written over.
+//!
+//! Opening writes nothing: what comes first may fail or be stopped with the device as it was. What
+//! a crash between two steps leaves:
+//! 1. once 1 MiB of blocks is there to write, or all of them, a device that is not blank gets zeros
+//!    in place of its superblock and of every signature, then a flush: nobody takes it for a pool
+//!    any more, least of all for the old one over new trees;
+//! 2. every block but the superblock, then a flush: still no pool;
+//! 3. the superblock, then a flush of file and folder: the new pool.
+//!
+//! Every end but the last takes a file away that was made here.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_format::thin::build::{Room, WriteBlocks};
+use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock, Superblock};
+use cairn_outcome::failure::Outcome;
+use cairn_outcome::signals::{Event, Unfinished};
+
+use crate::source::{Source, refuse_unless_blank, sync_folder};
+use crate::writecache::refuse_dirty;
+
+/// Bytes written at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// Fewest metadata blocks of a file that is made here: 2 MiB.
+const BLOCKS_MIN: u64 = 512;
+/// Bytes of metadata to give a data block, as the kernel's documentation advises.
+const BYTES_PER_DATA_BLOCK: u64 = 48;
+
+/// What the user gave up of what a device holds.
+#[derive(Clone, Copy)]
+pub struct Leave {
+    /// Whatever it is.
+    pub yes: bool,
+    /// Blocks of a cache, too, that its origin does not have.
+    pub discard_dirty: bool,
+}
+
+/// A metadata device being written.
+pub struct Output<'a> {
+    target: Source,
+    path: PathBuf,
+    /// Set while a file that was made here is not whole.
+    made: Option<Unfinished>,
+    /// It holds something that goes before anything is written.
+    is_old: bool,
+    /// Blocks in a row that are not written yet, and where the first goes.
+    row: (u64, Vec<u8>),
+    stop: &'a Receiver<Event>,
+}
+
+impl<'a> Output<'a> {
+    /// Makes a file, or takes what is there: if it is blank, or the user gave it up. `command` is
+    /// the one that goes on with `--yes`.
+    ///
+    /// # Errors
+    /// It is not blank, or the system refused.
+    pub fn open(
+        path: &Path,
+        leave: Leave,
+        command: &str,
+        stop: &'a Receiver<Event>,
+    ) -> Outcome<Output<'a>> {
+        let (target, made) = match path.exists() {
+            true => (Source::write(path)?, None),
+            false => {
+                let made = Source::create(path, BLOCKS_MIN * BLOCK_BYTES as u64)?;
+                (made, Some(Unfinished::file(path)))
+            }
+        };
+        let is_old = made.is_none() && judge(&target, leave, command)?;
+        let (path, row) = (path.to_owned(), (0, Vec::new()));
+        Ok(Output { target, path, made, is_old, row, stop })
+    }
+
+    /// As the user named it.
+    pub fn name(&self) -> &str {
+        &self.target.name
+    }
+
+    /// How many metadata blocks there can be, for a pool of so many data blocks.
+    pub fn room(&self, data_blocks: u64) -> Room {
+        let block_bytes = BLOCK_BYTES as u64;
+        match self.made {
+            None => Room::Fixed(self.target.bytes / block_bytes),
+            Some(_) => {
+                let bytes = data_blocks.saturating_mul(BYTES_PER_DATA_BLOCK);
+                let blocks = bytes.div_ceil(block_bytes);
+                Room::AtLeast(blocks.clamp(BLOCKS_MIN, METADATA_BLOCKS_MAX))
+            }
+        }
+    }
+
+    /// Makes what was written durable, then the pool of it.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn finish(&mut self, superblock: &Superblock) -> Outcome<()> {
+        self.write_row()?;
+        if self.made.is_some() {
+            self.target.set_size(superblock.metadata_space_map.blocks * BLOCK_BYTES as u64)?;
+        }
+        self.target.flush()?;
+        self.target.write_at(0, &superblock.encode(MetadataBlock::SUPERBLOCK))?;
+        self.target.flush()?;
+        if let Some(made) = self.made.take() {
+            sync_folder(&self.path)?;
+            made.finish();
+        }
+        Ok(())
+    }
+
+    /// What was written, to be looked at.
+    pub fn into_source(self) -> Source {
+        self.target
+    }
+
+    fn write_row(&mut self) -> Outcome<()> {
+        let (first, bytes) = &mut self.row;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.is_old {
+            self.target.make_blank(0)?;
+            self.is_old = false;
+        }
+        self.target.write_at(*first * BLOCK_BYTES as u64, bytes)?;
+        bytes.clear();
+        Ok(())
+    }
+}
+
+/// Whether there is something that is to go, with leave.
+fn judge(target: &Source, leave: Leave, command: &str) -> Outcome<bool> {
+    refuse_dirty(target, 0, leave.discard_dirty)?;
+    let found = target.judge(0, |_| false)?;
+    if !leave.yes {
+        let way_on = format!("to lose that: {command} --yes");
+        refuse_unless_blank(&target.name, &found, &way_on)?;
+    }
+    Ok(!found.is_blank())
+}
+
+impl WriteBlocks for Output<'_> {
+    type Error = ConfigError;
+
+    fn write(&mut self, at: MetadataBlock, block: &Block) -> Outcome<()> {
+        if self.stop.try_recv().is_ok() {
+            return Err(ConfigError::new(ConfigKind::System, self.name(), "interrupted"));
+        }
+        let (first, bytes) = &self.row;
+        let goes_on = first + (bytes.len() / BLOCK_BYTES) as u64 == at.0;
+        if !goes_on || bytes.len() >= PIECE_BYTES {
+            self.write_row()?;
+            self.row.0 = at.0;
+        }
+        self.row.1.extend_from_slice(block);
+        Ok(())
+    }
+}

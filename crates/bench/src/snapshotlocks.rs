@@ -2,8 +2,8 @@
 //! path are waited for, and the serial fraction: the longest that any single lock is held, over
 //! the workers' busy time, which bounds what more workers can bring.
 //!
-//! Timing the locks costs something itself: speeds are not told here. The ledger of a store, which
-//! whoever commits holds while he writes the records, is no lock: nobody blocks on it.
+//! Timing the locks costs something itself: speeds are not told here. The metadata lock of a store,
+//! which whoever commits holds while he writes the records, is no lock: nobody blocks on it.
 
 use cairn_block::Op;
 use cairn_block::lock_stats::{self, LockUse};

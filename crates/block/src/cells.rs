@@ -2,12 +2,12 @@
 //!
 //! A holder of a cell is either *shared* (ordinary writes, which may overlap each other) or
 //! *exclusive* (a read-modify-write, a copy-on-write). A request whose range conflicts with a
-//! holder, or with somebody who waited earlier, is an inmate: it waits its turn, so nobody
+//! holder, or with somebody who waited earlier, is an waiter: it waits its turn, so nobody
 //! starves. The number of cells is bounded by the requests in flight; a scan of the holders is
 //! shorter than a tree would be.
 //!
 //! C1. No two holders overlap unless both are shared.
-//! C2. A newcomer never overtakes a conflicting inmate.
+//! C2. A newcomer never overtakes a conflicting waiter.
 
 use std::sync::Arc;
 
@@ -44,13 +44,13 @@ impl Cell {
 struct Inner {
     next_ticket: u64,
     holders: Vec<Cell>,
-    inmates: Vec<Cell>,
+    waiting: Vec<Cell>,
 }
 
 impl Inner {
-    /// True if `cell` may be held: no holder and no earlier inmate is in its way.
+    /// True if `cell` may be held: no holder and no earlier waiter is in its way.
     fn admits(&self, cell: &Cell) -> bool {
-        let earlier = self.inmates.iter().take_while(|inmate| inmate.ticket < cell.ticket);
+        let earlier = self.waiting.iter().take_while(|waiter| waiter.ticket < cell.ticket);
         !self.holders.iter().chain(earlier).any(|other| other.conflicts(cell))
     }
 
@@ -58,7 +58,7 @@ impl Inner {
     fn admit(&mut self, cell: &Cell) -> bool {
         let admits = self.admits(cell);
         if admits {
-            self.inmates.retain(|inmate| inmate.ticket != cell.ticket);
+            self.waiting.retain(|waiter| waiter.ticket != cell.ticket);
             self.holders.push(*cell);
         }
         admits
@@ -66,14 +66,14 @@ impl Inner {
 }
 
 #[derive(Default)]
-struct Prison {
+struct Shared {
     inner: Mutex<Inner>,
     released: Event,
 }
 
 /// The cells of one device.
 #[derive(Clone, Default)]
-pub struct Cells(Arc<Prison>);
+pub struct Cells(Arc<Shared>);
 
 /// A held range; dropping it lets the next in.
 pub struct CellGuard {
@@ -103,7 +103,7 @@ impl Cells {
         let cell = {
             let mut inner = self.0.inner.lock();
             let cell = Cells::cell(&mut inner, range, mode);
-            inner.inmates.push(cell);
+            inner.waiting.push(cell);
             cell
         };
         let guard = CellGuard { cells: self.clone(), ticket: cell.ticket };
@@ -117,7 +117,7 @@ impl Drop for CellGuard {
         let mut inner = self.cells.0.inner.lock();
         let other = |cell: &Cell| cell.ticket != self.ticket;
         inner.holders.retain(other);
-        inner.inmates.retain(other);
+        inner.waiting.retain(other);
         drop(inner);
         self.cells.0.released.notify(usize::MAX);
     }
@@ -152,12 +152,12 @@ mod tests {
         let cells = Cells::default();
         let holder = cells.try_hold(range(0, 8), CellMode::Shared).unwrap();
         let mut cx = Context::from_waker(Waker::noop());
-        let mut inmate = pin!(cells.hold(range(0, 8), CellMode::Exclusive));
-        assert!(inmate.as_mut().poll(&mut cx).is_pending());
+        let mut waiter = pin!(cells.hold(range(0, 8), CellMode::Exclusive));
+        assert!(waiter.as_mut().poll(&mut cx).is_pending());
         assert!(cells.try_hold(range(0, 8), CellMode::Shared).is_none(), "C2");
         assert!(cells.try_hold(range(8, 8), CellMode::Shared).is_some(), "elsewhere");
         drop(holder);
-        let Poll::Ready(guard) = inmate.as_mut().poll(&mut cx) else { panic!("its turn came") };
+        let Poll::Ready(guard) = waiter.as_mut().poll(&mut cx) else { panic!("its turn came") };
         assert!(cells.try_hold(range(7, 1), CellMode::Shared).is_none(), "C1");
         drop(guard);
         assert!(cells.try_hold(range(7, 1), CellMode::Shared).is_some());

@@ -1,14 +1,14 @@
-//! [`Events`]: the events of a mapped device, counted and awaited, as `dmsetup wait` knows them, and
-//! who is told that the content of its volume is lost. They outlive its tables.
+//! [`Events`]: the events of a mapped device, counted and awaited, as `dmsetup wait` knows them,
+//! and who is told that the content of its volume is lost. They outlive its tables.
 
 use std::sync::Arc;
 
 use event_listener::Event;
 
+use crate::loss_log::{LossLog, tell_content_lost};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::wait::until_some;
-use crate::witness::{Witness, tell_content_lost};
 
 /// The events of a mapped device, for whoever raises or awaits them.
 #[derive(Clone, Default)]
@@ -20,7 +20,7 @@ struct EventsInner {
     volume: String,
     count: AtomicU64,
     raised: Event,
-    witness: Mutex<Option<Arc<dyn Witness>>>,
+    loss_log: Mutex<Option<Arc<dyn LossLog>>>,
 }
 
 impl Events {
@@ -45,26 +45,26 @@ impl Events {
         self.0.raised.notify(usize::MAX);
     }
 
-    /// From now on `witness` is told what the volume's devices can't keep.
-    pub fn set_witness(&self, witness: Arc<dyn Witness>) {
-        *self.0.witness.lock() = Some(witness);
+    /// From now on `loss_log` is told what the volume's devices can't keep.
+    pub fn set_loss_log(&self, loss_log: Arc<dyn LossLog>) {
+        *self.0.loss_log.lock() = Some(loss_log);
     }
 
     /// The volume's content is lost, and its own device can't say so any more. True when the
-    /// volume's witness knows it durably; false if there is none, or it failed.
+    /// volume's loss log knows it durably; false if there is none, or it failed.
     pub async fn content_lost(&self) -> bool {
-        let witness = self.0.witness.lock().clone();
-        match witness {
-            Some(witness) => tell_content_lost(witness.as_ref()).await,
+        let loss_log = self.0.loss_log.lock().clone();
+        match loss_log {
+            Some(loss_log) => tell_content_lost(loss_log.as_ref()).await,
             None => false,
         }
     }
 
-    /// The volume's own device says that its content is lost: its witness need not.
+    /// The volume's own device says that its content is lost: its loss log need not.
     pub fn content_marked(&self) {
-        let witness = self.0.witness.lock().clone();
-        if let Some(witness) = witness {
-            witness.content_marked();
+        let loss_log = self.0.loss_log.lock().clone();
+        if let Some(loss_log) = loss_log {
+            loss_log.content_marked();
         }
     }
 

@@ -29,6 +29,7 @@ mod local;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;
 mod log_limit;
+mod loss_log;
 pub mod mutants;
 mod orphans;
 mod registry;
@@ -40,7 +41,6 @@ mod target;
 mod task_group;
 mod units;
 mod wait;
-mod witness;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
 pub use calls::Call;
@@ -57,6 +57,7 @@ pub use events::Events;
 pub use failures::{FailureCount, FailureCursor};
 pub use flush_gate::FlushGate;
 pub use log_limit::{LOG_INTERVAL, LogLimit};
+pub use loss_log::{LossLog, Receipt};
 pub use orphans::Fate;
 pub use registry::{Opener, Registry};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
@@ -65,4 +66,3 @@ pub use target::{Ctor, Dirty, EndIo, MessageError, SuspendMode, Target, TargetTy
 pub use task_group::TaskGroup;
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use wait::{until, until_or_time, until_some};
-pub use witness::{Receipt, Witness};

@@ -13,7 +13,7 @@
 //! at once, or, should that fail too, with the next change.
 //!
 //! A snapshot whose store can't say that it ended is noted as *lost*, beside the records and
-//! whatever verb runs: the origin waits for it (see `cairn_block::Witness`). A note that the file
+//! whatever verb runs: the origin waits for it (see `cairn_block::LossLog`). A note that the file
 //! did not take is *owed*: it holds for this server at once, goes out with the next replacement,
 //! whatever that is for, and is tried again by itself every minute, until the file has it or the
 //! store can say so after all. A server that stops while one is owed says so and fails.

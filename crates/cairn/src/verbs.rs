@@ -133,7 +133,7 @@ impl Verbs {
         let is_snapshot = parent_of(name).is_some_and(|on| snapshot_of(name, on).is_some());
         if let Some(state) = self.state.as_ref().filter(|_| is_snapshot) {
             let volume = self.world.volume(name)?;
-            volume.events().set_witness(Noting::new(state.clone(), name));
+            volume.events().set_loss_log(Noting::new(state.clone(), name));
         }
         Ok(())
     }
@@ -303,8 +303,8 @@ impl Verbs {
         self.exports.add_volume(&self.world, name)
     }
 
-    /// `remove`, `snap remove`, `snap merge` and `thin remove`: clients that are connected refuse it, unless they
-    /// are to be disconnected.
+    /// `remove`, `snap remove`, `snap merge` and `thin remove`: clients that are connected refuse
+    /// it, unless they are to be disconnected.
     fn take_away<T>(
         &self,
         params: &RemoveParams,

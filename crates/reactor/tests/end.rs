@@ -31,16 +31,16 @@ impl Disk for Silent {
 }
 
 /// Notes at its end, which is that of its request, who else holds the descriptor.
-struct Witness {
+struct Watched {
     file: Arc<OwnedFd>,
     holders: Arc<AtomicUsize>,
 }
 
-impl Client for Witness {
+impl Client for Watched {
     fn complete(&self, _env: &Env, _cookie: u64, _request: &mut Request, _result: IoResult) {}
 }
 
-impl Drop for Witness {
+impl Drop for Watched {
     fn drop(&mut self) {
         self.holders.store(Arc::strong_count(&self.file), Ordering::SeqCst);
     }
@@ -56,12 +56,12 @@ fn requests_outlive_what_the_kernel_does_for_them() {
     reactors.block_on(ReactorId(0), move |env| async move {
         let disk: Arc<dyn Disk> = Arc::new(Silent(disk_file.clone()));
         let count = SectorCount(8);
-        let witness = Rc::new(Witness { file: disk_file, holders: seen });
+        let client = Rc::new(Watched { file: disk_file, holders: seen });
         let io = Io::read(SectorRange::new(Sector(0), count), env.segs(count));
-        env.start(&disk, io, witness, 0);
+        env.start(&disk, io, client, 0);
     });
     drop(reactors);
-    // The test's handle and the witness's: the operation had ended before the request went.
+    // The test's handle and the client's: the operation had ended before the request went.
     assert_eq!(holders.load(Ordering::SeqCst), 2, "the operation was still in flight");
     drop(theirs);
 }

@@ -1,8 +1,8 @@
 //! A lock across awaits that is had in order of asking.
 //!
 //! Who lets it go hands it to the one who has waited longest; who asks again at once queues up
-//! behind those. So whoever holds it time and again, as commits hold a ledger under load, keeps
-//! nobody waiting for longer than one turn of each.
+//! behind those. So a task that takes it time and again, as the commit task under load, keeps no
+//! other waiting for longer than one turn of each.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};

@@ -3,14 +3,14 @@
 //!
 //! N1. A note holds for this server from the moment it is made, and is owed until the file has it.
 //! N2. Whatever is written to the file has every note that is owed: see `Inner::latest`.
-//! N3. A note goes when the snapshot is removed or gets another store, or when its store says itself
-//!     that it ended; never because it could not be written.
+//! N3. A note goes when the snapshot is removed or gets another store, or when its store says
+//!     itself that it ended; never because it could not be written.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use cairn_block::{Receipt, Witness};
+use cairn_block::{LossLog, Receipt};
 
 use super::StateFile;
 use crate::failure::Outcome;
@@ -95,7 +95,7 @@ impl Noting {
     }
 }
 
-impl Witness for Noting {
+impl LossLog for Noting {
     fn content_lost(&self, receipt: Receipt) {
         let (state, name) = (self.state.clone(), self.name.clone());
         let note = move || match state.note_lost(&name) {

@@ -34,11 +34,11 @@ use rustix::net::{Shutdown, shutdown};
 use super::budget::Portion;
 use super::export::Export;
 use super::handshake::{MetaContext, Negotiated};
-use super::inlet::Ended;
-use super::lifeline::Level;
 use super::payload::{Batch, Payload};
+use super::receiver::Ended;
 use super::reply::{self, Last};
 use super::request::Terms;
+use super::shutdown::Level;
 use super::signal::{First, Signal, first};
 use super::wire::{Cookie, ErrorCode, TransmissionFlags};
 
@@ -55,7 +55,7 @@ pub(super) struct Channel {
     socket: Arc<OwnedFd>,
     level: Cell<Level>,
     /// Wakes the receiver: there is room, or it must stop.
-    receiver: Signal,
+    room: Signal,
 }
 
 impl Channel {
@@ -65,7 +65,7 @@ impl Channel {
             driver: Driver::of(env).clone(),
             socket: Arc::new(socket),
             level: Cell::new(Level::Serving),
-            receiver: Signal::default(),
+            room: Signal::default(),
         }
     }
 
@@ -78,7 +78,7 @@ impl Channel {
                 if self.level.get() > Level::Serving {
                     return Poll::Ready(Err(Ended::Halted));
                 }
-                self.receiver.register(cx);
+                self.room.register(cx);
                 Pin::new(&mut op).poll(cx).map(Ok)
             })
             .await?;
@@ -109,7 +109,7 @@ impl Channel {
 
     fn raise(&self, level: Level) {
         self.level.set(self.level.get().max(level));
-        self.receiver.wake();
+        self.room.wake();
     }
 
     /// Ends both directions at once: whatever sends or receives comes back.
@@ -278,19 +278,18 @@ impl Connection {
 
     /// Waits until a request whose payload takes `bytes` of memory may be admitted. (N1)
     pub(super) async fn room(&self, bytes: usize) -> Result<Room<'_>, Ended> {
-        let (receiver, level) = (&self.channel.receiver, &self.channel.level);
-        receiver
-            .until(|| {
-                if level.get() > Level::Serving {
-                    return Some(Err(Ended::Halted));
-                }
-                let held = self.held.get();
-                let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
-                (fits && self.requests.get() < REQUESTS_MAX).then_some(Ok(()))
-            })
-            .await?;
+        let (room, level) = (&self.channel.room, &self.channel.level);
+        room.until(|| {
+            if level.get() > Level::Serving {
+                return Some(Err(Ended::Halted));
+            }
+            let held = self.held.get();
+            let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
+            (fits && self.requests.get() < REQUESTS_MAX).then_some(Ok(()))
+        })
+        .await?;
         if !self.portion.try_take(bytes) {
-            let halted = receiver.until(|| (level.get() > Level::Serving).then_some(()));
+            let halted = room.until(|| (level.get() > Level::Serving).then_some(()));
             if let First::Right(()) = first(self.portion.take(&self.env, bytes), halted).await {
                 return Err(Ended::Halted);
             }
@@ -423,7 +422,7 @@ impl Connection {
             batch.clear();
             self.held.set(self.held.get() - held);
             self.portion.give(held);
-            self.channel.receiver.wake();
+            self.channel.room.wake();
         }
         self.end();
     }
@@ -469,7 +468,7 @@ impl Connection {
         self.ended.set(true);
         self.watcher.wake();
         self.sender.clear();
-        self.channel.receiver.clear();
+        self.channel.room.clear();
     }
 }
 

@@ -12,7 +12,7 @@ use super::budget::Account;
 use super::contexts::Contexts;
 use super::facts::{BlockSizes, ExportFacts};
 use super::gate::WriteGate;
-use super::lifeline::Lifeline;
+use super::shutdown::Shutdown;
 use super::wire::{BASE_ALLOCATION, PAYLOAD_BYTES_USUAL_MAX, TransmissionFlags};
 
 /// The preferred block size is at least a page: smaller requests cost as much.
@@ -42,7 +42,7 @@ pub(super) struct Export {
     pub(super) gate: Arc<WriteGate>,
     /// What the disk's payloads take of the server's memory; shared likewise.
     pub(super) account: Arc<Account>,
-    pub(super) life: Arc<Lifeline>,
+    pub(super) life: Arc<Shutdown>,
 }
 
 impl Export {

@@ -14,7 +14,7 @@
 //! - `server`: exports, listening, dealing connections to reactors, stopping.
 //! - `negotiate`, `serve`: the two parts of a connection's life.
 //! - `connection`: what its tasks share: admission, completions, replies.
-//! - `inlet`, `payload`: bytes on their way in and out, without needless copies.
+//! - `receiver`, `payload`: bytes on their way in and out, without needless copies.
 //! - `budget`: the memory that the payloads of all connections may take.
 //! - `widen`, `gate`: ranges that are no whole blocks, and who must wait for whom.
 //! - `status`, `contexts`: block status from extents, and what else is known about an export.
@@ -28,16 +28,16 @@ mod export;
 pub mod facts;
 mod gate;
 pub mod handshake;
-mod inlet;
-mod lifeline;
 mod listener;
 mod negotiate;
 mod options;
 mod payload;
+mod receiver;
 pub mod reply;
 pub mod request;
 mod serve;
 mod server;
+mod shutdown;
 mod signal;
 mod status;
 mod widen;

@@ -1,6 +1,6 @@
 //! A connection's first part: moves the bytes of a [`Handshake`] over a socket.
 //!
-//! Bytes that a client sent ahead of its time stay in the [`Inlet`]: they are its first
+//! Bytes that a client sent ahead of its time stay in the [`Receiver`]: they are its first
 //! requests.
 
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use cairn_block::{Env, Segs};
 use super::connection::Channel;
 use super::facts::Exports;
 use super::handshake::{Closing, Handshake, Negotiated, Outcome};
-use super::inlet::{Ended, Inlet};
+use super::receiver::{Ended, Receiver};
 
 /// Negotiates; none if the connection ends here, for the reason that was logged.
 pub(super) async fn negotiate(
     env: &Env,
     channel: &Channel,
     exports: Arc<Exports>,
-) -> Option<(Negotiated, Inlet)> {
-    let mut inlet = Inlet::new(env);
-    match run(env, channel, &mut inlet, Handshake::new(exports)).await {
-        Ok(Outcome::Transmission(negotiated)) => return Some((negotiated, inlet)),
+) -> Option<(Negotiated, Receiver)> {
+    let mut receiver = Receiver::new(env);
+    match run(env, channel, &mut receiver, Handshake::new(exports)).await {
+        Ok(Outcome::Transmission(negotiated)) => return Some((negotiated, receiver)),
         Ok(Outcome::Closed(Closing::Aborted)) => tracing::debug!("{}", Closing::Aborted),
         Ok(Outcome::Closed(closing)) => {
             env.warn("nbd: negotiation refused", || format!("nbd: negotiation refused: {closing}"));
@@ -32,8 +32,8 @@ pub(super) async fn negotiate(
 
 /// Tells a client why it is not served.
 pub(super) async fn refuse(env: &Env, channel: &Channel, reason: String) {
-    let mut inlet = Inlet::new(env);
-    if let Err(ended) = run(env, channel, &mut inlet, Handshake::refusing(reason)).await {
+    let mut receiver = Receiver::new(env);
+    if let Err(ended) = run(env, channel, &mut receiver, Handshake::refusing(reason)).await {
         tracing::debug!("a client that is not served ended: {ended:?}");
     }
 }
@@ -41,7 +41,7 @@ pub(super) async fn refuse(env: &Env, channel: &Channel, reason: String) {
 async fn run(
     env: &Env,
     channel: &Channel,
-    inlet: &mut Inlet,
+    receiver: &mut Receiver,
     mut handshake: Handshake,
 ) -> Result<Outcome, Ended> {
     loop {
@@ -54,9 +54,9 @@ async fn run(
         if let Some(outcome) = handshake.take_outcome() {
             return Ok(outcome);
         }
-        if inlet.is_empty() {
-            inlet.fill(channel).await?;
+        if receiver.is_empty() {
+            receiver.fill(channel).await?;
         }
-        inlet.consume(|bytes| handshake.input(bytes));
+        receiver.consume(|bytes| handshake.input(bytes));
     }
 }

@@ -9,20 +9,20 @@ use std::rc::Rc;
 use cairn_block::{CellMode, Flags, Io, Op, Sector};
 
 use super::connection::{Connection, Pass, ReadPart, Ticket};
-use super::inlet::{Ended, Inlet};
 use super::payload::Payload;
+use super::receiver::{Ended, Receiver};
 use super::reply;
 use super::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Request, decode, glance};
 use super::wire::Cookie;
 use super::{status, widen};
 
 /// Serves requests until the client leaves or breaks the protocol.
-pub(super) async fn receive(conn: &Rc<Connection>, mut inlet: Inlet) {
+pub(super) async fn receive(conn: &Rc<Connection>, mut receiver: Receiver) {
     let name = &conn.export.name;
     loop {
-        match next_request(conn, &mut inlet).await {
+        match next_request(conn, &mut receiver).await {
             Ok(Some(request)) => {
-                if let Err(ended) = serve(conn, &mut inlet, request).await {
+                if let Err(ended) = serve(conn, &mut receiver, request).await {
                     tracing::debug!("export `{name}`: client gone in a request: {ended:?}");
                     break;
                 }
@@ -38,12 +38,15 @@ pub(super) async fn receive(conn: &Rc<Connection>, mut inlet: Inlet) {
 }
 
 /// The next request to serve; none after a goodbye or a breach. Refuses what it must.
-async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option<Request>, Ended> {
+async fn next_request(
+    conn: &Rc<Connection>,
+    receiver: &mut Receiver,
+) -> Result<Option<Request>, Ended> {
     loop {
-        let header = inlet.header(&conn.channel).await?;
-        if inlet.take_fresh() {
+        let header = receiver.header(&conn.channel).await?;
+        if receiver.take_fresh() {
             conn.refresh();
-            prefetch(conn, inlet, &header);
+            prefetch(conn, receiver, &header);
         }
         match decode(&header, &conn.terms()) {
             Decoded::Request(Request { command: Command::Disconnect, .. }) => return Ok(None),
@@ -57,16 +60,16 @@ async fn next_request(conn: &Rc<Connection>, inlet: &mut Inlet) -> Result<Option
                 let room = conn.room(0).await?;
                 let ticket = conn.admit(refusal.cookie, room);
                 conn.refuse(ticket, refusal.error, refusal.reason);
-                inlet.skip(&conn.channel, refusal.payload_to_skip).await?;
+                receiver.skip(&conn.channel, refusal.payload_to_skip).await?;
             }
         }
     }
 }
 
 /// Prefetches for the requests that have arrived together with this one.
-fn prefetch(conn: &Rc<Connection>, inlet: &Inlet, header: &[u8; REQUEST_BYTES]) {
+fn prefetch(conn: &Rc<Connection>, receiver: &Receiver, header: &[u8; REQUEST_BYTES]) {
     let Some((_, payload)) = glance(header) else { return };
-    inlet.ahead(payload, |next| {
+    receiver.ahead(payload, |next| {
         let (offset, payload) = glance(next)?;
         conn.env.prefetch(&conn.export.disk, Sector::of_byte(offset));
         Some(payload)
@@ -75,12 +78,12 @@ fn prefetch(conn: &Rc<Connection>, inlet: &Inlet, header: &[u8; REQUEST_BYTES]) 
 
 async fn serve(
     conn: &Rc<Connection>,
-    inlet: &mut Inlet,
+    receiver: &mut Receiver,
     Request { cookie, command }: Request,
 ) -> Result<(), Ended> {
     let room = match command {
         Command::Read { range, .. } => return read(conn, cookie, range).await,
-        Command::Write { range, fua } => return write(conn, inlet, cookie, range, fua).await,
+        Command::Write { range, fua } => return write(conn, receiver, cookie, range, fua).await,
         _ => conn.room(0).await?,
     };
     let ticket = conn.admit(cookie, room);
@@ -126,7 +129,7 @@ async fn read(conn: &Rc<Connection>, cookie: Cookie, range: ByteRange) -> Result
 
 async fn write(
     conn: &Rc<Connection>,
-    inlet: &mut Inlet,
+    receiver: &mut Receiver,
     cookie: Cookie,
     range: ByteRange,
     fua: bool,
@@ -138,10 +141,10 @@ async fn write(
     let data = Payload::new(&conn.env, bytes);
     let segs = data.segs();
     if bytes == range.length as usize {
-        inlet.payload(&conn.channel, &segs).await?;
+        receiver.payload(&conn.channel, &segs).await?;
     } else {
         let lead = (range.offset - whole.start.to_bytes()) as usize;
-        inlet.payload(&conn.channel, &segs.slice(lead, range.length as usize)).await?;
+        receiver.payload(&conn.channel, &segs.slice(lead, range.length as usize)).await?;
     }
     let ticket = conn.admit(cookie, room);
     let flags = if fua { Flags::FUA } else { Flags::empty() };

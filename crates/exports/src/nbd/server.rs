@@ -24,10 +24,10 @@ use super::contexts::{Contexts, NoContexts};
 use super::export::{Export, NbdExport};
 use super::facts::Exports;
 use super::gate::WriteGate;
-use super::lifeline::{Level, Lifeline, Membership};
 use super::listener::{ListenAddress, Listener};
 use super::negotiate::{negotiate, refuse};
 use super::serve::receive;
+use super::shutdown::{Level, Membership, Shutdown};
 use super::signal::{First, first};
 
 /// How long cut connections may take to notice.
@@ -86,11 +86,11 @@ struct Shared {
     table: Mutex<Table>,
     listeners: Mutex<Vec<Arc<Listener>>>,
     /// Used by connections.
-    life: Arc<Lifeline>,
+    life: Arc<Shutdown>,
     /// Used by the tasks that accept.
-    doors: Arc<Lifeline>,
+    doors: Arc<Shutdown>,
     /// Used by those that tell a client that there are too many.
-    refusals: Arc<Lifeline>,
+    refusals: Arc<Shutdown>,
     next_reactor: AtomicU16,
 }
 
@@ -234,7 +234,7 @@ impl NbdServer {
 }
 
 /// Waits until nobody uses `life`, but no longer than `patience`.
-async fn drained(env: &Env, life: &Lifeline, patience: Duration) -> bool {
+async fn drained(env: &Env, life: &Shutdown, patience: Duration) -> bool {
     matches!(first(life.empty(), env.sleep(patience)).await, First::Left(()))
 }
 
@@ -336,7 +336,7 @@ async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Members
         }
         First::Right(First::Right(_)) => None,
     };
-    let Some((negotiated, inlet)) = agreed else { return };
+    let Some((negotiated, receiver)) = agreed else { return };
     let export = list[negotiated.export].clone();
     let used = export.life.join();
     if export.life.level() > Level::Serving {
@@ -346,7 +346,7 @@ async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Members
     let conn = Connection::new(&env, channel, export, &negotiated, terms);
     env.spawn(watch(conn.clone()));
     env.spawn(send(conn.clone(), (member, used)));
-    receive(&conn, inlet).await;
+    receive(&conn, receiver).await;
 }
 
 async fn watch(conn: Rc<Connection>) {

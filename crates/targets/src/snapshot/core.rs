@@ -26,7 +26,7 @@ use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
 
 use super::losses::Losses;
-use super::store::{Batch, Ledger, News, Setback, Store};
+use super::store::{Batch, Metadata, News, Setback, Store};
 use super::table::{Bell, Exceptions, Locks, STRIPES, Until, Waiter, stripe_of};
 use crate::args::Device;
 use crate::epochs::Epochs;
@@ -100,7 +100,7 @@ pub(super) struct Core {
     missed: AtomicBool,
     /// It ended, and its device does not say so.
     unmarked: AtomicBool,
-    /// Nor does its witness.
+    /// Nor does its loss_log.
     untold: AtomicBool,
     ended: Mutex<Arc<Bell>>,
     events: Mutex<Events>,
@@ -414,7 +414,7 @@ impl Core {
         self.events.lock().raise();
     }
 
-    /// Has the end durable: in the header, or kept by the witness of the volume. Without either,
+    /// Has the end durable: in the header, or kept by the loss log of the volume. Without either,
     /// the header is tried again; then the origin is more important.
     async fn mark(&self, env: &Env) {
         for attempt in 1..=MARK_ATTEMPTS {
@@ -433,7 +433,7 @@ impl Core {
     async fn try_to_mark(&self, env: &Env) -> bool {
         let (named, events) = (self.named(), self.events.lock().clone());
         // Nobody else writes metadata meanwhile.
-        let _ledger = self.store.ledger.0.lock().await;
+        let _ledger = self.store.metadata.0.lock().await;
         let Err(error) = self.store.write_invalid(env).await else {
             self.unmarked.store(false, Ordering::Release);
             self.untold.store(false, Ordering::Release);
@@ -559,27 +559,27 @@ impl Core {
     /// Commits what is done, as the leader, and lets others lead.
     async fn commit_done(self: &Arc<Core>, env: &Env) {
         let began = env.now();
-        let mut ledger = self.store.ledger.0.lock().await;
+        let mut metadata = self.store.metadata.0.lock().await;
         let batches = self.store.take_done();
         if batches.is_empty() {
             // Who led before took them, between the look at the queue and the right to lead.
-            drop(ledger);
+            drop(metadata);
             return self.store.stop_leading(self.store.is_quick());
         }
-        let written = self.write_batches(env, &mut ledger, &batches).await;
+        let written = self.write_batches(env, &mut metadata, &batches).await;
         let result = match written {
             Ok(()) => Ok(()),
             Err(setback) => match self.redo(env, setback, &batches) {
                 Some(error) => Err(error),
                 None => {
-                    drop(ledger);
+                    drop(metadata);
                     return self.store.stop_leading(false);
                 }
             },
         };
-        // Before another leader gets the ledger, which a failure leaves without its tail.
+        // Before another leader gets the metadata lock, which a failure leaves without its tail.
         let first = result.is_err() && self.begin_end();
-        drop(ledger);
+        drop(metadata);
         let is_quick = env.now() == began;
         if let Err(error) = result {
             self.finish_end(env, first, &format!("metadata: {error}")).await;
@@ -638,7 +638,7 @@ impl Core {
     async fn write_batches(
         &self,
         env: &Env,
-        ledger: &mut Ledger,
+        metadata: &mut Metadata,
         batches: &[Arc<Batch>],
     ) -> Result<(), Setback> {
         if !self.is_readable() {
@@ -650,7 +650,7 @@ impl Core {
         }
         let records: Vec<Record> =
             batches.iter().flat_map(|batch| &batch.records).copied().collect();
-        self.store.write_records(env, ledger, &records, failures).await
+        self.store.write_records(env, metadata, &records, failures).await
     }
 
     /// Ends the pending exceptions of committed records: waits until the readers that may have

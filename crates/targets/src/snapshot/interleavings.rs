@@ -134,14 +134,14 @@ impl Disk for Room {
 /// Commits as [`super::core::Core::commit`] does, without writing; `committed` is what the last
 /// record was.
 fn commit_done(store: &Store, committed: &AtomicU64) {
-    let ledger = store.ledger.0.try_lock().expect("one leads at a time");
+    let metadata = store.metadata.0.try_lock().expect("one leads at a time");
     let batches = store.take_done();
     for batch in &batches {
         let new = batch.records[0].new.0;
         assert_eq!(committed.swap(new, Ordering::Relaxed) + 1, new, "S1");
     }
     thread::yield_now();
-    drop(ledger);
+    drop(metadata);
     store.stop_leading(false);
     batches.iter().for_each(|batch| batch.end(Ok(())));
 }

@@ -10,10 +10,10 @@ use cairn_block::{
     LocalFuture, Op, Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
 };
 
+use super::attachment::Attachment;
 use super::copying::{Copying, Want, Wanter};
 use super::core::{Condition, Core, LOST};
 use super::covering::{Cover, Covering};
-use super::seat::Seat;
 use super::table::{Locks, Run, Until, WritePlan, stripe_of};
 use crate::epochs::Epoch;
 
@@ -39,19 +39,19 @@ impl TargetType for SnapshotType {
         ctor: Ctor<'a>,
     ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
         Box::pin(async move {
-            let mut seat = Seat::take("snapshot", false, env, &ctor).await?;
-            seat.locks = self.locks;
-            let (kin, tasks) = (seat.kin.clone(), seat.tasks.clone());
+            let mut attachment = Attachment::take("snapshot", false, env, &ctor).await?;
+            attachment.locks = self.locks;
+            let (kin, tasks) = (attachment.kin.clone(), attachment.tasks.clone());
             let covering = Covering::new(env, tasks.clone());
             let copying = Copying::new(env, kin, tasks, Until::Published);
-            Ok(Arc::new(Snapshot { seat, copying, covering }) as Arc<dyn Target>)
+            Ok(Arc::new(Snapshot { attachment, copying, covering }) as Arc<dyn Target>)
         })
     }
 }
 
 /// The target.
 pub struct Snapshot {
-    pub(super) seat: Seat,
+    pub(super) attachment: Attachment,
     copying: Arc<Copying>,
     covering: Arc<Covering>,
 }
@@ -103,20 +103,23 @@ impl Snapshot {
     }
 
     fn core(&self) -> &Arc<Core> {
-        self.seat.core()
+        self.attachment.core()
     }
 
     /// The core, if the snapshot is or was live and its content is not lost.
     fn readable_core(&self) -> Result<&Arc<Core>, IoError> {
-        self.seat.core_if_live().filter(|core| core.is_readable()).ok_or(IoError::IO)
+        self.attachment.core_if_live().filter(|core| core.is_readable()).ok_or(IoError::IO)
     }
 
     fn place(&self, request: &Request) -> Place {
-        Place::of(self.core(), self.seat.config.start, request.range)
+        Place::of(self.core(), self.attachment.config.start, request.range)
     }
 
     fn to_origin(&self, place: &Place) -> Verdict<'_> {
-        Verdict::Remapped { disk: self.seat.config.origin.disk.as_ref(), sector: place.sector }
+        Verdict::Remapped {
+            disk: self.attachment.config.origin.disk.as_ref(),
+            sector: place.sector,
+        }
     }
 
     fn to_cow(&self, place: &Place, chunk: u64) -> Verdict<'_> {
@@ -206,19 +209,19 @@ impl Snapshot {
     /// fails before the next request is mapped.
     fn end_lost(&self, env: &Env) {
         let core = self.core().clone();
-        self.seat.tasks.spawn(env, async move |env| core.invalidate(env, LOST).await);
+        self.attachment.tasks.spawn(env, async move |env| core.invalidate(env, LOST).await);
     }
 
     fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (core, place) = (self.core(), self.place(request));
-        if !self.seat.config.discard_zeroes_cow {
+        if !self.attachment.config.discard_zeroes_cow {
             return Verdict::Failed(IoError::UNSUPPORTED);
         }
         if core.condition() != Condition::Valid {
             return Verdict::Failed(IoError::IO);
         }
         let Run { cow, count } = core.exceptions.find(place.chunk, place.chunks);
-        let passes_down = self.seat.config.discard_passdown_origin;
+        let passes_down = self.attachment.config.discard_passdown_origin;
         let Some(chunk) = cow else {
             request.accept(place.head(count));
             return if passes_down { self.to_origin(&place) } else { Verdict::Completed };
@@ -250,7 +253,7 @@ impl Snapshot {
             SectorRange::new(on_cow, request.range.count),
             SectorRange::new(place.sector, request.range.count),
         );
-        self.seat.tasks.spawn(env, async move |env| {
+        self.attachment.tasks.spawn(env, async move |env| {
             let zeroed = env.io(core.cow(), Io::on(op, cow)).await;
             let discard = Io::on(Op::Discard, origin);
             let discarded = env.io(&core.origin.disk, discard).await;
@@ -284,7 +287,7 @@ impl Target for Snapshot {
     }
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
-        vec![self.seat.config.origin.disk.clone(), self.seat.config.cow.disk.clone()]
+        vec![self.attachment.config.origin.disk.clone(), self.attachment.config.cow.disk.clone()]
     }
 
     // Those of the COW device are made good, or counted by the core; what the origin loses
@@ -301,40 +304,41 @@ impl Target for Snapshot {
     fn acknowledge_failures(&self) {}
 
     fn claims(&self) -> Vec<Claim> {
-        self.seat.claims()
+        self.attachment.claims()
     }
 
     fn limits(&self, stacked: Limits) -> Limits {
         Limits {
-            io_min: stacked.io_min.max(self.seat.config.chunk.bytes() as u32),
-            discard: self.seat.config.discard_zeroes_cow,
+            io_min: stacked.io_min.max(self.attachment.config.chunk.bytes() as u32),
+            discard: self.attachment.config.discard_zeroes_cow,
             fast_zero: false,
-            read_only: self.seat.read_only || self.seat.config.cow.disk.limits().read_only,
+            read_only: self.attachment.read_only
+                || self.attachment.config.cow.disk.limits().read_only,
             ..stacked
         }
     }
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.seat.resume(env))
+        Box::pin(self.attachment.resume(env))
     }
 
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.seat.pause(env))
+        Box::pin(self.attachment.pause(env))
     }
 
     fn close<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async {
-            self.seat.close(env).await;
+            self.attachment.close(env).await;
             Ok(())
         })
     }
 
     fn status(&self) -> String {
-        self.seat.status(false)
+        self.attachment.status(false)
     }
 
     fn table(&self) -> String {
-        self.seat.config.print()
+        self.attachment.config.print()
     }
 
     fn extents<'a>(
@@ -355,7 +359,7 @@ impl Snapshot {
     /// it was asked. Delays nobody, unlike a read: it looks again instead of announcing itself.
     async fn extents_of(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
         let core = self.readable_core()?;
-        let place = Place::of(core, self.seat.config.start, range);
+        let place = Place::of(core, self.attachment.config.start, range);
         let run = core.exceptions.find(place.chunk, place.chunks);
         let count = place.head(run.count);
         let data = Ok(vec![Extent { count, kind: ExtentKind::Data }]);

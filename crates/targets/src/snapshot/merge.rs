@@ -35,11 +35,11 @@ use cairn_block::{
 };
 use cairn_format::snapshot::{Layout, Record};
 
+use super::attachment::Attachment;
 use super::canary::{self, Bug};
 use super::core::{Condition, Core, wake};
 use super::map::Place;
 use super::origin::OriginSide;
-use super::seat::Seat;
 use super::store::TailPiece;
 use super::table::{Run, stripe_of};
 use crate::args::Device;
@@ -70,12 +70,12 @@ impl TargetType for MergeType {
         ctor: Ctor<'a>,
     ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
         Box::pin(async move {
-            let seat = Seat::take("snapshot-merge", true, env, &ctor).await?;
-            let (device, kin) = (seat.config.origin.clone(), seat.kin.clone());
-            let side = OriginSide::new(env, device, kin, &seat.tasks);
+            let attachment = Attachment::take("snapshot-merge", true, env, &ctor).await?;
+            let (device, kin) = (attachment.config.origin.clone(), attachment.kin.clone());
+            let side = OriginSide::new(env, device, kin, &attachment.tasks);
             let merge = Arc::new_cyclic(|me| Merge {
                 me: me.clone(),
-                seat,
+                attachment,
                 side,
                 stopping: AtomicBool::new(false),
                 running: AtomicBool::new(false),
@@ -90,7 +90,7 @@ impl TargetType for MergeType {
 /// The target.
 pub struct Merge {
     me: Weak<Merge>,
-    seat: Seat,
+    attachment: Attachment,
     side: OriginSide,
     stopping: AtomicBool,
     running: AtomicBool,
@@ -137,11 +137,11 @@ impl Merge {
     /// its origin may differ. In order; widened to whole chunks, then cut to the range. None are
     /// while nothing is served. Reads nothing from any device.
     pub fn unmerged(&self, range: SectorRange) -> Vec<SectorRange> {
-        self.seat.core_if_live().map_or_else(Vec::new, |core| core.changed(range))
+        self.attachment.core_if_live().map_or_else(Vec::new, |core| core.changed(range))
     }
 
     fn core(&self) -> &Arc<Core> {
-        self.seat.core()
+        self.attachment.core()
     }
 
     fn to_cow(&self, place: &Place, chunk: u64) -> Verdict<'_> {
@@ -198,12 +198,12 @@ impl Merge {
 
     /// Starts merging unless it runs, or there is nothing to merge.
     fn start(&self, env: &Env) {
-        let idle = self.seat.read_only || !self.core().is_readable();
+        let idle = self.attachment.read_only || !self.core().is_readable();
         if idle || self.running.swap(true, Ordering::AcqRel) {
             return;
         }
         let me = self.me.upgrade().expect("a target that is called is alive");
-        self.seat.tasks.spawn(env, async move |env| me.run(env).await);
+        self.attachment.tasks.spawn(env, async move |env| me.run(env).await);
     }
 
     async fn run(&self, env: &Env) {
@@ -212,16 +212,17 @@ impl Merge {
             match self.step(env).await {
                 Ok(true) => (),
                 Ok(false) => {
-                    self.seat.announce();
+                    self.attachment.announce();
                     break;
                 }
                 // A suspend, or the end of the server, cut the step short.
                 Err(_) if self.stopping.load(Ordering::Acquire) || env.is_ending() => break,
                 Err(why) => {
-                    let (volume, cow) = (self.seat.volume(), &self.seat.config.cow.argument);
+                    let (volume, cow) =
+                        (self.attachment.volume(), &self.attachment.config.cow.argument);
                     tracing::error!("{volume}: {cow}: merging stopped: {why}");
                     self.failed.store(true, Ordering::Release);
-                    self.seat.announce();
+                    self.attachment.announce();
                     break;
                 }
             }
@@ -342,7 +343,7 @@ impl Merge {
                 let error = flushed.err().unwrap_or(IoError::IO);
                 return Err(format!("{name}: could not be flushed: {error}"));
             }
-            let volume = self.seat.volume();
+            let volume = self.attachment.volume();
             let line = format!("{volume}: {name}: a flush failed, a run is copied again");
             env.warn(&line, || line.clone());
             attempt += 1;
@@ -354,7 +355,7 @@ impl Merge {
         let (mut from, mut rest) = (from, range);
         while !rest.is_empty() {
             let take = SectorCount(rest.count.0.min(PIECE_SECTORS));
-            let _grant = self.seat.kin.budget.grant(take.to_bytes()).await;
+            let _grant = self.attachment.kin.budget.grant(take.to_bytes()).await;
             // The origin may end inside a block of the COW device.
             let wide = SectorRange::new(from, take).widen(block);
             let segs = env.segs(wide.count);
@@ -377,11 +378,11 @@ impl Target for Merge {
         if request.op == Op::Flush {
             return self.map_flush(request);
         }
-        let place = Place::of(self.core(), self.seat.config.start, request.range);
+        let place = Place::of(self.core(), self.attachment.config.start, request.range);
         match request.op {
             Op::Read => self.map_read(request, &place),
             // A discard leaves contents undefined: nothing need change, as in the kernel.
-            Op::Discard if self.seat.config.discard_zeroes_cow => Verdict::Completed,
+            Op::Discard if self.attachment.config.discard_zeroes_cow => Verdict::Completed,
             Op::Discard => Verdict::Failed(IoError::UNSUPPORTED),
             _ => self.map_write(env, request, &place),
         }
@@ -401,18 +402,18 @@ impl Target for Merge {
     }
 
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
-        vec![self.seat.config.origin.disk.clone(), self.seat.config.cow.disk.clone()]
+        vec![self.attachment.config.origin.disk.clone(), self.attachment.config.cow.disk.clone()]
     }
 
     fn claims(&self) -> Vec<Claim> {
-        self.seat.claims()
+        self.attachment.claims()
     }
 
     fn limits(&self, stacked: Limits) -> Limits {
         Limits {
-            discard: self.seat.config.discard_zeroes_cow,
+            discard: self.attachment.config.discard_zeroes_cow,
             fast_zero: false,
-            read_only: self.seat.read_only || stacked.read_only,
+            read_only: self.attachment.read_only || stacked.read_only,
             ..stacked
         }
     }
@@ -420,12 +421,12 @@ impl Target for Merge {
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
             self.side.begin();
-            let core = self.seat.core_if_live();
+            let core = self.attachment.core_if_live();
             if core.is_some_and(|core| core.condition() >= Condition::Closed) {
                 // What is on the device now is read.
                 *self.stuck.lock() = None;
             }
-            self.seat.resume(env).await?;
+            self.attachment.resume(env).await?;
             self.stopping.store(false, Ordering::Release);
             self.failed.store(false, Ordering::Release);
             self.start(env);
@@ -439,7 +440,7 @@ impl Target for Merge {
     }
 
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.seat.pause(env))
+        Box::pin(self.attachment.pause(env))
     }
 
     // What clients wrote to the origin, it may have lost; of the COW device see the core.
@@ -458,11 +459,11 @@ impl Target for Merge {
     }
 
     fn status(&self) -> String {
-        self.seat.status(self.failed.load(Ordering::Acquire))
+        self.attachment.status(self.failed.load(Ordering::Acquire))
     }
 
     fn table(&self) -> String {
-        self.seat.config.print()
+        self.attachment.config.print()
     }
 
     fn extents<'a>(
@@ -471,8 +472,8 @@ impl Target for Merge {
         range: SectorRange,
     ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
         Box::pin(async move {
-            let core = self.seat.core_if_live().ok_or(IoError::IO)?;
-            let place = Place::of(core, self.seat.config.start, range);
+            let core = self.attachment.core_if_live().ok_or(IoError::IO)?;
+            let place = Place::of(core, self.attachment.config.start, range);
             let run = core.exceptions.find(place.chunk, place.chunks);
             let count = place.head(run.count);
             if run.cow.is_some() {
@@ -486,12 +487,12 @@ impl Target for Merge {
 
     fn dirty(&self) -> Option<Dirty> {
         let core =
-            self.seat.core_if_live().filter(|core| core.condition() != Condition::Invalid)?;
+            self.attachment.core_if_live().filter(|core| core.condition() != Condition::Invalid)?;
         let origin = self.side.device.disk.clone();
         let sectors = core.store.committed() * core.chunk_sectors();
         // The last chunk may reach beyond the origin's end.
         let sectors = SectorCount(sectors.min(origin.sectors().0));
-        let device = self.seat.config.cow.argument.clone();
+        let device = self.attachment.config.cow.argument.clone();
         (sectors.0 > 0).then_some(Dirty { sectors, origin, device })
     }
 

@@ -15,8 +15,8 @@
 //!
 //! Rooms: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writing an
 //! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `group`
-//! (exceptions), `losses` (failed flushes), `store` (allocation, areas, commits), `core` (all of one
-//! snapshot), `seat` (opening, handover between tables), `status`.
+//! (exceptions), `losses` (failed flushes), `store` (allocation, areas, commits), `core` (all of
+//! one snapshot), `attachment` (opening, handover between tables), `status`.
 //!
 //! # Invariants
 //! I1. The data of a chunk is durable before its record; the record is durable before the origin's
@@ -34,6 +34,7 @@
 //! I8. The end of the server changes nothing: what waits for what never comes fails, the origin's
 //!     writes too, and no snapshot ends by it.
 
+mod attachment;
 mod config;
 mod copying;
 mod core;
@@ -48,7 +49,6 @@ mod merge;
 #[cfg(test)]
 mod model;
 mod origin;
-mod seat;
 mod status;
 mod store;
 mod table;

@@ -7,10 +7,10 @@ use cairn_block::{
     Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType, Verdict,
 };
 
+use super::attachment::origin_claim;
 use super::copying::{Copying, Want, Wanter};
 use super::core::SHUTDOWN;
 use super::kin::Kin;
-use super::seat::origin_claim;
 use super::table::{Bell, OriginPlan, Until, Waiter};
 use crate::args::{Args, Device};
 use cairn_block::TaskGroup;

@@ -15,11 +15,11 @@
 //!
 //! One commit runs at a time; whoever asks while it runs joins the next.
 //!
-//! A flush of the data device by someone else may fail at any time and drop what was written to
-//! new blocks, while the flush of step 1 succeeds. So step 1 also compares the device's failure
-//! count (L1 in `losses`), and fails if the commit maps blocks. A FUA write into a block whose mapping
-//! it finds not durable waits for a commit, too, which may be one after that of the mapping: it
-//! fails if the count is not what it was before the write was sent.
+//! A flush of the data device by someone else may fail at any time and drop what was written to new
+//! blocks, while the flush of step 1 succeeds. So step 1 also compares the device's failure count
+//! (L1 in `losses`), and fails if the commit maps blocks. A FUA write into a block whose mapping it
+//! finds not durable waits for a commit, too, which may be one after that of the mapping: it fails
+//! if the count is not what it was before the write was sent.
 //!
 //! A commit that fails rolls the metadata back to the last durable state: the pool becomes
 //! read-only and needs a check, and every volume that had a change which is not durable has its
@@ -37,7 +37,7 @@ use cairn_block::{Env, ErrorKind, Io, IoError, IoResult, mutants, until_or_time}
 use super::canary::{self, Bug};
 use super::config::Discards;
 use super::index::{Change, Stamp};
-use super::ledger::LedgerError;
+use super::metadata::MetadataError;
 use super::pool::{Mode, Pool};
 use super::volume::Volume;
 use crate::group_commit::{Ticket, Waiter, tell, tell_of_failures};
@@ -204,12 +204,12 @@ impl Pool {
                 // place or the other.
                 self.quarantine(env, freed, passing, discarded);
                 frozen.iter().for_each(|frozen| frozen.volume.thaw());
-                self.room.give_back(&self.ledger, made);
+                self.room.give_back(&self.metadata, made);
                 Ok(())
             }
-            Err(LedgerError::Data(error)) if self.has_nothing(&batch).await => {
+            Err(MetadataError::Data(error)) if self.has_nothing(&batch).await => {
                 batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
-                self.room.give_back(&self.ledger, batch.made);
+                self.room.give_back(&self.metadata, batch.made);
                 Err(error)
             }
             Err(error) => {
@@ -230,27 +230,27 @@ impl Pool {
 
     /// True if a commit would change nothing.
     async fn has_nothing(&self, batch: &Batch) -> bool {
-        batch.is_empty() && batch.passing.is_empty() && !self.ledger.is_changed().await
+        batch.is_empty() && batch.passing.is_empty() && !self.metadata.is_changed().await
     }
 
     /// Steps 1 and 2.
-    async fn write_commit(&self, env: &Env, batch: &Batch) -> Result<Vec<DataRun>, LedgerError> {
+    async fn write_commit(&self, env: &Env, batch: &Batch) -> Result<Vec<DataRun>, MetadataError> {
         if !canary::planted(Bug::NoDataFlush) {
             let flush = async { env.io(self.data_disk(), Io::flush()).await };
             let flushed = mutants::step("thin: flush of the data device", (), flush).await;
-            flushed.map_err(LedgerError::data)?;
+            flushed.map_err(MetadataError::data)?;
             if batch.maps() && self.has_data_failed() {
-                return Err(LedgerError::DataLost);
+                return Err(MetadataError::DataLost);
             }
         }
-        let mut working = self.ledger.working().await;
+        let mut working = self.metadata.working().await;
         for Frozen { volume, changes } in &batch.frozen {
             let changes: Vec<_> =
                 changes.iter().map(|change| (change.block, change.mapping)).collect();
             working.apply(env, volume.id, &changes).await?;
         }
         let freed = working.commit(env).await?;
-        self.ledger.note(&working);
+        self.metadata.note(&working);
         Ok(freed)
     }
 
@@ -262,7 +262,7 @@ impl Pool {
             let known = volume.durable_highest().max(mapped.map(|change| change.block));
             if unmapped.is_none_or(|change| Some(change.block) < known) {
                 volume.set_highest(known);
-            } else if let Ok(highest) = self.ledger.highest(env, volume.id).await {
+            } else if let Ok(highest) = self.metadata.highest(env, volume.id).await {
                 // It is for the status line only, so that an error is no matter.
                 volume.set_highest(highest);
             }
@@ -291,7 +291,7 @@ impl Pool {
                 pool.epochs.quiesce(0).await;
             }
             pool.pass_down(env, &freed, &discarded).await;
-            let allocator = pool.ledger.allocator();
+            let allocator = pool.metadata.allocator();
             freed.iter().for_each(|run| allocator.release(*run));
             passing.iter().for_each(|run| allocator.put_back(*run));
             pool.state.lock().quarantined -= count;
@@ -312,15 +312,15 @@ impl Pool {
     }
 
     /// Back to the last durable state: nothing changes any more.
-    pub async fn roll_back(&self, env: &Env, error: &LedgerError) {
+    pub async fn roll_back(&self, env: &Env, error: &MetadataError) {
         tracing::error!("{}: commit failed: {error}", self.name());
         self.lower_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
         let is_end = error.io().kind == ErrorKind::Shutdown;
-        let aborted = self.ledger.abort(env, !is_end, &self.name()).await;
+        let aborted = self.metadata.abort(env, !is_end, &self.name()).await;
         let mut lost = Vec::new();
         for volume in self.open_volumes() {
             // Its details are as they were, or cannot be read: then it is not served either.
-            let details = self.ledger.details(volume.id);
+            let details = self.metadata.details(volume.id);
             let mapped = details.map_or(0, |details| details.mapped_blocks);
             volume.map.roll_back(mapped);
             // Now: nobody changes a map any more that was rolled back after the mode changed.
@@ -332,7 +332,7 @@ impl Pool {
         }
         self.note_loss(error, lost);
         // Every client that it concerns is told by its own volume.
-        self.metadata.disk.acknowledge_failures(self.metadata.disk.failures());
+        self.metadata_device.disk.acknowledge_failures(self.metadata_device.disk.failures());
         if let Err(error) = aborted {
             tracing::error!("{}: metadata: {error}", self.name());
             self.lower_mode(Mode::Fail, "the metadata cannot be read");
@@ -427,9 +427,9 @@ mod interleavings {
 }
 
 /// The result of a request on the data device as a reason for a failed commit.
-impl LedgerError {
-    fn data(error: IoError) -> LedgerError {
-        LedgerError::Data(error)
+impl MetadataError {
+    fn data(error: IoError) -> MetadataError {
+        MetadataError::Data(error)
     }
 }
 

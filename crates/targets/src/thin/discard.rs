@@ -7,17 +7,17 @@
 use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict, yield_once};
 
 use super::arena::GROUP_BLOCKS;
+use super::attachment::Attachment;
 use super::config::Discards;
 use super::index::Shard;
 use super::map::{NO_SPACE, Thin};
 use super::pool::Mode;
-use super::seat::Seat;
 use super::stock::Purpose;
 
 impl Thin {
     pub(super) fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let seat = self.seat();
-        let (pool, volume) = (&seat.pool, &seat.volume);
+        let attachment = self.attachment();
+        let (pool, volume) = (&attachment.pool, &attachment.volume);
         if pool.discards() == Discards::Ignore {
             return Verdict::Failed(IoError::UNSUPPORTED);
         }
@@ -41,20 +41,20 @@ impl Thin {
         let count = end - first;
         if one_group && shard.is_loaded(first) && shard.clear_of_cells(first, count) == count {
             let mapped = (first..end).filter(|block| shard.get(*block).is_some()).count() as u64;
-            let can = pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.ledger);
+            let can = pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.metadata);
             if can == mapped {
-                unmap(seat, &mut shard, first, end);
+                unmap(attachment, &mut shard, first, end);
                 return Verdict::Completed;
             }
-            pool.room.give_back(&pool.ledger, can);
+            pool.room.give_back(&pool.metadata, can);
         }
         // Counted as under way: whoever closes the gate waits for its end.
         let epoch = pool.epochs.enter(env.reactor(), 0);
         drop(shard);
-        let (seat, id) = (seat.clone(), request.id());
+        let (attachment, id) = (attachment.clone(), request.id());
         pool.tasks.spawn(env, async move |env| {
-            let result = seat.discard(env, first, end).await;
-            seat.pool.epochs.leave(env.reactor(), epoch);
+            let result = attachment.discard(env, first, end).await;
+            attachment.pool.epochs.leave(env.reactor(), epoch);
             env.complete(id, result);
         });
         Verdict::Queued
@@ -62,15 +62,15 @@ impl Thin {
 
     /// The blocks that lie wholly in a range.
     fn whole_blocks(&self, range: SectorRange) -> (u64, u64) {
-        let size = self.seat().pool.block.0;
+        let size = self.attachment().pool.block.0;
         let (first, end) = (range.start.0.div_ceil(size), range.end().0 / size);
         (first, end.max(first))
     }
 }
 
 /// Unmaps the mapped blocks of a range of one loaded group. The changes were granted.
-fn unmap(seat: &Seat, shard: &mut Shard, first: u64, end: u64) {
-    let stamp = seat.pool.stamp(&seat.volume);
+fn unmap(attachment: &Attachment, shard: &mut Shard, first: u64, end: u64) {
+    let stamp = attachment.pool.stamp(&attachment.volume);
     for block in first..end {
         if shard.get(block).is_some() {
             shard.change(block, None, stamp, true);
@@ -78,7 +78,7 @@ fn unmap(seat: &Seat, shard: &mut Shard, first: u64, end: u64) {
     }
 }
 
-impl Seat {
+impl Attachment {
     /// Unmaps a range, group by group.
     async fn discard(&self, env: &Env, first: u64, end: u64) -> IoResult {
         let mut next = first;
@@ -110,7 +110,7 @@ impl Seat {
         if from >= end {
             return Ok(None);
         }
-        let in_metadata = self.pool.ledger.next_mapped(env, self.volume.id, from).await;
+        let in_metadata = self.pool.metadata.next_mapped(env, self.volume.id, from).await;
         let in_metadata = in_metadata.map_err(|error| error.io())?;
         if in_metadata.is_some_and(|block| block / GROUP_BLOCKS == from / GROUP_BLOCKS) {
             return Ok(in_metadata.filter(|block| *block < end));
@@ -142,7 +142,7 @@ impl Seat {
                 let some = first..first + clear;
                 let mapped = some.filter(|block| shard.get(*block).is_some()).count() as u64;
                 let can =
-                    pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.ledger);
+                    pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.metadata);
                 let done = unmap_some(self, &mut shard, first, first + clear, can);
                 if done > first {
                     return Ok(done);
@@ -168,7 +168,13 @@ impl Seat {
 }
 
 /// Unmaps up to `can` mapped blocks from `first` on; answers the first that was not looked at.
-fn unmap_some(seat: &Seat, shard: &mut Shard, first: u64, end: u64, mut can: u64) -> u64 {
+fn unmap_some(
+    attachment: &Attachment,
+    shard: &mut Shard,
+    first: u64,
+    end: u64,
+    mut can: u64,
+) -> u64 {
     for block in first..end {
         if shard.get(block).is_none() {
             continue;
@@ -177,7 +183,7 @@ fn unmap_some(seat: &Seat, shard: &mut Shard, first: u64, end: u64, mut can: u64
             return block;
         }
         can -= 1;
-        shard.change(block, None, seat.pool.stamp(&seat.volume), true);
+        shard.change(block, None, attachment.pool.stamp(&attachment.volume), true);
     }
     end
 }

@@ -14,10 +14,10 @@ use cairn_block::{
 use cairn_format::thin::DataBlock;
 use futures_util::future::{join, join_all};
 
+use super::attachment::{Attachment, Origin};
 use super::canary::{self, Bug};
 use super::map::Thin;
 use super::place::Place;
-use super::seat::{Origin, Seat};
 use crate::epochs::Epoch;
 use crate::group_commit::Waiter;
 
@@ -26,7 +26,7 @@ const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// One block that is being filled.
 struct Fill {
-    seat: Arc<Seat>,
+    attachment: Arc<Attachment>,
     id: RequestId,
     fua: bool,
     epoch: Epoch,
@@ -67,8 +67,8 @@ impl Thin {
         (old, new): (Option<DataBlock>, DataBlock),
         epoch: Epoch,
     ) {
-        let seat = self.seat().clone();
-        let whole = seat.pool.data_range(new, 1);
+        let attachment = self.attachment().clone();
+        let whole = attachment.pool.data_range(new, 1);
         let range = SectorRange::new(whole.start + SectorCount(place.offset), request.range.count);
         let fill = Fill {
             id: request.id(),
@@ -79,17 +79,22 @@ impl Thin {
             data: (request.op == Op::Write)
                 .then(|| request.segs.slice(0, request.range.to_bytes() as usize)),
             whole,
-            rest: rest_of(&seat, self.origin(), place.block, old),
-            seat,
+            rest: rest_of(&attachment, self.origin(), place.block, old),
+            attachment,
         };
-        let tasks = fill.seat.pool.tasks.clone();
+        let tasks = fill.attachment.pool.tasks.clone();
         tasks.spawn(env, async move |env| fill.run(env).await);
     }
 }
 
 /// Where the rest of a block comes from.
-fn rest_of(seat: &Seat, origin: Option<&Origin>, block: u64, old: Option<DataBlock>) -> Rest {
-    let pool = &seat.pool;
+fn rest_of(
+    attachment: &Attachment,
+    origin: Option<&Origin>,
+    block: u64,
+    old: Option<DataBlock>,
+) -> Rest {
+    let pool = &attachment.pool;
     let size = pool.block.0;
     if let Some(old) = old {
         let (disk, start) = (pool.data_disk().clone(), pool.data_range(old, 1).start);
@@ -112,10 +117,10 @@ impl Fill {
     async fn run(self, env: &Env) {
         if canary::planted(Bug::MapBeforeFill) {
             // The wrong order: it could be committed, and read, before it is there.
-            let _ = self.seat.finish_fill(env, self.block, Ok(()));
+            let _ = self.attachment.finish_fill(env, self.block, Ok(()));
             env.sleep(std::time::Duration::from_micros(500)).await;
             let filled = self.write_whole(env).await;
-            self.seat.pool.epochs.leave(env.reactor(), self.epoch);
+            self.attachment.pool.epochs.leave(env.reactor(), self.epoch);
             return env.complete(self.id, filled);
         }
         let filled = if self.whole.to_bytes() <= WHOLE_BYTES_MAX {
@@ -123,8 +128,8 @@ impl Fill {
         } else {
             self.write_pieces(env).await
         };
-        let result = self.seat.finish_fill(env, self.block, filled);
-        let pool = &self.seat.pool;
+        let result = self.attachment.finish_fill(env, self.block, filled);
+        let pool = &self.attachment.pool;
         pool.epochs.leave(env.reactor(), self.epoch);
         match result {
             Ok(()) if self.fua => pool.join_commit(env, Waiter::Request(self.id)),
@@ -133,7 +138,7 @@ impl Fill {
     }
 
     fn data_disk(&self) -> &Arc<dyn Disk> {
-        self.seat.pool.data_disk()
+        self.attachment.pool.data_disk()
     }
 
     /// What lies before and after the client's data.
@@ -146,7 +151,7 @@ impl Fill {
 
     /// Reads the rest, then writes the block in one request.
     async fn write_whole(&self, env: &Env) -> IoResult {
-        let pool = &self.seat.pool;
+        let pool = &self.attachment.pool;
         let _grant = match self.rest {
             Rest::Of { .. } => Some(pool.copier.grant(self.whole.to_bytes()).await),
             _ => None,
@@ -224,7 +229,7 @@ impl Fill {
             start: range.start,
             flags: Flags::empty(),
         };
-        let copied = self.seat.pool.copier.copy(env, &job).await;
+        let copied = self.attachment.pool.copier.copy(env, &job).await;
         copied.map_err(|(CopyError::Read(error) | CopyError::Write(error))| error)?;
         match self.rest {
             Rest::Of { then_zeros: true, .. } if zeros > SectorCount::ZERO => {

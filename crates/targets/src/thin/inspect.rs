@@ -9,7 +9,7 @@ use cairn_block::{ConfigError, Env, IoError, Sector, SectorCount, SectorRange};
 use cairn_format::thin::DeviceId;
 
 use super::config::{DetectZeroes, Discards};
-use super::ledger::LedgerError;
+use super::metadata::MetadataError;
 use super::pool::{Mode, Pool};
 use super::recover::{ThinPool, config_error};
 use super::space::metadata_low_watermark;
@@ -65,7 +65,7 @@ pub struct ThinDevice {
     pub creation_time: u32,
 }
 
-fn device_id(id: u32) -> Result<DeviceId, LedgerError> {
+fn device_id(id: u32) -> Result<DeviceId, MetadataError> {
     Ok(DeviceId::new(u64::from(id))?)
 }
 
@@ -74,7 +74,7 @@ impl ThinPool {
         self.pool().ok_or_else(|| self.busy("none yet", "a table that was live"))
     }
 
-    fn error(&self, error: &LedgerError) -> ConfigError {
+    fn error(&self, error: &MetadataError) -> ConfigError {
         config_error(&self.config.metadata, error)
     }
 
@@ -84,8 +84,8 @@ impl ThinPool {
     /// It was never live.
     pub fn figures(&self) -> Result<Figures, ConfigError> {
         let pool = self.known()?;
-        let (facts, metadata) = (pool.ledger.facts(), pool.ledger.metadata_use());
-        let (total, _) = pool.ledger.data_use();
+        let (facts, metadata) = (pool.metadata.facts(), pool.metadata.metadata_use());
+        let (total, _) = pool.metadata.data_use();
         let (marks_percent, low_water_blocks) = {
             let state = pool.state.lock();
             (state.options.marks_percent(), state.low_water_blocks)
@@ -118,7 +118,7 @@ impl ThinPool {
     /// The pool was never live.
     pub fn devices(&self) -> Result<Vec<ThinDevice>, ConfigError> {
         let pool = self.known()?;
-        let devices = pool.ledger.devices().into_iter();
+        let devices = pool.metadata.devices().into_iter();
         Ok(devices
             .map(|(id, details)| ThinDevice {
                 id: id.get(),
@@ -136,7 +136,7 @@ impl ThinPool {
     pub async fn settle(&self, env: &Env) -> Result<(), ConfigError> {
         let pool = self.known()?;
         if pool.open_volumes().iter().any(|volume| volume.is_changed()) {
-            let lost = |error| self.error(&LedgerError::Commit(error));
+            let lost = |error| self.error(&MetadataError::Commit(error));
             pool.commit(env).await.map_err(lost)?;
         }
         Ok(())
@@ -148,7 +148,7 @@ impl ThinPool {
     /// There is none of this id, or the metadata can't be read.
     pub async fn own_blocks(&self, env: &Env, id: u32) -> Result<u64, ConfigError> {
         let pool = self.known()?;
-        let own = async { pool.ledger.own_blocks(env, device_id(id)?).await };
+        let own = async { pool.metadata.own_blocks(env, device_id(id)?).await };
         own.await.map_err(|error| self.error(&error))
     }
 
@@ -167,7 +167,7 @@ impl ThinPool {
         let ids = [device_id(ids[0]), device_id(ids[1])];
         let [Ok(one), Ok(other)] = ids else { return Err(IoError::INVALID) };
         let size = pool.block.0;
-        let stretch = pool.ledger.compare(env, [one, other], range.start.0 / size).await;
+        let stretch = pool.metadata.compare(env, [one, other], range.start.0 / size).await;
         let stretch = stretch.map_err(|error| {
             tracing::warn!("{}: metadata: {error}", pool.name());
             error.io()

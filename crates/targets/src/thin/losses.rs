@@ -23,7 +23,7 @@ use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{ConfigError, ConfigKind, Env, FailureCount, IoError, mutants};
 use cairn_format::thin::DeviceId;
 
-use super::ledger::LedgerError;
+use super::metadata::MetadataError;
 use super::pool::Pool;
 
 /// Changes that were rolled back.
@@ -97,11 +97,11 @@ impl Pool {
     }
 
     /// Notes that these volumes were rolled back.
-    pub fn note_loss(&self, error: &LedgerError, volumes: Vec<DeviceId>) {
+    pub fn note_loss(&self, error: &MetadataError, volumes: Vec<DeviceId>) {
         if volumes.is_empty() {
             return;
         }
-        let device = if error.is_of_data() { &self.data } else { &self.metadata };
+        let device = if error.is_of_data() { &self.data } else { &self.metadata_device };
         let loss = Loss {
             device: device.argument.clone(),
             why: format!("commit failed: {error}"),

@@ -15,13 +15,13 @@ use cairn_block::{
 use cairn_format::thin::{DataBlock, DeviceId};
 
 use super::arena::GROUP_BLOCKS;
+use super::attachment::{Attachment, Origin, map_blocks};
 use super::canary::{self, Bug};
 use super::config::{Discards, ThinConfig};
 use super::index::{Run, Shard};
 use super::place::Place;
 use super::pool::{Mode, Pool};
 use super::recover::{ThinPool, config_error};
-use super::seat::{Origin, Seat, map_blocks};
 use super::status;
 use super::stock::Taken;
 use crate::epochs::Epoch;
@@ -51,7 +51,7 @@ impl TargetType for ThinType {
             pool_of(&config, false)?;
             refuse_own_pool(&config)?;
             let failures = ctor.failures.clone();
-            let thin = Thin { config, failures, seat: OnceLock::new() };
+            let thin = Thin { config, failures, attachment: OnceLock::new() };
             Ok(Arc::new(thin) as Arc<dyn Target>)
         })
     }
@@ -80,8 +80,8 @@ fn pool_of(config: &ThinConfig, must: bool) -> Result<Option<Arc<Pool>>, ConfigE
     }
 }
 
-/// An external origin that stands on the volume's own pool is refused: the pool would hold its reads
-/// back, and wait for the writes that need them.
+/// An external origin that stands on the volume's own pool is refused: the pool would hold its
+/// reads back, and wait for the writes that need them.
 fn refuse_own_pool(config: &ThinConfig) -> Result<(), ConfigError> {
     let Some(origin) = &config.origin else { return Ok(()) };
     let pool = config.pool.disk.mapped().expect("the parser looked");
@@ -99,7 +99,7 @@ pub(super) struct Thin {
     /// The mapped device's own count.
     failures: Arc<FailureCount>,
     /// The first of the chain.
-    seat: OnceLock<Arc<Seat>>,
+    attachment: OnceLock<Arc<Attachment>>,
 }
 
 /// The bit of a word that tells the epoch.
@@ -125,28 +125,32 @@ fn committing(pool: &Pool) -> u64 {
 type Locked<'v> = MutexGuard<'v, Shard>;
 
 impl Thin {
-    pub(super) fn seat(&self) -> &Arc<Seat> {
-        self.seated().expect("a table serves after its resume")
+    pub(super) fn attachment(&self) -> &Arc<Attachment> {
+        self.attached().expect("a table serves after its resume")
     }
 
-    fn seated(&self) -> Option<&Arc<Seat>> {
-        self.seat.get().map(Seat::last)
+    fn attached(&self) -> Option<&Arc<Attachment>> {
+        self.attachment.get().map(Attachment::last)
     }
 
     /// How many blocks from the first one on show the external origin while they are not mapped.
     pub(super) fn origin_blocks(&self) -> u64 {
-        let seat = self.seat();
-        seat.origin.as_ref().map_or(0, |origin| origin.sectors.div_ceil(seat.pool.block.0))
+        let attachment = self.attachment();
+        attachment
+            .origin
+            .as_ref()
+            .map_or(0, |origin| origin.sectors.div_ceil(attachment.pool.block.0))
     }
 
     pub(super) fn origin(&self) -> Option<&Origin> {
-        self.seat().origin.as_ref()
+        self.attachment().origin.as_ref()
     }
 
     /// The request waits at the gate.
     pub(super) fn wait_at_gate<'a>(&'a self, env: &Env, request: &Request) -> Verdict<'a> {
-        let seat = self.seat();
-        seat.wait(env, request, |parked| seat.pool.park(env, &seat.volume, parked));
+        let attachment = self.attachment();
+        attachment
+            .wait(env, request, |parked| attachment.pool.park(env, &attachment.volume, parked));
         Verdict::Queued
     }
 
@@ -158,30 +162,30 @@ impl Thin {
         mut shard: Locked<'_>,
         place: &Place,
     ) -> Verdict<'a> {
-        let (seat, group) = (self.seat(), place.block / GROUP_BLOCKS);
+        let (attachment, group) = (self.attachment(), place.block / GROUP_BLOCKS);
         // What lies in other groups goes its own way.
         let in_group = GROUP_BLOCKS - place.block % GROUP_BLOCKS;
         request.accept(place.head(place.blocks.min(in_group)));
         let must_load = shard.wait_for_group(group, Some(request.id()));
         drop(shard);
         if must_load {
-            seat.pool.load(env, &seat.volume, group);
+            attachment.pool.load(env, &attachment.volume, group);
         }
         Verdict::Queued
     }
 
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let seat = self.seat();
-        let place = seat.place(request.range);
-        let mut shard = seat.volume.map.shard(place.block);
-        if seat.pool.holds_back(&seat.volume) {
+        let attachment = self.attachment();
+        let place = attachment.place(request.range);
+        let mut shard = attachment.volume.map.shard(place.block);
+        if attachment.pool.holds_back(&attachment.volume) {
             drop(shard);
             return self.wait_at_gate(env, request);
         }
-        if seat.pool.mode() == Mode::Fail {
+        if attachment.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
-        match seat.volume.look(&mut shard, place.block, place.blocks) {
+        match attachment.volume.look(&mut shard, place.block, place.blocks) {
             Run::Absent => self.wait_for_group(env, request, shard, &place),
             Run::Hole { count } => {
                 drop(shard);
@@ -189,11 +193,11 @@ impl Thin {
                 self.read_hole(request, &place)
             }
             Run::Mapped { data, count, .. } => {
-                let epoch = seat.pool.epochs.enter(env.reactor(), 0);
+                let epoch = attachment.pool.epochs.enter(env.reactor(), 0);
                 drop(shard);
                 request.accept(place.head(count));
                 request.watch(PLAIN | epoch.to_word());
-                seat.to_data(&place, data)
+                attachment.to_data(&place, data)
             }
         }
     }
@@ -213,16 +217,16 @@ impl Thin {
     }
 
     fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let seat = self.seat();
-        let place = seat.place(request.range);
+        let attachment = self.attachment();
+        let place = attachment.place(request.range);
         // Data is not read under a lock.
-        let alike = alike(seat, request, &place);
-        let mut shard = seat.volume.map.shard(place.block);
-        if seat.pool.holds_back(&seat.volume) {
+        let alike = alike(attachment, request, &place);
+        let mut shard = attachment.volume.map.shard(place.block);
+        if attachment.pool.holds_back(&attachment.volume) {
             drop(shard);
             return self.wait_at_gate(env, request);
         }
-        if seat.pool.mode() == Mode::Fail {
+        if attachment.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
         let clear = shard.clear_of_cells(place.block, place.blocks);
@@ -231,7 +235,7 @@ impl Thin {
             request.accept(place.head(1));
             return Verdict::Queued;
         }
-        match seat.volume.look(&mut shard, place.block, clear) {
+        match attachment.volume.look(&mut shard, place.block, clear) {
             Run::Absent => self.wait_for_group(env, request, shard, &place),
             Run::Mapped { data, shared, count } if !shared || canary::planted(Bug::WriteShared) => {
                 self.overwrite(env, request, shard, &place, alike, (data, count))
@@ -261,7 +265,7 @@ impl Thin {
         alike: Alike,
         (data, count): (DataBlock, u64),
     ) -> Verdict<'a> {
-        let seat = self.seat();
+        let attachment = self.attachment();
         // Most writes cover no whole block.
         let count = match place.whole() {
             0 => count,
@@ -272,17 +276,17 @@ impl Thin {
                 Released::None(count) => count,
             },
         };
-        let epoch = seat.pool.epochs.enter(env.reactor(), 0);
+        let epoch = attachment.pool.epochs.enter(env.reactor(), 0);
         let waits = !mutants::skips("thin: wait of a FUA write for its commit");
-        let commits = waits && request.is_fua() && shard.is_dirty(seat.pool.durable());
+        let commits = waits && request.is_fua() && shard.is_dirty(attachment.pool.durable());
         drop(shard);
         request.accept(place.head(count));
         if commits {
             // The commit's flush makes the data durable.
             request.flags.remove(Flags::FUA);
         }
-        request.watch(if commits { committing(&seat.pool) } else { PLAIN } | epoch.to_word());
-        seat.to_data(place, data)
+        request.watch(if commits { committing(&attachment.pool) } else { PLAIN } | epoch.to_word());
+        attachment.to_data(place, data)
     }
 
     /// A write to blocks that are not mapped.
@@ -295,22 +299,22 @@ impl Thin {
         alike: Alike,
         count: u64,
     ) -> Verdict<'a> {
-        let seat = self.seat();
+        let attachment = self.attachment();
         let over_origin = self.origin_blocks().saturating_sub(place.block).min(count);
         if over_origin > 0 {
             // Zeros over an origin are data.
             return self.fill(env, request, shard, place, None, over_origin);
         }
         let count = count.min(alike.count);
-        if alike.zeros && seat.pool.elides_zeroes() {
+        if alike.zeros && attachment.pool.elides_zeroes() {
             return self.end_elided(env, request, shard, place, count);
         }
         if !shard.is_loaded(place.block) {
             // M4: look() knew without the group, but a mapping needs it.
-            if place.block / GROUP_BLOCKS * GROUP_BLOCKS < seat.volume.map.end() {
+            if place.block / GROUP_BLOCKS * GROUP_BLOCKS < attachment.volume.map.end() {
                 return self.wait_for_group(env, request, shard, place);
             }
-            let (pool, map) = (&seat.pool, &seat.volume.map);
+            let (pool, map) = (&attachment.pool, &attachment.volume.map);
             map.add_empty(&mut shard, place.block, pool.durable());
         }
         let in_group = GROUP_BLOCKS - place.block % GROUP_BLOCKS;
@@ -327,15 +331,15 @@ impl Thin {
         place: &Place,
         count: u64,
     ) -> Verdict<'a> {
-        let seat = self.seat();
+        let attachment = self.attachment();
         // A block may be a hole because of a removal that is not durable.
         let commits = request.is_fua()
-            && shard.is_dirty(seat.pool.durable())
+            && shard.is_dirty(attachment.pool.durable())
             && !canary::planted(Bug::ElideWithoutCommit);
         drop(shard);
         request.accept(place.head(count));
         if commits {
-            seat.pool.join_commit(env, Waiter::Request(request.id()));
+            attachment.pool.join_commit(env, Waiter::Request(request.id()));
             return Verdict::Queued;
         }
         Verdict::Completed
@@ -352,8 +356,8 @@ impl Thin {
         old: Option<DataBlock>,
         count: u64,
     ) -> Verdict<'a> {
-        let seat = self.seat();
-        let (pool, volume) = (&seat.pool, &seat.volume);
+        let attachment = self.attachment();
+        let (pool, volume) = (&attachment.pool, &attachment.volume);
         let mode = pool.mode();
         if !mode.is_writable() {
             return Verdict::Failed(IoError::IO);
@@ -373,7 +377,7 @@ impl Thin {
             Taken::NoMetadata => {
                 drop(shard);
                 request.accept(place.head(want));
-                seat.wait(env, request, |parked| pool.crowd(env, parked));
+                attachment.wait(env, request, |parked| pool.crowd(env, parked));
                 return Verdict::Queued;
             }
         };
@@ -386,14 +390,14 @@ impl Thin {
             let commits = if request.is_fua() { committing(pool) } else { PLAIN };
             request.flags.remove(Flags::FUA);
             request.watch(commits | epoch.to_word());
-            return seat.to_data(place, got.start);
+            return attachment.to_data(place, got.start);
         }
         shard.hold(place.block, got.count, got.start);
         drop(shard);
         if place.whole() > 0 {
             request.flags.remove(Flags::FUA);
             request.watch(FILLS | epoch.to_word());
-            return seat.to_data(place, got.start);
+            return attachment.to_data(place, got.start);
         }
         self.fill_part(env, request, place, (old, got.start), epoch);
         Verdict::Queued
@@ -407,39 +411,39 @@ impl Thin {
         place: &Place,
     ) -> Verdict<'a> {
         drop(shard);
-        let seat = self.seat();
+        let attachment = self.attachment();
         request.accept(place.head(1));
-        if seat.pool.mode() == Mode::OutOfData && seat.pool.fails_when_full() {
+        if attachment.pool.mode() == Mode::OutOfData && attachment.pool.fails_when_full() {
             return Verdict::Failed(NO_SPACE);
         }
-        seat.wait(env, request, |parked| seat.pool.starve(env, parked));
+        attachment.wait(env, request, |parked| attachment.pool.starve(env, parked));
         Verdict::Queued
     }
 
     fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let seat = self.seat();
-        if seat.pool.holds_back(&seat.volume) {
+        let attachment = self.attachment();
+        if attachment.pool.holds_back(&attachment.volume) {
             return self.wait_at_gate(env, request);
         }
-        if seat.pool.mode() == Mode::Fail {
+        if attachment.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
         // What was rolled back is not changed any more: then the failure count tells (L4).
-        if seat.volume.is_changed() {
-            seat.pool.join_commit(env, Waiter::Request(request.id()));
+        if attachment.volume.is_changed() {
+            attachment.pool.join_commit(env, Waiter::Request(request.id()));
             return Verdict::Queued;
         }
         request.watch(FLUSHES);
-        Verdict::Remapped { disk: seat.pool.data_disk().as_ref(), sector: Sector(0) }
+        Verdict::Remapped { disk: attachment.pool.data_disk().as_ref(), sector: Sector(0) }
     }
 
     /// A write to data blocks in a cell has ended.
     fn end_fill(&self, env: &Env, request: &Request, result: IoResult) -> EndIo {
-        let seat = self.seat();
-        let place = seat.place(request.range);
-        let result = seat.finish_fill(env, place.block, result);
+        let attachment = self.attachment();
+        let place = attachment.place(request.range);
+        let result = attachment.finish_fill(env, place.block, result);
         if result.is_ok() && request.is_fua() {
-            seat.pool.join_commit(env, Waiter::Request(request.id()));
+            attachment.pool.join_commit(env, Waiter::Request(request.id()));
             return EndIo::Held;
         }
         EndIo::Done(result)
@@ -465,8 +469,8 @@ enum Released {
 
 /// Looks for zeros in a write, no further than its first group.
 #[inline(always)]
-fn alike(seat: &Seat, request: &Request, place: &Place) -> Alike {
-    if request.op == Op::WriteZeroes || !seat.pool.detects_zeroes() {
+fn alike(attachment: &Attachment, request: &Request, place: &Place) -> Alike {
+    if request.op == Op::WriteZeroes || !attachment.pool.detects_zeroes() {
         return Alike { zeros: request.op == Op::WriteZeroes, count: place.blocks };
     }
     let is_zero = |index: u64| {
@@ -491,8 +495,8 @@ impl Thin {
         alike: Alike,
         count: u64,
     ) -> Released {
-        let seat = self.seat();
-        let pool = &seat.pool;
+        let attachment = self.attachment();
+        let pool = &attachment.pool;
         let whole = place.whole().min(count);
         let kept = request.op == Op::WriteZeroes && request.flags.contains(Flags::NO_UNMAP);
         let is_hole_zeros = place.block >= self.origin_blocks() && pool.elides_zeroes();
@@ -504,11 +508,11 @@ impl Thin {
         if !alike.zeros {
             return Released::None(if zeros < whole { zeros } else { count });
         }
-        let can = pool.stocks.take_removals(env.reactor(), zeros, &pool.room, &pool.ledger);
+        let can = pool.stocks.take_removals(env.reactor(), zeros, &pool.room, &pool.metadata);
         if can == 0 {
             return Released::None(count);
         }
-        let stamp = pool.stamp(&seat.volume);
+        let stamp = pool.stamp(&attachment.volume);
         for block in place.block..place.block + can {
             shard.change(block, None, stamp, true);
         }
@@ -527,26 +531,26 @@ impl Target for Thin {
     }
 
     fn prefetch(&self, _env: &Env, at: Sector) {
-        if let Some(seat) = self.seated() {
-            seat.volume.map.prefetch(at.0 / seat.pool.block.0);
+        if let Some(attachment) = self.attached() {
+            attachment.volume.map.prefetch(at.0 / attachment.pool.block.0);
         }
     }
 
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
-        let (word, seat) = (request.word(), self.seat());
+        let (word, attachment) = (request.word(), self.attachment());
         if result.is_err() {
-            seat.pool.look_at_data(env);
+            attachment.pool.look_at_data(env);
         }
         let ended = match word & CLASS {
             FLUSHES => return EndIo::Done(result),
             FILLS => self.end_fill(env, request, result),
             COMMITS if result.is_ok() => {
-                seat.pool.join_commit(env, Waiter::Write(request.id(), (word >> 32) as u32));
+                attachment.pool.join_commit(env, Waiter::Write(request.id(), (word >> 32) as u32));
                 EndIo::Held
             }
             _ => EndIo::Done(result),
         };
-        seat.pool.epochs.leave(env.reactor(), Epoch::of_word(word & PHASE));
+        attachment.pool.epochs.leave(env.reactor(), Epoch::of_word(word & PHASE));
         ended
     }
 
@@ -573,9 +577,9 @@ impl Target for Thin {
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
-            match self.seated() {
-                Some(seat) if !seat.has_left() => seat.serve_again(),
-                _ => self.take_seat(env).await?,
+            match self.attached() {
+                Some(attachment) if !attachment.has_left() => attachment.serve_again(),
+                _ => self.attach(env).await?,
             }
             Ok(())
         })
@@ -583,46 +587,50 @@ impl Target for Thin {
 
     fn presuspend(&self, env: &Env, mode: SuspendMode) {
         if mode == SuspendMode::NoFlush
-            && let Some(seat) = self.seated()
+            && let Some(attachment) = self.attached()
         {
-            seat.hand_back(env);
+            attachment.hand_back(env);
         }
     }
 
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
-            let Some(seat) = self.seated() else { return Ok(()) };
-            if !seat.volume.is_changed() || seat.pool.is_closed() {
+            let Some(attachment) = self.attached() else { return Ok(()) };
+            if !attachment.volume.is_changed() || attachment.pool.is_closed() {
                 return Ok(());
             }
-            seat.pool.commit(env).await.map_err(|error| seat.pool.loss_of(error))
+            attachment.pool.commit(env).await.map_err(|error| attachment.pool.loss_of(error))
         })
     }
 
     fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         // Not when the last who looks at the table lets go of it.
-        self.seated().inspect(|seat| seat.leave());
+        self.attached().inspect(|attachment| attachment.leave());
         Box::pin(std::future::ready(Ok(())))
     }
 
     /// Of the data device, where writes in place are (L3).
     fn failures(&self) -> u64 {
-        self.seated().map_or(0, |seat| seat.passed_on.count(seat.pool.data_disk().failures()))
+        self.attached().map_or(0, |attachment| {
+            attachment.passed_on.count(attachment.pool.data_disk().failures())
+        })
     }
 
     fn failures_told(&self) -> u64 {
-        self.seated().map_or(0, |seat| seat.passed_on.count(seat.pool.data_disk().failures_told()))
+        self.attached().map_or(0, |attachment| {
+            attachment.passed_on.count(attachment.pool.data_disk().failures_told())
+        })
     }
 
     fn acknowledge_failures(&self) {
-        let Some(seat) = self.seated() else { return };
-        let data = seat.pool.data_disk();
+        let Some(attachment) = self.attached() else { return };
+        let data = attachment.pool.data_disk();
         data.acknowledge_failures(data.failures());
     }
 
     fn status(&self) -> String {
-        match self.seated() {
-            Some(seat) => status::thin_line(&seat.pool, &seat.volume),
+        match self.attached() {
+            Some(attachment) => status::thin_line(&attachment.pool, &attachment.volume),
             None => "0 -".to_owned(),
         }
     }
@@ -646,7 +654,7 @@ impl Target for Thin {
 
 impl Thin {
     /// Opens the volume, as of now, for a table that begins to serve or goes on after a close.
-    async fn take_seat(&self, env: &Env) -> Result<(), ConfigError> {
+    async fn attach(&self, env: &Env) -> Result<(), ConfigError> {
         let pool = pool_of(&self.config, true)?.expect("it must be there");
         refuse_own_pool(&self.config)?;
         let id = DeviceId::new(u64::from(self.config.id)).expect("the parser looked");
@@ -657,30 +665,30 @@ impl Thin {
             .origin
             .as_ref()
             .map(|origin| Origin { disk: origin.disk.clone(), sectors: origin.disk.sectors().0 });
-        let seat = Seat::new(pool, volume, origin, &self.failures, self.failures());
-        match self.seated() {
-            Some(last) => last.go_on(Arc::new(seat)),
-            None => _ = self.seat.get_or_init(|| Arc::new(seat)),
+        let attachment = Attachment::new(pool, volume, origin, &self.failures, self.failures());
+        match self.attached() {
+            Some(last) => last.go_on(Arc::new(attachment)),
+            None => _ = self.attachment.get_or_init(|| Arc::new(attachment)),
         }
         Ok(())
     }
 
     async fn extents_of(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
-        let seat = self.seated().ok_or(IoError::IO)?;
-        let place = seat.place(range);
+        let attachment = self.attached().ok_or(IoError::IO)?;
+        let place = attachment.place(range);
         let run = loop {
             let run = {
-                let mut shard = seat.volume.map.shard(place.block);
+                let mut shard = attachment.volume.map.shard(place.block);
                 // What a failed pool rolled back is neither data nor a hole: reads fail too.
-                if seat.pool.mode() == Mode::Fail {
+                if attachment.pool.mode() == Mode::Fail {
                     return Err(IoError::IO);
                 }
-                seat.volume.look(&mut shard, place.block, place.blocks)
+                attachment.volume.look(&mut shard, place.block, place.blocks)
             };
             if run != Run::Absent {
                 break run;
             }
-            seat.pool.loaded(env, &seat.volume, place.block / GROUP_BLOCKS).await?;
+            attachment.pool.loaded(env, &attachment.volume, place.block / GROUP_BLOCKS).await?;
         };
         let (count, kind) = match run {
             Run::Mapped { count, .. } => (count, ExtentKind::Data),

@@ -1,7 +1,8 @@
 //! The messages of a pool: its volumes come and go, one message at a time, and everything that a
-//! message did is durable when it is answered. The mapped device suspends and resumes the pool before
-//! or after a message: one may close the pool and open it again. A suspended pool acts on them too, as
-//! the kernel's does; it stays closed, and nothing runs for it once the message is answered.
+//! message did is durable when it is answered. The mapped device suspends and resumes the pool
+//! before or after a message: one may close the pool and open it again. A suspended pool acts on
+//! them too, as the kernel's does; it stays closed, and nothing runs for it once the message is
+//! answered.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use cairn_block::{Env, MessageError};
 use cairn_format::thin::DeviceId;
 
 use super::config::DetectZeroes;
-use super::ledger::LedgerError;
+use super::metadata::MetadataError;
 use super::pool::{Mode, Pool};
 use super::stock::Purpose;
 use super::volume::Volume;
@@ -105,16 +106,16 @@ pub(super) fn not_serving(words: &[&str]) -> MessageError {
 }
 
 /// What the store refused, with the errno that the kernel gives.
-fn refused(error: &LedgerError) -> MessageError {
-    if let LedgerError::InUse(_) | LedgerError::Metadata(Error::Held(_)) = error {
+fn refused(error: &MetadataError) -> MessageError {
+    if let MetadataError::InUse(_) | MetadataError::Metadata(Error::Held(_)) = error {
         return MessageError::Busy(format!("{error} (EBUSY)"));
     }
     let errno = match error {
-        LedgerError::Metadata(Error::NoDevice(_)) => "ENODATA",
-        LedgerError::Metadata(Error::DeviceExists(_)) => "EEXIST",
-        LedgerError::Metadata(Error::NotHeld | Error::TimeExhausted(_)) => "EINVAL",
-        LedgerError::Metadata(Error::NoMetadataSpace) => "ENOSPC",
-        LedgerError::TransactionId { .. } => "EINVAL",
+        MetadataError::Metadata(Error::NoDevice(_)) => "ENODATA",
+        MetadataError::Metadata(Error::DeviceExists(_)) => "EEXIST",
+        MetadataError::Metadata(Error::NotHeld | Error::TimeExhausted(_)) => "EINVAL",
+        MetadataError::Metadata(Error::NoMetadataSpace) => "ENOSPC",
+        MetadataError::TransactionId { .. } => "EINVAL",
         _ => "EIO",
     };
     MessageError::Failed(format!("{error} ({errno})"))
@@ -124,7 +125,7 @@ impl Pool {
     /// Acts on a message.
     pub async fn act_on_message(&self, env: &Env, words: &[&str]) -> Result<String, MessageError> {
         let act = Act::parse(words)?;
-        let _door = self.door.lock().await;
+        let _verb = self.verb_lock.lock().await;
         let suspended = self.is_closed();
         let answer = self.act_in_turn(env, act, words).await;
         if suspended {
@@ -148,7 +149,7 @@ impl Pool {
             return Err(MessageError::Failed(text));
         }
         if self.mode() == Mode::OutOfMetadata && act.purpose() == Purpose::Provide {
-            return Err(refused(&LedgerError::Metadata(Error::NoMetadataSpace)));
+            return Err(refused(&MetadataError::Metadata(Error::NoMetadataSpace)));
         }
         let lost = |_| MessageError::Failed("the commit failed; see the log (EIO)".to_owned());
         self.commit(env).await.map_err(lost)?;
@@ -158,7 +159,7 @@ impl Pool {
         let granted = self.room_for(env, act.purpose()).await;
         let cost = granted.map_err(|error| refused(&error))?;
         let done = self.act(env, act).await;
-        self.ledger.unreserve(cost);
+        self.metadata.unreserve(cost);
         self.metadata_came();
         if let Err(error) = &done {
             self.recover_from(env, error).await;
@@ -167,28 +168,28 @@ impl Pool {
         Ok(String::new())
     }
 
-    async fn act(&self, env: &Env, act: Act) -> Result<(), LedgerError> {
+    async fn act(&self, env: &Env, act: Act) -> Result<(), MetadataError> {
         match act {
             Act::CreateThin(id) => {
-                self.ledger.working().await.create_device(env, id)?;
+                self.metadata.working().await.create_device(env, id)?;
             }
             Act::CreateSnap { id, origin } => return self.create_snap(env, id, origin).await,
             Act::Delete(id) => {
                 if self.is_used(id) {
-                    return Err(LedgerError::InUse(id));
+                    return Err(MetadataError::InUse(id));
                 }
-                self.ledger.working().await.delete_device(env, id).await?;
+                self.metadata.working().await.delete_device(env, id).await?;
             }
             Act::SetTransactionId { old, new } => {
-                let mut working = self.ledger.working().await;
+                let mut working = self.metadata.working().await;
                 let found = working.transaction_id();
                 if found != old {
-                    return Err(LedgerError::TransactionId { found, expected: old });
+                    return Err(MetadataError::TransactionId { found, expected: old });
                 }
                 working.set_transaction_id(new)?;
             }
-            Act::ReserveSnap => self.ledger.working().await.reserve_metadata_snap()?,
-            Act::ReleaseSnap => self.ledger.working().await.release_metadata_snap(env).await?,
+            Act::ReserveSnap => self.metadata.working().await.reserve_metadata_snap()?,
+            Act::ReleaseSnap => self.metadata.working().await.release_metadata_snap(env).await?,
             Act::Detect(_) => unreachable!("done before"),
         }
         self.commit_act(env).await
@@ -196,8 +197,8 @@ impl Pool {
 
     /// Before metadata is shared for the first time: changes cost more from then on, so that none
     /// may be under way that was granted for less.
-    async fn begin_sharing(&self, env: &Env) -> Result<(), LedgerError> {
-        if self.ledger.facts().shares() || self.prices_sharing() {
+    async fn begin_sharing(&self, env: &Env) -> Result<(), MetadataError> {
+        if self.metadata.facts().shares() || self.prices_sharing() {
             return Ok(());
         }
         let suspended = self.is_closed();
@@ -214,25 +215,25 @@ impl Pool {
 
     /// Room in the metadata for a message. What writes under way were promised comes back with a
     /// commit, and then there is as much as there will be: others are promised nothing meanwhile.
-    async fn room_for(&self, env: &Env, purpose: Purpose) -> Result<u64, LedgerError> {
-        if let Some(cost) = self.room.for_message(&self.ledger, purpose) {
+    async fn room_for(&self, env: &Env, purpose: Purpose) -> Result<u64, MetadataError> {
+        if let Some(cost) = self.room.for_message(&self.metadata, purpose) {
             return Ok(cost);
         }
         let suspended = self.is_closed();
         self.close().await;
         let committed = self.commit_act(env).await;
         let cost = committed.map(|()| {
-            self.stocks.empty(&self.room, &self.ledger);
-            self.room.for_message(&self.ledger, purpose)
+            self.stocks.empty(&self.room, &self.metadata);
+            self.room.for_message(&self.metadata, purpose)
         });
         if !suspended {
             self.open(env);
         }
-        cost?.ok_or(LedgerError::Metadata(Error::NoMetadataSpace))
+        cost?.ok_or(MetadataError::Metadata(Error::NoMetadataSpace))
     }
 
-    async fn commit_act(&self, env: &Env) -> Result<(), LedgerError> {
-        self.commit(env).await.map_err(LedgerError::Commit)
+    async fn commit_act(&self, env: &Env) -> Result<(), MetadataError> {
+        self.commit(env).await.map_err(MetadataError::Commit)
     }
 
     fn is_used(&self, id: DeviceId) -> bool {
@@ -246,7 +247,7 @@ impl Pool {
         env: &Env,
         id: DeviceId,
         origin: DeviceId,
-    ) -> Result<(), LedgerError> {
+    ) -> Result<(), MetadataError> {
         let volume = self.volumes.lock().get(&origin).cloned();
         let Some(volume) = volume else {
             return self.snapshot(env, id, origin, None).await;
@@ -268,9 +269,9 @@ impl Pool {
         id: DeviceId,
         origin: DeviceId,
         volume: Option<&Arc<Volume>>,
-    ) -> Result<(), LedgerError> {
+    ) -> Result<(), MetadataError> {
         {
-            let mut working = self.ledger.working().await;
+            let mut working = self.metadata.working().await;
             working.create_snapshot(origin, id)?;
             let time = working.time();
             // Before anybody sees the snapshot: what is mapped from now on is not in it.
@@ -283,8 +284,8 @@ impl Pool {
     }
 
     /// After an error half way through a change only the durable state helps.
-    async fn recover_from(&self, env: &Env, error: &LedgerError) {
-        if self.ledger.working().await.is_broken() {
+    async fn recover_from(&self, env: &Env, error: &MetadataError) {
+        if self.metadata.working().await.is_broken() {
             self.roll_back(env, error).await;
         }
     }

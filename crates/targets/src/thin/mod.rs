@@ -17,11 +17,12 @@
 //!           3. quarantine: freed blocks, until who found them has ended
 //! ```
 //!
-//! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `seat` (a table's
-//! place at a volume), `place` (where a request lies), `index` (the volume map), `groups` (what of it
-//! is loaded), `arena` (where that lies), `fill` (partly written blocks), `discard`, `commit`,
-//! `losses` (who is told of failures), `stock` (what a reactor hands out), `space` (running out), `volume`, `pool`, `ledger` (the metadata), `recover` (opening,
-//! handover, growth), `message`, `status`, `inspect` (what verbs ask), `trim`.
+//! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `attachment` (a
+//! table's attachment to a volume), `place` (where a request lies), `index` (the volume map),
+//! `groups` (what of it is loaded), `arena` (where that lies), `fill` (partly written blocks),
+//! `discard`, `commit`, `losses` (who is told of failures), `stock` (what a reactor hands out),
+//! `space` (running out), `volume`, `pool`, `metadata`, `recover` (opening, handover, growth),
+//! `message`, `status`, `inspect` (what verbs ask), `trim`.
 //!
 //! # Invariants
 //! T1. What a mapping points at is durable on the data device before the mapping is.
@@ -37,8 +38,8 @@
 //!     write of zeros that needs nothing is a write all the same: what made the block a hole is
 //!     durable then.
 //! T7. A change has its metadata promised before it is made (S2 in `stock`): no commit runs out.
-//! T8. After a failed commit nothing changes any more. The mapped devices of every volume that lost a
-//!     change raise their failure counts: each client is told once (`losses`).
+//! T8. After a failed commit nothing changes any more. The mapped devices of every volume that lost
+//!     a change raise their failure counts: each client is told once (`losses`).
 //!
 //! # What a crash leaves
 //! The last durable metadata and every data block it maps, as of the last flush or later (T1, T2).
@@ -46,6 +47,7 @@
 //! of a commit, and what recovery finds in each gap, stand in `commit`.
 
 mod arena;
+mod attachment;
 mod commit;
 mod config;
 mod discard;
@@ -55,16 +57,15 @@ mod index;
 mod inspect;
 #[cfg(all(test, shuttle))]
 mod interleavings;
-mod ledger;
 mod losses;
 mod map;
 mod message;
+mod metadata;
 #[cfg(test)]
 mod model;
 mod place;
 mod pool;
 mod recover;
-mod seat;
 mod space;
 mod status;
 mod stock;

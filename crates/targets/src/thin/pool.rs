@@ -20,8 +20,8 @@ use super::arena::{Arena, GROUP_BLOCKS};
 use super::commit::Numbers;
 use super::config::{DetectZeroes, Discards, Options};
 use super::index::Stamp;
-use super::ledger::{Leaves, Ledger, LedgerError};
 use super::losses::Losses;
+use super::metadata::{Leaves, MetadataError, PoolMetadata};
 use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
 use crate::args::Device;
@@ -84,7 +84,7 @@ impl Mode {
 #[derive(Clone, Copy)]
 pub(super) struct Parked {
     pub id: RequestId,
-    pub tenant: u64,
+    pub attachment: u64,
 }
 
 /// What tasks and requests share, under one short lock that no ready path takes.
@@ -115,10 +115,10 @@ pub(super) struct State {
 /// The pool.
 pub(super) struct Pool {
     me: Weak<Pool>,
-    pub metadata: Device,
+    pub metadata_device: Device,
     pub data: Device,
     pub block: SectorCount,
-    pub ledger: Ledger,
+    pub metadata: PoolMetadata,
     pub stocks: Stocks,
     pub room: Room,
     pub epochs: Arc<Epochs<1>>,
@@ -128,7 +128,7 @@ pub(super) struct Pool {
     pub state: Mutex<State>,
     pub volumes: Mutex<BTreeMap<DeviceId, Arc<Volume>>>,
     /// Held while a message changes the set of volumes, and while one is opened.
-    pub door: futures_util::lock::Mutex<()>,
+    pub verb_lock: futures_util::lock::Mutex<()>,
     /// Something happened that a task may wait for.
     pub changed: Event,
     mode: AtomicU8,
@@ -140,12 +140,12 @@ pub(super) struct Pool {
     skip_zeroing: AtomicBool,
     detect: AtomicBool,
     discards: AtomicU8,
-    next_tenant: AtomicU64,
+    next_attachment: AtomicU64,
 }
 
 /// Devices and options of a pool that is about to serve.
 pub(super) struct Terms {
-    pub metadata: Device,
+    pub metadata_device: Device,
     pub data: Device,
     pub block: SectorCount,
     pub options: Options,
@@ -155,16 +155,16 @@ pub(super) struct Terms {
 
 impl Pool {
     /// A pool over open metadata, closed.
-    pub fn new(env: &Env, terms: Terms, ledger: Ledger) -> Arc<Pool> {
-        let mode = if ledger.facts().needs_check { Mode::ReadOnly } else { Mode::Write };
+    pub fn new(env: &Env, terms: Terms, metadata: PoolMetadata) -> Arc<Pool> {
+        let mode = if metadata.facts().needs_check { Mode::ReadOnly } else { Mode::Write };
         let losses = Losses::new(terms.data.disk.failures());
         Arc::new_cyclic(|me| Pool {
             me: me.clone(),
-            metadata: terms.metadata,
+            metadata_device: terms.metadata_device,
             data: terms.data,
             block: terms.block,
             stocks: Stocks::new(env),
-            room: Room::new(&ledger),
+            room: Room::new(&metadata),
             epochs: Epochs::new(env.post().reactors()),
             arena: Arc::default(),
             copier: Copier::new(COPY_BYTES),
@@ -185,19 +185,19 @@ impl Pool {
                 events: terms.events,
             }),
             volumes: Mutex::default(),
-            door: futures_util::lock::Mutex::default(),
+            verb_lock: futures_util::lock::Mutex::default(),
             changed: Event::new(),
             mode: AtomicU8::new(mode as u8),
             closed: AtomicBool::new(true),
             prices_sharing: AtomicBool::new(false),
-            time: AtomicU32::new(ledger.facts().time),
+            time: AtomicU32::new(metadata.facts().time),
             numbers: Numbers::default(),
             losses,
             skip_zeroing: AtomicBool::new(terms.options.skip_zeroing),
             detect: AtomicBool::new(false),
             discards: AtomicU8::new(0),
-            next_tenant: AtomicU64::new(0),
-            ledger,
+            next_attachment: AtomicU64::new(0),
+            metadata,
         })
     }
 
@@ -237,8 +237,8 @@ impl Pool {
         self.skip_zeroing.load(Ordering::Relaxed)
     }
 
-    /// Zeros may be left out: what is not mapped reads as zeros, and under this table goes on to when
-    /// a part of its block is written. Where new blocks are not zeroed, zeros are data.
+    /// Zeros may be left out: what is not mapped reads as zeros, and under this table goes on to
+    /// when a part of its block is written. Where new blocks are not zeroed, zeros are data.
     pub fn elides_zeroes(&self) -> bool {
         !self.skips_zeroing()
     }
@@ -258,14 +258,14 @@ impl Pool {
     }
 
     /// A name for a table, so that what it parked can be handed back.
-    pub fn new_tenant(&self) -> u64 {
-        self.next_tenant.fetch_add(1, Ordering::Relaxed)
+    pub fn new_attachment(&self) -> u64 {
+        self.next_attachment.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Prices changes anew. Nothing is under way, and everything is committed.
     pub fn price(&self, shares: bool) {
-        self.stocks.empty(&self.room, &self.ledger);
-        self.room.price(&self.ledger, shares);
+        self.stocks.empty(&self.room, &self.metadata);
+        self.room.price(&self.metadata, shares);
         self.prices_sharing.store(shares, Ordering::Release);
     }
 
@@ -399,13 +399,13 @@ impl Pool {
     }
 
     /// A table is being suspended and gets back what waits here.
-    pub fn hand_back(&self, env: &Env, tenant: u64) {
+    pub fn hand_back(&self, env: &Env, attachment: u64) {
         let mut found = Vec::new();
         {
             let mut state = self.state.lock();
             let State { at_gate, starving, crowded, .. } = &mut *state;
             for list in [at_gate, starving, crowded] {
-                found.extend(list.extract_if(.., |parked| parked.tenant == tenant));
+                found.extend(list.extract_if(.., |parked| parked.attachment == attachment));
             }
         }
         found.into_iter().for_each(|parked| env.hand_back(parked.id));
@@ -420,8 +420,8 @@ impl Pool {
         env: &Env,
         id: DeviceId,
         failures: &Arc<FailureCount>,
-    ) -> Result<Arc<Volume>, LedgerError> {
-        let _door = self.door.lock().await;
+    ) -> Result<Arc<Volume>, MetadataError> {
+        let _verb = self.verb_lock.lock().await;
         let known = {
             // Entered under the lock, so that nobody forgets it in between.
             let volumes = self.volumes.lock();
@@ -430,8 +430,8 @@ impl Pool {
         if let Some(volume) = known {
             return Ok(volume);
         }
-        let details = self.ledger.details(id)?;
-        let highest = self.ledger.highest(env, id).await?;
+        let details = self.metadata.details(id)?;
+        let highest = self.metadata.highest(env, id).await?;
         let volume = Volume::new(id, details, highest, &self.arena);
         volume.enter(failures);
         self.volumes.lock().insert(id, volume.clone());
@@ -496,13 +496,13 @@ impl Pool {
         env: &Env,
         volume: &Volume,
         group: u64,
-    ) -> Result<Vec<RequestId>, LedgerError> {
+    ) -> Result<Vec<RequestId>, MetadataError> {
         let mut waiters = Vec::new();
         let mut loading = Some(group);
         while let Some(wanted) = loading {
-            let groups = Leaves::read(env, &self.ledger, volume.id, wanted).await?;
+            let groups = Leaves::read(env, &self.metadata, volume.id, wanted).await?;
             for (number, own) in groups.groups {
-                let current = || self.ledger.is_current(groups.generation);
+                let current = || self.metadata.is_current(groups.generation);
                 let ended = volume.map.end_load(number, &own, current, self.durable());
                 // A commit came in between: what was read may be of the past.
                 let Some(ended) = ended else { break };
@@ -548,12 +548,12 @@ impl Pool {
 
     /// Takes data blocks for the reactor of `env`.
     pub fn take(&self, env: &Env, most: u64) -> Taken {
-        self.stocks.take(env.reactor(), most, &self.room, &self.ledger)
+        self.stocks.take(env.reactor(), most, &self.room, &self.metadata)
     }
 
     /// Data blocks that no volume uses, in stocks and quarantine too.
     pub fn free_data(&self) -> u64 {
         let quarantined = self.state.lock().quarantined;
-        self.ledger.allocator().free() + self.stocks.blocks() + quarantined
+        self.metadata.allocator().free() + self.stocks.blocks() + quarantined
     }
 }

@@ -20,8 +20,8 @@ use cairn_format::probe::Kind;
 use cairn_format::thin::{DataBlockSize, Opening};
 
 use super::config::{Discards, PoolConfig};
-use super::ledger::{Ledger, LedgerError};
 use super::message::not_serving;
+use super::metadata::{MetadataError, PoolMetadata};
 use super::pool::{Mode, Pool, Terms};
 use super::status;
 use super::stock::Purpose;
@@ -63,19 +63,19 @@ impl TargetType for PoolType {
 }
 
 /// An error of the metadata as one line about a device.
-pub(super) fn config_error(device: &Device, error: &LedgerError) -> ConfigError {
+pub(super) fn config_error(device: &Device, error: &MetadataError) -> ConfigError {
     let kind = match error {
-        LedgerError::Data(_) | LedgerError::Commit(_) => ConfigKind::System,
-        LedgerError::Metadata(Error::Io { .. }) => ConfigKind::System,
-        LedgerError::Metadata(Error::Damaged { .. }) => ConfigKind::Damaged,
-        LedgerError::Metadata(Error::Unsupported(_)) => ConfigKind::Unsupported,
+        MetadataError::Data(_) | MetadataError::Commit(_) => ConfigKind::System,
+        MetadataError::Metadata(Error::Io { .. }) => ConfigKind::System,
+        MetadataError::Metadata(Error::Damaged { .. }) => ConfigKind::Damaged,
+        MetadataError::Metadata(Error::Unsupported(_)) => ConfigKind::Unsupported,
         _ => ConfigKind::Argument,
     };
     ConfigError::new(kind, &device.argument, error.to_string())
 }
 
 fn metadata_error(config: &PoolConfig, error: Error) -> ConfigError {
-    config_error(&config.metadata, &LedgerError::Metadata(error))
+    config_error(&config.metadata, &MetadataError::Metadata(error))
 }
 
 fn block_size(config: &PoolConfig) -> DataBlockSize {
@@ -224,7 +224,7 @@ impl ThinPool {
 
     fn has_same_devices(&self, pool: &Pool) -> bool {
         let (metadata, data) = (&self.config.metadata.disk, &self.config.data.disk);
-        Arc::ptr_eq(&pool.metadata.disk, metadata) && Arc::ptr_eq(&pool.data.disk, data)
+        Arc::ptr_eq(&pool.metadata_device.disk, metadata) && Arc::ptr_eq(&pool.data.disk, data)
     }
 
     async fn open(&self, env: &Env) -> Result<Arc<Pool>, ConfigError> {
@@ -235,16 +235,16 @@ impl ThinPool {
             Store::format_fresh(env, metadata, block_size(config)).await.map_err(of)?;
         }
         let read_only = config.options.read_only;
-        let ledger = Ledger::open(env, metadata, block_size(config), read_only).await;
+        let metadata = PoolMetadata::open(env, metadata, block_size(config), read_only).await;
         let terms = Terms {
-            metadata: config.metadata.clone(),
+            metadata_device: config.metadata.clone(),
             data: config.data.clone(),
             block: config.block(),
             options: config.options,
             low_water_blocks: config.low_water_blocks,
             events: self.events.clone(),
         };
-        Ok(Pool::new(env, terms, ledger.map_err(of)?))
+        Ok(Pool::new(env, terms, metadata.map_err(of)?))
     }
 
     /// Makes the pool what the table says: options, mode, sizes.
@@ -254,15 +254,15 @@ impl ThinPool {
             // Volumes are open that must not wait for ever: they hear of it when they go on.
             return Ok(());
         }
-        let (blocks, _) = pool.ledger.data_use();
+        let (blocks, _) = pool.metadata.data_use();
         if config.data_blocks < blocks {
             let expected = format!("at least {blocks}, as the metadata maps (EINVAL)");
             let found = format!("{} data blocks", config.data_blocks);
             return Err(ConfigError::argument(&config.data.argument, "length", found, &expected));
         }
         pool.set_options(config.options, config.low_water_blocks, &self.events);
-        if pool.ledger.facts().needs_check {
-            pool.ledger.mark(env).await;
+        if pool.metadata.facts().needs_check {
+            pool.metadata.mark(env).await;
             pool.set_mode(Mode::ReadOnly, "the metadata needs a check");
             return Ok(());
         }
@@ -271,9 +271,9 @@ impl ThinPool {
             return Ok(());
         }
         let of = |error| metadata_error(config, error);
-        pool.ledger.working().await.allow_changes(env).await.map_err(of)?;
+        pool.metadata.working().await.allow_changes(env).await.map_err(of)?;
         self.grow(env, pool).await?;
-        pool.price(pool.ledger.facts().shares());
+        pool.price(pool.metadata.facts().shares());
         if pool.has_room(Purpose::Provide) {
             pool.set_mode(Mode::Write, "resumed");
         } else {
@@ -283,7 +283,7 @@ impl ThinPool {
     }
 
     async fn grow(&self, env: &Env, pool: &Pool) -> Result<(), ConfigError> {
-        let mut working = pool.ledger.working().await;
+        let mut working = pool.metadata.working().await;
         let (data, metadata) = (working.data_blocks(), working.metadata_blocks());
         refuse_smaller(&self.config, metadata, "as the metadata counts")?;
         let device_blocks =
@@ -296,11 +296,11 @@ impl ThinPool {
             // Nothing was written yet: the metadata is sound, only too small for so much data.
             working.abort(env).await.map_err(|error| metadata_error(&self.config, error))?;
         }
-        pool.ledger.note(&working);
+        pool.metadata.note(&working);
         let broken = working.is_broken();
         drop(working);
         let Err(error) = grown else { return Ok(()) };
-        let error = LedgerError::Metadata(error);
+        let error = MetadataError::Metadata(error);
         if broken {
             // Half a change: only the durable state helps.
             pool.roll_back(env, &error).await;

@@ -72,7 +72,7 @@ impl Pool {
                 self.rest_for_change(env, listener).await;
             } else {
                 // A message takes room while it acts.
-                let _door = self.door.lock().await;
+                let _verb = self.verb_lock.lock().await;
                 let mode = self.mode();
                 if mode.provides() && !self.room.is_granted() && !self.has_room(Purpose::Provide) {
                     self.turn_mode(mode, Mode::OutOfMetadata, "no room is left in the metadata");
@@ -97,8 +97,8 @@ impl Pool {
 
     /// True if the metadata has room for a change, after everything was given back.
     pub fn has_room(&self, purpose: Purpose) -> bool {
-        self.stocks.empty(&self.room, &self.ledger);
-        self.room.is_there(&self.ledger, purpose)
+        self.stocks.empty(&self.room, &self.metadata);
+        self.room.is_there(&self.metadata, purpose)
     }
 
     /// Looks for data blocks until there are some, or it is known that there are none.
@@ -111,8 +111,8 @@ impl Pool {
             let changed = self.open_volumes().iter().any(|volume| volume.is_changed());
             let quarantined = self.state.lock().quarantined > 0;
             // Blocks that reactors keep for themselves are for whoever needs them.
-            self.stocks.empty(&self.room, &self.ledger);
-            if self.ledger.allocator().free() > 0 || !self.mode().provides() {
+            self.stocks.empty(&self.room, &self.metadata);
+            if self.metadata.allocator().free() > 0 || !self.mode().provides() {
                 break;
             }
             // A trim puts what is free into quarantine.
@@ -169,7 +169,7 @@ impl Pool {
 
     /// Data blocks may have come free.
     pub fn space_came(&self) {
-        if self.mode() == Mode::OutOfData && self.ledger.allocator().free() > 0 {
+        if self.mode() == Mode::OutOfData && self.metadata.allocator().free() > 0 {
             self.state.lock().impatient = false;
             let why = "there are free data blocks again";
             self.turn_mode(Mode::OutOfData, Mode::Write, why);
@@ -181,11 +181,11 @@ impl Pool {
 
     /// Warns if little is left, once until things get better.
     pub fn look_at_marks(&self) {
-        let (total, free) = (self.ledger.data_use().0, self.free_data());
+        let (total, free) = (self.metadata.data_use().0, self.free_data());
         let used = total.saturating_sub(free);
-        let metadata = self.ledger.metadata_use();
+        let metadata = self.metadata.metadata_use();
         // What nobody can have counts as used, or a small device would be full before a warning.
-        let kept = metadata.overhead + self.room.keep(&self.ledger, Purpose::Provide);
+        let kept = metadata.overhead + self.room.keep(&self.metadata, Purpose::Provide);
         let metadata_used = (metadata.used + kept).min(metadata.total);
         let metadata_free = metadata.total - metadata_used;
         let mut state = self.state.lock();

@@ -58,9 +58,9 @@ pub(super) fn pool_line(pool: &Pool) -> String {
     if pool.mode() == Mode::Fail {
         return "Fail".to_owned();
     }
-    let facts = pool.ledger.facts();
-    let metadata = pool.ledger.metadata_use();
-    let (total, _) = pool.ledger.data_use();
+    let facts = pool.metadata.facts();
+    let metadata = pool.metadata.metadata_use();
+    let (total, _) = pool.metadata.data_use();
     let used = total.saturating_sub(pool.free_data());
     let used_metadata = (metadata.used + reserve(metadata.total)).min(metadata.total);
     let held = facts.held_root.map_or("-".to_owned(), |block| block.to_string());

@@ -13,7 +13,7 @@ use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Env, ReactorId};
 
-use super::ledger::Ledger;
+use super::metadata::PoolMetadata;
 use super::status::reserve;
 use crate::persistent::DataRun;
 
@@ -48,20 +48,20 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Room in the metadata of `ledger`.
-    pub fn new(ledger: &Ledger) -> Room {
-        Room { unit: AtomicU64::new(ledger.unit_cost(false)), granted: AtomicU64::new(0) }
+    /// Room in the metadata of `metadata`.
+    pub fn new(metadata: &PoolMetadata) -> Room {
+        Room { unit: AtomicU64::new(metadata.unit_cost(false)), granted: AtomicU64::new(0) }
     }
 
     /// Prices changes anew: the pool is larger now, or begins to share.
-    pub fn price(&self, ledger: &Ledger, shares: bool) {
+    pub fn price(&self, metadata: &PoolMetadata, shares: bool) {
         assert!(!self.is_granted(), "what is granted has its price");
-        self.unit.store(ledger.unit_cost(shares), Ordering::Release);
+        self.unit.store(metadata.unit_cost(shares), Ordering::Release);
     }
 
     /// Metadata blocks that a change of this kind leaves free.
-    pub fn keep(&self, ledger: &Ledger, purpose: Purpose) -> u64 {
-        let (unit, total) = (self.unit.load(Ordering::Acquire), ledger.metadata_use().total);
+    pub fn keep(&self, metadata: &PoolMetadata, purpose: Purpose) -> u64 {
+        let (unit, total) = (self.unit.load(Ordering::Acquire), metadata.metadata_use().total);
         if total < LEAST_UNITS * unit {
             return 0;
         }
@@ -74,16 +74,16 @@ impl Room {
     }
 
     /// Promises what a message takes beyond what any commit does; none if it is not there. It is
-    /// to be given back with [`Ledger::unreserve`].
-    pub fn for_message(&self, ledger: &Ledger, purpose: Purpose) -> Option<u64> {
+    /// to be given back with [`PoolMetadata::unreserve`].
+    pub fn for_message(&self, metadata: &PoolMetadata, purpose: Purpose) -> Option<u64> {
         let unit = self.unit.load(Ordering::Acquire);
-        ledger.reserve(unit, self.keep(ledger, purpose)).then_some(unit)
+        metadata.reserve(unit, self.keep(metadata, purpose)).then_some(unit)
     }
 
     /// Grants up to `count` changes, fewer if little is left.
-    pub fn grant(&self, ledger: &Ledger, mut count: u64, purpose: Purpose) -> u64 {
-        let (unit, keep) = (self.unit.load(Ordering::Acquire), self.keep(ledger, purpose));
-        while count > 0 && !ledger.reserve(count * unit, keep) {
+    pub fn grant(&self, metadata: &PoolMetadata, mut count: u64, purpose: Purpose) -> u64 {
+        let (unit, keep) = (self.unit.load(Ordering::Acquire), self.keep(metadata, purpose));
+        while count > 0 && !metadata.reserve(count * unit, keep) {
             count /= 2;
         }
         self.granted.fetch_add(count, Ordering::AcqRel);
@@ -91,18 +91,18 @@ impl Room {
     }
 
     /// Takes grants back: of changes that are durable, or that will not be made.
-    pub fn give_back(&self, ledger: &Ledger, count: u64) {
+    pub fn give_back(&self, metadata: &PoolMetadata, count: u64) {
         self.granted.fetch_sub(count, Ordering::AcqRel);
-        ledger.unreserve(count * self.unit.load(Ordering::Acquire));
+        metadata.unreserve(count * self.unit.load(Ordering::Acquire));
     }
 
     /// True if a change would be granted now. It grants none, so that changes may be priced anew
     /// meanwhile.
-    pub fn is_there(&self, ledger: &Ledger, purpose: Purpose) -> bool {
+    pub fn is_there(&self, metadata: &PoolMetadata, purpose: Purpose) -> bool {
         let unit = self.unit.load(Ordering::Acquire);
-        let is_there = ledger.reserve(unit, self.keep(ledger, purpose));
+        let is_there = metadata.reserve(unit, self.keep(metadata, purpose));
         if is_there {
-            ledger.unreserve(unit);
+            metadata.unreserve(unit);
         }
         is_there
     }
@@ -144,16 +144,16 @@ impl Stocks {
     }
 
     /// Takes 1 to `most` data blocks that lie together, with as many changes.
-    pub fn take(&self, at: ReactorId, most: u64, room: &Room, ledger: &Ledger) -> Taken {
+    pub fn take(&self, at: ReactorId, most: u64, room: &Room, metadata: &PoolMetadata) -> Taken {
         let mut stock = self.0[usize::from(at.0)].0.lock();
         if stock.changes == 0 {
-            stock.changes = room.grant(ledger, REFILL_CHANGES, Purpose::Provide);
+            stock.changes = room.grant(metadata, REFILL_CHANGES, Purpose::Provide);
             if stock.changes == 0 {
                 return Taken::NoMetadata;
             }
         }
         if stock.blocks.is_empty() {
-            let from = ledger.allocator();
+            let from = metadata.allocator();
             // When little is left, no reactor sits on it.
             let share = from.free() / (4 * self.0.len() as u64);
             stock.blocks = from.take(REFILL_BLOCKS.min(share).max(most));
@@ -173,24 +173,30 @@ impl Stocks {
     }
 
     /// Takes the right to remove up to `most` mappings, from the reserve if need be.
-    pub fn take_removals(&self, at: ReactorId, most: u64, room: &Room, ledger: &Ledger) -> u64 {
+    pub fn take_removals(
+        &self,
+        at: ReactorId,
+        most: u64,
+        room: &Room,
+        metadata: &PoolMetadata,
+    ) -> u64 {
         let mut stock = self.0[usize::from(at.0)].0.lock();
         if stock.changes == 0 {
-            stock.changes = room.grant(ledger, REFILL_CHANGES, Purpose::Provide);
+            stock.changes = room.grant(metadata, REFILL_CHANGES, Purpose::Provide);
         }
         let taken = stock.changes.min(most);
         stock.changes -= taken;
-        taken + room.grant(ledger, most - taken, Purpose::Discard)
+        taken + room.grant(metadata, most - taken, Purpose::Discard)
     }
 
     /// Gives everything back: data blocks to the allocator, rights to the room.
-    pub fn empty(&self, room: &Room, ledger: &Ledger) {
+    pub fn empty(&self, room: &Room, metadata: &PoolMetadata) {
         for row in &self.0 {
             // Under the lock: whoever finds a row empty finds its rights given back.
             let mut stock = row.0.lock();
             let Stock { blocks, changes } = std::mem::take(&mut *stock);
-            room.give_back(ledger, changes);
-            blocks.into_iter().for_each(|run| ledger.allocator().put_back(run));
+            room.give_back(metadata, changes);
+            blocks.into_iter().for_each(|run| metadata.allocator().put_back(run));
         }
     }
 
@@ -220,7 +226,7 @@ mod interleavings {
     struct Parts {
         stocks: Stocks,
         room: Room,
-        ledger: Ledger,
+        metadata: PoolMetadata,
     }
 
     impl Parts {
@@ -232,17 +238,17 @@ mod interleavings {
             let parts = sim.block_on(0, |env| async move {
                 let size = DataBlockSize::new(128).expect("64 KiB are a legal size");
                 Store::format_fresh(&env, &disk, size).await?;
-                let ledger = Ledger::open(&env, &disk, size, false).await?;
-                let (stocks, room) = (Stocks::new(&env), Room::new(&ledger));
-                Ok::<_, crate::persistent::Error>(Parts { stocks, room, ledger })
+                let metadata = PoolMetadata::open(&env, &disk, size, false).await?;
+                let (stocks, room) = (Stocks::new(&env), Room::new(&metadata));
+                Ok::<_, crate::persistent::Error>(Parts { stocks, room, metadata })
             });
             Arc::new(parts.expect("the drive is sound"))
         }
 
         /// As a task that looks for room or for data blocks.
         fn look(&self) {
-            self.stocks.empty(&self.room, &self.ledger);
-            assert!(self.room.is_there(&self.ledger, Purpose::Provide));
+            self.stocks.empty(&self.room, &self.metadata);
+            assert!(self.room.is_there(&self.metadata, Purpose::Provide));
         }
     }
 
@@ -251,17 +257,17 @@ mod interleavings {
         let life = || {
             let parts = Parts::new();
             // Of a write that failed: the stock has rights.
-            let Parts { stocks, room, ledger } = &*parts;
-            room.give_back(ledger, stocks.take_removals(ReactorId(0), 1, room, ledger));
+            let Parts { stocks, room, metadata } = &*parts;
+            room.give_back(metadata, stocks.take_removals(ReactorId(0), 1, room, metadata));
             assert!(room.is_granted());
             let other = parts.clone();
             let looks = thread::spawn(move || (0..2).for_each(|_| other.look()));
-            stocks.empty(room, ledger);
-            room.price(ledger, true);
+            stocks.empty(room, metadata);
+            room.price(metadata, true);
             looks.join().expect("no panic");
             assert!(!room.is_granted());
             let unit = room.unit.load(Ordering::Acquire);
-            assert_eq!(unit, ledger.unit_cost(true));
+            assert_eq!(unit, metadata.unit_cost(true));
         };
         let mut config = shuttle::Config::new();
         config.stack_size = 1 << 20;

@@ -30,7 +30,7 @@ impl ThinPool {
         let pool = self.pool().ok_or_else(suspended)?;
         {
             // A message may close the pool for a moment.
-            let _door = pool.door.lock().await;
+            let _verb = pool.verb_lock.lock().await;
             if pool.is_closed() {
                 return Err(suspended());
             }
@@ -44,7 +44,7 @@ impl ThinPool {
             return Err(ConfigError::new(ConfigKind::Unsupported, &data.argument, detail));
         }
         // What reactors keep for themselves is free, too.
-        pool.stocks.empty(&pool.room, &pool.ledger);
+        pool.stocks.empty(&pool.room, &pool.metadata);
         let (blocks, failed) = pool.tasks.count(pool.trim(env)).await;
         match failed {
             Ok(()) => Ok(SectorCount(blocks * pool.block.0)),
@@ -68,7 +68,7 @@ impl Pool {
             let (runs, next) = self.withhold(from, most);
             let count: u64 = runs.iter().map(|run| run.count).sum();
             let told = self.discard_runs(env, &runs).await;
-            let allocator = self.ledger.allocator();
+            let allocator = self.metadata.allocator();
             runs.into_iter().for_each(|run| allocator.put_back(run));
             self.state.lock().quarantined -= count;
             self.space_came();
@@ -84,7 +84,7 @@ impl Pool {
     fn withhold(&self, from: u64, most: u64) -> (Vec<DataRun>, Option<u64>) {
         // Under the lock: whoever finds no block sees that some will come back.
         let mut state = self.state.lock();
-        let (runs, next) = self.ledger.allocator().take_from(from, most);
+        let (runs, next) = self.metadata.allocator().take_from(from, most);
         state.quarantined += runs.iter().map(|run| run.count).sum::<u64>();
         (runs, next)
     }

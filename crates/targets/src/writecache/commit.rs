@@ -1,5 +1,5 @@
-//! Commits: making entries durable in one atomic step, and the ledger: the right to change and
-//! to write metadata.
+//! Commits: making entries durable in one atomic step, and the metadata lock: the right to change
+//! and to write metadata.
 //!
 //! # The order of a commit, and what a crash between its steps leaves
 //! 0. Freeze: take the set of entries whose data has completed; later ones get the next seq.
@@ -23,9 +23,9 @@
 //! If nothing is uncommitted but a committed slot was overwritten in place, only the flush of
 //! step 2 happens; the seq stays.
 //!
-//! One commit runs at a time (it holds the ledger); whoever asks while it runs joins the next.
-//! The ledger is had in order of asking, so that commits one after the other keep neither
-//! writeback nor removals from freeing entries.
+//! One commit runs at a time (it holds the metadata lock); whoever asks while it runs joins the
+//! next. The metadata lock is had in order of asking, so that commits one after the other keep
+//! neither writeback nor removals from freeing entries.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,9 +49,9 @@ const FREED_AT_ONCE: usize = 4096;
 /// Most granules in one request.
 const WRITE_GRANULES_MAX: u32 = 256;
 
-/// What changed of the metadata. Whoever holds the ledger is the only writer of metadata, and
-/// the only one who changes which entries are committed, frozen or freed.
-pub(super) struct Ledger {
+/// What changed of the metadata. Whoever holds the metadata lock is the only writer of metadata,
+/// and the only one who changes which entries are committed, frozen or freed.
+pub(super) struct Metadata {
     superblock: Option<Superblock>,
     /// What lies between the last entry and the end of the metadata: written back as it was.
     tail: Vec<u8>,
@@ -60,15 +60,15 @@ pub(super) struct Ledger {
     ranges: Vec<Range<u32>>,
 }
 
-impl Ledger {
-    /// A ledger of nothing yet.
-    pub fn empty() -> Ledger {
-        Ledger { superblock: None, tail: Vec::new(), changed: Vec::new(), ranges: Vec::new() }
+impl Metadata {
+    /// The metadata of a cache that is not open.
+    pub fn empty() -> Metadata {
+        Metadata { superblock: None, tail: Vec::new(), changed: Vec::new(), ranges: Vec::new() }
     }
 
-    /// The ledger of a device: its superblock, and the bytes after its last entry.
-    pub fn of(superblock: Superblock, tail: Vec<u8>) -> Ledger {
-        Ledger { superblock: Some(superblock), tail, ..Ledger::empty() }
+    /// The metadata of a device: its superblock, and the bytes after its last entry.
+    pub fn of(superblock: Superblock, tail: Vec<u8>) -> Metadata {
+        Metadata { superblock: Some(superblock), tail, ..Metadata::empty() }
     }
 
     /// True if nothing is to be written.
@@ -179,12 +179,12 @@ impl WriteCache {
     }
 
     async fn commit_once(&self, env: &Env) {
-        let mut ledger = self.ledger.lock().await;
-        let batch = self.freeze(&mut ledger);
+        let mut metadata = self.metadata.lock().await;
+        let batch = self.freeze(&mut metadata);
         let result = if batch.broken {
             Err(IoError::IO)
         } else {
-            self.write_commit(env, &mut ledger, &batch).await
+            self.write_commit(env, &mut metadata, &batch).await
         };
         if let Err(error) = result
             && !batch.broken
@@ -194,17 +194,17 @@ impl WriteCache {
         }
         tell(env, batch.waiters, result);
         if result.is_ok() && batch.frozen.is_some() {
-            self.free_superseded(env, &mut ledger).await;
+            self.free_superseded(env, &mut metadata).await;
         }
         self.changed.notify(usize::MAX);
     }
 
     /// Step 0.
-    fn freeze(&self, ledger: &mut Ledger) -> Batch {
+    fn freeze(&self, metadata: &mut Metadata) -> Batch {
         let mut state = self.state.lock();
         state.autocommit_at = None;
         Batch {
-            frozen: state.index.freeze(&mut ledger.changed),
+            frozen: state.index.freeze(&mut metadata.changed),
             overwritten: std::mem::take(&mut state.overwritten),
             waiters: state.commits.take(),
             broken: state.broken,
@@ -212,33 +212,33 @@ impl WriteCache {
     }
 
     /// Steps 1 to 3.
-    async fn write_commit(&self, env: &Env, ledger: &mut Ledger, batch: &Batch) -> IoResult {
+    async fn write_commit(&self, env: &Env, metadata: &mut Metadata, batch: &Batch) -> IoResult {
         let Some(seq) = batch.frozen else {
             let alone = batch.overwritten && !mutants::skips("writecache: flush without entries");
             return if alone { self.flush_data(env).await } else { Ok(()) };
         };
-        let superblock = ledger.superblock.as_ref().expect("set by recovery");
+        let superblock = metadata.superblock.as_ref().expect("set by recovery");
         assert_eq!(seq, superblock.seq(), "I2: a new entry carries the seq on disk");
-        self.write_changed(env, ledger).await?;
+        self.write_changed(env, metadata).await?;
         let next = seq.next().expect("freeze took it");
         if canary::planted(Bug::SuperblockBeforeFlush) {
-            self.write_superblock(env, ledger, next).await?;
+            self.write_superblock(env, metadata, next).await?;
             self.flush_data(env).await?;
         } else {
             let flush = self.flush_data(env);
             mutants::step("writecache: flush before the superblock", (), flush).await?;
-            self.write_superblock(env, ledger, next).await?;
+            self.write_superblock(env, metadata, next).await?;
         }
         self.state.lock().index.durable_seq = next;
         Ok(())
     }
 
     /// Steps 4 and 5.
-    async fn free_superseded(&self, env: &Env, ledger: &mut Ledger) {
+    async fn free_superseded(&self, env: &Env, metadata: &mut Metadata) {
         let slots = self.state.lock().index.superseded();
         if !slots.is_empty() {
             // An error broke the cache down already; the commit itself stands.
-            let _ = self.free_entries(env, ledger, slots).await;
+            let _ = self.free_entries(env, metadata, slots).await;
         }
     }
 
@@ -247,7 +247,7 @@ impl WriteCache {
     pub(super) async fn free_entries(
         &self,
         env: &Env,
-        ledger: &mut Ledger,
+        metadata: &mut Metadata,
         slots: Vec<(u32, u32)>,
     ) -> IoResult {
         for slots in slots.chunks(FREED_AT_ONCE) {
@@ -259,15 +259,15 @@ impl WriteCache {
                 let mut runs: Vec<Run> = state.index.runs_of(slot, len).collect();
                 runs.retain(|run| state.index.life(run) == Life::Committed);
                 runs.iter().for_each(|run| state.index.mark(run.slot, run.len, FREED, 0));
-                ledger.touch(slot, len);
+                metadata.touch(slot, len);
             }
         }
         if canary::planted(Bug::ReuseBeforeDurable) {
             self.take_out(env, &slots).await;
-            return self.write_changed(env, ledger).await;
+            return self.write_changed(env, metadata).await;
         }
         let name = "writecache: flush of freed entries";
-        let result = self.write_durably(env, ledger, name).await;
+        let result = self.write_durably(env, metadata, name).await;
         match result {
             Ok(()) => self.take_out(env, &slots).await,
             Err(error) => self.break_down(env, "freeing entries failed", error),
@@ -302,13 +302,13 @@ impl WriteCache {
     pub(super) async fn write_durably(
         &self,
         env: &Env,
-        ledger: &mut Ledger,
+        metadata: &mut Metadata,
         flush: &str,
     ) -> IoResult {
-        ledger.take_changed();
+        metadata.take_changed();
         let result = loop {
             let failures = self.cache.failures();
-            let mut result = self.write_ranges(env, ledger).await;
+            let mut result = self.write_ranges(env, metadata).await;
             if result.is_ok() {
                 result = mutants::step(flush, (), self.flush_cache(env)).await;
             }
@@ -317,25 +317,25 @@ impl WriteCache {
                 break result;
             }
         };
-        ledger.ranges.clear();
+        metadata.ranges.clear();
         result
     }
 
-    async fn write_changed(&self, env: &Env, ledger: &mut Ledger) -> IoResult {
-        ledger.take_changed();
-        let result = self.write_ranges(env, ledger).await;
-        ledger.ranges.clear();
+    async fn write_changed(&self, env: &Env, metadata: &mut Metadata) -> IoResult {
+        metadata.take_changed();
+        let result = self.write_ranges(env, metadata).await;
+        metadata.ranges.clear();
         result
     }
 
     /// Writes the ranges of granules that were taken, a bounded number of requests at a time;
     /// returns when all have completed.
-    async fn write_ranges(&self, env: &Env, ledger: &Ledger) -> IoResult {
+    async fn write_ranges(&self, env: &Env, metadata: &Metadata) -> IoResult {
         let mut result = Ok(());
         let mut writes: SmallVec<[IoFuture; WRITES_MAX]> = SmallVec::new();
-        for window in ledger.ranges.chunks(WRITES_MAX) {
+        for window in metadata.ranges.chunks(WRITES_MAX) {
             let start = |granules: &Range<u32>| {
-                self.write_granules(env, ledger, granules.clone(), Flags::empty())
+                self.write_granules(env, metadata, granules.clone(), Flags::empty())
             };
             writes.extend(window.iter().map(start));
             for write in writes.drain(..) {
@@ -352,7 +352,7 @@ impl WriteCache {
     fn write_granules(
         &self,
         env: &Env,
-        ledger: &Ledger,
+        metadata: &Metadata,
         granules: Range<u32>,
         flags: Flags,
     ) -> IoFuture {
@@ -365,27 +365,27 @@ impl WriteCache {
             let at = u64::from(granule) * GRANULE_BYTES;
             let len = GRANULE_BYTES.min(area_end - at) as usize;
             segs.for_each_mut((at - from) as usize, len, |out| {
-                self.encode_granule(ledger, granule, out);
+                self.encode_granule(metadata, granule, out);
             });
         }
         let start = Sector::of_byte(from) + self.config.start();
         env.io(&self.cache, Io::write(SectorRange::new(start, count), segs).with(flags))
     }
 
-    fn encode_granule(&self, ledger: &Ledger, granule: u32, out: &mut [u8]) {
+    fn encode_granule(&self, metadata: &Metadata, granule: u32, out: &mut [u8]) {
         let mut entries = out;
         if granule == 0 {
-            let superblock = ledger.superblock.as_ref().expect("set by recovery");
+            let superblock = metadata.superblock.as_ref().expect("set by recovery");
             let (head, rest) = entries.split_at_mut(SUPERBLOCK_BYTES);
             head.copy_from_slice(&superblock.encode());
             entries = rest;
         }
         let from = (u64::from(granule) * GRANULE_BYTES).max(SUPERBLOCK_BYTES as u64);
-        let table_end = self.geometry.metadata_bytes() - ledger.tail.len() as u64;
+        let table_end = self.geometry.metadata_bytes() - metadata.tail.len() as u64;
         let len = (entries.len() as u64).min(table_end.saturating_sub(from)) as usize;
         let (entries, tail) = entries.split_at_mut(len);
-        let skip = ledger.tail.len() - tail.len();
-        tail.copy_from_slice(&ledger.tail[skip..]);
+        let skip = metadata.tail.len() - tail.len();
+        tail.copy_from_slice(&metadata.tail[skip..]);
         self.state.lock().index.encode(granule, self.block_sectors, entries);
     }
 
@@ -423,13 +423,13 @@ impl WriteCache {
         result
     }
 
-    async fn write_superblock(&self, env: &Env, ledger: &mut Ledger, seq: Seq) -> IoResult {
-        let superblock = ledger.superblock.as_ref().expect("set by recovery").with_seq(seq);
-        ledger.superblock = Some(superblock);
+    async fn write_superblock(&self, env: &Env, metadata: &mut Metadata, seq: Seq) -> IoResult {
+        let superblock = metadata.superblock.as_ref().expect("set by recovery").with_seq(seq);
+        metadata.superblock = Some(superblock);
         let bytes = self.geometry.superblock_write();
         assert!(bytes.start == 0 && bytes.end <= GRANULE_BYTES);
         let flags = mutants::fua("writecache: FUA of the superblock");
-        self.write_granules(env, ledger, 0..1, flags).await
+        self.write_granules(env, metadata, 0..1, flags).await
     }
 }
 

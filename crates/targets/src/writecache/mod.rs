@@ -7,7 +7,7 @@
 //!        map.rs v                         | superblock | entries[n]    | slots[n]         |
 //!   +-------------------+                 | seq        | sector, seq   | block_size each  |
 //!   | hit   -> slot     |--- overwrite -->+------------+---------------+------------------+
-//!   | miss  -> new slot |--- fill ------->          ^ commit.rs (Ledger)        | writeback.rs
+//!   | miss  -> new slot |--- fill ------->          ^ commit.rs (Metadata)        | writeback.rs
 //!   | full  -> origin   |--- around --.                                         v
 //!   +-------------------+             `------------------------------------> origin
 //! ```
@@ -37,7 +37,7 @@
 //! I11. A slot with any I/O in flight is not reused, whoever freed it.
 //! I12. A commit works on a frozen set: entries whose data had completed when it began. What
 //!     completes later belongs to the next commit. Metadata is encoded from what is committed or
-//!     frozen and not freed, which only the holder of the ledger changes; never from what is
+//!     frozen and not freed, which only the holder of the metadata lock changes; never from what is
 //!     uncommitted. So the superblock's granule repeats what the last flush made durable.
 //! I13. A flush of the cache device counts only if the device's failure count stayed the same from
 //!     before the first write that the flush is to cover until its end, whoever met a failure.
@@ -113,7 +113,7 @@ use crate::fair::Fair;
 pub use config::SPEC;
 pub use recover::WriteCacheType;
 
-use commit::Ledger;
+use commit::Metadata;
 use config::Config;
 use health::OriginHealth;
 use index::{Index, Run};
@@ -268,7 +268,7 @@ pub struct WriteCache {
     geometry: Geometry,
     block_sectors: u64,
     state: Mutex<State>,
-    ledger: Fair<Ledger>,
+    metadata: Fair<Metadata>,
     copier: Copier,
     counters: Counters<COUNTERS>,
     tasks: Arc<TaskGroup>,

@@ -37,7 +37,7 @@ use cairn_format::writecache::{
     Opening, SUPERBLOCK_BYTES, Seq, Superblock,
 };
 
-use super::commit::Ledger;
+use super::commit::Metadata;
 use super::config::Config;
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
 use super::writeback::{Undrained, copy_budget_bytes};
@@ -239,7 +239,7 @@ impl WriteCache {
             tasks: Arc::default(),
             config,
             state: Mutex::new(state),
-            ledger: Fair::new(Ledger::empty()),
+            metadata: Fair::new(Metadata::empty()),
             changed: event_listener::Event::new(),
         })
     }
@@ -280,15 +280,15 @@ impl WriteCache {
         if let Some((first, second)) = decided.identical {
             self.report_identical(first, second);
         } else if !self.read_only {
-            let mut ledger = self.ledger.lock().await;
-            *ledger = Ledger::of(superblock, found.tail);
+            let mut metadata = self.metadata.lock().await;
+            *metadata = Metadata::of(superblock, found.tail);
             let freed = found.uncommitted.iter().chain(&decided.superseded);
-            freed.for_each(|&slot| ledger.touch(slot, 1));
+            freed.for_each(|&slot| metadata.touch(slot, 1));
             if known > 0 {
-                ledger.touch(0, geometry.n_blocks() as u32);
+                metadata.touch(0, geometry.n_blocks() as u32);
             }
-            self.settle(env, &mut ledger).await?;
-            drop(ledger);
+            self.settle(env, &mut metadata).await?;
+            drop(metadata);
             self.make_origin_durable(env).await;
         }
         self.report_found(found.uncommitted.len());
@@ -437,13 +437,13 @@ impl WriteCache {
     }
 
     /// Makes what was decided durable.
-    async fn settle(&self, env: &Env, ledger: &mut Ledger) -> Result<(), ConfigError> {
-        if ledger.is_unchanged() || self.state.lock().broken {
+    async fn settle(&self, env: &Env, metadata: &mut Metadata) -> Result<(), ConfigError> {
+        if metadata.is_unchanged() || self.state.lock().broken {
             return Ok(());
         }
         let failed = |error| unreadable(&self.config.cache, "entries", error);
         let name = "writecache: flush of what recovery decided";
-        self.write_durably(env, ledger, name).await.map_err(failed)
+        self.write_durably(env, metadata, name).await.map_err(failed)
     }
 
     /// Puts what was recovered in place; nothing is let in yet.

@@ -2,13 +2,13 @@
 //!
 //! While a removal is under way, writes, discards and write-zeroes of its blocks wait for it,
 //! and none of its blocks goes into writeback. A range is gone through in pieces, between which
-//! others have their turn: what stands still stays so, and the ledger is kept.
+//! others have their turn: what stands still stays so, and the metadata lock is kept.
 //!
 //! # Discard
-//! Under the ledger, so that no commit runs: entries of the range are freed durably, then the
-//! discard goes to the origin. A block with a version being written back, or with a write in
-//! flight, keeps its versions (as in the kernel). *Crash*: any subset of the entries is free;
-//! what shows through is older data, which a discard allows.
+//! Under the metadata lock, so that no commit runs: entries of the range are freed durably, then
+//! the discard goes to the origin. A block with a version being written back, or with a write in
+//! flight, keeps its versions (as in the kernel). *Crash*: any subset of the entries is free; what
+//! shows through is older data, which a discard allows.
 //!
 //! # Write-zeroes of the origin
 //! 1. Wait until no version in the range is being written back or written, piece by piece; from
@@ -126,18 +126,18 @@ impl State {
     }
 
     /// The versions of blocks whose entries are to be freed; those of one block leave the index
-    /// together, so that nobody sees an older one (I9). Without any entry on disk they are
-    /// dropped at once. The caller holds the ledger and no commit has failed: nothing is frozen.
-    /// An older version may go before the newer one is committed (against I8) because what
-    /// replaces both is durable on the origin, or undefined. What is listed is marked FREED under
-    /// this very lock: a fill in flight may drop an uncommitted version and give its slot to
-    /// another before the entries are free, and only the mark tells them apart.
+    /// together, so that nobody sees an older one (I9). Without any entry on disk they are dropped
+    /// at once. The caller holds the metadata lock and no commit has failed: nothing is frozen. An
+    /// older version may go before the newer one is committed (against I8) because what replaces
+    /// both is durable on the origin, or undefined. What is listed is marked FREED under this very
+    /// lock: a fill in flight may drop an uncommitted version and give its slot to another before
+    /// the entries are free, and only the mark tells them apart.
     fn take_leaving(&mut self, blocks: &Range<u64>) -> Vec<(u32, u32)> {
         let mut freed = Vec::new();
         let leaving = self.versions_of(blocks).into_iter().filter(|run| run.has(LEAVING));
         for run in leaving {
             match self.index.life(&run) {
-                Life::Frozen => unreachable!("nothing is frozen without the ledger"),
+                Life::Frozen => unreachable!("nothing is frozen without the metadata lock"),
                 Life::Committed => freed.push((run.slot, run.len)),
                 Life::Uncommitted if !self.index.has_older(run.block, run.len) => {
                     self.index.drop_uncommitted(&run);
@@ -213,12 +213,12 @@ impl WriteCache {
 
     async fn discard(&self, env: &Env, asked: Asked) -> IoResult {
         let blocks = self.range_of(asked);
-        let mut ledger = self.ledger.lock().await;
+        let mut metadata = self.metadata.lock().await;
         let entries = self.take_pieces(&blocks, State::take_still).await?;
         if !entries.is_empty() {
-            self.free_entries(env, &mut ledger, entries).await?;
+            self.free_entries(env, &mut metadata, entries).await?;
         }
-        drop(ledger);
+        drop(metadata);
         if !self.origin.limits().discard {
             return Ok(());
         }
@@ -238,22 +238,22 @@ impl WriteCache {
             }
             return result;
         }
-        let mut ledger = self.ledger.lock().await;
+        let mut metadata = self.metadata.lock().await;
         loop {
             let oldest = self.state.lock().oldest_leaving(&blocks);
             if oldest.is_empty() {
                 break;
             }
-            self.free_entries(env, &mut ledger, oldest).await?;
+            self.free_entries(env, &mut metadata, oldest).await?;
         }
         let entries = self.take_pieces(&blocks, State::take_leaving).await?;
         if entries.is_empty() {
             return Ok(());
         }
-        self.free_entries(env, &mut ledger, entries).await
+        self.free_entries(env, &mut metadata, entries).await
     }
 
-    /// The slots that `take` takes of each piece of a range. The caller holds the ledger.
+    /// The slots that `take` takes of each piece of a range. The caller holds the metadata lock.
     async fn take_pieces(
         &self,
         blocks: &Range<u64>,

@@ -673,7 +673,7 @@ impl WriteCache {
 
     /// Steps 3 and 4, together with superseded versions that wait.
     async fn free_written(&self, env: &Env, written: Vec<Slots>) {
-        let mut ledger = self.ledger.lock().await;
+        let mut metadata = self.metadata.lock().await;
         let mut slots = self.state.lock().index.superseded();
         slots.extend(&written);
         if !written.is_empty() {
@@ -681,7 +681,7 @@ impl WriteCache {
             let runs = written.iter().flat_map(|&(slot, len)| index.runs_of(slot, len));
             origin.succeed(runs.flat_map(|run| run.block..run.block + u64::from(run.len)));
         }
-        if !slots.is_empty() && self.free_entries(env, &mut ledger, slots).await.is_err() {
+        if !slots.is_empty() && self.free_entries(env, &mut metadata, slots).await.is_err() {
             self.state.lock().give_up(&written);
         }
     }

@@ -34,7 +34,7 @@ use futures_util::lock::Mutex as AsyncMutex;
 use super::table::Until;
 use crate::args::Device;
 
-pub(super) use persistent::{Ledger, LoadError, Loaded, TailPiece};
+pub(super) use persistent::{LoadError, Loaded, Metadata, TailPiece};
 
 /// How often the data of a batch is written again.
 const LOSSES_MAX: u32 = 3;
@@ -139,7 +139,7 @@ pub(super) struct Store {
     persistent: bool,
     queue: Padded<Mutex<Queue>>,
     /// Whoever holds it writes metadata.
-    pub ledger: Padded<AsyncMutex<Ledger>>,
+    pub metadata: Padded<AsyncMutex<Metadata>>,
     leading: Padded<Leading>,
     /// Records that are durable.
     committed: AtomicU64,
@@ -165,7 +165,7 @@ impl Store {
             chunk,
             persistent,
             queue: Padded(Mutex::new(queue)),
-            ledger: Padded::default(),
+            metadata: Padded::default(),
             leading: Padded::default(),
             committed: AtomicU64::new(0),
         }
@@ -179,7 +179,7 @@ impl Store {
     pub async fn reset(&self) {
         let next_free =
             if self.persistent { persistent::FIRST_FREE } else { transient::FIRST_FREE };
-        self.take_over(Loaded { next_free, records: 0, ledger: Ledger::default() }).await;
+        self.take_over(Loaded { next_free, records: 0, metadata: Metadata::default() }).await;
     }
 
     /// Where everything lies on the device as large as it is now.
@@ -195,7 +195,7 @@ impl Store {
             queue.returned.clear();
         }
         self.committed.store(loaded.records, Ordering::Release);
-        *self.ledger.0.lock().await = loaded.ledger;
+        *self.metadata.0.lock().await = loaded.metadata;
     }
 
     /// Chunks for `old`, as many as there is room for. None: there is no room for one. The data
@@ -325,16 +325,16 @@ impl Store {
     }
 
     /// Makes records durable, in their order, and the data before them, which was written while
-    /// the failure count of the COW device was `failures`. The caller holds the ledger.
+    /// the failure count of the COW device was `failures`. The caller holds the metadata lock.
     pub async fn write_records(
         &self,
         env: &Env,
-        ledger: &mut Ledger,
+        metadata: &mut Metadata,
         records: &[Record],
         failures: u64,
     ) -> Result<(), Setback> {
         if self.persistent {
-            persistent::append(self, env, ledger, records, failures).await?;
+            persistent::append(self, env, metadata, records, failures).await?;
         }
         self.committed.fetch_add(records.len() as u64, Ordering::AcqRel);
         Ok(())

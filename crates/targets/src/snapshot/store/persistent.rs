@@ -54,7 +54,7 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// What the leader of commits keeps: the block of the area that the next record goes to, up to
 /// the end of the list.
 #[derive(Default)]
-pub(in crate::snapshot) struct Ledger {
+pub(in crate::snapshot) struct Metadata {
     tail: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ pub(in crate::snapshot) struct Ledger {
 pub(in crate::snapshot) struct Loaded {
     pub next_free: u64,
     pub records: u64,
-    pub ledger: Ledger,
+    pub metadata: Metadata,
 }
 
 /// Why a store can't be opened.
@@ -229,8 +229,8 @@ impl Store {
             }
         }
         let next_free = layout.next_free(reading.highest).0;
-        let ledger = self.end_of_list(env, &layout, reading.records, read_only).await?;
-        Ok(Loaded { next_free, records: reading.records, ledger })
+        let metadata = self.end_of_list(env, &layout, reading.records, read_only).await?;
+        Ok(Loaded { next_free, records: reading.records, metadata })
     }
 
     /// Reads an area; true if the list ends in it.
@@ -267,7 +267,7 @@ impl Store {
         layout: &Layout,
         records: u64,
         read_only: bool,
-    ) -> Result<Ledger, LoadError> {
+    ) -> Result<Metadata, LoadError> {
         let block = self.block_bytes();
         let (area, _) = layout.place(records);
         let (end, at) = (layout.area_bytes(area).end, layout.record_offset(records));
@@ -292,7 +292,7 @@ impl Store {
             mutants::step("snapshot: flush of cleared stale records", (), flush).await?;
         }
         tail.truncate(keep);
-        Ok(Ledger { tail })
+        Ok(Metadata { tail })
     }
 
     /// The last records of the list, as many as one piece holds; none if the list is empty.
@@ -367,7 +367,7 @@ impl Store {
 pub(super) async fn append(
     store: &Store,
     env: &Env,
-    ledger: &mut Ledger,
+    metadata: &mut Metadata,
     records: &[Record],
     failures: u64,
 ) -> Result<(), Setback> {
@@ -396,7 +396,7 @@ pub(super) async fn append(
     let mut rest = records;
     for Area { first, count, .. } in areas {
         let (now, later) = rest.split_at(count as usize);
-        let written = append_in_area(store, env, ledger, layout.record_offset(first), now).await;
+        let written = append_in_area(store, env, metadata, layout.record_offset(first), now).await;
         written.map_err(Setback::Failed)?;
         rest = later;
     }
@@ -430,19 +430,19 @@ fn areas(layout: &Layout, first: u64, count: u64) -> Vec<Area> {
 async fn append_in_area(
     store: &Store,
     env: &Env,
-    ledger: &mut Ledger,
+    metadata: &mut Metadata,
     offset: u64,
     records: &[Record],
 ) -> Result<(), IoError> {
     let block = store.block_bytes() as usize;
-    let from = offset - ledger.tail.len() as u64;
-    let mut bytes = std::mem::take(&mut ledger.tail);
+    let from = offset - metadata.tail.len() as u64;
+    let mut bytes = std::mem::take(&mut metadata.tail);
     bytes.extend(records.iter().flat_map(Record::encode));
     let used = bytes.len();
     bytes.resize(used.next_multiple_of(block), 0);
     store.write_durably(env, from, &bytes).await?;
     bytes.truncate(used);
-    ledger.tail = bytes.split_off(used / block * block);
+    metadata.tail = bytes.split_off(used / block * block);
     Ok(())
 }
 

@@ -57,7 +57,7 @@ impl Bed {
 
     /// The core of a live snapshot.
     pub fn core(&self, name: &str) -> Arc<Core> {
-        self.with_snapshot(name, |snapshot| snapshot.seat.core().clone())
+        self.with_snapshot(name, |snapshot| snapshot.attachment.core().clone())
     }
 
     /// Where a live snapshot and its origin may differ.

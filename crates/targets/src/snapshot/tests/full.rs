@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Disk, Env, Io, Op, Receipt, SectorCount, SuspendMode, Witness};
+use cairn_block::{Disk, Env, Io, LossLog, Op, Receipt, SectorCount, SuspendMode};
 use cairn_format::snapshot::Header;
 use cairn_sim::{Fault, OpSet};
 use futures_util::future::join;
@@ -174,7 +174,7 @@ fn filling_up_is_announced_once_at_the_mark() {
 #[derive(Default)]
 struct Notary(Mutex<Vec<Receipt>>);
 
-impl Witness for Notary {
+impl LossLog for Notary {
     fn content_lost(&self, receipt: Receipt) {
         self.0.lock().push(receipt);
     }
@@ -186,14 +186,14 @@ fn an_end_that_the_device_does_not_take_is_kept_elsewhere_before_the_origin_is_w
     bed.load("s", "0 512 snapshot origin cow0 P 8");
     bed.load("o", "0 512 snapshot-origin origin");
     let notary = Arc::<Notary>::default();
-    bed.volume("s").events().set_witness(notary.clone());
+    bed.volume("s").events().set_loss_log(notary.clone());
     bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES));
     bed.forget();
     bed.start("o", "write", |env| write_io(env, 8, 8, 7));
     bed.settle();
     assert_eq!(bed.labels(), [""; 0], "I6");
     assert!(!bed.ops("origin").iter().any(|seen| seen.0 == Op::Write));
-    let receipt = notary.0.lock().pop().expect("the witness was told");
+    let receipt = notary.0.lock().pop().expect("the loss log was told");
     receipt.give();
     bed.settle();
     assert_eq!((bed.labels(), bed.status("s")), (vec!["write"], "Invalid".to_owned()));

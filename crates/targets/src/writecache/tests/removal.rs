@@ -216,8 +216,8 @@ fn slots_that_emptied_before_their_entries_were_freed_are_passed_over() {
     let target = bed.target();
     let freed = bed.sim.block_on(0, |env| async move {
         let cache: &WriteCache = target.as_any().and_then(|any| any.downcast_ref()).unwrap();
-        let mut ledger = cache.ledger.lock().await;
-        cache.free_entries(&env, &mut ledger, vec![(0, 1), (3, 1)]).await
+        let mut metadata = cache.metadata.lock().await;
+        cache.free_entries(&env, &mut metadata, vec![(0, 1), (3, 1)]).await
     });
     freed.unwrap();
     assert_eq!((bed.status().dirty(), bed.durable_entries()), (0, vec![]));

@@ -1,4 +1,4 @@
-//! [`Inlet`]: bytes that arrive on a connection, on their way into headers and payloads.
+//! [`Receiver`]: bytes that arrive on a connection, on their way into headers and payloads.
 //!
 //! Owns one staging buffer. Headers and small payloads arrive there, many requests in one
 //! receive; the part of a payload that has not arrived yet is received straight into the
@@ -36,7 +36,7 @@ pub(super) enum Ended {
 }
 
 /// See the module's description.
-pub(super) struct Inlet {
+pub(super) struct Receiver {
     buf: Buf,
     start: usize,
     end: usize,
@@ -48,11 +48,11 @@ pub(super) struct Inlet {
     fresh: bool,
 }
 
-impl Inlet {
-    /// An empty inlet.
-    pub(super) fn new(env: &Env) -> Inlet {
+impl Receiver {
+    /// An empty receiver.
+    pub(super) fn new(env: &Env) -> Receiver {
         let (segs, fresh) = (Segs::default(), true);
-        Inlet { buf: env.buf(STAGE_BYTES), start: 0, end: 0, appetite: STAGE_BYTES, segs, fresh }
+        Receiver { buf: env.buf(STAGE_BYTES), start: 0, end: 0, appetite: STAGE_BYTES, segs, fresh }
     }
 
     /// Lets `look` see what is staged; it answers how much it used up.
@@ -165,7 +165,7 @@ impl Inlet {
     }
 }
 
-/// Shows the headers of requests that follow each other; see [`Inlet::ahead`].
+/// Shows the headers of requests that follow each other; see [`Receiver::ahead`].
 fn each_header(
     mut bytes: Option<&[u8]>,
     mut look: impl FnMut(&[u8; REQUEST_BYTES]) -> Option<usize>,

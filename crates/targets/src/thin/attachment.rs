@@ -1,8 +1,9 @@
-//! A table's place at a volume: what its requests need, from a resume until the table is closed.
+//! A table's attachment to a volume: what its requests need, from a resume until the table is
+//! closed.
 //!
 //! A table that is closed and resumed again, because the one that was to replace it could not
-//! start, takes another seat: pool and volume may be others by then. Seats are a chain, so that
-//! requests find the last one without a lock.
+//! start, takes another attachment: pool and volume may be others by then. Attachments are a chain,
+//! so that requests find the last one without a lock.
 
 use std::sync::{Arc, OnceLock};
 
@@ -27,7 +28,7 @@ pub(super) struct Origin {
 }
 
 /// See the module's description.
-pub(super) struct Seat {
+pub(super) struct Attachment {
     pub pool: Arc<Pool>,
     pub volume: Arc<Volume>,
     pub origin: Option<Origin>,
@@ -35,22 +36,22 @@ pub(super) struct Seat {
     pub passed_on: PassedOn,
     /// The mapped device's own failure count.
     failures: Arc<FailureCount>,
-    tenant: u64,
+    attachment: u64,
     /// What would wait is handed back to the device, which is being suspended.
     handing_back: AtomicBool,
     /// The table serves no more, and keeps nobody from deleting the volume.
     left: AtomicBool,
     /// Where the table went on.
-    next: OnceLock<Arc<Seat>>,
+    next: OnceLock<Arc<Attachment>>,
 }
 
-impl Drop for Seat {
+impl Drop for Attachment {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-impl Seat {
+impl Attachment {
     /// A place at an open volume, of which the caller became a user for `failures`. The table has
     /// passed on so many failures before.
     pub fn new(
@@ -59,9 +60,9 @@ impl Seat {
         origin: Option<Origin>,
         failures: &Arc<FailureCount>,
         before: u64,
-    ) -> Seat {
-        Seat {
-            tenant: pool.new_tenant(),
+    ) -> Attachment {
+        Attachment {
+            attachment: pool.new_attachment(),
             passed_on: PassedOn::new(pool.data_disk().failures_told(), before),
             pool,
             volume,
@@ -86,16 +87,16 @@ impl Seat {
 
     /// The last of the chain.
     #[inline(always)]
-    pub fn last(first: &Arc<Seat>) -> &Arc<Seat> {
-        let mut seat = first;
-        while let Some(next) = seat.next.get() {
-            seat = next;
+    pub fn last(first: &Arc<Attachment>) -> &Arc<Attachment> {
+        let mut attachment = first;
+        while let Some(next) = attachment.next.get() {
+            attachment = next;
         }
-        seat
+        attachment
     }
 
     /// The table goes on there. Verbs of a device take turns, so nobody else says so meanwhile.
-    pub fn go_on(&self, next: Arc<Seat>) {
+    pub fn go_on(&self, next: Arc<Attachment>) {
         self.next.get_or_init(|| next);
     }
 
@@ -113,17 +114,17 @@ impl Seat {
 
     /// Has a request wait in one of the pool's lists, unless these are handed back now.
     pub fn wait(&self, env: &Env, request: &Request, park: impl FnOnce(Parked)) {
-        park(Parked { id: request.id(), tenant: self.tenant });
+        park(Parked { id: request.id(), attachment: self.attachment });
         // After it was parked: whoever set this before may have looked too early.
         if self.handing_back.load(Ordering::Acquire) {
-            self.pool.hand_back(env, self.tenant);
+            self.pool.hand_back(env, self.attachment);
         }
     }
 
     /// From now on what would wait is handed back, and what waits is.
     pub fn hand_back(&self, env: &Env) {
         self.handing_back.store(true, Ordering::Release);
-        self.pool.hand_back(env, self.tenant);
+        self.pool.hand_back(env, self.attachment);
     }
 
     /// The table is live again: requests may wait.
@@ -143,8 +144,8 @@ impl Seat {
         match result {
             Ok(()) => map_blocks(pool, volume, &mut shard, block, data),
             Err(_) => {
-                pool.room.give_back(&pool.ledger, cell.count);
-                pool.ledger.allocator().put_back(data);
+                pool.room.give_back(&pool.metadata, cell.count);
+                pool.metadata.allocator().put_back(data);
             }
         }
         drop(shard);

@@ -47,7 +47,7 @@ impl Facts {
 
 /// Why a commit or a look at the metadata failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LedgerError {
+pub(super) enum MetadataError {
     /// The metadata.
     #[error(transparent)]
     Metadata(#[from] Error),
@@ -76,23 +76,23 @@ pub(super) enum LedgerError {
     },
 }
 
-impl LedgerError {
+impl MetadataError {
     /// True if the data device failed.
     pub fn is_of_data(&self) -> bool {
-        matches!(self, LedgerError::Data(_) | LedgerError::DataLost)
+        matches!(self, MetadataError::Data(_) | MetadataError::DataLost)
     }
 
     /// What a request is told.
     pub fn io(&self) -> IoError {
         match self {
-            LedgerError::Data(error) | LedgerError::Commit(error) => *error,
-            LedgerError::Metadata(Error::Io { source, .. }) => *source,
+            MetadataError::Data(error) | MetadataError::Commit(error) => *error,
+            MetadataError::Metadata(Error::Io { source, .. }) => *source,
             _ => IoError::IO,
         }
     }
 }
 
-type Result<T> = std::result::Result<T, LedgerError>;
+type Result<T> = std::result::Result<T, MetadataError>;
 
 /// Groups of mappings as they were read together.
 pub(super) struct Leaves {
@@ -103,13 +103,19 @@ pub(super) struct Leaves {
 
 impl Leaves {
     /// Reads a group.
-    pub async fn read(env: &Env, ledger: &Ledger, id: DeviceId, group: u64) -> Result<Leaves> {
+    pub async fn read(
+        env: &Env,
+        metadata: &PoolMetadata,
+        id: DeviceId,
+        group: u64,
+    ) -> Result<Leaves> {
         let first = group * GROUP_BLOCKS;
         let read = async || {
             let mut leaves: Vec<Leaf> = Vec::new();
             let mut next = first;
             while next < first + GROUP_BLOCKS {
-                let Some(more) = ledger.store.try_leaves(env, id, next, LEAVES_AHEAD).await? else {
+                let Some(more) = metadata.store.try_leaves(env, id, next, LEAVES_AHEAD).await?
+                else {
                     return Ok(None);
                 };
                 next = more.last().map_or(u64::MAX, |leaf| leaf.keys.end);
@@ -119,7 +125,7 @@ impl Leaves {
             let is_one_state = leaves.iter().all(|leaf| leaf.generation == generation);
             Ok(is_one_state.then(|| Leaves { generation, groups: groups_of(&leaves, group) }))
         };
-        ledger.of_one_state(read).await
+        metadata.of_one_state(read).await
     }
 }
 
@@ -143,25 +149,25 @@ fn groups_of(leaves: &[Leaf], first: u64) -> Vec<(u64, Group)> {
 }
 
 /// See the module's description.
-pub(super) struct Ledger {
+pub(super) struct PoolMetadata {
     store: Arc<Store>,
     working: Fair<Working>,
     facts: Mutex<Facts>,
 }
 
-impl Ledger {
+impl PoolMetadata {
     /// Opens the metadata of a pool that exists.
     pub async fn open(
         env: &Env,
         disk: &Arc<dyn Disk>,
         block_size: DataBlockSize,
         read_only: bool,
-    ) -> std::result::Result<Ledger, Error> {
+    ) -> std::result::Result<PoolMetadata, Error> {
         let options =
             Options { data_block_size: Some(block_size), read_only, ..Options::default() };
         let (store, working) = Store::open(env, disk, options).await?;
         let facts = Mutex::new(Facts::of(&working));
-        Ok(Ledger { store, working: Fair::new(working), facts })
+        Ok(PoolMetadata { store, working: Fair::new(working), facts })
     }
 
     /// What status lines tell.
@@ -169,7 +175,7 @@ impl Ledger {
         *self.facts.lock()
     }
 
-    /// The right to change the metadata, for a message; [`Ledger::note`] follows.
+    /// The right to change the metadata, for a message; [`PoolMetadata::note`] follows.
     pub async fn working(&self) -> Held<'_, Working> {
         self.working.lock().await
     }
@@ -244,8 +250,8 @@ impl Ledger {
         Ok(count)
     }
 
-    /// Reads what belongs to one durable state, beside commits; if they keep being faster, while none
-    /// can end.
+    /// Reads what belongs to one durable state, beside commits; if they keep being faster, while
+    /// none can end.
     async fn of_one_state<T>(&self, read: impl AsyncFn() -> Result<Option<T>>) -> Result<T> {
         for _ in 0..ROUNDS_BESIDE_COMMITS {
             if let Some(found) = read().await? {
@@ -295,11 +301,12 @@ impl Ledger {
         self.working.lock().await.is_changed()
     }
 
-    /// Back to the durable state, which is marked as in need of a check if `marks` says so. The mark
-    /// may reach the device later only. The log names `pool`.
+    /// Back to the durable state, which is marked as in need of a check if `marks` says so. The
+    /// mark may reach the device later only. The log names `pool`.
     ///
     /// # Errors
-    /// The metadata cannot be read; or the device may hold another state than the one that was read.
+    /// The metadata cannot be read; or the device may hold another state than the one that was
+    /// read.
     pub async fn abort(&self, env: &Env, marks: bool, pool: &str) -> Result<()> {
         let mut working = self.working.lock().await;
         let aborted = working.abort(env).await;

@@ -1,5 +1,5 @@
-//! A target's seat at a COW device: constructing, opening the store, taking a core over, leaving.
-//! What `snapshot` and `snapshot-merge` have in common.
+//! A table's attachment to a COW device: constructing, opening the store, taking a core over,
+//! leaving. What `snapshot` and `snapshot-merge` have in common.
 //!
 //! The constructor checks arguments and the header only. At resume the header is read anew, a
 //! blank device is formatted (see `blank`; never in front of an origin that is itself a cache,
@@ -31,8 +31,8 @@ use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::shared_core::{Found, SharedCore, User};
 
-/// A target's seat.
-pub(super) struct Seat {
+/// See the module's description.
+pub(super) struct Attachment {
     pub config: Config,
     pub read_only: bool,
     pub kin: Arc<Kin>,
@@ -46,7 +46,7 @@ pub(super) struct Seat {
     core: OnceLock<Arc<Core>>,
 }
 
-impl Drop for Seat {
+impl Drop for Attachment {
     fn drop(&mut self) {
         if let Some(core) = self.user.leave() {
             self.kin.remove(&core);
@@ -156,14 +156,14 @@ fn layout_of(config: &Config) -> Result<Layout, ConfigError> {
     Layout::new(config.chunk, size).map_err(|error| damaged(&config.cow, &error))
 }
 
-impl Seat {
+impl Attachment {
     /// Checks a table line and the header of its store.
     pub async fn take(
         target: &'static str,
         merging: bool,
         env: &Env,
         ctor: &Ctor<'_>,
-    ) -> Result<Seat, ConfigError> {
+    ) -> Result<Attachment, ConfigError> {
         let mut config = Config::parse(target, ctor)?;
         if merging && !config.kind.is_persistent() {
             let expected = "P or PO: a transient store can't be merged";
@@ -181,7 +181,7 @@ impl Seat {
         let cow = ctor.registry.identify(&config.cow.argument)?;
         let kin = ctor.registry.kin(&origin, || Kin::new(env));
         let shared = ctor.registry.kin(&cow, Arc::<SharedCore<Core>>::default);
-        Ok(Seat {
+        Ok(Attachment {
             config,
             read_only: ctor.read_only,
             kin,

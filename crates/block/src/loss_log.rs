@@ -12,7 +12,7 @@ use event_listener::Event;
 use crate::wait::until_some;
 
 /// Keeps what is said of one volume.
-pub trait Witness: Send + Sync {
+pub trait LossLog: Send + Sync {
     /// The volume's content is lost. Called on a reactor: must not wait. The receipt is given
     /// from any thread, when it is durably known; dropped, it says that it is not.
     fn content_lost(&self, receipt: Receipt);
@@ -34,7 +34,7 @@ impl Answer {
     }
 }
 
-/// What a witness gives back.
+/// What a loss log gives back.
 pub struct Receipt(Arc<Answer>);
 
 impl Receipt {
@@ -50,9 +50,9 @@ impl Drop for Receipt {
     }
 }
 
-/// Tells a witness that a volume's content is lost, and waits. True if it is durably known.
-pub(crate) async fn tell_content_lost(witness: &dyn Witness) -> bool {
+/// Tells a loss log that a volume's content is lost, and waits. True if it is durably known.
+pub(crate) async fn tell_content_lost(loss_log: &dyn LossLog) -> bool {
     let answer = Arc::<Answer>::default();
-    witness.content_lost(Receipt(answer.clone()));
+    loss_log.content_lost(Receipt(answer.clone()));
     until_some(&answer.told, || answer.kept.get().copied()).await
 }

@@ -1,6 +1,6 @@
-//! The life of something that connections use: a server, an export.
+//! [`Shutdown`]: the end of something that connections use: a server, an export.
 //!
-//! Owns: how far it has been stopped (which only ever rises) and how many use it. May be used
+//! Owns: how far it has been stopped (the level only ever rises) and how many use it. May be used
 //! from any thread.
 //!
 //! L1. Whoever joins first and looks at the level afterwards is either waited for by a stop, or
@@ -36,14 +36,14 @@ impl Level {
 
 /// See the module's description.
 #[derive(Default)]
-pub(super) struct Lifeline {
+pub(super) struct Shutdown {
     level: AtomicU8,
     users: AtomicUsize,
     raised: Event,
     left: Event,
 }
 
-impl Lifeline {
+impl Shutdown {
     /// How far it has been stopped.
     pub(super) fn level(&self) -> Level {
         Level::of(self.level.load(Ordering::SeqCst))
@@ -77,8 +77,8 @@ impl Lifeline {
     }
 }
 
-/// A use of a [`Lifeline`], until dropped.
-pub(super) struct Membership(Arc<Lifeline>);
+/// A use of a [`Shutdown`], until dropped.
+pub(super) struct Membership(Arc<Shutdown>);
 
 impl Drop for Membership {
     fn drop(&mut self) {
@@ -92,11 +92,11 @@ impl Drop for Membership {
 mod tests {
     use std::sync::Arc;
 
-    use super::{Level, Lifeline};
+    use super::{Level, Shutdown};
 
     #[test]
     fn a_level_never_falls() {
-        let life = Lifeline::default();
+        let life = Shutdown::default();
         assert_eq!(life.level(), Level::Serving);
         life.raise(Level::Cut);
         life.raise(Level::Draining);
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn users_are_counted_until_they_leave() {
-        let life = Arc::new(Lifeline::default());
+        let life = Arc::new(Shutdown::default());
         let (first, second) = (life.join(), life.join());
         drop(first);
         assert_eq!(life.users(), 1);

@@ -1,7 +1,5 @@
 //! `cairn check`: is a cache, a store or a pool sound? The worst of several decides the exit code.
 
-use std::path::Path;
-
 use cairn_block::{ConfigKind, SECTOR_BYTES};
 use cairn_format::Severity;
 use cairn_outcome::failure::{Outcome, refused};
@@ -9,25 +7,10 @@ use cairn_outcome::{exit, stdout};
 use serde_json::{Value, json};
 
 use super::room::{FORMATS, NOTHING, Room};
-use super::source::Source;
+use super::source::{Source, sectors};
+use super::verdict::Verdict;
 use super::{snapshot, thin, writecache};
 use crate::args::CheckArgs;
-
-/// What a room has to say of a device.
-pub struct Verdict {
-    /// The format's name.
-    pub format: &'static str,
-    /// The worst finding.
-    pub severity: Severity,
-    /// The findings, each with how bad it is.
-    pub findings: Vec<(Severity, String)>,
-    /// Findings beyond those.
-    pub findings_left_out: u64,
-    /// The counts in words, if there is something to count.
-    pub summary: Option<String>,
-    /// The header and the counts, under names that the room chooses.
-    pub facts: Value,
-}
 
 /// Runs the verb.
 ///
@@ -83,15 +66,6 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
     Ok(code)
 }
 
-/// The size of a device that goes with the one in question, if it is given.
-///
-/// # Errors
-/// It cannot be opened.
-pub fn sectors(device: Option<&Path>) -> Outcome<Option<u64>> {
-    let device = device.map(Source::read).transpose()?;
-    Ok(device.map(|device| device.bytes / SECTOR_BYTES))
-}
-
 /// Refuses what is plainly something else. Where nothing is recognised the header may be what is
 /// lost: then a pool tells itself, or what was `given` beside the device says what it should be.
 fn room(source: &Source, start_sector: u64, given: Option<Room>) -> Outcome<Option<Room>> {
@@ -118,49 +92,4 @@ fn unknown() -> Verdict {
         summary: None,
         facts: json!({}),
     }
-}
-
-impl Verdict {
-    /// The findings, one per line, then the verdict.
-    pub fn text(&self, device: &str) -> String {
-        let mut text = findings_text(device, &self.findings, self.findings_left_out);
-        text.push_str(&format!("{device}: {}", self.severity));
-        if let Some(summary) = &self.summary {
-            text.push_str(&format!(": {summary}"));
-        }
-        text.push('\n');
-        text
-    }
-
-    /// The same with stable field names.
-    pub fn json(&self, device: &str) -> Value {
-        let mut value = json!({
-            "device": device,
-            "format": self.format,
-            "severity": self.severity.to_string(),
-            "exit_code": self.severity.exit_code(),
-            "findings": findings_json(&self.findings),
-            "findings_left_out": self.findings_left_out,
-        });
-        if let (Value::Object(value), Value::Object(facts)) = (&mut value, self.facts.clone()) {
-            value.extend(facts);
-        }
-        value
-    }
-}
-
-/// Findings, one per line.
-pub fn findings_text(device: &str, findings: &[(Severity, String)], left_out: u64) -> String {
-    let lines = findings.iter().map(|(severity, line)| format!("{device}: {line} [{severity}]\n"));
-    let mut text: String = lines.collect();
-    if left_out > 0 {
-        text.push_str(&format!("{device}: {left_out} more findings\n"));
-    }
-    text
-}
-
-/// Findings with stable field names.
-pub fn findings_json(findings: &[(Severity, String)]) -> Value {
-    let finding = |(severity, text): &(Severity, String)| json!({ "severity": severity.to_string(), "text": text });
-    findings.iter().map(finding).collect()
 }

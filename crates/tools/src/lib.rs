@@ -18,4 +18,5 @@ mod room;
 pub mod snapshot;
 pub mod source;
 pub mod thin;
+mod verdict;
 mod writecache;

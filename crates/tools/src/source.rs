@@ -29,6 +29,15 @@ pub fn refuse_unless_blank(name: &str, found: &Verdict, way_on: &str) -> Outcome
     }
 }
 
+/// The size of a device that goes with the one in question, if it is given.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn sectors(device: Option<&Path>) -> Outcome<Option<u64>> {
+    let device = device.map(Source::read).transpose()?;
+    Ok(device.map(|device| device.bytes / SECTOR_BYTES))
+}
+
 /// A device open for reading, or for writing.
 pub struct Source {
     /// As the user named it.

@@ -5,8 +5,8 @@ use cairn_outcome::failure::Outcome;
 use serde_json::json;
 
 use super::{PIECE_BYTES, Store, header_json};
-use crate::check::Verdict;
 use crate::source::Source;
+use crate::verdict::Verdict;
 
 /// Checks the store that begins at `start_sector`.
 ///

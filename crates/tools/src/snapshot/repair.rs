@@ -25,8 +25,9 @@ use serde_json::json;
 
 use super::{PIECE_BYTES, Store, check};
 use crate::args::RepairArgs;
-use crate::check::{findings_json, findings_text, sectors};
+use crate::source::sectors;
 use crate::source::{Source, sync_folder};
+use crate::verdict::{findings_json, findings_text};
 
 /// The records that go, each with its reason.
 #[derive(Default)]

@@ -5,8 +5,8 @@ use cairn_outcome::failure::Outcome;
 use serde_json::json;
 
 use super::{MetadataDevice, pool_superblock, superblock, superblock_json, while_held};
-use crate::check::Verdict;
 use crate::source::Source;
+use crate::verdict::Verdict;
 
 /// Checks the metadata that begins at `start_sector`.
 ///

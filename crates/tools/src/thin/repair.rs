@@ -24,8 +24,8 @@ use super::output::{Leave, Output};
 use super::restore::built;
 use super::{MetadataDevice, check as checking, expect_volumes, superblock, superblock_json};
 use crate::args::RepairArgs;
-use crate::check::{findings_json, findings_text};
 use crate::source::Source;
+use crate::verdict::{findings_json, findings_text};
 
 /// Repairs the metadata.
 ///

@@ -5,8 +5,8 @@ use cairn_outcome::failure::Outcome;
 use serde_json::json;
 
 use super::{counts_json, superblock_json};
-use crate::check::Verdict;
 use crate::source::Source;
+use crate::verdict::Verdict;
 
 /// Checks the cache that begins at `start_sector`.
 ///

@@ -6,9 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_outcome::program::sibling;
-
-use crate::failure::{Outcome, refused, system};
 
 const PROGRAM: &str = "cairn-bench";
 

@@ -6,13 +6,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use cairn_outcome::exit;
 use cairn_tools::args::{
     CheckArgs, DevicesArgs, DumpArgs, FormatCommand, RepairArgs, RestoreArgs, RmapArgs,
 };
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::exit;
-use crate::replace::SwapArgs;
 use crate::serve::{RingChoice, ServeArgs};
 
 mod layers;
@@ -304,6 +303,20 @@ pub struct TableArgs {
     /// A file with the table (default: standard input)
     #[arg(conflicts_with = "table")]
     pub file: Option<PathBuf>,
+}
+
+/// What a swap of tables may do.
+#[derive(Args, Clone, Copy)]
+pub struct SwapArgs {
+    /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
+    #[arg(long)]
+    pub flush: bool,
+    /// Leave behind what only a cache has, though the new table uses its origin: it is lost
+    #[arg(long)]
+    pub discard_dirty: bool,
+    /// Make a volume shorter although clients or other volumes use it
+    #[arg(long)]
+    pub shrink: bool,
 }
 
 /// Parses the command line.

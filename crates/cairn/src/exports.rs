@@ -18,50 +18,18 @@ use std::time::Duration;
 
 use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
 use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
+use cairn_outcome::failure::{Outcome, refused, wrong};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::config::Export;
-use super::plan::Plan;
-use crate::failure::{Outcome, refused, wrong};
-use crate::pool::is_pool;
-use crate::snap::SnapContexts;
-use crate::snap::names::{is_hidden, parent_of};
-use crate::state::{ExportChanges, StateFile};
+use crate::contexts::SnapContexts;
+use crate::live_pool::is_pool;
+use crate::names::{is_hidden, parent_of};
+use crate::state::{Export, ExportChanges};
 use crate::world::World;
 
 /// How long connections may finish what they have begun when their export goes.
 const DRAIN: Duration = Duration::from_secs(5);
-
-/// Refuses exports of volumes that nothing is known of. Of one that verbs removed a line says that
-/// its export is not served. Answers which volumes of verbs the configuration exports, to be known at
-/// the next start too (see `StateFile::exported`).
-///
-/// # Errors
-/// There is such an export.
-pub fn refuse_unknown(
-    configured: &[Export],
-    state: Option<&StateFile>,
-    plan: &Plan,
-) -> Outcome<BTreeSet<String>> {
-    let (added, exported) =
-        state.map(|state| (state.exports().added, state.exported())).unwrap_or_default();
-    let is_known = |volume: &String| plan.knows(volume) || exported.contains(volume);
-    for export in configured.iter().chain(&added) {
-        let volume = &export.volume;
-        if plan.names().any(|there| there == volume) {
-            continue;
-        }
-        let device = format!("export '{}'", export.name);
-        let error = wrong(device, "volume", format!("'{volume}'"), "a volume with a table");
-        if !is_known(volume) && !added.contains(export) {
-            return Err(error);
-        }
-        tracing::warn!("{error}: it is not served until there is one");
-    }
-    let volumes = configured.iter().map(|export| &export.volume);
-    Ok(volumes.filter(|volume| !plan.is_configured(volume)).cloned().collect())
-}
 
 /// One export, as `exports` shows it.
 #[derive(Debug, Serialize, Deserialize)]

@@ -9,13 +9,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use cairn_block::{MappedDevice, SuspendMode};
-use cairn_outcome::stdout;
+use cairn_outcome::failure::{Outcome, wrong};
+use cairn_outcome::signals::{self, Event};
+use cairn_outcome::{exit, stdout};
 use cairn_tools::progress::{Left, Progress};
 
 use crate::cli::FlushArgs;
-use crate::exit;
-use crate::failure::{Outcome, wrong};
-use crate::signals::{self, Event};
 use crate::world::{World, WorldOptions};
 
 const VOLUME: &str = "flush";

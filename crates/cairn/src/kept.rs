@@ -23,7 +23,7 @@
 use cairn_block::{Identity, Sector, SectorCount, SectorRange, TableLine};
 use parking_lot::Mutex;
 
-use crate::snap::names::parent_of;
+use crate::names::parent_of;
 
 /// No disk is longer.
 const END: Sector = Sector(1 << 55);

@@ -1,30 +1,33 @@
 //! `cairn`: the program, as a library of its own `main`.
 //!
-//! - [`cli`]: the command line.
-//! - [`serve`]: volumes from tables, served until told to stop. [`world`]: reactors and names.
-//! - [`verbs`], [`control`], [`report`], [`state`]: the verbs of a running server.
-//! - [`snap`]: the verbs of snapshots. [`pool`], [`thin`]: those of thin pools and their volumes.
-//! - [`remote`], [`replace`]: all of these as a client sends them.
-//! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
+//! Each of these imports only those above it; a test keeps it so.
+//! - [`names`], [`kept`], [`under_way`], [`world`]: reactors, volumes and their names.
+//! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are served.
+//! - [`state`], [`exports`]: what the state file records, and what clients find.
+//! - [`control`], [`report`], [`verbs`]: the control socket and the verbs behind it.
+//! - [`serve`]: volumes from tables, served until told to stop.
+//! - [`cli`]: the command line. [`remote`]: verbs as a client sends them.
 //! - [`flush`]: drains a cache without a server. [`mod@bench`]: runs `cairn-bench`.
+//! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
 //!
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
 //! them together.
 
 mod bench;
 mod cli;
+mod contexts;
 mod control;
+mod exports;
 mod flush;
 mod kept;
-mod pool;
+mod live_pool;
+mod names;
 mod remote;
-mod replace;
 mod report;
 mod serve;
-mod snap;
 mod sockets;
 mod state;
-mod thin;
+mod thin_line;
 mod under_way;
 pub mod untrusted;
 mod verbs;
@@ -32,9 +35,9 @@ mod world;
 
 use std::process::ExitCode;
 
-use cairn_outcome::{exit, failure, program, signals, stderr};
+use cairn_outcome::failure::Outcome;
+use cairn_outcome::{program, stderr};
 use cli::{Cli, Command};
-use failure::Outcome;
 
 /// The program: reads the command line, runs the verb, and says what was wrong on one line.
 #[must_use]
@@ -62,10 +65,10 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Format(command) => cairn_tools::format::run(&command),
         Command::Flush(args) => flush::run(&args),
         Command::Bench { words } => bench::run(&words, cli.verbose),
-        Command::Snap(verb) => snap::run(verb),
-        Command::Pool(verb) => pool::run(verb),
-        Command::Thin(verb) => thin::run(verb),
-        Command::State(verb) => state::run(verb),
+        Command::Snap(verb) => remote::snap::run(verb),
+        Command::Pool(verb) => remote::pool::run(verb),
+        Command::Thin(verb) => remote::thin::run(verb),
+        Command::State(verb) => remote::state::run(verb),
         verb => remote::run(verb),
     }
 }

@@ -4,7 +4,7 @@
 //! table that `V` had before, and while a snapshot is merged `V@merge`. No volume that a user
 //! makes has an `@` in its name, so none of these can meet one of his.
 
-use crate::failure::{Outcome, wrong};
+use cairn_outcome::failure::{Outcome, wrong};
 
 const REAL: &str = "real";
 const MERGE: &str = "merge";

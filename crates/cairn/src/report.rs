@@ -8,12 +8,12 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use cairn_block::{ConfigKind, Line, MappedDevice, Table};
+use cairn_outcome::failure::{Outcome, refused};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::control::rpc::TableParams;
-use crate::failure::{Outcome, refused};
-use crate::serve::exports::Exports;
+use crate::exports::Exports;
 use crate::world::World;
 
 /// Targets that the kernel does not have.

@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 
 use cairn_block::ConfigKind;
 use cairn_exports::occupied::{is_path_held, once_free};
+use cairn_outcome::failure::{Outcome, refused, system};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-
-use crate::failure::{Outcome, refused, system};
 
 /// Name of the control socket in the runtime folder.
 pub const CONTROL_NAME: &str = "control.sock";

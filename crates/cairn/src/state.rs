@@ -31,7 +31,6 @@
 //! After a replacement that failed the file may name what the verb is about to undo: while
 //! [`StateFile::is_sure`] is false, a verb deletes nothing that its refused record names.
 
-mod command;
 mod forget;
 mod lost;
 mod show;
@@ -45,19 +44,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind, TableLine};
+use cairn_outcome::failure::{Outcome, refused, system};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use command::run;
 pub use forget::forget;
 pub use lost::Noting;
 pub use show::{Shown, shown};
 
-use crate::failure::{Outcome, refused, system};
-use crate::serve::config::Export;
-
 const VERSION: u32 = 1;
+/// A volume under a name for clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Export {
+    /// The name clients ask for.
+    pub name: String,
+    /// The volume.
+    pub volume: String,
+    /// A line for a person.
+    #[serde(default)]
+    pub description: String,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
 /// How often the lock is asked for, and the pause in between: a server that was killed is gone
 /// within a moment.
 const TRIES: usize = 200;

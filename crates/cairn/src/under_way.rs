@@ -11,9 +11,8 @@
 //!     table in its turn.
 
 use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused};
 use parking_lot::Mutex;
-
-use crate::failure::{Outcome, refused};
 
 /// What a verb does to its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use cairn_outcome::failure::one_line;
 use serde_json::{Value, json};
 
 use crate::control::rpc::{Call, RpcError};
 use crate::control::server::{Answer, Caller, respond};
-use crate::failure::one_line;
 use crate::serve::config::Config;
 
 /// The text of a TOML file: how many volumes it has, or the one line that refuses it.

@@ -20,10 +20,12 @@
 //! [`Verbs::close`] refuses all further changes and gives up what verbs under way wait for.
 
 mod exports;
+pub mod pool;
+pub mod snap;
 mod state;
+pub mod steps;
 mod swap;
-
-pub use swap::Allowed;
+pub mod thin;
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -34,23 +36,24 @@ use std::task::Poll;
 use std::time::Duration;
 
 use cairn_block::{Claimed, ConfigError, ConfigKind, SuspendMode};
+use cairn_outcome::failure::{Outcome, refused};
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use self::snap::Keeper;
+use self::steps::{Step, also};
 use crate::control::rpc::{
     AnyName, Call, METHODS, MessageParams, OneName, RemoveParams, RpcError, SnapRollbackParams,
     WaitParams,
 };
 use crate::control::server::{Answer, Caller};
-use crate::failure::{Outcome, refused};
-use crate::pool::will_be_pool;
+use crate::exports::Exports;
+use crate::live_pool::will_be_pool;
+use crate::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
 use crate::report;
-use crate::serve::exports::Exports;
-use crate::snap::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
-use crate::snap::{Keeper, Step, also};
 use crate::state::{Noting, Record, StateFile};
-use crate::thin::line::ThinLine;
+use crate::thin_line::ThinLine;
 use crate::under_way::Doing;
 use crate::world::World;
 

@@ -18,15 +18,15 @@ use cairn_block::{
     Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
     TargetTypes,
 };
+use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
 use cairn_targets::blank::{Formatting, layer_on};
 use event_listener::Event;
 use futures_util::future::{Either, select};
 
-use crate::failure::{Outcome, refused, system};
 use crate::kept::{Conflict, Reserve, needed, owned};
-use crate::snap::names::parent_of;
+use crate::names::parent_of;
 use crate::under_way::UnderWay;
 
 /// What a world is made of.

@@ -4,15 +4,18 @@
 //! Called on reactors. Of snapshots with a store memory tells it; of those in a pool its metadata
 //! does.
 
+pub mod changed;
+mod thin;
+
 use std::sync::Arc;
 
 use cairn_block::{Env, IoError, LocalFuture, SectorCount, SectorRange};
 use cairn_exports::nbd::{ContextRun, Contexts};
 
-use super::diff::{changed, is_snapshot, union, unmerged};
-use super::names::{parent_of, snapshot_of};
-use crate::thin::ThinContext;
+use crate::names::{parent_of, snapshot_of};
 use crate::world::Names;
+use changed::{changed, is_snapshot, union, unmerged};
+use thin::ThinContext;
 
 const PREFIX: &str = "cairn:changed:";
 const CHANGED: u32 = 1;

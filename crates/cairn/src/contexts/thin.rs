@@ -3,8 +3,8 @@
 
 use cairn_block::{Env, IoError, Sector, SectorCount, SectorRange};
 
-use super::line::ThinLine;
-use crate::pool::LivePool;
+use crate::live_pool::LivePool;
+use crate::thin_line::ThinLine;
 use crate::world::Names;
 
 /// How many steps of a comparison one answer takes at most: others have their turn.

@@ -5,11 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, system};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::rpc::{LINE_BYTES_MAX, Request, Response};
-use crate::failure::{Outcome, system};
 use crate::sockets;
 
 /// A server to ask.

@@ -9,8 +9,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::verbs::Allowed;
-
 /// Longest line either side reads.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
@@ -305,7 +303,7 @@ impl RpcError {
         let row = KINDS.iter().find(|(kind, ..)| *kind == error.kind);
         let (_, kind, errno) = row.copied().unwrap_or(KINDS[4]);
         let data = Some(ErrorData { kind: kind.to_owned() });
-        RpcError { code: -errno, message: crate::failure::one_line(error), data }
+        RpcError { code: -errno, message: cairn_outcome::failure::one_line(error), data }
     }
 
     /// The refusal as the client reports it.
@@ -441,6 +439,17 @@ pub struct ResumeParams {
     pub discard_dirty: bool,
     /// Make a volume shorter that is in use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shrink: bool,
+}
+
+/// What a user allows a swap to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allowed {
+    /// Write dirty data back first.
+    pub flush: bool,
+    /// Leave dirty data behind.
+    pub discard_dirty: bool,
+    /// Make a volume shorter that is in use.
     pub shrink: bool,
 }
 

@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, system};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::Value;
 
 use super::log::Verb;
 use super::rpc::{LINE_BYTES_MAX, Request, Response, RpcError};
-use crate::failure::{Outcome, system};
 use crate::sockets;
 
 const CONNECTIONS_MAX: usize = 64;

@@ -1,9 +1,19 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
+mod differences;
+pub mod pool;
+mod replace;
+pub mod snap;
+pub mod state;
+pub mod thin;
+
 use std::io::Read;
 use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::exit;
+use cairn_outcome::failure::{Outcome, system, wrong};
+use cairn_outcome::stderr::say;
 use cairn_outcome::stdout::{print, print_json};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -14,13 +24,9 @@ use crate::control::rpc::{
     AnyName, ExportAddParams, ExportRemoveParams, LoadParams, MessageParams, OneName, RemoveParams,
     SuspendParams, TableParams, WaitParams,
 };
-use crate::exit;
-use crate::failure::{Outcome, system, wrong};
-use crate::replace;
+use crate::exports::ExportInfo;
 use crate::report::{self, VolumeLines};
-use crate::serve::exports::ExportInfo;
-use crate::snap::store::is_path;
-use crate::stderr::say;
+use crate::verbs::snap::store::is_path;
 
 /// Runs a verb against a server.
 ///

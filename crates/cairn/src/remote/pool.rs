@@ -1,14 +1,14 @@
 //! `cairn pool` as a client sends it.
 
+use cairn_outcome::failure::{Outcome, wrong};
 use cairn_outcome::stdout::{print, print_json};
 use cairn_tools::args::bytes;
 use serde_json::json;
 
-use super::status::status_text;
+use super::{absolute, client, show, tell};
 use crate::cli::{PoolCommand, PoolCreateArgs};
 use crate::control::rpc::{AnyName, OneName, PoolCreateParams, PoolGrowParams};
-use crate::failure::{Outcome, wrong};
-use crate::remote::{absolute, client, show, tell};
+use crate::verbs::pool::status::status_text;
 
 /// Runs the verb.
 ///

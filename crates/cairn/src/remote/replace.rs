@@ -4,32 +4,17 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use cairn_outcome::failure::{Outcome, refused};
 use cairn_tools::progress::{Left, Progress};
-use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::{NameArgs, ServerArgs, TableArgs};
+use super::{client, pass_on, table_of, tell};
+use crate::cli::{NameArgs, ServerArgs, SwapArgs, TableArgs};
 use crate::control::client::Client;
 use crate::control::rpc::{AnyName, ReplaceParams, ResumeParams};
-use crate::failure::{Outcome, refused};
-use crate::remote::{client, pass_on, table_of, tell};
 
 /// How often the server is asked how much is left.
 const TICK: Duration = Duration::from_millis(200);
-
-/// What a swap of tables may do.
-#[derive(Args, Clone, Copy)]
-pub struct SwapArgs {
-    /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
-    #[arg(long)]
-    pub flush: bool,
-    /// Leave behind what only a cache has, though the new table uses its origin: it is lost
-    #[arg(long)]
-    pub discard_dirty: bool,
-    /// Make a volume shorter although clients or other volumes use it
-    #[arg(long)]
-    pub shrink: bool,
-}
 
 /// `resume`
 ///

@@ -3,19 +3,19 @@
 use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::exit;
+use cairn_outcome::failure::{Outcome, refused};
 use cairn_tools::args::bytes;
 use cairn_tools::progress::{Left, Progress};
 use serde_json::json;
 
-use super::diff::print_differences;
-use super::list::{SnapInfo, list_text};
+use super::differences::print_differences;
+use super::{absolute, client, show, tell};
 use crate::cli::{MergeArgs, SnapCommand, SnapCreateArgs};
 use crate::control::rpc::{
     AnyName, RemoveParams, SnapCreateParams, SnapDiffParams, SnapGrowParams, SnapRollbackParams,
 };
-use crate::exit;
-use crate::failure::{Outcome, refused};
-use crate::remote::{absolute, client, show, tell};
+use crate::verbs::snap::list::{SnapInfo, list_text};
 
 /// How often a merge is looked at.
 const TICK: Duration = Duration::from_millis(100);

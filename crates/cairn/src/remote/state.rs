@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, refused, system};
+use cairn_outcome::stderr::say;
 use cairn_outcome::stdout::{print, print_json};
 use serde_json::json;
 
-use super::{Shown, StateFile, forget, shown};
+use super::client;
 use crate::cli::StateCommand;
 use crate::control::rpc::{AnyName, StateForgetParams};
-use crate::failure::{Outcome, refused, system};
-use crate::remote::client;
-use crate::stderr::say;
+use crate::state::{Shown, StateFile, forget, shown};
 
 /// Runs the verb.
 ///

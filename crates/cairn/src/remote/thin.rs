@@ -1,17 +1,17 @@
 //! `cairn thin` as a client sends it.
 
+use cairn_outcome::failure::Outcome;
 use cairn_tools::args::bytes;
 use serde_json::json;
 
-use super::list::list_text;
+use super::differences::print_differences;
+use super::{absolute, show, tell};
 use crate::cli::ThinCommand;
 use crate::control::rpc::{
     AnyName, RemoveParams, ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams,
     ThinSnapshotParams,
 };
-use crate::failure::Outcome;
-use crate::remote::{absolute, show, tell};
-use crate::snap::diff::print_differences;
+use crate::verbs::thin::list::list_text;
 
 /// Runs the verb.
 ///

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
+use cairn_outcome::failure::{Outcome, wrong};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
 
 use cairn_reactor::RingKind;
 
 use super::limits::{CONNECTIONS, parse_memory};
-use crate::failure::{Outcome, wrong};
 
 /// The longest a reactor may look around before it sleeps, in microseconds.
 pub const SPIN_US_MAX: i64 = 10_000;

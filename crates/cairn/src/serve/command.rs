@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::Sender;
 
+use cairn_outcome::failure::{Outcome, system};
+use cairn_outcome::signals::Event;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::exports::Exports;
-use crate::failure::{Outcome, system};
-use crate::signals::Event;
+use crate::exports::Exports;
 
 /// A folder that only this user enters; gone when dropped.
 pub struct PrivateFolder(PathBuf);
@@ -104,5 +104,5 @@ fn failed_status() -> ExitStatus {
 pub fn exit_code(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(crate::exit::FAILURE)
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(cairn_outcome::exit::FAILURE)
 }

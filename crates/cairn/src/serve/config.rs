@@ -8,11 +8,12 @@
 use std::path::{Path, PathBuf};
 
 use cairn_backends::parse_size;
-use serde::{Deserialize, Serialize};
+use cairn_outcome::failure::{Outcome, system, wrong};
+use serde::Deserialize;
 
 use super::args::{MessageStep, RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{MEMORY_BYTES_MIN, MEMORY_EXPECTED};
-use crate::failure::{Outcome, system, wrong};
+use crate::state::Export;
 
 /// What a TOML file says.
 #[derive(Debug, Default)]
@@ -65,22 +66,6 @@ pub struct Volume {
     pub table: String,
     /// Messages once it is up.
     pub messages: Vec<MessageStep>,
-}
-
-/// A volume under a name for clients.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Export {
-    /// The name clients ask for.
-    pub name: String,
-    /// The volume.
-    pub volume: String,
-    /// A line for a person.
-    #[serde(default)]
-    pub description: String,
-    /// Refuse writes.
-    #[serde(default)]
-    pub read_only: bool,
 }
 
 #[derive(Deserialize)]
@@ -334,8 +319,9 @@ impl RawExport {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, Export, Image};
+    use super::{Config, Image};
     use crate::serve::args::MessageStep;
+    use crate::state::Export;
     use std::path::Path;
 
     fn parse(text: &str) -> Result<Config, String> {

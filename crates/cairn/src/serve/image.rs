@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use cairn_outcome::failure::{Outcome, system};
 use cairn_tools::source::sync_folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
 use super::config::Image;
-use crate::failure::{Outcome, system};
 
 /// Makes a sparse image if it is missing. What is there is left as it is, whatever its size.
 ///

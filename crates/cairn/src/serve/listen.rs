@@ -4,8 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
 use cairn_exports::nbd::ListenAddress;
-
-use crate::failure::{Outcome, wrong};
+use cairn_outcome::failure::{Outcome, wrong};
 
 /// Parses `unix:PATH`, `tcp:PORT` (loopback) or `tcp:HOST:PORT`. A relative path begins at `base`.
 ///

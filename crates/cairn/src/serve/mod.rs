@@ -12,7 +12,6 @@
 pub mod args;
 mod command;
 pub mod config;
-pub mod exports;
 mod image;
 pub mod limits;
 mod listen;
@@ -25,22 +24,22 @@ use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_exports::nbd::ListenAddress;
+use cairn_outcome::exit;
+use cairn_outcome::failure::{Outcome, system, wrong};
+use cairn_outcome::signals::{self, Event};
+use cairn_outcome::stderr::say;
 
 pub use args::{RingChoice, ServeArgs};
 
 use crate::control::server::ControlServer;
-use crate::exit;
-use crate::failure::{Outcome, system, wrong};
-use crate::signals::{self, Event};
-use crate::snap::names::is_hidden;
+use crate::exports::Exports;
+use crate::names::is_hidden;
 use crate::sockets;
 use crate::state::StateFile;
-use crate::stderr::say;
 use crate::verbs::Verbs;
 use crate::world::{World, WorldOptions};
 use command::{PrivateFolder, Running};
 use config::Config;
-use exports::Exports;
 use image::make_image;
 use plan::{BroughtUp, Failure, Plan};
 
@@ -73,7 +72,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         ));
     }
     let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
-    let exported = exports::refuse_unknown(&config.exports, state.as_ref(), &plan)?;
+    let exported = plan::refuse_unknown(&config.exports, state.as_ref(), &plan)?;
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
         state.record_exported(exported)?;
     }

@@ -24,19 +24,20 @@
 //! A pool whose growth was under way has the longer table waiting beside the one it had. The start
 //! brings up the latter, or the longer if the metadata has grown already: see `pool`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, one_line, refused, wrong};
 
 use super::args::{MessageStep, Step, parse_message, split_table};
 use super::config::{self, Config};
-use crate::failure::{Outcome, one_line, refused};
-use crate::pool;
-use crate::snap::names::{is_hidden, parent_of, real_of, refuse_at_sign};
-use crate::snap::{also, assemble, store};
-use crate::state::{Record, StateFile, is_same_table};
-use crate::thin::line::ThinLine;
-use crate::thin::lost_name;
+use crate::names::{is_hidden, parent_of, real_of, refuse_at_sign};
+use crate::state::{Export, Record, StateFile, is_same_table};
+use crate::thin_line::ThinLine;
+use crate::verbs::pool;
+use crate::verbs::snap::{assemble, store};
+use crate::verbs::steps::also;
+use crate::verbs::thin::lost_name;
 use crate::world::{World, of_volume};
 
 /// One act of the start.
@@ -507,6 +508,36 @@ fn contradiction(record: &Record, state: &StateFile) -> Failure {
     );
     let error = refused(ConfigKind::Argument, name, "state", found, expected);
     Failure { name: name.clone(), kind: error.kind, why: one_line(&error) }
+}
+
+/// Refuses exports of volumes that nothing is known of. Of one that verbs removed a line says that
+/// its export is not served. Answers which volumes of verbs the configuration exports, to be known at
+/// the next start too (see `StateFile::exported`).
+///
+/// # Errors
+/// There is such an export.
+pub fn refuse_unknown(
+    configured: &[Export],
+    state: Option<&StateFile>,
+    plan: &Plan,
+) -> Outcome<BTreeSet<String>> {
+    let (added, exported) =
+        state.map(|state| (state.exports().added, state.exported())).unwrap_or_default();
+    let is_known = |volume: &String| plan.knows(volume) || exported.contains(volume);
+    for export in configured.iter().chain(&added) {
+        let volume = &export.volume;
+        if plan.names().any(|there| there == volume) {
+            continue;
+        }
+        let device = format!("export '{}'", export.name);
+        let error = wrong(device, "volume", format!("'{volume}'"), "a volume with a table");
+        if !is_known(volume) && !added.contains(export) {
+            return Err(error);
+        }
+        tracing::warn!("{error}: it is not served until there is one");
+    }
+    let volumes = configured.iter().map(|export| &export.volume);
+    Ok(volumes.filter(|volume| !plan.is_configured(volume)).cloned().collect())
 }
 
 #[cfg(test)]

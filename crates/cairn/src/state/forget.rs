@@ -6,10 +6,10 @@
 //! stores up to date from then on: hence `--yes`. The next start brings up what is configured.
 
 use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, wrong};
 
 use super::Record;
-use crate::failure::{Outcome, refused, wrong};
-use crate::snap::names::{is_hidden, merge_of, parent_of, real_of};
+use crate::names::{is_hidden, merge_of, parent_of, real_of};
 
 /// What to record, and what to tell.
 #[derive(Debug, PartialEq, Eq)]

@@ -11,9 +11,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use cairn_block::{LossLog, Receipt};
+use cairn_outcome::failure::Outcome;
 
 use super::StateFile;
-use crate::failure::Outcome;
 
 /// How often a note that the file did not take is tried again.
 const NOTE_PAUSE: Duration = Duration::from_secs(60);
@@ -124,8 +124,8 @@ impl LossLog for Noting {
 mod tests {
     use std::fs;
 
-    use crate::failure::Outcome;
     use crate::state::{ExportChanges, PAUSE, Record, StateFile, Store};
+    use cairn_outcome::failure::Outcome;
 
     fn changed(name: &str) -> Record {
         let table = Some("0 16 zero".to_owned());

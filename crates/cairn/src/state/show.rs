@@ -3,11 +3,11 @@
 
 use std::path::PathBuf;
 
+use cairn_outcome::failure::{Outcome, wrong};
 use serde::{Deserialize, Serialize};
 
 use super::{ExportChanges, Record, StateFile};
-use crate::failure::{Outcome, wrong};
-use crate::snap::names::parent_of;
+use crate::names::parent_of;
 
 /// The state file.
 #[derive(Debug, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ fn lines_of(text: &str, what: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::{Shown, ShownVolume};
-    use crate::serve::config::Export;
+    use crate::state::Export;
     use crate::state::{ExportChanges, Record};
 
     #[test]

@@ -4,15 +4,15 @@
 //! the next start does what was asked.
 
 use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, wrong};
 
 use super::Verbs;
 use crate::control::rpc::{ExportAddParams, ExportRemoveParams};
-use crate::failure::{Outcome, refused, wrong};
-use crate::pool::is_pool;
-use crate::serve::config::Export;
-use crate::snap::also;
-use crate::snap::names::is_hidden;
+use crate::live_pool::is_pool;
+use crate::names::is_hidden;
+use crate::state::Export;
 use crate::state::ExportChanges;
+use crate::verbs::steps::also;
 
 impl Verbs {
     /// `export add`

@@ -1,9 +1,9 @@
 //! `state show` and `state forget` of a running server.
 
 use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused};
 
 use super::Verbs;
-use crate::failure::{Outcome, refused};
 use crate::state::{Shown, StateFile, forget, shown};
 
 impl Verbs {

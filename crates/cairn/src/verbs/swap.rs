@@ -37,28 +37,17 @@ use std::time::Duration;
 use cairn_block::{
     ConfigError, ConfigKind, Dirty, Fate, MappedDevice, Sector, SuspendMode, Table, Target,
 };
+use cairn_outcome::failure::{Outcome, refused, unless_lost};
 use parking_lot::MutexGuard;
 
 use super::{Changes, Verbs};
-use crate::control::rpc::{ReplaceParams, ResumeParams};
+use crate::control::rpc::{Allowed, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
-use crate::failure::{Outcome, refused, unless_lost};
-use crate::snap::names::{parent_of, real_of, snapshot_of};
-use crate::snap::{Step, also};
+use crate::names::{parent_of, real_of, snapshot_of};
 use crate::state::Record;
 use crate::under_way::Doing;
+use crate::verbs::steps::{Step, also};
 use crate::world::{message_refused, size_of};
-
-/// What a user allows a swap to do.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Allowed {
-    /// Write dirty data back first.
-    pub flush: bool,
-    /// Leave dirty data behind.
-    pub discard_dirty: bool,
-    /// Make a volume shorter that is in use.
-    pub shrink: bool,
-}
 
 /// Why a volume is swapped, and for what.
 struct Swap<'a> {

@@ -10,13 +10,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use cairn_block::{Disk, ErrorKind, Io, IoError, IoResult, Sector, SectorCount, SectorRange};
+use cairn_outcome::failure::Outcome;
 
 use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams, WaitParams};
-use crate::failure::Outcome;
-use crate::pool::tests::{OTHER, params};
-use crate::snap::tests::{Bed, Patient, all_of, copy, folders};
 use crate::state::Record;
 use crate::under_way::{Doing, UnderWay};
+use crate::verbs::pool::tests::{OTHER, params};
+use crate::verbs::snap::tests::{Bed, Patient, all_of, copy, folders};
 
 /// Nothing here takes as long: what does hangs.
 const FOREVER: Duration = Duration::from_secs(60);

@@ -4,16 +4,16 @@ use std::fs;
 use std::path::PathBuf;
 
 use cairn_block::{ConfigKind, Disk, MappedDevice, SECTOR_BYTES};
+use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_targets::persistent::{Options, Store};
 use cairn_tools::source::{Source, sync_folder};
 
 use crate::control::rpc::PoolCreateParams;
-use crate::failure::{Outcome, refused, wrong};
-use crate::pool::is_pool;
-use crate::snap::names::refuse_at_sign;
-use crate::snap::store::{check_argument, discard, is_path};
-use crate::snap::{Step, also, now_s};
+use crate::live_pool::is_pool;
+use crate::names::refuse_at_sign;
 use crate::state::Record;
+use crate::verbs::snap::store::{check_argument, discard, is_path};
+use crate::verbs::steps::{Step, also, now_s};
 use crate::verbs::{Changes, Verbs};
 
 /// Sectors of a data block if nobody says otherwise: 64 KiB.

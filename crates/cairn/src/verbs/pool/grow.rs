@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use cairn_block::TableLine;
+use cairn_outcome::failure::{Outcome, wrong};
 
 use super::LivePool;
 use crate::control::rpc::PoolGrowParams;
-use crate::failure::{Outcome, wrong};
-use crate::snap::store::{grow, is_path};
-use crate::snap::{Step, also};
 use crate::state::Record;
+use crate::verbs::snap::store::{grow, is_path};
+use crate::verbs::steps::{Step, also};
 use crate::verbs::{Changes, Verbs};
 
 /// The line of a pool's table.

@@ -1,10 +1,10 @@
 //! What pools there are, and how full they are.
 
+use cairn_outcome::failure::Outcome;
 use cairn_targets::thin::Figures;
 use serde::{Deserialize, Serialize};
 
-use super::LivePool;
-use crate::failure::Outcome;
+use crate::live_pool::LivePool;
 use crate::verbs::Verbs;
 
 /// A block of the metadata device.

@@ -6,13 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cairn_format::thin::{Block, FLAG_NEEDS_CHECK, MetadataBlock, Opening};
+use cairn_outcome::failure::Outcome;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
 use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams};
-use crate::failure::Outcome;
-use crate::snap::Step;
-use crate::snap::tests::{Bed, Moment, SECTORS, folders};
+use crate::verbs::snap::tests::{Bed, Moment, SECTORS, folders};
+use crate::verbs::steps::Step;
 
 /// Something that is served anyway.
 pub(crate) const OTHER: &str = "x=0 8 zero";

@@ -5,10 +5,11 @@
 //! volume that is being merged but through the merge. So parts come up from below, and the volume
 //! last: if one of them can't, the volume stays as it is, suspended.
 
+use cairn_outcome::failure::{Losses, Outcome};
+
 use super::also;
-use super::names::{SnapName, merge_of, parent_of, real_of, snapshot_of};
 use super::rollback::Merge;
-use crate::failure::{Losses, Outcome};
+use crate::names::{SnapName, merge_of, parent_of, real_of, snapshot_of};
 use crate::state::Record;
 use crate::verbs::{Changes, Verbs};
 

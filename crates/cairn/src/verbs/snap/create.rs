@@ -2,15 +2,15 @@
 
 use cairn_block::{ConfigError, ConfigKind, Disk, MappedDevice};
 use cairn_format::snapshot::ChunkSize;
+use cairn_outcome::failure::{Outcome, refused, wrong};
 
-use super::names::{SnapName, real_of};
 use super::remove::Loss;
 use super::store::{self, Wanted};
 use super::{
     FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, also, now_s, origin_line, snapshot_line,
 };
 use crate::control::rpc::SnapCreateParams;
-use crate::failure::{Outcome, refused, wrong};
+use crate::names::{SnapName, real_of};
 use crate::state::{Record, Store};
 use crate::verbs::{Changes, Verbs};
 

@@ -7,24 +7,14 @@
 //! the snapshot that a rollback keeps) stands on the merge, and the others beside it: between such
 //! two, what is not merged yet differs too.
 
-use std::sync::Arc;
-
-use cairn_block::{
-    ConfigError, ConfigKind, Disk, IoError, MappedDevice, SECTOR_BYTES, Sector, SectorRange, Target,
-};
-use cairn_outcome::stdout::{print, print_json};
-use cairn_targets::snapshot::{Merge, Snapshot};
+use cairn_block::{ConfigError, ConfigKind, Disk, SECTOR_BYTES, Sector, SectorRange};
+use cairn_outcome::failure::{Outcome, wrong};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use super::names::{SnapName, merge_of, parent_of};
-use crate::cli::ServerArgs;
+use crate::contexts::changed::{changed, union, unmerged};
 use crate::control::rpc::SnapDiffParams;
-use crate::exit;
-use crate::failure::{Outcome, wrong};
-use crate::remote::client;
+use crate::names::SnapName;
 use crate::verbs::Verbs;
-use crate::world::Names;
 
 /// Most extents of one answer: its line stays far below what a client reads.
 pub const EXTENTS_MAX: usize = 100_000;
@@ -57,64 +47,6 @@ impl Differences {
         let next = ranges.get(most).map(|range| range.start.to_bytes());
         Differences { extents: ranges.iter().take(most).map(extent).collect(), next }
     }
-}
-
-fn first_target(volume: &MappedDevice) -> Option<Arc<dyn Target>> {
-    volume.live_table()?.lines().first().map(|line| line.target.clone())
-}
-
-/// Where a volume and a snapshot of it, or two snapshots, may differ because a merge is under way
-/// between them.
-///
-/// Ask before [`changed`]: a chunk leaves the merge when the snapshots beside it have it.
-pub fn unmerged(names: &Names, one: &str, other: &str, range: SectorRange) -> Vec<SectorRange> {
-    let merge = merge_of(parent_of(one).unwrap_or(one));
-    let Ok(merge) = names.volume(&merge) else { return Vec::new() };
-    let is_above = |name: &str| {
-        let target = names.volume(name).ok().and_then(|volume| first_target(&volume));
-        let lower = target.and_then(|target| target.lowers().into_iter().next());
-        lower.is_some_and(|lower| lower.mapped().is_some_and(|on| on.volume() == merge.volume()))
-    };
-    if is_above(one) == is_above(other) {
-        return Vec::new();
-    }
-    let target = first_target(&merge);
-    let any = target.as_ref().and_then(|target| target.as_any());
-    let merge: Option<&Merge> = any.and_then(|any| any.downcast_ref());
-    merge.map_or_else(Vec::new, |merge| merge.unmerged(range))
-}
-
-/// Where a live snapshot differs from its origin, inside a range.
-///
-/// # Errors
-/// There is no such snapshot, or its content is lost.
-pub fn changed(names: &Names, full: &str, range: SectorRange) -> Result<Vec<SectorRange>, IoError> {
-    let volume = names.volume(full).map_err(|_| IoError::INVALID)?;
-    let target = first_target(&volume);
-    let any = target.as_ref().and_then(|target| target.as_any());
-    let snapshot: Option<&Snapshot> = any.and_then(|any| any.downcast_ref());
-    snapshot.ok_or(IoError::INVALID)?.changed(range)
-}
-
-/// True for a live snapshot with a store.
-pub fn is_snapshot(names: &Names, full: &str) -> bool {
-    let target = names.volume(full).ok().and_then(|volume| first_target(&volume));
-    let any = target.as_ref().and_then(|target| target.as_any());
-    any.is_some_and(|any| any.is::<Snapshot>())
-}
-
-/// Both lists as one, in order and merged.
-pub fn union(mut a: Vec<SectorRange>, b: Vec<SectorRange>) -> Vec<SectorRange> {
-    a.extend(b);
-    a.sort_by_key(|range| range.start);
-    let mut merged: Vec<SectorRange> = Vec::new();
-    for range in a {
-        match merged.last_mut().filter(|last| last.end() >= range.start) {
-            Some(last) => *last = SectorRange::between(last.start, last.end().max(range.end())),
-            None => merged.push(range),
-        }
-    }
-    merged
 }
 
 impl Verbs {
@@ -162,44 +94,9 @@ impl Verbs {
     }
 }
 
-/// Asks a server for the differences until there are no more, and prints them as they come.
-///
-/// # Errors
-/// There is no server, it refuses, or stdout does.
-pub fn print_differences(
-    server: &ServerArgs,
-    method: &str,
-    as_json: bool,
-    params: impl Fn(Option<u64>) -> Value,
-) -> Outcome<u8> {
-    let client = client(server)?;
-    let (mut from, mut all) = (None, Vec::<Extent>::new());
-    loop {
-        let answer = client.ask(method, params(from))?;
-        let Differences { extents, next } = serde_json::from_value(answer).map_err(|error| {
-            let detail = "answer: not understood";
-            ConfigError::new(ConfigKind::System, method, detail).with_source(error)
-        })?;
-        match as_json {
-            true => all.extend(extents),
-            false => drop(print(&diff_text(&extents))?),
-        }
-        from = next;
-        if from.is_none() {
-            break;
-        }
-    }
-    if as_json { print_json(&json!(all)) } else { Ok(exit::OK) }
-}
-
-fn diff_text(extents: &[Extent]) -> String {
-    let lines = extents.iter().map(|extent| format!("{} {}\n", extent.offset, extent.length));
-    lines.collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Differences, Extent, union};
+    use super::{Differences, Extent};
     use cairn_block::{Sector, SectorRange};
 
     #[test]
@@ -212,15 +109,5 @@ mod tests {
         assert_eq!(first.next, Some(32 * 512));
         assert_eq!(Differences::first_of(&all[2..], 2).next, None);
         assert_eq!(Differences::first_of(&all, 3).next, None);
-    }
-
-    #[test]
-    fn two_lists_become_one_without_overlap() {
-        let list = |ranges: &[(u64, u64)]| -> Vec<SectorRange> {
-            ranges.iter().map(|(a, b)| SectorRange::between(Sector(*a), Sector(*b))).collect()
-        };
-        let (a, b) = (list(&[(0, 8), (32, 40)]), list(&[(4, 16), (16, 24), (36, 38)]));
-        assert_eq!(union(a, b), list(&[(0, 24), (32, 40)]));
-        assert_eq!(union(list(&[]), list(&[(1, 2)])), list(&[(1, 2)]));
     }
 }

@@ -11,12 +11,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, Disk};
+use cairn_outcome::failure::{Losses, Outcome, system};
 use parking_lot::Mutex;
 
-use super::names::{SnapName, is_hidden, parent_of, snapshot_of};
 use super::rollback::Merge;
 use super::{SnapWords, store};
-use crate::failure::{Losses, Outcome, system};
+use crate::names::{SnapName, is_hidden, parent_of, snapshot_of};
 use crate::state::Record;
 use crate::verbs::Verbs;
 

@@ -1,11 +1,11 @@
 //! What there is: snapshots with their stores, and merges under way.
 
+use cairn_outcome::failure::Outcome;
 use serde::{Deserialize, Serialize};
 
 use super::SnapWords;
-use super::names::{SnapName, is_hidden, merge_of, parent_of};
 use super::rollback::Merge;
-use crate::failure::Outcome;
+use crate::names::{SnapName, is_hidden, merge_of, parent_of};
 use crate::state::Record;
 use crate::verbs::{Changes, Verbs};
 

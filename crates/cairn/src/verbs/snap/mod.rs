@@ -48,13 +48,10 @@
 //! undone all the same, after it the verb goes on and tells of it at its end.
 
 pub mod assemble;
-mod contexts;
 mod create;
 pub(crate) mod diff;
 mod keeper;
-mod list;
-pub mod names;
-mod remote;
+pub mod list;
 mod remove;
 mod rollback;
 pub mod store;
@@ -63,39 +60,16 @@ pub(crate) mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use cairn_block::{ConfigKind, MappedDevice, SuspendMode, TableLine};
+use cairn_outcome::failure::{Losses, Outcome, refused, unless_lost, wrong};
 
-pub use contexts::SnapContexts;
 pub use keeper::Keeper;
-pub use remote::run;
 
-use crate::failure::{Losses, Outcome, refused, unless_lost, wrong};
+use crate::names::{SnapName, merge_of, real_of, snapshot_of};
 use crate::state::{Record, Store};
+use crate::verbs::steps::{Step, also, now_s};
 use crate::verbs::{Changes, Verbs};
-use names::{SnapName, merge_of, real_of, snapshot_of};
-
-/// Between two steps of a verb: where the tests look at what a crash would leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// An empty store is durable, or the devices of a pool.
-    StoreMade,
-    /// The state file says what is to be.
-    Recorded,
-    /// The volume is suspended.
-    Suspended,
-    /// The volumes beneath are up, or gone.
-    Arranged,
-    /// The pool's metadata has what is to be, durably.
-    Pooled,
-    /// The new table has started, and serves no request yet.
-    Started,
-    /// Clients are served again.
-    Resumed,
-    /// The verb is done.
-    Done,
-}
 
 /// The words of a snapshot's table line that a change of its table keeps.
 #[derive(Clone)]
@@ -152,17 +126,6 @@ fn snapshot_line(words: &SnapWords, on: &str) -> String {
 fn merge_line(words: &SnapWords, on: &str) -> String {
     let SnapWords { sectors, store, chunk, .. } = words;
     format!("0 {sectors} snapshot-merge @{on} {store} PO {chunk}")
-}
-
-pub(crate) fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// Says that undoing failed too: the first refusal is what the caller hears.
-pub(crate) fn also(what: &str, outcome: Outcome<()>) {
-    if let Err(error) = outcome {
-        tracing::error!("{what}: {error}");
-    }
 }
 
 impl Verbs {

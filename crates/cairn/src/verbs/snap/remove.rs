@@ -1,12 +1,12 @@
 //! Taking a snapshot away, and giving a volume its own table back.
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Losses, Outcome, refused};
 
-use super::names::{SnapName, parent_of, real_of};
 use super::{Step, also, store};
-use crate::failure::{Losses, Outcome, refused};
+use crate::names::{SnapName, parent_of, real_of};
 use crate::state::Record;
-use crate::thin::line::ThinLine;
+use crate::thin_line::ThinLine;
 use crate::verbs::{Changes, Verbs};
 
 /// What a step does that loses acknowledged writes.

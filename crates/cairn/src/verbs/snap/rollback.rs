@@ -4,11 +4,11 @@
 //! merging volume. So the end needs nothing but the records, whoever began.
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Losses, Outcome, refused, wrong};
 
-use super::names::{SnapName, merge_of, real_of};
 use super::{SnapWords, Step, also, merge_line, origin_line, snapshot_line, store};
 use crate::control::rpc::SnapCreateParams;
-use crate::failure::{Losses, Outcome, refused, wrong};
+use crate::names::{SnapName, merge_of, real_of};
 use crate::state::{Record, Store};
 use crate::verbs::{Changes, Verbs};
 

@@ -13,10 +13,9 @@ use std::path::{Path, PathBuf};
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::snapshot::{ChunkSize, Layout, Opening, Record as StoreRecord};
+use cairn_outcome::failure::{Outcome, refused, system, wrong};
 use cairn_tools::snapshot::format::{check_size, format};
 use cairn_tools::source::{Source, refuse_unless_blank, sync_folder};
-
-use crate::failure::{Outcome, refused, system, wrong};
 
 /// Most stores with a default name that are passed over because their files exist.
 const NAMES_MAX: u32 = 1000;

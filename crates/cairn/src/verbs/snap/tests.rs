@@ -11,21 +11,22 @@ use std::time::Duration;
 use cairn_backends::DeviceOpener;
 use cairn_block::{Disk, Io, Opener, Sector, SectorCount, SectorRange, SuspendMode};
 use cairn_exports::nbd::{Contexts, NbdOptions};
+use cairn_outcome::failure::Outcome;
 use cairn_reactor::RingKind;
 use parking_lot::Mutex;
 
 use super::diff::Extent;
 use super::rollback::Merge;
-use super::{SnapContexts, Step};
+use crate::contexts::SnapContexts;
 use crate::control::rpc::{ReplaceParams, ResumeParams, SnapCreateParams, SnapDiffParams};
 use crate::control::server::Caller;
-use crate::failure::Outcome;
+use crate::exports::Exports;
 use crate::serve::args;
 use crate::serve::config::Config;
-use crate::serve::exports::Exports;
 use crate::serve::plan::{BroughtUp, Plan};
 use crate::state::{ExportChanges, StateFile};
 use crate::verbs::Verbs;
+use crate::verbs::steps::Step;
 use crate::world::{World, WorldOptions};
 
 pub(crate) const SECTORS: u64 = 1024;

@@ -15,13 +15,13 @@ use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, FailureCount, FailureCursor, Flags, Flow, Identity, Io,
     IoError, IoResult, Op, Opener, Request, Sector, SectorCount, SectorRange,
 };
+use cairn_outcome::failure::Outcome;
 use parking_lot::Mutex;
 
 use super::half_way::{TABLE, VERBS, Verb, full_house};
 use super::{end, now};
-use crate::failure::Outcome;
-use crate::snap::Step;
-use crate::snap::tests::{Bed, Content, SECTORS, all_of, copy, folders};
+use crate::verbs::snap::tests::{Bed, Content, SECTORS, all_of, copy, folders};
+use crate::verbs::steps::Step;
 
 /// Which file fails, and which were written or flushed.
 #[derive(Default)]

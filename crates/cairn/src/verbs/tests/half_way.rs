@@ -7,14 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cairn_outcome::failure::Outcome;
+
 use crate::control::rpc::{
     PoolCreateParams, PoolGrowParams, ThinCreateParams, ThinRenameParams, ThinRollbackParams,
     ThinSnapshotParams,
 };
-use crate::failure::Outcome;
-use crate::pool::tests::params;
-use crate::snap::Step;
-use crate::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
+use crate::verbs::pool::tests::params;
+use crate::verbs::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
+use crate::verbs::steps::Step;
 
 pub(super) const TABLE: &str = "v=0 1024 linear disk 0";
 /// A table of the same file that is another one.

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cairn_outcome::failure::Outcome;
+
 use super::{begin, end, line_of, now};
 use crate::control::rpc::{MessageParams, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
-use crate::failure::Outcome;
-use crate::snap::Step;
-use crate::snap::tests::{Bed, Content, Patient, SECTORS, all_of, folders};
 use crate::state::{Record, StateFile};
+use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, folders};
+use crate::verbs::steps::Step;
 
 const CACHED: &str = "0 1024 writecache s disk cache 4096 0";
 /// The origin alone.
@@ -105,7 +106,7 @@ fn a_replace_that_would_orphan_dirty_data_leaves_everything_as_it_was() {
 fn every_kind_of_table_that_uses_the_origin_without_the_cache_is_refused() {
     let (_all, work, _) = folders();
     let bed = dirty(&work);
-    bed.verbs.pool_create(&crate::pool::tests::params("p")).unwrap();
+    bed.verbs.pool_create(&crate::verbs::pool::tests::params("p")).unwrap();
     fs::write(work.join("store"), vec![0; 1 << 20]).unwrap();
     for table in [
         "0 1024 thin @p 1 disk",

@@ -1,16 +1,16 @@
 //! New volumes of a pool: empty ones, and snapshots.
 
 use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, wrong};
 
-use super::line::ThinLine;
 use super::names::Spot;
 use crate::control::rpc::{ThinCreateParams, ThinSnapshotParams};
-use crate::failure::{Outcome, refused, wrong};
-use crate::pool::LivePool;
-use crate::snap::names::parent_of;
-use crate::snap::store::check_argument;
-use crate::snap::{Step, also, now_s};
+use crate::live_pool::LivePool;
+use crate::names::parent_of;
 use crate::state::{Record, Thin};
+use crate::thin_line::ThinLine;
+use crate::verbs::snap::store::check_argument;
+use crate::verbs::steps::{Step, also, now_s};
 use crate::verbs::{Changes, Verbs};
 
 /// A volume to be.

@@ -2,16 +2,16 @@
 //! metadata, in whole blocks, never too little. What both share is passed over without being read.
 
 use cairn_block::{ConfigError, ConfigKind, IoError, Sector, SectorCount, SectorRange};
+use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_targets::thin::ThinPool;
 
 use super::create::refuse_other_pool;
 use super::names::Spot;
 use crate::control::rpc::ThinDiffParams;
-use crate::failure::{Outcome, refused, wrong};
-use crate::pool::LivePool;
-use crate::snap::diff::{Differences, EXTENTS_MAX, Extent};
-use crate::snap::names::parent_of;
+use crate::live_pool::LivePool;
+use crate::names::parent_of;
 use crate::verbs::Verbs;
+use crate::verbs::snap::diff::{Differences, EXTENTS_MAX, Extent};
 
 impl Verbs {
     /// `thin diff`, from a byte on.

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
+use cairn_outcome::failure::Outcome;
 use serde::{Deserialize, Serialize};
 
-use super::line::ThinLine;
 use super::names::{Spot, is_nameless, nameless};
-use crate::failure::Outcome;
-use crate::pool::LivePool;
-use crate::snap::names::parent_of;
+use crate::live_pool::LivePool;
+use crate::names::parent_of;
+use crate::thin_line::ThinLine;
 use crate::verbs::Verbs;
 
 /// A volume of a pool, as `thin list` shows it.

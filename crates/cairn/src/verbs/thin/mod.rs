@@ -33,33 +33,27 @@
 //!
 //! A step that fails without a crash is undone before the refusal, the state file last.
 
-mod contexts;
 mod create;
 mod diff;
-pub mod line;
-mod list;
+pub mod list;
 mod names;
-mod remote;
 mod remove;
 mod rename;
 mod rollback;
 #[cfg(test)]
 mod tests;
 
-pub use contexts::ThinContext;
-pub use remote::run;
-
 use cairn_block::ConfigKind;
 use cairn_format::thin::DeviceId;
+use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_targets::thin::ThinDevice;
 
-use crate::failure::{Outcome, refused, wrong};
-use crate::pool::LivePool;
-use crate::snap::names::parent_of;
+use crate::live_pool::LivePool;
+use crate::names::parent_of;
 use crate::state::{Record, Thin};
+use crate::thin_line::ThinLine;
 use crate::verbs::{Changes, Verbs};
 use crate::world::World;
-use line::ThinLine;
 
 impl Thin {
     /// True if this is the volume that was named.

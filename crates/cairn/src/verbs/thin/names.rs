@@ -1,8 +1,9 @@
 //! What users call a volume of a pool: `VOLUME` or `VOLUME@NAME`, with or without `POOL/` in
 //! front, or `POOL/thin-ID` if it has no name.
 
-use crate::failure::{Outcome, wrong};
-use crate::snap::names::SnapName;
+use cairn_outcome::failure::{Outcome, wrong};
+
+use crate::names::SnapName;
 
 const NAMELESS: &str = "thin-";
 

@@ -1,14 +1,14 @@
 //! Deleting volumes of a pool, with a name or without.
 
 use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, wrong};
 
-use super::line::ThinLine;
 use super::names::{Spot, nameless};
-use crate::failure::{Outcome, refused, wrong};
-use crate::pool::LivePool;
-use crate::snap::names::parent_of;
-use crate::snap::{Step, also};
+use crate::live_pool::LivePool;
+use crate::names::parent_of;
 use crate::state::Record;
+use crate::thin_line::ThinLine;
+use crate::verbs::steps::{Step, also};
 use crate::verbs::{Changes, Verbs};
 
 impl Verbs {

@@ -1,13 +1,14 @@
 //! Giving volumes of a pool another name, or a first one.
 
+use cairn_outcome::failure::{Outcome, wrong};
+
 use super::create::{check_origin, refuse_other_pool};
-use super::line::ThinLine;
 use super::names::Spot;
 use crate::control::rpc::ThinRenameParams;
-use crate::failure::{Outcome, wrong};
-use crate::snap::names::parent_of;
-use crate::snap::{Step, also};
+use crate::names::parent_of;
 use crate::state::{Record, Thin};
+use crate::thin_line::ThinLine;
+use crate::verbs::steps::{Step, also};
 use crate::verbs::{Changes, Verbs};
 
 /// A volume that is renamed.

@@ -1,16 +1,16 @@
 //! Rolling a volume back to a snapshot of it: at once, whatever was written since.
 
 use cairn_block::SuspendMode;
+use cairn_outcome::failure::{Losses, Outcome, wrong};
 
 use super::create::refuse_other_pool;
-use super::line::ThinLine;
 use super::names::Spot;
 use crate::control::rpc::ThinRollbackParams;
-use crate::failure::{Losses, Outcome, wrong};
-use crate::pool::LivePool;
-use crate::snap::names::{SnapName, parent_of};
-use crate::snap::{Step, also, now_s};
+use crate::live_pool::LivePool;
+use crate::names::{SnapName, parent_of};
 use crate::state::{Record, Thin};
+use crate::thin_line::ThinLine;
+use crate::verbs::steps::{Step, also, now_s};
 use crate::verbs::{Changes, Verbs};
 
 /// What a rollback works on.

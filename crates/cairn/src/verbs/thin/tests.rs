@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cairn_block::{ConfigKind, Disk, Io, Op, Sector, SectorCount, SectorRange};
+use cairn_outcome::failure::Outcome;
 
 use crate::control::rpc::{
     ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams, ThinSnapshotParams,
 };
-use crate::failure::Outcome;
-use crate::pool::tests::{OTHER, params};
-use crate::snap::Step;
-use crate::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
+use crate::verbs::pool::tests::{OTHER, params};
+use crate::verbs::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
+use crate::verbs::steps::Step;
 
 /// Sectors of a data block.
 const BLOCK: u64 = 128;

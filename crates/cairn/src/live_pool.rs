@@ -1,0 +1,125 @@
+//! A thin pool that is served: the volume, and the pool behind it.
+
+use std::sync::Arc;
+
+use cairn_block::{Call, Env, MappedDevice, Target};
+use cairn_outcome::failure::{Outcome, wrong};
+use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
+
+use crate::world::{Names, World};
+
+/// A pool that is served.
+#[derive(Clone)]
+pub struct LivePool {
+    /// The volume.
+    pub name: String,
+    volume: Arc<MappedDevice>,
+    target: Arc<dyn Target>,
+}
+
+/// The target of a volume whose live table is a pool.
+fn target_of(volume: &MappedDevice) -> Option<Arc<dyn Target>> {
+    let table = volume.live_table()?;
+    let target = table.lines().first()?.target.clone();
+    pool_in(&target).is_some().then_some(target)
+}
+
+fn pool_in(target: &Arc<dyn Target>) -> Option<&ThinPool> {
+    target.as_any()?.downcast_ref()
+}
+
+/// True if the next resume makes the volume a pool.
+pub fn will_be_pool(volume: &MappedDevice) -> bool {
+    let table = volume.inactive_table();
+    let lines = table.iter().flat_map(|table| table.lines());
+    lines.into_iter().any(|line| pool_in(&line.target).is_some())
+}
+
+/// True if the volume is a pool.
+pub fn is_pool(volume: &MappedDevice) -> bool {
+    target_of(volume).is_some()
+}
+
+impl LivePool {
+    /// The pool of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn of(names: &Names, name: &str) -> Outcome<LivePool> {
+        names.volume(name).ok().and_then(LivePool::in_volume).ok_or_else(|| {
+            let all: Vec<String> = LivePool::all(names).into_iter().map(|pool| pool.name).collect();
+            let expected = match all.is_empty() {
+                true => "one made by cairn pool create".to_owned(),
+                false => format!("one of {}", all.join(", ")),
+            };
+            wrong(name, "pool", "none of this name", expected)
+        })
+    }
+
+    /// Every pool, by name.
+    pub fn all(names: &Names) -> Vec<LivePool> {
+        names.volumes().into_iter().filter_map(LivePool::in_volume).collect()
+    }
+
+    fn in_volume(volume: Arc<MappedDevice>) -> Option<LivePool> {
+        let target = target_of(&volume)?;
+        Some(LivePool { name: volume.volume().to_owned(), volume, target })
+    }
+
+    /// Begins a call into it.
+    pub async fn begin_call(&self) -> Call<'_> {
+        self.volume.begin_call().await
+    }
+
+    /// The target.
+    pub fn target(&self) -> &ThinPool {
+        pool_in(&self.target).expect("it was looked at when this was made")
+    }
+
+    /// The pool in numbers.
+    ///
+    /// # Errors
+    /// It was never live.
+    pub fn figures(&self) -> Outcome<Figures> {
+        self.target().figures()
+    }
+
+    /// Its devices, by id.
+    ///
+    /// # Errors
+    /// It was never live.
+    pub fn devices(&self) -> Outcome<Vec<ThinDevice>> {
+        self.target().devices()
+    }
+
+    /// The device of an id.
+    ///
+    /// # Errors
+    /// The pool was never live.
+    pub fn device(&self, id: u32) -> Outcome<Option<ThinDevice>> {
+        Ok(self.devices()?.into_iter().find(|device| device.id == id))
+    }
+
+    /// Asks the pool something that waits, but not for long: no verb stops the pool meanwhile.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        world: &World,
+        ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + Send + 'static,
+    ) -> T {
+        let pool = self.clone();
+        world.on_home(&self.name, move |env| async move {
+            let _call = pool.begin_call().await;
+            ask(&env, pool.target()).await
+        })
+    }
+
+    /// Asks the pool something that takes long, and ends by itself when a verb stops the pool.
+    pub fn ask_at_length<T: Send + 'static>(
+        &self,
+        world: &World,
+        ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + Send + 'static,
+    ) -> T {
+        let pool = self.clone();
+        world.on_home(&self.name, move |env| async move { ask(&env, pool.target()).await })
+    }
+}

@@ -1,0 +1,38 @@
+//! The steps of verbs, and what they share.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cairn_outcome::failure::Outcome;
+
+/// Between two steps of a verb: where the tests look at what a crash would leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// An empty store is durable, or the devices of a pool.
+    StoreMade,
+    /// The state file says what is to be.
+    Recorded,
+    /// The volume is suspended.
+    Suspended,
+    /// The volumes beneath are up, or gone.
+    Arranged,
+    /// The pool's metadata has what is to be, durably.
+    Pooled,
+    /// The new table has started, and serves no request yet.
+    Started,
+    /// Clients are served again.
+    Resumed,
+    /// The verb is done.
+    Done,
+}
+
+/// The wall clock in seconds, for records.
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Says that undoing failed too: the first refusal is what the caller hears.
+pub fn also(what: &str, outcome: Outcome<()>) {
+    if let Err(error) = outcome {
+        tracing::error!("{what}: {error}");
+    }
+}

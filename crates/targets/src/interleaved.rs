@@ -7,8 +7,11 @@ use std::task::{Context, Poll, Waker};
 
 use shuttle::thread;
 
-/// How many interleavings a test tries.
-pub const ROUNDS: usize = 3000;
+/// How many interleavings a test tries: `CAIRN_ROUNDS`, or 3000.
+pub fn rounds() -> usize {
+    let rounds = std::env::var("CAIRN_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    rounds.unwrap_or(3000)
+}
 
 /// Polls until it is done; others run in between.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {

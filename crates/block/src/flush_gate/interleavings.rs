@@ -15,7 +15,11 @@ use shuttle::thread;
 use super::*;
 use crate::error::IoError;
 
-const ROUNDS: usize = 3000;
+/// How many interleavings a test tries: `CAIRN_ROUNDS`, or 3000.
+fn rounds() -> usize {
+    let rounds = std::env::var("CAIRN_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    rounds.unwrap_or(3000)
+}
 
 #[derive(Default)]
 struct Contents {
@@ -95,7 +99,7 @@ fn race(others: impl Fn(&FlushGate, &Drive) + Send + Sync + Clone + 'static) {
             others(&gate, &drive);
             threads.into_iter().for_each(|thread| thread.join().expect("no thread panics"));
         },
-        ROUNDS,
+        rounds(),
     );
 }
 

@@ -11,8 +11,7 @@ use shuttle::thread;
 
 use super::allocator::{DataAllocator, DataRun};
 use super::cache::Cache;
-
-const ROUNDS: usize = 2000;
+use crate::interleaved::rounds;
 
 /// Blocks in somebody's hands.
 #[derive(Default)]
@@ -59,7 +58,7 @@ fn no_block_is_given_to_two() {
         let rest: u64 = allocator.take(1000).iter().map(|run| run.count).sum();
         assert_eq!(rest, left, "nothing is lost");
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }
 
 #[test]
@@ -87,5 +86,5 @@ fn a_slow_reader_puts_nothing_old_into_the_cache() {
         reader.join().expect("no panic");
         assert_eq!(cache.get(at).expect("it is there")[0], 2);
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }

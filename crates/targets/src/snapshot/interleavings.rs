@@ -12,7 +12,7 @@ use super::store::Store;
 use super::table::{Bell, Claim, Exceptions, Locks, Until, Waiter};
 use crate::args::Device;
 use crate::epochs::Epochs;
-use crate::interleaved::{ROUNDS, block_on};
+use crate::interleaved::{block_on, rounds};
 
 /// Where a chunk is found, and what the origin holds there.
 #[derive(Default)]
@@ -47,7 +47,7 @@ fn the_origin_changes_only_when_its_readers_have_left() {
         place.overwritten.store(1, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn two_waits_on_one_stripe_both_end_and_both_are_right() {
         }
         copiers.into_iter().for_each(|thread| thread.join().expect("no panic"));
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn one_copier_has_a_chunk_and_the_others_hear_of_its_end() {
         assert_eq!(copies.load(Ordering::Relaxed), 1, "T1");
         assert_eq!(table.pending(), 0);
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }
 
 fn copy(table: &Exceptions) {
@@ -174,5 +174,5 @@ fn every_done_batch_is_committed_in_its_turn_by_somebody() {
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         assert_eq!(committed.load(Ordering::Relaxed), 7, "nothing is left behind");
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }

@@ -390,7 +390,7 @@ mod interleavings {
     use super::super::groups::Group;
     use super::super::interleavings::{mapping, volume};
     use super::*;
-    use crate::interleaved::ROUNDS;
+    use crate::interleaved::rounds;
     use shuttle::thread;
 
     /// Maps block 0 to data block 7, as a write that has ended.
@@ -422,7 +422,7 @@ mod interleavings {
             assert!(dirty || taken == 1, "N1");
             assert!(volume.is_dirty() || taken == 1, "the next commit takes it");
         };
-        shuttle::check_random(life, ROUNDS);
+        shuttle::check_random(life, rounds());
     }
 }
 

@@ -12,7 +12,7 @@ use super::groups::Group;
 use super::index::{Run, Stamp, VolumeMap};
 use super::volume::Volume;
 use crate::epochs::Epochs;
-use crate::interleaved::{ROUNDS, block_on};
+use crate::interleaved::{block_on, rounds};
 
 /// The volume with id 0 that has so many mapped blocks, the highest as the metadata says.
 pub(super) fn volume(mapped_blocks: u64, highest: Option<u64>) -> Arc<Volume> {
@@ -89,7 +89,7 @@ fn a_data_block_is_used_anew_only_when_who_found_it_has_ended() {
         scene.reuse();
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn waits_at_the_same_time_all_end_and_are_all_right() {
         requests.join().expect("no panic");
         waits.join().expect("no panic");
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn whoever_closes_a_gate_sees_every_request_that_slipped_through() {
         is_snapshotted.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }
 
 /// The metadata of a volume with one block, and the map before it.
@@ -238,5 +238,5 @@ fn what_was_changed_is_found_however_groups_are_loaded_committed_and_forgotten()
         assert_eq!(cached.durable.lock().1, newest, "M2");
         assert!(!cached.volume.is_changed());
     };
-    shuttle::check_random(life, ROUNDS);
+    shuttle::check_random(life, rounds());
 }

@@ -219,9 +219,8 @@ mod interleavings {
     use shuttle::thread;
 
     use super::*;
+    use crate::interleaved::rounds;
     use crate::persistent::Store;
-
-    const ROUNDS: usize = 300;
 
     struct Parts {
         stocks: Stocks,
@@ -271,7 +270,7 @@ mod interleavings {
         };
         let mut config = shuttle::Config::new();
         config.stack_size = 1 << 20;
-        let scheduler = shuttle::scheduler::RandomScheduler::new(ROUNDS);
+        let scheduler = shuttle::scheduler::RandomScheduler::new(rounds() / 10);
         shuttle::Runner::new(scheduler, config).run(life);
     }
 }

@@ -89,7 +89,14 @@ pub enum Command {
     },
     /// Load a table beside the live one; resume makes it live
     #[command(visible_alias = "reload")]
-    Load(TableArgs),
+    Load {
+        /// Which, and the table
+        #[command(flatten)]
+        table: TableArgs,
+        /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
+        #[arg(long)]
+        same_content: bool,
+    },
     /// Make the loaded table live and let requests in
     Resume {
         /// Which
@@ -317,6 +324,9 @@ pub struct SwapArgs {
     /// Make a volume shorter although clients or other volumes use it
     #[arg(long)]
     pub shrink: bool,
+    /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
+    #[arg(long)]
+    pub same_content: bool,
 }
 
 /// Parses the command line.

@@ -44,8 +44,8 @@ use serde_json::{Value, json};
 use self::snap::Keeper;
 use self::steps::{Step, also};
 use crate::control::rpc::{
-    AnyName, Call, METHODS, MessageParams, OneName, RemoveParams, RpcError, SnapRollbackParams,
-    WaitParams,
+    AnyName, Call, CreateParams, LoadParams, METHODS, MessageParams, OneName, RemoveParams,
+    RpcError, SnapRollbackParams, WaitParams,
 };
 use crate::control::server::{Answer, Caller};
 use crate::exports::Exports;
@@ -78,6 +78,10 @@ pub struct Verbs {
     #[cfg(test)]
     pub(crate) at_step: Mutex<Box<dyn FnMut(Step) + Send>>,
 }
+
+/// What may be loaded for a volume with snapshots.
+const LOAD_BENEATH: &str = "none (VOLUME@real takes a table with the same content, say a cache in \
+                            front of the same device)";
 
 type Records = Arc<HashMap<String, Record>>;
 type Told = Arc<Mutex<Records>>;
@@ -227,10 +231,21 @@ impl Verbs {
         Ok(changes)
     }
 
-    fn load(&self, name: &str, table: &str) -> Outcome<()> {
+    fn load_table(&self, params: &LoadParams) -> Outcome<()> {
+        let (name, table) = (params.name.as_str(), params.table.as_str());
         let mut changes = self.change_table(name, "load")?;
         self.refuse_loading(&changes, name, table)?;
         self.world.load(name, table)?;
+        if let Err(error) = self.refuse_other_content(&changes, name, params.same_content) {
+            also(
+                name,
+                match changes.record_of(name).inactive {
+                    Some(former) => self.world.load(name, &former),
+                    None => self.world.clear(name),
+                },
+            );
+            return Err(error);
+        }
         let inactive = Some(table.to_owned());
         let recorded = changes.record(name, |tables| tables.inactive = inactive);
         if recorded.is_err() {
@@ -268,7 +283,7 @@ impl Verbs {
 
     /// Refuses a table that must not be loaded by hand, or cannot be now.
     fn refuse_loading(&self, changes: &Changes, name: &str, table: &str) -> Outcome<()> {
-        self.refuse_snapshots(name, "load", "none (load the table of VOLUME@real)")?;
+        self.refuse_snapshots(name, "load", LOAD_BENEATH)?;
         self.refuse_other_thin(changes, name, table)?;
         self.refuse_being_suspended(name)?;
         self.world.refuse_suspended_in(name, table)
@@ -283,7 +298,9 @@ impl Verbs {
         self.world.clear(name)
     }
 
-    fn create(&self, name: &str, table: &str) -> Outcome<()> {
+    /// `create`: answers what a person should know.
+    fn create_volume(&self, params: &CreateParams) -> Outcome<Vec<String>> {
+        let (name, table) = (params.name.as_str(), params.table.as_str());
         refuse_at_sign(name)?;
         let mut changes = self.change_table(name, "create")?;
         self.refuse_recorded(name)?;
@@ -294,7 +311,7 @@ impl Verbs {
             also(name, changes.record(name, Record::clear));
             also(name, self.take_down(name));
         }
-        made
+        made.map(|()| Vec::new())
     }
 
     fn bring_up(&self, changes: &mut Changes, name: &str, table: &str) -> Outcome<()> {
@@ -567,9 +584,9 @@ impl Verbs {
             Call::Suspend(params) => done(self.suspend(&params.name, params.noflush)),
             Call::Resume(params) => told(self.resume(&params, caller)),
             Call::Replace(params) => told(self.replace(&params, caller)),
-            Call::Load(params) => done(self.load(&params.name, &params.table)),
+            Call::Load(params) => done(self.load_table(&params)),
             Call::Clear(OneName { name }) => done(self.clear(&name)),
-            Call::Create(params) => done(self.create(&params.name, &params.table)),
+            Call::Create(params) => told(self.create_volume(&params)),
             Call::Remove(params) => told(self.take_away(&params, Verbs::remove)),
             Call::Wait(params) => self.wait(params, caller),
             Call::SnapCreate(params) => done(self.snap_create(&params)),

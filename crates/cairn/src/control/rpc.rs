@@ -28,9 +28,9 @@ pub const METHODS: [(&str, &str); 39] = [
     ("volume_table", "name?, inactive?, kernel?"),
     ("volume_message", "name, sector, words"),
     ("volume_suspend", "name, noflush?"),
-    ("volume_resume", "name, flush?, discard_dirty?, shrink?"),
-    ("volume_replace", "name, table, flush?, discard_dirty?, shrink?"),
-    ("volume_load", "name, table"),
+    ("volume_resume", "name, flush?, discard_dirty?, shrink?, same_content?"),
+    ("volume_replace", "name, table, flush?, discard_dirty?, shrink?, same_content?"),
+    ("volume_load", "name, table, same_content?"),
     ("volume_clear", "name"),
     ("volume_create", "name, table"),
     ("volume_remove", "name, force?"),
@@ -99,7 +99,7 @@ pub enum Call {
     /// `volume_clear`
     Clear(OneName),
     /// `volume_create`
-    Create(LoadParams),
+    Create(CreateParams),
     /// `volume_remove`
     Remove(RemoveParams),
     /// `volume_wait`
@@ -440,6 +440,9 @@ pub struct ResumeParams {
     /// Make a volume shorter that is in use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shrink: bool,
+    /// The bytes beneath snapshots are the same although the device is another.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub same_content: bool,
 }
 
 /// What a user allows a swap to do.
@@ -451,13 +454,15 @@ pub struct Allowed {
     pub discard_dirty: bool,
     /// Make a volume shorter that is in use.
     pub shrink: bool,
+    /// Take the bytes beneath snapshots for the same although the device is another.
+    pub same_content: bool,
 }
 
 impl ResumeParams {
     /// What the caller allows.
     pub fn allowed(&self) -> Allowed {
-        let ResumeParams { flush, discard_dirty, shrink, .. } = *self;
-        Allowed { flush, discard_dirty, shrink }
+        let ResumeParams { flush, discard_dirty, shrink, same_content, .. } = *self;
+        Allowed { flush, discard_dirty, shrink, same_content }
     }
 }
 
@@ -478,20 +483,36 @@ pub struct ReplaceParams {
     /// Make a volume shorter that is in use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shrink: bool,
+    /// The bytes beneath snapshots are the same although the device is another.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub same_content: bool,
 }
 
 impl ReplaceParams {
     /// What the caller allows.
     pub fn allowed(&self) -> Allowed {
-        let ReplaceParams { flush, discard_dirty, shrink, .. } = *self;
-        Allowed { flush, discard_dirty, shrink }
+        let ReplaceParams { flush, discard_dirty, shrink, same_content, .. } = *self;
+        Allowed { flush, discard_dirty, shrink, same_content }
     }
 }
 
-/// Parameters of `volume_load` and `volume_create`.
-#[derive(Debug, Serialize, Deserialize)]
+/// Parameters of `volume_load`.
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadParams {
+    /// The volume.
+    pub name: String,
+    /// The table, as text.
+    pub table: String,
+    /// The bytes beneath snapshots are the same although the device is another.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub same_content: bool,
+}
+
+/// Parameters of `volume_create`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateParams {
     /// The volume.
     pub name: String,
     /// The table, as text.

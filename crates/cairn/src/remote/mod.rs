@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use crate::cli::{Command, ExportCommand, NameArgs, ReadArgs, ServerArgs, TableArgs};
 use crate::control::client::Client;
 use crate::control::rpc::{
-    AnyName, ExportAddParams, ExportRemoveParams, LoadParams, MessageParams, OneName, RemoveParams,
-    SuspendParams, TableParams, WaitParams,
+    AnyName, CreateParams, ExportAddParams, ExportRemoveParams, LoadParams, MessageParams, OneName,
+    RemoveParams, SuspendParams, TableParams, WaitParams,
 };
 use crate::exports::ExportInfo;
 use crate::report::{self, VolumeLines};
@@ -70,8 +70,16 @@ fn change(verb: Command) -> Outcome<u8> {
         Command::Suspend { volume: NameArgs { server, name }, noflush, nolockfs: _ } => {
             tell(&server, "volume_suspend", json!(SuspendParams { name, noflush }))
         }
-        Command::Load(args) => load(args, "volume_load"),
-        Command::Create(args) => load(args, "volume_create"),
+        Command::Load { table: args, same_content } => {
+            let table = table_of(&args)?;
+            let NameArgs { server, name } = args.volume;
+            tell(&server, "volume_load", json!(LoadParams { name, table, same_content }))
+        }
+        Command::Create(args) => {
+            let table = table_of(&args)?;
+            let NameArgs { server, name } = args.volume;
+            tell(&server, "volume_create", json!(CreateParams { name, table }))
+        }
         Command::Resume { volume, swap } => replace::resume(volume, swap),
         Command::Replace { table, swap } => replace::replace(table, swap),
         Command::Clear(args) => {
@@ -135,12 +143,6 @@ pub fn pass_on(name: &str, answer: &Value) -> u8 {
     let notes = answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
     notes.for_each(|note| say(format_args!("{name}: {note}")));
     exit::OK
-}
-
-fn load(args: TableArgs, method: &str) -> Outcome<u8> {
-    let table = table_of(&args)?;
-    let NameArgs { server, name } = args.volume;
-    tell(&server, method, json!(LoadParams { name, table }))
 }
 
 /// The table that a command line gives, or names.

@@ -22,9 +22,10 @@ const TICK: Duration = Duration::from_millis(200);
 /// There is no server, or it refuses.
 pub fn resume(volume: NameArgs, swap: SwapArgs) -> Outcome<u8> {
     let NameArgs { server, name } = volume;
-    let SwapArgs { flush, discard_dirty, shrink } = swap;
-    let params = json!(ResumeParams { name: name.clone(), flush, discard_dirty, shrink });
-    ask(&server, &name, "volume_resume", params, flush)
+    let SwapArgs { flush, discard_dirty, shrink, same_content } = swap;
+    let named = name.clone();
+    let params = ResumeParams { name: named, flush, discard_dirty, shrink, same_content };
+    ask(&server, &name, "volume_resume", json!(params), flush)
 }
 
 /// `replace`
@@ -34,9 +35,10 @@ pub fn resume(volume: NameArgs, swap: SwapArgs) -> Outcome<u8> {
 pub fn replace(args: TableArgs, swap: SwapArgs) -> Outcome<u8> {
     let table = table_of(&args)?;
     let NameArgs { server, name } = args.volume;
-    let SwapArgs { flush, discard_dirty, shrink } = swap;
-    let params = json!(ReplaceParams { name: name.clone(), table, flush, discard_dirty, shrink });
-    ask(&server, &name, "volume_replace", params, flush)
+    let SwapArgs { flush, discard_dirty, shrink, same_content } = swap;
+    let named = name.clone();
+    let params = ReplaceParams { name: named, table, flush, discard_dirty, shrink, same_content };
+    ask(&server, &name, "volume_replace", json!(params), flush)
 }
 
 fn ask(

@@ -1,26 +1,115 @@
 //! Images that the TOML file asks for: sparse files, made where they are missing.
 //!
+//! An image is made only for a volume that has none of its images: if some are there, the others were
+//! lost or are not mounted, and an empty one in their place would show old data, or lose what a cache
+//! keeps. Such a volume is not served (I1). What lies beneath a volume with `@` is its own. An image that
+//! a volume lacks that is not served is not made for another one either, which is then not served for
+//! the same reason (I2).
+//!
 //! Order, and what a crash between two steps leaves:
 //! 1. `PATH.new` is made in its full size and flushed: a file that the next start makes anew;
 //! 2. renamed to PATH, which must not be there: the image, whole;
 //! 3. the folder is flushed: the image, durable. Only now a volume uses it.
+//!
+//! A crash between two images of a volume leaves one of them: the next start names the other.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, system};
 use cairn_tools::source::sync_folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::config::Image;
+use super::config::{Config, Image};
+use super::plan::Plan;
 
-/// Makes a sparse image if it is missing. What is there is left as it is, whatever its size.
+/// A volume that lacks an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Lack {
+    volume: String,
+    /// Numbers of images: the missing one, and one that is there.
+    missing: usize,
+    there: usize,
+}
+
+/// Makes the images that are missing, and has volumes refused that lack some of theirs.
 ///
 /// # Errors
 /// The system refused.
-pub fn make_image(image: &Image) -> Outcome<()> {
+pub fn make_images(config: &Config, plan: &mut Plan) -> Outcome<()> {
+    let images = &config.images;
+    let is_there: Vec<bool> =
+        images.iter().map(|image| fs::symlink_metadata(&image.path).is_ok()).collect();
+    let number = |argument: &String| {
+        let path = config.base.join(argument);
+        images.iter().position(|image| image.path == path)
+    };
+    let needs = plan.arguments().into_iter();
+    let needs: Vec<(String, Vec<usize>)> = needs
+        .map(|(volume, arguments)| (volume, arguments.iter().filter_map(number).collect()))
+        .collect();
+    let lacks = lacks(&is_there, &needs);
+    for Lack { volume, missing, there } in &lacks {
+        plan.refuse(volume, refusal(&images[*missing], &images[*there]));
+    }
+    let is_withheld = |image: usize| {
+        let of = |volume: &String| lacks.iter().any(|lack| lack.volume == *volume);
+        needs.iter().any(|(volume, numbers)| of(volume) && numbers.contains(&image))
+    };
+    let wanted = images.iter().enumerate().filter(|(at, _)| !is_there[*at] && !is_withheld(*at));
+    wanted.map(|(_, image)| image).try_for_each(make_image)
+}
+
+/// Which volumes lack images (I1, I2).
+fn lacks(is_there: &[bool], needs: &[(String, Vec<usize>)]) -> Vec<Lack> {
+    let mut lacks: Vec<Lack> = Vec::new();
+    loop {
+        let next = needs.iter().find_map(|(volume, images)| {
+            if lacks.iter().any(|lack| lack.volume == *volume) {
+                return None;
+            }
+            let missing = images.iter().find(|&&image| !is_there[image])?;
+            let there = images.iter().find(|&&image| is_there[image]);
+            let other = || {
+                let of = |volume: &String| lacks.iter().find(|lack| lack.volume == *volume);
+                let mut refused = needs.iter().filter_map(|(volume, own)| Some((of(volume)?, own)));
+                refused.find(|(_, own)| own.iter().any(|image| images.contains(image)))
+            };
+            let volume = volume.clone();
+            match there {
+                Some(&there) => Some(Lack { volume, missing: *missing, there }),
+                None => other().map(|(lack, _)| Lack { volume, ..lack.clone() }),
+            }
+        });
+        match next {
+            Some(lack) => lacks.push(lack),
+            None => return lacks,
+        }
+    }
+}
+
+fn refusal(missing: &Image, there: &Image) -> ConfigError {
+    let (path, there) = (missing.path.display(), there.path.display());
+    let size = size_text(missing.bytes);
+    let detail = format!(
+        "image: missing, though {there} is there: put it back, or make it empty: truncate -s {size} \
+         {path}"
+    );
+    ConfigError::new(ConfigKind::System, path.to_string(), detail)
+}
+
+/// A size as `truncate` and the TOML file take it.
+fn size_text(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    let unit = UNITS.iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
+    unit.map_or(bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+}
+
+/// Makes a sparse image if it is missing. What is there is left as it is, whatever its size.
+fn make_image(image: &Image) -> Outcome<()> {
     if fs::symlink_metadata(&image.path).is_ok() {
         return Ok(());
     }
@@ -32,6 +121,7 @@ pub fn make_image(image: &Image) -> Outcome<()> {
         drop(fs::remove_file(&unfinished));
     }
     made.map_err(failed)?;
+    tracing::info!("made {}, {}", image.path.display(), size_text(image.bytes));
     sync_folder(&image.path)
 }
 
@@ -68,7 +158,7 @@ fn put(unfinished: &Path, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Image, make_image};
+    use super::{Image, Lack, lacks, make_image};
     use std::fs;
 
     #[test]
@@ -84,6 +174,24 @@ mod tests {
         make_image(&image).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"precious");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_volume_with_some_of_its_images_lacks_the_others() {
+        let lack =
+            |volume: &str, missing, there| Lack { volume: volume.to_owned(), missing, there };
+        let needs = |all: &[(&str, &[usize])]| -> Vec<(String, Vec<usize>)> {
+            all.iter().map(|(volume, images)| ((*volume).to_owned(), images.to_vec())).collect()
+        };
+        let both = needs(&[("v", &[0, 1])]);
+        assert_eq!(lacks(&[true, true], &both), []);
+        assert_eq!(lacks(&[false, false], &both), [], "a first start");
+        assert_eq!(lacks(&[true, false], &both), [lack("v", 1, 0)]);
+        assert_eq!(lacks(&[false, true], &both), [lack("v", 0, 1)]);
+        // f is beneath v; on f, w keeps image 2, which nobody else has.
+        let stack = needs(&[("f", &[1]), ("w", &[1, 2]), ("v", &[0, 1]), ("x", &[3])]);
+        let expected = [lack("v", 1, 0), lack("f", 1, 0), lack("w", 1, 0)];
+        assert_eq!(lacks(&[true, false, false, false], &stack), expected);
     }
 
     #[test]

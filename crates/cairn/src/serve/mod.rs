@@ -40,7 +40,6 @@ use crate::verbs::Verbs;
 use crate::world::{World, WorldOptions};
 use command::{PrivateFolder, Running};
 use config::Config;
-use image::make_image;
 use plan::{BroughtUp, Failure, Plan};
 
 /// Runs the verb.
@@ -78,7 +77,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     }
     let sockets = Sockets::choose(&args, &config)?;
     if !read_only {
-        config.images.iter().try_for_each(make_image)?;
+        image::make_images(&config, &mut plan)?;
     }
     let (events, happened) = signals::watch()?;
     let world = Arc::new(World::start(WorldOptions {

@@ -107,7 +107,8 @@ pub struct Plan {
     volumes: Vec<Record>,
     /// Snapshots whose content is lost although their stores may look valid.
     lost: HashSet<String>,
-    /// Volumes whose configuration contradicts what is recorded, with the refusal.
+    /// Volumes whose configuration contradicts what is recorded, or whose images are missing, with
+    /// the refusal.
     contradicted: HashMap<String, Failure>,
     /// Records of what is configured like that by now.
     settled: Vec<Record>,
@@ -198,6 +199,32 @@ impl Plan {
         let there = self.volumes.iter().filter(|record| record.table.is_some());
         let names = there.map(|record| record.name.as_str());
         names.filter(|name| !self.missing.contains(*name))
+    }
+
+    /// The arguments of each volume's tables, with those of the volumes beneath it.
+    pub fn arguments(&self) -> Vec<(String, Vec<String>)> {
+        let own = |name: &str| -> Vec<&str> {
+            let records = self.volumes.iter().filter(|record| record.name == name);
+            let tables = records.flat_map(|record| [&record.table, &record.former]).flatten();
+            tables.flat_map(|table| table.split_whitespace()).collect()
+        };
+        let all_of = |name: &str| {
+            let (mut seen, mut names, mut all) = (HashSet::new(), vec![name], Vec::new());
+            while let Some(name) = names.pop() {
+                if seen.insert(name) {
+                    all.extend(own(name));
+                    names.extend(own(name).iter().filter_map(|word| word.strip_prefix('@')));
+                }
+            }
+            all.into_iter().map(str::to_owned).collect()
+        };
+        self.names().map(|name| (name.to_owned(), all_of(name))).collect()
+    }
+
+    /// Has a volume refused when it is its turn.
+    pub fn refuse(&mut self, name: &str, error: ConfigError) {
+        let failure = Failure { name: name.to_owned(), kind: error.kind, why: one_line(&error) };
+        self.contradicted.entry(name.to_owned()).or_insert(failure);
     }
 
     /// True for a volume that is configured or recorded, though it be removed.
@@ -491,13 +518,14 @@ fn own_table<'a>(records: &'a [Record], record: &'a Record) -> Option<&'a str> {
 
 fn tell_override(record: &Record, own: Option<&str>, state: &StateFile) {
     let (name, path) = (&record.name, state.path().display());
+    let way = format!("to drop it: stop the server, then cairn state forget {name} --state {path}");
     let one = |text: Option<&str>| text.unwrap_or_default().trim().replace('\n', "', '");
     let configured = one(record.configured.as_deref());
     let what = match own {
         Some(own) => format!("'{}' instead of the configured '{configured}'", one(Some(own))),
         None => format!("that it was removed, though '{configured}' is configured"),
     };
-    tracing::warn!("{name}: {path} says {what} (cairn state forget {name} ends that)");
+    tracing::warn!("{name}: {path} says {what} ({way})");
 }
 
 fn contradiction(record: &Record, state: &StateFile) -> Failure {

@@ -1,7 +1,7 @@
 //! `resume` with another table, and `replace`: one table takes another's place.
 //!
 //! Order, and what a kill between two steps leaves:
-//! 1. Checks: claims, and the size of a volume that is in use.
+//! 1. Checks: claims, the content beneath snapshots, and the size of a volume that is in use.
 //! 2. With `--flush`, the caches of the old table write back while clients are served.
 //! 3. The old table is suspended, which drains what it would.
 //! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
@@ -114,7 +114,10 @@ impl Verbs {
         swap: &Swap<'_>,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
-        let looked = self.clear_the_way(swap.name).and_then(|()| self.refuse_shrinking(swap));
+        let same = swap.allowed.same_content;
+        let looked = (self.clear_the_way(swap.name))
+            .and_then(|()| self.refuse_other_content(&changes, swap.name, same))
+            .and_then(|()| self.refuse_shrinking(swap));
         if let Err(error) = looked {
             return Err(self.serve_on(swap, error));
         }

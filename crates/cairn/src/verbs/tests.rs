@@ -1,5 +1,6 @@
 //! Verbs that wait for requests which only another verb lets go on.
 
+mod content;
 mod failing;
 mod half_way;
 mod replace;
@@ -12,7 +13,10 @@ use std::time::Duration;
 use cairn_block::{Disk, ErrorKind, Io, IoError, IoResult, Sector, SectorCount, SectorRange};
 use cairn_outcome::failure::Outcome;
 
-use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams, WaitParams};
+use super::Verbs;
+use crate::control::rpc::{
+    CreateParams, LoadParams, PoolCreateParams, PoolGrowParams, ThinCreateParams, WaitParams,
+};
 use crate::state::Record;
 use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
@@ -20,6 +24,18 @@ use crate::verbs::snap::tests::{Bed, Patient, all_of, copy, folders};
 
 /// Nothing here takes as long: what does hangs.
 const FOREVER: Duration = Duration::from_secs(60);
+
+impl Verbs {
+    pub(crate) fn create(&self, name: &str, table: &str) -> Outcome<()> {
+        let (name, table) = (name.to_owned(), table.to_owned());
+        self.create_volume(&CreateParams { name, table }).map(drop)
+    }
+
+    pub(crate) fn load(&self, name: &str, table: &str) -> Outcome<()> {
+        let (name, table) = (name.to_owned(), table.to_owned());
+        self.load_table(&LoadParams { name, table, ..LoadParams::default() })
+    }
+}
 
 /// Does something that may wait.
 fn begin<T: Send + 'static>(

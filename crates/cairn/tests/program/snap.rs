@@ -103,7 +103,7 @@ fn tables_are_not_changed_past_the_snapshots() {
     assert_eq!(ran.out, "4\n4\nvm\n", "{ran:?}");
     let expected = [
         "vm@mon: name: found a snapshot of this name",
-        "vm: load: found snapshots of it, expected none (load the table of VOLUME@real)",
+        "vm: load: found snapshots of it, expected none (VOLUME@real takes",
         "vm@mon: load: found a snapshot",
         "vm: remove: found snapshots of it, expected none (cairn snap remove",
         "vm@mon: remove: found a snapshot",

@@ -48,6 +48,7 @@
 //! undone all the same, after it the verb goes on and tells of it at its end.
 
 pub mod assemble;
+mod content;
 mod create;
 pub(crate) mod diff;
 mod keeper;

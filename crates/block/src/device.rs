@@ -23,11 +23,15 @@
 //!     through the new table, which may lead elsewhere.
 //! D7. A resume that cannot start the new table starts the old one again.
 //! D8. Calls into targets are ordered with these verbs (`calls`).
+//! D9. A suspend that waits for requests can be called off (`call_off`): the live table goes on.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use event_listener::Event;
+use futures_util::future::{Either, select};
 
+use crate::call_off::CallOff;
 use crate::calls::{Call, Calls};
 use crate::claiming::{Claimant, Claimed, Claims, claimed_by};
 use crate::claims::Holder;
@@ -36,7 +40,7 @@ use crate::env::{Env, Io};
 use crate::error::{ConfigError, ConfigKind, ErrorKind, IoError};
 use crate::events::Events;
 use crate::failures::FailureCount;
-use crate::local::Latch;
+use crate::local::{Latch, everywhere};
 use crate::mutants;
 use crate::request::Request;
 use crate::sync::Mutex;
@@ -243,36 +247,72 @@ impl MappedDevice {
     /// # Errors
     /// It is suspended, but acknowledged writes may be lost (D5).
     pub async fn suspend(&self, env: &Env, mode: SuspendMode) -> Result<(), ConfigError> {
+        self.suspend_unless(env, mode, &CallOff::default()).await.map(drop)
+    }
+
+    /// The same, unless it is called off while requests are waited for: then the live table goes
+    /// on, and this answers false.
+    ///
+    /// # Errors
+    /// As for [`MappedDevice::suspend`].
+    pub async fn suspend_unless(
+        &self,
+        env: &Env,
+        mode: SuspendMode,
+        call_off: &CallOff,
+    ) -> Result<bool, ConfigError> {
         let _verb = self.verb().await;
-        let suspended = self.suspend_locked(env, mode).await;
+        if !self.is_suspended() && !self.drain(env, mode, call_off).await {
+            return Ok(false);
+        }
+        let suspended = self.stop_targets(env).await;
         self.claims.rest(self);
-        suspended
+        suspended.map(|()| true)
     }
 
     async fn suspend_locked(&self, env: &Env, mode: SuspendMode) -> Result<(), ConfigError> {
-        if self.is_suspended() {
-            return Ok(());
+        if !self.is_suspended() {
+            self.drain(env, mode, &CallOff::default()).await;
         }
-        let reactors = usize::from(env.post().reactors());
-        let (id, closed) = (self.id, Latch::new(reactors));
-        let latch = closed.clone();
-        env.call_everywhere(move |env| {
-            env.local(id).close();
-            latch.arrive();
-        });
-        closed.wait().await;
+        self.stop_targets(env).await
+    }
+
+    /// Closes the gates and waits until no request is left. False if that was called off: the
+    /// gates are open again (D9).
+    async fn drain(&self, env: &Env, mode: SuspendMode, call_off: &CallOff) -> bool {
+        let id = self.id;
+        everywhere(env, move |env| env.local(id).close()).await;
         self.draining.store(true, Ordering::Release);
         let stop = self.calls.announce();
         let table = self.live_table();
         for line in table.iter().flat_map(|table| table.lines()) {
             line.target.presuspend(env, mode);
         }
-        let drained = Latch::new(reactors);
+        let drained = Latch::new(usize::from(env.post().reactors()));
         let latch = drained.clone();
         env.call_everywhere(move |env| env.local(id).when_drained(latch.clone()));
-        drained.wait().await;
+        let is_called_off = {
+            let (drained, called_off) = (pin!(drained.wait()), pin!(call_off.called()));
+            matches!(select(drained, called_off).await, Either::Right(_))
+        };
         self.draining.store(false, Ordering::Release);
+        if let Some(table) = table.filter(|_| is_called_off) {
+            for line in table.lines() {
+                line.target.presuspend_undo(env).await;
+            }
+            everywhere(env, move |env| env.local(id).reopen(env, id, &table)).await;
+            return false;
+        }
         stop.wait().await;
+        true
+    }
+
+    /// Stops the targets of a device that has no request left, unless it is suspended already.
+    async fn stop_targets(&self, env: &Env) -> Result<(), ConfigError> {
+        if self.is_suspended() {
+            return Ok(());
+        }
+        let table = self.live_table();
         let mut result = Ok(());
         for line in table.iter().flat_map(|table| table.lines()) {
             result = result.and(line.target.suspend(env).await);
@@ -498,13 +538,8 @@ impl MappedDevice {
     }
 
     async fn drop_local_tables(&self, env: &Env) {
-        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
-        let latch = done.clone();
-        env.call_everywhere(move |env| {
-            env.swap_table(id, None);
-            latch.arrive();
-        });
-        done.wait().await;
+        let id = self.id;
+        everywhere(env, move |env| env.swap_table(id, None)).await;
     }
 
     fn publish(&self, table: &Table) {
@@ -518,13 +553,8 @@ impl MappedDevice {
     }
 
     async fn open_gates(&self, env: &Env, table: &Arc<Table>) {
-        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
-        let (latch, table) = (done.clone(), table.clone());
-        env.call_everywhere(move |env| {
-            env.local(id).open(env, id, table.clone());
-            latch.arrive();
-        });
-        done.wait().await;
+        let (id, table) = (self.id, table.clone());
+        everywhere(env, move |env| env.local(id).open(env, id, table.clone())).await;
     }
 
     /// The world ends: what waits at the gate fails, now and later, and a suspend under way gets
@@ -535,13 +565,8 @@ impl MappedDevice {
         if self.draining.load(Ordering::Acquire) {
             self.give_back(env);
         }
-        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
-        let latch = done.clone();
-        env.call_everywhere(move |env| {
-            env.local(id).give_up(env);
-            latch.arrive();
-        });
-        done.wait().await;
+        let id = self.id;
+        everywhere(env, move |env| env.local(id).give_up(env)).await;
     }
 
     /// The same, and what the targets keep waiting fails, now and later, suspend or not.
@@ -571,13 +596,8 @@ impl MappedDevice {
         stop.wait().await;
         let live = self.make_live(None);
         self.state.lock().inactive = None;
-        let (id, done) = (self.id, Latch::new(usize::from(env.post().reactors())));
-        let latch = done.clone();
-        env.call_everywhere(move |env| {
-            env.local(id).remove(env, id);
-            latch.arrive();
-        });
-        done.wait().await;
+        let id = self.id;
+        everywhere(env, move |env| env.local(id).remove(env, id)).await;
         let closed = self.count_loss(close_table(env, live.as_ref()).await);
         self.claims.release(self);
         suspended.and(closed)

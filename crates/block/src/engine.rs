@@ -456,7 +456,7 @@ fn leave_frame(
         }
         let child = matches!(request.completion, Completion::Child { .. });
         if request.depth > 0 || !child {
-            local.park(env, request);
+            local.park_again(env, device, request);
             local.leave();
             return Left::Waits;
         }

@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod buf;
+mod call_off;
 mod calls;
 mod cells;
 mod check;
@@ -43,6 +44,7 @@ mod units;
 mod wait;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
+pub use call_off::CallOff;
 pub use calls::Call;
 pub use cells::{CellGuard, CellMode, Cells};
 pub use claiming::{Claim, Claimant, Claimed};

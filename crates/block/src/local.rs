@@ -42,6 +42,17 @@ impl Latch {
     }
 }
 
+/// Runs `job` on every reactor, and waits until all have.
+pub(crate) async fn everywhere(env: &Env, job: impl Fn(&Env) + Send + Clone + 'static) {
+    let done = Latch::new(usize::from(env.post().reactors()));
+    let latch = done.clone();
+    env.call_everywhere(move |env| {
+        job(env);
+        latch.arrive();
+    });
+    done.wait().await;
+}
+
 /// The live tables of one reactor, by device. They change only between two runs of the engine
 /// (D4), so that a run borrows them all at once and touches no reference count.
 #[derive(Default)]
@@ -200,6 +211,17 @@ impl LocalDevice {
         env.slots().park(request);
     }
 
+    /// Has a request that was handed back wait at the gate; it enters at once if the suspend that it
+    /// was handed back for has been called off meanwhile.
+    pub fn park_again(&self, env: &Env, device: DeviceId, mut request: Box<Request>) {
+        if self.is_closed() {
+            return self.park(env, request);
+        }
+        env.push_work(Work::Enter { device, id: request.id });
+        request.at_gate = true;
+        env.slots().park(request);
+    }
+
     pub fn when_drained(&self, latch: Arc<Latch>) {
         if self.inflight.get() == 0 {
             latch.arrive();
@@ -210,9 +232,20 @@ impl LocalDevice {
 
     pub fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
         debug_assert_eq!(self.inflight.get(), 0, "D2");
-        self.bounds.set(Bounds::new(table.sectors(), table.limits()));
         self.way.set(table.straight().map(Straight::way));
+        let live = table.clone();
         env.swap_table(device, Some(table));
+        self.let_in(env, device, &live);
+    }
+
+    /// A suspend was called off: the live table, which is `table`, goes on.
+    pub fn reopen(&self, env: &Env, device: DeviceId, table: &Table) {
+        self.drained.borrow_mut().take();
+        self.let_in(env, device, table);
+    }
+
+    fn let_in(&self, env: &Env, device: DeviceId, table: &Table) {
+        self.bounds.set(Bounds::new(table.sectors(), table.limits()));
         self.closed.set(false);
         for id in self.parked.borrow_mut().drain(..) {
             env.push_work(Work::Enter { device, id });

@@ -4,7 +4,8 @@
 //! async task on the [`Env`] that came with the call. A target names no file, socket, thread
 //! or clock. Life: constructed at `load` (arguments and fixed header fields only), `resume`
 //! (mutable metadata, recovery, tasks), requests, `presuspend` (give back what is parked),
-//! `suspend` (when the last request has ended), then `resume` again or the end.
+//! `suspend` (when the last request has ended; or `presuspend_undo`, and requests go on), then
+//! `resume` again or the end.
 
 use std::sync::Arc;
 
@@ -142,6 +143,12 @@ pub trait Target: Send + Sync {
     /// back ([`Env::hand_back`]). Requests may still arrive. When the world ends, requests may go on
     /// arriving for long, to be served as before if they need not wait.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
+
+    /// The suspend was called off before its last request had left: undoes what `presuspend` did.
+    /// Requests are under way, none arrives before this returns.
+    fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
 
     /// No request is left: make durable what must be, stop every task, then return. The device
     /// is suspended afterwards, whatever this answers.

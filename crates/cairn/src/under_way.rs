@@ -9,9 +9,12 @@
 //!     or one beneath it, is suspended or has an entry.
 //! U4. A volume beneath one whose tables are being swapped is not suspended: the swap starts a
 //!     table in its turn.
+//! U5. A `resume` calls off a suspend under way and waits, without the turn, until its entry has ended.
 
-use cairn_block::ConfigKind;
-use cairn_outcome::failure::{Outcome, refused};
+use std::sync::Arc;
+
+use cairn_block::{CallOff, ConfigError, ConfigKind};
+use cairn_outcome::failure::Outcome;
 use parking_lot::Mutex;
 
 /// What a verb does to its volume.
@@ -26,7 +29,8 @@ pub enum Doing {
 }
 
 impl Doing {
-    fn verb(self) -> &'static str {
+    /// Its word on the command line.
+    pub fn verb(self) -> &'static str {
         match self {
             Doing::Suspend => "suspend",
             Doing::Resume => "resume",
@@ -35,26 +39,49 @@ impl Doing {
     }
 }
 
+/// A verb under way.
+struct Verb {
+    volume: String,
+    doing: Doing,
+    call_off: Arc<CallOff>,
+}
+
 /// All of them.
 #[derive(Default)]
-pub struct UnderWay(Mutex<Vec<(String, Doing)>>);
+pub struct UnderWay(Mutex<Vec<Verb>>);
 
 /// One, until it is dropped, if only by a panic.
 pub struct Entry<'a> {
     all: &'a UnderWay,
-    volume: &'a str,
+    call_off: Arc<CallOff>,
+}
+
+impl Entry<'_> {
+    /// Calls its suspend off.
+    pub fn call_off(&self) -> &Arc<CallOff> {
+        &self.call_off
+    }
 }
 
 impl UnderWay {
     /// Enters a verb.
-    pub fn begin<'a>(&'a self, volume: &'a str, doing: Doing) -> Entry<'a> {
-        self.0.lock().push((volume.to_owned(), doing));
-        Entry { all: self, volume }
+    pub fn begin(&self, volume: &str, doing: Doing) -> Entry<'_> {
+        let (volume, call_off) = (volume.to_owned(), Arc::<CallOff>::default());
+        self.0.lock().push(Verb { volume, doing, call_off: call_off.clone() });
+        Entry { all: self, call_off }
+    }
+
+    /// Calls off the suspend of a volume (U5). False if none is under way.
+    pub fn call_off_suspend(&self, volume: &str) -> bool {
+        let all = self.0.lock();
+        let is_it = |verb: &&Verb| verb.volume == volume && verb.doing == Doing::Suspend;
+        let suspend = all.iter().find(is_it);
+        suspend.inspect(|suspend| suspend.call_off.call()).is_some()
     }
 
     /// What is under way on a volume.
     pub fn on(&self, volume: &str) -> Option<Doing> {
-        self.0.lock().iter().find(|(name, _)| name == volume).map(|(_, doing)| *doing)
+        self.0.lock().iter().find(|verb| verb.volume == volume).map(|verb| verb.doing)
     }
 
     /// True if nothing is.
@@ -68,22 +95,27 @@ impl UnderWay {
     /// It has one.
     pub fn refuse(&self, volume: &str) -> Outcome<()> {
         let Some(doing) = self.on(volume) else { return Ok(()) };
-        let found = format!("a {} under way", doing.verb());
-        Err(refused(ConfigKind::Busy, volume, "state", found, "none"))
+        let verb = doing.verb();
+        let way_on = match doing {
+            Doing::Suspend => format!("`cairn resume {volume}` ends it"),
+            Doing::Resume | Doing::Replace => format!("wait for it, or interrupt that {verb}"),
+        };
+        let detail = format!("a {verb} is under way; {way_on}");
+        Err(ConfigError::new(ConfigKind::Busy, volume, detail))
     }
 
     /// The volumes whose tables are being swapped (U4).
     pub fn swaps(&self) -> Vec<String> {
         let all = self.0.lock();
-        let swaps = all.iter().filter(|(_, doing)| *doing != Doing::Suspend);
-        swaps.map(|(name, _)| name.clone()).collect()
+        let swaps = all.iter().filter(|verb| verb.doing != Doing::Suspend);
+        swaps.map(|verb| verb.volume.clone()).collect()
     }
 }
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
         let mut all = self.all.0.lock();
-        let own = all.iter().position(|(name, _)| name == self.volume);
+        let own = all.iter().position(|verb| Arc::ptr_eq(&verb.call_off, &self.call_off));
         all.swap_remove(own.expect("it was entered at the beginning"));
     }
 }

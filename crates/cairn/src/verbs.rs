@@ -405,16 +405,49 @@ impl Verbs {
         self.exports.give_way(&self.world, name, &claimed)
     }
 
-    /// Other verbs go on while requests are waited for: one of them may be what these wait for.
-    fn suspend(&self, name: &str, noflush: bool) -> Outcome<()> {
+    /// Other verbs go on while requests are waited for: one of them may be what these wait for. If
+    /// the caller goes meanwhile, or a `resume` comes, the volume serves on.
+    fn suspend(&self, name: &str, noflush: bool, caller: &dyn Caller) -> Outcome<()> {
         let turn = self.change()?;
         self.refuse_being_suspended(name)?;
         self.refuse_swaps_above(name)?;
-        let _under_way = self.world.under_way().begin(name, Doing::Suspend);
+        let is_suspended = self.world.volume(name)?.is_suspended();
+        let under_way = self.world.under_way().begin(name, Doing::Suspend);
         drop(turn);
         self.keeper.leave_alone(name);
         let mode = if noflush { SuspendMode::NoFlush } else { SuspendMode::Flush };
-        self.world.suspend(name, mode)
+        let call_off = under_way.call_off().clone();
+        let ended = self.world.suspend_unless(name, mode, &call_off, &|| caller.is_gone());
+        drop(under_way);
+        if is_suspended || !call_off.is_called() {
+            return ended.map(drop);
+        }
+        if !matches!(ended, Ok(false)) {
+            // It came too late.
+            self.note_if_stuck(name);
+            also(name, self.bring_back(name));
+        }
+        ended?;
+        Err(match caller.is_gone() {
+            true => interrupted(name, "suspend"),
+            false => ConfigError::new(ConfigKind::Busy, name, "suspend: called off by a resume"),
+        })
+    }
+
+    /// Calls off a suspend under way, and waits for its end: the volume is live then, or suspended.
+    ///
+    /// # Errors
+    /// The server is going away, or the caller is gone.
+    fn call_off_suspend(&self, name: &str, caller: &dyn Caller) -> Outcome<()> {
+        const STEP: Duration = Duration::from_millis(10);
+        while self.world.under_way().call_off_suspend(name) {
+            self.refuse_closed()?;
+            if caller.is_gone() {
+                return Err(interrupted(name, "resume"));
+            }
+            std::thread::sleep(STEP);
+        }
+        Ok(())
     }
 
     /// Refuses a verb that would wait for another one on the same volume.
@@ -470,7 +503,7 @@ impl Verbs {
             }
             self.refuse_closed()?;
         }
-        Err(refused(ConfigKind::Busy, params.name, "wait", "nobody who waits", "a caller"))
+        Err(interrupted(&params.name, "wait"))
     }
 
     fn server_info(&self) -> Value {
@@ -581,7 +614,7 @@ impl Verbs {
             }
             Call::Table(params) => to_value(report::tables(&self.world, &params)?),
             Call::Message(params) => self.message(&params),
-            Call::Suspend(params) => done(self.suspend(&params.name, params.noflush)),
+            Call::Suspend(params) => done(self.suspend(&params.name, params.noflush, caller)),
             Call::Resume(params) => told(self.resume(&params, caller)),
             Call::Replace(params) => told(self.replace(&params, caller)),
             Call::Load(params) => done(self.load_table(&params)),
@@ -615,6 +648,11 @@ impl Verbs {
             Call::ThinRename(params) => done(self.thin_rename(&params)),
         }
     }
+}
+
+/// The caller of a verb waits no more, so the verb was not carried out.
+fn interrupted(name: &str, verb: &str) -> ConfigError {
+    ConfigError::new(ConfigKind::Busy, name, format!("{verb}: interrupted by its caller"))
 }
 
 fn to_value(reply: impl Serialize) -> Outcome<Value> {

@@ -9,14 +9,14 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
-    ConfigError, ConfigKind, Dirty, Disk, Env, FailureCount, Identity, MappedDevice, MessageError,
-    Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
-    TargetTypes,
+    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, FailureCount, Identity, MappedDevice,
+    MessageError, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
+    TableContext, TableLine, TargetTypes,
 };
 use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -354,6 +354,40 @@ impl World {
         let suspended =
             self.on_home(name, move |env| async move { volume.suspend(&env, mode).await });
         suspended.map_err(|error| lost(name, "suspend", error))
+    }
+
+    /// The same, unless it is called off while requests are waited for, as it is once `is_gone` says
+    /// so: then the volume serves on, and this answers false.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub fn suspend_unless(
+        &self,
+        name: &str,
+        mode: SuspendMode,
+        call_off: &Arc<CallOff>,
+        is_gone: &dyn Fn() -> bool,
+    ) -> Outcome<bool> {
+        const STEP: Duration = Duration::from_millis(100);
+        let volume = self.volume(name)?;
+        let (send, receive) = channel();
+        let calls = call_off.clone();
+        self.reactors.spawn(self.home(name), move |env| async move {
+            drop(send.send(volume.suspend_unless(&env, mode, &calls).await));
+        });
+        loop {
+            let suspended = receive.recv_timeout(STEP);
+            if is_gone() {
+                call_off.call();
+            }
+            match suspended {
+                Ok(suspended) => return suspended.map_err(|error| lost(name, "suspend", error)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    unreachable!("a reactor runs until it is stopped by its owner")
+                }
+            }
+        }
     }
 
     /// Suspends a volume whose table a verb is about to replace, and makes durable what the disks

@@ -273,6 +273,12 @@ impl Target for Delay {
         }
     }
 
+    /// The task runs on while requests pass.
+    fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        self.queue.set_phase(Phase::Delaying);
+        Box::pin(ready(()))
+    }
+
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async {
             self.queue.stop().await;
@@ -432,6 +438,20 @@ mod tests {
             bed.suspend(SuspendMode::Flush);
             bed.resume();
             assert!(is_about(duration(&bed, |env| read_io(env, 0)), 20));
+        }
+    }
+
+    #[test]
+    fn after_a_suspend_that_was_called_off_it_delays_again() {
+        for mode in [SuspendMode::Flush, SuspendMode::NoFlush] {
+            let (bed, ended) = (bed(), Ended::default());
+            bed.load("0 32 delay a 0 20");
+            bed.start(1, &ended, "write", |env| write_io(env, 0, &[1; SECTOR]));
+            bed.sim.run_for(SLACK);
+            bed.call_off(mode);
+            assert!(is_about(duration(&bed, |env| read_io(env, 0)), 20));
+            bed.sim.run_for(SLACK);
+            assert!(matches!(ended.borrow()[..], [(_, Ok(()))]));
         }
     }
 

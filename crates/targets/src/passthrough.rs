@@ -4,8 +4,8 @@
 //! same.
 //!
 //! The life of a target, in the order of the hooks: `construct` at load, `resume`, then `map`
-//! and `end_io` for each request on any reactor, `presuspend`, `suspend`, and either `resume`
-//! again or the end.
+//! and `end_io` for each request on any reactor, `presuspend`, `suspend` (or
+//! `presuspend_undo`, if the suspend was called off), and either `resume` again or the end.
 //!
 //! Promises: requests are changed in nothing but their place; counters never lose a request.
 //! Must never, like every target: block, allocate on the ready path, hold a lock across an
@@ -145,6 +145,12 @@ impl Target for Passthrough {
     /// arrival (or, with [`SuspendMode::NoFlush`], goes back through `Env::hand_back`). Parts
     /// of requests that are under way may still arrive.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
+
+    /// The suspend was called off while requests were waited for. Undo what `presuspend` changed:
+    /// requests go on afterwards.
+    fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(ready(()))
+    }
 
     /// No request is left. Makes durable what must be and stops every task; when it returns,
     /// nothing of the target runs. An error says that acknowledged writes may be lost.

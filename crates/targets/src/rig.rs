@@ -10,8 +10,8 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{
-    ConfigError, Ctor, Disk, Env, Events, Extent, ExtentKind, Flow, Io, IoError, IoResult, Limits,
-    LocalFuture, MappedDevice, Op, Registry, Request, SECTOR_BYTES, Sector, SectorCount,
+    CallOff, ConfigError, Ctor, Disk, Env, Events, Extent, ExtentKind, Flow, Io, IoError, IoResult,
+    Limits, LocalFuture, MappedDevice, Op, Registry, Request, SECTOR_BYTES, Sector, SectorCount,
     SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetTypes,
 };
 use cairn_sim::{DriveModel, DriveOptions, Image, SimDrive, SimOpener, SimWorld};
@@ -237,6 +237,16 @@ impl Rig {
         assert!(self.noting.iter().all(|drive| drive.only_read()), "{text}");
         assert_eq!(line.lines().count(), 1, "{line}");
         line
+    }
+
+    /// Begins to suspend the volume, which is called off.
+    pub fn call_off(&self, name: &str, mode: SuspendMode) {
+        let (volume, call_off) = (self.volume(name), CallOff::default());
+        call_off.call();
+        let suspended = self
+            .sim
+            .block_on(0, |env| async move { volume.suspend_unless(&env, mode, &call_off).await });
+        assert_eq!(suspended.ok(), Some(false));
     }
 
     pub fn suspend(&self, name: &str, mode: SuspendMode) {

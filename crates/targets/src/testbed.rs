@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Extent, Io, IoError, IoResult, MappedDevice, MessageError, Op,
+    CallOff, ConfigError, Disk, Env, Extent, Io, IoError, IoResult, MappedDevice, MessageError, Op,
     Registry, SECTOR_BYTES, Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext,
     TableLine, Target, TargetTypes,
 };
@@ -108,6 +108,16 @@ impl Testbed {
     pub fn message(&self, words: &'static [&'static str]) -> Result<String, MessageError> {
         let target = self.target();
         self.sim.block_on(0, |env| async move { target.message(&env, words).await })
+    }
+
+    /// Begins to suspend the volume, which is called off.
+    pub fn call_off(&self, mode: SuspendMode) {
+        let (volume, call_off) = (self.volume.clone(), CallOff::default());
+        call_off.call();
+        let suspended = self
+            .sim
+            .block_on(0, |env| async move { volume.suspend_unless(&env, mode, &call_off).await });
+        assert_eq!(suspended.ok(), Some(false));
     }
 
     pub fn suspend(&self, mode: SuspendMode) {

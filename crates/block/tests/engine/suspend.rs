@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    Disk, Env, ErrorKind, Io, IoError, IoResult, MappedDevice, SectorCount, SuspendMode,
+    CallOff, Disk, Env, ErrorKind, Io, IoError, IoResult, MappedDevice, SectorCount, SuspendMode,
 };
 use cairn_sim::{History, Workload};
 
@@ -125,6 +125,54 @@ fn a_suspend_without_flush_hands_the_hoard_to_the_next_table() {
 }
 
 #[test]
+fn a_suspend_that_is_called_off_lets_requests_go_on() {
+    for seed in 0..20 {
+        let bench = Bench::new(seed);
+        let low = bench.volume("low", "0 64 probe a 0");
+        let top = bench.volume("top", "0 32 probe @low 0\n32 32 probe b 0 hoard=1");
+        bench.suspend(&low, SuspendMode::Flush);
+        let stuck = start_writes(&bench, &top, 0, 0..4);
+        let hoarded = start_writes(&bench, &top, 1, 40..44);
+        // Its second part is handed back at once, and its first part ends after the gate is open.
+        let disk: Arc<dyn Disk> = top.clone();
+        let segs = bench.world.env(1).segs(SectorCount(8));
+        segs.copy_in(0, &pattern(range(28, 8), 5));
+        let wide = bench.world.env(1).io(&disk, Io::write(range(28, 8), segs));
+        bench.world.run_for(Duration::from_millis(10));
+        let call_off = Arc::new(CallOff::default());
+        let mode = [SuspendMode::Flush, SuspendMode::NoFlush][seed as usize % 2];
+        let (device, calls) = (top.clone(), call_off.clone());
+        let (ended, env) = (Rc::new(RefCell::new(None)), bench.world.env(2).clone());
+        let end = ended.clone();
+        bench.world.env(2).spawn(async move {
+            let suspended = device.suspend_unless(&env, mode, &calls).await;
+            *end.borrow_mut() = Some(suspended.unwrap());
+        });
+        bench.world.run_for(Duration::from_millis(10));
+        let waits = start_writes(&bench, &top, 2, 8..12);
+        bench.world.run_for(Duration::from_secs(1));
+        assert!(waits.borrow().is_empty(), "at the gate");
+        call_off.call();
+        bench.world.run_until(|| ended.borrow().is_some());
+        assert_eq!(*ended.borrow(), Some(false));
+        assert!(!top.is_suspended());
+        bench.world.run_for(Duration::from_secs(1));
+        assert!(stuck.borrow().is_empty());
+        bench.resume(&low).unwrap();
+        bench.world.run_until(|| stuck.borrow().len() == 4 && waits.borrow().len() == 4);
+        bench.world.run_for(Duration::from_millis(10));
+        // What was handed back is hoarded again.
+        bench.suspend(&top, SuspendMode::Flush);
+        bench.world.run_until(|| hoarded.borrow().len() == 4);
+        bench.world.block_on(1, |_| wide).unwrap();
+        for ended in [stuck, waits, hoarded] {
+            assert!(ended.borrow().iter().all(|(_, result)| result.is_ok()));
+        }
+        bench.assert_clean();
+    }
+}
+
+#[test]
 fn a_device_whose_target_refuses_to_resume_stays_suspended_and_can_try_again() {
     let bench = Bench::new(4);
     let volume = bench.volume("v", "0 64 probe a 0");
@@ -190,12 +238,21 @@ fn a_part_that_waits_at_a_lower_gate_does_not_disturb_its_siblings() {
     }
 }
 
-/// Suspends, sometimes loads, and resumes, again and again, until told to stop.
+/// Suspends, or begins to, and resumes, again and again, until told to stop.
 pub async fn shake(env: Env, device: Arc<MappedDevice>, rounds: u64) {
     for _ in 0..rounds {
         env.sleep(Duration::from_micros(env.random_below(3000))).await;
         let mode = if env.random_below(2) == 0 { SuspendMode::Flush } else { SuspendMode::NoFlush };
-        device.suspend(&env, mode).await.unwrap();
+        let call_off = Arc::new(CallOff::default());
+        if env.random_below(2) == 0 {
+            let (env, call_off) = (env.clone(), call_off.clone());
+            env.clone().spawn(async move {
+                env.sleep(Duration::from_micros(env.random_below(300))).await;
+                call_off.call();
+            });
+        }
+        let suspended = device.suspend_unless(&env, mode, &call_off).await.unwrap();
+        assert!(suspended || call_off.is_called());
         env.sleep(Duration::from_micros(env.random_below(500))).await;
         device.resume(&env).await.unwrap().whole().expect("nothing is lost");
     }

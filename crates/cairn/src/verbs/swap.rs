@@ -28,19 +28,19 @@
 //! table that `load` left waits on; that of `replace`, which is recorded nowhere, is dropped.
 //!
 //! Steps 2 and 3 may take long, so they do not take the turn of other verbs: `under_way` says which
-//! verbs are refused until they end. Step 2 ends when the caller is gone, and so does a `--flush` after step 3.
+//! verbs are refused until they end. If the caller is gone by the end of step 3, the old table serves on.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, ConfigKind, Dirty, Fate, MappedDevice, Sector, SuspendMode, Table, Target,
+    CallOff, ConfigError, ConfigKind, Dirty, Fate, MappedDevice, Sector, SuspendMode, Table, Target,
 };
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 use parking_lot::MutexGuard;
 
-use super::{Changes, Verbs};
+use super::{Changes, Verbs, interrupted};
 use crate::control::rpc::{Allowed, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
 use crate::names::{parent_of, real_of, snapshot_of};
@@ -58,6 +58,12 @@ struct Swap<'a> {
     allowed: Allowed,
 }
 
+impl Swap<'_> {
+    fn doing(&self) -> Doing {
+        if self.loaded { Doing::Resume } else { Doing::Replace }
+    }
+}
+
 /// The target whose dirty data is written back on demand.
 const CACHE: &str = "writecache";
 
@@ -72,6 +78,7 @@ impl Verbs {
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
+        self.call_off_suspend(name, caller)?;
         let mut changes = self.change()?;
         self.refuse_being_suspended(name)?;
         if self.world.volume(name)?.inactive_table().is_none() {
@@ -121,10 +128,10 @@ impl Verbs {
         if let Err(error) = looked {
             return Err(self.serve_on(swap, error));
         }
-        let doing = if swap.loaded { Doing::Resume } else { Doing::Replace };
-        let under_way = self.world.under_way().begin(swap.name, doing);
+        let under_way = self.world.under_way().begin(swap.name, swap.doing());
         drop(changes);
-        let held = self.drain(swap, caller).and_then(|()| self.suspend_for(swap, caller));
+        let held = self.drain(swap, caller);
+        let held = held.and_then(|()| self.suspend_for(swap, under_way.call_off(), caller));
         let mut changes = self.change()?;
         drop(under_way);
         let judged = held.and_then(|lost| {
@@ -225,7 +232,7 @@ impl Verbs {
             let said = receive.recv_timeout(STEP);
             self.refuse_closed()?;
             if caller.is_gone() {
-                return Err(caller_is_gone(name));
+                return Err(interrupted(name, "flush"));
             }
             match said {
                 Ok(said) => return said.map(drop).map_err(|error| message_refused(name, &error)),
@@ -240,15 +247,23 @@ impl Verbs {
 
     /// Step 3. Answers what was lost by it; that undoes `replace`, while `resume` goes on, as it may
     /// be what replaces a failed device.
-    fn suspend_for(&self, swap: &Swap<'_>, caller: &dyn Caller) -> Outcome<Option<ConfigError>> {
+    fn suspend_for(
+        &self,
+        swap: &Swap<'_>,
+        call_off: &Arc<CallOff>,
+        caller: &dyn Caller,
+    ) -> Outcome<Option<ConfigError>> {
+        let (mode, is_gone) = (SuspendMode::Flush, || caller.is_gone());
+        let suspended = self.world.suspend_unless(swap.name, mode, call_off, &is_gone);
         let lost = match swap.loaded {
-            true => unless_lost(self.world.suspend(swap.name, SuspendMode::Flush))?,
-            false => self.world.hold(swap.name, SuspendMode::Flush).map(|()| None)?,
+            true => unless_lost(suspended.map(drop))?,
+            false if call_off.is_called() => None,
+            false => suspended.and_then(|_| self.world.hold(swap.name, mode)).map(|()| None)?,
         };
         lost.iter().for_each(|lost| tracing::error!("{lost}"));
         self.step(Step::Suspended);
-        match swap.allowed.flush && caller.is_gone() {
-            true => Err(caller_is_gone(swap.name)),
+        match call_off.is_called() || caller.is_gone() {
+            true => Err(interrupted(swap.name, swap.doing().verb())),
             false => Ok(lost),
         }
     }
@@ -362,10 +377,6 @@ impl Verbs {
         }
         note
     }
-}
-
-fn caller_is_gone(name: &str) -> ConfigError {
-    refused(ConfigKind::Busy, name, "flush", "nobody who waits", "a caller")
 }
 
 /// The caches of a volume.

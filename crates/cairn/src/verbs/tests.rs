@@ -7,6 +7,7 @@ mod replace;
 
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -15,12 +16,23 @@ use cairn_outcome::failure::Outcome;
 
 use super::Verbs;
 use crate::control::rpc::{
-    CreateParams, LoadParams, PoolCreateParams, PoolGrowParams, ThinCreateParams, WaitParams,
+    CreateParams, LoadParams, PoolCreateParams, PoolGrowParams, ResumeParams, ThinCreateParams,
+    WaitParams,
 };
+use crate::control::server::Caller;
 use crate::state::Record;
 use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::snap::tests::{Bed, Patient, all_of, copy, folders};
+
+/// Who hangs up when told to.
+struct HangsUp(Arc<AtomicBool>);
+
+impl Caller for HangsUp {
+    fn is_gone(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// Nothing here takes as long: what does hangs.
 const FOREVER: Duration = Duration::from_secs(60);
@@ -98,7 +110,7 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
     now(&bed, |bed| {
         bed.verbs.create("m", "0 8192 linear small 0").unwrap();
         bed.verbs.create("on", "0 8 linear @d 0").unwrap();
-        bed.verbs.suspend("d", false).unwrap();
+        bed.verbs.suspend("d", false, &Patient).unwrap();
     });
     let pool = |data: &str, metadata: &str| {
         let (data, metadata) = (data.to_owned(), metadata.to_owned());
@@ -124,18 +136,17 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
 #[test]
 fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
     let (_all, bed) = with_pool(&[]);
-    now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
+    now(&bed, |bed| bed.verbs.suspend("p", false, &Patient)).unwrap();
     let written = begin_write(&bed, "vm", 0);
-    let suspended = begin(&bed, |bed| bed.verbs.suspend("vm", false));
+    let suspended = begin(&bed, |bed| bed.verbs.suspend("vm", false, &Patient));
     while bed.world.under_way().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let waits = "vm: state: found a suspend under way, expected none";
+    let waits = "vm: a suspend is under way; `cairn resume vm` ends it";
     let on = now(&bed, |bed| bed.verbs.create("on", "0 8 linear @vm 0"));
     assert_eq!(line_of(on), "on: state: found @vm suspended, expected a live volume");
     for line in [
-        line_of(now(&bed, |bed| bed.resume("vm"))),
-        line_of(now(&bed, |bed| bed.verbs.suspend("vm", false))),
+        line_of(now(&bed, |bed| bed.verbs.suspend("vm", false, &Patient))),
         line_of(now(&bed, |bed| bed.verbs.load("vm", "0 8 zero"))),
     ] {
         assert!(line == waits || line.starts_with("vm: load: "), "{line}");
@@ -144,6 +155,98 @@ fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
     end(&suspended).unwrap();
     end(&written).unwrap();
     now(&bed, |bed| bed.resume("vm")).unwrap();
+}
+
+/// A volume of a full pool, with a write that waits for space.
+fn with_write_for_space() -> (tempfile::TempDir, Arc<Bed>, Receiver<IoResult>) {
+    let (all, bed) = with_pool(&["no_space_timeout", "0"]);
+    bed.write("vm", 0, 128, 1);
+    let written = begin_write(&bed, "vm", 128);
+    (all, bed, written)
+}
+
+/// Once a suspend was called off: requests pass, and what waits for space goes on when it comes.
+fn serves_on(bed: &Arc<Bed>, written: &Receiver<IoResult>) {
+    assert!(!bed.world.volume("vm").unwrap().is_suspended());
+    now(bed, |bed| bed.write("vm", 0, 8, 2));
+    assert!(written.try_recv().is_err(), "there is no space yet");
+    now(bed, |bed| {
+        let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
+        bed.verbs.pool_grow(&PoolGrowParams { name, data_bytes, ..Default::default() }).unwrap();
+    });
+    end(written).unwrap();
+    assert!(!bed.world.volume("vm").unwrap().is_suspended());
+}
+
+fn until_under_way(bed: &Bed) {
+    while bed.world.under_way().is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_resume_calls_off_a_suspend_that_waits_for_requests() {
+    for noflush in [false, true] {
+        let (_all, bed, written) = with_write_for_space();
+        // A linear volume hands nothing back.
+        let on = if noflush { "on" } else { "vm" };
+        now(&bed, |bed| bed.verbs.create("on", "0 2048 linear @vm 0")).unwrap();
+        let late = begin_write(&bed, on, 256);
+        let suspended = begin(&bed, move |bed| bed.verbs.suspend(on, noflush, &Patient));
+        until_under_way(&bed);
+        now(&bed, move |bed| bed.resume(on)).unwrap();
+        assert_eq!(line_of(end(&suspended)), format!("{on}: suspend: called off by a resume"));
+        assert!(!bed.world.volume(on).unwrap().is_suspended());
+        serves_on(&bed, &written);
+        end(&late).unwrap();
+    }
+}
+
+#[test]
+fn a_suspend_whose_caller_goes_lets_requests_go_on() {
+    for noflush in [false, true] {
+        let (_all, bed, written) = with_write_for_space();
+        now(&bed, |bed| bed.verbs.create("on", "0 2048 linear @vm 0")).unwrap();
+        let (late, gone) = (begin_write(&bed, "on", 256), Arc::new(AtomicBool::new(false)));
+        let hangs_up = HangsUp(gone.clone());
+        let suspended = begin(&bed, move |bed| bed.verbs.suspend("on", noflush, &hangs_up));
+        until_under_way(&bed);
+        gone.store(true, Ordering::Relaxed);
+        assert_eq!(line_of(end(&suspended)), "on: suspend: interrupted by its caller");
+        assert!(!bed.world.volume("on").unwrap().is_suspended());
+        serves_on(&bed, &written);
+        end(&late).unwrap();
+    }
+}
+
+#[test]
+fn a_suspend_whose_caller_goes_before_its_end_is_undone_unless_another_one_was_before() {
+    let (_all, work, _) = folders();
+    let bed = Bed::fresh(&work, "d=0 1024 writecache s disk cache 4096 0");
+    let gone = HangsUp(Arc::new(AtomicBool::new(true)));
+    let line = line_of(bed.verbs.suspend("d", false, &gone));
+    assert_eq!(line, "d: suspend: interrupted by its caller");
+    assert!(!bed.is_suspended("d") && bed.verbs.stuck().is_empty());
+    bed.verbs.suspend("d", false, &Patient).unwrap();
+    bed.verbs.suspend("d", false, &gone).unwrap();
+    assert!(bed.is_suspended("d") && bed.verbs.stuck().is_empty());
+}
+
+#[test]
+fn a_table_whose_caller_goes_while_requests_are_waited_for_leaves_the_old_one() {
+    let (_all, bed, written) = with_write_for_space();
+    now(&bed, |bed| bed.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
+    let gone = Arc::new(AtomicBool::new(false));
+    let hangs_up = HangsUp(gone.clone());
+    let resumed = begin(&bed, move |bed| {
+        let name = "vm".to_owned();
+        bed.verbs.resume(&ResumeParams { name, ..Default::default() }, &hangs_up)
+    });
+    until_under_way(&bed);
+    gone.store(true, Ordering::Relaxed);
+    assert_eq!(line_of(end(&resumed)), "vm: resume: interrupted by its caller");
+    serves_on(&bed, &written);
+    assert!(bed.world.volume("vm").unwrap().inactive_table().is_some());
 }
 
 #[test]
@@ -194,7 +297,7 @@ fn a_table_that_cannot_be_live_gives_way_to_the_one_before_and_so_does_its_recor
         let refused = now(&bed, move |bed| {
             bed.verbs.load("d", TOO_LARGE).unwrap();
             if suspended {
-                bed.verbs.suspend("d", false).unwrap();
+                bed.verbs.suspend("d", false, &Patient).unwrap();
             }
             bed.resume("d")
         });
@@ -252,9 +355,9 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
     // At the gate of the suspended pool, without or with a suspend that waits for it.
     for waits in [false, true] {
         let (_all, bed) = with_pool(&[]);
-        now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
+        now(&bed, |bed| bed.verbs.suspend("p", false, &Patient)).unwrap();
         let written = begin_write(&bed, "vm", 0);
-        let suspended = waits.then(|| begin(&bed, |bed| bed.verbs.suspend("vm", false)));
+        let suspended = waits.then(|| begin(&bed, |bed| bed.verbs.suspend("vm", false, &Patient)));
         while waits && bed.world.under_way().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -278,7 +381,7 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
             bed.verbs.create("cached", "0 2048 writecache s disk @vm 4096 0").unwrap();
         });
         if suspended {
-            now(&bed, |bed| bed.verbs.suspend("p", false)).unwrap();
+            now(&bed, |bed| bed.verbs.suspend("p", false, &Patient)).unwrap();
         }
         let written: Vec<_> = (0..64).map(|n| begin_write(&bed, "cached", n * 8)).collect();
         now(&bed, |bed| bed.verbs.close());
@@ -290,7 +393,7 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
     let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));
     now(&bed, |bed| {
         bed.verbs.create("on", "0 8 linear @d 0").unwrap();
-        bed.verbs.suspend("d", false).unwrap();
+        bed.verbs.suspend("d", false, &Patient).unwrap();
     });
     let written = begin_write(&bed, "on", 0);
     now(&bed, |bed| bed.verbs.close());
@@ -304,7 +407,7 @@ fn a_snapshot_whose_copy_the_end_of_the_server_cuts_short_stays_valid() {
     let table = "v=0 1024 linear disk 0";
     let bed = Arc::new(Bed::fresh(&work, table));
     bed.create("v@mon").unwrap();
-    now(&bed, |bed| bed.verbs.suspend("v@real", false)).unwrap();
+    now(&bed, |bed| bed.verbs.suspend("v@real", false, &Patient)).unwrap();
     let written = begin_write(&bed, "v", 0);
     now(&bed, |bed| bed.verbs.close());
     // The copy cannot be made, and the origin must not change without it: the write fails.

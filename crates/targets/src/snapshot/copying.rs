@@ -217,14 +217,15 @@ impl Job {
 
     /// What waited for room goes back to where it came from; tasks look again, and see that.
     fn hand_back_wanters(&self, env: &Env, parked: &mut [bool]) {
-        let hands_back = self.copying.hands_back.load(Ordering::Acquire);
+        // A suspend that is called off meanwhile fails nothing either.
+        let fails = env.is_ending() && !self.copying.hands_back.load(Ordering::Acquire);
         for (want, parked) in self.wants.iter().zip(parked) {
             match want.by {
                 Wanter::Request(id) if !*parked => {
                     *parked = true;
-                    match hands_back {
-                        true => env.hand_back(id),
-                        false => env.complete(id, Err(SHUTDOWN)),
+                    match fails {
+                        true => env.complete(id, Err(SHUTDOWN)),
+                        false => env.hand_back(id),
                     }
                 }
                 _ => (),

@@ -439,6 +439,19 @@ impl Target for Merge {
         self.side.presuspend();
     }
 
+    /// The task that merges has seen the suspend, or never will: once all tasks have ended a new one
+    /// begins.
+    fn presuspend_undo<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
+        Box::pin(async move {
+            self.attachment.tasks.idle().await;
+            self.side.begin();
+            self.stopping.store(false, Ordering::Release);
+            if !self.failed.load(Ordering::Acquire) {
+                self.start(env);
+            }
+        })
+    }
+
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(self.attachment.pause(env))
     }

@@ -176,6 +176,11 @@ impl Target for Origin {
         self.side.presuspend();
     }
 
+    fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        self.side.begin();
+        Box::pin(std::future::ready(()))
+    }
+
     fn suspend<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async {
             self.tasks.idle().await;

@@ -593,6 +593,11 @@ impl Target for Thin {
         }
     }
 
+    fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        self.attached().inspect(|attachment| attachment.serve_again());
+        Box::pin(std::future::ready(()))
+    }
+
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(async move {
             let Some(attachment) = self.attached() else { return Ok(()) };

@@ -405,6 +405,13 @@ impl Target for WriteCache {
         self.changed.notify(usize::MAX);
     }
 
+    /// A `flush` message that the suspend ended has told its sender to send it again.
+    fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        let mut state = self.state.lock();
+        (state.suspending, state.handing_back) = (false, false);
+        Box::pin(std::future::ready(()))
+    }
+
     fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(self.stop(env))
     }

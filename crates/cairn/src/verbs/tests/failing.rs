@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use super::half_way::{TABLE, VERBS, Verb, full_house};
 use super::{end, now};
-use crate::verbs::snap::tests::{Bed, Content, SECTORS, all_of, copy, folders};
+use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, copy, folders};
 use crate::verbs::steps::Step;
 
 /// Which file fails, and which were written or flushed.
@@ -411,7 +411,7 @@ fn a_snapshot_that_cannot_be_brought_up_again_can_be_removed_or_comes_back_with_
 fn a_volume_that_its_user_suspended_is_not_brought_back() {
     let (_all, work, _) = folders();
     let (bed, faults) = over_a_dead_store(&work);
-    bed.verbs.suspend("v@mon", false).unwrap();
+    bed.verbs.suspend("v@mon", false, &Patient).unwrap();
     assert!(bed.verbs.stuck().is_empty() && bed.is_suspended("v@mon"));
     faults.lock().failing = None;
     bed.verbs.snap_grow("v@mon", 2 << 20).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cairn_outcome::failure::Outcome;
 
-use super::{begin, end, line_of, now};
+use super::{HangsUp, begin, end, line_of, now};
 use crate::control::rpc::{MessageParams, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
 use crate::state::{Record, StateFile};
@@ -66,7 +66,7 @@ fn a_resume_that_would_orphan_dirty_data_is_refused_and_clients_are_served() {
         let bed = dirty(&work);
         bed.verbs.load("c", BARE).unwrap();
         if suspended {
-            bed.verbs.suspend("c", false).unwrap();
+            bed.verbs.suspend("c", false, &Patient).unwrap();
         }
         assert_eq!(bed.resume("c").unwrap_err().to_string(), FOUND);
         is_as_it_was(&bed, Some(BARE));
@@ -95,7 +95,7 @@ fn a_replace_that_would_orphan_dirty_data_leaves_everything_as_it_was() {
     fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
     replace(&bed, &replacing(super::TOO_LARGE)).unwrap_err();
     is_as_it_was(&bed, None);
-    bed.verbs.suspend("c", false).unwrap();
+    bed.verbs.suspend("c", false, &Patient).unwrap();
     let line = replace(&bed, &replacing(BARE)).unwrap_err().to_string();
     assert_eq!(line, "c: state: found suspended, expected a live volume");
     bed.resume("c").unwrap();
@@ -242,12 +242,12 @@ fn a_flush_whose_caller_is_gone_ends_and_leaves_the_old_table() {
     bed.write("c", 0, 64, 7);
     let params = ReplaceParams { flush: true, ..replacing("0 1024 linear @d 0") };
     let line = bed.verbs.replace(&params, &Gone).unwrap_err().to_string();
-    assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
+    assert_eq!(line, "c: flush: interrupted by its caller");
     let volume = bed.world.volume("c").unwrap();
     assert!(!volume.is_suspended() && volume.inactive_table().is_none());
     assert!(bed.world.under_way().is_empty());
     assert_eq!(bed.bytes("c"), new());
-    bed.verbs.suspend("d", false).unwrap();
+    bed.verbs.suspend("d", false, &Patient).unwrap();
     bed.resume("d").unwrap();
 }
 
@@ -292,7 +292,7 @@ fn replace_of_a_merge_by_its_origin_is_refused_until_all_is_merged() {
     bed.verbs.create("s", "0 1024 snapshot @d cow P 8").unwrap();
     bed.write("s", 600, 8, 7);
     bed.write("s", 0, 16, 7);
-    bed.verbs.suspend("s", false).unwrap();
+    bed.verbs.suspend("s", false, &Patient).unwrap();
     replace(&bed, &replacing("0 1024 snapshot-merge @d cow P 8")).unwrap();
     while bed.verbs.status_of("c").unwrap() != "Merge failed" {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -415,15 +415,6 @@ fn a_record_that_cannot_be_written_during_a_swap_is_written_with_the_next_change
     }
 }
 
-/// Who hangs up when told to.
-struct HangsUp(Arc<AtomicBool>);
-
-impl Caller for HangsUp {
-    fn is_gone(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 #[test]
 fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
     let (_all, work, _) = folders();
@@ -442,9 +433,9 @@ fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
     while bed.world.under_way().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let busy = "c: state: found a replace under way, expected none";
-    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("c", false))), busy);
-    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("c", true))), busy);
+    let busy = "c: a replace is under way; wait for it, or interrupt that replace";
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("c", false, &Patient))), busy);
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("c", true, &Patient))), busy);
     assert_eq!(line_of(now(&bed, |bed| bed.verbs.clear("c"))), busy);
     assert_eq!(line_of(now(&bed, |bed| bed.verbs.load("c", "0 8 zero"))), busy);
     assert_eq!(line_of(now(&bed, |bed| bed.verbs.remove("c"))), busy);
@@ -452,7 +443,7 @@ fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
     assert_eq!(line_of(now(&bed, |bed| bed.replace("c", "0 8 zero", false))), busy);
     assert_eq!(line_of(now(&bed, |bed| bed.create("c@mon"))), busy);
     let beneath = "d: state: found volume 'c' on it, whose table is being replaced, expected none";
-    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("d", false))), beneath);
+    assert_eq!(line_of(now(&bed, |bed| bed.verbs.suspend("d", false, &Patient))), beneath);
     assert_eq!(line_of(now(&bed, |bed| bed.replace("d", BARE, false))), beneath);
     now(&bed, |bed| bed.verbs.load("d", BARE)).unwrap();
     assert_eq!(line_of(now(&bed, |bed| bed.resume("d"))), beneath);
@@ -462,7 +453,7 @@ fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
     now(&bed, |bed| bed.verbs.remove("e")).unwrap();
     gone.store(true, Ordering::Relaxed);
     let line = line_of(end(&replaced));
-    assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
+    assert_eq!(line, "c: flush: interrupted by its caller");
     now(&bed, |bed| bed.verbs.clear("c")).unwrap();
     let volume = bed.world.volume("c").unwrap();
     assert!(!volume.is_suspended() && volume.inactive_table().is_none());
@@ -479,7 +470,7 @@ fn a_caller_who_is_gone_by_the_time_of_the_suspend_leaves_the_old_table() {
     });
     let params = ReplaceParams { flush: true, ..replacing(BARE) };
     let line = bed.verbs.replace(&params, &HangsUp(gone)).unwrap_err().to_string();
-    assert_eq!(line, "c: flush: found nobody who waits, expected a caller");
+    assert_eq!(line, "c: replace: interrupted by its caller");
     is_as_it_was(&bed, None);
 }
 

@@ -122,6 +122,19 @@ fn a_suspend_stops_the_merge_and_a_resume_or_crash_goes_on() {
 }
 
 #[test]
+fn after_a_suspend_that_was_called_off_the_merge_goes_on() {
+    for mode in [SuspendMode::NoFlush, SuspendMode::Flush] {
+        let (bed, content, _) = written();
+        bed.load("o", MERGE);
+        bed.call_off("o", mode);
+        assert_ne!(bed.status("o"), "16/2048 16");
+        bed.settle();
+        assert_eq!(bed.status("o"), "16/2048 16");
+        assert_eq!(bed.bytes("o", 0, 512), content);
+    }
+}
+
+#[test]
 fn a_run_that_is_copied_again_is_one_line_with_the_volumes_name() {
     let (bed, content, _) = written();
     bed.load("o", MERGE);

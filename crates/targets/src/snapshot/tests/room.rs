@@ -115,6 +115,23 @@ fn a_store_that_does_not_grow_in_time_ends_the_snapshot() {
 }
 
 #[test]
+fn after_a_suspend_that_was_called_off_writes_wait_for_room_again() {
+    for mode in [SuspendMode::NoFlush, SuspendMode::Flush] {
+        let bed = waiting(600);
+        bed.call_off("o", mode);
+        bed.settle();
+        assert_eq!(bed.labels(), [""; 0]);
+        bed.drive("cow0").resize(SectorCount(2048));
+        bed.suspend("s", mode);
+        bed.resume("s").unwrap();
+        bed.settle();
+        assert_eq!(bed.labels(), ["write"]);
+        assert!(bed.ends.borrow().iter().all(|(_, result)| result.is_ok()));
+        assert_eq!(bed.bytes("s", 0, 512), initial(0, 512));
+    }
+}
+
+#[test]
 fn suspend_hands_back_what_waits_for_room() {
     for mode in [SuspendMode::NoFlush, SuspendMode::Flush] {
         let bed = waiting(600);

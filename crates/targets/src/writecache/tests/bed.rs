@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, FailureCursor, Flags, Io, IoError, IoResult, MappedDevice,
+    CallOff, ConfigError, Disk, Env, FailureCursor, Flags, Io, IoError, IoResult, MappedDevice,
     MessageError, Op, Registry, Resumed, Sector, SectorCount, SuspendMode, Table, TableContext,
     TableLine, Target, TargetTypes,
 };
@@ -225,6 +225,16 @@ impl Bed {
             }
         });
         answer
+    }
+
+    /// Begins to suspend the volume, which is called off.
+    pub fn call_off(&self, mode: SuspendMode) {
+        let (volume, call_off) = (self.volume.clone(), CallOff::default());
+        call_off.call();
+        let suspended = self
+            .sim
+            .block_on(0, |env| async move { volume.suspend_unless(&env, mode, &call_off).await });
+        assert_eq!(suspended.ok(), Some(false));
     }
 
     pub fn suspend(&self, mode: SuspendMode) {

@@ -35,6 +35,32 @@ fn a_suspend_that_does_not_flush_hands_back_the_writes_that_wait_for_a_slot() {
 }
 
 #[test]
+fn after_a_suspend_that_was_called_off_writes_wait_for_slots_again() {
+    for mode in [SuspendMode::NoFlush, SuspendMode::Flush] {
+        let bed = Bed::live(1, "pause_writeback 60000");
+        bed.write_fua(0, 8, 1).unwrap();
+        bed.origin.faults().add(Fault {
+            effect: Effect::Delay(Duration::from_millis(50)),
+            ..Fault::error(OpSet::WRITES)
+        });
+        bed.start_message("flush");
+        bed.run(Duration::from_millis(1));
+        bed.start("one", |env| write_io(env, 0, 8, 2));
+        bed.run(Duration::from_millis(1));
+        bed.call_off(mode);
+        bed.start("two", |env| write_io(env, 0, 8, 3));
+        bed.run(Duration::from_millis(1));
+        assert_eq!(bed.ends.count(), 0, "handed back, and it waits again");
+        bed.run(Duration::from_secs(1));
+        assert_eq!(bed.ends.count(), 2);
+        assert!([2, 3].contains(&bed.byte(0)));
+        bed.start_message("flush");
+        bed.run(Duration::from_secs(1));
+        assert!(bed.volume.dirty().is_empty());
+    }
+}
+
+#[test]
 fn what_is_dirty_stays_in_the_cache_over_a_suspend() {
     let bed = Bed::live(8, "");
     bed.write(0, 8, 1).unwrap();

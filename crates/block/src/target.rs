@@ -16,6 +16,7 @@ use crate::error::{ConfigError, IoError, IoResult};
 use crate::events::Events;
 use crate::failures::FailureCount;
 use crate::registry::Registry;
+use crate::report::Report;
 use crate::request::Request;
 use crate::units::{Sector, SectorCount, SectorRange};
 
@@ -76,6 +77,8 @@ pub enum MessageError {
 pub struct Dirty {
     /// How much.
     pub sectors: SectorCount,
+    /// In blocks of this size.
+    pub block: SectorCount,
     /// What lacks it: who serves this device without the target serves old data.
     pub origin: Arc<dyn Disk>,
     /// Where it is: the device, as the table line names it.
@@ -188,9 +191,14 @@ pub trait Target: Send + Sync {
         self.lowers().iter().for_each(|lower| lower.acknowledge_failures(lower.failures()));
     }
 
-    /// The status line's fields after the target's name; empty if it has none.
+    /// What it says about itself.
+    fn report(&self) -> Report {
+        Report::NONE
+    }
+
+    /// The status line after the target's name, as the kernel prints it.
     fn status(&self) -> String {
-        String::new()
+        self.report().line()
     }
 
     /// The table line's fields after the target's name, as the kernel prints them.

@@ -123,20 +123,12 @@ fn conclude(end: End, left: Left) -> Outcome<u8> {
     }
 }
 
-/// What the origin does not have yet, as the status lines tell: field 2 is the number of blocks,
-/// field 3 how many are free; word 4 of the table line is the block size.
+/// What the origin does not have yet.
 fn left(volume: &MappedDevice) -> Left {
     let mut left = Left::default();
-    let table = volume.live_table();
-    for line in table.iter().flat_map(|table| table.lines()).filter(|line| line.name == TARGET) {
-        let status = line.target.status();
-        let field = |index: usize| status.split_whitespace().nth(index)?.parse::<u64>().ok();
-        let (Some(all), Some(free)) = (field(1), field(2)) else { continue };
-        let blocks = all.saturating_sub(free);
-        let block =
-            line.target.table().split_whitespace().nth(3).and_then(|word| word.parse().ok());
-        left.blocks += blocks;
-        left.bytes += blocks * block.unwrap_or(0);
+    for dirty in volume.dirty() {
+        left.blocks += dirty.sectors.0 / dirty.block.0;
+        left.bytes += dirty.sectors.to_bytes();
     }
     left
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use cairn_block::{ConfigKind, Line, MappedDevice, Table};
+use cairn_block::{ConfigKind, Line, MappedDevice, Report, Table, Value as Told};
 use cairn_outcome::failure::{Outcome, refused};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -18,6 +18,9 @@ use crate::world::World;
 
 /// Targets that the kernel does not have.
 const CAIRN_TARGETS: [&str; 1] = ["passthrough"];
+
+/// Fields by name.
+pub type Fields = BTreeMap<String, Value>;
 
 /// The state of a volume.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,7 +70,7 @@ pub struct ReportLine {
     pub params: String,
     /// The status fields by name, if the target names them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub fields: BTreeMap<String, Value>,
+    pub fields: Fields,
 }
 
 /// A kind of target.
@@ -125,9 +128,11 @@ pub fn status(world: &World, name: Option<&str>) -> Outcome<Vec<VolumeLines>> {
     Ok(volumes
         .map(|volume| {
             let table = volume.live_table();
-            let lines = lines_of(table.as_deref(), |line| line.target.status());
-            let name = volume.volume().to_owned();
-            VolumeLines { name, lines: lines.into_iter().map(with_fields).collect() }
+            let lines = lines_of(table.as_deref(), |line| {
+                let report = line.target.report();
+                (report.line(), fields_of(&report))
+            });
+            VolumeLines { name: volume.volume().to_owned(), lines }
         })
         .collect())
 }
@@ -141,7 +146,7 @@ pub fn tables(world: &World, params: &TableParams) -> Outcome<Vec<VolumeLines>> 
     for volume in chosen(world, params.name.as_deref())? {
         let table = if params.inactive { volume.inactive_table() } else { volume.live_table() };
         let name = volume.volume().to_owned();
-        let mut lines = lines_of(table.as_deref(), |line| line.target.table());
+        let mut lines = lines_of(table.as_deref(), |line| (line.target.table(), BTreeMap::new()));
         if params.kernel {
             for line in &mut lines {
                 kernel_words(&name, line)?;
@@ -152,29 +157,41 @@ pub fn tables(world: &World, params: &TableParams) -> Outcome<Vec<VolumeLines>> 
     Ok(all)
 }
 
-fn lines_of(table: Option<&Table>, params: impl Fn(&Line) -> String) -> Vec<ReportLine> {
+/// The lines of a table, each with the text and the fields that `tell` answers.
+fn lines_of(table: Option<&Table>, tell: impl Fn(&Line) -> (String, Fields)) -> Vec<ReportLine> {
     let lines = table.into_iter().flat_map(Table::lines);
     lines
-        .map(|line| ReportLine {
-            start: line.start.0,
-            length: line.len.0,
-            target: line.name.clone(),
-            params: params(line),
-            fields: BTreeMap::new(),
+        .map(|line| {
+            let (params, fields) = tell(line);
+            let (start, length, target) = (line.start.0, line.len.0, line.name.clone());
+            ReportLine { start, length, target, params, fields }
         })
         .collect()
 }
 
-/// Names the fields of a status line, numbers as numbers.
-fn with_fields(mut line: ReportLine) -> ReportLine {
-    let all = cairn_targets::all();
-    let spec = all.iter().find(|(kind, _)| kind.name() == line.target).map(|(_, spec)| spec);
-    let names = spec.map_or(&[][..], |spec| spec.status_fields);
-    for (name, word) in names.iter().zip(line.params.split_whitespace()) {
-        let value = word.parse::<u64>().map_or_else(|_| Value::from(word), Value::from);
-        line.fields.insert((*name).to_owned(), value);
+/// A report's fields as JSON. A share is two numbers beside its text; a target that has no fields to
+/// show has its state.
+fn fields_of(report: &Report) -> Fields {
+    let mut fields = Fields::new();
+    let mut add = |name: &str, value: Value| _ = fields.insert(name.to_owned(), value);
+    if let Some(state) = report.state() {
+        add("state", Value::from(state));
     }
-    line
+    for (field, value) in report.fields() {
+        match value {
+            Told::Counter(number) | Told::Gauge(number) => add(field.name, Value::from(*number)),
+            Told::Share(used, total) => {
+                add(field.name, Value::from(value.to_string()));
+                let (first, rest) = field.name.split_once('/').unwrap_or((field.name, "total"));
+                let what = rest.strip_prefix("total").unwrap_or_default();
+                add(&format!("{first}{what}"), Value::from(*used));
+                add(&format!("total{what}"), Value::from(*total));
+            }
+            Told::Names(names) => add(field.name, Value::from(names.clone())),
+            Told::State(_) | Told::Absent => add(field.name, Value::from(value.to_string())),
+        }
+    }
+    fields
 }
 
 /// Writes a line as the kernel takes it: volumes by their place under /dev/mapper.
@@ -257,12 +274,23 @@ pub fn targets_text(targets: &[TargetInfo]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{ReportLine, VolumeLines, kernel_words, lines_text};
+    use super::*;
     use std::collections::BTreeMap;
 
     fn line(target: &str, params: &str) -> ReportLine {
         let (target, params) = (target.to_owned(), params.to_owned());
         ReportLine { start: 0, length: 8, target, params, fields: BTreeMap::new() }
+    }
+
+    #[test]
+    fn fields_of_a_report_are_typed() {
+        let spec = cairn_targets::snapshot::SNAPSHOT_SPEC.status_fields;
+        let fields = fields_of(&Report::new(spec, [Told::Share(48, 128), Told::Gauge(16)]));
+        let text = serde_json::to_string(&fields).unwrap();
+        let expected = r#"{"allocated":48,"allocated/total":"48/128","metadata":16,"total":128}"#;
+        assert_eq!(text, expected);
+        let failed = fields_of(&Report::State("Fail"));
+        assert_eq!(serde_json::to_string(&failed).unwrap(), r#"{"state":"Fail"}"#);
     }
 
     #[test]

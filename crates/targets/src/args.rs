@@ -11,7 +11,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Ctor, Disk, Registry, Sector, SectorCount};
+use cairn_block::{ConfigError, Ctor, Disk, Field, Registry, Sector, SectorCount};
 
 use crate::area::Area;
 
@@ -45,7 +45,7 @@ pub struct Spec {
     /// The optional arguments.
     pub options: &'static [OptionSpec],
     /// The fields of the status line after the target's name, in order.
-    pub status_fields: &'static [&'static str],
+    pub status_fields: &'static [Field],
     /// The first words of its messages.
     pub messages: &'static [&'static str],
 }

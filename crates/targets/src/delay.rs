@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Op, Request, RequestId,
-    SectorRange, SuspendMode, Target, TargetType, Time, Verdict,
+    ConfigError, Ctor, Disk, Env, Extent, Field, IoError, LocalFuture, Op, Report, Request,
+    RequestId, SectorRange, SuspendMode, Target, TargetType, Time, Unit, Value, Verdict,
 };
 use event_listener::Event;
 use futures_util::future::select;
@@ -36,12 +36,15 @@ use futures_util::future::select;
 use crate::area::Area;
 use crate::args::{Args, Spec};
 
+/// The fields of the report: how many requests of each class wait now.
+const FIELDS: &[Field] = &[
+    Field::new("delayed_reads", Unit::Requests),
+    Field::new("delayed_writes", Unit::Requests),
+    Field::new("delayed_flushes", Unit::Requests),
+];
+
 /// The words of `delay`.
-pub const SPEC: Spec = Spec {
-    options: &[],
-    status_fields: &["delayed_reads", "delayed_writes", "delayed_flushes"],
-    messages: &[],
-};
+pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &[] };
 
 /// What a request is remembered by once it has waited.
 const HAS_WAITED: u64 = 1;
@@ -68,7 +71,7 @@ impl TargetType for DelayType {
 }
 
 /// The classes of requests, in the order of the arguments and of the status fields.
-const CLASSES: usize = SPEC.status_fields.len();
+const CLASSES: usize = FIELDS.len();
 
 fn class_of(op: Op) -> usize {
     match op {
@@ -286,8 +289,11 @@ impl Target for Delay {
         })
     }
 
-    fn status(&self) -> String {
-        self.queue.waiting.lock().counts.map(|count| count.to_string()).join(" ")
+    fn report(&self) -> Report {
+        Report::new(
+            FIELDS,
+            self.queue.waiting.lock().counts.map(|count| Value::Gauge(count as u64)),
+        )
     }
 
     fn table(&self) -> String {

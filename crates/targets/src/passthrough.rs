@@ -16,23 +16,30 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Counters, Ctor, Dirty, Disk, EndIo, Env, Extent, IoError, IoResult, Limits,
-    LocalFuture, MessageError, Op, Request, SectorRange, SuspendMode, Target, TargetType, Verdict,
+    ConfigError, Counters, Ctor, Dirty, Disk, EndIo, Env, Extent, Field, IoError, IoResult, Limits,
+    LocalFuture, MessageError, Op, Report, Request, SectorRange, SuspendMode, Target, TargetType,
+    Unit, Value, Verdict,
 };
 
 use crate::area::Area;
 use crate::args::{Args, Spec};
 
+/// The fields of the report: how many requests of each kind came, and how many failed.
+const FIELDS: &[Field] = &[
+    Field::new("reads", Unit::Requests),
+    Field::new("writes", Unit::Requests),
+    Field::new("flushes", Unit::Requests),
+    Field::new("discards", Unit::Requests),
+    Field::new("write_zeroes", Unit::Requests),
+    Field::new("errors", Unit::Requests),
+];
+
 /// The words of `passthrough`. The parser, the status line, the messages and the test of the
 /// manual all read them here, so none can drift.
-pub const SPEC: Spec = Spec {
-    options: &[],
-    status_fields: &["reads", "writes", "flushes", "discards", "write_zeroes", "errors"],
-    messages: &["reset_counters"],
-};
+pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &["reset_counters"] };
 
 /// One counter per status field.
-const COUNTERS: usize = SPEC.status_fields.len();
+const COUNTERS: usize = FIELDS.len();
 const ERRORS: usize = COUNTERS - 1;
 
 /// The kind of target: what a table line's third word names.
@@ -160,8 +167,8 @@ impl Target for Passthrough {
 
     /// The fields of the status line after the target's name, separated by single spaces.
     /// Never waits.
-    fn status(&self) -> String {
-        self.counters.read().map(|count| count.to_string()).join(" ")
+    fn report(&self) -> Report {
+        Report::new(FIELDS, self.counters.read().map(Value::Counter))
     }
 
     /// The words of the table line after the target's name: parsing them gives this target

@@ -18,20 +18,24 @@ use std::sync::Arc;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, ExtentKind, Io, IoError, IoResult,
-    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, Target, TargetType,
-    Verdict,
+    ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, ExtentKind, Field, Io, IoError,
+    IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, Target,
+    TargetType, Unit, Value, Verdict,
 };
 
 use crate::area::Area;
 use crate::args::{Args, Spec};
 
-/// The words of `striped`. The devices repeat, one field per stripe.
-pub const SPEC: Spec = Spec {
-    options: &[],
-    status_fields: &["#stripes", "device...", "#groups", "health"],
-    messages: &[],
-};
+/// The fields of the report. `health` has a letter per stripe: `A` alive, `D` had an error.
+const FIELDS: &[Field] = &[
+    Field::new("stripes", Unit::None),
+    Field::new("devices", Unit::None),
+    Field::new("groups", Unit::None),
+    Field::new("health", Unit::None),
+];
+
+/// The words of `striped`.
+pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &[] };
 
 /// The chunks that one answer to `extents` asks about at most.
 const EXTENT_CHUNKS: usize = 256;
@@ -214,21 +218,16 @@ impl Target for Striped {
         Limits { io_min: bytes(chunk).max(stacked.io_min), io_opt, ..stacked }
     }
 
-    /// `<#stripes> <device>... 1 <health>`, where health has a letter per stripe: `A` alive,
-    /// `D` had an error.
-    fn status(&self) -> String {
-        let mut status = self.layout.stripes.to_string();
-        for stripe in self.stripes.iter() {
-            status = status + " " + &stripe.area.argument;
-        }
-        status.push_str(" 1 ");
-        status.extend(self.stripes.iter().map(
-            |stripe| match stripe.errors.load(Ordering::Relaxed) {
-                0 => 'A',
-                _ => 'D',
-            },
-        ));
-        status
+    fn report(&self) -> Report {
+        let names = self.stripes.iter().map(|stripe| stripe.area.argument.clone()).collect();
+        let letter = |stripe: &Stripe| match stripe.errors.load(Ordering::Relaxed) {
+            0 => 'A',
+            _ => 'D',
+        };
+        let health = self.stripes.iter().map(letter).collect();
+        let stripes = Value::Gauge(self.stripes.len() as u64);
+        let values = [stripes, Value::Names(names), Value::Gauge(1), Value::Names(vec![health])];
+        Report::new(FIELDS, values)
     }
 
     fn table(&self) -> String {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, Io, IoError,
-    MappedDevice, Sector, SectorCount, SectorRange, TaskGroup, mutants,
+    MappedDevice, Report, Sector, SectorCount, SectorRange, TaskGroup, mutants,
 };
 use cairn_format::probe::Kind as Signature;
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
@@ -448,12 +448,12 @@ impl Attachment {
         flushed.and(marked)
     }
 
-    /// The status line.
-    pub fn status(&self, merge_failed: bool) -> String {
+    /// What the table says about itself.
+    pub fn report(&self, merge_failed: bool) -> Report {
         let chunk = u64::from(self.config.chunk.sectors());
         let head = if self.config.kind.is_persistent() { 2 * chunk } else { 0 };
         let fresh = [head, self.config.cow.disk.sectors().0, head];
         let core = self.core_if_live().map(Arc::as_ref);
-        status::line(core, merge_failed, fresh)
+        status::report(core, merge_failed, fresh)
     }
 }

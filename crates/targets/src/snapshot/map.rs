@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use cairn_block::{
     Claim, ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
-    LocalFuture, Op, Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
+    LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, Target, TargetType,
+    Verdict,
 };
 
 use super::attachment::Attachment;
@@ -333,8 +334,8 @@ impl Target for Snapshot {
         })
     }
 
-    fn status(&self) -> String {
-        self.attachment.status(false)
+    fn report(&self) -> Report {
+        self.attachment.report(false)
     }
 
     fn table(&self) -> String {

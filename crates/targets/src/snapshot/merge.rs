@@ -30,8 +30,8 @@ use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
     Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult,
-    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange, SuspendMode, Target,
-    TargetType, Verdict, mutants,
+    Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, SuspendMode,
+    Target, TargetType, Verdict, mutants,
 };
 use cairn_format::snapshot::{Layout, Record};
 
@@ -471,8 +471,8 @@ impl Target for Merge {
         origin.acknowledge_failures(origin.failures());
     }
 
-    fn status(&self) -> String {
-        self.attachment.status(self.failed.load(Ordering::Acquire))
+    fn report(&self) -> Report {
+        self.attachment.report(self.failed.load(Ordering::Acquire))
     }
 
     fn table(&self) -> String {
@@ -506,7 +506,8 @@ impl Target for Merge {
         // The last chunk may reach beyond the origin's end.
         let sectors = SectorCount(sectors.min(origin.sectors().0));
         let device = self.attachment.config.cow.argument.clone();
-        (sectors.0 > 0).then_some(Dirty { sectors, origin, device })
+        let block = SectorCount(core.chunk_sectors());
+        (sectors.0 > 0).then_some(Dirty { sectors, block, origin, device })
     }
 
     fn parting_word(&self) -> Option<String> {

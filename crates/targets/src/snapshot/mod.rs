@@ -78,4 +78,5 @@ pub use config::{MERGE_SPEC, ORIGIN_SPEC, SNAPSHOT_SPEC, kernel_words};
 pub use map::{Snapshot, SnapshotType};
 pub use merge::{Merge, MergeType};
 pub use origin::OriginType;
+pub use status::{ALLOCATED, METADATA};
 pub use table::Locks;

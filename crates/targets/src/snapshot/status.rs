@@ -1,21 +1,28 @@
-//! The status line of `snapshot` and `snapshot-merge`.
+//! The report of `snapshot` and `snapshot-merge`.
+
+use cairn_block::{Field, Report, Unit, Value};
 
 use super::core::{Condition, Core};
 
+/// The field that says how much of the store is in use, its metadata included.
+pub const ALLOCATED: &str = "allocated/total";
+/// The field that says how much of that is metadata.
+pub const METADATA: &str = "metadata";
 /// The fields of the status line, unless one word says that the snapshot is not well.
-pub const STATUS_FIELDS: &[&str] = &["allocated/total", "metadata"];
+pub const STATUS_FIELDS: &[Field] =
+    &[Field::new(ALLOCATED, Unit::Sectors), Field::new(METADATA, Unit::Sectors)];
 
-/// The status of what a target serves; a table that was never live has nothing allocated.
-pub(super) fn line(core: Option<&Core>, merge_failed: bool, fresh: [u64; 3]) -> String {
+/// The report of what a target serves; a table that was never live has nothing allocated.
+pub(super) fn report(core: Option<&Core>, merge_failed: bool, fresh: [u64; 3]) -> Report {
     let usage = match core {
         Some(core) if !core.is_readable() && core.condition() != Condition::Stopped => {
-            return "Invalid".to_owned();
+            return Report::State("Invalid");
         }
-        Some(_) if merge_failed => return "Merge failed".to_owned(),
-        Some(core) if core.condition() == Condition::Overflow => return "Overflow".to_owned(),
+        Some(_) if merge_failed => return Report::State("Merge failed"),
+        Some(core) if core.condition() == Condition::Overflow => return Report::State("Overflow"),
         Some(core) => core.store.usage(),
         None => fresh,
     };
     let [allocated, total, metadata] = usage;
-    format!("{allocated}/{total} {metadata}")
+    Report::new(STATUS_FIELDS, [Value::Share(allocated, total), Value::Gauge(metadata)])
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use cairn_block::sync::MutexGuard;
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind,
-    FailureCount, Flags, IoError, IoResult, Limits, LocalFuture, Op, Request, Sector, SectorCount,
-    SectorRange, SuspendMode, Target, TargetType, Verdict, mutants,
+    FailureCount, Flags, IoError, IoResult, Limits, LocalFuture, Op, Report, Request, Sector,
+    SectorCount, SectorRange, SuspendMode, Target, TargetType, Verdict, mutants,
 };
 use cairn_format::thin::{DataBlock, DeviceId};
 
@@ -633,10 +633,10 @@ impl Target for Thin {
         data.acknowledge_failures(data.failures());
     }
 
-    fn status(&self) -> String {
+    fn report(&self) -> Report {
         match self.attached() {
-            Some(attachment) => status::thin_line(&attachment.pool, &attachment.volume),
-            None => "0 -".to_owned(),
+            Some(attachment) => status::of_volume(&attachment.pool, &attachment.volume),
+            None => status::of_fresh_volume(),
         }
     }
 

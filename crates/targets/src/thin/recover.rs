@@ -13,8 +13,8 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, Extent, IoError, Limits,
-    LocalFuture, MessageError, Request, Sector, SectorCount, SectorRange, Target, TargetType,
-    Verdict,
+    LocalFuture, MessageError, Report, Request, Sector, SectorCount, SectorRange, Target,
+    TargetType, Verdict,
 };
 use cairn_format::probe::Kind;
 use cairn_format::thin::{DataBlockSize, Opening};
@@ -392,10 +392,10 @@ impl Target for ThinPool {
         data.acknowledge_failures(data.failures());
     }
 
-    fn status(&self) -> String {
+    fn report(&self) -> Report {
         match self.pool() {
-            Some(pool) => status::pool_line(&pool),
-            None => status::fresh_pool_line(&self.config),
+            Some(pool) => status::of_pool(&pool),
+            None => status::of_fresh_pool(&self.config),
         }
     }
 

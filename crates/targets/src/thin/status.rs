@@ -1,6 +1,6 @@
-//! The status lines of `thin-pool` and `thin`.
+//! The reports of `thin-pool` and `thin`.
 
-use cairn_block::SectorCount;
+use cairn_block::{Field, Report, SectorCount, Unit, Value};
 
 use super::config::{Discards, PoolConfig};
 use super::pool::{Mode, Pool};
@@ -9,20 +9,23 @@ use super::volume::Volume;
 use crate::args::Device;
 
 /// The fields of a pool's status line, unless one word says that it has failed.
-pub const POOL_FIELDS: &[&str] = &[
-    "transaction_id",
-    "used/total_metadata",
-    "used/total_data",
-    "held_metadata_root",
-    "mode",
-    "discards",
-    "no_space",
-    "needs_check",
-    "metadata_low_watermark",
+pub const POOL_FIELDS: &[Field] = &[
+    Field::new("transaction_id", Unit::None),
+    Field::new("used/total_metadata", Unit::Blocks),
+    Field::new("used/total_data", Unit::Blocks),
+    Field::new("held_metadata_root", Unit::None),
+    Field::new("mode", Unit::None),
+    Field::new("discards", Unit::None),
+    Field::new("no_space", Unit::None),
+    Field::new("needs_check", Unit::None),
+    Field::new("metadata_low_watermark", Unit::Blocks),
 ];
 
 /// The fields of a volume's status line, unless one word says that the pool has failed.
-pub const THIN_FIELDS: &[&str] = &["mapped_sectors", "highest_mapped_sector"];
+pub const THIN_FIELDS: &[Field] = &[
+    Field::new("mapped_sectors", Unit::Sectors),
+    Field::new("highest_mapped_sector", Unit::Sectors),
+];
 
 /// Most metadata blocks of the reserve that a status line counts as used.
 const RESERVE_MAX: u64 = 4096;
@@ -53,61 +56,67 @@ fn no_space_word(error: bool) -> &'static str {
     if error { "error_if_no_space" } else { "queue_if_no_space" }
 }
 
-/// The status of a pool.
-pub(super) fn pool_line(pool: &Pool) -> String {
+/// The report of a pool.
+pub(super) fn of_pool(pool: &Pool) -> Report {
     if pool.mode() == Mode::Fail {
-        return "Fail".to_owned();
+        return Report::State("Fail");
     }
     let facts = pool.metadata.facts();
     let metadata = pool.metadata.metadata_use();
     let (total, _) = pool.metadata.data_use();
     let used = total.saturating_sub(pool.free_data());
     let used_metadata = (metadata.used + reserve(metadata.total)).min(metadata.total);
-    let held = facts.held_root.map_or("-".to_owned(), |block| block.to_string());
-    format!(
-        "{} {used_metadata}/{} {used}/{total} {held} {} {} {} {} {}",
-        facts.transaction_id,
-        metadata.total,
-        mode_word(pool.mode()),
-        discards_word(pool.discards(), &pool.data),
-        no_space_word(pool.fails_when_full()),
-        if facts.needs_check { "needs_check" } else { "-" },
-        metadata_low_watermark(metadata.total),
-    )
+    let values = [
+        Value::Gauge(facts.transaction_id),
+        Value::Share(used_metadata, metadata.total),
+        Value::Share(used, total),
+        facts.held_root.map_or(Value::Absent, Value::Gauge),
+        Value::State(mode_word(pool.mode())),
+        Value::State(discards_word(pool.discards(), &pool.data)),
+        Value::State(no_space_word(pool.fails_when_full())),
+        if facts.needs_check { Value::State("needs_check") } else { Value::Absent },
+        Value::Gauge(metadata_low_watermark(metadata.total)),
+    ];
+    Report::new(POOL_FIELDS, values)
 }
 
-/// The status of a pool whose table was never live.
-pub(super) fn fresh_pool_line(config: &PoolConfig) -> String {
+/// The report of a pool whose table was never live.
+pub(super) fn of_fresh_pool(config: &PoolConfig) -> Report {
     let metadata = config.metadata.disk.sectors().0 / 8;
-    format!(
-        "0 0/{metadata} 0/{} - {} {} {} - {}",
-        config.data_blocks,
-        if config.options.read_only { "ro" } else { "rw" },
-        discards_word(config.options.discards, &config.data),
-        no_space_word(config.options.error_if_full),
-        metadata_low_watermark(metadata),
-    )
+    let values = [
+        Value::Gauge(0),
+        Value::Share(0, metadata),
+        Value::Share(0, config.data_blocks),
+        Value::Absent,
+        Value::State(if config.options.read_only { "ro" } else { "rw" }),
+        Value::State(discards_word(config.options.discards, &config.data)),
+        Value::State(no_space_word(config.options.error_if_full)),
+        Value::Absent,
+        Value::Gauge(metadata_low_watermark(metadata)),
+    ];
+    Report::new(POOL_FIELDS, values)
 }
 
-/// The status of a volume.
-pub(super) fn thin_line(pool: &Pool, volume: &Volume) -> String {
+/// The report of a volume.
+pub(super) fn of_volume(pool: &Pool, volume: &Volume) -> Report {
     if pool.mode() == Mode::Fail {
-        return "Fail".to_owned();
+        return Report::State("Fail");
     }
-    extent_fields(volume.map.mapped(), volume.highest(), pool.block)
+    of_extent(volume.map.mapped(), volume.highest(), pool.block)
+}
+
+/// The report of a table that was never live.
+pub(super) fn of_fresh_volume() -> Report {
+    Report::new(THIN_FIELDS, [Value::Gauge(0), Value::Absent])
 }
 
 /// How many blocks are mapped, and which is the highest, in sectors. Both are as the metadata has
 /// them, whatever that says.
-fn extent_fields(mapped: u64, highest: Option<u64>, block: SectorCount) -> String {
-    let mapped = mapped.saturating_mul(block.0);
-    match highest {
-        Some(highest) => {
-            let end = highest.saturating_add(1).saturating_mul(block.0);
-            format!("{mapped} {}", end - 1)
-        }
-        None => format!("{mapped} -"),
-    }
+fn of_extent(mapped: u64, highest: Option<u64>, block: SectorCount) -> Report {
+    let last = |highest: u64| highest.saturating_add(1).saturating_mul(block.0) - 1;
+    let mapped = Value::Gauge(mapped.saturating_mul(block.0));
+    let highest = highest.map_or(Value::Absent, |highest| Value::Gauge(last(highest)));
+    Report::new(THIN_FIELDS, [mapped, highest])
 }
 
 #[cfg(test)]
@@ -116,7 +125,7 @@ mod tests {
 
     #[test]
     fn sectors_are_counted_from_blocks_whatever_the_metadata_says() {
-        let fields = |mapped, highest| extent_fields(mapped, highest, SectorCount(128));
+        let fields = |mapped, highest| of_extent(mapped, highest, SectorCount(128)).line();
         assert_eq!(fields(0, None), "0 -");
         assert_eq!(fields(2, Some(7)), "256 1023");
         let (most, last) = (u64::MAX, u64::MAX - 1);

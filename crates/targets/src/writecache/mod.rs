@@ -102,8 +102,8 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::Mutex;
 use cairn_block::{
     Claim, ClaimKind, ConfigError, Copier, Counters, Dirty, Disk, EndIo, Env, Extent, FailureCount,
-    IoError, IoResult, Limits, LocalFuture, MessageError, Request, RequestId, Sector, SectorRange,
-    SuspendMode, Target, TaskGroup, Time, Verdict,
+    IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request, RequestId, Sector,
+    SectorRange, SuspendMode, Target, TaskGroup, Time, Verdict,
 };
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
@@ -427,8 +427,8 @@ impl Target for WriteCache {
 
     fn acknowledge_failures(&self) {}
 
-    fn status(&self) -> String {
-        self.status_line()
+    fn report(&self) -> Report {
+        self.make_report()
     }
 
     fn table(&self) -> String {

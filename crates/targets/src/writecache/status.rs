@@ -1,28 +1,29 @@
 //! What the cache tells: the status line, messages, extents, and the word at the end.
 
 use cairn_block::{
-    Dirty, Env, Extent, ExtentKind, IoError, MessageError, SectorCount, SectorRange,
+    Dirty, Env, Extent, ExtentKind, Field, IoError, MessageError, Report, SectorCount, SectorRange,
+    Unit, Value,
 };
 
 use super::writeback::Undrained;
 use super::{Count, WriteCache};
 
 /// The fields of the status line, in order.
-pub const STATUS_FIELDS: &[&str] = &[
-    "error",
-    "blocks",
-    "free_blocks",
-    "blocks_in_writeback",
-    "reads",
-    "read_hits",
-    "writes",
-    "write_hits_uncommitted",
-    "write_hits_committed",
-    "writes_around",
-    "writes_allocated",
-    "writes_blocked_on_freelist",
-    "flushes",
-    "discards",
+pub const STATUS_FIELDS: &[Field] = &[
+    Field::new("error", Unit::None),
+    Field::new("blocks", Unit::Blocks),
+    Field::new("free_blocks", Unit::Blocks),
+    Field::new("blocks_in_writeback", Unit::Blocks),
+    Field::new("reads", Unit::Blocks),
+    Field::new("read_hits", Unit::Blocks),
+    Field::new("writes", Unit::Blocks),
+    Field::new("write_hits_uncommitted", Unit::Blocks),
+    Field::new("write_hits_committed", Unit::Blocks),
+    Field::new("writes_around", Unit::Blocks),
+    Field::new("writes_allocated", Unit::Blocks),
+    Field::new("writes_blocked_on_freelist", Unit::Blocks),
+    Field::new("flushes", Unit::Requests),
+    Field::new("discards", Unit::Blocks),
 ];
 
 /// The messages.
@@ -32,19 +33,19 @@ pub const MESSAGES: &[&str] = &["flush", "flush_on_suspend", "cleaner", "clear_s
 const EXTENT_BLOCKS_MAX: u64 = 1 << 16;
 
 impl WriteCache {
-    pub(super) fn status_line(&self) -> String {
+    pub(super) fn make_report(&self) -> Report {
         let counters = self.counters.read();
-        let count = |counter: Count| counters[counter as usize];
+        let count = |counter: Count| Value::Counter(counters[counter as usize]);
         let state = self.state.lock();
         let error = u64::from(state.broken || state.origin_has_failed());
         let (blocks, in_writeback) = (self.geometry.n_blocks(), state.index.in_writeback);
         let free = if state.index.len() == 0 { blocks } else { state.index.free_count().into() };
         drop(state);
-        let fields = [
-            error,
-            blocks,
-            free,
-            u64::from(in_writeback),
+        let values = [
+            Value::Gauge(error),
+            Value::Gauge(blocks),
+            Value::Gauge(free),
+            Value::Gauge(u64::from(in_writeback)),
             count(Count::Reads),
             count(Count::ReadHits),
             count(Count::Writes),
@@ -56,8 +57,7 @@ impl WriteCache {
             count(Count::Flushes),
             count(Count::Discards),
         ];
-        debug_assert_eq!(fields.len(), STATUS_FIELDS.len());
-        fields.map(|field| field.to_string()).join(" ")
+        Report::new(STATUS_FIELDS, values)
     }
 
     pub(super) async fn act_on_message(
@@ -147,6 +147,7 @@ impl WriteCache {
         let blocks = self.state.lock().index.cached_blocks();
         let sectors = SectorCount(blocks * self.block_sectors);
         let (origin, device) = (self.origin.clone(), self.config.cache.argument.clone());
-        (blocks > 0).then_some(Dirty { sectors, origin, device })
+        let block = SectorCount(self.block_sectors);
+        (blocks > 0).then_some(Dirty { sectors, block, origin, device })
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, Disk};
 use cairn_outcome::failure::{Losses, Outcome, system};
+use cairn_targets::snapshot;
 use parking_lot::Mutex;
 
 use super::rollback::Merge;
@@ -140,9 +141,7 @@ impl Verbs {
     }
 
     fn attend_store(&self, name: &str, store: &Filling, low: &mut HashSet<String>) -> Outcome<()> {
-        let status = self.status_of(name)?;
-        let mut words = status.split(['/', ' ']).map(str::parse::<u64>);
-        let (Some(Ok(used)), Some(Ok(total))) = (words.next(), words.next()) else {
+        let Some((used, total)) = self.report_of(name)?.share(snapshot::ALLOCATED) else {
             return Ok(());
         };
         self.look_at_file_system(name, store, (used, total), low)?;

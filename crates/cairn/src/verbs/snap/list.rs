@@ -1,6 +1,8 @@
 //! What there is: snapshots with their stores, and merges under way.
 
+use cairn_block::Report;
 use cairn_outcome::failure::Outcome;
+use cairn_targets::snapshot;
 use serde::{Deserialize, Serialize};
 
 use super::SnapWords;
@@ -72,27 +74,25 @@ impl Verbs {
         }
         let words = SnapWords::of(record)?;
         let served = self.world.volume(&record.name).is_ok();
-        let status = if served { self.status_of(&record.name)? } else { String::new() };
-        let mut numbers =
-            status.split(['/', ' ']).map(|word| Some(word.parse::<u64>().ok()? * 512));
-        let used_bytes = numbers.next().flatten();
+        let report = if served { self.report_of(&record.name)? } else { Report::NONE };
+        let share = report.share(snapshot::ALLOCATED);
         let merge = changes.record_of(&merge_of(volume)).store;
         let merging = merge.is_some_and(|merging| merging.snapshot == store.snapshot);
         let merge = if merging && served { Some(self.merge_of(volume)?) } else { None };
-        let state = match (merge, status.as_str()) {
+        let state = match (merge, report.state()) {
             _ if !served => "not served",
             (Some(Merge::Failed), _) => "merge failed",
             (Some(_), _) => "merging",
-            (None, "Invalid") => "invalid",
-            (None, "Overflow") => "overflow",
+            (None, Some("Invalid")) => "invalid",
+            (None, Some("Overflow")) => "overflow",
             (None, _) => "valid",
         };
         Ok(Some(SnapInfo {
             name: snap.full(),
             volume: snap.volume,
             state: state.to_owned(),
-            used_bytes,
-            size_bytes: numbers.next().flatten(),
+            used_bytes: share.map(|(used, _)| used * 512),
+            size_bytes: share.map(|(_, total)| total * 512),
             chunk_sectors: words.chunk,
             store: store.argument.clone(),
             created_s: store.created_s,

@@ -62,7 +62,7 @@ pub(crate) mod tests;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cairn_block::{ConfigKind, MappedDevice, SuspendMode, TableLine};
+use cairn_block::{ConfigKind, MappedDevice, Report, SuspendMode, TableLine};
 use cairn_outcome::failure::{Losses, Outcome, refused, unless_lost, wrong};
 
 pub use keeper::Keeper;
@@ -225,11 +225,11 @@ impl Verbs {
         self.world.hold(name, SuspendMode::Flush)
     }
 
-    /// The first word or words of the status of a volume of one line.
-    pub(crate) fn status_of(&self, name: &str) -> Outcome<String> {
+    /// What the target of a volume of one line says.
+    pub(crate) fn report_of(&self, name: &str) -> Outcome<Report> {
         let table = self.world.volume(name)?.live_table();
         let line = table.as_ref().and_then(|table| table.lines().first());
-        Ok(line.map(|line| line.target.status()).unwrap_or_default())
+        Ok(line.map_or(Report::NONE, |line| line.target.report()))
     }
 
     pub(crate) fn place(&self, argument: &str) -> PathBuf {

@@ -3,8 +3,9 @@
 //! Whether the snapshot is kept can be seen from what is recorded: it is, if it stands on the
 //! merging volume. So the end needs nothing but the records, whoever began.
 
-use cairn_block::{ConfigError, ConfigKind};
+use cairn_block::{ConfigError, ConfigKind, Report};
 use cairn_outcome::failure::{Losses, Outcome, refused, wrong};
+use cairn_targets::snapshot;
 
 use super::{SnapWords, Step, also, merge_line, origin_line, snapshot_line, store};
 use crate::control::rpc::SnapCreateParams;
@@ -27,12 +28,10 @@ pub(super) enum Merge {
 }
 
 impl Merge {
-    /// Reads a status line.
-    pub fn of_status(status: &str) -> Merge {
-        let mut words = status.split(['/', ' ']).map(str::parse::<u64>);
-        let (Some(Ok(allocated)), _, Some(Ok(metadata))) =
-            (words.next(), words.next(), words.next())
-        else {
+    /// What the merge's report says.
+    pub fn of_report(report: &Report) -> Merge {
+        let share = report.share(snapshot::ALLOCATED).map(|(allocated, _)| allocated);
+        let (Some(allocated), Some(metadata)) = (share, report.number(snapshot::METADATA)) else {
             return Merge::Failed;
         };
         match allocated.saturating_sub(metadata) {
@@ -57,10 +56,10 @@ impl Verbs {
         }
         let volume = self.ready(&snap.volume)?;
         let (record, former) = self.record_of_snapshot(&changes, &snap)?;
-        let status = self.status_of(&snap.full())?;
-        if status == "Invalid" {
-            let expected = "a valid snapshot: the content of this one is lost";
-            return Err(refused(ConfigKind::Damaged, snap.full(), "status", status, expected));
+        if self.report_of(&snap.full())?.state() == Some("Invalid") {
+            let (found, expected) =
+                ("Invalid", "a valid snapshot: the content of this one is lost");
+            return Err(refused(ConfigKind::Damaged, snap.full(), "status", found, expected));
         }
         self.world.refuse_users(&snap.full())?;
         let words = SnapWords::of(&record)?;
@@ -99,7 +98,7 @@ impl Verbs {
 
     /// How the merge of a snapshot of `volume` stands.
     pub(super) fn merge_of(&self, volume: &str) -> Outcome<Merge> {
-        Ok(Merge::of_status(&self.status_of(&merge_of(volume))?))
+        Ok(Merge::of_report(&self.report_of(&merge_of(volume))?))
     }
 
     /// Steps 2 and 3.
@@ -332,13 +331,18 @@ impl Ending {
 
 #[cfg(test)]
 mod tests {
-    use super::Merge;
+    use super::{Merge, Report};
+    use cairn_block::Value;
+    use cairn_targets::snapshot::MERGE_SPEC;
 
     #[test]
-    fn the_status_line_tells_how_much_is_left() {
-        assert_eq!(Merge::of_status("48/128 16"), Merge::Left { bytes: 32 * 512 });
-        assert_eq!(Merge::of_status("16/128 16"), Merge::Done);
-        assert_eq!(Merge::of_status("Merge failed"), Merge::Failed);
-        assert_eq!(Merge::of_status("Invalid"), Merge::Failed);
+    fn the_report_of_a_merge_tells_how_much_is_left() {
+        let usage = |allocated| {
+            let values = [Value::Share(allocated, 128), Value::Gauge(16)];
+            Merge::of_report(&Report::new(MERGE_SPEC.status_fields, values))
+        };
+        assert_eq!(usage(48), Merge::Left { bytes: 32 * 512 });
+        assert_eq!(usage(16), Merge::Done);
+        assert_eq!(Merge::of_report(&Report::State("Merge failed")), Merge::Failed);
     }
 }

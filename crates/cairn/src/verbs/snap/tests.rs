@@ -521,12 +521,11 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
     let seen = mon.event_nr();
     for start in (0..SECTORS).step_by(32) {
         bed.write("v", start, 32, 2);
-        let full = || bed.verbs.status_of("v@mon").unwrap();
-        let room = |status: String| {
-            let numbers: Vec<u64> = status.split(['/', ' ']).map(|n| n.parse().unwrap()).collect();
-            numbers[0] * 2 < numbers[1]
+        let has_room = || {
+            let report = bed.verbs.report_of("v@mon").unwrap();
+            report.share("allocated/total").is_some_and(|(used, total)| used * 2 < total)
         };
-        while !room(full()) {
+        while !has_room() {
             std::thread::sleep(Duration::from_millis(2));
         }
     }

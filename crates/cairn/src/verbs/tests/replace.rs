@@ -294,7 +294,7 @@ fn replace_of_a_merge_by_its_origin_is_refused_until_all_is_merged() {
     bed.write("s", 0, 16, 7);
     bed.verbs.suspend("s", false, &Patient).unwrap();
     replace(&bed, &replacing("0 1024 snapshot-merge @d cow P 8")).unwrap();
-    while bed.verbs.status_of("c").unwrap() != "Merge failed" {
+    while bed.verbs.report_of("c").unwrap().state() != Some("Merge failed") {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let origin = || replacing("0 1024 snapshot-origin @d");

@@ -27,6 +27,17 @@ for size in 512 1024 2048 4096; do
   serve_end
 done
 
+# A file that is no whole number of blocks: the rest of its last block stays as it was.
+rm -f origin cache
+truncate -s 16M origin
+truncate -s 4M cache
+serve --table "$(writecache origin cache 4096)"
+nbdcopy --flush data "$uri"
+head -c 700 /dev/zero | tr '\0' z >small
+nbdcopy --flush small "$uri"
+nbdcopy "$uri" - | cmp - <(cat small; tail -c +701 data)
+serve_end
+
 # A hole stays a hole on its way out.
 rm -f origin
 truncate -s 16M origin

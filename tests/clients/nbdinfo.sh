@@ -20,7 +20,8 @@ for ability in write flush fua trim zero fast-zero df cache multi-conn 'structur
   nbdinfo --can "$ability" "$uri" || fail "cannot $ability"
 done
 same "$(nbdinfo --list --json "$uri" | grep -c '"export-name"')" 3 "exports listed"
-nbdinfo "$uri" | grep -q 'block_size_minimum: 4096' || fail "the cache's block is not the minimum"
+nbdinfo "$uri" | grep -q 'block_size_minimum: 1$' || fail "part of a block is refused"
+nbdinfo "$uri" | grep -q 'block_size_preferred: 4096' || fail "the cache's block is not preferred"
 nbdinfo "$uri" | grep -q 'base:allocation' || fail "no base:allocation"
 serve_end
 

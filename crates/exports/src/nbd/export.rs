@@ -70,8 +70,8 @@ impl Export {
     /// What clients may know about the export now.
     pub(super) fn facts(&self) -> ExportFacts {
         let limits = self.disk.limits();
-        let minimum = self.block_bytes();
-        let wanted = limits.physical_block.max(limits.io_min).max(PREFERRED_BYTES_MIN).max(minimum);
+        let block = self.block_bytes();
+        let wanted = limits.physical_block.max(limits.io_min).max(PREFERRED_BYTES_MIN).max(block);
         let preferred = match wanted.checked_next_power_of_two() {
             Some(bytes) => bytes.min(PAYLOAD_BYTES_USUAL_MAX),
             None => PAYLOAD_BYTES_USUAL_MAX,
@@ -79,9 +79,10 @@ impl Export {
         ExportFacts {
             name: self.name.clone(),
             description: self.description.clone(),
-            size_bytes: self.size_bytes(minimum),
+            size_bytes: self.size_bytes(block),
             flags: flags(self.read_only || limits.read_only),
-            block_sizes: BlockSizes { minimum, preferred, maximum: PAYLOAD_BYTES_USUAL_MAX },
+            // Part of a block is read, changed and written back here (`widen`).
+            block_sizes: BlockSizes { minimum: 1, preferred, maximum: PAYLOAD_BYTES_USUAL_MAX },
             contexts: [vec![BASE_ALLOCATION.to_owned()], self.contexts.names()].concat(),
         }
     }

@@ -34,7 +34,7 @@ fn each_command_reaches_the_disk_as_one_request_with_its_flags() {
         world.export("volume", &disk);
         let mut client = Client::open(&world.socket(), "volume", ALL);
         assert_eq!(client.size, 3 << 40);
-        assert_eq!(client.block_sizes, Some((512, 4096, 32 << 20)));
+        assert_eq!(client.block_sizes, Some((1, 4096, 32 << 20)));
         let far = (2 << 40) + 4096;
         let (fua, no_hole) = (CommandFlags::FUA.bits(), CommandFlags::NO_HOLE.bits());
         let fast = CommandFlags::FAST_ZERO.bits();
@@ -138,7 +138,6 @@ fn illegal_requests_are_answered_and_the_connection_goes_on() {
             let (invalid, no_space) = (code(ErrorCode::Invalid), code(ErrorCode::NoSpace));
             assert_eq!(client.run(99, 0, 0, 0), invalid);
             assert_eq!(client.run(command::READ, 0, 1 << 20, 512), invalid, "beyond the end");
-            assert_eq!(client.run(command::READ, 0, 1, 512), invalid, "not aligned");
             assert_eq!(client.run(command::READ, 1 << 9, 0, 512), invalid, "unknown flag");
             assert_eq!(client.run(command::BLOCK_STATUS, 0, 0, 512), invalid, "no context");
             assert_eq!(client.write(0, (1 << 20) - 512, &[1; 1024]), no_space);

@@ -61,7 +61,7 @@ pub use failures::{FailureCount, FailureCursor};
 pub use flush_gate::FlushGate;
 pub use log_limit::{LOG_INTERVAL, LogLimit};
 pub use loss_log::{LossLog, Receipt};
-pub use orphans::Fate;
+pub use orphans::{Fate, Ranges, claimed_by_line, fate_of_claimed};
 pub use registry::{Opener, Registry};
 pub use report::{Field, Report, Unit, Value};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};

@@ -40,6 +40,9 @@ struct Part {
     range: SectorRange,
 }
 
+/// Ranges of disks, or of volumes that are no remappers, in order.
+pub type Ranges = Vec<(Arc<dyn Disk>, SectorRange)>;
+
 /// What a line claims, by role, each followed down to where it lies.
 type Claims = Vec<(&'static str, Vec<Part>)>;
 
@@ -133,6 +136,7 @@ impl MappedDevice {
         let judged = dirty.map(|(line, dirty)| {
             let mut origin = Vec::new();
             follow(&dirty.origin, whole(&dirty.origin), &mut origin);
+            let origin = parts(&origin);
             let fate = fate_of(&Cache { claims: claims_of(line), origin }, &nodes);
             (dirty, fate)
         });
@@ -144,29 +148,45 @@ fn whole(disk: &Arc<dyn Disk>) -> SectorRange {
     SectorRange::new(Sector(0), disk.sectors())
 }
 
-fn claims_of(line: &Line) -> Claims {
+/// What a line claims on lower disks, by role, and where that lies beneath all remappers.
+pub fn claimed_by_line(line: &Line) -> Vec<(&'static str, Ranges)> {
     let claims = line.target.claims().into_iter();
     let followed = claims.filter_map(|claim| {
-        let (disk, mut parts) = (claim.disk?, Vec::new());
-        follow(&disk, claim.range, &mut parts);
-        Some((claim.role, parts))
+        let (disk, mut ranges) = (claim.disk?, Vec::new());
+        follow(&disk, claim.range, &mut ranges);
+        Some((claim.role, ranges))
     });
     followed.collect()
 }
 
+/// What becomes of the dirty data of a cache that no table has if `table` is live: of one with these
+/// claims, as [`claimed_by_line`] tells them, and an origin that lies in these ranges.
+pub fn fate_of_claimed(table: &Table, claims: &[(&'static str, Ranges)], origin: &Ranges) -> Fate {
+    let claims = claims.iter().map(|(role, ranges)| (*role, parts(ranges))).collect();
+    let cache = Cache { claims, origin: parts(origin) };
+    fate_of(&cache, &nodes(table, SectorRange::new(Sector(0), table.sectors())))
+}
+
+fn claims_of(line: &Line) -> Claims {
+    claimed_by_line(line).iter().map(|(role, ranges)| (*role, parts(ranges))).collect()
+}
+
+fn parts(ranges: &Ranges) -> Vec<Part> {
+    ranges.iter().map(|(disk, range)| Part { place: place_of(disk), range: *range }).collect()
+}
+
 /// Where a range of a disk lies beneath all remappers.
-fn follow(disk: &Arc<dyn Disk>, range: SectorRange, parts: &mut Vec<Part>) {
+fn follow(disk: &Arc<dyn Disk>, range: SectorRange, ranges: &mut Ranges) {
     let Some(range) = range.intersect(whole(disk)) else { return };
-    let place = place_of(disk);
     let Some(table) = disk.mapped().and_then(MappedDevice::live_table) else {
-        return parts.push(Part { place, range });
+        return ranges.push((disk.clone(), range));
     };
     for (line, inside) in lines_in(&table, range) {
         match line.target.remaps(inside) {
-            Some(ways) => ways.iter().for_each(|(disk, range)| follow(disk, *range, parts)),
+            Some(ways) => ways.iter().for_each(|(disk, range)| follow(disk, *range, ranges)),
             None => {
                 let range = SectorRange::new(line.start + (inside.start - Sector(0)), inside.count);
-                parts.push(Part { place, range });
+                ranges.push((disk.clone(), range));
             }
         }
     }

@@ -167,6 +167,24 @@ impl Registry {
         }
     }
 
+    /// The identity of an open disk, or of a volume.
+    pub fn identity_of(&self, disk: &Arc<dyn Disk>) -> Option<Identity> {
+        if let Some(volume) = disk.mapped() {
+            return Some(Identity::Volume(volume.volume().to_owned()));
+        }
+        let disks = self.disks.lock();
+        let is_it = |opened: &Opened| std::ptr::addr_eq(opened.disk.as_ptr(), Arc::as_ptr(disk));
+        disks.iter().find(|(_, opened)| is_it(opened)).map(|(identity, _)| identity.clone())
+    }
+
+    /// The disk with this identity, if it is open, or the volume.
+    pub fn opened(&self, identity: &Identity) -> Option<Arc<dyn Disk>> {
+        if let Identity::Volume(name) = identity {
+            return self.volume(name).ok().map(|volume| volume as Arc<dyn Disk>);
+        }
+        self.disks.lock().get(identity)?.disk.upgrade()
+    }
+
     /// The failure count of what has this identity: it is kept for as long as the world exists,
     /// however often the device is closed and opened.
     pub fn failure_count(&self, identity: &Identity) -> Arc<FailureCount> {

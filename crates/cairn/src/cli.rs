@@ -118,7 +118,14 @@ pub enum Command {
     /// Drop the loaded table
     Clear(NameArgs),
     /// Create a volume, load its table and resume it
-    Create(TableArgs),
+    Create {
+        /// Which, and the table
+        #[command(flatten)]
+        table: TableArgs,
+        /// Leave behind what only a cache has, though the table uses its origin: it is lost
+        #[arg(long)]
+        discard_dirty: bool,
+    },
     /// Take a volume away
     Remove {
         /// Which

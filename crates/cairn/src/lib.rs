@@ -4,6 +4,7 @@
 //! - [`names`], [`kept`], [`under_way`], [`world`]: reactors, volumes and their names.
 //! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are served.
 //! - [`state`], [`exports`]: what the state file records, and what clients find.
+//! - [`caches`]: what tables may do about caches that were left dirty.
 //! - [`control`], [`report`], [`verbs`]: the control socket and the verbs behind it.
 //! - [`serve`]: volumes from tables, served until told to stop.
 //! - [`cli`]: the command line. [`remote`]: verbs as a client sends them.
@@ -14,6 +15,7 @@
 //! them together.
 
 mod bench;
+mod caches;
 mod cli;
 mod contexts;
 mod control;

@@ -18,6 +18,8 @@
 //! whatever that is for, and is tried again by itself every minute, until the file has it or the
 //! store can say so after all. A server that stops while one is owed says so and fails.
 //!
+//! Caches that may hold what their origins lack are recorded, too: see `caches`.
+//!
 //! Losses of acknowledged writes that no client was told of when the server ended are kept by the
 //! volumes' names, and told to the clients of the next start.
 //!
@@ -31,6 +33,7 @@
 //! After a replacement that failed the file may name what the verb is about to undo: while
 //! [`StateFile::is_sure`] is false, a verb deletes nothing that its refused record names.
 
+mod caches;
 mod forget;
 mod lost;
 mod show;
@@ -49,6 +52,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use caches::{CacheRecord, CacheState, Extent, Known, forget_cache};
 pub use forget::forget;
 pub use lost::Noting;
 pub use show::{Shown, shown};
@@ -209,6 +213,12 @@ struct Contents {
     /// Volumes that lost acknowledged writes when no client was left to tell.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     untold: BTreeSet<String>,
+    /// Caches that may be dirty, or are given up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    caches: Vec<CacheRecord>,
+    /// No verb has changed anything yet: the file is there for the caches.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    caches_only: bool,
 }
 
 impl Contents {
@@ -347,7 +357,8 @@ impl StateFile {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let contents = Contents { version: VERSION, ..Contents::default() };
+                let contents =
+                    Contents { version: VERSION, caches_only: true, ..Contents::default() };
                 return Ok(StateFile::of(path, contents));
             }
             Err(error) => return Err(system(shown, "read", error)),
@@ -384,7 +395,7 @@ impl StateFile {
 
     /// True once a verb has changed anything, even if all is as configured again.
     pub fn has_changes(&self) -> bool {
-        self.path.exists()
+        self.path.exists() && !self.inner.lock().contents.caches_only
     }
 
     /// Where it is.
@@ -443,7 +454,9 @@ impl StateFile {
         self.put(&mut inner, next)
     }
 
-    fn put(&self, inner: &mut Inner, next: Contents) -> Outcome<()> {
+    fn put(&self, inner: &mut Inner, mut next: Contents) -> Outcome<()> {
+        let but_for_caches = Contents { caches: next.caches.clone(), ..inner.contents.clone() };
+        next.caches_only &= next == but_for_caches;
         if next == inner.contents && !inner.unsure {
             inner.keeps(next);
             return Ok(());

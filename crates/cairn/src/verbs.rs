@@ -43,6 +43,7 @@ use serde_json::{Value, json};
 
 use self::snap::Keeper;
 use self::steps::{Step, also};
+use crate::caches::{Caches, Leave};
 use crate::control::rpc::{
     AnyName, Call, CreateParams, LoadParams, METHODS, MessageParams, OneName, RemoveParams,
     RpcError, SnapRollbackParams, WaitParams,
@@ -52,10 +53,10 @@ use crate::exports::Exports;
 use crate::live_pool::will_be_pool;
 use crate::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
 use crate::report;
-use crate::state::{Noting, Record, StateFile};
+use crate::state::{CacheRecord, Noting, Record, StateFile};
 use crate::thin_line::ThinLine;
 use crate::under_way::Doing;
-use crate::world::World;
+use crate::world::{Ended, World};
 
 /// The verbs of one server.
 pub struct Verbs {
@@ -306,21 +307,43 @@ impl Verbs {
         self.refuse_recorded(name)?;
         self.world.refuse_suspended_in(name, table)?;
         self.world.create(name)?;
-        let made = self.bring_up(&mut changes, name, table);
+        let before = self.caches().map(|caches| caches.recorded());
+        let made = self.bring_up(&mut changes, params);
         if made.is_err() {
             also(name, changes.record(name, Record::clear));
             also(name, self.take_down(name));
+            if let (Some(caches), Some(before)) = (self.caches(), before) {
+                caches.put_back(name, before);
+            }
         }
-        made.map(|()| Vec::new())
+        made
     }
 
-    fn bring_up(&self, changes: &mut Changes, name: &str, table: &str) -> Outcome<()> {
+    fn bring_up(&self, changes: &mut Changes, params: &CreateParams) -> Outcome<Vec<String>> {
+        let (name, table) = (params.name.as_str(), params.table.as_str());
         self.world.load(name, table)?;
+        let given_up = self.given_up_by(name, params.discard_dirty)?;
+        self.give_up(&given_up)?;
         self.make_live(name)?;
         self.step(Step::Resumed);
         changes.record(name, |tables| tables.table = Some(table.to_owned()))?;
         self.step(Step::Recorded);
-        self.exports.add_volume(&self.world, name)
+        self.exports.add_volume(&self.world, name)?;
+        Ok(given_up.iter().map(CacheRecord::farewell).collect())
+    }
+
+    /// What the state file remembers of caches, and a table gives up that was loaded for `name`.
+    ///
+    /// # Errors
+    /// It must not be live (see `caches`).
+    pub(crate) fn given_up_by(&self, name: &str, discard_dirty: bool) -> Outcome<Vec<CacheRecord>> {
+        let judged = self.caches().map(|all| all.judge(name, Leave::Option(discard_dirty)));
+        judged.unwrap_or(Ok(Vec::new()))
+    }
+
+    /// Records that what these keep is lost.
+    pub(crate) fn give_up(&self, lost: &[CacheRecord]) -> Outcome<()> {
+        self.caches().map_or(Ok(()), |caches| caches.give_up(lost))
     }
 
     /// `remove`, `snap remove`, `snap merge` and `thin remove`: clients that are connected refuse
@@ -355,6 +378,9 @@ impl Verbs {
             also(name, changes.record_all(vec![before]));
         }
         let left = self.left_by(table.as_deref());
+        if removed.is_ok() {
+            self.record_left(name, table.as_deref());
+        }
         if removed.is_err() {
             left.iter().for_each(|what| tracing::warn!("{name}: removed: {what}"));
         }
@@ -386,9 +412,29 @@ impl Verbs {
     /// The same. `started` runs once the loaded table has started, before it serves a request.
     fn make_live_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
         self.clear_the_way(name)?;
-        let resumed = self.world.resume_with(name, started);
+        let resume = || self.world.resume_with(name, started);
+        let resumed = match self.caches() {
+            Some(caches) => {
+                let judged = caches.judge(name, Leave::Forget);
+                judged.and_then(|_| caches.go_live(name, resume))
+            }
+            None => resume(),
+        };
         self.exports.settle(&self.world);
         resumed
+    }
+
+    /// The caches that the state file remembers.
+    pub(crate) fn caches(&self) -> Option<Caches<'_>> {
+        Caches::of(&self.world, self.state.as_ref())
+    }
+
+    /// The server stops: records what its caches are left with.
+    pub fn keep_caches(&self, ended: &Ended) {
+        let Some(caches) = self.caches() else { return };
+        if let Err(error) = caches.left_by_all(|name| ended.has_lost(name)) {
+            tracing::warn!("what caches keep is not recorded, the next start looks: {error}");
+        }
     }
 
     /// Refuses a resume that claims would refuse, and stops exporting what it is about to claim.

@@ -132,6 +132,19 @@ impl World {
         patiently(|| self.names.registry.open(argument, self.read_only()))
     }
 
+    /// The same, to look at it.
+    ///
+    /// # Errors
+    /// There is none, or somebody else writes it.
+    pub fn open_to_read(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
+        patiently(|| self.names.registry.open(argument, true))
+    }
+
+    /// Who is who.
+    pub fn registry(&self) -> &Registry {
+        &self.names.registry
+    }
+
     /// Refuses a device that is not blank. `kind` is what `cairn format` calls what it is for, and
     /// `options` follow the device there.
     ///
@@ -583,6 +596,18 @@ pub struct Ended {
     pub said: Vec<(String, String)>,
     /// Volumes whose last commit failed: acknowledged writes may be lost.
     pub lost: Vec<ConfigError>,
+}
+
+impl Ended {
+    /// True if the last commit of this volume failed.
+    pub fn has_lost(&self, name: &str) -> bool {
+        self.lost.iter().any(|lost| is_of(&lost.device, name))
+    }
+}
+
+/// True if a device is this volume, or a part of it (see [`of_volume`]).
+fn is_of(device: &str, volume: &str) -> bool {
+    device.strip_prefix(volume).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
 }
 
 /// Builds a table and loads it.

@@ -32,7 +32,7 @@ pub const METHODS: [(&str, &str); 39] = [
     ("volume_replace", "name, table, flush?, discard_dirty?, shrink?, same_content?"),
     ("volume_load", "name, table, same_content?"),
     ("volume_clear", "name"),
-    ("volume_create", "name, table"),
+    ("volume_create", "name, table, discard_dirty?"),
     ("volume_remove", "name, force?"),
     ("volume_wait", "name, event_nr?"),
     ("snap_create", "name, store?, chunk_sectors?, size_bytes?, fill_percent?, grow_bytes?"),
@@ -517,6 +517,9 @@ pub struct CreateParams {
     pub name: String,
     /// The table, as text.
     pub table: String,
+    /// Leave dirty data behind.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub discard_dirty: bool,
 }
 
 /// Parameters of `volume_wait`.

@@ -75,10 +75,10 @@ fn change(verb: Command) -> Outcome<u8> {
             let NameArgs { server, name } = args.volume;
             tell(&server, "volume_load", json!(LoadParams { name, table, same_content }))
         }
-        Command::Create(args) => {
+        Command::Create { table: args, discard_dirty } => {
             let table = table_of(&args)?;
             let NameArgs { server, name } = args.volume;
-            tell(&server, "volume_create", json!(CreateParams { name, table }))
+            tell(&server, "volume_create", json!(CreateParams { name, table, discard_dirty }))
         }
         Command::Resume { volume, swap } => replace::resume(volume, swap),
         Command::Replace { table, swap } => replace::replace(table, swap),

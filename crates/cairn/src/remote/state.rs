@@ -11,7 +11,7 @@ use serde_json::json;
 use super::client;
 use crate::cli::StateCommand;
 use crate::control::rpc::{AnyName, StateForgetParams};
-use crate::state::{Shown, StateFile, forget, shown};
+use crate::state::{Shown, StateFile, forget, forget_cache, shown};
 
 /// Runs the verb.
 ///
@@ -69,6 +69,12 @@ fn forget_in_file(path: &Path, name: &str, yes: bool) -> Outcome<Vec<String>> {
         }
         _ => error,
     })?;
+    if state.records().iter().all(|record| record.name != name)
+        && let Some((after, told)) = forget_cache(&state.caches(), name, yes)?
+    {
+        state.record_caches(|all| *all = after)?;
+        return Ok(vec![told]);
+    }
     let forgotten = forget(&state.records(), name, yes)?;
     state.record(forgotten.after)?;
     Ok(forgotten.told)

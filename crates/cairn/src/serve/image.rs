@@ -4,7 +4,7 @@
 //! lost or are not mounted, and an empty one in their place would show old data, or lose what a cache
 //! keeps. Such a volume is not served (I1). What lies beneath a volume with `@` is its own. An image that
 //! a volume lacks that is not served is not made for another one either, which is then not served for
-//! the same reason (I2).
+//! the same reason (I2). Nor is an image made that the state file has as part of a dirty cache (I3).
 //!
 //! Order, and what a crash between two steps leaves:
 //! 1. `PATH.new` is made in its full size and flushed: a file that the next start makes anew;
@@ -25,21 +25,23 @@ use rustix::io::Errno;
 
 use super::config::{Config, Image};
 use super::plan::Plan;
+use crate::state::StateFile;
 
 /// A volume that lacks an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Lack {
     volume: String,
-    /// Numbers of images: the missing one, and one that is there.
+    /// The number of the missing image.
     missing: usize,
-    there: usize,
+    /// That of one that is there; none if the missing one is recorded as part of a dirty cache.
+    there: Option<usize>,
 }
 
 /// Makes the images that are missing, and has volumes refused that lack some of theirs.
 ///
 /// # Errors
 /// The system refused.
-pub fn make_images(config: &Config, plan: &mut Plan) -> Outcome<()> {
+pub fn make_images(config: &Config, plan: &mut Plan, state: Option<&StateFile>) -> Outcome<()> {
     let images = &config.images;
     let is_there: Vec<bool> =
         images.iter().map(|image| fs::symlink_metadata(&image.path).is_ok()).collect();
@@ -51,9 +53,34 @@ pub fn make_images(config: &Config, plan: &mut Plan) -> Outcome<()> {
     let needs: Vec<(String, Vec<usize>)> = needs
         .map(|(volume, arguments)| (volume, arguments.iter().filter_map(number).collect()))
         .collect();
-    let lacks = lacks(&is_there, &needs);
+    let caches = state.map(StateFile::caches).unwrap_or_default();
+    let record_of = |image: &Image| {
+        let mut dirty = caches.iter().filter(|record| record.may_be_dirty());
+        dirty.find(|record| {
+            let mut extents = record.cache.iter().chain(&record.origin);
+            extents.any(|extent| config.base.join(&extent.device) == image.path)
+        })
+    };
+    let is_recorded: Vec<bool> = images.iter().map(|image| record_of(image).is_some()).collect();
+    let lacks = lacks(&is_there, &is_recorded, &needs);
     for Lack { volume, missing, there } in &lacks {
-        plan.refuse(volume, refusal(&images[*missing], &images[*there]));
+        let missing = &images[*missing];
+        let (though, else_do) = match (there, record_of(missing), state) {
+            (None, Some(record), Some(state)) => record.way_out(state.path()),
+            (there, ..) => {
+                let there =
+                    there.map_or("another".to_owned(), |at| images[at].path.display().to_string());
+                let make = format!(
+                    "make it empty: truncate -s {} {}",
+                    size_text(missing.bytes),
+                    missing.path.display()
+                );
+                (format!("{there} is there"), make)
+            }
+        };
+        let detail = format!("image: missing, though {though}: put it back, or {else_do}");
+        let path = missing.path.display().to_string();
+        plan.refuse(volume, ConfigError::new(ConfigKind::System, path, detail));
     }
     let is_withheld = |image: usize| {
         let of = |volume: &String| lacks.iter().any(|lack| lack.volume == *volume);
@@ -63,8 +90,8 @@ pub fn make_images(config: &Config, plan: &mut Plan) -> Outcome<()> {
     wanted.map(|(_, image)| image).try_for_each(make_image)
 }
 
-/// Which volumes lack images (I1, I2).
-fn lacks(is_there: &[bool], needs: &[(String, Vec<usize>)]) -> Vec<Lack> {
+/// Which volumes lack images (I1 to I3).
+fn lacks(is_there: &[bool], is_recorded: &[bool], needs: &[(String, Vec<usize>)]) -> Vec<Lack> {
     let mut lacks: Vec<Lack> = Vec::new();
     loop {
         let next = needs.iter().find_map(|(volume, images)| {
@@ -72,16 +99,18 @@ fn lacks(is_there: &[bool], needs: &[(String, Vec<usize>)]) -> Vec<Lack> {
                 return None;
             }
             let missing = images.iter().find(|&&image| !is_there[image])?;
-            let there = images.iter().find(|&&image| is_there[image]);
+            let there = images.iter().find(|&&image| is_there[image]).copied();
+            let recorded = images.iter().find(|&&image| !is_there[image] && is_recorded[image]);
             let other = || {
                 let of = |volume: &String| lacks.iter().find(|lack| lack.volume == *volume);
                 let mut refused = needs.iter().filter_map(|(volume, own)| Some((of(volume)?, own)));
                 refused.find(|(_, own)| own.iter().any(|image| images.contains(image)))
             };
             let volume = volume.clone();
-            match there {
-                Some(&there) => Some(Lack { volume, missing: *missing, there }),
-                None => other().map(|(lack, _)| Lack { volume, ..lack.clone() }),
+            match (recorded, there) {
+                (Some(&missing), _) => Some(Lack { volume, missing, there: None }),
+                (None, Some(_)) => Some(Lack { volume, missing: *missing, there }),
+                (None, None) => other().map(|(lack, _)| Lack { volume, ..lack.clone() }),
             }
         });
         match next {
@@ -89,16 +118,6 @@ fn lacks(is_there: &[bool], needs: &[(String, Vec<usize>)]) -> Vec<Lack> {
             None => return lacks,
         }
     }
-}
-
-fn refusal(missing: &Image, there: &Image) -> ConfigError {
-    let (path, there) = (missing.path.display(), there.path.display());
-    let size = size_text(missing.bytes);
-    let detail = format!(
-        "image: missing, though {there} is there: put it back, or make it empty: truncate -s {size} \
-         {path}"
-    );
-    ConfigError::new(ConfigKind::System, path.to_string(), detail)
 }
 
 /// A size as `truncate` and the TOML file take it.
@@ -178,20 +197,25 @@ mod tests {
 
     #[test]
     fn a_volume_with_some_of_its_images_lacks_the_others() {
-        let lack =
-            |volume: &str, missing, there| Lack { volume: volume.to_owned(), missing, there };
+        let lack = |volume: &str, missing, there| Lack {
+            volume: volume.to_owned(),
+            missing,
+            there: Some(there),
+        };
         let needs = |all: &[(&str, &[usize])]| -> Vec<(String, Vec<usize>)> {
             all.iter().map(|(volume, images)| ((*volume).to_owned(), images.to_vec())).collect()
         };
-        let both = needs(&[("v", &[0, 1])]);
-        assert_eq!(lacks(&[true, true], &both), []);
-        assert_eq!(lacks(&[false, false], &both), [], "a first start");
-        assert_eq!(lacks(&[true, false], &both), [lack("v", 1, 0)]);
-        assert_eq!(lacks(&[false, true], &both), [lack("v", 0, 1)]);
+        let (both, new) = (needs(&[("v", &[0, 1])]), [false; 4]);
+        assert_eq!(lacks(&[true, true], &new, &both), []);
+        assert_eq!(lacks(&[false, false], &new, &both), [], "a first start");
+        assert_eq!(lacks(&[true, false], &new, &both), [lack("v", 1, 0)]);
+        assert_eq!(lacks(&[false, true], &new, &both), [lack("v", 0, 1)]);
+        let recorded = Lack { volume: "v".to_owned(), missing: 1, there: None };
+        assert_eq!(lacks(&[false, false], &[false, true], &both), [recorded]);
         // f is beneath v; on f, w keeps image 2, which nobody else has.
         let stack = needs(&[("f", &[1]), ("w", &[1, 2]), ("v", &[0, 1]), ("x", &[3])]);
         let expected = [lack("v", 1, 0), lack("f", 1, 0), lack("w", 1, 0)];
-        assert_eq!(lacks(&[true, false, false, false], &stack), expected);
+        assert_eq!(lacks(&[true, false, false, false], &new, &stack), expected);
     }
 
     #[test]

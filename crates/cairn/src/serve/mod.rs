@@ -77,7 +77,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     }
     let sockets = Sockets::choose(&args, &config)?;
     if !read_only {
-        image::make_images(&config, &mut plan)?;
+        image::make_images(&config, &mut plan, state.as_ref())?;
     }
     let (events, happened) = signals::watch()?;
     let world = Arc::new(World::start(WorldOptions {
@@ -187,11 +187,6 @@ struct Wanted {
     default: Option<String>,
     /// Every volume.
     strict: bool,
-}
-
-/// True if a device is this volume, or a part of it (see `of_volume`).
-fn is_of(device: &str, volume: &str) -> bool {
-    device.strip_prefix(volume).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
 }
 
 /// What runs.
@@ -309,12 +304,14 @@ impl Server {
         let ended = self.world.suspend_all();
         // Before anything is said, which may wait for a reader.
         let mut not_kept = self.verbs.as_ref().map_or_else(Vec::new, |verbs| verbs.keep_untold());
+        if let Some(verbs) = &self.verbs {
+            verbs.keep_caches(&ended);
+        }
         for (volume, words) in ended.said.iter().filter(|_| aloud) {
             say(format_args!("{volume}: {words}"));
         }
         // Of these their tables have said it.
-        let said = |name: &str| ended.lost.iter().any(|lost| is_of(&lost.device, name));
-        not_kept.retain(|error| !said(&error.device));
+        not_kept.retain(|error| !ended.has_lost(&error.device));
         let mut lost = ended.lost.into_iter().chain(not_kept);
         let first = lost.next();
         lost.for_each(say);

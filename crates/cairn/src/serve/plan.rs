@@ -31,6 +31,7 @@ use cairn_outcome::failure::{Outcome, one_line, refused, wrong};
 
 use super::args::{MessageStep, Step, parse_message, split_table};
 use super::config::{self, Config};
+use crate::caches::{Caches, Leave};
 use crate::names::{is_hidden, parent_of, real_of, refuse_at_sign};
 use crate::state::{Export, Record, StateFile, is_same_table};
 use crate::thin_line::ThinLine;
@@ -114,6 +115,8 @@ pub struct Plan {
     settled: Vec<Record>,
     /// What could not be brought up.
     missing: HashSet<String>,
+    /// Where caches are remembered.
+    state: Option<StateFile>,
 }
 
 impl Plan {
@@ -154,6 +157,7 @@ impl Plan {
     /// Lays what the state file recorded over the configuration, and says where they differ. A
     /// volume that is configured as it is recorded needs no record any more.
     pub fn restore(&mut self, state: &StateFile) {
+        self.state = Some(state.clone());
         let records = state.records();
         for record in &records {
             if state.is_lost(&record.name) {
@@ -451,8 +455,8 @@ impl Plan {
             begun.changed.push(dropped);
             return Ok(());
         }
-        let inactive = record.inactive.as_deref();
-        let Err(error) = try_table(world, name, table) else {
+        let (inactive, state) = (record.inactive.as_deref(), self.state.as_ref());
+        let Err(error) = try_table(world, state, name, table) else {
             // Nobody was told that the pool grows, and it would be in every other verb's way.
             if record.former.is_none()
                 && inactive.is_some_and(|longer| pool::is_growth(table, longer))
@@ -470,7 +474,7 @@ impl Plan {
             return Err(error);
         };
         // Its metadata is that of the longer table already; or the first error is what to tell.
-        try_table(world, name, longer).map_err(|_| error)?;
+        try_table(world, state, name, longer).map_err(|_| error)?;
         tracing::info!("{name}: the pool had grown: '{longer}'");
         let table = Some(longer.to_owned());
         begun.changed.push(Record { table, inactive: None, ..record.clone() });
@@ -500,9 +504,15 @@ impl Plan {
 }
 
 /// A volume with this table, or none at all.
-fn try_table(world: &World, name: &str, table: &str) -> Outcome<()> {
+fn try_table(world: &World, state: Option<&StateFile>, name: &str, table: &str) -> Outcome<()> {
     world.create(name)?;
-    let up = world.load(name, table).and_then(|()| world.resume(name));
+    let up = world.load(name, table).and_then(|()| match Caches::of(world, state) {
+        Some(caches) => {
+            caches.judge(name, Leave::Forget)?;
+            caches.go_live(name, || world.resume(name))
+        }
+        None => world.resume(name),
+    });
     if up.is_err() {
         also(name, world.remove(name));
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cairn_outcome::failure::{Outcome, wrong};
 use serde::{Deserialize, Serialize};
 
-use super::{ExportChanges, Record, StateFile};
+use super::{CacheRecord, CacheState, ExportChanges, Record, StateFile};
 use crate::names::parent_of;
 
 /// The state file.
@@ -18,6 +18,9 @@ pub struct Shown {
     pub volumes: Vec<ShownVolume>,
     /// The exports that verbs changed.
     pub exports: ExportChanges,
+    /// The caches that may be dirty, or are given up.
+    #[serde(default)]
+    pub caches: Vec<CacheRecord>,
 }
 
 /// One volume.
@@ -46,9 +49,11 @@ pub fn shown(state: &StateFile, name: Option<&str>) -> Outcome<Shown> {
     });
     let volumes: Vec<ShownVolume> = volumes.collect();
     let exports = if name.is_none() { state.exports() } else { ExportChanges::default() };
-    match name.filter(|_| volumes.is_empty()) {
+    let mut caches = state.caches();
+    caches.retain(|cache| name.is_none_or(|name| cache.volume == name || cache.is_called(name)));
+    match name.filter(|_| volumes.is_empty() && caches.is_empty()) {
         Some(name) => Err(wrong(name, "state", "no record of it", "a volume that verbs changed")),
-        None => Ok(Shown { file: state.path().to_owned(), volumes, exports }),
+        None => Ok(Shown { file: state.path().to_owned(), volumes, exports, caches }),
     }
 }
 
@@ -65,10 +70,26 @@ impl Shown {
             lines.push(format!("export '{}': added, of {}{access}", export.name, export.volume));
         }
         lines.extend(self.exports.removed.iter().map(|name| format!("export '{name}': removed")));
+        lines.extend(self.caches.iter().map(CacheRecord::fact));
         if lines.is_empty() {
             lines.push("No records found".to_owned());
         }
         lines.join("\n") + "\n"
+    }
+}
+
+impl CacheRecord {
+    fn fact(&self) -> String {
+        let (cache, origin) = &self.names;
+        match self.state {
+            CacheState::InUse => format!("cache {cache}: of {origin}, in use by {}", self.volume),
+            CacheState::Left => {
+                format!("cache {cache}: left by {}: {}", self.volume, self.what_it_keeps())
+            }
+            CacheState::GivenUp => {
+                format!("cache {cache}: given up: to be formatted before it is a cache again")
+            }
+        }
     }
 }
 
@@ -113,7 +134,7 @@ mod tests {
             read_only: true,
         };
         let exports = ExportChanges { added: vec![added], removed: ["v".to_owned()].into() };
-        let text = Shown { file: "s".into(), volumes, exports }.text();
+        let text = Shown { file: "s".into(), volumes, exports, caches: Vec::new() }.text();
         let expected = "v: 0 8 zero\nv: 8 8 zero\nv: configured: 0 8 zero\n\
                         v: waits for a resume: 0 8 error\nv: not served: it is not there\n\
                         export 'x': added, of v, read-only\nexport 'v': removed\n";

@@ -4,7 +4,7 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused};
 
 use super::Verbs;
-use crate::state::{Shown, StateFile, forget, shown};
+use crate::state::{Shown, StateFile, forget, forget_cache, shown};
 
 impl Verbs {
     /// `state show`
@@ -31,6 +31,11 @@ impl Verbs {
             self.exports.settle(&self.world);
             return Ok(vec![format!("{name}: nothing is recorded; its devices are free for now")]);
         }
+        if records.iter().all(|record| record.name != name)
+            && let Some(told) = self.forget_cache(name, yes)?
+        {
+            return Ok(vec![told]);
+        }
         let forgotten = forget(&records, name, yes)?;
         let served = forgotten.after.iter().find(|gone| self.world.volume(&gone.name).is_ok());
         if let Some(served) = served {
@@ -46,6 +51,21 @@ impl Verbs {
         }
         self.exports.settle(&self.world);
         Ok(forgotten.told)
+    }
+
+    /// Gives up what a cache keeps that is not live. Answers what to tell; none if there is none.
+    fn forget_cache(&self, name: &str, yes: bool) -> Outcome<Option<String>> {
+        let Some(caches) = self.caches() else { return Ok(None) };
+        let Some((after, told)) = forget_cache(&caches.recorded(), name, yes)? else {
+            return Ok(None);
+        };
+        if caches.is_called_live(name) {
+            let found = "a cache in use";
+            let expected = "none (cairn replace NAME --discard-dirty takes it away)";
+            return Err(refused(ConfigKind::Busy, name, "forget", found, expected));
+        }
+        self.state_file()?.record_caches(|all| *all = after)?;
+        Ok(Some(told))
     }
 
     /// Ends what is kept for a volume that is not served; false if it was not one.

@@ -44,7 +44,7 @@ use super::{Changes, Verbs, interrupted};
 use crate::control::rpc::{Allowed, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
 use crate::names::{parent_of, real_of, snapshot_of};
-use crate::state::Record;
+use crate::state::{CacheRecord, Record};
 use crate::under_way::Doing;
 use crate::verbs::steps::{Step, also};
 use crate::world::{message_refused, size_of};
@@ -124,7 +124,8 @@ impl Verbs {
         let same = swap.allowed.same_content;
         let looked = (self.clear_the_way(swap.name))
             .and_then(|()| self.refuse_other_content(&changes, swap.name, same))
-            .and_then(|()| self.refuse_shrinking(swap));
+            .and_then(|()| self.refuse_shrinking(swap))
+            .and_then(|()| self.given_up_by(swap.name, swap.allowed.discard_dirty));
         if let Err(error) = looked {
             return Err(self.serve_on(swap, error));
         }
@@ -134,13 +135,24 @@ impl Verbs {
         let held = held.and_then(|()| self.suspend_for(swap, under_way.call_off(), caller));
         let mut changes = self.change()?;
         drop(under_way);
+        let caches_before = self.caches().map(|caches| caches.recorded()).unwrap_or_default();
         let judged = held.and_then(|lost| {
-            let notes = self.judge(swap)?;
+            let (mut notes, mut given_up) = self.judge(swap)?;
+            let others = self.given_up_by(swap.name, swap.allowed.discard_dirty)?;
+            notes.extend(others.iter().map(CacheRecord::farewell));
+            given_up.extend(others);
+            self.give_up(&given_up)?;
             let (before, after) = self.record_swap(&mut changes, swap)?;
             Ok((lost, notes, before, after))
         });
-        let (lost, mut notes, before, after) =
-            judged.map_err(|error| self.serve_on(swap, error))?;
+        let (lost, mut notes, before, after) = match judged {
+            Ok(judged) => judged,
+            Err(error) => {
+                self.put_back_caches(swap.name, caches_before);
+                return Err(self.serve_on(swap, error));
+            }
+        };
+        let old = self.world.volume(swap.name)?.live_table();
         self.step(Step::Recorded);
         let started = |changes: &mut Changes| {
             self.step(Step::Started);
@@ -149,9 +161,15 @@ impl Verbs {
         };
         let also_lost = match unless_lost(self.bring_live(&mut changes, swap.name, started)) {
             Ok(also_lost) => also_lost,
-            Err(error) => return Err(self.go_back(&mut changes, before, error)),
+            Err(error) => {
+                self.put_back_caches(swap.name, caches_before);
+                return Err(self.go_back(&mut changes, before, error));
+            }
         };
         self.step(Step::Resumed);
+        if lost.is_none() && also_lost.is_none() {
+            self.record_left(swap.name, old.as_deref());
+        }
         if let Err(error) = changes.record_fact(after) {
             notes.push(format!("the new table serves; the next change records it: {error}"));
         }
@@ -268,10 +286,10 @@ impl Verbs {
         }
     }
 
-    /// Step 4. Answers what is left behind.
-    fn judge(&self, swap: &Swap<'_>) -> Outcome<Vec<String>> {
+    /// Step 4. Answers what is left behind, in words, and the caches that are given up.
+    fn judge(&self, swap: &Swap<'_>) -> Outcome<(Vec<String>, Vec<CacheRecord>)> {
         let Allowed { flush, discard_dirty, .. } = swap.allowed;
-        let mut notes = Vec::new();
+        let (mut notes, mut given_up) = (Vec::new(), Vec::new());
         for (dirty, fate) in self.world.volume(swap.name)?.fates() {
             match fate {
                 Fate::Kept => {}
@@ -279,6 +297,7 @@ impl Verbs {
                 Fate::Orphaned if discard_dirty => {
                     let is_cached = self.is_cached(swap.name, &dirty)?;
                     notes.push(self.given_up(&dirty, is_cached));
+                    given_up.extend(self.record_of_cache(swap.name, &dirty));
                 }
                 Fate::Orphaned => {
                     let expected = match (self.is_cached(swap.name, &dirty)?, flush) {
@@ -297,7 +316,7 @@ impl Verbs {
                 }
             }
         }
-        Ok(notes)
+        Ok((notes, given_up))
     }
 
     /// Step 5. Answers the record to go back to, and that of the new table.
@@ -357,6 +376,28 @@ impl Verbs {
         let lines = table.into_iter().flat_map(|table| table.lines());
         let dirty = lines.filter_map(|line| line.target.dirty());
         dirty.map(|dirty| self.world.what_stays(&dirty)).collect()
+    }
+
+    /// Has the state file remember what a table leaves behind that is no more. If it can't now, its
+    /// caches count as in use, and are looked at when it matters.
+    pub(super) fn record_left(&self, name: &str, table: Option<&Table>) {
+        if let (Some(caches), Some(table)) = (self.caches(), table) {
+            also(name, caches.left_by(name, table));
+        }
+    }
+
+    fn put_back_caches(&self, name: &str, before: Vec<CacheRecord>) {
+        if let Some(caches) = self.caches() {
+            caches.put_back(name, before);
+        }
+    }
+
+    /// The record of a dirty cache of a volume's live table.
+    fn record_of_cache(&self, name: &str, dirty: &Dirty) -> Option<CacheRecord> {
+        let table = self.world.volume(name).ok()?.live_table()?;
+        let mut own = self.caches()?.caches_in(name, &table).into_iter();
+        let record = own.find(|record| record.names.0 == dirty.device)?;
+        Some(CacheRecord { bytes: Some(dirty.sectors.to_bytes()), ..record })
     }
 
     /// True if a cache of a volume has it, and not a merge, which ends by itself.

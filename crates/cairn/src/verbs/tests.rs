@@ -1,5 +1,6 @@
 //! Verbs that wait for requests which only another verb lets go on.
 
+mod caches;
 mod content;
 mod failing;
 mod half_way;
@@ -40,7 +41,7 @@ const FOREVER: Duration = Duration::from_secs(60);
 impl Verbs {
     pub(crate) fn create(&self, name: &str, table: &str) -> Outcome<()> {
         let (name, table) = (name.to_owned(), table.to_owned());
-        self.create_volume(&CreateParams { name, table }).map(drop)
+        self.create_volume(&CreateParams { name, table, ..CreateParams::default() }).map(drop)
     }
 
     pub(crate) fn load(&self, name: &str, table: &str) -> Outcome<()> {

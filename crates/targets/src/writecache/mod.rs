@@ -124,6 +124,11 @@ use writeback::{Job, Turn, Written};
 use crate::flushes::Flushes;
 use crate::group_commit::GroupCommit;
 
+/// What the origin is claimed as.
+pub const ORIGIN_ROLE: &str = "cached origin";
+/// What the cache device is claimed as, from its start sector on.
+pub const CACHE_ROLE: &str = "cache device";
+
 /// What the tasks and requests share, under one short lock.
 struct State {
     index: Index,
@@ -370,8 +375,8 @@ impl Target for WriteCache {
     fn claims(&self) -> Vec<Claim> {
         let first = Sector(self.config.start().0);
         vec![
-            Claim::from(&self.origin, Sector(0), ClaimKind::Own, "cached origin"),
-            Claim::from(&self.cache, first, ClaimKind::Own, "cache device"),
+            Claim::from(&self.origin, Sector(0), ClaimKind::Own, ORIGIN_ROLE),
+            Claim::from(&self.cache, first, ClaimKind::Own, CACHE_ROLE),
         ]
     }
 

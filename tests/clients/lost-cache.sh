@@ -98,6 +98,8 @@ refused 1 'found 64 KiB on fast that slow lacks' "$CAIRN" serve --state st --tab
 serve --state st --table "x=$cached"
 holds x 7 "after a kill"
 serve_kill
+"$CAIRN" state show --state st >said
+grep -q 'cache fast: of slow, in use by x' said || fail "not shown: $(cat said)"
 refused 1 'which is lost by it' "$CAIRN" state forget fast --state st
 "$CAIRN" state forget fast --yes --state st >said
 serve --state st --table "x=$bare"

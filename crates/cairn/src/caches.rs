@@ -150,8 +150,13 @@ impl<'a> Caches<'a> {
         let table = volume.inactive_table().or_else(|| volume.live_table());
         let own = table.map(|table| self.caches_in(name, &table)).unwrap_or_default();
         self.state.record_caches(|all| {
-            all.retain(|known| !own.iter().any(|own| own.is_same_cache(known)));
-            all.extend(own);
+            // One that is recorded already is no change, so that a full disk is in no resume's way.
+            for own in own {
+                match all.iter_mut().find(|known| own.is_same_cache(known)) {
+                    Some(known) => *known = own,
+                    None => all.push(own),
+                }
+            }
         })?;
         let went = go();
         if went.as_ref().is_err_and(|error| error.kind != ConfigKind::Lost) {

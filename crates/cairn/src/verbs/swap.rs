@@ -5,7 +5,7 @@
 //! 2. With `--flush`, the caches of the old table write back while clients are served.
 //! 3. The old table is suspended, which drains what it would.
 //! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
-//! 5. Recorded: the new table, with the old one as `former`.
+//! 5. Recorded: the caches that are given up; then the new table, with the old one as `former`.
 //! 6. The new table starts.
 //! 7. Recorded: the new table alone.
 //! 8. The new table serves requests.

@@ -82,7 +82,11 @@ fn an_interrupt_commits_tells_what_is_dirty_and_exits_0() {
     for word in ["nbdcopy '", "qemu-system-x86_64 ", "nbd-client -unix '/", "control socket: /"] {
         assert!(ran.out.contains(word), "{word}: {ran:?}");
     }
-    assert_eq!(ran.err, "cairn: disk: fast keeps 8 KiB that slow lacks\n");
+    let said: Vec<&str> = ran.err.lines().collect();
+    assert_eq!(said.len(), 3, "{ran:?}");
+    assert!(said[0].contains(" INFO made ") && said[0].ends_with("/slow, 1M"), "{ran:?}");
+    assert!(said[1].contains(" INFO made ") && said[1].ends_with("/fast, 256K"), "{ran:?}");
+    assert_eq!(said[2], "cairn: disk: fast keeps 8 KiB that slow lacks");
     assert!(!place.exists("nbd.sock") && !place.exists("ctl.sock"));
     assert_eq!(place.cairn(&["probe", "fast"]).code, 5);
     let ran = place.serve_run(&["vm.toml"], "nbdcopy \"$uri\" - | head -c 8192 >back");

@@ -25,6 +25,8 @@ mod group_commit;
 mod interleaved;
 pub mod linear;
 #[cfg(test)]
+mod meta;
+#[cfg(test)]
 mod owners;
 pub mod passthrough;
 pub mod persistent;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cairn_block::{Disk, Env, Io, IoError, Sector, SectorCount, SectorRange, mutants};
+use cairn_block::{Disk, Env, Flags, Io, IoError, Sector, SectorCount, SectorRange, mutants};
 use cairn_format::thin::{BLOCK_BYTES, MetadataBlock};
 
 use super::error::Error;
@@ -36,7 +36,11 @@ impl MetaDisk {
             let start = |run: &Range<u64>| {
                 let range = sectors(run);
                 let segs = env.segs(range.count);
-                (run.clone(), segs.clone(), env.io(&self.0, Io::read(range, segs)))
+                (
+                    run.clone(),
+                    segs.clone(),
+                    env.io(&self.0, Io::read(range, segs).with(Flags::META)),
+                )
             };
             for (run, segs, read) in window.iter().map(start).collect::<Vec<_>>() {
                 let done = read.await;
@@ -71,7 +75,7 @@ impl MetaDisk {
                     let at = (block - run.start) as usize * BLOCK_BYTES;
                     segs.for_each_mut(at, BLOCK_BYTES, |out| fill(MetadataBlock(block), out));
                 }
-                writes.push((run, env.io(&self.0, Io::write(range, segs))));
+                writes.push((run, env.io(&self.0, Io::write(range, segs).with(Flags::META))));
             }
             let mut result = Ok(());
             for (run, write) in writes {

@@ -369,7 +369,10 @@ impl WriteCache {
             });
         }
         let start = Sector::of_byte(from) + self.config.start();
-        env.io(&self.cache, Io::write(SectorRange::new(start, count), segs).with(flags))
+        env.io(
+            &self.cache,
+            Io::write(SectorRange::new(start, count), segs).with(flags | Flags::META),
+        )
     }
 
     fn encode_granule(&self, metadata: &Metadata, granule: u32, out: &mut [u8]) {
@@ -401,7 +404,10 @@ impl WriteCache {
         let segs = env.segs(count);
         segs.copy_in(0, bytes);
         let start = Sector::of_byte(offset) + self.config.start();
-        env.io(&self.cache, Io::write(SectorRange::new(start, count), segs).with(flags))
+        env.io(
+            &self.cache,
+            Io::write(SectorRange::new(start, count), segs).with(flags | Flags::META),
+        )
     }
 
     /// Makes what completed in slots durable, and metadata written since.

@@ -363,7 +363,7 @@ impl WriteCache {
                 let start = Sector::of_byte(at) + self.config.start();
                 let range = SectorRange::new(start, SectorCount::of_bytes(len));
                 let segs = env.segs(range.count);
-                let read = env.io(&self.cache, Io::read(range, segs.clone()));
+                let read = env.io(&self.cache, Io::read(range, segs.clone()).with(Flags::META));
                 ahead.push_back((at, range, segs, read));
                 at += len;
             }

@@ -116,7 +116,7 @@ impl Store {
     async fn read(&self, env: &Env, offset: u64, bytes: u64) -> Result<Vec<u8>, IoError> {
         let range = SectorRange::new(Sector::of_byte(offset), sectors_of(bytes));
         let segs = env.segs(range.count);
-        env.io(&self.cow.disk, Io::read(range, segs.clone())).await?;
+        env.io(&self.cow.disk, Io::read(range, segs.clone()).with(Flags::META)).await?;
         Ok(segs.to_vec())
     }
 
@@ -130,7 +130,7 @@ impl Store {
         let range = SectorRange::new(Sector::of_byte(offset), sectors_of(bytes.len() as u64));
         let segs = env.segs(range.count);
         segs.copy_in(0, bytes);
-        env.io(&self.cow.disk, Io::write(range, segs).with(flags)).await
+        env.io(&self.cow.disk, Io::write(range, segs).with(flags | Flags::META)).await
     }
 
     /// Makes durable what was written while the failure count was `failures`, or later.
@@ -161,7 +161,7 @@ impl Store {
 
     async fn zero(&self, env: &Env, offset: u64, bytes: u64) -> Result<(), IoError> {
         let range = SectorRange::new(Sector::of_byte(offset), sectors_of(bytes));
-        let zeroes = Io::on(Op::WriteZeroes, range).with(Flags::NO_UNMAP);
+        let zeroes = Io::on(Op::WriteZeroes, range).with(Flags::NO_UNMAP | Flags::META);
         env.io(&self.cow.disk, zeroes).await
     }
 

@@ -4,6 +4,9 @@
 //! A job takes its whole budget in one step or waits holding nothing, in order of arrival; the
 //! budget returns when the copy ends. A job larger than the budget is copied in pieces. The
 //! sources of a job may lie apart; they land next to each other in one write.
+//!
+//! A granted job has two steps: [`CopyGrant::read`] and [`CopyData::write`]. A caller may do
+//! other things between them: hold the data of several jobs, order them, write them as one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -84,7 +87,7 @@ pub struct Copier {
     changed: Event,
 }
 
-/// Copy memory that was granted; dropping it lets the next job on.
+/// Copy memory that was granted; dropping it lets the next job continue.
 pub struct CopyGrant<'a> {
     copier: &'a Copier,
     bytes: u64,
@@ -101,10 +104,61 @@ impl Drop for CopyGrant<'_> {
     }
 }
 
-impl CopyGrant<'_> {
+impl<'a> CopyGrant<'a> {
     /// How many bytes were granted.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The first step of a job: reads all pieces at once, next to each other. They must not be
+    /// longer than the grant.
+    ///
+    /// # Errors
+    /// The error of the first piece that could not be read.
+    pub async fn read(self, env: &Env, pieces: &[CopyPiece]) -> Result<CopyData<'a>, IoError> {
+        let segs = env.segs(sectors_of(pieces));
+        debug_assert!(segs.bytes() as u64 <= self.bytes, "a job reads what it was granted");
+        let mut offset = 0;
+        let mut reads = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let bytes = piece.range.to_bytes() as usize;
+            let part = segs.slice(offset, bytes);
+            reads.push(env.io(&piece.disk, Io::read(piece.range, part)));
+            offset += bytes;
+        }
+        let mut result = Ok(());
+        for read in reads {
+            result = result.and(read.await);
+        }
+        result.map(|()| CopyData { segs, _grant: self })
+    }
+}
+
+/// The data of a job between its two steps, with the grant that it counts against.
+pub struct CopyData<'a> {
+    segs: Segs,
+    _grant: CopyGrant<'a>,
+}
+
+impl CopyData<'_> {
+    /// The data, for a caller that writes it together with other data.
+    pub fn segs(&self) -> &Segs {
+        &self.segs
+    }
+
+    /// The second step: writes the data from `start` on; the grant returns.
+    ///
+    /// # Errors
+    /// The error of the write. The destination holds any part of the data.
+    pub async fn write(
+        self,
+        env: &Env,
+        to: &Arc<dyn Disk>,
+        start: Sector,
+        flags: Flags,
+    ) -> IoResult {
+        let range = SectorRange::new(start, SectorCount::of_bytes(self.segs.bytes() as u64));
+        env.io(to, Io::write(range, self.segs.clone()).with(flags)).await
     }
 }
 
@@ -144,7 +198,7 @@ impl Copier {
     pub async fn copy(&self, env: &Env, job: &CopyJob) -> Result<CopyTimes, CopyError> {
         let most = SectorCount::of_bytes(self.total_bytes).0.max(8);
         let (mut times, mut start) = (CopyTimes::default(), job.start);
-        let whole = job.from.iter().fold(SectorCount::ZERO, |sum, piece| sum + piece.range.count);
+        let whole = sectors_of(&job.from);
         if whole.0 <= most {
             self.copy_batch(env, &job.from, job, (start, whole), &mut times).await?;
             return Ok(times);
@@ -182,32 +236,17 @@ impl Copier {
         if count == SectorCount::ZERO {
             return Ok(());
         }
-        let _grant = self.grant(count.to_bytes()).await;
-        let segs = env.segs(count);
+        let grant = self.grant(count.to_bytes()).await;
         let began = env.now();
-        read_pieces(env, batch, &segs).await.map_err(CopyError::Read)?;
+        let data = grant.read(env, batch).await.map_err(CopyError::Read)?;
         let read = env.now();
-        let write = Io::write(SectorRange::new(start, count), segs).with(job.flags);
-        env.io(&job.to, write).await.map_err(CopyError::Write)?;
+        data.write(env, &job.to, start, job.flags).await.map_err(CopyError::Write)?;
         times.read += read.since(began);
         times.write += env.now().since(read);
         Ok(())
     }
 }
 
-/// Reads all pieces at once into consecutive parts of `segs`.
-async fn read_pieces(env: &Env, pieces: &[CopyPiece], segs: &Segs) -> IoResult {
-    let mut offset = 0;
-    let mut reads = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        let bytes = piece.range.to_bytes() as usize;
-        let part = segs.slice(offset, bytes);
-        reads.push(env.io(&piece.disk, Io::read(piece.range, part)));
-        offset += bytes;
-    }
-    let mut result = Ok(());
-    for read in reads {
-        result = result.and(read.await);
-    }
-    result
+fn sectors_of(pieces: &[CopyPiece]) -> SectorCount {
+    pieces.iter().fold(SectorCount::ZERO, |sum, piece| sum + piece.range.count)
 }

@@ -50,7 +50,7 @@ pub use calls::Call;
 pub use cells::{CellGuard, CellMode, Cells};
 pub use claiming::{Claim, Claimant, Claimed};
 pub use claims::ClaimKind;
-pub use copier::{Copier, CopyError, CopyGrant, CopyJob, CopyPiece, CopyTimes};
+pub use copier::{Copier, CopyData, CopyError, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;
 pub use device::{DeviceId, MappedDevice, Resumed};
 pub use disk::{Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};

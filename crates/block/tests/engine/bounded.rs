@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    CellMode, Cells, Copier, CopyError, CopyJob, CopyPiece, Disk, ErrorKind, Flags, IoError,
+    CellMode, Cells, Copier, CopyError, CopyJob, CopyPiece, Disk, ErrorKind, Flags, Io, IoError,
     Sector, SectorCount, SectorRange,
 };
 use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld};
@@ -105,6 +105,34 @@ proptest! {
         prop_assert_eq!(copier.used_bytes(), 0);
         prop_assert_eq!(to.visible().to_vec(), expected);
     }
+}
+
+#[test]
+fn data_of_two_jobs_is_held_and_written_as_one_request() {
+    let world = SimWorld::new(1, 1);
+    let drive =
+        |name, bytes: &[u8]| world.add_drive(DriveOptions::named(name), Image::of_bytes(bytes));
+    let (from, to) = (drive("from", &source_bytes()), drive("to", &[0; 4 * 512]));
+    let copier = Copier::new(4 * 512);
+    let (source, target): (Arc<dyn Disk>, Arc<dyn Disk>) = (from.clone(), to.clone());
+    let piece = |at| CopyPiece { disk: source.clone(), range: range(at, 2) };
+    let (later, earlier) = (piece(40), piece(7));
+    to.faults().add(Fault::error(OpSet::WRITES).on(range(0, 4)).shots(1));
+    world.block_on(0, |env| async move {
+        let later = copier.grant(1024).await.read(&env, &[later]).await.unwrap();
+        let earlier = copier.grant(1024).await.read(&env, &[earlier]).await.unwrap();
+        assert_eq!(copier.used_bytes(), 2048, "the data counts as long as it is held");
+        let mut segs = earlier.segs().clone();
+        segs.extend(later.segs(), 0, later.segs().bytes());
+        let write = Io::write(range(0, 4), segs);
+        assert!(env.io(&target, write.clone()).await.is_err(), "one request, one fault");
+        env.io(&target, write).await.unwrap();
+        drop((earlier, later));
+        assert_eq!(copier.used_bytes(), 0);
+    });
+    let expected = [range(7, 2), range(40, 2)]
+        .map(|at| source_bytes()[at.start.to_bytes() as usize..][..1024].to_vec());
+    assert_eq!(to.visible().to_vec(), expected.concat());
 }
 
 #[test]

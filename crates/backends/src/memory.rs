@@ -6,18 +6,22 @@
 //! overlapping requests are sound, and a sector is never torn; requests that overlap in time
 //! may interleave by region, as on any drive.
 //!
+//! A copy from a memory disk holds the stripes of both sides, taken in the order of their
+//! addresses. Nothing else takes two.
+//!
 //! Huge pages are advised for a disk that fits in half of the machine's memory. A larger one can
 //! only be meant to stay mostly empty, and there a huge page per scattered write would be waste.
 //!
 //! Invariant: a region whose bit is clear reads as zero.
 
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cairn_block::sync::{Mutex, MutexGuard};
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, Extent, ExtentKind, Flow, IoError, LocalFuture, Op,
-    Request, Sector, SectorCount, SectorRange, Segs,
+    ConfigError, ConfigKind, CopyError, Disk, Env, Extent, ExtentKind, Flow, IoError, LocalFuture,
+    Op, Request, Sector, SectorCount, SectorRange, Segs,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -162,6 +166,13 @@ impl MemoryDisk {
         word.load(Ordering::Relaxed) & bit != 0
     }
 
+    fn mark_written(&self, region: usize) {
+        if !self.is_written(region) {
+            let (word, bit) = self.bit(region);
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
     fn read(&self, range: SectorRange, segs: &Segs) {
         for piece in pieces(range) {
             let _lock = self.lock(piece.region);
@@ -183,10 +194,7 @@ impl MemoryDisk {
     fn write(&self, range: SectorRange, segs: &Segs) {
         for piece in pieces(range) {
             let _lock = self.lock(piece.region);
-            if !self.is_written(piece.region) {
-                let (word, bit) = self.bit(piece.region);
-                word.fetch_or(bit, Ordering::Relaxed);
-            }
+            self.mark_written(piece.region);
             let mut to = piece.offset;
             segs.for_each(piece.at, piece.len, |bytes| {
                 // SAFETY: as in `read`.
@@ -195,6 +203,32 @@ impl MemoryDisk {
                 }
                 to += bytes.len();
             });
+        }
+    }
+
+    /// Copies a range of `source`, which may be this disk but must not overlap the destination.
+    fn copy(&self, source: &MemoryDisk, from: SectorRange, to: Sector) {
+        for read in pieces(from) {
+            let start = to + SectorCount::of_bytes(read.at as u64);
+            let count = SectorCount::of_bytes(read.len as u64);
+            for write in pieces(SectorRange::new(start, count)) {
+                let _locks = lock_both((source, read.region), (self, write.region));
+                let is_there = source.is_written(read.region);
+                if !is_there && !self.is_written(write.region) {
+                    continue;
+                }
+                self.mark_written(write.region);
+                let target = self.memory.at(write.offset);
+                let bytes = source.memory.at(read.offset + write.at);
+                // SAFETY: `write.len` bytes of a region of each disk, whose stripes are locked;
+                // the ranges do not overlap.
+                unsafe {
+                    match is_there {
+                        true => std::ptr::copy_nonoverlapping(bytes, target, write.len),
+                        false => target.write_bytes(0, write.len),
+                    }
+                }
+            }
         }
     }
 
@@ -223,6 +257,18 @@ impl MemoryDisk {
     }
 }
 
+/// Locks the stripes of two regions, which may be one, in the order of their addresses.
+fn lock_both<'a>(
+    (disk, region): (&'a MemoryDisk, usize),
+    (other, other_region): (&'a MemoryDisk, usize),
+) -> (MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>) {
+    let mut stripes = [&disk.stripes[region % STRIPES], &other.stripes[other_region % STRIPES]];
+    stripes.sort_unstable_by_key(|stripe| std::ptr::from_ref(*stripe));
+    let [first, second] = stripes;
+    let lock = first.0.lock();
+    (lock, (!std::ptr::eq(first, second)).then(|| second.0.lock()))
+}
+
 impl Disk for MemoryDisk {
     fn name(&self) -> String {
         self.name.clone()
@@ -244,6 +290,25 @@ impl Disk for MemoryDisk {
             }
         }
         Flow::Done
+    }
+
+    fn copy_from(
+        &self,
+        _env: &Env,
+        source: &dyn Disk,
+        from: SectorRange,
+        to: Sector,
+    ) -> Option<Result<(), CopyError>> {
+        let source: &MemoryDisk = source.as_any()?.downcast_ref()?;
+        if std::ptr::eq(self, source) && from.overlaps(SectorRange::new(to, from.count)) {
+            return None;
+        }
+        self.copy(source, from, to);
+        Some(Ok(()))
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn extents<'a>(

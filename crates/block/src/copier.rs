@@ -7,6 +7,7 @@
 //!
 //! A granted job has two steps: [`CopyGrant::read`] and [`CopyData::write`]. A caller may do
 //! other things between them: hold the data of several jobs, order them, write them as one.
+//! [`Copier::copy`] does without the steps where the disks copy by themselves ([`Env::copy`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use event_listener::Event;
 
 use crate::buf::Segs;
-use crate::disk::Disk;
+use crate::disk::{CopyError, Disk};
 use crate::env::{Env, Io};
 use crate::error::{IoError, IoResult};
 use crate::request::Flags;
@@ -51,15 +52,6 @@ pub struct CopyTimes {
     pub read: Duration,
     /// Writing the destination.
     pub write: Duration,
-}
-
-/// Which side of a copy failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyError {
-    /// A source could not be read.
-    Read(IoError),
-    /// The destination could not be written.
-    Write(IoError),
 }
 
 struct Budget {
@@ -237,6 +229,11 @@ impl Copier {
             return Ok(());
         }
         let grant = self.grant(count.to_bytes()).await;
+        if job.flags.is_empty()
+            && let Some(copied) = copy_at_once(env, batch, &job.to, start)
+        {
+            return copied;
+        }
         let began = env.now();
         let data = grant.read(env, batch).await.map_err(CopyError::Read)?;
         let read = env.now();
@@ -245,6 +242,22 @@ impl Copier {
         times.write += env.now().since(read);
         Ok(())
     }
+}
+
+/// Has the disks copy the pieces; `None` if one of them cannot be copied that way.
+fn copy_at_once(
+    env: &Env,
+    pieces: &[CopyPiece],
+    to: &Arc<dyn Disk>,
+    mut start: Sector,
+) -> Option<Result<(), CopyError>> {
+    for piece in pieces {
+        if let Err(error) = env.copy((&piece.disk, piece.range), (to, start))? {
+            return Some(Err(error));
+        }
+        start += piece.range.count;
+    }
+    Some(Ok(()))
 }
 
 fn sectors_of(pieces: &[CopyPiece]) -> SectorCount {

@@ -13,7 +13,7 @@ use crate::device::MappedDevice;
 use crate::env::Env;
 use crate::error::{ConfigError, IoError};
 use crate::request::Request;
-use crate::units::{SECTOR_BYTES, SectorCount, SectorRange};
+use crate::units::{SECTOR_BYTES, Sector, SectorCount, SectorRange};
 
 /// A future that stays on its reactor.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -47,6 +47,15 @@ pub enum Identity {
     Volume(String),
     /// Something private: no other name leads to it.
     Unique(u64),
+}
+
+/// Which side of a copy failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyError {
+    /// A source could not be read.
+    Read(IoError),
+    /// The destination could not be written.
+    Write(IoError),
 }
 
 /// Sizes and abilities of a disk, in bytes where not said otherwise.
@@ -135,6 +144,26 @@ pub trait Disk: Send + Sync {
     /// block. On [`Flow::Queued`] the caller parks the request under its id; the disk (or
     /// whoever it told) completes it exactly once.
     fn submit(&self, env: &Env, request: &mut Request) -> Flow;
+
+    /// Copies the range `from` of `source` to `to` on this disk, at once and without a buffer;
+    /// `None` if it cannot, and then nothing was done. Called by [`Env::copy`] with checked
+    /// ranges of two disks that are no mapped devices. `source` may be this disk.
+    ///
+    /// A copy is a read of the source and a write of this disk that have completed on return: a
+    /// later flush makes the write durable, and until then a crash may lose or tear it. It has no
+    /// FUA.
+    ///
+    /// Must not block. Files do not support it: io_uring has no `copy_file_range`, the system
+    /// call waits for the drive, and it would go through the page cache beside direct I/O.
+    fn copy_from(
+        &self,
+        _env: &Env,
+        _source: &dyn Disk,
+        _from: SectorRange,
+        _to: Sector,
+    ) -> Option<Result<(), CopyError>> {
+        None
+    }
 
     /// Block sizes and abilities.
     fn limits(&self) -> Limits {

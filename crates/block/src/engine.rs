@@ -180,6 +180,23 @@ pub(crate) fn prefetch(env: &Env, disk: &dyn Disk, mut at: Sector) {
     }
 }
 
+/// Where a range of `disk` lies, beneath all mapped devices, for an operation that ends at once;
+/// `None` if a device on the way would have to decide about it or is closed, or if it is not legal.
+/// A gate closes on this reactor, so none does before the operation has ended.
+pub(crate) fn lowest<'t>(
+    env: &Env,
+    tables: &'t Tables,
+    mut disk: &'t dyn Disk,
+    (mut range, op): (SectorRange, Op),
+) -> Option<(&'t dyn Disk, SectorRange)> {
+    while let Some(device) = disk.mapped().map(MappedDevice::id) {
+        let way = env.local(device).way(range, op)?;
+        range.start += way.start - Sector(0);
+        disk = live(tables, device).straight()?.disk.as_ref();
+    }
+    Bounds::of(disk).take(range, op).then_some((disk, range))
+}
+
 /// The ready path: takes a request past every open device whose only line has nothing to decide
 /// about it. Answers where it went from the last one; none if there is no such device. What it
 /// meets there is left to the caller, breaches of the contract too.

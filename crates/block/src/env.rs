@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::buf::{Buf, BufPool, Segs};
 use crate::device::DeviceId;
-use crate::disk::Disk;
+use crate::disk::{CopyError, Disk};
 use crate::engine::{self, Work};
 use crate::error::IoResult;
 use crate::local::{LocalDevice, Locals, Tables};
@@ -267,6 +267,21 @@ impl Env {
         let cell = Rc::new(IoCell::default());
         self.start(disk, io, cell.clone(), 0);
         IoFuture(cell)
+    }
+
+    /// Has the disks copy a range at once and without a buffer ([`Disk::copy_from`]), through
+    /// mapped devices that only remap it. `None` if they cannot, if a device is suspended, or if
+    /// the copy is not legal: nothing was done, and the caller reads and writes.
+    pub fn copy(
+        &self,
+        (source, from): (&Arc<dyn Disk>, SectorRange),
+        (disk, to): (&Arc<dyn Disk>, Sector),
+    ) -> Option<Result<(), CopyError>> {
+        let tables = &*self.tables();
+        let to = SectorRange::new(to, from.count);
+        let (source, from) = engine::lowest(self, tables, source.as_ref(), (from, Op::Read))?;
+        let (disk, to) = engine::lowest(self, tables, disk.as_ref(), (to, Op::Write))?;
+        disk.copy_from(self, source, from, to.start)
     }
 
     /// Ends a request that was queued. Any reactor may say so, once.

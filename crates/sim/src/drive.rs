@@ -17,19 +17,22 @@
 //! - A failed flush made nothing durable. It, or a failed FUA write, may have lost what was
 //!   volatile when it failed ([`crate::Effect::Lose`]), as a drive does that tells one flusher of
 //!   its trouble: reads still show it, no later flush makes it durable.
+//! - A copy ([`DriveOptions::copies`]) is a read and a write that take no time, with the faults of
+//!   both (but no delays) and the volatility of a write.
 //! - Flushes and FUA writes go through a [`FlushGate`], as those of a real file do.
 //!
 //! Rules it holds its callers to, by panicking: requests are aligned, inside the drive, with
 //! data as long as the range, and nobody touches the data of a write before it completes.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    Disk, Env, Flags, Flow, FlushGate, Io, IoResult, Limits, Op, Request, SECTOR_BYTES, Sector,
-    SectorCount, SectorRange,
+    CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, Op, Request,
+    SECTOR_BYTES, Sector, SectorCount, SectorRange,
 };
 use parking_lot::Mutex;
 
@@ -94,6 +97,9 @@ pub struct DriveOptions {
     pub volatile_cache: bool,
     /// Reads are torn by writes in flight.
     pub torn_reads: bool,
+    /// Copies from another drive, or inside itself, without a buffer
+    /// ([`cairn_block::Disk::copy_from`]).
+    pub copies: bool,
     /// How long operations take.
     pub model: DriveModel,
     /// Makes reads and writes wait for an arm, instead of the model's times; the model's time
@@ -110,6 +116,7 @@ impl DriveOptions {
             logical_block: 512,
             volatile_cache: true,
             torn_reads: false,
+            copies: false,
             model,
             spindle: None,
         }
@@ -152,6 +159,22 @@ struct Running {
     completed_before: u64,
     /// For a read that may be torn: what its range held when it was submitted.
     before: Vec<u8>,
+}
+
+impl Running {
+    /// A read or write that ends at once, and well.
+    fn at_once(op: Op, range: SectorRange) -> Running {
+        Running {
+            op,
+            fua: false,
+            range,
+            fill: None,
+            result: Ok(()),
+            loses: false,
+            completed_before: 0,
+            before: Vec::new(),
+        }
+    }
 }
 
 /// A completed write of one sector that is not durable.
@@ -525,9 +548,14 @@ impl DriveShared {
             let untouched = done.segs.to_vec()[..] == bytes[..];
             assert!(untouched, "{}: the data of a write changed in flight", self.options.name);
         }
+        self.land(state, rng, done.op, running);
+    }
+
+    /// A write becomes visible, and durable if nothing volatile is in its way.
+    fn land(&self, state: &mut State, rng: &mut fastrand::Rng, op: OpId, running: &Running) {
         let fate = if running.result.is_ok() { Fate::Kept } else { Fate::Torn(rng.u8(..)) };
         let survivors = Survivors::new(fate, self.options.logical_block);
-        state.apply_all(done.op, running, survivors, rng);
+        state.apply_all(op, running, survivors, rng);
         if running.loses && running.fua {
             state.lose();
         }
@@ -538,6 +566,46 @@ impl DriveShared {
                 state.settle(sector, completed);
             }
         }
+    }
+
+    /// The read of a copy.
+    fn read_at_once(&self, mechanics: &Mechanics, range: SectorRange) -> Result<Vec<u8>, IoError> {
+        let rng = &mut *mechanics.rng.borrow_mut();
+        if let Some(error) = self.faults.decide(rng, (Op::Read, false), range).error {
+            return Err(error);
+        }
+        let state = self.state.lock();
+        let mut running = Running::at_once(Op::Read, range);
+        if self.options.torn_reads {
+            running.before = vec![0; range.to_bytes() as usize];
+            state.visible.read(range.start, &mut running.before);
+        }
+        Ok(state.read(&running, rng))
+    }
+
+    /// The write of a copy. It is in flight as long as the power may go at its submission.
+    fn write_at_once(&self, mechanics: &Mechanics, range: SectorRange, bytes: &[u8]) -> IoResult {
+        let planted =
+            self.faults.decide(&mut mechanics.rng.borrow_mut(), (Op::Write, false), range);
+        let result = planted.error.map_or(Ok(()), Err);
+        let fill = Some(Fill::Bytes(bytes.into()));
+        let op = {
+            let mut state = self.state.lock();
+            let op = state.next_op;
+            state.next_op += 1;
+            let running = Running { fill, result, ..Running::at_once(Op::Write, range) };
+            state.running.insert(op, running);
+            op
+        };
+        mechanics.note(&[3, op, range.start.0, range.count.0, stamp::hash(bytes)]);
+        let write = mechanics.count_write();
+        if !mechanics.is_powerless() {
+            let mut state = self.state.lock();
+            let running = state.running.remove(&op).expect("an operation ends once");
+            self.land(&mut state, &mut mechanics.rng.borrow_mut(), op, &running);
+            mechanics.write_done(write);
+        }
+        result
     }
 
     fn before(&self, request: &Request, state: &State) -> Vec<u8> {
@@ -678,6 +746,34 @@ impl Disk for SimDrive {
             _ => return Medium(self.shared.clone()).submit(env, request),
         }
         Flow::Queued
+    }
+
+    fn copy_from(
+        &self,
+        env: &Env,
+        source: &dyn Disk,
+        from: SectorRange,
+        to: Sector,
+    ) -> Option<Result<(), CopyError>> {
+        let source: &SimDrive = source.as_any()?.downcast_ref()?;
+        let mechanics: &Rc<Mechanics> = env.mechanism()?;
+        if !self.shared.options.copies || mechanics.is_powerless() {
+            return None;
+        }
+        let to = SectorRange::new(to, from.count);
+        let copied = match source.shared.read_at_once(mechanics, from) {
+            Ok(bytes) => {
+                let written = self.shared.write_at_once(mechanics, to, &bytes);
+                written.map_err(CopyError::Write)
+            }
+            Err(error) => Err(CopyError::Read(error)),
+        };
+        // If the power went, nobody hears of the write: the caller waits for requests.
+        (!mechanics.is_powerless()).then_some(copied)
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn failures(&self) -> u64 {

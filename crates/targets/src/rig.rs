@@ -2,6 +2,7 @@
 //! that note what they get, tables that come and go, requests. Dropping it checks that no contract
 //! was broken and no request was lost.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,9 +11,10 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{
-    CallOff, ConfigError, Ctor, Disk, Env, Events, Extent, ExtentKind, Flow, Io, IoError, IoResult,
-    Limits, LocalFuture, MappedDevice, Op, Registry, Request, SECTOR_BYTES, Sector, SectorCount,
-    SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetTypes,
+    CallOff, ConfigError, CopyError, Ctor, Disk, Env, Events, Extent, ExtentKind, Flow, Io,
+    IoError, IoResult, Limits, LocalFuture, MappedDevice, Op, Registry, Request, SECTOR_BYTES,
+    Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine, Target,
+    TargetTypes,
 };
 use cairn_sim::{DriveModel, DriveOptions, Image, SimDrive, SimOpener, SimWorld};
 
@@ -37,13 +39,14 @@ pub struct Noting {
     sectors: AtomicU64,
     seen: Mutex<Vec<Seen>>,
     page_cache: AtomicBool,
+    copies: AtomicBool,
 }
 
 impl Noting {
     /// A drive of `model`, put into `sim`.
     pub fn add(sim: &SimWorld, name: &str, image: Image, model: DriveModel) -> Arc<Noting> {
         let mut options = DriveOptions::named(name);
-        options.model = model;
+        (options.model, options.copies) = (model, true);
         let drive = sim.add_drive(options, image);
         let sectors = AtomicU64::new(drive.sectors().0);
         Arc::new(Noting {
@@ -51,6 +54,7 @@ impl Noting {
             sectors,
             seen: Mutex::default(),
             page_cache: AtomicBool::default(),
+            copies: AtomicBool::default(),
         })
     }
 
@@ -63,6 +67,7 @@ impl Noting {
             sectors,
             seen: Mutex::default(),
             page_cache: AtomicBool::default(),
+            copies: AtomicBool::default(),
         })
     }
 
@@ -113,6 +118,20 @@ impl Disk for Noting {
             own.complete(id, result);
         });
         Flow::Queued
+    }
+    fn copy_from(
+        &self,
+        env: &Env,
+        source: &dyn Disk,
+        from: SectorRange,
+        to: Sector,
+    ) -> Option<Result<(), CopyError>> {
+        let source: &Noting = source.as_any()?.downcast_ref()?;
+        let copies = self.copies.load(Ordering::Acquire);
+        copies.then(|| self.drive.copy_from(env, source.drive.as_ref(), from, to))?
+    }
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
     fn failures(&self) -> u64 {
         self.drive.failures()
@@ -178,6 +197,11 @@ impl Rig {
     pub fn set_page_cache(&self, name: &str) {
         let drive = self.noting.iter().find(|drive| drive.drive.name() == name).expect(name);
         drive.set_page_cache();
+    }
+
+    /// From now on all drives copy by themselves.
+    pub fn set_copies(&self) {
+        self.noting.iter().for_each(|drive| drive.copies.store(true, Ordering::Release));
     }
 
     /// What a power cut now certainly leaves on each drive, in the order they were given.

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use super::{Model, run, steps, worlds};
+use super::{Model, range, run, steps, worlds};
 use crate::{FileDisk, FileOptions, MemoryDisk};
-use cairn_block::{Disk, SectorCount};
+use cairn_block::{Disk, ReactorId, SectorCount};
+use proptest::collection::vec;
+use proptest::prelude::{any, prop_assert, prop_assert_eq};
 use proptest::test_runner::{Config, TestRunner};
 
 /// Not a multiple of 64 KiB, so that the last region of a memory disk is a part.
@@ -22,6 +24,50 @@ fn compare(make: impl Fn() -> Arc<dyn Disk>) {
         });
         checked.unwrap();
     }
+}
+
+#[test]
+fn a_copy_between_memory_disks_is_a_copy_of_vectors() {
+    let [world, _] = worlds();
+    let write = (0..SECTORS.0, 1..300u64, any::<u8>(), any::<bool>());
+    let copy = (0..SECTORS.0, 1..300u64, 0..SECTORS.0, any::<bool>(), any::<bool>());
+    let cases = vec((write, copy), 1..12);
+    let config = Config { cases: 200, failure_persistence: None, ..Config::default() };
+    let checked = TestRunner::new(config).run(&cases, |steps| {
+        let disks: [Arc<dyn Disk>; 2] =
+            [0, 1].map(|_| Arc::new(MemoryDisk::new(SECTORS).unwrap()) as _);
+        let mut models = [0, 1].map(|_| vec![0; SECTORS.to_bytes() as usize]);
+        let none = cairn_block::Flags::empty();
+        for ((at, count, byte, on), (source, length, target, from, to)) in steps {
+            let (on, at) = (usize::from(on), range(at, count.min(SECTORS.0 - at)));
+            let data = vec![byte; at.to_bytes() as usize];
+            models[on][at.start.to_bytes() as usize..][..data.len()].copy_from_slice(&data);
+            super::write(&world, &disks[on], (at, none), data, super::Shape::default()).unwrap();
+            let length = length.min(SECTORS.0 - source.max(target));
+            let (source, target) = (range(source, length), range(target, length));
+            let (from, to) = (usize::from(from), usize::from(to));
+            let [lower, upper] = [from, to].map(|index| disks[index].clone());
+            let copied = world.block_on(ReactorId(0), move |env| async move {
+                env.copy((&lower, source), (&upper, target.start))
+            });
+            let overlap = from == to && source.overlaps(target);
+            prop_assert_eq!(copied, (!overlap).then_some(Ok(())));
+            if !overlap {
+                let bytes = models[from][source.start.to_bytes() as usize..]
+                    [..source.to_bytes() as usize]
+                    .to_vec();
+                let start = target.start.to_bytes() as usize;
+                models[to][start..start + bytes.len()].copy_from_slice(&bytes);
+            }
+        }
+        for (disk, model) in disks.iter().zip(&models) {
+            let all = range(0, SECTORS.0);
+            let found = super::read(&world, disk, all, super::Shape::default()).unwrap();
+            prop_assert!(found == *model);
+        }
+        Ok(())
+    });
+    checked.unwrap();
 }
 
 fn file_in(folder: &str, options: FileOptions) -> impl Fn() -> Arc<dyn Disk> {
@@ -63,7 +109,7 @@ fn a_block_device_is_a_vector() {
         let config = Config { cases: 100, failure_persistence: None, ..Config::default() };
         let checked = TestRunner::new(config).run(&steps(), |steps| {
             let disk: Arc<dyn Disk> = Arc::new(open());
-            let all = super::range(0, disk.sectors().0);
+            let all = range(0, disk.sectors().0);
             let none = cairn_block::Flags::empty();
             super::act(&world, &disk, cairn_block::Op::WriteZeroes, all, none).unwrap();
             run(&world, &disk, &mut Model::zeros(disk.sectors()), steps);

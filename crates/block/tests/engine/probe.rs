@@ -247,7 +247,7 @@ impl TargetType for ProbeType {
     }
 }
 
-/// A world with drives `a`, `b` and `c` of 1024 sectors.
+/// A world with drives `a`, `b` and `c` of 1024 sectors. The first two copy by themselves.
 pub struct Bench {
     pub world: SimWorld,
     pub log: Arc<Log>,
@@ -259,7 +259,8 @@ impl Bench {
     pub fn new(seed: u64) -> Bench {
         let world = SimWorld::new(seed, SimWorld::REACTORS);
         for name in ["a", "b", "c"] {
-            world.add_drive(DriveOptions::named(name), Image::new(SectorCount(1024)));
+            let options = DriveOptions { copies: name != "c", ..DriveOptions::named(name) };
+            world.add_drive(options, Image::new(SectorCount(1024)));
         }
         let log = Arc::new(Log::default());
         let registry = Arc::new(Registry::new(Box::new(world.opener())));

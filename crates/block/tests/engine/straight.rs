@@ -30,6 +30,37 @@ fn nobody_is_asked_and_every_request_arrives_where_it_belongs() {
 }
 
 #[test]
+fn a_copy_passes_devices_that_only_remap_and_no_others() {
+    let bench = Bench::new(1);
+    let world = &bench.world;
+    let low = bench.volume("low", "0 90 probe b 3 straight=1");
+    let middle: Arc<dyn Disk> = bench.volume("middle", "0 50 probe @low 10 straight=1");
+    let asked: Arc<dyn Disk> = bench.volume("asked", "0 90 probe a 0");
+    let source = bench.volume("source", "0 90 probe a 0 straight=1");
+    bench.write(&source, range(0, 90), 4).unwrap();
+    let (from, to): (Arc<dyn Disk>, Arc<dyn Disk>) = (bench.drive("a"), bench.drive("b"));
+    let copy = |from: &Arc<dyn Disk>, at, to: &Arc<dyn Disk>, start| {
+        let (from, to) = (from.clone(), to.clone());
+        world.block_on(0, move |env| async move { env.copy((&from, at), (&to, Sector(start))) })
+    };
+    assert_eq!(copy(&from, range(0, 8), &middle, 42), Some(Ok(())));
+    assert!(bench.take_seen().is_empty(), "nobody was asked");
+    let copied = bench.drive("b").visible().to_vec()[55 * 512..63 * 512].to_vec();
+    assert_eq!(copied, pattern(range(0, 8), 4));
+    assert_eq!(copy(&middle, range(42, 4), &to, 0), Some(Ok(())), "as a source");
+    assert_eq!(bench.drive("b").visible().to_vec()[..4 * 512], pattern(range(0, 4), 4));
+    assert_eq!(copy(&from, range(0, 8), &middle, 43), None, "beyond the end");
+    assert_eq!(copy(&from, range(0, 0), &middle, 0), None, "empty");
+    assert_eq!(copy(&asked, range(0, 8), &to, 0), None, "a target that decides");
+    assert_eq!(copy(&from, range(0, 8), &(bench.drive("c") as Arc<dyn Disk>), 0), None);
+    bench.suspend(&low, SuspendMode::Flush);
+    assert_eq!(copy(&from, range(0, 8), &middle, 0), None, "suspended");
+    bench.resume(&low).unwrap();
+    assert_eq!(copy(&from, range(0, 8), &middle, 0), Some(Ok(())));
+    bench.assert_clean();
+}
+
+#[test]
 fn who_will_decide_first_is_told_where_a_request_will_begin() {
     let bench = Bench::new(1);
     bench.volume("low", "0 100 probe a 3");

@@ -84,6 +84,8 @@ impl<'a> Life<'a> {
         let (mut options, mut images) = (Vec::new(), Images::new());
         for (mut drive, image) in scenario.drives(&mut rng) {
             drive.torn_reads = rng.bool();
+            // The other lives copy by reading and writing, as with files.
+            drive.copies = cut.is_multiple_of(3);
             images.insert(drive.name.clone(), image);
             options.push(drive);
         }

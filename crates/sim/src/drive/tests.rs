@@ -110,6 +110,54 @@ fn zeroes_are_as_volatile_as_any_write() {
     assert_eq!(outcomes(&drive, 3), [0, 1]);
 }
 
+/// Two drives that copy, full of ones; the first begins with eight sectors of twos.
+fn copying_world() -> (SimWorld, Arc<SimDrive>, Arc<SimDrive>) {
+    let (world, _) = world();
+    let drive = |name| {
+        let options = DriveOptions { copies: true, ..DriveOptions::named(name) };
+        world.add_drive(options, Image::of_bytes(&[1; 64 * SECTOR]))
+    };
+    let (from, to) = (drive("from"), drive("to"));
+    write(&world, &from, range(0, 8), 2).unwrap();
+    (world, from, to)
+}
+
+/// Copies the twos.
+fn copy(
+    world: &SimWorld,
+    from: &Arc<SimDrive>,
+    to: &Arc<SimDrive>,
+) -> Option<Result<(), CopyError>> {
+    let (from, to): (Arc<dyn Disk>, Arc<dyn Disk>) = (from.clone(), to.clone());
+    world.env(0).copy((&from, range(0, 8)), (&to, Sector(8)))
+}
+
+#[test]
+fn a_copy_is_as_volatile_as_a_write_and_fails_on_either_side() {
+    let (world, from, to) = copying_world();
+    let copy = || copy(&world, &from, &to);
+    assert_eq!(copy(), Some(Ok(())));
+    assert_eq!(to.visible().sector(Sector(15)), [2; SECTOR]);
+    assert_eq!(outcomes(&to, 8), [1, 2]);
+    io(&world, &to, |_| Io::flush()).unwrap();
+    assert_eq!(outcomes(&to, 8), [2]);
+    let planted = IoError::injected(cairn_block::ErrorKind::Io);
+    from.faults().add(Fault::error(OpSet::READS).shots(1));
+    assert_eq!(copy(), Some(Err(CopyError::Read(planted))));
+    to.faults().add(Fault::error(OpSet::WRITES).shots(1));
+    assert_eq!(copy(), Some(Err(CopyError::Write(planted))));
+}
+
+#[test]
+fn a_cut_at_a_copy_leaves_any_part_of_it_and_its_caller_hears_nothing() {
+    for when in [CutWhen::Submitted, CutWhen::Completed] {
+        let (world, from, to) = copying_world();
+        world.cut_at(Cut { index: world.writes(), when });
+        assert_eq!(copy(&world, &from, &to), None, "{when:?}");
+        assert_eq!(outcomes(&to, 8), [1, 2], "{when:?}");
+    }
+}
+
 #[test]
 fn a_drive_without_a_cache_loses_nothing_that_completed() {
     let world = SimWorld::new(3, 1);

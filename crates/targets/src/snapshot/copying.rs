@@ -7,7 +7,7 @@
 //!
 //! Order of a job, each step before the next:
 //! 1. budget (waiting holds nothing), 2. claims and allocation, 3. reads and writes, in pieces of
-//!    the budget, 4. the budget returns, 5. commits, 6. the origin's readers have left.
+//!    the budget, or copies by the disks themselves, 4. the budget returns, 5. commits, 6. the origin's readers have left.
 //!
 //! A write to the snapshot goes on after 5, a write to the origin after 6. Until then the origin
 //! holds what is copied: what the COW device may have lost before its commit is copied again.
@@ -24,8 +24,10 @@ use std::sync::Arc;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
-    Buf, CopyGrant, Env, Io, IoError, IoResult, RequestId, Sector, SectorCount, SectorRange, Segs,
+    Buf, CopyError, CopyGrant, Env, Io, IoError, IoResult, RequestId, Sector, SectorCount,
+    SectorRange, Segs,
 };
+use cairn_format::snapshot::Record;
 use futures_util::future::join_all;
 
 use super::canary::{self, Bug};
@@ -146,6 +148,8 @@ struct Share {
     core: Arc<Core>,
     batch: Arc<Batch>,
     failed: Option<Failed>,
+    /// The disks have copied it by themselves.
+    copied: bool,
     _in_use: InUse,
 }
 
@@ -275,7 +279,7 @@ impl Job {
             }
             wake(env, core.exceptions.settle(claimed[got..].iter().copied()));
         }
-        Some(Share { core, batch: batch?, failed: None, _in_use: in_use })
+        Some(Share { core, batch: batch?, failed: None, copied: false, _in_use: in_use })
     }
 
     /// The chunks that nobody else copies, in order.
@@ -318,7 +322,29 @@ impl Share {
     }
 
     fn takes_part(&self) -> bool {
-        self.failed.is_none() && self.core.is_readable()
+        !self.copied && self.failed.is_none() && self.core.is_readable()
+    }
+
+    /// Has the disks copy the chunks without a buffer; false if they are to be read and written.
+    fn copy_at_once(&mut self, env: &Env) -> bool {
+        let core = &self.core;
+        for run in self.batch.records.chunk_by(is_one_run) {
+            let from = core.origin_range(run[0].old.0, run.len() as u64);
+            let to = (core.cow(), core.cow_sector(run[0].new.0));
+            match env.copy((&core.origin.disk, from), to) {
+                Some(Ok(())) => {}
+                Some(Err(CopyError::Write(error))) => {
+                    self.failed = Some(Failed::writing(error));
+                    return true;
+                }
+                Some(Err(CopyError::Read(error))) => {
+                    self.failed = Some(Failed::reading(&core.origin.argument, error));
+                    return true;
+                }
+                None => return false,
+            }
+        }
+        true
     }
 
     /// The writes that put the pieces in memory where they belong.
@@ -362,6 +388,9 @@ impl Share {
 
 /// Copies every share's chunks, in pieces of the grant; what fails is noted in the shares.
 async fn copy(env: &Env, shares: &mut [Share], grant: &CopyGrant<'_>) {
+    for share in shares.iter_mut() {
+        share.copied = share.core.is_readable() && share.copy_at_once(env);
+    }
     let Some(first) = shares.first() else { return };
     let origin = first.core.origin.disk.clone();
     let block = shares.iter().map(|share| share.core.cow().limits().logical_sectors().0);
@@ -381,18 +410,13 @@ async fn copy(env: &Env, shares: &mut [Share], grant: &CopyGrant<'_>) {
             .collect();
         let read = join_all(reads).await.into_iter().collect::<Result<(), IoError>>();
         if let Err(error) = read {
-            let why = format!("{}: could not be read: {error}", first_name(shares));
-            for share in shares {
-                share.failed = Some(Failed { why: why.clone(), no_space: false });
+            for share in shares.iter_mut().filter(|share| !share.copied) {
+                share.failed = Some(Failed::reading(&share.core.origin.argument, error));
             }
             return;
         }
         write_shares(env, shares, &pieces, &buf).await;
     }
-}
-
-fn first_name(shares: &[Share]) -> String {
-    shares.first().map_or(String::new(), |share| share.core.origin.argument.clone())
 }
 
 async fn write_shares(env: &Env, shares: &mut [Share], pieces: &[Piece], buf: &Buf) {
@@ -411,6 +435,11 @@ async fn write_shares(env: &Env, shares: &mut [Share], pieces: &[Piece], buf: &B
             share.failed = Some(Failed::writing(error));
         }
     }
+}
+
+/// True if `next` continues `record` on both disks.
+fn is_one_run(record: &Record, next: &Record) -> bool {
+    (record.old.0 + 1, record.new.0 + 1) == (next.old.0, next.new.0)
 }
 
 /// What has to be read of the origin, each sector once, in order.

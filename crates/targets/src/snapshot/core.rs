@@ -698,6 +698,11 @@ pub(super) struct Failed {
 }
 
 impl Failed {
+    /// The origin of this name answered `error`.
+    pub fn reading(name: &str, error: IoError) -> Failed {
+        Failed { why: format!("{name}: could not be read: {error}"), no_space: false }
+    }
+
     /// The COW device answered `error`.
     pub fn writing(error: IoError) -> Failed {
         let no_space = error.kind == ErrorKind::NoSpace;

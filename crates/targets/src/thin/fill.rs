@@ -123,10 +123,13 @@ impl Fill {
             self.attachment.pool.epochs.leave(env.reactor(), self.epoch);
             return env.complete(self.id, filled);
         }
-        let filled = if self.whole.to_bytes() <= WHOLE_BYTES_MAX {
-            self.write_whole(env).await
-        } else {
+        let filled = if self.whole.to_bytes() > WHOLE_BYTES_MAX {
             self.write_pieces(env).await
+        } else if let Some(copied) = self.copy_rest(env) {
+            let written = self.write_data(env).await;
+            copied.and(written)
+        } else {
+            self.write_whole(env).await
         };
         let result = self.attachment.finish_fill(env, self.block, filled);
         let pool = &self.attachment.pool;
@@ -147,6 +150,21 @@ impl Fill {
             SectorRange::between(self.whole.start, self.range.start),
             SectorRange::between(self.range.end(), self.whole.end()),
         ]
+    }
+
+    /// Has the disks copy the rest without a buffer; `None` if it is to be read and written.
+    fn copy_rest(&self, env: &Env) -> Option<IoResult> {
+        for range in self.around().into_iter().filter(|range| !range.is_empty()) {
+            let (disk, from, zeros) = self.source(range)?;
+            if zeros > SectorCount::ZERO {
+                return None;
+            }
+            let copied = env.copy((disk, from), (self.data_disk(), range.start))?;
+            if let Err(CopyError::Read(error) | CopyError::Write(error)) = copied {
+                return Some(Err(error));
+            }
+        }
+        Some(Ok(()))
     }
 
     /// Reads the rest, then writes the block in one request.
@@ -207,12 +225,16 @@ impl Fill {
         let around = self.around();
         let around = around.into_iter().filter(|range| !range.is_empty());
         let parts = join_all(around.map(|range| self.write_rest(env, range)));
+        let (data, parts) = join(self.write_data(env), parts).await;
+        parts.into_iter().fold(data, IoResult::and)
+    }
+
+    async fn write_data(&self, env: &Env) -> IoResult {
         let data = match &self.data {
             Some(segs) => Io::write(self.range, segs.clone()),
             None => Io::on(Op::WriteZeroes, self.range),
         };
-        let (data, parts) = join(env.io(self.data_disk(), data), parts).await;
-        parts.into_iter().fold(data, IoResult::and)
+        env.io(self.data_disk(), data).await
     }
 
     async fn write_rest(&self, env: &Env, range: SectorRange) -> IoResult {

@@ -42,6 +42,35 @@ fn one_read_of_the_origin_serves_every_snapshot() {
 }
 
 #[test]
+fn drives_that_copy_by_themselves_are_sent_neither_reads_nor_the_chunks() {
+    let bed = two_snapshots();
+    bed.set_copies();
+    bed.write("o", 100, 40, 200).unwrap();
+    assert_eq!(bed.ops("origin"), [(Op::Write, 100, 40)]);
+    let cow0 = bed.ops("cow0");
+    assert!(cow0.iter().all(|seen| seen.0 != Op::Write || seen.1 < 16), "{cow0:?}");
+    for name in ["s0", "s1"] {
+        assert_eq!(bed.bytes(name, 0, 1024), initial(0, 1024), "{name}");
+    }
+    bed.write("s0", 300, 1, 201).unwrap();
+    assert_eq!(bed.bytes("s0", 296, 8), [&initial(296, 4)[..], &[201], &initial(301, 3)].concat());
+    assert_eq!(bed.bytes("s1", 296, 8), initial(296, 8));
+}
+
+#[test]
+fn a_failed_copy_ends_the_snapshot_whose_drive_failed_and_no_other() {
+    let bed = two_snapshots();
+    bed.set_copies();
+    bed.drive("cow0").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    bed.write("o", 100, 1, 200).unwrap();
+    assert_eq!(bed.status("s0"), "Invalid");
+    assert_eq!(bed.bytes("s1", 0, 1024), initial(0, 1024));
+    bed.drive("origin").faults().add(Fault::error(OpSet::READS).shots(1));
+    bed.write("o", 500, 1, 200).unwrap();
+    assert_eq!(bed.status("s1"), "Invalid");
+}
+
+#[test]
 fn neighbouring_chunks_are_copied_as_one_request() {
     let bed = two_snapshots();
     bed.write("o", 128, 64, 200).unwrap();

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::bed::*;
-use cairn_block::{Disk, MessageError, Op, SuspendMode};
+use cairn_block::{Disk, Io, MessageError, Op, SuspendMode};
 use cairn_format::thin::{BLOCK_BYTES, MetadataBlock, Opening, TIME_MAX, block};
-use cairn_sim::Image;
+use cairn_sim::{Fault, Image, OpSet};
 
 /// `thin` with blocks 0 and 1 written, and a snapshot of it as `snap`.
 fn shared() -> Bed {
@@ -30,6 +30,43 @@ fn either_side_is_written_without_the_other_seeing_it() {
     assert_eq!(bed.bytes("snap", 6 * BLOCK, 3), [0, 4, 0]);
     assert_eq!(bed.bytes("thin", 6 * BLOCK, 3), [0, 0, 0]);
     assert!(bed.status("pool").contains(" 5/64 "), "{}", bed.status("pool"));
+}
+
+#[test]
+fn a_drive_that_copies_by_itself_gets_only_the_data_of_a_write_to_a_shared_block() {
+    let bed = shared();
+    bed.set_copies();
+    bed.forget();
+    bed.write("thin", 5, 1, 2).unwrap();
+    bed.write("snap", BLOCK, 3, 3).unwrap();
+    bed.io("snap", |_| Io::on(Op::WriteZeroes, range(2 * BLOCK - 1, 1))).unwrap();
+    let ops = bed.ops("data");
+    assert!(matches!(ops[..], [(Op::Write, _, 1), (Op::Write, _, 3), _]), "{ops:?}");
+    let expected = |block: &[(u64, u8)]| {
+        let mut bytes = vec![1; BLOCK as usize];
+        block.iter().for_each(|&(at, byte)| bytes[at as usize] = byte);
+        bytes
+    };
+    let zeroed = [(0, 3), (1, 3), (2, 3), (BLOCK - 1, 0)];
+    assert_eq!(bed.bytes("thin", 0, BLOCK), expected(&[(5, 2)]));
+    assert_eq!(bed.bytes("thin", BLOCK, BLOCK), expected(&[]));
+    assert_eq!(bed.bytes("snap", 0, BLOCK), expected(&[]));
+    assert_eq!(bed.bytes("snap", BLOCK, BLOCK), expected(&zeroed));
+}
+
+#[test]
+fn a_write_whose_copy_failed_fails_and_leaves_the_block_shared() {
+    for ops in [OpSet::READS, OpSet::WRITES] {
+        let bed = shared();
+        bed.set_copies();
+        bed.drive("data").faults().add(Fault::error(ops).shots(1));
+        bed.forget();
+        assert!(bed.write("thin", 5, 1, 2).is_err());
+        assert_eq!(bed.bytes("thin", 0, BLOCK), vec![1; BLOCK as usize]);
+        bed.write("thin", 5, 1, 2).unwrap();
+        assert_eq!(bed.bytes("thin", 4, 3), [1, 2, 1]);
+        assert_eq!(bed.bytes("snap", 4, 3), [1, 1, 1]);
+    }
 }
 
 #[test]

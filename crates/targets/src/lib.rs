@@ -43,7 +43,7 @@ pub mod zero;
 
 use args::Spec;
 
-/// Every kind of target with the words it knows.
+/// Every kind of target, with its options, messages and status fields.
 pub fn all() -> Vec<(Arc<dyn TargetType>, Spec)> {
     vec![
         (Arc::new(linear::LinearType), linear::SPEC),

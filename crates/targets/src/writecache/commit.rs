@@ -1,31 +1,32 @@
-//! Commits: making entries durable in one atomic step, and the metadata lock: the right to change
+//! Commits: make entries durable in one atomic step. Also the metadata lock: the right to change
 //! and to write metadata.
 //!
 //! # The order of a commit, and what a crash between its steps leaves
-//! 0. Freeze: take the set of entries whose data has completed; later ones get the next seq.
+//! 0. Freeze: take the set of entries whose data has completed. Entries that complete later get the
+//!    next seq.
 //! 1. Write the changed granules of the entry table. Frozen entries carry the seq N that the
-//!    superblock has on disk. *Crash*: any of them may be there, torn or whole; none is below
-//!    N, so recovery frees them all. The slots' former entries were -1 (I3), nothing is lost.
-//! 2. Flush the cache device, and see that its failure count is what it was (I13): data (I1) and
+//!    superblock has on disk. *Crash*: any of them may be there, torn or whole. None is below N, so
+//!    recovery frees them all. The slots' former entries were -1 (I3), so nothing is lost.
+//! 2. Flush the cache device and check that its failure count did not change (I13): data (I1) and
 //!    entries (I2) are durable. *Crash*: as above.
-//! 3. Write the superblock with seq N+1 and FUA, with the entries that share its 4 KiB, as
-//!    they are since step 2 (I12). *Crash*: the sector with the superblock is old or new, the
-//!    others did not change: all frozen entries count, or none.
-//!    Now flushes and FUA writes that waited complete.
+//! 3. Write the superblock with seq N+1 and FUA, together with the entries in the same 4 KiB,
+//!    unchanged since step 2 (I12). *Crash*: the sector with the superblock is old or new, the
+//!    other sectors did not change: all frozen entries count, or none. Flushes and FUA writes that
+//!    waited complete now.
 //! 4. Free the older committed version of each block just committed (I8). *Crash*: recovery
 //!    finds two committed entries of one block and keeps the higher seq.
 //! 5. Flush the cache device; only then are those slots free (I3). *Crash*: as after step 4.
 //!
-//! If a step fails, or the count has changed, the commit fails: everyone who waited is told, the
-//! cache breaks down until a table is loaded anew, and what was acknowledged and not committed
-//! counts as lost (I14). What is on the device is one of the crashes above.
+//! If a step fails, or the failure count changed, the commit fails. Every waiter gets the error.
+//! The cache is broken until a table is loaded again, and writes that were acknowledged and not
+//! committed count as lost (I14). The device then holds one of the crash states above.
 //!
 //! If nothing is uncommitted but a committed slot was overwritten in place, only the flush of
 //! step 2 happens; the seq stays.
 //!
-//! One commit runs at a time (it holds the metadata lock); whoever asks while it runs joins the
-//! next. The metadata lock is had in order of asking, so that commits one after the other keep
-//! neither writeback nor removals from freeing entries.
+//! One commit runs at a time, under the metadata lock. A caller that asks while it runs joins the
+//! next commit. The metadata lock is granted in order of request, so that back-to-back commits do
+//! not keep writeback and removals from freeing entries.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,14 +50,14 @@ const FREED_AT_ONCE: usize = 4096;
 /// Most granules in one request.
 const WRITE_GRANULES_MAX: u32 = 256;
 
-/// What changed of the metadata. Whoever holds the metadata lock is the only writer of metadata,
-/// and the only one who changes which entries are committed, frozen or freed.
+/// The changed granules of the metadata. The holder of the metadata lock is the only writer of
+/// metadata. Only the holder changes which entries are committed, frozen or freed.
 pub(super) struct Metadata {
     superblock: Option<Superblock>,
-    /// What lies between the last entry and the end of the metadata: written back as it was.
+    /// The bytes between the last entry and the end of the metadata; written back unchanged.
     tail: Vec<u8>,
     changed: Vec<u32>,
-    /// The changed granules as ranges; empty between any two steps, kept for its memory.
+    /// The changed granules as ranges. Empty between two steps; kept to reuse its memory.
     ranges: Vec<Range<u32>>,
 }
 
@@ -130,13 +131,13 @@ impl WriteCache {
         Verdict::Queued
     }
 
-    /// Commits, and flushes the origin, at the same time.
+    /// Commits and flushes the origin, concurrently.
     pub(super) async fn flush_both(&self, env: &Env) -> IoResult {
         let [cache, origin] = self.flush_each(env).await;
         cache.and(origin)
     }
 
-    /// The same: what came of it on the cache device, and on the origin.
+    /// Like [`Self::flush_both`], with the results of the cache device and of the origin.
     pub(super) async fn flush_each(&self, env: &Env) -> [IoResult; 2] {
         let commit = self.join_commit(env);
         let flush = self.flush_origin(env);
@@ -156,14 +157,14 @@ impl WriteCache {
         self.join_commit(env).wait().await
     }
 
-    /// Starts committing on this reactor unless somebody does already.
+    /// Starts the commit task on this reactor unless one runs.
     pub(super) fn kick_commit(&self, env: &Env) {
         if self.state.lock().commits.starts() {
             self.spawn(env, async |cache, env| cache.commit_loop(env).await);
         }
     }
 
-    /// Commits until nobody waits and no count of blocks asks for it.
+    /// Commits until no caller waits and the number of uncommitted blocks is below the limit.
     async fn commit_loop(&self, env: &Env) {
         loop {
             self.commit_once(env).await;
@@ -242,8 +243,9 @@ impl WriteCache {
         }
     }
 
-    /// Frees the entries of committed slots durably, then takes the slots out of the index (I9)
-    /// and frees them (I3). What is not committed must be marked FREED, and may be gone already.
+    /// Frees the entries of committed slots durably, then takes the slots out of the index (I9) and
+    /// frees them (I3). Slots that are not committed must be marked FREED, and may have left the
+    /// index already.
     pub(super) async fn free_entries(
         &self,
         env: &Env,
@@ -275,9 +277,9 @@ impl WriteCache {
         result
     }
 
-    /// Takes slots out of the index, the last ones first, and lets others have their turn now
-    /// and then: of one block the older versions stand after the newer, so that none of them
-    /// comes to light (I9).
+    /// Takes slots out of the index, the last ones first, and yields now and then. The older
+    /// versions of a block come after the newer ones in `slots`, so that none of them becomes
+    /// visible (I9).
     async fn take_out(&self, env: &Env, slots: &[(u32, u32)]) {
         let mut left = slots.rchunks(FREED_AT_ONCE);
         while let Some(slots) = left.next() {
@@ -297,8 +299,9 @@ impl WriteCache {
         }
     }
 
-    /// Makes the changed granules durable: written again if a failure that somebody else met may
-    /// have lost them (I13). The flush has this name among mutants.
+    /// Makes the changed granules durable. They are written again if a failure that another user of
+    /// the device met may have lost them (I13). `flush` is the name of the flush for mutation
+    /// tests.
     pub(super) async fn write_durably(
         &self,
         env: &Env,
@@ -328,8 +331,8 @@ impl WriteCache {
         result
     }
 
-    /// Writes the ranges of granules that were taken, a bounded number of requests at a time;
-    /// returns when all have completed.
+    /// Writes the taken ranges of granules, with at most `WRITES_MAX` requests in flight. Returns
+    /// when all have completed.
     async fn write_ranges(&self, env: &Env, metadata: &Metadata) -> IoResult {
         let mut result = Ok(());
         let mut writes: SmallVec<[IoFuture; WRITES_MAX]> = SmallVec::new();
@@ -410,10 +413,10 @@ impl WriteCache {
         )
     }
 
-    /// Makes what completed in slots durable, and metadata written since.
+    /// Makes durable all completed writes to slots, and the metadata written since.
     ///
     /// # Errors
-    /// The flush failed, or somebody met a failure that may have lost some of it (I13).
+    /// The flush failed, or another user met a failure that may have lost some of the data (I13).
     async fn flush_data(&self, env: &Env) -> IoResult {
         self.flush_cache(env).await?;
         let known = self.state.lock().cache_known;
@@ -439,8 +442,8 @@ impl WriteCache {
     }
 }
 
-/// Takes slots out of the index and frees them. What was dropped meanwhile by a fill that had
-/// been under way is not there any more, or is somebody else's.
+/// Takes slots out of the index and frees them. A slot that a fill in flight has dropped since is
+/// gone, or belongs to another request.
 fn take_out(index: &mut Index, run: &Run) {
     match index.life(run) {
         Life::Committed => {

@@ -10,7 +10,7 @@ use cairn_format::writecache::BlockSize;
 
 use crate::args::{Args, Device, OptionSpec, Spec};
 
-/// Where the metadata would live: the letter of the table line.
+/// The mode: the letter of the table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// `s`: a block device.
@@ -19,7 +19,7 @@ pub(super) enum Mode {
     Pmem,
 }
 
-/// The words of writecache.
+/// The options, status fields and messages of writecache.
 pub const SPEC: Spec = Spec {
     options: &[
         OptionSpec::new("start_sector", &["sector"]),
@@ -202,7 +202,7 @@ impl Config {
         (share(self.high_percent()), share(self.low_percent()))
     }
 
-    /// Most blocks being written back at once; none = no limit of its own.
+    /// Most blocks being written back at once; `None` if the table line sets no limit.
     pub fn writeback_blocks_max(&self) -> Option<u64> {
         self.writeback_jobs.filter(|&jobs| jobs > 0)
     }

@@ -1,12 +1,12 @@
-//! The hand: writeback that makes room goes round the ring of slots, so that what it frees is one
-//! long run (`index::space` tells why). Order of insertion decides only where somebody asked for
-//! it: age, `flush`, `cleaner`, suspend.
+//! The hand: writeback that frees slots goes through the ring of slots in order, so that the slots
+//! it frees form one long run (`index::space` says why). The order of insertion decides only for
+//! writeback that was requested: by age, `flush`, `cleaner` or suspend.
 //!
 //! The hand moves for one of two reasons:
-//! - *draining*: free slots fell to the high watermark; until the low one is reached.
-//! - *mending*: free slots are many but cut up, as a cache may be found at its opening. This
-//!   empties a third of the cache at most, stops when three quarters of the free slots lie in
-//!   long runs, keeps few blocks on their way, and waits until nobody has written for as long as
+//! - *draining*: free slots fell to the high watermark. It ends at the low watermark.
+//! - *mending*: many slots are free but in short runs, which may be so when a cache is opened.
+//!   Mending empties at most a third of the cache. It stops when three quarters of the free slots
+//!   lie in long runs. It keeps few blocks in flight, and waits until no client has written for
 //!   `pause_writeback`.
 
 use std::time::Duration;
@@ -16,10 +16,10 @@ use cairn_block::Time;
 use super::State;
 use super::index::{IN_WRITEBACK, Life, Run};
 
-/// How far from the hand a run to write back is looked for, in runs that are not on their way.
+/// How many runs, not counting those in writeback, are looked at for one that can be written back.
 const SCAN_MAX: usize = 1024;
 
-/// What the hand comes to next.
+/// The next run that the hand meets.
 pub(super) enum Met {
     /// Blocks that may be written back.
     Run(Run),
@@ -29,12 +29,12 @@ pub(super) enum Met {
 }
 
 impl State {
-    /// Decides anew whether to mend.
+    /// Recomputes whether to mend.
     pub(super) fn judge_space(&mut self) {
         self.mending = self.index.is_cut_up(self.mending);
     }
 
-    /// Until when mending waits, given the pause; nobody asked for it.
+    /// When mending may begin, given the pause. No client asked for mending, so it waits.
     pub(super) fn mends_from(&self, pause: Duration) -> Time {
         if pause.is_zero() { Time(0) } else { self.last_write + pause }
     }

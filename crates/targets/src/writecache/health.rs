@@ -1,9 +1,9 @@
-//! How the origin has been answering: the error flag of the status line, and the back-off.
+//! Health of the origin: the error flag of the status line, and the back-off of writeback.
 //!
-//! Writebacks run side by side, and a fault of the origin may be one of place: that others went
-//! home does not show that it is well. So a block that failed is kept in mind, and the flag falls
-//! when that block went home or left the cache. Failures of what was under way together count as
-//! one for the back-off.
+//! Several writebacks are in flight at a time, and a fault of the origin may affect some sectors
+//! only: the success of other blocks does not show that the origin works. So a block that failed is
+//! remembered, and the flag is cleared when that block was written back or left the cache. Failures
+//! of writebacks that were in flight together count as one for the back-off.
 
 use std::time::Duration;
 
@@ -16,9 +16,10 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(super) struct OriginHealth {
     failed: bool,
-    /// A block that failed: writing it back is the retry that must succeed. None: any will do.
+    /// A block that failed: its writeback is the retry that must succeed. `None`: any block will
+    /// do.
     suspect: Option<u64>,
-    /// How many writebacks failed, ever.
+    /// How many writebacks failed in total.
     pub failures: u64,
     /// Nothing is written back before this time.
     pub retry_at: Time,
@@ -44,8 +45,8 @@ impl OriginHealth {
         }
     }
 
-    /// True if it failed and no retry succeeded, unless the block in question is not cached any
-    /// more and needs none.
+    /// True if the origin failed and no retry succeeded, unless the block that failed is no longer
+    /// cached.
     pub fn has_failed(&self, is_cached: impl Fn(u64) -> bool) -> bool {
         self.failed && self.suspect.is_none_or(is_cached)
     }
@@ -59,7 +60,7 @@ mod tests {
     const NOW: Time = Time(1_000_000_000);
 
     #[test]
-    fn the_flag_falls_when_the_block_that_failed_goes_home() {
+    fn error_flag_clears_when_the_failed_block_is_written_back() {
         let mut health = OriginHealth::default();
         assert!(!health.has_failed(|_| true));
         health.fail(NOW, Some(7));
@@ -72,14 +73,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_left_the_cache_needs_no_retry() {
+    fn error_flag_clears_when_the_failed_block_leaves_the_cache() {
         let mut health = OriginHealth::default();
         health.fail(NOW, Some(7));
         assert!(!health.has_failed(|block| block != 7));
     }
 
     #[test]
-    fn failures_of_what_was_under_way_together_are_one_for_the_back_off() {
+    fn concurrent_failures_raise_the_back_off_once() {
         let mut health = OriginHealth::default();
         for block in 0..9 {
             health.fail(NOW, Some(block));

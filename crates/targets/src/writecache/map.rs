@@ -1,8 +1,8 @@
-//! Verdicts: where each request goes, and what its completion changes.
+//! Verdicts: where each request goes, and what its completion changes in the state.
 //!
-//! Deciding helpers return a plan; `map_request` acts on it. A plan covers the longest head of
-//! the request that goes one way as one request: a run of consecutive slots, or of blocks that
-//! are not cached.
+//! Deciding helpers return a plan and `map_request` acts on it. A plan covers the longest head of
+//! the request that can go as one request: to a run of consecutive slots, or to blocks that are not
+//! cached.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -37,16 +37,15 @@ enum Plan {
     },
     /// Every slot is taken and the block cannot go around the cache.
     WaitForSlot,
-    /// The block is about to be written back, as soon as the writes to its slot have ended (I10).
+    /// The block is about to be written back, once the writes to its slot have ended (I10).
     WaitForWriteback,
     /// A discard or write-zeroes of these blocks is under way.
     WaitForRemoval(usize),
     Fail,
 }
 
-/// What a watched request was; kept in its word, with when it was mapped, and with the name of
-/// its flight, its first slot if it is a fill, or the known failures of the origin if it goes
-/// there.
+/// The class of a watched request. It is kept in the request's word, with the time of mapping and a
+/// number: the flight, the first slot of a fill, or the known failures of the origin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Hit = 1,
@@ -93,7 +92,7 @@ fn takes_overwrite(marks: u8) -> bool {
 }
 
 impl State {
-    /// True if the origin takes what is not cached, although there may be room.
+    /// True if writes of uncached blocks go to the origin although slots may be free.
     fn steps_aside(&self, now: Time) -> bool {
         self.draining && self.pace.origin(now) == Origin::Quick
     }
@@ -113,8 +112,8 @@ impl State {
         }
     }
 
-    /// The part of a plan to read that the cache device may not have lost: a slot that was not
-    /// committed may hold what was there before, which is another block's.
+    /// The part of a planned read that the cache device cannot have lost. A slot that was not
+    /// committed may hold its former content, which belongs to another block.
     fn only_committed(&self, plan: Plan) -> Plan {
         let Plan::Slots { slot, count } = plan else { return plan };
         let runs = self.index.runs_of(slot, count as u32);
@@ -161,7 +160,7 @@ impl State {
         Ok(clear)
     }
 
-    /// Blocks up to those that are about to be written back; none if `block` is one of them.
+    /// How many blocks come before the closed run; zero if `block` is in it.
     fn clear_of_closed(&self, block: u64, want: u64) -> u64 {
         let Some(run) = &self.closed else { return want };
         let blocks = run.block..run.block + u64::from(run.len);
@@ -185,7 +184,7 @@ impl State {
         if want == 0 {
             return Plan::WaitForWriteback;
         }
-        // What holds a single block is looked at once.
+        // A single block is looked up once.
         let newest = if want == 1 { self.index.newest_marked(block) } else { None };
         let cached = match newest {
             None if want > 1 => self.index.first_cached(block, want),
@@ -283,7 +282,7 @@ impl WriteCache {
                 let class = if committed == count && request.is_fua() {
                     Class::OverwriteThrough
                 } else {
-                    // Only a commit makes these durable; the data rides on its flush.
+                    // Only a commit makes these durable; its flush covers the data.
                     request.flags.remove(Flags::FUA);
                     Class::Overwrite
                 };
@@ -332,7 +331,7 @@ impl WriteCache {
         }
     }
 
-    /// Notes a write for the pace; answers its bytes.
+    /// Counts a write for the pace; returns its bytes.
     fn note_write(&self, state: &mut State, request: &Request, count: u64, now: Time) -> u64 {
         let bytes = SectorCount(count * self.block_sectors).to_bytes();
         state.pace.wrote(bytes);
@@ -409,7 +408,7 @@ impl WriteCache {
                 EndIo::Done(result)
             }
             Class::Fill if result.is_err() => {
-                // The data could not be written: the slots were never anybody's.
+                // The data could not be written. The slots were never in the index.
                 let mut state = self.state.lock();
                 state.index.release(name, count);
                 self.wake_after_release(env, state, true);
@@ -423,7 +422,7 @@ impl WriteCache {
         }
     }
 
-    /// I7: the data is there, now the blocks enter the index.
+    /// I7: the data is in the slots; now the blocks enter the index.
     fn end_fill(&self, env: &Env, request: &Request, block: u64, slot: u32, count: u32) -> EndIo {
         let mut state = self.state.lock();
         let now = env.now();
@@ -460,9 +459,9 @@ impl WriteCache {
         let mut state = self.state.lock();
         let (slots, freed) = state.index.end_io(flight);
         state.pace.cache_answered(took(request.word(), env.now()));
-        // Sent without FUA, the data is durable only after a flush that begins now, even if its
-        // entry was committed meanwhile. A fill that completed meanwhile may cover these slots
-        // without being committed.
+        // A write sent without FUA is durable only after a flush that begins now, even if its entry
+        // was committed in between. A fill that completed in between may cover these slots without
+        // being committed.
         let durable = through && are_newest(&state, &slots);
         if result.is_err() {
             self.look_at_cache(&mut state);
@@ -484,7 +483,7 @@ impl WriteCache {
         EndIo::Done(result)
     }
 
-    /// Lets the requests that wait for a slot try again, if one became free.
+    /// Maps the requests that wait for a slot again, if one became free.
     fn wake_after_release(
         &self,
         env: &Env,

@@ -12,10 +12,11 @@
 //!   +-------------------+             `------------------------------------> origin
 //! ```
 //!
-//! Rooms: `config` (the table line), `map` (verdicts and completions), `index` (what is cached
-//! and what is free, by runs), `commit` (making entries durable), `writeback` (bringing blocks
-//! home), `hand` (which, to make room), `pace` (who gives way to whom), `origin` (flushing it),
-//! `removal` (discard and write-zeroes), `recover` (opening and stopping), `status`.
+//! Files: `config` (the table line), `map` (verdicts and completions), `index` (what is cached and
+//! what is free, by runs), `commit` (makes entries durable), `writeback` (copies blocks to the
+//! origin), `hand` (which blocks are written back to free slots), `pace` (the share of client I/O
+//! and writeback), `origin` (flushes the origin), `removal` (discard and write-zeroes), `recover`
+//! (opening and stopping), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -29,37 +30,40 @@
 //! I7. A read sees a slot only when its data is there: a fill enters the index at its end.
 //! I8. A superseded entry is freed only after the superseding one is committed.
 //! I9. An entry leaves the index only after its `seq = -1` is durable, or if it was never written
-//!     and no older version shows under it: until then nothing of its block goes around the
-//!     cache, and nobody reads what was overwritten.
-//! I10. Writeback of a block starts only when no write to its slot is in flight; from then on
-//!     until it ends, writes to the block take a new slot. A block that must go home although it
-//!     is overwritten all the time is closed: writes to it wait until its writeback has begun.
-//! I11. A slot with any I/O in flight is not reused, whoever freed it.
-//! I12. A commit works on a frozen set: entries whose data had completed when it began. What
-//!     completes later belongs to the next commit. Metadata is encoded from what is committed or
-//!     frozen and not freed, which only the holder of the metadata lock changes; never from what is
-//!     uncommitted. So the superblock's granule repeats what the last flush made durable.
-//! I13. A flush of the cache device counts only if the device's failure count stayed the same from
-//!     before the first write that the flush is to cover until its end, whoever met a failure.
-//!     If it did not, metadata is written again from memory; data in slots has no other copy, so
-//!     the commit fails, and the cache with it.
+//!     and it hides no older version. Until then no request for its block goes around the cache,
+//!     and no read returns the version that it superseded.
+//! I10. Writeback of a block starts only when no write to its slot is in flight. From then on until
+//!      it ends, writes to the block take a new slot. A block that must be written back although
+//!      clients keep overwriting it is closed: writes to it wait until its writeback has begun.
+//! I11. A slot with any I/O in flight is not reused, whichever task freed it.
+//! I12. A commit works on a frozen set: the entries whose data had completed when it began. Data
+//!      that completes later belongs to the next commit. Metadata is encoded from entries that are
+//!      committed, or frozen and not freed. Only the holder of the metadata lock changes this set.
+//!      Uncommitted entries are never encoded. So a rewrite of the superblock's granule repeats the
+//!      entries that the last flush made durable.
+//! I13. A flush of the cache device counts only if the device's failure count did not change
+//!      between the first write that the flush is to cover and the end of the flush. It does not
+//!      matter which user of the device met the failure. If the count changed, metadata is written
+//!      again from memory. Data in slots has no other copy, so the commit fails, and the cache with
+//!      it.
 //! I14. Acknowledged writes that may be lost raise the mapped device's own failure count: at the
-//!     failure, and at the suspend that gives up what could not be committed. The counts of the
-//!     lower disks are not passed on; `origin` says what becomes of those of the origin.
-//! I15. What waits, ends: a `flush` message when a suspend begins, and with
-//!     [`SuspendMode::NoFlush`], which is how a server ends, what waits for a slot is handed
-//!     back. What waits for a lower disk ends with that disk's answer.
+//!      failure, and at a suspend that gives up writes which could not be committed. The counts of
+//!      the lower disks are not passed on. `origin` describes how failures of the origin are
+//!      handled.
+//! I15. Every wait ends. A `flush` message ends when a suspend begins. With
+//!      [`SuspendMode::NoFlush`], which the server uses when it exits, requests that wait for a
+//!      slot are handed back. A wait for a lower disk ends with that disk's answer.
 //!
 //! # What a crash leaves
-//! The order of a commit, and what recovery finds in each gap, stands in `commit`; that of
-//! writeback in `writeback`; of discard and write-zeroes in `removal`. FUA writes and flushes
-//! complete after the superblock write (the kernel completes FUA before: design section 4). A
-//! FUA overwrite of a committed block needs only FUA data.
+//! `commit` has the order of a commit and what recovery finds after a crash in each gap;
+//! `writeback` has the same for writeback, and `removal` for discard and write-zeroes. FUA writes
+//! and flushes complete after the superblock write (the kernel completes FUA before: design section
+//! 4). A FUA overwrite of a committed block needs only FUA data.
 //!
 //! # Concurrent writes of one block
-//! Two fills of the same block may be in flight together; the one that completes last is the
-//! newest. A version that was never frozen is dropped at once when superseded, so no two
-//! entries of one block ever carry the same seq on disk.
+//! Two fills of the same block may be in flight together. The one that completes last is the
+//! newest. A version that was never frozen is dropped at once when superseded, so no two entries of
+//! one block ever carry the same seq on disk.
 
 mod commit;
 mod config;
@@ -140,7 +144,7 @@ struct State {
     /// How often acknowledged writes may have been lost since the last resume.
     losses: u64,
     commits: GroupCommit,
-    /// When the uncommitted are to be committed without anybody asking.
+    /// When uncommitted entries are committed without a request for it.
     autocommit_at: Option<Time>,
     origin_flushes: Flushes,
     /// When a write last went around the cache.
@@ -148,26 +152,27 @@ struct State {
     /// Slots whose data is on the origin, not yet durable there.
     written: Written,
     finishing: bool,
-    /// What is to be copied next, by place on the origin, and the tasks that copy.
+    /// The jobs to copy next, sorted by position on the origin, and the number of tasks that copy.
     jobs: VecDeque<Job>,
     lanes: u32,
-    /// From so many written blocks on their entries are freed.
+    /// Once this many blocks are written, their entries are freed.
     free_from: u64,
-    /// What lanes copied within a turn of the loop.
+    /// What lanes copied within this turn of the reactor's loop.
     turn: Turn,
-    /// What is written back as soon as no write to it is in flight; new ones wait for that.
+    /// A run that is written back as soon as no write to it is in flight. New writes to it wait
+    /// until then.
     closed: Option<Run>,
     pace: Pace,
-    /// Writeback goes on until the low watermark.
+    /// Writeback runs until free slots reach the low watermark.
     draining: bool,
-    /// Writeback goes on until the free slots lie in long runs again.
+    /// Writeback runs until the free slots lie in long runs again.
     mending: bool,
     /// When a write to a slot last ended.
     last_write: Time,
     /// Insertions below this number are to be written back whatever the watermarks say.
     drain_to: u64,
-    /// The keeper passed over a block because a write to it was in flight; the end of that
-    /// write wakes it.
+    /// The background task passed over a block because a write to it was in flight. The end of that
+    /// write wakes the task.
     passed_over: bool,
     cleaner: bool,
     flush_on_suspend: bool,
@@ -176,11 +181,11 @@ struct State {
     /// Discards and write-zeroes under way.
     removals: Vec<Removal>,
     next_removal: u64,
-    /// The cache device failed or is corrupt: until the table is loaded anew.
+    /// The cache device failed or is corrupt. Stays set until a table is loaded.
     broken: bool,
-    /// The origin failed; blocks stay dirty and are tried again.
+    /// Failures of the origin, and when writeback tries again. The blocks stay dirty.
     origin: OriginHealth,
-    /// A suspend has begun: what is long ends.
+    /// A suspend has begun: a `flush` message ends early.
     suspending: bool,
     /// Requests are handed back instead of waiting for a slot.
     handing_back: bool,
@@ -226,8 +231,8 @@ impl State {
         }
     }
 
-    /// True if the origin failed and no retry has succeeded; a block that was taken out of the
-    /// cache meanwhile needs none.
+    /// True if the origin failed and no retry has succeeded. A failed block that has since left the
+    /// cache needs no retry.
     fn origin_has_failed(&self) -> bool {
         self.origin.has_failed(|block| self.index.newest(block).is_some())
     }
@@ -238,7 +243,7 @@ impl State {
         self.overwritten || frozen || self.index.uncommitted > 0
     }
 
-    /// Takes the requests that may find a slot now.
+    /// Takes the requests that wait for a slot, for the caller to map again.
     fn take_slot_waiters(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.slot_waiters)
     }
@@ -277,7 +282,7 @@ pub struct WriteCache {
     copier: Copier,
     counters: Counters<COUNTERS>,
     tasks: Arc<TaskGroup>,
-    /// Something happened that a task may wait for.
+    /// Notified at every change that a task may wait for.
     changed: Event,
 }
 
@@ -296,7 +301,7 @@ impl WriteCache {
         self.tasks.spawn(env, async move |env| task(&cache, env).await);
     }
 
-    /// Has requests mapped again that wait for a slot or a range.
+    /// Maps again the requests that waited for a slot or a range.
     fn remap_all(&self, env: &Env, requests: Vec<RequestId>) {
         for id in requests {
             env.remap(id);
@@ -327,7 +332,7 @@ impl WriteCache {
         self.failures.raise();
     }
 
-    /// Takes note of failures of the cache device that cannot have lost anything.
+    /// Acknowledges failures of the cache device that cannot have lost any data.
     fn look_at_cache(&self, state: &mut State) {
         let still = !state.commits.is_running() && !state.has_volatile();
         let count = self.cache.failures();
@@ -337,8 +342,8 @@ impl WriteCache {
         }
     }
 
-    /// The cache device failed: nothing is written any more until the table is loaded anew. Who
-    /// waits for a slot is told.
+    /// The cache device failed: nothing is written until a table is loaded again. Requests that
+    /// wait for a slot fail.
     fn break_down(&self, env: &Env, what: &str, error: IoError) {
         let (waiting, lost) = {
             let mut state = self.state.lock();
@@ -369,9 +374,10 @@ impl Target for WriteCache {
         vec![self.origin.clone(), self.cache.clone()]
     }
 
-    /// The origin too, though its blocks are where a client finds them: what is dirty is newer, so
-    /// others would read what is old, and what they write would be overwritten. All of it: a cache
-    /// may hold blocks beyond the line's end.
+    /// Claims the origin too, although each block has the same sector there as on the mapped
+    /// device. Dirty blocks in the cache are newer, so another user would read old data, and
+    /// writeback would overwrite what it writes. The claim covers the whole origin, because a cache
+    /// may hold blocks beyond the end of the table line.
     fn claims(&self) -> Vec<Claim> {
         let first = Sector(self.config.start().0);
         vec![
@@ -410,7 +416,8 @@ impl Target for WriteCache {
         self.changed.notify(usize::MAX);
     }
 
-    /// A `flush` message that the suspend ended has told its sender to send it again.
+    /// A `flush` message that the suspend ended has already returned an error that asks for it
+    /// again.
     fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         let mut state = self.state.lock();
         (state.suspending, state.handing_back) = (false, false);
@@ -421,7 +428,7 @@ impl Target for WriteCache {
         Box::pin(self.stop(env))
     }
 
-    /// None: `origin`, and I13, say what becomes of those of the lower disks.
+    /// Zero: failures of the lower disks are handled here (`origin`, I13), not passed on.
     fn failures(&self) -> u64 {
         0
     }

@@ -1,10 +1,10 @@
-//! The naive twin of writecache: a map from sector to contents, for a client that does one thing
-//! after the other.
+//! The reference model of writecache: a map from sector to contents, for a client that has one
+//! request in flight at a time.
 //!
-//! It knows nothing of slots, commits or writeback: whatever those do, what was written last is
-//! what is read. Two kinds of sectors are loose: those that were discarded (any content that is
-//! read settles them), and those of a write that failed (old or new). If acknowledged writes are
-//! lost, a sector may hold anything that it held since the last flush that succeeded.
+//! The model knows nothing of slots, commits or writeback: a read must return what was written
+//! last. Two kinds of sectors are undetermined: discarded ones (any content is allowed), and those
+//! of a failed write (old or new). If acknowledged writes are lost, a sector may hold anything that
+//! it held since the last flush that succeeded.
 
 use std::collections::BTreeMap;
 

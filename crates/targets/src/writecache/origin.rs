@@ -1,30 +1,30 @@
-//! Flushes of the origin: making durable what it was written, and dealing with its failures.
+//! Flushes of the origin, and handling of its failures.
 //!
-//! What a flush covered and what a failure may have lost is counted by `flushes` (F1 to F3). The
-//! origin's failure count is compared at each client's flush, each copy, each batch of writeback,
-//! and at a suspend.
+//! `flushes` counts what a flush covered and what a failure may have lost (F1 to F3). The origin's
+//! failure count is compared at each client's flush, each copy, each batch of writeback, and at a
+//! suspend.
 //!
-//! O1. A failure is dealt with before a flush that comes after it is noted (F1): otherwise that
-//!     flush would seem to cover what the failure lost.
-//! O2. Copies of writeback are absorbed: a copy is noted as written only if no failure came since
-//!     before it began, and dealing with a failure takes out all copies that are noted. Their
-//!     blocks are still dirty and committed, and are copied again. No client is told. (FUA copies
-//!     are durable by themselves.)
+//! O1. A failure is handled before any flush that comes after it is recorded (F1). Otherwise that
+//!     flush would seem to cover the writes that the failure lost.
+//! O2. Failures of writeback's copies are absorbed. A copy is recorded as written only if the
+//!     failure count did not change since before the copy began. Handling a failure takes out all
+//!     recorded copies. Their blocks are still dirty and committed, and are copied again. No client
+//!     gets an error. (FUA copies are durable by themselves.)
 //! O3. Writes around the cache have no other copy. If a failure may have lost acknowledged ones
-//!     (F2, F3), the mapped device's own failure count rises before the flush that met it ends.
-//!     One with FUA answers for itself.
-//! O4. So the origin's count is not passed on ([`cairn_block::Target::failures`]), and is
-//!     acknowledged when it is dealt with: later users of the origin need not hear of it.
+//!     (F2, F3), the mapped device's own failure count rises before the flush that met the failure
+//!     ends. A write with FUA reports its own result.
+//! O4. So the origin's count is not passed on ([`cairn_block::Target::failures`]). It is
+//!     acknowledged when the failure is handled: later users of the origin do not see it.
 
 use cairn_block::{Env, Io, IoError, IoResult, mutants};
 
 use super::WriteCache;
 
 impl WriteCache {
-    /// Makes durable what clients did to the origin before, if there was anything.
+    /// Makes earlier client writes, discards and zeroes to the origin durable, if there were any.
     ///
     /// # Errors
-    /// The flush failed, or acknowledged writes may be lost by another one's (O3).
+    /// The flush failed, or another flush found that acknowledged writes may be lost (O3).
     pub(super) async fn flush_origin(&self, env: &Env) -> IoResult {
         let (wanted, losses) = {
             let state = self.state.lock();
@@ -47,13 +47,13 @@ impl WriteCache {
     }
 
     /// One flush of the origin. True if it made durable what was written since the failure count
-    /// was `known`; if not, the count has changed, and that is dealt with.
+    /// was `known`. False if the count has changed; the failure has then been handled.
     ///
     /// # Errors
-    /// The flush failed, which is dealt with.
+    /// The flush failed. The failure has been handled.
     pub(super) async fn flush_origin_once(&self, env: &Env, known: u64) -> Result<bool, IoError> {
-        // O1: this flush does not cover what a failure before it may have lost, also if the caller
-        // has seen that failure in the count.
+        // O1: this flush does not cover what an earlier failure may have lost, even if the caller
+        // has already seen that failure in the count.
         self.look_at_origin(env);
         let covered = self.state.lock().origin_flushes.done();
         let began = env.now();
@@ -72,7 +72,7 @@ impl WriteCache {
         Ok(true)
     }
 
-    /// Deals with failures of the origin that anyone met since the last look.
+    /// Handles failures of the origin since the last call, whichever user met them.
     pub(super) fn look_at_origin(&self, env: &Env) {
         let count = self.origin.failures();
         if count > self.state.lock().origin_flushes.known() {
@@ -80,9 +80,9 @@ impl WriteCache {
         }
     }
 
-    /// Deals with a failure of the origin: O2, O3, O4.
+    /// Handles a failure of the origin: O2, O3, O4.
     fn origin_may_have_lost(&self, env: &Env, error: IoError) {
-        // What comes from here on is another failure.
+        // A later change of the count is another failure.
         let count = self.origin.failures();
         self.origin.acknowledge_failures(count);
         let (written, lost) = {

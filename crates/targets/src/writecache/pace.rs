@@ -1,73 +1,72 @@
-//! How fast the two devices answer, and who gives way to whom.
+//! The pace: how fast the two devices answer, and how client I/O and writeback share them.
 //!
 //! # Policy
-//! Writeback has started (free slots fell to the high watermark), and a write comes that is not
-//! cached. Who takes it?
-//! - *The origin is about as fast as the cache device* ([`Origin::Quick`]): the cache steps
-//!   aside. The write goes to the origin, where it costs what it would cost without a cache; to
-//!   take it in would cost that twice more, for a copy to read and one to write.
-//! - *The origin is slow, or not known yet*: the cache takes the write in while there are free
-//!   slots, and writeback goes on as fast as the origin allows. Without a free slot the write goes
-//!   around, as in the kernel.
+//! Writeback has started (free slots fell to the high watermark), and a write to an uncached block
+//! arrives. Where does it go?
+//! - *The origin is about as fast as the cache device* ([`Origin::Quick`]): the write goes to the
+//!   origin, where it costs what it would cost without a cache. In the cache it would cost two more
+//!   transfers, one to read and one to write the copy.
+//! - *The origin is slow, or not known yet*: the cache takes the write while slots are free, and
+//!   writeback goes on as fast as the origin allows. Without a free slot the write goes around, as
+//!   in the kernel.
 //!
-//! Beside writes, writeback gives way: it copies one byte for [`SHARE_QUICK`] that are written
-//! from above if the origin is quick, and one for [`SHARE`] that go around the cache if it is not,
-//! a megabyte ([`CHUNK`]) at a time. When no such write has come for a while, it copies as fast as
-//! it can. So the cache empties by and by, or soon after the load ends. What must not wait
-//! (`cleaner`, the message `flush`, a suspend that writes back, blocks older than max_age) is not
-//! held to the share.
+//! While clients write, writeback is throttled. With a quick origin it copies one byte for every
+//! [`SHARE_QUICK`] bytes that clients write. Otherwise it copies one for every [`SHARE`] bytes that
+//! go around the cache. It copies a megabyte ([`CHUNK`]) at a time. When no such write has come for
+//! a while, it copies at full speed. So the cache empties slowly under load, and soon after the
+//! load ends. Urgent writeback (`cleaner`, the message `flush`, a suspend that writes back, blocks
+//! older than max_age) is not throttled.
 //!
-//! The origin serves requests from above first: while a read missed or a write went around
-//! within [`BUSY`], one copy is in flight at a time, else up to [`LANES_MAX`]. So such a request
-//! waits for at most one request of writeback (of a megabyte at most) that came before it.
+//! The origin serves client requests first. If a read missed or a write went around within the last
+//! [`BUSY`], one copy is in flight at a time, else up to [`LANES_MAX`]. So a client request waits
+//! for at most one request of writeback (of a megabyte at most) that came before it.
 //!
-//! # Knowing
-//! For either device, a moving mean of how long its answers took: writes from above, and the two
-//! sides of each copy, which move the same bytes; flushes apart. The origin is slow if its mean is
-//! more than [`SLOW_TIMES`] that of the cache device, and by more than [`SLOW_BY`]; that of flushes
-//! counts while flushes come from above ([`FLUSHING`]). All times are those of the reactors'
-//! turns: what a device does within a turn took no time.
+//! # Measurement
+//! For each device, a moving mean of its latency is kept: of client writes, and of both sides of
+//! each copy, which move the same bytes. Flushes have a mean of their own. The origin is slow if
+//! its mean exceeds that of the cache device by a factor of [`SLOW_TIMES`] and by more than
+//! [`SLOW_BY`]. The mean of flushes counts while clients flush ([`FLUSHING`]). All times are those
+//! of the reactors' turns: an answer within the same turn counts as zero.
 //!
 //! # Worst case
-//! Writes never cease. A quick origin: the cache drains at the pace of the writes divided by
-//! [`SHARE_QUICK`], and what it holds is of use for overwrites and reads of it only. A slow origin
-//! and writes all over it: once the cache is full they go at the pace of the bare origin, plus the
-//! overwrites that the cache takes, less the share; that a sorted drain of all of it might have
-//! been faster is given away.
+//! Writes never stop. With a quick origin, the cache drains at the rate of the writes divided by
+//! [`SHARE_QUICK`], and its content serves only overwrites and reads of cached blocks. With a slow
+//! origin and writes all over it, a full cache writes at the speed of the bare origin, plus the
+//! overwrites that the cache takes, minus writeback's share. A sorted drain of the whole cache
+//! might have been faster; this policy gives that up.
 
 use std::time::Duration;
 
 use cairn_block::Time;
 
-/// From so many answers on their mean tells something.
+/// The mean is used from this number of answers on.
 const TELLING: u32 = 16;
 /// The same for flushes, which are rare.
 const FLUSHES_TELLING: u32 = 2;
 /// The weight of one answer in the mean, as a shift.
 const WEIGHT: u32 = 4;
-/// A slow origin takes so many times as long as the cache device ...
+/// A slow origin takes this many times as long as the cache device ...
 const SLOW_TIMES: u64 = 4;
-/// ... and so much longer.
+/// ... and longer by this much.
 const SLOW_BY: Duration = Duration::from_micros(50);
-/// Bytes that are written to either device for each byte that writeback copies, beside a quick
-/// origin ...
+/// Bytes that clients write for each byte that writeback copies, with a quick origin ...
 const SHARE_QUICK: u64 = 256;
-/// ... and bytes that are written around the cache, beside another.
+/// ... and bytes that clients write around the cache for each such byte, with any other.
 const SHARE: u64 = 16;
-/// Writeback begins beside writes when it may copy so many bytes; it saves up no more.
+/// While clients write, writeback begins when it may copy this many bytes. It saves up no more.
 const CHUNK: u64 = 1 << 20;
-/// When writeback has seen no new write for so long, nobody writes to a quick origin.
+/// A quick origin counts as idle when writeback has seen no new write for this long.
 const QUIET: Duration = Duration::from_millis(5);
-/// How often writeback looks whether it may copy something beside the writes.
+/// How often writeback checks whether it may copy while clients write.
 const LOOK: Duration = Duration::from_millis(1);
-/// So long after a request from above the origin is busy.
+/// The origin counts as busy for this long after a client request.
 const BUSY: Duration = Duration::from_millis(50);
-/// So long after a flush from above, flushes matter.
+/// Flush latency counts for this long after a client's flush.
 const FLUSHING: Duration = Duration::from_secs(1);
 /// Most copies in flight.
 const LANES_MAX: u32 = 32;
 
-/// What the origin is like, beside the cache device.
+/// The speed of the origin compared to the cache device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Unknown,
@@ -86,12 +85,12 @@ impl Answers {
     fn add(&mut self, took: Duration) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX >> WEIGHT);
         self.count = self.count.saturating_add(1);
-        // The first ones count alike: one of them does not stand for many.
+        // The first answers have equal weight, so that one of them does not dominate.
         let shift = WEIGHT.min(self.count.ilog2());
         self.mean_ns = self.mean_ns - (self.mean_ns >> shift) + (took >> shift);
     }
 
-    /// True if these are slow beside those of the cache device.
+    /// True if these are slow compared to the cache device's.
     fn are_slow(&self, cache: &Answers) -> bool {
         let times = cache.mean_ns.saturating_mul(SLOW_TIMES);
         self.mean_ns > times.max(cache.mean_ns + SLOW_BY.as_nanos() as u64)
@@ -103,7 +102,7 @@ fn lately(at: Option<Time>, now: Time, within: Duration) -> bool {
     at.is_some_and(|at| now.since(at) < within)
 }
 
-/// What is known of both devices, and of the load.
+/// Measurements of both devices and of the load.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Pace {
     cache: Answers,
@@ -143,18 +142,18 @@ impl Pace {
         self.origin_flushes.add(took);
     }
 
-    /// A flush came from above, or a write that is one.
+    /// A client sent a flush, or a write with FUA.
     pub fn flush_asked(&mut self, now: Time) {
         self.last_flush = Some(now);
     }
 
-    /// A write came from above.
+    /// A client sent a write.
     pub fn wrote(&mut self, bytes: u64) {
         self.writes += 1;
         self.credit_quick = (self.credit_quick + bytes / SHARE_QUICK).min(CHUNK);
     }
 
-    /// It goes around the cache.
+    /// That write goes around the cache.
     pub fn went_around(&mut self, now: Time, bytes: u64) {
         (self.last_at_origin, self.last_around) = (Some(now), Some(now));
         self.credit = (self.credit + bytes / SHARE).min(CHUNK);
@@ -165,7 +164,7 @@ impl Pace {
         self.last_at_origin = Some(now);
     }
 
-    /// Writeback copies so much.
+    /// Writeback copies this many bytes.
     pub fn spend(&mut self, bytes: u64) {
         self.credit_quick = self.credit_quick.saturating_sub(bytes);
         self.credit = self.credit.saturating_sub(bytes);
@@ -183,7 +182,7 @@ impl Pace {
         Origin::Quick
     }
 
-    /// How many bytes writeback may copy now, or when it is to ask again.
+    /// How many bytes writeback may copy now, or when to ask again.
     pub fn allowance(&mut self, now: Time) -> Result<u64, Time> {
         let quick = self.origin(now) == Origin::Quick;
         let busy = if quick { self.is_written(now) } else { lately(self.last_around, now, BUSY) };
@@ -195,8 +194,8 @@ impl Pace {
         }
     }
 
-    /// True if writes keep coming. That the clock has moved on tells little: perhaps this thread
-    /// was not running.
+    /// True if writes keep coming. Elapsed time alone proves little: perhaps this thread was not
+    /// scheduled.
     fn is_written(&mut self, now: Time) -> bool {
         if self.seen.0 != self.writes {
             self.seen = (self.writes, now);
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_follows_and_one_answer_does_not_stand_for_many() {
+    fn mean_latency_follows_and_one_outlier_does_not_dominate() {
         let mut answers = Answers::default();
         (0..8).for_each(|_| answers.add(MS));
         let near = |mean: u64, of: u64| mean.abs_diff(of) * 20 < of;
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_answers_tell_nothing() {
+    fn origin_speed_is_unknown_after_few_answers() {
         let mut pace = pace(MS, MS * 10);
         assert_eq!(pace.origin(NOW), Origin::Slow);
         pace.origin.count -= 1;
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_slow_by_a_factor_and_by_a_time() {
+    fn origin_is_slow_by_a_factor_and_by_an_absolute_time() {
         let us = Duration::from_micros;
         assert_eq!(pace(Duration::ZERO, Duration::ZERO).origin(NOW), Origin::Quick);
         assert_eq!(pace(us(1), us(40)).origin(NOW), Origin::Quick, "by a factor only");
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_flushes_matter_while_somebody_flushes() {
+    fn slow_flushes_count_while_clients_flush() {
         let mut pace = pace(MS, MS);
         for _ in 0..FLUSHES_TELLING {
             pace.cache_flushed(MS);
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_quick_origin_writeback_gets_its_share_until_the_writes_end() {
+    fn quick_origin_limits_writeback_to_its_share_until_writes_end() {
         let mut pace = pace(MS, MS);
         assert_eq!(pace.allowance(NOW), Ok(u64::MAX));
         pace.wrote(SHARE_QUICK * (CHUNK - 1));
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_slow_origin_only_writes_around_count() {
+    fn slow_origin_limits_writeback_by_writes_around_only() {
         let mut pace = pace(MS, MS * 10);
         pace.wrote(512);
         assert_eq!(pace.allowance(NOW), Ok(u64::MAX), "it drains while the cache takes writes");
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn one_copy_is_in_flight_while_the_origin_is_in_use() {
+    fn one_copy_is_in_flight_while_clients_use_the_origin() {
         let mut pace = Pace::default();
         assert_eq!(pace.lanes(NOW), LANES_MAX);
         pace.missed(NOW);

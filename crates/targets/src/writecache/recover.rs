@@ -1,27 +1,29 @@
-//! Opening a cache: constructor, formatting, recovery, and stopping again.
+//! Opening a cache: constructor, formatting and recovery. Also stopping it.
 //!
-//! The constructor checks arguments and the header only. At resume the header is read anew
-//! (whoever had the device until now may have changed it), a blank device is formatted, and
-//! recovery decides about every entry of an existing one:
+//! The constructor checks arguments and the header only. Resume reads the header again, because
+//! another user may have changed the device since. It formats a blank device. For an existing
+//! cache, recovery decides about every entry:
 //!
-//! - an entry whose seq is not below the superblock's never counted: its slot is free;
+//! - an entry whose seq is not below the superblock's never counted, so its slot is free;
 //! - of several committed entries of one block the highest seq wins, the others are freed;
-//! - two with the same seq mean a corrupt device: nothing is written, reads keep working;
-//! - more than a thousand of one block are refused: such metadata was not written by any cache.
+//! - two with the same seq mean a corrupt device: nothing is written, and reads keep working;
+//! - more than `VERSIONS_MAX` committed entries of one block are refused: no cache wrote such
+//!   metadata.
 //!
-//! What was read is made durable first (the drive's cache may hold what a killed process
-//! wrote); what was decided is durable before the first request is let in, so that a second
-//! crash finds either the old or the decided state, entry by entry; deciding again gives the same.
-//! If the cache device ever failed while this server ran, a flush does not make durable what was
-//! read: all metadata is written again, as it was read and decided. The superblock among it: its
-//! seq was raised only when the entries that it counts were durable.
+//! The metadata just read is made durable first, since the drive's cache may hold writes of a
+//! killed process. The decisions are durable before the first request is admitted. A second crash
+//! therefore finds each entry either in its old or in its decided state, and the same decisions
+//! follow. If the cache device failed at any time while this server ran, a flush does not make
+//! durable what was read: all metadata is written again, as read and decided, superblock included.
+//! The superblock may be written, since its seq was raised only when the entries that it counts
+//! were durable.
 //!
-//! Only what is blank is formatted (see `blank`), and only in front of an origin that is no cache,
+//! Only a blank device is formatted (see `blank`), and only in front of an origin that is no cache,
 //! store or pool itself. Formatting writes the area with a blank superblock, flushes, then writes
-//! the superblock with FUA: a crash in between leaves a superblock of zeros with entries of a fresh
-//! cache or zeros behind it, which counts as blank.
+//! the superblock with FUA. A crash in between leaves a superblock of zeros with entries of a fresh
+//! cache or zeros behind it; this counts as blank.
 //!
-//! With `read_only` nothing is written: free slots are free in memory only.
+//! With `read_only` nothing is written: slots are freed in memory only.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -296,8 +298,8 @@ impl WriteCache {
         Ok(())
     }
 
-    /// What a process that was killed had written around the cache may be in the origin's drive
-    /// alone. Clients read it, and nothing of theirs will say that it was lost.
+    /// Writes around the cache by a killed process may be in the origin's volatile cache only.
+    /// Clients read them, and no failure count of a client would report their loss.
     async fn make_origin_durable(&self, env: &Env) {
         if let Err(error) = env.io(&self.origin, Io::flush()).await {
             let (volume, origin) = (&self.config.volume, &self.config.origin.argument);
@@ -306,7 +308,7 @@ impl WriteCache {
         }
     }
 
-    /// Says what was recovered.
+    /// Logs what was recovered.
     fn report_found(&self, uncommitted: usize) {
         let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         let dirty = self.state.lock().index.cached_blocks();
@@ -326,7 +328,7 @@ impl WriteCache {
         ConfigError::new(ConfigKind::Damaged, &self.config.cache.argument, detail)
     }
 
-    /// A blank device that may not be written is a cache of nothing.
+    /// A blank device that is open read-only is served as an empty cache.
     fn start_empty(&self, env: &Env) -> Result<(), ConfigError> {
         let cache = &self.config.cache.argument;
         let volume = &self.config.volume;
@@ -342,7 +344,7 @@ impl WriteCache {
         Index::new(self.geometry.n_blocks() as u32, grain)
     }
 
-    /// Reads the metadata, several large requests at a time, and decodes it where it lies.
+    /// Reads the metadata with several large requests in flight, and decodes it in their buffers.
     async fn read_metadata(
         &self,
         env: &Env,
@@ -421,9 +423,9 @@ impl WriteCache {
         Ok(sector >> self.block_sectors.trailing_zeros())
     }
 
-    /// A process that died leaves completed writes in the drive's volatile cache, and they were
-    /// just read. Slots are handed out (I3) and flushes answered on the strength of what was
-    /// read, so it has to be durable first.
+    /// A killed process leaves completed writes in the drive's volatile cache, and recovery has
+    /// just read them. Slots are reused (I3) and flushes answered on the basis of what was read, so
+    /// it must be durable first.
     async fn make_what_was_read_durable(&self, env: &Env, known: u64) -> Result<(), ConfigError> {
         if self.read_only || self.state.lock().broken {
             return Ok(());
@@ -446,7 +448,7 @@ impl WriteCache {
         self.write_durably(env, metadata, name).await.map_err(failed)
     }
 
-    /// Puts what was recovered in place; nothing is let in yet.
+    /// Installs the recovered state. No request is admitted yet.
     fn take_over(&self, env: &Env, mut state: State) {
         state.last_around = env.now();
         state.last_write = state.last_around;
@@ -532,8 +534,8 @@ impl WriteCache {
         Err(ConfigError::new(ConfigKind::System, &device.argument, detail))
     }
 
-    /// Writes back if that was asked for, and commits. What fails is told at the end. True if the
-    /// server ends while the origin is suspended.
+    /// Writes back if asked to, and commits. `stop` reports failures at its end. True if the server
+    /// ends while the origin is suspended.
     async fn bring_to_rest(&self, env: &Env, write_back: bool) -> bool {
         let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         if write_back && let Err(Undrained::Failed(error)) = self.drain(env, false).await {

@@ -1,24 +1,24 @@
 //! Discard and long write-zeroes: taking blocks out of the cache.
 //!
-//! While a removal is under way, writes, discards and write-zeroes of its blocks wait for it,
-//! and none of its blocks goes into writeback. A range is gone through in pieces, between which
-//! others have their turn: what stands still stays so, and the metadata lock is kept.
+//! While a removal is under way, writes, discards and write-zeroes of its blocks wait for it, and
+//! none of its blocks goes into writeback. A range is processed in pieces, with a yield between
+//! them. The metadata lock is held throughout, and a piece that has no I/O in flight stays so.
 //!
 //! # Discard
-//! Under the metadata lock, so that no commit runs: entries of the range are freed durably, then
-//! the discard goes to the origin. A block with a version being written back, or with a write in
-//! flight, keeps its versions (as in the kernel). *Crash*: any subset of the entries is free; what
-//! shows through is older data, which a discard allows.
+//! A discard runs under the metadata lock, so that no commit runs. Entries of the range are freed
+//! durably, then the discard goes to the origin. A block with a version in writeback, or with a
+//! write in flight, keeps its versions (as in the kernel). *Crash*: any subset of the entries is
+//! free. Reads of those blocks return older data, which a discard allows.
 //!
 //! # Write-zeroes of the origin
-//! 1. Wait until no version in the range is being written back or written, piece by piece; from
-//!    then on they are *leaving*: no overwrite in place, no writeback.
-//! 2. Zero the origin, flush it; if the origin failed meanwhile, whoever met it, the request
-//!    fails. *Crash*: entries count, reads give the old data; the request
-//!    had not completed.
-//! 3. Free the entries durably (I3); of several committed versions of a block the older ones
-//!    first, each by itself. Then complete. *Crash*: each block is as it was, or zero; no older
-//!    version shows.
+//! 1. Wait, piece by piece, until no version in the range is in writeback or being written. From
+//!    then on the versions are *leaving*: no overwrite in place, no writeback.
+//! 2. Zero the origin and flush it. If the origin failed since the step began, whichever user met
+//!    the failure, the request fails. *Crash*: the entries count, so reads return the old data. The
+//!    request had not completed.
+//! 3. Free the entries durably (I3). Where a block has several committed versions, the oldest is
+//!    freed first, each durably before the next. Then complete the request. *Crash*: each block
+//!    holds its old data or zeros. No older version is visible.
 
 use std::ops::Range;
 
@@ -75,7 +75,7 @@ impl State {
         runs
     }
 
-    /// A run of which a version is being written, or written back.
+    /// A run with a version that is being written, or written back.
     fn moving(&self, blocks: &Range<u64>) -> Option<Run> {
         let moves = |run: &Run| run.has(IN_WRITEBACK) || self.index.is_written(run.slot, run.len);
         self.versions_of(blocks).into_iter().find(moves)
@@ -85,7 +85,8 @@ impl State {
         self.moving(blocks).is_some()
     }
 
-    /// Takes what stands still of a piece: the slots whose entries are to be freed.
+    /// Takes the blocks of a piece that have no I/O in flight. Returns the slots whose entries are
+    /// to be freed.
     fn take_still(&mut self, piece: &Range<u64>) -> Vec<(u32, u32)> {
         let still = if self.is_moving(piece) {
             let runs = self.cached_in(piece);
@@ -101,7 +102,7 @@ impl State {
         entries
     }
 
-    /// The parts of a run of cached blocks that no version is moving of.
+    /// The parts of a run of cached blocks of which no version is moving.
     fn still_parts(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
         if !self.is_moving(&blocks) {
             return vec![blocks];
@@ -125,13 +126,13 @@ impl State {
         slots.into_iter().map(|slot| (slot, 1)).collect()
     }
 
-    /// The versions of blocks whose entries are to be freed; those of one block leave the index
-    /// together, so that nobody sees an older one (I9). Without any entry on disk they are dropped
-    /// at once. The caller holds the metadata lock and no commit has failed: nothing is frozen. An
-    /// older version may go before the newer one is committed (against I8) because what replaces
-    /// both is durable on the origin, or undefined. What is listed is marked FREED under this very
-    /// lock: a fill in flight may drop an uncommitted version and give its slot to another before
-    /// the entries are free, and only the mark tells them apart.
+    /// The leaving versions whose entries are to be freed. Those of one block leave the index
+    /// together, so that no read returns an older one (I9). Versions without any entry on disk are
+    /// dropped at once. The caller holds the metadata lock and no commit has failed, so nothing is
+    /// frozen. An older version may be freed before the newer one is committed (against I8),
+    /// because what replaces both is durable on the origin, or undefined. The returned slots are
+    /// marked FREED under this lock: a fill in flight may drop an uncommitted version and its slot
+    /// may be taken by another block before the entries are free. Only the mark tells them apart.
     fn take_leaving(&mut self, blocks: &Range<u64>) -> Vec<(u32, u32)> {
         let mut freed = Vec::new();
         let leaving = self.versions_of(blocks).into_iter().filter(|run| run.has(LEAVING));
@@ -159,7 +160,7 @@ impl State {
 }
 
 impl WriteCache {
-    /// A discard, or a write-zeroes that is not worth going through the cache.
+    /// A discard, or a write-zeroes that is too long for the cache.
     pub(super) fn map_removal<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (block, count) = self.blocks_of(request.range);
         let blocks = block..block + count;

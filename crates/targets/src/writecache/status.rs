@@ -1,4 +1,4 @@
-//! What the cache tells: the status line, messages, extents, and the word at the end.
+//! Status line, messages, extents and the amount of dirty data.
 
 use cairn_block::{
     Dirty, Env, Extent, ExtentKind, Field, IoError, MessageError, Report, SectorCount, SectorRange,
@@ -142,7 +142,7 @@ impl WriteCache {
         Ok(vec![Extent { count, kind: ExtentKind::Data }])
     }
 
-    /// What the origin lacks, as far as it was known at the last resume or has come since.
+    /// The dirty blocks, as of the last resume and the changes since.
     pub(super) fn what_is_dirty(&self) -> Option<Dirty> {
         let blocks = self.state.lock().index.cached_blocks();
         let sectors = SectorCount(blocks * self.block_sectors);

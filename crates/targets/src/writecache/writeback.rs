@@ -1,34 +1,35 @@
-//! Writeback: which blocks go home, when, and in which order that is safe.
+//! Writeback: which blocks are copied to the origin, when, and in which order that is safe.
 //!
-//! Policy: to make room, in the order of slots (`hand`), which is that of insertion but for holes
-//! that were filled, so that what goes home leaves long runs of free slots; cached neighbours on
-//! the origin ride along as one request of up to 256 blocks. It starts when free slots fall to
-//! the high watermark and goes on until the low one. Blocks older than max_age, everything under
-//! `cleaner`, and everything inserted before a `flush` message or a suspend that asks for it, go
-//! too, least recently inserted first. With `pause_writeback` ordinary writeback waits until
-//! nothing went around the cache for that long. How fast it goes beside requests from above is
-//! `pace`'s.
+//! Policy: to free slots, writeback goes in the order of slots (`hand`). This is the order of
+//! insertion except where holes were filled, and it leaves long runs of free slots. Cached
+//! neighbours on the origin are written in the same request, up to 256 blocks. Writeback starts
+//! when free slots fall to the high watermark and stops at the low one. Three more classes are
+//! written back, least recently inserted first: blocks older than max_age, all blocks under
+//! `cleaner`, and all blocks inserted before a `flush` message or before a suspend that asks for
+//! writeback. With `pause_writeback` ordinary writeback waits until no write has gone around the
+//! cache for that long. `pace` decides how much writeback may copy while clients use the devices.
 //!
-//! The keeper collects a batch of victims, up to half of what may be in writeback, and sorts it
-//! by place on the origin. Lanes, each a task that copies one job after the other, work it off;
-//! meanwhile the keeper collects the next. Entries are freed many at once: for each batch, at a
-//! quarter of what may be in writeback, or at once if a request waits for a slot. Memory is
-//! bounded by the copier's budget.
+//! The background task (`keep`) collects a batch of victims, up to half of the blocks that may be
+//! in writeback, and sorts it by position on the origin. Lanes process the batch: each lane is a
+//! task that copies one job after the other. While they do, the background task collects the next
+//! batch. Many entries are freed at once: after each batch, at a quarter of the blocks that may be
+//! in writeback, or at once if a request waits for a slot. The copier's budget bounds the memory.
 //!
-//! A block is passed over while a write to it is in flight (I10). If it must go home (it is not
-//! only its place that is wanted), it is closed meanwhile: new writes to it wait until its
-//! writeback has begun, which the end of the last write in flight brings about. One run at a time.
+//! A block is passed over while a write to it is in flight (I10). If the block must be written back
+//! (rather than any block to free a slot), it is closed: new writes to it wait until its writeback
+//! has begun, which happens when the last write in flight ends. One run is closed at a time.
 //!
 //! # Order, and what a crash between the steps leaves
-//! 1. Copy slots to the origin. *Crash*: the entries count, reads come from the cache.
-//! 2. Flush the origin (one flush per batch; or the copies were FUA), and see that its failure
-//!    count is what it was before step 1. *Crash*: the same.
+//! 1. Copy slots to the origin. *Crash*: the entries count, so reads come from the cache.
+//! 2. Flush the origin (one flush per batch, unless the copies were FUA), and check that its
+//!    failure count did not change since before step 1. *Crash*: the same.
 //! 3. Write `seq = -1` to the entries, flush the cache device (I4). *Crash*: any subset of the
-//!    entries is free; their data is durable on the origin, nobody went around yet (I9).
+//!    entries is free. Their data is durable on the origin, and no request has gone around the
+//!    cache for these blocks yet (I9).
 //! 4. The slots leave the index and are free (I3).
 //!
-//! If the origin fails, blocks stay dirty and committed; writeback tries again with back-off.
-//! A new write to a block that is being written back takes a new slot (I10).
+//! If the origin fails, blocks stay dirty and committed, and writeback tries again with back-off. A
+//! new write to a block that is being written back takes a new slot (I10).
 
 use std::time::Duration;
 
@@ -47,10 +48,10 @@ use super::{State, WriteCache};
 const JOB_BLOCKS_MAX: u64 = 256;
 /// Most bytes in one request to the origin.
 const JOB_BYTES_MAX: u64 = 1 << 20;
-/// How many insertions are passed over, looking for blocks to write back; those that are being
+/// How many insertions are passed over in the search for blocks to write back. Those that are being
 /// written back already do not count.
 const SCAN_MAX: usize = 1024;
-/// Most bytes that lanes copy within one turn of the loop, before others have theirs.
+/// Most bytes that lanes copy within one turn of the reactor's loop.
 const TURN_BYTES: u64 = 256 << 10;
 /// Memory for copies, unless `writeback_jobs` says otherwise.
 const COPY_BYTES: u64 = 16 << 20;
@@ -70,7 +71,7 @@ type Slots = (u32, u32);
 /// Neighbouring blocks to write as one request.
 pub(super) struct Job {
     block: u64,
-    /// Where they are, in the order of blocks.
+    /// Their slots, in the order of blocks.
     slots: Vec<Slots>,
 }
 
@@ -80,7 +81,7 @@ impl Job {
     }
 }
 
-/// Slots whose data is on the origin, not yet durable there.
+/// Slots whose data has been copied to the origin and is not durable there.
 #[derive(Default)]
 pub(super) struct Written {
     slots: Vec<Slots>,
@@ -98,21 +99,21 @@ impl Written {
     }
 }
 
-/// A turn of the loop, and what lanes copied within it.
+/// A turn of the reactor's loop, and the bytes that lanes copied within it.
 #[derive(Default)]
 pub(super) struct Turn {
     at: Time,
     bytes: u64,
 }
 
-/// Why not everything went home.
+/// Why a drain ended early.
 pub(super) enum Undrained {
     Failed(IoError),
     /// A suspend began.
     Suspending,
 }
 
-/// What the keeper does next.
+/// What the background task does next.
 enum Action {
     Stop,
     Commit,
@@ -121,7 +122,7 @@ enum Action {
     Wait,
 }
 
-/// Victims, as they are found.
+/// The victims found so far.
 struct Batch {
     jobs: Vec<Job>,
     blocks: u64,
@@ -130,7 +131,8 @@ struct Batch {
 }
 
 impl State {
-    /// Why an insertion is to be written back, if it is: `Some(true)` if nothing may delay it.
+    /// Whether an insertion is to be written back now, apart from freeing slots: `Some(true)` if no
+    /// pause may delay it.
     fn reason(&self, inserted: &Inserted, now: Time, max_age: Option<Duration>) -> Option<bool> {
         if self.cleaner || inserted.number < self.drain_to {
             return Some(true);
@@ -149,7 +151,7 @@ impl State {
         let Ok(clear) = self.clear_of_removals(run.block, u64::from(run.len)) else { return 0 };
         let len = self.index.clear_of_writes(run).min(clear as u32);
         if self.index.has_older(run.block, len) {
-            // Rare, and over soon: the run goes home in parts.
+            // Rare and short: the run is written back in parts.
             return u32::from(!self.index.has_older(run.block, 1)).min(len);
         }
         len
@@ -170,7 +172,7 @@ impl State {
         (0..run.len).map(rest).filter_map(part).find(|part| part.len > 0)
     }
 
-    /// The blocks from `block` on that can go home, as far as they lie in one run.
+    /// The blocks from `block` on that can be written back, as far as they lie in one run.
     fn eligible_from(&self, block: u64, most: u32) -> Option<Slots> {
         let slot = self.index.newest(block)?;
         let run = self.index.at(slot)?;
@@ -178,7 +180,7 @@ impl State {
         (len > 0).then_some((slot, len))
     }
 
-    /// The blocks before `block` that can go home, as far as they lie in one run.
+    /// The blocks before `block` that can be written back, as far as they lie in one run.
     fn eligible_before(&self, block: u64, most: u32) -> Option<Slots> {
         let last = self.index.newest(block.checked_sub(1)?)?;
         let run = self.index.whole(last)?;
@@ -191,7 +193,7 @@ impl State {
         (self.eligible(&single) == 1).then_some((last, 1))
     }
 
-    /// `run`, and its neighbours on the origin that can go home with it, as one job.
+    /// `run` and its neighbours on the origin that can be written back with it, as one job.
     fn gather(&mut self, run: &Run, most: u32) -> Job {
         let mut len = run.len.min(most);
         let (mut block, mut slots) = (run.block, vec![(run.slot, len)]);
@@ -213,8 +215,8 @@ impl State {
         Job { block, slots }
     }
 
-    /// Takes slots out of writeback that did not make it. One that a newer version covers is to
-    /// be freed as soon as that is committed.
+    /// Takes slots out of writeback that were not written back. A slot that a newer version covers
+    /// is freed as soon as the newer version is committed.
     fn give_up(&mut self, slots: &[Slots]) {
         for &(slot, len) in slots {
             self.index.end_writeback(slot, len);
@@ -238,8 +240,8 @@ impl State {
         self.pace.lanes(now).min(self.jobs.len() as u32)
     }
 
-    /// Notes why an insertion had nothing to write back, and closes it if that is writes in flight.
-    /// True if all of it is on its way.
+    /// Records why an insertion had nothing to write back. If the reason is a write in flight,
+    /// closes the run. True if all of the insertion is in writeback.
     fn pass_over(&mut self, inserted: &Inserted, batch: &mut Batch) -> bool {
         let written = |run: &Run| self.index.is_written(run.slot, run.len);
         self.passed_over |= self.index.left_of(inserted).any(|run| written(&run));
@@ -262,8 +264,8 @@ impl State {
 }
 
 impl WriteCache {
-    /// True if so few slots are free that writeback starts. Slots being written back count as
-    /// free: they will be.
+    /// True if so few slots are free that writeback starts. Slots in writeback count as free,
+    /// because they will be.
     pub(super) fn is_past_high_watermark(&self, state: &State) -> bool {
         let (start, _) = self.config.watermarks(state.index.len());
         state.index.free_count() + state.index.in_writeback <= start
@@ -280,7 +282,8 @@ impl WriteCache {
         self.config.writeback_blocks_max().map_or(memory, |jobs| jobs.min(memory))
     }
 
-    /// The background task: timers, and deciding what goes home. Stops when told.
+    /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
+    /// is set.
     pub(super) async fn keep(&self, env: &Env) {
         loop {
             let changed = self.changed.listen();
@@ -299,7 +302,7 @@ impl WriteCache {
         }
     }
 
-    /// Gives the index memory before a request needs it.
+    /// Adds memory to the index before a request needs it.
     fn stock_index(&self) {
         if self.state.lock().index.is_low() {
             let stock = Stock::new();
@@ -331,7 +334,7 @@ impl WriteCache {
         if state.lanes < state.lanes_max(now) { Action::Copy } else { idle }
     }
 
-    /// Collects a batch; answers what to do if there is none.
+    /// Collects a batch. Returns the action to take if there is none.
     fn collect(&self, state: &mut State, now: Time) -> Action {
         let max = self.blocks_in_writeback_max();
         let reserved = state.closed.map_or(0, |run| u64::from(run.len));
@@ -339,11 +342,12 @@ impl WriteCache {
         if room == 0 {
             return Action::Wait;
         }
-        // What waits long for its lane is out of reach for overwrites: few, if there is but one.
+        // A block that waits for a lane cannot be overwritten in place: take few if there is one
+        // lane.
         let most = if state.pace.lanes(now) == 1 { JOB_BLOCKS_MAX } else { max / 2 };
         let most = room.min(most.max(1));
         let mut batch = Batch { jobs: Vec::new(), blocks: 0, most };
-        // What lies before the place of the last victim was not eligible then.
+        // Insertions before the position of the last victim were not eligible then.
         let from = state.index.scan();
         state.index.set_scan(Place::default());
         let mut action = self.collect_from(state, now, (from, None), &mut batch);
@@ -367,8 +371,7 @@ impl WriteCache {
         action
     }
 
-    /// Collects what was asked for or is old, of what was inserted at or after a place, and before
-    /// another.
+    /// Collects blocks that were asked for or are old, of the insertions from `at` up to `end`.
     fn collect_from(
         &self,
         state: &mut State,
@@ -409,7 +412,7 @@ impl WriteCache {
         Action::Wait
     }
 
-    /// Collects what makes room.
+    /// Collects blocks to free slots.
     fn follow_hand(&self, state: &mut State, now: Time, batch: &mut Batch) -> Action {
         let bytes = u64::from(self.config.block_size.bytes());
         while batch.blocks < batch.most {
@@ -436,7 +439,7 @@ impl WriteCache {
         Action::Wait
     }
 
-    /// What the hand waits for, if it does not move now.
+    /// The action to take while the hand must not move.
     fn hand_waits(&self, state: &State, now: Time) -> Option<Action> {
         let mut until = self.delay(state, now, false);
         if !state.draining {
@@ -455,8 +458,8 @@ impl WriteCache {
         (batch.most - batch.blocks).min(JOB_BYTES_MAX / bytes)
     }
 
-    /// Begins the writeback of what was closed if no write to it is in flight any more, and lets
-    /// the writes go on that wait for that.
+    /// Begins the writeback of the closed run if no write to it is in flight any more, and maps
+    /// again the writes that wait for that.
     fn reopen(&self, env: &Env) {
         let waiting = {
             let mut state = self.state.lock();
@@ -465,7 +468,7 @@ impl WriteCache {
             let left = left.map(|left| Run { len: left.len.min(run.len), ..left });
             if let Some(left) = left {
                 if state.index.is_written(left.slot, left.len) {
-                    // One write may have ended, and woken the keeper; the last one must, too.
+                    // One write ended and woke this task; the last one must wake it too.
                     state.passed_over = true;
                     return;
                 }
@@ -484,8 +487,8 @@ impl WriteCache {
         self.remap_all(env, waiting);
     }
 
-    /// Until when writeback must wait: for an origin that failed, or for one that is busy with
-    /// writes around the cache.
+    /// Until when writeback must wait: because the origin failed, or because writes go around the
+    /// cache.
     fn delay(&self, state: &State, now: Time, urgent: bool) -> Option<Time> {
         let pause = if urgent { Duration::ZERO } else { self.config.pause_writeback() };
         let paused = if pause.is_zero() { Time(0) } else { state.last_around + pause };
@@ -507,7 +510,7 @@ impl WriteCache {
                     cache.write_back(env, job).await;
                 }
                 cache.kick_finisher(env);
-                // The keeper may start another lane.
+                // The background task may start another lane.
                 cache.changed.notify(usize::MAX);
             });
         }
@@ -523,7 +526,7 @@ impl WriteCache {
         }
     }
 
-    /// `None` if this turn of the loop has seen enough copying, `Some(None)` if the lane ends.
+    /// `None` if this turn of the loop has copied enough, `Some(None)` if the lane ends.
     fn take_job(&self, now: Time) -> Option<Option<Job>> {
         let mut state = self.state.lock();
         if state.stopping || state.broken {
@@ -543,7 +546,7 @@ impl WriteCache {
         let bytes = u64::from(self.config.block_size.bytes());
         state.turn.bytes += u64::from(job.blocks()) * bytes;
         if state.jobs.is_empty() || state.lanes < state.lanes_max(now) {
-            // Time to collect the next batch, or room for another lane.
+            // The background task collects the next batch, or starts another lane.
             self.changed.notify(usize::MAX);
         }
         Some(Some(job))
@@ -558,8 +561,8 @@ impl WriteCache {
         match copied {
             Ok(times) => {
                 let mut state = self.state.lock();
-                // Under the lock that adds the job: who deals with a failure from now on takes it
-                // out again. FUA copies are durable by themselves.
+                // This check and the addition of the job happen under one lock: a failure that is
+                // handled later takes the job out again. FUA copies are durable by themselves.
                 let fua = self.config.writeback_with_fua();
                 if !fua && state.origin_flushes.known() != failures {
                     drop(state);
@@ -596,7 +599,7 @@ impl WriteCache {
         CopyJob { from, to: self.origin.clone(), start, flags }
     }
 
-    /// Copies failed, or are not known to be on the origin any more: they stay dirty.
+    /// Copies failed, or may not be on the origin any more: their blocks stay dirty.
     pub(super) fn origin_failed(&self, env: &Env, slots: &[Slots], error: IoError) {
         let waiting = {
             let mut state = self.state.lock();
@@ -617,14 +620,14 @@ impl WriteCache {
         self.changed.notify(usize::MAX);
     }
 
-    /// True if what was written is to be freed now.
+    /// True if the written slots are to be freed now.
     fn is_free_due(&self, state: &State) -> bool {
         let enough = state.written.blocks >= state.free_from;
         let wanted = enough || state.has_copied_all() || !state.slot_waiters.is_empty();
         state.written.blocks > 0 && wanted
     }
 
-    /// Starts freeing what has been written, if it is time to, unless somebody does already.
+    /// Starts the task that frees written slots if it is due and none runs.
     fn kick_finisher(&self, env: &Env) {
         {
             let mut state = self.state.lock();
@@ -654,7 +657,7 @@ impl WriteCache {
                 let written = if due { state.written.take() } else { Vec::new() };
                 (written, state.origin_flushes.known())
             };
-            // Superseded versions alone need nothing of the origin, nor do FUA copies.
+            // Superseded versions alone need no flush of the origin, nor do FUA copies.
             let needless = written.is_empty() || self.config.writeback_with_fua();
             let on_origin = if needless || canary::planted(Bug::FreeBeforeOriginFlush) {
                 Ok(true)
@@ -671,7 +674,7 @@ impl WriteCache {
         self.changed.notify(usize::MAX);
     }
 
-    /// Steps 3 and 4, together with superseded versions that wait.
+    /// Steps 3 and 4, together with the superseded versions that can be freed.
     async fn free_written(&self, env: &Env, written: Vec<Slots>) {
         let mut metadata = self.metadata.lock().await;
         let mut slots = self.state.lock().index.superseded();
@@ -686,11 +689,11 @@ impl WriteCache {
         }
     }
 
-    /// Writes back everything inserted so far and waits until it is free. `message` says that a
-    /// suspend need not wait for that.
+    /// Writes back every block inserted so far and waits until its slot is free. `message`: a
+    /// suspend ends the wait.
     ///
     /// # Errors
-    /// The origin failed once meanwhile, the cache device is broken, or a suspend began.
+    /// The origin failed during the drain, the cache device is broken, or a suspend began.
     pub(super) async fn drain(&self, env: &Env, message: bool) -> Result<(), Undrained> {
         let (target, failures) = {
             let mut state = self.state.lock();

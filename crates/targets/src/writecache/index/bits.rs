@@ -1,4 +1,4 @@
-//! Sets of 256 positions as four words: what groups of slots and the free space are made of.
+//! Sets of 256 positions as four words: the building block of `groups` and `space`.
 //!
 //! Plain functions; positions are below 256, ends at most 256.
 

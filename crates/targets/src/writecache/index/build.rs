@@ -1,6 +1,6 @@
-//! Filling an index from the entries of a cache device, in two phases: slots first, as the
-//! entries come; then the lookup in one go, and with it the question which of several versions
-//! of a block counts.
+//! Builds an index from the entries of a cache device, in two phases. First the slots, as the
+//! entries are read. Then the lookup in one step, and with it the decision which of several
+//! versions of a block counts.
 
 use cairn_block::Time;
 use cairn_format::writecache::Seq;
@@ -8,11 +8,11 @@ use cairn_format::writecache::Seq;
 use super::lookup::{BIAS, Bulk, Key, STRETCH};
 use super::{DIAGONAL, DIAGONAL_BLOCKS, Index, Run, Stock, diagonal_of, stretches};
 
-/// More versions of one block than any cache has: a commit frees what it supersedes. To decide
-/// between so many that zeroed metadata holds would take minutes.
+/// More committed versions of one block than any cache has, since a commit frees what it
+/// supersedes. Zeroed metadata may claim far more; to decide between them would take minutes.
 pub(in super::super) const VERSIONS_MAX: usize = 1024;
 
-/// Diagonals that can begin between two parts of one.
+/// How many diagonals may begin between two parts of one.
 const RECENT: usize = 16;
 
 /// The last few diagonals entered: a diagonal cut into parts is entered once.
@@ -36,7 +36,7 @@ impl Recent {
 /// An index that is being filled.
 pub(in super::super) struct Builder {
     index: Index,
-    /// The run that the entries are in the middle of.
+    /// The run that the next entry may continue.
     open: Option<Run>,
     /// Some runs are in the lookup by diagonals.
     diagonals: bool,
@@ -51,8 +51,8 @@ pub(in super::super) struct Decided {
     pub superseded: Vec<u32>,
     /// Two slots with the same block and the same seq; the second is kept.
     pub identical: Option<(u32, u32)>,
-    /// A block with more than [`VERSIONS_MAX`] versions, and how many: nothing is decided about
-    /// it, and the index is of no use.
+    /// A block with more than [`VERSIONS_MAX`] versions, and how many. Nothing is decided about it,
+    /// and the index must not be used.
     pub crowded: Option<(u64, usize)>,
 }
 
@@ -99,8 +99,8 @@ impl Builder {
         }
     }
 
-    /// Decides, and answers the index without what was superseded; every slot that holds
-    /// nothing is free in it.
+    /// Decides between versions. Returns the index without the superseded ones; every slot that
+    /// holds nothing is free in it.
     pub fn finish(mut self, now: Time) -> (Index, Decided) {
         self.close();
         let alike = self.build_lookup();
@@ -211,7 +211,7 @@ impl Index {
         }
     }
 
-    /// Counts what is held, puts it in order, and frees the rest.
+    /// Counts the used slots, enters them in the order, and frees the rest.
     fn open_up(&mut self, now: Time) {
         let Index { groups, space, order, cached, .. } = self;
         let (mut at, mut last) = (0, None::<Run>);

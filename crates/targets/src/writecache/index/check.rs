@@ -1,5 +1,4 @@
-//! The index's own invariants, checked as a whole, and the proof that they hold: random
-//! histories against a naive twin.
+//! The index's own invariants, checked as a whole; the reference model's property test calls it.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +82,7 @@ impl Index {
         }
         for run in self.runs().filter(|run| !run.has(COVERED) || run.has(IN_WRITEBACK)) {
             let all = (run.slot..run.end()).all(|slot| linked.contains_key(&slot));
-            // A version that came to light again may have lost its place.
+            // A version that was uncovered again may have lost its position.
             assert!(all || run.has(LEAVING) || !self.older.is_empty(), "{run:?} has its place");
         }
     }

@@ -1,14 +1,14 @@
 //! Reads and overwrites of slots in flight (I10, I11): one record per request.
 //!
-//! Beginning and ending are at once; asking whether slots are busy looks at every record, of
-//! which there are as many as requests in flight.
+//! Begin and end take constant time. The question whether slots are busy looks at every record, one
+//! per request in flight.
 
 use std::ops::Range;
 
 #[derive(Clone, Copy)]
 struct Flight {
     slot: u32,
-    /// Zero: the place is vacant.
+    /// Zero: this record is unused.
     len: u32,
     write: bool,
 }
@@ -21,7 +21,7 @@ pub(in super::super) struct Flights {
 }
 
 impl Flights {
-    /// Notes a request's begin; answers its name.
+    /// Records a request's begin; returns its number.
     pub fn begin(&mut self, slot: u32, len: u32, write: bool) -> u32 {
         debug_assert!(len > 0);
         let flight = Flight { slot, len, write };
@@ -33,7 +33,7 @@ impl Flights {
         (self.flights.len() - 1) as u32
     }
 
-    /// Notes a request's end; answers its slots.
+    /// Records a request's end; returns its slots.
     pub fn end(&mut self, name: u32) -> Range<u32> {
         let flight = &mut self.flights[name as usize];
         assert!(flight.len > 0, "a request ends once");

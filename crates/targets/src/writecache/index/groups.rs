@@ -1,17 +1,16 @@
-//! What each slot holds: runs of slots, kept by groups of 256 slots.
+//! The block in each slot: runs of slots, kept by groups of 256 slots.
 //!
 //! A group covers the entries that one 4 KiB granule of the metadata holds (the first granule
-//! begins with the superblock and holds four entries less). It is absent while none of its
-//! slots holds anything; otherwise it is two sets of bits (slots in use; slots where a piece
-//! starts) and eight bytes per *piece*: a run of slots that hold consecutive blocks with one
-//! seq and the same marks. The nth start is the nth piece, so that finding a slot's piece is
-//! counting bits. Seqs stand in a small list of the group's own. Both lists take their memory
-//! in units of sixteen words out of a pool; a cached block costs eight bytes and a share of its
-//! group, a bit more than one, or next to nothing in a long run. Worst case: every slot of a
-//! group of its own commit, seventeen bytes.
+//! begins with the superblock and holds four entries fewer). A group is absent while all its slots
+//! are empty. Otherwise it has two sets of bits (slots in use; slots where a piece starts) and
+//! eight bytes per *piece*: a run of slots that hold consecutive blocks with one seq and the same
+//! marks. The nth start is the nth piece, so that a slot's piece is found by counting bits. The
+//! group stores its seqs in a small list. Both lists allocate units of sixteen words from a pool. A
+//! cached block costs eight bytes and a share of its group, a bit more than one, or next to nothing
+//! in a long run. Worst case: every slot of a group has its own commit, seventeen bytes.
 //!
-//! The granule to write is encoded from its group; there is no image of the metadata.
-//! Plain data; the rules are the index's.
+//! The granule to write is encoded from its group; there is no image of the metadata in memory.
+//! This file holds plain data; the rules are in `index`.
 
 use std::ops::Range;
 
@@ -35,7 +34,7 @@ pub(super) const DIAGONAL: u8 = 16;
 /// Blocks from this one on are not supported.
 pub(in super::super) const BLOCK_END: u64 = 1 << 48;
 
-/// Entries that the superblock takes the place of in the first granule.
+/// Entries whose space the superblock takes in the first granule.
 const LEAD: u32 = 4;
 
 /// A run of slots that hold consecutive blocks with one seq and the same marks.
@@ -104,15 +103,15 @@ impl Held {
     }
 }
 
-/// What 256 slots hold. Its first two lines of the processor's cache tell where the third is
-/// that a lookup is about.
+/// The content of 256 slots. Its first two cache lines tell where the third one is that a lookup
+/// needs.
 #[derive(Clone, Default)]
 pub(super) struct Group {
     used: Bits,
     starts: Bits,
     pieces: List<16>,
     seqs: List<16>,
-    /// While it is nobody's.
+    /// The next unused group, while this one is unused.
     link: u32,
 }
 
@@ -415,7 +414,8 @@ impl Groups {
         }
     }
 
-    /// What a slot and those after it hold, without their seq: block, how many, marks.
+    /// The block in a slot, how many slots continue it, and the marks: like [`Self::at`], without
+    /// the seq.
     pub fn glance(&self, slot: u32) -> Option<(u64, u32, u8)> {
         let (index, at) = (granule_of(slot) as usize, (slot + LEAD) % BITS);
         let group = self.group(index)?;
@@ -471,7 +471,7 @@ impl Groups {
         })
     }
 
-    /// Shows every run of every slot, in order; much faster than asking for one after the other.
+    /// Calls `see` with every run, in order; much faster than a lookup of each.
     pub fn each(&self, mut see: impl FnMut(Run)) {
         for index in 0..self.names.len() {
             if let Some(group) = self.group(index) {

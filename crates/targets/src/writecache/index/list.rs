@@ -1,7 +1,7 @@
 //! Short lists of words whose memory comes out of a pool, sixteen words at a time.
 //!
-//! A list does not know its pool: the caller brings the same one each time, and empties a list
-//! before dropping it.
+//! A list does not know its pool. The caller passes the same pool each time, and empties a list
+//! before it drops it.
 
 use std::ops::Range;
 

@@ -2,25 +2,24 @@
 //!
 //! Two kinds of entries, four bytes of value each, found by hashing:
 //! - a *single* names the slot of one block;
-//! - a *diagonal* stands for all blocks of one aligned *stretch* of 64 that are cached in
-//!   slots at one distance: its value is the slot that the stretch's first block would have.
+//! - a *diagonal* stands for all blocks of one aligned *stretch* of 64 that are cached in slots at
+//!   one distance. Its value is the slot that the stretch's first block would have.
 //!
-//! A lookup yields candidates; what a slot really holds says the slot side, and the rules of
-//! who is entered how are the index's. Since a value does not tell its key, an entry carries
-//! 16 bits of its key's hash: enough to be found, and to be moved without asking anybody.
+//! A lookup yields candidates. `groups` tells which block a slot really holds, and the index
+//! decides which blocks are entered, and how. A value does not tell its key, so an entry carries 16
+//! bits of its key's hash: enough to find it and to move it without asking the groups.
 //!
-//! The entries lie in many short *segments* (about 256 entries each when every slot is a
-//! single), each sorted by those 16 bits, so that an entry's place can be guessed from them. All
-//! entries of a stretch lie in one segment, and the hash of a single tells its place in the
-//! stretch besides 10 bits of the stretch's hash: one pass over a segment finds every block
-//! of a stretch that may have a single. A segment is a list of units of 32 entries out of a
-//! pool: it grows by one unit, and nothing is ever rehashed. Six bytes per entry, half a unit of
-//! slack and a head of 64 bytes per segment. The head names the first 13 units, further units
-//! name the rest.
+//! The entries are in many short *segments* (about 256 entries each when every slot is a single),
+//! each sorted by those 16 bits, so that an entry's position can be guessed from them. All entries
+//! of a stretch are in one segment. The hash of a single contains its place in the stretch and 10
+//! bits of the stretch's hash: one pass over a segment finds every block of a stretch that may have
+//! a single. A segment is a list of units of 32 entries from a pool. It grows by one unit, and
+//! nothing is ever rehashed. Cost: six bytes per entry, half a unit of slack and a head of 64 bytes
+//! per segment. The head names the first 13 units, further units name the rest.
 //!
-//! What a lookup waits for: the head, then the hashes of a unit together with the value, once for
-//! a single, twice where the segment has diagonals; then the slot side. A unit keeps its hashes
-//! apart from its values, so that many are compared at once.
+//! A lookup waits for these cache lines: the head; the hashes of a unit together with the value,
+//! once for a single, twice where the segment has diagonals; then the group. A unit stores its
+//! hashes apart from its values, so that many are compared at once.
 
 use super::pool::{Pool, Pooled, Slab};
 
@@ -36,7 +35,7 @@ const UNIT: usize = 32;
 const LANES: usize = 8;
 /// Units of a segment that its head names.
 const UNITS: usize = 13;
-/// Units that a further unit names, which is no place for entries then.
+/// Units that a further unit names; such a unit holds no entries.
 const NAMES: usize = UNIT - 1;
 /// Bits of a single's hash that its stretch has.
 const STRETCH_BITS: u32 = 10;
@@ -62,8 +61,7 @@ fn scramble(key: u64) -> u64 {
     x ^ (x >> 32)
 }
 
-/// Turns a place in a stretch into the high bits of a hash and back, differently in each
-/// stretch.
+/// Maps a place in a stretch to the high bits of a hash and back, differently in each stretch.
 fn mix(offset: u16, hash: u64) -> u16 {
     offset ^ ((hash >> STRETCH_BITS) as u16 % STRETCH as u16)
 }
@@ -140,7 +138,7 @@ impl Unit {
     fn of_stretch(&self, bits: u16, mut see: impl FnMut(u16)) {
         let fits = |hash: &u16| (hash ^ bits) & STRETCH_MASK == 0;
         for mut hashes in self.hashes.chunks_exact(LANES) {
-            // Most have none: without a branch for each.
+            // Most units have none, so there is no branch for each hash.
             if hashes.iter().fold(false, |any, hash| any | fits(hash)) {
                 while let Some(at) = hashes.iter().position(fits) {
                     see(hashes[at]);
@@ -227,7 +225,7 @@ impl Segment {
         }
         let guess = (usize::from(hash) * self.len()) >> 16;
         let mut index = guess / UNIT;
-        // The value lies near here: waiting for its line and for that of the hashes overlaps.
+        // The value is near here: loading its cache line overlaps with loading that of the hashes.
         std::hint::black_box(self.unit(units, index).values[guess % UNIT]);
         loop {
             let at = self.unit(units, index).below(hash);
@@ -398,7 +396,7 @@ impl Lookup {
     }
 }
 
-/// An entry on its way into a lookup: its value, its hash, and its segment's place in the part.
+/// An entry to be added to a lookup: its value, its hash, and its segment's index within the part.
 #[derive(Clone, Copy, Default)]
 struct Entry(u64);
 
@@ -433,8 +431,8 @@ impl Entry {
 /// Buckets that a segment's entries are sorted into first.
 const BUCKETS: usize = 1 << (16 - STRETCH_BITS);
 
-/// A lookup that is filled once, in no order, and much faster than one by one: the entries are
-/// first parted by their segments, so that the memory a part is about stays near the processor.
+/// A lookup that is filled once, in any order, and much faster than entry by entry. Entries are
+/// first divided by segments, so that each part's memory stays in the processor's cache.
 pub(super) struct Bulk {
     lookup: Lookup,
     /// Memory for all entries, in chunks: one allocation, which goes back to the system whole.

@@ -1,15 +1,16 @@
-//! What the cache holds, in memory, by runs: time and memory follow the number of runs, not of
-//! blocks, when writes are large, and stay small when they are small.
+//! The index: which blocks the cache holds, in memory, by runs. Time and memory grow with the
+//! number of runs rather than of blocks when writes are large, and stay small when writes are
+//! small.
 //!
-//! Rooms: `groups` (slot -> what it holds; the metadata is encoded from it), `lookup` (block ->
-//! slot), `order` (of insertion), `space` (free slots), `flights` (I/O to slots); below them
-//! `pool`, `list` and `bits`.
+//! Files: `groups` (slot -> block; the metadata is encoded from it), `lookup` (block -> slot),
+//! `order` (of insertion), `space` (free slots), `flights` (I/O to slots). Below them: `pool`,
+//! `list` and `bits`.
 //!
-//! Memory per cached block, when blocks come one by one at random: 9 bytes of groups, 7 of
-//! lookup, at most 9 of order (where slots are filled one after the other: none), and less than
-//! one of everything else; a run costs about as much as a block, plus an entry of 6 bytes per
-//! 64 blocks. All of it comes in slabs that the background task adds before they are needed
-//! ([`Stock`]): an insertion takes no memory from the system, and nothing is ever rehashed.
+//! Memory per cached block, when single blocks come at random: 9 bytes of groups, 7 of lookup, at
+//! most 9 of order (none where slots are filled in order), and less than one of everything else. A
+//! run costs about as much as a block, plus an entry of 6 bytes per 64 blocks. All memory comes in
+//! slabs that the background task adds before they are needed ([`Stock`]): an insertion allocates
+//! no memory, and nothing is ever rehashed.
 //!
 //! A slot is in one of these states, and moves only along these arrows:
 //!
@@ -19,20 +20,20 @@
 //!            `------------+--------------------------------------------'
 //! ```
 //!
-//! *Free*: in the free space. *Filling*: data on its way; known to its request alone. A slot
-//! that a group holds is *Uncommitted* (data there, no entry on disk), *Frozen* (its entry is
-//! being written by the running commit) or *Committed* (its entry counts on disk): its seq
-//! tells which, so that a commit changes the state of all its slots by moving two numbers.
-//! *Doomed*: out of the groups; it waits for I/O in flight. The arrows past *Committed* skip
-//! what never reached the disk.
+//! *Free*: in the free space. *Filling*: its data is being written; only the request knows the
+//! slot. A slot that a group holds is *Uncommitted* (data written, no entry on disk), *Frozen* (its
+//! entry is being written by the running commit) or *Committed* (its entry counts on disk). The
+//! slot's seq says which, so that a commit changes the state of all its slots by moving two
+//! numbers. *Doomed*: no longer in the groups; waits for I/O in flight to end. The arrows past
+//! *Committed* skip slots that never had an entry on disk.
 //!
-//! # Who is in the lookup
-//! Exactly the newest version of each block; older ones carry the mark COVERED and stand in a
-//! list of their own, which is rarely not empty. Of a run, the part in each aligned stretch of
-//! 64 blocks is entered as one diagonal when it is eight blocks or more, or when a diagonal of
-//! its distance is there already; these slots carry the mark DIAGONAL, and the diagonal leaves
-//! with the last of them. Other blocks are entered as singles; eight in a row become a
-//! diagonal.
+//! # What the lookup holds
+//! The lookup holds exactly the newest version of each block. Older versions carry the mark COVERED
+//! and are in a list of their own, which is usually empty. A run is entered by its parts in each
+//! aligned stretch of 64 blocks. A part is entered as one diagonal if it has eight blocks or more,
+//! or if a diagonal of its distance is there already. These slots carry the mark DIAGONAL, and the
+//! diagonal is removed with the last of them. Other blocks are entered as singles; eight in a row
+//! become a diagonal.
 //!
 //! Everything here is plain data under the target's one short lock; it decides nothing.
 
@@ -45,9 +46,9 @@ mod list;
 mod lookup;
 mod order;
 mod pool;
-mod space;
 #[cfg(test)]
-mod twin;
+mod reference;
+mod space;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -74,7 +75,7 @@ const DIAGONAL_BLOCKS: u64 = 8;
 /// First number of slots that is too large.
 pub(super) const SLOTS_END: u32 = u32::MAX - 1024;
 
-/// What the seq of a slot in a group tells.
+/// The state of a slot in a group, derived from its seq.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Uncommitted,
@@ -92,9 +93,9 @@ pub(super) struct Index {
     /// The covered versions of blocks, newest first.
     older: FxHashMap<u64, SmallVec<[u32; 4]>>,
     doomed: Vec<Range<u32>>,
-    /// Granules that slots were filled in since the last freeze: a bit for each.
+    /// Granules with slots filled since the last freeze: a bit for each.
     filled: Vec<u64>,
-    /// Where writeback looks on.
+    /// Where writeback's search continues.
     scan: Place,
     /// The superblock's seq on disk: entries below it are committed.
     pub durable_seq: Seq,
@@ -107,7 +108,7 @@ pub(super) struct Index {
     cached: u64,
 }
 
-/// Memory for an index to grow into, made before it is needed and outside its lock.
+/// Memory for an index, allocated before it is needed and outside its lock.
 pub(super) struct Stock {
     groups: Slab<Group>,
     words: Slab<Words>,
@@ -141,8 +142,8 @@ fn diagonal_of(block: u64, slot: u32) -> u32 {
 }
 
 impl Index {
-    /// An index of `slots` slots, none of which holds anything or is free: recovery fills and
-    /// frees them. `grain` is how exactly the time of an insertion is to be known.
+    /// An index of `slots` slots, none of which is used or free yet: recovery fills and frees them.
+    /// `grain` is the precision of insertion times.
     pub fn new(slots: u32, grain: Option<Duration>) -> Index {
         Index {
             groups: Groups::new(slots),
@@ -199,7 +200,7 @@ impl Index {
 
     // Looking up.
 
-    /// What a slot holds, and the slots after it that go on with it.
+    /// The run from a slot on: what this slot and the following ones hold.
     pub fn at(&self, slot: u32) -> Option<Run> {
         self.groups.at(slot)
     }
@@ -245,7 +246,7 @@ impl Index {
 
     /// True if a diagonal is entered.
     fn is_entered(&self, stretch: u64, value: u32) -> bool {
-        // Its key has a candidate, unless it is not; only its slots tell for certain.
+        // Candidates may belong to another key; only the slots tell for certain.
         self.lookup.has(Key::Stretch(stretch), value)
             && self.diagonal(stretch, value).any(|run| run.has(DIAGONAL))
     }
@@ -270,7 +271,7 @@ impl Index {
             let mut slots = self.lookup.candidates(Key::Block(block));
             slots.find(|&slot| self.holds(slot, block)).map(|slot| (block, slot))
         };
-        // Where singles lie apart, what is asked about begins with one every other time.
+        // With scattered singles, the range begins with one about every other time.
         if self.lookup.may_have_singles(block / STRETCH)
             && let Some(found) = single(block)
         {
@@ -401,7 +402,7 @@ impl Index {
 
     // Filling.
 
-    /// Takes up to `want` consecutive free slots for data on its way.
+    /// Takes up to `want` consecutive free slots for data about to be written.
     pub fn take_run(&mut self, want: u32) -> Option<(u32, u32)> {
         let (slot, len) = self.space.take_run(want)?;
         debug_assert!(self.groups.next(slot, slot + len).is_none(), "I3: free slots only");
@@ -409,8 +410,8 @@ impl Index {
         Some((slot, len))
     }
 
-    /// Puts fresh versions of consecutive blocks on top, at the young end of the order. True if
-    /// slots became free.
+    /// Inserts new versions of consecutive blocks, at the young end of the order. True if slots
+    /// became free.
     pub fn insert(&mut self, slot: u32, len: u32, block: u64, now: Time) -> bool {
         let freed = self.make_way(block, len);
         self.put(slot, len, block, self.stamp_seq);
@@ -428,9 +429,8 @@ impl Index {
         freed
     }
 
-    /// Drops the newest versions of blocks as far as no commit has begun to write their
-    /// entries (on disk their slots are still free), and covers the others. True if slots
-    /// became free.
+    /// Drops the newest versions of blocks for which no commit has begun to write an entry (on disk
+    /// their slots are still free), and covers the others. True if slots became free.
     fn make_way(&mut self, block: u64, len: u32) -> bool {
         let (mut at, end, mut freed) = (block, block + u64::from(len), false);
         while let Some((block, slot)) = self.first_cached(at, end - at) {
@@ -438,7 +438,7 @@ impl Index {
             let len = (end - block).min(u64::from(run.len)) as u32;
             let run = Run { len, ..run };
             if self.life(&run) == Life::Uncommitted {
-                // An older version may come to light, and is covered in the next round.
+                // An older version may become the newest; the next round covers it.
                 freed |= self.drop_uncommitted(&run);
                 at = block;
             } else {
@@ -449,7 +449,7 @@ impl Index {
         freed
     }
 
-    /// Takes out and frees what has no entry on disk. True if slots became free.
+    /// Removes and frees versions that have no entry on disk. True if slots became free.
     pub fn drop_uncommitted(&mut self, run: &Run) -> bool {
         assert_eq!(self.life(run), Life::Uncommitted);
         self.uncommitted -= u64::from(run.len);
@@ -470,7 +470,7 @@ impl Index {
     fn put(&mut self, slot: u32, len: u32, block: u64, seq: Seq) {
         let end = block + u64::from(len);
         let slot_of = |at: u64| slot + (at - block) as u32;
-        // What lies between the first and the last stretch is diagonal for certain.
+        // The part between the first and the last stretch always consists of diagonals.
         let head = block.next_multiple_of(STRETCH).min(end);
         let tail = (end / STRETCH * STRETCH).max(head);
         for (from, to) in [(block, head), (tail, end)].into_iter().filter(|(from, to)| from < to) {
@@ -488,7 +488,7 @@ impl Index {
 
     /// Puts newest versions of blocks of one stretch into slots.
     fn put_part(&mut self, slot: u32, len: u32, block: u64, seq: Seq) {
-        // A run is whole within its group only: what it makes of its neighbours ends there.
+        // Runs are joined within a group only.
         let border = granule_end(slot);
         if slot + len > border {
             let head = border - slot;
@@ -526,7 +526,8 @@ impl Index {
         }
     }
 
-    /// Takes the slots of a run, as it was, out of the lookup; they are not newest any more.
+    /// Removes the slots of a run, as it was before, from the lookup: they are not the newest any
+    /// more.
     fn leave(&mut self, run: &Run) {
         let slots = |block: u64| run.slot + (block - run.block) as u32;
         if !run.has(DIAGONAL) {
@@ -545,8 +546,8 @@ impl Index {
 
     // Taking out.
 
-    /// Takes versions out of the groups (I9: their entries are free on disk, or never were
-    /// there, or newer versions cover them). Their slots are doomed: release them next.
+    /// Removes versions from the groups (I9: their entries are free on disk, or never were there,
+    /// or newer versions cover them). Their slots are doomed: the caller releases them next.
     pub fn remove(&mut self, slot: u32, len: u32) {
         let (mut at, end) = (slot, slot + len);
         while at < end {
@@ -559,7 +560,7 @@ impl Index {
             } else {
                 self.leave(&run);
                 self.cached -= u64::from(run.len);
-                self.bring_to_light(&run);
+                self.uncover(&run);
             }
             at = run.end();
         }
@@ -575,8 +576,8 @@ impl Index {
         }
     }
 
-    /// The newest of the older versions are the newest now.
-    fn bring_to_light(&mut self, run: &Run) {
+    /// The newest of the older versions become the newest.
+    fn uncover(&mut self, run: &Run) {
         if self.older.is_empty() {
             return;
         }
@@ -617,7 +618,7 @@ impl Index {
 
     // In flight.
 
-    /// A request to slots begins; answers its name.
+    /// A request to slots begins; returns its number.
     pub fn begin_io(&mut self, slot: u32, len: u32, write: bool) -> u32 {
         self.flights.begin(slot, len, write)
     }
@@ -654,8 +655,8 @@ impl Index {
         held == u64::from(self.len()) && !self.flights.are_writes()
     }
 
-    /// Freezes what is Uncommitted and notes the granules that it is in: the seq of the frozen.
-    /// None if there is nothing.
+    /// Freezes the Uncommitted slots and appends their granules. Returns the seq of the frozen
+    /// entries; `None` if there are none.
     pub fn freeze(&mut self, granules: &mut Vec<u32>) -> Option<Seq> {
         for (first, filled) in (0..).step_by(64).zip(&mut self.filled) {
             let mut left = std::mem::take(filled);
@@ -673,8 +674,8 @@ impl Index {
         Some(seq)
     }
 
-    /// Encodes a granule as it is, or will be when the running step ends (I12): what is
-    /// Uncommitted has no entry.
+    /// Encodes a granule as it is, or will be when the running step ends (I12): Uncommitted slots
+    /// have no entry.
     pub fn encode(&self, granule: u32, block_sectors: u64, out: &mut [u8]) {
         self.groups.encode(granule, self.stamp_seq, block_sectors, out);
     }
@@ -698,7 +699,7 @@ impl Index {
         slots
     }
 
-    /// True if free slots are many but lie in short runs; see there.
+    /// True if many slots are free but in short runs; see [`FreeSpace::is_cut_up`].
     pub fn is_cut_up(&self, mending: bool) -> bool {
         self.space.is_cut_up(mending)
     }
@@ -709,7 +710,7 @@ impl Index {
         self.groups.runs(hand, end).chain(self.groups.runs(0, hand))
     }
 
-    /// Writeback has come to this slot on its way round the ring.
+    /// Writeback has reached this slot on its way round the ring.
     pub fn set_hand(&mut self, slot: u32) {
         self.space.set_hand(slot);
     }
@@ -731,7 +732,7 @@ impl Index {
         assert!(!self.is_written(slot, len), "I10");
         self.groups.mark(slot, len, IN_WRITEBACK, 0);
         self.in_writeback += len;
-        // Any of them may be covered soon, and a request takes no memory from the system.
+        // Any of them may be covered soon, and a request must not allocate memory.
         self.older.reserve(self.in_writeback as usize);
     }
 
@@ -743,7 +744,7 @@ impl Index {
         self.groups.mark(slot, len, 0, IN_WRITEBACK);
     }
 
-    /// Everything inserted so far is below this number, everything later is not.
+    /// Returns a number: insertions so far are below it, later ones are not.
     pub fn seal(&mut self) -> u64 {
         self.order.seal()
     }
@@ -767,7 +768,7 @@ impl Index {
         runs.filter(move |run| is_linked(run, record))
     }
 
-    /// Where writeback looks on; the begin is always right.
+    /// Where writeback's search continues. The begin is always a valid answer.
     pub fn scan(&self) -> Place {
         self.scan
     }
@@ -779,8 +780,8 @@ impl Index {
     }
 }
 
-/// True if a run is one that the record brought, and still in the order: a covered version
-/// stays in it only while it is being written back.
+/// True if a run was inserted with this record and is still in the order: a covered version stays
+/// in it only while it is being written back.
 fn is_linked(run: &Run, record: Record) -> bool {
     record.is_of(run.seq) && (!run.has(COVERED) || run.has(IN_WRITEBACK))
 }

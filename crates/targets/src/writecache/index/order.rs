@@ -1,15 +1,15 @@
 //! The order of insertion: a queue of records, each a run of slots filled one after the other.
 //!
-//! Nothing is taken out of its middle: a record goes stale when its slots are freed or filled
-//! anew, which the slots' seq tells (a record knows the low bits of its own), and stale records
-//! are skipped. When they outnumber what is cached by a quarter, every 64th insertion sweeps
-//! one page of the queue; pages that are empty then go, many at once, as soon as every second one
-//! is. A slot that is dropped and filled again before a commit may pass as its older self: its
-//! place in the order is then that of its first filling.
+//! No record is removed from the middle of the queue. A record becomes stale when its slots are
+//! freed or filled again. The slots' seq shows this: a record has the low bits of its own seq.
+//! Stale records are skipped. When the records exceed the cached blocks by more than a quarter,
+//! every 64th insertion sweeps one page of the queue. Empty pages are dropped, many at once, when
+//! every second page is empty. A slot that is dropped and filled again before a commit may pass as
+//! its older self: its position in the order is then that of its first filling.
 //!
-//! Records lie in pages; number and time of insertion are the page's, so that an insertion is
-//! known to be older or younger than a mark ([`Order::seal`]) and its age to within the grain.
-//! Eight bytes per record.
+//! Records are stored in pages. Number and time of insertion belong to the page, so that an
+//! insertion is known to be older or younger than a mark ([`Order::seal`]), and its age is known to
+//! within the grain. Eight bytes per record.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use super::pool::{Pool, Slab};
 const PAGE_RECORDS: usize = 512;
 /// Pages that the queue makes room for at once.
 const PAGES: usize = 64;
-/// So many empty pages are not worth a walk through all of them.
+/// Fewer empty pages than this are not worth a walk through all pages.
 const EMPTY_PAGES: usize = 16;
 const RECORD_SLOTS: u32 = 256;
 const SWEEP_EVERY: u32 = 64;
@@ -66,7 +66,7 @@ impl Page {
     }
 }
 
-/// A record with what its page says of it.
+/// A record with the number and time of its page.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Inserted {
     pub record: Record,
@@ -75,7 +75,7 @@ pub(in super::super) struct Inserted {
     at: Place,
 }
 
-/// A place in the queue: number of a page, and a record in it.
+/// A position in the queue: number of a page, and a record in it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in super::super) struct Place(u64, usize);
 
@@ -86,7 +86,7 @@ pub(in super::super) struct Order {
     /// How many of them a sweep found without a live record.
     empty_pages: usize,
     words: Pool<Words>,
-    /// Records of the first page that are behind.
+    /// Records of the first page that were dropped.
     passed: usize,
     records: usize,
     next_number: u64,
@@ -124,7 +124,7 @@ impl Order {
         self.pages.reserve(PAGES / 2);
     }
 
-    /// Ends the page being filled; answers the number that everything so far is below.
+    /// Ends the page being filled. Returns the number that all insertions so far are below.
     pub fn seal(&mut self) -> u64 {
         self.sealed = true;
         self.next_number
@@ -133,7 +133,7 @@ impl Order {
     /// Appends slots.
     pub fn push(&mut self, mut slot: u32, mut len: u32, seq: Seq, now: Time) {
         self.open_page(now);
-        // A record that is behind already must not grow: nobody would look at it again.
+        // A dropped record must not grow: no search would find the added slots.
         let behind = if self.pages.len() == 1 { self.passed } else { 0 };
         let page = self.pages.back_mut().expect("a page is open");
         let filled = page.records.len();
@@ -213,7 +213,7 @@ impl Order {
         inserted.at
     }
 
-    /// Forgets the stale records at the old end.
+    /// Drops the stale records at the old end.
     pub fn drop_stale(&mut self, live: impl Fn(Record) -> bool) {
         loop {
             let filling = self.pages.len() == 1 && !self.sealed;
@@ -236,8 +236,8 @@ impl Order {
         }
     }
 
-    /// Called with each insertion: drops stale records of one page now and then, while there
-    /// are many more records than `cached` blocks. True if places may have moved.
+    /// Called with each insertion. Sometimes drops the stale records of one page, while there are
+    /// many more records than `cached` blocks. True if positions may have moved.
     pub fn tend(&mut self, cached: u64, live: impl Fn(Record) -> bool) -> bool {
         self.until_sweep -= 1;
         if self.until_sweep > 0 {
@@ -315,7 +315,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_come_out_as_they_went_in(
+        fn records_come_out_in_insertion_order(
             steps in proptest::collection::vec(
                 (0u32..400, 1u32..40, 0u8..5, any::<bool>()),
                 1..400,
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_behind_does_not_grow() {
+    fn a_dropped_record_does_not_grow() {
         let mut order = Order::new(None);
         order.push(0, 1, Seq(0), Time(0));
         order.drop_stale(|_| false);

@@ -1,14 +1,14 @@
 //! Memory in units of one kind, taken from the system a slab at a time.
 //!
-//! A request takes units that are there already: whoever tends the index adds a slab, made
-//! outside its lock, before the last one is used up ([`Pool::is_low`], [`Pool::add`]). Only if
-//! that came too late does [`Pool::take`] make one itself. Slabs are never given back, nor moved:
-//! what has grown once does not grow again, and no growth costs more than a slab.
+//! A request takes units that are allocated already: the background task adds a slab, allocated
+//! outside the index's lock, before the last one is used up ([`Pool::is_low`], [`Pool::add`]). Only
+//! if the task is too late does [`Pool::take`] allocate one itself. Slabs are never freed or moved:
+//! a pool that has grown once does not grow again, and no growth costs more than a slab.
 
 /// Units of a slab.
 const SLAB: usize = 256;
 
-/// What a pool is made of. A unit nobody uses keeps the name of another one.
+/// A unit of a pool. An unused unit stores the number of another one.
 pub(super) trait Pooled: Clone + Default {
     fn link(&self) -> u32;
     fn set_link(&mut self, other: u32);
@@ -47,14 +47,14 @@ impl<T: Pooled> Pool<T> {
         self.slabs.len() * SLAB < self.in_use + SLAB / 2
     }
 
-    /// Adds a slab, if there is need.
+    /// Adds a slab if the pool is low.
     pub fn add(&mut self, slab: Slab<T>) {
         if self.is_low() {
             self.slabs.push(slab.0);
         }
     }
 
-    /// A unit, whatever it holds.
+    /// Takes a unit; its content is arbitrary.
     pub fn take(&mut self) -> u32 {
         self.in_use += 1;
         if self.vacant != NONE {

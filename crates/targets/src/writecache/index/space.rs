@@ -1,12 +1,12 @@
-//! Free slots: a bitmap under a tree that knows the longest run of every part of it.
+//! Free slots: a bitmap below a tree that has the longest run of each of its parts.
 //!
-//! A slot is free when its entry's `seq = -1` is durable and no I/O to it is in flight (I3,
-//! I11); this file only counts and finds, the rules are the callers'.
+//! A slot is free when its entry's `seq = -1` is durable and no I/O to it is in flight (I3, I11).
+//! The callers see to that; this file counts and finds free slots.
 //!
 //! # Policy
-//! The slots are a ring. The *frontier* is where the last run was taken, the *hand* is where
-//! writeback has come to: it sends home what it meets in the order of slots, so that behind it
-//! one long run of free slots forms, into which the frontier follows.
+//! The slots form a ring. The *frontier* is where the last run was taken. The *hand* is where
+//! writeback has come to: it writes blocks back in the order of slots, so that one long run of free
+//! slots forms behind it, which the frontier then uses.
 //!
 //! ```text
 //!   hand                           middle                        frontier           hand
@@ -14,23 +14,23 @@
 //!    |  the hand has passed them     |  fill the holes              |  long run        |
 //! ```
 //!
-//! - A large request takes the next run after the frontier that is long enough for all of it;
-//!   when there is none, the longest run there is, so that it is cut into as few pieces as greed
-//!   can.
-//! - A small one first fills a *hole*: a run shorter than any large request, between slots in
-//!   use (as far as 256 aligned slots show it). Holes are what riders leave, neighbours on the
-//!   origin that go home before their turn. Without a hole it goes where large ones go.
-//! - Only the younger half of what lies between hand and frontier is filled: what is put just
-//!   before the hand would be sent home at once, or be uncommitted when the hand comes.
+//! - A large request takes the next run after the frontier that is long enough for all of it. If
+//!   there is none, it takes the longest run, so that it is cut into as few pieces as a greedy
+//!   choice allows.
+//! - A small request first fills a *hole*: a run shorter than any large request, between slots in
+//!   use (within 256 aligned slots). Holes appear when neighbours on the origin are written back
+//!   together with a victim, before their turn. Without a hole it is placed like a large one.
+//! - Only the younger half of the slots between hand and frontier is filled. Blocks just ahead of
+//!   the hand would be written back at once, or be uncommitted when the hand comes.
 //!
-//! Why this ages well: the hand leaves nothing behind but what is in flight, so that one round
-//! of the ring heals whatever was there, and small requests mend the holes that open meanwhile.
-//! The caller also lets the hand go on when little is in use but the free slots are cut up
-//! ([`FreeSpace::is_cut_up`]).
+//! Why this works over a long time: the hand leaves only slots with I/O in flight behind it, so
+//! that one round of the ring removes all fragmentation, and small requests fill the holes that
+//! open in between. The caller also moves the hand when few slots are in use but the free ones are
+//! in short runs ([`FreeSpace::is_cut_up`]).
 //!
-//! Worst case: every second slot in use, in a cache that is never idle and never full enough for
-//! writeback. A large request is cut into single slots there until its own allocations make the
-//! hand move.
+//! Worst case: every second slot is in use, in a cache that is never idle and never full enough for
+//! writeback. A large request is then cut into single slots until its own allocations make the hand
+//! move.
 //!
 //! # Cost
 //! Finding and taking are logarithmic in the cache; the trees and the bitmap are half a byte per
@@ -40,9 +40,9 @@ use std::ops::Range;
 
 use super::bits::{self, BITS, Bits};
 
-/// From this length on a request is large, and a run no hole.
+/// Requests of this length and more are large. A run of this length is no hole.
 const LARGE: u32 = 64;
-/// With fewer free slots than this, nobody asks how they lie.
+/// Below this number of free slots, fragmentation is not judged.
 const PLENTY: u32 = 4 * BITS;
 
 /// The runs of free slots in a part of the cache: at its begin, at its end, and the longest.
@@ -106,7 +106,7 @@ pub(in super::super) struct FreeSpace {
     filling: u32,
 }
 
-/// What a search from left to right has behind it: a run that reaches its place.
+/// The state of a search from left to right: the length of the free run that ends at its position.
 struct Reached {
     len: u32,
 }
@@ -141,16 +141,16 @@ impl FreeSpace {
     /// True if many slots are free, but too few of them lie in long runs: fewer than a half,
     /// or than three quarters once the caller has begun to mend (`mending`).
     ///
-    /// By going round in the order of slots the hand mends this with few blocks: when a share
-    /// of f is free and evenly spread, it has to empty 0.75 f / (0.25 + 0.75 f) of the cache,
-    /// in which 1 - f of the slots are in use. That is a third of all slots at most.
+    /// The hand goes round in the order of slots and so defragments with few blocks: when a share f
+    /// of the slots is free and evenly spread, it has to empty 0.75 f / (0.25 + 0.75 f) of the
+    /// cache, in which 1 - f of the slots are in use. That is a third of all slots at most.
     pub fn is_cut_up(&self, mending: bool) -> bool {
         let (free, clear) = (u64::from(self.free), u64::from(self.clear) * u64::from(BITS));
         let wanted = if mending { free / 4 * 3 } else { free / 2 };
         self.free >= PLENTY && clear < wanted
     }
 
-    /// Where writeback has come to.
+    /// The slot that writeback has reached.
     pub fn hand(&self) -> u32 {
         self.hand
     }
@@ -159,8 +159,8 @@ impl FreeSpace {
         self.hand = slot;
     }
 
-    /// Puts the frontier at the begin of the longest run and the hand at its end: where they
-    /// were before the cache was closed, most likely.
+    /// Puts the frontier at the begin of the longest run and the hand at its end: most likely where
+    /// they were before the cache was closed.
     pub fn find_place(&mut self) {
         let longest = self.tree[1].longest;
         let start = self.find(0, longest.max(1)).unwrap_or(0);

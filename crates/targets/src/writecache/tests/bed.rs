@@ -1,5 +1,5 @@
-//! A volume with a writecache in a simulated world, whose drives tell which operations they
-//! got. Dropping it checks that no contract was broken and no request was lost.
+//! The test fixture: a volume with a writecache in a simulated world, whose drives record their
+//! operations. Drop checks that no contract was broken and no request was lost.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

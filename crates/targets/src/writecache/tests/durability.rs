@@ -1,4 +1,4 @@
-//! When data counts: FUA, flushes, commits by count and by time, and what they cost.
+//! Durability: FUA, flushes, commits by count and by time, and their cost in operations.
 
 use std::time::Duration;
 
@@ -210,7 +210,7 @@ fn the_status_counts_what_happened() {
 }
 
 #[test]
-fn messages_that_nobody_knows_are_refused() {
+fn unknown_messages_are_refused() {
     let bed = Bed::live(4, "");
     let refused = bed.message("polish").unwrap_err().to_string();
     let expected = "message: found 'polish', expected one of flush, flush_on_suspend, cleaner, \

@@ -1,4 +1,4 @@
-//! Devices that fail: who is told, what stays, and what happens next.
+//! Device failures: which requests fail, what the cache keeps, and what it does next.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn dirty_bed(options: &str) -> Bed {
 }
 
 #[test]
-fn a_flush_message_tells_that_the_origin_failed_and_blocks_are_tried_again() {
+fn a_flush_message_fails_with_the_origin_and_writeback_retries() {
     for ops in [OpSet::WRITES, OpSet::FLUSHES] {
         let bed = dirty_bed("");
         bed.origin.faults().add(Fault::error(ops));
@@ -65,7 +65,7 @@ fn writeback_tries_again_after_ever_longer_pauses() {
 }
 
 #[test]
-fn an_older_version_is_freed_when_the_newer_is_committed_though_its_writeback_failed() {
+fn an_older_version_whose_writeback_failed_is_freed_after_the_newer_commit() {
     let bed = dirty_bed("");
     bed.origin.faults().add(slow(OpSet::WRITES, Duration::from_millis(5)));
     // The origin has something that no flush covers, and can't flush either.
@@ -94,7 +94,7 @@ fn an_older_version_is_freed_when_the_newer_is_committed_though_its_writeback_fa
 }
 
 #[test]
-fn a_failed_commit_is_told_to_everyone_who_waited_and_is_for_good() {
+fn a_failed_commit_fails_every_waiter_and_breaks_the_cache() {
     for ops in [OpSet::FLUSHES, OpSet::WRITES] {
         let bed = dirty_bed("");
         bed.write(64, 8, 5).unwrap();
@@ -135,7 +135,7 @@ fn a_failed_commit_is_told_to_everyone_who_waited_and_is_for_good() {
 }
 
 #[test]
-fn a_removal_that_waited_for_a_commit_that_failed_is_told() {
+fn a_removal_fails_if_the_commit_it_waited_for_failed() {
     for (op, count) in [(Op::Discard, 8), (Op::WriteZeroes, 256)] {
         for origin_micros in [0, 60, 200] {
             let bed = dirty_bed("");
@@ -153,7 +153,7 @@ fn a_removal_that_waited_for_a_commit_that_failed_is_told() {
 }
 
 #[test]
-fn a_write_that_waits_for_a_slot_is_told_when_the_cache_device_fails() {
+fn a_write_that_waits_for_a_slot_fails_when_the_cache_device_fails() {
     // The only slot is being written back when its reading, or the freeing of it, fails.
     for ops in [OpSet::READS, OpSet::FLUSHES] {
         let bed = Bed::live(1, "pause_writeback 60000");
@@ -204,7 +204,7 @@ fn a_flush_fails_if_the_origin_does_and_the_next_one_tries_again() {
 }
 
 #[test]
-fn a_flush_message_is_told_when_the_volume_is_suspended_meanwhile() {
+fn a_flush_message_fails_when_a_suspend_begins() {
     let bed = dirty_bed("writeback_jobs 1");
     bed.origin.faults().add(slow(OpSet::WRITES, Duration::from_millis(5)));
     let answer = bed.start_message("flush");
@@ -320,7 +320,7 @@ fn the_next_flush_fails_if_writeback_met_one_that_lost_writes_from_above() {
 }
 
 #[test]
-fn that_writes_are_lost_is_remembered_over_suspends_and_tables() {
+fn a_loss_is_reported_after_suspends_and_table_changes() {
     let bed = bed_that_lost_a_write();
     bed.suspend(SuspendMode::Flush);
     bed.resume();
@@ -338,7 +338,7 @@ fn that_writes_are_lost_is_remembered_over_suspends_and_tables() {
 }
 
 #[test]
-fn the_next_flush_tells_that_a_write_in_flight_may_be_lost() {
+fn the_next_flush_fails_if_a_write_in_flight_may_be_lost() {
     let bed = Bed::live(16, "metadata_only");
     bed.on(Op::Discard, 800, 8).unwrap();
     let fault = Fault::error(OpSet::FLUSHES).shots(1);
@@ -355,7 +355,7 @@ fn the_next_flush_tells_that_a_write_in_flight_may_be_lost() {
 }
 
 #[test]
-fn zeros_that_a_flush_may_have_lost_are_not_relied_on() {
+fn write_zeroes_fail_if_a_flush_may_have_lost_them() {
     let bed = Bed::live(64, "pause_writeback 60000");
     bed.write_fua(0, 8, 1).unwrap();
     bed.on(Op::Discard, 800, 8).unwrap();

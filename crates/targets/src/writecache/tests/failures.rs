@@ -1,5 +1,5 @@
-//! Failure counts: who hears of a failure that somebody met, which ones nobody need hear of, and
-//! what stays true on the devices.
+//! Failure counts: which clients get an error for a failure that another user met, which failures
+//! are absorbed, and what the devices still hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn bed_with_a_write_around() -> Bed {
 }
 
 #[test]
-fn each_client_is_told_once_that_a_failure_another_met_may_have_lost_writes_around() {
+fn flush_fails_once_per_client_after_another_user_met_a_failure() {
     let bed = bed_with_a_write_around();
     let mut clients = [bed.connect(), bed.connect()];
     bed.lose_by_another(&bed.origin);
@@ -37,7 +37,7 @@ fn each_client_is_told_once_that_a_failure_another_met_may_have_lost_writes_arou
 }
 
 #[test]
-fn zeros_made_durable_after_a_failure_do_not_make_good_what_it_lost() {
+fn zeros_made_durable_after_a_failure_do_not_hide_its_losses() {
     let bed = bed_with_a_write_around();
     let mut client = bed.connect();
     bed.lose_by_another(&bed.origin);
@@ -47,7 +47,7 @@ fn zeros_made_durable_after_a_failure_do_not_make_good_what_it_lost() {
 }
 
 #[test]
-fn a_flush_under_way_is_told_of_what_writeback_meets() {
+fn a_flush_in_flight_fails_for_a_failure_that_writeback_meets() {
     let bed = bed_with_a_write_around();
     bed.origin.faults().add(slow(OpSet::FLUSHES, MILLI).shots(1));
     bed.origin.faults().add(Fault::losing_flushes().shots(1));
@@ -63,7 +63,7 @@ fn a_flush_under_way_is_told_of_what_writeback_meets() {
 }
 
 #[test]
-fn no_client_is_told_of_a_failure_that_writeback_makes_good() {
+fn no_flush_fails_for_a_failure_that_writeback_absorbs() {
     let bed = Bed::live(16, "");
     for block in 0..3 {
         bed.write_fua(block * 16, 8, 7).unwrap();
@@ -90,7 +90,7 @@ fn no_client_is_told_of_a_failure_that_writeback_makes_good() {
 }
 
 #[test]
-fn copies_that_a_failure_another_met_may_have_lost_stay_dirty() {
+fn copies_stay_dirty_if_another_user_met_a_failure() {
     let bed = Bed::live(16, "");
     bed.write_fua(0, 8, 1).unwrap();
     bed.flush().unwrap();
@@ -116,7 +116,7 @@ fn a_write_around_with_fua_is_not_lost_by_a_later_failure() {
 }
 
 #[test]
-fn a_commit_fails_if_another_met_a_failure_after_the_data_was_written() {
+fn a_commit_fails_if_another_user_met_a_failure_after_the_data_was_written() {
     for overwrite in [false, true] {
         let bed = Bed::live(16, "");
         if overwrite {
@@ -139,7 +139,7 @@ fn a_commit_fails_if_another_met_a_failure_after_the_data_was_written() {
 }
 
 #[test]
-fn a_broken_cache_reads_what_is_committed_and_fails_what_may_be_another_blocks() {
+fn a_broken_cache_serves_reads_of_committed_slots_only() {
     let bed = Bed::live(16, "");
     bed.write_fua(0, 8, 1).unwrap();
     bed.write(8, 16, 2).unwrap();
@@ -164,7 +164,7 @@ fn a_failure_of_the_cache_device_that_lost_nothing_breaks_nothing() {
 }
 
 #[test]
-fn free_entries_that_a_failure_another_met_may_have_lost_are_written_again() {
+fn free_entries_are_written_again_if_another_user_met_a_failure() {
     let bed = Bed::live(16, "");
     bed.write_fua(0, 8, 1).unwrap();
     bed.flush().unwrap();
@@ -226,7 +226,7 @@ fn a_write_that_ends_on_a_broken_cache_counts_as_lost_at_the_suspend() {
 }
 
 #[test]
-fn a_broken_cache_with_nothing_at_stake_is_suspended_without_a_word() {
+fn a_broken_cache_without_volatile_writes_suspends_without_error() {
     let bed = Bed::live(16, "");
     bed.write_fua(0, 8, 1).unwrap();
     bed.cache.faults().add(Fault::error(OpSet::READS).shots(1));
@@ -239,7 +239,7 @@ fn a_broken_cache_with_nothing_at_stake_is_suspended_without_a_word() {
 }
 
 #[test]
-fn what_only_the_cache_has_is_told_also_after_a_suspend() {
+fn dirty_blocks_are_reported_after_a_suspend() {
     let bed = Bed::live(16, "");
     assert!(bed.target().dirty().is_none());
     bed.write(0, 16, 1).unwrap();
@@ -260,7 +260,7 @@ fn what_only_the_cache_has_is_told_also_after_a_suspend() {
 /// What a server does when it ends, to a cache over a suspended volume: writes wait for a slot and
 /// for the origin, and so do a flush, a write-zeroes, a discard, and the message `flush`.
 #[test]
-fn a_stop_ends_whatever_waits_for_a_slot_or_a_suspended_origin() {
+fn a_stop_ends_waits_for_a_slot_and_for_a_suspended_origin() {
     let cache = Image::new(cairn_block::SectorCount(cache_sectors(2, 4096)));
     let rig = Rig::new([("origin".to_owned(), initial(2048)), ("cache".to_owned(), cache)]);
     rig.load("slow", "0 2048 linear origin 0");

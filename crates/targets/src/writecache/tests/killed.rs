@@ -1,4 +1,5 @@
-//! The process dies, the drives live on: what a new process reads may be volatile.
+//! The process is killed and the drives keep their volatile caches: a new process may read data
+//! that is not durable.
 
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ fn a_slot_whose_free_entry_was_volatile_is_not_reused_too_early() {
 }
 
 #[test]
-fn clients_are_told_that_what_a_killed_process_wrote_around_may_be_lost() {
+fn a_failed_flush_at_resume_counts_as_a_loss_of_writes_around() {
     for fails in [false, true] {
         let bed = Bed::live(16, "metadata_only");
         bed.write(0, 8, 1).unwrap();

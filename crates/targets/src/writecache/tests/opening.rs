@@ -1,4 +1,4 @@
-//! Opening: formatting, recovery, and what is refused with which line.
+//! Opening: formatting, recovery, and the messages of refusals.
 
 use cairn_block::{
     Io, Op, Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine,
@@ -121,7 +121,7 @@ fn entries_that_no_block_of_the_origin_can_have_are_refused() {
 }
 
 #[test]
-fn entries_beyond_the_table_line_are_kept_and_come_home() {
+fn entries_beyond_the_table_line_are_kept_and_written_back() {
     let bed = on(&used_cache(), 2048);
     bed.load(&table(16, 4096, "pause_writeback 60000"));
     assert_eq!(bed.status().dirty(), 3);

@@ -1,5 +1,5 @@
-//! Who gives way to whom: bypass, writeback beside writes, blocks that are overwritten without
-//! end, and the bounds on memory; in virtual time.
+//! Client I/O against writeback: bypass, writeback while clients write, blocks that are overwritten
+//! without end, and the bounds on memory; in virtual time.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -32,7 +32,7 @@ fn before_a_slow_origin(options: &str) -> Bed {
 }
 
 #[test]
-fn before_a_quick_origin_the_cache_steps_aside_although_there_is_room() {
+fn with_a_quick_origin_uncached_writes_go_around_although_slots_are_free() {
     let bed = Bed::live(100, "high_watermark 40 low_watermark 10");
     let first = first_around(&bed, 0, 100).expect("the origin answers as fast as the cache");
     assert!(first >= 40, "below the high watermark everything is taken in: {first}");
@@ -52,7 +52,7 @@ fn before_a_quick_origin_the_cache_steps_aside_although_there_is_room() {
 }
 
 #[test]
-fn before_a_slow_origin_the_cache_takes_everything_in_while_there_is_room() {
+fn with_a_slow_origin_the_cache_takes_every_write_while_slots_are_free() {
     let bed = before_a_slow_origin("high_watermark 40 low_watermark 10");
     let first = first_around(&bed, 0, 128).expect("the cache is full at last");
     assert!(first >= 100, "{first}");
@@ -80,7 +80,7 @@ fn overwrite_for(bed: &Bed, duration: Duration) -> u64 {
 }
 
 #[test]
-fn beside_writes_a_quick_origin_is_written_back_to_little_by_little() {
+fn writeback_to_a_quick_origin_is_throttled_while_clients_write() {
     let bed = Bed::live(100, "high_watermark 40 low_watermark 10");
     first_around(&bed, 0, 100).expect("the origin is known");
     bed.forget();
@@ -103,7 +103,7 @@ fn a_slow_origin_is_written_back_to_all_the_time_the_cache_takes_the_writes() {
 }
 
 #[test]
-fn what_was_asked_for_is_not_held_to_the_share() {
+fn requested_writeback_is_not_throttled() {
     let bed = Bed::live(100, "high_watermark 40 low_watermark 10");
     first_around(&bed, 0, 100).expect("the origin is known");
     let cached = bed.look(|_, state| state.index.runs().last().expect("something").block);
@@ -151,7 +151,7 @@ fn a_flush_message_ends_although_a_block_is_overwritten_without_end() {
 }
 
 #[test]
-fn an_old_block_goes_home_although_it_is_overwritten_without_end() {
+fn an_old_block_is_written_back_although_it_is_overwritten_without_end() {
     let bed = Bed::live(8, "max_age 1000 pause_writeback 0");
     bed.write_fua(0, 8, 1).unwrap();
     bed.forget();

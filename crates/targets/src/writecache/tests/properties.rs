@@ -1,4 +1,4 @@
-//! The target against its naive twin, and under concurrent load against the judge of histories.
+//! The target against its reference model, and under concurrent load against the history checker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -256,7 +256,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
-    fn one_thing_after_the_other_reads_as_a_plain_volume(shape in shapes(), steps in steps(false)) {
+    fn sequential_requests_read_as_on_a_plain_volume(shape in shapes(), steps in steps(false)) {
         let mut twins = Twins::new(shape);
         for step in steps {
             twins.step(step);
@@ -265,7 +265,7 @@ proptest! {
     }
 
     #[test]
-    fn it_does_so_with_devices_that_fail_now_and_then(shape in shapes(), steps in steps(true)) {
+    fn sequential_requests_read_as_allowed_with_failing_devices(shape in shapes(), steps in steps(true)) {
         let mut twins = Twins::new(shape);
         for step in steps {
             twins.step(step);
@@ -300,7 +300,7 @@ fn under_load(seed: u64) {
 }
 
 #[test]
-fn many_at_once_read_what_a_disk_may_hold() {
+fn concurrent_requests_read_what_a_disk_may_hold() {
     for seed in 0..120 {
         under_load(seed);
     }

@@ -1,4 +1,4 @@
-//! Suspend, resume and other tables while somebody uses the volume.
+//! Suspend, resume and table changes while clients use the volume.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn after_a_suspend_that_was_called_off_writes_wait_for_slots_again() {
 }
 
 #[test]
-fn what_is_dirty_stays_in_the_cache_over_a_suspend() {
+fn dirty_blocks_stay_in_the_cache_over_a_suspend() {
     let bed = Bed::live(8, "");
     bed.write(0, 8, 1).unwrap();
     bed.suspend(SuspendMode::Flush);

@@ -47,7 +47,7 @@ fn entries_are_freed_durably_before_a_discard_reaches_the_origin() {
 }
 
 #[test]
-fn a_block_on_its_way_home_survives_a_discard() {
+fn a_block_in_writeback_survives_a_discard() {
     let bed = Bed::live(8, "pause_writeback 60000");
     bed.write_fua(0, 8, 1).unwrap();
     slow_origin(&bed, Duration::from_millis(5));
@@ -153,7 +153,7 @@ fn write_zeroes_that_fail_leave_the_blocks_usable() {
 }
 
 #[test]
-fn nobody_sees_an_older_version_while_zeroes_are_under_way() {
+fn no_read_returns_an_older_version_during_write_zeroes() {
     let bed = Bed::live(8, "pause_writeback 60000");
     bed.cache.faults().add(slow(OpSet::WRITES, Duration::from_millis(3)).shots(1));
     bed.start("late", |env| write_io(env, 0, 8, 2));
@@ -172,7 +172,7 @@ fn nobody_sees_an_older_version_while_zeroes_are_under_way() {
 }
 
 #[test]
-fn a_slot_that_others_got_while_its_entry_was_freed_stays_theirs() {
+fn a_slot_reused_while_its_entry_was_freed_keeps_its_new_block() {
     let bed = Bed::live(4, "pause_writeback 60000");
     // Three fills of one block: the first ends and is committed, the second lies over it
     // uncommitted, the third ends while a discard frees their entries.
@@ -263,7 +263,7 @@ fn an_older_version_never_outlives_a_newer_one_that_zeros_replace() {
 }
 
 #[test]
-fn others_have_their_turn_while_a_long_range_is_removed() {
+fn the_reactor_serves_other_requests_during_a_long_removal() {
     let sectors = 12_288;
     for op in [Op::Discard, Op::WriteZeroes] {
         let bed = Bed::new(sectors, cache_sectors(sectors + 64, 512));

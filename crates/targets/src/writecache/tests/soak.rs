@@ -1,7 +1,7 @@
-//! The soak: very many operations against the judge of histories, on caches of many shapes, with
-//! messages, suspends and other tables under the load. What must hold of the state, the index's
-//! own invariants first, is checked at seeded moments; after each round the whole volume is read
-//! and judged, and at the end of a life the origin alone.
+//! The soak test: very many operations against the history checker, on caches of many shapes, with
+//! messages, suspends and table changes under load. The state's invariants, those of the index
+//! first, are checked at seeded moments. After each round the whole volume is read and checked, and
+//! at the end of a life the origin alone.
 //!
 //! `CAIRN_SOAK_OPS=100000000 cargo test --release -p cairn-targets --lib soak -- --nocapture` is
 //! the long run; it says how far it is. A life follows from the seed and its number alone:

@@ -1,4 +1,4 @@
-//! Which blocks go home, when, and in what requests; and what happens to writes meanwhile.
+//! Which blocks are written back, when, and in what requests; and how writes to them are handled.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn the_least_recently_inserted_goes_first_and_overwrites_do_not_refresh() {
 }
 
 #[test]
-fn free_slots_that_are_cut_up_are_mended_when_nobody_writes() {
+fn fragmented_free_slots_are_joined_when_no_client_writes() {
     let options = "high_watermark 100 low_watermark 100 pause_writeback 30000";
     let bed = Bed::new(4096, cache_sectors(3000, 512));
     bed.load(&table(4096, 512, options));
@@ -78,7 +78,7 @@ fn free_slots_that_are_cut_up_are_mended_when_nobody_writes() {
 }
 
 #[test]
-fn room_is_made_in_the_order_of_slots() {
+fn slots_are_freed_in_ring_order() {
     let bed = Bed::live(64, "high_watermark 50 low_watermark 25");
     for block in (0..32).rev() {
         bed.write(block * 16, 8, 1).unwrap();
@@ -91,7 +91,7 @@ fn room_is_made_in_the_order_of_slots() {
 }
 
 #[test]
-fn neighbours_on_the_origin_go_home_as_one_request_and_one_flush() {
+fn neighbours_on_the_origin_are_written_back_in_one_request_and_one_flush() {
     let bed = Bed::live(16, "");
     for block in [5, 3, 4, 6, 100] {
         bed.write(block * 8, 8, block as u8).unwrap();
@@ -124,7 +124,7 @@ fn a_run_of_writeback_is_cut_at_256_blocks() {
 }
 
 #[test]
-fn blocks_that_are_old_go_home() {
+fn blocks_older_than_max_age_are_written_back() {
     let bed = Bed::live(16, "max_age 16000");
     bed.write(0, 8, 1).unwrap();
     bed.run(SECOND * 10);
@@ -191,7 +191,7 @@ fn a_full_cache_is_written_around() {
 }
 
 #[test]
-fn a_write_to_a_block_on_its_way_home_takes_a_new_slot() {
+fn a_write_to_a_block_in_writeback_takes_a_new_slot() {
     let bed = Bed::live(4, "pause_writeback 60000");
     bed.write_fua(0, 8, 1).unwrap();
     slow_origin(&bed, Duration::from_millis(5));
@@ -212,7 +212,7 @@ fn a_write_to_a_block_on_its_way_home_takes_a_new_slot() {
 }
 
 #[test]
-fn without_a_free_slot_it_waits_for_the_writeback() {
+fn a_write_to_a_block_in_writeback_waits_without_a_free_slot() {
     let bed = Bed::live(1, "pause_writeback 60000");
     bed.write_fua(0, 8, 1).unwrap();
     slow_origin(&bed, Duration::from_millis(5));
@@ -245,7 +245,7 @@ fn entries_are_freed_only_after_the_origin_has_them_durably() {
 }
 
 #[test]
-fn only_metadata_is_cached_when_told_so() {
+fn metadata_only_caches_only_metadata() {
     let bed = Bed::live(8, "metadata_only");
     bed.write(0, 8, 1).unwrap();
     bed.io(|env| write_io(env, 80, 8, 2).with(Flags::META)).unwrap();
@@ -274,7 +274,7 @@ fn a_table_for_persistent_memory_writes_back_with_fua_and_needs_no_flush() {
 }
 
 #[test]
-fn no_more_blocks_than_allowed_are_on_their_way() {
+fn no_more_blocks_than_writeback_jobs_are_in_writeback() {
     let bed = Bed::live(16, "writeback_jobs 3 pause_writeback 60000");
     for block in 0..12 {
         bed.write(block * 8, 8, 1).unwrap();
@@ -302,7 +302,7 @@ fn a_flush_message_takes_a_block_whose_overwrite_was_under_way() {
 }
 
 #[test]
-fn an_old_block_goes_home_when_the_overwrite_under_way_has_ended() {
+fn an_old_block_is_written_back_when_the_overwrite_in_flight_has_ended() {
     let bed = Bed::live(4, "pause_writeback 0 max_age 1000");
     bed.write_fua(0, 8, 1).unwrap();
     bed.cache.faults().add(slow(OpSet::WRITES, Duration::from_millis(1500)).shots(1));

@@ -1,4 +1,4 @@
-//! The index beside a naive twin that keeps a list of versions per block: random histories of
+//! The index against a reference model that keeps a list of versions per block: random histories of
 //! fills, commits, writebacks, removals and I/O in flight, with shrinking.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A version: its slot and seq.
 type Version = (u32, u64);
 
-struct Twin {
+struct Reference {
     index: Index,
     /// Versions of each block, newest first.
     blocks: BTreeMap<u64, Vec<Version>>,
@@ -55,10 +55,10 @@ struct Twin {
     now: u64,
 }
 
-impl Twin {
-    fn new(slots: u32) -> Twin {
+impl Reference {
+    fn new(slots: u32) -> Reference {
         let (index, _) = Builder::new(Index::new(slots, None)).finish(Time(0));
-        Twin {
+        Reference {
             index,
             blocks: BTreeMap::new(),
             busy: Vec::new(),
@@ -282,12 +282,12 @@ proptest! {
         slots in 1u32..900,
         steps in proptest::collection::vec(step(), 1..80),
     ) {
-        let mut twin = Twin::new(slots);
+        let mut reference = Reference::new(slots);
         for step in steps {
-            twin.run(step);
-            twin.compare();
+            reference.run(step);
+            reference.compare();
         }
-        twin.recover();
+        reference.recover();
     }
 }
 

@@ -107,7 +107,7 @@ impl Registry {
     /// There is none.
     pub fn volume(&self, name: &str) -> Result<Arc<MappedDevice>, ConfigError> {
         self.volumes.lock().get(name).cloned().ok_or_else(|| {
-            let detail = "volume: found none of this name, expected one created before";
+            let detail = "there is no volume of this name; `cairn ls` lists them";
             ConfigError::new(ConfigKind::Argument, name, detail)
         })
     }

@@ -10,6 +10,7 @@ use cairn_outcome::exit;
 use cairn_tools::args::{
     CheckArgs, DevicesArgs, DumpArgs, FormatCommand, RepairArgs, RestoreArgs, RmapArgs,
 };
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::serve::{RingChoice, ServeArgs};
@@ -164,7 +165,7 @@ pub enum Command {
     Restore(RestoreArgs),
     /// Show which volumes of a thin pool map a data block
     Rmap(RmapArgs),
-    /// Make a fresh cache
+    /// Make an empty cache, snapshot store, or pool metadata or data device
     #[command(subcommand)]
     Format(FormatCommand),
     /// Write the dirty blocks of a cache back to its origin, offline
@@ -341,7 +342,9 @@ pub struct SwapArgs {
 /// # Errors
 /// It is wrong, or asks for help or the version.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
-    let matches = Cli::command().try_get_matches_from(args)?;
+    let args: Vec<OsString> = args.into_iter().collect();
+    let matches = Cli::command().try_get_matches_from(&args);
+    let matches = matches.map_err(|error| with_verbs(error, &args))?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     if let (Command::Serve(args), Some(serve)) =
         (&mut cli.command, matches.subcommand_matches("serve"))
@@ -349,6 +352,20 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
         args.remember_order(serve);
     }
     Ok(cli)
+}
+
+/// Adds which second words there are, to the refusal of one that is none.
+fn with_verbs(mut error: clap::Error, args: &[OsString]) -> clap::Error {
+    let mut command = &Cli::command();
+    for arg in args.iter().skip(1) {
+        let Some(next) = command.find_subcommand(arg) else { break };
+        command = next;
+    }
+    if error.kind() == ErrorKind::InvalidSubcommand && command.get_name() != "cairn" {
+        let names = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        error.insert(ContextKind::ValidSubcommand, ContextValue::Strings(names));
+    }
+    error
 }
 
 #[cfg(test)]
@@ -372,6 +389,14 @@ mod tests {
             let line = wrong(args);
             assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
         }
-        assert_eq!(wrong(&["cairn", "frob"]), "unrecognized subcommand 'frob'");
+        assert_eq!(
+            wrong(&["cairn", "xyzzy"]),
+            "unrecognized subcommand 'xyzzy' (see cairn --help)"
+        );
+        let line = wrong(&["cairn", "statu"]);
+        assert!(line.contains("; did you mean '") && line.contains("'status'"), "{line}");
+        let line =
+            "unrecognized subcommand 'blah', expected writecache, snapshot, thin-pool, pool-data";
+        assert_eq!(wrong(&["cairn", "format", "blah", "c"]), line);
     }
 }

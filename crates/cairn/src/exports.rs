@@ -7,9 +7,11 @@
 //! time too. A snapshot is served under its own name wherever its volume is served; what lies
 //! beneath a volume with snapshots never is, nor is a pool: it is its own data device. What another
 //! volume claims is not served as long as it does; an external origin is, to be read. What is kept
-//! for a volume that is not served is not either. The empty
-//! export name means the volume of `--export`, and nothing while that is not there; if nobody chose,
-//! the only one that is no snapshot.
+//! for a volume that is not served is not either.
+//!
+//! The empty export name means one export for as long as the server runs, and nothing while that is
+//! not there: that of `--export`, or else the only one at the start that is no snapshot. If there
+//! were several it means nothing; if there was none, the first one that comes.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -70,6 +72,30 @@ impl Access {
     }
 }
 
+/// What the empty export name means.
+#[derive(Clone, Default)]
+enum EmptyName {
+    /// The server is starting.
+    #[default]
+    Open,
+    /// The first export that comes.
+    First,
+    /// This export, or nothing.
+    Fixed(Option<String>),
+}
+
+/// The exports of what is no snapshot.
+fn plain(served: &[Export]) -> impl Iterator<Item = &str> {
+    let plain = served.iter().filter(|export| parent_of(&export.volume).is_none());
+    plain.map(|export| export.name.as_str())
+}
+
+/// The same, if it is one.
+fn only_plain(served: &[Export]) -> Option<&str> {
+    let mut plain = plain(served);
+    plain.next().filter(|_| plain.next().is_none())
+}
+
 /// The exports of one server.
 pub struct Exports {
     server: Arc<NbdServer>,
@@ -81,8 +107,7 @@ pub struct Exports {
     served: Mutex<Vec<Export>>,
     /// Volumes that are not served as they would be, as they are claimed or a pool.
     held_back: Mutex<BTreeSet<String>>,
-    /// Somebody said that this is what the empty name means.
-    chosen: Mutex<Option<String>>,
+    empty_name: Mutex<EmptyName>,
     addresses: Mutex<Vec<ListenAddress>>,
 }
 
@@ -96,8 +121,8 @@ impl Exports {
     ) -> Exports {
         let server = Arc::new(NbdServer::new(world.reactors().post(), options));
         let (served, held_back, addresses) = Default::default();
-        let (changes, chosen) = (Mutex::new(changes), Mutex::default());
-        Exports { server, configured, changes, served, held_back, chosen, addresses }
+        let (changes, empty_name) = (Mutex::new(changes), Mutex::default());
+        Exports { server, configured, changes, served, held_back, empty_name, addresses }
     }
 
     /// Serves a volume under each of its names; those that it has already stay.
@@ -200,15 +225,35 @@ impl Exports {
             .map_or_else(|| name.to_owned(), |export| export.volume.clone())
     }
 
-    /// If nobody chose, the empty name means the only export, whatever snapshots are beside it.
+    /// While the empty name may still change: it means the only export that is no snapshot.
     fn settle_default(&self) {
         let served = self.served.lock();
-        if self.chosen.lock().is_some() {
+        let mut empty_name = self.empty_name.lock();
+        if matches!(*empty_name, EmptyName::Fixed(_)) {
             return;
         }
-        let mut plain = served.iter().filter(|export| parent_of(&export.volume).is_none());
-        let only = plain.next().filter(|_| plain.next().is_none());
-        self.server.set_default_export(only.map(|only| only.name.as_str()));
+        let only = only_plain(&served);
+        self.server.set_default_export(only);
+        if only.is_some() && matches!(*empty_name, EmptyName::First) {
+            *empty_name = EmptyName::Fixed(only.map(str::to_owned));
+        }
+    }
+
+    /// The start is over: from now on the empty name means what it does now.
+    pub fn fix_default(&self) {
+        let served = self.served.lock();
+        let mut empty_name = self.empty_name.lock();
+        if matches!(*empty_name, EmptyName::Open) {
+            let only = only_plain(&served);
+            *empty_name = match plain(&served).next() {
+                None => EmptyName::First,
+                Some(_) => EmptyName::Fixed(only.map(str::to_owned)),
+            };
+            if matches!(*empty_name, EmptyName::Fixed(_)) {
+                // Without a name the server takes the only export there is; no export has this one.
+                self.server.set_default_export(only.or(Some("")));
+            }
+        }
     }
 
     /// Stops serving a volume; connections may finish what they have begun.
@@ -307,18 +352,18 @@ impl Exports {
         names.iter().any(|named| named.name == export.name && named.read_only == export.read_only)
     }
 
-    /// Says which volume or export the empty name means.
+    /// Says which volume or export the empty name means, as an option or a key of the file asks.
     ///
     /// # Errors
     /// It is not served.
-    pub fn set_default(&self, wanted: &str) -> Outcome<()> {
+    pub fn set_default(&self, wanted: &str, asked_by: &str) -> Outcome<()> {
         let served = self.served.lock();
         let by_name = served.iter().find(|export| export.name == wanted);
         let found = by_name.or_else(|| served.iter().find(|export| export.volume == wanted));
         let Some(export) = found else {
             let names: Vec<_> = served.iter().map(|export| export.name.as_str()).collect();
             let expected = format!("one of {}", names.join(", "));
-            return Err(wrong("", "--export", format!("'{wanted}'"), expected));
+            return Err(wrong("", asked_by, format!("'{wanted}'"), expected));
         };
         self.choose(&export.name);
         Ok(())
@@ -326,7 +371,7 @@ impl Exports {
 
     fn choose(&self, name: &str) {
         self.server.set_default_export(Some(name));
-        *self.chosen.lock() = Some(name.to_owned());
+        *self.empty_name.lock() = EmptyName::Fixed(Some(name.to_owned()));
     }
 
     /// The same for an export that may come: until then the empty name means nothing, never another.
@@ -334,13 +379,9 @@ impl Exports {
         self.choose(wanted);
     }
 
-    /// True if the empty name means this export, one of those served.
+    /// True if the empty name means this export.
     pub fn is_default(&self, name: &str) -> bool {
-        let chosen = self.chosen.lock().clone();
-        match chosen {
-            Some(chosen) => chosen == name,
-            None => self.served.lock().len() == 1,
-        }
+        matches!(&*self.empty_name.lock(), EmptyName::Fixed(Some(meant)) if meant == name)
     }
 
     /// Listens at another address; the first is the one that URIs name.

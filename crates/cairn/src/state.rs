@@ -225,7 +225,11 @@ impl Contents {
     /// Judges the text of a file.
     fn parse(shown: &str, text: &str) -> Outcome<Contents> {
         let damaged = |found: String| {
-            refused(ConfigKind::Damaged, shown, "state", found, "a state file of version 1")
+            let detail = format!(
+                "not a state file of version 1: {found}; restore a copy of the file (without it the \
+                 snapshots and the names of volumes in pools are lost)"
+            );
+            ConfigError::new(ConfigKind::Damaged, shown, detail)
         };
         let newer = |found: String| {
             let expected = "what this version knows: a newer cairn wrote the file";
@@ -632,7 +636,8 @@ mod tests {
         for text in ["", "frob", "[]", r#"{"version":0}"#, r#"{"version":1,"volumes":7}"#] {
             fs::write(&path, text).unwrap();
             let line = StateFile::open(&path).unwrap_err().to_string();
-            assert!(line.contains("expected a state file of version 1"), "{line}");
+            assert!(line.contains("not a state file of version 1: "), "{line}");
+            assert!(line.contains("; restore a copy of the file"), "{line}");
         }
     }
 

@@ -53,7 +53,7 @@ use crate::exports::Exports;
 use crate::live_pool::will_be_pool;
 use crate::names::{parent_of, real_of, refuse_at_sign, snapshot_of};
 use crate::report;
-use crate::state::{CacheRecord, Noting, Record, StateFile};
+use crate::state::{CacheRecord, Export, Noting, Record, StateFile};
 use crate::thin_line::ThinLine;
 use crate::under_way::Doing;
 use crate::world::{Ended, World};
@@ -71,8 +71,6 @@ pub struct Verbs {
     changes: Mutex<Changes>,
     /// What is recorded, for those who do not wait for their turn.
     told: Told,
-    /// Recorded volumes that could not be brought up at the start, and why.
-    not_served: Mutex<HashMap<String, String>>,
     /// The server is going away.
     closed: AtomicBool,
     /// Sees each step of a verb on snapshots.
@@ -116,7 +114,6 @@ impl Verbs {
             state: state.clone(),
             changes: Mutex::new(Changes { state, records, owed: Vec::new(), told: told.clone() }),
             told,
-            not_served: Mutex::default(),
             closed: AtomicBool::new(false),
             #[cfg(test)]
             at_step: Mutex::new(Box::new(|_| ())),
@@ -128,9 +125,9 @@ impl Verbs {
         verbs
     }
 
-    /// Remembers what could not be brought up, with the reasons.
-    pub fn note_not_served(&self, failures: impl IntoIterator<Item = (String, String)>) {
-        self.not_served.lock().extend(failures);
+    /// True if what verbs change is kept, so that volumes may come.
+    pub fn keeps_changes(&self) -> bool {
+        self.state.is_some()
     }
 
     /// Has the state file note if the content of a snapshot is lost and its store can't say so.
@@ -307,6 +304,7 @@ impl Verbs {
         self.refuse_recorded(name)?;
         self.world.refuse_suspended_in(name, table)?;
         self.world.create(name)?;
+        let served = self.exports.served();
         let before = self.caches().map(|caches| caches.recorded());
         let made = self.bring_up(&mut changes, params);
         if made.is_err() {
@@ -316,7 +314,10 @@ impl Verbs {
                 caches.put_back(name, before);
             }
         }
-        made
+        made.map(|mut notes| {
+            notes.extend(self.exports_ended(name, &served));
+            notes
+        })
     }
 
     fn bring_up(&self, changes: &mut Changes, params: &CreateParams) -> Outcome<Vec<String>> {
@@ -398,6 +399,17 @@ impl Verbs {
         }
         let origin = line.origin.as_deref().and_then(|origin| origin.strip_prefix('@'));
         origin.map_or(Ok(()), |origin| self.world.refuse_suspended(origin))
+    }
+
+    /// The exports that ended since, as `name` took their volumes, in words.
+    fn exports_ended(&self, name: &str, before: &[Export]) -> Vec<String> {
+        let ended = before.iter().filter(|export| {
+            let is_there = self.world.volume(&export.volume).is_ok();
+            is_there && self.exports.served_as(&export.name).is_none()
+        });
+        let told =
+            |export: &Export| format!("export '{}' has ended: {name} uses its volume", export.name);
+        ended.map(told).collect()
     }
 
     /// Makes the loaded table live. What it claims is no longer exported, and what it claims no
@@ -677,7 +689,7 @@ impl Verbs {
             Call::SnapMerge(params) => {
                 done(self.take_away(&params, |verbs, name| verbs.snap_merge(name, false, None)))
             }
-            Call::SnapRemove(params) => done(self.take_away(&params, Verbs::snap_remove)),
+            Call::SnapRemove(params) => told(self.take_away(&params, Verbs::remove_snapshot)),
             Call::SnapGrow(params) => done(self.snap_grow(&params.name, params.size_bytes)),
             Call::PoolCreate(params) => done(self.pool_create(&params)),
             Call::PoolStatus(AnyName { name }) => to_value(self.pool_status(name.as_deref())?),

@@ -4,7 +4,7 @@
 //! Every verb runs on its volume's home reactor, and the caller waits; so no function here may be
 //! called from a reactor. What tables change is not remembered here: see `verbs`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -24,6 +24,7 @@ use cairn_targets::args::Device;
 use cairn_targets::blank::{Formatting, layer_on};
 use event_listener::Event;
 use futures_util::future::{Either, select};
+use parking_lot::Mutex;
 
 use crate::kept::{Conflict, Reserve, needed, owned};
 use crate::names::parent_of;
@@ -56,6 +57,8 @@ pub struct World {
     base: Option<PathBuf>,
     under_way: UnderWay,
     reserve: Reserve,
+    /// Volumes that could not be brought up at the start, and why.
+    not_served: Mutex<HashMap<String, String>>,
 }
 
 impl Names {
@@ -100,7 +103,8 @@ impl World {
         };
         let (reactors, names) = (Arc::new(reactors), Arc::new(names));
         let (under_way, reserve) = (UnderWay::default(), Reserve::default());
-        Ok(World { reactors, count, names, base: options.base, under_way, reserve })
+        let (base, not_served) = (options.base, Mutex::default());
+        Ok(World { reactors, count, names, base, under_way, reserve, not_served })
     }
 
     /// The reactors.
@@ -219,9 +223,20 @@ impl World {
         if self.read_only() { None } else { self.reserve.owner_of(name) }
     }
 
-    /// Ends what is kept for a volume.
-    pub fn let_go(&self, name: &str) {
+    /// Ends what is kept for a volume that is not served; false if it was not one.
+    pub fn let_go(&self, name: &str) -> bool {
         self.reserve.release(name);
+        self.not_served.lock().remove(name).is_some()
+    }
+
+    /// Remembers what could not be brought up, with the reasons.
+    pub fn note_not_served(&self, failures: impl IntoIterator<Item = (String, String)>) {
+        self.not_served.lock().extend(failures);
+    }
+
+    /// Why a volume could not be brought up at the start.
+    pub fn why_not_served(&self, name: &str) -> Option<String> {
+        self.not_served.lock().get(name).cloned()
     }
 
     /// True if no byte is to be written.
@@ -234,7 +249,10 @@ impl World {
     /// # Errors
     /// There is none.
     pub fn volume(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
-        self.names.registry.volume(name)
+        self.names.registry.volume(name).map_err(|error| match self.why_not_served(name) {
+            Some(why) => ConfigError::new(error.kind, name, format!("not served: {why}")),
+            None => error,
+        })
     }
 
     /// Every volume, by name.
@@ -606,7 +624,7 @@ impl Ended {
 }
 
 /// True if a device is this volume, or a part of it (see [`of_volume`]).
-fn is_of(device: &str, volume: &str) -> bool {
+pub fn is_of(device: &str, volume: &str) -> bool {
     device.strip_prefix(volume).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
 }
 

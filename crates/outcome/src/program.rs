@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::{self, Outcome};
 use crate::{exit, signals, stderr, stdout};
@@ -43,7 +43,27 @@ pub fn usage(error: &clap::Error) -> String {
     let line = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<_> = line.split_whitespace().collect();
     let line = words.join(" ");
-    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+    let line = line.strip_prefix("error: ").unwrap_or(&line).to_owned();
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => line + &way_on(error),
+        _ => line,
+    }
+}
+
+/// What verbs there are instead of a wrong one.
+fn way_on(error: &clap::Error) -> String {
+    let words = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => vec![word.clone()],
+        Some(ContextValue::Strings(words)) => words.clone(),
+        _ => Vec::new(),
+    };
+    let (meant, known) =
+        (words(ContextKind::SuggestedSubcommand), words(ContextKind::ValidSubcommand));
+    match (meant.as_slice(), known.as_slice()) {
+        ([], []) => " (see cairn --help)".to_owned(),
+        ([], known) => format!(", expected {}", known.join(", ")),
+        (meant, _) => format!("; did you mean '{}'?", meant.join("' or '")),
+    }
 }
 
 /// Another program of the project: the one in the folder of this executable, or else the bare name,

@@ -12,15 +12,13 @@ use crate::held::held;
 pub(super) fn lock(path: &str, fd: &OwnedFd, read_only: bool) -> Result<(), ConfigError> {
     let mut request = whole_file(if read_only { libc::F_RDLCK } else { libc::F_WRLCK });
     let Err(error) = call(fd, libc::F_OFD_SETLK, &mut request) else { return Ok(()) };
-    let expected = if read_only { "no writer" } else { "no other user" };
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => {
-            let found = holder(fd, request);
-            let detail = format!("lock: found {found}, expected {expected}");
-            Err(held(path, detail))
+            let holder = holder(fd, request);
+            Err(held(path, format!("in use: {holder}; end that use, or name another device")))
         }
         _ => {
-            let detail = format!("lock: found that it can't be locked, expected {expected}");
+            let detail = "the system refuses to lock it";
             Err(ConfigError::new(ConfigKind::System, path, detail).with_source(error))
         }
     }
@@ -30,10 +28,10 @@ pub(super) fn lock(path: &str, fd: &OwnedFd, read_only: bool) -> Result<(), Conf
 /// process's lock, but not who holds an open file description.
 fn holder(fd: &OwnedFd, mut request: libc::flock) -> String {
     let asked = call(fd, libc::F_OFD_GETLK, &mut request);
-    let kind = if i32::from(request.l_type) == libc::F_RDLCK { "readers' lock" } else { "lock" };
+    let kind = if i32::from(request.l_type) == libc::F_RDLCK { "read lock" } else { "lock" };
     match request.l_pid {
-        pid if asked.is_ok() && pid > 0 => format!("the {kind} of process {pid}"),
-        _ => format!("another program's {kind} on it"),
+        pid if asked.is_ok() && pid > 0 => format!("process {pid} holds a {kind}"),
+        _ => format!("another process holds a {kind}"),
     }
 }
 

@@ -34,7 +34,7 @@ pub enum SnapCommand {
         #[arg(long, value_name = "PATH")]
         store: Option<PathBuf>,
     },
-    /// Give the volume the content of a snapshot, and take the snapshot away
+    /// The volume gets the snapshot's content, what was written since is lost; the snapshot goes
     Merge {
         /// What both do
         #[command(flatten)]

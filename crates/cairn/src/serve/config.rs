@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use cairn_backends::parse_size;
+use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
@@ -183,7 +184,8 @@ impl Config {
             let before = error.span().and_then(|span| text.get(..span.start));
             let line = before.map_or(1, |before| before.matches('\n').count() + 1);
             let found = error.message().replace('\n', " ");
-            wrong(&shown, &format!("line {line}"), found, "the keys in docs/cli.md")
+            let detail = format!("line {line}: {found} (docs/cli.md lists the keys)");
+            ConfigError::new(ConfigKind::Argument, &shown, detail)
         })?;
         let beside = path.with_extension("state");
         let config = Config {
@@ -221,6 +223,16 @@ impl Config {
                 let found = format!("'{}' twice", volume.name);
                 return Err(wrong(shown, "volume name", found, "each name once"));
             }
+        }
+        for (index, export) in self.exports.iter().enumerate() {
+            let same = |other: &&Export| other.name == export.name;
+            let Some(other) = self.exports[..index].iter().find(same) else { continue };
+            let detail = format!(
+                "[[export]]: '{}' is given twice, for the volumes '{}' and '{}'; give each export \
+                 a name of its own",
+                export.name, other.volume, export.volume
+            );
+            return Err(ConfigError::new(ConfigKind::Argument, shown, detail));
         }
         Ok(())
     }
@@ -369,7 +381,7 @@ mod tests {
     #[test]
     fn what_has_no_meaning_is_one_line_that_names_the_place() {
         let cases = [
-            ("\n\nfrob = 1", "vm.toml: line 3: found unknown field `frob`"),
+            ("\n\nfrob = 1", "vm.toml: line 3: unknown field `frob`, expected one of `listen`"),
             ("[[volume]]\nname = 'v'", "volume 'v': found no table, expected table or line"),
             ("reactors = 0", "reactors: found 0, expected 1 to 256"),
             ("connections = 0", "connections: found 0, expected 1 to 65535"),
@@ -380,6 +392,10 @@ mod tests {
             (
                 "[[volume]]\nname='v'\ntable='x'\n[[volume]]\nname='v'\ntable='x'",
                 "volume name: found 'v' twice",
+            ),
+            (
+                "[[export]]\nname='e'\nvolume='a'\n[[export]]\nname='e'\nvolume='b'",
+                "vm.toml: [[export]]: 'e' is given twice, for the volumes 'a' and 'b'; give each",
             ),
             (
                 "[[volume]]\nname='v'\n[[volume.line]]\nsize=512\ntarget='zero'\nargs=['a b']",

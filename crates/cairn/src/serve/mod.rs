@@ -37,7 +37,7 @@ use crate::names::is_hidden;
 use crate::sockets;
 use crate::state::StateFile;
 use crate::verbs::Verbs;
-use crate::world::{World, WorldOptions};
+use crate::world::{World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
 use config::Config;
 use plan::{BroughtUp, Failure, Plan};
@@ -96,6 +96,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         control: None,
     };
     let wanted = Wanted {
+        asked_by: if args.export.is_some() { "--export" } else { "default_export" },
         default: args.export.or(config.default_export),
         strict: args.strict || args.run.is_some(),
     };
@@ -164,8 +165,13 @@ impl Sockets {
     }
 }
 
-/// One line for each reason, with the volumes that are missing by it.
+/// Tells which volumes are missing, and why.
 fn tell_missing<'a>(failed: impl IntoIterator<Item = &'a Failure>) {
+    lines_of(failed).iter().for_each(|line| tracing::error!("{line}"));
+}
+
+/// One line for each reason, with the volumes that are missing by it.
+fn lines_of<'a>(failed: impl IntoIterator<Item = &'a Failure>) -> Vec<String> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for one in failed {
         match reasons.iter_mut().find(|(why, _)| *why == one.why()) {
@@ -175,16 +181,19 @@ fn tell_missing<'a>(failed: impl IntoIterator<Item = &'a Failure>) {
             None => reasons.push((one.why(), vec![&one.name])),
         }
     }
-    for (why, names) in reasons {
+    let line = |(why, names): (&str, Vec<&str>)| {
         let are = if names.len() == 1 { "is" } else { "are" };
-        tracing::error!("{} {are} not served: {why}", names.join(", "));
-    }
+        format!("{} {are} not served: {why}", names.join(", "))
+    };
+    reasons.into_iter().map(line).collect()
 }
 
 /// What a start must come to.
 struct Wanted {
     /// The volume or export that clients get who name none.
     default: Option<String>,
+    /// The option or key that says so.
+    asked_by: &'static str,
     /// Every volume.
     strict: bool,
 }
@@ -219,7 +228,7 @@ impl Server {
         }
         self.judge(&plan, &failed, wanted)?;
         if let Some(name) = &wanted.default {
-            let chosen = self.exports.set_default(name);
+            let chosen = self.exports.set_default(name, wanted.asked_by);
             match chosen {
                 // Verbs may have renamed or removed it: that must not keep others from being served.
                 Err(error) if state.as_ref().is_some_and(StateFile::has_changes) => {
@@ -231,12 +240,14 @@ impl Server {
                 chosen => chosen?,
             }
         }
+        self.exports.fix_default();
         for address in &sockets.listen {
             self.exports.listen(address)?;
         }
+        let reasons = failed.iter().map(|one| (one.name.clone(), one.why().to_owned()));
+        self.world.note_not_served(reasons);
         let records = plan.records().to_vec();
         let verbs = Verbs::new(self.world.clone(), self.exports.clone(), state, records);
-        verbs.note_not_served(failed.iter().map(|one| (one.name.clone(), one.why().to_owned())));
         let verbs = Arc::new(verbs);
         if !self.world.read_only() {
             verbs.watch_over()?;
@@ -260,7 +271,15 @@ impl Server {
             let first = missing.unwrap_or(first);
             tell_missing(failed.iter().filter(|one| one.why() != first.why()));
             // Exit code 1, whatever the reason: there may be several.
-            return Err(ConfigError { kind: ConfigKind::System, ..first.error() });
+            let same = || failed.iter().filter(|one| one.why() == first.why());
+            let line = match (
+                same().count() > 1 || !is_of(first.why(), &first.name),
+                lines_of(same()).pop(),
+            ) {
+                (true, Some(line)) => line,
+                _ => first.why().to_owned(),
+            };
+            return Err(ConfigError::new(ConfigKind::System, "", line));
         }
         tell_missing(failed);
         Ok(())
@@ -273,13 +292,19 @@ impl Server {
     /// Prints the URIs and how to attach.
     fn announce(&self) -> Outcome<()> {
         let mut text = String::new();
+        let volumes_may_come = self.verbs.as_ref().is_some_and(|verbs| verbs.keeps_changes());
         let served = self.exports.served();
         let Some(address) = self.exports.address() else { return Ok(()) };
         for export in &served {
             let sole = served.len() == 1 && self.exports.is_default(&export.name);
             let name = if sole { "" } else { export.name.as_str() };
             let uri = self.exports.uri(name).unwrap_or_default();
-            let lines = listen::attach_lines(&address, &export.name, &uri);
+            let mut lines = listen::attach_lines(&address, &export.name, &uri).to_vec();
+            if sole && volumes_may_come {
+                // After the next start it may not be the only one.
+                let by_name = self.exports.uri(&export.name).unwrap_or_default();
+                lines.push(format!("by name: {by_name}"));
+            }
             text.push_str(&format!("{uri}\n  {}\n", lines.join("\n  ")));
         }
         if let Some(control) = self.control_path() {

@@ -442,9 +442,13 @@ impl Plan {
                 true => self.ensure_one_up(world, lower, begun),
                 false => self.ensure_up(world, lower, begun),
             };
-            up.map_err(|error| {
-                let detail = format!("@{lower} could not be brought up: {error}");
-                ConfigError::new(error.kind, name, detail)
+            up.map_err(|error| match begun.failure_of(lower) {
+                // It has a line of its own.
+                Some(_) => ConfigError::new(error.kind, "", format!("@{lower} is not served")),
+                None => {
+                    let detail = format!("@{lower} could not be brought up: {error}");
+                    ConfigError::new(error.kind, name, detail)
+                }
             })?;
         }
         self.refuse_what_changed_beneath(world, record, table)?;

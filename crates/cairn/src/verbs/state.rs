@@ -13,9 +13,8 @@ impl Verbs {
     /// There is no state file, or nothing is recorded of the volume.
     pub(super) fn state_show(&self, name: Option<&str>) -> Outcome<Shown> {
         let mut told = shown(self.state_file()?, name)?;
-        let not_served = self.not_served.lock();
         for volume in &mut told.volumes {
-            volume.not_served = not_served.get(&volume.record.name).cloned();
+            volume.not_served = self.world.why_not_served(&volume.record.name);
         }
         Ok(told)
     }
@@ -24,10 +23,10 @@ impl Verbs {
     ///
     /// # Errors
     /// Everything is as it was.
-    pub(super) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
+    pub(crate) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
         let mut changes = self.change_table(name, "state forget")?;
         let records = self.state_file()?.records();
-        if records.iter().all(|record| record.name != name) && self.let_go(name) {
+        if records.iter().all(|record| record.name != name) && self.world.let_go(name) {
             self.exports.settle(&self.world);
             return Ok(vec![format!("{name}: nothing is recorded; its devices are free for now")]);
         }
@@ -47,7 +46,7 @@ impl Verbs {
         let names: Vec<String> = forgotten.after.iter().map(|gone| gone.name.clone()).collect();
         changes.record_all(forgotten.after)?;
         for name in &names {
-            self.let_go(name);
+            self.world.let_go(name);
         }
         self.exports.settle(&self.world);
         Ok(forgotten.told)
@@ -68,16 +67,15 @@ impl Verbs {
         Ok(Some(told))
     }
 
-    /// Ends what is kept for a volume that is not served; false if it was not one.
-    fn let_go(&self, name: &str) -> bool {
-        self.world.let_go(name);
-        self.not_served.lock().remove(name).is_some()
-    }
-
     fn state_file(&self) -> Outcome<&StateFile> {
         let expected = "a server started with --state FILE or a TOML file";
         let none = || refused(ConfigKind::Argument, "", "state file", "none", expected);
         self.state.as_ref().ok_or_else(none)
+    }
+
+    /// True if the state file has a table of it.
+    pub(crate) fn is_recorded(&self, name: &str) -> bool {
+        self.told().get(name).is_some_and(|record| record.table.is_some())
     }
 
     /// Refuses to make a volume whose name a record keeps that could not be brought up.
@@ -85,8 +83,7 @@ impl Verbs {
     /// # Errors
     /// There is such a record.
     pub(crate) fn refuse_recorded(&self, name: &str) -> Outcome<()> {
-        let recorded = self.told().get(name).is_some_and(|record| record.table.is_some());
-        if !recorded || self.world.volume(name).is_ok() {
+        if !self.is_recorded(name) || self.world.volume(name).is_ok() {
             return Ok(());
         }
         let found = "a volume that could not be brought up at the start";

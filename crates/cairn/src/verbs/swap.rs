@@ -121,7 +121,7 @@ impl Verbs {
         swap: &Swap<'_>,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
-        let same = swap.allowed.same_content;
+        let (same, served) = (swap.allowed.same_content, self.exports.served());
         let looked = (self.clear_the_way(swap.name))
             .and_then(|()| self.refuse_other_content(&changes, swap.name, same))
             .and_then(|()| self.refuse_shrinking(swap))
@@ -129,6 +129,7 @@ impl Verbs {
         if let Err(error) = looked {
             return Err(self.serve_on(swap, error));
         }
+        let ended = self.exports_ended(swap.name, &served);
         let under_way = self.world.under_way().begin(swap.name, swap.doing());
         drop(changes);
         let held = self.drain(swap, caller);
@@ -174,6 +175,7 @@ impl Verbs {
             notes.push(format!("the new table serves; the next change records it: {error}"));
         }
         notes.iter().for_each(|note| tracing::warn!("{}: {note}", swap.name));
+        notes.extend(ended);
         lost.or(also_lost).map_or(Ok(notes), Err)
     }
 

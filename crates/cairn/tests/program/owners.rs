@@ -83,7 +83,9 @@ fn a_stack_in_the_manner_of_dmsetup_needs_no_other_word() {
     let tables = ["meta=0 2048 linear a 0", "data=0 8192 linear b 0"];
     let server = place.serve(&["--state", "state", "--table", tables[0], "--table", tables[1]]);
     assert_eq!(exports(&place), "data meta");
-    place.cairn(&["create", "p", "--table", "0 8192 thin-pool @meta @data 128 0"]).ok();
+    let ran = place.cairn(&["create", "p", "--table", "0 8192 thin-pool @meta @data 128 0"]);
+    let note = "cairn: p: export 'data' has ended: p uses its volume\n";
+    assert!(ran.code == 0 && ran.err.contains(note), "{ran:?}");
     place.cairn(&["message", "p", "0", "create_thin", "0"]).ok();
     place.cairn(&["create", "t", "--table", "0 2048 thin @p 0"]).ok();
     assert_eq!(exports(&place), "t", "what the pool has is no longer exported");

@@ -147,6 +147,17 @@ fn exports_of_the_toml_file_are_the_only_ones() {
 }
 
 #[test]
+fn a_start_that_is_refused_names_the_key_or_the_folder() {
+    let place = Place::new();
+    place.write("vm.toml", "default_export = 'zz'\n[[volume]]\nname = 'a'\ntable = '0 8 zero'");
+    let line = place.serve_run(&["vm.toml"], "true").refused(1);
+    assert!(line.contains("default_export: found 'zz', expected one of a"), "{line}");
+    let line = place.serve_run(&["--listen", "unix:no/s", "--table", "0 8 zero"], "true");
+    let line = line.refused(1);
+    assert!(line.contains("no/s: cannot listen: the folder of the socket does not"), "{line}");
+}
+
+#[test]
 fn an_interrupt_ends_the_command_of_run_and_waits_for_it() {
     let script = "trap 'kill $!; echo ended; exit 3' TERM; echo ready; \
                   sleep 600 >/dev/null 2>&1 & wait";
@@ -174,14 +185,31 @@ fn a_default_export_that_a_verb_took_away_is_waited_for() {
 }
 
 #[test]
-fn the_only_export_is_the_default_one_whatever_was_there_before() {
+fn the_empty_export_name_means_what_it_meant_at_the_start() {
     let place = Place::new();
     place.sparse("disk", 1 << 20);
     let script = "cairn snap create vm@a && nbdinfo --size \"$uri\" && cairn snap remove vm@a && \
-                  cairn remove vm && cairn create web --table '0 24 zero' && \
-                  nbdinfo --size \"$uri\"";
+                  cairn create web --table '0 24 zero' && nbdinfo --size \"$uri\"; \
+                  cairn remove vm; nbdinfo --size \"$uri\" 2> no || echo none";
     let args = ["--state", "s", "--table", "vm=0 2048 linear disk 0"];
-    assert_eq!(place.serve_run(&args, script).ok(), "1048576\n12288\n");
+    assert_eq!(place.serve_run(&args, script).ok(), "1048576\n1048576\nnone\n");
+    // Where nothing was, the first one that comes; of several, none.
+    let script = "cairn create a --table '0 8 zero'; cairn create b --table '0 16 zero'; \
+                  nbdinfo --size \"$uri\"";
+    assert_eq!(place.serve_run(&["--state", "t"], script).ok(), "4096\n");
+    let script = "cairn remove a; nbdinfo --size \"$uri\" 2> no || echo none";
+    assert_eq!(place.serve_run(&["--state", "t"], script).ok(), "none\n");
+}
+
+#[test]
+fn the_uri_by_name_is_told_beside_the_empty_one_if_volumes_may_come() {
+    let place = Place::new();
+    let uris = |args: &[&str]| {
+        let ran = place.serve(args).interrupt();
+        ran.out.lines().filter(|line| line.contains("by name: ")).count()
+    };
+    assert_eq!(uris(&["--state", "s", "--table", "vm=0 8 zero"]), 1);
+    assert_eq!(uris(&["--table", "vm=0 8 zero"]), 0);
 }
 
 /// The end of a pipe that is full, and the other one, which nobody reads.

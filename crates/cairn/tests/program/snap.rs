@@ -51,7 +51,7 @@ fn what_makes_no_sense_is_refused_with_one_line_and_changes_nothing() {
         ("create vm", "expected VOLUME@NAME"),
         ("create vm@a@b", "not of a snapshot"),
         ("create vm@real", "expected another name"),
-        ("create nope@mon", "nope: volume: found none of this name"),
+        ("create nope@mon", "nope: there is no volume of this name; `cairn ls` lists them"),
         ("create vm@mon --chunk 24", "vm@mon: chunk size: found 24 sectors, expected"),
         ("create vm@mon --size 1K", "size: found 1024"),
         ("create vm@mon --size x", "--size: found 'x'"),
@@ -67,7 +67,7 @@ fn what_makes_no_sense_is_refused_with_one_line_and_changes_nothing() {
         ("rollback vm@mon", "vm@mon: snapshot: found none of this name"),
         ("merge vm@mon", "vm@mon: snapshot: found none of this name"),
         ("grow vm@mon --size 1M", "vm@mon: snapshot: found none of this name"),
-        ("list nope", "nope: volume: found none of this name"),
+        ("list nope", "nope: there is no volume of this name"),
     ];
     let script: String = cases.iter().map(|(verb, _)| format!("cairn snap {verb}; ")).collect();
     let ran = place.serve_run(&ARGS, &format!("{script} cairn ls; ls"));

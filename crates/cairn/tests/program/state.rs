@@ -25,10 +25,7 @@ fn a_volume_that_cannot_be_brought_up_does_not_keep_the_others_down() {
     let (ran, server) = beside(&place, &args, "cairn ls; cairn exports | cut -d' ' -f1");
     assert_eq!(ran.ok(), "b\nb\n");
     assert_eq!(server.code, 0, "{server:?}");
-    for line in [
-        "a is not served: a: missing: ",
-        "top is not served: top: @a could not be brought up: a: missing: ",
-    ] {
+    for line in ["a is not served: a: missing: ", "top is not served: @a is not served"] {
         assert!(server.err.contains(line), "{line}: {server:?}");
     }
     let one = [&tables[2..], &ZERO[..]].concat();
@@ -37,9 +34,13 @@ fn a_volume_that_cannot_be_brought_up_does_not_keep_the_others_down() {
         assert!(line.starts_with("cairn: a: missing: "), "{line}");
     }
     place.cairn(&[&["serve"], &tables[2..]].concat()).refused(1);
+    // What stands on it shares a line.
+    let more = ["--table", "more=0 8 linear @a 0", "--strict"];
+    let ran = place.cairn(&[&["serve"], &args[..], &more[..]].concat());
+    assert!(ran.err.contains("top, more are not served: @a is not served"), "{ran:?}");
     // Each of several is told.
     let ran = place.cairn(&[&["serve", "--strict"], &args[..]].concat());
-    assert!(ran.code == 1 && ran.err.contains("top: @a could not be"), "{ran:?}");
+    assert!(ran.code == 1 && ran.err.contains("top is not served: @a is not served"), "{ran:?}");
 }
 
 #[test]
@@ -60,12 +61,18 @@ fn an_origin_is_not_served_without_its_snapshots_until_they_are_forgotten() {
     assert!(ran.out.contains("\nv@mon not-served - - 32 v@mon.cow\n"), "{ran:?}");
     assert!(ran.out.contains("\nv@mon: not served: v@mon: v@mon.cow: "), "{ran:?}");
     assert!(ran.err.contains("v: forget: found 2 snapshots or merges"), "{ran:?}");
+    let alone = place.cairn(&["serve", "--state", "s", "--table", "v=0 8 linear disk 0"]);
+    assert!(alone.refused(1).starts_with(&format!("cairn: {line}")));
     // With its store again all is as before.
     place.write("v@mon.cow", store);
     assert_eq!(beside(&place, &args, "cairn ls").0.ok(), "b\nv\nv@mon\nv@real\nv@tue\n");
     std::fs::remove_file(place.path("v@mon.cow")).unwrap();
-    let (ran, _) = beside(&place, &args, "cairn state forget v@mon --yes");
-    assert!(ran.ok().starts_with("v@mon: forgotten: its table was '0 8 snapshot @v@real "));
+    let script = "cairn status v; echo $?; cairn snap remove v@mon";
+    let (ran, _) = beside(&place, &args, script);
+    assert!(ran.err.contains("cairn: v: not served: v@mon: v@mon.cow: "), "{ran:?}");
+    let line = "v@mon: gone; v is served from the next start on, if nothing else is missing\n";
+    assert!(ran.err.ends_with(line), "{ran:?}");
+    assert_eq!(ran.out, "1\n", "{ran:?}");
     assert_eq!(beside(&place, &args, "cairn ls").0.ok(), "b\nv\nv@real\nv@tue\n");
 }
 

@@ -109,6 +109,10 @@ impl Listener {
 }
 
 fn system_error(device: &str, error: io::Error) -> ConfigError {
+    if error.kind() == io::ErrorKind::NotFound {
+        let detail = "cannot listen: the folder of the socket does not exist; make it first";
+        return ConfigError::new(ConfigKind::System, device, detail);
+    }
     ConfigError::new(ConfigKind::System, device, "cannot listen").with_source(error)
 }
 

@@ -19,6 +19,22 @@ pub(super) enum Loss {
 }
 
 impl Verbs {
+    /// `snap remove`, also of a volume that could not be brought up at the start: answers what a
+    /// person should know.
+    ///
+    /// # Errors
+    /// As for [`Verbs::snap_remove`].
+    pub fn remove_snapshot(&self, name: &str) -> Outcome<Vec<String>> {
+        let volume = SnapName::parse(name)?.volume;
+        if self.world.why_not_served(&volume).is_none() || !self.is_recorded(name) {
+            return self.snap_remove(name).map(|()| Vec::new());
+        }
+        self.state_forget(name, true)?;
+        Ok(vec![format!(
+            "gone; {volume} is served from the next start on, if nothing else is missing"
+        )])
+    }
+
     /// `snap remove`: also of a snapshot that is recorded and cannot be brought up, which keeps its
     /// volume suspended.
     ///

@@ -1,9 +1,9 @@
 //! [`CallOff`]: ends a suspend that still waits for requests.
 //!
 //! O1. A suspend that is called off before its last request has left lets requests in to the live
-//!     table again. None is lost: those at the gate enter, those that a target was told to hand
-//!     back (`Target::presuspend`) go to the gate or, once it is open, enter again.
-//! O2. Afterwards it changes nothing: the targets stop, and the device is suspended.
+//!     table again. None is lost: those at the gate enter. Those that a target hands back
+//!     (`Target::presuspend`) go to the gate or, once it is open, enter again.
+//! O2. A later call has no effect: the targets stop, and the device is suspended.
 
 use event_listener::Event;
 

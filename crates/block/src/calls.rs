@@ -1,11 +1,11 @@
 //! [`Calls`]: messages, block status and other calls into the targets of a live table, ordered
 //! with the verbs that stop and start those targets.
 //!
-//! C1. No call runs while a target's `suspend`, `close` or `resume` does: these wait for the
-//!     calls under way, and calls that come meanwhile wait for them.
-//! C2. A call never waits for a stop that waits for it: a stop announces itself
-//!     ([`Calls::announce`]) before the targets are told to give back what is parked, so that
-//!     what keeps a call waiting ends, and nothing new begins to wait.
+//! C1. No call runs while a target's `suspend`, `close` or `resume` does. These wait for the
+//!     running calls, and new calls wait for them.
+//! C2. A call never waits for a stop that waits for it. A stop announces itself
+//!     ([`Calls::announce`]) before the targets give back parked requests. So whatever a call waits
+//!     for ends, and no new wait begins.
 
 use event_listener::Event;
 

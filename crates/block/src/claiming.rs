@@ -1,19 +1,21 @@
-//! From tables to claims: what a volume's table claims, through which volumes, and whether it may.
+//! From tables to claims: which claims a volume's table makes, through which volumes, and whether
+//! they are granted.
 //!
-//! Owns the world's book (`claims`) and the way from a table line to its entries: what a target
-//! claims ([`Target::claims`](crate::Target::claims)), followed through every remapper beneath
-//! ([`Target::remaps`](crate::Target::remaps)) down to the last disk that a remapper leads to. A
-//! claim on a volume whose target is no remapper ends there: that target has claims of its own.
+//! Owns the world's register of claims (`claims`) and the walk from a table line to its entries: a
+//! target's claims ([`Target::claims`](crate::Target::claims)), followed through every remapper
+//! beneath ([`Target::remaps`](crate::Target::remaps)) down to the last disk that a remapper leads
+//! to. A claim on a volume whose target is no remapper ends there: that target has claims of its
+//! own.
 //!
-//! Order: a resume takes the claims of the table that is to be live before anything is suspended or
-//! written; the old table's stay until its targets have let go of their devices; then they go. A
-//! suspend keeps them, the end of the volume gives them back. When a volume beneath gets another
-//! table, the claims that lead through it are followed anew, as a part of the same step: the swap is
-//! refused if one of them would meet somebody else's.
+//! Order: a resume takes the claims of the next live table before anything is suspended or written.
+//! The old table's claims stay until its targets have closed their devices, and are then dropped. A
+//! suspend keeps the claims; the end of the volume drops them. When a volume beneath gets another
+//! table, the claims that lead through it are followed again in the same step: the swap is refused
+//! if one of them would clash with another holder's.
 //!
-//! A read-only table claims nothing and is no writer: it takes a look.
+//! A read-only table claims nothing and is entered as no writer.
 //!
-//! Nothing here waits; the lock of the book is taken before the lock of any device's state.
+//! Nothing here waits. Lock order: the register before the state of any device.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -1,29 +1,30 @@
-//! Claims: who uses which range of which disk, and who may use it beside them.
+//! Claims: which volume uses which range of which disk, and which others may use it too.
 //!
-//! Owns the rules and the book of entries; knows neither tables nor targets (`claiming` turns those
-//! into entries). Does no I/O and never waits.
+//! Owns the rules and the register of entries. It knows neither tables nor targets (`claiming`
+//! turns those into entries). Does no I/O and never waits.
 //!
-//! A *holder* is a volume. Its entries say: on this place, this range, in this way ([`ClaimKind`]).
-//! A claim on a volume is entered there and on every range beneath it to which remappers lead, so
-//! that two claims meet wherever their stacks meet. A remapper (`linear` and the like) claims
-//! nothing; its table is entered as a *writer*, to be seen by claims.
+//! A *holder* is a volume. Each of its entries names a disk, a range and a kind ([`ClaimKind`]). A
+//! claim on a volume is entered for the volume and for every range beneath it to which remappers
+//! lead, so that two claims meet wherever their stacks meet. A remapper (`linear` and the like)
+//! claims nothing; its table is entered as a *writer*, so that claims see it.
 //!
-//! Two entries of different holders clash if they overlap on one place, unless
+//! Two entries of different holders clash if they overlap on one disk, unless
 //! - C1. both only read, or both are writers: remappers may share a range;
-//! - C2. both are claims of one kin: the same role, made on the same device (a snapshot and its
-//!   origin; not an origin reached by another way, which would not hear of writes);
-//! - C3. one is a writer of a suspended volume: it writes nothing, and is asked again at its resume;
+//! - C2. both are claims of one kin: the same role on the same device (a snapshot and its origin;
+//!   not an origin reached by another path, which would not see the writes);
+//! - C3. one is a writer of a suspended volume: it writes nothing, and is checked again at its
+//!   resume;
 //! - C4. one claim leads through a volume that the other holder is a part of: a volume beneath acts
 //!   for the one above;
-//! - C5. the entry that is there belongs to a suspended volume and is handed over: to a part of the
-//!   same volume (a volume and what its snapshots made of it), or, for a claim that may be handed
-//!   over, to the same role on the same device. It is then taken out, and the volume that held it
-//!   must claim it again at its own resume.
+//! - C5. the existing entry belongs to a suspended volume and is handed over: to a part of the same
+//!   volume (a volume and what its snapshots made of it), or, for a claim that may be handed over,
+//!   to the same role on the same device. It is then taken out, and its former holder must claim it
+//!   again at its own resume.
 //!
-//! Within one table, entries clash if one is a claim, but for kin.
+//! Within one table, overlapping entries clash if one is a claim, except among kin.
 //!
-//! L1. No two entries in the book clash: a suspended volume keeps its claims.
-//! L2. A refused change changes nothing.
+//! L1. No two entries in the register clash: a suspended volume keeps its claims.
+//! L2. A refused change leaves the register unchanged.
 
 use std::collections::HashMap;
 

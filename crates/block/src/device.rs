@@ -1,26 +1,26 @@
-//! Mapped devices: a name, a live table, perhaps an inactive one, and the verbs between them.
+//! Mapped devices: a name, a live table, perhaps an inactive one, and the verbs that change them.
 //!
 //! States: *suspended* (gates closed; requests park in order at each reactor) and *active*. A
 //! device begins suspended without a table.
 //!
-//! Suspend: every reactor closes its gate and says so; the targets give back what they parked;
-//! each reactor says when its last admitted request has left; then the targets' `suspend` runs
-//! (commit, stop tasks). Resume: the inactive table, if any, becomes live; its targets'
-//! `resume` runs (read metadata, recover, start tasks); every reactor takes the table, opens
-//! its gate and lets the parked requests in, in their order. A client sees only a pause.
+//! Suspend: every reactor closes its gate and reports it. The targets give back the requests that
+//! they parked. Each reactor reports when its last admitted request has left. Then the targets'
+//! `suspend` runs (commit, stop tasks). Resume: the inactive table, if any, becomes live. Its
+//! targets' `resume` runs (read metadata, recover, start tasks). Every reactor takes the table,
+//! opens its gate and lets the parked requests in, in their order. A client sees only a pause.
 //!
 //! D1. No request is admitted while the gate is closed, except parts of admitted ones.
-//! D2. A table is dropped only when no request holds a frame of it: the swap happens when
-//!     every reactor's count is zero.
+//! D2. A table is dropped only when no request has a frame of it: the swap happens when every
+//!     reactor's count is zero.
 //! D3. One verb at a time per device.
-//! D4. A reactor's tables change only between two runs of its engine: by mail, or by a verb's
-//!     task, never by what a target or client does while it is called.
-//! D5. A suspend always ends suspended. If acknowledged writes may be lost by then, its result
-//!     says so, and the device's failure count rises: each client is told at its next flush,
-//!     under whatever table is live by then.
-//! D6. What the old table's disks were given is durable before another table serves: after its
-//!     commit every disk of it is flushed. Clients flush what they wrote before the swap
-//!     through the new table, which may lead elsewhere.
+//! D4. A reactor's tables change only between two runs of its engine: by mail or by a verb's task,
+//!     never from inside a call to a target or client.
+//! D5. A suspend always leaves the device suspended. If acknowledged writes may be lost by then,
+//!     its result says so and the device's failure count rises: each client's next flush fails,
+//!     whichever table is live by then.
+//! D6. Writes to the old table's disks are durable before another table serves: after its commit
+//!     every disk of it is flushed. Clients flush what they wrote before the swap through the new
+//!     table, which may use other disks.
 //! D7. A resume that cannot start the new table starts the old one again.
 //! D8. Calls into targets are ordered with these verbs (`calls`).
 //! D9. A suspend that waits for requests can be called off (`call_off`): the live table goes on.
@@ -50,7 +50,7 @@ use crate::target::{MessageError, SuspendMode};
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;
 
-/// What a request to a removed device is told.
+/// The error of a request to a removed device.
 pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 
 /// Names a mapped device inside a world.
@@ -66,7 +66,8 @@ struct State {
     served: bool,
     /// The disks of the live table were flushed since the suspend (D6).
     flushed: bool,
-    /// How many failures of the live table the device's own count has, or never will.
+    /// The number of failures of the live table that the device's own count includes, or never
+    /// will.
     base_failures: u64,
 }
 
@@ -88,7 +89,7 @@ pub struct Resumed {
 }
 
 impl Resumed {
-    /// For whoever takes a loss for a failure.
+    /// The result for callers that treat a loss as a failure.
     ///
     /// # Errors
     /// Acknowledged writes may be lost.
@@ -116,7 +117,8 @@ pub struct MappedDevice {
     /// Wakes calls that wait for a resume.
     resumed: Event,
     calls: Calls,
-    /// Of its own targets, and of tables that are gone; the live table adds what it passes on.
+    /// The failures of its own targets and of former tables. The live table adds those that it
+    /// passes on.
     failures: Arc<FailureCount>,
 }
 
@@ -185,8 +187,8 @@ impl MappedDevice {
         state.inactive.clone().or_else(|| state.live.clone())
     }
 
-    /// True if requests to it reach `other`, or will with the table that waits for a resume; of
-    /// itself, too.
+    /// True if requests to it reach `other`, now or with the table that waits for a resume. Also
+    /// true for the device itself.
     pub fn stands_on(&self, other: DeviceId) -> bool {
         let tables = [self.live_table(), self.inactive_table()];
         let mut lines = tables.iter().flatten().flat_map(|table| table.lines());
@@ -200,7 +202,7 @@ impl MappedDevice {
         self.state.lock().suspended
     }
 
-    /// Its events: for a target of one of its tables, and for who waits.
+    /// Its events, for the targets of its tables and for waiters.
     pub fn events(&self) -> &Events {
         &self.events
     }
@@ -210,12 +212,12 @@ impl MappedDevice {
         &self.failures
     }
 
-    /// How many events (targets' notices) there were. A new table is none, as with the kernel.
+    /// How many events its targets raised. A table change raises none, as in the kernel.
     pub fn event_nr(&self) -> u64 {
         self.events.count()
     }
 
-    /// Tells every waiter that something worth looking at happened.
+    /// Raises an event: wakes every waiter.
     pub fn raise_event(&self) {
         self.events.raise();
     }
@@ -250,8 +252,8 @@ impl MappedDevice {
         self.suspend_unless(env, mode, &CallOff::default()).await.map(drop)
     }
 
-    /// The same, unless it is called off while requests are waited for: then the live table goes
-    /// on, and this answers false.
+    /// Like [`MappedDevice::suspend`], but can be called off while it waits for requests: then the
+    /// live table continues, and this returns false.
     ///
     /// # Errors
     /// As for [`MappedDevice::suspend`].
@@ -557,9 +559,9 @@ impl MappedDevice {
         everywhere(env, move |env| env.local(id).open(env, id, table.clone())).await;
     }
 
-    /// The world ends: what waits at the gate fails, now and later, and a suspend under way gets
-    /// back what the targets keep waiting. Needs no turn (D3): the verb whose turn it is may wait
-    /// for these.
+    /// The world ends: requests at the gate fail, now and later, and a running suspend gets back
+    /// the requests that targets keep waiting. It takes no turn (D3): the verb that holds the turn
+    /// may wait for these requests.
     pub async fn give_up(&self, env: &Env) {
         self.end_calls();
         if self.draining.load(Ordering::Acquire) {
@@ -569,7 +571,8 @@ impl MappedDevice {
         everywhere(env, move |env| env.local(id).give_up(env)).await;
     }
 
-    /// The same, and what the targets keep waiting fails, now and later, suspend or not.
+    /// Like [`MappedDevice::give_up`]; requests that the targets keep waiting fail too, now and
+    /// later, with or without a suspend.
     pub async fn let_go(&self, env: &Env) {
         self.give_up(env).await;
         self.give_back(env);
@@ -581,8 +584,8 @@ impl MappedDevice {
         }
     }
 
-    /// Ends the device: suspends it, drops its tables, fails what is parked, at the gate or in the
-    /// targets, and whatever is sent to it later.
+    /// Ends the device: suspends it and drops its tables. Requests that are parked at the gate or
+    /// in the targets fail, and so do all later ones.
     ///
     /// # Errors
     /// It is removed, but acknowledged writes may be lost.
@@ -603,9 +606,8 @@ impl MappedDevice {
         suspended.and(closed)
     }
 
-    /// Begins a call into targets of the live table that this device does not pass on itself: until
-    /// it ends they are neither suspended, closed nor resumed (D8). What takes long does not belong
-    /// into one: verbs wait for it.
+    /// Begins a call into targets of the live table from outside this file. Until it ends they are
+    /// neither suspended, closed nor resumed (D8). A call must be short, because verbs wait for it.
     pub async fn begin_call(&self) -> Call<'_> {
         self.calls.begin().await
     }

@@ -1,20 +1,19 @@
-//! The verdict loop: takes a request down through mapped devices to a disk that does it, and
-//! its completion back up. Deciding is the targets'; acting is here, in one place, without
-//! recursion.
+//! The verdict loop: takes a request down through mapped devices to a disk, and its completion back
+//! up. Targets decide; this loop acts on their verdicts, without recursion.
 //!
-//! Life of a request at one mapped device: a frame is pushed, the line's target maps it (and
-//! may accept only its head; the rest becomes a child that maps by itself), the verdict sends
-//! it on or ends it. On the way up the target's `end_io` sees it if it asked to, the frame
-//! waits for its children, and the first error wins.
+//! The steps of a request at one mapped device. A frame is pushed and the line's target maps the
+//! request. The target may accept only the head; the rest becomes a child, which is mapped
+//! separately. The verdict sends the request on or ends it. On the way up the target's `end_io`
+//! sees it if it asked to, the frame waits for its children, and the first error wins.
 //!
 //! Invariants:
-//! E1. A box is owned by this loop, or parked in its slot; never both, never neither.
-//! E2. While children of a frame exist, their parent is parked or on its way: children start
-//!     from the work queue only, which is drained when no request is out. A request at a closed
-//!     gate is parked in its slot like any other.
-//! E3. A request that a device admitted leaves it exactly once ([`LocalDevice::leave`]),
-//!     after its own part and all children ended; children of admitted requests pass a closed
-//!     gate, else a suspend would wait for ever.
+//! E1. A request's box is either owned by this loop or parked in its slot.
+//! E2. While children of a frame exist, their parent is parked or on its way down: children start
+//!     from the work queue only, which is drained when the loop holds no request. A request at a
+//!     closed gate is parked in its slot like any other.
+//! E3. A request that a device admitted leaves it exactly once ([`LocalDevice::leave`]), after its
+//!     own part and all children have ended. Children of admitted requests pass a closed gate;
+//!     otherwise a suspend would never end.
 
 use std::sync::Arc;
 
@@ -29,7 +28,7 @@ use crate::table::{Line, Straight, Table};
 use crate::target::{EndIo, Verdict};
 use crate::units::{Sector, SectorCount, SectorRange};
 
-/// What is left to do, in order.
+/// Pending work, in order.
 pub(crate) enum Work {
     /// A client's request that was started while the loop ran.
     Start(Arc<dyn Disk>, Box<Request>),
@@ -51,7 +50,7 @@ pub(crate) enum Work {
     HandBack(RequestId),
 }
 
-/// Takes `first` down, if there is one, then does everything that was left to do.
+/// Takes `first` down, if there is one, then does all pending work.
 pub(crate) fn run(env: &Env, first: Option<(&dyn Disk, Box<Request>)>) {
     let nested = env.set_running(true);
     debug_assert!(!nested, "the loop does not recurse");
@@ -101,8 +100,8 @@ fn act(env: &Env, tables: &Tables, work: Work) {
     }
 }
 
-/// Takes the request that somebody was to complete, remap or hand back; none if the id is
-/// stale or the request waits at a gate, where nobody but its device may touch it.
+/// Takes a parked request to complete, remap or hand it back. `None` if the id is stale or the
+/// request waits at a gate, where only its device may touch it.
 fn unpark(env: &Env, id: RequestId) -> Option<Box<Request>> {
     let request = env.slots().unpark(id)?;
     if request.at_gate {
@@ -198,8 +197,8 @@ pub(crate) fn lowest<'t>(
 }
 
 /// The ready path: takes a request past every open device whose only line has nothing to decide
-/// about it. Answers where it went from the last one; none if there is no such device. What it
-/// meets there is left to the caller, breaches of the contract too.
+/// about it. Returns where it went from the last one; `None` if there is no such device. All other
+/// cases, breaches of the contract included, are left to the caller.
 #[inline(always)]
 fn slide<'t>(
     env: &Env,
@@ -230,7 +229,7 @@ fn slide<'t>(
     reached.map(|device| live(tables, device).straight().expect("a way is a straight line"))
 }
 
-/// Gives a request to a disk that does it.
+/// Submits a request to a disk that is no mapped device.
 fn submit(env: &Env, tables: &Tables, disk: &dyn Disk, mut request: Box<Request>) {
     if let Err(error) = check::request(env, disk, Bounds::of(disk), &request) {
         return finish(env, tables, request, Err(error));
@@ -406,7 +405,7 @@ fn finish(env: &Env, tables: &Tables, mut request: Box<Request>, mut result: IoR
     }
 }
 
-/// Leaves the frames that nobody asked to see and that have no other part.
+/// Leaves the frames that no target watches and that have no other part.
 #[inline(always)]
 fn pass_by(env: &Env, request: &mut Request) {
     let before = usize::from(request.depth);
@@ -424,7 +423,7 @@ fn pass_by(env: &Env, request: &mut Request) {
     }
 }
 
-/// What became of a request at one frame on its way up.
+/// The state of a request after one frame on its way up.
 enum Left {
     /// It is parked.
     Waits,
@@ -434,7 +433,7 @@ enum Left {
     HandedBack(Box<Request>),
 }
 
-/// Ends the part of a frame that somebody watches, or that has children.
+/// Ends the part of a frame that a target watches, or that has children.
 fn leave_frame(
     env: &Env,
     tables: &Tables,
@@ -489,7 +488,7 @@ fn wait(env: &Env, request: Box<Request>) -> Left {
     Left::Waits
 }
 
-/// Tells the owner of a request that has passed every frame.
+/// Completes a request that has passed every frame: calls its owner.
 fn end(env: &Env, mut request: Box<Request>, result: IoResult, handed_back: bool) {
     let completion = std::mem::replace(&mut request.completion, Completion::None);
     match completion {

@@ -1,9 +1,9 @@
-//! [`Env`]: everything nondeterministic a target may touch, handed along with each call.
+//! [`Env`]: everything nondeterministic that a target may use; an argument of each call.
 //!
-//! One `Env` is one reactor's world: its clock (read once per loop turn), its random numbers,
-//! its tasks and timers, its request slots and buffers, its view of every mapped device, and
-//! the mailbox to other reactors. The real world and the simulated one fill in [`Tasks`] and
-//! [`Post`]; nothing above can tell them apart. An `Env` never leaves its reactor.
+//! One `Env` is one reactor's world: its clock (read once per loop turn), its random numbers, its
+//! tasks and timers, its request slots and buffers, its view of every mapped device, and the
+//! mailbox to other reactors. The real and the simulated world implement [`Tasks`] and [`Post`];
+//! code above cannot tell which one it runs in. An `Env` never leaves its reactor.
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, Ref, RefCell};
@@ -27,7 +27,8 @@ use crate::slots::Slots;
 use crate::table::Table;
 use crate::units::{Sector, SectorCount, SectorRange, Time};
 
-/// Lets the reactor turn once: the other tasks, and what has arrived meanwhile.
+/// Yields for one turn of the reactor: the other tasks run, and new mail and completions are
+/// handled.
 pub async fn yield_once() {
     let mut yielded = false;
     poll_fn(|context| {
@@ -63,7 +64,7 @@ pub trait Post: Send + Sync {
     /// How many reactors there are; their ids count from 0.
     fn reactors(&self) -> u16;
 
-    /// What limits the log of this world.
+    /// The rate limit of this world's log.
     fn log(&self) -> &LogLimit;
 
     /// The time since 1970-01-01 00:00 UTC: for what is written into formats, not for waiting.
@@ -238,7 +239,7 @@ impl Env {
 
     // Requests.
 
-    /// Starts a request of `client`'s on `disk`. The client is told exactly once, perhaps
+    /// Starts a request of `client` on `disk`. [`Client::complete`] is called exactly once, perhaps
     /// before this returns.
     pub fn start(&self, disk: &Arc<dyn Disk>, io: Io, client: Rc<dyn Client>, cookie: u64) {
         let mut request = self.0.slots.alloc();
@@ -284,13 +285,13 @@ impl Env {
         disk.copy_from(self, source, from, to.start)
     }
 
-    /// Ends a request that was queued. Any reactor may say so, once.
+    /// Ends a queued request. Any reactor may call this, once per request.
     pub fn complete(&self, id: RequestId, result: IoResult) {
         self.mail_or(id, Work::Finish(id, result), Mail::Complete(id, result));
     }
 
-    /// The data of a request that was queued on this reactor and waits: for its target, which
-    /// reads or writes it in other ways than one remapping.
+    /// The data of a request that is queued on this reactor: for its target, which reads or writes
+    /// it in other ways than by one remap.
     pub fn queued_segs(&self, id: RequestId) -> Option<Segs> {
         self.slots().parked_segs(id)
     }
@@ -338,7 +339,7 @@ impl Env {
         }
     }
 
-    /// Does all work that completions and messages left. True if there was any.
+    /// Does all work that completions and messages queued. True if there was any.
     pub fn turn(&self) -> bool {
         if self.0.work.borrow().is_empty() {
             return false;
@@ -352,7 +353,7 @@ impl Env {
         self.0.slots.in_use()
     }
 
-    /// True once the world is given up: an error may come of that alone.
+    /// True once the world is ending: an error may have no other cause.
     pub fn is_ending(&self) -> bool {
         self.0.ending.get()
     }
@@ -401,7 +402,7 @@ impl Env {
     /// Changes this reactor's table of a device. Must not be called while the engine runs (D4).
     pub(crate) fn swap_table(&self, device: DeviceId, table: Option<Arc<Table>>) {
         let old = self.0.tables.borrow_mut().swap(device, table);
-        // Targets end here, with no table borrowed.
+        // Targets are dropped here, with no table borrowed.
         drop(old);
     }
 }

@@ -1,10 +1,9 @@
-//! What can go wrong: on the ready path a small copyable [`IoError`], everywhere else an
-//! error with its context.
+//! Errors: on the ready path a small copyable [`IoError`], everywhere else an error with its
+//! context.
 //!
-//! An [`IoError`] says which class a client must be told (the kernel's errno of the same
-//! meaning) and whether the simulated world injected it, so that a planted error never passes
-//! for a real one. [`ConfigError`] is the one line a person reads: device, field, found,
-//! expected.
+//! An [`IoError`] has the class that a client gets (the kernel's errno of the same meaning), and
+//! whether the simulated world injected it, so that an injected error never passes for a real one.
+//! [`ConfigError`] is one line for a person: device, field, found, expected.
 
 use std::fmt;
 

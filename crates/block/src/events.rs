@@ -1,5 +1,5 @@
-//! [`Events`]: the events of a mapped device, counted and awaited, as `dmsetup wait` knows them,
-//! and who is told that the content of its volume is lost. They outlive its tables.
+//! [`Events`]: the events of a mapped device, counted and awaited (as by `dmsetup wait`), and the
+//! log for lost content of its volume. They outlive its tables.
 
 use std::sync::Arc;
 

@@ -1,25 +1,25 @@
-//! Failure counts: how often a disk may have lost completed writes, and who was told.
+//! Failure counts: how often a disk may have lost completed writes, and to whom this was reported.
 //!
-//! A failed flush may have dropped completed writes of anyone who uses the disk, and the system
-//! below says so once (errseq_t of Linux is the model). So a failure is not the business of the
-//! flush that met it alone. Each disk has a count that only rises; everyone who relies on
-//! completed writes remembers a value of it and compares:
+//! A failed flush may have dropped completed writes of any user of the disk, and the system below
+//! reports it once (errseq_t of Linux is the model). So a failure concerns more users than the one
+//! whose flush met it. Each disk has a count that only rises. Every user that relies on completed
+//! writes remembers a value of it and compares:
 //!
 //! - a *client* has a [`FailureCursor`]: set when it connects, compared at the end of each of its
-//!   flushes, moved only when the flush reports the loss. So each client is told once;
+//!   flushes, moved only when the flush reports the loss. So each client gets the error once;
 //! - an *internal user* (commit group, batch, merge step, copy) reads the count before the first
 //!   write of its unit and compares after the unit's flush. After a failure it reads the count
 //!   again and writes again, from its own copy.
 //!
-//! A mapped device adds what its own targets lost to the counts of what its live table passes
-//! on ([`crate::Target::failures`]).
+//! A mapped device's count is the losses of its own targets plus the counts that its live table
+//! passes on ([`crate::Target::failures`]).
 //!
 //! Invariants:
-//! F1. The count rises before the request that failed completes: who compares after a later
+//! F1. The count rises before the request that failed completes: a user that compares after a later
 //!     completion sees it.
-//! F2. `told <= count`, and neither falls. `told` is what a user was told of, or made good: a
-//!     client that connects later need not hear of it. A loss that no client was told of is told
-//!     to those who connect later, and after a restart.
+//! F2. `told <= count`, and neither falls. `told` counts the failures that were reported to a user,
+//!     or repaired: a client that connects later gets no error for them. A loss that no client got
+//!     an error for is reported to those who connect later, and after a restart.
 
 use std::sync::Arc;
 

@@ -1,22 +1,23 @@
 //! [`FlushGate`]: the flushes of one drive, and the writes that are flushes of their own.
 //!
-//! A drive answers a failed flush to one flusher, and may have dropped what all others wrote:
-//! their own flushes succeed afterwards. The gate makes each success mean what it says:
+//! A drive reports a failed flush to one flusher, and may have dropped the writes of all others,
+//! whose own flushes succeed afterwards. With the gate, a successful flush covers what it should:
 //!
 //! G1. One flush of the drive runs and one is queued. The queued one begins when the running one
-//!     has ended, and serves everyone who came meanwhile. So no flush overtakes one that fails.
-//! G2. A flush ends only when every FUA write that began before the end of the drive's own work
-//!     has been answered: a FUA write that fails may have dropped others' writes, too.
-//! G3. A failed flush raises the drive's failure count before anyone is answered (F1).
+//!     has ended, and serves all callers that came in between. So no flush overtakes one that
+//!     fails.
+//! G2. A flush ends only when every FUA write that began before the drive finished the flush has
+//!     been answered: a FUA write that fails may have dropped others' writes, too.
+//! G3. A failed flush raises the drive's failure count before any caller is answered (F1).
 //! G4. A failed FUA write is sent once more without FUA. If that fails too, the medium refused
 //!     this write: it is its own error only. If it succeeds, the flush inside the first attempt
 //!     failed: the count rises, and the write fails, since it is not durable.
 //!
-//! With G1 to G3, a flush that succeeded while the failure count stayed as it was covers every
-//! write that completed before the flush was submitted; the users compare the count.
+//! With G1 to G3, a flush that succeeded while the failure count did not change covers every write
+//! that completed before the flush was submitted. The users compare the count.
 //!
-//! A running flush is led by one of those who wait for it, on its own reactor. If a leader is
-//! dropped, its flush counts as failed.
+//! A running flush is led by one of its waiters, on that waiter's reactor. If the leader is
+//! dropped, the flush counts as failed.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What one reactor knows of each mapped device: whether its gate is open, how many requests it
-//! has admitted, who waits at the gate, and the live table.
+//! One reactor's view of each mapped device: whether its gate is open, how many requests it has
+//! admitted, which requests wait at the gate, and the live table.
 //!
 //! Only the owning reactor touches these; a device's verbs change them by a call on every reactor
 //! (`crate::device`, D1, D2 and D4).

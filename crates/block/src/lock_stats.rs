@@ -1,9 +1,9 @@
-//! Locks that tell how long they were held and waited for: `block::sync` with the feature
+//! Locks that measure how long they are held and waited for: `block::sync` with the feature
 //! `lock-stats`, for `cairn bench snapshot`.
 //!
-//! Every taking is counted and every wait timed; how long a lock is held is sampled. What reading
-//! the clock costs is measured and taken off; a sample that is far too long is left out, since
-//! there the system took the processor away from who held the lock.
+//! Every acquisition is counted and every wait is timed. The time that a lock is held is sampled.
+//! The cost of reading the clock is measured and subtracted. A sample that is far too long is
+//! dropped, because the system had preempted the holder.
 
 use std::any::type_name;
 use std::ops::{Deref, DerefMut};

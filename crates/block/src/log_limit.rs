@@ -1,12 +1,12 @@
-//! [`LogLimit`]: keeps what happens again and again from filling the log.
+//! [`LogLimit`]: keeps repeated events from filling the log.
 //!
-//! Events have a key, a text that says what happens to what ("slow.img: write failed"). The first
-//! event of a key is a line of its own. Those that follow are counted: while they go on, there is
-//! one line a minute with their number. A key is forgotten after a minute without events.
+//! Each event has a key, a text that names the object and what happened ("slow.img: write failed").
+//! The first event of a key is logged at once. Later ones are counted, and reported in one line a
+//! minute while they continue. A key is dropped after a minute without events.
 //!
 //! Counts that no further event reports are logged by [`LogLimit::flush`], which the owner of a
-//! world calls now and then. Time is told by the caller. May be used from any thread; must never
-//! be called on the ready path.
+//! world calls from time to time. The caller passes the time. May be called from any thread, but
+//! never on the ready path.
 
 use std::collections::HashMap;
 use std::time::Duration;

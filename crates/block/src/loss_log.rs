@@ -1,9 +1,10 @@
-//! Witnesses: somebody outside a target who keeps, durably, what the target's own device can't
-//! keep any more.
+//! The loss log: a durable record outside a target, for facts that the target's own device can no
+//! longer store.
 //!
-//! A snapshot that ends says so on its COW device, before its origin is written without it. If
-//! that device takes no more writes, the end must be known elsewhere, or a later start would trust
-//! what is no longer true. A target knows no such place; whoever serves the volume may.
+//! A snapshot that ends records this on its COW device before its origin is written without it. If
+//! that device takes no more writes, the end must be recorded elsewhere. Otherwise a later start
+//! would trust exceptions that are no longer true. A target knows no such place; the server of the
+//! volume may.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,10 +1,10 @@
-//! Mutants: each flush, write with FUA, comparison of failure counts and wait that an order rests
-//! on has a name, and can be taken out. A test or the crash campaign must then fail, or
-//! `scripts/mutants.equivalent` says why nothing changes without it; `scripts/mutate` takes them
-//! out one after the other.
+//! Mutation points: each flush, write with FUA, comparison of failure counts and wait that an order
+//! depends on has a name, and can be removed. A test or the crash campaign must then fail, or
+//! `scripts/mutants.equivalent` says why nothing changes without it. `scripts/mutate` removes them
+//! one at a time.
 //!
-//! Names are `WHOSE: WHAT`, and stand in the sources as they are: the script finds them there.
-//! Only in builds with the feature `canary`, which no program uses; otherwise nothing is left.
+//! Names are `WHOSE: WHAT`, verbatim in the sources, where the script finds them. They exist only
+//! in builds with the feature `canary`, which no program uses.
 
 #[cfg(feature = "canary")]
 mod planted {

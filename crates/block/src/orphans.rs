@@ -1,12 +1,12 @@
-//! What becomes of dirty data when a volume's table is replaced: data that a cache has on its own
-//! device, and that the origin lacks ([`Dirty`]).
+//! Dirty data at a table change: data that a cache has on its own device and that the origin lacks
+//! ([`Dirty`]).
 //!
-//! Owns the verdict ([`fate_of`], which is pure) and the way from tables to what it judges. Disks
-//! are the same if they are one [`Disk`] of the registry, whatever they are called; both tables are
-//! followed through the volumes beneath, and through remappers to the range they lead to.
+//! Owns the verdict ([`fate_of`], a pure function) and the walk from tables to its input. Two disks
+//! are the same if they are one [`Disk`] of the registry, under any name. Both tables are followed
+//! through the volumes beneath, and through remappers to the range they use.
 //!
 //! O1. A line that claims what the old line claimed, in the same roles from the same sectors on, is
-//!     the same cache: it reads its own metadata, so that nothing is lost, whatever its options.
+//!     the same cache. It reads its own metadata, so nothing is lost, whatever its options are.
 //! O2. A table that reaches any part of the origin in another way serves old data there, and
 //!     writes what a later writeback overwrites: the dirty data is orphaned.
 //! O3. A table that does not reach the origin loses nothing: cache and origin stay as they are.

@@ -1,7 +1,8 @@
-//! The registry: who is who in a world. One [`Disk`] per identity however often it is named,
-//! and the kin of targets (the pool of a thin volume, the snapshots of an origin).
+//! The registry: all disks and volumes of a world by name. There is one [`Disk`] per identity,
+//! under however many names. It also has the kin of targets (the pool of a thin volume, the
+//! snapshots of an origin).
 //!
-//! The registry keeps weak references only: a disk is closed by its last user.
+//! The registry keeps weak references only: a disk is closed when its last user drops it.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Opens what a device argument of a table line names, other than `@VOLUME`.
 pub trait Opener: Send + Sync {
-    /// Who the argument means, so that two names of one device meet.
+    /// The identity of the device that the argument names: the same for two names of one device.
     ///
     /// # Errors
     /// There is no such device.
@@ -27,7 +28,7 @@ pub trait Opener: Send + Sync {
     /// failures in `failures`.
     ///
     /// # Errors
-    /// It can't be opened, or somebody else holds it.
+    /// It can't be opened, or another user has it locked.
     fn open(
         &self,
         argument: &str,

@@ -1,5 +1,5 @@
-//! [`Report`]: what a target says about itself, typed. The kernel's status line, JSON and metrics
-//! are made of it, so that nothing has to parse a line again.
+//! [`Report`]: a target's typed report. The kernel's status line, JSON and metrics are made from
+//! it; no code parses a status line.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
 //! The request: one operation on a range, its buffers, and the frames of the layers it has
 //! passed.
 //!
-//! A request is pooled per reactor and never leaves it. It is a `Box` that exactly one owner
-//! holds: the engine while it maps or completes it, its slot while somebody must finish it.
-//! Everybody else keeps its [`RequestId`], which a generation makes safe against reuse.
+//! A request is pooled per reactor and never leaves it. It is a `Box` with exactly one owner: the
+//! engine while it maps or completes the request, its slot while a target or client must finish it.
+//! All others keep its [`RequestId`], which a generation makes safe against reuse.
 //!
 //! Frames: each mapped device that a request enters pushes one [`Frame`]; completion pops them
 //! in reverse order. A frame waits for its own part and for the children that a split made.
@@ -99,8 +99,8 @@ pub(crate) enum Completion {
     Child { parent: RequestId, frame: u8 },
 }
 
-/// What a mapped device remembers of a request that passed through it. What is the same for
-/// most requests lies together, so that it is written at once.
+/// The record of a mapped device about a request that passed through it. The fields that are the
+/// same for most requests are adjacent, so that they are written at once.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Frame {
@@ -136,8 +136,8 @@ impl Frame {
         Frame { pending: 1, flags, error, device, line, op, io_flags, device_range, range, word: 0 }
     }
 
-    /// True if nobody but the device's count has to hear of its end: no target asked to see it,
-    /// and it has one part, which is the request itself.
+    /// True if only the device's count needs its end: no target asked to see it, and it has one
+    /// part, which is the request itself.
     pub fn is_plain(&self) -> bool {
         self.flags.is_empty()
     }
@@ -195,7 +195,7 @@ impl Request {
         }
     }
 
-    /// The request's name, for whoever must complete it later.
+    /// The request's id, for the task that completes it later.
     pub fn id(&self) -> RequestId {
         self.id
     }

@@ -1,8 +1,8 @@
 //! The request slots of one reactor: a slab that grows, recycles boxes, and tells a stale id
 //! from a live one by its generation.
 //!
-//! A slot is free, out (its box is with the engine or a caller) or parked (the box waits here
-//! for whoever must complete it). Nothing but this file moves a box between these states.
+//! A slot is free, out (the engine or a caller has its box) or parked (the box waits here until a
+//! task completes it). Only this file moves a box between these states.
 
 use std::cell::RefCell;
 

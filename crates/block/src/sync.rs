@@ -1,9 +1,9 @@
-//! Locks and atomics, by one door: parking_lot and std, or shuttle's under `cfg(shuttle)`.
+//! Locks and atomics from one module: parking_lot and std, or shuttle's under `cfg(shuttle)`.
 //!
-//! With the feature `lock-stats` the locks tell how long they are held and waited for.
+//! With the feature `lock-stats` the locks measure how long they are held and waited for.
 //!
-//! Shared state takes its locks from here so that a model checker can own the interleavings.
-//! No lock is ever held across I/O or an await.
+//! Shared state uses these types so that a model checker can control the interleavings. No lock is
+//! held across I/O or an await.
 
 #[cfg(all(not(shuttle), feature = "lock-stats"))]
 pub use crate::lock_stats::{Mutex, MutexGuard};

@@ -117,7 +117,7 @@ pub struct Line {
     pub(crate) straight: Option<Straight>,
 }
 
-/// Where the requests of a line go whose target never decides otherwise.
+/// The disk of a line whose target never decides otherwise.
 pub(crate) struct Straight {
     pub disk: Arc<dyn Disk>,
     pub device: Option<DeviceId>,
@@ -179,7 +179,7 @@ impl Table {
             let kind = context.types.find(&line.target)?;
             let args: Vec<&str> = line.args.iter().map(String::as_str).collect();
             let (registry, read_only) = (context.registry, context.read_only);
-            // It has no size yet, which would be refused with less to say.
+            // The device has no size yet, and a refusal for that would say less.
             if args.iter().any(|arg| arg.strip_prefix('@') == Some(device.volume())) {
                 return Err(refuse_loop(device, device));
             }
@@ -244,12 +244,12 @@ impl Table {
         self.read_only
     }
 
-    /// The failures that concern whoever wrote to the device.
+    /// The failures that concern the writers of the device.
     pub(crate) fn failures(&self) -> u64 {
         self.lines.iter().map(|line| line.target.failures()).sum()
     }
 
-    /// Those of which someone was told.
+    /// The failures that some client got an error for already.
     pub(crate) fn failures_told(&self) -> u64 {
         self.lines.iter().map(|line| line.target.failures_told()).sum()
     }

@@ -1,11 +1,11 @@
 //! [`Target`]: a mapping policy over a range of a mapped device.
 //!
-//! `map` decides at once and says a [`Verdict`]; the engine acts on it. What must wait is an
-//! async task on the [`Env`] that came with the call. A target names no file, socket, thread
-//! or clock. Life: constructed at `load` (arguments and fixed header fields only), `resume`
-//! (mutable metadata, recovery, tasks), requests, `presuspend` (give back what is parked),
-//! `suspend` (when the last request has ended; or `presuspend_undo`, and requests go on), then
-//! `resume` again or the end.
+//! `map` decides at once and returns a [`Verdict`]; the engine acts on it. Whatever takes time is
+//! an async task on the [`Env`] of the call. A target names no file, socket, thread or clock. Its
+//! life: constructed at `load` (arguments and fixed header fields only), `resume` (mutable
+//! metadata, recovery, tasks), requests, `presuspend` (give back parked requests), `suspend` (when
+//! the last request has ended; or `presuspend_undo`, and requests continue). Then `resume` again,
+//! or the end.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub enum Verdict<'a> {
     Failed(IoError),
 }
 
-/// What a target answers to the completion of what it remapped.
+/// A target's answer to the completion of a request that it remapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndIo {
     /// Go on with this result.
@@ -63,7 +63,7 @@ pub enum MessageError {
     /// Unknown word or wrong arguments (EINVAL).
     #[error("{0}")]
     Invalid(String),
-    /// Not while suspended, or while somebody uses it (EBUSY).
+    /// Not while the device is suspended or in use (EBUSY).
     #[error("{0}")]
     Busy(String),
     /// It was tried and failed (EIO and others).
@@ -71,17 +71,16 @@ pub enum MessageError {
     Failed(String),
 }
 
-/// Content that a target has on a device of its own, and that the device in whose place it
-/// stands lacks.
+/// Content on a target's own device that is newer than the origin's.
 #[derive(Clone)]
 pub struct Dirty {
     /// How much.
     pub sectors: SectorCount,
     /// In blocks of this size.
     pub block: SectorCount,
-    /// What lacks it: who serves this device without the target serves old data.
+    /// The device that lacks it. Served without the target, it has old data.
     pub origin: Arc<dyn Disk>,
-    /// Where it is: the device, as the table line names it.
+    /// The device that has it, as the table line names it.
     pub device: String,
 }
 
@@ -102,9 +101,9 @@ pub trait Target: Send + Sync {
         EndIo::Done(result)
     }
 
-    /// The lower disk, and where on it the target's first sector lies, if `map` always answers
-    /// that every request goes there as it is, never watches one, and wants one copy of a flush.
-    /// The engine then need not ask. Called once, when the table is built.
+    /// The lower disk, and where on it the target's first sector lies, if `map` remaps every
+    /// request there unchanged, never watches one, and wants one copy of a flush. The engine then
+    /// does not call `map`. Called once, when the table is built.
     fn straight(&self) -> Option<(Arc<dyn Disk>, Sector)> {
         None
     }
@@ -117,14 +116,15 @@ pub trait Target: Send + Sync {
     /// The lower disks, in the order of the arguments.
     fn lowers(&self) -> Vec<Arc<dyn Disk>>;
 
-    /// What of its lower disks the target needs for itself; what `remaps` tells is claimed by
-    /// nobody. Called with a table that is to be live, and must not change in a target's life.
+    /// The ranges of its lower disks that the target needs for itself. Ranges of `remaps` need no
+    /// claim. Called when the table is about to be live; the answer must not change in a target's
+    /// life.
     fn claims(&self) -> Vec<Claim> {
         Vec::new()
     }
 
     /// Where a range of the target lies on its lower disks, if it only sends requests there and
-    /// keeps nothing of its own; then it claims nothing.
+    /// keeps nothing of its own. Such a target claims nothing.
     fn remaps(&self, _range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
         None
     }
@@ -142,19 +142,19 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// A suspend began: finish what is parked soon, or with [`SuspendMode::NoFlush`] hand it
-    /// back ([`Env::hand_back`]). Requests may still arrive. When the world ends, requests may go on
-    /// arriving for long, to be served as before if they need not wait.
+    /// A suspend began: end parked requests soon, or with [`SuspendMode::NoFlush`] hand them back
+    /// ([`Env::hand_back`]). Requests may still arrive. At the end of the world they may arrive for
+    /// a long time; those that need not wait are served as before.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
 
-    /// The suspend was called off before its last request had left: undoes what `presuspend` did.
-    /// Requests are under way, none arrives before this returns.
+    /// The suspend was called off before its last request had left: undoes `presuspend`. Requests
+    /// are in flight; none arrives before this returns.
     fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// No request is left: make durable what must be, stop every task, then return. The device
-    /// is suspended afterwards, whatever this answers.
+    /// No request is left: make durable what must be, stop every task, then return. The device is
+    /// suspended afterwards, also after an error.
     ///
     /// # Errors
     /// Acknowledged writes may be lost: says which device failed. The mapped device raises its
@@ -163,9 +163,9 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Suspended, and replaced by another table or removed: once this returns nothing is written
-    /// to the lower disks for its sake, on any reactor. If the other table cannot start, `resume`
-    /// follows all the same, and reads mutable metadata again.
+    /// The target is suspended, and is replaced by another table or removed. Once this returns, no
+    /// reactor writes to the lower disks on its behalf. If the other table cannot start, `resume`
+    /// follows nevertheless, and reads mutable metadata again.
     ///
     /// # Errors
     /// As for [`Target::suspend`].
@@ -173,25 +173,24 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The failures of lower disks that concern whoever wrote to the target. A target that only
-    /// remaps passes on those of its lower disks. One that can write again what may be lost
-    /// absorbs them, and raises [`Ctor::failures`] for acknowledged writes that it cannot
-    /// restore.
+    /// The failures of lower disks that concern the writers of the target. A target that only
+    /// remaps passes on those of its lower disks. A target that can write lost data again absorbs
+    /// them, and raises [`Ctor::failures`] for acknowledged writes that it cannot restore.
     fn failures(&self) -> u64 {
         self.lowers().iter().map(|lower| lower.failures()).sum()
     }
 
-    /// Of [`Target::failures`], those that someone was told of already.
+    /// Of [`Target::failures`], those that were reported to a client already.
     fn failures_told(&self) -> u64 {
         self.lowers().iter().map(|lower| lower.failures_told()).sum()
     }
 
-    /// Someone was told of all of [`Target::failures`]. Not for failures that are absorbed.
+    /// All of [`Target::failures`] were reported to a client. Not for failures that are absorbed.
     fn acknowledge_failures(&self) {
         self.lowers().iter().for_each(|lower| lower.acknowledge_failures(lower.failures()));
     }
 
-    /// What it says about itself.
+    /// The report: its counters, gauges and states.
     fn report(&self) -> Report {
         Report::NONE
     }
@@ -224,14 +223,13 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(Ok(vec![all])))
     }
 
-    /// What a person should know about the volume when the server stops, if that is not what
-    /// [`Target::dirty`] tells.
+    /// A line for the operator when the server stops, if [`Target::dirty`] does not cover it.
     fn parting_word(&self) -> Option<String> {
         None
     }
 
-    /// What only this target's own device has, if anything. Also once it is suspended: as of the
-    /// suspend then. Nothing before the first resume, which reads it.
+    /// The content that only this target's own device has, if any. After a suspend: as of that
+    /// suspend. `None` before the first resume, which reads it.
     fn dirty(&self) -> Option<Dirty> {
         None
     }
@@ -242,7 +240,7 @@ pub trait Target: Send + Sync {
     }
 }
 
-/// What a constructor is given.
+/// Arguments of a constructor.
 pub struct Ctor<'a> {
     /// Where the table line begins on the mapped device.
     pub start: Sector,

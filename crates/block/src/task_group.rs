@@ -1,4 +1,4 @@
-//! A task group: counts tasks and other users of something, and waits until it has none.
+//! A task group: counts the tasks and other users of an object, and waits until there are none.
 
 use std::sync::Arc;
 

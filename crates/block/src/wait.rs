@@ -1,7 +1,7 @@
 //! Waiting for a condition that an event announces.
 //!
-//! The caller listens before it looks at the condition. So a change that is notified after the
-//! look wakes the caller, and none is missed.
+//! The caller listens to the event before it checks the condition. A change that is notified after
+//! the check wakes the caller, so none is missed.
 
 use event_listener::Event;
 use futures_util::future::select;

@@ -1,8 +1,8 @@
-//! [`Span`]: a stretch of memory, aligned to and advised for huge pages, from which a pool cuts
-//! its buffers.
+//! [`Span`]: a range of memory, aligned to and advised for huge pages, from which a pool cuts its
+//! buffers.
 //!
-//! Promises: zeroed when new; its address never changes; given back to the system with its last
-//! handle. Must never look at the bytes: they belong to the regions that are cut from it.
+//! Promises: zeroed when new; its address never changes; freed with its last handle. It never
+//! accesses the bytes: they belong to the regions that are cut from it.
 
 use std::ptr::NonNull;
 

@@ -1,4 +1,4 @@
-//! [`HugeWords`]: many words that are looked up at random, for which huge pages are advised.
+//! [`HugeWords`]: a large array of words for random lookups, advised for huge pages.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::Deref;

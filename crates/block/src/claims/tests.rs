@@ -1,4 +1,4 @@
-//! The rules, one sentence at a time; and the book beside its naive twin, which keeps every use of
+//! The rules, one test each; and the register against a reference model that keeps every use of
 //! every sector.
 
 use std::collections::BTreeMap;

@@ -1,10 +1,10 @@
 //! The race of two reactors' flushes, under a scheduler that tries interleavings:
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-block --lib interleavings`.
 //!
-//! A model drive keeps completed writes until a flush; one flush, or the flush inside a FUA
-//! write, fails and drops them all, and its answer arrives later than its effect. Each thread
-//! writes, then flushes. Whoever's flush succeeds while the failure count stayed as it was must
-//! find its write durable.
+//! A model drive keeps completed writes until a flush. One flush, or the flush inside a FUA write,
+//! fails and drops them all, and its answer arrives later than its effect. Each thread writes, then
+//! flushes. If a thread's flush succeeds while the failure count did not change, its write must be
+//! durable.
 
 use std::collections::BTreeSet;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! The gate's promises, one at a time, polled by hand.
+//! Tests of G1 to G4, one at a time, with futures polled by hand.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};

@@ -1,22 +1,22 @@
 //! [`DataAllocator`]: which data blocks may be handed out, for the data path of any reactor.
 //!
-//! One bit per data block: set while the block may be taken. That is the whole allocation rule,
-//! since a bit is
+//! One bit per data block, set while the block may be taken. That is the whole allocation rule. A
+//! bit is
 //! - set at opening if the block's count is zero in the durable map,
 //! - cleared by [`take`](DataAllocator::take), long before a commit maps the block,
 //! - set again by [`put_back`](DataAllocator::put_back) if the block was never mapped, or by
-//!   [`release`](DataAllocator::release) once a durable commit let it go *and* its old users are
-//!   gone.
+//!   [`release`](DataAllocator::release) once a durable commit freed it *and* no request uses it
+//!   any more.
 //!
 //! A block whose count falls to zero in a transaction keeps its bit cleared: it is still mapped
 //! in the last durable state.
 //!
-//! A1. A set bit means: count zero in the working, the committing and the last durable map, and
-//!     nobody was given the block.
+//! A1. A set bit means: count zero in the working, the committing and the last durable map, and no
+//!     caller has taken the block.
 //! A2. No block is given back twice (asserted).
 //!
 //! Blocks are kept in chunks, chunk c in shard c modulo 16, each shard under a short lock. The
-//! search is next-fit from a shared cursor, so that what is taken together lies together.
+//! search is next-fit from a shared cursor, so that blocks that are taken together are adjacent.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -128,7 +128,7 @@ pub struct DataAllocator {
     cursor: AtomicU64,
     free: AtomicU64,
     blocks: AtomicU64,
-    /// Blocks that are kept back for good; `withdraws` if there are any.
+    /// Blocks that are never handed out; `withdraws` if there are any.
     withdrawn: Mutex<BTreeSet<u64>>,
     withdraws: AtomicBool,
 }
@@ -157,7 +157,7 @@ impl DataAllocator {
     }
 
     /// Takes up to `count` blocks; fewer if fewer are free. The runs are in the order of the
-    /// search, and as long as they come.
+    /// search, and as long as the search finds them.
     pub fn take(&self, count: u64) -> Vec<DataRun> {
         let mut runs: Vec<DataRun> = Vec::new();
         let chunks = self.blocks.load(Ordering::Acquire).div_ceil(CHUNK_BLOCKS);
@@ -166,7 +166,7 @@ impl DataAllocator {
         }
         let cursor = self.cursor.load(Ordering::Relaxed);
         let mut left = count;
-        // The chunk of the cursor comes first from the cursor on, and last as a whole.
+        // The cursor's chunk is searched first from the cursor on, and last as a whole.
         for step in 0..=chunks {
             let chunk = (cursor / CHUNK_BLOCKS + step) % chunks;
             let from = if step == 0 { cursor % CHUNK_BLOCKS } else { 0 };
@@ -199,8 +199,9 @@ impl DataAllocator {
         taken
     }
 
-    /// Takes up to `count` free blocks that lie at or after `from`, for who goes through all of
-    /// them; answers where to go on. Whoever takes blocks to use them is not disturbed.
+    /// Takes up to `count` free blocks of a chunk at or after `from`, for a walk through all free
+    /// blocks. Returns where to continue. The cursor of [`take`](DataAllocator::take) does not
+    /// move.
     pub fn take_from(&self, from: u64, count: u64) -> (Vec<DataRun>, Option<u64>) {
         let blocks = self.blocks.load(Ordering::Acquire);
         let (chunk, mut runs) = (from / CHUNK_BLOCKS, Vec::new());
@@ -213,8 +214,8 @@ impl DataAllocator {
         (runs, Some(next).filter(|next| *next < blocks))
     }
 
-    /// Takes one block out for good if it is free and, asked after that was seen, `wrongly` so.
-    /// True for one that was taken out so, now or before.
+    /// Takes one block out permanently if it is free and then `wrongly` says that it must not be.
+    /// True for a block that was taken out this way, now or before.
     pub(super) fn withdraw(&self, block: DataBlock, wrongly: impl FnOnce() -> bool) -> bool {
         let (chunk, index) = (block.0 / CHUNK_BLOCKS, block.0 % CHUNK_BLOCKS);
         let mut shard = self.shards[(chunk % SHARDS) as usize].lock();
@@ -229,7 +230,7 @@ impl DataAllocator {
         self.withdraws.load(Ordering::Acquire) && self.withdrawn.lock().contains(&block.0)
     }
 
-    /// Gives back blocks that were taken and that no commit has mapped, nor will.
+    /// Gives back blocks that were taken, and that no commit has mapped or will map.
     ///
     /// # Panics
     /// One of them is free already (A2).
@@ -237,8 +238,8 @@ impl DataAllocator {
         self.set_free(run);
     }
 
-    /// Gives back blocks that a commit has freed, once nobody reads or writes them any more and
-    /// no discard of them is under way.
+    /// Gives back blocks that a commit has freed, once no request reads or writes them and no
+    /// discard of them is in flight.
     ///
     /// # Panics
     /// One of them is free already (A2).

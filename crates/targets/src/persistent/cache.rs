@@ -1,11 +1,11 @@
 //! A bounded cache of clean, verified tree nodes of the last durable state.
 //!
-//! Sharded by block number; a shard is a clock (second chance) under a short lock that is never
-//! held across an await. A block that is written by a commit is replaced here before the commit
-//! is published; a block that was read is taken in only if `valid` still holds under the
-//! shard's lock, so that a slow reader of an old state can't put an old block back. A block that is
-//! let go stays here as it was: nothing leads to it until a commit writes it anew. So whoever reads
-//! a state that was not published clears the cache before.
+//! Sharded by block number. A shard is a clock (second chance) under a short lock that is never
+//! held across an await. A block that a commit writes is replaced here before the commit is
+//! published. A block that was read is added only if `valid` still holds under the shard's lock, so
+//! that a slow reader of an old state can't put an old block back. A freed block stays here
+//! unchanged: no pointer leads to it until a commit writes it again. So a caller that reads a state
+//! that was not published clears the cache first.
 
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ impl Cache {
         Some(slot.bytes.clone())
     }
 
-    /// Takes in a block that was read, if `valid` holds.
+    /// Adds a block that was read, if `valid` holds.
     pub fn put_if(&self, block: MetadataBlock, bytes: Arc<Block>, valid: impl FnOnce() -> bool) {
         let mut shard = self.shard(block).lock();
         if valid() {
@@ -95,7 +95,7 @@ impl Cache {
         self.put_if(block, bytes, || true);
     }
 
-    /// Forgets a block.
+    /// Removes a block.
     pub fn remove(&self, block: MetadataBlock) {
         let mut shard = self.shard(block).lock();
         if let Some(place) = shard.places.remove(&block) {
@@ -107,7 +107,7 @@ impl Cache {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all blocks.
     pub fn clear(&self) {
         for shard in &self.shards {
             *shard.lock() = Shard::default();

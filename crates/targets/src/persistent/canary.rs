@@ -1,4 +1,4 @@
-//! Known ordering bugs, planted by the tests: the power cuts must catch each of them.
+//! Known ordering bugs, planted by the tests: the power-cut tests must detect each of them.
 
 #[cfg(test)]
 use std::cell::Cell;
@@ -6,13 +6,13 @@ use std::cell::Cell;
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bug {
-    /// The superblock is written before what it leads to is durable.
+    /// The superblock is written before the blocks that it leads to are durable.
     SuperblockBeforeFlush,
-    /// What a transaction lets go is allocated again before its commit (breaks T2).
+    /// Blocks freed by a transaction are allocated again before its commit (breaks T2).
     ReuseBeforeCommit,
     /// An unshared node is changed where it lies (breaks T1).
     ChangeInPlace,
-    /// A reader trusts what it walked through, although the state has moved on (breaks R1).
+    /// A reader trusts the nodes of its walk although the state has changed (breaks R1).
     ReadOnce,
 }
 

@@ -1,33 +1,34 @@
 //! The commit, and formatting.
 //!
 //! # The order, and what a crash between its steps leaves
-//! 0. The caller has flushed the data device: what new mappings lead to is durable.
-//! 1. Changed devices enter the top-level and the details tree; both space maps get shadows of
-//!    their changed bitmaps, and of the nodes of their trees, until nothing changes any more (see
-//!    below). All in memory. *Crash*: nothing was written.
+//! 0. The caller has flushed the data device: the data blocks of new mappings are durable.
+//! 1. Changed devices are entered in the top-level and the details tree. Both space maps get
+//!    shadows of their changed bitmaps and of the nodes of their trees, until nothing changes any
+//!    more (see below). All in memory. *Crash*: nothing was written.
 //! 2. Every fresh block is written, sorted, in large requests. *Crash*: fresh blocks were free in
-//!    the durable state (T2), which is intact; whatever they hold, nothing leads to them.
+//!    the durable state (T2), which is intact. No pointer leads to them, so their content does not
+//!    matter.
 //! 3. Flush. *Crash*: as before.
-//! 4. The superblock is written: the roots of everything, in the first sector; the others do not
-//!    change. *Crash*: the sector is old or new, and everything that either leads to is durable.
-//! 5. Flush. Only now do readers get the new roots, and may blocks be allocated that only the
-//!    old state stands on. *Crash*: the new state.
+//! 4. The superblock is written. Only its first sector, with all roots, changes. *Crash*: the
+//!    sector is old or new, and everything that either one leads to is durable.
+//! 5. Flush. Only now readers get the new roots, and blocks that only the old state uses may be
+//!    allocated. *Crash*: the new state.
 //!
 //! # When a flush fails
-//! A failed flush of anyone may have dropped completed writes of this commit, and a later flush
-//! succeeds all the same. So the commit reads the device's failure count before step 2 and
-//! compares it after the flush of step 3, and again around steps 4 and 5. In step 3 a difference
-//! leaves the old superblock, whose blocks are durable. In step 5 the device *shows* the new
-//! superblock, and may have kept the old one: the state is `doubtful` until a superblock is written
-//! again, from memory, and flushed. Either one may be: all blocks of both are durable. An abort
-//! does that, the mark of `set_needs_check` does it again, and so does opening a device of which a
-//! flush failed before.
+//! A failed flush by any user of the device may have dropped completed writes of this commit, while
+//! a later flush succeeds. So the commit reads the device's failure count before step 2 and
+//! compares it after the flush of step 3, and again around steps 4 and 5. A difference in step 3
+//! leaves the old superblock, whose blocks are durable. After a difference in step 5 the device
+//! *shows* the new superblock, but may have kept the old one. The state is `doubtful` until a
+//! superblock is written again, from memory, and flushed. Either one is valid: all blocks of both
+//! are durable. The superblock is written again by an abort, by the mark of `set_needs_check`, and
+//! by opening a device of which a flush failed before.
 //!
 //! # The fixed point of step 1
 //! The metadata space map counts its own blocks. To write a changed bitmap, a block is allocated
-//! for its shadow and the old one is let go, which changes two counts, perhaps in bitmaps that had
+//! for its shadow and the old block is freed. This changes two counts, perhaps in bitmaps that had
 //! not changed. But every bitmap and every node is shadowed at most once in a transaction, and
-//! their contents are taken from memory in step 2, so that this ends, at the latest when every
+//! their contents are taken from memory in step 2. So the loop ends, at the latest when every
 //! bitmap has been shadowed.
 
 use std::sync::Arc;
@@ -63,20 +64,20 @@ enum Source {
 
 impl Working {
     /// Makes every change durable, in one step. The caller has flushed the data device before.
-    /// Returns the data blocks that this let go: they can't be reached by anybody after a crash
-    /// any more. The caller gives them back with
+    /// Returns the data blocks that the commit freed: after a crash no mapping leads to them any
+    /// more. The caller gives them back with
     /// [`DataAllocator::release`](super::DataAllocator::release) once no request in flight and no
     /// discard touches them.
     ///
     /// # Errors
-    /// The device failed, or is damaged or full. The transaction must be aborted: which of both
-    /// states is on the device shows then.
+    /// The device failed, or is damaged or full. The transaction must be aborted: the abort reads
+    /// which of both states is on the device.
     pub async fn commit(&mut self, env: &Env) -> Result<Vec<DataRun>, Error> {
         self.guard()?;
         if !self.is_changed() {
             return Ok(Vec::new());
         }
-        // Broken while under way, so that a commit that is dropped half way stays broken.
+        // Marked broken while it runs, so that a commit whose future is dropped stays broken.
         self.broken = true;
         let sources = self.prepare(env).await?;
         let superblock = self.next.encode(MetadataBlock::SUPERBLOCK);
@@ -93,7 +94,7 @@ impl Working {
         Ok(self.publish(&sources))
     }
 
-    /// Step 1. The fresh blocks in order, and what is to be written to them.
+    /// Step 1. Returns the fresh blocks in order, and the source of the content of each.
     async fn prepare(&mut self, env: &Env) -> Result<Vec<(MetadataBlock, Source)>, Error> {
         self.enter_devices(env).await?;
         let mut sources = self.shadow_data_map(env).await?;
@@ -108,7 +109,8 @@ impl Working {
         Ok(sources)
     }
 
-    /// Every fresh block is written once. It is not so only if a block in use was counted as free.
+    /// Checks that every fresh block is written once. It fails only if a block in use was counted
+    /// as free.
     fn check_fresh(&self, sources: &[(MetadataBlock, Source)]) -> Result<(), Error> {
         let once = sources.is_sorted_by(|(a, _), (b, _)| a < b);
         if once && sources.len() == self.txn.fresh.len() {
@@ -148,7 +150,7 @@ impl Working {
         editor.edit(root, changes).await
     }
 
-    /// The data map counts no metadata, so that one pass will do.
+    /// The data map counts no metadata, so one pass is enough.
     async fn shadow_data_map(&mut self, env: &Env) -> Result<Vec<(MetadataBlock, Source)>, Error> {
         let large = self.txn.data.take_changed_large();
         let root = self.next.data_space_map.ref_count_root;
@@ -259,10 +261,10 @@ impl Working {
         mutants::step("metadata: flush of the superblock", (), disk.flush(env, failures)).await
     }
 
-    /// Writes the superblock again that was read: what the device shows may not be what it kept.
+    /// Writes again the superblock that was read: the device may show it without having kept it.
     ///
     /// # Errors
-    /// The device failed: it stays unknown which superblock a crash leaves.
+    /// The device failed: it is still unknown which superblock a crash leaves.
     pub(super) async fn write_again(&mut self, env: &Env) -> Result<(), Error> {
         self.doubtful = true;
         let superblock = self.durable.encode(MetadataBlock::SUPERBLOCK);
@@ -271,7 +273,7 @@ impl Working {
         Ok(())
     }
 
-    /// What comes with the end of step 5: the new state is the durable one.
+    /// After step 5: makes the new state the durable one.
     fn publish(&mut self, sources: &[(MetadataBlock, Source)]) -> Vec<DataRun> {
         let store = self.store.clone();
         for (at, source) in sources {

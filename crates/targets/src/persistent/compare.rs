@@ -1,8 +1,8 @@
-//! Comparing two devices of one durable state, and telling what only one device has: both walk
-//! trees from key to key, and pass over what is shared without reading it.
+//! Compares two devices of one durable state, and finds the blocks that only one device has. Both
+//! walk trees from key to key, and skip shared nodes without reading them.
 //!
-//! C1. A node that two trees have in common says the same in both: below it nothing differs.
-//! C2. A node that more than one pointer leads to belongs to more than one device, with everything
+//! C1. A node that two trees share has the same content in both: nothing below it differs.
+//! C2. A node with more than one pointer to it belongs to more than one device, with everything
 //!     below it.
 
 use std::ops::Range;
@@ -16,17 +16,17 @@ use super::read::{Start, Step, steps};
 use super::store::Store;
 use super::working::Working;
 
-/// What a comparison says about a range of virtual blocks.
+/// The result of a comparison for a range of virtual blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// The virtual blocks that it speaks of: they begin where it was asked to, the last range ends
-    /// at `u64::MAX`.
+    /// The virtual blocks that it covers. The first range begins at the requested block, the last
+    /// one ends at `u64::MAX`.
     pub keys: Range<u64>,
     /// Those of them that differ: in order, apart from each other.
     pub changed: Vec<Range<u64>>,
 }
 
-/// A way from a root down to a leaf, as far as it was walked.
+/// A path from a root down to a leaf, as far as it was walked.
 struct Way {
     start: Start,
     steps: Vec<Step>,
@@ -53,7 +53,7 @@ impl Way {
         self.steps.last().expect("a way begins at a root")
     }
 
-    /// One step down, unless it has arrived.
+    /// Descends by one node, unless it has reached a leaf.
     async fn descend(&mut self, store: &Store, env: &Env, key: u64) -> Result<(), Error> {
         if self.leaf.is_some() {
             return Ok(());
@@ -79,15 +79,15 @@ impl Way {
     }
 }
 
-/// Which child speaks of `key`.
+/// The index of the child that covers `key`.
 fn child_of<V>(entries: &[(u64, V)], key: u64) -> usize {
     entries.partition_point(|(own, _)| *own <= key).saturating_sub(1)
 }
 
 impl Store {
-    /// Where two devices differ from virtual block `key` on, as far as one step tells: a stretch
-    /// ends with a leaf, or with a part that both have in common. A virtual block differs if it is
-    /// mapped to different data blocks, or in one of them only.
+    /// Where two devices differ from virtual block `key` on, for one step of the walk: the stretch
+    /// ends with a leaf, or with a part that both share. A virtual block differs if it is mapped to
+    /// different data blocks, or in one device only.
     ///
     /// # Errors
     /// The durable state lacks one of the devices; or the metadata device failed, or is damaged.
@@ -136,8 +136,8 @@ impl Store {
     }
 }
 
-/// Where the part ends that both ways lead through, if there is one (C1), with what follows it in
-/// both alike.
+/// The end of the part that both ways share, if there is one (C1), including the following parts
+/// that are the same in both.
 fn common_end(ways: &[Way; 2]) -> Option<u64> {
     let [one, other] = ways;
     let (at, twin) = one.steps.iter().enumerate().find_map(|(at, step)| {
@@ -183,8 +183,8 @@ fn differences(
 
 impl Working {
     /// How many data blocks only `device` maps, from virtual block `key` on, and where that count
-    /// ends: with a node above leaves, or with a part that is shared (C2). What commits nothing yet
-    /// is not seen.
+    /// ends: with a node above leaves, or with a shared part (C2). Uncommitted changes are not
+    /// seen.
     ///
     /// # Errors
     /// The durable state has no such device; or the metadata device failed, or is damaged.
@@ -196,7 +196,7 @@ impl Working {
     ) -> Result<(u64, u64), Error> {
         self.guard_reading()?;
         let key = key.min(u64::MAX - 1);
-        // Nobody publishes meanwhile: who commits has the working state.
+        // No commit is published during this: the caller has the working state.
         let mut way = Way::new(device, self.store.start(device)?)?;
         loop {
             if !self.is_own(&way.last().path) {
@@ -214,7 +214,7 @@ impl Working {
         }
     }
 
-    /// The same of a node above leaves, which are read together.
+    /// Like [`Store::own_blocks`], for one node above leaves; the leaves are read together.
     async fn own_below(
         &self,
         env: &Env,

@@ -1,17 +1,18 @@
-//! How many metadata blocks a batch of changes can take at most: what the data path reserves
-//! before it acknowledges.
+//! The most metadata blocks that a batch of changes can take. The data path reserves them before it
+//! acknowledges a write.
 //!
-//! Blocks that a transaction lets go are free only after its commit, so that what counts is every
-//! fresh block. The bound is made of two parts:
+//! Blocks that a transaction frees become free only after its commit, so every fresh block counts.
+//! The bound has these parts:
 //!
-//! - The *overhead* of any commit: each bitmap of both maps and each node of every tree but the
-//!   mapping trees is shadowed at most once.
-//! - What the batch adds, per run of consecutive virtual blocks. A leaf has at least a third of
-//!   its 252 entries, so that a run of n blocks touches at most n/84 + 2 leaves; each becomes one
-//!   node, or is split into one more for every 252 blocks added to it, or is joined with a
-//!   neighbour. The same holds on each level above, for far fewer entries.
-//! - If leaves may be shared with a snapshot, copying a node raises the counts of the 252 things
-//!   that it points to, perhaps to 3: entries of a tree of counts, at least 168 per split node.
+//! - The *overhead* of any commit: each bitmap of both maps, and each node of every tree except the
+//!   mapping trees, is shadowed at most once.
+//! - The cost of the batch, per run of consecutive virtual blocks. A leaf has at least a third of
+//!   its 252 entries, so a run of n blocks touches at most n/84 + 2 leaves. Each becomes one node,
+//!   or is split into one more for every 252 blocks added to it, or is joined with a neighbour. The
+//!   same holds on each level above, for far fewer entries.
+//! - If leaves may be shared with a snapshot, the copy of a node raises the counts of the 252
+//!   blocks that it points to, perhaps to 3. These are entries of a tree of counts, at least 168
+//!   per split node.
 
 use super::transaction::Transaction;
 
@@ -26,7 +27,7 @@ const DETAILS_LEAST: u64 = 42;
 /// Nodes of a tree of counts that the copy of one node adds.
 const COUNTS_PER_COPY: u64 = 4;
 
-/// What is to be changed in one device.
+/// The changes to one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Virtual blocks that are mapped, mapped anew or unmapped.
@@ -58,7 +59,7 @@ fn tree_nodes(entries: u64, least: u64) -> u64 {
     total
 }
 
-/// What any commit may take.
+/// The most blocks that any commit takes.
 pub(super) fn overhead(txn: &Transaction, devices: u64) -> u64 {
     let (metadata, data) = (&txn.metadata, &txn.data);
     let data_pages = data.pages().len() as u64;

@@ -1,15 +1,14 @@
 //! [`Counts`]: the reference counts of a space map, in memory.
 //!
-//! The counts are kept as the bitmaps that lie on the device, two bits each, and a table of
-//! those of 3 and more. Raising and lowering a count is therefore a step in memory that allocates
-//! no metadata, whatever it counts; what changed is written by the commit (see `commit`), which is
-//! where the metadata space map meets itself.
+//! The counts are kept as the bitmaps of the device, two bits each, and a table of the counts of 3
+//! and more. So raising and lowering a count is a step in memory that allocates no metadata. The
+//! commit writes the changes (see `commit`); only there does the metadata space map change itself.
 //!
 //! C1. A block's count is in the table exactly if its bitmap says 3.
-//! C2. Every bitmap and every table entry that differs from the durable one is noted as changed.
-//! C3. What the index tells of a bitmap, its free entries and the first of them, is kept beside it:
-//!     a commit writes the index of all bitmaps, and looks only into those that changed.
-//! C4. Counts beyond the end, which the device may have, are forgotten: in memory at once, on the
+//! C2. Every bitmap and every table entry that differs from the durable one is recorded as changed.
+//! C3. The index entry of a bitmap (number of free entries, first free entry) is kept with it: a
+//!     commit writes the index of all bitmaps, and reads only those that changed.
+//! C4. Counts beyond the end, which the device may have, are dropped: in memory at once, on the
 //!     device before a longer map gives them a meaning.
 
 use cairn_format::thin::{
@@ -18,12 +17,12 @@ use cairn_format::thin::{
 };
 use rustc_hash::FxHashMap;
 
-/// A bitmap and where it lies.
+/// A bitmap and its metadata block.
 pub(super) struct Page {
     pub bits: Box<Block>,
-    /// Where it lies, if it was ever written.
+    /// Its metadata block, if it was ever written.
     pub at: Option<MetadataBlock>,
-    /// It differs from what lies there.
+    /// It differs from that block's content.
     changed: bool,
     /// C3: entries that are free, those beyond the end of the map included.
     free: u32,
@@ -72,7 +71,7 @@ pub(super) struct Counts {
     changed_pages: Vec<usize>,
     large: FxHashMap<u64, u32>,
     changed_large: Vec<u64>,
-    /// C4: what lies on the device has counts beyond the end.
+    /// C4: the bitmap on the device has counts beyond the end.
     has_tail: bool,
 }
 
@@ -90,7 +89,8 @@ impl Counts {
         }
     }
 
-    /// Takes over what was read: bitmaps with their places, and the counts of 3 and more.
+    /// Builds the counts from what was read: bitmaps with their blocks, and the counts of 3 and
+    /// more.
     ///
     /// # Errors
     /// The block whose bitmap and table entry contradict each other (C1).
@@ -171,7 +171,7 @@ impl Counts {
         Ok(new)
     }
 
-    /// Takes one from a count; returns the new one.
+    /// Subtracts one from a count; returns the new one.
     pub fn lower(&mut self, block: u64) -> Result<u32, Misfit> {
         let old = self.get(block).ok_or(Misfit::Beyond)?;
         let new = old.checked_sub(1).ok_or(Misfit::Zero)?;
@@ -216,7 +216,7 @@ impl Counts {
         }
     }
 
-    /// The pages that changed, once: their new contents are in memory from here on.
+    /// Returns the changed pages and marks them unchanged: the caller writes them from memory.
     pub fn take_changed_pages(&mut self) -> Vec<usize> {
         let mut pages = std::mem::take(&mut self.changed_pages);
         pages.sort_unstable();
@@ -226,7 +226,8 @@ impl Counts {
         pages
     }
 
-    /// The changes to the counts of 3 and more, once, by block; none: below 3.
+    /// Returns the changes to the counts of 3 and more, by block, and marks them unchanged. `None`:
+    /// below 3.
     pub fn take_changed_large(&mut self) -> Vec<(u64, Option<RefCount>)> {
         let mut blocks = std::mem::take(&mut self.changed_large);
         blocks.sort_unstable();
@@ -240,7 +241,7 @@ impl Counts {
         self.changed_pages.is_empty() && self.changed_large.is_empty()
     }
 
-    /// Where a page lies from now on.
+    /// Sets the block of a page; returns the former one.
     pub fn move_page(&mut self, page: usize, at: MetadataBlock) -> Option<MetadataBlock> {
         self.pages[page].at.replace(at)
     }
@@ -256,8 +257,8 @@ impl Counts {
     }
 }
 
-/// Entries beyond the last block mean nothing; a longer map begins with zeros there. True if there were
-/// others.
+/// Clears the entries beyond the last block, which mean nothing; a longer map begins with zeros
+/// there. True if some were not zero.
 fn clear_tail(last: &mut Block, blocks: u64) -> bool {
     let used = (blocks % BITMAP_ENTRIES) as usize;
     if used == 0 {

@@ -24,7 +24,7 @@ impl MetaDisk {
         self.0.sectors().0 / BLOCK_SECTORS
     }
 
-    /// Reads blocks, given in ascending order, and shows each to `take`.
+    /// Reads blocks, given in ascending order, and passes each to `take`.
     pub async fn read(
         &self,
         env: &Env,
@@ -59,7 +59,7 @@ impl MetaDisk {
         result
     }
 
-    /// Writes blocks, given in ascending order, as `fill` makes them.
+    /// Writes blocks, given in ascending order, with the content from `fill`.
     pub async fn write(
         &self,
         env: &Env,
@@ -92,7 +92,7 @@ impl MetaDisk {
         self.0.failures()
     }
 
-    /// Makes durable what was written since there had been `failures`.
+    /// Makes all writes durable that were sent since the failure count was `failures`.
     ///
     /// # Errors
     /// The flush failed, or another one did since then, and may have dropped these writes.

@@ -6,16 +6,16 @@
 //!                                                 one     itself, or its shadow
 //!                                                 more    it was split
 //! ```
-//! A parent puts what its children became in their place, joins those that are too empty with a
-//! neighbour, and is split itself if it has too many; what is left at the top gets a root.
+//! A parent replaces its children by what they became, joins those with too few entries with a
+//! neighbour, and is split itself if it has too many. The nodes left at the top get a root.
 //!
-//! E1. A block that is not fresh is never changed: its shadow is. If it was shared, everything it
-//!     points to is pointed to once more, before any of it is changed.
-//! E2. Only nodes that were changed are joined or split; every node but a root that comes out of a
-//!     change has at least a third of its entries.
-//! E3. What can't be changed by the batch is not even read.
+//! E1. A block that is not fresh is never changed; a shadow of it is. If it was shared, the count
+//!     of everything it points to is raised before any of it is changed.
+//! E2. Only nodes that were changed are joined or split. Every changed node except a root has at
+//!     least a third of its entries afterwards.
+//! E3. Nodes that the batch can't change are not read.
 //!
-//! An error leaves the transaction half done: it must be aborted.
+//! An error leaves the transaction incomplete: it must be aborted.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -30,10 +30,10 @@ use super::nodes::{
 };
 use super::transaction::Transaction;
 
-/// What to do to a tree: values to be set or (none) removed; keys strictly increase.
+/// Changes to a tree: values to set, or (`None`) to remove; keys strictly increase.
 type Changes<'e, V> = &'e [(u64, Option<V>)];
 
-/// The part that concerns these keys.
+/// The changes to these keys.
 fn within<'e, V>(changes: Changes<'e, V>, keys: &Range<u64>) -> Changes<'e, V> {
     let from = changes.partition_point(|(key, _)| *key < keys.start);
     let len = changes[from..].partition_point(|(key, _)| *key < keys.end);
@@ -49,7 +49,7 @@ fn touches<V: TreeValue>(changes: Changes<'_, V>, entries: &[(u64, V)]) -> bool 
     })
 }
 
-/// A node in its parent's eyes.
+/// A child as its parent refers to it.
 #[derive(Clone, Debug)]
 struct Child {
     key: u64,

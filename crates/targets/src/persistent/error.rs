@@ -1,7 +1,7 @@
-//! What can go wrong in the store, said in one line: path, field, found, expected.
+//! Errors of the store, one line each: path, field, found, expected.
 //!
-//! The path leads to the damaged place: device, tree, block, key range. The caller knows the
-//! metadata device's name and puts it in front.
+//! The path names the damaged place: device, tree, block, key range. The caller adds the metadata
+//! device's name in front.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub enum Place {
     TopLevel,
     /// The mappings of a device.
     Mappings(DeviceId),
-    /// The mappings of some device: which is not known where they are deleted.
+    /// The mappings of an unknown device: deletion does not know which.
     SomeMappings,
     /// Device id to details.
     Details,
@@ -61,7 +61,7 @@ pub struct Path {
     pub place: Place,
     /// Which metadata block.
     pub block: MetadataBlock,
-    /// The keys that the block may hold; everything if it is no part of a tree.
+    /// The keys that the block may hold; all keys if it is not part of a tree.
     pub keys: Range<u64>,
 }
 

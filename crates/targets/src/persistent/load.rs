@@ -42,7 +42,8 @@ pub(super) async fn load(
     Ok(Loaded { txn: Transaction::new(metadata, data), devices })
 }
 
-/// What is in use and counts as free would be written over. Here, what opening comes by.
+/// Refuses a metadata block that is in use but counted as free: it would be overwritten. Only the
+/// blocks that opening reads are checked.
 fn refuse_free_metadata(
     superblock: &Superblock,
     [metadata, data]: [&Counts; 2],
@@ -74,8 +75,8 @@ fn refuse_free_metadata(
     }
 }
 
-/// If fewer data blocks are in use than mapped, one that is mapped counts as free, or the details
-/// are wrong. Which it is, only a check can tell.
+/// If fewer data blocks are in use than mapped, either a mapped block is counted as free or the
+/// details are wrong. Only a check of the metadata can tell which.
 fn refuse_free_data(
     superblock: &Superblock,
     data: &Counts,

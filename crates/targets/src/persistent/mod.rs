@@ -15,27 +15,28 @@
 //! ```
 //!
 //! The data path keeps the newest mappings in memory and hands them to a commit in batches. So
-//! there are two faces. A [`Store`] is shared by every reactor: it reads the last *durable* state,
+//! there are two types. A [`Store`] is shared by every reactor: it reads the last *durable* state,
 //! also while a commit runs, and hands out data blocks. A [`Working`] is the right to change the
-//! metadata, for one owner at a time: it changes trees and counts in memory, and makes all of it
-//! durable in one step. Nothing that readers see is ever changed in place, and nobody but the
+//! metadata, and has one owner at a time: it changes trees and counts in memory, and makes all
+//! changes durable in one step. Nothing that readers see is ever changed in place, and only the
 //! committer needs a lock.
 //!
 //! # Invariants
-//! - P1. Whatever the durable superblock leads to is never overwritten (T1, T2 of `transaction`).
-//! - P2. There is one writer: whoever has the [`Working`].
+//! - P1. No block that the durable superblock leads to is ever overwritten (T1, T2 of
+//!   `transaction`).
+//! - P2. There is one writer: the owner of the [`Working`].
 //! - P3. A metadata block's count is the number of pointers to it from distinct blocks, a data
 //!   block's the number of mappings to it from distinct leaves. At every commit, exactly.
 //! - P4. A data block is handed out only if its count is zero in the working, the committing and
 //!   the last durable map (A1 of `allocator`).
 //! - P5. A reader sees one durable state from root to leaf (R1 of `read`).
-//! - P6. Nothing read is trusted: kind, checksum, own number, keys within the parent's, block
-//!   numbers within their map, counts above zero for what is in use, depth. What fails is an error
-//!   with the path to it; nothing is written after it but through an abort.
+//! - P6. Nothing read is trusted. Checked are: kind, checksum, own number, keys within the
+//!   parent's, block numbers within their map, counts above zero for blocks in use, depth. A failed
+//!   check is an error with the path to the block. After it nothing is written except by an abort.
 //!
 //! # What a crash leaves
-//! The old state, whole, until the superblock's sector is durable; then the new one, whole. The
-//! steps are in `commit`. There is no journal, and recovery is opening.
+//! The old state as a whole until the superblock's sector is durable, then the new one as a whole.
+//! The steps are in `commit`. There is no journal: recovery is the same as opening.
 
 mod allocator;
 mod cache;

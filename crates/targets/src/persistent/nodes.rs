@@ -1,9 +1,8 @@
-//! [`Nodes`]: tree nodes from the device or the cache, trusted no further than they were checked.
+//! [`Nodes`]: tree nodes from the device or the cache, and the checks on them.
 //!
 //! A node is checked in two steps. When it is read: checksum, own number, header, order of keys;
-//! only then is it cached. Each time it is decoded, since that depends on the way to it: its
-//! values' size, its keys against the parent's, and every block number against the map it
-//! belongs to.
+//! only then is it cached. Each time it is decoded, since these depend on the path to it: its
+//! values' size, its keys against the parent's, and every block number against its map.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,7 +21,7 @@ use super::cache::Cache;
 use super::disk::MetaDisk;
 use super::error::{Error, Path, Place};
 
-/// Trees are never as deep; a loop is.
+/// No tree is this deep; a loop of pointers is.
 pub(super) const DEPTH_MAX: usize = 64;
 /// Most nodes of a whole tree that are read at once.
 const WALK_NODES: usize = 4096;
@@ -37,7 +36,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Refuses a metadata block that is none, or the superblock.
+    /// Refuses a block number beyond the map, and that of the superblock.
     pub fn check(
         &self,
         path: &Path,
@@ -113,7 +112,7 @@ pub(super) fn decode<V: TreeValue>(
 
 fn check_keys(node: &Node<'_>, path: &Path) -> Result<(), Error> {
     let Some(last) = node.len().checked_sub(1) else {
-        // Who looks for the last key of a tree would find none.
+        // A search for the last key of a tree would fail.
         return if path.keys == ALL_KEYS {
             Ok(())
         } else {
@@ -171,7 +170,7 @@ pub(super) fn encode<V: Value>(bytes: &mut Block, kind: NodeKind, entries: &[(u6
 pub(super) struct Nodes {
     pub disk: MetaDisk,
     pub cache: Cache,
-    /// Counts the durable states; moved by whoever publishes a commit.
+    /// Counts the durable states; raised when a commit is published.
     pub generation: AtomicU64,
 }
 
@@ -267,7 +266,7 @@ impl Nodes {
     }
 }
 
-/// A tree that does not end.
+/// The error for a tree that is too deep.
 pub(super) fn too_deep(path: &Path) -> Error {
     let detail = format!("depth: found more than {DEPTH_MAX}, expected a tree");
     Error::damaged(path.clone(), detail)

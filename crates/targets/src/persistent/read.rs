@@ -1,13 +1,13 @@
 //! Reading mappings of the last durable state, from any reactor, while a commit runs.
 //!
-//! R1. What a reader walks through belongs to one durable state: it notes the state's generation
-//!     with the root, and if the generation has moved at the end of the walk, it walks again.
-//!     Blocks that only an old state stands on are overwritten by the commit after the next at
-//!     the earliest, when the generation has moved.
-//! R2. An error counts only if the generation has not moved.
-//! R3. A data block that the durable state maps is not free. Where one is, its count is wrong: from
-//!     then on nobody is given it, and the leaf that maps it is refused. If somebody has it by then,
-//!     only a check can tell.
+//! R1. All nodes of a walk belong to one durable state. The reader notes the state's generation
+//!     with the root. If the generation has changed at the end of the walk, it walks again. Blocks
+//!     that only an old state uses are overwritten by the commit after the next at the earliest,
+//!     when the generation has changed.
+//! R2. An error counts only if the generation has not changed.
+//! R3. A data block that the durable state maps is not free. If one is, its count is wrong: it is
+//!     not handed out from then on, and the leaf that maps it is refused. If it was handed out
+//!     before, only a check of the metadata can tell.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use super::store::Store;
 pub struct Leaf {
     /// The durable state that it belongs to.
     pub generation: u64,
-    /// The virtual blocks that it speaks of, half-open: those that `mappings` has not are not
+    /// The virtual blocks that it covers, half-open. Those without an entry in `mappings` are not
     /// mapped. The ranges of consecutive leaves touch; the last one ends at `u64::MAX`.
     pub keys: Range<u64>,
-    /// Virtual blocks in ascending order, and where they lie.
+    /// Virtual blocks in ascending order, with their data blocks.
     pub mappings: Vec<(u64, Mapping)>,
 }
 
@@ -44,13 +44,13 @@ pub(super) struct Start {
 /// A node on the way to a leaf.
 pub(super) struct Step {
     pub path: Path,
-    /// The keys that it speaks of: they begin before its first key if nothing lies before it.
+    /// The keys that it covers. They begin before its first key if no node comes before it.
     pub covers: Range<u64>,
 }
 
 impl Store {
-    /// The leaf that speaks of virtual block `key` of a device, and up to `ahead` leaves that
-    /// follow it (fewer if their parent has fewer), read together.
+    /// The leaf that covers virtual block `key` of a device, and up to `ahead` leaves that follow
+    /// it (fewer if their parent has fewer), read together.
     ///
     /// # Errors
     /// The durable state has no such device; or the metadata device failed, or is damaged.
@@ -68,7 +68,7 @@ impl Store {
         }
     }
 
-    /// The same, or none if a commit was published meanwhile.
+    /// Like [`Store::read_leaves`], or `None` if a commit was published during the walk.
     ///
     /// # Errors
     /// As for [`Store::read_leaves`].
@@ -114,7 +114,7 @@ impl Store {
             match node {
                 Entries::Leaf(mappings) => {
                     let mut leaves = vec![self.leaf(start, own, mappings)?];
-                    // Whoever needs one that cannot be read asks for it, and hears why.
+                    // A reader that needs an unreadable leaf asks for it, and gets the error.
                     let _ = self.read_after(env, start, after, &mut leaves).await;
                     return Ok(leaves);
                 }
@@ -159,7 +159,7 @@ impl Store {
         mappings: Vec<(u64, Mapping)>,
     ) -> Result<Leaf, Error> {
         let generation = start.generation;
-        // A block that a later commit lets go of is free after its generation was published.
+        // A block that a later commit frees becomes free after its generation was published.
         let is_current = || self.nodes.generation() == generation;
         let mut lost = None;
         for (key, to) in &mappings {
@@ -185,15 +185,15 @@ impl Store {
         cost::of(change, self.account.height.load(Ordering::Acquire) + 1)
     }
 
-    /// The same, however much of the pool's data is mapped by then.
+    /// Like [`Store::cost_of`], for any number of mapped blocks.
     pub fn cost_at_most(&self, change: cost::Change) -> u64 {
         let (_, data_blocks) = self.data_use();
         cost::of(change, cost::height(data_blocks) + 1)
     }
 
-    /// Promises `cost` metadata blocks to a change that the next commit, or the one after it, is
-    /// to apply. False if they are not there, or no `keep` more: a commit may help, then only what
-    /// frees metadata, and growth.
+    /// Reserves `cost` metadata blocks for a change that the next commit, or the one after it, will
+    /// apply. False if fewer than `cost` plus `keep` are left: a commit may help, then only growth
+    /// or changes that free metadata.
     #[must_use]
     pub fn reserve(&self, cost: u64, keep: u64) -> bool {
         let account = &self.account;
@@ -207,8 +207,8 @@ impl Store {
         false
     }
 
-    /// Takes promises back: after the commit that applied the change, or because there will be
-    /// none.
+    /// Takes a reservation back: after the commit that applied the change, or because the change
+    /// will not be made.
     pub fn unreserve(&self, cost: u64) {
         self.account.reserved.fetch_sub(cost, Ordering::AcqRel);
     }
@@ -225,7 +225,7 @@ pub(super) fn steps(
     let keys_end = entries.get(end).map_or(parent.path.keys.end, |(key, _)| *key);
     let keys = parent.path.keys.start..keys_end;
     let own = children(&entries[index..end], &Path { keys, ..parent.path.clone() });
-    // Nothing lies before the first child's first key: it speaks of that, too.
+    // The first child also covers the keys before its first key.
     let mut covered = if index == 0 { parent.covers.start } else { own[0].keys.start };
     let step = |path: Path| {
         let covers = covered..path.keys.end;

@@ -1,5 +1,5 @@
-//! [`Store`]: what every reactor shares: the last durable state for reading, the data blocks that
-//! may be taken, and the account of metadata blocks.
+//! [`Store`]: the part that every reactor shares. It has the last durable state for reading, the
+//! free data blocks, and the account of metadata blocks.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::nodes::{Bounds, Nodes};
 use super::transaction::outside;
 use super::working::Working;
 
-/// A thin device as the metadata knows it.
+/// A thin device in the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     /// The root of its mapping tree.
@@ -29,7 +29,7 @@ pub struct Device {
     pub details: DeviceDetails,
 }
 
-/// The last durable state, in short.
+/// Summary of the last durable state.
 #[derive(Default)]
 pub(super) struct Published {
     pub generation: u64,
@@ -40,17 +40,16 @@ pub(super) struct Published {
 /// How a store is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The data block size that the table says; none: whatever the superblock says.
+    /// The data block size of the table; `None` takes that of the superblock.
     pub data_block_size: Option<DataBlockSize>,
     /// Most bytes of clean tree nodes that are kept in memory.
     pub cache_bytes: usize,
-    /// Nothing is to be written to the device, not even a flush, before
-    /// [`Working::allow_changes`].
+    /// No write and no flush is sent to the device before [`Working::allow_changes`].
     pub read_only: bool,
 }
 
 impl Options {
-    /// Bytes of clean tree nodes that are kept if nobody says otherwise.
+    /// Default for the bytes of clean tree nodes that are kept.
     pub const CACHE_BYTES: usize = 16 << 20;
 }
 
@@ -70,7 +69,7 @@ pub struct MetadataUse {
     pub used: u64,
     /// What can still be allocated before the next commit.
     pub free: u64,
-    /// What any commit may take, whatever it changes.
+    /// What any commit may take, independent of its changes.
     pub overhead: u64,
 }
 
@@ -83,7 +82,7 @@ pub struct Store {
     data_block_size: DataBlockSize,
 }
 
-/// Metadata blocks that are free, promised, and needed by every commit whatever it changes.
+/// Metadata blocks that are free, reserved, and needed by every commit independent of its changes.
 #[derive(Default)]
 pub(super) struct Account {
     pub total: AtomicU64,
@@ -118,8 +117,8 @@ impl Store {
         let disk = MetaDisk(disk.clone());
         check_device(&disk)?;
         if !options.read_only {
-            // What a killed process wrote may be in the drive's cache only, and is about to be
-            // relied on.
+            // Writes of a killed process may be in the drive's cache only, and this process is
+            // about to rely on them.
             let flush = disk.flush(env, disk.failures());
             mutants::step("metadata: flush at opening", (), flush).await?;
         }
@@ -170,8 +169,8 @@ impl Store {
         &self.data
     }
 
-    /// Data blocks of the last durable map, and those of them with a count above zero in the
-    /// working map: what is unmapped shows at once.
+    /// Data blocks with a count above zero in the working map (an unmap shows at once), and all
+    /// data blocks of the last durable map.
     pub fn data_use(&self) -> (u64, u64) {
         let total = self.published.lock().bounds.data_blocks;
         (self.account.data_used.load(Ordering::Acquire), total)
@@ -218,7 +217,7 @@ impl Store {
         working.settle_account();
     }
 
-    /// The durable map has so many blocks: those that it did not have before can be taken.
+    /// The durable map now has this many blocks: the new ones can be taken.
     pub(super) fn extend_data(&self, blocks: u64) {
         let first = self.data.blocks();
         if first < blocks {
@@ -227,7 +226,7 @@ impl Store {
         }
     }
 
-    /// After opening: what the durable map has free can be taken.
+    /// After opening: the free blocks of the durable map can be taken.
     fn free_data_blocks(&self, working: &Working) {
         self.data.extend(working.bounds().data_blocks);
         working.free_data().for_each(|run| self.data.put_back(run));

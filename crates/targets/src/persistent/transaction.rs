@@ -1,12 +1,12 @@
-//! [`Transaction`]: what is to become the next durable state: both space maps, the metadata
-//! blocks made in it, and what it let go.
+//! [`Transaction`]: the next durable state in the making: both space maps, the metadata blocks
+//! allocated for it, and the blocks that it frees.
 //!
 //! T1. A metadata block is *fresh* if it was allocated in this transaction. Only fresh blocks are
-//!     written; everything else is what the durable state stands on.
+//!     written. The durable state may use any other block.
 //! T2. A block is allocated only if its count is zero now and was zero in the durable state
 //!     (`busy` is the union of both).
-//! T3. A count is lowered only together with taking away the pointer it counted, and raised
-//!     before the pointer is written.
+//! T3. A count is lowered only together with removal of the pointer it counted, and raised before
+//!     the pointer is written.
 
 use cairn_format::thin::{Block, DataBlock, MetadataBlock};
 use rustc_hash::FxHashMap;
@@ -21,13 +21,13 @@ use super::nodes::Bounds;
 pub(super) struct Transaction {
     pub metadata: Counts,
     pub data: Counts,
-    /// T1: with the contents of those that are tree nodes.
+    /// T1: the fresh blocks, with the contents of those that are tree nodes.
     pub fresh: FxHashMap<MetadataBlock, Option<Box<Block>>>,
     /// T2: one bit per metadata block.
     busy: Vec<u64>,
     free: u64,
     cursor: u64,
-    /// Metadata blocks that the durable state still stands on, but the next will not.
+    /// Metadata blocks that the durable state still uses and the next does not.
     freed: Vec<MetadataBlock>,
     /// Data blocks whose count fell to zero at some time.
     freed_data: BlockSet,
@@ -54,7 +54,7 @@ impl BlockSet {
 }
 
 impl Transaction {
-    /// Nothing changed yet.
+    /// A transaction without changes.
     pub fn new(metadata: Counts, data: Counts) -> Transaction {
         let mut transaction = Transaction {
             metadata,
@@ -70,7 +70,7 @@ impl Transaction {
         transaction
     }
 
-    /// Notes which of the metadata blocks from `from` on are busy.
+    /// Records which of the metadata blocks from `from` on are busy.
     fn extend(&mut self, from: u64) {
         let end = self.metadata.blocks();
         self.busy.resize(end.div_ceil(64) as usize, !0);
@@ -110,7 +110,7 @@ impl Transaction {
     /// Allocates a metadata block; its count is one.
     ///
     /// # Errors
-    /// There is none.
+    /// No block is free.
     pub fn allocate(&mut self) -> Result<MetadataBlock, Error> {
         let block = self.find_free().ok_or(Error::NoMetadataSpace)?;
         self.busy[(block / 64) as usize] |= 1 << (block % 64);
@@ -125,7 +125,7 @@ impl Transaction {
     /// The first free block at or after the cursor, then from the start.
     fn find_free(&self) -> Option<u64> {
         let (words, first) = (self.busy.len() as u64, self.cursor / 64);
-        // The word of the cursor comes first from the cursor on, and last as a whole.
+        // The cursor's word is searched first from the cursor on, and last as a whole.
         for step in 0..=words {
             let index = (first + step) % words;
             let mut free = !self.busy[index as usize];
@@ -142,7 +142,7 @@ impl Transaction {
     /// How many pointers lead to a metadata block that is in use.
     ///
     /// # Errors
-    /// None do: the space map contradicts the tree that led here.
+    /// The count is zero: the space map contradicts the tree that led here.
     pub fn count(&self, path: &Path) -> Result<u32, Error> {
         match self.metadata.get(path.block.0) {
             Some(count) if count > 0 => Ok(count),
@@ -150,7 +150,7 @@ impl Transaction {
         }
     }
 
-    /// One more pointer leads to a metadata block.
+    /// Raises the count of a metadata block: one more pointer leads to it.
     pub fn raise(&mut self, path: &Path, block: MetadataBlock) -> Result<(), Error> {
         match self.metadata.get(block.0) {
             Some(0) => Err(misfit(path, "metadata block", block.0, Misfit::Zero)),
@@ -161,8 +161,8 @@ impl Transaction {
         }
     }
 
-    /// One pointer less leads to a metadata block. Without any it is free: at once if it is
-    /// fresh, else after the commit (T2).
+    /// Lowers the count of a metadata block: one pointer less leads to it. At zero the block is
+    /// free: at once if it is fresh, else after the commit (T2).
     pub fn lower(&mut self, path: &Path, block: MetadataBlock) -> Result<(), Error> {
         let lowered = self.metadata.lower(block.0);
         if lowered.map_err(|what| misfit(path, "metadata block", block.0, what))? > 0 {
@@ -204,8 +204,8 @@ impl Transaction {
         Ok(())
     }
 
-    /// The commit is durable: what is fresh is not any more, what was let go may be allocated.
-    /// Returns the data blocks that no durable mapping leads to any more.
+    /// The commit is durable: its fresh blocks are fresh no more, and the blocks that it freed may
+    /// be allocated. Returns the data blocks that no durable mapping leads to any more.
     pub fn turn(&mut self) -> Vec<DataRun> {
         self.fresh.clear();
         for block in std::mem::take(&mut self.freed) {

@@ -1,16 +1,16 @@
 //! [`Working`]: the right to change the metadata, held by one owner at a time.
 //!
-//! Everything here changes memory only (and reads the device); [`commit`](Working::commit) makes
-//! it durable, [`abort`](Working::abort) forgets it. Changed devices are kept in a list and enter
-//! the top-level and the details tree at the commit, in one batch.
+//! All methods change memory only (and read the device). [`commit`](Working::commit) makes the
+//! changes durable, [`abort`](Working::abort) drops them. Changed devices are kept in a list and
+//! are entered in the top-level and the details tree by the commit, in one batch.
 //!
-//! W1. After an error inside a change the transaction is half done: every further call but
+//! W1. After an error inside a change the transaction is incomplete: every further call except
 //!     `abort` is refused.
-//! W2. While a metadata snapshot is held, the leaf of the top-level tree that has a device's root
-//!     is fresh before that root is shadowed or deleted: else the snapshot's pointer to it would
-//!     not have been counted when it has to be.
-//! W3. What was opened to be read only may be in the drive's cache alone, and the blocks that are
-//!     free in it what the durable state stands on: changes are refused until it was flushed.
+//! W2. While a metadata snapshot is held, the top-level leaf with a device's root is fresh before
+//!     that root is shadowed or deleted. Otherwise the snapshot's pointer to the root would not be
+//!     counted when it must be.
+//! W3. Metadata that was opened read-only may be in the drive's cache only, and blocks that are
+//!     free in it may be in use by the durable state. Changes are refused until it was flushed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,26 +34,27 @@ use super::transaction::{Transaction, outside};
 /// The state that the next commit makes durable.
 pub struct Working {
     pub(super) store: Arc<Store>,
-    /// As on the device.
+    /// The superblock on the device.
     pub(super) durable: Superblock,
-    /// As it is to be.
+    /// The superblock that the next commit writes.
     pub(super) next: Superblock,
     pub(super) txn: Transaction,
     pub(super) devices: BTreeMap<DeviceId, Device>,
-    /// No device has mapped more blocks since the state was loaded: a bound, so that no change
-    /// costs more where there are many devices.
+    /// An upper bound of the blocks mapped by any device since the state was loaded. A bound, so
+    /// that no change costs more where there are many devices.
     most_mapped: u64,
-    /// Devices that differ from the durable state, or are not in it, or not any more.
+    /// Devices that differ from the durable state, including new and deleted ones.
     pub(super) changed: BTreeSet<DeviceId>,
     /// The held copy of the superblock, to be written by the next commit.
     pub(super) held: Option<(MetadataBlock, Box<Block>)>,
-    /// The superblock is marked in memory, and not on the device.
+    /// The superblock is marked in memory, but not on the device.
     pub(super) mark_due: bool,
-    /// Blocks that the last commit wrote, but for the superblock.
+    /// Blocks that the last commit wrote, without the superblock.
     pub(super) written: u64,
     /// W1.
     pub(super) broken: bool,
-    /// What is on the device may not be durable: nothing may be changed before it is opened anew.
+    /// The metadata on the device may not be durable. No change is allowed until it is opened
+    /// again.
     unsure: bool,
     /// A crash may leave another superblock than the one that was read (see `commit`).
     pub(super) doubtful: bool,
@@ -116,7 +117,7 @@ impl Working {
         })
     }
 
-    /// Tells the shared account what is used and free.
+    /// Updates the shared account of used and free blocks.
     pub(super) fn settle_account(&self) {
         let (account, txn) = (&self.store.account, &self.txn);
         account.total.store(txn.metadata.blocks(), Ordering::Release);
@@ -173,7 +174,7 @@ impl Working {
         self.txn.metadata.blocks()
     }
 
-    /// How many mappings lead to a data block; none beyond the end of the map. The mappings of
+    /// How many mappings lead to a data block; `None` beyond the end of the map. The mappings of
     /// devices that share a leaf count once.
     pub fn data_count(&self, block: cairn_format::thin::DataBlock) -> Option<u32> {
         self.txn.data.get(block.0)
@@ -185,7 +186,7 @@ impl Working {
         self.next != self.durable || !self.changed.is_empty() || !maps
     }
 
-    /// Metadata blocks that the last commit wrote, but for the superblock.
+    /// Metadata blocks that the last commit wrote, without the superblock.
     pub fn blocks_written(&self) -> u64 {
         self.written
     }
@@ -197,7 +198,7 @@ impl Working {
 
     // Changes.
 
-    /// Changes are to come, also if it was opened to be read only (W3).
+    /// Allows changes, also if the metadata was opened read-only (W3).
     ///
     /// # Errors
     /// The device failed, or changes are refused for another reason.
@@ -215,8 +216,8 @@ impl Working {
         self.guard()
     }
 
-    /// A flush of this device failed before, perhaps the one that followed the superblock that was
-    /// read: writes it again before anything is built on it.
+    /// Writes the superblock again if a flush of this device failed before. That flush may have
+    /// been the one after the superblock that was read, and later changes would depend on it.
     pub(super) async fn make_sure(&mut self, env: &Env) -> Result<(), Error> {
         let name = "metadata: another write of the superblock";
         if mutants::same(name, 0, self.store.nodes.disk.failures())
@@ -234,7 +235,7 @@ impl Working {
         self.doubtful
     }
 
-    /// Refuses changes where there must be none.
+    /// Refuses changes that the state does not allow.
     pub(super) fn guard(&self) -> Result<(), Error> {
         if self.broken || self.unsure {
             return Err(Error::Broken);
@@ -251,7 +252,7 @@ impl Working {
         self.durable.refuse_writing().map_err(|error| Error::Unsupported(error.to_string()))
     }
 
-    /// Refuses to read what an error left half done.
+    /// Refuses to read a transaction that an error left incomplete.
     pub(super) fn guard_reading(&self) -> Result<(), Error> {
         if self.broken { Err(Error::Broken) } else { Ok(()) }
     }
@@ -297,11 +298,11 @@ impl Working {
         Ok(())
     }
 
-    /// Creates a device with the mappings of another, which must have no writes under way. Both
-    /// are shared from now on: what is mapped has an older time than `snapshotted_time`.
+    /// Creates a device with the mappings of another, which must have no writes in flight. Both are
+    /// shared from now on: mapped blocks have an older time than `snapshotted_time`.
     ///
     /// # Errors
-    /// There is no origin, or there is a device of the new id, or the time is used up.
+    /// The origin does not exist, the new id exists, or the time counter is exhausted.
     pub fn create_snapshot(&mut self, origin: DeviceId, new: DeviceId) -> Result<(), Error> {
         self.unknown(new)?;
         let mut from = self.known(origin)?;
@@ -325,7 +326,7 @@ impl Working {
         DeviceDetails { mapped_blocks, transaction_id, creation_time: time, snapshotted_time: time }
     }
 
-    /// Deletes a device and lets go of whatever only it had.
+    /// Deletes a device and frees everything that only it used.
     ///
     /// # Errors
     /// There is no such device; or its metadata can't be read or is damaged.
@@ -378,15 +379,15 @@ impl Working {
         Ok(())
     }
 
-    /// Inserts, overwrites or (none) removes mappings, each leaf once. Virtual blocks strictly
-    /// increase. A data block that is inserted was taken from [`Store::data`] or is mapped already.
+    /// Inserts, overwrites or (`None`) removes mappings, each leaf once. Virtual blocks strictly
+    /// increase. An inserted data block was taken from [`Store::data`] or is mapped already.
     ///
     /// # Panics
     /// Virtual blocks do not increase.
     ///
     /// # Errors
-    /// There is no such device; its metadata can't be read or is damaged; or metadata runs out,
-    /// which a reservation prevents. But for the first, the transaction must be aborted.
+    /// The device does not exist; its metadata can't be read or is damaged; or metadata runs out,
+    /// which a reservation prevents. After the last two the transaction must be aborted.
     pub async fn apply(
         &mut self,
         env: &Env,
@@ -466,7 +467,7 @@ impl Working {
         Ok(())
     }
 
-    /// Takes a metadata snapshot of the durable state: another commit completes it.
+    /// Takes a metadata snapshot of the durable state. The next commit completes it.
     ///
     /// # Errors
     /// There is one already; or there are changes, which have to be committed before; or no
@@ -495,7 +496,7 @@ impl Working {
         Ok(())
     }
 
-    /// Lets the metadata snapshot go.
+    /// Releases the metadata snapshot.
     ///
     /// # Errors
     /// There is none; or its metadata can't be read or is damaged.
@@ -503,7 +504,7 @@ impl Working {
         self.guard()?;
         let held = self.next.held_root.ok_or(Error::NotHeld)?;
         if self.txn.is_fresh(held) {
-            // It was reserved and not committed yet, so that nothing is written of it.
+            // It was reserved and not committed yet, so nothing of it is on the device.
             return Err(Error::Uncommitted);
         }
         let released = self.release(env, held).await;
@@ -529,11 +530,11 @@ impl Working {
         Ok(())
     }
 
-    /// Forgets every change since the last commit: reads the state that is on the device. Data
+    /// Drops every change since the last commit and reads the state that is on the device. Data
     /// blocks that were taken stay taken until they are put back.
     ///
     /// # Errors
-    /// The device failed, or is damaged. Readers go on with what they had.
+    /// The device failed, or is damaged. Readers keep the state that they had.
     pub async fn abort(&mut self, env: &Env) -> Result<(), Error> {
         self.broken = true;
         let disk = &self.store.nodes.disk;
@@ -544,8 +545,8 @@ impl Working {
         let superblock =
             read_existing(env, &self.store.nodes.disk, MetadataBlock::SUPERBLOCK).await?;
         let store = self.store.clone();
-        // If the commit's state is on the device, it stands on blocks that were free before, and
-        // of which the cache may have what they held once.
+        // If the failed commit's state is on the device, it uses blocks that were free before, and
+        // the cache may have their former content.
         store.nodes.cache.clear();
         *self = Working::load(env, store.clone(), superblock).await?;
         self.unsure = unsure;

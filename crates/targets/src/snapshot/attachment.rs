@@ -1,15 +1,15 @@
-//! A table's attachment to a COW device: constructing, opening the store, taking a core over,
-//! leaving. What `snapshot` and `snapshot-merge` have in common.
+//! A table's attachment to a COW device: construction, opening the store, taking over a core,
+//! leaving. `snapshot` and `snapshot-merge` share this code.
 //!
-//! The constructor checks arguments and the header only. At resume the header is read anew, a
-//! blank device is formatted (see `blank`; never in front of an origin that is itself a cache,
-//! store or pool), and the records of an existing store are read, unless the core of a suspended
-//! or ended table can be taken over as it is: then nothing is read, and a transient store lives on.
+//! The constructor checks arguments and the header only. Resume reads the header again. It formats
+//! a blank device (see `blank`; never in front of an origin that is itself a cache, store or pool),
+//! and reads the records of an existing store. If the core of a suspended or ended table can be
+//! taken over unchanged, nothing is read, and a transient store survives.
 //!
-//! A table that was closed may be resumed: the one that was to replace it cannot start. Its store
-//! is read again then. The same holds if another table, a merge, took the store from a suspended
-//! one and could not open it. Until a table serves the store again, it keeps nothing of what is
-//! written to the origin; if it lacks some of that, the snapshot has ended.
+//! A closed table may be resumed again, because its replacement cannot start. Its store is then
+//! read again. The same holds if another table, a merge, took the store from a suspended one and
+//! could not open it. Until a table serves the store again, the store copies nothing before writes
+//! to the origin. If it lacks such a copy, the snapshot has ended.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

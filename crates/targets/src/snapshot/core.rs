@@ -1,15 +1,14 @@
-//! The core of a snapshot: exceptions, readers and store, and what they promise together. It
-//! belongs to a COW device, not to a target: tables hand it over, and whoever writes the origin
-//! uses it too.
+//! The core of a snapshot: exceptions, readers and store, and their common invariants. It belongs
+//! to a COW device, not to a target: tables hand it over, and writers of the origin use it too.
 //!
 //! Owns the condition of the snapshot (valid, overflowed, invalid) and the one way from a written
 //! copy to a settled exception: [`Core::commit`], then [`Core::settle`].
 //!
 //! # The end of the server
-//! An error may come of the end alone: of a disk beneath that is suspended for ever, of a store
-//! that nobody makes larger any more. The snapshot is then *stopped*: nothing is committed any
-//! more, its device stays as it is, and what waited for it fails, writes to the origin too. So the
-//! origin is as the snapshot needs it when the next server opens both.
+//! An error may be caused by the end of the server alone: by a disk beneath that stays suspended,
+//! or by a store that no program will grow any more. The snapshot is then *stopped*. Nothing is
+//! committed any more, its device stays unchanged, and its waiters fail, including writes to the
+//! origin. So the origin still matches the snapshot when the next server opens both.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Writes to the snapshot that cover chunks without exceptions: nothing is copied.
 //!
-//! Their chunks are claimed when they are mapped. Those that arrive within one turn of a reactor
-//! are done together: a task allocates for all of them, so that what other reactors allocate
-//! meanwhile does not come in between, writes what came to lie side by side on the COW device in
-//! one request, and commits once.
+//! Their chunks are claimed when they are mapped. Writes that arrive within one turn of a reactor
+//! are handled together. A task allocates for all of them, so that allocations by other reactors do
+//! not come in between. It writes chunks that are adjacent on the COW device in one request, and
+//! commits once.
 
 use std::sync::Arc;
 

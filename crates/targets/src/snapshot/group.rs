@@ -1,5 +1,5 @@
-//! A group of neighbouring chunks: which of them have an exception, and where, and which are
-//! getting one.
+//! A group of neighbouring chunks: which of them have an exception, the COW chunk of each, and
+//! which exceptions are pending.
 //!
 //! ```text
 //!   completed  ..1.11..   a bit per chunk
@@ -7,9 +7,9 @@
 //!   pending    1.1.....   claimed, or held back
 //! ```
 //!
-//! The place of a chunk is found by counting the bits below its own. A pending chunk that is
-//! completed too was published: only who writes the origin waits. (In a merging snapshot nothing is
-//! copied: there a pending chunk is held back, and who writes it waits.)
+//! The place of a chunk is found by counting the bits below its own. A pending chunk that is also
+//! completed was published: only writers of the origin wait for it. (In a merging snapshot nothing
+//! is copied: there a pending chunk is held back, and its writers wait.)
 
 use super::table::{OriginPlan, Run, Until, Waiter};
 

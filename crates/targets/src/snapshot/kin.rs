@@ -1,8 +1,8 @@
-//! The kin of an origin: every snapshot that wants to know before a chunk of it is overwritten.
+//! The kin of an origin: every snapshot that must copy a chunk before it is overwritten.
 //!
 //! The list is kept once per reactor, so that a write to the origin takes only its own reactor's
-//! lock. Snapshots come and go while the origin is written; whoever wants a snapshot to be of one
-//! moment suspends the origin meanwhile, as with the kernel.
+//! lock. Snapshots are added and removed while the origin is written. To make a snapshot of one
+//! moment, the operator suspends the origin during the change, as with the kernel.
 
 use std::sync::{Arc, Weak};
 

@@ -1,18 +1,18 @@
-//! What failed flushes of the COW device cost, and whom.
+//! Losses by failed flushes of the COW device, and which clients get an error.
 //!
-//! A failed flush may have dropped any completed write of the device that was not durable. Those
+//! A failed flush may have dropped any completed write of the device that was not durable. These
 //! are
-//! C1. the data of chunks whose record is not durable: found and written again by their commit
-//!     (S3 of the store);
-//! C2. what clients wrote *in place*, where there was an exception: nobody else has it. If there
-//!     may be such a write, the failure is told to the clients: at the end of each of their
-//!     flushes, and at a suspend, the device's count is compared with the last one seen
-//!     ([`Losses::look`]), and the mapped device's own count raised. A suspend flushes such
-//!     writes: afterwards there are none;
-//! C3. all data of a transient store: it is never flushed for its own sake. The snapshot ends.
+//! C1. the data of chunks whose record is not durable: their commit notices and writes it again (S3
+//!     of the store);
+//! C2. client writes *in place*, where there was an exception: there is no other copy. If there may
+//!     be such a write, the clients get an error: at the end of each of their flushes, and at a
+//!     suspend, the device's count is compared with the last one seen ([`Losses::look`]), and the
+//!     mapped device's own count is raised. A suspend flushes such writes: afterwards there are
+//!     none;
+//! C3. all data of a transient store, which is flushed only for clients. The snapshot ends.
 //!
-//! So a snapshot passes no failure of its devices on as it is: one that concerns C1 alone is made
-//! good and acknowledged, and one of the origin concerns who writes the origin.
+//! So a snapshot does not pass on its devices' failure counts. A failure that concerns C1 alone is
+//! repaired and acknowledged, and one of the origin concerns the writers of the origin.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! `snapshot`: verdicts and completions.
 //!
-//! A read without an exception goes to the origin, announced (see `readers`); a write without one
-//! waits for a copy, unless it covers its chunks: then they are its own to fill (see `covering`).
+//! A read without an exception goes to the origin and is counted as a reader (see `epochs`). A
+//! write without one waits for a copy, unless it covers whole chunks: it then fills them itself
+//! (see `covering`).
 
 use std::sync::Arc;
 

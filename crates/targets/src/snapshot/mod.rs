@@ -13,10 +13,10 @@
 //!   origin <--(settled)-- commit in the order of allocation --(published)--> COW device
 //! ```
 //!
-//! Rooms: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writing an
+//! Files: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writes to an
 //! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `group`
-//! (exceptions), `losses` (failed flushes), `store` (allocation, areas, commits), `core` (all of
-//! one snapshot), `attachment` (opening, handover between tables), `status`.
+//! (exceptions), `losses` (failed flushes), `store` (allocation, areas, commits), `core` (the state
+//! of one snapshot), `attachment` (opening, handover between tables), `status`.
 //!
 //! # Invariants
 //! I1. The data of a chunk is durable before its record; the record is durable before the origin's
@@ -26,13 +26,14 @@
 //! I4. The origin is written only when every snapshot of it has a settled exception: committed,
 //!     and the snapshot's reads that were sent to the origin's chunk have ended.
 //! I5. A merged record is cleared only when the origin's content is durable.
-//! I6. What ends one snapshot (no room, an error of its COW device) ends that one alone, and is on
-//!     its device before the origin is written without an exception.
+//! I6. A cause that ends one snapshot (no room, an error of its COW device) ends only that one, and
+//!     the end is recorded on its device before the origin is written without an exception.
 //! I7. "Durable" means: flushed, with the failure count of the device the same after the flush as
-//!     before the first write. What may be lost otherwise is written again by who still has it (S3
-//!     of `store`, step 3 of `merge`), or told to the clients who wrote it (C2 of `losses`).
-//! I8. The end of the server changes nothing: what waits for what never comes fails, the origin's
-//!     writes too, and no snapshot ends by it.
+//!     before the first write. Otherwise data that may be lost is written again from another copy
+//!     (S3 of `store`, step 3 of `merge`), or the clients that wrote it get an error (C2 of
+//!     `losses`).
+//! I8. The end of the server changes nothing: requests fail that wait for an event that will not
+//!     come, writes to the origin too, and no snapshot ends because of it.
 
 mod attachment;
 mod config;

@@ -1,5 +1,5 @@
-//! The naive twin: a snapshot is a copy of everything, made at once. For a client that does one
-//! thing after the other; a sector is named by one byte that fills it.
+//! The reference model: a snapshot is a copy of everything, made at once. For a client that has one
+//! request in flight at a time; each sector is filled with one byte.
 
 /// An origin and up to three snapshots.
 pub(super) struct Model {

@@ -1,25 +1,24 @@
-//! The exception table: which chunks have an exception, and which are getting one.
+//! The exception table: which chunks have an exception, and which exceptions are pending.
 //!
-//! Groups of neighbouring chunks, each under a short lock of its own and in a cache line of its
-//! own, so that a run of chunks is looked up under one lock and different places never meet. A
-//! *completed* exception is one whose record is durable (or needs none); a *pending* one is being
-//! copied, or its record committed.
+//! Groups of neighbouring chunks, each with its own short lock and cache line, so that a run of
+//! chunks is looked up under one lock and different places do not contend. A *completed* exception
+//! has a durable record (or needs none); a *pending* one is being copied, or its record committed.
 //!
 //! Which chunks of a group have a completed exception is told without its lock, too. A reader of
 //! the snapshot looks there first; where no bit is set it goes to the origin and has written to no
 //! memory that other reactors share. A bit is set before the exception's copier looks for readers,
-//! so that the rule of `readers` holds for the bits as for the table.
+//! so that rule E1 of `epochs` holds for the bits as for the table.
 //!
-//! Groups are made at the first claim, in pages: what nobody wrote costs nothing, what was written
-//! all over costs a byte for each chunk and eight for each exception.
+//! Groups are made at the first claim, in pages: unwritten chunks cost nothing, and chunks written
+//! at random cost a byte each and eight per exception.
 //!
 //! T1. A chunk is claimed by one copier at a time: the one that made its pending exception.
-//! T2. A pending exception that was published is completed too: readers and writers of the
-//!     snapshot follow it to the COW device. Writers of the origin wait until it is settled: until
-//!     every earlier reader of the snapshot has left the origin.
-//! T3. Whoever waits is in exactly one place, and is told exactly once.
+//! T2. A pending exception that was published is completed too: readers and writers of the snapshot
+//!     follow it to the COW device. Writers of the origin wait until it is settled: until every
+//!     earlier reader of the snapshot has left the origin.
+//! T3. A waiter is in exactly one list, and is woken exactly once.
 //!
-//! Must never do I/O, nor call out while a lock is held.
+//! Must never do I/O, nor call other code while a lock is held.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

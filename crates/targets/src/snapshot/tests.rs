@@ -1,5 +1,5 @@
-//! The behaviour of snapshots, in virtual time, over drives that note what they get and fail when
-//! told. `bed` is the world; each other file is one room's promises.
+//! Tests of snapshots in virtual time, over drives that record their requests and fail on demand.
+//! `bed` is the fixture; each other file tests one part.
 
 mod bed;
 mod cycles;

@@ -1,11 +1,11 @@
-//! Where the entries of a pool's groups lie: in few large pieces of memory, for which huge pages are
-//! advised. So a lookup among millions does not wait for page tables before it waits for its entry.
+//! Memory for the entries of a pool's groups: a few large pieces, advised for huge pages. So a
+//! lookup among millions of entries does not wait for page tables in addition to its entry.
 //!
-//! Who took a place reads and writes it under the lock of his shard; that its words are atomics
-//! spares us from having to tell the compiler so.
+//! The shard that took a place accesses it under the shard's lock. Its words are atomics only to
+//! satisfy the compiler.
 //!
-//! Memory: the most places that were ever taken at once, and what a huge page rounds up. Pieces
-//! double in size and stay until the pool ends.
+//! Memory: the highest number of places ever in use, rounded up by huge pages. Pieces double in
+//! size and stay until the pool ends.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;

@@ -1,9 +1,9 @@
-//! A table's attachment to a volume: what its requests need, from a resume until the table is
-//! closed.
+//! A table's attachment to a volume: the objects that its requests use, from a resume until the
+//! table is closed.
 //!
-//! A table that is closed and resumed again, because the one that was to replace it could not
-//! start, takes another attachment: pool and volume may be others by then. Attachments are a chain,
-//! so that requests find the last one without a lock.
+//! A table may be closed and resumed again, because its replacement could not start. It then gets
+//! another attachment, since pool and volume may be others by then. Attachments form a chain, so
+//! that requests find the last one without a lock.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,4 +1,4 @@
-//! Known ordering bugs, planted on demand: the crash campaign must catch each of them.
+//! Known ordering bugs, planted on demand: the crash campaign must detect each of them.
 //!
 //! Only in builds with the feature `canary`, which no program uses.
 

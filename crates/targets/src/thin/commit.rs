@@ -1,32 +1,32 @@
-//! Commits: making every change of a pool durable in one atomic step.
+//! Commits: make every change of a pool durable in one atomic step.
 //!
 //! # The order of a commit, and what a crash between its steps leaves
-//! 0. Freeze: take who waits, then the pending changes of every volume. What changes from now on
-//!    belongs to the next commit; requests go on meanwhile.
-//! 1. Flush the data device: what the frozen mappings point at is durable (T1). *Crash*: the former
-//!    mappings, none of whose data blocks was written anew (T2).
+//! 0. Freeze: take the waiters, then the pending changes of every volume. Later changes belong to
+//!    the next commit. Requests are served throughout.
+//! 1. Flush the data device: the data of the frozen mappings is durable (T1). *Crash*: the former
+//!    mappings, none of whose data blocks was overwritten (T2).
 //! 2. Apply the changes to shadows of the trees, write them, flush, and write the superblock with a
 //!    flush (steps 2 to 4 of the store). *Crash*: the former superblock or the new one.
 //!    Now flushes and FUA writes that waited complete.
-//! 3. The data blocks that the commit let go are in quarantine: nobody finds them any more, but
-//!    requests that found them earlier may be under way, even writes. When those have ended, and
-//!    the data device was told what a client discarded, they may be taken again (T3). *Crash*: they
-//!    are free in the durable metadata, whatever was written to them.
+//! 3. The data blocks that the commit freed are in quarantine. No lookup finds them any more, but
+//!    requests that found them earlier may be in flight, even writes. The blocks may be taken again
+//!    (T3) when those requests have ended, and client discards have been sent to the data device.
+//!    *Crash*: they are free in the durable metadata, so their content does not matter.
 //!
-//! One commit runs at a time; whoever asks while it runs joins the next.
+//! One commit runs at a time. A caller that asks while it runs joins the next.
 //!
-//! A flush of the data device by someone else may fail at any time and drop what was written to new
-//! blocks, while the flush of step 1 succeeds. So step 1 also compares the device's failure count
-//! (L1 in `losses`), and fails if the commit maps blocks. A FUA write into a block whose mapping it
-//! finds not durable waits for a commit, too, which may be one after that of the mapping: it fails
-//! if the count is not what it was before the write was sent.
+//! A flush of the data device by another user may fail at any time and drop writes to new blocks,
+//! while the flush of step 1 succeeds. So step 1 also compares the device's failure count (L1 in
+//! `losses`), and fails if the commit maps blocks. A FUA write into a block whose mapping is not
+//! durable also waits for a commit, which may be later than the commit of the mapping. The write
+//! fails if the count changed after the write was sent.
 //!
-//! A commit that fails rolls the metadata back to the last durable state: the pool becomes
-//! read-only and needs a check, and every volume that had a change which is not durable has its
-//! clients told (L4). There are three exceptions. A commit without changes that cannot flush the
-//! data device has nothing to roll back. If the server ends and a device under the pool is
-//! suspended, the metadata needs no check. If the superblock's own write failed and cannot be
-//! repeated, a crash may leave either state, so that no write can be promised: the pool fails.
+//! A failed commit rolls the metadata back to the last durable state. The pool becomes read-only
+//! and needs a check, and every volume with a change that is not durable reports a loss to its
+//! clients (L4). There are three exceptions. A commit without changes that cannot flush the data
+//! device has nothing to roll back. If the server ends and a device under the pool is suspended,
+//! the metadata needs no check. If the superblock's own write failed and cannot be repeated, a
+//! crash may leave either state, so that no write can be promised: the pool fails.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Discards: mappings of whole blocks go, and with them, once that is durable, the data blocks.
+//! Discards: remove the mappings of whole blocks and, once that is durable, free the data blocks.
 //!
-//! Where nothing is mapped there is nothing to do, however long the range: a fresh volume is
-//! discarded at once. A discard inside one group that is known is done at once; anything else is a
-//! task that goes from group to group, and asks the metadata where the next mapping is.
+//! An unmapped range needs no work, however long it is: a new volume is discarded at once. A
+//! discard inside one loaded group is done at once. Any other discard is a task that goes from
+//! group to group, and asks the metadata for the next mapping.
 
 use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict, yield_once};
 

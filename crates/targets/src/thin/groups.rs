@@ -1,9 +1,9 @@
 //! The loaded groups of one shard, found by their numbers.
 //!
-//! What a lookup passes on its way to an entry must stay in a cache near the processor however many
-//! entries there are, so that it waits once for memory: for the entry itself. A page names the
-//! places of 64 groups in the arena, four bytes each with the mark that a group is used; ten million
-//! blocks have 0.6 MB of those. Pages are found by hash, for volumes may be large and all but empty.
+//! The structures that lead to an entry must fit in a cache near the processor, so that a lookup
+//! waits for memory once: for the entry itself. A page names the places of 64 groups in the arena,
+//! four bytes each with the mark that a group is used; ten million blocks need 0.6 MB of pages.
+//! Pages are found by hash, because volumes may be large and almost empty.
 //!
 //! G1. A page is kept as long as it names a group.
 //! G2. The ring names each group once.

@@ -1,16 +1,16 @@
-//! The volume map: where each virtual block of one thin volume lies *now*, and what of that is not
-//! yet in the metadata.
+//! The volume map: the current data block of each virtual block of one thin volume, and the changes
+//! that are not yet in the metadata.
 //!
-//! Virtual blocks are kept in groups of 64 consecutive ones. A group comes from the durable
-//! metadata when it is first needed and may be forgotten again while nothing of it is uncommitted
-//! (`groups`). Groups are spread over shards, each under a short lock, so that a lookup is one lock,
-//! one probe and one load, and reactors seldom meet.
+//! Virtual blocks are kept in groups of 64 consecutive ones. A group is loaded from the durable
+//! metadata when it is first needed. It may be dropped again while none of its changes is
+//! uncommitted (`groups`). Groups are spread over shards, each under a short lock, so that a lookup
+//! is one lock, one probe and one load, and reactors rarely contend.
 //!
-//! M1. A loaded group is the newest truth; for what is not loaded, the durable metadata is. Hence a
-//!     group with a change that is not durable is never forgotten (`Groups::forget_one`).
+//! M1. A loaded group is current. For groups that are not loaded, the durable metadata is. So a
+//!     group with a change that is not durable is never dropped (`Groups::forget_one`).
 //! M2. Every change of a group is appended to its shard's pending list under the same lock.
-//! M3. A block in a cell has one writer at work on it, who will map it; nobody else maps or
-//!     unmaps it meanwhile.
+//! M3. A block in a cell has one writer at work on it, which will map it. No other request maps or
+//!     unmaps the block until then.
 //! M4. No block at or beyond [`VolumeMap::end`] is mapped, in a cell, or mapped in the metadata.
 
 use std::sync::Arc;

@@ -1,7 +1,8 @@
-//! What verbs ask of a pool: figures, devices, what one has for itself, and what two differ in.
+//! Queries of verbs on a pool: figures, devices, the blocks that only one device has, and the
+//! differences between two.
 //!
-//! Everything here is told from the last durable metadata; [`ThinPool::settle`] first has it
-//! include whatever was written before. Nothing is changed, and nobody is held back.
+//! All answers come from the last durable metadata; [`ThinPool::settle`] first commits all earlier
+//! writes to it. Queries change nothing and block no request.
 
 use std::sync::Arc;
 

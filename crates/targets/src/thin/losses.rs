@@ -1,20 +1,21 @@
-//! Losses: what a failed flush or commit may have cost, and who is told.
+//! Losses: the writes that a failed flush or commit may have lost, and which clients get an error.
 //!
 //! L1. The failure count of the data device is `known` from before the first write into any data
 //!     block that no commit has mapped. A commit compares after its flush of the data device. If
-//!     the count rose, that write may be gone, and the block may hold what another volume wrote
-//!     there once: no new mapping becomes durable, so the commit fails, since nobody has a copy.
-//! L2. `known` follows the count when nothing depends on the former value: after every write has
-//!     ended that began before the new value was read, no volume has a change. A flush or write
-//!     that fails here has that looked at; so do each commit and the keeper, for failures that
-//!     others met.
-//! L3. A write in place goes to the data device alone: a volume passes on that device's failure
+//!     the count rose, that write may be lost, and the block may hold the former data of another
+//!     volume. No new mapping may become durable then: the commit fails, because there is no other
+//!     copy of the data.
+//! L2. `known` takes the new count when nothing depends on the former value: all writes have ended
+//!     that began before the new value was read, and no volume has a change. This is checked by a
+//!     flush or write that fails here, and, for failures that other users met, by each commit and
+//!     by the background task.
+//! L3. A write in place goes to the data device only: a volume passes on that device's failure
 //!     count. Failures of the metadata device concern the volumes whose changes were rolled back.
-//!     The external origin is only read: who wrote it is told elsewhere.
+//!     The external origin is only read: its failures are reported to its own writers.
 //! L4. A volume whose changes are rolled back raises the failure counts of the mapped devices that
-//!     serve it, before anyone is answered. Each client is told once, at its next flush, whatever
-//!     becomes of table and pool.
-//! L5. The suspend of the pool tells, once, which volumes lost changes since the last suspend.
+//!     serve it, before any waiter is answered. Each client gets one error, at its next flush, even
+//!     if table and pool are gone by then.
+//! L5. The suspend of the pool reports, once, which volumes lost changes since the last suspend.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! `thin`: verdicts and completions of one volume.
 //!
-//! Whatever is mapped and not shared goes straight to the data device; what is not mapped reads as
-//! zeros, or as the external origin. A write that covers blocks takes data blocks, goes there, and
-//! the blocks are mapped at its end; what covers a part of a block is a task's (`fill`).
+//! Requests for blocks that are mapped and not shared go straight to the data device. Unmapped
+//! blocks read as zeros, or as the external origin. A write that covers whole blocks takes data
+//! blocks and goes there; the blocks are mapped when it ends. A write that covers part of a block
+//! is handled by a task (`fill`).
 
 use std::sync::{Arc, OnceLock};
 

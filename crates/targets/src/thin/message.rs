@@ -1,8 +1,8 @@
-//! The messages of a pool: its volumes come and go, one message at a time, and everything that a
-//! message did is durable when it is answered. The mapped device suspends and resumes the pool
-//! before or after a message: one may close the pool and open it again. A suspended pool acts on
-//! them too, as the kernel's does; it stays closed, and nothing runs for it once the message is
-//! answered.
+//! The messages of a pool: they create and delete volumes, one message at a time, and every effect
+//! of a message is durable when it is answered. The mapped device suspends and resumes the pool
+//! before or after a message; a message may also close the pool and open it again. A suspended pool
+//! handles messages too, as the kernel's does. It stays closed, and no task of it runs once the
+//! message is answered.
 
 use std::sync::Arc;
 

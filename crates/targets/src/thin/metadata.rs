@@ -1,5 +1,5 @@
-//! The pool's metadata as the rest of the pool sees it: the store of `persistent`, the right to
-//! change it behind a lock that tasks wait for, and what status lines tell of it without waiting.
+//! The pool's metadata for the rest of the pool: the store of `persistent`, the right to change it
+//! behind a lock that tasks wait for, and the figures of status lines, which never wait.
 
 use std::sync::Arc;
 

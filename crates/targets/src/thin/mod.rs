@@ -17,34 +17,35 @@
 //!           3. quarantine: freed blocks, until who found them has ended
 //! ```
 //!
-//! Rooms: `config` (table lines), `map` (verdicts and completions of a volume), `attachment` (a
-//! table's attachment to a volume), `place` (where a request lies), `index` (the volume map),
-//! `groups` (what of it is loaded), `arena` (where that lies), `fill` (partly written blocks),
-//! `discard`, `commit`, `losses` (who is told of failures), `stock` (what a reactor hands out),
-//! `space` (running out), `volume`, `pool`, `metadata`, `recover` (opening, handover, growth),
-//! `message`, `status`, `inspect` (what verbs ask), `trim`.
+//! Files: `config` (table lines), `map` (verdicts and completions of a volume), `attachment` (a
+//! table's attachment to a volume), `place` (a request's range in blocks), `index` (the volume
+//! map), `groups` (its loaded groups), `arena` (their memory), `fill` (partly written blocks),
+//! `discard`, `commit`, `losses` (reports of failures), `stock` (blocks and metadata that a reactor
+//! hands out), `space` (running out), `volume`, `pool`, `metadata`, `recover` (opening, handover,
+//! growth), `message`, `status`, `inspect` (queries of verbs), `trim`.
 //!
 //! # Invariants
-//! T1. What a mapping points at is durable on the data device before the mapping is.
+//! T1. The data of a mapping is durable on the data device before the mapping is durable.
 //! T2. A data block that the durable metadata maps is overwritten only through that very mapping,
 //!     and only if it is not shared.
 //! T3. A data block is taken only if it is free in the working, the committing and the durable
 //!     metadata, and every request that found it mapped has ended.
-//! T4. A block is mapped when all of it is on the data device (with `skip_block_zeroing`: when it
-//!     is taken). So neither stale data nor half a copy ever shows.
-//! T5. A mapping is shared if it is older than its volume's last snapshot; snapshots are taken
-//!     while no request to the volume is under way. A shared data block is never written.
-//! T6. A flush, and a FUA write, completes when every change that its client knows of is durable. A
-//!     write of zeros that needs nothing is a write all the same: what made the block a hole is
-//!     durable then.
-//! T7. A change has its metadata promised before it is made (S2 in `stock`): no commit runs out.
+//! T4. A block is mapped when all of its data is on the data device (with `skip_block_zeroing`:
+//!     when it is taken). So no read returns stale data or a partial copy.
+//! T5. A mapping is shared if it is older than its volume's last snapshot. Snapshots are taken
+//!     while no request to the volume is in flight. A shared data block is never written.
+//! T6. A flush, and a FUA write, completes when every change that its client knows of is durable.
+//!     An elided zero write still counts as a write: with FUA it completes after the unmap that
+//!     made the hole is durable.
+//! T7. A change has its metadata blocks reserved before it is made (S2 in `stock`): no commit runs
+//!     out.
 //! T8. After a failed commit nothing changes any more. The mapped devices of every volume that lost
-//!     a change raise their failure counts: each client is told once (`losses`).
+//!     a change raise their failure counts: each client gets one error (`losses`).
 //!
 //! # What a crash leaves
 //! The last durable metadata and every data block it maps, as of the last flush or later (T1, T2).
-//! Blocks that were being filled, or were mapped by a commit that did not end, are free. The steps
-//! of a commit, and what recovery finds in each gap, stand in `commit`.
+//! Blocks that were being filled, or were mapped by an unfinished commit, are free. `commit` has
+//! the steps of a commit, and what recovery finds in each gap.
 
 mod arena;
 mod attachment;

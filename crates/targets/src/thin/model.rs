@@ -1,8 +1,8 @@
-//! The naive twin of a pool: for each volume a map from sector to contents, for a client that does
-//! one thing after the other.
+//! The reference model of a pool: for each volume a map from sector to contents, for a client that
+//! has one request in flight at a time.
 //!
-//! It knows nothing of blocks that are shared, commits or space, but that discards are about whole
-//! blocks, and what shows where nothing was written. Sectors of a write that failed are loose: they
+//! The model knows nothing of shared blocks, commits or space. It knows that discards affect whole
+//! blocks, and the content of unwritten sectors. Sectors of a failed write are undetermined: they
 //! hold the old or the new content.
 
 use std::collections::BTreeMap;

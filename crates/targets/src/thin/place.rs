@@ -1,4 +1,4 @@
-//! [`Place`]: where a request lies on its volume, in blocks and in sectors.
+//! [`Place`]: the range of a request on its volume, in blocks and in sectors.
 
 use cairn_block::{SectorCount, SectorRange};
 

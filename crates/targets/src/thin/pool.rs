@@ -1,6 +1,6 @@
-//! The pool: what all its volumes and both kinds of target share, from the first resume of a
+//! The pool: the state that its volumes and both kinds of target share, from the first resume of a
 //! `thin-pool` table until its last user has gone. It outlives tables: a longer table, or one with
-//! other options, goes on with the same pool.
+//! other options, uses the same pool.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

@@ -1,12 +1,12 @@
 //! `thin-pool`: the target, and how a pool is opened, handed from table to table, and grown.
 //!
 //! The constructor checks arguments and the superblock's fixed fields. At resume the pool is
-//! formatted if its metadata device is blank (see `blank`), opened, or taken over from a suspended
-//! table as it is; then grown to the table's length and to the size of the metadata device.
+//! formatted if its metadata device is blank (see `blank`), opened, or taken over unchanged from a
+//! suspended table. Then it is grown to the table's length and to the size of the metadata device.
 //! Recovery is reading the superblock.
 //!
-//! H1. A metadata device has one living pool, served by one live table: whatever the table answers
-//!     is about this one.
+//! H1. A metadata device has one open pool, served by one live table. The table answers for this
+//!     pool only.
 
 use std::sync::Arc;
 

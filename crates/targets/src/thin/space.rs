@@ -1,12 +1,12 @@
-//! Room: what happens when a pool runs out of data blocks or of metadata, and when there is some
-//! again; warnings before.
+//! Space: how a pool runs out of data blocks or of metadata, how it continues when there is some
+//! again, and the warnings before.
 //!
 //! A write that finds no data block waits while a task looks for one: a commit may free some, and
-//! blocks in quarantine come free by themselves. If there is none even then, the pool is out of
-//! data space: writes that need a block wait, for as long as the table says, or fail. A write that
-//! finds no room in the metadata waits for a commit, which makes room, or fails: the pool is out of
-//! metadata until a discard, a deletion or growth makes some, for which there is a reserve (S3 in
-//! `stock`).
+//! blocks in quarantine become free on their own. If there is none even then, the pool is out of
+//! data space: writes that need a block wait, for the time that the table sets, or fail. A write
+//! that finds no free metadata waits for a commit, which may free some. If it does not, the write
+//! fails: the pool is out of metadata until a discard, a deletion or growth frees some. These have
+//! a reserve (S3 in `stock`).
 
 use std::time::Duration;
 

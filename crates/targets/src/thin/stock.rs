@@ -1,13 +1,13 @@
-//! What a reactor may hand out by itself: a few free data blocks, and the right to make changes
-//! that fit the free metadata.
+//! A reactor's stock, which it hands out by itself: a few free data blocks, and the right to make
+//! changes that fit the free metadata.
 //!
 //! S1. A data block in a stock was taken from the allocator, and is in no other stock.
-//! S2. Every change that is made and not durable, or may still be made with what stocks hold, has
-//!     the metadata blocks promised that it takes at most ([`Room`]).
-//! S3. What provides blocks leaves a reserve of metadata, so that a pool whose metadata is full can
-//!     still discard; what discards leaves a part of it, so that volumes can still be deleted.
-//!     Metadata below half a MiB leaves no such part, and metadata that a reserve would take most
-//!     of has none: the kernel makes such pools, and they are to go on here.
+//! S2. For every change that is made and not durable, or may still be made from a stock, the most
+//!     metadata blocks that it can take are reserved ([`Room`]).
+//! S3. Allocations leave a reserve of metadata, so that a pool whose metadata is full can still
+//!     discard. Discards leave a part of the reserve, so that volumes can still be deleted.
+//!     Metadata below half a MiB leaves no such part. Metadata that would mostly be reserve has
+//!     none: the kernel makes such pools, and they must work here.
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};

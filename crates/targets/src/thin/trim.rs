@@ -1,11 +1,11 @@
-//! Trimming a pool: telling the data device of every free data block.
+//! Trim: discards every free data block of a pool on the data device.
 //!
-//! Free blocks are taken out of the allocator a few at a time, discarded, and put back. So nobody
-//! can be given one that is being discarded, and none that any metadata maps, durable or under
-//! way, is touched (T3). *Crash*: they are free in the durable metadata.
+//! Free blocks are taken out of the allocator a few at a time, discarded, and put back. So no
+//! request gets a block that is being discarded, and no block that any metadata maps, durable or in
+//! progress, is touched (T3). *Crash*: they are free in the durable metadata.
 //!
-//! Meanwhile they count as in quarantine: a write that finds no other block waits until they are
-//! back, and the pool is not out of space.
+//! Until they are back they count as in quarantine: a write that finds no other block waits for
+//! them, and the pool is not out of space.
 
 use cairn_block::{ConfigError, ConfigKind, Env, Io, IoResult, Op, SectorCount};
 use futures_util::future::join_all;

@@ -1,5 +1,5 @@
-//! One thin volume of an open pool: its map, and what is known of its durability. Shared by every
-//! table that serves the volume.
+//! One thin volume of an open pool: its map and the state of its durability. Every table that
+//! serves the volume shares it.
 
 use std::sync::Arc;
 

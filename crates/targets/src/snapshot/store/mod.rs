@@ -1,21 +1,22 @@
 //! The exception store: hands out chunks of the COW device, and commits in that order.
 //!
-//! An allocation makes a [`Batch`]: chunks of the origin with the chunks they get, in the queue at
-//! the place that the allocation took. A batch is *done* when its data is written; the longest
-//! done head of the queue is committed together by one leader (group commit), an owner of a done
-//! batch who found nobody leading. Nobody sorts, and being done is one store to the batch.
+//! An allocation makes a [`Batch`]: chunks of the origin and the COW chunks allocated for them, in
+//! the queue in order of allocation. A batch is *done* when its data is written. One leader commits
+//! the longest done head of the queue at once (group commit). The leader is an owner of a done
+//! batch that found no other leader. Nothing is sorted, and a batch is marked done by one store to
+//! it.
 //!
 //! S1. Batches are committed in the order of their allocation.
-//! S2. A record is committed only if the list can go on after it: the record that fills an area
+//! S2. A record is committed only if the list can continue after it: the record that fills an area
 //!     counts as no space until the next area's chunk exists.
 //! S3. A batch is committed only if the failure count of the COW device, after the flush, is what
-//!     it was before the first write of the batch's data. If it is not, somebody's failed flush
-//!     may have dropped the data, though our own succeeded: the batch is *lost*. It goes back to
-//!     its place in the queue, and its owner writes the data again, from where it has it: the
-//!     origin, which holds it as long as the exception is not settled (I4), or the parked request.
-//!     After [`LOSSES_MAX`] times the snapshot ends. Redone, the loss concerns nobody.
+//!     it was before the first write of the batch's data. Otherwise another user's failed flush may
+//!     have dropped the data although the own flush succeeded: the batch is *lost*. It goes back to
+//!     its place in the queue, and its owner writes the data again. The source is the origin, which
+//!     holds the data as long as the exception is not settled (I4), or the parked request. After
+//!     [`LOSSES_MAX`] times the snapshot ends. A loss that was redone is reported to no client.
 //! S4. A batch whose data finds no room on the file system beneath a sparse store may be taken
-//!     back: none of its records is on the device, and its chunks are handed out again once all
+//!     back: none of its records is on the device. Its chunks are handed out again once all chunks
 //!     that were allocated after them are back, too.
 
 mod persistent;

@@ -3,27 +3,27 @@
 //!
 //! # The order of a commit, and what a crash between its steps leaves
 //! 0. The data of the chunks is written (no flush).
-//! 1. Each area behind one that the records fill is written as zeros. *Crash*: no record leads
-//!    there yet; what it holds does not matter. If there is no room for it on the file system
-//!    beneath, nothing of the commit is on the device: who can do without is told.
+//! 1. Each area after one that the records fill is written as zeros. *Crash*: no record leads there
+//!    yet, so its content does not matter. If the file system beneath has no room for it, nothing
+//!    of the commit is on the device: the owners that can do without the commit get that error.
 //! 2. Flush: data and zeros are durable, if the failure count of the device is what it was before
-//!    the first of these writes. Otherwise they may be lost, though the flush succeeded: no
-//!    record is written, and all is done again from 0 (S3 of the store). *Crash*: the chunks are
-//!    unused, and are handed out again or not.
-//! 3. The changed blocks of each area are written with FUA, in the order of the list. *Crash*:
-//!    each sector is old or new. A new sector behind an old one is cut off by the old one's zero
-//!    record; none of these writes was acknowledged, and the origin's chunks are as they were.
-//!    Opening clears what lies behind the end of the list, so that it is not joined to the list
-//!    when that grows. If the failure count rose meanwhile, the same bytes are sent again, even
-//!    after a success: where FUA is a write and a flush, the flush that failed may have been
-//!    somebody else's in between. That others' data may be lost by it is found at their own step 2.
+//!    the first of these writes. Otherwise they may be lost although the flush succeeded: no record
+//!    is written, and all is repeated from 0 (S3 of the store). *Crash*: the chunks are unused;
+//!    opening may or may not hand them out again.
+//! 3. The changed blocks of each area are written with FUA, in the order of the list. *Crash*: each
+//!    sector is old or new. A new sector after an old one is cut off by the old one's zero record;
+//!    none of these writes was acknowledged, and the origin's chunks are unchanged. Opening clears
+//!    the sectors after the end of the list, so that they do not join the list when it grows. If
+//!    the failure count rose during the writes, the same bytes are sent again, even after a
+//!    success: where FUA is a write and a flush, another user's flush may have failed in between.
+//!    Data of other batches that may be lost by it is noticed at their own step 2.
 //! 4. Now the exceptions count: writes to the snapshot complete, the origin may be overwritten.
 //!
 //! # Opening
-//! What is read at opening is relied on, so it must be durable: the device is flushed first. If it
-//! ever failed (an earlier attempt to open it, perhaps), the system may show what is lost: then the
-//! records are written again as they were read. The data of a record was durable before the record
-//! was first written.
+//! The records read at opening are relied on, so they must be durable: the device is flushed first.
+//! If the device ever failed (perhaps in an earlier attempt to open it), the system may show data
+//! that is lost. Then the records are written again as they were read. The data of a record was
+//! durable before the record was first written.
 //!
 //! # Formatting
 //! The first area is zeroed, then a flush, then the header with FUA: a crash leaves a blank device
@@ -31,7 +31,7 @@
 //!
 //! # Invalidating
 //! The header is written with valid = 0 and FUA before the origin may be overwritten without an
-//! exception, so that after a crash nobody trusts the records.
+//! exception, so that no program trusts the records after a crash.
 
 use cairn_block::{
     Env, ErrorKind, Flags, Io, IoError, Op, Sector, SectorCount, SectorRange, mutants,

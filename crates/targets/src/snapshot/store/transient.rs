@@ -1,5 +1,5 @@
-//! The transient store: nothing on the device but data, from its first chunk on. The table lives
-//! as long as somebody serves or is about to serve the snapshot.
+//! The transient store: the device holds only data, from its first chunk on. The table lives as
+//! long as a target serves or is about to serve the snapshot.
 
 use cairn_format::snapshot::ChunkSize;
 

@@ -1,4 +1,4 @@
-//! [`Area`]: a range of a lower disk that a table line stands on.
+//! [`Area`]: the range of a lower disk that a table line uses.
 //!
 //! Promises: the range lay inside the disk, and began at a logical block, when the table was
 //! loaded.
@@ -67,7 +67,7 @@ impl Area {
         (self.disk.clone(), SectorRange::new(self.sector(range.start), range.count))
     }
 
-    /// What a range of the target holds, as the disk says.
+    /// The extents of a range of the target, as reported by the disk.
     pub fn extents<'a>(
         &'a self,
         env: &'a Env,

@@ -1,10 +1,10 @@
 //! The argument reader of table lines: a cursor over the words after a target's name.
 //!
-//! Every target parses with [`Args`] and nothing else, so that all speak alike: numbers are
-//! decimal, keywords are compared without regard to case (as the kernel compares them), words
-//! left over are refused, and an error names the target, the argument, what was found and what
-//! was expected. A target's keywords stand in its [`Spec`], which the parser and the test of
-//! the manuals both read.
+//! Every target parses with [`Args`] and nothing else, so that all follow one syntax: numbers are
+//! decimal, keywords are compared without regard to case (as the kernel compares them), left-over
+//! words are refused, and an error names the target, the argument, what was found and what was
+//! expected. A target's keywords are in its [`Spec`], which the parser and the test of the manuals
+//! both read.
 //!
 //! Must never do I/O beyond opening a device, nor write a byte.
 
@@ -39,7 +39,7 @@ impl OptionSpec {
     }
 }
 
-/// The words a kind of target knows. Its manual lists exactly these.
+/// The options, status fields and messages of a kind of target. Its manual lists exactly these.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     /// The optional arguments.
@@ -58,9 +58,9 @@ impl Spec {
 /// A device argument, opened.
 #[derive(Clone)]
 pub struct Device {
-    /// As the user named it; printed in the table line.
+    /// The user's name for it; printed in the table line.
     pub argument: String,
-    /// What it leads to.
+    /// The disk.
     pub disk: Arc<dyn Disk>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Args<'a> {
         ConfigError::argument(self.target, field, found, expected)
     }
 
-    /// The next word, whatever it is.
+    /// The next word, unparsed.
     ///
     /// # Errors
     /// There is none.
@@ -151,7 +151,7 @@ impl<'a> Args<'a> {
         found.ok_or_else(|| self.refuse(field, format!("'{word}'"), &expected))
     }
 
-    /// The next word as a device, opened; its size is looked at anew.
+    /// The next word as a device, opened; its size is read again.
     ///
     /// # Errors
     /// It is missing, or the device can't be opened.
@@ -197,8 +197,8 @@ impl<'a> Args<'a> {
         Ok(group)
     }
 
-    /// In a group: the next keyword, spelled as in `known`; none at the end. Its values are
-    /// there to be read next.
+    /// In a group: the next keyword, spelled as in `known`; `None` at the end. Its values are the
+    /// next words.
     ///
     /// # Errors
     /// The word is unknown, or the group ends before its last value.

@@ -1,8 +1,8 @@
-//! Before a target formats a device: is it really blank? And the reads that ask so.
+//! Checks before a target formats a device: whether the device is blank, and the reads for it.
 //!
-//! A target looks at its own magic only; a device that looks blank to it may carry somebody
-//! else's data. Everything that formats asks here first; the decision itself is
-//! [`cairn_format::probe::blank`]. Must never write.
+//! A target knows its own magic only; a device that looks blank to it may hold other data. Every
+//! target that formats checks here first. The decision itself is [`cairn_format::probe::blank`].
+//! This file must never write.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::args::Device;
 /// Bytes at the start of a device that hold the signature of every cache, store and pool.
 const LAYER_BYTES: u64 = 8 << 10;
 
-/// What is said when a device fails while a table is loaded.
+/// The error for a device that fails while a table is loaded.
 pub fn unreadable(device: &Device, what: &str, error: IoError) -> ConfigError {
     let detail = format!("{what}: could not be read or written");
     ConfigError::new(ConfigKind::System, &device.argument, detail).with_source(error)
@@ -50,7 +50,7 @@ pub struct Formatting<'a> {
     pub kind: &'static str,
     /// Options of that command, each with a space in front.
     pub options: String,
-    /// Tells what an interrupted format by the same target left in the first 4 KiB.
+    /// Recognises the remains of an interrupted format by the same target in the first 4 KiB.
     pub is_own_remainder: fn(&[u8]) -> bool,
 }
 
@@ -69,11 +69,11 @@ impl Formatting<'_> {
         }
     }
 
-    /// Refuses an origin that is itself a cache, an exception store or the metadata of a pool: it
-    /// is first formatted in front of one by mistake only, as when two arguments are swapped. What
-    /// exists is never refused for what lies beneath it.
+    /// Refuses an origin that is itself a cache, an exception store or the metadata of a pool. To
+    /// format in front of one is a mistake, such as two swapped arguments. An existing cache or
+    /// store is never refused for the device beneath it.
     ///
-    /// An origin whose requests would wait is not asked.
+    /// An origin whose requests would wait is not read.
     ///
     /// # Errors
     /// It is one; or the origin failed.
@@ -96,7 +96,7 @@ impl Formatting<'_> {
         Err(ConfigError::new(ConfigKind::Argument, &origin.argument, detail))
     }
 
-    /// Adds to the refusal of a wrong header whose signatures the device carries.
+    /// Adds to the refusal of a wrong header the signatures that the device carries.
     pub async fn with_signatures(&self, env: &Env, own: Kind, refusal: ConfigError) -> ConfigError {
         match self.judge(env).await {
             Ok(Verdict::Signatures(found)) if found.iter().all(|other| other.kind != own) => {

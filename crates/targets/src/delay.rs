@@ -10,14 +10,13 @@
 //!                                                                       (task ends)
 //! ```
 //!
-//! I1. A request is in the queue exactly while it is parked by this target: entered by `map`,
-//!     taken out by whoever remaps it or hands it back, under the lock.
-//! I2. The queue gains requests while Delaying only; therefore nothing stays in it behind a
-//!     presuspend.
+//! I1. A request is in the queue exactly while it is parked by this target: `map` enters it; the
+//!     task that remaps it or hands it back takes it out, under the lock.
+//! I2. The queue gains requests only while Delaying; so it is empty after a presuspend.
 //! I3. The task runs in every state but Stopped.
 //!
-//! Promises: of two requests of one class, that arrive one after the other, the first goes on
-//! first. A suspend does not wait for a delay: what waits goes on at once, or with
+//! Promises: of two requests of one class that arrive one after the other, the first goes on first.
+//! A suspend does not wait for a delay: waiting requests go on at once, or with
 //! [`SuspendMode::NoFlush`] back to the device.
 
 use std::collections::BTreeMap;
@@ -46,7 +45,7 @@ const FIELDS: &[Field] = &[
 /// The words of `delay`.
 pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &[] };
 
-/// What a request is remembered by once it has waited.
+/// The word of a request that has waited.
 const HAS_WAITED: u64 = 1;
 
 /// The kind of target.
@@ -144,7 +143,7 @@ struct Waiting {
     counts: [usize; CLASSES],
 }
 
-/// The requests that wait, and the news for the task that releases them.
+/// The requests that wait, and the event for the task that releases them.
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
@@ -213,7 +212,7 @@ impl Queue {
         self.stopped.notify(usize::MAX);
     }
 
-    /// Has the task end, and waits for it (I3).
+    /// Ends the task and waits for its end (I3).
     async fn stop(&self) {
         loop {
             let stopped = self.stopped.listen();

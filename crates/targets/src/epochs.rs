@@ -27,7 +27,7 @@ use futures_util::lock::Mutex as AsyncMutex;
 #[repr(align(128))]
 struct Row<const STRIPES: usize>([[AtomicU64; 2]; STRIPES]);
 
-/// The requests in flight in something.
+/// The requests in flight, counted per reactor and stripe.
 pub(crate) struct Epochs<const STRIPES: usize> {
     rows: Box<[Row<STRIPES>]>,
     phases: [AtomicU32; STRIPES],
@@ -37,7 +37,7 @@ pub(crate) struct Epochs<const STRIPES: usize> {
     left: Event,
 }
 
-/// Where a request counted itself.
+/// The counter that a request entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch {
     stripe: u32,
@@ -58,7 +58,7 @@ impl Epoch {
 }
 
 impl<const STRIPES: usize> Epochs<STRIPES> {
-    /// Without any request, on so many reactors.
+    /// No requests, for this many reactors.
     pub fn new(reactors: u16) -> Arc<Epochs<STRIPES>> {
         let counters = |_| [AtomicU64::new(0), AtomicU64::new(0)];
         let row = |_| Row(std::array::from_fn(counters));

@@ -1,8 +1,8 @@
-//! A lock across awaits that is had in order of asking.
+//! A lock across awaits that is granted in order of request.
 //!
-//! Who lets it go hands it to the one who has waited longest; who asks again at once queues up
-//! behind those. So a task that takes it time and again, as the commit task under load, keeps no
-//! other waiting for longer than one turn of each.
+//! The holder hands it to the waiter that has waited longest. A task that locks it again at once
+//! queues behind the others. So a task that takes it repeatedly, such as the commit task under
+//! load, delays each waiter by at most one turn of every other waiter.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -12,9 +12,9 @@ use cairn_block::sync::Mutex;
 use event_listener::Event;
 
 struct Inner<T> {
-    /// None while somebody holds it.
+    /// `None` while it is held.
     value: Option<T>,
-    /// Those who wait, in order; the first is told when the value is back.
+    /// FIFO of waiters; the head is woken when the value is returned.
     waiting: VecDeque<Arc<Event>>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Held<'a, T> {
     value: Option<T>,
 }
 
-/// A place in the queue.
+/// A position in the queue.
 struct Place<'a, T> {
     lock: &'a Fair<T>,
     event: Arc<Event>,
@@ -48,7 +48,7 @@ impl<T> Fair<T> {
         Fair(Mutex::new(Inner { value: Some(value), waiting: VecDeque::new() }))
     }
 
-    /// Waits for one's turn.
+    /// Waits for the lock.
     pub async fn lock(&self) -> Held<'_, T> {
         let place = {
             let mut inner = self.0.lock();
@@ -72,7 +72,7 @@ impl<T> Fair<T> {
 }
 
 impl<T> Place<'_, T> {
-    /// The value, if it is this one's turn.
+    /// The value, if this waiter is at the head.
     fn take(&self) -> Option<T> {
         let mut inner = self.lock.0.lock();
         let first = inner.waiting.front().is_some_and(|first| Arc::ptr_eq(first, &self.event));
@@ -84,7 +84,7 @@ impl<T> Drop for Place<'_, T> {
     fn drop(&mut self) {
         let mut inner = self.lock.0.lock();
         inner.waiting.retain(|event| !Arc::ptr_eq(event, &self.event));
-        // It may have been told and have left nevertheless.
+        // It may have been woken and dropped before it took the value.
         inner.tell_first();
     }
 }
@@ -125,7 +125,7 @@ mod tests {
         assert!(first.as_mut().now_or_never().is_none());
         assert!(second.as_mut().now_or_never().is_none());
         drop(held);
-        // Whoever had it does not get it again before those who wait.
+        // The former holder gets it again only after the waiters.
         let mut again = pin!(lock.lock());
         assert!(again.as_mut().now_or_never().is_none());
         assert!(second.as_mut().now_or_never().is_none());

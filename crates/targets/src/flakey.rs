@@ -1,14 +1,13 @@
-//! `flakey`: like `linear`, but unreliable for some seconds out of every so many.
+//! `flakey`: like `linear`, but periodically unreliable.
 //!
-//! From the moment the table line was loaded, the device is up for `up_interval` seconds, then
-//! down for `down_interval` seconds, and so on. While it is up, requests go on unchanged. While
-//! it is down, each request meets a [`Fate`] that the features decide; without any feature,
-//! everything fails.
+//! From the load of the table line on, the device is up for `up_interval` seconds, then down for
+//! `down_interval` seconds, and so on. While it is up, requests pass unchanged. While it is down,
+//! the features decide the [`Fate`] of each request; without any feature, every request fails.
 //!
-//! Promises: a request's fate is decided when it is mapped, so a read that began while the
-//! device was up ends well. The memory of a write is never touched: what is to be corrupted is
-//! copied first. Injected errors are marked as such. Needs no task but the ones that carry
-//! corrupted copies, which end with their request.
+//! Promises: a request's fate is decided when it is mapped, so a read that began while the device
+//! was up succeeds. The memory of a write is never changed: a copy is corrupted instead. Injected
+//! errors are marked as such. The only tasks are those that send corrupted copies; they end with
+//! their request.
 
 use std::fmt::Write;
 use std::future::ready;
@@ -163,7 +162,7 @@ impl Features {
         words.join(" ")
     }
 
-    /// What becomes of a request while the device is down.
+    /// The fate of a request while the device is down.
     fn fate(&self, op: Op) -> Fate {
         if *self == Features::default() {
             return Fate::Fail;
@@ -227,7 +226,7 @@ fn kernel_flags(request: &Request) -> u64 {
     bits.iter().filter(|(set, _)| *set).map(|(_, bit)| bit).sum()
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Pass,
@@ -308,7 +307,7 @@ impl Target for Flakey {
         match self.features.fate(request.op) {
             Fate::Pass => self.area.remap(request),
             Fate::Fail => {
-                // The device that it plays may have dropped what was completed.
+                // The simulated device may have dropped completed writes.
                 if request.op == Op::Flush {
                     self.failures.raise();
                 }

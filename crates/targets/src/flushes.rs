@@ -2,14 +2,14 @@
 //! the disk may have lost.
 //!
 //! Writes are counted as they complete. A flush covers the writes that had completed when it was
-//! submitted, if no failure came between. A failed flush of anybody may have dropped completed
+//! submitted, if no failure came between. A failed flush by any user may have dropped completed
 //! writes, so the disk's failure count ([`cairn_block::FailureCount`]) decides, not the result of
 //! the owner's own flush.
 //!
-//! F1. `known` is the failure count up to which the owner has dealt with failures. It deals with
-//!     a failure ([`Flushes::fail`]) before it notes a later flush ([`Flushes::succeed`]).
-//! F2. A write is acknowledged if its success was told to a client. If an acknowledged write is
-//!     not covered when a failure is dealt with, the owner counts a loss for its clients.
+//! F1. `known` is the failure count up to which the owner has handled failures. It handles a
+//!     failure ([`Flushes::fail`]) before it records a later flush ([`Flushes::succeed`]).
+//! F2. A write is acknowledged if a client got its success. If an acknowledged write is not covered
+//!     when a failure is handled, the owner counts a loss for its clients.
 //! F3. A write that was in flight during a failure may have been done before it: if `known` has
 //!     changed since the write began, it counts as lost when it completes.
 
@@ -26,13 +26,13 @@ pub(crate) struct Flushes {
 }
 
 impl Flushes {
-    /// Of a disk whose failure count is `known`.
+    /// For a disk whose failure count is `known`.
     pub fn new(known: u64) -> Flushes {
-        // What the disk got before is not known to be durable.
+        // Earlier writes to the disk are not known to be durable.
         Flushes { known, done: 1, covered: 0, wanted: 1, acknowledged: 0 }
     }
 
-    /// The failure count up to which failures are dealt with.
+    /// The failure count up to which failures are handled.
     pub fn known(&self) -> u64 {
         self.known
     }
@@ -47,7 +47,7 @@ impl Flushes {
         self.wanted
     }
 
-    /// True if a flush has covered so many writes.
+    /// True if a flush has covered this many writes.
     pub fn has_covered(&self, wanted: u64) -> bool {
         self.covered >= wanted
     }

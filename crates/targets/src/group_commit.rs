@@ -1,8 +1,8 @@
 //! Group commit: the waiters that share one commit, held requests and tasks.
 //!
 //! G1. One commit runs at a time. Waiters that join while it runs share the next one.
-//! G2. A commit takes all waiters before it looks at what to write: what they did before they
-//!     joined is in it. Each is told its result once.
+//! G2. A commit takes all waiters before it looks at what to write: it covers their changes from
+//!     before they joined. Each waiter gets its result once.
 //! G3. The caller that joins first starts the commit task. The task ends only if no waiter is left.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use cairn_block::sync::Mutex;
 use cairn_block::{Env, IoError, IoResult, RequestId, mutants, until_some};
 use event_listener::Event;
 
-/// Who waits for a commit.
+/// A waiter for a commit.
 pub(crate) enum Waiter {
     /// A held request, completed with the commit's result.
     Request(RequestId),
@@ -63,7 +63,7 @@ impl GroupCommit {
     }
 }
 
-/// Tells those who waited the commit's result.
+/// Passes the commit's result to its waiters.
 pub(crate) fn tell(env: &Env, waiters: Vec<Waiter>, result: IoResult) {
     for waiter in waiters {
         match waiter {
@@ -73,8 +73,8 @@ pub(crate) fn tell(env: &Env, waiters: Vec<Waiter>, result: IoResult) {
     }
 }
 
-/// The same; but writes fail that a failure may have dropped, as the count of their device is
-/// `failures` now.
+/// Like [`tell`], but fails each write that a failure may have dropped: its device's count was not
+/// `failures` when it was sent.
 pub(crate) fn tell_of_failures(env: &Env, waiters: Vec<Waiter>, result: IoResult, failures: u64) {
     let is_kept = |waiter: &Waiter| match waiter {
         Waiter::Write(_, before) => mutants::same(
@@ -102,7 +102,7 @@ impl Ticket {
         self.event.notify(usize::MAX);
     }
 
-    /// Waits until a commit has told its result.
+    /// Waits for the commit's result.
     pub async fn wait(&self) -> IoResult {
         until_some(&self.event, || *self.result.lock()).await
     }

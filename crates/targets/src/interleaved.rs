@@ -1,5 +1,5 @@
-//! What tests under shuttle share, which tries interleavings of threads:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p cairn-targets --lib interleavings`.
+//! Shared code of the tests under shuttle, which tries interleavings of threads: `RUSTFLAGS="--cfg
+//! shuttle" cargo test -p cairn-targets --lib interleavings`.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,9 +1,9 @@
-//! `linear`: a range of the mapped device is a range of one lower disk. The first reading:
-//! every other target is this one with a policy.
+//! `linear`: a range of the mapped device is a range of one lower disk. Read this target first:
+//! every other one adds a policy to it.
 //!
-//! A target is two things. A [`TargetType`] turns the words of a table line into a target; a
-//! [`Target`] answers each request with a [`Verdict`], on which the engine acts. Linear's
-//! verdict is always the same: remapped, so many sectors further on.
+//! A target has two parts. A [`TargetType`] turns the words of a table line into a target; a
+//! [`Target`] answers each request with a [`Verdict`], on which the engine acts. Linear's verdict
+//! is always the same: remapped, by a fixed offset.
 //!
 //! Promises: sector n of the target is sector `offset + n` of the disk, for every operation;
 //! a flush goes to the disk once. Must never look at data, keep a request, or wait.
@@ -58,8 +58,7 @@ impl Linear {
 }
 
 impl Target for Linear {
-    /// The range of `request` is relative to the target; what comes back is the place on the
-    /// lower disk.
+    /// The range of `request` is relative to the target. Returns its place on the lower disk.
     fn map<'a>(&'a self, _env: &Env, request: &mut Request) -> Verdict<'a> {
         self.area.remap(request)
     }

@@ -1,4 +1,4 @@
-//! Who owns a device: what each kind of target claims, beside others and through remappers.
+//! Ownership of devices: the claims of each kind of target, next to others and through remappers.
 
 use crate::rig::{Rig, image};
 use cairn_block::SuspendMode;

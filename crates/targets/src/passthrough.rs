@@ -1,11 +1,10 @@
-//! `passthrough`: the template for a new target. It sends every request on, watches the
-//! completions and counts them. Copy this file; every hook of [`Target`] is here with what it
-//! may assume and what it must return. Hooks whose default would do are written out all the
-//! same.
+//! `passthrough`: the template for a new target. It sends every request on, watches the completions
+//! and counts them. Copy this file. Every hook of [`Target`] is here with what it may assume and
+//! what it must return, even where the default is enough.
 //!
-//! The life of a target, in the order of the hooks: `construct` at load, `resume`, then `map`
-//! and `end_io` for each request on any reactor, `presuspend`, `suspend` (or
-//! `presuspend_undo`, if the suspend was called off), and either `resume` again or the end.
+//! The life of a target, in the order of the hooks: `construct` at load, `resume`, then `map` and
+//! `end_io` for each request on any reactor, `presuspend`, `suspend` (or `presuspend_undo`, if the
+//! suspend was called off), and either `resume` again or the end.
 //!
 //! Promises: requests are changed in nothing but their place; counters never lose a request.
 //! Must never, like every target: block, allocate on the ready path, hold a lock across an
@@ -34,8 +33,8 @@ const FIELDS: &[Field] = &[
     Field::new("errors", Unit::Requests),
 ];
 
-/// The words of `passthrough`. The parser, the status line, the messages and the test of the
-/// manual all read them here, so none can drift.
+/// The options, status fields and messages of `passthrough`. The parser, the status line, the
+/// messages and the test of the manual all read them here, so none can drift.
 pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &["reset_counters"] };
 
 /// One counter per status field.
@@ -102,10 +101,10 @@ fn counter_of(op: Op) -> usize {
 impl Target for Passthrough {
     /// Decides at once. The range of `request` is relative to the target, lies inside it and
     /// consists of whole logical blocks; a flush has an empty range. The verdict is one of:
-    /// remapped (the engine sends it on), completed or failed (it ends here), or queued (the
-    /// target keeps its id, and completes, remaps or hands it back exactly once). May first
+    /// remapped (the engine sends it on), completed or failed (it ends here), or queued (the target
+    /// keeps its id, and completes, remaps or hands it back exactly once). A target may first
     /// `accept` only the head of the range; the engine maps the rest again. `watch` asks for
-    /// `end_io`, with a word to remember.
+    /// `end_io`, with a word that the request keeps.
     fn map<'a>(&'a self, _env: &Env, request: &mut Request) -> Verdict<'a> {
         request.watch(0);
         self.area.remap(request)
@@ -131,13 +130,14 @@ impl Target for Passthrough {
         vec![self.area.disk.clone()]
     }
 
-    /// Where a range lies on the lower disks: a target that only remaps claims nothing for itself,
-    /// and claims on its volume go through it. One that keeps something says `claims` instead.
+    /// Where a range lies on the lower disks. A target that only remaps claims nothing for itself,
+    /// and claims on its volume go through it. A target that keeps data implements `claims`
+    /// instead.
     fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
         Some(vec![self.area.place(range)])
     }
 
-    /// Adapts what the lower disks' limits gave together; may only promise what it keeps.
+    /// Adapts the combined limits of the lower disks. Must promise only what the target keeps.
     fn limits(&self, stacked: Limits) -> Limits {
         stacked
     }
@@ -148,13 +148,13 @@ impl Target for Passthrough {
         Box::pin(ready(Ok(())))
     }
 
-    /// A suspend began. Must see to it that every parked request ends soon without a new one's
-    /// arrival (or, with [`SuspendMode::NoFlush`], goes back through `Env::hand_back`). Parts
-    /// of requests that are under way may still arrive.
+    /// A suspend began. Every parked request must end soon, without the arrival of a new one (or,
+    /// with [`SuspendMode::NoFlush`], go back through `Env::hand_back`). Parts of requests in
+    /// flight may still arrive.
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {}
 
-    /// The suspend was called off while requests were waited for. Undo what `presuspend` changed:
-    /// requests go on afterwards.
+    /// The suspend was called off while it waited for requests. Undo what `presuspend` changed:
+    /// requests continue afterwards.
     fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         Box::pin(ready(()))
     }
@@ -208,13 +208,13 @@ impl Target for Passthrough {
         self.area.extents(env, range)
     }
 
-    /// What a person should know when the server stops, if `dirty` does not say it.
+    /// A line for the operator when the server stops, if `dirty` does not cover it.
     fn parting_word(&self) -> Option<String> {
         None
     }
 
-    /// What this target's own device has and another disk lacks, such as blocks that a cache has
-    /// not written back: told at a stop, and never lost by another table without a word.
+    /// Content of this target's own device that another disk lacks, such as blocks that a cache has
+    /// not written back. It is reported at a stop, and a table change must not lose it silently.
     fn dirty(&self) -> Option<Dirty> {
         None
     }

@@ -1,6 +1,6 @@
-//! Volumes by name over drives in a simulated world, for the tests of the larger targets: drives
-//! that note what they get, tables that come and go, requests. Dropping it checks that no contract
-//! was broken and no request was lost.
+//! The test fixture of the larger targets: volumes by name over drives in a simulated world. The
+//! drives record their operations, and tables change under load. Drop checks that no contract was
+//! broken and no request was lost.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,16 +1,16 @@
-//! A core that several tables share and that outlives each of them: what is in memory of a device
-//! that carries metadata.
+//! A core that several tables share and that outlives each of them: the in-memory state of a device
+//! with metadata.
 //!
 //! Every table that was constructed on the device is a user. One user at a time serves the core.
-//! Another one takes it over when the first is suspended, or was dropped and left it behind.
+//! Another user takes it over when the first is suspended, or was dropped without closing it.
 //!
 //! ```text
 //!   join -> [user] --find, open or take over, serve--> [live] --pause--> [paused] --serve--> [live]
 //!                                                                            `--leave--> gone
 //! ```
 //!
-//! H1. A device has one core in use. Another one is made only when nobody works with the old one.
-//! H2. Whoever finds, opens or closes a core holds the handover lock.
+//! H1. A device has one core in use. Another one is made only when no task works with the old one.
+//! H2. A task that finds, opens or closes a core holds the handover lock.
 
 use std::sync::{Arc, Weak};
 
@@ -49,13 +49,13 @@ pub(crate) struct User<C> {
     id: u64,
 }
 
-/// What a user finds that is about to serve.
+/// The result of [`User::find`], for a user that is about to serve.
 pub(crate) enum Found<C> {
     /// The core that it served before.
     Own(Arc<C>),
     /// The core of a user that is paused or gone.
     Other(Arc<C>),
-    /// No core. Tasks may still work with the one before.
+    /// No core. Tasks may still work with the former one.
     Nothing(Weak<C>),
     /// Another user is live.
     Busy,
@@ -72,7 +72,7 @@ impl<C> SharedCore<C> {
 }
 
 impl<C> User<C> {
-    /// What the user shares.
+    /// The shared core that it uses.
     pub fn shared(&self) -> &Arc<SharedCore<C>> {
         &self.shared
     }
@@ -122,7 +122,7 @@ impl<C> User<C> {
         }
     }
 
-    /// No user serves the core any more: another one will be made.
+    /// No user serves the core any more: the next one is new.
     pub fn clear(&self) {
         let mut state = self.shared.state.lock();
         state.core = None;
@@ -136,7 +136,7 @@ impl<C> User<C> {
         state.users == 1 && state.owner == Some(self.id)
     }
 
-    /// The user has ended; it does nothing after this. Answers the core if it was the last user.
+    /// The user has ended; it does nothing after this. Returns the core if it was the last user.
     pub fn leave(&self) -> Option<Arc<C>> {
         let mut state = self.shared.state.lock();
         state.users -= 1;

@@ -1,4 +1,4 @@
-//! `striped`: chunks of the mapped device lie in turn on several lower disks (RAID 0).
+//! `striped`: chunks of the mapped device alternate between several lower disks (RAID 0).
 //!
 //! ```text
 //! target   | 0 | 1 | 2 | 3 | 4 | 5 | ...   in chunks
@@ -289,7 +289,7 @@ mod tests {
     use proptest::prelude::{Strategy, any, prop_oneof};
     use proptest::{collection, prop_assert, prop_assert_eq, proptest};
 
-    /// The naive twin: deals out sector after sector, chunk by chunk.
+    /// The reference model: assigns sector after sector, chunk by chunk.
     fn deal(stripes: usize, chunk: u64, sectors: u64) -> Vec<(usize, Sector)> {
         let (mut filled, mut places) = (vec![0; stripes], Vec::new());
         let mut stripe = 0;

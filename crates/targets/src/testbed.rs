@@ -1,6 +1,6 @@
-//! A simulated world with a volume in it, for the tests of the targets: load a table, do
-//! requests, look at the drives. Dropping it checks that no contract was broken and no request
-//! was lost.
+//! The test fixture of the simple targets: a simulated world with a volume. Tests load a table,
+//! send requests and inspect the drives. Drop checks that no contract was broken and no request was
+//! lost.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
-//! `zero`: reads give zeros, writes are forgotten.
+//! `zero`: reads return zeros, writes are discarded.
 //!
-//! Promises: every read is filled with zeros, everything else succeeds without effect. There is
-//! nothing to make durable, so it asks for no copy of a flush.
+//! Promises: every read is filled with zeros; every other operation succeeds without effect.
+//! Nothing has to be made durable, so it asks for no copy of a flush.
 
 use std::future::ready;
 use std::sync::Arc;

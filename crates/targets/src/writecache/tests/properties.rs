@@ -265,7 +265,7 @@ proptest! {
     }
 
     #[test]
-    fn sequential_requests_read_as_allowed_with_failing_devices(shape in shapes(), steps in steps(true)) {
+    fn sequential_requests_survive_failing_devices(shape in shapes(), steps in steps(true)) {
         let mut twins = Twins::new(shape);
         for step in steps {
             twins.step(step);

@@ -1,9 +1,9 @@
-//! The paths of a request that never waits, for counting instructions:
-//! `hot_paths CASE COUNT` sends COUNT requests through CASE and ends.
+//! The paths of a request that never waits, for counting instructions: `hot_paths CASE COUNT` sends
+//! COUNT requests through CASE and ends.
 //!
-//! Two runs of different length differ by the cost of the requests between them; everything else
+//! Two runs of different length differ by the cost of the additional requests; everything else
 //! cancels out. `hot_paths` alone prints the names of the cases, each with the number of requests
-//! by which the runs are to differ.
+//! by which the runs should differ.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,39 +19,39 @@ use cairn_reactor::{Core, CoreParts, PostOffice};
 
 type Targets = &'static [&'static str];
 
-/// What the requests of a case meet, and what they are.
+/// The stack and the requests of a case.
 struct Case {
     name: &'static str,
     /// The disk at the bottom.
     disk: &'static str,
-    /// Targets on it, the lowest first.
+    /// The targets on it, the lowest first.
     targets: Targets,
     sectors: u64,
-    /// From one request to the next.
+    /// The distance from one request to the next.
     stride: u64,
-    /// Requests after which the reactor has its turn; none: after all of them.
+    /// The reactor takes a turn after this many requests; none: after all of them.
     depth: Option<u64>,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Reads of what was written before.
+    /// Reads of written blocks.
     Read,
-    /// Writes to where something was written before.
+    /// Writes to written blocks.
     Write,
-    /// Writes to where nothing was written before.
+    /// Writes to blocks that were never written.
     Insert,
-    /// The same with zeros, and nothing was written before.
+    /// Writes of zeros to blocks that were never written.
     Zeros,
-    /// Discards of what was written before.
+    /// Discards of written blocks.
     Discard,
-    /// Snapshots of the first volume of a pool, made by messages, after so many others.
+    /// Snapshots of the first volume of a pool, made by messages, after this many earlier ones.
     Snapshot { before: u64 },
 }
 
 impl Kind {
-    /// How many requests to count: as many as the others take instructions for.
+    /// How many requests to count: so many that the case takes as many instructions as the others.
     fn counted(self) -> u64 {
         match self {
             Kind::Snapshot { .. } => 100,
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Requests before those that are counted: they write, or make snapshots.
+    /// Requests before those that are counted: writes, or snapshots.
     fn filling(self, stride: u64) -> u64 {
         match self {
             Kind::Read | Kind::Write | Kind::Insert => USED_SECTORS / stride,
@@ -89,7 +89,7 @@ const fn case(
     Case { name, disk, targets, sectors, stride: sectors, depth: None, kind }
 }
 
-/// Requests to a thin volume, each to a block of its own if `stride` says so.
+/// Requests to a thin volume, each to a block of its own if `stride` is set.
 const fn thin(name: &'static str, targets: Targets, stride: u64, kind: Kind) -> Case {
     let sectors = if matches!(kind, Kind::Discard | Kind::Insert) { POOL_BLOCK } else { 8 };
     Case { name, disk: "data", targets, sectors, stride, depth: Some(DEPTH), kind }
@@ -127,14 +127,14 @@ const CASES: [Case; 22] = [
 
 const DISK_SECTORS: SectorCount = SectorCount(1 << 18);
 
-/// Requests go round in the first sectors, so that a cache soon knows them all.
+/// Requests repeat in the first sectors, so a cache soon holds all of them.
 const USED_SECTORS: u64 = 1024;
 
 /// The data device of a pool, and a volume of it.
 const POOL_SECTORS: SectorCount = SectorCount(1 << 21);
 const POOL_BLOCK: u64 = 128;
 
-/// Requests to a pool at a time.
+/// Requests to a pool per turn.
 const DEPTH: u64 = 32;
 
 /// Opens `mem`, `cache`, `store` and `null`, and the devices of a pool, `metadata` and `data`.
@@ -170,10 +170,10 @@ impl Client for Counter {
     }
 }
 
-/// A target over `beneath` with its arguments.
+/// A target over the disk `beneath`, with its arguments.
 fn target(name: &str, beneath: &str) -> String {
     match name {
-        // Nothing is written back: that is no request's cost.
+        // Without writeback, whose cost is not part of a request's.
         "writecache" => {
             format!("writecache s {beneath} cache 4096 4 high_watermark 100 low_watermark 100")
         }
@@ -187,10 +187,10 @@ fn target(name: &str, beneath: &str) -> String {
     }
 }
 
-/// What is freed beneath is no request's cost.
+/// Without passing discards down, whose cost is not part of a request's.
 const POOL_OPTIONS: &str = "no_discard_passdown";
 
-/// One volume of this name and table; a pool with a first volume in it.
+/// A volume with this name and table; for a pool, also its first volume.
 async fn volume(env: Env, registry: Rc<Registry>, name: String, table: String) -> Arc<dyn Disk> {
     let device = registry.create_volume(&name).expect("each name is used once");
     let types = TargetTypes::new(cairn_targets::types());
@@ -212,7 +212,7 @@ async fn message(env: &Env, device: &MappedDevice, words: &str) {
     table.lines()[0].target.message(env, &words).await.expect("there is room");
 }
 
-/// What a case is built of.
+/// The objects that a case uses.
 struct Stack {
     core: Core,
     registry: Rc<Registry>,
@@ -237,7 +237,7 @@ impl Stack {
         stack
     }
 
-    /// Turns until nothing is left to do.
+    /// Takes turns until there is nothing to do.
     fn rest(&self) {
         while self.core.turn(Time(0), Vec::new()) {}
     }
@@ -276,7 +276,7 @@ impl Stack {
             env.start(&self.top, io, client.clone(), index);
             let is_turn = depth.is_some_and(|depth| (index + 1).is_multiple_of(depth));
             if index + 1 == filling || is_turn {
-                // Writes that must wait, as the first ones to a snapshot do, end here.
+                // Writes that must wait, such as the first ones to a snapshot, end here.
                 self.rest();
             }
         }

@@ -1,7 +1,7 @@
 //! A server of one disk in memory:
 //! `cargo run --release --example memory -- SOCKET MEBIBYTES [REACTORS [SPIN_MICROSECONDS]]`.
 //!
-//! Shows what it takes to embed the server: reactors, a disk, an export, an address.
+//! Shows what embedding the server takes: reactors, a disk, an export, an address.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Protocol servers: wire to request to wire.
+//! Protocol servers: each decodes a wire protocol into requests to disks and encodes the replies.
 
 pub mod nbd;
 pub mod occupied;

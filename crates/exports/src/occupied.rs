@@ -1,12 +1,14 @@
 //! Listening addresses that a killed server still occupies.
 //!
 //! A server waits for connections by a poll in its io_uring. The poll keeps the listening socket
-//! open until the kernel has torn the ring down, and it does that after the process is gone: a
-//! restart right after `kill -9`, even one that has waited for the process, found every second time
-//! that its address was in use. Clients that connect in that time are accepted by nobody.
+//! open until the kernel has torn the ring down, which happens after the process is gone. So a
+//! restart right after `kill -9`, even one that waited for the process to end, found its address in
+//! use every second time. Until the ring is gone, the kernel accepts connections that no process
+//! serves.
 //!
-//! So who binds tries again for [`PATIENCE`]. A unix socket tells which process listens: if that
-//! one runs, the answer comes after [`GRACE`], which is for a process that has just been killed.
+//! Therefore binding is tried again for [`PATIENCE`]. The kernel tells which process listens on a
+//! unix socket: if that process runs, binding is refused after [`GRACE`], which allows for a
+//! process that has just been killed.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,13 +18,14 @@ use cairn_block::{ConfigError, ConfigKind};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, test_kill_process};
 
-/// How long an address may stay in use by a process that is gone, or that nobody can name.
+/// How long to retry while the process that holds the address is gone or unknown.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same while a process runs that listens there.
+/// How long to retry while the process that listens there runs.
 const GRACE: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Binds, again while the address is in use by a process that may be gone. Sleeps.
+/// Calls `bind` until it succeeds, as long as the address is held by a process that may be gone.
+/// Sleeps.
 ///
 /// # Errors
 /// Those of `bind`; the address is still in use.
@@ -45,10 +48,10 @@ pub fn once_free<T>(
     }
 }
 
-/// True if something other than a socket is at `path`, or a process that runs listens there.
+/// True if something other than a socket is at `path`, or a running process listens there.
 pub fn is_path_held(path: &Path) -> bool {
     let Ok(stream) = UnixStream::connect(path) else {
-        // A socket that nobody listens on is free.
+        // A socket on which no process listens is free.
         return true;
     };
     match socket_peercred(&stream) {
@@ -61,7 +64,7 @@ fn is_running(pid: Pid) -> bool {
     if test_kill_process(pid).is_err_and(|error| error == rustix::io::Errno::SRCH) {
         return false;
     }
-    // A process that ended and was not waited for yet runs no more.
+    // A zombie (ended, not yet waited for) does not count as running.
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let state = stat.ok().and_then(|stat| stat.rsplit(')').next()?.trim_start().chars().next());
     !matches!(state, Some('Z' | 'X'))

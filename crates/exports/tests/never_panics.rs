@@ -1,7 +1,8 @@
-//! The fuzzers' bodies in an ordinary test: random bytes, and proper words with some changed.
+//! The fuzzers' bodies in an ordinary test: random bytes, and valid messages with some bytes
+//! changed.
 //!
-//! What a client says may be refused, but it may not panic, overflow or be taken for something
-//! it is not.
+//! A message of a client may be refused, but must not cause a panic or an overflow, or be taken for
+//! another message.
 
 use cairn_testkit::seeds;
 use proptest::prelude::{ProptestConfig, Strategy, any, proptest};

@@ -1,25 +1,26 @@
 //! [`Budget`]: the memory that the payloads of all connections may take.
 //!
-//! A request's payload is paid for before its memory is taken and until its reply has been sent.
-//! The budget knows accounts, one for each volume (disk); a connection has a [`Portion`], which
-//! draws on its volume's account. May be used from any reactor.
+//! A request takes the bytes of its payload from the budget before it allocates the payload, and
+//! gives them back when its reply was sent. The budget knows accounts, one for each volume (disk).
+//! A connection has a [`Portion`], which draws on its volume's account. May be used from any
+//! reactor.
 //!
 //! - B1. A request takes all of its bytes in one step, or waits holding none.
-//! - B2. After that step no more bytes are held than the budget has, and its volume holds no more
-//!   than half of what the others leave. So a volume that holds its half for ever (its pool is
-//!   full, it is suspended) leaves as much to the others. A request that can never fit so is let
-//!   in when nothing at all is held.
-//! - B3. Requests of one volume are served in the order they came. One that does not fit does not
-//!   stop those of other volumes.
-//! - B4. No request waits for ever while all volumes go on: if its volume holds nothing and it
-//!   has waited for a while, it *insists*: nothing else is let in for a short time, in which what
-//!   the others hold comes back. Times between two such turns grow, so that volumes which never
-//!   give anything back cost the others little.
+//! - B2. After that step no more bytes are held than the budget has, and the volume holds no more
+//!   than half of what the other volumes leave. So a volume that never gives its half back (its
+//!   pool is full, it is suspended) leaves as much to the others. A request too large to ever fit
+//!   under this rule is let in when nothing at all is held.
+//! - B3. Requests of one volume are served in the order they came. A request that does not fit does
+//!   not stop those of other volumes.
+//! - B4. No request waits for ever while all volumes go on. If its volume holds nothing and it has
+//!   waited for a while, it takes *priority*: no other request is let in for a short time, during
+//!   which the others give back what they hold. The pauses between two such times grow, so that
+//!   volumes which never give anything back cost the others little.
 //! - B5. A portion keeps some spare bytes, so that small requests touch nothing that reactors
-//!   share. While anybody waits, no portion keeps any: a request that begins to wait sets
-//!   `waiting` before it collects what is spare, and a portion that gets bytes back looks at
-//!   `waiting` after it added them; one of the two sees the other. What all portions may keep is
-//!   a small part of the budget.
+//!   share. While a request waits, no portion keeps any. A request that begins to wait sets
+//!   `waiting` before it collects the spare bytes; a portion that gets bytes back reads `waiting`
+//!   after it added them; so one of the two sees the other. The spare bytes of all portions are a
+//!   small part of the budget.
 //!
 //! Must never: take memory itself, or wake a task under its lock.
 
@@ -35,25 +36,25 @@ use smallvec::SmallVec;
 
 use super::signal::{First, first};
 
-/// The most that one portion keeps to spare, in bytes.
+/// Limit on the spare bytes of one portion.
 const SPARE_BYTES_MAX: usize = 256 << 10;
 
-/// All portions together keep no more than this part of the budget.
+/// The spare bytes of all portions are at most 1 / `SPARE_PART` of the budget.
 const SPARE_PART: usize = 16;
 
-/// How long a request waits before it insists for the first time, and at most. (B4)
+/// How long a request waits before it takes priority: the first time, and at most. (B4)
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// For how long it insists, at most.
+/// How long it keeps priority, at most.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
 /// See the module's description.
 pub(super) struct Budget {
     total: usize,
-    /// What a portion may keep to spare.
+    /// Limit on the spare bytes of one portion.
     spare_max: usize,
-    /// True while anybody is in the queue.
+    /// True while a request is in the queue.
     waiting: AtomicBool,
     state: Mutex<State>,
 }
@@ -64,8 +65,8 @@ struct State {
     held: usize,
     /// In the order they came.
     queue: Vec<Arc<Waiter>>,
-    /// The one that nobody may pass. (B4)
-    insisting: Option<Arc<Waiter>>,
+    /// The waiter that has priority: no request may pass it. (B4)
+    priority: Option<Arc<Waiter>>,
     portions: Vec<Arc<Spare>>,
 }
 
@@ -92,11 +93,11 @@ struct Waiter {
 enum Progress {
     Waiting(Option<Waker>),
     Granted,
-    /// Whoever waited has its bytes, or does not want them any more.
+    /// The waiter has claimed its bytes, or no longer wants them.
     Ended,
 }
 
-/// Tasks to wake once the lock is given back.
+/// Tasks to wake after the lock was released.
 type Woken = SmallVec<[Waker; 4]>;
 
 impl Budget {
@@ -112,14 +113,14 @@ impl Budget {
         Arc::new(Account { budget: self.clone(), held: AtomicUsize::new(0) })
     }
 
-    /// How many bytes are held now, by requests; what is spare is not counted.
+    /// How many bytes requests hold now, without the spare bytes.
     pub(super) fn held(&self) -> usize {
         let state = self.state.lock();
         let spare = state.portions.iter().map(|spare| spare.bytes.0.load(Ordering::SeqCst));
         state.held.saturating_sub(spare.sum())
     }
 
-    /// Changes the state, then lets in who fits now.
+    /// Changes the state, then lets in the waiters that fit now.
     fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -129,27 +130,27 @@ impl Budget {
         result
     }
 
-    /// Whether a volume may take so many bytes. (B2)
+    /// Whether a volume may take this many bytes now. (B2)
     fn fits(&self, state: &State, account: &Account, bytes: usize) -> bool {
         let own = account.held.load(Ordering::Relaxed);
         let left = self.total.saturating_sub(state.held - own);
         state.held == 0 || own.saturating_add(bytes) <= left / 2
     }
 
-    /// Whether somebody waits whom a new request of this account must not pass. (B3, B4)
+    /// Whether a waiter exists that a new request of this account must not pass. (B3, B4)
     fn must_queue(state: &State, account: &Arc<Account>) -> bool {
         let same = |waiter: &Arc<Waiter>| Arc::ptr_eq(&waiter.account, account);
-        state.insisting.is_some() || state.queue.iter().any(same)
+        state.priority.is_some() || state.queue.iter().any(same)
     }
 
-    /// Lets in everybody who fits, in order.
+    /// Lets in every waiter that fits, in order.
     fn serve(&self, state: &mut State) -> Woken {
         let mut woken = Woken::new();
         let mut blocked: SmallVec<[*const Account; 8]> = SmallVec::new();
         let mut at = 0;
         while let Some(waiter) = state.queue.get(at).cloned() {
             let account = Arc::as_ptr(&waiter.account);
-            let barred = state.insisting.as_ref().is_some_and(|one| !Arc::ptr_eq(one, &waiter));
+            let barred = state.priority.as_ref().is_some_and(|one| !Arc::ptr_eq(one, &waiter));
             if barred
                 || blocked.contains(&account)
                 || !self.fits(state, &waiter.account, waiter.bytes)
@@ -160,7 +161,7 @@ impl Budget {
             }
             state.queue.remove(at);
             state.hold(&waiter.account, waiter.bytes);
-            state.relent(&waiter);
+            state.drop_priority(&waiter);
             let mut progress = waiter.progress.lock();
             if let Progress::Waiting(Some(waker)) =
                 std::mem::replace(&mut *progress, Progress::Granted)
@@ -172,7 +173,7 @@ impl Budget {
         woken
     }
 
-    /// Takes what is spare everywhere back. (B5)
+    /// Takes back the spare bytes of all portions. (B5)
     fn collect(&self, state: &mut State) {
         self.waiting.store(true, Ordering::SeqCst);
         let portions = std::mem::take(&mut state.portions);
@@ -195,8 +196,8 @@ impl State {
         debug_assert!(before >= bytes, "a volume gives back what it holds");
     }
 
-    fn relent(&mut self, waiter: &Arc<Waiter>) {
-        self.insisting.take_if(|one| Arc::ptr_eq(one, waiter));
+    fn drop_priority(&mut self, waiter: &Arc<Waiter>) {
+        self.priority.take_if(|one| Arc::ptr_eq(one, waiter));
     }
 }
 
@@ -253,11 +254,11 @@ impl Portion {
                 break;
             }
             let budget = self.budget();
-            budget.change(|state| waiting.insist(state));
+            budget.change(|state| waiting.take_priority(state));
             if let First::Left(()) = first(waiting.granted(), env.sleep(turn)).await {
                 break;
             }
-            budget.change(|state| state.relent(&waiting.waiter));
+            budget.change(|state| state.drop_priority(&waiting.waiter));
             (pause, turn) = ((2 * pause).min(PAUSE_MAX), (2 * turn).min(TURN_MAX));
         }
         waiting.claim();
@@ -277,7 +278,7 @@ impl Portion {
         }
     }
 
-    /// Gives back what is spare, but for `keep` bytes.
+    /// Gives back the spare bytes except `keep`.
     #[inline(never)]
     fn give_shared(&self, keep: usize) {
         self.budget().change(|state| {
@@ -298,7 +299,7 @@ impl Drop for Portion {
     }
 }
 
-/// A place in the queue; dropping it leaves the queue, and gives back what was granted.
+/// A waiter's place in the queue; dropping it leaves the queue and gives back granted bytes.
 struct Waiting<'a> {
     budget: &'a Budget,
     waiter: Arc<Waiter>,
@@ -328,19 +329,19 @@ impl<'a> Waiting<'a> {
         .await;
     }
 
-    /// Bars every other request, unless another one insists, or the volume has something that may
-    /// come back, or an older request. (B4)
-    fn insist(&self, state: &mut State) {
+    /// Takes priority over every other request. Does nothing if another waiter has priority, or if
+    /// this volume has an older waiter or holds bytes (which it may give back). (B4)
+    fn take_priority(&self, state: &mut State) {
         let account = &self.waiter.account;
         let starved = account.held.load(Ordering::Relaxed) == 0;
         let first = state.queue.iter().find(|other| Arc::ptr_eq(&other.account, account));
         let is_first = first.is_some_and(|first| Arc::ptr_eq(first, &self.waiter));
-        if starved && is_first && state.insisting.is_none() {
-            state.insisting = Some(self.waiter.clone());
+        if starved && is_first && state.priority.is_none() {
+            state.priority = Some(self.waiter.clone());
         }
     }
 
-    /// The bytes belong to the caller now.
+    /// Leaves the granted bytes to the caller.
     fn claim(self) {
         *self.waiter.progress.lock() = Progress::Ended;
     }
@@ -350,7 +351,7 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.budget.change(|state| {
             let waiter = &self.waiter;
-            state.relent(waiter);
+            state.drop_priority(waiter);
             state.queue.retain(|other| !Arc::ptr_eq(other, waiter));
             let progress = std::mem::replace(&mut *waiter.progress.lock(), Progress::Ended);
             if matches!(progress, Progress::Granted) {

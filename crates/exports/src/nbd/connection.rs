@@ -1,20 +1,23 @@
 //! [`Connection`]: one client in transmission, on one reactor.
 //!
-//! Three tasks share it: the receiver ([`super::serve`]) takes requests and starts them, the
-//! sender sends what was answered, the watcher tells both when the export is stopped. Requests
-//! complete here in any order; their replies gather in a batch that the sender takes whole, so
-//! that one turn of the loop is one send.
+//! Three tasks share it. The receiver ([`super::serve`]) takes requests and starts them. The sender
+//! sends the replies. The watcher tells both when the export is stopped. Requests complete here in
+//! any order; their replies gather in a batch that the sender takes whole, so that one turn of the
+//! loop is one send.
 //!
 //! Invariants:
-//! - N1. A request counts (and its memory) from before its payload is received until its reply was
-//!   sent or dropped; nothing is received while the counts are at their limits, or the server's
-//!   budget is spent, so a client that does not listen holds a bounded amount of memory.
-//! - N2. The export is used until the last request has ended, even if the client has vanished.
+//! - N1. A request, and its memory, counts from before its payload is received until its reply was
+//!   sent or dropped. Nothing is received while the counts are at their limits or the server's
+//!   budget is spent. Hence a client that does not read its replies holds a bounded amount of
+//!   memory.
+//! - N2. The export counts as used until the last request has ended, even if the client has
+//!   vanished.
 //! - N3. A write that entered the gate leaves it exactly once, before its reply is queued.
-//! - N4. A client that may write is told of lost writes at its next flush, once: its failure
-//!   cursor is set when it connects, before its first request is received. The loss counts as told
-//!   once the reply was sent and the client is still there: one that vanished may connect again.
-//!   One that may only read is told nothing, and its flushes go nowhere.
+//! - N4. A client that may write learns of lost writes at its next flush, once. Its failure cursor
+//!   is set when it connects, before its first request is received. The loss counts as reported
+//!   once the reply was sent and the client is still connected; a client that vanished may connect
+//!   again. A client that may only read is told of no loss: its flushes are answered without
+//!   reaching the disk.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -42,19 +45,20 @@ use super::shutdown::Level;
 use super::signal::{First, Signal, first};
 use super::wire::{Cookie, ErrorCode, TransmissionFlags};
 
-/// Most requests of one connection that are admitted and not answered.
+/// Limit on the requests of one connection that are admitted and not answered.
 const REQUESTS_MAX: usize = 128;
 
-/// Most memory of admitted requests of one connection, in bytes; a single larger one may pass.
-/// More than the pool of a reactor keeps would be taken from the system again and again.
+/// Limit on the memory of the admitted requests of one connection, in bytes; a single larger
+/// request may pass. Beyond what the pool of a reactor keeps, memory would be taken from the system
+/// for each request.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
-/// A socket as one reactor uses it, and whether receiving goes on.
+/// A socket as one reactor uses it, and how far its use has been stopped.
 pub(super) struct Channel {
     driver: Rc<Driver>,
     socket: Arc<OwnedFd>,
     level: Cell<Level>,
-    /// Wakes the receiver: there is room, or it must stop.
+    /// Wakes the receiver: there may be room for a request, or it must stop.
     room: Signal,
 }
 
@@ -69,8 +73,8 @@ impl Channel {
         }
     }
 
-    /// Receives at least one byte into `segs` (with `all`, as many as the system gives at once),
-    /// or says why not.
+    /// Receives at least one byte into `segs` (with `all`, as many as the system gives at once), or
+    /// returns why nothing more arrives.
     pub(super) async fn receive(&self, segs: &mut Segs, all: bool) -> Result<usize, Ended> {
         loop {
             let mut op = self.driver.recv(&self.socket, std::mem::take(segs), all);
@@ -92,7 +96,7 @@ impl Channel {
         }
     }
 
-    /// Sends all of `segs`, which is empty afterwards.
+    /// Sends all of `segs`, and leaves it empty.
     pub(super) async fn send(&self, segs: &mut Segs) -> Result<(), Ended> {
         while segs.bytes() > 0 {
             let mut op = self.driver.send(&self.socket, std::mem::take(segs));
@@ -112,17 +116,17 @@ impl Channel {
         self.room.wake();
     }
 
-    /// Ends both directions at once: whatever sends or receives comes back.
+    /// Ends both directions at once: every send and receive returns.
     fn cut(&self) {
         self.raise(Level::Cut);
         if let Err(error) = shutdown(&*self.socket, Shutdown::Both) {
-            // The peer was faster; that is as good.
+            // The peer has closed already: the same result.
             tracing::debug!("shutting down a connection: {error}");
         }
     }
 }
 
-/// Memory for a request's payload; given back unless the request is admitted with it.
+/// Memory reserved for a request's payload; returned to the budget unless the request is admitted.
 pub(super) struct Room<'a> {
     conn: &'a Connection,
     bytes: usize,
@@ -134,7 +138,7 @@ impl Drop for Room<'_> {
     }
 }
 
-/// A request that was admitted; to be given back by an answer.
+/// An admitted request; the reply consumes it.
 pub(super) struct Ticket {
     pub(super) cookie: Cookie,
     held: usize,
@@ -142,21 +146,21 @@ pub(super) struct Ticket {
 
 /// How a write passed the gate.
 pub(super) enum Pass {
-    /// It did not need to.
+    /// It takes part in no exclusion (not a write, or under a cell held elsewhere).
     Free,
-    /// As a loose write.
+    /// As a loose write: counted at the gate, without a cell.
     Loose,
-    /// In a cell, which leaves with it.
+    /// In a cell, which is released with it.
     Cell(CellGuard),
 }
 
-/// What becomes of a read's data.
+/// How a read's data becomes its reply.
 pub(super) struct ReadPart {
     /// First byte asked for.
     pub(super) offset: u64,
     /// Bytes asked for.
     pub(super) length: u32,
-    /// Bytes in front of them that were read along.
+    /// Bytes in front of them that were read because they belong to the first block.
     pub(super) lead: usize,
     /// The memory.
     pub(super) data: Payload,
@@ -198,11 +202,11 @@ pub(super) struct Connection {
     pub(super) export: Arc<Export>,
     pub(super) channel: Channel,
     pub(super) structured: bool,
-    /// What block status reports: what the client selected.
+    /// The contexts that block status reports: those that the client selected.
     pub(super) contexts: Vec<MetaContext>,
     terms: Cell<Terms>,
     block_bytes: Cell<u32>,
-    told_size_bytes: u64,
+    negotiated_size_bytes: u64,
     failures: RefCell<FailureCursor>,
     pending: RefCell<PendingTable>,
     batch: RefCell<Batch>,
@@ -212,7 +216,7 @@ pub(super) struct Connection {
     portion: Portion,
     receiving: Cell<bool>,
     ended: Cell<bool>,
-    insists: Cell<bool>,
+    requires_cells: Cell<bool>,
     sender: Signal,
     watcher: Signal,
 }
@@ -231,7 +235,7 @@ impl Connection {
             channel,
             structured: negotiated.structured_replies,
             contexts: negotiated.contexts.clone(),
-            told_size_bytes: terms.size_bytes,
+            negotiated_size_bytes: terms.size_bytes,
             failures: RefCell::new(FailureCursor::new(&export.disk)),
             terms: Cell::new(terms),
             block_bytes: Cell::new(export.block_bytes()),
@@ -243,7 +247,7 @@ impl Connection {
             held: Cell::new(0),
             receiving: Cell::new(true),
             ended: Cell::new(false),
-            insists: Cell::new(false),
+            requires_cells: Cell::new(false),
             sender: Signal::default(),
             watcher: Signal::default(),
         })
@@ -251,16 +255,17 @@ impl Connection {
 
     // Terms.
 
-    /// Looks at the disk again: it may have shrunk or changed its block size under the client.
+    /// Reads the disk's limits again: it may have shrunk or changed its block size since the
+    /// negotiation.
     pub(super) fn refresh(&self) {
         let block_bytes = self.export.block_bytes();
         self.block_bytes.set(block_bytes);
         let now = self.export.size_bytes(block_bytes);
-        let size_bytes = self.told_size_bytes.min(now);
+        let size_bytes = self.negotiated_size_bytes.min(now);
         self.terms.set(Terms { size_bytes, ..self.terms.get() });
     }
 
-    /// What requests are judged by.
+    /// The terms under which requests are judged now.
     pub(super) fn terms(&self) -> Terms {
         self.terms.get()
     }
@@ -269,7 +274,7 @@ impl Connection {
         self.terms.get().flags.contains(TransmissionFlags::READ_ONLY)
     }
 
-    /// The smallest unit the disk takes, in bytes.
+    /// The smallest unit that the disk takes, in bytes.
     pub(super) fn block_bytes(&self) -> u64 {
         u64::from(self.block_bytes.get())
     }
@@ -297,7 +302,7 @@ impl Connection {
         Ok(Room { conn: self, bytes })
     }
 
-    /// Admits a request that there is room for.
+    /// Admits a request for which there is room.
     pub(super) fn admit(&self, cookie: Cookie, mut room: Room<'_>) -> Ticket {
         let held = std::mem::take(&mut room.bytes);
         self.requests.set(self.requests.get() + 1);
@@ -305,10 +310,10 @@ impl Connection {
         Ticket { cookie, held }
     }
 
-    /// From now on every write to the disk holds a cell, until this connection ends.
-    pub(super) fn insist_on_cells(&self) {
-        if !self.insists.replace(true) {
-            self.export.gate.insist();
+    /// From now until this connection ends, every write to the disk holds a cell.
+    pub(super) fn require_cells(&self) {
+        if !self.requires_cells.replace(true) {
+            self.export.gate.require_cells();
         }
     }
 
@@ -326,7 +331,8 @@ impl Connection {
         self.env.start(&self.export.disk, io, self.clone(), slot);
     }
 
-    /// Starts a request of the export's own and waits for it.
+    /// Starts a request that no client sent (part of a read-modify-write, a flush after a trim) and
+    /// waits for it.
     pub(super) async fn io(&self, io: Io) -> IoResult {
         let (op, range) = (io.op, io.range);
         let result = self.env.io(&self.export.disk, io).await;
@@ -336,10 +342,10 @@ impl Connection {
         result
     }
 
-    /// Logs that the volume failed a request, which is the first the client hears of it.
+    /// Logs that the volume failed a request, before the client gets the error.
     #[cold]
     fn log_failure(&self, op: Op, range: SectorRange, error: IoError) {
-        // What a volume does not do is no failure of it.
+        // An operation that the volume does not support is not a failure of it.
         if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Shutdown) {
             return;
         }
@@ -350,7 +356,7 @@ impl Connection {
         });
     }
 
-    /// Answers a request that has no data to send.
+    /// Replies to a request that has no data to send.
     pub(super) fn answer(&self, ticket: Ticket, result: IoResult) {
         match result {
             Ok(()) => {
@@ -361,7 +367,7 @@ impl Connection {
         }
     }
 
-    /// Answers a read with its data.
+    /// Replies to a read with its data.
     pub(super) fn answer_read(&self, ticket: Ticket, read: &ReadPart) {
         let (cookie, length) = (ticket.cookie, read.length as usize);
         self.reply(ticket, |batch, env| {
@@ -375,13 +381,13 @@ impl Connection {
         });
     }
 
-    /// Answers with an error and a message for a person.
+    /// Replies with an error and a message for a person.
     pub(super) fn refuse(&self, ticket: Ticket, code: ErrorCode, message: &str) {
         let head = reply::refused(ticket.cookie, self.structured, code, message);
         self.answer_with(ticket, &head);
     }
 
-    /// Answers with a reply that is complete in itself.
+    /// Replies with bytes that are a complete reply.
     pub(super) fn answer_with(&self, ticket: Ticket, bytes: &[u8]) {
         self.reply(ticket, |batch, env| batch.push_head(env, bytes));
     }
@@ -404,7 +410,7 @@ impl Connection {
         while self.sender.until(|| self.next_batch(&mut batch)).await {
             if self.channel.level.get() < Level::Cut {
                 match self.channel.send(batch.segs()).await {
-                    Ok(()) if batch.tells_loss && self.receiving.get() => {
+                    Ok(()) if batch.reports_loss && self.receiving.get() => {
                         self.failures.borrow().was_told(&self.export.disk);
                     }
                     Ok(()) => {}
@@ -427,8 +433,8 @@ impl Connection {
         self.end();
     }
 
-    /// Puts the replies to send now into `batch`, which is empty; false when there will never
-    /// be another.
+    /// Moves the replies to send now into `batch`, which is empty. False when no reply will ever
+    /// follow.
     fn next_batch(&self, batch: &mut Batch) -> Option<bool> {
         let mut gathered = self.batch.borrow_mut();
         if !gathered.is_empty() {
@@ -444,12 +450,12 @@ impl Connection {
         self.sender.wake();
     }
 
-    /// Follows the life of the export until the connection ends.
+    /// Passes the levels of the export's shutdown on to the channel, until the connection ends.
     pub(super) async fn watch(&self) {
         let mut seen = Level::Serving;
         while seen < Level::Cut {
             let ended = self.watcher.until(|| self.ended.get().then_some(()));
-            match first(ended, self.export.life.above(seen)).await {
+            match first(ended, self.export.shutdown.above(seen)).await {
                 First::Left(()) => break,
                 First::Right(level) => seen = level,
             }
@@ -462,8 +468,8 @@ impl Connection {
     }
 
     fn end(&self) {
-        if self.insists.replace(false) {
-            self.export.gate.relax();
+        if self.requires_cells.replace(false) {
+            self.export.gate.stop_requiring_cells();
         }
         self.ended.set(true);
         self.watcher.wake();
@@ -477,7 +483,7 @@ impl Client for Connection {
         // N4
         if request.op == Op::Flush {
             result = self.failures.borrow_mut().end_of_flush(&self.export.disk, result);
-            self.batch.borrow_mut().tells_loss |= result.is_err();
+            self.batch.borrow_mut().reports_loss |= result.is_err();
         }
         let Pending { ticket, pass, read } = self.pending.borrow_mut().remove(cookie);
         // N3
@@ -496,7 +502,7 @@ impl Client for Connection {
     }
 }
 
-/// The error number that tells a client about `error`.
+/// The error number for the client.
 fn error_code(error: IoError) -> ErrorCode {
     match error.kind {
         ErrorKind::Io | ErrorKind::Busy => ErrorCode::Io,

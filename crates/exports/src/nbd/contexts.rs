@@ -1,14 +1,14 @@
-//! Metadata contexts that an export has beside `base:allocation`.
+//! Metadata contexts that an export has in addition to `base:allocation`.
 //!
-//! Whoever serves a volume knows more about it than its disk says: which parts of it differ from
-//! a snapshot, for example. An answer may have to read metadata, and may say less than was asked.
+//! The server of a volume knows more about it than its disk reports: which parts of it differ from
+//! a snapshot, for example. An answer may have to read metadata, and may cover less than was asked.
 
 use cairn_block::{Env, IoError, LocalFuture, SectorCount, SectorRange};
 
 /// A run of sectors in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextRun {
-    /// How long.
+    /// Its length.
     pub count: SectorCount,
     /// The state, in the context's own bits.
     pub state: u32,
@@ -19,11 +19,11 @@ pub trait Contexts: Send + Sync {
     /// Their names now, each `namespace:leaf`.
     fn names(&self) -> Vec<String>;
 
-    /// What the context `name` says about a range, in order, covering it from its start; at least
-    /// a part of it. Who wants more asks again.
+    /// The states of `range` in the context `name`, in order from its start. The answer covers at
+    /// least a part of the range; a caller that needs the rest asks again.
     ///
     /// # Errors
-    /// There is no such context any more, or what it tells about is lost.
+    /// There is no such context any more, or the data that it describes is lost.
     fn describe<'a>(
         &'a self,
         env: &'a Env,
@@ -32,7 +32,7 @@ pub trait Contexts: Send + Sync {
     ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>>;
 }
 
-/// No further context.
+/// No further contexts.
 pub(super) struct NoContexts;
 
 impl Contexts for NoContexts {

@@ -1,7 +1,7 @@
 //! [`Export`]: one disk under one name, as connections use it.
 //!
-//! Owns what all connections of an export share: the disk, its write gate and its life. The
-//! facts told to clients are made from the disk at each negotiation, so that a volume that grew
+//! Owns what all connections of an export share: the disk, its write gate and its shutdown. The
+//! facts told to clients are read from the disk at each negotiation, so that a volume that grew
 //! shows its new size.
 
 use std::sync::Arc;
@@ -36,13 +36,13 @@ pub(super) struct Export {
     description: String,
     read_only: bool,
     pub(super) disk: Arc<dyn Disk>,
-    /// What is known beside `base:allocation`.
+    /// Contexts other than `base:allocation`.
     pub(super) contexts: Arc<dyn Contexts>,
     /// Shared with every other export of the same disk.
     pub(super) gate: Arc<WriteGate>,
-    /// What the disk's payloads take of the server's memory; shared likewise.
+    /// What the disk's payloads take of the server's memory; shared in the same way.
     pub(super) account: Arc<Account>,
-    pub(super) life: Arc<Shutdown>,
+    pub(super) shutdown: Arc<Shutdown>,
 }
 
 impl Export {
@@ -52,8 +52,8 @@ impl Export {
         (gate, account): (Arc<WriteGate>, Arc<Account>),
     ) -> Export {
         let NbdExport { name, description, disk, read_only } = export;
-        let life = Arc::default();
-        Export { name, description, read_only, disk, contexts, gate, account, life }
+        let shutdown = Arc::default();
+        Export { name, description, read_only, disk, contexts, gate, account, shutdown }
     }
 
     /// The smallest unit that the disk takes now, in bytes.
@@ -61,7 +61,7 @@ impl Export {
         self.disk.limits().logical_block.max(SECTOR_BYTES as u32)
     }
 
-    /// The size now in bytes, without a ragged last block, which no request could reach.
+    /// The size now in bytes, without a partial last block, which no request could reach.
     pub(super) fn size_bytes(&self, block_bytes: u32) -> u64 {
         let bytes = self.disk.sectors().to_bytes();
         bytes - bytes % u64::from(block_bytes)

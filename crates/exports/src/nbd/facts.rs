@@ -1,4 +1,4 @@
-//! What a server says about its exports, checked once before any client hears it.
+//! What a server tells clients about its exports, checked before any client gets it.
 //!
 //! Owns: names, sizes, flags, block sizes and metadata contexts of the exports of one server, and
 //! the lookup by name, where the empty name may stand for a default export.
@@ -79,7 +79,7 @@ pub enum FactsError {
     },
     /// The size is not a whole number of blocks.
     #[error("export `{export}`: size {size_bytes} bytes, expected a multiple of {minimum}")]
-    RaggedSize {
+    UnalignedSize {
         /// The export's name.
         export: String,
         /// The size found.
@@ -190,7 +190,7 @@ impl ExportFacts {
             return Ok(());
         }
         let (export, size_bytes) = (self.name.clone(), self.size_bytes);
-        Err(FactsError::RaggedSize { export, size_bytes, minimum })
+        Err(FactsError::UnalignedSize { export, size_bytes, minimum })
     }
 }
 
@@ -272,7 +272,7 @@ pub(crate) mod tests {
     fn a_size_that_is_no_whole_number_of_blocks_is_refused() {
         let bad = ExportFacts { size_bytes: (1 << 20) + 1, ..sample("a") };
         let error = Exports::new(vec![bad], None).unwrap_err();
-        assert!(matches!(error, FactsError::RaggedSize { .. }));
+        assert!(matches!(error, FactsError::UnalignedSize { .. }));
     }
 
     #[test]

@@ -1,19 +1,19 @@
-//! [`WriteGate`]: keeps whole-block writes of one disk out of the way of read-modify-writes.
+//! [`WriteGate`]: excludes whole-block writes of one disk from blocks under read-modify-write.
 //!
-//! A client that was not told block sizes may write half a block; the export then reads the
-//! block, changes it and writes it back, and every other write to that block must wait. As long
-//! as no client does so, a write only counts itself (on a counter of its reactor, so that no
-//! cache line is shared). Once a client did, and until it leaves, all writes hold cells.
+//! A client that was not told block sizes may write half a block. The export then reads the block,
+//! changes it and writes it back, and every other write to that block must wait. As long as no
+//! client does so, a write only counts itself, on a counter of its reactor, so that reactors share
+//! no cache line. Once a client did, all writes hold cells until that client disconnects.
 //!
-//! - G1. A loose write (without a cell) begins only while nobody insists on cells, or leaves
-//!   again at once. Counting itself comes before looking, and insisting comes before looking at
-//!   the counts, so one of the two sees the other.
-//! - G2. A read-modify-write insists, waits until no loose write is left, and holds its whole
-//!   blocks exclusively; writes in cells hold theirs shared. Therefore no write lands in a block
-//!   between its being read and written back.
+//! - G1. A loose write (one without a cell) begins only while no connection requires cells, or
+//!   leaves again at once. A write counts itself before it reads `cells_required`; a connection
+//!   raises `cells_required` before it reads the counts. So one of the two sees the other.
+//! - G2. A read-modify-write requires cells, waits until no loose write is left, and holds its
+//!   whole blocks exclusively; writes in cells hold theirs shared. Therefore no write lands in a
+//!   block between its being read and written back.
 //!
-//! Discards need no cell: the contents they leave are undefined until the next write, so the
-//! old bytes that a read-modify-write puts back are as good as any.
+//! Discards need no cell: the contents they leave are undefined until the next write, so the old
+//! bytes that a read-modify-write puts back are allowed.
 
 use cairn_block::sync::atomic::{AtomicUsize, Ordering};
 use cairn_block::{Cells, ReactorId, until};
@@ -26,17 +26,17 @@ struct Counter(AtomicUsize);
 
 /// See the module's description.
 pub(super) struct WriteGate {
-    insisting: AtomicUsize,
+    cells_required: AtomicUsize,
     loose: Box<[Counter]>,
     drained: Event,
     cells: Cells,
 }
 
 impl WriteGate {
-    /// The gate of a disk in a world of `reactors`.
+    /// The gate of a disk used by `reactors` reactors.
     pub(super) fn new(reactors: u16) -> WriteGate {
         WriteGate {
-            insisting: AtomicUsize::new(0),
+            cells_required: AtomicUsize::new(0),
             loose: (0..reactors).map(|_| Counter::default()).collect(),
             drained: Event::new(),
             cells: Cells::default(),
@@ -46,7 +46,7 @@ impl WriteGate {
     /// Begins a loose write; false if writes must hold cells now. (G1)
     pub(super) fn enter_loose(&self, reactor: ReactorId) -> bool {
         self.loose[usize::from(reactor.0)].0.fetch_add(1, Ordering::SeqCst);
-        if self.insisting.load(Ordering::SeqCst) == 0 {
+        if self.cells_required.load(Ordering::SeqCst) == 0 {
             return true;
         }
         self.leave_loose(reactor);
@@ -57,29 +57,29 @@ impl WriteGate {
     pub(super) fn leave_loose(&self, reactor: ReactorId) {
         let before = self.loose[usize::from(reactor.0)].0.fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before > 0, "a write leaves once");
-        if before == 1 && self.insisting.load(Ordering::SeqCst) > 0 {
+        if before == 1 && self.cells_required.load(Ordering::SeqCst) > 0 {
             self.drained.notify(usize::MAX);
         }
     }
 
-    /// From now on every write holds a cell, until as many calls of [`WriteGate::relax`].
-    pub(super) fn insist(&self) {
-        self.insisting.fetch_add(1, Ordering::SeqCst);
+    /// From now on every write holds a cell, until as many calls of [`WriteGate::stop_requiring_cells`].
+    pub(super) fn require_cells(&self) {
+        self.cells_required.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes back one [`WriteGate::insist`].
-    pub(super) fn relax(&self) {
-        self.insisting.fetch_sub(1, Ordering::SeqCst);
+    /// Takes back one [`WriteGate::require_cells`].
+    pub(super) fn stop_requiring_cells(&self) {
+        self.cells_required.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Waits until no loose write is left. Only for somebody who insists. (G2)
+    /// Waits until no loose write is left. Only for a caller that requires cells. (G2)
     pub(super) async fn no_loose_writes(&self) {
-        debug_assert!(self.insisting.load(Ordering::SeqCst) > 0);
+        debug_assert!(self.cells_required.load(Ordering::SeqCst) > 0);
         let is_drained = || self.loose.iter().all(|count| count.0.load(Ordering::SeqCst) == 0);
         until(&self.drained, is_drained).await;
     }
 
-    /// The cells that writes hold while somebody insists.
+    /// The cells that writes hold while a connection requires them.
     pub(super) fn cells(&self) -> &Cells {
         &self.cells
     }
@@ -96,10 +96,10 @@ mod tests {
     use super::WriteGate;
 
     #[test]
-    fn who_insists_waits_for_the_loose_writes_of_all_reactors() {
+    fn requiring_cells_waits_for_loose_writes_of_all_reactors() {
         let gate = WriteGate::new(2);
         assert!(gate.enter_loose(ReactorId(0)) && gate.enter_loose(ReactorId(1)));
-        gate.insist();
+        gate.require_cells();
         assert!(!gate.enter_loose(ReactorId(0)), "G1");
         let mut cx = Context::from_waker(Waker::noop());
         let mut wait = pin!(gate.no_loose_writes());
@@ -108,7 +108,7 @@ mod tests {
         assert!(wait.as_mut().poll(&mut cx).is_pending());
         gate.leave_loose(ReactorId(0));
         assert!(wait.as_mut().poll(&mut cx).is_ready(), "G2");
-        gate.relax();
+        gate.stop_requiring_cells();
         assert!(gate.enter_loose(ReactorId(0)));
     }
 }

@@ -10,11 +10,12 @@
 //! ```
 //!
 //! Invariants:
-//! - I1: while output waits, nothing is consumed, so a client that asks without listening holds
-//!   the reply to one option and no more.
+//! - I1: while output waits, nothing is consumed. So a client that sends options without reading
+//!   replies holds the reply to one option and no more.
 //! - I2: at most [`OPTION_BYTES_MAX`] bytes of an option are held; a longer one is skipped as it
 //!   arrives and then refused.
-//! - I3: once an outcome is known nothing more is consumed: what follows belongs to transmission.
+//! - I3: once an outcome is known nothing more is consumed: the bytes behind it belong to
+//!   transmission.
 //! - I4: metadata contexts belong to the export they were selected for; entering transmission
 //!   with another export drops them.
 //!
@@ -36,13 +37,13 @@ use super::wire::{
     STRING_BYTES_MAX, TransmissionFlags, info, option, option_error, option_reply,
 };
 
-/// Longest option payload that is looked at, in bytes.
+/// Longest option payload that is parsed, in bytes.
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 
 /// How a negotiation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Requests follow, under what was agreed.
+    /// Requests follow, under the terms agreed on.
     Transmission(Negotiated),
     /// The connection must be closed once the output is sent.
     Closed(Closing),
@@ -66,7 +67,7 @@ pub struct Negotiated {
 /// A metadata context that the client selected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetaContext {
-    /// The number it goes by in block status replies.
+    /// Its number in block status replies.
     pub id: u32,
     /// Its name, one of [`ExportFacts::contexts`].
     pub name: String,
@@ -96,7 +97,7 @@ pub enum Closing {
         /// The magic found.
         found: u64,
     },
-    /// `EXPORT_NAME` named no export, and has no way to hear so.
+    /// `EXPORT_NAME` named no export; the option has no error reply.
     #[error("EXPORT_NAME asks for export `{name}`, which does not exist")]
     ExportUnknown {
         /// The name found, perhaps shortened.
@@ -105,7 +106,7 @@ pub enum Closing {
     /// The client was told that it is not served.
     #[error("{reason}")]
     Refused {
-        /// What it was told.
+        /// The reason that the client was told.
         reason: String,
     },
     /// `EXPORT_NAME` carried no proper name.
@@ -130,7 +131,7 @@ impl Negotiated {
     }
 }
 
-/// One negotiation under way.
+/// A negotiation in progress.
 #[derive(Debug)]
 pub struct Handshake {
     exports: Arc<Exports>,
@@ -178,8 +179,8 @@ impl Handshake {
         }
     }
 
-    /// Starts a negotiation that ends as soon as the client wants an export: it is told `reason`,
-    /// if its option has an answer.
+    /// Starts a negotiation that ends with the first option that asks for an export: the client is
+    /// told `reason`, if the option has a reply.
     pub fn refusing(reason: String) -> Self {
         let exports = Exports::new(Vec::new(), None).expect("no export breaks no rule");
         Self { refusal: Some(reason), ..Self::new(Arc::new(exports)) }
@@ -379,7 +380,7 @@ impl Handshake {
         }
     }
 
-    /// Sends what is always told about an export and what was asked for.
+    /// Sends what every client is told about an export, and what this one asked for.
     fn describe(&mut self, number: u32, facts: &ExportFacts, request: &InfoRequest<'_>) {
         let export = InfoExport {
             kind: U16::new(info::EXPORT),
@@ -494,7 +495,7 @@ impl Handshake {
     }
 }
 
-/// Whether the option's payload is looked at. `ABORT` has none worth looking at.
+/// Whether the option's payload is parsed. `ABORT` is not: it has none.
 fn is_served(number: u32) -> bool {
     matches!(
         number,
@@ -528,7 +529,7 @@ fn listed_contexts(facts: &ExportFacts, request: &MetaRequest<'_>) -> Vec<MetaCo
     listed.map(|name| MetaContext { id: 0, name: name.clone() }).collect()
 }
 
-/// As much of a client's string as is worth repeating in a message.
+/// The part of a client's string that a message repeats.
 fn shortened(name: &str) -> &str {
     &name[..name.floor_char_boundary(80)]
 }

@@ -1,8 +1,8 @@
 //! Listening sockets: where a server can be reached.
 //!
-//! A path that somebody listens on is refused; one left behind by a server that died is
-//! replaced, if need be after a wait (see `occupied`). The path is removed when listening stops,
-//! unless it names another socket by then.
+//! Binding a path on which a server listens is refused. A socket left behind by a server that died
+//! is replaced, after a wait if necessary (see `occupied`). The path is removed when listening
+//! stops, unless another socket has replaced it.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -35,13 +35,13 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`; waits for a moment if it is in use.
+    /// Listens at `address`; waits for a short time if it is in use.
     pub(super) fn bind(address: &ListenAddress) -> Result<Listener, ConfigError> {
         match address {
             ListenAddress::Unix(path) => {
                 once_free(|| is_path_held(path), || Listener::bind_unix(path))
             }
-            // Nothing tells who listens.
+            // The system does not tell which process listens on a TCP port.
             ListenAddress::Tcp(address) => once_free(|| false, || Listener::bind_tcp(*address)),
         }
     }
@@ -68,7 +68,7 @@ impl Listener {
     fn bind_tcp(address: SocketAddr) -> Result<Listener, ConfigError> {
         let refused = |error: io::Error| match error.kind() {
             io::ErrorKind::AddrInUse => {
-                let detail = "found a port in use, expected a free one";
+                let detail = "the port is in use";
                 ConfigError::new(ConfigKind::Busy, address.to_string(), detail)
             }
             _ => system_error(&address.to_string(), error),
@@ -116,7 +116,7 @@ fn system_error(device: &str, error: io::Error) -> ConfigError {
     ConfigError::new(ConfigKind::System, device, "cannot listen").with_source(error)
 }
 
-/// Refuses to replace anything but a socket that nobody listens on.
+/// Refuses to replace anything but a socket on which no process listens.
 fn check_stale(path: &Path) -> Result<(), ConfigError> {
     let device = path.display().to_string();
     let refused = |detail: &str| Err(ConfigError::new(ConfigKind::Busy, &device, detail));
@@ -155,7 +155,7 @@ mod tests {
     use super::{ListenAddress, Listener};
 
     #[test]
-    fn a_socket_left_behind_is_replaced_and_a_live_one_is_not() {
+    fn stale_socket_is_replaced_and_live_socket_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let address = ListenAddress::Unix(folder.path().join("nbd"));
         let first = Listener::bind(&address).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_socket_is_never_replaced() {
+    fn file_that_is_not_a_socket_is_never_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("precious");
         std::fs::write(&path, "data").unwrap();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn uris_escape_what_has_a_meaning_in_them() {
+    fn uris_percent_encode_special_characters() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a b?");
         let listener = Listener::bind(&ListenAddress::Unix(path)).unwrap();

@@ -7,17 +7,18 @@
 //! - [`request`]: one request header judged under the terms of its connection.
 //! - [`reply`]: reply headers, to be sent before payloads that are never copied.
 //!
-//! These never panic on any input, hold a bounded amount of memory per connection, give the
-//! same result however the input is cut into pieces, and never touch a socket or wait.
+//! These never panic on any input, hold a bounded amount of memory per connection, and never touch
+//! a socket or wait. The result does not depend on how the input is split into pieces.
 //!
 //! The server, which moves those bytes and turns requests into requests to disks:
-//! - `server`: exports, listening, dealing connections to reactors, stopping.
+//! - `server`: exports, listening sockets, assignment of connections to reactors, shutdown.
 //! - `negotiate`, `serve`: the two parts of a connection's life.
 //! - `connection`: what its tasks share: admission, completions, replies.
-//! - `receiver`, `payload`: bytes on their way in and out, without needless copies.
+//! - `receiver`, `payload`: received and sent bytes, with as few copies as possible.
 //! - `budget`: the memory that the payloads of all connections may take.
-//! - `widen`, `gate`: ranges that are no whole blocks, and who must wait for whom.
-//! - `status`, `contexts`: block status from extents, and what else is known about an export.
+//! - `widen`, `gate`: ranges that are not whole blocks, and the exclusion between such writes and
+//!   others.
+//! - `status`, `contexts`: block status from extents, and further metadata contexts of an export.
 //!
 //! Deliberately absent: how a volume is built, TLS, extended headers.
 

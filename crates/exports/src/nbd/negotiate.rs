@@ -1,7 +1,7 @@
-//! A connection's first part: moves the bytes of a [`Handshake`] over a socket.
+//! The first part of a connection: moves the bytes of a [`Handshake`] over a socket.
 //!
-//! Bytes that a client sent ahead of its time stay in the [`Receiver`]: they are its first
-//! requests.
+//! Bytes that a client sent before the negotiation ended stay in the [`Receiver`]: they are its
+//! first requests.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::facts::Exports;
 use super::handshake::{Closing, Handshake, Negotiated, Outcome};
 use super::receiver::{Ended, Receiver};
 
-/// Negotiates; none if the connection ends here, for the reason that was logged.
+/// Negotiates; none if the connection ends here. The reason was logged.
 pub(super) async fn negotiate(
     env: &Env,
     channel: &Channel,
@@ -34,7 +34,7 @@ pub(super) async fn negotiate(
 pub(super) async fn refuse(env: &Env, channel: &Channel, reason: String) {
     let mut receiver = Receiver::new(env);
     if let Err(ended) = run(env, channel, &mut receiver, Handshake::refusing(reason)).await {
-        tracing::debug!("a client that is not served ended: {ended:?}");
+        tracing::debug!("connection of a refused client ended: {ended:?}");
     }
 }
 

@@ -52,7 +52,7 @@ impl<'a> InfoRequest<'a> {
                 info::NAME => request.wants_name = true,
                 info::DESCRIPTION => request.wants_description = true,
                 info::BLOCK_SIZE => request.wants_block_sizes = true,
-                // The export's size is sent anyway; what is not known may be ignored.
+                // The export's size is always sent; unknown requests may be ignored.
                 _ => {}
             }
         }
@@ -66,7 +66,7 @@ impl<'a> MetaRequest<'a> {
         let mut fields = Fields { rest: payload };
         let name = fields.string()?;
         let count = fields.number_u32()?;
-        // The count is only believed as far as the payload reaches, so nothing is reserved for it.
+        // The count is not trusted beyond the bytes of the payload, so nothing is reserved for it.
         let mut queries = Vec::new();
         for _ in 0..count {
             let query = fields.string()?;

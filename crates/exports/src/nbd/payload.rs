@@ -1,19 +1,20 @@
 //! Memory of a connection: the data of one request, and the replies of one send.
 //!
-//! Promises: data is received into and sent from the very buffers that the disk reads and
-//! writes; only reply headers are copied, side by side, so that a run of short replies is one
-//! piece of memory.
+//! Promises: data is received into and sent from the same buffers that the disk reads and writes.
+//! Only reply headers are copied. They are copied one after another, so that a run of short replies
+//! is one piece of memory.
 
 use cairn_block::{Buf, BufPool, Env, Segs};
 use smallvec::SmallVec;
 
-/// A payload is cut into pieces of this size, one buffer each: most clients send no more.
+/// A payload is cut into pieces of this size, one buffer each; most clients send no more than one.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// One that would need more than two of them has longer pieces: a list of two takes no memory.
+/// A payload of more than two such pieces has longer pieces: a list of at most two is not
+/// allocated.
 const LONG_PIECE_BYTES: usize = 4 << 20;
 
-/// Memory for reply headers is taken in this size.
+/// Size of the buffers for reply headers.
 const HEAD_BYTES: usize = 4096;
 
 /// The data of one request.
@@ -34,7 +35,7 @@ impl Payload {
         piece_lengths(bytes).map(BufPool::footprint).sum()
     }
 
-    /// All of it, for a request.
+    /// All of its memory, for a request.
     pub(super) fn segs(&self) -> Segs {
         let mut segs = Segs::default();
         self.pieces.iter().for_each(|(buf, len)| segs.push(buf.clone(), 0, *len));
@@ -57,7 +58,7 @@ impl Payload {
     }
 }
 
-/// How a payload is cut.
+/// The lengths of the pieces of a payload of `bytes` bytes.
 fn piece_lengths(bytes: usize) -> impl Iterator<Item = usize> {
     let mut left = bytes;
     std::iter::from_fn(move || {
@@ -68,21 +69,21 @@ fn piece_lengths(bytes: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Replies that wait to be sent together.
+/// Replies to be sent together.
 #[derive(Default)]
 pub(super) struct Batch {
     segs: Segs,
     head: Option<Buf>,
-    /// Headers up to here are in `segs`.
+    /// `head[..listed]` is in `segs`.
     listed: usize,
-    /// Headers up to here are in `head`.
+    /// `head[..used]` holds headers.
     used: usize,
-    /// How many requests these replies end.
+    /// How many requests these replies answer.
     pub(super) requests: usize,
-    /// How much memory of requests they end, in bytes.
+    /// How much memory those requests hold, in bytes.
     pub(super) held: usize,
-    /// One of these replies tells of lost writes.
-    pub(super) tells_loss: bool,
+    /// One of these replies reports lost writes.
+    pub(super) reports_loss: bool,
 }
 
 impl Batch {
@@ -91,7 +92,7 @@ impl Batch {
         self.requests == 0
     }
 
-    /// Appends a reply, or its start.
+    /// Appends a reply, or the part of it that precedes its data.
     pub(super) fn push_head(&mut self, env: &Env, bytes: &[u8]) {
         let free = self.head.as_ref().map_or(0, |head| head.capacity() - self.used);
         if free < bytes.len() {
@@ -116,11 +117,11 @@ impl Batch {
         &mut self.segs
     }
 
-    /// Forgets everything, which was sent or never will be; keeps the memory of its own.
+    /// Forgets the replies, which were sent or dropped; keeps the header buffer for the next ones.
     pub(super) fn clear(&mut self) {
         self.segs.clear();
         (self.listed, self.used, self.requests, self.held) = (0, 0, 0, 0);
-        self.tells_loss = false;
+        self.reports_loss = false;
     }
 
     fn list_heads(&mut self) {

@@ -1,9 +1,9 @@
-//! [`Receiver`]: bytes that arrive on a connection, on their way into headers and payloads.
+//! [`Receiver`]: bytes that arrive on a connection, received into headers and payloads.
 //!
-//! Owns one staging buffer. Headers and small payloads arrive there, many requests in one
-//! receive; the part of a payload that has not arrived yet is received straight into the
-//! request's memory, together with what follows it into the staging buffer. After a large
-//! payload only one header is staged ahead, so that a stream of large writes is not copied.
+//! Owns one staging buffer. Headers and small payloads arrive there, many requests in one receive.
+//! The part of a payload that has not arrived yet is received straight into the request's memory;
+//! the same receive puts the bytes behind it into the staging buffer. After a large payload only
+//! one header is staged, so that a stream of large writes is not copied.
 //!
 //! Must never: be used again after a receive was abandoned; the kernel may still write here.
 
@@ -18,10 +18,10 @@ const STAGE_BYTES: usize = 64 << 10;
 /// A payload of at least this many bytes is large.
 const LARGE_BYTES: usize = 32 << 10;
 
-/// If more than this is missing of a payload, the system gathers it.
+/// If more than this is missing of a payload, the system is asked to receive it in one piece.
 const GATHER_BYTES: usize = 64 << 10;
 
-/// What is left to come with the next header when the rest has been gathered.
+/// This much of such a payload is left to arrive together with the next header.
 const TAIL_BYTES: usize = 4 << 10;
 
 /// Why nothing more arrives.
@@ -31,7 +31,7 @@ pub(super) enum Ended {
     Closed,
     /// The system refused, with this errno.
     Failed(i32),
-    /// This side wants no more.
+    /// This side stops receiving.
     Halted,
 }
 
@@ -40,9 +40,9 @@ pub(super) struct Receiver {
     buf: Buf,
     start: usize,
     end: usize,
-    /// How many bytes to stage ahead.
-    appetite: usize,
-    /// Where to receive; empty between two receives.
+    /// How many bytes to stage at most in the next receive.
+    stage_max: usize,
+    /// Memory for the receive; empty between two receives.
     segs: Segs,
     /// Something has arrived since the last header was handed out.
     fresh: bool,
@@ -52,10 +52,17 @@ impl Receiver {
     /// An empty receiver.
     pub(super) fn new(env: &Env) -> Receiver {
         let (segs, fresh) = (Segs::default(), true);
-        Receiver { buf: env.buf(STAGE_BYTES), start: 0, end: 0, appetite: STAGE_BYTES, segs, fresh }
+        Receiver {
+            buf: env.buf(STAGE_BYTES),
+            start: 0,
+            end: 0,
+            stage_max: STAGE_BYTES,
+            segs,
+            fresh,
+        }
     }
 
-    /// Lets `look` see what is staged; it answers how much it used up.
+    /// Calls `look` with the staged bytes; it returns how many of them it used.
     pub(super) fn consume(&mut self, look: impl FnOnce(&[u8]) -> usize) {
         let used = self.buf.read(self.start, self.end - self.start, look);
         self.start += used;
@@ -67,13 +74,13 @@ impl Receiver {
         self.start == self.end
     }
 
-    /// True once after something arrived: time has passed.
+    /// True once after bytes arrived, that is: after the receiver waited.
     pub(super) fn take_fresh(&mut self) -> bool {
         std::mem::take(&mut self.fresh)
     }
 
-    /// Shows the headers that are staged behind `payload` bytes, as far as they can be told; `look`
-    /// answers how many bytes of payload follow one.
+    /// Calls `look` for each staged header behind `payload` bytes, as long as its position is
+    /// known; `look` returns how many bytes of payload follow that header.
     pub(super) fn ahead(
         &self,
         payload: usize,
@@ -93,13 +100,13 @@ impl Receiver {
     /// Waits for more bytes than are staged.
     pub(super) async fn fill(&mut self, channel: &Channel) -> Result<(), Ended> {
         self.make_room();
-        let room = self.appetite.min(STAGE_BYTES - self.end);
+        let room = self.stage_max.min(STAGE_BYTES - self.end);
         self.segs.push(self.buf.clone(), self.end, room);
         self.end += self.receive(channel, false).await?;
         Ok(())
     }
 
-    /// Waits for a whole header.
+    /// Waits for a complete header.
     pub(super) async fn header(&mut self, channel: &Channel) -> Result<[u8; REQUEST_BYTES], Ended> {
         while self.end - self.start < REQUEST_BYTES {
             self.fill(channel).await?;
@@ -107,7 +114,7 @@ impl Receiver {
         let mut header = [0; REQUEST_BYTES];
         self.buf.read(self.start, REQUEST_BYTES, |bytes| header.copy_from_slice(bytes));
         self.start += REQUEST_BYTES;
-        self.appetite = STAGE_BYTES;
+        self.stage_max = STAGE_BYTES;
         Ok(header)
     }
 
@@ -118,10 +125,10 @@ impl Receiver {
         self.start += staged;
         let mut arrived = staged;
         if into.bytes() >= LARGE_BYTES {
-            self.appetite = REQUEST_BYTES;
+            self.stage_max = REQUEST_BYTES;
         }
         while arrived < into.bytes() {
-            // More of the payload is missing, so nothing behind it is staged.
+            // A part of the payload is missing, so no byte behind it is staged.
             (self.start, self.end) = (0, 0);
             let missing = into.bytes() - arrived;
             if missing > GATHER_BYTES {
@@ -130,7 +137,7 @@ impl Receiver {
                 continue;
             }
             self.segs.extend(into, arrived, missing);
-            self.segs.push(self.buf.clone(), 0, self.appetite);
+            self.segs.push(self.buf.clone(), 0, self.stage_max);
             let count = self.receive(channel, false).await?;
             arrived += count.min(missing);
             self.end = count.saturating_sub(missing);

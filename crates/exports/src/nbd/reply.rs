@@ -1,13 +1,13 @@
 //! Encodes replies of the transmission phase.
 //!
 //! Owns: the layout of simple replies and structured chunks. A function here makes the bytes that
-//! go before a payload; the payload itself follows by scatter-gather and is never copied. Fixed
+//! precede a payload; the payload itself follows by scatter-gather and is never copied. Fixed
 //! replies are plain arrays, so the ready path allocates nothing; only messages and long lists of
 //! extents can spill to the heap.
 //!
-//! Which form to use: without structured replies everything is simple. With them, a read and a
-//! block status must be answered in chunks, an error had better be (it carries a message), and
-//! any other success may stay simple. [`refused`] and [`nothing_done`] choose by themselves.
+//! Which form to use: without structured replies every reply is simple. With them, a read and a
+//! block status must be answered in chunks; an error should be (a chunk carries a message); any
+//! other success may be simple. [`refused`] and [`nothing_done`] choose the form.
 //!
 //! Must never: touch a payload, or decide whether a request succeeded.
 
@@ -59,8 +59,8 @@ pub fn done(cookie: Cookie) -> [u8; CHUNK_BYTES] {
     zerocopy::transmute!(chunk_header(cookie, chunk::NONE, Last::Yes, 0))
 }
 
-/// What goes before `length` bytes of data at `offset`; `length` is neither zero nor beyond
-/// [`DATA_LENGTH_MAX`].
+/// The bytes that precede `length` bytes of data at `offset`; `length` is neither zero nor more
+/// than [`DATA_LENGTH_MAX`].
 pub fn offset_data(cookie: Cookie, last: Last, offset: u64, length: u32) -> [u8; DATA_BYTES] {
     assert!(length != 0, "a content chunk describes at least one byte");
     assert!(length <= DATA_LENGTH_MAX, "a chunk of {length} bytes overflows its length field");
@@ -137,7 +137,7 @@ pub fn refused(
     }
 }
 
-/// The whole reply to a request that asked for nothing
+/// The whole reply to a request for no bytes
 /// ([`Command::Nothing`](super::request::Command::Nothing)), which may be an empty read.
 pub fn nothing_done(cookie: Cookie, structured_replies: bool) -> ReplyBytes {
     match structured_replies {

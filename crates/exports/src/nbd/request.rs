@@ -1,8 +1,8 @@
 //! Judges one transmission request under the terms of its connection.
 //!
 //! Owns: the rules of the transmission phase. [`decode`] is a pure function of a 28-byte header
-//! and the connection's [`Terms`]; it answers with a command that may be served as it stands, a
-//! refusal after which the connection goes on, or a breach after which it cannot.
+//! and the connection's [`Terms`]. It returns a command that may be served without further checks,
+//! a refusal after which the connection goes on, or a breach after which it cannot.
 //!
 //! The order of the checks decides which error a request with several faults gets:
 //! magic, payload that could be skipped, command known, export writable, command offered, flags
@@ -51,7 +51,7 @@ pub struct ByteRange {
     pub length: u32,
 }
 
-/// A request that may be served as it stands.
+/// A request that may be served without further checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// To be echoed in the reply.
@@ -137,15 +137,15 @@ pub enum Breach {
         /// The magic found.
         found: u32,
     },
-    /// A write announces more than is worth skipping.
+    /// A write announces more payload than will be skipped.
     #[error("write announces {length} bytes of payload, expected at most 268435456")]
-    EndlessPayload {
+    OversizedPayload {
         /// The length announced.
         length: u32,
     },
 }
 
-/// What became of a request header.
+/// The result of decoding a request header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decoded {
     /// Serve it.
@@ -159,9 +159,9 @@ pub enum Decoded {
 /// An error and the rule that was broken.
 type Fault = (ErrorCode, &'static str);
 
-/// Where the request of a header begins, and how many bytes of payload follow, both as it says;
+/// The byte offset of a header's request, and how many bytes of payload follow, both unchecked;
 /// none if the stream is out of step.
-pub fn glance(bytes: &[u8; REQUEST_BYTES]) -> Option<(u64, usize)> {
+pub fn peek(bytes: &[u8; REQUEST_BYTES]) -> Option<(u64, usize)> {
     let header = header_of(bytes);
     let payload = if header.command.get() == command::WRITE { header.length.get() } else { 0 };
     (header.magic.get() == REQUEST_MAGIC).then_some((header.offset.get(), payload as usize))
@@ -181,7 +181,7 @@ pub fn decode(bytes: &[u8; REQUEST_BYTES], terms: &Terms) -> Decoded {
     let is_write = header.command.get() == command::WRITE;
     let payload = if is_write { header.length.get() } else { 0 };
     if payload > PAYLOAD_SKIP_BYTES_MAX {
-        return Decoded::Broken(Breach::EndlessPayload { length: payload });
+        return Decoded::Broken(Breach::OversizedPayload { length: payload });
     }
     let cookie = Cookie(header.cookie.get());
     match judge(&header, terms) {
@@ -194,7 +194,8 @@ pub fn decode(bytes: &[u8; REQUEST_BYTES], terms: &Terms) -> Decoded {
 
 fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Fault> {
     let number = header.command.get();
-    // A client that says goodbye is believed whatever else it says: there is no reply to err in.
+    // A disconnect is accepted whatever its other fields are: it has no reply that could carry an
+    // error.
     if number == command::DISC {
         return Ok(Command::Disconnect);
     }
@@ -208,7 +209,7 @@ fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Fault> {
     }
     let Some(range) = checked_range(header, terms)? else {
         return match number {
-            // A reply to block status describes at least one byte, and there is none.
+            // A reply to block status describes at least one byte; this range has none.
             command::BLOCK_STATUS => Err((ErrorCode::Invalid, "block status of no bytes")),
             _ => Ok(Command::Nothing),
         };

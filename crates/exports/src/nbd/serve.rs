@@ -1,8 +1,8 @@
 //! The receiver of a connection: takes requests one after another and starts them.
 //!
-//! What is ready goes straight to the disk, without a task; what must wait (a cell, a
-//! read-modify-write, extents, a flush after a trim) becomes a task of its own, in
-//! [`super::widen`] or here. Nothing waits for a request's end.
+//! A request that can start at once goes straight to the disk, without a task. One that must wait
+//! (for a cell, a read-modify-write, extents, the flush after a trim) becomes a task of its own, in
+//! [`super::widen`] or here. The receiver never waits for the end of a request.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use super::connection::{Connection, Pass, ReadPart, Ticket};
 use super::payload::Payload;
 use super::receiver::{Ended, Receiver};
 use super::reply;
-use super::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Request, decode, glance};
+use super::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Request, decode, peek};
 use super::wire::Cookie;
 use super::{status, widen};
 
@@ -23,7 +23,7 @@ pub(super) async fn receive(conn: &Rc<Connection>, mut receiver: Receiver) {
         match next_request(conn, &mut receiver).await {
             Ok(Some(request)) => {
                 if let Err(ended) = serve(conn, &mut receiver, request).await {
-                    tracing::debug!("export `{name}`: client gone in a request: {ended:?}");
+                    tracing::debug!("export `{name}`: client left during a request: {ended:?}");
                     break;
                 }
             }
@@ -37,7 +37,8 @@ pub(super) async fn receive(conn: &Rc<Connection>, mut receiver: Receiver) {
     conn.stop_receiving();
 }
 
-/// The next request to serve; none after a goodbye or a breach. Refuses what it must.
+/// The next request to serve; none after a disconnect or a breach of the protocol. Answers the
+/// requests that it refuses.
 async fn next_request(
     conn: &Rc<Connection>,
     receiver: &mut Receiver,
@@ -68,9 +69,9 @@ async fn next_request(
 
 /// Prefetches for the requests that have arrived together with this one.
 fn prefetch(conn: &Rc<Connection>, receiver: &Receiver, header: &[u8; REQUEST_BYTES]) {
-    let Some((_, payload)) = glance(header) else { return };
+    let Some((_, payload)) = peek(header) else { return };
     receiver.ahead(payload, |next| {
-        let (offset, payload) = glance(next)?;
+        let (offset, payload) = peek(next)?;
         conn.env.prefetch(&conn.export.disk, Sector::of_byte(offset));
         Some(payload)
     });
@@ -88,11 +89,12 @@ async fn serve(
     };
     let ticket = conn.admit(cookie, room);
     match command {
-        // It wrote nothing, and the system says of a failure once: to those who did.
+        // A read-only client wrote nothing. The system reports a failed write-back once; a flush
+        // from here would take that report away from the clients that wrote.
         Command::Flush if conn.may_only_read() => conn.answer(ticket, Ok(())),
         Command::Flush => conn.start(ticket, Io::flush(), Pass::Free, None),
         Command::Trim { range, fua } => trim(conn, ticket, range, fua),
-        // Reading ahead is the disk's own business: there is nothing here to keep data in.
+        // There is no cache here to read ahead into; reading ahead is left to the disk.
         Command::Cache { .. } => conn.answer(ticket, Ok(())),
         Command::WriteZeroes { range, fua, no_hole, fast_only } => {
             let mut flags = Flags::empty();
@@ -152,13 +154,13 @@ async fn write(
     if bytes == range.length as usize {
         start_write(conn, ticket, io);
     } else {
-        conn.insist_on_cells();
+        conn.require_cells();
         conn.env.spawn(widen::write(conn.clone(), ticket, range, block_bytes, io));
     }
     Ok(())
 }
 
-/// Starts a write of whole blocks: loose, or in a shared cell while somebody insists on it.
+/// Starts a write of whole blocks: loose, or in a shared cell while a connection requires cells.
 fn start_write(conn: &Rc<Connection>, ticket: Ticket, io: Io) {
     let gate = &conn.export.gate;
     if gate.enter_loose(conn.env.reactor()) {
@@ -180,12 +182,12 @@ fn write_zeroes(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, flags: 
     if whole.to_bytes() == u64::from(range.length) {
         start_write(conn, ticket, Io::on(Op::WriteZeroes, whole).with(flags));
     } else {
-        conn.insist_on_cells();
+        conn.require_cells();
         conn.env.spawn(widen::write_zeroes(conn.clone(), ticket, range, flags));
     }
 }
 
-/// A trim may forget less than it was asked to: ragged edges stay.
+/// A trim may forget less than it was asked to: the unaligned ends of the range stay.
 fn trim(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, fua: bool) {
     let discard = match widen::inner(range, conn.block_bytes()) {
         Some(range) if conn.export.disk.limits().discard => Io::on(Op::Discard, range),

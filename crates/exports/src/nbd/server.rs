@@ -1,11 +1,12 @@
 //! [`NbdServer`]: exports by name, listening sockets, and the connections that use them.
 //!
-//! Connections are dealt to the reactors in turn and stay there. Exports come and go while the
-//! server runs; each negotiation sees the exports, and their sizes, of its own moment.
+//! Connections are assigned to the reactors in turn and stay there. Exports can be added and
+//! removed while the server runs. Each negotiation sees the exports, and their sizes, as they are
+//! when it starts.
 //!
-//! Stopping goes in this order: nothing is accepted, negotiations are closed, connections stop
-//! receiving and answer what they have begun; after the time for that has passed they are cut.
-//! A request that a disk works on always runs to its end.
+//! A stop goes in this order: no connection is accepted; negotiations are closed; connections stop
+//! receiving and answer the requests that they have admitted; connections that have not ended when
+//! the drain time is over are cut. A request that a disk is working on always runs to its end.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -30,37 +31,38 @@ use super::serve::receive;
 use super::shutdown::{Level, Membership, Shutdown};
 use super::signal::{First, first};
 
-/// How long cut connections may take to notice.
+/// How long cut connections may take to end.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
-/// How long accepting pauses after the system refused (out of descriptors).
+/// How long accepting pauses after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many clients at a time are told that there are too many; more are closed at once.
+/// How many clients at a time get the message that there are too many; more are closed at once.
 const REFUSALS_MAX: usize = 16;
 
-/// How long telling one of them may take.
+/// How long sending that message may take.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a unix socket is asked to hold of replies that the client has not taken.
+/// Send buffer requested for a unix socket, in bytes: replies that the client has not read yet.
 const UNIX_SEND_BYTES: usize = 1 << 20;
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct NbdOptions {
-    /// A connection that has not negotiated by then is closed.
+    /// A connection that has not finished its negotiation within this time is closed.
     pub handshake_timeout: Duration,
     /// More connections than this are refused.
     pub connections_max: usize,
-    /// The memory that the payloads of all connections may take, in bytes. Free buffers that the
-    /// reactors keep come on top: [`IDLE_PART`] of it, or a little per reactor.
+    /// The memory that the payloads of all connections may take, in bytes. The reactors keep free
+    /// buffers in addition: 1 / [`IDLE_PART`] of it together, and never less than a few MiB per
+    /// reactor.
     pub memory_bytes: usize,
 }
 
-/// The part of [`NbdOptions::memory_bytes`] that free buffers may take, one divided by it.
+/// Free buffers may take 1 / `IDLE_PART` of [`NbdOptions::memory_bytes`].
 pub const IDLE_PART: usize = 4;
 
-/// Each reactor keeps so much all the same.
+/// Each reactor keeps at least this many bytes of free buffers.
 const IDLE_BYTES_MIN: usize = 4 << 20;
 
 impl Default for NbdOptions {
@@ -85,11 +87,11 @@ struct Shared {
     budget: Arc<Budget>,
     table: Mutex<Table>,
     listeners: Mutex<Vec<Arc<Listener>>>,
-    /// Used by connections.
-    life: Arc<Shutdown>,
-    /// Used by the tasks that accept.
-    doors: Arc<Shutdown>,
-    /// Used by those that tell a client that there are too many.
+    /// Counts the connections.
+    shutdown: Arc<Shutdown>,
+    /// Counts the tasks that accept.
+    accepting: Arc<Shutdown>,
+    /// Counts the tasks that tell a client that there are too many.
     refusals: Arc<Shutdown>,
     next_reactor: AtomicU16,
 }
@@ -113,22 +115,22 @@ impl NbdServer {
             budget,
             table: Mutex::new(Table::default()),
             listeners: Mutex::new(Vec::new()),
-            life: Arc::default(),
-            doors: Arc::default(),
+            shutdown: Arc::default(),
+            accepting: Arc::default(),
             refusals: Arc::default(),
             next_reactor: AtomicU16::new(0),
         }))
     }
 
-    /// Serves another export from now on.
+    /// Adds an export.
     ///
     /// # Errors
-    /// The name is taken, or name, description or block size break the protocol's limits.
+    /// The name is in use, or name, description or block size break the protocol's limits.
     pub fn add_export(&self, export: NbdExport) -> Result<(), ConfigError> {
         self.add_export_with(export, Arc::new(NoContexts))
     }
 
-    /// Serves another export from now on, with metadata contexts of its own.
+    /// Adds an export with metadata contexts of its own.
     ///
     /// # Errors
     /// Those of [`NbdServer::add_export`].
@@ -142,8 +144,8 @@ impl NbdServer {
             return Err(ConfigError::argument("nbd", "export", &export.name, "a name not in use"));
         }
         let same_disk = |other: &&Arc<Export>| Arc::ptr_eq(&other.disk, &export.disk);
-        let kin = table.exports.iter().find(same_disk);
-        let shared = kin.map(|other| (other.gate.clone(), other.account.clone()));
+        let same = table.exports.iter().find(same_disk);
+        let shared = same.map(|other| (other.gate.clone(), other.account.clone()));
         let shared = shared.unwrap_or_else(|| {
             let gate = WriteGate::new(self.0.post.reactors());
             (Arc::new(gate), self.0.budget.account())
@@ -156,9 +158,8 @@ impl NbdServer {
         Ok(())
     }
 
-    /// Stops serving an export: its connections may finish for as long as `drain`, then they
-    /// are cut. Answers how many of them still wait for a request to end; 0 also if there is no
-    /// such export.
+    /// Removes an export. Its connections may finish for as long as `drain`, then they are cut.
+    /// Returns how many of them still wait for a request to end; 0 also if there is no such export.
     pub async fn remove_export(&self, env: &Env, name: &str, drain: Duration) -> usize {
         let removed = {
             let mut table = self.0.table.lock();
@@ -166,35 +167,35 @@ impl NbdServer {
             index.map(|index| table.exports.remove(index))
         };
         let Some(export) = removed else { return 0 };
-        export.life.raise(Level::Draining);
-        if !drained(env, &export.life, drain).await {
-            export.life.raise(Level::Cut);
-            drained(env, &export.life, CUT_GRACE).await;
+        export.shutdown.raise(Level::Draining);
+        if !drained(env, &export.shutdown, drain).await {
+            export.shutdown.raise(Level::Cut);
+            drained(env, &export.shutdown, CUT_GRACE).await;
         }
-        export.life.users()
+        export.shutdown.users()
     }
 
     /// How many clients use an export.
     pub fn users(&self, name: &str) -> usize {
         let table = self.0.table.lock();
         let export = table.exports.iter().find(|export| export.name == name);
-        export.map_or(0, |export| export.life.users())
+        export.map_or(0, |export| export.shutdown.users())
     }
 
-    /// Says which export the empty name means; by default it is the only export.
+    /// Sets the export that the empty name means; by default it is the only export.
     pub fn set_default_export(&self, name: Option<&str>) {
         self.0.table.lock().default = name.map(str::to_owned);
     }
 
-    /// Listens at `address` too; answers where, with the port that the system chose.
+    /// Listens at one more address. Returns that address, with the port that the system chose.
     ///
     /// # Errors
-    /// Somebody listens there, or the system refused.
+    /// The address is in use, or the system refused.
     pub fn listen(&self, address: &ListenAddress) -> Result<ListenAddress, ConfigError> {
         let listener = Arc::new(Listener::bind(address)?);
         let bound = listener.address.clone();
         self.0.listeners.lock().push(listener.clone());
-        let (shared, open) = (self.0.clone(), self.0.doors.join());
+        let (shared, open) = (self.0.clone(), self.0.accepting.join());
         let job = move |env: &Env| env.spawn(accept(env.clone(), shared, listener, open));
         self.0.post.post(ReactorId(0), Mail::Call(Box::new(job)));
         Ok(bound)
@@ -207,7 +208,7 @@ impl NbdServer {
 
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
-        self.0.life.users()
+        self.0.shutdown.users()
     }
 
     /// The memory that payloads take now, in bytes.
@@ -215,35 +216,35 @@ impl NbdServer {
         self.0.budget.held()
     }
 
-    /// Ends the service: see the module's description. Connections may finish for as long as
-    /// `drain`. Answers how many of them still wait for a request to end.
+    /// Stops the server in the order that the module's description gives. Connections may finish
+    /// for as long as `drain`. Returns how many of them still wait for a request to end.
     pub async fn stop(&self, env: &Env, drain: Duration) -> usize {
-        self.0.doors.raise(Level::Cut);
-        self.0.doors.empty().await;
+        self.0.accepting.raise(Level::Cut);
+        self.0.accepting.empty().await;
         let listeners = std::mem::take(&mut *self.0.listeners.lock());
         listeners.iter().for_each(|listener| listener.unlink());
-        self.0.life.raise(Level::Draining);
+        self.0.shutdown.raise(Level::Draining);
         let exports = std::mem::take(&mut self.0.table.lock().exports);
-        exports.iter().for_each(|export| export.life.raise(Level::Draining));
-        if !drained(env, &self.0.life, drain).await {
-            exports.iter().for_each(|export| export.life.raise(Level::Cut));
-            drained(env, &self.0.life, CUT_GRACE).await;
+        exports.iter().for_each(|export| export.shutdown.raise(Level::Draining));
+        if !drained(env, &self.0.shutdown, drain).await {
+            exports.iter().for_each(|export| export.shutdown.raise(Level::Cut));
+            drained(env, &self.0.shutdown, CUT_GRACE).await;
         }
-        self.0.life.users()
+        self.0.shutdown.users()
     }
 }
 
-/// Waits until nobody uses `life`, but no longer than `patience`.
-async fn drained(env: &Env, life: &Shutdown, patience: Duration) -> bool {
-    matches!(first(life.empty(), env.sleep(patience)).await, First::Left(()))
+/// Waits until `shutdown` has no users, at most for `patience`. True if it has none.
+async fn drained(env: &Env, shutdown: &Shutdown, patience: Duration) -> bool {
+    matches!(first(shutdown.empty(), env.sleep(patience)).await, First::Left(()))
 }
 
-/// Accepts connections until the doors close.
+/// Accepts connections until the server stops.
 async fn accept(env: Env, shared: Arc<Shared>, listener: Arc<Listener>, open: Membership) {
     let driver = Driver::of(&env).clone();
     loop {
         let ready = driver.readable(&listener.socket);
-        if let First::Right(_) = first(ready, shared.doors.above(Level::Serving)).await {
+        if let First::Right(_) = first(ready, shared.accepting.above(Level::Serving)).await {
             break;
         }
         if let Err(error) = accept_all(&env, &shared, &listener) {
@@ -255,7 +256,7 @@ async fn accept(env: Env, shared: Arc<Shared>, listener: Arc<Listener>, open: Me
     drop((listener, open));
 }
 
-/// Accepts everybody who waits.
+/// Accepts every pending connection.
 fn accept_all(
     env: &Env,
     shared: &Arc<Shared>,
@@ -264,7 +265,7 @@ fn accept_all(
     use rustix::io::Errno;
     loop {
         match accept_with(&*listener.socket, SocketFlags::CLOEXEC) {
-            Ok(socket) => deal(env, shared, listener, socket),
+            Ok(socket) => assign(env, shared, listener, socket),
             Err(Errno::AGAIN) => return Ok(()),
             Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(error) => return Err(error),
@@ -272,12 +273,12 @@ fn accept_all(
     }
 }
 
-/// Gives a connection to the next reactor.
-fn deal(env: &Env, shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
-    let member = shared.life.join();
-    if shared.life.users() > shared.options.connections_max {
+/// Hands a connection to the next reactor.
+fn assign(env: &Env, shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
+    let member = shared.shutdown.join();
+    if shared.shutdown.users() > shared.options.connections_max {
         drop(member);
-        return turn_away(env, shared, socket);
+        return refuse_connection(env, shared, socket);
     }
     if let Err(error) = tune(listener, &socket) {
         tracing::debug!("tuning a connection: {error}");
@@ -289,8 +290,8 @@ fn deal(env: &Env, shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd) {
     post.post(to, Mail::Call(Box::new(job)));
 }
 
-/// Refuses a connection beyond the most allowed, and says so to the client.
-fn turn_away(env: &Env, shared: &Arc<Shared>, socket: OwnedFd) {
+/// Refuses a connection over the limit, and tells the client why.
+fn refuse_connection(env: &Env, shared: &Arc<Shared>, socket: OwnedFd) {
     let most = shared.options.connections_max;
     let reason = format!("too many connections: {most} are open, the most allowed (--connections)");
     env.warn("nbd: connection refused", || format!("nbd: connection refused: {reason}"));
@@ -301,15 +302,15 @@ fn turn_away(env: &Env, shared: &Arc<Shared>, socket: OwnedFd) {
     let (task, shared) = (env.clone(), shared.clone());
     env.spawn(async move {
         let channel = Channel::new(&task, socket);
-        let limit = first(task.sleep(REFUSAL_TIMEOUT), shared.life.above(Level::Serving));
+        let limit = first(task.sleep(REFUSAL_TIMEOUT), shared.shutdown.above(Level::Serving));
         first(refuse(&task, &channel, reason), limit).await;
         drop(member);
     });
 }
 
-/// Small replies leave at once; large ones leave at once too, as far as the system allows: the
-/// usual buffer of a unix socket is shorter than one large reply, so that it would leave in
-/// pieces, each after a wake-up. TCP finds its own size.
+/// Has replies leave at once. TCP: without Nagle's delay; TCP sizes its own buffer. Unix: the
+/// default send buffer is smaller than one large reply, which would then leave in pieces, each
+/// after a wake-up; ask for a larger one.
 fn tune(listener: &Listener, socket: &OwnedFd) -> Result<(), rustix::io::Errno> {
     match listener.address {
         ListenAddress::Tcp(_) => sockopt::set_tcp_nodelay(socket, true)
@@ -324,7 +325,7 @@ async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Members
     let channel = Channel::new(&env, socket);
     let facts = Arc::new(exports);
     let limit =
-        first(env.sleep(shared.options.handshake_timeout), shared.life.above(Level::Serving));
+        first(env.sleep(shared.options.handshake_timeout), shared.shutdown.above(Level::Serving));
     let agreed = match first(negotiate(&env, &channel, facts.clone()), limit).await {
         First::Left(agreed) => agreed,
         First::Right(First::Left(())) => {
@@ -338,8 +339,8 @@ async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Members
     };
     let Some((negotiated, receiver)) = agreed else { return };
     let export = list[negotiated.export].clone();
-    let used = export.life.join();
-    if export.life.level() > Level::Serving {
+    let used = export.shutdown.join();
+    if export.shutdown.level() > Level::Serving {
         return;
     }
     let terms = negotiated.terms(&facts.all()[negotiated.export]);
@@ -358,7 +359,7 @@ async fn send(conn: Rc<Connection>, uses: (Membership, Membership)) {
     drop(uses);
 }
 
-/// The exports of this moment, and what clients may know about them. An export that cannot be
+/// The exports as they are now, and what clients may know about them. An export that cannot be
 /// described (its block size became illegal) is left out.
 fn snapshot(env: &Env, shared: &Shared) -> (Exports, Vec<Arc<Export>>) {
     let table = shared.table.lock();

@@ -1,9 +1,9 @@
 //! [`Shutdown`]: the end of something that connections use: a server, an export.
 //!
-//! Owns: how far it has been stopped (the level only ever rises) and how many use it. May be used
-//! from any thread.
+//! Owns: its level (how far it has been stopped; it only rises) and the number of its users. May be
+//! used from any thread.
 //!
-//! L1. Whoever joins first and looks at the level afterwards is either waited for by a stop, or
+//! L1. A user that joins first and reads the level afterwards is either waited for by a stop, or
 //!     sees that it came too late. (Both sides write before they read, in one total order.)
 
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use cairn_block::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use cairn_block::{until, until_some};
 use event_listener::Event;
 
-/// How far a thing has been stopped.
+/// How far it has been stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Level {
     /// In service.
     Serving = 0,
-    /// Nothing new is taken; what was taken is finished.
+    /// No new requests; the admitted ones are finished.
     Draining = 1,
     /// Connections are closed, replies are dropped.
     Cut = 2,
@@ -54,7 +54,7 @@ impl Shutdown {
         self.users.load(Ordering::SeqCst)
     }
 
-    /// Becomes a user until the answer is dropped. Look at the level afterwards (L1).
+    /// Adds a user until the returned value is dropped. Read the level afterwards (L1).
     pub(super) fn join(self: &Arc<Self>) -> Membership {
         self.users.fetch_add(1, Ordering::SeqCst);
         Membership(self.clone())
@@ -66,12 +66,12 @@ impl Shutdown {
         self.raised.notify(usize::MAX);
     }
 
-    /// Waits until the level is above `seen`; answers it.
+    /// Waits until the level is above `seen`; returns it.
     pub(super) async fn above(&self, seen: Level) -> Level {
         until_some(&self.raised, || Some(self.level()).filter(|level| *level > seen)).await
     }
 
-    /// Waits until nobody uses it.
+    /// Waits until it has no users.
     pub(super) async fn empty(&self) {
         until(&self.left, || self.users() == 0).await;
     }
@@ -96,20 +96,20 @@ mod tests {
 
     #[test]
     fn a_level_never_falls() {
-        let life = Shutdown::default();
-        assert_eq!(life.level(), Level::Serving);
-        life.raise(Level::Cut);
-        life.raise(Level::Draining);
-        assert_eq!(life.level(), Level::Cut);
+        let shutdown = Shutdown::default();
+        assert_eq!(shutdown.level(), Level::Serving);
+        shutdown.raise(Level::Cut);
+        shutdown.raise(Level::Draining);
+        assert_eq!(shutdown.level(), Level::Cut);
     }
 
     #[test]
     fn users_are_counted_until_they_leave() {
-        let life = Arc::new(Shutdown::default());
-        let (first, second) = (life.join(), life.join());
+        let shutdown = Arc::new(Shutdown::default());
+        let (first, second) = (shutdown.join(), shutdown.join());
         drop(first);
-        assert_eq!(life.users(), 1);
+        assert_eq!(shutdown.users(), 1);
         drop(second);
-        assert_eq!(life.users(), 0);
+        assert_eq!(shutdown.users(), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Waiting inside one reactor: a wake-up for a task, and the first of two futures.
 //!
-//! A [`Signal`] carries no state: whoever waits checks a condition, registers, and checks again
-//! when polled. It is for one task on one thread, so it needs no lock.
+//! A [`Signal`] carries no state: a task that waits checks its condition, registers, and checks
+//! again when polled. A signal serves one task on one thread, so it needs no lock.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -28,12 +28,12 @@ impl Signal {
         }
     }
 
-    /// Forgets the task, so that the two do not keep each other alive.
+    /// Forgets the task: the signal and the task would keep each other alive.
     pub(super) fn clear(&self) {
         *self.0.borrow_mut() = None;
     }
 
-    /// Waits until `ready` answers something; it is asked at once and after each wake-up.
+    /// Waits until `ready` returns a value; calls it at once and after each wake-up.
     pub(super) async fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| match ready() {
             Some(value) => Poll::Ready(value),
@@ -48,9 +48,9 @@ impl Signal {
 
 /// Which of two futures ended first.
 pub(super) enum First<A, B> {
-    /// The one given first; it wins a draw.
+    /// The first argument's result; it wins if both are ready.
     Left(A),
-    /// The one given second.
+    /// The second argument's result.
     Right(B),
 }
 

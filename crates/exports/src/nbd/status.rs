@@ -1,10 +1,10 @@
-//! Block status: what the disk says about a range, in the words of `base:allocation`, and what the
-//! export's further contexts say.
+//! Block status: what the disk reports about a range, as states of `base:allocation`, and what the
+//! export's further contexts report.
 //!
-//! Who knows is asked as often as it takes to cover the range or to fill the reply, but not for
-//! ever, and not without letting others have their turn; a client that got less than it asked for
-//! asks again. Neighbours in one state are one extent. Each context that the client selected is one
-//! chunk of the reply, whatever length it covers.
+//! The source (disk or context) is asked repeatedly until the range is covered or the reply is
+//! full, but not without limit, and other tasks run in between. A client that got less than it
+//! asked for asks again. Neighbouring runs in one state are one extent. Each selected context is
+//! one chunk of the reply, whatever length it covers.
 
 use std::rc::Rc;
 
@@ -19,11 +19,11 @@ use super::wire::{AllocationState, BASE_ALLOCATION};
 
 /// Most extents in one reply.
 const EXTENTS_MAX: usize = 1024;
-/// How often is asked for one reply at most, and without a pause.
+/// How often the source is asked for one reply, and how often before other tasks run.
 const ASKS_MAX: usize = 4096;
 const ASKS_PER_TURN: usize = 32;
 
-/// Answers one block status.
+/// Replies to one block status request.
 pub(super) async fn block_status(
     conn: Rc<Connection>,
     ticket: Ticket,
@@ -37,7 +37,7 @@ pub(super) async fn block_status(
     }
 }
 
-/// The whole reply: a chunk for every context.
+/// The whole reply: a chunk for every selected context.
 async fn describe_all(
     conn: &Connection,
     ticket: &Ticket,
@@ -98,7 +98,7 @@ async fn ask(
     Ok(extents.into_iter().map(run).collect())
 }
 
-/// A disk that says nothing about a range breaks its contract; asking again would not end.
+/// A disk that reports nothing about a range breaks its contract; asking again would never end.
 fn check_progress(progress: bool) -> IoResult {
     if progress { Ok(()) } else { Err(IoError::IO) }
 }
@@ -113,7 +113,7 @@ struct ExtentList {
 }
 
 impl ExtentList {
-    /// True if another extent would be one too many: the last that counts is complete.
+    /// True if one extent more than the limit is held: then the last one within it is complete.
     fn is_full(&self) -> bool {
         self.extents.len() > self.limit
     }

@@ -1,11 +1,10 @@
-//! Ranges of bytes over a disk of blocks: a client that was not told the block size may send
-//! any range.
+//! Byte ranges on a disk of blocks: a client that was not told the block size may send any range.
 //!
-//! A read is widened and answered from its middle. A write becomes a read-modify-write: the
-//! ragged first and last block are read, the payload (received at its place in a buffer of
-//! whole blocks) is completed with what they hold, and the whole is written at once. Zeroing
-//! rewrites the ragged blocks only. All of it happens in one exclusive cell over the whole
-//! blocks; [`super::gate`] says why that is enough.
+//! A read is widened to whole blocks and answered from their middle. A write becomes a
+//! read-modify-write: the payload is received at its place in a buffer of whole blocks; the parts
+//! of the first and last block that it does not cover are read from the disk; the whole buffer is
+//! written at once. Write-zeroes rewrites only the partly covered blocks. Each of these happens in
+//! one exclusive cell over the whole blocks; [`super::gate`] says why that is enough.
 
 use std::rc::Rc;
 
@@ -36,8 +35,8 @@ fn blocks(start: u64, end: u64) -> SectorRange {
     SectorRange::between(Sector::of_byte(start), Sector::of_byte(end))
 }
 
-/// Completes `io`, a write whose memory holds the payload of `range` at its place inside whole
-/// blocks of `block_bytes` each, and carries it out.
+/// Completes the buffer of `io`, a write of whole blocks of `block_bytes` each that holds the
+/// payload of `range` at its place, and carries it out.
 pub(super) async fn write(
     conn: Rc<Connection>,
     ticket: Ticket,
@@ -74,7 +73,7 @@ async fn exclusive(conn: &Connection, whole: SectorRange) -> CellGuard {
     gate.cells().hold(whole, CellMode::Exclusive).await
 }
 
-/// Fills what the payload of `range` leaves open in the first and last block of `io`.
+/// Fills the parts of the first and last block of `io` that the payload of `range` does not cover.
 async fn complete_edges(
     conn: &Connection,
     io: &Io,
@@ -108,7 +107,7 @@ async fn read_block(conn: &Connection, range: SectorRange) -> Result<Segs, cairn
     Ok(segs)
 }
 
-/// Zeroes the part of `range` in each ragged block, then the whole blocks between.
+/// Zeroes the whole blocks inside `range`, then its part of each partly covered block.
 async fn zero_parts(
     conn: &Connection,
     range: ByteRange,
@@ -117,15 +116,16 @@ async fn zero_parts(
 ) -> IoResult {
     let (whole, block) = (outer(range, block_bytes), SectorCount::of_bytes(block_bytes));
     let inner = inner(range, block_bytes);
-    // The fast part first: if it is refused for not being fast, nothing was changed.
+    // The whole blocks come first: if the disk refuses because it would not be fast, nothing was
+    // changed.
     if let Some(inner) = inner {
         conn.io(Io::on(Op::WriteZeroes, inner).with(flags)).await?;
     }
-    let ragged = |block: SectorRange| !inner.is_some_and(|inner| inner.overlaps(block));
+    let partial = |block: SectorRange| !inner.is_some_and(|inner| inner.overlaps(block));
     let last = Sector(whole.end().0 - block.0);
     for start in [Some(whole.start), (last > whole.start).then_some(last)].into_iter().flatten() {
         let block = SectorRange::new(start, block);
-        if ragged(block) {
+        if partial(block) {
             zero_in_block(conn, block, range, flags & Flags::FUA).await?;
         }
     }

@@ -247,7 +247,7 @@ impl ErrorCode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cookie(pub u64);
 
-/// The server's first words.
+/// The first message of the server.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Greeting {

@@ -5,20 +5,20 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
-    /// Counts for itself.
+    /// Whether this thread counts its allocations in [`COUNT`].
     static WATCHED: Cell<bool> = const { Cell::new(false) };
-    /// Counts for others.
+    /// Whether this thread's allocations also count in [`total`].
     static FOLLOWED: Cell<bool> = const { Cell::new(false) };
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The counts of the threads that are followed.
+/// The allocations of the threads that called [`follow`].
 static TOTAL: AtomicU64 = AtomicU64::new(0);
 
 struct Counting;
 
 fn count() {
-    // A thread that is ending has no count any more.
+    // A thread that is ending has no counter any more.
     if WATCHED.try_with(Cell::get).unwrap_or(false) {
         COUNT.with(|count| count.set(count.get() + 1));
     }
@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// How often `work` takes memory on this thread.
+/// How many allocations `work` makes on this thread.
 pub fn allocations(work: impl FnOnce()) -> u64 {
     WATCHED.set(true);
     let before = COUNT.get();
@@ -65,12 +65,12 @@ pub fn allocations(work: impl FnOnce()) -> u64 {
     COUNT.get() - before
 }
 
-/// Counts on the calling thread from now on, into [`total`].
+/// From now on counts the calling thread's allocations in [`total`].
 pub fn follow() {
     FOLLOWED.set(true);
 }
 
-/// How often the threads that are followed have taken memory.
+/// How many allocations the followed threads have made.
 pub fn total() -> u64 {
     TOTAL.load(Ordering::Relaxed)
 }

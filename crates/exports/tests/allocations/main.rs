@@ -1,9 +1,9 @@
-//! Counts what the ready path takes from the allocator: after a warm-up, nothing.
+//! Counts the allocations of the ready path: after a warm-up there are none.
 //!
-//! The allocator counts on the threads that asked for it, so that a client in the same process
-//! does not disturb the server's count.
+//! The allocator counts on the threads that asked for it, so that a client in the same process does
+//! not change the server's count.
 
-// Clippy takes the helpers for test code only if it is told so.
+// Clippy does not know otherwise that the helpers are test code.
 #[cfg(test)]
 mod counting;
 #[cfg(test)]

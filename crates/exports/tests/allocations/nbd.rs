@@ -16,7 +16,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
-/// A client that asks for the default export in the oldest way, which is the shortest.
+/// A client that asks for the default export by `EXPORT_NAME`, the shortest negotiation.
 fn connect(path: &std::path::Path) -> UnixStream {
     let mut socket = UnixStream::connect(path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -86,12 +86,12 @@ fn serve_rounds(ring: RingKind) {
     let mut socket = connect(&path);
     (0..50).for_each(|_| round(&mut socket));
     reactors.block_on(ReactorId(0), |_env| async { counting::follow() });
-    // What the call itself took is over when the next round has been answered.
+    // The allocations of the call itself are over when the next round has been answered.
     round(&mut socket);
     let before = counting::total();
     (0..200).for_each(|_| round(&mut socket));
     let taken = counting::total() - before;
-    // A batch that is longer than any before it still makes a list grow.
+    // A batch longer than all before it may still make a list grow.
     assert!(taken <= 20, "{}: {taken} in 200 rounds of 41 requests", reactors.ring_name());
     drop(socket);
     reactors.block_on(ReactorId(0), move |env| async move {

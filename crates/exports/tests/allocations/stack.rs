@@ -16,7 +16,7 @@ use crate::counting::allocations;
 
 const SECTORS: SectorCount = SectorCount(1 << 15);
 
-/// Any name is a disk in memory.
+/// Opens a disk in memory for any name.
 struct Shelf;
 
 impl Opener for Shelf {
@@ -148,8 +148,8 @@ fn hits_in_a_writecache_take_no_memory() {
     assert_eq!((overwrites, reads), (0, 0), "of 1000 overwrites and of 1000 reads");
 }
 
-/// The index grows into memory that the background task added before; that it adds some, now
-/// and then, is not seen here.
+/// The index grows into memory that the background task added before. That the task allocates is
+/// not seen here.
 #[test]
 fn inserts_into_a_writecache_take_no_memory() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! A small NBD client that says exactly what a test wants, right or wrong.
+//! A small NBD client that sends exactly what a test wants, right or wrong.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ pub struct Client {
     pub next_cookie: u64,
 }
 
-/// What the client asks for while negotiating.
+/// What the client asks for during the negotiation.
 #[derive(Clone, Copy, Default)]
 pub struct Wishes {
     pub structured: bool,
@@ -51,7 +51,7 @@ impl Client {
         Client::open_with(path, export, wishes, &["base:allocation"])
     }
 
-    /// Selects these contexts if it wishes for allocation.
+    /// Selects these contexts if it asks for allocation.
     pub fn open_with(path: &Path, export: &str, wishes: Wishes, contexts: &[&str]) -> Client {
         let stream = Client::connect(path);
         let mut client = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 1 };
@@ -114,7 +114,7 @@ impl Client {
         }
     }
 
-    /// Sends a header; answers its cookie.
+    /// Sends a header; returns its cookie.
     pub fn send(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u64 {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
@@ -134,7 +134,7 @@ impl Client {
         cookie
     }
 
-    /// Receives one whole reply; `read_bytes` is what a simple reply of success carries.
+    /// Receives one whole reply; `read_bytes` is the data length of a simple reply of success.
     pub fn reply(&mut self, read_bytes: usize) -> Reply {
         let mut reply = Reply { cookie: 0, error: 0, data: Vec::new(), extents: Vec::new() };
         loop {
@@ -186,7 +186,7 @@ impl Client {
         header.flags.get() == 1
     }
 
-    /// Sends and waits for the reply; answers its error.
+    /// Sends a request and waits for the reply; returns its error.
     pub fn run(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u32 {
         let cookie = self.send(command, flags, offset, length);
         let reply = self.reply(0);

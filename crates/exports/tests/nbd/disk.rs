@@ -1,4 +1,4 @@
-//! A sparse disk in memory that completes late, in another order if told so, and keeps a log.
+//! A sparse disk in memory that completes late, optionally in another order, and keeps a log.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,13 +23,13 @@ pub struct Seen {
 pub struct Shared {
     blocks: Mutex<BTreeMap<u64, Block>>,
     log: Mutex<Vec<Seen>>,
-    /// Requests that begin at these sectors wait until they are taken out.
+    /// Requests that begin at these sectors wait until the sectors are removed from here.
     held: Mutex<HashSet<u64>>,
     /// Requests that begin at these sectors fail.
     failing: Mutex<BTreeMap<u64, IoError>>,
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
-    /// To be raised by a test, as by a flush that loses writes.
+    /// Raised by a test, as a flush that loses writes would.
     pub failures: FailureCount,
 }
 
@@ -129,7 +129,7 @@ impl Disk for TestDisk {
         self.limits
     }
 
-    /// Acts at once and completes some turns later.
+    /// Performs the request at once and completes it some turns later.
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
         let seen = Seen { op: request.op, flags: request.flags, range: request.range };
         self.shared.log.lock().unwrap().push(seen);
@@ -170,7 +170,7 @@ impl Disk for TestDisk {
         let mut list = Vec::new();
         let blocks = self.shared.blocks.lock().unwrap();
         let mut at = range.start.0;
-        // Says a little at a time, as a disk may.
+        // Reports few extents at a time, as a disk may.
         while at < range.end().0 && list.len() < 3 {
             let next = blocks.range(at..range.end().0).next();
             let (kind, end) = match next {

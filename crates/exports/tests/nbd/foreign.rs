@@ -1,4 +1,4 @@
-//! Clients that nobody here wrote: libnbd's tools and qemu's. Skips, loudly, what is missing.
+//! Clients of other projects: libnbd's tools and qemu's. A missing one is skipped with a message.
 
 use std::process::{Command, Output};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Clients that vanish, stall, flood or never end; and stopping in spite of them.
+//! Clients that vanish, stall, send too much or never end; and stops in spite of them.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::client::{Client, Wishes};
 use crate::disk::TestDisk;
 use crate::world::{World, eventually, on_both_rings};
 
-/// Long enough that only a stop which waits for the wrong thing meets it.
+/// So long that only a stop that waits for the wrong thing reaches it.
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_write_whose_payload_never_arrived_was_never_a_request() {
+fn write_without_its_payload_never_reaches_the_disk() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(8 << 20);
@@ -51,7 +51,7 @@ fn requests_of_a_vanished_client_run_to_their_end() {
 }
 
 #[test]
-fn a_client_that_does_not_listen_holds_a_bounded_amount() {
+fn client_that_reads_no_replies_holds_bounded_memory() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -72,7 +72,7 @@ fn a_client_that_does_not_listen_holds_a_bounded_amount() {
         });
         eventually("reads pile up", || disk.log().len() >= 16 && disk.in_flight() == 0);
         std::thread::sleep(Duration::from_millis(20));
-        // What is held, and what the socket took.
+        // The bytes that are held, and those that the socket took.
         assert!(disk.log().len() <= 32, "bounded by memory: {}", disk.log().len());
         let mut seen: Vec<u64> = (0..count).map(|_| client.reply(len).cookie).collect();
         seen.sort_unstable();
@@ -122,7 +122,7 @@ fn payloads_of_200_connections_stay_in_the_budget_and_leave_room_for_another_vol
 }
 
 #[test]
-fn a_payload_that_does_not_arrive_gives_its_memory_back_with_its_client() {
+fn memory_of_an_incomplete_payload_returns_when_the_client_leaves() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(8 << 20);
@@ -186,7 +186,7 @@ fn many_small_requests_are_all_answered() {
 }
 
 #[test]
-fn who_does_not_negotiate_in_time_is_closed() {
+fn client_that_negotiates_too_slowly_is_closed() {
     on_both_rings(|ring| {
         let options =
             NbdOptions { handshake_timeout: Duration::from_millis(20), ..NbdOptions::default() };
@@ -204,7 +204,7 @@ fn who_does_not_negotiate_in_time_is_closed() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so_and_the_others_stay() {
+fn connection_over_the_limit_gets_an_error_and_the_others_stay() {
     let options = NbdOptions { connections_max: 2, ..NbdOptions::default() };
     let world = World::with_options(cairn_reactor::RingKind::Auto, options);
     world.export("volume", &TestDisk::new(1 << 20));
@@ -227,7 +227,7 @@ fn one_connection_too_many_is_told_so_and_the_others_stay() {
 }
 
 #[test]
-fn many_connections_too_many_are_closed_and_take_no_place() {
+fn many_connections_over_the_limit_are_closed_and_do_not_count() {
     let options = NbdOptions { connections_max: 1, ..NbdOptions::default() };
     let world = World::with_options(cairn_reactor::RingKind::Auto, options);
     world.export("volume", &TestDisk::new(1 << 20));
@@ -246,7 +246,7 @@ fn many_connections_too_many_are_closed_and_take_no_place() {
 }
 
 #[test]
-fn stopping_answers_what_was_begun_and_closes_what_negotiates() {
+fn stop_answers_admitted_requests_and_closes_negotiations() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -275,7 +275,7 @@ fn stopping_answers_what_was_begun_and_closes_what_negotiates() {
 }
 
 #[test]
-fn a_client_that_does_not_listen_is_cut_when_the_time_to_stop_has_passed() {
+fn client_that_reads_no_replies_is_cut_after_the_drain_time() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -290,7 +290,7 @@ fn a_client_that_does_not_listen_is_cut_when_the_time_to_stop_has_passed() {
 }
 
 #[test]
-fn stopping_says_how_many_wait_for_a_disk() {
+fn stop_returns_how_many_connections_wait_for_a_disk() {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);
     world.export("volume", &disk);

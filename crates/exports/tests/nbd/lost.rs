@@ -1,4 +1,4 @@
-//! Lost writes: which clients are told, when, and how often.
+//! Lost writes: which clients learn of them, when, and how often.
 
 use cairn_exports::nbd::NbdExport;
 use cairn_exports::nbd::wire::command;
@@ -18,7 +18,7 @@ fn flush(client: &mut Client) -> u32 {
 }
 
 #[test]
-fn each_connection_is_told_once_of_a_loss_that_any_flush_met() {
+fn each_connection_gets_one_loss_report_whichever_flush_failed() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -35,7 +35,7 @@ fn each_connection_is_told_once_of_a_loss_that_any_flush_met() {
 }
 
 #[test]
-fn a_client_that_connects_again_is_told_what_no_client_heard() {
+fn reconnecting_client_learns_of_an_unreported_loss() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -50,7 +50,7 @@ fn a_client_that_connects_again_is_told_what_no_client_heard() {
 }
 
 #[test]
-fn a_client_that_vanished_before_the_report_is_told_when_it_connects_again() {
+fn client_that_vanished_before_the_loss_report_gets_it_when_it_reconnects() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -70,7 +70,7 @@ fn a_client_that_vanished_before_the_report_is_told_when_it_connects_again() {
 }
 
 #[test]
-fn a_client_that_may_only_read_is_told_nothing_and_takes_nothing_from_the_others() {
+fn read_only_client_gets_no_loss_report_and_hides_none_from_others() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);

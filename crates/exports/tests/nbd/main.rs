@@ -1,5 +1,5 @@
-//! The NBD server over real reactors and sockets: foreign clients, and one of our own that can
-//! say what no proper client would.
+//! The NBD server over real reactors and sockets: foreign clients, and a client of the tests that
+//! can also break the protocol.
 
 #[cfg(test)]
 mod client;
@@ -14,6 +14,6 @@ mod lost;
 #[cfg(test)]
 mod protocol;
 #[cfg(test)]
-mod ragged;
+mod unaligned;
 #[cfg(test)]
 mod world;

@@ -1,4 +1,4 @@
-//! What goes over the wire: every command, errors, order, exports that come and go.
+//! What goes over the wire: every command, errors, order, exports that are added and removed.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn each_command_reaches_the_disk_as_one_request_with_its_flags() {
 }
 
 #[test]
-fn the_longest_payload_goes_there_and_back() {
+fn longest_payload_is_written_and_read_back() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         world.export("volume", &TestDisk::new(64 << 20));
@@ -93,7 +93,7 @@ fn replies_come_in_the_order_of_completion() {
 }
 
 #[test]
-fn block_status_merges_what_the_disk_says_piece_by_piece() {
+fn block_status_merges_extents_that_the_disk_reports_in_pieces() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -114,12 +114,12 @@ fn block_status_merges_what_the_disk_says_piece_by_piece() {
 }
 
 #[test]
-fn block_status_that_takes_long_to_find_out_is_answered_in_part() {
+fn slow_block_status_is_answered_in_part() {
     let world = World::new(cairn_reactor::RingKind::Auto);
     world.export("volume", &TestDisk::new(8 << 20));
     let mut client = Client::open(&world.socket(), "volume", ALL);
     client.write(0, 0, &vec![9; 8 << 20]);
-    // The disk says three blocks at a time.
+    // The disk reports three blocks at a time.
     client.send(command::BLOCK_STATUS, 0, 0, 8 << 20);
     assert_eq!(client.reply(0).extents, [(4096 * 3 * 512, 0)]);
     client.send(command::BLOCK_STATUS, 0, 4096 * 3 * 512, (8 << 20) - 4096 * 3 * 512);
@@ -158,7 +158,7 @@ fn an_oversized_write_is_skipped_and_refused() {
 }
 
 #[test]
-fn a_stream_out_of_step_is_closed_after_its_answers() {
+fn out_of_step_stream_is_closed_after_pending_replies() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -174,7 +174,7 @@ fn a_stream_out_of_step_is_closed_after_its_answers() {
 }
 
 #[test]
-fn a_goodbye_is_answered_by_what_is_in_flight() {
+fn disconnect_is_followed_by_replies_to_requests_in_flight() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
@@ -212,7 +212,8 @@ fn errors_of_the_disk_keep_their_meaning() {
             assert_eq!(client.write(0, 4096, &[1; 512]), code(expected));
         }
     }
-    // Two clients with four failures each; what a disk does not do, or its end, is none.
+    // Two clients with four failures each; an unsupported operation and the disk's shutdown do not
+    // count.
     for op in ["read", "write"] {
         let key = format!("export 'volume': {op} failed");
         assert_eq!(world.reactors.post().log().counted(&key), Some(2 * 4 - 1));
@@ -292,7 +293,7 @@ fn a_socket_in_use_is_refused_and_stays_in_use() {
     Client::open(&world.socket(), "", Wishes::default());
 }
 
-/// Says that the second half of the first MiB is in state 1.
+/// Reports that the second half of the first MiB is in state 1.
 struct SecondHalf;
 
 impl Contexts for SecondHalf {
@@ -317,7 +318,7 @@ impl Contexts for SecondHalf {
 }
 
 #[test]
-fn an_exports_own_contexts_are_listed_selected_and_reported_beside_allocation() {
+fn an_exports_own_contexts_are_listed_selected_and_reported_with_allocation() {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);
     let export =

@@ -1,4 +1,4 @@
-//! A world of real reactors with a server in it.
+//! A test fixture: real reactors with a server on them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use cairn_block::{Disk, ReactorId};
 use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
 use cairn_reactor::{Options, Reactors, RingKind};
 
-/// Reactors, a server on a socket in a folder of its own.
+/// Reactors, and a server on a socket in a folder of its own.
 pub struct World {
     pub server: NbdServer,
     pub reactors: Reactors,
@@ -54,7 +54,7 @@ impl World {
 }
 
 impl Drop for World {
-    /// Whatever clients said, the server never broke the contract with a disk.
+    /// Whatever clients sent, the server never broke the contract with a disk.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -67,13 +67,13 @@ impl Drop for World {
     }
 }
 
-/// Runs a test over io_uring (or what stands in for it here) and over helper threads.
+/// Runs a test over io_uring (or its replacement on this machine) and over helper threads.
 pub fn on_both_rings(test: impl Fn(RingKind)) {
     test(RingKind::Auto);
     test(RingKind::Threads);
 }
 
-/// Waits for something that must come; the limit only ends a test that has failed.
+/// Waits for an event that must come; the limit only ends a test that has failed.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {

@@ -1,4 +1,4 @@
-//! The budget's rules one by one, then all of them from several threads.
+//! The budget's rules one by one, then all of them together from several threads.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -16,12 +16,12 @@ use super::{Budget, Portion, Waiting};
 
 const MIB: usize = 1 << 20;
 
-/// Portions that keep nothing to spare, each of a volume of its own.
+/// Portions without spare bytes, each of a volume of its own.
 fn volumes<const N: usize>(budget: &Arc<Budget>) -> [Portion; N] {
     std::array::from_fn(|_| Portion::new(&budget.account()))
 }
 
-/// A budget whose portions keep nothing to spare.
+/// A budget whose portions keep no spare bytes.
 fn exact(total: usize) -> Arc<Budget> {
     Budget::new(total, usize::MAX)
 }
@@ -120,7 +120,7 @@ fn core() -> Core {
     Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) })
 }
 
-/// A task that always has one request of `bytes` or two under way, until it is told to stop.
+/// A task that always has one or two requests of `bytes` in progress, until `stop` is set.
 async fn traffic(env: Env, portion: Portion, bytes: usize, stop: Rc<Cell<bool>>) {
     portion.take(&env, bytes).await;
     while !stop.get() {
@@ -138,9 +138,9 @@ async fn traffic(env: Env, portion: Portion, bytes: usize, stop: Rc<Cell<bool>>)
 }
 
 #[test]
-fn a_large_request_gets_in_however_many_volumes_keep_the_budget_busy() {
+fn large_request_gets_in_while_many_volumes_keep_the_budget_busy() {
     let (core, budget, stop) = (core(), exact(64 * MIB), Rc::new(Cell::new(false)));
-    // A third of the budget and more is in use all the time, by volumes that hold little each.
+    // More than a third of the budget is always in use, by volumes that hold little each.
     for portion in volumes::<12>(&budget) {
         core.env().spawn(traffic(core.env().clone(), portion, 4 * MIB, stop.clone()));
     }
@@ -213,7 +213,7 @@ fn wait<T>(mut future: Pin<&mut impl Future<Output = T>>) -> T {
 }
 
 #[test]
-fn threads_that_share_a_budget_all_come_to_their_end() {
+fn threads_that_share_a_budget_do_not_deadlock() {
     let budget = Budget::new(64 * MIB, 64);
     let accounts = [budget.account(), budget.account()];
     std::thread::scope(|scope| {
@@ -230,7 +230,7 @@ fn threads_that_share_a_budget_all_come_to_their_end() {
                         held.drain(..).for_each(|bytes| portion.give(bytes));
                     }
                     if !portion.try_take(bytes) {
-                        // Nothing is held while waiting, so that all of them end.
+                        // A thread that waits holds nothing, so all of them end.
                         held.drain(..).for_each(|bytes| portion.give(bytes));
                         let waiting = Waiting::begin(&portion, bytes);
                         wait(pin!(waiting.granted()));

@@ -1,4 +1,4 @@
-//! Negotiations, told as a client's words and the server's answers.
+//! Negotiations: the client's messages and the server's answers.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ fn meta_payload(name: &str, queries: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// What a whole conversation came to.
+/// The result of a whole negotiation.
 #[derive(Debug, PartialEq, Eq)]
 struct Talk {
     output: Vec<u8>,
@@ -63,7 +63,7 @@ struct Talk {
     outcome: Option<Outcome>,
 }
 
-/// Feeds `bytes` in pieces of the given lengths, over and over, taking output as it comes.
+/// Feeds `bytes` in pieces of the given lengths, repeatedly, and takes output as it comes.
 fn talk_in_pieces(bytes: &[u8], pieces: &[usize]) -> Talk {
     let mut handshake = Handshake::new(exports());
     let mut talk = Talk { output: handshake.take_output(), consumed: 0, outcome: None };
@@ -167,7 +167,7 @@ fn export_name_answers_size_flags_and_zeroes_unless_declined() {
 }
 
 #[test]
-fn export_name_of_an_unknown_or_improper_name_closes_in_silence() {
+fn export_name_of_an_unknown_or_invalid_name_closes_without_reply() {
     let unknown = talk(FIXED, &[opt(option::EXPORT_NAME, b"nosuch")]);
     assert_eq!(unknown.output.len(), 18);
     assert_eq!(closing(unknown), Closing::ExportUnknown { name: "nosuch".to_owned() });
@@ -209,7 +209,7 @@ fn abort_is_acknowledged_before_the_close() {
 }
 
 #[test]
-fn go_tells_what_was_asked_and_enters_transmission() {
+fn go_sends_requested_information_and_enters_transmission() {
     let wants = [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, info::NAME, 77];
     let talk = talk(FIXED, &[opt(option::GO, &info_payload("", &wants))]);
     let told: Vec<_> = replies(&talk).into_iter().map(|(_, _, payload)| payload).collect();
@@ -388,7 +388,7 @@ fn a_second_selection_replaces_the_first_even_if_it_fails() {
 }
 
 #[test]
-fn a_selection_belongs_to_its_export_by_whatever_name() {
+fn selection_belongs_to_its_export_under_any_name() {
     let chosen = |options: &[Vec<u8>]| negotiated(structured_then(options)).contexts.len();
     let select = set("disk", &[BASE_ALLOCATION]);
     assert_eq!(chosen(&[select.clone(), go("quiet")]), 0);
@@ -437,7 +437,7 @@ fn a_finished_negotiation_consumes_nothing_even_after_its_outcome_was_taken() {
     assert_eq!(handshake.take_outcome(), None);
 }
 
-/// Options that are well-formed, nearly so, or noise.
+/// Options that are well-formed, nearly so, or random bytes.
 fn some_option() -> impl Strategy<Value = Vec<u8>> {
     let name = || prop_oneof!["disk", "quiet", "", "nosuch"];
     let query = prop_oneof!["base:allocation", "base:", "x-cairn:[a-z]{0,5}", "[a-z]{0,3}"];
@@ -454,7 +454,7 @@ fn some_option() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn however_the_input_is_cut_the_conversation_is_the_same(
+    fn splitting_the_input_does_not_change_the_conversation(
         flags in prop_oneof![8 => 0u32..4, 1 => any::<u32>()],
         options in vec(some_option(), 0..8),
         pieces in vec(1usize..40, 1..20),
@@ -473,7 +473,7 @@ proptest! {
 }
 
 #[test]
-fn a_client_that_is_refused_hears_why_once_it_wants_an_export() {
+fn refused_client_gets_the_reason_when_it_asks_for_an_export() {
     for number in [option::GO, option::INFO, option::LIST, option::EXPORT_NAME] {
         let mut handshake = Handshake::refusing("too many".to_owned());
         let greeted = handshake.take_output();

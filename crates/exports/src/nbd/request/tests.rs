@@ -1,4 +1,4 @@
-//! Each rule of the transmission phase, one sentence at a time.
+//! Each rule of the transmission phase.
 
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use zerocopy::IntoBytes;
@@ -6,7 +6,7 @@ use zerocopy::byteorder::big_endian::{U16, U32, U64};
 
 use super::{
     Breach, ByteRange, Command, Decoded, PAYLOAD_SKIP_BYTES_MAX, REQUEST_BYTES, Refusal, Request,
-    Terms, decode, glance,
+    Terms, decode, peek,
 };
 use crate::nbd::wire::{
     CommandFlags, Cookie, ErrorCode, REQUEST_MAGIC, RequestHeader, TransmissionFlags, command,
@@ -145,11 +145,11 @@ fn a_refused_command_without_payload_skips_nothing() {
 }
 
 #[test]
-fn a_write_of_endless_payload_ends_the_connection() {
+fn write_with_oversized_payload_ends_the_connection() {
     let length = PAYLOAD_SKIP_BYTES_MAX + 1;
     let decoded = ask(&everything(), command::WRITE, NONE, 0, length);
-    assert_eq!(decoded, Decoded::Broken(Breach::EndlessPayload { length }));
-    let text = Breach::EndlessPayload { length }.to_string();
+    assert_eq!(decoded, Decoded::Broken(Breach::OversizedPayload { length }));
+    let text = Breach::OversizedPayload { length }.to_string();
     assert!(text.contains(&PAYLOAD_SKIP_BYTES_MAX.to_string()), "{text}");
 }
 
@@ -234,7 +234,7 @@ fn a_flag_on_a_command_it_does_not_apply_to_is_invalid() {
 }
 
 #[test]
-fn a_flag_bit_that_nobody_defined_is_invalid() {
+fn undefined_flag_bit_is_invalid() {
     for bit in 5..16 {
         let flags = CommandFlags::from_bits_retain(1 << bit);
         let decoded = ask(&everything(), command::WRITE, flags, 0, 512);
@@ -322,7 +322,7 @@ fn a_flush_with_an_offset_or_a_length_is_invalid() {
 }
 
 #[test]
-fn a_disconnect_is_believed_whatever_its_fields_say() {
+fn disconnect_is_accepted_with_any_other_fields() {
     let flags = CommandFlags::from_bits_retain(u16::MAX);
     let decoded = ask(&everything(), command::DISC, flags, u64::MAX, u32::MAX);
     assert_eq!(accepted(decoded), Command::Disconnect);
@@ -374,9 +374,9 @@ proptest! {
 }
 
 #[test]
-fn a_glance_tells_where_a_request_begins_and_what_follows_it() {
+fn peek_returns_offset_and_payload_length() {
     let plain = CommandFlags::empty();
-    assert_eq!(glance(&header(command::READ, plain, 4096, 512)), Some((4096, 0)));
-    assert_eq!(glance(&header(command::WRITE, plain, u64::MAX, 512)), Some((u64::MAX, 512)));
-    assert_eq!(glance(&[0; REQUEST_BYTES]), None);
+    assert_eq!(peek(&header(command::READ, plain, 4096, 512)), Some((4096, 0)));
+    assert_eq!(peek(&header(command::WRITE, plain, u64::MAX, 512)), Some((u64::MAX, 512)));
+    assert_eq!(peek(&[0; REQUEST_BYTES]), None);
 }

@@ -12,31 +12,31 @@ use crate::world::{World, eventually, on_both_rings};
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 16;
 
-/// A small generator of its own, so that a failure repeats.
-struct Dice(u64);
+/// A small generator with a fixed seed, so that a failure repeats.
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.0 >> 33) % bound
     }
 }
 
-/// Writes and zeroes inside its own stripe of each block, many requests in flight, and checks
-/// itself with reads. Answers what its stripes must hold.
+/// Writes and zeroes inside its own stripe of each block, with many requests in flight, and checks
+/// its own data with reads. Returns what its stripes must hold.
 fn scribble(world: &World, part: u64, parts: u64) -> Vec<u8> {
     let mut client = Client::open(&world.socket(), "volume", Wishes::default());
-    let mut dice = Dice(part + 1);
+    let mut random = Random(part + 1);
     let mut model = vec![0; (BLOCK * BLOCKS) as usize];
     let stripe = BLOCK / parts;
     for round in 0..60 {
         let mut sent = Vec::new();
         for block in 0..BLOCKS {
-            let from = dice.below(stripe - 1);
-            let len = 1 + dice.below(stripe - from);
+            let from = random.below(stripe - 1);
+            let len = 1 + random.below(stripe - from);
             let at = block * BLOCK + part * stripe + from;
             let range = at as usize..(at + len) as usize;
-            if dice.below(4) == 0 {
+            if random.below(4) == 0 {
                 model[range].fill(0);
                 sent.push(client.send(command::WRITE_ZEROES, 0, at, len as u32));
             } else {
@@ -51,14 +51,14 @@ fn scribble(world: &World, part: u64, parts: u64) -> Vec<u8> {
             sent.retain(|cookie| *cookie != reply.cookie);
         }
         assert!(sent.is_empty());
-        let (at, len) = (dice.below(BLOCKS) * BLOCK + part * stripe, stripe);
+        let (at, len) = (random.below(BLOCKS) * BLOCK + part * stripe, stripe);
         assert_eq!(client.read(at, len as u32), model[at as usize..(at + len) as usize]);
     }
     model
 }
 
 #[test]
-fn neighbours_inside_one_block_never_lose_each_others_bytes() {
+fn clients_writing_parts_of_one_block_keep_each_others_bytes() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::with_block(BLOCK * BLOCKS, BLOCK as u32);
@@ -85,21 +85,22 @@ fn neighbours_inside_one_block_never_lose_each_others_bytes() {
     });
 }
 
-/// The other client writes whole blocks; each of its blocks must end as one of the two say.
+/// The other client writes whole blocks; each of its blocks must end in one of the two allowed
+/// states.
 #[test]
-fn a_whole_block_write_is_never_undone_by_a_read_modify_write_beside_it() {
+fn concurrent_read_modify_write_never_undoes_a_whole_block_write() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::with_block(BLOCK * BLOCKS, BLOCK as u32);
         world.export("volume", &disk);
-        let mut ragged = Client::open(&world.socket(), "volume", Wishes::default());
+        let mut unaligned = Client::open(&world.socket(), "volume", Wishes::default());
         let mut whole = Client::open(&world.socket(), "volume", Wishes::default());
         for round in 1..200u8 {
             let at = u64::from(round) % BLOCKS * BLOCK;
             // Two in flight at once: the first byte by one client, the block by the other.
-            ragged.send_write(0, at, &[0xff]);
+            unaligned.send_write(0, at, &[0xff]);
             whole.send_write(0, at, &[round; BLOCK as usize]);
-            assert_eq!((ragged.reply(0).error, whole.reply(0).error), (0, 0));
+            assert_eq!((unaligned.reply(0).error, whole.reply(0).error), (0, 0));
             let found = disk.bytes(at, BLOCK as usize);
             assert!(found[1..].iter().all(|byte| *byte == round), "round {round}");
             assert!(found[0] == round || found[0] == 0xff, "round {round}");
@@ -114,17 +115,17 @@ fn the_first_read_modify_write_waits_for_whole_block_writes_already_in_flight() 
         let disk = TestDisk::with_block(BLOCK * BLOCKS, BLOCK as u32);
         world.export("volume", &disk);
         let mut whole = Client::open(&world.socket(), "volume", Wishes::default());
-        let mut ragged = Client::open(&world.socket(), "volume", Wishes::default());
+        let mut unaligned = Client::open(&world.socket(), "volume", Wishes::default());
         disk.hold(0);
         whole.send_write(0, 0, &[1; BLOCK as usize]);
         eventually("the write is in flight", || disk.in_flight() == 1);
-        ragged.send_write(0, 0, &[2]);
-        // By the time this read is answered, the write before it has gone as far as it may.
-        ragged.send(command::READ, 0, BLOCK, BLOCK as u32);
-        assert_eq!(ragged.reply(BLOCK as usize).data.len(), BLOCK as usize);
+        unaligned.send_write(0, 0, &[2]);
+        // When this read is answered, the write before it has progressed as far as it can.
+        unaligned.send(command::READ, 0, BLOCK, BLOCK as u32);
+        assert_eq!(unaligned.reply(BLOCK as usize).data.len(), BLOCK as usize);
         assert_eq!(disk.log().len(), 2, "{:?}", disk.log());
         disk.release(0);
-        assert_eq!((whole.reply(0).error, ragged.reply(0).error), (0, 0));
+        assert_eq!((whole.reply(0).error, unaligned.reply(0).error), (0, 0));
         assert_eq!(disk.bytes(0, 3), [2, 1, 1]);
     });
 }

@@ -1,5 +1,5 @@
-//! [`Core`]: the part of a reactor that both worlds share: executor, timers and the
-//! environment, stepped by its owner. Time is told, never read.
+//! [`Core`]: the part of a reactor that the real and the simulated world share: executor, timers
+//! and the environment. Its owner steps it and passes the time in; a core never reads a clock.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -34,7 +34,7 @@ impl Tasks for LocalTasks {
     }
 }
 
-/// What a [`Core`] is made of.
+/// The parts of a [`Core`].
 pub struct CoreParts {
     /// Its id.
     pub reactor: ReactorId,
@@ -44,7 +44,8 @@ pub struct CoreParts {
     pub post: Arc<dyn Post>,
     /// Rung when a task becomes runnable.
     pub bell: Arc<Bell>,
-    /// What the world's disks need of their reactor.
+    /// What disks and exports need of their reactor: its [`Driver`](crate::Driver) in the real
+    /// world.
     pub mechanism: Rc<dyn Any>,
 }
 
@@ -55,7 +56,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core at time zero without tasks.
+    /// A core at time zero, without tasks.
     pub fn new(parts: CoreParts) -> Core {
         let executor = Executor::new(parts.bell);
         let tasks = Rc::new(LocalTasks { executor, timers: RefCell::default() });
@@ -74,13 +75,13 @@ impl Core {
         &self.env
     }
 
-    /// One turn at time `now`: messages, due timers, runnable tasks, and the requests they
-    /// moved. True if anything happened.
+    /// One turn at time `now`: messages, due timers, runnable tasks, and the requests that these
+    /// moved. True if there was anything to do.
     pub fn turn(&self, now: Time, mut mail: Vec<Mail>) -> bool {
         self.turn_with(now, &mut mail)
     }
 
-    /// The same, leaving `mail` empty for the next turn.
+    /// As [`Core::turn`]; leaves `mail` empty for the next turn.
     pub fn turn_with(&self, now: Time, mail: &mut Vec<Mail>) -> bool {
         self.env.set_now(now);
         let mut busy = !mail.is_empty();
@@ -110,7 +111,7 @@ impl Core {
 impl Core {
     /// Drops every task that has not ended.
     pub fn end_tasks(&self) {
-        // Timers hold wakers, wakers hold tasks, tasks hold the environment.
+        // A cycle to break: timers hold wakers, wakers hold tasks, tasks hold the environment.
         *self.tasks.timers.borrow_mut() = Timers::default();
         self.tasks.executor.clear();
     }

@@ -1,11 +1,11 @@
 //! [`Driver`]: a reactor's ring as disks and exports use it.
 //!
-//! Owns the operations in flight and what each means: the end of a request, or a future's
-//! result. Memory and descriptors of an operation live in its slot until the completion was
-//! reaped; dropping a future cancels its operation but frees nothing early.
+//! Owns the operations in flight, and how each ends: it completes a request, or it gives a future
+//! its result. Memory and descriptors of an operation stay in its slot until the completion was
+//! reaped. Dropping a future cancels its operation but frees nothing before that.
 //!
-//! Transfers for requests are finished here even when the kernel splits them: a short transfer
-//! goes on where it stopped; a read that meets the end of a file is an error.
+//! A transfer for a request is continued here if the kernel splits it: after a short transfer the
+//! rest is submitted. A read that meets the end of the file is an error.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -32,9 +32,9 @@ pub enum Direction {
     },
 }
 
-/// A file that requests' transfers go to. A transfer keeps it open.
+/// The file of a request's transfer. The transfer keeps it open.
 pub trait TransferFile: AsRawFd + Send + Sync + 'static {
-    /// A transfer failed in the piece at `offset` bytes; the request has not been told yet.
+    /// A transfer failed in the piece at `offset` bytes. Called before the request completes.
     fn transfer_failed(&self, env: &Env, direction: Direction, offset: u64, error: io::Error);
 }
 
@@ -55,22 +55,22 @@ struct Transfer {
 
 enum Op {
     Transfer(Transfer),
-    /// A future's operation, with what must outlive it.
+    /// An operation of a future, with the memory and descriptor that it uses.
     Future {
         waiter: Waiter,
         keep: Keep,
     },
 }
 
-/// Who waits for an operation of a future.
+/// The state of a future that waits for an operation.
 enum Waiter {
-    /// The future has not been polled since.
-    Nobody,
+    /// The future has not been polled.
+    NotPolled,
     /// The future's task.
     Task(Waker),
-    /// The future is gone.
-    Gone,
-    /// The operation has ended, and the future takes the result when it is polled.
+    /// The future was dropped.
+    Dropped,
+    /// The operation has ended; the future takes the result at its next poll.
     Ended(i32),
 }
 
@@ -79,15 +79,15 @@ enum Waiter {
 pub struct Keep {
     segs: Segs,
     _fd: Option<Arc<OwnedFd>>,
-    /// The result is a descriptor, which must not leak when nobody waits for it any more.
+    /// The result is a descriptor; it must not leak if the future was dropped.
     accepts: bool,
 }
 
 impl Keep {
-    /// Ends an operation that nobody waits for.
+    /// Ends an operation whose future was dropped.
     fn abandon(self, result: i32) {
         if self.accepts && result >= 0 {
-            // SAFETY: accept made this descriptor and its future is gone, so nobody else
+            // SAFETY: accept made this descriptor and its future was dropped, so no other code
             // knows it.
             drop(unsafe { OwnedFd::from_raw_fd(result) });
         }
@@ -112,11 +112,11 @@ impl Ops {
         slot as Token
     }
 
-    /// Frees the slot of an operation that has ended; none if its future will do that.
+    /// Frees the slot of an operation that has ended; none if its future will free it.
     fn end(&mut self, token: Token, result: i32) -> Option<Op> {
         let slot = &mut self.slots[token as usize];
         if let Some(Op::Future { waiter, .. }) = slot
-            && !matches!(waiter, Waiter::Gone)
+            && !matches!(waiter, Waiter::Dropped)
         {
             let ended = std::mem::replace(waiter, Waiter::Ended(result));
             if let Waiter::Task(waker) = ended {
@@ -129,7 +129,7 @@ impl Ops {
         Some(op)
     }
 
-    /// The result of a future's operation, whose slot is free from then on.
+    /// The result of a future's operation that has ended; frees its slot.
     fn take_result(&mut self, token: Token) -> Option<(i32, Keep)> {
         let slot = self.slots.get_mut(token as usize)?;
         let Some(Op::Future { waiter: Waiter::Ended(result), keep }) = slot else { return None };
@@ -139,7 +139,7 @@ impl Ops {
         Some(ended)
     }
 
-    /// Says who waits for a future's operation, which has not ended.
+    /// Sets the waiter of a future's operation that has not ended.
     fn set_waiter(&mut self, token: Token, new: Waiter) {
         if let Some(Some(Op::Future { waiter, .. })) = self.slots.get_mut(token as usize) {
             *waiter = new;
@@ -176,8 +176,8 @@ impl Driver {
         })
     }
 
-    /// Ends the ring: what is in flight is cancelled and waited for. From then on the kernel
-    /// touches no memory of this reactor, so requests and buffers may go.
+    /// Ends the ring: cancels the operations in flight and waits for them. Afterwards the kernel
+    /// touches no memory of this reactor, so requests and buffers may be freed.
     pub(crate) fn close(&self) {
         drop(self.ring.borrow_mut().take());
         let ops = self.ops.take();
@@ -187,9 +187,9 @@ impl Driver {
     fn submit(&self, io: Io, op: Op) -> Token {
         let token = self.ops.borrow_mut().insert(op);
         // SAFETY: the memory and descriptor that `io` names are owned by `op` (a Keep, or the
-        // request whose id it holds: its box stays parked, with its segments, until `op` ends),
-        // and `op` stays in its slot until the completion was reaped. A reactor that ends with
-        // operations in flight closes the ring before it lets go of requests and slots.
+        // request whose id it holds: its box stays parked, with its segments, until `op` ends), and
+        // `op` stays in its slot until the completion was reaped. A reactor that ends with
+        // operations in flight closes the ring before it frees requests and slots.
         unsafe { self.ring().submit(io, token) };
         token
     }
@@ -222,7 +222,7 @@ impl Driver {
     }
 
     fn future(self: &Rc<Self>, io: Io, keep: Keep) -> OpFuture {
-        let token = self.submit(io, Op::Future { waiter: Waiter::Nobody, keep });
+        let token = self.submit(io, Op::Future { waiter: Waiter::NotPolled, keep });
         OpFuture { driver: self.clone(), token, ended: false, segs: Segs::default() }
     }
 
@@ -233,42 +233,42 @@ impl Driver {
         iov
     }
 
-    /// Receives into `segs`; answers bytes (0 at the end) or `-errno`. With `all`, the kernel is
-    /// asked not to come back before all of it has arrived, though it may.
+    /// Receives into `segs`; returns bytes (0 at the end) or `-errno`. With `all`, the kernel is
+    /// asked to return only once all of it has arrived; it may return earlier.
     pub fn recv(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs, all: bool) -> OpFuture {
         let (fd, iov) = (socket.as_raw_fd(), self.iovecs(&segs));
         let keep = Keep { segs, _fd: Some(socket.clone()), accepts: false };
         self.future(Io::Recv { fd, iov, all }, keep)
     }
 
-    /// Sends from `segs`; answers bytes or `-errno`. The kernel is asked to send all of it, but
-    /// may be short.
+    /// Sends from `segs`; returns bytes or `-errno`. The kernel is asked to send all of it, but may
+    /// send less.
     pub fn send(self: &Rc<Self>, socket: &Arc<OwnedFd>, segs: Segs) -> OpFuture {
         let (fd, iov) = (socket.as_raw_fd(), self.iovecs(&segs));
         let keep = Keep { segs, _fd: Some(socket.clone()), accepts: false };
         self.future(Io::Send { fd, iov, all: true }, keep)
     }
 
-    /// Accepts a connection; answers a descriptor that the caller owns, or `-errno`.
+    /// Accepts a connection; returns a descriptor that the caller owns, or `-errno`.
     pub fn accept(self: &Rc<Self>, listener: &Arc<OwnedFd>) -> OpFuture {
         let keep = Keep { _fd: Some(listener.clone()), accepts: true, ..Keep::default() };
         self.future(Io::Accept { fd: listener.as_raw_fd() }, keep)
     }
 
-    /// Waits until `fd` is readable; answers poll's revents or `-errno`.
+    /// Waits until `fd` is readable; returns poll's revents or `-errno`.
     pub fn readable(self: &Rc<Self>, fd: &Arc<OwnedFd>) -> OpFuture {
         let keep = Keep { _fd: Some(fd.clone()), ..Keep::default() };
         self.future(Io::PollIn { fd: fd.as_raw_fd() }, keep)
     }
 
-    /// Reads `file` at `offset` bytes into `segs`; answers bytes (0 at the end) or `-errno`.
-    /// May be short.
+    /// Reads `file` at `offset` bytes into `segs`; returns bytes (0 at the end) or `-errno`. May be
+    /// short.
     pub fn read_at(self: &Rc<Self>, file: &Arc<OwnedFd>, segs: Segs, offset: u64) -> OpFuture {
         let io = Io::ReadV { fd: file.as_raw_fd(), iov: segs.iovecs().collect(), offset };
         self.future(io, Keep { segs, _fd: Some(file.clone()), accepts: false })
     }
 
-    /// Writes `segs` to `file` at `offset` bytes, durably if `dsync`; answers bytes or `-errno`.
+    /// Writes `segs` to `file` at `offset` bytes, durably if `dsync`; returns bytes or `-errno`.
     /// May be short.
     pub fn write_at(
         self: &Rc<Self>,
@@ -282,14 +282,14 @@ impl Driver {
         self.future(io, Keep { segs, _fd: Some(file.clone()), accepts: false })
     }
 
-    /// Makes completed writes to `file` durable; answers 0 or `-errno`.
+    /// Makes completed writes to `file` durable; returns 0 or `-errno`.
     pub fn fdatasync(self: &Rc<Self>, file: &Arc<OwnedFd>) -> OpFuture {
         let keep = Keep { _fd: Some(file.clone()), ..Keep::default() };
         self.future(Io::Fdatasync { fd: file.as_raw_fd() }, keep)
     }
 
-    /// Changes the allocation of `len` bytes of `file` from `offset`, as fallocate(2) does;
-    /// answers 0 or `-errno`.
+    /// Changes the allocation of `len` bytes of `file` from `offset`, as fallocate(2) does; returns
+    /// 0 or `-errno`.
     pub fn fallocate(
         self: &Rc<Self>,
         file: &Arc<OwnedFd>,
@@ -301,12 +301,12 @@ impl Driver {
         self.future(io, Keep { _fd: Some(file.clone()), ..Keep::default() })
     }
 
-    /// Runs `work` on a helper thread and answers its result.
+    /// Runs `work` on a helper thread and returns its result.
     pub fn run(self: &Rc<Self>, work: impl FnOnce() -> i32 + Send + 'static) -> OpFuture {
         self.future(Io::Blocking(Box::new(work)), Keep::default())
     }
 
-    /// Handles everything that has completed. True if anything had.
+    /// Handles every completion. True if there was one.
     pub(crate) fn reap(&self, env: &Env) -> bool {
         let mut reaped = std::mem::take(&mut *self.reaped.borrow_mut());
         self.ring().reap(&mut |token, result| reaped.push((token, result)));
@@ -381,7 +381,7 @@ pub struct OpFuture {
 }
 
 impl OpFuture {
-    /// The memory of an operation that has ended, to be used again.
+    /// The memory of an operation that has ended, for another one.
     pub fn take_segs(&mut self) -> Segs {
         std::mem::take(&mut self.segs)
     }
@@ -411,7 +411,7 @@ impl Drop for OpFuture {
         if let Some((result, keep)) = ended {
             return keep.abandon(result);
         }
-        self.driver.ops.borrow_mut().set_waiter(self.token, Waiter::Gone);
+        self.driver.ops.borrow_mut().set_waiter(self.token, Waiter::Dropped);
         if let Some(ring) = self.driver.ring.borrow_mut().as_mut() {
             ring.cancel(self.token);
         }

@@ -1,12 +1,12 @@
 //! The executor: a queue of runnable tasks that belongs to one reactor.
 //!
-//! Tasks never leave their reactor; their wakers may be used from any thread. A task that is
-//! woken elsewhere goes to the same queue and the reactor's sleep is ended. Slow paths live
-//! here; the ready path of a request never does.
+//! Tasks never leave their reactor; their wakers may be used from any thread. A task woken from
+//! another thread goes to the same queue, and the reactor's sleep ends. Only slow paths run as
+//! tasks; the ready path of a request never does.
 //!
-//! A task that waits is held by its own wakers alone, often in a circle (the task holds a lock
-//! whose list of waiters holds the task). The executor therefore knows every unfinished task
-//! and drops them all at the end.
+//! A waiting task is kept alive only by its own wakers, often in a cycle: the task holds a lock
+//! whose list of waiters holds the task. The executor therefore keeps a waker of every unfinished
+//! task, and drops all of them when the reactor ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,7 +31,7 @@ struct Unfinished {
     wakers: RefCell<BTreeMap<u64, Waker>>,
 }
 
-/// Part of a task: takes it out of the list when its future is dropped.
+/// Held by a task's future: removes the task from the list when the future is dropped.
 struct Listed {
     unfinished: Rc<Unfinished>,
     key: u64,
@@ -49,12 +49,12 @@ pub(crate) struct Executor {
     bell: Arc<Bell>,
     unfinished: Rc<Unfinished>,
     next_key: Cell<u64>,
-    /// The queue's other half: what runs now, while the queue fills again.
+    /// The tasks that run in this pass; those woken by it go to `queue`.
     batch: RefCell<VecDeque<Runnable>>,
 }
 
 thread_local! {
-    /// Its address names the thread.
+    /// Its address identifies the thread.
     static HERE: u8 = const { 0 };
 }
 
@@ -74,11 +74,11 @@ impl Executor {
     }
 
     pub fn spawn(&self, task: Pin<Box<dyn Future<Output = ()>>>) {
-        let (queue, bell, home) = (self.queue.clone(), self.bell.clone(), this_thread());
+        let (queue, bell, owner) = (self.queue.clone(), self.bell.clone(), this_thread());
         let schedule = move |runnable| {
             queue.0.lock().push_back(runnable);
-            // The reactor itself looks into the queue before it sleeps.
-            if this_thread() != home {
+            // The reactor's own thread checks the queue before it sleeps.
+            if this_thread() != owner {
                 bell.ring();
             }
         };
@@ -95,7 +95,7 @@ impl Executor {
         task.detach();
     }
 
-    /// Runs the tasks that are runnable now, each once. True if there were any.
+    /// Runs each task that is runnable now, once. True if there were any.
     pub fn run(&self) -> bool {
         let mut batch = self.batch.take();
         std::mem::swap(&mut batch, &mut *self.queue.0.lock());
@@ -111,9 +111,9 @@ impl Executor {
         self.queue.0.lock().is_empty()
     }
 
-    /// Drops every task that is not running; for the end of a reactor.
+    /// Drops every task that is not running. Called when the reactor ends.
     pub fn clear(&self) {
-        // A woken task is in the queue, where dropping it drops its future.
+        // Waking a task puts it into the queue; dropping it there drops its future.
         let wakers = std::mem::take(&mut *self.unfinished.wakers.borrow_mut());
         wakers.into_values().for_each(Waker::wake);
         while let Some(runnable) = self.pop() {

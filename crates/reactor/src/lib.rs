@@ -1,8 +1,8 @@
-//! One thread's world: ring, executor, timers, mailbox.
+//! One reactor: a thread with its ring, executor, timers and mailbox.
 //!
-//! [`Core`] is what both worlds share; [`Reactors`] is the real one (threads, a ring each, the
-//! monotonic clock), the simulated one lives in `cairn-sim`. Disks and exports reach the ring
-//! of their reactor through [`Driver`].
+//! [`Core`] is the part that the real and the simulated world share. [`Reactors`] is the real world
+//! (threads, a ring each, the monotonic clock); the simulated one is in `cairn-sim`. Disks and
+//! exports reach the ring of their reactor through [`Driver`].
 
 mod core;
 mod driver;

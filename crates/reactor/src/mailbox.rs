@@ -10,19 +10,19 @@ use parking_lot::Mutex;
 
 use crate::ring::Wake;
 
-/// Ends a reactor's sleep. In the simulated world nobody sleeps and the bell is mute.
+/// Ends a reactor's sleep. Not connected in the simulated world, where no thread sleeps.
 #[derive(Default)]
 pub struct Bell(OnceLock<Arc<dyn Wake>>);
 
 impl Bell {
-    /// Rings if there is somebody to wake.
+    /// Wakes the reactor, if one is connected.
     pub fn ring(&self) {
         if let Some(waker) = self.0.get() {
             waker.wake();
         }
     }
 
-    /// Says whom to wake; only the first call counts.
+    /// Sets what to wake; only the first call has an effect.
     pub fn connect(&self, waker: Arc<dyn Wake>) {
         let _ = self.0.set(waker);
     }
@@ -56,7 +56,7 @@ impl PostOffice {
         self.mailbox(of).bell.clone()
     }
 
-    /// Takes everything out of a mailbox, into `mail`, which is empty.
+    /// Takes all messages out of a mailbox into `mail`, which must be empty.
     pub fn collect(&self, of: ReactorId, mail: &mut Vec<Mail>) {
         debug_assert!(mail.is_empty());
         std::mem::swap(mail, &mut *self.mailbox(of).mail.lock());
@@ -90,7 +90,7 @@ impl Post for PostOffice {
     }
 
     fn unix_time(&self) -> Duration {
-        // A clock before 1970 is not set at all.
+        // A system clock before 1970 was never set; count it as 1970.
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
 }

@@ -1,10 +1,10 @@
 //! The real world: reactors as threads, each with its ring, its clock and its core.
 //!
-//! A loop turn reads the clock once, reaps completions, takes the mail, and runs what became
-//! runnable. When nothing is left to run, all operations that were queued go to the kernel in one
-//! call, which is the one that sleeps until a completion, a message or the next timer; a loop
-//! that never comes to an end kicks them off every few turns. Before it sleeps, a reactor that
-//! was given a budget looks around for a while: see [`Spinner`].
+//! A turn of the loop reads the clock once, reaps completions, takes the mail, and runs the
+//! runnable tasks. When no task is runnable, one system call submits all queued operations and
+//! sleeps until a completion, a message or the next timer. A loop that is never idle submits them
+//! every few turns. With a spin budget, a reactor polls for a while before it sleeps: see
+//! [`Spinner`].
 
 use std::future::Future;
 use std::io;
@@ -25,12 +25,12 @@ use crate::mailbox::PostOffice;
 use crate::ring::{self, RingKind};
 use crate::spin::{SpinBudget, Spinner};
 
-/// After so many turns without a pause, what was queued goes to the kernel.
+/// After this many turns without a pause, queued operations are submitted.
 const TURNS_PER_KICK: u32 = 4;
 
-/// A clock that a reactor reads once per turn.
+/// A clock, read once per turn.
 pub trait Clock {
-    /// The time since the world began.
+    /// The time since the clock was started.
     fn now(&self) -> Time;
 }
 
@@ -41,7 +41,7 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// A clock that begins now.
+    /// A clock that starts now.
     pub fn begin() -> MonotonicClock {
         MonotonicClock { began: Instant::now() }
     }
@@ -98,7 +98,7 @@ impl Reactors {
                     }
                 })?;
             reactors.threads.push(thread);
-            let gone = || Err(io::Error::other("a reactor ended before it began"));
+            let gone = || Err(io::Error::other("a reactor thread ended before it had a ring"));
             reactors.ring_name = started.recv().unwrap_or_else(|_| gone())?;
         }
         reactors.spawn(ReactorId(0), flush_log);
@@ -115,10 +115,10 @@ impl Reactors {
         self.ring_name
     }
 
-    /// How long a reactor with nothing to do looks around before it sleeps; zero, as in the
-    /// beginning, means not at all. It only does so while pauses are shorter than that, so that
-    /// idling costs nothing; a short budget (20 to 50 microseconds) buys latency for a processor
-    /// that would sleep and wake up again and again.
+    /// Sets how long an idle reactor polls before it sleeps; zero, the default, means not at all. A
+    /// reactor polls only while its pauses are shorter than the budget, so an idle server uses no
+    /// processor time. A short budget (20 to 50 microseconds) lowers latency on a processor that
+    /// would otherwise sleep and wake up again and again.
     pub fn set_spin(&self, budget: Duration) {
         self.spin.set(budget);
     }
@@ -165,7 +165,7 @@ impl Drop for Reactors {
     }
 }
 
-/// Logs what was only counted.
+/// Logs, at intervals, the warnings that were only counted.
 async fn flush_log(env: Env) {
     loop {
         env.sleep(LOG_INTERVAL).await;
@@ -177,7 +177,7 @@ struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
-        tracing::error!("a reactor panicked: the server ends");
+        tracing::error!("a reactor panicked; the server aborts");
         std::process::abort();
     }
 }
@@ -205,14 +205,14 @@ impl Reactor {
         Reactor { id, core, driver, clock, post }
     }
 
-    /// Serves until told to stop. A panic in here ends the process: a reactor that is gone would
-    /// leave every suspend, and whoever waits for its requests, hanging for ever.
+    /// Serves until `stop` is set. A panic in here ends the process: if a reactor were gone, its
+    /// requests would never complete, and neither would any suspend.
     fn run(self, stop: &AtomicBool, spinner: Spinner) {
-        let bomb = AbortOnUnwind;
+        let abort_guard = AbortOnUnwind;
         self.serve(stop, spinner);
         self.core.end_tasks();
         self.driver.close();
-        std::mem::forget(bomb);
+        std::mem::forget(abort_guard);
     }
 
     fn serve(&self, stop: &AtomicBool, mut spinner: Spinner) {
@@ -229,7 +229,7 @@ impl Reactor {
                     continue;
                 }
             } else if let Some(until) = spinner.idle(now) {
-                self.look_around(until, stop);
+                self.spin(until, stop);
                 continue;
             }
             turns = 0;
@@ -237,7 +237,7 @@ impl Reactor {
         }
     }
 
-    /// Gives what was queued to the kernel, and sleeps if nothing is left to do.
+    /// Submits what was queued, and sleeps if there is nothing to do.
     fn pause(&self) {
         if !self.core.is_idle() || !self.post.is_empty(self.id) {
             return self.driver.ring().kick();
@@ -246,8 +246,8 @@ impl Reactor {
         self.driver.ring().wait(timeout);
     }
 
-    /// Looks for something to do until `until`, or the next timer if that is sooner.
-    fn look_around(&self, until: Time, stop: &AtomicBool) {
+    /// Polls for something to do until `until`, or until the next timer if that is earlier.
+    fn spin(&self, until: Time, stop: &AtomicBool) {
         let until = self.core.next_timer().map_or(until, |at| at.min(until));
         let mut ring = self.driver.ring();
         ring.kick();
@@ -257,12 +257,12 @@ impl Reactor {
             }
             std::hint::spin_loop();
         }
-        // Brings forward what the kernel has ready.
+        // Has the kernel deliver the completions that it holds back until a system call.
         ring.kick();
     }
 }
 
-/// A seed from the kernel: what reactors draw, UUIDs among it, differs from start to start.
+/// A seed from the kernel, so that random numbers (and UUIDs made of them) differ between starts.
 fn random_seed() -> u64 {
     let mut seed = [0; 8];
     let got = rustix::rand::getrandom(&mut seed, GetRandomFlags::empty());

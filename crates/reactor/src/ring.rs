@@ -1,20 +1,20 @@
-//! The mechanism seam below the reactor: operations go in, completions come out, a thread sleeps.
+//! The interface to the kernel: operations go in, completions come out, a thread sleeps.
 //!
-//! Owns the words both rings speak: [`Io`], [`IoVecs`], [`Token`], the [`Ring`] trait, and the
-//! wake-up that reaches a sleeping ring from another thread. The two rings are
+//! Owns what both rings share: [`Io`], [`IoVecs`], [`Token`], the [`Ring`] trait, and the wake-up
+//! of a sleeping ring from another thread. The two rings are
 //! [`UringRing`] and [`ThreadRing`].
 //!
 //! Promises, the same for both rings:
 //! - every submitted operation completes exactly once, cancelled or not;
-//! - a transfer may be short; whoever submitted it submits the rest;
-//! - operations run in any order, whatever the order of submission. Whoever needs bytes of a
-//!   stream in order keeps one receive and one send in flight per socket.
+//! - a transfer may be short; the submitter submits the rest;
+//! - operations run in any order, whatever the order of submission. A submitter that needs the
+//!   bytes of a stream in order keeps one receive and one send in flight per socket.
 //!
-//! Who owns what while an operation is in flight: the ring owns the iovec array and everything
-//! else the kernel reads to start the operation; the submitter owns the bytes the iovecs name and
-//! the descriptor, and keeps both until the completion was reaped. The owner of a ring drains it
-//! before dropping it. A ring dropped earlier cancels what it can and waits for the rest, so the
-//! kernel never writes to memory that was named by an operation of a ring that is gone.
+//! Who owns what while an operation is in flight: the ring owns the iovec array and everything else
+//! that the kernel reads to start the operation. The submitter owns the descriptor and the bytes
+//! that the iovecs name, and keeps both until the completion was reaped. The owner of a ring drains
+//! it before dropping it. A ring dropped earlier cancels what it can and waits for the rest, so the
+//! kernel never writes to memory named by an operation of a dropped ring.
 //!
 //! Must never: interpret the bytes, retry, reorder for policy, or know what a request is.
 
@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 use crate::threads::ThreadRing;
 use crate::uring::UringRing;
 
-/// Chosen by the submitter and handed back with the result; unique among operations in flight.
+/// Chosen by the submitter and returned with the result; unique among operations in flight.
 pub type Token = u64;
 
 /// Longest array of iovecs the kernel takes; a longer one is transferred up to there (short).
@@ -46,8 +46,8 @@ const SLEEP_SECONDS_MAX: u64 = 1 << 31;
 #[derive(Default)]
 pub struct IoVecs(SmallVec<[libc::iovec; 4]>);
 
-// SAFETY: these are addresses, and nothing here follows them. Whoever does, on whatever thread,
-// relies on the promise given to `Ring::submit`.
+// SAFETY: these are addresses, and nothing here follows them. Code that follows them, on any
+// thread, relies on the promise given to `Ring::submit`.
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
@@ -63,18 +63,18 @@ impl IoVecs {
         iovecs
     }
 
-    /// Adds `len` bytes at `base` at the end. The bytes of a write or send are only read, so a
-    /// pointer cast from `*const u8` is fine there.
+    /// Adds `len` bytes at `base` at the end. A write or send only reads its bytes, so a pointer
+    /// cast from `*const u8` is allowed there.
     pub fn push(&mut self, base: *mut u8, len: usize) {
         self.0.push(libc::iovec { iov_base: base.cast(), iov_len: len });
     }
 
-    /// Bytes named in total.
+    /// Bytes in all pieces together.
     pub fn total_bytes(&self) -> usize {
         self.0.iter().map(|piece| piece.iov_len).sum()
     }
 
-    /// The array as the kernel wants it; valid until this value moves, changes or drops.
+    /// The array as system calls take it; valid until this value moves, changes or drops.
     pub(crate) fn as_ptr(&self) -> *const libc::iovec {
         self.0.as_ptr()
     }
@@ -84,7 +84,8 @@ impl IoVecs {
         self.0.len().min(IOVECS_MAX)
     }
 
-    /// The only piece, if there is exactly one: those take the shorter path in the kernel.
+    /// The only piece, if there is exactly one: operations on one piece take a shorter path in the
+    /// kernel.
     pub(crate) fn only(&self) -> Option<(*mut u8, u32)> {
         match self.0.as_slice() {
             [piece] => Some((piece.iov_base.cast(), piece.iov_len.min(TRANSFER_BYTES_MAX) as u32)),
@@ -101,20 +102,20 @@ impl FromIterator<(*mut u8, usize)> for IoVecs {
     }
 }
 
-/// Empty arrays with room, so that long ones are not taken from the system again and again.
+/// Empty arrays that keep their capacity, so that long ones are not allocated for each operation.
 #[derive(Default)]
 pub(crate) struct SpareIoVecs(Vec<IoVecs>);
 
 impl SpareIoVecs {
-    /// Most arrays that are kept.
+    /// Limit on the arrays kept.
     const MAX: usize = 64;
 
-    /// An empty array, with room if there is one.
+    /// An empty array, a kept one if there is any.
     pub(crate) fn take(&mut self) -> IoVecs {
         self.0.pop().unwrap_or_default()
     }
 
-    /// Keeps the room of an array that is no longer needed, if it has any of its own.
+    /// Keeps an array that is no longer needed, if it has capacity on the heap.
     pub(crate) fn keep(&mut self, mut iovecs: IoVecs) {
         if iovecs.0.spilled() && self.0.len() < SpareIoVecs::MAX {
             iovecs.0.clear();
@@ -167,7 +168,7 @@ pub enum Io {
         fd: RawFd,
         /// Filled in order.
         iov: IoVecs,
-        /// Come back early only if the stream ends or something fails, if the ring can.
+        /// Complete early only if the stream ends or something fails, if the ring can do that.
         all: bool,
     },
     /// Send at least one byte; a vanished peer is -EPIPE and never a signal.
@@ -176,7 +177,7 @@ pub enum Io {
         fd: RawFd,
         /// Sent in order.
         iov: IoVecs,
-        /// Come back early only if something fails, if the ring can.
+        /// Complete early only if something fails, if the ring can do that.
         all: bool,
     },
     /// Accept one connection; results in its descriptor, blocking and close-on-exec.
@@ -189,8 +190,8 @@ pub enum Io {
         /// Anything poll(2) takes.
         fd: RawFd,
     },
-    /// Anything else that blocks, on a helper thread; results in what the closure returns, which
-    /// follows the rule above (a panic is -EIO). Nothing cancels it once it runs, and dropping
+    /// Any other blocking call, on a helper thread; results in what the closure returns, which
+    /// follows the rule above (a panic is -EIO). It cannot be cancelled once it runs, and dropping
     /// the ring waits for it.
     Blocking(Box<dyn FnOnce() -> i32 + Send>),
 }
@@ -201,7 +202,7 @@ pub trait Wake: Send + Sync {
     fn wake(&self);
 }
 
-/// Submits operations, sleeps until something happens, hands out results. Used by one thread.
+/// Submits operations, sleeps until something happens, returns results. Used by one thread.
 pub trait Ring {
     /// Queues one operation; it starts at the latest at the next `kick` or `wait`.
     ///
@@ -212,28 +213,28 @@ pub trait Ring {
     /// - the descriptor stays open.
     unsafe fn submit(&mut self, io: Io, token: Token);
 
-    /// Starts everything queued, without waiting. Also lets pending completions come forward.
+    /// Starts all queued operations, without waiting. Also makes pending completions available.
     fn kick(&mut self);
 
-    /// Hands out the completions that came forward since: token, and result or `-errno`. Makes no
-    /// system call, so call `kick` or `wait` before it.
+    /// Calls `done` for each completion available since the last call: token, and result or
+    /// `-errno`. Makes no system call, so call `kick` or `wait` before it.
     fn reap(&mut self, done: &mut dyn FnMut(Token, i32));
 
     /// Kicks, then sleeps until a completion is ready, a wake, a signal, or the timeout (`None`:
-    /// for ever). May return early for no reason.
+    /// without limit). May return early for no reason.
     fn wait(&mut self, timeout: Option<Duration>);
 
-    /// Asks for an early end. The operation still completes once: -ECANCELED, or its own result
-    /// when it was too late. Unknown tokens are ignored.
+    /// Asks to end an operation early. It still completes once: with -ECANCELED, or with its own
+    /// result if it was too late. Unknown tokens are ignored.
     fn cancel(&mut self, token: Token);
 
-    /// What other threads use to end a `wait`.
+    /// The handle with which other threads end a `wait`.
     fn waker(&self) -> Arc<dyn Wake>;
 
-    /// True if `reap` would hand out something, now or after a `kick`. Makes no system call.
+    /// True if `reap` would return something, now or after a `kick`. Makes no system call.
     fn is_ready(&mut self) -> bool;
 
-    /// An empty array for an operation, with the room that an earlier one needed.
+    /// An empty array for an operation, with the capacity of an earlier one if possible.
     fn spare_iovecs(&mut self) -> IoVecs;
 }
 
@@ -267,10 +268,9 @@ const AWAKE: u8 = 0;
 const ASLEEP: u8 = 1;
 const WOKEN: u8 = 2;
 
-/// The wake-up both rings share: an eventfd that is only written when the ring may be asleep.
-///
-/// No wake is lost: a wake that finds the ring awake leaves `WOKEN` behind, so that the next
-/// `fall_asleep` refuses; one that finds it asleep writes the eventfd the sleeper watches.
+/// The wake-up of both rings: an eventfd, written only when the ring may be asleep. No wake is
+/// lost: a wake that finds the ring awake sets `WOKEN`, so that the next `fall_asleep` returns
+/// false; one that finds it asleep writes the eventfd that the sleeper watches.
 pub(crate) struct EventWake {
     fd: OwnedFd,
     state: AtomicU8,
@@ -283,7 +283,7 @@ impl EventWake {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and owned by nobody else.
+        // SAFETY: the descriptor is new and no other code owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd, state: AtomicU8::new(AWAKE) })
     }
@@ -293,7 +293,7 @@ impl EventWake {
         self.fd.as_raw_fd()
     }
 
-    /// Announces sleep; `false` when a wake came first. `rise` must follow in both cases.
+    /// Marks the ring asleep; `false` if a wake came first. `end_sleep` must follow in both cases.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -303,15 +303,15 @@ impl EventWake {
         self.state.load(Ordering::Acquire) == WOKEN
     }
 
-    /// Ends the sleep. What was published before the wakes seen so far is visible from here on.
-    pub(crate) fn rise(&self) {
+    /// Ends the sleep. What was published before the wakes seen so far is visible afterwards.
+    pub(crate) fn end_sleep(&self) {
         self.state.swap(AWAKE, Ordering::AcqRel);
     }
 
-    /// Takes the eventfd back to unreadable; only for a caller that has just seen it readable.
+    /// Makes the eventfd unreadable again; only for a caller that has just seen it readable.
     pub(crate) fn drain(&self) {
         let mut count = 0u64;
-        // SAFETY: eight bytes of our own.
+        // SAFETY: `count` is eight bytes long.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 }
@@ -322,7 +322,8 @@ impl Wake for EventWake {
             return;
         }
         let one = 1u64;
-        // SAFETY: eight bytes of our own. It cannot fail: the counter is far from its limit.
+        // SAFETY: `one` is eight bytes long. The write cannot fail: the counter is far from its
+        // limit.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 }
@@ -332,8 +333,8 @@ pub(crate) fn bounded_sleep(timeout: Duration) -> Duration {
     timeout.min(Duration::from_secs(SLEEP_SECONDS_MAX))
 }
 
-/// The offset as the kernel takes it. All ones would mean "the current position" there; the
-/// neighbour is refused like every other offset beyond the signed range.
+/// The offset as the kernel takes it. All ones would mean "the current position"; the value below
+/// it is refused, like every other offset beyond the signed range.
 pub(crate) fn plain_offset(offset: u64) -> u64 {
     offset.min(u64::MAX - 1)
 }

@@ -1,10 +1,10 @@
-//! [`Spinner`]: how long a reactor with nothing to do looks around before it sleeps.
+//! [`Spinner`]: how long an idle reactor polls before it sleeps.
 //!
-//! Owns the decision, and no clock: times are told. Sleeping and being woken costs a reactor some
-//! microseconds, and the client as many again; spinning costs a processor. Therefore a reactor
-//! spins only while it pays: as long as the last pause was no longer than the budget. A pause
-//! that outlasts the budget ends in sleep, and from then on reactors sleep at once, until a pause
-//! turns out to have been short. Hence idling costs no processor time, whatever the budget.
+//! Owns the decision, and no clock: the caller passes the time. Sleeping and being woken costs a
+//! reactor some microseconds, and the client as many again; spinning costs processor time.
+//! Therefore a reactor spins only as long as its last pause was no longer than the budget. A pause
+//! longer than the budget ends in sleep; afterwards the reactor sleeps at once, until a pause turns
+//! out to have been short. Hence an idle server uses no processor time, whatever the budget is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cairn_block::Time;
 
-/// The budget of all reactors of a world, in nanoseconds; 0 = sleep at once.
+/// The budget of all reactors, in nanoseconds; 0 = sleep at once.
 #[derive(Clone, Default)]
 pub(crate) struct SpinBudget(Arc<AtomicU64>);
 
@@ -30,7 +30,7 @@ impl SpinBudget {
 /// See the module's description.
 pub(crate) struct Spinner {
     budget: SpinBudget,
-    /// When the present pause began, if there is one.
+    /// When the current pause began; none outside a pause.
     began: Option<Time>,
     last_pause: Duration,
 }
@@ -47,7 +47,8 @@ impl Spinner {
         }
     }
 
-    /// There is nothing to do at `now`: until when to look around before sleeping; none to sleep.
+    /// There is nothing to do at `now`. Returns until when to poll before sleeping; none: sleep
+    /// now.
     pub fn idle(&mut self, now: Time) -> Option<Time> {
         let budget = self.budget.get();
         if budget.is_zero() {

@@ -1,4 +1,4 @@
-//! Helper threads for what blocks, and a ring made of them for where io_uring is forbidden.
+//! Helper threads for blocking calls, and a ring made of them for systems that forbid io_uring.
 //!
 //! `HelperPool` runs one operation per thread, starts threads as they are needed, and reports
 //! through a queue and a wake. [`ThreadRing`] sends file operations there and keeps sockets and
@@ -26,8 +26,8 @@ use crate::ring::{
 /// Most helper threads of one ring.
 const HELPERS_MAX: usize = 8;
 
-/// A pool of helper threads that belongs to one ring. Dropping it forgets what has not started
-/// and waits for what has.
+/// A pool of helper threads that belongs to one ring. Dropping it forgets the jobs that have not
+/// started and waits for the others.
 pub(crate) struct HelperPool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
@@ -48,15 +48,15 @@ struct Queue {
 }
 
 impl HelperPool {
-    /// No thread is started yet. Results wake `wake`.
+    /// Starts no thread yet. Each result wakes `wake`.
     pub(crate) fn new(wake: Arc<EventWake>) -> Self {
         let queue = Mutex::new(Queue::default());
         let shared = Shared { queue, work: Condvar::new(), done: SegQueue::new(), wake };
         Self { shared: Arc::new(shared), helpers: Vec::new() }
     }
 
-    /// Hands a file operation or a closure to a helper. The promise given to `Ring::submit`
-    /// carries over.
+    /// Hands a file operation or a closure to a helper. The promise given to `Ring::submit` holds
+    /// for the helper too.
     pub(crate) fn submit(&mut self, io: Io, token: Token) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back((token, io));
@@ -69,19 +69,19 @@ impl HelperPool {
         }
     }
 
-    /// Whether `drain` would hand out something.
+    /// Whether `drain` would return something.
     pub(crate) fn has_results(&self) -> bool {
         !self.shared.done.is_empty()
     }
 
-    /// Hands out what finished.
+    /// Calls `done` for each finished job.
     pub(crate) fn drain(&self, done: &mut dyn FnMut(Token, i32)) {
         while let Some((token, result)) = self.shared.done.pop() {
             done(token, result);
         }
     }
 
-    /// Takes back a job that has not started, completing it with -ECANCELED.
+    /// Removes a job that has not started, completing it with -ECANCELED.
     pub(crate) fn cancel(&self, token: Token) {
         let mut queue = self.shared.queue.lock();
         let found = queue.jobs.iter().position(|(queued, _)| *queued == token);
@@ -101,7 +101,7 @@ impl HelperPool {
                 tracing::error!("cannot start a helper thread: {error}");
                 self.refuse_all();
             }
-            // The helpers that exist will get to it.
+            // The existing helpers will run the job.
             Err(_) => drop(self.shared.work.notify_one()),
         }
     }
@@ -123,14 +123,14 @@ impl Drop for HelperPool {
         drop(unstarted);
         self.shared.work.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper catches the panics of what it runs; nothing is left to report here.
+            // A helper catches the panics of its jobs, so there is nothing to report here.
             let _ = helper.join();
         }
     }
 }
 
 impl Shared {
-    /// A helper's life: run jobs, park when there are none, end when the pool closes.
+    /// The life of a helper: run jobs, sleep when there are none, end when the pool closes.
     fn help(&self) {
         let mut queue = self.queue.lock();
         loop {
@@ -150,7 +150,7 @@ impl Shared {
     }
 }
 
-/// Runs one operation on this thread to its end.
+/// Runs one operation to its end, on this thread.
 fn perform(io: Io) -> i32 {
     match io {
         Io::ReadV { fd, iov, offset } => {
@@ -187,7 +187,7 @@ fn transfer(iov: &IoVecs, offset: u64) -> (*const libc::iovec, i32, i64) {
     (iov.as_ptr(), iov.count() as i32, plain_offset(offset) as i64)
 }
 
-/// Calls until it is not interrupted; the result as a ring reports it.
+/// Repeats an interrupted call; returns the result as a ring reports it.
 fn uninterrupted(mut call: impl FnMut() -> isize) -> i32 {
     loop {
         let result = call();
@@ -202,7 +202,7 @@ fn uninterrupted(mut call: impl FnMut() -> isize) -> i32 {
     }
 }
 
-/// The ring for places where io_uring is forbidden.
+/// The ring for systems that forbid io_uring.
 pub struct ThreadRing {
     pool: HelperPool,
     wake: Arc<EventWake>,
@@ -229,12 +229,12 @@ enum SocketKind {
 struct Finished {
     token: Token,
     result: i32,
-    /// The result is a descriptor nobody owns until it is reaped.
+    /// The result is a descriptor that has no owner until it is reaped.
     accepted: bool,
 }
 
 impl ThreadRing {
-    /// How this ring is called in the log.
+    /// The name of this ring in the log.
     pub const NAME: &str = "threads";
 
     /// Opens a ring; no helper thread runs until the first file operation.
@@ -255,7 +255,8 @@ impl ThreadRing {
         self.waiting.push(SocketOp { token, fd, kind });
     }
 
-    /// Polls the wake-up and every waiting descriptor once, and attempts what is ready.
+    /// Polls the wake-up and every waiting descriptor once, and tries the operations that are
+    /// ready.
     fn sweep(&mut self, timeout: Option<Duration>) {
         let wake = libc::pollfd { fd: self.wake.fd(), events: libc::POLLIN, revents: 0 };
         self.polled.clear();
@@ -289,7 +290,7 @@ fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) -> bool {
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let count = polled.len() as libc::nfds_t;
-    // SAFETY: the array and the time are ours and outlive the call; no signal mask is given.
+    // SAFETY: the array and the time outlive the call; no signal mask is given.
     unsafe { libc::ppoll(polled.as_mut_ptr(), count, timeout, std::ptr::null()) > 0 }
 }
 
@@ -302,7 +303,7 @@ impl SocketOp {
         libc::pollfd { fd: self.fd, events, revents: 0 }
     }
 
-    /// The result, or `None` when it is to wait on.
+    /// The result, or `None` if the operation must wait.
     fn attempt(&self, revents: i16) -> Option<i32> {
         if revents == 0 {
             return None;
@@ -335,7 +336,7 @@ fn accept(listener: RawFd) -> isize {
     unsafe { libc::accept4(listener, address, length, libc::SOCK_CLOEXEC) as isize }
 }
 
-/// A message header over `iov`; points into it.
+/// A message header that points into `iov`.
 pub(crate) fn message(iov: &IoVecs) -> libc::msghdr {
     // SAFETY: all zero is a valid header: no name, no control data, no memory.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -344,9 +345,9 @@ pub(crate) fn message(iov: &IoVecs) -> libc::msghdr {
     message
 }
 
-/// A listener that another process emptied between poll and accept must not block the reactor.
+/// Another process may empty the listener between poll and accept; the accept must not block then.
 fn make_nonblocking(fd: RawFd) {
-    // SAFETY: no memory is passed. A failure shows up again as the accept's own error.
+    // SAFETY: no memory is passed. A failure shows in the result of the accept.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         if flags >= 0 && flags & libc::O_NONBLOCK == 0 {
@@ -385,7 +386,7 @@ impl Ring for ThreadRing {
     fn wait(&mut self, timeout: Option<Duration>) {
         let ready = !self.ready.is_empty() || self.pool.has_results() || !self.wake.fall_asleep();
         self.sweep(if ready { Some(Duration::ZERO) } else { timeout });
-        self.wake.rise();
+        self.wake.end_sleep();
     }
 
     fn cancel(&mut self, token: Token) {
@@ -420,7 +421,7 @@ impl Drop for ThreadRing {
     }
 }
 
-/// Closes what an accept delivered to nobody.
+/// Closes the descriptor of an accept that was never reaped.
 pub(crate) fn close_accepted(result: i32) {
     if result >= 0 {
         // SAFETY: the descriptor came from an accept and was never handed out.

@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use cairn_block::Time;
 
-/// The timers of one reactor. Two timers of the same moment fire in order of creation.
+/// The timers of one reactor. Timers of the same time fire in order of creation.
 #[derive(Default)]
 pub(crate) struct Timers {
     wakers: BTreeMap<(Time, u64), Waker>,
@@ -28,7 +28,7 @@ impl Timers {
         self.wakers.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Takes the wakers whose time has come.
+    /// Takes the wakers of the timers that are due.
     pub fn due(&mut self, now: Time) -> Vec<Waker> {
         if self.next().is_none_or(|next| next > now) {
             return Vec::new();

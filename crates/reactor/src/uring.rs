@@ -1,8 +1,8 @@
 //! The ring over io_uring: one kernel ring per reactor thread, one system call per batch.
 //!
 //! Owns the slots that keep what the kernel reads (iovec arrays, message headers) at a fixed
-//! address until the completion, and the list of operations that did not fit in the kernel's
-//! queue. Wakes arrive as a read of an eventfd that is armed in the ring itself.
+//! address until the completion, and the list of operations that did not fit into the kernel's
+//! queue. A wake arrives as the completion of an eventfd read that is in flight in the ring itself.
 //!
 //! Promises: the ring's promises (`ring.rs`). Must never free a slot or itself while the kernel
 //! holds an operation that names it.
@@ -21,16 +21,16 @@ use crate::ring::{
 };
 use crate::threads::{HelperPool, close_accepted, message};
 
-/// Length of the kernel's submission queue; what does not fit waits in a list of ours.
+/// Length of the kernel's submission queue; operations beyond it wait in `overflow`.
 const SQ_ENTRIES: u32 = 256;
 
-/// The kernel's completion queue is this many times longer: completions outnumber a batch.
+/// The kernel's completion queue is this many times longer, for the completions of several batches.
 const CQ_FACTOR: u32 = 8;
 
-/// Slots are allocated by this many, and never move.
+/// Slots are allocated in chunks of this many, and never move.
 const SLOTS_PER_CHUNK: usize = 64;
 
-/// `user_data` of the armed wake-up read and of cancellations; slots never reach these.
+/// `user_data` of the wake-up read and of cancellations; no slot has these values.
 const WAKE_DATA: u64 = u64::MAX;
 const CANCEL_DATA: u64 = u64::MAX - 1;
 
@@ -60,16 +60,16 @@ pub struct UringRing {
     wake: Arc<EventWake>,
     wake_armed: bool,
     wake_count: Box<[u8; 8]>,
-    /// The kernel takes submissions from the thread that opened the ring alone.
+    /// The kernel takes submissions only from the thread that opened the ring.
     one_thread: PhantomData<*const ()>,
 }
 
 impl UringRing {
-    /// How this ring is called in the log.
+    /// The name of this ring in the log.
     pub const NAME: &str = "io_uring";
 
     /// Opens a ring for the calling thread; an error where io_uring is forbidden, absent or older
-    /// than what is needed here.
+    /// than needed.
     pub fn new() -> io::Result<Self> {
         Self::with_entries(SQ_ENTRIES)
     }
@@ -90,8 +90,8 @@ impl UringRing {
         })
     }
 
-    /// Queues an entry behind everything queued before it. What it points to must stay until its
-    /// completion; here that is a slot, or the wake-up's buffer.
+    /// Queues an entry behind all earlier ones. The memory it points to must stay until its
+    /// completion; that memory is a slot, or the wake-up's buffer.
     fn push(&mut self, entry: squeue::Entry) {
         // SAFETY: see above.
         let fits =
@@ -101,11 +101,11 @@ impl UringRing {
         }
     }
 
-    /// Moves entries to the kernel's queue; `false` when some are left over.
+    /// Moves entries to the kernel's queue; `false` if some are left over.
     fn fill(&mut self) -> bool {
         let mut queue = self.ring.submission();
         while let Some(entry) = self.overflow.front() {
-            // SAFETY: what the entry points to stays until its completion: see `push`.
+            // SAFETY: the memory it points to stays until its completion: see `push`.
             if unsafe { queue.push(entry) }.is_err() {
                 return false;
             }
@@ -114,8 +114,8 @@ impl UringRing {
         true
     }
 
-    /// Gives the kernel its queue, and waits for one completion if `sleep`. `false` when the
-    /// kernel wants completions reaped, or memory, before it takes more.
+    /// Submits the kernel's queue, and waits for one completion if `sleep`. `false` if the kernel
+    /// needs completions to be reaped, or memory, before it takes more.
     fn enter(&mut self, sleep: bool, timeout: Option<Duration>) -> bool {
         let submitter = self.ring.submitter();
         let entered = match timeout {
@@ -136,7 +136,8 @@ impl UringRing {
         }
     }
 
-    /// Nothing to submit, and no completion that a system call would bring forward.
+    /// True if there is nothing to submit, and no completion that needs a system call to be
+    /// delivered.
     fn kernel_is_idle(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.is_empty() && !queue.taskrun() && !queue.cq_overflow()
@@ -203,7 +204,7 @@ impl Ring for UringRing {
         if sleep || !self.kernel_is_idle() {
             self.enter(sleep, timeout);
         }
-        self.wake.rise();
+        self.wake.end_sleep();
     }
 
     fn cancel(&mut self, token: Token) {
@@ -230,10 +231,10 @@ impl Ring for UringRing {
 }
 
 impl Drop for UringRing {
-    /// The kernel may still write where operations point, so it is asked to cancel them and waited
-    /// for. If it cannot even be asked, `enter` panics; the process must then not go on.
+    /// The kernel may still write to the memory of operations, so this cancels them and waits. If
+    /// even that fails, `enter` panics; the process must then not go on.
     fn drop(&mut self) {
-        let bomb = AbortOnUnwind;
+        let abort_guard = AbortOnUnwind;
         for data in self.slots.in_flight() {
             self.push_cancel(data);
         }
@@ -249,7 +250,7 @@ impl Drop for UringRing {
                 }
             });
         }
-        std::mem::forget(bomb);
+        std::mem::forget(abort_guard);
     }
 }
 
@@ -261,7 +262,8 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-/// The kernel's ring with the best task-running mode it knows (6.1, then 5.19, then any).
+/// The kernel's ring, with the best task-running mode that the kernel knows (6.1, then 5.19, then
+/// any).
 fn open_kernel_ring(entries: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_clamp().setup_cqsize(entries * CQ_FACTOR);
@@ -292,15 +294,15 @@ fn check_features(ring: &IoUring) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is older than 5.11"))
 }
 
-/// What came back for a slot.
+/// The completion of a slot's operation.
 struct Finished {
     token: Token,
     result: i32,
-    /// The result is a descriptor nobody owns until it is reaped.
+    /// The result is a descriptor that has no owner until it is reaped.
     accepted: bool,
 }
 
-/// What the kernel reads for one operation, at a fixed address while the operation is in flight.
+/// What the kernel reads for one operation; its address is fixed while the operation is in flight.
 struct Slot {
     token: Token,
     generation: u32,
@@ -317,7 +319,7 @@ impl Slot {
         Self { token: 0, generation: 0, busy: false, accepts: false, iov, message }
     }
 
-    /// Takes over the operation's iovecs and describes it to the kernel.
+    /// Stores the operation's iovecs in the slot and makes the kernel's entry.
     fn prepare(&mut self, io: Io) -> squeue::Entry {
         self.accepts = matches!(io, Io::Accept { .. });
         match io {
@@ -333,8 +335,8 @@ impl Slot {
             Io::Recv { fd, iov, all } => self.recv(Fd(fd), iov, wait_all(all)),
             Io::Send { fd, iov, all } => self.send(Fd(fd), iov, libc::MSG_NOSIGNAL | wait_all(all)),
             Io::Accept { fd } => {
-                let nobody = std::ptr::null_mut();
-                opcode::Accept::new(Fd(fd), nobody, std::ptr::null_mut())
+                let no_address = std::ptr::null_mut();
+                opcode::Accept::new(Fd(fd), no_address, std::ptr::null_mut())
                     .flags(libc::SOCK_CLOEXEC)
                     .build()
             }
@@ -389,13 +391,13 @@ impl Slot {
     }
 }
 
-/// The flag that has the kernel go on by itself after a short transfer; older ones ignore it.
+/// The flag that makes the kernel continue after a short transfer; older kernels ignore it.
 fn wait_all(all: bool) -> i32 {
     if all { libc::MSG_WAITALL } else { 0 }
 }
 
-/// Slots in chunks that never move. `user_data` is the slot's generation above its index, so that
-/// a late cancellation cannot hit the slot's next operation.
+/// Slots in chunks that never move. `user_data` is the slot's generation above its index, so a late
+/// cancellation cannot hit the slot's next operation.
 #[derive(Default)]
 struct Slots {
     chunks: Vec<Box<[Slot]>>,
@@ -405,7 +407,7 @@ struct Slots {
 }
 
 impl Slots {
-    /// Claims a slot for the operation and returns its entry.
+    /// Takes a slot for the operation and returns its entry.
     fn start(&mut self, io: Io, token: Token) -> squeue::Entry {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
         self.busy += 1;

@@ -1,4 +1,4 @@
-//! A reactor that ends with a transfer in flight: the memory outlives the operation.
+//! A reactor that ends with a transfer in flight: the transfer's memory outlives the operation.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use cairn_block::{
 };
 use cairn_reactor::{Direction, Driver, Options, Reactors, RingKind};
 
-/// Reads come from the read end of a pipe or socket, which nobody ever writes.
+/// Reads come from a socket into which nothing is ever written.
 struct Silent(Arc<OwnedFd>);
 
 impl Disk for Silent {
@@ -30,7 +30,7 @@ impl Disk for Silent {
     }
 }
 
-/// Notes at its end, which is that of its request, who else holds the descriptor.
+/// When it is dropped, with its request, records how many references the descriptor has.
 struct Watched {
     file: Arc<OwnedFd>,
     holders: Arc<AtomicUsize>,
@@ -47,7 +47,7 @@ impl Drop for Watched {
 }
 
 #[test]
-fn requests_outlive_what_the_kernel_does_for_them() {
+fn requests_live_until_their_operations_end() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let file = Arc::new(OwnedFd::from(File::from(OwnedFd::from(ours))));
     let holders = Arc::new(AtomicUsize::new(0));
@@ -61,7 +61,8 @@ fn requests_outlive_what_the_kernel_does_for_them() {
         env.start(&disk, io, client, 0);
     });
     drop(reactors);
-    // The test's handle and the client's: the operation had ended before the request went.
+    // Two are left, the test's and the client's: the operation had ended before the request was
+    // freed.
     assert_eq!(holders.load(Ordering::SeqCst), 2, "the operation was still in flight");
     drop(theirs);
 }

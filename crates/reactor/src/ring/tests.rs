@@ -1,4 +1,4 @@
-//! Every test runs against both rings: what one promises, the other keeps.
+//! Every test runs against both rings: both keep the same promises.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ use crate::uring::UringRing;
 /// Small enough that most tests overflow it somewhere.
 const FEW_ENTRIES: u32 = 4;
 
-/// A ring with the bookkeeping a reactor would do.
+/// A ring with the bookkeeping of a reactor.
 struct Runner {
     ring: Box<dyn Ring>,
     results: Vec<(Token, i32)>,
@@ -82,7 +82,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_written_at_an_offset_is_read_back() {
+fn data_written_at_an_offset_is_read_back() {
     on_both_rings(|runner| {
         let file = tempfile::tempfile().unwrap();
         let fd = file.as_raw_fd();
@@ -178,8 +178,8 @@ fn aligned_memory_serves_direct_io() {
         let mut read = Box::new(Aligned([0; 8192]));
         assert_eq!(runner.run(Io::ReadV { fd, iov: memory(&mut read.0), offset: 4096 }), 8192);
         assert_eq!(read.0, written.0);
-        // Whether a crooked transfer is refused or served is the file system's affair; it
-        // completes either way.
+        // The file system decides whether it refuses or serves an unaligned transfer; it completes
+        // in both cases.
         let crooked = Io::ReadV { fd, iov: memory(&mut read.0[..100]), offset: 1 };
         let result = runner.run(crooked);
         assert!(result == -libc::EINVAL || result >= 0, "{result}");
@@ -267,7 +267,7 @@ fn an_accept_delivers_a_working_connection() {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let accepted = runner.finish(waiting);
         assert!(accepted >= 0, "{accepted}");
-        // SAFETY: the accept handed over a new descriptor.
+        // SAFETY: the accept returned a new descriptor.
         let accepted = TcpStream::from(unsafe { OwnedFd::from_raw_fd(accepted) });
         // SAFETY: no memory is passed.
         let flags = unsafe { libc::fcntl(accepted.as_raw_fd(), libc::F_GETFD) };
@@ -309,7 +309,7 @@ fn a_cancelled_receive_completes_once_and_leaves_the_stream_alone() {
         runner.ring.cancel(cancelled);
         assert_eq!(runner.finish(cancelled), -libc::ECANCELED);
         runner.ring.cancel(cancelled);
-        // The next operation may take over the slot; the late cancellation must miss it.
+        // The next operation may use the same slot; the late cancellation must not hit it.
         let next = runner.start(Io::Recv { fd, iov: memory(&mut bytes), all: false });
         runner.ring.kick();
         peer.write_all(b"data").unwrap();
@@ -438,7 +438,7 @@ fn no_operation_is_lost_when_far_more_come_than_the_queue_holds() {
 }
 
 #[test]
-fn many_pending_polls_complete_when_their_socket_speaks() {
+fn many_pending_polls_complete_when_their_sockets_become_readable() {
     on_both_rings(|runner| {
         let pairs: Vec<_> = (0..100).map(|_| UnixStream::pair().unwrap()).collect();
         let tokens: Vec<_> = pairs
@@ -454,7 +454,7 @@ fn many_pending_polls_complete_when_their_socket_speaks() {
 }
 
 #[test]
-fn kicking_and_reaping_alone_makes_progress() {
+fn kick_and_reap_without_wait_make_progress() {
     on_both_rings(|runner| {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let mut bytes = vec![0; 4];
@@ -491,7 +491,7 @@ fn a_dropped_ring_never_writes_to_the_memory_of_its_operations() {
 }
 
 #[test]
-fn a_dropped_ring_closes_the_connection_it_accepted_for_nobody() {
+fn dropped_ring_closes_an_accepted_connection_that_was_not_reaped() {
     for kind in [RingKind::Threads, RingKind::Auto] {
         let (ring, _) = open(kind).unwrap();
         let mut runner = Runner { ring, results: Vec::new(), next_token: 0 };
@@ -501,7 +501,7 @@ fn a_dropped_ring_closes_the_connection_it_accepted_for_nobody() {
         runner.ring.kick();
         drop(runner);
         drop(listener);
-        // A connection still open somewhere would hang here.
+        // If a connection were still open, this would hang.
         let end = client.read(&mut [0; 1]);
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     }

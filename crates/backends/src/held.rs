@@ -1,18 +1,18 @@
-//! Devices that another program holds, and waiting for it to let go.
+//! Devices that another program holds, and waiting until it releases them.
 //!
-//! When a program is killed, its io_uring keeps its descriptors, and with them the locks, until
-//! what it had in flight has ended: nobody writes beside the last writes of the dead. That is over
-//! in milliseconds, mostly after the program itself is gone, so a program that starts asks again
-//! for a while.
+//! When a program is killed, its io_uring keeps its descriptors, and with them the locks, until its
+//! operations in flight have ended. So no other program writes at the same time as these last
+//! operations. They end within milliseconds, usually after the killed program itself is gone;
+//! therefore a program that starts retries for a while.
 //!
-//! Opening asks once and never sleeps: a reactor may do it. Its refusal has [`HeldElsewhere`] as
-//! source; a thread that may sleep opens through [`patiently`].
+//! Opening tries once and never sleeps: a reactor may do it. Its refusal has [`HeldElsewhere`] as
+//! source. A thread that may sleep opens through [`patiently`].
 
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind};
 
-/// How often is asked, and the pause in between.
+/// How many times to try, and the pause in between.
 const TRIES: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -30,10 +30,10 @@ fn is_held(error: &ConfigError) -> bool {
     error.source.as_ref().is_some_and(|source| source.is::<HeldElsewhere>())
 }
 
-/// Tries again for half a second while another program holds a device. Sleeps: not for reactors.
+/// Retries for half a second while another program holds a device. Sleeps: not for reactors.
 ///
 /// # Errors
-/// The last attempt's, or at once any that has another reason.
+/// The last attempt's error; any error with another reason is returned at once.
 pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ConfigError>) -> Result<T, ConfigError> {
     for _ in 1..TRIES {
         match attempt() {
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn other_refusals_are_told_at_once() {
+    fn other_refusals_are_returned_at_once() {
         let mut tries = 0;
         let refused = patiently(|| -> Result<(), ConfigError> {
             tries += 1;

@@ -1,9 +1,9 @@
-//! Real disks: files and block devices, memory, null; and the opener that turns a device
-//! argument into one of them.
+//! Real disks: files and block devices, memory, null; and the opener that turns a device argument
+//! into one of them.
 //!
-//! Mechanism only: a disk here does what a request says and knows nothing of targets. Whatever
-//! must wait goes through the ring of the request's reactor
-//! ([`Driver`](cairn_reactor::Driver)); a disk stores no ring, buffer or environment.
+//! Mechanism only: a disk here does what a request says and knows nothing of targets. Operations
+//! that must wait go through the ring of the request's reactor ([`Driver`](cairn_reactor::Driver));
+//! a disk stores no ring, buffer or environment.
 
 mod file;
 mod held;

@@ -1,16 +1,16 @@
 //! [`MemoryDisk`]: a disk in RAM that all reactors share and that completes at once.
 //!
-//! The contents are one anonymous mapping, so sectors that were never written cost nothing. It
-//! is divided into regions of 64 KiB; every access to a region's bytes or to its bit in
-//! `written` happens under the lock of its stripe, taken for one region at a time. Hence
-//! overlapping requests are sound, and a sector is never torn; requests that overlap in time
-//! may interleave by region, as on any drive.
+//! The contents are one anonymous mapping, so sectors that were never written take no memory. It is
+//! divided into regions of 64 KiB. Every access to a region's bytes or to its bit in `written`
+//! happens under the lock of its stripe, which is taken for one region at a time. Hence overlapping
+//! requests are sound and a sector is never torn; requests that overlap in time may interleave by
+//! region, as on any drive.
 //!
-//! A copy from a memory disk holds the stripes of both sides, taken in the order of their
-//! addresses. Nothing else takes two.
+//! A copy between memory disks holds the stripes of both sides, taken in the order of their
+//! addresses. No other operation holds two.
 //!
-//! Huge pages are advised for a disk that fits in half of the machine's memory. A larger one can
-//! only be meant to stay mostly empty, and there a huge page per scattered write would be waste.
+//! Huge pages are advised for a disk that fits in half of the machine's memory. A larger disk can
+//! only be meant to stay mostly empty; there, a huge page per scattered write would waste memory.
 //!
 //! Invariant: a region whose bit is clear reads as zero.
 
@@ -33,23 +33,23 @@ const REGIONS_PER_WORD: usize = 64;
 /// A disk in memory.
 pub struct MemoryDisk {
     memory: Mapping,
-    /// A bit per region, 64 to a word.
+    /// One bit per region, 64 to a word.
     written: Vec<AtomicU64>,
     stripes: Box<[Stripe; STRIPES]>,
     sectors: SectorCount,
     name: String,
 }
 
-/// A lock on a cache line of its own: reactors that work far apart do not meet.
+/// A lock on a cache line of its own: reactors that use different stripes share no line.
 #[derive(Default)]
 #[repr(align(64))]
 struct Stripe(Mutex<()>);
 
-/// An anonymous mapping; nothing refers into it but this disk.
+/// An anonymous mapping; only this disk refers to it.
 struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
-    /// What was mapped to have an aligned `base`.
+    /// The whole mapping, longer than `bytes` so that `base` can be aligned.
     whole: (NonNull<u8>, usize),
 }
 
@@ -69,7 +69,7 @@ impl Mapping {
         // SAFETY: less than a huge page from the start, which is in the mapping.
         let base = unsafe { start.add(start.align_offset(HUGE_PAGE_BYTES)) };
         if bytes as u64 <= memory_bytes() / 2 {
-            // Without huge pages the memory is as good, only slower.
+            // The advice may fail: without huge pages the disk works, only slower.
             // SAFETY: advice on our own mapping that changes no contents.
             let _ = unsafe { madvise(base.cast(), bytes, Advice::LinuxHugepage) };
         }
@@ -147,7 +147,7 @@ impl MemoryDisk {
         Ok(MemoryDisk { memory, written, stripes, sectors, name })
     }
 
-    /// Prints as `name` from now on.
+    /// The same disk with the display name `name`.
     #[must_use]
     pub fn named(self, name: &str) -> MemoryDisk {
         MemoryDisk { name: name.to_owned(), ..self }
@@ -232,10 +232,10 @@ impl MemoryDisk {
         }
     }
 
-    /// Makes the range read as zero; gives whole regions back to the system.
+    /// Makes the range read as zero; returns the memory of whole regions to the system.
     fn zero(&self, range: SectorRange) -> Result<(), IoError> {
         for piece in pieces(range) {
-            // A region that nobody has written is zero already, lock or not.
+            // A region that was never written reads as zero already; no lock is needed to skip it.
             if !self.is_written(piece.region) {
                 continue;
             }

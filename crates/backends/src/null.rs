@@ -1,4 +1,4 @@
-//! [`NullDisk`]: reads zeros, forgets writes. For measuring what stands above it.
+//! [`NullDisk`]: reads zeros, forgets writes. For measuring the layers above it.
 
 use cairn_block::{
     Disk, Env, Extent, ExtentKind, Flow, IoError, LocalFuture, Op, Request, SectorCount,
@@ -17,7 +17,7 @@ impl NullDisk {
         NullDisk { sectors, name: format!("null:{sectors}s") }
     }
 
-    /// Prints as `name` from now on.
+    /// The same disk with the display name `name`.
     #[must_use]
     pub fn named(self, name: &str) -> NullDisk {
         NullDisk { name: name.to_owned(), ..self }

@@ -1,8 +1,8 @@
 //! [`DeviceOpener`]: what a device argument of a table line means.
 //!
-//! `PATH` is a file or block device; `mem:SIZE` a new disk in memory each time it is named, or
-//! with `mem:SIZE,name=NAME` the same one as long as it is open; `null:SIZE` a disk without
-//! contents. A file of such a name is reached as `./mem:1M`.
+//! `PATH` is a file or block device. `mem:SIZE` is a new disk in memory each time it is named;
+//! `mem:SIZE,name=NAME` is the same disk as long as it is open. `null:SIZE` is a disk without
+//! contents. A file with such a name is opened as `./mem:1M`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::memory::MemoryDisk;
 use crate::null::NullDisk;
 use crate::size::parse_size;
 
-/// Identities of ours begin here; the registry counts its own from zero.
+/// Identities made here begin at this number; the registry counts its own from zero.
 const FIRST_UNIQUE: u64 = 1 << 63;
 
 /// Opens files, block devices, `mem:` and `null:`.
@@ -83,7 +83,7 @@ fn sectors(argument: &str, size: &str) -> Result<SectorCount, ConfigError> {
 }
 
 impl DeviceOpener {
-    /// An opener that opens files so.
+    /// An opener that opens files with these options.
     pub fn new(options: FileOptions) -> DeviceOpener {
         DeviceOpener { options, uniques: Mutex::default() }
     }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_disk_with_a_name_is_one() {
+    fn named_memory_disk_is_the_same_disk_each_time() {
         let opener = DeviceOpener::default();
         let first = opener.identify("mem:64M,name=a").unwrap();
         assert_eq!(first, opener.identify("mem:64M,name=a").unwrap());

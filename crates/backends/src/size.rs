@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_by_name() {
+    fn invalid_size_is_refused_and_quoted() {
         for text in ["", "K", "-1", "+1", "1.5G", "4KiB", "4 K", "0x10", "16777216T", "１"] {
             let error = parse_size(text).unwrap_err();
             assert!(error.to_string().contains(&format!("'{text}'")), "{error}");

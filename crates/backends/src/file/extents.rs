@@ -1,6 +1,6 @@
 //! Data and holes of a file, by SEEK_DATA and SEEK_HOLE on a helper thread.
 //!
-//! Data is widened to whole logical blocks, so that nothing is called a hole that is not.
+//! Data is widened to whole logical blocks: a range reported as a hole contains no data.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::OpenFile;
 
-/// The longest answer: who wants the rest asks again.
+/// Limit on the extents of one answer; a caller that needs the rest asks again.
 const EXTENTS_MAX: usize = 1024;
 
 pub(super) async fn of_file(
@@ -36,13 +36,13 @@ pub(super) async fn of_file(
     }
 }
 
-/// Where data and a hole begin, at or after a position; `None`: nowhere. The offset that is
-/// moved thereby is of no use to anybody: all transfers name theirs.
+/// Where data or a hole begins, at or after a position; `None`: nowhere. This moves the file
+/// offset, which nothing uses: all transfers give theirs.
 fn seek(fd: &OwnedFd, to: SeekFrom) -> Option<u64> {
     match rustix::fs::seek(fd, to) {
         Ok(found) => Some(found),
         Err(Errno::NXIO) => None,
-        // A file system that can't tell: everything is data.
+        // A file system that cannot tell: everything is data.
         Err(_) => match to {
             SeekFrom::Data(pos) => Some(pos),
             _ => None,

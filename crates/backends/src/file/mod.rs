@@ -1,19 +1,18 @@
 //! [`FileDisk`]: a file or block device as a disk.
 //!
-//! Two modes, decided when it is opened. *Direct* (O_DIRECT): data moves between the request's
-//! own segments and the drive, a flush is fdatasync(2), FUA is RWF_DSYNC. *Page cache*, where
-//! the file system refuses O_DIRECT: the same system calls, except that FUA is a write and an
+//! Two modes, decided when the disk is opened. *Direct* (O_DIRECT): data moves between the
+//! request's own segments and the drive, a flush is fdatasync(2), FUA is RWF_DSYNC. *Page cache*,
+//! where the file system refuses O_DIRECT: the same system calls, except that FUA is a write and an
 //! fdatasync.
 //!
-//! In both modes the system tells of writes that it lost once, to one fdatasync or synchronous
-//! write. Therefore both go through a [`FlushGate`], which counts the failures for everyone who
-//! uses the file.
+//! In both modes the system reports lost writes once, to one fdatasync or synchronous write.
+//! Therefore both go through a [`FlushGate`], which counts the failures for all users of the file.
 //!
-//! Reads and writes without FUA are one ring operation each. Everything else waits more than
-//! once and is a task ([`Task`](task::Task)): flushes, FUA writes, bounced transfers, discard
-//! and write-zeroes.
+//! A read, or a write without FUA, is one ring operation. Everything else waits more than once and
+//! is a task ([`Task`](task::Task)): flushes, FUA writes, bounced transfers, discard and
+//! write-zeroes.
 //!
-//! The file is locked while the disk is open. The file's size never changes through a disk.
+//! The file is locked while the disk is open. A disk never changes the size of its file.
 
 mod extents;
 mod lock;
@@ -45,12 +44,12 @@ pub struct FileDisk(Arc<OpenFile>);
 
 struct OpenFile {
     fd: Arc<OwnedFd>,
-    /// As the user named it.
+    /// As given by the user.
     path: String,
     kind: Kind,
-    /// None: the page cache.
+    /// None: through the page cache.
     direct: Option<DirectIo>,
-    /// What a hole is made of, in bytes.
+    /// Holes consist of whole blocks of this many bytes.
     hole_block: u64,
     limits: Limits,
     sectors: AtomicU64,
@@ -59,7 +58,7 @@ struct OpenFile {
 
 /// How a request is carried out.
 enum Plan {
-    /// Straight between its segments and the file.
+    /// One transfer between its segments and the file.
     Transfer(Direction),
     /// In several steps.
     Task,
@@ -67,11 +66,11 @@ enum Plan {
 
 impl FileDisk {
     /// Opens and locks the file or block device at `path`: exclusively, or shared with other
-    /// readers if `read_only`. Asks once; [`crate::patiently`] asks again.
+    /// readers if `read_only`. Tries once; [`crate::patiently`] retries.
     ///
     /// # Errors
-    /// It does not exist, is neither file nor block device, may not be opened, or somebody
-    /// else holds it ([`cairn_block::ConfigKind::Busy`]).
+    /// It does not exist, is neither file nor block device, may not be opened, or another program
+    /// holds it ([`cairn_block::ConfigKind::Busy`]).
     pub fn open(
         path: &str,
         read_only: bool,
@@ -80,7 +79,7 @@ impl FileDisk {
         FileDisk::open_counted(path, read_only, options, Arc::default())
     }
 
-    /// The same, with failures counted in `failures`: a count that outlives this handle.
+    /// As [`FileDisk::open`], counting failures in `failures`, which outlives this handle.
     ///
     /// # Errors
     /// Those of [`FileDisk::open`].
@@ -114,7 +113,7 @@ impl OpenFile {
 }
 
 impl OpenFile {
-    /// Logs that the system failed an operation. What it does not do is no failure.
+    /// Logs that the system failed an operation. An unsupported operation is not a failure.
     #[cold]
     fn log_failure(&self, env: &Env, op: Op, sector: Sector, kind: ErrorKind, error: &dyn Display) {
         if matches!(kind, ErrorKind::Unsupported | ErrorKind::Shutdown) {

@@ -1,7 +1,7 @@
-//! Opening: what the path is, the descriptor, the lock, then what the file can do.
+//! Opening, in this order: what the path is, the descriptor, the lock, what the file can do.
 //!
-//! Nothing is written. A path that is neither file nor block device is refused before it is
-//! opened, because opening a device node or a pipe can do things by itself.
+//! Nothing is written. A path that is neither file nor block device is refused before it is opened,
+//! because opening a device node or a pipe can have effects of its own.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::held::held;
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOptions {
-    /// Bypass the page cache where the file system lets us; false never tries.
+    /// Bypass the page cache where the file system allows it; false never tries.
     pub direct: bool,
 }
 
@@ -29,7 +29,7 @@ impl Default for FileOptions {
     }
 }
 
-/// What `path` is and who.
+/// The identity of the file or block device at `path`.
 pub(crate) fn identify(path: &str) -> Result<Identity, ConfigError> {
     let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
     Ok(match kind(path, &stat)? {
@@ -41,7 +41,7 @@ pub(crate) fn identify(path: &str) -> Result<Identity, ConfigError> {
     })
 }
 
-/// When the file was made; 0 if the file system does not tell.
+/// When the file was created; 0 if the file system does not tell.
 fn birth_ns(path: &str) -> i128 {
     let told = statx(CWD, path, AtFlags::empty(), StatxFlags::BTIME).ok();
     let told = told.filter(|told| told.stx_mask & StatxFlags::BTIME.bits() != 0);
@@ -58,7 +58,7 @@ pub(super) fn open(
 ) -> Result<OpenFile, ConfigError> {
     let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
     let fd = descriptor(path, kind(path, &stat)?, read_only)?;
-    // Look again: the path may lead elsewhere by now.
+    // Check again: the path may lead to another file by now.
     let stat = rustix::fs::fstat(&fd).map_err(|error| system(path, "path", error))?;
     let kind = kind(path, &stat)?;
     lock::lock(path, &fd, read_only)?;
@@ -96,8 +96,9 @@ fn descriptor(path: &str, kind: Kind, read_only: bool) -> Result<OwnedFd, Config
         (Kind::File, true) => open_as(path, "open", OFlags::RDONLY),
         (Kind::File, false) => open_as(path, "open for writing", OFlags::RDWR),
         (Kind::Block, true) => {
-            // The kernel takes no locks: what it holds it may write. A reader keeps no exclusive
-            // use of its own, so that there can be others.
+            // The kernel takes no locks on the devices it holds, and it may write to them. The
+            // exclusive open shows whether it holds this one. It is closed again at once, so that
+            // several readers can have the device open.
             open_as(path, "open", OFlags::RDONLY | OFlags::EXCL)?;
             open_as(path, "open", OFlags::RDONLY)
         }

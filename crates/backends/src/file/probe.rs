@@ -1,4 +1,4 @@
-//! What an open file can do: alignment of direct I/O, block sizes, abilities, size.
+//! What an open file supports: alignment of direct I/O, block sizes, operations, size.
 
 use std::os::fd::OwnedFd;
 
@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, SeekFrom, Stat, StatxFlags};
 use super::open::system;
 
 const SECTOR: u32 = SECTOR_BYTES as u32;
-/// The largest alignment we can serve: that of our buffers.
+/// The largest alignment that requests can have: that of our buffers.
 const ALIGN_MAX: u32 = cairn_block::BUF_ALIGN as u32;
 /// STATX_DIOALIGN, Linux 6.1.
 const DIRECT_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -32,7 +32,7 @@ pub(super) struct DirectIo {
 }
 
 impl DirectIo {
-    /// True if memory of this shape can be used as it is.
+    /// True if memory of this shape can be used without a copy.
     pub fn takes(self, mut pieces: impl Iterator<Item = (*mut u8, usize)>) -> bool {
         pieces.all(|(ptr, len)| {
             (ptr as usize).is_multiple_of(self.memory as usize)
@@ -41,14 +41,14 @@ impl DirectIo {
     }
 }
 
-/// Switches the page cache off for `fd`, or says in the log why it stays.
+/// Switches the page cache off for `fd`, or logs why it stays in use.
 pub(super) fn enable_direct(path: &str, fd: &OwnedFd, stat: &Stat) -> Option<DirectIo> {
     let direct = try_direct(fd, stat);
     if let Err(reason) = &direct {
         tracing::warn!(
             "{path}: {reason}; using the page cache (slower; a flush is still a real fdatasync)"
         );
-        // Only the mode of access changes back; if that were refused, transfers would fail.
+        // Clears the flag that may have been set; should that fail, later transfers fail.
         let _ = set_direct(fd, false);
     }
     direct.ok()
@@ -68,8 +68,8 @@ fn set_direct(fd: &OwnedFd, direct: bool) -> rustix::io::Result<()> {
     rustix::fs::fcntl_setfl(fd, flags)
 }
 
-/// What direct I/O needs, from what the system told (memory, offset; 0 = refused), or by trial
-/// where it knows nothing.
+/// What direct I/O needs: as the system tells (memory, offset; 0 = refused), or by trial if it
+/// tells nothing.
 fn direct_needs(
     told: Option<(u32, u32)>,
     trial: impl Fn(u32) -> bool,
@@ -88,9 +88,9 @@ fn direct_needs(
     }
 }
 
-/// Whether `align` bytes at an address that is aligned to no more can be read directly.
+/// Whether direct I/O can read `align` bytes into memory aligned to exactly `align`.
 fn trial_read(fd: &OwnedFd, stat: &Stat, align: u32) -> bool {
-    // A read beyond the end proves nothing; the largest alignment is right everywhere.
+    // A read beyond the end proves nothing, but the largest alignment is always sufficient.
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if is_file && (stat.st_size as u64) < u64::from(align) {
         return align == ALIGN_MAX;
@@ -115,7 +115,7 @@ pub(super) fn sectors(
     Ok(SectorCount::of_bytes(bytes - bytes % u64::from(logical_block)))
 }
 
-/// Block sizes and abilities.
+/// Block sizes and supported operations.
 pub(super) fn limits(
     path: &str,
     fd: &OwnedFd,
@@ -161,7 +161,7 @@ fn block_limits(path: &str, fd: &OwnedFd, stat: &Stat, needed: u32) -> Result<Li
     })
 }
 
-/// A block device's queue attributes in sysfs; a partition's are its disk's.
+/// A block device's queue attributes in sysfs; those of a partition are its disk's.
 struct Queue(String);
 
 impl Queue {
@@ -177,7 +177,7 @@ impl Queue {
     }
 }
 
-/// What a hole is made of: a file's holes are whole blocks of its file system.
+/// The size of the blocks that holes consist of: for a file, those of its file system.
 pub(super) fn hole_block(stat: &Stat, kind: Kind, logical_block: u32) -> u64 {
     let preferred = u64::try_from(stat.st_blksize).unwrap_or(0);
     match kind {
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_tells_about_direct_io_is_believed() {
+    fn direct_io_alignment_told_by_the_system_is_used() {
         let untried = |_| panic!("no trial is needed");
         let needs = |memory, block| direct_needs(Some((memory, block)), untried);
         assert_eq!(needs(4, 512), Ok(DirectIo { memory: 4, block: 512 }));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_system_tells_nothing_the_smallest_block_that_works_is_taken() {
+    fn untold_direct_io_alignment_is_the_smallest_block_that_works() {
         let both = |align| DirectIo { memory: align, block: align };
         assert_eq!(direct_needs(None, |_| true), Ok(both(512)));
         assert_eq!(direct_needs(None, |align| align == 4096), Ok(both(4096)));

@@ -1,7 +1,7 @@
 //! [`Task`]: a request on a file that takes several steps, on the request's reactor.
 //!
-//! A transfer whose memory direct I/O refuses goes through an aligned buffer, in pieces of at
-//! most [`PIECE_BYTES`]: that bounds what one request holds.
+//! A transfer whose memory direct I/O refuses is copied through an aligned buffer, in pieces of at
+//! most [`PIECE_BYTES`]: that limits the memory of one request.
 
 use std::cell::Cell;
 use std::io;
@@ -14,22 +14,22 @@ use rustix::io::Errno;
 
 use super::OpenFile;
 
-/// The longest step of a transfer through a buffer of ours.
+/// The longest piece of a bounced transfer.
 const PIECE_BYTES: usize = 1 << 20;
 
 const INTERRUPTED: i32 = -libc::EINTR;
 const AGAIN: i32 = -libc::EAGAIN;
 
-/// What a task needs: the file and its reactor's world.
+/// What a task works with: the file, and the driver and environment of its reactor.
 pub(super) struct Task {
     pub file: Arc<OpenFile>,
     pub driver: Rc<Driver>,
     env: Env,
-    /// What the system answered last that was no success; 0 if nothing.
+    /// The last error of the system; 0 if there was none.
     errno: Cell<i32>,
 }
 
-/// What to do; a request's fields, since the request itself stays parked.
+/// The request's fields; the request itself stays parked.
 struct Work {
     op: Op,
     flags: Flags,
@@ -38,7 +38,7 @@ struct Work {
 }
 
 impl Task {
-    /// Starts the task of `request`, which completes it.
+    /// Starts the task of `request`. The task completes the request.
     pub fn start(env: &Env, file: Arc<OpenFile>, request: &Request) {
         let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
         let segs = request.segs.slice(0, bytes);
@@ -68,7 +68,8 @@ impl Task {
             Op::Discard => self.discard(work.range).await,
             Op::WriteZeroes => self.write_zeroes(work.range, work.flags).await,
         }?;
-        // Between the write and its flush somebody else's may have failed, and dropped it.
+        // Another user's flush may have failed between the write and its flush, and dropped the
+        // write.
         let dropped = fua && self.file.gate.failures().count() != failures;
         if dropped { Err(IoError::IO) } else { Ok(()) }
     }
@@ -139,7 +140,7 @@ impl Task {
         Ok(())
     }
 
-    /// An aligned buffer of `bytes`, at most a piece.
+    /// An aligned buffer of `bytes`, at most one piece.
     fn buffer(&self, bytes: usize) -> Segs {
         self.env.segs(SectorCount::of_bytes(bytes.min(PIECE_BYTES) as u64))
     }
@@ -195,13 +196,13 @@ impl Task {
         }
     }
 
-    /// The system's refusal, kept for the log.
+    /// The error for `errno`, which is kept for the log.
     pub fn refused(&self, errno: i32) -> IoError {
         self.errno.set(errno.abs());
         IoError::from_errno(errno)
     }
 
-    /// The bytes that a transfer moved; none is an error, an interruption is not.
+    /// The bytes that a transfer moved. Zero bytes are an error; an interruption is not.
     fn progress(&self, result: i32) -> Result<usize, IoError> {
         match result {
             INTERRUPTED | AGAIN => Ok(0),

@@ -1,8 +1,8 @@
 //! Discard and write-zeroes.
 //!
-//! Both work on whole blocks of the file system: inside a block the system would write zeros
-//! through the page cache, behind the back of direct I/O. A discard leaves the edges alone; a
-//! write-zeroes writes them.
+//! Both clear whole blocks of the file system: within a block the system would write zeros through
+//! the page cache, where direct I/O would not see them. A discard leaves the rest of the range
+//! alone; a write-zeroes writes zeros there.
 //!
 //! fallocate(2) on a block device is the same operation as BLKZEROOUT, except that punching a
 //! hole may unmap and never falls back to writing; so files and devices take one path.
@@ -20,7 +20,7 @@ const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 impl Task {
-    /// Frees the space of the range where that is possible; contents are undefined after.
+    /// Frees the space of the range where that is possible; its contents are undefined afterwards.
     pub async fn discard(&self, range: SectorRange) -> IoResult {
         let whole = self.file.whole_blocks(range);
         let done = match self.file.kind {
@@ -28,7 +28,7 @@ impl Task {
             Kind::File => self.fallocate(PUNCH_HOLE, whole).await,
             Kind::Block => self.discard_device(whole).await,
         };
-        // Unable to free space is no failure: contents may stay as they are.
+        // Space that could not be freed is not a failure: the contents may stay.
         done.map(|_freed| ())
     }
 
@@ -40,7 +40,7 @@ impl Task {
         }
     }
 
-    /// Makes the range read as zero, durably with FUA.
+    /// Makes the range read as zero; durably with FUA.
     pub async fn write_zeroes(&self, range: SectorRange, flags: Flags) -> IoResult {
         let fast = flags.contains(Flags::FAST_ZERO);
         if fast && !self.file.limits.fast_zero {
@@ -58,7 +58,7 @@ impl Task {
         if flags.contains(Flags::FUA) { self.sync().await } else { Ok(()) }
     }
 
-    /// Zeroes whole blocks without sending zeros; false if the system can't.
+    /// Zeroes whole blocks without sending zeros; false if the system cannot.
     async fn clear(&self, whole: Range<u64>, flags: Flags) -> Result<bool, IoError> {
         let modes: &[i32] = match flags.contains(Flags::NO_UNMAP) {
             true => &[ZERO_RANGE],
@@ -75,7 +75,7 @@ impl Task {
         Ok(false)
     }
 
-    /// False if the system can't do this here.
+    /// False if the file system does not support this.
     async fn fallocate(&self, mode: i32, bytes: Range<u64>) -> Result<bool, IoError> {
         const UNSUPPORTED: i32 = -libc::EOPNOTSUPP;
         const UNKNOWN: i32 = -libc::ENOSYS;
@@ -93,8 +93,8 @@ impl Task {
 }
 
 impl OpenFile {
-    /// The part of the range that may be cleared without touching a block's rest; empty, at the
-    /// range's start, if there is none.
+    /// The part of the range that consists of whole blocks; empty, at the range's start, if there
+    /// is none.
     fn whole_blocks(&self, range: SectorRange) -> Range<u64> {
         whole_blocks(byte_range(range), self.hole_block)
     }

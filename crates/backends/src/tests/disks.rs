@@ -1,4 +1,4 @@
-//! What each disk promises beyond reads and writes: locks, sizes, holes, errors.
+//! What each disk promises in addition to reads and writes: locks, sizes, holes, errors.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -52,11 +52,11 @@ fn refused(result: Result<FileDisk, ConfigError>, kind: ConfigKind) -> String {
 
 /// Runs where `CAIRN_TEST_BLOCK_DEVICE` names a scratch block device.
 #[test]
-fn a_block_device_in_exclusive_use_is_busy_to_readers_who_are_not_to_each_other() {
+fn block_device_in_exclusive_use_is_busy_and_readers_share_it() {
     let Ok(path) = std::env::var("CAIRN_TEST_BLOCK_DEVICE") else { return };
     let open = |read_only| patiently(|| FileDisk::open(&path, read_only, FileOptions::default()));
     let flags = OFlags::RDONLY | OFlags::EXCL;
-    // As the kernel holds what it maps or has mounted: without a lock.
+    // The kernel holds what it maps or has mounted in this way: without a lock.
     let held = rustix::fs::open(path.as_str(), flags, Mode::empty()).unwrap();
     for read_only in [false, true] {
         let line = refused(open(read_only), ConfigKind::Busy);
@@ -71,7 +71,7 @@ fn a_block_device_in_exclusive_use_is_busy_to_readers_who_are_not_to_each_other(
 }
 
 #[test]
-fn a_second_opener_is_told_that_the_file_is_busy() {
+fn second_open_of_a_locked_file_is_busy() {
     let scratch = Scratch::of(4096);
     let first = scratch.try_open(false).unwrap();
     for read_only in [false, true] {
@@ -83,7 +83,7 @@ fn a_second_opener_is_told_that_the_file_is_busy() {
 }
 
 #[test]
-fn an_opener_waits_for_what_a_killed_one_left_in_flight() {
+fn open_retries_while_a_killed_process_still_holds_the_file() {
     let scratch = Scratch::of(4096);
     let dying = scratch.try_open(false).unwrap();
     let death = std::thread::spawn(move || {
@@ -95,7 +95,7 @@ fn an_opener_waits_for_what_a_killed_one_left_in_flight() {
 }
 
 #[test]
-fn opening_for_a_reactor_asks_once_and_does_not_sleep() {
+fn opening_on_a_reactor_tries_once_and_does_not_sleep() {
     let scratch = Scratch::of(4096);
     let _held = scratch.try_open(false).unwrap();
     let opener = DeviceOpener::default();
@@ -117,18 +117,19 @@ fn a_process_that_holds_a_lock_is_named() {
     // SAFETY: a C struct of integers, all zero is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as i16;
-    // SAFETY: an open descriptor and a struct of our own. This lock belongs to the process, so
-    // it stands in the way of a lock that belongs to a descriptor, even within one process.
+    // SAFETY: an open descriptor and a struct of our own. This lock belongs to the process, so it
+    // conflicts with a lock that belongs to a descriptor, even within one process.
     let locked = unsafe { libc::fcntl(other.as_raw_fd(), libc::F_SETLK, &raw const lock) };
     assert_eq!(locked, 0);
-    // Once: closing a descriptor, as before a second attempt, would end this process's lock.
+    // Only one attempt: closing a descriptor, as before a second one, would end this process's
+    // lock.
     let asked = FileDisk::open(scratch.path(), false, FileOptions::default());
     let line = refused(asked, ConfigKind::Busy);
     assert!(line.contains(&format!("process {}", std::process::id())), "{line}");
 }
 
 #[test]
-fn what_is_no_disk_is_refused_in_one_line() {
+fn paths_that_are_not_disks_are_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_str().unwrap();
     let open = |path: &str| FileDisk::open(path, false, FileOptions::default());
@@ -207,7 +208,7 @@ fn a_discard_leaves_a_hole_and_zeroes_read_as_zero() {
         act(&world, &disk, Op::Discard, range(512, 512), Flags::empty()).unwrap();
         assert_eq!(extents(&world, &disk, all), [data(512), hole(512), data(1024)]);
         assert_eq!(extents(&world, &disk, range(600, 100)), [hole(100)]);
-        // Not whole blocks of the file system: its edges are written.
+        // Not whole blocks of the file system: the rest of the range is written.
         act(&world, &disk, Op::WriteZeroes, range(1025, 512), Flags::FUA).unwrap();
         let bytes = read(&world, &disk, range(1024, 514), PLAIN).unwrap();
         assert_eq!((&bytes[..512], &bytes[513 * 512..]), (&[5; 512][..], &[5; 512][..]));
@@ -219,7 +220,7 @@ fn a_discard_leaves_a_hole_and_zeroes_read_as_zero() {
 
 #[test]
 fn zeros_are_written_where_the_file_system_cannot_zero_a_range() {
-    // A memory file system can punch holes but knows no ZERO_RANGE.
+    // A memory file system can punch holes but does not support ZERO_RANGE.
     let scratch = Scratch::within(Path::new("/dev/shm"), 3 << 20);
     let disk = scratch.open();
     for world in worlds() {
@@ -236,7 +237,7 @@ fn zeros_are_written_where_the_file_system_cannot_zero_a_range() {
     }
 }
 
-/// Collects what is logged.
+/// Collects the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -375,7 +376,7 @@ fn failed_requests_are_logged_by_device_and_operation_and_then_counted() {
         let key = format!("{}: read failed", scratch.path());
         let counted = || world.post().log().counted(&key);
         assert_eq!(counted(), None);
-        // In one step, and in several over memory that direct I/O refuses.
+        // As one transfer, and as a task over memory that direct I/O refuses.
         for (times, shape) in [(0, PLAIN), (1, PLAIN), (2, Shape { skew: 1, cut: None })] {
             read(&world, &disk, range(8, 8), shape).unwrap_err();
             assert_eq!(counted(), Some(times));

@@ -1,4 +1,4 @@
-//! A world to run disks in, and a model to compare them with.
+//! A test fixture to run disks in, and a reference model to compare them with.
 
 mod disks;
 mod model;
@@ -21,8 +21,8 @@ pub fn range(start: u64, count: u64) -> SectorRange {
     SectorRange::new(Sector(start), SectorCount(count))
 }
 
-/// Segments over `data`: one piece `skew` bytes into its buffer, or with `cut` two pieces that
-/// meet there.
+/// Segments over `data`: one piece `skew` bytes into its buffer, or with `cut` two pieces that meet
+/// there.
 fn segs_of(env: &Env, data: &[u8], skew: usize, cut: Option<usize>) -> Segs {
     let cut = cut.map_or(data.len(), |cut| cut % data.len());
     let mut segs = Segs::default();
@@ -35,14 +35,14 @@ fn segs_of(env: &Env, data: &[u8], skew: usize, cut: Option<usize>) -> Segs {
     segs
 }
 
-/// How a request's memory lies.
+/// The shape of a request's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shape {
     pub skew: usize,
     pub cut: Option<usize>,
 }
 
-/// A request without memory of its own, for any thread to give to a reactor.
+/// Runs a request without data on a reactor, from any thread.
 pub fn act(on: &Reactors, disk: &Arc<dyn Disk>, op: Op, at: SectorRange, flags: Flags) -> IoResult {
     let disk = disk.clone();
     let io = move || Io::on(op, at).with(flags);
@@ -83,7 +83,7 @@ pub fn extents(on: &Reactors, disk: &Arc<dyn Disk>, at: SectorRange) -> Vec<Exte
     on.block_on(ReactorId(0), move |env| async move { disk.extents(&env, at).await.unwrap() })
 }
 
-/// One step of a random run; positions are in logical blocks, before they are fitted.
+/// One step of a random run; positions are in logical blocks and not yet limited to the disk.
 #[derive(Clone, Debug)]
 pub enum Step {
     Write { at: (u64, u64), seed: u8, fua: bool, shape: Shape },
@@ -110,7 +110,7 @@ pub fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-/// What a sector may hold: known bytes, or after a discard anything.
+/// What a sector may hold: known bytes, or anything after a discard.
 pub struct Model {
     bytes: Vec<u8>,
     known: Vec<bool>,
@@ -135,7 +135,7 @@ impl Model {
     }
 }
 
-/// Runs the steps on both, and compares everything at the end.
+/// Runs the steps on the disk and the model, and compares all contents at the end.
 pub fn run(on: &Reactors, disk: &Arc<dyn Disk>, model: &mut Model, steps: Vec<Step>) {
     let block = disk.limits().logical_sectors().0;
     let blocks = disk.sectors().0 / block;

@@ -10,7 +10,7 @@ use proptest::collection::vec;
 use proptest::prelude::{any, prop_assert, prop_assert_eq};
 use proptest::test_runner::{Config, TestRunner};
 
-/// Not a multiple of 64 KiB, so that the last region of a memory disk is a part.
+/// Not a multiple of 64 KiB, so that the last region of a memory disk is a partial one.
 const SECTORS: SectorCount = SectorCount(8 * 128 + 24);
 
 fn compare(make: impl Fn() -> Arc<dyn Disk>) {
@@ -80,29 +80,29 @@ fn file_in(folder: &str, options: FileOptions) -> impl Fn() -> Arc<dyn Disk> {
 }
 
 #[test]
-fn a_memory_disk_is_a_vector() {
+fn memory_disk_matches_the_model() {
     compare(|| Arc::new(MemoryDisk::new(SECTORS).unwrap()));
 }
 
 #[test]
-fn a_file_is_a_vector() {
+fn file_matches_the_model() {
     compare(file_in(std::env::temp_dir().to_str().unwrap(), FileOptions::default()));
 }
 
 #[test]
-fn a_file_through_the_page_cache_is_a_vector() {
+fn file_through_the_page_cache_matches_the_model() {
     let options = FileOptions { direct: false };
     compare(file_in(std::env::temp_dir().to_str().unwrap(), options));
 }
 
 #[test]
-fn a_file_on_a_memory_file_system_is_a_vector() {
+fn file_on_a_memory_file_system_matches_the_model() {
     compare(file_in("/dev/shm", FileOptions::default()));
 }
 
 /// Runs where `CAIRN_TEST_BLOCK_DEVICE` names a scratch block device; its contents are lost.
 #[test]
-fn a_block_device_is_a_vector() {
+fn block_device_matches_the_model() {
     let Ok(path) = std::env::var("CAIRN_TEST_BLOCK_DEVICE") else { return };
     for world in worlds() {
         let open = || FileDisk::open(&path, false, FileOptions::default()).unwrap();

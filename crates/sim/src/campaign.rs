@@ -1,22 +1,26 @@
-//! [`Campaign`]: end lives at every write, and judge what is left.
+//! [`Campaign`]: ends lives at any write, and checks what is left.
 //!
-//! A life has several generations, each a process of its own in a world of its own. In each the
-//! scenario opens its volumes on the drives as the last end left them (sometimes drives fail, or
-//! another end comes, during that, too); everything is read, twice, and judged; clients of each
-//! volume work, sometimes while volumes are suspended and resumed, until the end comes at a
-//! seeded write, or when all is done. An end is
-//! - a *cut* of the power: the drives lose some of what is volatile; or
-//! - a *kill* of the process: the drives keep what is volatile, so that a later cut loses it.
+//! A life has several generations; each is a process of its own in a world of its own. In each
+//! generation:
+//! - the scenario opens its volumes on the drives as the last end left them (sometimes drives fail,
+//!   or another end comes, during that, too);
+//! - the whole contents are read twice and checked;
+//! - clients of each volume send requests, sometimes while volumes are suspended and resumed, until
+//!   the end comes at a seeded write, or until all requests are done.
 //!
-//! Each volume has a history and one or two clients with flushes of their own, who are told of
-//! losses as the clients of a server are. The rule: a loss of completed writes is told to each
-//! client by its next flush, or what it flushed is there.
+//! An end is one of:
+//! - a *cut* of the power: the drives lose some of the volatile writes;
+//! - a *kill* of the process: the drives keep the volatile writes, so that a later cut loses them.
 //!
-//! Everything follows from the campaign's seed and the life's number; a failure prints the
-//! command that repeats exactly this life.
+//! Each volume has a history and one or two clients with flushes of their own. They learn of losses
+//! as the clients of a server do. The rule: after a loss of completed writes, each client's next
+//! flush fails, or the writes that it covers are there.
 //!
-//! From the environment: `CAIRN_CUTS` how many lives, `CAIRN_SEED` the campaign's seed,
-//! `CAIRN_CUT` only this life.
+//! Everything follows from the campaign's seed and the life's number. A failure prints the command
+//! that repeats exactly this life.
+//!
+//! Environment: `CAIRN_CUTS` number of lives, `CAIRN_SEED` the campaign's seed, `CAIRN_CUT` run
+//! only this life.
 
 mod life;
 mod verbs;
@@ -37,7 +41,7 @@ use crate::world::SimWorld;
 use life::Life;
 pub use verbs::resume_or_end;
 
-/// Lives per campaign if nobody says otherwise.
+/// The usual number of lives in a campaign.
 const CUTS: u64 = 300;
 
 const SEED: u64 = 0x5eed;
@@ -45,17 +49,17 @@ const SEED: u64 = 0x5eed;
 /// Drive images by name.
 pub type Images = BTreeMap<String, Image>;
 
-/// What a campaign exercises.
+/// The volumes and events that a campaign tests.
 pub trait Scenario {
-    /// The drives and what they hold at first. May vary with the cut.
+    /// The drives and their first contents. May differ between lives.
     fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)>;
 
-    /// Opens the volumes on the drives (device arguments are their names), as a server would
-    /// after a crash; the first time as a server would for the first time. Answers those that
-    /// clients use.
+    /// Opens the volumes on the drives (device arguments are their names), as a server would after
+    /// a crash; in the first generation, as a server would for the first time. Returns the volumes
+    /// that clients use.
     fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened>;
 
-    /// Judges the metadata that a power cut or a kill left.
+    /// Checks the metadata that a power cut or a kill left.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -63,36 +67,36 @@ pub trait Scenario {
         Ok(())
     }
 
-    /// What to do to the volumes in one generation, all of them together.
+    /// The requests to the volumes in one generation, all volumes together.
     fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
         let (seed, ops) = (rng.u64(..), rng.u64(..200));
         Workload::mixed(seed, ops)
     }
 
-    /// Whether the volumes are to be suspended and resumed under the workload, and suspended
-    /// after it. Messages of the scenario's own then meet a suspended device.
+    /// Whether the volumes are suspended and resumed during the workload, and suspended after it.
+    /// Messages that the scenario sends may then meet a suspended device.
     fn suspends(&self) -> bool {
         false
     }
 
-    /// Whether lives end by kills, too.
+    /// Whether lives end by kills as well as by cuts.
     fn kills(&self) -> bool {
         true
     }
 
-    /// Whether drives fail while the volumes are opened, which may then be refused.
+    /// Whether drives fail while the volumes are opened. Opening may then be refused.
     fn fails_at_start(&self) -> bool {
         false
     }
 
-    /// Whether errors may make the disk lose, without a crash, what no flush covered: a failed
-    /// flush tells of it.
+    /// Whether an error may make the disk lose, without a crash, writes that no flush covered. A
+    /// failed flush reports that.
     fn rolls_back(&self) -> bool {
         false
     }
 
-    /// Makes trouble once the volumes are open, besides the workload: plants faults, starts tasks
-    /// that send messages. True if errors that nobody planted are then in order.
+    /// Disturbs the run once the volumes are open, in addition to the workload: plants faults,
+    /// starts tasks that send messages. True if errors that were not planted are then allowed.
     fn trouble(
         &self,
         _world: &SimWorld,
@@ -106,10 +110,11 @@ pub trait Scenario {
 /// The volumes that clients use, or why there are none.
 pub type Opened = Result<Vec<Arc<dyn Disk>>, ConfigError>;
 
-/// Makes every one of these drives fail in ways of its own, so many operations of a thousand:
-/// flushes and writes with FUA, losing what is volatile or not; other writes; reads. At most
-/// `shots` times each. A drive that loses what is volatile by a write with FUA then does the same
-/// write without FUA: else that is the write's own error.
+/// Makes every one of these drives fail in ways of its own, with a chance of `per_mille` per
+/// operation, at most `shots` times each way: flushes and writes with FUA, losing the volatile
+/// writes or not; other writes; reads. On a drive where a failed FUA write loses the volatile
+/// writes, writes without FUA do not fail: the same write, sent again without FUA, must succeed, or
+/// its error would be the write's own.
 pub fn plant_failures(
     drives: &[Arc<SimDrive>],
     per_mille: u16,
@@ -137,10 +142,10 @@ pub fn plant_failures(
     }
 }
 
-/// Creates a volume with this table, resumed; the usual [`Scenario::open`].
+/// Creates a volume with this table and resumes it; the usual [`Scenario::open`].
 ///
 /// # Errors
-/// What a constructor or the resume says.
+/// Those of the targets' constructors and of the resume.
 pub async fn open_table(
     env: &Env,
     registry: &Registry,
@@ -164,18 +169,18 @@ pub struct Campaign<'a> {
     cuts: u64,
 }
 
-/// How lives ended, and what became of them.
+/// How the lives ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     cuts: u64,
     kills: u64,
-    /// Starts that failed because drives did.
+    /// Opens that were refused because drives failed.
     refused: u64,
-    /// Errors that were planted.
+    /// Planted errors.
     injected: u64,
 }
 
-/// What the environment asks for.
+/// The number in an environment variable; none if it is not set.
 fn from_environment(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
     let parsed = value.parse();
@@ -189,14 +194,14 @@ impl<'a> Campaign<'a> {
         Campaign { scenario, replay, cuts: CUTS }
     }
 
-    /// Another number of cuts than the usual, unless the environment says one.
+    /// Sets the number of lives, unless the environment does.
     #[must_use]
     pub fn cuts(mut self, cuts: u64) -> Campaign<'a> {
         self.cuts = cuts;
         self
     }
 
-    /// Runs it.
+    /// Runs all lives.
     ///
     /// # Panics
     /// At the first failure, with the command that repeats it.
@@ -228,10 +233,11 @@ impl<'a> Campaign<'a> {
         life.tally
     }
 
-    /// For a canary: a scenario with a known bug. Answers the first life that found it.
+    /// For a canary, a scenario with a known bug: returns the first life that failed, and its
+    /// message.
     ///
     /// # Panics
-    /// The alarm did not ring within the campaign's cuts.
+    /// No life failed.
     pub fn expect_caught(&self) -> (u64, String) {
         for cut in 0..self.cuts {
             let life = || Life::new(self.scenario, SEED, cut).run();
@@ -245,7 +251,7 @@ impl<'a> Campaign<'a> {
     }
 }
 
-/// Prints the command that repeats a cut if it panics, wherever the panic comes from.
+/// Prints the command that repeats a life when it panics, wherever the panic comes from.
 struct Replay<'a> {
     seed: u64,
     cut: u64,

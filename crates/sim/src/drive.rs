@@ -1,28 +1,29 @@
 //! [`SimDrive`]: a drive with a volatile write cache, in virtual time.
 //!
-//! Fault model, stated before the code:
-//! - A write becomes visible to reads when it completes, whole. Until then a read sees what was
-//!   there before; or, with [`DriveOptions::torn_reads`], a read that overlaps a write in flight
-//!   sees the old or the new content, sector by sector. Requests complete in seeded order.
-//! - A flush makes durable what completed before the flush was submitted, and nothing else. A
-//!   FUA write is durable when it completes, and so is nothing else.
-//! - A power cut leaves the durable image plus a seeded choice of the writes that are not
-//!   durable, completed or not: each is kept, lost or torn at sectors, in any order (a later
-//!   one may survive an earlier one, even where they overlap). Tears lie between logical blocks.
-//! - A kill ([`SimDrive::after_kill`]) keeps what is volatile. What was in flight is done wholly,
-//!   in part or not at all, by a seeded choice, and as volatile as before.
-//! - Write-zeroes is a write. A discard leaves zeros, what was there, or garbage that
+//! Fault model, which the code below implements:
+//! - A write becomes visible to reads when it completes, whole. Until then a read sees the old
+//!   content; or, with [`DriveOptions::torn_reads`], a read that overlaps a write in flight sees
+//!   the old or the new content, sector by sector. Requests complete in seeded order.
+//! - A flush makes durable the writes that completed before the flush was submitted, and no others.
+//!   A FUA write is durable when it completes; it makes no other write durable.
+//! - A power cut leaves the durable image plus a seeded choice of the writes that are not durable,
+//!   completed or not: each is kept, lost or torn at sectors, in any order (a later one may survive
+//!   an earlier one, even where they overlap). Tears lie between logical blocks.
+//! - A kill ([`SimDrive::after_kill`]) keeps what is volatile. Each operation in flight is done
+//!   wholly, in part or not at all, by a seeded choice; its writes are volatile.
+//! - Write-zeroes is a write. A discard leaves zeros, the old content, or garbage that
 //!   [`crate::Content`] recognises, and is as volatile as a write.
-//! - A failed write was done in part, or wholly, or not at all.
-//! - A failed flush made nothing durable. It, or a failed FUA write, may have lost what was
-//!   volatile when it failed ([`crate::Effect::Lose`]), as a drive does that tells one flusher of
-//!   its trouble: reads still show it, no later flush makes it durable.
+//! - A failed write was done wholly, in part or not at all.
+//! - A failed flush made nothing durable. It, or a failed FUA write, may have lost the writes that
+//!   were volatile when it failed ([`crate::Effect::Lose`]), as a drive does that reports its
+//!   failure to one flush only: reads still show these writes, but no later flush makes them
+//!   durable.
 //! - A copy ([`DriveOptions::copies`]) is a read and a write that take no time, with the faults of
 //!   both (but no delays) and the volatility of a write.
 //! - Flushes and FUA writes go through a [`FlushGate`], as those of a real file do.
 //!
-//! Rules it holds its callers to, by panicking: requests are aligned, inside the drive, with
-//! data as long as the range, and nobody touches the data of a write before it completes.
+//! It panics if a caller breaks these rules: requests are aligned, inside the drive, with data as
+//! long as the range, and the data of a write does not change before it completes.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -53,7 +54,7 @@ pub struct DriveModel {
     pub per_kib: Duration,
     /// A flush.
     pub flush: Duration,
-    /// In addition a seeded time up to this; what lets requests overtake each other.
+    /// In addition a seeded time up to this, so that requests overtake each other.
     pub jitter: Duration,
 }
 
@@ -86,7 +87,7 @@ impl DriveModel {
     }
 }
 
-/// What a drive is like.
+/// The properties of a drive.
 #[derive(Clone, Debug)]
 pub struct DriveOptions {
     /// Its name in table lines.
@@ -95,15 +96,15 @@ pub struct DriveOptions {
     pub logical_block: u32,
     /// Keeps completed writes in volatile memory until a flush.
     pub volatile_cache: bool,
-    /// Reads are torn by writes in flight.
+    /// A read may see a write in flight in part.
     pub torn_reads: bool,
     /// Copies from another drive, or inside itself, without a buffer
     /// ([`cairn_block::Disk::copy_from`]).
     pub copies: bool,
     /// How long operations take.
     pub model: DriveModel,
-    /// Makes reads and writes wait for an arm, instead of the model's times; the model's time
-    /// of a flush stays.
+    /// If set, reads and writes wait for an arm and take its times instead of the model's; a flush
+    /// takes the model's time.
     pub spindle: Option<Spindle>,
 }
 
@@ -126,7 +127,7 @@ impl DriveOptions {
 /// Names an operation of a drive, in order of submission.
 pub(crate) type OpId = u64;
 
-/// What an operation leaves in its sectors.
+/// What an operation writes into its sectors.
 #[derive(Clone)]
 enum Fill {
     Bytes(Arc<[u8]>),
@@ -153,7 +154,7 @@ struct Running {
     range: SectorRange,
     fill: Option<Fill>,
     result: IoResult,
-    /// A flush or FUA write that fails and loses what is volatile.
+    /// A flush or FUA write that fails and loses the volatile writes.
     loses: bool,
     /// For a flush: how many writes had completed when it was submitted.
     completed_before: u64,
@@ -180,7 +181,7 @@ impl Running {
 /// A completed write of one sector that is not durable.
 struct Version {
     op: OpId,
-    /// Its place among the completed writes.
+    /// Its position in the order of completion.
     completed: u64,
     bytes: [u8; SECTOR],
 }
@@ -188,7 +189,7 @@ struct Version {
 struct State {
     visible: Image,
     durable: Image,
-    /// Per sector, in order of completion: what `visible` has and `durable` has not.
+    /// Per sector, in order of completion: the writes that `visible` has and `durable` has not.
     volatile: BTreeMap<u64, Vec<Version>>,
     running: BTreeMap<OpId, Running>,
     next_op: OpId,
@@ -211,7 +212,7 @@ pub struct SimDrive {
     gate: Arc<FlushGate>,
 }
 
-/// The same drive beneath its gate.
+/// The drive beneath its flush gate.
 struct Medium(Arc<DriveShared>);
 
 impl SimDrive {
@@ -232,8 +233,8 @@ impl SimDrive {
         SimDrive { shared, gate: Arc::default() }
     }
 
-    /// The same drive, for a process that starts after another was killed, in a world of its own:
-    /// with what is volatile, and with what became of what that one had in flight.
+    /// The same drive, for a process that starts after another was killed, in a world of its own.
+    /// It keeps the volatile writes, and its operations in flight have ended as a kill ends them.
     #[must_use]
     pub fn after_kill(&self) -> SimDrive {
         self.shared.state.lock().end_in_flight(self.shared.options.logical_block);
@@ -245,7 +246,7 @@ impl SimDrive {
         &self.shared.faults
     }
 
-    /// True if a fault lost completed writes since the power was cut last.
+    /// True if a fault lost completed writes since the last power cut.
     pub fn lost_writes(&self) -> bool {
         self.shared.state.lock().lost
     }
@@ -260,7 +261,8 @@ impl SimDrive {
         self.shared.state.lock().durable.clone()
     }
 
-    /// Changes the size; for grown files. Nothing may be in flight beyond a smaller size.
+    /// Changes the size, as a file that grew or shrank. Nothing may be in flight beyond a smaller
+    /// size.
     pub fn resize(&self, sectors: SectorCount) {
         let mut state = self.shared.state.lock();
         state.visible.resize(sectors);
@@ -268,7 +270,7 @@ impl SimDrive {
         state.volatile.retain(|&sector, _| sector < sectors.0);
     }
 
-    /// What is left after the power fails now.
+    /// What the drive holds after a power cut now.
     pub fn power_cut(&self, rng: &mut fastrand::Rng) -> Image {
         self.shared.state.lock().power_cut(rng, self.shared.options.logical_block)
     }
@@ -279,19 +281,19 @@ impl SimDrive {
 enum Fate {
     Kept,
     Lost,
-    /// Each sector is kept with this chance of 256.
+    /// Each logical block is kept with this chance of 256.
     Torn(u8),
 }
 
-/// How a power cut treats volatile writes as a whole; extremes matter as much as mixtures.
+/// How likely one power cut keeps or tears a volatile write; extremes matter as much as mixtures.
 #[derive(Clone, Copy)]
-struct Mood {
+struct Odds {
     kept_of_16: u8,
     torn_of_16: u8,
 }
 
-impl Mood {
-    fn draw(rng: &mut fastrand::Rng) -> Mood {
+impl Odds {
+    fn draw(rng: &mut fastrand::Rng) -> Odds {
         let kept_of_16 = match rng.u8(..8) {
             0 => 0,
             1 => 16,
@@ -299,7 +301,7 @@ impl Mood {
             3 => 1,
             _ => rng.u8(2..15),
         };
-        Mood { kept_of_16, torn_of_16: if rng.bool() { rng.u8(..8) } else { 0 } }
+        Odds { kept_of_16, torn_of_16: if rng.bool() { rng.u8(..8) } else { 0 } }
     }
 
     fn fate(self, rng: &mut fastrand::Rng) -> Fate {
@@ -315,13 +317,13 @@ impl Mood {
 
 impl State {
     fn power_cut(&self, rng: &mut fastrand::Rng, block: u32) -> Image {
-        let mood = Mood::draw(rng);
+        let odds = Odds::draw(rng);
         let mut fates: BTreeMap<OpId, Fate> = BTreeMap::new();
         for op in self.volatile.values().flatten().map(|version| version.op) {
             fates.entry(op).or_insert(Fate::Lost);
         }
         for fate in fates.values_mut() {
-            *fate = mood.fate(rng);
+            *fate = odds.fate(rng);
         }
         let mut image = self.durable.clone();
         let mut survivors: BTreeMap<OpId, Survivors> = BTreeMap::new();
@@ -335,7 +337,7 @@ impl State {
         }
         for running in self.running.values() {
             let Some(fill) = &running.fill else { continue };
-            let mut survivors = Survivors::new(mood.fate(rng), block);
+            let mut survivors = Survivors::new(odds.fate(rng), block);
             for index in 0..running.range.count.0 {
                 let sector = running.range.start.0 + index;
                 if survivors.has(sector, rng) {
@@ -346,7 +348,7 @@ impl State {
         image
     }
 
-    /// The process that used the drive is no more.
+    /// Ends the operations in flight, because the process that used the drive was killed.
     fn end_in_flight(&mut self, block: u32) {
         let mut rng = fastrand::Rng::with_seed(self.next_op ^ self.completed.rotate_left(32));
         self.queue = Queue::default();
@@ -362,7 +364,7 @@ impl State {
         }
     }
 
-    /// An operation becomes visible in its range, or in a part of it.
+    /// Makes an operation visible in those sectors of its range that `survivors` has.
     fn apply_all(
         &mut self,
         op: OpId,
@@ -380,7 +382,7 @@ impl State {
         self.completed += 1;
     }
 
-    /// What a read shows.
+    /// The data of a read.
     fn read(&self, running: &Running, rng: &mut fastrand::Rng) -> Vec<u8> {
         let mut bytes = vec![0; running.range.to_bytes() as usize];
         self.visible.read(running.range.start, &mut bytes);
@@ -406,7 +408,7 @@ impl State {
         bytes
     }
 
-    /// A write becomes visible in these sectors.
+    /// Makes a write visible in one sector.
     fn apply(&mut self, op: OpId, range: SectorRange, index: u64, bytes: [u8; SECTOR]) {
         let sector = Sector(range.start.0 + index);
         self.visible.write(sector, &bytes);
@@ -414,13 +416,13 @@ impl State {
         self.volatile.entry(sector.0).or_default().push(Version { op, completed, bytes });
     }
 
-    /// What is volatile never becomes durable.
+    /// Loses the volatile writes: they never become durable.
     fn lose(&mut self) {
         self.lost |= !self.volatile.is_empty();
         self.volatile.clear();
     }
 
-    /// The newest of these versions, and all before it, are durable.
+    /// Makes this sector's writes that completed before `completed_before` durable.
     fn settle(&mut self, sector: u64, completed_before: u64) {
         let Some(versions) = self.volatile.get_mut(&sector) else { return };
         let count = versions.partition_point(|version| version.completed < completed_before);
@@ -440,10 +442,10 @@ impl State {
     }
 }
 
-/// Which sectors of one operation are done, asked in rising order.
+/// Which sectors of one operation are done. Must be asked in rising order.
 struct Survivors {
     fate: Fate,
-    /// Sectors of a logical block, which is done wholly or not at all.
+    /// Sectors of a logical block; a block is done wholly or not at all.
     block: u64,
     last: Option<(u64, bool)>,
 }
@@ -490,7 +492,7 @@ impl DriveShared {
         self.options.spindle.as_ref().filter(|_| op.has_data())
     }
 
-    /// Puts the arm to the next operation, if it is free.
+    /// Starts the next operation of the arm, if the arm is free.
     fn move_arm(self: &Arc<Self>, mechanics: &Mechanics) {
         let Some(spindle) = &self.options.spindle else { return };
         let mut state = self.state.lock();
@@ -500,7 +502,7 @@ impl DriveShared {
         }
     }
 
-    /// Does an operation whose time has come, and tells its request.
+    /// Does an operation whose time has come, and completes its request.
     pub fn finish(self: &Arc<Self>, env: &Env, mechanics: &Mechanics, done: InFlight) {
         let result = {
             let mut rng = mechanics.rng.borrow_mut();
@@ -560,7 +562,7 @@ impl DriveShared {
             state.lose();
         }
         if running.result.is_ok() && (running.fua || !self.options.volatile_cache) {
-            // What completed earlier lies beneath this write and can't come back either.
+            // Earlier writes of these sectors lie beneath this one; they cannot reappear either.
             let completed = state.completed;
             for sector in running.range.start.0..running.range.end().0 {
                 state.settle(sector, completed);

@@ -1,12 +1,12 @@
-//! Planted faults: errors by range, operation and chance, for one shot or for good, and spikes
-//! of latency. Switched at run time; every planted error is labelled as injected.
+//! Planted faults: errors by range, operation and chance, once or repeatedly, and added delays.
+//! They can be changed while the world runs. Every planted error is labelled as injected.
 
 use std::time::Duration;
 
 use cairn_block::{ErrorKind, IoError, Op, SectorRange};
 use parking_lot::Mutex;
 
-/// Some of the operations.
+/// A set of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpSet(u8);
 
@@ -17,13 +17,13 @@ impl OpSet {
     pub const READS: OpSet = OpSet(1);
     /// Only flushes.
     pub const FLUSHES: OpSet = OpSet(4);
-    /// Whatever changes the contents: write, write-zeroes, discard.
+    /// The operations that change contents: write, write-zeroes, discard.
     pub const WRITES: OpSet = OpSet(2 | 8 | 16);
 
     /// Writes with FUA.
     pub const DURABLE_WRITES: OpSet = OpSet(32);
 
-    /// True if `op`, with FUA if `fua`, is one of them.
+    /// True if `op`, with FUA if `fua`, is in the set.
     pub fn contains(self, op: Op, fua: bool) -> bool {
         let bit = match op {
             Op::Read => 1,
@@ -41,8 +41,8 @@ impl OpSet {
 pub enum Effect {
     /// It fails. A write may have been done in part.
     Error(ErrorKind),
-    /// It fails; a flush or a write with FUA that does loses every write that is volatile then:
-    /// no later flush makes it durable, although reads still show it. Nobody else is told.
+    /// It fails. A flush, or a write with FUA, then also loses every volatile write: reads still
+    /// show these writes, but no later flush makes them durable, and no other flush fails for them.
     Lose(ErrorKind),
     /// It takes this much longer.
     Delay(Duration),
@@ -53,29 +53,29 @@ pub enum Effect {
 pub struct Fault {
     /// Which operations.
     pub ops: OpSet,
-    /// Those that touch this range; none: all, flushes too.
+    /// Only operations that touch this range; none: all, flushes too.
     pub range: Option<SectorRange>,
-    /// How many of a thousand.
+    /// The chance, in a thousand.
     pub per_mille: u16,
-    /// How often at most; none: for good.
+    /// How often at most; none: unlimited.
     pub shots: Option<u32>,
     /// What happens.
     pub effect: Effect,
 }
 
 impl Fault {
-    /// Every operation of `ops` fails with EIO, for good.
+    /// Every operation of `ops` fails with EIO, an unlimited number of times.
     pub fn error(ops: OpSet) -> Fault {
         let effect = Effect::Error(ErrorKind::Io);
         Fault { ops, range: None, per_mille: 1000, shots: None, effect }
     }
 
-    /// Every flush fails and loses what it was to make durable, for good.
+    /// Every flush fails and loses the volatile writes, an unlimited number of times.
     pub fn losing_flushes() -> Fault {
         Fault { effect: Effect::Lose(ErrorKind::Io), ..Fault::error(OpSet::FLUSHES) }
     }
 
-    /// Every write with FUA fails and loses what is volatile, for good.
+    /// Every write with FUA fails and loses the volatile writes, an unlimited number of times.
     pub fn losing_durable_writes() -> Fault {
         Fault { ops: OpSet::DURABLE_WRITES, ..Fault::losing_flushes() }
     }
@@ -87,14 +87,14 @@ impl Fault {
         self
     }
 
-    /// Only this many of a thousand.
+    /// Only with this chance in a thousand.
     #[must_use]
     pub fn per_mille(mut self, per_mille: u16) -> Fault {
         self.per_mille = per_mille;
         self
     }
 
-    /// Only this often.
+    /// At most this many times.
     #[must_use]
     pub fn shots(mut self, shots: u32) -> Fault {
         self.shots = Some(shots);
@@ -106,7 +106,7 @@ impl Fault {
     }
 }
 
-/// Names a fault, to take it back.
+/// Names a fault, for its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultId(u64);
 
@@ -139,17 +139,17 @@ impl Faults {
         id
     }
 
-    /// Takes a rule back.
+    /// Removes a rule.
     pub fn remove(&self, id: FaultId) {
         self.0.lock().list.retain(|(other, _)| *other != id);
     }
 
-    /// Takes every rule back.
+    /// Removes every rule.
     pub fn clear(&self) {
         self.0.lock().list.clear();
     }
 
-    /// Takes every rule back, and forgets what was planted.
+    /// Removes every rule and resets the count of planted errors.
     pub(crate) fn forget(&self) {
         *self.0.lock() = Rules::default();
     }
@@ -164,7 +164,7 @@ impl Faults {
         self.0.lock().injected
     }
 
-    /// What happens to an operation, with FUA or not.
+    /// Decides what happens to an operation; `op` is its kind and whether it has FUA.
     pub(crate) fn decide(
         &self,
         rng: &mut fastrand::Rng,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_hits_its_operations_on_its_range_as_often_as_told() {
+    fn fault_hits_its_operations_on_its_range_up_to_its_shots() {
         let (faults, mut rng) = (Faults::default(), fastrand::Rng::with_seed(1));
         faults.add(Fault::error(OpSet::WRITES).on(range(8)).shots(2));
         let mut failed = |op, at| faults.decide(&mut rng, (op, false), range(at)).error.is_some();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn planted_errors_are_labelled_and_can_be_taken_back() {
+    fn planted_errors_are_labelled_and_can_be_removed() {
         let (faults, mut rng) = (Faults::default(), fastrand::Rng::with_seed(1));
         let id = faults.add(Fault::error(OpSet::FLUSHES));
         let planted = faults.decide(&mut rng, (Op::Flush, false), SectorRange::default());

@@ -1,35 +1,36 @@
-//! [`History`]: the judge. It sees every operation's submission and completion in order and says
-//! which contents a sector may show, while the world runs and after a crash.
+//! [`History`]: the checker. It sees every operation's submission and completion in order and
+//! decides which contents a sector may show, while the world runs and after a crash.
 //!
-//! Words: a write *supersedes* another if it was submitted after the other had completed and
-//! itself succeeded. A write in flight at a crash never completed.
+//! Terms: a write *supersedes* another if it was submitted after the other had completed and itself
+//! succeeded. A write in flight at a crash never completed.
 //!
-//! H1. A read shows a write that was submitted before the read completed, and that nothing which
-//!     completed before the read was submitted supersedes. What was there first counts as a
-//!     write at the beginning, write-zeroes as a write of zeros.
+//! H1. A read shows a write that was submitted before the read completed and that is not superseded
+//!     by a write that completed before the read was submitted. The first contents count as a write
+//!     at the beginning; write-zeroes count as a write of zeros.
 //! H2. A read that met no unfinished, failed or undefined write settles what the sector holds:
-//!     later reads may not go back.
-//! H3. After a crash a sector shows a write that nothing durable supersedes. Durable is what
-//!     completed before a flush was submitted that succeeded, and a FUA write that succeeded.
+//!     later reads may not show older contents.
+//! H3. After a crash a sector shows a write that no durable write supersedes. Durable are the
+//!     writes that completed before the submission of a flush that succeeded, and the FUA writes
+//!     that succeeded.
 //! H4. A failed write may show or not. It supersedes nothing, and is superseded like any other.
-//! H5. A discard that nothing supersedes allows zeros, a drive's garbage and whatever the sector
-//!     ever held.
-//! H6. What was read after the recovery is what was there first ([`History::rebase`]).
-//! H7. Without a crash, reading settles nothing of what a discard left undefined: that stays so
-//!     until it is written ([`History::go_on`]).
-//! H8. Where drives lose what a failed flush was to make durable
-//!     ([`History::failed_flushes_lose`]), a flush that failed leaves in doubt, for the client
-//!     that it failed for, what this client knew of nothing to be durable when it ended, also
-//!     what was in flight, of which a part may have been done: no later flush of this client
-//!     makes that durable, and reading it proves nothing. Another client, who was not told,
-//!     goes on to rely on its own flushes: each client must be told. A client that comes later
-//!     doubts what any other does.
-//! H9. A disk that may roll back what no flush covered ([`History::may_roll_back`]) may show at any
-//!     time what H3 allows, as of when the read was submitted.
-//! H10. A kill ([`History::kill`]) fails what was in flight (H4) and makes nothing durable. What
-//!     is read afterwards ([`History::reopen`]) is what the disk holds from then on, whatever it
-//!     may have held before, and durable with the next flush. What was written before and is not
-//!     what was read is lost: no flush of a later client says anything of it.
+//! H5. A discard that is not superseded allows zeros, a drive's garbage, and anything that the
+//!     sector ever held.
+//! H6. The contents read after the recovery are the first contents from then on
+//!     ([`History::rebase`]).
+//! H7. Without a crash, a read settles nothing about a sector that a discard left undefined: it
+//!     stays undefined until it is written ([`History::go_on`]).
+//! H8. This rule holds where drives lose the writes that a failed flush should have made durable
+//!     ([`History::failed_flushes_lose`]). When a flush fails for a client, this client *doubts*
+//!     every write that its earlier flushes do not cover, also those in flight, which may be done
+//!     in part. No later flush of this client makes a doubted write durable, and reading it proves
+//!     nothing. Another client, whose flush has not failed, still relies on its own flushes: each
+//!     client must be told. A client that connects later doubts what any connected client doubts.
+//! H9. A disk that may roll back writes that no flush covered ([`History::may_roll_back`]) may
+//!     show, at any time, what H3 allows as of the submission of the read.
+//! H10. A kill ([`History::kill`]) fails the operations in flight (H4) and makes nothing durable.
+//!     The contents read afterwards ([`History::reopen`]) are what the disk holds from then on,
+//!     whatever it may have held before; the next flush makes them durable. A write from before
+//!     whose data was not read then is lost: flushes of later clients do not cover it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ use crate::stamp::{self, Content};
 
 type Tick = u64;
 
-/// The end of what has not ended.
+/// The end of an operation that has not ended.
 const NEVER: Tick = Tick::MAX;
 
 /// A sector that holds what it must not.
@@ -75,11 +76,11 @@ impl ClientId {
 /// What one client knows.
 #[derive(Clone, Default)]
 struct Client {
-    /// When its flushes that succeeded were submitted, and when they ended.
+    /// For each flush that succeeded: when it was submitted, and when it ended.
     flushes: Vec<(Tick, Tick)>,
-    /// A flush failed for it that may have lost something.
+    /// A flush failed for it that may have lost writes (H8).
     in_doubt: bool,
-    /// Whoever served it was killed.
+    /// The process that served it was killed.
     gone: bool,
 }
 
@@ -100,9 +101,9 @@ struct Record {
     submitted: Tick,
     ended: Tick,
     ok: bool,
-    /// Who flushed.
+    /// The client that submitted it.
     client: ClientId,
-    /// H8: by which clients, a bit for each.
+    /// H8: the clients that doubt it, a bit for each.
     doubted: u64,
 }
 
@@ -112,13 +113,13 @@ impl Record {
         Record { op, range, fua, id, submitted, ended: NEVER, ok: false, client, doubted: 0 }
     }
 
-    /// True if it makes contents definite once it has ended.
+    /// True if it succeeded and left known contents.
     fn is_definite(&self) -> bool {
         self.ok && matches!(self.op, Op::Write | Op::WriteZeroes)
     }
 }
 
-/// What a quiet read saw.
+/// The result of a read that settles a sector (H2), or of a read after a kill (H10).
 #[derive(Clone, Copy, Debug)]
 struct Observed {
     content: Content,
@@ -143,10 +144,10 @@ struct Inner {
     records: Vec<Record>,
     sectors: BTreeMap<u64, SectorHistory>,
     baseline: Vec<Content>,
-    /// Unstamped contents a sector once began with, for H5.
+    /// Unstamped contents that a sector had at some beginning, for H5.
     ever: BTreeMap<u64, Vec<Content>>,
     clients: Vec<Client>,
-    /// When the disk was opened last after a kill.
+    /// When the disk was last opened after a kill.
     reopened: Tick,
     unfinished: usize,
     tolerate_errors: bool,
@@ -187,29 +188,29 @@ impl History {
         History::new(seed, vec![Content::Zero; sectors.0 as usize])
     }
 
-    /// Whether errors that nobody planted are in order (a target that failed for good because
-    /// of a planted one answers with errors of its own).
+    /// Whether errors that were not planted are allowed: a target that failed permanently because
+    /// of a planted error answers with errors of its own.
     pub fn tolerate_errors(&self, tolerate: bool) {
         self.0.borrow_mut().tolerate_errors = tolerate;
     }
 
-    /// Whether a flush that fails may have lost what it was to make durable (H8).
+    /// Whether a flush that fails may have lost the writes it should have made durable (H8).
     pub fn failed_flushes_lose(&self, lose: bool) {
         self.0.borrow_mut().failed_flushes_lose = lose;
     }
 
-    /// H9: whether the disk may lose, without a crash, what is not durable: a target whose commit
-    /// failed.
+    /// H9: whether the disk may lose, without a crash, writes that are not durable, as a target
+    /// does whose commit failed.
     pub fn may_roll_back(&self, may: bool) {
         self.0.borrow_mut().rolls_back = may;
     }
 
-    /// Another client, whose flushes are its own.
+    /// Adds a client with flushes of its own.
     pub fn connect(&self) -> ClientId {
         self.0.borrow_mut().connect()
     }
 
-    /// Records a submission.
+    /// Records a submission of the first client.
     pub fn submit(&self, op: Op, range: SectorRange, flags: Flags) -> OpTicket {
         self.submit_by(ClientId::FIRST, op, range, flags)
     }
@@ -225,14 +226,14 @@ impl History {
         self.0.borrow_mut().submit(client, op, range, flags)
     }
 
-    /// The data to write for a submitted write.
+    /// The data of a submitted write.
     pub fn data(&self, ticket: OpTicket) -> Vec<u8> {
         let inner = self.0.borrow();
         let record = &inner.records[ticket.0];
         stamp::stamped(record.range, record.id, inner.seed)
     }
 
-    /// Records a completion and judges what a read saw.
+    /// Records a completion and checks the data of a read.
     pub fn complete(&self, ticket: OpTicket, result: IoResult, data: &[u8]) {
         self.0.borrow_mut().complete(ticket, result, data);
     }
@@ -242,7 +243,7 @@ impl History {
         self.0.borrow().unfinished
     }
 
-    /// The first thing that was wrong so far.
+    /// The first violation so far.
     ///
     /// # Errors
     /// There was one.
@@ -250,7 +251,7 @@ impl History {
         self.0.borrow().violation.clone().map_or(Ok(()), Err)
     }
 
-    /// Judges what the disk holds after a crash (H3).
+    /// Checks the contents of the disk after a crash (H3).
     ///
     /// # Errors
     /// The first sector that holds what it must not.
@@ -258,22 +259,23 @@ impl History {
         self.0.borrow().check_after_crash(contents)
     }
 
-    /// H10: whoever served the disk was killed; no operation in flight ends any more.
+    /// H10: the process that served the disk was killed; no operation in flight will end.
     pub fn kill(&self) {
         self.0.borrow_mut().kill();
     }
 
-    /// H10: this is what the disk was read as after a kill.
+    /// H10: these contents were read after a kill.
     pub fn reopen(&self, contents: &[Content]) {
         self.0.borrow_mut().reopen(contents);
     }
 
-    /// H6: forgets every operation; this is what the disk holds now.
+    /// H6: forgets every operation; these are the contents of the disk now.
     pub fn rebase(&self, contents: Vec<Content>) {
         self.0.borrow_mut().rebase(contents);
     }
 
-    /// H7: forgets every operation, all of which have ended; this is what the disk was read as.
+    /// H7: forgets every operation, all of which have ended; these contents were read from the
+    /// disk.
     pub fn go_on(&self, contents: Vec<Content>) {
         self.0.borrow_mut().go_on(contents);
     }
@@ -355,7 +357,7 @@ impl Inner {
         }
     }
 
-    /// True if a discard touched the sector and no write since.
+    /// True if a discard touched the sector and no write supersedes it.
     fn is_undefined(&self, sector: u64) -> bool {
         let written_after = |end: Tick| {
             self.touched(sector).any(|write| write.is_definite() && write.submitted > end)
@@ -391,7 +393,7 @@ impl Inner {
         let record = *record;
         if let Err(error) = result {
             if !error.injected && !self.tolerate_errors {
-                self.object(format!("{:?} {} failed: {error}", record.op, record.range));
+                self.report(format!("{:?} {} failed: {error}", record.op, record.range));
             }
             if record.op == Op::Flush && self.failed_flushes_lose {
                 self.doubt(record.client);
@@ -408,7 +410,7 @@ impl Inner {
         }
     }
 
-    /// H8: a flush failed.
+    /// H8: a flush of this client failed.
     fn doubt(&mut self, id: ClientId) {
         let client = &mut self.clients[id.0];
         client.in_doubt = true;
@@ -417,12 +419,12 @@ impl Inner {
         self.records.iter_mut().filter(volatile).for_each(|record| record.doubted |= id.bit());
     }
 
-    /// When the latest flush that succeeded for anyone was submitted.
+    /// When the latest flush that succeeded for any client was submitted.
     fn flushed(&self) -> Tick {
         self.clients.iter().map(|client| client.flushed(NEVER)).max().unwrap_or(0)
     }
 
-    fn object(&mut self, text: String) {
+    fn report(&mut self, text: String) {
         self.violation.get_or_insert(Violation(text));
     }
 
@@ -433,7 +435,7 @@ impl Inner {
             if !self.may_read(sector, content, read) {
                 let what = format!("a read (submitted {}, ended {})", read.submitted, read.ended);
                 let text = self.describe(sector, content, &what);
-                return self.object(text);
+                return self.report(text);
             }
             if self.is_quiet(sector, read) {
                 let observed = Observed { content, submitted: read.submitted, ended: read.ended };
@@ -454,14 +456,14 @@ impl Inner {
         reopened.chain(history.flat_map(|history| &history.observed)).copied()
     }
 
-    /// True if what ended at `end` was superseded before `moment`.
+    /// True if a write or contents that ended at `end` were superseded before `moment`.
     fn superseded(&self, sector: u64, end: Tick, moment: Tick) -> bool {
         let by_write = |w: &Record| w.is_definite() && w.submitted > end && w.ended < moment;
         let by_read = |read: Observed| read.submitted > end && read.ended < moment;
         self.touched(sector).any(by_write) || self.observed(sector).any(by_read)
     }
 
-    /// True if what ended at `end` is superseded by something that was durable before `moment`.
+    /// As `superseded`, counting only what was durable before `moment`.
     fn durably_superseded(&self, sector: u64, end: Tick, moment: Tick) -> bool {
         let clients: Vec<_> =
             self.clients.iter().map(|client| (client.flushed(moment), client.in_doubt)).collect();
@@ -478,7 +480,7 @@ impl Inner {
         self.touched(sector).any(by_write) || self.observed(sector).any(by_read)
     }
 
-    /// The ends of everything that could have left `content`; H4, H5.
+    /// The end times of everything that could have left `content`; H4, H5.
     fn sources(&self, sector: u64, content: Content, before: Tick) -> impl Iterator<Item = Tick> {
         let first = (self.baseline[sector as usize] == content).then_some(0);
         let seen = self.observed(sector).filter(move |seen| seen.content == content);
@@ -512,7 +514,7 @@ impl Inner {
         })
     }
 
-    /// H2: everything that the read could have met is whole.
+    /// H2: true if every write that the read could have met succeeded and left known contents.
     fn is_quiet(&self, sector: u64, read: &Record) -> bool {
         let whole = |w: &Record| w.is_definite() && w.ended < read.submitted;
         self.touched(sector)

@@ -1,7 +1,7 @@
-//! [`Image`]: what a drive holds, sparse and cheap to clone.
+//! [`Image`]: the contents of a drive, sparse and cheap to clone.
 //!
-//! Chunks of 4 KiB are shared between clones until one of them is written. What was never
-//! written reads as zero.
+//! Clones share chunks of 4 KiB until one of them writes. Sectors that were never written read as
+//! zero.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl Image {
         Image { sectors, chunks: BTreeMap::new() }
     }
 
-    /// An image of these bytes, filled up with zeros to a whole sector.
+    /// An image of these bytes, padded with zeros to a whole sector.
     pub fn of_bytes(bytes: &[u8]) -> Image {
         let sectors = SectorCount(bytes.len().div_ceil(SECTOR) as u64);
         let mut image = Image::new(sectors);
@@ -36,7 +36,7 @@ impl Image {
         image
     }
 
-    /// The size.
+    /// The size in sectors.
     pub fn sectors(&self) -> SectorCount {
         self.sectors
     }
@@ -110,12 +110,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_and_the_rest_is_zero() {
+    fn written_sectors_read_back_and_the_rest_is_zero() {
         let mut image = Image::new(SectorCount(100));
         image.write(Sector(7), &[3; 2 * SECTOR]);
-        let twin = image.clone();
+        let copy = image.clone();
         image.write(Sector(8), &[4; SECTOR]);
-        assert_eq!(twin.sector(Sector(8)), [3; SECTOR], "a clone does not follow");
+        assert_eq!(copy.sector(Sector(8)), [3; SECTOR], "a clone does not follow");
         let all = image.to_vec();
         assert!(all[..7 * SECTOR].iter().all(|&byte| byte == 0));
         assert!(all[7 * SECTOR..8 * SECTOR].iter().all(|&byte| byte == 3));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn shrinking_forgets_what_lay_beyond() {
+    fn shrinking_drops_the_sectors_beyond_the_end() {
         let mut image = Image::new(SectorCount(16));
         image.write(Sector(12), &[1; SECTOR]);
         image.resize(SectorCount(10));

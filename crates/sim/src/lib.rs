@@ -1,11 +1,12 @@
-//! A deterministic world: virtual time, drives that lose and tear, crash and fault injection.
+//! A deterministic world: virtual time, drives that lose and tear writes, crash and fault
+//! injection.
 //!
-//! Start with [`SimWorld`]: reactors stepped by one thread under a seeded scheduler. Give it
-//! [`SimDrive`]s, drive them with a [`Workload`], let a [`History`] judge what was read, and let
-//! a [`Campaign`](campaign::Campaign) cut the power, or kill the process, at every write.
+//! Start with [`SimWorld`]: reactors stepped by one thread under a seeded scheduler. Add
+//! [`SimDrive`]s, send requests with a [`Workload`], check what was read with a [`History`], and
+//! let a [`Campaign`](campaign::Campaign) cut the power, or kill the process, at any write.
 //!
 //! Promise: the same seed makes the same run, event for event. Therefore nothing here reads a
-//! clock, starts a thread, or iterates over anything without an order.
+//! clock, starts a thread, or iterates in an order that does not follow from the seed.
 
 pub mod campaign;
 mod drive;

@@ -1,8 +1,8 @@
-//! The machinery below the reactors, one per world: time, the randomness of the drives, the
-//! drive operations in flight, the count of writes and the power switch.
+//! What the drives of one world share: time, randomness, the drive operations in flight, the count
+//! of writes and the power switch.
 //!
 //! Every reactor's [`cairn_block::Env`] carries it as its mechanism, so that a drive finds the
-//! world it was called from. It holds no `Env`: nothing here may keep a world alive.
+//! world of its caller. It holds no `Env`: nothing here may keep a world alive.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,16 +13,16 @@ use cairn_block::{RequestId, Segs, Time};
 
 use crate::drive::{DriveShared, OpId};
 
-/// At which moment of a write the power goes.
+/// At which moment of a write the power is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutWhen {
-    /// When a drive was handed the write; it may or may not do some of it.
+    /// When the write was submitted to a drive; the drive may do all, some or none of it.
     Submitted,
-    /// When a drive has done the write, before anybody heard of it.
+    /// When a drive has done the write, before its request completes.
     Completed,
 }
 
-/// Where the power goes: at a write of any drive of the world, counted from 0 in order of
+/// Where the power is cut: at a write of any drive of the world, counted from 0 in order of
 /// submission. Flushes, write-zeroes and discards count as writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
@@ -37,7 +37,7 @@ pub(crate) struct InFlight {
     pub drive: Arc<DriveShared>,
     pub op: OpId,
     pub request: RequestId,
-    /// Where a read puts its data; what a write read its data from.
+    /// Where a read puts its data; where a write took its data from.
     pub segs: Segs,
     /// The index of a write.
     pub write: Option<u64>,
@@ -48,7 +48,7 @@ pub(crate) struct Mechanics {
     now: Cell<Time>,
     pub rng: RefCell<fastrand::Rng>,
     in_flight: RefCell<BTreeMap<(Time, u64), InFlight>>,
-    /// What waits for the arm of its drive.
+    /// Operations that wait for the arm of their drive.
     waiting: RefCell<Vec<InFlight>>,
     count: Cell<u64>,
     writes: Cell<u64>,
@@ -81,7 +81,8 @@ impl Mechanics {
         self.now.set(now);
     }
 
-    /// Plans the end of an operation; operations that end at one moment do so in seeded order.
+    /// Schedules the end of an operation; operations that end at the same time do so in seeded
+    /// order.
     pub fn plan(&self, after: Duration, op: InFlight) {
         let count = self.count.get();
         self.count.set(count + 1);
@@ -89,12 +90,12 @@ impl Mechanics {
         self.in_flight.borrow_mut().insert((self.now() + after, tie), op);
     }
 
-    /// Keeps an operation until its drive has come to it.
+    /// Keeps an operation until the arm of its drive starts it.
     pub fn wait(&self, op: InFlight) {
         self.waiting.borrow_mut().push(op);
     }
 
-    /// Hands out an operation of a drive that was kept.
+    /// Takes out a kept operation of a drive.
     pub fn take_waiting(&self, drive: &Arc<DriveShared>, op: OpId) -> InFlight {
         let mut waiting = self.waiting.borrow_mut();
         let own = |kept: &InFlight| kept.op == op && Arc::ptr_eq(&kept.drive, drive);
@@ -110,7 +111,7 @@ impl Mechanics {
         self.in_flight.borrow_mut().pop_first().map(|(_, op)| op)
     }
 
-    /// Numbers a write; switches the power off if this is the one.
+    /// Returns the index of a new write; cuts the power if a cut is set at its submission.
     pub fn count_write(&self) -> u64 {
         let index = self.writes.get();
         self.writes.set(index + 1);
@@ -118,7 +119,7 @@ impl Mechanics {
         index
     }
 
-    /// A write has been done by its drive.
+    /// A drive has done a write; cuts the power if a cut is set there.
     pub fn write_done(&self, index: u64) {
         self.switch(index, CutWhen::Completed);
     }
@@ -146,7 +147,7 @@ impl Mechanics {
         self.powerless.get()
     }
 
-    /// Mixes something that happened into the run's fingerprint (FNV-1a over words).
+    /// Mixes an event into the run's fingerprint (FNV-1a over words).
     pub fn note(&self, words: &[u64]) {
         let mut hash = self.fingerprint.get();
         for word in words {
@@ -159,7 +160,7 @@ impl Mechanics {
         self.fingerprint.get()
     }
 
-    /// Forgets everything in flight; for the end of a world.
+    /// Drops everything in flight; for the end of a world.
     pub fn clear(&self) {
         self.in_flight.borrow_mut().clear();
         self.waiting.borrow_mut().clear();

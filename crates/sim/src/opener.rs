@@ -11,7 +11,7 @@ pub struct SimOpener {
 }
 
 impl SimOpener {
-    /// An opener that knows nothing yet.
+    /// An opener without disks.
     pub fn new() -> SimOpener {
         SimOpener::default()
     }
@@ -36,7 +36,7 @@ impl Opener for SimOpener {
         Ok(Identity::File { device: 0, inode: self.find(argument)? as u64, birth_ns: 0 })
     }
 
-    /// A drive counts its failures itself: it is open for as long as the world exists.
+    /// Ignores `_failures`: a drive counts its own, since it is open as long as the world exists.
     fn open(
         &self,
         argument: &str,

@@ -1,4 +1,4 @@
-//! The mailboxes of a simulated world: every message takes a seeded while.
+//! The mailboxes of a simulated world: every message has a seeded delay.
 //!
 //! P1. Messages from one sender to one receiver arrive in their order; messages of different
 //!     senders may overtake each other.
@@ -9,11 +9,11 @@ use std::time::Duration;
 use cairn_block::{LogLimit, Mail, Post, ReactorId, Time};
 use parking_lot::Mutex;
 
-/// What the simulated clock shows when the simulation begins, since 1970.
+/// What the simulated clock shows when the simulation starts, since 1970.
 const START_OF_TIME: Duration = Duration::from_secs(1_767_225_600);
-/// Longest usual delay of a message, in nanoseconds.
+/// Longest delay of a usual message, in nanoseconds.
 const DELAY_NS: u64 = 20_000;
-/// One message of this many is much later than the others.
+/// One message in this many is slow: its delay is up to 20 times as long.
 const SLOW_EVERY: u64 = 16;
 
 struct Inner {
@@ -47,7 +47,7 @@ impl SimPost {
         SimPost { reactors, inner: Mutex::new(inner), log: LogLimit::default() }
     }
 
-    /// Says what time it is and which reactor has its turn (none: somebody outside).
+    /// Sets the time and the reactor whose turn it is; none: code outside the reactors.
     pub fn set_turn(&self, now: Time, reactor: Option<u16>) {
         let mut inner = self.inner.lock();
         inner.now = now;
@@ -60,7 +60,7 @@ impl SimPost {
         inner.boxes[usize::from(reactor)].first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Takes what has arrived.
+    /// Takes the messages that have arrived.
     pub fn collect(&self, reactor: u16, now: Time) -> Vec<Mail> {
         let mut inner = self.inner.lock();
         let mailbox = &mut inner.boxes[usize::from(reactor)];
@@ -68,10 +68,10 @@ impl SimPost {
         std::mem::replace(mailbox, later).into_values().collect()
     }
 
-    /// Throws everything away.
+    /// Drops all messages.
     pub fn clear(&self) {
         let boxes: Vec<_> = self.inner.lock().boxes.iter_mut().map(std::mem::take).collect();
-        // Dropped outside of the lock: a job's drop may post again.
+        // Dropped after the lock was released: a job's drop may post again.
         drop(boxes);
     }
 }

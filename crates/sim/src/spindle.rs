@@ -1,9 +1,10 @@
-//! [`Spindle`]: a drive that turns: one arm, one request at a time, and a queue it chooses from.
+//! [`Spindle`]: a rotating drive: one arm, one request at a time, and a queue from which it
+//! chooses.
 //!
 //! The time of a request is the seek to its track (by the square root of the distance), the wait
-//! until its first sector comes round, and its transfer. Of the requests in its queue the drive
-//! takes the one that it can begin first, unless the oldest has waited for too long. Writes are
-//! as slow as reads: there is no memory that would take them early. Flushes do not need the arm.
+//! until its first sector comes under the arm, and its transfer. The drive takes the request that
+//! it can begin first, unless the oldest has waited too long. Writes take as long as reads: there
+//! is no memory that would complete them early. Flushes do not need the arm.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use cairn_block::{Sector, SectorCount, SectorRange, Time};
 
 use crate::drive::OpId;
 
-/// What a drive with one arm is like.
+/// The properties of a drive with one arm.
 #[derive(Clone, Copy, Debug)]
 pub struct Spindle {
     /// One turn of the platter.
@@ -23,9 +24,9 @@ pub struct Spindle {
     pub seek_max: Duration,
     /// The length of a track.
     pub track: SectorCount,
-    /// From how many requests the drive chooses.
+    /// The drive chooses among at most this many requests.
     pub queue: usize,
-    /// A request that has waited for so long is next.
+    /// A request that has waited this long is next.
     pub patience: Duration,
 }
 
@@ -40,11 +41,12 @@ impl Spindle {
         patience: Duration::from_millis(500),
     };
 
-    /// How long after the end of the request before it one that goes on with it may come, and
-    /// lose no turn.
+    /// A request that continues the previous one loses no turn if it comes within this time after
+    /// that one's end.
     const GRACE: Duration = Duration::from_millis(1);
 
-    /// From `arm` to the first sector of a request, on a drive of `sectors`, beginning at `now`.
+    /// The time from `now` until the arm, at `arm`, is at the first sector `to` of a request, on a
+    /// drive of `sectors`.
     fn position(&self, arm: Arm, to: Sector, sectors: SectorCount, now: Time) -> Duration {
         if arm.at == to && now.since(arm.since) < Self::GRACE {
             return Duration::ZERO;
@@ -70,7 +72,7 @@ impl Spindle {
     }
 }
 
-/// Where the arm is, and since when.
+/// The position of the arm, and since when it is there.
 #[derive(Clone, Copy, Default)]
 struct Arm {
     at: Sector,
@@ -81,12 +83,12 @@ struct Arm {
 pub(crate) struct Pending {
     pub op: OpId,
     pub range: SectorRange,
-    /// What a planted fault adds.
+    /// The delay of a planted fault.
     pub delay: Duration,
     pub since: Time,
 }
 
-/// The arm of one drive and what waits for it.
+/// The arm of one drive and the requests that wait for it.
 #[derive(Default)]
 pub(crate) struct Queue {
     arm: Arm,
@@ -137,7 +139,7 @@ mod tests {
 
     const SECTORS: u64 = 1 << 31;
 
-    /// Requests per second of `places`, so many in flight.
+    /// Requests per second for requests at `places`, with `in_flight` at a time.
     fn rate(places: &[u64], sectors: u64, in_flight: usize) -> f64 {
         let world = SimWorld::new(1, 1);
         let mut options = DriveOptions::named("a");
@@ -169,26 +171,26 @@ mod tests {
     }
 
     #[test]
-    fn in_order_it_runs_at_the_speed_of_the_platter() {
+    fn sequential_requests_run_at_the_speed_of_the_platter() {
         let places: Vec<u64> = (0..500).map(|piece| piece * 256).collect();
         let mib = rate(&places, 256, 8) / 8.0;
         assert!((160.0..190.0).contains(&mib), "{mib} MiB/s");
     }
 
     #[test]
-    fn anywhere_a_request_takes_a_seek_and_half_a_turn() {
+    fn random_request_takes_a_seek_and_half_a_turn() {
         let ms = 1000.0 / rate(&anywhere(300), 8, 1);
         assert!((12.0..14.5).contains(&ms), "{ms} ms");
     }
 
     #[test]
-    fn a_queue_makes_it_two_to_three_times_as_fast() {
+    fn queue_makes_random_requests_two_to_three_times_as_fast() {
         let (one, many) = (rate(&anywhere(300), 8, 1), rate(&anywhere(600), 8, 32));
         assert!((2.0..3.5).contains(&(many / one)), "{one} and {many} per second");
     }
 
     #[test]
-    fn sorted_it_is_faster_still() {
+    fn sorted_requests_are_faster_still() {
         let mut places = anywhere(600);
         let arrival = rate(&places, 8, 32);
         places.sort_unstable();

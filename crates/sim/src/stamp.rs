@@ -1,8 +1,7 @@
-//! Stamps: what test data looks like, so that a sector tells which write it holds.
+//! Stamps: test data from which a sector's write can be told.
 //!
-//! A stamped sector names its own position, the write and the seed of the run, and the rest of
-//! its bytes follow from these: a torn, misdirected or mixed sector never passes for a whole
-//! one.
+//! A stamped sector names its own position, the write and the seed of the run. The rest of its
+//! bytes follow from these, so a torn, misdirected or mixed sector is never taken for a whole one.
 
 use cairn_block::{SECTOR_BYTES, Sector, SectorRange};
 
@@ -15,23 +14,23 @@ const GARBAGE: u64 = u64::from_le_bytes(*b"CRNTRASH");
 pub enum Content {
     /// Zeros.
     Zero,
-    /// What write `id` of the run with `seed` put there.
+    /// The data of write `id` in the run with `seed`.
     Write {
         /// The write's number.
         id: u64,
         /// The run's seed.
         seed: u64,
     },
-    /// What a write put at another sector.
+    /// The data that a write put at another sector.
     Misplaced {
         /// Where it belongs.
         sector: u64,
         /// The write's number.
         id: u64,
     },
-    /// What a drive left after a discard.
+    /// The data that a drive may leave after a discard.
     Garbage,
-    /// Anything else, by a hash.
+    /// Anything else, as a hash.
     Other(u64),
 }
 
@@ -67,7 +66,7 @@ pub(crate) fn stamped(range: SectorRange, id: u64, seed: u64) -> Vec<u8> {
     out
 }
 
-/// What a drive may leave in a discarded range.
+/// The data that a drive may leave in a discarded range.
 pub(crate) fn garbage(rng: &mut fastrand::Rng, range: SectorRange) -> Vec<u8> {
     let mut out = Vec::with_capacity(range.to_bytes() as usize);
     for _ in 0..range.count.0 {
@@ -79,7 +78,7 @@ pub(crate) fn garbage(rng: &mut fastrand::Rng, range: SectorRange) -> Vec<u8> {
 }
 
 impl Content {
-    /// What these 512 bytes, found at `sector`, are.
+    /// Classifies 512 bytes found at `sector`.
     pub fn of(sector: Sector, bytes: &[u8]) -> Content {
         assert_eq!(bytes.len(), SECTOR);
         if bytes.iter().all(|&byte| byte == 0) {
@@ -110,7 +109,7 @@ mod tests {
     use cairn_block::SectorCount;
 
     #[test]
-    fn a_sector_tells_what_it_holds() {
+    fn contents_of_a_sector_are_classified_by_their_stamp() {
         let range = SectorRange::new(Sector(40), SectorCount(2));
         let data = stamped(range, 7, 99);
         let (first, second) = data.split_at(SECTOR);

@@ -1,9 +1,10 @@
-//! [`Workload`]: seeded requests from every reactor, with bounded many in flight, recorded in a
-//! [`History`]. They come from one or several [`Connection`]s, each of which is told of losses as
-//! a client of a server is.
+//! [`Workload`]: seeded requests from every reactor, with a bounded number in flight, recorded in a
+//! [`History`]. They come from one or several [`Connection`]s; each learns of losses as a client of
+//! a server does.
 //!
-//! Ranges come from three patterns, so that caches see overwrites, runs and misses: hot spots,
-//! sequential runs, and anywhere. Data is stamped; a read's memory is poisoned beforehand.
+//! Ranges follow three patterns, so that caches see overwrites, runs and misses: hot hot_spots,
+//! sequential runs, and uniform. Data is stamped; a read's memory is filled with a poison byte
+//! first.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -23,7 +24,7 @@ use crate::world::{SimWorld, Stopped};
 
 const POISON: u8 = 0xa5;
 
-/// How often each operation comes, relative to the others.
+/// How often each operation occurs, relative to the others.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
     /// Reads.
@@ -49,7 +50,8 @@ impl Default for Mix {
 }
 
 impl Mix {
-    /// What to do, and as what the history knows it: data of zeros counts as write-zeroes.
+    /// An operation, and the operation that the history records: data of zeros counts as
+    /// write-zeroes.
     fn draw(&self, rng: &mut fastrand::Rng) -> (Op, Op, Flags) {
         let none = Flags::empty();
         let zeroes = if rng.u8(..4) == 0 { Flags::FUA } else { none };
@@ -81,7 +83,7 @@ pub struct Workload {
     pub seed: u64,
     /// How many operations.
     pub ops: u64,
-    /// How many in flight per reactor.
+    /// How many are in flight per reactor.
     pub in_flight: u16,
     /// What they are.
     pub mix: Mix,
@@ -92,13 +94,13 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// A mixture of everything: 4 operations in flight per reactor, up to 64 KiB each.
+    /// All kinds of operations: 4 in flight per reactor, up to 64 KiB each.
     pub fn mixed(seed: u64, ops: u64) -> Workload {
         let (max, pause) = (SectorCount(128), Duration::from_micros(100));
         Workload { seed, ops, in_flight: 4, mix: Mix::default(), max, pause }
     }
 
-    /// Does it all, for one client.
+    /// Runs the whole workload, for one client.
     ///
     /// # Errors
     /// The world stopped before the last operation ended.
@@ -112,44 +114,52 @@ impl Workload {
         world.try_run_until(|| running.is_done())
     }
 
-    /// Begins; the operations happen while the world is run for whatever reason.
+    /// Starts it for one client; the operations run whenever the world runs.
     pub fn start(self, world: &SimWorld, disk: &Arc<dyn Disk>, history: &History) -> Running {
         let only = Connection::of(ClientId::FIRST, world, disk, history);
         self.start_for(world, vec![only])
     }
 
-    /// Begins for clients of one disk, who do it between them.
+    /// Starts it for several clients of one disk, who share the operations.
     ///
     /// # Panics
-    /// There is no client.
+    /// `clients` is empty.
     pub fn start_for(self, world: &SimWorld, clients: Vec<Connection>) -> Running {
         let disk = &clients[0].disk;
         let size = disk.sectors();
         let block = disk.limits().logical_sectors();
         let mut rng = fastrand::Rng::with_seed(self.seed);
-        let spots = std::array::from_fn(|_| rng.u64(..size.0 / block.0) * block.0);
-        let lanes = u64::from(world.reactors()) * u64::from(self.in_flight);
+        let hot_spots = std::array::from_fn(|_| rng.u64(..size.0 / block.0) * block.0);
+        let workers = u64::from(world.reactors()) * u64::from(self.in_flight);
         let shared = Rc::new(Shared {
-            plan: RefCell::new(Plan { workload: self, rng, size, block, spots, cursor: 0, run: 0 }),
+            plan: RefCell::new(Plan {
+                workload: self,
+                rng,
+                size,
+                block,
+                hot_spots,
+                cursor: 0,
+                run: 0,
+            }),
             left: Cell::new(self.ops),
-            lanes: Cell::new(lanes),
+            workers: Cell::new(workers),
         });
-        for lane in 0..lanes {
-            let env = world.env((lane % u64::from(world.reactors())) as u16);
-            let client = clients[lane as usize % clients.len()].clone();
-            env.spawn(run_lane(env.clone(), shared.clone(), client));
+        for worker in 0..workers {
+            let env = world.env((worker % u64::from(world.reactors())) as u16);
+            let client = clients[worker as usize % clients.len()].clone();
+            env.spawn(run_worker(env.clone(), shared.clone(), client));
         }
         Running(shared)
     }
 }
 
-/// A workload that has begun.
+/// A workload that was started.
 pub struct Running(Rc<Shared>);
 
 impl Running {
     /// True if every operation has ended.
     pub fn is_done(&self) -> bool {
-        self.0.lanes.get() == 0
+        self.0.workers.get() == 0
     }
 
     /// How many operations have not been started.
@@ -161,7 +171,7 @@ impl Running {
 struct Shared {
     plan: RefCell<Plan>,
     left: Cell<u64>,
-    lanes: Cell<u64>,
+    workers: Cell<u64>,
 }
 
 /// A client of a disk, with one cursor for all its flushes.
@@ -170,7 +180,7 @@ pub struct Connection {
     disk: Arc<dyn Disk>,
     history: History,
     id: ClientId,
-    /// What the client was told of losses.
+    /// The losses that the client was told of.
     cursor: Rc<RefCell<FailureCursor>>,
     drives: Rc<[Arc<SimDrive>]>,
 }
@@ -192,12 +202,12 @@ impl Connection {
         &self.disk
     }
 
-    /// A flush begins, or something that makes durable as much.
+    /// Records the start of a flush, or of another operation that makes as much durable.
     pub fn begin_flush(&self) -> OpTicket {
         self.submit(Op::Flush, SectorRange::default(), Flags::empty())
     }
 
-    /// It ended.
+    /// Records its end.
     pub fn end_flush(&self, flush: OpTicket, result: IoResult) {
         self.history.complete(flush, self.told(result), &[]);
     }
@@ -212,8 +222,9 @@ impl Connection {
         self.history.submit_by(self.id, op, range, flags)
     }
 
-    /// What the client hears about a flush that the disk answered with `result`. It is told of
-    /// losses only if something failed: else that is an error which nobody planted.
+    /// The client's result of a flush to which the disk answered `result`. A loss that the client
+    /// is told of counts as injected only if an error was planted; otherwise it is an unexpected
+    /// error.
     fn told(&self, result: IoResult) -> IoResult {
         let told = self.cursor.borrow_mut().end_of_flush(&self.disk, result);
         self.cursor.borrow().was_told(&self.disk);
@@ -231,7 +242,7 @@ struct Plan {
     rng: fastrand::Rng,
     size: SectorCount,
     block: SectorCount,
-    spots: [u64; 4],
+    hot_spots: [u64; 4],
     cursor: u64,
     run: u64,
 }
@@ -247,7 +258,7 @@ impl Plan {
         };
         let start = match self.rng.u8(..8) {
             0..4 => {
-                let spot = self.spots[self.rng.usize(..self.spots.len())] / block;
+                let spot = self.hot_spots[self.rng.usize(..self.hot_spots.len())] / block;
                 spot + self.rng.u64(..16)
             }
             4..6 => self.sequential(length, blocks),
@@ -258,7 +269,8 @@ impl Plan {
         SectorRange::new(Sector(start * block), SectorCount(length * block))
     }
 
-    /// The next piece of a run that begins anew now and then.
+    /// The next piece of a sequential run. A run ends after some pieces; then another starts
+    /// elsewhere.
     fn sequential(&mut self, length: u64, blocks: u64) -> u64 {
         if self.run == 0 || self.cursor + length > blocks {
             self.run = self.rng.u64(4..32);
@@ -280,8 +292,8 @@ impl Plan {
     }
 }
 
-/// One operation in flight after the other.
-async fn run_lane(env: Env, shared: Rc<Shared>, client: Connection) {
+/// Runs one operation after another until none is left.
+async fn run_worker(env: Env, shared: Rc<Shared>, client: Connection) {
     while let Some(left) = shared.left.get().checked_sub(1) {
         shared.left.set(left);
         let pause = shared.plan.borrow_mut().pause();
@@ -291,7 +303,7 @@ async fn run_lane(env: Env, shared: Rc<Shared>, client: Connection) {
         let (io, ticket) = make_io(&env, &shared, &client);
         client.run_io(&env, io, ticket).await;
     }
-    shared.lanes.set(shared.lanes.get() - 1);
+    shared.workers.set(shared.workers.get() - 1);
 }
 
 fn make_io(env: &Env, shared: &Shared, client: &Connection) -> (Io, OpTicket) {
@@ -310,7 +322,7 @@ fn make_io(env: &Env, shared: &Shared, client: &Connection) -> (Io, OpTicket) {
     (Io { op, flags, range, segs }, ticket)
 }
 
-/// Memory for a range, sometimes in two pieces that do not begin at a page.
+/// Memory for a range, sometimes in two pieces that do not start at a page.
 fn scattered(env: &Env, rng: &mut fastrand::Rng, range: SectorRange) -> Segs {
     let bytes = range.to_bytes() as usize;
     if bytes < 1024 || rng.u8(..4) > 0 {
@@ -322,7 +334,7 @@ fn scattered(env: &Env, rng: &mut fastrand::Rng, range: SectorRange) -> Segs {
     segs
 }
 
-/// Records the end the moment the disk says it.
+/// Records the end of an operation when the disk completes it.
 struct Recorder {
     client: Connection,
     ticket: OpTicket,

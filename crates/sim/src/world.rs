@@ -1,11 +1,12 @@
 //! [`SimWorld`]: several reactors in one thread, in virtual time, under a seeded scheduler.
 //!
-//! A step is one of: a reactor takes a turn of its loop, or a drive completes an operation.
-//! Whatever could happen now is drawn from by the seed; when nothing can, time jumps to the next
-//! completion, message or timer. A turn costs a little time, so that nothing spins for ever.
+//! A step is one of: a reactor takes a turn of its loop, or a drive completes an operation. The
+//! seed chooses among the steps that are possible now; if there is none, time advances to the next
+//! completion, message or timer. A turn takes a little time, so that a loop which never waits still
+//! advances time.
 //!
 //! W1. The same seed and the same calls make the same run: [`SimWorld::fingerprint`] is equal.
-//! W2. After the power has gone nothing happens any more.
+//! W2. After the power was cut nothing happens any more.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -25,7 +26,7 @@ use crate::post::SimPost;
 /// Longest turn of a reactor in nanoseconds.
 const TURN_NS: u64 = 2_000;
 
-/// How long, in virtual time, a future may take if nobody says otherwise.
+/// Default limit on the virtual time of a future.
 const PATIENCE: Duration = Duration::from_secs(7200);
 
 /// Why a world stopped before a future was done.
@@ -33,15 +34,15 @@ const PATIENCE: Duration = Duration::from_secs(7200);
 pub enum Stopped {
     /// The power was cut.
     PowerCut,
-    /// Nothing is runnable, and nothing is going to happen.
+    /// Nothing is runnable, and no event is scheduled.
     Deadlock,
-    /// Only timers kept the world alive until the caller's patience ended.
+    /// The virtual time limit ended; only timers kept the world going.
     TimedOut,
 }
 
 struct Reactor {
     core: Core,
-    /// Something happened to it since its last turn.
+    /// Something happened to this reactor since its last turn.
     ready: Cell<bool>,
 }
 
@@ -64,7 +65,7 @@ enum Choice {
 }
 
 impl SimWorld {
-    /// How many reactors a world has if nobody says otherwise.
+    /// The usual number of reactors.
     pub const REACTORS: u16 = 3;
 
     /// A world at time zero.
@@ -99,7 +100,7 @@ impl SimWorld {
         self.mechanics.now()
     }
 
-    /// How long, in virtual time, the next futures may take.
+    /// Sets the limit on the virtual time of each further future.
     pub fn set_patience(&self, patience: Duration) {
         self.patience.set(patience);
     }
@@ -122,8 +123,8 @@ impl SimWorld {
         drive
     }
 
-    /// Adds a drive that another world left when its process was killed
-    /// ([`SimDrive::after_kill`]); without the faults that were planted in it.
+    /// Adds a drive that another world left when its process was killed ([`SimDrive::after_kill`]);
+    /// the faults planted in it are removed.
     pub fn add_survivor(&self, drive: SimDrive) {
         let drive = Arc::new(drive);
         drive.faults().forget();
@@ -135,7 +136,7 @@ impl SimWorld {
         self.drives.borrow().iter().map(|(_, drive)| drive.clone()).collect()
     }
 
-    /// How many errors were planted in requests to the drives so far.
+    /// How many requests to the drives failed by planted errors so far.
     pub fn injected(&self) -> u64 {
         self.drives.borrow().iter().map(|(_, drive)| drive.faults().injected()).sum()
     }
@@ -152,7 +153,7 @@ impl SimWorld {
         self.drives.borrow().iter().any(|(_, drive)| drive.faults().lose())
     }
 
-    /// Opens the drives added so far by their names.
+    /// An opener of the drives added so far, by their names.
     pub fn opener(&self) -> SimOpener {
         let opener = SimOpener::new();
         self.drives.borrow().iter().fold(opener, |all, (name, disk)| all.with(name, disk.clone()))
@@ -174,7 +175,7 @@ impl SimWorld {
     /// Runs a future on a reactor until it is done.
     ///
     /// # Errors
-    /// Why the world stopped before.
+    /// Why the world stopped before that.
     pub fn try_block_on<T, F>(
         &self,
         reactor: u16,
@@ -196,7 +197,7 @@ impl SimWorld {
         Ok(result.take().expect("the world ran until it was there"))
     }
 
-    /// Runs until the condition holds; it is asked after every step.
+    /// Runs until the condition holds; it is checked after every step.
     ///
     /// # Panics
     /// On a deadlock or a power cut, with the seed.
@@ -205,10 +206,10 @@ impl SimWorld {
             .unwrap_or_else(|why| panic!("{why:?} at {:?}, seed {}", self.now(), self.seed));
     }
 
-    /// Runs until the condition holds; it is asked after every step.
+    /// Runs until the condition holds; it is checked after every step.
     ///
     /// # Errors
-    /// Why the world stopped before.
+    /// Why the world stopped before that.
     pub fn try_run_until(&self, done: impl Fn() -> bool) -> Result<(), Stopped> {
         self.reactors.iter().for_each(|reactor| reactor.ready.set(true));
         let end = self.now() + self.patience.get();
@@ -224,7 +225,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Runs for a while of virtual time, whether or not anything happens.
+    /// Runs for this much virtual time, whether or not anything happens.
     pub fn run_for(&self, duration: Duration) {
         self.reactors.iter().for_each(|reactor| reactor.ready.set(true));
         let end = self.now() + duration;
@@ -238,7 +239,7 @@ impl SimWorld {
         }
     }
 
-    /// Lets one thing happen. False if nothing is left to happen.
+    /// Does one step. False if there is none left.
     pub fn step(&self) -> bool {
         if self.mechanics.is_powerless() {
             return false;
@@ -274,7 +275,7 @@ impl SimWorld {
         choices
     }
 
-    /// When something happens next, if nothing can happen now.
+    /// The time of the next event.
     fn next_moment(&self) -> Option<Time> {
         let arrivals = (0..self.reactors()).filter_map(|id| self.post.next_arrival(id));
         let timers = self.reactors.iter().filter_map(|reactor| reactor.core.next_timer());
@@ -303,12 +304,13 @@ impl SimWorld {
 
     // Power.
 
-    /// How many writes (flushes, write-zeroes and discards among them) the drives were handed.
+    /// How many writes (flushes, write-zeroes and discards among them) were submitted to the
+    /// drives.
     pub fn writes(&self) -> u64 {
         self.mechanics.writes()
     }
 
-    /// Plans a power cut, or takes the plan back.
+    /// Sets where the power is cut, or cancels that.
     pub fn cut_at(&self, cut: impl Into<Option<Cut>>) {
         self.mechanics.cut_at(cut.into());
     }
@@ -323,13 +325,13 @@ impl SimWorld {
         self.mechanics.is_powerless()
     }
 
-    /// What each drive is left with, after a power cut or if it happened now.
+    /// What each drive holds after the power cut, or would hold if the power were cut now.
     pub fn images_after_power_cut(&self, rng: &mut fastrand::Rng) -> Vec<(String, Image)> {
         let drives = self.drives.borrow();
         drives.iter().map(|(name, drive)| (name.clone(), drive.power_cut(rng))).collect()
     }
 
-    // Judgement.
+    // Checks.
 
     /// A hash of everything that happened.
     pub fn fingerprint(&self) -> u64 {

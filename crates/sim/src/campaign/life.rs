@@ -1,10 +1,10 @@
-//! [`Life`]: the generations of one set of drives, from first use to the last judgement.
+//! [`Life`]: the generations of one set of drives, from first use to the last check.
 //!
-//! L1. After a cut, what is read is what the drives hold durably: the histories begin anew
-//!     ([`History::rebase`]). After a kill they go on ([`History::reopen`]).
-//! L2. A life whose drives lost completed writes ([`crate::Effect::Lose`]) ends by a cut: only
-//!     the process that used them knows of the loss, and nothing tells the next one that what it
-//!     reads is not going to be durable.
+//! L1. After a cut, the contents read are what the drives hold durably: the histories start again
+//!     from them ([`History::rebase`]). After a kill the histories continue ([`History::reopen`]).
+//! L2. A life whose drives lost completed writes ([`crate::Effect::Lose`]) ends by a cut, not by a
+//!     kill. Only the process that used the drives knows of the loss; the next process could not
+//!     know that some of what it reads will never be durable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::stamp::Content;
 use crate::workload::{Connection, Workload};
 use crate::world::{SimWorld, Stopped};
 
-/// Longest virtual time of one phase; whatever takes longer hangs.
+/// Limit on the virtual time of one phase; a longer phase counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How the generations of a life end.
@@ -32,7 +32,7 @@ enum Ends {
     Both,
 }
 
-/// What a generation finds.
+/// The drives that a generation starts with.
 enum Media {
     /// After a power cut, and at first.
     Images(Images),
@@ -40,7 +40,7 @@ enum Media {
     Drives(Vec<SimDrive>),
 }
 
-/// A volume that clients use, and what they did to it.
+/// A volume that clients use, and its history.
 type Volume = (Arc<dyn Disk>, History);
 
 /// One life.
@@ -49,22 +49,22 @@ pub(super) struct Life<'a> {
     rng: fastrand::Rng,
     options: Vec<DriveOptions>,
     media: Media,
-    /// Of the volumes that were opened last.
+    /// The registry of the volumes that were opened last.
     registry: Option<Arc<Registry>>,
-    /// By the names of the volumes.
+    /// By volume name.
     histories: BTreeMap<String, History>,
     history_seed: u64,
     ends: Ends,
     pub tally: Tally,
 }
 
-/// What ended a generation before its time.
+/// Why a generation ended early.
 pub(super) enum Early {
     /// The power cut or kill that was planned.
     Ended,
-    /// A start failed because drives did.
+    /// Opening was refused because drives failed.
     Refused,
-    /// Something is wrong.
+    /// The check failed.
     Failed(String),
 }
 
@@ -108,7 +108,7 @@ impl<'a> Life<'a> {
             }
             self.end(&world).map_err(told)?;
         }
-        // What a kill left, another cut may still take away.
+        // A cut after the last kill may still lose what the kill left volatile.
         while matches!(self.media, Media::Drives(_)) {
             let world = self.last_look("after the last kill")?;
             self.ends = Ends::Cuts;
@@ -140,7 +140,7 @@ impl<'a> Life<'a> {
         world
     }
 
-    /// Opens, judges, works; until the end of the work or of the world.
+    /// Opens, checks and works, until the work is done or the world ends.
     fn generation(&mut self, world: &SimWorld) -> Result<(), Early> {
         if !self.histories.is_empty() {
             if self.rng.u8(..4) == 0 {
@@ -183,7 +183,7 @@ impl<'a> Life<'a> {
         check_contract(world)
     }
 
-    /// One or two clients of each volume.
+    /// Connects one or two clients of each volume.
     fn connect(&mut self, world: &SimWorld, volumes: &[Volume]) -> Vec<Vec<Connection>> {
         let of_volume = |(disk, history): &Volume| {
             let count = self.rng.usize(1..=2);
@@ -192,7 +192,7 @@ impl<'a> Life<'a> {
         volumes.iter().map(of_volume).collect()
     }
 
-    /// The clients of all volumes do their share of the work.
+    /// Runs the workload, divided among the clients of all volumes.
     fn work(
         &mut self,
         world: &SimWorld,
@@ -215,12 +215,12 @@ impl<'a> Life<'a> {
 
     fn draw_end(&mut self, from: u64, count: u64) -> Cut {
         let when = if self.rng.bool() { CutWhen::Submitted } else { CutWhen::Completed };
-        // Squared, so that short lives are as well tried as long ones.
+        // Squared, so that short generations are as likely as long ones.
         let far = self.rng.u64(0..=count) * self.rng.u64(0..=count) / count;
         Cut { index: from + far, when }
     }
 
-    /// The generation ends here, if it did not before.
+    /// Ends the generation here, if it has not ended: by a cut or a kill.
     fn end(&mut self, world: &SimWorld) -> Result<(), String> {
         world.power_off();
         self.tally.injected += world.injected();
@@ -246,7 +246,7 @@ impl<'a> Life<'a> {
         self.scenario.check_metadata(&images).map_err(|text| format!("metadata: {text}"))
     }
 
-    /// Opens the volumes and reads everything; the first time that is what was there first.
+    /// Opens the volumes, reads everything, and checks it against the histories, if there are any.
     fn open_and_judge(&mut self, world: &SimWorld) -> Result<Vec<Volume>, Early> {
         let registry = Arc::new(Registry::new(Box::new(world.opener())));
         self.registry = Some(registry.clone());
@@ -293,7 +293,7 @@ impl<'a> Life<'a> {
     }
 }
 
-/// The first client of each volume flushes.
+/// Flushes each volume, as its first client.
 fn flush(world: &SimWorld, clients: &[Vec<Connection>]) -> Result<(), Early> {
     for of_volume in clients {
         let client = of_volume[0].clone();
@@ -309,7 +309,7 @@ pub(super) fn check_contract(world: &SimWorld) -> Result<(), Early> {
     }
 }
 
-/// What the whole disk holds, or why it can't be read.
+/// The contents of the whole disk, or why they cannot be read.
 fn read_all(world: &SimWorld, disk: &Arc<dyn Disk>) -> Result<Result<Vec<Content>, String>, Early> {
     let disk = disk.clone();
     let contents = world.try_block_on(0, move |env| async move {

@@ -1,4 +1,4 @@
-//! The alarm rings: disks and targets with planted bugs are caught, correct ones pass.
+//! The campaign catches disks and targets with planted bugs, and passes correct ones.
 
 use super::*;
 use cairn_block::{
@@ -19,9 +19,9 @@ enum Bug {
     FlushDoesNothing,
     FuaIsDropped,
     SecondSectorIsStale,
-    /// Losses are told to nobody.
+    /// Losses are not reported to any client.
     FailuresAreKept,
-    /// Losses are told to the first client that flushes, and to nobody else.
+    /// Losses are reported to the first client that flushes, and to no other.
     OneClientIsTold,
 }
 
@@ -82,7 +82,7 @@ impl Scenario for Wrapped {
     }
 }
 
-/// The same over a drive that loses what was flushed.
+/// The same over a drive that loses flushed writes.
 struct Lossy(Bug);
 
 impl Scenario for Lossy {
@@ -101,18 +101,18 @@ impl Scenario for Lossy {
     }
 }
 
-/// A toy write-back cache of whole drives: writes go to `fast`, and whatever is written there
-/// wins over `slow` by a map that is kept in the last block of `fast`. It hears of the failures
-/// of its drives itself, and tells its clients.
+/// A toy write-back cache of whole drives. Writes go to `fast`. The blocks written there take
+/// precedence over `slow`, by a map that is kept in the last block of `fast`. It reads the failure
+/// counts of its drives itself, and reports losses to its clients.
 struct ToyCache {
     fast: Arc<dyn Disk>,
     slow: Arc<dyn Disk>,
     cached: Mutex<Vec<bool>>,
     commits: Cells,
     kind: Toys,
-    /// Everything is on `fast`, always: of what `fast` lost the map would show something older.
+    /// Everything is always on `fast`: if `fast` lost a write, the map would show older data.
     full: bool,
-    /// Of the drives, as known to the toy.
+    /// The failure counts of the drives, as the toy last read them.
     seen: Mutex<u64>,
     failures: Arc<FailureCount>,
 }
@@ -122,7 +122,7 @@ enum Toys {
     Honest,
     /// The map is not durable when a flush is acknowledged.
     Hasty,
-    /// A suspend says nothing of a commit that failed.
+    /// A suspend does not report a commit that failed.
     Swallowing,
 }
 
@@ -130,7 +130,7 @@ const TOY_SECTORS: u64 = 256;
 const TOY_MAP: SectorRange = SectorRange::new(Sector(TOY_SECTORS), SectorCount(1));
 
 impl ToyCache {
-    /// Fails if writes may be lost since the last commit that said so.
+    /// Fails if writes may be lost since the last commit that reported losses.
     async fn commit(self: Arc<Self>, env: Env) -> IoResult {
         let written = self.clone().write_map(env).await;
         let failures = self.fast.failures() + self.slow.failures();
@@ -142,7 +142,7 @@ impl ToyCache {
     async fn write_map(self: Arc<Self>, env: Env) -> IoResult {
         let _alone = self.commits.hold(TOY_MAP, CellMode::Exclusive).await;
         let map: Vec<u8> = self.cached.lock().iter().map(|&cached| u8::from(cached)).collect();
-        // 1. The data that the map speaks of is durable. 2. So is the map.
+        // 1. The data of the blocks in the map is made durable. 2. Then the map is.
         env.io(&self.fast, Io::flush()).await?;
         let segs = env.segs(SectorCount(1));
         segs.zero(0, 512);
@@ -178,7 +178,8 @@ impl Target for Toy {
         Verdict::Remapped { disk: disk.as_ref(), sector }
     }
     fn end_io(&self, _env: &Env, request: &mut Request, result: IoResult) -> EndIo {
-        // Not before it completed: a commit must not speak of data that no flush covers.
+        // Only after the write completed: a commit must not put data into the map that no flush
+        // covers.
         self.0.cached.lock()[request.word() as usize] = true;
         EndIo::Done(result)
     }
@@ -283,14 +284,14 @@ impl Scenario for ToyScenario {
         true
     }
     fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
-        // The toy makes no sense of writes that fail.
+        // The toy does not handle failed writes.
         if self.failing {
             world.drive("fast").faults().add(Fault::losing_flushes().per_mille(rng.u16(..300)));
         }
         false
     }
     fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
-        // The toy keeps no promise about FUA, nor about a reused cache sector: no such requests.
+        // The toy does not support FUA, nor a reused cache sector: no such requests.
         let mut workload = Workload::mixed(rng.u64(..), rng.u64(..100));
         (workload.mix.fua, workload.mix.zeroes, workload.mix.discard) = (0, 0, 0);
         workload.max = SectorCount(16);
@@ -309,13 +310,13 @@ fn a_plain_drive_passes_although_it_loses_writes() {
 }
 
 #[test]
-fn losses_that_nobody_is_told_of_are_caught() {
+fn unreported_losses_are_caught() {
     let (cut, text) = Campaign::new(&Lossy(Bug::FailuresAreKept), "").expect_caught();
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
-fn losses_that_one_of_two_clients_is_told_of_are_caught() {
+fn losses_reported_to_one_of_two_clients_are_caught() {
     let (cut, text) = Campaign::new(&Lossy(Bug::OneClientIsTold), "").expect_caught();
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
@@ -333,20 +334,20 @@ fn a_dropped_fua_is_caught() {
 }
 
 #[test]
-fn a_lost_part_of_a_write_is_caught_while_it_lives() {
+fn lost_part_of_a_write_is_caught_without_a_crash() {
     let (cut, text) = Campaign::new(&Wrapped(Bug::SecondSectorIsStale), "").expect_caught();
     assert!(text.contains("after a read"), "cut {cut}: {text}");
 }
 
 #[test]
-fn a_cache_that_commits_before_it_answers_passes() {
-    let replay = "-p cairn-sim a_cache_that_commits_before_it_answers_passes";
+fn cache_that_commits_before_it_answers_passes() {
+    let replay = "-p cairn-sim cache_that_commits_before_it_answers_passes";
     Campaign::new(&ToyScenario::of(Toys::Honest), replay).run();
 }
 
 #[test]
-fn a_cache_that_tells_of_losses_passes() {
-    let replay = "-p cairn-sim a_cache_that_tells_of_losses_passes";
+fn cache_that_reports_losses_passes() {
+    let replay = "-p cairn-sim cache_that_reports_losses_passes";
     Campaign::new(&ToyScenario { kind: Toys::Honest, failing: true }, replay).run();
 }
 

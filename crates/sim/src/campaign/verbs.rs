@@ -1,7 +1,7 @@
-//! What happens to volumes besides requests: suspends, resumes, and the stop of the server.
+//! What happens to volumes in addition to requests: suspends, resumes, and the stop of the server.
 //!
-//! Where drives fail, verbs may, too. A user tries again, then replaces the drives that fail; if
-//! a volume cannot be resumed even then, the generation ends.
+//! Where drives fail, verbs may fail too. A user then tries again, and later replaces the failing
+//! drives. If a volume cannot be resumed even then, the generation ends.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::mechanics::Mechanics;
 use crate::workload::Connection;
 use crate::world::SimWorld;
 
-/// How often a resume is tried before the drives are replaced, and how often after that.
+/// How many times a resume is tried before the drives are replaced, and again afterwards.
 const TRIES: u32 = 4;
 
-/// Suspends and resumes the volume, if it is one, a few times while something else goes on.
+/// Suspends and resumes the volume a few times, if the disk is one, while other tasks run.
 pub(super) fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>, tolerate: bool) {
     let (env, disk, drives) = (world.env(1).clone(), disk.clone(), world.all_drives());
     world.env(1).spawn(async move {
@@ -37,12 +37,12 @@ pub(super) fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>, tolerate:
     });
 }
 
-/// Resumes the volume as a user does who does not give up soon: who tries again, and replaces the
-/// drives that fail. If nothing helps the generation ends here.
+/// Resumes the volume as a patient user does: tries again, and later replaces the failing drives.
+/// If that does not help, the generation ends here.
 ///
 /// # Panics
-/// The volume is not resumed at once and whole, although nothing was planted in the drives and
-/// errors are not to be tolerated.
+/// The volume is not resumed at once and whole, although no fault was planted and `tolerate` is
+/// false.
 pub async fn resume_or_end(
     env: &Env,
     device: &MappedDevice,
@@ -70,8 +70,9 @@ pub async fn resume_or_end(
     mechanics.power_off();
 }
 
-/// Suspends every volume and flushes its disks, those that stand on others first, as a server
-/// does that ends. If that succeeds, and no loss is to be told, everything is durable.
+/// Suspends every volume and flushes its disks, as a server does when it ends; a volume is
+/// suspended before those that it stands on. If that succeeds and there is no loss to report,
+/// everything is durable.
 pub(super) fn close(
     world: &SimWorld,
     registry: &Registry,

@@ -38,7 +38,7 @@ fn write_with(
     })
 }
 
-/// Every byte that 200 power cuts left at the start of a sector.
+/// The first byte of a sector after each of 200 power cuts.
 fn outcomes(drive: &SimDrive, sector: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(9);
     let mut seen: Vec<u8> =
@@ -64,7 +64,7 @@ fn an_unflushed_write_may_be_lost_kept_or_torn_and_an_older_one_may_come_back() 
 }
 
 #[test]
-fn a_flush_settles_what_completed_before_it() {
+fn flush_makes_earlier_completed_writes_durable() {
     let (world, drive) = world();
     write(&world, &drive, range(0, 8), 1).unwrap();
     io(&world, &drive, |_| Io::flush()).unwrap();
@@ -92,7 +92,7 @@ fn a_flush_promises_nothing_about_writes_in_flight() {
 }
 
 #[test]
-fn a_fua_write_is_durable_alone_and_nothing_beneath_it_comes_back() {
+fn fua_write_is_durable_alone_and_older_data_under_it_never_returns() {
     let (world, drive) = world();
     write(&world, &drive, range(0, 8), 1).unwrap();
     write_with(&world, &drive, range(4, 1), 2, Flags::FUA).unwrap();
@@ -199,7 +199,7 @@ fn a_flush_that_loses_writes_leaves_them_visible_and_never_durable() {
 }
 
 #[test]
-fn the_power_goes_at_the_write_it_was_told() {
+fn power_is_cut_at_the_chosen_write() {
     let (world, drive) = world();
     write(&world, &drive, range(0, 1), 1).unwrap();
     world.cut_at(Cut { index: 1, when: CutWhen::Submitted });
@@ -246,7 +246,7 @@ fn an_unaligned_request_panics_even_if_the_check_above_is_missing() {
 }
 
 #[test]
-fn a_kill_keeps_what_is_volatile_and_does_what_was_in_flight_wholly_in_part_or_not() {
+fn kill_keeps_volatile_writes_and_ends_those_in_flight_wholly_partly_or_not() {
     let mut seen = [false; 3];
     for before in 0..40 {
         let (world, drive) = world();

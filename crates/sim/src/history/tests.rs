@@ -1,4 +1,4 @@
-//! The rules of the history, each with a story that keeps it and one that breaks it.
+//! The rules of the history, each with a run that keeps it and one that breaks it.
 
 use super::*;
 use cairn_block::IoError;
@@ -135,7 +135,7 @@ fn a_failed_write_may_show_or_not_until_it_is_superseded() {
 }
 
 #[test]
-fn an_error_that_nobody_planted_is_a_violation() {
+fn error_that_was_not_planted_is_a_violation() {
     let history = history();
     let ticket = start(&history, Op::Flush);
     history.complete(ticket, Err(IoError::IO), &[]);
@@ -143,7 +143,7 @@ fn an_error_that_nobody_planted_is_a_violation() {
 }
 
 #[test]
-fn a_discard_allows_what_ever_was_there_until_the_next_write() {
+fn discard_allows_any_earlier_content_until_the_next_write() {
     let history = history();
     let old = done(&history, Op::Write);
     done(&history, Op::Write);
@@ -159,7 +159,7 @@ fn a_discard_allows_what_ever_was_there_until_the_next_write() {
 }
 
 #[test]
-fn after_a_rebase_only_what_was_read_is_there() {
+fn after_a_rebase_only_the_contents_read_are_allowed() {
     let history = history();
     let write = done(&history, Op::Write);
     let bytes = history.data(write);
@@ -180,7 +180,7 @@ fn poison_and_torn_sectors_are_never_right() {
 }
 
 #[test]
-fn what_a_discard_left_stays_undefined_however_often_it_is_read() {
+fn discarded_sector_stays_undefined_after_reads() {
     let history = history();
     let first = done(&history, Op::Write);
     done(&history, Op::Discard);
@@ -194,7 +194,7 @@ fn what_a_discard_left_stays_undefined_however_often_it_is_read() {
 }
 
 #[test]
-fn a_failed_flush_leaves_in_doubt_what_no_other_had_made_durable() {
+fn failed_flush_leaves_writes_in_doubt_that_no_earlier_flush_covered() {
     let history = history();
     history.tolerate_errors(true);
     history.failed_flushes_lose(true);
@@ -224,7 +224,7 @@ fn a_disk_that_may_roll_back_shows_what_a_crash_would_leave() {
 }
 
 #[test]
-fn a_read_may_miss_what_became_durable_while_it_was_under_way() {
+fn read_may_miss_writes_that_became_durable_during_it() {
     for before in [false, true] {
         let history = history();
         history.may_roll_back(true);
@@ -277,7 +277,7 @@ fn a_kill_fails_what_is_in_flight_and_makes_nothing_durable() {
 }
 
 #[test]
-fn what_a_kill_lost_is_not_covered_by_a_later_flush() {
+fn writes_lost_by_a_kill_are_not_covered_by_a_later_flush() {
     let history = history();
     done(&history, Op::Write);
     history.kill();
@@ -288,7 +288,7 @@ fn what_a_kill_lost_is_not_covered_by_a_later_flush() {
 }
 
 #[test]
-fn what_is_read_after_a_kill_is_there_and_durable_with_the_next_flush() {
+fn contents_read_after_a_kill_become_durable_with_the_next_flush() {
     for flushed in [false, true] {
         let history = history();
         let first = done(&history, Op::Write);

@@ -1,4 +1,4 @@
-//! The world repeats itself, keeps the order of messages, and leaks nothing.
+//! The world repeats a run exactly, keeps the order of messages, and leaks nothing.
 
 use super::*;
 use cairn_block::{Disk, Io, Sector, SectorCount, SectorRange};
@@ -14,7 +14,7 @@ fn world_with_a_drive(seed: u64) -> (SimWorld, Arc<dyn Disk>) {
     (world, drive)
 }
 
-/// Every reactor writes a while and asks another to write too.
+/// Every reactor writes for a while and asks another to write too.
 fn busy_run(seed: u64) -> (u64, Image) {
     let (world, disk) = world_with_a_drive(seed);
     let finished = Rc::new(Cell::new(0));
@@ -91,7 +91,7 @@ fn a_deadlock_panics_with_the_seed() {
 }
 
 #[test]
-fn nothing_happens_after_the_power_went() {
+fn nothing_happens_after_a_power_cut() {
     let (world, disk) = world_with_a_drive(5);
     world.cut_at(Cut { index: 3, when: crate::CutWhen::Completed });
     let writes = Rc::new(Cell::new(0));

@@ -2,17 +2,18 @@
 //! calls. It is a FUSE file system of this process.
 //!
 //! F1. Each file has the bytes that reads see, the bytes that a power cut leaves, and the set of
-//!     sectors that are volatile: written since they were last made durable.
+//!     volatile sectors: those written since they were last made durable.
 //! F2. A flush (fsync, fdatasync) makes the volatile sectors of its file durable; a write with
-//!     O_DSYNC or RWF_DSYNC its own.
-//! F3. A flush that fails loses, as the page cache does: every volatile sector of its file is
-//!     no longer volatile, and no later flush writes it, although reads show it until a power cut.
-//!     A failed durable write does that to its own sectors.
-//! F4. A write that fails has written by chance some of its sectors; one that finds no room none.
-//! F5. Direct I/O can be refused ([`FailingFiles::refuse_direct`]), so that a program takes what it
-//!     has for the page cache: a durable write is a write and a flush.
-//! F6. A power cut ([`FailingFiles::cut_power`]) keeps some of the volatile sectors, by chance.
-//!     It comes after whoever used the files is gone ([`FailingFiles::wait_until_closed`]).
+//!     O_DSYNC or RWF_DSYNC makes its own sectors durable.
+//! F3. A flush that fails loses writes, as the page cache does: no sector of its file is volatile
+//!     any longer, and no later flush writes those that were, although reads show them until a
+//!     power cut. A durable write that fails does that to its own sectors.
+//! F4. A write that fails has written a random part of its sectors; one that finds no space has
+//!     written none.
+//! F5. Direct I/O can be refused ([`FailingFiles::refuse_direct`]), so that a program uses its
+//!     page-cache mode: a durable write is then a write and a flush.
+//! F6. A power cut ([`FailingFiles::cut_power`]) keeps a random part of the volatile sectors. It
+//!     comes after the process that used the files is gone ([`FailingFiles::wait_until_closed`]).
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -30,20 +31,20 @@ use fuser::{
 use rustix::fs::OFlags;
 
 const SECTOR: usize = 512;
-/// What the kernel may remember of names and sizes: nothing.
+/// How long the kernel may cache names and sizes: not at all.
 const TTL: Duration = Duration::ZERO;
-/// The size of the file system that `statfs` tells, and what is free of it.
+/// The size of the file system in `statfs`, in blocks; half of it is free.
 const BLOCKS: u64 = 1 << 30;
 const BLOCK_BYTES: u32 = 4096;
 
-/// How often requests of a file fail, in percent.
+/// How often requests to a file fail, in percent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// Flushes and durable writes (F3).
     pub flush: u8,
     /// Writes (F4).
     pub write: u8,
-    /// Writes that find no room.
+    /// Writes that find no space.
     pub room: u8,
 }
 
@@ -54,10 +55,10 @@ pub struct FailingFiles {
 }
 
 impl FailingFiles {
-    /// Mounts the folder at `place`, with files of zeros of so many bytes.
+    /// Mounts the folder at `place`; each file has the given number of bytes, all zero.
     ///
     /// # Errors
-    /// The system lets this process mount nothing.
+    /// The system does not let this process mount.
     pub fn mount(place: &Path, files: &[(&str, usize)], seed: u64) -> io::Result<FailingFiles> {
         let files = files.iter().map(|&(name, bytes)| File::new(name, bytes)).collect();
         let rng = fastrand::Rng::with_seed(seed);
@@ -71,7 +72,7 @@ impl FailingFiles {
         Ok(FailingFiles { shared, _session: session })
     }
 
-    /// From now on requests of this file fail so often.
+    /// Sets how often requests to this file fail from now on.
     ///
     /// # Panics
     /// There is no such file.
@@ -81,12 +82,12 @@ impl FailingFiles {
         file.unwrap_or_else(|| panic!("no file {name}")).faults = faults;
     }
 
-    /// F5.
+    /// Refuses direct I/O from now on (F5).
     pub fn refuse_direct(&self) {
         self.shared.lock().refuses_direct = true;
     }
 
-    /// No request of any file fails any more.
+    /// Stops all faults.
     pub fn heal(&self) {
         let mut inner = self.shared.lock();
         inner.files.iter_mut().for_each(|file| file.faults = Faults::default());
@@ -102,14 +103,14 @@ impl FailingFiles {
         self.shared.lock().files.iter().any(|file| file.has_lost)
     }
 
-    /// Waits until nobody has a file open: requests of a killed process are over.
+    /// Waits until no process has a file open: the requests of a killed process have ended.
     pub fn wait_until_closed(&self) {
         let inner = self.shared.lock();
         let closed = self.shared.closed.wait_while(inner, |inner| inner.open > 0);
         drop(closed.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// F6.
+    /// Cuts the power (F6).
     pub fn cut_power(&self) {
         let inner = &mut *self.shared.lock();
         for file in &mut inner.files {
@@ -144,7 +145,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// True in so many of a hundred cases, which count as failures.
+    /// True in `percent` of 100 cases, which count as failures.
     fn fails(&mut self, percent: u8) -> bool {
         let fails = self.rng.u8(..100) < percent;
         self.failed += u64::from(fails);
@@ -223,7 +224,7 @@ impl File {
         self.volatile.retain(|sector| sector * SECTOR < bytes);
     }
 
-    /// Answers the sectors, which are now volatile.
+    /// Writes the data; returns its sectors, which are now volatile.
     fn write(&mut self, at: usize, data: &[u8]) -> Vec<usize> {
         let end = at + data.len();
         if end > self.visible.len() {
@@ -246,7 +247,7 @@ impl File {
     }
 }
 
-/// The first file is the inode behind the folder's.
+/// The index of a file; the first one has the inode number behind the folder's.
 fn index(ino: INodeNo) -> Option<usize> {
     u64::from(ino).checked_sub(2).map(|index| index as usize)
 }
@@ -276,7 +277,7 @@ fn attributes(ino: INodeNo, file: Option<&File>) -> FileAttr {
     }
 }
 
-/// What FUSE asks.
+/// The file system as FUSE calls it.
 struct Folder(Arc<Shared>);
 
 impl Filesystem for Folder {
@@ -325,7 +326,7 @@ impl Filesystem for Folder {
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         self.0.lock().open += 1;
-        // Each request comes here: the kernel keeps no pages.
+        // Has every request sent here: the kernel caches no pages.
         let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         reply.opened(FileHandle(0), flags);
     }
@@ -414,7 +415,7 @@ impl Filesystem for Folder {
         let mut inner = self.0.lock();
         let done = match inner.file(ino) {
             Err(errno) => Err(errno),
-            // Room that is promised beforehand.
+            // A plain allocation, which may grow the file.
             Ok(file) if mode == 0 => {
                 file.resize(file.visible.len().max(at + length));
                 Ok(())
@@ -470,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_cut_keeps_what_was_flushed_and_some_of_the_rest() {
+    fn power_cut_keeps_flushed_writes_and_some_of_the_others() {
         let Some((place, files, file)) = mounted(0) else { return };
         file.write_all_at(&[1; 32 * SECTOR], 0).expect("write");
         file.sync_data().expect("flush");
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_fails_loses_and_the_next_one_succeeds() {
+    fn failed_flush_loses_writes_and_the_next_flush_succeeds() {
         let Some((place, files, file)) = mounted(0) else { return };
         file.write_all_at(&[1; 64 * SECTOR], 0).expect("write");
         files.set_faults("disk", LOSING);

@@ -1,6 +1,6 @@
-//! What is checked in for the tests of several crates: the golden images and the fuzzers' seeds.
-//! A file that is missing or damaged fails the test that asks for it. What a machine may lack is
-//! skipped, by the rule of `scripts/test`. And files that fail as drives do.
+//! Test data and helpers for several crates: the golden images and the fuzzers' seeds, skipping of
+//! tests, and files that fail as drives do. A missing or damaged file fails the test that asks for
+//! it. A program that the machine lacks skips the test, by the rule of `scripts/test`.
 
 mod failing_files;
 
@@ -19,12 +19,12 @@ pub fn image(format: &str, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// True if there is such a golden image.
+/// True if this golden image exists.
 pub fn has_image(format: &str, name: &str) -> bool {
     packed(format, name).exists()
 }
 
-/// What the manifest of a format says: an object for each of its images.
+/// The manifest of a format: an object for each of its images.
 pub fn manifest(format: &str) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(golden(format).join("manifest.json")).expect(format);
     let records: Vec<serde_json::Value> = serde_json::from_str(&text).expect(format);
@@ -32,7 +32,7 @@ pub fn manifest(format: &str) -> Vec<serde_json::Value> {
     records
 }
 
-/// The seeds of a fuzzer, in the order of their names.
+/// The seeds of a fuzzer, sorted by name.
 pub fn seeds(fuzzer: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(fuzzer);
     let files = fs::read_dir(folder).expect(fuzzer);
@@ -42,8 +42,8 @@ pub fn seeds(fuzzer: &str) -> Vec<Vec<u8>> {
     paths.into_iter().map(|path| fs::read(path).expect(fuzzer)).collect()
 }
 
-/// Says that something is not tested for want of a program; with `CAIRN_TEST_NO_SKIP=1` that is a
-/// failure.
+/// Reports that a test is skipped because a program is missing; with `CAIRN_TEST_NO_SKIP=1` that is
+/// a failure.
 pub fn skip(reason: &str) {
     let strict = std::env::var("CAIRN_TEST_NO_SKIP").is_ok_and(|value| value == "1");
     assert!(!strict, "SKIP: {reason}, and CAIRN_TEST_NO_SKIP=1");

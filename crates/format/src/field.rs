@@ -1,4 +1,4 @@
-//! One field of an on-disk struct: how the codecs tell the documentation's test where bytes lie.
+//! One field of an on-disk struct: with it the documentation's test compares codecs and documents.
 
 /// One field of an on-disk struct, as the codec lays it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

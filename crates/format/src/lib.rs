@@ -1,14 +1,15 @@
 //! Bytes to structs and back: the on-disk formats.
 //!
-//! Owns every byte layout cairn reads or writes, each written once, with sizes and offsets asserted
-//! at compile time. Promises that no input, however hostile, makes a decoder panic, overflow or
-//! allocate in proportion to a number it merely read. Must never do I/O, read a clock or decide
-//! policy: it turns `&[u8]` into validated values and values into bytes, and nothing else.
+//! Owns every byte layout that cairn reads or writes, each written once, with sizes and offsets
+//! asserted at compile time. Promises that no input, however hostile, makes a decoder panic,
+//! overflow or allocate in proportion to a number read from that input. Must never do I/O, read a
+//! clock or decide policy: it turns `&[u8]` into validated values and values into bytes, and
+//! nothing else.
 //!
 //! - [`writecache`]: the dm-writecache cache device, its geometry and its checker
 //! - [`snapshot`]: the exception store of dm-snapshot, its layout, its checker and its repair
 //! - [`thin`]: the metadata of a thin pool, its checker, its XML and its repair
-//! - [`probe`]: what a device holds, judged by the signatures in its first and last bytes
+//! - [`probe`]: what a device holds, by the signatures in its first and last bytes
 
 mod field;
 pub mod probe;

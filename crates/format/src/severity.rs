@@ -1,4 +1,4 @@
-//! How bad a checker's finding is, the same scale for every format.
+//! How bad a checker's finding is, on one scale for every format.
 
 use core::fmt;
 
@@ -9,14 +9,14 @@ pub enum Severity {
     Sound,
     /// Sound after the recovery that every activation does.
     SoundAfterRecovery,
-    /// Can be repaired, nothing is lost.
+    /// Can be repaired without loss.
     Repairable,
     /// Data or metadata is lost or cannot be trusted.
     Damaged,
 }
 
 impl Severity {
-    /// The exit code of a check that found this at worst: 0, 5, 3 or 2.
+    /// The exit code of a check whose worst finding this is: 0, 5, 3 or 2.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {

@@ -1,4 +1,4 @@
-//! The byte tables of `docs/formats` say what the codec does.
+//! The byte tables of `docs/formats` match the codec.
 
 use std::path::PathBuf;
 

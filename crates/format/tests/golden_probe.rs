@@ -1,4 +1,4 @@
-//! Volumes made by their own tools, recognised with label, identity and state.
+//! Volumes made by their own tools, recognised with label, UUID and state.
 
 use cairn_format::probe::{Signature, identify, windows};
 use cairn_testkit::image;
@@ -11,7 +11,7 @@ fn head(name: &str) -> Vec<u8> {
     image("probe", &format!("{name}.head"))
 }
 
-/// Probes a device that begins with `head` and is zero from there on.
+/// Probes a device that begins with `head` and is zero behind it.
 fn probe(head: &[u8], device_bytes: u64) -> Vec<Signature> {
     let windows = windows(device_bytes);
     let read: Vec<(u64, Vec<u8>)> = windows
@@ -27,7 +27,7 @@ fn probe(head: &[u8], device_bytes: u64) -> Vec<Signature> {
 }
 
 #[test]
-fn every_volume_is_told_as_its_own_tools_would_tell_it() {
+fn every_volume_is_described_as_its_own_tools_describe_it() {
     let cases: [(&str, u64, &str); 17] = [
         ("ext2", 8 * MIB, "ext2 at byte 1024, uuid bfc6311d-5b92-48ce-8b6c-ddcd063019a8"),
         ("ext3", 8 * MIB, "ext3 at byte 1024, uuid f9cb3224-5413-452c-87a2-e3da9c0c3753"),
@@ -75,7 +75,7 @@ fn every_volume_is_told_as_its_own_tools_would_tell_it() {
 }
 
 #[test]
-fn a_partition_table_is_told_with_the_record_that_protects_it() {
+fn partition_table_is_reported_with_its_protective_boot_record() {
     let found: Vec<String> =
         probe(&head("gpt"), 8 * MIB).iter().map(Signature::to_string).collect();
     assert_eq!(

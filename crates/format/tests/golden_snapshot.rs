@@ -6,7 +6,7 @@ use cairn_format::snapshot::{ChunkSize, Header, Layout, Record, SECTOR_BYTES, re
 use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
-/// What the manifest says of one store.
+/// The manifest's entry for one store.
 struct Golden {
     name: String,
     cow: Vec<u8>,
@@ -60,7 +60,7 @@ fn area(cow: &[u8], layout: &Layout, area: u64) -> Vec<u8> {
     cow[range.start as usize..range.end as usize].to_vec()
 }
 
-/// The list, read as a target would.
+/// The list, read as a target reads it.
 fn listed(cow: &[u8], layout: &Layout) -> Vec<Record> {
     let mut list = Vec::new();
     for index in 0..layout.area_count() {
@@ -72,7 +72,7 @@ fn listed(cow: &[u8], layout: &Layout) -> Vec<Record> {
     list
 }
 
-/// The origin with every kept chunk laid over it.
+/// The origin, overwritten with every kept chunk.
 fn content(cow: &[u8], layout: &Layout, mut origin: Vec<u8>) -> Vec<u8> {
     let chunk_bytes = layout.chunk_size().bytes() as usize;
     for record in listed(cow, layout) {
@@ -118,7 +118,7 @@ fn the_checker_counts_what_the_kernel_said_in_its_status() {
 }
 
 #[test]
-fn the_checker_clears_what_the_kernel_left_and_blames_only_what_it_gave_up() {
+fn kernel_stores_are_sound_unless_the_kernel_invalidated_them() {
     for golden in goldens() {
         let report = golden.check();
         let expected = match golden.name.as_str() {
@@ -144,7 +144,7 @@ fn formatting_gives_the_header_and_the_empty_area_that_the_kernel_wrote() {
 }
 
 #[test]
-fn the_kernel_gave_up_a_store_by_one_field() {
+fn the_kernel_invalidates_a_store_by_one_field() {
     let cow = image("snapshot", "invalid-p-34.cow");
     let header = Header::fresh(ChunkSize::new(1).unwrap()).invalidated();
     assert_eq!(cow[..16], header.encode());
@@ -177,7 +177,7 @@ fn decoding_and_encoding_a_store_gives_back_its_areas() {
 }
 
 #[test]
-fn a_repair_keeps_every_record_of_what_the_kernel_left() {
+fn repair_keeps_every_record_that_the_kernel_wrote() {
     for golden in goldens().iter().filter(|golden| golden.sha256.is_some()) {
         let mut repair = Repair::new(&golden.cow, golden.limits(), false).unwrap();
         while let Some(range) = repair.wants(100) {

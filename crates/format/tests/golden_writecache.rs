@@ -7,7 +7,7 @@ use cairn_format::writecache::{
 use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
-/// What the manifest says of one cache.
+/// The manifest's entry for one cache.
 struct Golden {
     cache: String,
     origin: String,
@@ -43,7 +43,7 @@ fn golden(record: &serde_json::Value) -> Golden {
     }
 }
 
-/// A cache opened the way a target would, without recovery.
+/// A cache opened as a target opens it, without recovery.
 struct Opened {
     area: Vec<u8>,
     superblock: Superblock,
@@ -74,7 +74,7 @@ impl Opened {
         &self.area[begin..begin + self.geometry.block_size().bytes() as usize]
     }
 
-    /// The origin with the newest committed block of every sector laid over it.
+    /// The origin, overwritten with the newest committed block of every sector.
     fn content(&self, mut origin: Vec<u8>) -> Vec<u8> {
         let mut committed: Vec<(u64, Entry)> = self
             .entries()
@@ -128,7 +128,7 @@ fn the_checker_counts_the_free_slots_the_kernel_counted() {
 }
 
 #[test]
-fn the_checker_clears_what_the_kernel_left_and_names_what_was_patched_in() {
+fn kernel_caches_are_sound_and_patched_faults_are_reported() {
     for golden in goldens() {
         let opened = Opened::new(&golden.cache, golden.start_sector, golden.block_size);
         let report = opened.check(golden.sectors);
@@ -172,8 +172,8 @@ fn every_cache_has_the_slot_count_that_formatting_its_area_gives() {
     }
 }
 
-/// The bytes between slot table and slot 0 are no part of the format: the kernel leaves whatever
-/// its memory held there.
+/// The bytes between slot table and slot 0 are not part of the format: the kernel leaves there what
+/// its memory held.
 #[test]
 fn decoding_and_encoding_a_cache_gives_back_its_metadata() {
     for golden in goldens() {

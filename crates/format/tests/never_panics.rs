@@ -1,4 +1,4 @@
-//! The fuzzers' bodies in an ordinary test: random bytes, and golden bytes with some changed.
+//! The fuzzers' bodies in an ordinary test: random bytes, and golden bytes with some bytes changed.
 //!
 //! Decoders may refuse anything, but they may not panic, overflow or contradict themselves.
 
@@ -16,7 +16,7 @@ mod thin_bodies;
 enum Mutation {
     /// Other bytes anywhere.
     Bytes(Index, Vec<u8>),
-    /// Another number where the formats keep theirs, at a multiple of eight bytes.
+    /// Another number where the formats have numbers, at a multiple of eight bytes.
     Word(Index, u64),
 }
 
@@ -83,7 +83,7 @@ proptest! {
         cut in any::<Index>(),
     ) {
         format_bodies::snapshot_store(&mutate(&seed, &mutations, cut));
-        // A cut takes the sizes away; they belong to the end.
+        // A cut removes the sizes, which are at the end.
         let (given, sizes) = seed.split_at(seed.len() - 16);
         let mutated = mutate(given, &mutations, cut);
         format_bodies::snapshot_store(&[&mutated, sizes].concat());

@@ -1,13 +1,13 @@
-//! Is a range of a device blank, so that it may be formatted? The one decision of everyone who
-//! formats.
+//! Decides whether a range of a device is blank, so that it may be formatted. Every command that
+//! formats decides by this module.
 //!
-//! A range reaches from a start sector to the end of its device. It is blank iff
+//! A range reaches from a start sector to the end of its device. It is blank if and only if
 //! - its first 4 KiB are zero, and
-//! - no signature lies in it: none where the range is taken for a device of its own, and none of
-//!   the whole device. What begins before the range counts too, for it covers the range; of
-//!   partition tables only if a partition reaches into the range.
+//! - it holds no signature, neither one of the whole device nor one that is found when the range is
+//!   probed as a device of its own. A signature before the range counts too, because its owner
+//!   covers the range; a partition table only if one of its partitions reaches into the range.
 //!
-//! The caller reads [`Area::windows`] and hands them to [`Area::judge`].
+//! The caller reads [`Area::windows`] and passes them to [`Area::judge`].
 
 use core::fmt;
 use core::ops::Range;
@@ -17,10 +17,10 @@ use super::{Kind, MissingWindow, SECTOR_BYTES, Signature, identify, merged, part
 
 /// Bytes at the start of a range that must be zero.
 pub const HEAD_BYTES: u64 = 4 << 10;
-/// Signatures that a message names.
+/// Limit on the signatures that a message names.
 const NAMED_MAX: usize = 3;
 
-/// The range of a device that is about to be formatted.
+/// The range of a device that will be formatted.
 #[derive(Debug, Clone, Copy)]
 pub struct Area {
     device_bytes: u64,
@@ -35,7 +35,7 @@ pub enum Verdict {
     Blank,
     /// These, at least one, with offsets from the start of the device.
     Signatures(Vec<Signature>),
-    /// Nothing recognised, but a byte that is not zero at this offset from the start of the device.
+    /// No signature, but a byte that is not zero at this offset from the start of the device.
     Data(u64),
 }
 
@@ -46,14 +46,14 @@ impl Area {
         Area { device_bytes, start: start.min(device_bytes), is_own_remainder: |_| false }
     }
 
-    /// Also takes a range for blank whose first 4 KiB are what an interrupted format left there.
-    /// `is_own_remainder` is asked if they are not all zero.
+    /// Also counts a range as blank whose first 4 KiB are the remainder of an interrupted format.
+    /// `is_own_remainder` is called if they are not all zero.
     #[must_use]
     pub fn or_own_remainder(self, is_own_remainder: fn(&[u8]) -> bool) -> Area {
         Area { is_own_remainder, ..self }
     }
 
-    /// The byte ranges of the device to be read: as for [`windows`](super::windows).
+    /// The byte ranges of the device to read, as for [`windows`](super::windows).
     #[must_use]
     pub fn windows(&self) -> Vec<Range<u64>> {
         let mut windows = super::windows(self.device_bytes);
@@ -99,12 +99,12 @@ impl Area {
         })
     }
 
-    /// Whether what a signature before the range belongs to reaches into the range.
+    /// Whether the owner of a signature before the range covers the range.
     fn is_covered(&self, device: &View<'_>, signature: &Signature) -> bool {
         signature.kind != Kind::Mbr || partitions::mbr_reaches_beyond(device, self.start)
     }
 
-    /// Adds what the range holds as a device of its own.
+    /// Adds the signatures that are found when the range is probed as a device of its own.
     fn add_own(
         &self,
         pieces: &[(u64, &[u8])],
@@ -164,9 +164,9 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Makes the line that ends a refusal to format: the command that formats all the same.
+/// The end of a message that refuses to format: the command that formats in spite of it.
 ///
-/// `words` are the kind for `cairn format`; `options` follow the device.
+/// `words` is the kind for `cairn format`; `options` follow the device.
 #[must_use]
 pub fn way_on(words: &str, argument: &str, options: &str) -> String {
     match argument.strip_prefix('@') {

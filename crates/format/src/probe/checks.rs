@@ -1,18 +1,19 @@
-//! What the table of signatures asks beyond a magic: fields that must make sense together.
+//! The checks that the table of signatures makes in addition to a magic: fields that must make
+//! sense together.
 //!
-//! A check reads the sector in which its structure begins, at the byte offset it is given. Bytes
-//! that were not read make it answer no.
+//! A check reads the sector at the given byte offset, where its structure begins. If bytes were not
+//! read, the check fails.
 
 use super::SECTOR_BYTES;
 use super::view::View;
 
-/// Of the volume recognition sequence, shared by ISO 9660 and UDF.
+/// Where the volume recognition sequence lies, which ISO 9660 and UDF share.
 const DESCRIPTORS_OFFSET: u64 = 32 << 10;
 const DESCRIPTORS_END: u64 = 64 << 10;
 /// A descriptor takes 2 KiB, or one block of a device with larger ones.
 const DESCRIPTOR_BYTES: [u64; 2] = [2048, 4096];
 
-/// The byte offset of the volume recognition sequence, if it speaks of UDF anywhere.
+/// The byte offset of the volume recognition sequence, if it has a descriptor of UDF.
 pub(super) fn udf(view: &View<'_>) -> Option<u64> {
     let is_udf = |offset: u64| {
         let marks: [&[u8]; 6] = [b"BEA01", b"NSR02", b"NSR03", b"BOOT2", b"CDW02", b"TEA01"];
@@ -45,8 +46,8 @@ pub(super) fn xfs_log(view: &View<'_>) -> Option<u64> {
     (0..XFS_LOG_SECTORS).map(|sector| sector * SECTOR_BYTES).find(is_record)
 }
 
-/// A boot sector whose parameter block describes a FAT, and that says so: by name, or by beginning
-/// with a jump and ending with the mark of a boot sector.
+/// A boot sector whose parameter block describes a FAT, and which is recognised as one: by a name,
+/// or by a jump at its start and the boot sector's mark at its end.
 pub(super) fn fat(view: &View<'_>, offset: u64) -> bool {
     let names: [(u64, &[u8]); 6] = [
         (0x52, b"MSWIN"),
@@ -88,7 +89,7 @@ fn fat_parameters(view: &View<'_>, offset: u64) -> Option<bool> {
     )
 }
 
-/// What a superblock of minix says, in the byte order of its magic.
+/// The fields of a minix superblock, read in the byte order of its magic.
 struct Minix {
     inodes: u64,
     inode_map_blocks: u64,
@@ -171,7 +172,7 @@ pub(super) fn gfs(view: &View<'_>, offset: u64) -> bool {
     gfs_format(view, offset) == Some(1309)
 }
 
-/// GFS2, any version: the magic alone is believed unless it is GFS.
+/// GFS2, any version: the magic is believed unless it is GFS.
 pub(super) fn gfs2(view: &View<'_>, offset: u64) -> bool {
     !gfs(view, offset)
 }
@@ -207,13 +208,13 @@ pub(super) fn adaptec(view: &View<'_>, offset: u64) -> bool {
     sector.is_some_and(|sector| sector.windows(4).any(|bytes| bytes == b"DPTM"))
 }
 
-/// The sum of so many little-endian words of two bytes.
+/// The sum of this many little-endian words of two bytes.
 fn sum_of_words(view: &View<'_>, offset: u64, words: usize) -> Option<u16> {
     let words = view.bytes(offset, 2 * words)?.chunks_exact(2);
     Some(words.fold(0, |sum: u16, word| sum.wrapping_add(u16::from_le_bytes([word[0], word[1]]))))
 }
 
-/// The words of the block sum up to 0 or 1, and there is such a RAID level.
+/// The words of the block sum up to 0 or 1, and its RAID level exists.
 pub(super) fn jmicron(view: &View<'_>, offset: u64) -> bool {
     matches!(sum_of_words(view, offset, 64), Some(0 | 1))
         && view.u8_at(offset + 48).is_some_and(|mode| mode <= 5)

@@ -4,8 +4,8 @@ use super::view::{View, uuid_text};
 use super::{Kind, SECTOR_BYTES, Signature};
 
 const LUKS_MAGIC: &[u8; 6] = b"LUKS\xba\xbe";
-/// Where the second copy of a LUKS2 header may begin: right behind a first copy of any legal size.
-/// It alone can bring a volume back whose first sectors were wiped.
+/// Where the second copy of a LUKS2 header may begin: directly behind a first copy of any legal
+/// size. The second copy alone can restore a volume whose first sectors were wiped.
 pub(super) const LUKS_SECONDARY_OFFSETS: [u64; 9] =
     [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
 const LUKS_SECONDARY_MAGIC: &[u8; 6] = b"SKUL\xba\xbe";
@@ -79,7 +79,7 @@ fn md_raid(view: &View<'_>) -> Vec<Signature> {
         };
         let known = found.iter().any(|signature| signature.offset == offset);
         // Version 0.90 on a small device can lie where another version would; its own version
-        // number tells it apart.
+        // number distinguishes it.
         if !known && view.u32_at(offset + 4) != Some(0) {
             found.push(md_version_1(view, offset, version));
         }

@@ -1,4 +1,4 @@
-//! The formats cairn itself speaks: writecache, snapshot store, thin-pool metadata, bcache.
+//! The formats of the device mapper and bcache: writecache, snapshot store, thin-pool metadata.
 
 use super::view::View;
 use super::{Kind, Signature};
@@ -29,7 +29,8 @@ fn writecache_header(view: &View<'_>) -> Option<Signature> {
             superblock.n_blocks(),
             superblock.seq()
         ),
-        // Without the magic, only the version that formatting writes first makes it a writecache.
+        // With a magic of 0 it is a writecache only if its version is the one that formatting
+        // writes first.
         Err(writecache::Error::WrongMagic { .. }) => return None,
         Err(writecache::Error::InterruptedFormat { version }) if version != writecache::VERSION => {
             return None;
@@ -40,7 +41,7 @@ fn writecache_header(view: &View<'_>) -> Option<Signature> {
     Some(Signature { details, ..Signature::new(Kind::Writecache, 0) })
 }
 
-/// Tells a half formatted writecache from other data that begins with 0 and 1: its block size.
+/// Distinguishes an interrupted format from other data that begins with 0 and 1, by its block size.
 fn looks_formatted(view: &View<'_>) -> bool {
     view.u32_at(8).is_some_and(|bytes| writecache::BlockSize::new(bytes).is_ok())
 }

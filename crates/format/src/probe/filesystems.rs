@@ -19,8 +19,8 @@ const BTRFS_OFFSET: u64 = 64 << 10;
 const BTRFS_MAGIC: &[u8; 8] = b"_BHRfS_M";
 
 const SWAP_PAGE_SIZES: [u64; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
-/// Marks in the last ten bytes of the first page. All but the first two say that a machine
-/// hibernated into the space.
+/// Magic bytes at the end of the first page. All but the first two mean that a machine hibernated
+/// into the swap space.
 const SWAP_MARKS: [&[u8]; 6] =
     [b"SWAPSPACE2", b"SWAP-SPACE", b"S1SUSPEND", b"S2SUSPEND", b"ULSUSPEND", b"LINHIB0001"];
 

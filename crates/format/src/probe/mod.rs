@@ -1,19 +1,19 @@
 //! What is on this device? Signatures of everything cairn must never format over.
 //!
-//! Owns the places to look and the marks to look for. The caller reads the byte ranges that
-//! [`windows`] names and hands them to [`identify`], which answers with every [`Signature`] found,
-//! not just the first: a disk can carry the remains of several owners, and whoever formats it
-//! should hear of all.
+//! Owns where to look and which magic numbers to look for. The caller reads the byte ranges that
+//! [`windows`] names and passes them to [`identify`], which returns every [`Signature`] found, not
+//! just the first: a disk can hold the remains of several owners, and a user who formats it should
+//! learn of all of them.
 //!
-//! Built as a guard, so a doubtful mark counts: a magic number of four bytes is believed even where
-//! the rest of its structure looks odd, and checksums are not verified. Shorter ones need further
-//! fields that make sense. What it cannot see is the exception:
-//! bytes that were wanted and not given are an error, never taken for blank. A writecache that
-//! begins at a `start_sector` is found by probing from that sector on. Labels come from a disk,
-//! hence lose their control characters.
+//! This protects data, so a doubtful signature counts: a magic number of four bytes is believed
+//! even where the rest of its structure looks odd, and checksums are not verified. A shorter magic
+//! number needs further fields that make sense. Bytes that were not read never count as blank: a
+//! missing window is an error. A writecache that begins at a `start_sector` is found by probing
+//! from that sector on. Labels come from a disk, so their control characters are replaced.
 //!
-//! What is only recognised is a row of the table in `signatures`; what is also described (label,
-//! UUID, state) has code of its own. [`blank`] decides whether a range may be formatted.
+//! A kind that is only recognised is a row of the table in `signatures`; a kind that is also
+//! described (label, UUID, state) has code of its own. [`blank`] decides whether a range may be
+//! formatted.
 
 pub mod blank;
 mod checks;
@@ -29,8 +29,8 @@ use core::ops::Range;
 
 use view::View;
 
-/// Bytes from the start of a device that hold all but a few marks: the last in here is that of
-/// btrfs, whose superblock lies at 64 KiB.
+/// The head of a device, which holds all but a few signatures; the last one in it is that of btrfs,
+/// whose superblock lies at 64 KiB.
 const HEAD_BYTES: u64 = 68 << 10;
 const SECTOR_BYTES: u64 = 512;
 /// Windows with a smaller gap between them are read as one.
@@ -75,12 +75,12 @@ pub enum Kind {
     Gpt,
     /// A master boot record, or another boot sector.
     Mbr,
-    /// Anything that is recognised and not looked into, by its name.
+    /// Any kind that is only recognised, by its name.
     Other(&'static str),
 }
 
 impl Kind {
-    /// A short name, fit for a sentence and for a machine.
+    /// A short name, for messages and for programs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -106,8 +106,8 @@ impl Kind {
         }
     }
 
-    /// Whether this is a cache, an exception store or a pool: a device whose content is meant to be
-    /// reached through another volume, and not to be an origin itself.
+    /// Whether this is a cache, an exception store or a pool: a device whose contents are used
+    /// through another volume, and which should not be an origin itself.
     #[must_use]
     pub fn is_layer(self) -> bool {
         const OTHERS: [&str; 3] = ["dm-cache-metadata", "dm-clone-metadata", "dm-era-metadata"];
@@ -120,18 +120,18 @@ impl Kind {
     }
 }
 
-/// One mark found on a device.
+/// One signature found on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
-    /// What it belongs to.
+    /// What it is a signature of.
     pub kind: Kind,
-    /// Byte offset of the structure that carries the mark.
+    /// Byte offset of the structure that has the signature.
     pub offset: u64,
-    /// The label its owner gave it, printable.
+    /// The volume's label, made printable.
     pub label: Option<String>,
-    /// The identity of the volume, in the usual form.
+    /// The volume's UUID, in the usual form.
     pub uuid: Option<String>,
-    /// A few words more, where there are any: versions, sizes, states.
+    /// Further details, if any: versions, sizes, states.
     pub details: String,
 }
 
@@ -157,7 +157,7 @@ impl fmt::Display for Signature {
     }
 }
 
-/// Bytes that [`identify`] wanted and was not given.
+/// Bytes that [`identify`] needs and was not given.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("probe: found no bytes for {}..{}, expected every window to be read", .0.start, .0.end)]
 pub struct MissingWindow(
@@ -165,8 +165,8 @@ pub struct MissingWindow(
     pub Range<u64>,
 );
 
-/// The byte ranges of a device of this size that [`identify`] looks at, in ascending order. They
-/// begin at multiples of 512, are multiples of 512 long, lie apart from each other and within the
+/// The byte ranges of a device of this size that [`identify`] reads, in ascending order. They begin
+/// at multiples of 512, are multiples of 512 long, do not touch each other, and lie within the
 /// device's whole sectors.
 #[must_use]
 pub fn windows(device_bytes: u64) -> Vec<Range<u64>> {

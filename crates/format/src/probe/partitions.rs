@@ -4,7 +4,8 @@ use super::view::{View, uuid_text};
 use super::{Kind, SECTOR_BYTES, Signature};
 
 const GPT_MAGIC: &[u8; 8] = b"EFI PART";
-/// A header is the second, its copy the last logical block, of either common size.
+/// The first header is in the second logical block, its copy in the last one, of either common
+/// size.
 const LOGICAL_BLOCK_SIZES: [u64; 2] = [SECTOR_BYTES, 4096];
 
 const BOOT_MARK: [u8; 2] = [0x55, 0xAA];

@@ -1,7 +1,7 @@
-//! The table of signatures of everything that cairn only has to recognise: name, place, magic.
+//! The table of signatures of the kinds that cairn only recognises: name, place, magic.
 //!
 //! A magic of four bytes or more is believed. A shorter one, or one that other data can hold by
-//! chance, needs a check of more fields. Each row also says which bytes of the device must be
+//! chance, needs a check of further fields. A row also determines which bytes of the device must be
 //! read: those of its magic and, with a check, the first sector of its structure.
 
 use core::ops::Range;
@@ -13,7 +13,7 @@ use super::{Kind, SECTOR_BYTES, Signature};
 /// Where a structure begins.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Place {
-    /// So many bytes after the start of the device.
+    /// This many bytes after the start of the device.
     Start(u64),
     /// `back` bytes before the device's end, which is first rounded down to a multiple of `align`.
     End { back: u64, align: u64 },
@@ -57,7 +57,7 @@ impl Row {
         Row { check: Some(check), ..self }
     }
 
-    /// The whole sectors that decide about this row.
+    /// The whole sectors that must be read for this row.
     pub(super) fn window(&self, device_bytes: u64) -> Option<Range<u64>> {
         let start = self.place.offset(device_bytes)?;
         let longest = self.magics.iter().map(|magic| magic.len() as u64).max().unwrap_or(0);
@@ -139,13 +139,14 @@ const UFS: &[&[u8]] = &[
     b"\x05\x23\x19\x94",
 ];
 const UFS_MAGIC: u64 = 1372;
-/// Encoded by XDR, in either byte order of the machine.
+/// Encoded as XDR, in either byte order of the machine.
 const ZFS_LIST: &[&[u8]] = &[b"\x01\x00", b"\x01\x01"];
-/// Of each of the four labels; the list of names and values begins 16 KiB after it.
+/// The size of each of the four labels; the list of names and values begins 16 KiB after a label's
+/// start.
 const ZFS_LABEL_BYTES: u64 = 256 << 10;
 const ZFS_LIST_OFFSET: u64 = 16 << 10;
 
-/// The list in the last label but `labels - 1`.
+/// The list in the last label, or `labels - 1` labels before it.
 const fn zfs_end(labels: u64) -> Place {
     Place::End { back: labels * ZFS_LABEL_BYTES - ZFS_LIST_OFFSET, align: ZFS_LABEL_BYTES }
 }
@@ -154,7 +155,7 @@ const fn promise(sectors: u64) -> Row {
     Row::new("promise-raid", end(sectors * SECTOR_BYTES), 0, PROMISE)
 }
 
-/// Every row. File systems first, then what holds other volumes.
+/// Every row: file systems first, then structures that hold other volumes.
 #[rustfmt::skip]
 pub(super) const TABLE: &[Row] = &[
     Row::new("apfs", start(0), 32, &[b"NXSB"]),

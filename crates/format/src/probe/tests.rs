@@ -1,5 +1,5 @@
-//! Marks placed by hand where their owners place them, and the windows that must show them. Images
-//! made by the owners' own tools are in `tests/golden_probe.rs`.
+//! Signatures placed by hand where their owners place them, and the windows that must cover them.
+//! Images made by the owners' own tools are in `tests/golden_probe.rs`.
 
 use proptest::prelude::{prop_assert, proptest};
 
@@ -16,7 +16,7 @@ fn image(len: usize, marks: &[(usize, &[u8])]) -> Vec<u8> {
     image
 }
 
-/// Probes through the windows alone, as a caller with a large device would.
+/// Probes only through the windows, as a caller with a large device would.
 fn probe(image: &[u8]) -> Vec<Signature> {
     let device_bytes = image.len() as u64;
     let pieces: Vec<(u64, &[u8])> = windows(device_bytes)
@@ -148,7 +148,7 @@ fn a_writecache_counts_even_when_it_would_not_open() {
 }
 
 #[test]
-fn remains_of_several_owners_are_all_told() {
+fn remains_of_several_owners_are_all_reported() {
     let marks: [(usize, &[u8]); 3] =
         [(0, b"XFSB"), (1024 + 56, &[0x53, 0xEF]), (65536 + 64, b"_BHRfS_M")];
     assert_eq!(kinds(&image(MIB, &marks)), [Kind::Ext2, Kind::Xfs, Kind::Btrfs]);

@@ -1,6 +1,6 @@
-//! Pieces of a device, read through as if they were the whole. Every access may come back empty.
+//! Pieces of a device, addressed by offsets on the device. Every access can find no bytes.
 
-/// The bytes of a device that are at hand.
+/// The bytes of a device that were read.
 pub(super) struct View<'a> {
     device_bytes: u64,
     pieces: &'a [(u64, &'a [u8])],
@@ -47,13 +47,13 @@ impl<'a> View<'a> {
         self.array(offset).map(u64::from_le_bytes)
     }
 
-    /// In the byte order of the machine that wrote it.
+    /// Reads in the byte order given: that of the machine that wrote the structure.
     pub(super) fn u16_of(&self, offset: u64, big_endian: bool) -> Option<u16> {
         let bytes = self.array(offset)?;
         Some(if big_endian { u16::from_be_bytes(bytes) } else { u16::from_le_bytes(bytes) })
     }
 
-    /// In the byte order of the machine that wrote it.
+    /// Reads in the byte order given: that of the machine that wrote the structure.
     pub(super) fn u32_of(&self, offset: u64, big_endian: bool) -> Option<u32> {
         let bytes = self.array(offset)?;
         Some(if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
@@ -63,7 +63,7 @@ impl<'a> View<'a> {
         self.u32_of(offset, true)
     }
 
-    /// A label: up to the first NUL or line end, control characters and stray bytes replaced.
+    /// A label: up to the first NUL or line end; control characters and invalid bytes are replaced.
     pub(super) fn text(&self, offset: u64, len: usize) -> Option<String> {
         let bytes = self.bytes(offset, len)?;
         let end = bytes.iter().position(|byte| matches!(byte, 0 | b'\n'));
@@ -72,7 +72,7 @@ impl<'a> View<'a> {
         (!shown.is_empty()).then_some(shown)
     }
 
-    /// A UUID stored byte for byte as it is printed. All zeros mean none.
+    /// A UUID stored byte by byte as it is printed. All zeros mean none.
     pub(super) fn uuid(&self, offset: u64) -> Option<String> {
         self.array(offset).and_then(uuid_text)
     }

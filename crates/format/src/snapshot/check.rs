@@ -1,25 +1,27 @@
-//! Is an exception store sound? The judgement that the kernel has no tool for.
+//! Checks whether an exception store is sound. The kernel has no tool for this.
 //!
 //! Give a [`Checker`] the header, then the bytes it [wants](Checker::wants) until it wants no more;
-//! [`Checker::finish`] gives a [`Report`] of counts and findings. Each finding carries a
-//! [`Severity`], and the worst of them is the verdict. Nothing is repaired and nothing is read
-//! here: the caller brings the bytes.
+//! [`Checker::finish`] gives a [`Report`] of counts and findings. Each finding has a [`Severity`],
+//! and the worst of them is the result. Nothing is repaired and nothing is read here: the caller
+//! reads the bytes.
 //!
-//! What is sound: any list of records that agree with each other, ordered or not, with chunks that
-//! no record names (a crash leaves such), and anything at all in areas that the list does not
-//! reach. What is not:
+//! Sound: any list of consistent records, in any order. Chunks that no record names are sound too
+//! (a crash leaves such), and so is anything in areas that the list does not reach.
+//!
+//! Not sound:
 //! - records after the end of the list, within its last area. An area is empty before it is reached
-//!   and filled in order, so only a torn write leaves them, of a commit or a merge that was never
-//!   acknowledged. Nothing is lost, but a writer that goes on without clearing them brings them
-//!   back to life. If they reach the end of the area, and the next area has records as well, the
-//!   list did once go on there: then records were lost from its middle, and more behind them;
-//! - a full area that no other follows: the kernel does not activate such a store. Its records are
-//!   all there, and a larger device will do;
-//! - what a [`Fault`] says of a record. A store that was invalidated missed copies, and nothing in
-//!   it may be trusted.
+//!   and filled in order, so only a torn write leaves such records, of a commit or a merge that was
+//!   never acknowledged. Nothing is lost, but a writer that continues the list without clearing
+//!   them makes them part of it again. If they reach the end of the area, and the next area has
+//!   records as well, the list did once continue there: then records were lost from its middle, and
+//!   more behind them;
+//! - a full area without a next one: the kernel does not activate such a store. Its records are all
+//!   there, and growing the device repairs it;
+//! - a record with a [`Fault`];
+//! - an invalidated store: it missed copies, and nothing in it may be trusted.
 //!
-//! Memory: that of judging (two map entries per sound record in the list, some 80 bytes), and at
-//! most [`FINDINGS_MAX`] findings; the rest are counted. A list is no longer than the areas on the
+//! Memory: two map entries per sound record in the list (some 80 bytes), and at most
+//! [`FINDINGS_MAX`] findings; the rest are counted. A list is no longer than the areas on the
 //! device, whatever numbers it holds.
 
 use core::fmt;
@@ -31,49 +33,49 @@ use super::walk::{Slot, Walk};
 use super::{CowChunk, Error, Header, Layout, Opening, Record};
 pub use crate::severity::Severity;
 
-/// Findings kept in a report; further ones are only counted and weighed.
+/// Limit on the findings kept in a report; further ones only count, for the severity too.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// One thing worth telling about a store.
+/// One finding about a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// The magic is zero: there is no store, activation would format one.
+    /// The magic is zero: there is no store, and activation would format one.
     Unformatted,
     /// The header is wrong, or the device too small for it.
     Header(Error),
-    /// The store was given up: it lacks copies of chunks that the origin has overwritten.
+    /// The store was invalidated: it lacks copies of chunks that the origin has overwritten.
     Invalidated,
-    /// A record is wrong by itself or beside an earlier one.
+    /// A record is wrong by itself or contradicts an earlier one.
     Record {
-        /// Its place in the list.
+        /// Its index in the list.
         index: u64,
-        /// What it says.
+        /// Its contents.
         record: Record,
-        /// What is wrong with that.
+        /// What is wrong with it.
         fault: Fault,
     },
     /// Slots are taken in the area that the list ends in, after its end.
     AfterEnd {
-        /// Place of the end.
+        /// Index of the end.
         end: u64,
         /// Slots taken.
         count: u64,
     },
-    /// The list ends, yet went on in the next area.
+    /// The list ends, but once continued in the next area.
     Hole {
-        /// Place of the end.
+        /// Index of the end.
         end: u64,
         /// The next area.
         area: u64,
         /// Slots taken from that area on.
         count: u64,
     },
-    /// The last area is full, and the device ends before another.
+    /// The last area is full, and the device has no room for another.
     NoSuccessor {
         /// The full area.
         area: u64,
     },
-    /// Bytes that the checker wanted were never given.
+    /// Bytes that the checker wanted were never fed.
     Unread {
         /// Where they are on the device.
         offset: u64,
@@ -106,7 +108,7 @@ impl fmt::Display for Finding {
             Finding::Invalidated => {
                 write!(f, "header valid: found 0, expected 1 (the snapshot was given up)")
             }
-            Finding::Record { index, record, fault } => fault.tell(f, *index, record),
+            Finding::Record { index, record, fault } => fault.describe(f, *index, record),
             Finding::AfterEnd { end, count } => write!(
                 f,
                 "record {end}: found the end of the list with {count} records after it in its \
@@ -129,14 +131,14 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What was counted.
+/// What the check counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Records in the list, sound or not.
     pub records: u64,
     /// Of these: records with a fault.
     pub faulty: u64,
-    /// Slots taken after the end of the list, as far as they were followed.
+    /// Slots taken after the end of the list, as far as the walk read them.
     pub after_end: u64,
 }
 
@@ -149,19 +151,19 @@ pub struct Report {
     pub layout: Option<Layout>,
     /// What was counted.
     pub counts: Counts,
-    /// Where allocation would go on.
+    /// The next data chunk to allocate.
     pub next_free: CowChunk,
     /// The first [`FINDINGS_MAX`] findings: header first, then in the order of the list.
     pub findings: Vec<Finding>,
-    /// Findings beyond those.
+    /// How many findings there were beyond those.
     pub findings_left_out: u64,
     /// The worst of all findings, left out or not.
     pub severity: Severity,
 }
 
 impl Report {
-    /// Sectors allocated, in all, and of metadata, as the target's status line has them. `None`
-    /// without a layout.
+    /// Sectors allocated, in all, and of metadata, as in the target's status line. `None` without a
+    /// layout.
     #[must_use]
     pub fn usage(&self) -> Option<(u64, u64, u64)> {
         let layout = self.layout?;
@@ -188,16 +190,16 @@ pub fn check(device: &[u8], limits: Limits) -> Report {
 /// A check in progress.
 #[derive(Debug)]
 pub struct Checker {
-    /// Absent without a layout: then nothing more is wanted.
+    /// The list's walk and its judge; none without a layout, and then no bytes are wanted.
     list: Option<(Walk, Judge)>,
     highest: Option<CowChunk>,
-    /// Slots taken after the end: in the area it lies in, and beyond.
+    /// Slots taken after the end: within the area of the end, and beyond it.
     after_end: (u64, u64),
     report: Report,
 }
 
 impl Checker {
-    /// Judges the header, from the first bytes of the device.
+    /// Checks the header, given the first bytes of the device.
     #[must_use]
     pub fn new(chunk_0: &[u8], limits: Limits) -> Checker {
         let report = Report {
@@ -211,9 +213,9 @@ impl Checker {
         };
         let mut checker = Checker { list: None, highest: None, after_end: (0, 0), report };
         match Opening::decide(chunk_0) {
-            Ok(Opening::Blank) => checker.tell(Finding::Unformatted),
+            Ok(Opening::Blank) => checker.add(Finding::Unformatted),
             Ok(Opening::Existing(header)) => checker.accept(header, limits),
-            Err(error) => checker.tell(Finding::Header(error)),
+            Err(error) => checker.add(Finding::Header(error)),
         }
         checker
     }
@@ -221,10 +223,10 @@ impl Checker {
     fn accept(&mut self, header: Header, limits: Limits) {
         self.report.header = Some(header);
         if !header.is_valid() {
-            self.tell(Finding::Invalidated);
+            self.add(Finding::Invalidated);
         }
         match Layout::new(header.chunk_size(), limits.device_sectors) {
-            Err(error) => self.tell(Finding::Header(error)),
+            Err(error) => self.add(Finding::Header(error)),
             Ok(layout) => {
                 self.report.layout = Some(layout);
                 let judge = Judge::new(layout, limits.origin_sectors);
@@ -261,7 +263,7 @@ impl Checker {
         self.highest = self.highest.max(Some(record.new));
         if let Some(fault) = judge.judge(index, record) {
             self.report.counts.faulty += 1;
-            self.tell(Finding::Record { index, record, fault });
+            self.add(Finding::Record { index, record, fault });
         }
     }
 
@@ -289,20 +291,20 @@ impl Checker {
         self.report.counts.after_end = in_area + beyond;
         self.report.next_free = layout.next_free(self.highest);
         if in_area > 0 {
-            self.tell(Finding::AfterEnd { end, count: in_area });
+            self.add(Finding::AfterEnd { end, count: in_area });
         }
         if beyond > 0 {
             let area = layout.place(end).0 + 1;
-            self.tell(Finding::Hole { end, area, count: beyond });
+            self.add(Finding::Hole { end, area, count: beyond });
         }
         if let Some(range) = walk.wants(u64::MAX) {
-            self.tell(Finding::Unread { offset: range.start });
+            self.add(Finding::Unread { offset: range.start });
         } else if !walk.found_end() {
-            self.tell(Finding::NoSuccessor { area: layout.area_count() - 1 });
+            self.add(Finding::NoSuccessor { area: layout.area_count() - 1 });
         }
     }
 
-    fn tell(&mut self, finding: Finding) {
+    fn add(&mut self, finding: Finding) {
         self.report.severity = self.report.severity.max(finding.severity());
         if self.report.findings.len() < FINDINGS_MAX {
             self.report.findings.push(finding);

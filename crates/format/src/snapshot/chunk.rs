@@ -1,7 +1,8 @@
-//! Chunk numbers and the chunk size: the units of a snapshot, kept apart by type.
+//! Chunk numbers and the chunk size: the units of a snapshot, each a type of its own.
 //!
-//! Promises that a [`ChunkSize`] is a power of two of at most [`CHUNK_SECTORS_MAX`] sectors. Chunk
-//! numbers are whatever was read: the [`Layout`](super::Layout) tells which of them exist.
+//! Promises that a [`ChunkSize`] is a power of two of at most [`CHUNK_SECTORS_MAX`] sectors. A
+//! chunk number may be any number read from disk: the [`Layout`](super::Layout) knows which of them
+//! exist.
 
 use core::fmt;
 
@@ -51,21 +52,21 @@ impl ChunkSize {
         }
     }
 
-    /// Takes the word of a table line, in sectors: 0 asks for the default. `block_bytes` is the
+    /// Takes the size from a table line, in sectors: 0 means the default. `block_bytes` is the
     /// larger of both devices' logical block sizes.
     ///
     /// # Errors
-    /// The format does not allow the size, or it is no multiple of a logical block.
+    /// The format does not allow the size, or it is not a multiple of a logical block.
     pub fn from_table(sectors: u32, block_bytes: u32) -> Result<ChunkSize, Error> {
         let default = DEFAULT_CHUNK_SECTORS.max(block_bytes.div_ceil(SECTOR_BYTES as u32));
         let size = ChunkSize::new(if sectors == 0 { default } else { sectors })?;
         size.suits(block_bytes).map(|()| size)
     }
 
-    /// Whether devices with logical blocks of `block_bytes` can carry chunks of this size.
+    /// Whether devices with logical blocks of `block_bytes` can hold chunks of this size.
     ///
     /// # Errors
-    /// [`Error::ChunkWithinBlock`] if a chunk is no multiple of a block.
+    /// [`Error::ChunkWithinBlock`] if a chunk is not a multiple of a block.
     pub fn suits(self, block_bytes: u32) -> Result<(), Error> {
         match self.bytes().checked_rem(u64::from(block_bytes)) {
             Some(0) | None => Ok(()),
@@ -91,7 +92,7 @@ impl ChunkSize {
         self.bytes() / RECORD_BYTES as u64
     }
 
-    /// The chunk that a sector of the mapped device lies in.
+    /// The chunk that contains a sector of the mapped device.
     #[must_use]
     pub fn chunk_of(self, sector: u64) -> OriginChunk {
         OriginChunk(sector >> self.0.trailing_zeros())
@@ -103,7 +104,7 @@ impl ChunkSize {
         sector & u64::from(self.0 - 1)
     }
 
-    /// Chunks that a device of this many sectors has, the one that it ends inside included.
+    /// Chunks on a device of this many sectors, including a partial last one.
     #[must_use]
     pub fn chunks_of(self, sectors: u64) -> u64 {
         sectors.div_ceil(u64::from(self.0))

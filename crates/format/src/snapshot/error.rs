@@ -1,7 +1,7 @@
-//! What can be wrong with an exception store, said in one line: field, found, expected.
+//! What can be wrong with an exception store, in one line: field, found, expected.
 //!
-//! The caller knows the device's name and puts it in front. [`Error::kernel_errno`] is what the
-//! kernel's constructor fails with for the same fault.
+//! The caller knows the device's name and prints it first. [`Error::kernel_errno`] is the error of
+//! the kernel's constructor for the same fault.
 
 use super::{CHUNK_SECTORS_MAX, HEADER_BYTES, MAGIC, VERSION};
 
@@ -14,7 +14,7 @@ pub enum Error {
         /// Bytes available.
         found: u64,
     },
-    /// The magic is neither zero nor right: something else lives here.
+    /// The magic is neither zero nor the right one: the device holds something else.
     #[error("header magic: found {found:#010x}, expected {:#010x}", MAGIC)]
     WrongMagic {
         /// Magic on the device.
@@ -26,7 +26,7 @@ pub enum Error {
         /// Version on the device.
         found: u32,
     },
-    /// A chunk size, in the header or a table, that is no power of two in range.
+    /// A chunk size, in the header or a table, that is not a power of two in range.
     #[error(
         "chunk size: found {found} sectors, expected a power of two of at most {}",
         CHUNK_SECTORS_MAX
@@ -35,7 +35,7 @@ pub enum Error {
         /// Chunk size in sectors.
         found: u32,
     },
-    /// A chunk is no multiple of a device's logical block.
+    /// The chunk size is not a multiple of a device's logical block.
     #[error(
         "chunk size: found {found} sectors, expected a multiple of the logical block size of \
          {block_bytes} bytes"

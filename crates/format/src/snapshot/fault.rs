@@ -1,11 +1,11 @@
-//! What can be wrong with one record, given all that came before it.
+//! What can be wrong with one record, given the records before it.
 //!
-//! Promises that the records a [`Judge`] passes are consistent with each other: every one names a
-//! data chunk and an origin chunk that exist and that no other passed record names. The earlier of
-//! two that contradict each other is the one to believe: records are appended, so the later one was
-//! written by something that had lost sight of the earlier, or is left from before it.
+//! Promises that the records a [`Judge`] accepts are consistent: each names a data chunk and an
+//! origin chunk that exist and that no other accepted record names. Of two records that contradict
+//! each other the earlier one is accepted: records are appended, so the later one is either a
+//! leftover from before the earlier, or its writer did not know of the earlier.
 //!
-//! Memory: two map entries per record passed, some 80 bytes.
+//! Memory: two map entries per accepted record, some 80 bytes.
 
 use core::fmt;
 use rustc_hash::FxHashMap;
@@ -19,7 +19,7 @@ use crate::severity::Severity;
 pub struct Limits {
     /// Size of the COW device, in sectors.
     pub device_sectors: u64,
-    /// Size of the origin, in sectors. What is not known is not checked.
+    /// Size of the origin, in sectors. An unknown size is not checked.
     pub origin_sectors: Option<u64>,
 }
 
@@ -35,24 +35,24 @@ pub enum Fault {
     Metadata,
     /// The old chunk does not lie on the origin.
     BeyondOrigin {
-        /// Chunks of the origin, or of the largest that could be.
+        /// Chunks of the origin, or of the largest possible one.
         chunks: u64,
     },
-    /// An earlier record says the very same.
+    /// An earlier record has the same old and new chunk.
     Repeated {
-        /// Its place.
+        /// Its index in the list.
         first: u64,
     },
-    /// An earlier record keeps the same old chunk elsewhere.
+    /// An earlier record keeps the same old chunk in another place.
     SameOld {
-        /// Its place.
+        /// Its index in the list.
         first: u64,
         /// Where it keeps the chunk.
         new: CowChunk,
     },
     /// An earlier record keeps another old chunk in the same place.
     SameNew {
-        /// Its place.
+        /// Its index in the list.
         first: u64,
         /// The chunk it keeps there.
         old: OriginChunk,
@@ -60,7 +60,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// How bad this is: only what an earlier record says just the same is no loss.
+    /// How bad this is. Only a record that repeats an earlier one exactly is no loss.
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
@@ -70,7 +70,7 @@ impl Fault {
     }
 
     /// The finding about a record, in one line.
-    pub(super) fn tell(
+    pub(super) fn describe(
         &self,
         f: &mut fmt::Formatter<'_>,
         index: u64,
@@ -103,7 +103,7 @@ impl Fault {
     }
 }
 
-/// Judges records one after another.
+/// Checks records one after another.
 #[derive(Debug, Clone)]
 pub(super) struct Judge {
     layout: Layout,
@@ -119,7 +119,8 @@ impl Judge {
         Judge { layout, origin_chunks, by_old: FxHashMap::default(), by_new: FxHashMap::default() }
     }
 
-    /// The first fault of a record, or none: then later ones are held against it.
+    /// The first fault of a record. A record without a fault is remembered, to check later ones
+    /// against.
     pub(super) fn judge(&mut self, index: u64, record: Record) -> Option<Fault> {
         let fault = self.fault(record);
         if fault.is_none() {

@@ -1,8 +1,8 @@
-//! The header of an exception store, and the decision whether there is one.
+//! The header of an exception store, and the decision whether a device has one.
 //!
 //! Promises that a [`Header`] always has the right magic and version and a legal chunk size, and
-//! that encoding it gives back the sixteen bytes it was read from. Whether the store fits its
-//! device is for [`Layout::new`](super::Layout::new).
+//! that encoding it returns the sixteen bytes it was read from. Whether the store fits its device
+//! is checked by [`Layout::new`](super::Layout::new).
 
 use core::mem::{offset_of, size_of};
 
@@ -60,8 +60,8 @@ pub enum Opening {
 }
 
 impl Opening {
-    /// Decides between formatting and opening from the first [`HEADER_BYTES`] of the device (longer
-    /// is fine). Only the magic decides; the rest of a blank device may hold anything.
+    /// Decides between formatting and opening from the first [`HEADER_BYTES`] of the device (more
+    /// bytes are ignored). Only the magic decides; the rest of a blank device may hold anything.
     ///
     /// # Errors
     /// Every way in which the bytes are neither blank nor a header.
@@ -113,13 +113,13 @@ impl Header {
         self.chunk_size
     }
 
-    /// Whether the records may be trusted. Once false, for ever false.
+    /// Whether the records may be trusted. An invalidated store never becomes valid again.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.valid != 0
     }
 
-    /// The same header with the store given up.
+    /// The same header, invalidated.
     #[must_use]
     pub fn invalidated(&self) -> Header {
         Header { valid: 0, ..*self }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_header_begins_with_snap_and_is_given_up_by_one_field() {
+    fn fresh_header_begins_with_snap_and_is_invalidated_by_one_field() {
         let header = Header::fresh(ChunkSize::new(8).unwrap());
         assert!(header.is_valid());
         assert_eq!(header.encode(), *b"SnAp\x01\0\0\0\x01\0\0\0\x08\0\0\0");

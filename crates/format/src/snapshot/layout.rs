@@ -1,9 +1,9 @@
-//! Where everything lies on a COW device: the only maker of its chunk numbers and offsets.
+//! The layout of a COW device: the only source of its chunk numbers and offsets.
 //!
 //! Promises that a [`Layout`] fits the device it was made for, so that none of its arithmetic can
-//! overflow, whatever the header or a record claimed. A chunk number read from disk may be given to
-//! [`is_data_chunk`](Layout::is_data_chunk) and [`next_free`](Layout::next_free) unchecked, and to
-//! everything else once the former said yes.
+//! overflow, whatever the header or a record said. A chunk number read from disk may be passed
+//! unchecked to [`is_data_chunk`](Layout::is_data_chunk) and [`next_free`](Layout::next_free), and
+//! to every other method only if `is_data_chunk` returned true.
 
 use core::ops::Range;
 
@@ -11,7 +11,7 @@ use super::{COW_CHUNKS_END, ChunkSize, CowChunk, Error, RECORD_BYTES, SECTOR_BYT
 
 /// The first data chunk: header and area 0 precede it.
 const FIRST_DATA: CowChunk = CowChunk(2);
-/// Sectors whose byte offsets a signed number of 64 bits can tell: what the kernel can address.
+/// Sectors whose byte offsets fit a signed number of 64 bits: the limit of the kernel.
 pub(super) const DEVICE_SECTORS_MAX: u64 = 1 << 54;
 
 const _: () = assert!(DEVICE_SECTORS_MAX < COW_CHUNKS_END, "a record can name every chunk");
@@ -32,7 +32,7 @@ impl Layout {
     /// [`Error::DeviceTooSmall`] unless header and first area fit.
     pub fn new(chunk_size: ChunkSize, device_sectors: u64) -> Result<Layout, Error> {
         let chunk_sectors = u64::from(chunk_size.sectors());
-        // No device is larger, and a device that claims so must not overflow a byte offset.
+        // No device is larger. A device that claims to be must not make a byte offset overflow.
         let chunks = device_sectors.min(DEVICE_SECTORS_MAX) / chunk_sectors;
         if chunks < FIRST_DATA.0 {
             let needed_sectors = FIRST_DATA.0 * chunk_sectors;
@@ -41,11 +41,11 @@ impl Layout {
         Ok(Layout { chunk_size, device_sectors, chunks })
     }
 
-    /// Sectors of the smallest device that holds so many records and their chunks, packed; `None`
+    /// Sectors of the smallest device that holds this many records and their chunks, packed; `None`
     /// if no device does.
     #[must_use]
     pub fn needed_sectors(chunk_size: ChunkSize, records: u64) -> Option<u64> {
-        // One area more than the records fill: the list must end somewhere.
+        // One area more than the records fill, since the list needs an end.
         let areas = records / chunk_size.records_per_area() + 1;
         let chunks = records.checked_add(areas)?.checked_add(1)?;
         let sectors = chunks.checked_mul(u64::from(chunk_size.sectors()))?;
@@ -58,7 +58,7 @@ impl Layout {
         self.chunk_size
     }
 
-    /// Size of the device in sectors, a chunk that it ends inside included.
+    /// Size of the device in sectors, including a partial last chunk.
     #[must_use]
     pub fn device_sectors(&self) -> u64 {
         self.device_sectors
@@ -93,7 +93,7 @@ impl Layout {
         area < self.area_count()
     }
 
-    /// Whether an area may become full: the list must be able to go on in the next one.
+    /// Whether an area may become full: only if the list can continue in a next one.
     #[must_use]
     pub fn may_fill(&self, area: u64) -> bool {
         area + 1 < self.area_count()
@@ -119,13 +119,13 @@ impl Layout {
         begin..begin + self.chunk_size.bytes()
     }
 
-    /// Area and slot of a record by its place in the list.
+    /// Area and slot of a record, by its index in the list.
     #[must_use]
     pub fn place(&self, index: u64) -> (u64, u64) {
         (index / self.records_per_area(), index % self.records_per_area())
     }
 
-    /// Byte offset on the device of a record by its place in the list.
+    /// Byte offset on the device of a record, by its index in the list.
     ///
     /// # Panics
     /// If the device has no such area.
@@ -141,8 +141,7 @@ impl Layout {
         chunk.0 == 0 || chunk.0 % self.stride() == 1
     }
 
-    /// Whether a chunk lies wholly on the device and holds no metadata: whether a record may name
-    /// it.
+    /// Whether a record may name this chunk: it lies wholly on the device and holds no metadata.
     #[must_use]
     pub fn is_data_chunk(&self, chunk: CowChunk) -> bool {
         chunk.0 < self.chunks && !self.is_metadata_chunk(chunk)
@@ -164,16 +163,16 @@ impl Layout {
         self.chunks - 1 - self.area_count()
     }
 
-    /// Data chunks that records can be committed for: one fewer than there are when they would fill
-    /// the last area, as the list would have no end.
+    /// Data chunks for which records can be committed. If the records for all of them would fill
+    /// the last area, it is one fewer: the list needs an end.
     #[must_use]
     pub fn usable_data_chunks(&self) -> u64 {
         let slots = self.area_count() * self.records_per_area();
         self.data_chunks().min(slots - 1)
     }
 
-    /// Where allocation goes on, given the highest chunk that a record names, which may be any
-    /// number from disk. May lie beyond the device: then there [is no room](Layout::has_room).
+    /// The next data chunk to allocate, given the highest chunk that a record names, which may be
+    /// any number from disk. May lie beyond the device: then there [is no room](Layout::has_room).
     #[must_use]
     pub fn next_free(&self, highest: Option<CowChunk>) -> CowChunk {
         match highest {
@@ -182,7 +181,7 @@ impl Layout {
         }
     }
 
-    /// The data chunk that allocation takes after this one. May lie beyond the device.
+    /// The data chunk to allocate after this one. May lie beyond the device.
     #[must_use]
     pub fn next_after(&self, chunk: CowChunk) -> CowChunk {
         let next = CowChunk(chunk.0.saturating_add(1));
@@ -195,14 +194,14 @@ impl Layout {
         next_free.0 < self.chunks
     }
 
-    /// What the status line calls metadata, given the area that the list ends in: header and
-    /// areas, in sectors.
+    /// The metadata of the status line, in sectors: header and areas, up to the area in which the
+    /// list ends.
     #[must_use]
     pub fn metadata_sectors(&self, last_area: u64) -> u64 {
         (last_area.saturating_add(2)).saturating_mul(u64::from(self.chunk_size.sectors()))
     }
 
-    /// What the status line calls allocated, in sectors.
+    /// The allocated space of the status line, in sectors.
     #[must_use]
     pub fn allocated_sectors(&self, next_free: CowChunk) -> u64 {
         next_free.0.saturating_mul(u64::from(self.chunk_size.sectors()))

@@ -1,4 +1,4 @@
-//! The dm-snapshot persistent exception store, version 1: what lies on a COW device.
+//! The dm-snapshot persistent exception store, version 1: the contents of a COW device.
 //!
 //! ```text
 //! chunk 0               header, 16 bytes, zeros to the end of the chunk
@@ -7,14 +7,14 @@
 //! ```
 //!
 //! A record says that chunk `old` of the origin was kept as chunk `new` of the COW device. The
-//! records form one list: the first whose `new` is zero ends it, and a full area goes on in the
-//! next one. Bytes climb a ladder of types: raw bytes become a [`Header`], its chunk size and the
-//! size of the device become a [`Layout`], and only a layout hands out chunk numbers and offsets.
-//! There are no checksums in this format, so whether the records make sense is the business of
-//! [`check`], and [`repair`] tells which of them can be saved.
+//! records form one list: the first whose `new` is zero ends it, and after a full area it continues
+//! in the next one. Bytes are validated in steps: raw bytes become a [`Header`], its chunk size and
+//! the size of the device become a [`Layout`], and only a layout returns chunk numbers and offsets.
+//! There are no checksums in this format. Whether the records make sense is checked by [`check`];
+//! [`repair`] decides which of them can be saved.
 //!
 //! When to copy, commit and merge is policy and is deliberately absent. The byte tables are in
-//! `docs/formats/snapshot.md`; a test holds that document to [`HEADER_FIELDS`] and
+//! `docs/formats/snapshot.md`; a test compares that document with [`HEADER_FIELDS`] and
 //! [`RECORD_FIELDS`].
 
 pub mod check;

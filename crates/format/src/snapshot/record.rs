@@ -1,7 +1,7 @@
 //! One exception record, and the list of them in an area.
 //!
-//! Promises to read records in place, without copying or allocating. Never judges whether a record
-//! is sensible: any sixteen bytes are a record.
+//! Promises to read records in place, without copying or allocating. Never decides whether a record
+//! makes sense: any sixteen bytes are a record.
 
 use core::mem::{offset_of, size_of};
 
@@ -44,10 +44,10 @@ pub struct Record {
 }
 
 impl Record {
-    /// An empty slot: what ends the list, and what a merged record is overwritten with.
+    /// An empty slot: it ends the list, and overwrites a merged record.
     pub const END: Record = Record { old: OriginChunk(0), new: CowChunk(0) };
 
-    /// Whether the list ends here, whatever the old chunk says.
+    /// Whether the list ends here. The old chunk does not matter.
     #[must_use]
     pub fn is_end(&self) -> bool {
         self.new == CowChunk(0)
@@ -76,8 +76,8 @@ impl Record {
         area[slot * RECORD_BYTES..][..RECORD_BYTES].copy_from_slice(&self.encode());
     }
 
-    /// Iterates over all slots of an area or a piece of one, ends and what follows them included.
-    /// Bytes after the last whole slot are left out.
+    /// Iterates over all slots of an area or a piece of one, including the end of the list and what
+    /// follows it. Bytes after the last whole slot are ignored.
     pub fn slots(area: &[u8]) -> impl ExactSizeIterator<Item = Record> + Clone + '_ {
         let whole = area.len() / RECORD_BYTES * RECORD_BYTES;
         let raw = <[RawRecord]>::ref_from_bytes(&area[..whole])
@@ -90,8 +90,8 @@ impl Record {
     }
 }
 
-/// The records of an area, up to the first that ends the list. As many as the area has slots: the
-/// list goes on in the next area.
+/// The records of an area, up to the first that ends the list. If there are as many as the area has
+/// slots, the list continues in the next area.
 pub fn records(area: &[u8]) -> impl Iterator<Item = Record> + Clone + '_ {
     Record::slots(area).take_while(|record| !record.is_end())
 }

@@ -1,26 +1,26 @@
-//! How to make a sound store of a damaged one: which records to keep, and where they go.
+//! Plans how a damaged store becomes a sound one: which records to keep, and where they go.
 //!
-//! Give a [`Repair`] the header, then the bytes it [wants](Repair::wants); it answers every slot
-//! with a [`Step`], keep or drop and why, and ends in a [`Plan`]. A store is repaired in one of two
-//! ways, and the caller does all reading and writing:
+//! Give a [`Repair`] the header, then the bytes it [wants](Repair::wants); for every slot that is
+//! not empty it returns a [`Step`], keep or drop and why, and at the end a [`Plan`]. A store is
+//! repaired in one of two ways, and the caller does all reading and writing:
 //!
-//! - into a new device, the old one untouched: kept record *i* goes to place *i* and its chunk to
-//!   [`packed_chunk`] (*i*); data and records made durable before the header is written, so that a
-//!   crash leaves a device without a header;
+//! - into a new device, without touching the old one: kept record *i* gets index *i*, and its chunk
+//!   goes to [`packed_chunk`] (*i*). Data and records are made durable before the header is
+//!   written, so that a crash leaves a device without a header;
 //! - in place, in this order, where each record is written alone, so that it lies in one sector and
 //!   cannot be torn:
 //!   1. [`Plan::moves`]: kept records from the tail are copied over dropped ones. A crash leaves
-//!      records twice, which a check calls repairable, and dropped ones not yet overwritten;
-//!   2. all that is made durable: every kept record now lies before place [`Plan::kept`];
-//!   3. [`Plan::clear`]: the slots from there on are zeroed from the first, and made durable. The
-//!      first zero already ends the list; a crash leaves slots taken after it.
+//!      some records twice, which a check calls repairable, and dropped ones not yet overwritten;
+//!   2. these copies are made durable: every kept record now has an index below [`Plan::kept`];
+//!   3. [`Plan::clear`]: the slots from there on are zeroed, from the first on, and made durable.
+//!      The first zero already ends the list; a crash leaves slots taken after it.
 //!
-//! Kept is what the list has and no [`Fault`](super::check::Fault) names. What follows its end is
-//! kept only when [salvage](Repair::new) is asked for: after a torn merge such records are out of
-//! date, and a later merge would bring old data back. An invalidated store is refused, since what
-//! it lacks cannot be told.
+//! Kept are the records in the list that have no [`Fault`](super::check::Fault). Records after its
+//! end are kept only with [salvage](Repair::new): after a torn merge such records are out of date,
+//! and a later merge would bring old data back. An invalidated store is refused, since it is
+//! unknown which chunks it lacks.
 //!
-//! Memory: that of judging, and one range per gap between kept records.
+//! Memory: that of checking records, and one range per gap between kept records.
 
 use core::fmt;
 use core::ops::Range;
@@ -36,7 +36,7 @@ pub enum Refusal {
     /// Without a header, chunk size and records are unknown.
     #[error(transparent)]
     Header(#[from] Error),
-    /// Chunks are missing that nothing tells of.
+    /// The store lacks chunks, and it is unknown which.
     #[error("header valid: found 0, expected 1 (an invalidated snapshot cannot be repaired)")]
     Invalidated,
 }
@@ -50,21 +50,21 @@ pub enum Reason {
     AfterEnd,
 }
 
-/// What becomes of a slot that holds something.
+/// What happens to a slot that is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The record stays.
+    /// The record is kept.
     Keep {
-        /// Where it is.
+        /// Its index.
         index: u64,
-        /// What it says.
+        /// Its contents.
         record: Record,
     },
-    /// The record goes.
+    /// The record is dropped.
     Drop {
-        /// Where it is.
+        /// Its index.
         index: u64,
-        /// What it says.
+        /// Its contents.
         record: Record,
         /// Why.
         reason: Reason,
@@ -72,7 +72,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// How much is lost by this step.
+    /// How much this step loses.
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
@@ -90,7 +90,7 @@ impl fmt::Display for Step {
                 write!(f, "record {index} keeps chunk {} as {}", record.old, record.new)
             }
             Step::Drop { index, record, reason: Reason::Fault(fault) } => {
-                fault.tell(f, *index, record)
+                fault.describe(f, *index, record)
             }
             Step::Drop { index, record, reason: Reason::AfterEnd } => write!(
                 f,
@@ -112,8 +112,8 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// Begins with the first bytes of the device. With `salvage`, records after the end of the list
-    /// are kept as well, if they agree with those before.
+    /// Starts with the first bytes of the device. With `salvage`, records after the end of the list
+    /// are kept as well, if they are consistent with those before.
     ///
     /// # Errors
     /// There is no valid header or no room for an area, or the store was invalidated.
@@ -147,7 +147,7 @@ impl Repair {
         self.walk.wants(bytes_max)
     }
 
-    /// Takes the bytes it wanted and tells what becomes of each slot in them.
+    /// Takes the bytes it wanted and returns a step for each slot in them that is not empty.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<Step> {
         let mut slots = Vec::new();
         self.walk.feed(bytes, |slot| slots.push(slot));
@@ -157,7 +157,8 @@ impl Repair {
     fn decide(&mut self, slot: Slot) -> Step {
         let Slot { index, record, after_end } = slot;
         self.plan.taken_end = index + 1;
-        // A slot with an old chunk alone ends the list like an empty one, and says nothing.
+        // A slot that has only an old chunk ends the list like an empty one; there is nothing to
+        // keep.
         let reason = if (after_end && !self.salvage) || record.is_end() {
             Some(Reason::AfterEnd)
         } else {
@@ -185,16 +186,16 @@ pub fn packed_chunk(chunk_size: ChunkSize, index: u64) -> CowChunk {
     CowChunk(2 + index + index / chunk_size.records_per_area())
 }
 
-/// Which records stay.
+/// Which records are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     layout: Layout,
     kept: u64,
-    /// After the last kept record.
+    /// The index after the last kept record.
     kept_end: u64,
-    /// After the last slot that holds something.
+    /// The index after the last slot that is not empty.
     taken_end: u64,
-    /// What lies between kept records.
+    /// The gaps between kept records.
     gaps: Vec<Range<u64>>,
 }
 
@@ -219,7 +220,7 @@ impl Plan {
         self.kept
     }
 
-    /// Whether the list can end on this device: not if its last area stays full.
+    /// Whether the list can end on this device; not if its last area would stay full.
     #[must_use]
     pub fn fits_in_place(&self) -> bool {
         self.layout.has_area(self.layout.place(self.kept).0)
@@ -232,21 +233,21 @@ impl Plan {
             .expect("records that lie on one device fit on a device that is little larger")
     }
 
-    /// The copies of records, from place to place, that fill all gaps from behind. Each source lies
-    /// after every destination.
+    /// The copies of records, from index to index, that fill all gaps with records from the tail.
+    /// Each source lies after every destination.
     pub fn moves(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let filled = self.gaps.iter().flat_map(|gap| gap.start..gap.end.min(self.kept));
         self.tail().zip(filled)
     }
 
-    /// Kept records from place [`kept`](Plan::kept) on.
+    /// The kept records with an index of [`kept`](Plan::kept) or more.
     fn tail(&self) -> impl Iterator<Item = u64> + '_ {
         let begins = self.gaps.iter().map(|gap| gap.end);
         let ends = self.gaps.iter().skip(1).map(|gap| gap.start).chain([self.kept_end]);
         begins.zip(ends).flat_map(|(begin, end)| begin.max(self.kept)..end)
     }
 
-    /// The slots to zero afterwards, in order.
+    /// The slots to zero after the moves, in order.
     #[must_use]
     pub fn clear(&self) -> Range<u64> {
         self.kept..self.taken_end.max(self.kept)

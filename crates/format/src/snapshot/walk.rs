@@ -1,21 +1,21 @@
 //! The list of records, read in pieces: which bytes come next, and what each slot means.
 //!
-//! Promises to ask only for bytes on the device, from area 0 upwards and each once, and to end: an
-//! area is asked for only if the last slot of the one before it is taken. Needs no memory. Judges
-//! nothing: that the list ends at the first empty slot is all it knows.
+//! Promises to ask only for bytes on the device, from area 0 upwards and each once, and to end: it
+//! asks for an area only if the last slot of the previous one is taken. Needs no memory. Checks
+//! nothing about records; it knows only that the list ends at the first empty slot.
 
 use core::ops::Range;
 
 use super::{Layout, RECORD_BYTES, Record};
 
-/// A slot that holds something, as the list finds it.
+/// A slot that is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// Its place, counted over all areas.
+    /// Its index, counted over all areas.
     pub index: u64,
     /// What it holds.
     pub record: Record,
-    /// Whether the list had ended before: then no activation reads it.
+    /// Whether the list had ended before it: then no activation reads it.
     pub after_end: bool,
 }
 
@@ -45,7 +45,7 @@ impl Walk {
     }
 
     /// The bytes of the device to [feed](Walk::feed) next: at most `bytes_max`, rounded up to one
-    /// record, and never of two areas. `None` once the walk is over.
+    /// record, and all in one area. `None` once the walk is over.
     #[must_use]
     pub fn wants(&self, bytes_max: u64) -> Option<Range<u64>> {
         if self.done {
@@ -57,8 +57,8 @@ impl Walk {
         Some(begin..self.layout.area_bytes(area).end.min(begin.saturating_add(whole)))
     }
 
-    /// Takes the bytes asked for, or whole records from their start, and hands over each slot that
-    /// holds something.
+    /// Takes the bytes asked for, or whole records from their start, and calls `visit` for each
+    /// slot that is not empty.
     pub fn feed(&mut self, bytes: &[u8], mut visit: impl FnMut(Slot)) {
         for record in Record::slots(bytes) {
             if self.done {
@@ -84,7 +84,7 @@ impl Walk {
         }
     }
 
-    /// Number of records in the list so far: the place of its end once that was found.
+    /// Number of records in the list so far; once the end was found, its index.
     #[must_use]
     pub fn listed(&self) -> u64 {
         self.end.unwrap_or(self.next)
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn an_area_after_one_that_is_not_full_is_never_looked_at() {
+    fn area_after_one_that_is_not_full_is_never_read() {
         let (layout, bytes) = device(160, (0..31).chain(32..40));
         let (walk, slots) = walk(layout, &bytes, 512);
         assert_eq!((walk.listed(), slots.len()), (31, 31));
     }
 
     #[test]
-    fn what_follows_the_end_is_told_apart_and_followed() {
+    fn records_after_the_end_are_marked_and_visited() {
         let (layout, bytes) = device(160, (0..5).chain(20..40));
         let (walk, slots) = walk(layout, &bytes, 512);
         assert_eq!((walk.listed(), slots.len()), (5, 25));

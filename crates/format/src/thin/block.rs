@@ -1,7 +1,7 @@
-//! What every metadata block has: a checksum, salted by what the block is, and its own number.
+//! What every metadata block has: a checksum, salted by the block's kind, and its own number.
 //!
-//! Promises that a block that [`verify`] accepts is of the kind and at the place it was asked for,
-//! unless somebody forged it. Never looks at what else is in a block.
+//! Promises that a block that [`verify`] accepts has the expected kind and place, unless it was
+//! forged. Never reads the rest of a block.
 
 use super::{Error, MetadataBlock};
 
@@ -13,7 +13,7 @@ pub type Block = [u8; BLOCK_BYTES];
 const CHECKSUM: core::ops::Range<usize> = 0..4;
 const NUMBER: core::ops::Range<usize> = 8..16;
 
-/// What a block is; told apart by the salt of its checksum alone.
+/// What a block is; only the salt of its checksum distinguishes the kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The superblock, or the held copy of it.
@@ -30,7 +30,7 @@ impl Kind {
     /// Every kind.
     pub const ALL: [Kind; 4] = [Kind::Superblock, Kind::Node, Kind::Bitmap, Kind::Index];
 
-    /// What the checksum is combined with.
+    /// The number that the checksum is combined with.
     #[must_use]
     pub fn salt(self) -> u32 {
         match self {
@@ -60,7 +60,7 @@ pub fn checksum(bytes: &Block, kind: Kind) -> u32 {
     !crc32c::crc32c(&bytes[CHECKSUM.end..]) ^ kind.salt()
 }
 
-/// Gives a block its number and its checksum: the last change before it is written.
+/// Sets the number and the checksum of a block: the last change before it is written.
 pub fn seal(bytes: &mut Block, kind: Kind, at: MetadataBlock) {
     bytes[NUMBER].copy_from_slice(&at.0.to_le_bytes());
     let sum = checksum(bytes, kind);
@@ -83,7 +83,7 @@ pub fn verify(bytes: &Block, kind: Kind, at: MetadataBlock) -> Result<(), Error>
     }
 }
 
-/// The kind whose checksum fits, if any does.
+/// The kind whose checksum is right, if any.
 #[must_use]
 pub fn identify(bytes: &Block) -> Option<Kind> {
     let unsalted = checksum(bytes, Kind::Node) ^ Kind::Node.salt();
@@ -91,7 +91,7 @@ pub fn identify(bytes: &Block) -> Option<Kind> {
     Kind::ALL.into_iter().find(|kind| unsalted ^ kind.salt() == found)
 }
 
-/// The number that a block gives itself.
+/// The number that the block contains.
 #[must_use]
 pub fn number(bytes: &Block) -> MetadataBlock {
     let mut field = [0; 8];
@@ -99,7 +99,7 @@ pub fn number(bytes: &Block) -> MetadataBlock {
     MetadataBlock(u64::from_le_bytes(field))
 }
 
-/// The whole of a slice as a block.
+/// A slice as a block.
 ///
 /// # Errors
 /// [`Error::WrongLength`] if it has not exactly [`BLOCK_BYTES`].
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_another_kind_or_of_zeros_is_told_so() {
+    fn block_of_another_kind_or_of_zeros_is_named_in_the_error() {
         let mut bytes = [1; BLOCK_BYTES];
         seal(&mut bytes, Kind::Bitmap, MetadataBlock(3));
         let error = verify(&bytes, Kind::Node, MetadataBlock(3)).unwrap_err();

@@ -1,7 +1,7 @@
-//! How the readers of metadata get blocks: the caller's I/O, behind one small trait.
+//! How the readers of metadata get blocks: by the caller's I/O, behind a small trait.
 //!
-//! A reader asks for many blocks at once, in ascending order, so that a disk is read as it likes to
-//! be; nothing here says how, or keeps a block.
+//! A reader asks for many blocks at once, in ascending order, which is fastest on a disk. This
+//! module neither does the I/O nor caches blocks.
 
 use core::convert::Infallible;
 
@@ -10,14 +10,14 @@ use super::{Error, MetadataBlock};
 
 /// A metadata device to read.
 pub trait Blocks {
-    /// What ends the reading: a system that fails, a user who interrupts.
+    /// Why reading ends: a failure of the system, an interruption by the user.
     type Error;
 
     /// Whole blocks on the device.
     fn count(&self) -> u64;
 
-    /// Hands the blocks in `wanted` to `each`, in that order. They ascend, none twice, all below
-    /// [`Blocks::count`]. `None` is a block that cannot be read.
+    /// Calls `each` for the blocks in `wanted`, in that order. They ascend, without duplicates, all
+    /// below [`Blocks::count`]. `None` means that the block cannot be read.
     ///
     /// # Errors
     /// Reading has to end.
@@ -33,7 +33,7 @@ pub trait Blocks {
 pub struct MemoryBlocks<'a>(&'a [u8]);
 
 impl<'a> MemoryBlocks<'a> {
-    /// Takes the bytes of a device; what follows the last whole block is left out.
+    /// Takes the bytes of a device; bytes after the last whole block are ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> MemoryBlocks<'a> {
         MemoryBlocks(bytes)
@@ -62,10 +62,10 @@ impl Blocks for MemoryBlocks<'_> {
     }
 }
 
-/// Why a block is not what was hoped for.
+/// Why a block cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Bad {
-    /// It lies beyond the end.
+    /// It lies beyond the end of the device.
     #[error("block {at}: expected one of the {count} blocks of the device")]
     Outside {
         /// The block.
@@ -73,21 +73,21 @@ pub enum Bad {
         /// Blocks on the device.
         count: u64,
     },
-    /// The drive does not give it.
+    /// The device cannot read it.
     #[error("block {at}: it cannot be read")]
     Unreadable {
         /// The block.
         at: MetadataBlock,
     },
-    /// It holds something else.
+    /// It is not what it should be.
     #[error(transparent)]
     Wrong(#[from] Error),
 }
 
-/// Reads one block and has it decoded.
+/// Reads one block and decodes it.
 ///
 /// # Errors
-/// Outside, reading has to end; inside, what is wrong with the block.
+/// Outer: reading has to end. Inner: what is wrong with the block.
 pub fn read_one<B: Blocks, T>(
     blocks: &mut B,
     at: MetadataBlock,

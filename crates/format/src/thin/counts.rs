@@ -1,15 +1,14 @@
-//! Reference counts as a checker derives them: a byte per block that is counted, where that is
-//! enough.
+//! Reference counts as a checker derives them: one byte per block for small counts.
 //!
-//! Promises memory for what was counted and no more: pages come with the first count in them, and a
-//! count that outgrows its byte goes to a map. Beside its count each block has one mark.
+//! Promises memory only for blocks that were counted: a page is allocated with the first count in
+//! it, and a count too large for its byte goes to a map. In addition, each block has one mark.
 
 use rustc_hash::FxHashMap;
 
 const PAGE_BITS: u32 = 14;
 const PAGE: usize = 1 << PAGE_BITS;
 const MARK: u8 = 0x80;
-/// In a byte: the count is in the map.
+/// Value of a byte whose count is in the map.
 const LARGE: u8 = 0x7F;
 
 /// A count and a mark for each block below a limit.
@@ -21,13 +20,13 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Everything zero. Memory for the pages' places is taken as they are reached.
+    /// All counts zero. The list of pages grows as counts are added.
     #[must_use]
     pub fn new(blocks: u64) -> Counts {
         Counts { blocks, pages: Vec::new(), large: FxHashMap::default() }
     }
 
-    /// Blocks that can be counted.
+    /// The number of blocks that can be counted.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks

@@ -1,8 +1,7 @@
-//! What can be wrong with one block of thin metadata, said in one line: block, field, found,
-//! expected.
+//! What can be wrong with one block of thin metadata, in one line: block, field, found, expected.
 //!
-//! The caller knows the device, and the tree and the keys on the way to the block, and puts them in
-//! front.
+//! The caller knows the device, and the tree and keys that lead to the block, and prints them
+//! first.
 
 use core::fmt;
 
@@ -11,12 +10,12 @@ use super::{
     MetadataBlock,
 };
 
-/// Which set of feature flags a superblock asks for.
+/// A set of feature flags of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Feature {
-    /// Whoever does not know it must not write.
+    /// A program that does not know the feature must not write the metadata.
     CompatRo,
-    /// Whoever does not know it must not touch the metadata at all.
+    /// A program that does not know the feature must not use the metadata at all.
     Incompat,
 }
 
@@ -29,7 +28,7 @@ impl fmt::Display for Feature {
     }
 }
 
-/// A fault of one block, or of a number that is to go into one.
+/// A fault of one block, or of a number that will be written to one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Not the size of a block.
@@ -38,41 +37,41 @@ pub enum Error {
         /// Bytes given.
         found: usize,
     },
-    /// The checksum is not that of the bytes, or the block is of another kind.
+    /// The checksum is wrong, or the block is of another kind.
     #[error(
         "block {at}, {} checksum: found {found:#010x}, expected {expected:#010x}{}",
         kind.name(),
         looks_like.map_or(String::new(), |what| format!(" (it looks like: {what})"))
     )]
     WrongChecksum {
-        /// Where the block lies.
+        /// The block's place.
         at: MetadataBlock,
-        /// What it should be.
+        /// The kind it should be.
         kind: Kind,
         /// The stored checksum.
         found: u32,
         /// The checksum of the bytes.
         expected: u32,
-        /// What the bytes could be instead.
+        /// What the bytes look like instead.
         looks_like: Option<&'static str>,
     },
-    /// A block that belongs elsewhere: a misplaced write or a wrong pointer.
+    /// The block contains another number: a misdirected write or a wrong pointer.
     #[error("block {at}, {} blocknr: found {found}, expected {at}", kind.name())]
     WrongBlockNumber {
         /// Where the block lies.
         at: MetadataBlock,
         /// What it is.
         kind: Kind,
-        /// The number it gives itself.
+        /// The number that it contains.
         found: MetadataBlock,
     },
-    /// No thin metadata.
+    /// This is not thin metadata.
     #[error("superblock magic: found {found}, expected {}", MAGIC)]
     WrongMagic {
         /// Magic on the device.
         found: u64,
     },
-    /// Metadata that asks for something not known here.
+    /// The metadata needs a feature that cairn does not know.
     #[error("superblock {feature}: found {found:#x}, expected none of those bits")]
     UnknownFeature {
         /// Which flags.
@@ -110,7 +109,7 @@ pub enum Error {
         /// The flags.
         found: u32,
     },
-    /// A node that cannot hold values of its own size.
+    /// A node whose values have another size than its tree's.
     #[error("block {at}, node value_size: found {found}, expected {expected}")]
     BadValueSize {
         /// Where the node lies.
@@ -120,7 +119,7 @@ pub enum Error {
         /// What this node's values should have.
         expected: u32,
     },
-    /// A node laid out for another number of entries than fits.
+    /// A node with another capacity than its value size gives.
     #[error("block {at}, node max_entries: found {found}, expected {expected}")]
     BadMaxEntries {
         /// Where the node lies.

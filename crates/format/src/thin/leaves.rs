@@ -1,10 +1,10 @@
-//! One tree in the order of its keys: where its leaves are, then the leaves, some hundred at a
-//! time.
+//! One tree in the order of its keys: first where its leaves are, then the leaves, some hundred at
+//! a time.
 //!
-//! Promises that blocks are asked for in ascending order although keys are not, that what is handed
-//! on lies within its pointer's keys, and that the rest is told as a gap. A node with keys lies
-//! within one pointer only, so that a hostile tree costs no more than its nodes; what goes deeper
-//! than [`LEVELS_MAX`] is a loop.
+//! Promises that blocks are read in ascending order although keys are not in that order. Promises
+//! that the leaves passed on lie within the keys of their pointers, and that every other part of
+//! the tree is reported as a gap. A node with keys lies within one pointer only, so a hostile tree
+//! costs no more than its nodes. A path longer than [`LEVELS_MAX`] is a loop.
 //!
 //! Memory: 24 bytes per leaf, and the blocks of one window.
 
@@ -17,7 +17,7 @@ use super::{MetadataBlock, Node, Value};
 
 /// More levels than any tree has.
 pub const LEVELS_MAX: usize = 64;
-/// Leaves in memory at once.
+/// Limit on the leaves in memory.
 const WINDOW: usize = 512;
 
 /// A leaf, and the keys that may lie in it.
@@ -36,18 +36,18 @@ impl LeafAt {
         LeafAt { block, first: 0, last: u64::MAX }
     }
 
-    /// The place for a finding.
+    /// The place, for a finding.
     #[must_use]
     pub fn place(&self, tree: Tree) -> Place {
         Place { tree, block: self.block, first: self.first, last: self.last }
     }
 }
 
-/// What takes the leaves and the gaps, in the order of keys, and may end it all.
+/// Called for the leaves and the gaps, in the order of keys; may end the reading.
 pub type Each<'a, E> = dyn FnMut(&LeafAt, Result<&Node<'_>, Fault>) -> Result<(), E> + 'a;
 
-/// Goes through the leaves of a tree. A gap, an internal node that cannot be used, is handed on as
-/// its fault; some gaps come before the leaves.
+/// Calls `each` for the leaves of a tree. A gap, that is an internal node that cannot be used, is
+/// passed as its fault; some gaps come before the leaves.
 ///
 /// # Errors
 /// Reading has to end, or `each` ends it.
@@ -60,7 +60,7 @@ pub fn each_leaf<V: Value, B: Blocks, E: From<B::Error>>(
     windows::<V, B, E>(blocks, &leaves, LEVELS_MAX, each)
 }
 
-/// All entries of a tree that is small, and the gaps in it.
+/// All entries of a small tree; calls `gap` for the gaps in it.
 ///
 /// # Errors
 /// Reading has to end.
@@ -80,7 +80,7 @@ pub fn entries<V: Value, B: Blocks>(
     Ok(all)
 }
 
-/// The leaves below a node, found by reading the levels above them.
+/// The leaves below a node, found by reading the levels above the leaves.
 fn leaves<V: Value, B: Blocks, E: From<B::Error>>(
     blocks: &mut B,
     top: LeafAt,
@@ -100,8 +100,8 @@ fn leaves<V: Value, B: Blocks, E: From<B::Error>>(
     Ok(Vec::new())
 }
 
-/// Whether a level is that of the leaves, told by the first sound node of it. All leaves of a sound
-/// tree are on one level; where one is not, the window below descends.
+/// Whether a level is that of the leaves, according to its first sound node. All leaves of a sound
+/// tree are on one level; in another tree, `windows` descends further.
 fn reaches_leaves<V: Value, B: Blocks>(blocks: &mut B, level: &[LeafAt]) -> Result<bool, B::Error> {
     for at in level {
         let mut is_leaf = None;
@@ -112,11 +112,11 @@ fn reaches_leaves<V: Value, B: Blocks>(blocks: &mut B, level: &[LeafAt]) -> Resu
             return Ok(is_leaf);
         }
     }
-    // Nothing sound: there is nothing to descend into, and each is told of as a leaf.
+    // No node is sound: there is nothing to descend into, and each is reported as a leaf.
     Ok(true)
 }
 
-/// The level below: every pointer in order, and what is a leaf already.
+/// The level below: every pointer in order; a leaf on this level stays in the list.
 fn below<V: Value, B: Blocks, E: From<B::Error>>(
     blocks: &mut B,
     level: &[LeafAt],
@@ -154,7 +154,7 @@ fn pointers(at: &LeafAt, node: &Node<'_>) -> Vec<LeafAt> {
     entries.map(|((first, block), last)| LeafAt { block, first, last }).collect()
 }
 
-/// Reads the leaves, a window at a time, and hands them on in order.
+/// Reads the leaves, one window at a time, and passes them on in order.
 fn windows<V: Value, B: Blocks, E: From<B::Error>>(
     blocks: &mut B,
     leaves: &[LeafAt],
@@ -192,7 +192,7 @@ fn windows<V: Value, B: Blocks, E: From<B::Error>>(
     Ok(())
 }
 
-/// An internal node among the leaves: a tree that is deeper there.
+/// The leaves below an internal node among the leaves: the tree is deeper there.
 fn leaves_below<V: Value, B: Blocks, E: From<B::Error>>(
     blocks: &mut B,
     at: LeafAt,
@@ -202,7 +202,7 @@ fn leaves_below<V: Value, B: Blocks, E: From<B::Error>>(
     leaves::<V, B, E>(blocks, at, LEVELS_MAX - depth_left, each)
 }
 
-/// Asks for the blocks of these leaves that exist, each once, in ascending order.
+/// Reads the blocks of these leaves that exist, each once, in ascending order.
 fn read_sorted<B: Blocks>(
     blocks: &mut B,
     leaves: &[LeafAt],

@@ -1,4 +1,4 @@
-//! The metadata of a dm-thin pool, version 2: what lies on a metadata device.
+//! The metadata of a dm-thin pool, version 2: the contents of a metadata device.
 //!
 //! ```text
 //! block 0      superblock; the last block written by a commit
@@ -10,20 +10,20 @@
 //!            --> held superblock: the roots of a metadata snapshot
 //! ```
 //!
-//! A metadata device is an array of blocks of [`BLOCK_BYTES`]. Every block names itself and carries
-//! a checksum ([`mod@block`]). Bytes climb a ladder of types: a block is verified, becomes a
-//! [`Superblock`], a [`Node`], a [`Bitmap`] or an [`IndexBlock`], and its values become
-//! [`Mapping`], [`DeviceDetails`], [`IndexEntry`], [`RefCount`] or a child's number. [`NodeMut`]
-//! and [`BitmapMut`] change blocks in memory and decide nothing.
+//! A metadata device is an array of blocks of [`BLOCK_BYTES`]. Every block contains its own number
+//! and a checksum ([`mod@block`]). Bytes are validated in steps: a block is verified and becomes a
+//! [`Superblock`], a [`Node`], a [`Bitmap`] or an [`IndexBlock`]; its values become [`Mapping`],
+//! [`DeviceDetails`], [`IndexEntry`], [`RefCount`] or a child's number. [`NodeMut`] and
+//! [`BitmapMut`] change blocks in memory and decide nothing.
 //!
 //! Above the codec, each reading through [`blocks::Blocks`] in the order of blocks on disk:
-//! - [`check`]: every tree [walked](walk), every reference counted, both space maps compared
-//! - [`stream`]: the meaning, device by device, from the [`leaves`] of one tree after another; as
-//!   [`xml`], backwards as [`mod@rmap`]
+//! - [`check`]: [walks](walk) every tree, counts every reference, compares both space maps
+//! - [`stream`]: the contents, device by device, from the [`leaves`] of one tree after another; as
+//!   [`xml`], or by data block as [`mod@rmap`]
 //! - [`build`]: new metadata from a stream; [`repair`]: from damaged metadata
 //!
 //! When to copy, allocate and commit is policy and is deliberately absent. The byte tables are in
-//! `docs/formats/thin.md`; a test holds that document to the codec's fields.
+//! `docs/formats/thin.md`; a test compares that document with the codec's fields.
 
 pub mod block;
 pub mod blocks;

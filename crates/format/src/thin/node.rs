@@ -6,9 +6,10 @@
 //! 32+8*max  values[max_entries]
 //! ```
 //!
-//! Promises that no index within `len` reaches outside the block, that keys increase, and that
-//! nothing is copied. In an internal node key `i` is at most the smallest key below child `i` and
-//! above every key below child `i - 1`. Never judges whether children exist or a tree is a tree.
+//! Promises that no index below `len` reaches outside the block, that keys increase, and that
+//! nothing is copied. In an internal node, key `i` is at most the smallest key below child `i`, and
+//! above every key below child `i - 1`. Never checks whether children exist, or the structure of a
+//! tree.
 
 use core::mem::{offset_of, size_of};
 use core::ops::Range;
@@ -65,7 +66,7 @@ const _: () = {
     assert!(capacity(4) == 336 && capacity(8) == 252 && capacity(16) == 168 && capacity(24) == 126);
 };
 
-/// Entries of a node with values of this size: as many as fit, in whole thirds.
+/// Entries of a node with values of this size: as many as fit, rounded down to a multiple of three.
 #[must_use]
 pub const fn capacity(value_bytes: usize) -> usize {
     (BLOCK_BYTES - NODE_HEADER_BYTES) / (KEY_BYTES + value_bytes) / 3 * 3
@@ -89,7 +90,7 @@ impl NodeKind {
     }
 }
 
-/// How a node divides its block.
+/// How a node's block is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) kind: NodeKind,
@@ -99,7 +100,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Judges a header, and never more than that.
+    /// Checks the header, and nothing else.
     fn of(bytes: &Block) -> Result<Shape, Error> {
         let at = block::number(bytes);
         let raw = header(bytes);
@@ -112,7 +113,7 @@ impl Shape {
         if kind == NodeKind::Internal && value_size != child {
             return Err(Error::BadValueSize { at, found: value_size, expected: child });
         }
-        // What is larger than a block has no capacity, as the size of a block has not.
+        // A value size beyond the block size has capacity zero, as the block size itself has.
         let value_bytes = value_size.min(BLOCK_BYTES as u32) as usize;
         let (found, max) = (raw.max_entries.get(), capacity(value_bytes));
         if max == 0 || found as usize != max {
@@ -153,8 +154,9 @@ pub struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// Reads the node that lies at `at`, trusting nothing: checksum, place, header, order of keys.
-    /// An internal node has entries; only while one is being changed in memory it may have none.
+    /// Reads the node that lies at `at` and checks it fully: checksum, place, header, order of
+    /// keys. An internal node must have entries; only one that is being changed in memory may have
+    /// none.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -168,8 +170,8 @@ impl<'a> Node<'a> {
         node.keys_increase().map(|()| node)
     }
 
-    /// Looks at a node that was decoded before, or is being changed in memory: its header alone is
-    /// judged, which is cheap.
+    /// Reads a node that was decoded before, or is being changed in memory: checks only its header,
+    /// which is cheap.
     ///
     /// # Errors
     /// The header is not that of a node.
@@ -202,7 +204,7 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// The block's number, as it gives it itself.
+    /// The number that the block contains.
     #[must_use]
     pub fn at(&self) -> MetadataBlock {
         block::number(self.bytes)
@@ -232,7 +234,7 @@ impl<'a> Node<'a> {
         self.shape.len == 0
     }
 
-    /// Entries that there is room for.
+    /// The number of entries that fit.
     #[must_use]
     pub fn max(&self) -> usize {
         self.shape.max
@@ -301,7 +303,7 @@ impl<'a> Node<'a> {
     }
 
     /// The last entry whose key is not above `key`: the child to descend into. `None` if every key
-    /// is above, and hence the key is not in the tree.
+    /// is above; then the key is not in the tree.
     #[must_use]
     pub fn descend(&self, key: u64) -> Option<usize> {
         self.raw_keys().partition_point(|entry| entry.get() <= key).checked_sub(1)

@@ -1,8 +1,8 @@
-//! A B-tree node being changed in memory: the moves, without the policy.
+//! A B-tree node being changed in memory: the operations, without the policy.
 //!
-//! Promises to keep header, keys and values in step, and never to write outside the node's block.
-//! When to split, merge, copy or seal is the caller's business, and so is the order of keys. An
-//! index or a length out of range is a fault of the caller and panics.
+//! Promises to keep header, keys and values consistent, and never to write outside the node's
+//! block. The caller decides when to split, merge, copy or seal, and keeps the keys in order. An
+//! index or a length out of range is an error of the caller and panics.
 
 use core::ops::Range;
 
@@ -20,10 +20,10 @@ pub struct NodeMut<'a> {
 }
 
 impl<'a> NodeMut<'a> {
-    /// Makes an empty node of a block, whatever it held.
+    /// Makes a block an empty node, whatever it held.
     ///
     /// # Panics
-    /// If no value of this size fits, or an internal node's is not that of a child.
+    /// If no value of this size fits, or an internal node's value size is not that of a child.
     pub fn init(bytes: &'a mut Block, kind: NodeKind, value_bytes: usize) -> NodeMut<'a> {
         let max = capacity(value_bytes.min(BLOCK_BYTES));
         assert!(max > 0, "a value of {value_bytes} bytes does not fit");
@@ -64,14 +64,14 @@ impl<'a> NodeMut<'a> {
         self.shape.len == 0
     }
 
-    /// Entries that may still be added.
+    /// The number of entries that can still be added.
     #[must_use]
     pub fn room(&self) -> usize {
         self.shape.max - self.shape.len
     }
 
-    /// Changes between internal and leaf: a root that got children, or absorbed its last one.
-    /// Values must have 8 bytes.
+    /// Changes between internal and leaf: for a root that gets children, or that takes over the
+    /// entries of its last child. Values must have 8 bytes.
     pub fn set_kind(&mut self, kind: NodeKind) {
         assert_eq!(self.shape.value_bytes, 8, "a child has 8 bytes");
         self.shape.kind = kind;
@@ -140,7 +140,7 @@ impl<'a> NodeMut<'a> {
         self.remove(index..len);
     }
 
-    /// Moves the first `count` entries of `right`, its neighbour, to its own end.
+    /// Moves the first `count` entries of `right`, its neighbour, to the end of this node.
     pub fn take_from(&mut self, right: &mut NodeMut<'_>, count: usize) {
         self.insert_from(self.shape.len, right.view(), 0..count);
         right.remove(0..count);
@@ -154,7 +154,7 @@ impl<'a> NodeMut<'a> {
         self.set_len(self.shape.len + count);
     }
 
-    /// Moves the entries from `from` on so that they begin at `to`.
+    /// Moves the entries from index `from` on to index `to`.
     fn shift(&mut self, from: usize, to: usize) {
         let entries = from..self.shape.len;
         self.bytes.copy_within(self.shape.keys(entries.clone()), self.shape.keys(to..to).start);
@@ -182,7 +182,7 @@ mod tests {
     use crate::thin::block::BLOCK_BYTES;
     use crate::thin::{Mapping, MetadataBlock, Node, NodeKind, RefCount};
 
-    /// A move that a writer may make.
+    /// An operation of a writer.
     #[derive(Debug, Clone)]
     enum Move {
         Insert(Index, u64, u32),

@@ -1,8 +1,8 @@
-//! Backwards: which virtual blocks are mapped to a data block.
+//! The reverse mapping: which virtual blocks are mapped to a data block.
 //!
-//! The trees are in the order of virtual blocks, so the mappings of a region are gathered and
-//! sorted. Promises memory for [`RUNS_MAX`] runs at most: where a region has more, the trees are
-//! read again for the rest of it.
+//! The trees are in the order of virtual blocks, so the mappings of a region are collected and
+//! sorted. Promises memory for at most [`RUNS_MAX`] runs: if a region has more, the trees are read
+//! again for the rest of it.
 
 use core::ops::Range;
 
@@ -10,7 +10,7 @@ use super::blocks::Blocks;
 use super::stream::{Device, Run, Stop, devices, each_run};
 use super::{DeviceId, Superblock};
 
-/// Runs in memory at once.
+/// Limit on the runs in memory.
 pub const RUNS_MAX: usize = 1 << 21;
 
 /// A run of data blocks that a device maps to a run of virtual blocks.
@@ -26,10 +26,10 @@ pub struct Owned {
     pub len: u64,
 }
 
-/// Tells of each data block in a region, ascending, who maps it.
+/// Calls `each` for the mappings to each data block of a region, in ascending order.
 ///
 /// # Errors
-/// The first thing that is damaged, or reading or `each` has to end.
+/// The first damage, or reading or `each` has to end.
 pub fn rmap<B: Blocks>(
     blocks: &mut B,
     superblock: &Superblock,
@@ -41,7 +41,7 @@ pub fn rmap<B: Blocks>(
     by_parts(blocks, &all, held, region, RUNS_MAX, each)
 }
 
-/// The same with so many runs in memory at most.
+/// As [`rmap`], with at most `most` runs in memory.
 fn by_parts<B: Blocks>(
     blocks: &mut B,
     devices: &[Device],
@@ -61,7 +61,7 @@ fn by_parts<B: Blocks>(
     Ok(())
 }
 
-/// The runs of the first part of a region, sorted, and where that part ends.
+/// The runs of the first part of a region, sorted, and the end of that part.
 fn gather<B: Blocks>(
     blocks: &mut B,
     devices: &[Device],
@@ -74,7 +74,7 @@ fn gather<B: Blocks>(
         let mut open: Option<Owned> = None;
         each_run(blocks, *device, held, *root, &mut |run| {
             let next = owned(*device, run);
-            // Runs end where the time changes; here it does not matter.
+            // Runs also end where the time changes, which does not matter here.
             if open.as_mut().is_some_and(|open| extend(open, &next)) {
                 return Ok(());
             }
@@ -102,7 +102,8 @@ fn extend(open: &mut Owned, next: &Owned) -> bool {
     goes_on
 }
 
-/// Keeps what lies in the part; gives up its second half where that is too much.
+/// Keeps the part of a run that lies in `part`; if there are too many runs, drops the second half
+/// of `part`.
 fn keep(runs: &mut Vec<Owned>, part: &mut Range<u64>, run: Owned, most: usize) {
     runs.extend(clip(&run, part));
     if runs.len() < most || part.end - part.start < 2 {
@@ -116,7 +117,7 @@ fn keep(runs: &mut Vec<Owned>, part: &mut Range<u64>, run: Owned, most: usize) {
     *runs = kept;
 }
 
-/// What of a run lies in a part.
+/// The part of a run that lies in `part`.
 fn clip(run: &Owned, part: &Range<u64>) -> Option<Owned> {
     let begin = run.data.max(part.start);
     let end = (run.data + run.len).min(part.end);
@@ -140,12 +141,13 @@ mod tests {
     /// Data blocks of a pool; a prime.
     const BLOCKS: u64 = 1009;
 
-    /// Where a device has a virtual block: no two that follow each other do so in the pool.
+    /// The data block of a device's virtual block: consecutive virtual blocks are not consecutive
+    /// there.
     fn data(device: u32, origin: u64) -> u64 {
         origin * (37 + u64::from(device)) % BLOCKS
     }
 
-    /// A pool with all of its blocks in three devices, each in an order of its own.
+    /// A pool with all of its blocks in three devices, each in another order.
     fn tangled() -> (Vec<u8>, Superblock) {
         let (mut memory, data_block_size) = (Vec::new(), DataBlockSize::new(128).unwrap());
         let (version, data_blocks) = (VERSION, BLOCKS);
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_told_the_same_in_one_reading_and_in_many() {
+    fn region_gives_the_same_runs_in_one_reading_and_in_many() {
         let (memory, superblock) = tangled();
         let (mut blocks, region) = (MemoryBlocks::new(&memory), 5..1000);
         let mut expected: Vec<_> = (0..3)
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_left_for_another_reading() {
+    fn runs_beyond_the_limit_are_left_for_another_reading() {
         let (mut runs, mut part) = (Vec::new(), 0..1000);
         for data in (0..1000).rev() {
             keep(&mut runs, &mut part, run(data, 1), 64);

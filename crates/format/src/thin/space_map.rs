@@ -1,4 +1,4 @@
-//! Space maps: a reference count per block, two bits each, with the large counts in a tree.
+//! Space maps: a reference count per block, in two bits, and a tree for the large counts.
 //!
 //! ```text
 //! root --> index: bitmap number -> (its block, free entries, a hint)     a tree for data blocks,
@@ -7,8 +7,9 @@
 //!      --> tree of counts: block number -> count of 3 and more
 //! ```
 //!
-//! Promises that the odd order of a count's two bits is known in one place. The index's free counts
-//! and hints are the writer's word; a reader recomputes them with [`Bitmap::count_free`].
+//! Promises that only this module knows the order of a count's two bits, which is unusual. The
+//! index's free counts and hints are as their writer left them; a reader recomputes them with
+//! [`Bitmap::count_free`].
 
 use core::mem::{offset_of, size_of};
 use core::ops::Range;
@@ -29,11 +30,11 @@ pub const COUNT_IN_TREE: u32 = 3;
 pub const INDEX_ENTRY_BYTES: usize = 16;
 /// Bitmaps that the index block of a metadata space map can name.
 pub const BITMAPS_MAX: usize = (BLOCK_BYTES - HEADER_BYTES) / INDEX_ENTRY_BYTES;
-/// Metadata blocks that can be counted; more are of no use.
+/// Metadata blocks that can be counted; further blocks cannot be used.
 pub const METADATA_BLOCKS_MAX: u64 = BITMAPS_MAX as u64 * BITMAP_ENTRIES;
 
 const ENTRIES_PER_WORD: usize = 32;
-/// The lower bit of each of a word's entries.
+/// The lower of the two bits of each entry of a word.
 const LOW_BITS: u64 = 0x5555_5555_5555_5555;
 
 const _: () = {
@@ -74,12 +75,12 @@ pub const SPACE_MAP_ROOT_FIELDS: [Field; 4] = [
 
 const _: () = assert!(size_of::<RawSpaceMapRoot>() == 32);
 
-/// Where a space map is, and how large.
+/// The place and the size of a space map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpaceMapRoot {
     /// Blocks that it counts.
     pub blocks: u64,
-    /// Blocks with a count above zero, by the writer's word.
+    /// Blocks with a count above zero, according to the writer.
     pub allocated: u64,
     /// The index: a tree's root for data blocks, an index block for metadata blocks.
     pub bitmap_root: MetadataBlock,
@@ -88,7 +89,7 @@ pub struct SpaceMapRoot {
 }
 
 impl SpaceMapRoot {
-    /// What a held superblock has in place of a space map.
+    /// In a held superblock, in place of a space map.
     pub const EMPTY: SpaceMapRoot = SpaceMapRoot {
         blocks: 0,
         allocated: 0,
@@ -145,13 +146,13 @@ const _: () = {
     assert!(offset_of!(RawIndexEntry, none_free_before) == 12);
 };
 
-/// Where one bitmap is, and what its writer said of it.
+/// The place of one bitmap, and what its writer stored about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexEntry {
     /// The bitmap.
     pub bitmap: MetadataBlock,
-    /// Free entries. Of the last bitmap the kernel counts those beyond the end, too. Zero makes
-    /// the kernel pass the bitmap over.
+    /// Free entries. For the last bitmap the kernel also counts the entries beyond the end. If this
+    /// is zero, the kernel skips the bitmap.
     pub free: u32,
     /// A hint: no entry before this one is free.
     pub none_free_before: u32,
@@ -206,7 +207,7 @@ impl<'a> IndexBlock<'a> {
 pub struct IndexBlockMut<'a>(&'a mut Block);
 
 impl<'a> IndexBlockMut<'a> {
-    /// Begins with no entries.
+    /// Starts with no entries.
     pub fn init(bytes: &'a mut Block) -> IndexBlockMut<'a> {
         bytes.fill(0);
         IndexBlockMut(bytes)
@@ -232,7 +233,7 @@ impl<'a> Bitmap<'a> {
         block::verify(bytes, Kind::Bitmap, at).map(|()| Bitmap(bytes))
     }
 
-    /// Looks at a bitmap that was verified before, or is being changed in memory.
+    /// Reads a bitmap that was verified before, or is being changed in memory.
     #[must_use]
     pub fn cached(bytes: &'a Block) -> Bitmap<'a> {
         Bitmap(bytes)
@@ -258,8 +259,8 @@ impl<'a> Bitmap<'a> {
         self.free_words(range).map(|(_, free)| free.count_ones()).sum()
     }
 
-    /// The first entry of each word that the range touches, with one bit set for each free entry
-    /// of the range: the lower of its two.
+    /// For each word that the range touches: its first entry, and a word with one bit set (the
+    /// lower of two) for each free entry of the range.
     fn free_words(&self, range: Range<usize>) -> impl Iterator<Item = (usize, u64)> + '_ {
         let words = range.start / ENTRIES_PER_WORD..range.end.div_ceil(ENTRIES_PER_WORD);
         words.map(move |word| {
@@ -282,8 +283,8 @@ fn entries_from(index: usize, begin: usize) -> u64 {
     u64::MAX.checked_shl(2 * skipped as u32).unwrap_or(0)
 }
 
-/// The count in the two lowest bits. They are in an odd order, here and in [`bits_of`] only: the
-/// lower one is the high bit of the count.
+/// The count in the two lowest bits. Their order is unusual, here and in [`bits_of`] only: the
+/// lower bit is the high bit of the count.
 fn count_of(bits: u8) -> u32 {
     u32::from((bits & 1) << 1 | bits >> 1 & 1)
 }
@@ -297,7 +298,7 @@ fn bits_of(count: u32) -> u8 {
 pub struct BitmapMut<'a>(&'a mut Block);
 
 impl<'a> BitmapMut<'a> {
-    /// Begins with every count zero.
+    /// Starts with every count zero.
     pub fn init(bytes: &'a mut Block) -> BitmapMut<'a> {
         bytes.fill(0);
         BitmapMut(bytes)
@@ -317,7 +318,7 @@ impl<'a> BitmapMut<'a> {
     /// Writes a count of 0 to 3; 3 stands for [`COUNT_IN_TREE`].
     ///
     /// # Panics
-    /// If the count is larger: it belongs into the tree.
+    /// If the count is larger: it belongs in the tree.
     pub fn set(&mut self, index: usize, count: u32) {
         assert!(count <= COUNT_IN_TREE, "count {count} does not fit in two bits");
         let (byte, shift) = (&mut self.0[HEADER_BYTES + index / 4], 2 * (index % 4));

@@ -1,17 +1,18 @@
-//! A pool's metadata as a stream of its meaning: the pool, its devices, their mappings by the run.
+//! A pool's metadata as a stream of its contents: the pool, its devices, and their mappings in
+//! runs.
 //!
-//! One neutral form between what is on disk, XML, and metadata being built. Promises devices by
-//! ascending id and mappings by ascending virtual block, and never to look ahead of a run's end.
+//! The common form of metadata on disk, of XML, and of metadata being built. Promises devices by
+//! ascending id and mappings by ascending virtual block, and never to read beyond the end of a run.
 
 use super::blocks::{Bad, Blocks};
 use super::leaves::{LeafAt, each_leaf};
 use super::walk::{Family, Fault, Place, Tree};
 use super::{DataBlockSize, DeviceDetails, DeviceId, Mapping, MetadataBlock, Superblock, Value};
 
-/// What is true of the pool as a whole.
+/// The properties of the pool as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pool {
-    /// Snapshots taken in the pool's life.
+    /// Snapshots taken since the pool was created.
     pub time: u32,
     /// The user's transaction id.
     pub transaction_id: u64,
@@ -21,12 +22,12 @@ pub struct Pool {
     pub version: u32,
     /// The unit of mapping.
     pub data_block_size: DataBlockSize,
-    /// Data blocks; 0 of a metadata snapshot, which does not know.
+    /// Data blocks; 0 for a metadata snapshot, which does not store them.
     pub data_blocks: u64,
 }
 
 impl Pool {
-    /// What a superblock says.
+    /// Taken from a superblock.
     #[must_use]
     pub fn of(superblock: &Superblock) -> Pool {
         Pool {
@@ -40,7 +41,7 @@ impl Pool {
     }
 }
 
-/// Mappings that follow each other on both sides, of one time.
+/// Consecutive virtual blocks mapped to consecutive data blocks, with the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// The first virtual block.
@@ -54,7 +55,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Takes in the next mapping, if it goes on.
+    /// Adds the next mapping to the run, if it continues it.
     fn extend(&mut self, key: u64, mapping: Mapping) -> bool {
         let goes_on = self.origin.checked_add(self.len) == Some(key)
             && self.data + self.len == mapping.block.0
@@ -64,15 +65,15 @@ impl Run {
     }
 }
 
-/// What takes the stream.
+/// Receives the stream.
 pub trait Sink {
-    /// Why it can take no more.
+    /// Why it stops receiving.
     type Error;
 
     /// The pool; first.
     ///
     /// # Errors
-    /// It can take no more; so for all of these.
+    /// It stops receiving; likewise for all methods.
     fn pool(&mut self, pool: &Pool) -> Result<(), Self::Error>;
 
     /// A device begins.
@@ -105,7 +106,7 @@ pub trait Sink {
 pub enum Stop<E> {
     /// Reading or writing has to end.
     Ended(E),
-    /// What is there cannot be told.
+    /// Part of the metadata is damaged.
     Damaged(Place, Fault),
 }
 
@@ -118,7 +119,7 @@ impl<E> From<E> for Stop<E> {
 /// Streams a pool, or its metadata snapshot if `held`, from its superblock.
 ///
 /// # Errors
-/// The first thing that is damaged, or reading or writing has to end.
+/// The first damage, or reading or writing has to end.
 pub fn dump<B: Blocks, S: Sink<Error = B::Error>>(
     blocks: &mut B,
     superblock: &Superblock,
@@ -137,7 +138,7 @@ pub fn dump<B: Blocks, S: Sink<Error = B::Error>>(
 /// A device: its id, its details, the root of its mappings.
 pub type Device = (DeviceId, DeviceDetails, MetadataBlock);
 
-/// The devices that a superblock leads to. One that either tree lacks is damage.
+/// The devices of a superblock. A device that one of the trees lacks is damage.
 ///
 /// # Errors
 /// As [`dump`].
@@ -166,7 +167,7 @@ pub fn devices<B: Blocks>(
     pairs.map(device).collect()
 }
 
-/// The first of two ascending lists that the other lacks, and whether that is the second.
+/// The first key that is in only one of two ascending lists, and whether the second list lacks it.
 fn odd(
     mut left: impl Iterator<Item = u64>,
     mut right: impl Iterator<Item = u64>,
@@ -183,7 +184,7 @@ fn odd(
     }
 }
 
-/// The mappings of one device, by the run.
+/// The mappings of one device, in runs.
 ///
 /// # Errors
 /// As [`dump`].
@@ -216,7 +217,7 @@ fn tree(family: Family, held: bool) -> Tree {
     Tree { held, ..Tree::of(family) }
 }
 
-/// Every entry of a small tree, or the first gap.
+/// Every entry of a small tree, or the first gap as damage.
 fn whole<V: Value, B: Blocks>(
     blocks: &mut B,
     tree: Tree,

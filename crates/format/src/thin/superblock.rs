@@ -1,8 +1,8 @@
-//! The superblock: the roots of everything, in one sector, rewritten last by every commit.
+//! The superblock: the roots of all trees, in one sector, rewritten last by every commit.
 //!
 //! Promises that a [`Superblock`] was verified, is of a known format, and has legal block sizes;
-//! never that the blocks it names exist. The held superblock of a metadata snapshot is one too, at
-//! another place and with empty space maps.
+//! not that the blocks it names exist. The held superblock of a metadata snapshot is one too, in
+//! another block and with empty space maps.
 
 use core::mem::{offset_of, size_of};
 
@@ -14,11 +14,11 @@ use super::space_map::RawSpaceMapRoot;
 use super::value::MAPPING_TIME_BITS;
 use super::{DataBlockSize, Error, Feature, Field, MetadataBlock, SpaceMapRoot};
 
-/// What a superblock has at byte 32.
+/// The number at byte 32 of a superblock.
 pub const MAGIC: u64 = 27_022_010;
-/// The version that is written; it is not looked at when reading, the kernel does not either.
+/// The version to write. Reading ignores it, as the kernel does.
 pub const VERSION: u32 = 2;
-/// The flag that forbids use until the metadata was checked.
+/// The flag that forbids use until the metadata has been checked.
 pub const FLAG_NEEDS_CHECK: u32 = 1;
 /// The largest time that mappings can hold. A snapshot at this time must be refused.
 pub const TIME_MAX: u32 = (1 << MAPPING_TIME_BITS) - 1;
@@ -87,7 +87,7 @@ pub const SUPERBLOCK_FIELDS: [Field; 19] = [
 
 const _: () = {
     assert!(size_of::<RawSuperblock>() == 364);
-    // One sector is what a drive writes whole.
+    // A drive writes one sector whole.
     assert!(size_of::<RawSuperblock>() <= SECTOR_BYTES);
     assert!(offset_of!(RawSuperblock, magic) == 32);
     assert!(offset_of!(RawSuperblock, trans_id) == 48);
@@ -146,9 +146,9 @@ pub struct Superblock {
     pub details_root: MetadataBlock,
     /// The unit of mapping.
     pub data_block_size: DataBlockSize,
-    /// Metadata blocks when the pool was formatted; not updated by growth, and not to be relied on.
+    /// Metadata blocks when the pool was formatted. Growth does not update it; do not rely on it.
     pub metadata_blocks_at_format: u64,
-    /// Kept as found: features that do no harm to those who do not know them.
+    /// Kept as found: features that a program may ignore.
     pub compat_flags: u32,
     /// Kept as found; see [`Superblock::refuse_writing`].
     pub compat_ro_flags: u32,
@@ -158,7 +158,7 @@ impl Superblock {
     /// Reads the superblock that lies at `at`: block 0, or where a metadata snapshot is held.
     ///
     /// # Errors
-    /// What is wrong with it; the magic first, since without it this is no thin metadata.
+    /// What is wrong with it. The magic is checked first: without it this is not thin metadata.
     pub fn decode(bytes: &Block, at: MetadataBlock) -> Result<Superblock, Error> {
         let (raw, _rest) = RawSuperblock::ref_from_prefix(bytes)
             .expect("a block is longer than the used part, which needs no alignment");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_for_its_own_reason() {
+    fn unknown_superblock_values_are_refused_each_with_its_own_error() {
         let cases = [
             ("magic", 1, Error::WrongMagic { found: 1 }),
             ("data_block_size", 100, Error::BadDataBlockSize { found: 100 }),

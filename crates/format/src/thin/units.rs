@@ -1,7 +1,8 @@
-//! Block numbers, device ids and the data block size: the units of a thin pool, kept apart by type.
+//! Block numbers, device ids and the data block size: the units of a thin pool, each a type of its
+//! own.
 //!
 //! Promises that a [`DeviceId`] fits 24 bits and that a [`DataBlockSize`] is one that the kernel
-//! takes. Block numbers are whatever was read: the space maps tell which of them exist.
+//! takes. A block number may be any number read from disk: the space maps know which of them exist.
 
 use core::fmt;
 
@@ -45,11 +46,11 @@ impl MetadataBlock {
 }
 
 impl DataBlock {
-    /// First number that a mapping cannot hold.
+    /// The first number too large for a mapping.
     pub const END: DataBlock = DataBlock(1 << 40);
 }
 
-/// The number by which messages and tables name a thin volume: at most 24 bits.
+/// The number of a thin volume in messages and tables: at most 24 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(u32);
 

@@ -1,6 +1,6 @@
-//! The values that B-trees hold, each with its bytes.
+//! The values of B-trees, each with its encoding.
 //!
-//! Promises that encoding a decoded value gives back its bytes. Never judges whether a block number
+//! Promises that encoding a decoded value returns its bytes. Never checks whether a block number
 //! exists.
 
 use core::mem::{offset_of, size_of};
@@ -14,7 +14,7 @@ use super::{DataBlock, Field, MetadataBlock};
 pub const MAPPING_TIME_BITS: u32 = 24;
 const TIME_MASK: u64 = (1 << MAPPING_TIME_BITS) - 1;
 
-/// Something that a node holds under a key.
+/// The value type of a node.
 pub trait Value: Copy + 'static {
     /// Its size in bytes, a node's value_size.
     const BYTES: usize;
@@ -49,25 +49,25 @@ impl Value for MetadataBlock {
     }
 }
 
-/// Where a virtual block's data lies, and when that was decided.
+/// Where a virtual block's data lies, and when it was mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mapping {
     /// The data block, below 2^40.
     pub block: DataBlock,
-    /// The pool's time at insertion, below 2^24. A mapping older than its device's last snapshot is
-    /// shared, or was.
+    /// The pool's time when the mapping was made, below 2^24. A mapping older than its device's
+    /// last snapshot is shared, or was.
     pub time: u32,
 }
 
 impl Mapping {
-    /// Takes the number that trees hold.
+    /// Decodes the packed number of a tree.
     #[must_use]
     pub fn unpack(packed: u64) -> Mapping {
         let block = DataBlock(packed >> MAPPING_TIME_BITS);
         Mapping { block, time: (packed & TIME_MASK) as u32 }
     }
 
-    /// The number that trees hold.
+    /// The packed number for a tree.
     ///
     /// # Panics
     /// If block or time exceed their bits: the allocator and the time's limit prevent it.
@@ -142,7 +142,7 @@ const _: () = {
     assert!(offset_of!(RawDetails, snapshotted_time) == 20);
 };
 
-/// What a pool knows of one thin volume besides its mappings.
+/// What a pool stores about one thin volume, apart from its mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceDetails {
     /// Entries in the leaves of its mapping tree.

@@ -1,16 +1,17 @@
-//! Through many trees at once: level by level, each level in the order of its blocks on disk. A
-//! level of more than [`EDGES_MAX`] pointers is gone through in several parts, each with what is
-//! below it, and a node that more than one part leads to is read again.
+//! A walk through many trees at once: level by level, each level in the order of its blocks on
+//! disk. A level of more than [`EDGES_MAX`] pointers is walked in several parts, each with the
+//! levels below it; a node to which several parts point is read once for each of them.
 //!
 //! Trees of one family (say, the mapping trees of all devices) may share nodes. Promises that each
-//! distinct node is handed on exactly once, and that each pointer to it is judged: what it leads
-//! to, and whether the keys there are within what the pointer covers. Whatever the trees look like
-//! the walk ends: a node is entered once, from the pointer that covers the fewest keys of those that
-//! are at hand, and what is below is judged by that. Loops are told by [`Graph::entries_below`].
+//! distinct node is passed on exactly once, and that each pointer to it is checked: what it points
+//! to, and whether the keys there are within the keys that the pointer covers. The walk ends,
+//! whatever the trees look like: a node is entered once, from the pointer that covers the fewest
+//! keys of those known at that time, and the levels below are checked by that pointer. Loops are
+//! found by [`Graph::entries_below`].
 //!
-//! Memory: 24 bytes per pointer of a part of each level, which are half a gigabyte at most where
-//! trees are that wide; 4 bytes per pointer from a distinct node in all, a few dozen per distinct
-//! node, and a byte per metadata block.
+//! Memory: 24 bytes per pointer of a part of each level, at most half a gigabyte for very wide
+//! trees; 4 bytes per pointer from a distinct node in all, a few dozen per distinct node, and a
+//! byte per metadata block.
 
 use core::fmt;
 
@@ -20,7 +21,7 @@ use super::block::Block;
 use super::blocks::{Bad, Blocks};
 use super::{DeviceId, MetadataBlock, Node, Value};
 
-/// What a metadata block is used for, as the walks found it.
+/// The use of a metadata block, as the walks found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Family {
@@ -60,12 +61,12 @@ impl fmt::Display for Family {
     }
 }
 
-/// A tree, or what else hangs at the superblock.
+/// A tree, or another structure that the superblock points to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tree {
     /// What it is.
     pub family: Family,
-    /// Whose mappings they are, of a mapping tree.
+    /// For a mapping tree: the device.
     pub device: Option<DeviceId>,
     /// Whether it belongs to the metadata snapshot.
     pub held: bool,
@@ -91,7 +92,7 @@ impl fmt::Display for Tree {
     }
 }
 
-/// Where in a tree something was found.
+/// A place in a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// One of the trees that lead there.
@@ -115,21 +116,21 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong with what a pointer leads to.
+/// What is wrong with the block that a pointer points to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The block is not a node, or none at all.
+    /// The block is not a node, or does not exist.
     #[error(transparent)]
     Bad(#[from] Bad),
-    /// The block belongs to something else already.
+    /// The block has another use already.
     #[error("block {at}: found a block of a {found}, expected one of its own")]
     UsedTwice {
         /// The block.
         at: MetadataBlock,
-        /// What it is used for.
+        /// Its other use.
         found: Family,
     },
-    /// Keys that cannot be found from above.
+    /// Keys that a lookup from the root cannot find.
     #[error("block {at}, node keys: found {first} to {last}, expected keys within the pointer's")]
     KeysOutside {
         /// The node.
@@ -139,7 +140,8 @@ pub enum Fault {
         /// Its last key.
         last: u64,
     },
-    /// Fewer entries than a node below a root should have. Harmless, but thin_check refuses it.
+    /// Fewer entries than a node below a root should have. Harmless, but thin_check reports an
+    /// error.
     #[error("block {at}, node nr_entries: found {found}, expected at least {least} below a root")]
     Underfull {
         /// The node.
@@ -149,7 +151,7 @@ pub enum Fault {
         /// A third of what it has room for.
         least: usize,
     },
-    /// Devices that only one of both trees knows.
+    /// A device that is in only one of the two trees.
     #[error(
         "block {at}: found {} {id}, expected the devices of the details tree",
         if *missing { "no device" } else { "device" }
@@ -157,12 +159,12 @@ pub enum Fault {
     OtherDevices {
         /// Root of the top-level tree.
         at: MetadataBlock,
-        /// The first of them.
+        /// The first such device.
         id: u64,
-        /// It is the top-level tree that lacks it.
+        /// Whether the top-level tree lacks it.
         missing: bool,
     },
-    /// The node leads back to itself.
+    /// The node is its own descendant.
     #[error("block {at}: found a node that is its own descendant, expected a tree")]
     Loop {
         /// The node.
@@ -170,21 +172,21 @@ pub enum Fault {
     },
 }
 
-/// Which blocks were entered, and as what.
+/// Which blocks were entered, and with which use.
 #[derive(Debug)]
 pub struct Seen(Vec<u8>);
 
 impl Seen {
-    /// None of this many.
+    /// No block of this many was entered.
     #[must_use]
     pub fn none(blocks: u64) -> Seen {
         Seen(vec![0; usize::try_from(blocks).unwrap_or(usize::MAX)])
     }
 
-    /// Enters a block. `Ok(false)`: it was entered before, as the same.
+    /// Enters a block. `Ok(false)`: it was entered before, with the same use.
     ///
     /// # Errors
-    /// It does not exist, or is something else.
+    /// It does not exist, or has another use.
     pub fn enter(&mut self, at: MetadataBlock, family: Family) -> Result<bool, Fault> {
         let count = self.0.len() as u64;
         let place = usize::try_from(at.0).ok().and_then(|at| self.0.get_mut(at));
@@ -214,21 +216,21 @@ fn family_of(byte: u8) -> Family {
     all.into_iter().find(|family| *family as u8 == byte).unwrap_or(Family::Mappings)
 }
 
-/// What becomes of what a walk finds.
+/// Receives what a walk finds.
 pub trait Visit {
-    /// A sound leaf, once.
+    /// A sound leaf; called once for each.
     fn leaf(&mut self, tree: Tree, leaf: &Node<'_>);
-    /// A sound internal node, once.
+    /// A sound internal node; called once for each.
     fn internal(&mut self, node: &Node<'_>);
-    /// Something wrong.
+    /// A fault.
     fn fault(&mut self, place: Place, fault: Fault);
 }
 
-/// Pointers of a level that are taken together, but for those of the last nodes read.
+/// Limit on the pointers of a level that are walked together; the last nodes read may exceed it.
 const EDGES_MAX: usize = 16 << 20;
-/// Pointers whose nodes are asked for at once.
+/// Pointers whose nodes are read at once.
 const WINDOW: usize = 16 << 10;
-/// The bit of [`Edge::tree`] that tells a root.
+/// The bit of [`Edge::tree`] that marks a root.
 const ROOT: u32 = 1 << 31;
 
 /// A pointer to follow.
@@ -253,7 +255,7 @@ impl Edge {
     }
 }
 
-/// Some pointers, sorted, and how many of them are done.
+/// Pointers, sorted, and how many of them are done.
 struct Level {
     edges: Vec<Edge>,
     done: usize,
@@ -261,12 +263,14 @@ struct Level {
 
 impl Level {
     fn new(mut edges: Vec<Edge>) -> Level {
-        // Of pointers to the same node that of the first tree comes first, whatever sorts.
+        // Of pointers to the same node the one of the first tree comes first, so that the order is
+        // fixed.
         edges.sort_unstable_by_key(|edge| (edge.child, edge.tree & !ROOT, edge.first));
         Level { edges, done: 0 }
     }
 
-    /// The next pointers, with all that lead to the last of their nodes; none if all are done.
+    /// The next pointers, including all that point to the last of their nodes; empty if all are
+    /// done.
     fn window(&mut self, most: usize) -> &[Edge] {
         let begin = self.done;
         let end = self.edges.len().min(begin.saturating_add(most));
@@ -277,13 +281,13 @@ impl Level {
     }
 }
 
-/// The nodes that walks have found, without their keys.
+/// The nodes that the walks found, without their keys.
 #[derive(Debug, Default)]
 pub struct Graph {
     children: Vec<u32>,
-    /// Where in `children` those of an internal node are.
+    /// For an internal node: where its children are in `children`.
     internal: FxHashMap<u32, (u32, u16)>,
-    /// Entries of each leaf.
+    /// For a leaf: its number of entries.
     leaves: FxHashMap<u32, u16>,
 }
 
@@ -339,7 +343,7 @@ impl Graph {
         Ok(sums.get(&root).copied().flatten())
     }
 
-    /// The sum of what needs no descent: a leaf, a node not found, one done before.
+    /// The sum of a node that needs no descent: a leaf, a missing node, a node done before.
     fn known(&self, at: u32, sums: &FxHashMap<u32, Option<u64>>) -> Option<Option<u64>> {
         if let Some(len) = self.leaves.get(&at) {
             return Some(Some(u64::from(*len)));
@@ -355,7 +359,7 @@ fn add(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     a.zip(b).map(|(a, b)| a.saturating_add(b))
 }
 
-/// What is beyond is no block of any pool, and is never found.
+/// A number too large for 32 bits is no block of any pool, and is never found.
 fn short(at: MetadataBlock) -> u32 {
     u32::try_from(at.0).unwrap_or(u32::MAX)
 }
@@ -364,19 +368,19 @@ fn short(at: MetadataBlock) -> u32 {
 pub struct Walk<'a, V> {
     trees: Vec<Tree>,
     roots: Vec<MetadataBlock>,
-    /// Blocks of the device.
+    /// Blocks on the device.
     count: u64,
     /// Pointers found and not followed yet.
     found: Vec<Edge>,
     seen: &'a mut Seen,
     graph: &'a mut Graph,
-    /// [`EDGES_MAX`] and [`WINDOW`], but for tests.
+    /// [`EDGES_MAX`] and [`WINDOW`]; smaller in tests.
     most: (usize, usize),
     value: core::marker::PhantomData<V>,
 }
 
 impl<'a, V: Value> Walk<'a, V> {
-    /// Begins with no trees. All walks of one check share `seen` and `graph`.
+    /// A walk without trees. All walks of one check share `seen` and `graph`.
     #[must_use]
     pub fn new(seen: &'a mut Seen, graph: &'a mut Graph) -> Walk<'a, V> {
         let (most, value) = ((EDGES_MAX, WINDOW), core::marker::PhantomData);
@@ -390,7 +394,7 @@ impl<'a, V: Value> Walk<'a, V> {
         self.roots.push(root);
     }
 
-    /// Goes through all of them.
+    /// Walks all trees.
     ///
     /// # Errors
     /// Reading has to end.
@@ -404,7 +408,7 @@ impl<'a, V: Value> Walk<'a, V> {
             self.find(root, (0, u64::MAX), index as u32 | ROOT, visit);
         }
         let (edges_max, window) = self.most;
-        // The lowest level that is not done is the last.
+        // The lowest level that is not done is the last of the list.
         let mut levels = vec![Level::new(core::mem::take(&mut self.found))];
         while let Some(level) = levels.last_mut() {
             let mut edges = level.window(window);
@@ -428,7 +432,7 @@ impl<'a, V: Value> Walk<'a, V> {
         Ok(())
     }
 
-    /// A pointer is to be followed, if it leads anywhere.
+    /// Adds a pointer to follow, if its block exists.
     fn find(
         &mut self,
         at: MetadataBlock,
@@ -452,7 +456,7 @@ impl<'a, V: Value> Walk<'a, V> {
         Place { tree, block: edge.child(), first: edge.first, last: edge.last }
     }
 
-    /// A block has come that these pointers lead to.
+    /// Handles a block that was read, given the pointers to it.
     fn arrive(
         &mut self,
         at: MetadataBlock,
@@ -460,7 +464,7 @@ impl<'a, V: Value> Walk<'a, V> {
         edges: &[Edge],
         visit: &mut impl Visit,
     ) {
-        // The first of equals.
+        // `min_by_key` takes the first of equal pointers.
         let Some(edge) = edges.iter().min_by_key(|edge| edge.last) else { return };
         let tree = self.trees[edge.tree()];
         let node = bytes.ok_or(Bad::Unreadable { at }.into()).and_then(|bytes| {
@@ -562,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_in_many_parts_is_gone_through_as_one_is() {
+    fn level_in_many_parts_is_walked_like_one_part() {
         for name in ["big.meta", "snaps.meta"] {
             let mut meta = cairn_testkit::image("thin", name);
             let whole = walked(&meta, (usize::MAX, usize::MAX));

@@ -1,16 +1,18 @@
-//! Is a writecache sound? The judgement that the kernel has no tool for.
+//! Checks whether a writecache is sound. The kernel has no tool for this.
 //!
 //! Feed a [`Checker`] the superblock, then every entry in slot order; [`Checker::finish`] gives a
-//! [`Report`] of counts and findings. Each finding carries a [`Severity`], and the worst of them is
-//! the verdict. Nothing is repaired and nothing is read here: the caller brings the bytes.
+//! [`Report`] of counts and findings. Each finding has a [`Severity`], and the worst of them is the
+//! result. Nothing is repaired and nothing is read here: the caller reads the bytes.
 //!
-//! What is sound: recovery, which every activation runs, frees uncommitted entries and all but the
-//! newest of several committed entries for one sector. Entries in that state are normal after a
-//! crash. What is not: anything that the ordering of the format can never leave behind, such as a
-//! commit number ahead of the superblock's or two entries for one sector with the same number.
+//! Sound: recovery, which every activation runs, frees uncommitted entries, and all but the newest
+//! of several committed entries for one sector. Such entries are normal after a crash.
+//!
+//! Not sound: anything that the write order of the format can never leave, such as a commit number
+//! ahead of the superblock's, or two entries for one sector with the same number.
 //!
 //! Memory: one map entry per committed entry, and at most [`FINDINGS_MAX`] findings; the rest are
-//! counted. Slots are numbered in the order entries arrive, so they must arrive from slot 0 on.
+//! counted. Slots are numbered in the order in which entries arrive, so they must arrive from slot
+//! 0 on.
 
 use core::fmt;
 use rustc_hash::FxHashMap;
@@ -23,10 +25,10 @@ use super::{
     Superblock,
 };
 
-/// Findings kept in a report; further ones are only counted and weighed.
+/// Limit on the findings kept in a report; further ones only count, for the severity too.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// What the entries are checked against. What is not known is not checked.
+/// The sizes that entries are checked against. An unknown size is not checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes from the start sector to the end of the cache device.
@@ -37,14 +39,14 @@ pub struct Limits {
     pub target_sectors: Option<u64>,
 }
 
-/// One thing worth telling about a cache.
+/// One finding about a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// Magic and version are zero: there is no cache, activation would format one.
+    /// Magic and version are zero: there is no cache, and activation would format one.
     Unformatted,
     /// The superblock is wrong, or its slots do not fit.
     Superblock(Error),
-    /// The superblock's commit number is one that no cache reaches: that of free slots, or near.
+    /// The superblock's commit number is one that no cache reaches: 2^63 or more.
     ReservedSeq(Seq),
     /// The superblock's reserved bytes are not zero.
     ReservedBytes,
@@ -62,8 +64,9 @@ pub enum Finding {
         /// Sector it was written for.
         sector: u64,
     },
-    /// A commit number that the superblock has not reached: entries are written with the
-    /// superblock's own number, so either one of the two is torn, or the superblock went back.
+    /// A commit number that the superblock has not reached. Entries are written with the
+    /// superblock's own number, so either one of the two is torn, or the superblock holds an older
+    /// version.
     SeqAhead {
         /// Slot of the entry.
         slot: u64,
@@ -81,7 +84,7 @@ pub enum Finding {
         /// Whether it counts as committed.
         committed: bool,
     },
-    /// A sector that does not begin a cache block.
+    /// A sector at which no cache block begins.
     Misaligned {
         /// Slot of the entry.
         slot: u64,
@@ -92,7 +95,7 @@ pub enum Finding {
         /// Whether it counts as committed.
         committed: bool,
     },
-    /// A committed block that the origin has no room for: it cannot be written back.
+    /// A committed block beyond the end of the origin: it cannot be written back.
     BeyondOrigin {
         /// Slot of the entry.
         slot: u64,
@@ -101,7 +104,7 @@ pub enum Finding {
         /// Size of the origin, in sectors.
         origin_sectors: u64,
     },
-    /// A committed block beyond the table line, yet on the origin: kept, written back, not
+    /// A committed block beyond the table line but within the origin: kept, written back, not
     /// readable through this table.
     BeyondTarget {
         /// Slot of the entry.
@@ -120,8 +123,8 @@ pub enum Finding {
         /// Slot and commit number of the one that recovery keeps.
         newer: (u64, Seq),
     },
-    /// Two committed entries for one sector with the same commit number: which one holds the data
-    /// cannot be told.
+    /// Two committed entries for one sector with the same commit number: it is unknown which one
+    /// holds the data.
     IdenticalSeq {
         /// The sector of both.
         sector: u64,
@@ -133,8 +136,8 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// How bad this is. A wrong entry that was never committed held nothing anyone was promised,
-    /// and recovery frees it.
+    /// How bad this is. A wrong entry that was never committed held no acknowledged data, and
+    /// recovery frees it.
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
@@ -231,12 +234,12 @@ pub struct Counts {
     pub uncommitted: u64,
     /// Free slots.
     pub free: u64,
-    /// Of the free: those that once held a sector and still name it.
+    /// Of the free: those that still name the sector they once held.
     pub stale: u64,
 }
 
 impl Counts {
-    /// Blocks that the origin does not have yet: what a flush of the cache would write back.
+    /// Blocks that the origin does not have yet: those that a flush of the cache would write back.
     #[must_use]
     pub fn dirty(&self) -> u64 {
         self.committed - self.superseded
@@ -258,7 +261,7 @@ pub struct Report {
     pub counts: Counts,
     /// The first [`FINDINGS_MAX`] findings, superblock first, then in slot order.
     pub findings: Vec<Finding>,
-    /// Findings beyond those.
+    /// How many findings there were beyond those.
     pub findings_left_out: u64,
     /// The worst of all findings, left out or not.
     pub severity: Severity,
@@ -283,13 +286,13 @@ pub fn check(
 pub struct Checker {
     limits: Limits,
     next_slot: u64,
-    /// Sector to the slot and commit number that recovery would keep so far.
+    /// By sector: the slot and commit number that recovery would keep, of the entries so far.
     kept: FxHashMap<u64, (u64, Seq)>,
     report: Report,
 }
 
 impl Checker {
-    /// Judges the superblock, from the first bytes of the area.
+    /// Checks the superblock, given the first bytes of the area.
     #[must_use]
     pub fn new(area_start: &[u8], limits: Limits) -> Checker {
         let report = Report {
@@ -307,8 +310,8 @@ impl Checker {
         checker
     }
 
-    /// A device that is too small for its slots is damaged, and the entries on it still count: they
-    /// say what is lost.
+    /// A device that is too small for its slots is damaged. The entries on it still count: they
+    /// show what is lost.
     fn accept_superblock(&mut self, superblock: Superblock) {
         if let Some(area_bytes) = self.limits.area_bytes
             && let Err(error) = Geometry::of_superblock(&superblock, area_bytes)
@@ -324,8 +327,8 @@ impl Checker {
         self.report.superblock = Some(superblock);
     }
 
-    /// How many more entries are wanted: none without a valid superblock, and of a device that is
-    /// too small those that lie on it.
+    /// How many more entries to feed: none without a valid superblock; on a device that is too
+    /// small, only those that lie on it.
     #[must_use]
     pub fn entries_wanted(&self) -> usize {
         let wanted = self.entries_on_device().saturating_sub(self.next_slot);
@@ -339,7 +342,7 @@ impl Checker {
         fitting.map_or(n_blocks, |fitting| fitting.min(n_blocks))
     }
 
-    /// Judges the entry of the next slot. Ignored once [`entries_wanted`](Checker::entries_wanted)
+    /// Checks the entry of the next slot. Ignored once [`entries_wanted`](Checker::entries_wanted)
     /// is 0.
     pub fn entry(&mut self, entry: Entry) {
         let Some(superblock) = &self.report.superblock else { return };
@@ -361,7 +364,7 @@ impl Checker {
                 if let Some(finding) = self.judge_place(slot, entry, sectors_per_block) {
                     self.report(finding);
                 }
-                self.judge_rivals(slot, entry);
+                self.check_same_sector(slot, entry);
             }
         }
     }
@@ -383,7 +386,7 @@ impl Checker {
         self.report(finding);
     }
 
-    /// Whether a committed entry names a place that a block can be written back to.
+    /// The fault of a committed entry's sector: at no such sector can a block be written back.
     fn judge_place(&self, slot: u64, entry: Entry, sectors_per_block: u32) -> Option<Finding> {
         let sector = entry.original_sector;
         let fits = |len: u64| {
@@ -403,8 +406,9 @@ impl Checker {
         }
     }
 
-    /// Whether another committed entry has the same sector, in the order recovery meets them.
-    fn judge_rivals(&mut self, slot: u64, entry: Entry) {
+    /// Reports another committed entry for the same sector, if there is one, as recovery would meet
+    /// them.
+    fn check_same_sector(&mut self, slot: u64, entry: Entry) {
         let (sector, seq) = (entry.original_sector, entry.seq);
         let mut kept = match self.kept.entry(sector) {
             MapEntry::Vacant(vacant) => {
@@ -413,25 +417,25 @@ impl Checker {
             }
             MapEntry::Occupied(occupied) => occupied,
         };
-        let rival = *kept.get();
-        if rival.1 <= seq {
+        let other = *kept.get();
+        if other.1 <= seq {
             kept.insert((slot, seq));
         }
         self.report.counts.superseded += 1;
-        self.report(match rival.1.cmp(&seq) {
+        self.report(match other.1.cmp(&seq) {
             core::cmp::Ordering::Less => {
-                Finding::Superseded { sector, older: rival, newer: (slot, seq) }
+                Finding::Superseded { sector, older: other, newer: (slot, seq) }
             }
             core::cmp::Ordering::Greater => {
-                Finding::Superseded { sector, older: (slot, seq), newer: rival }
+                Finding::Superseded { sector, older: (slot, seq), newer: other }
             }
             core::cmp::Ordering::Equal => {
-                Finding::IdenticalSeq { sector, seq, slots: (rival.0, slot) }
+                Finding::IdenticalSeq { sector, seq, slots: (other.0, slot) }
             }
         });
     }
 
-    /// Ends the check. Entries still wanted count as missing.
+    /// Ends the check. Entries that were not fed count as missing.
     #[must_use]
     pub fn finish(mut self) -> Report {
         if self.entries_wanted() > 0 {
@@ -451,7 +455,7 @@ impl Checker {
     }
 }
 
-/// Tells a blank header, which any block size opens, from a wrong one.
+/// Distinguishes a blank header, on which any block size opens, from a wrong one.
 fn blank_or(error: Error, area_start: &[u8]) -> Finding {
     let any_size = super::BlockSize::new(super::MIN_BLOCK_SIZE);
     match any_size.and_then(|size| Opening::decide(area_start, size)) {
@@ -460,7 +464,7 @@ fn blank_or(error: Error, area_start: &[u8]) -> Finding {
     }
 }
 
-/// What is wrong with an entry's sector as a number, wherever the origin ends.
+/// What is wrong with an entry's sector itself, whatever the size of the origin.
 fn shape_finding(slot: u64, entry: Entry, spb: u32, committed: bool) -> Option<Finding> {
     let sector = entry.original_sector;
     if sector == NO_SECTOR {

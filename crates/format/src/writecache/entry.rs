@@ -1,7 +1,7 @@
-//! One entry of the slot table, and the commit number that decides what it means.
+//! One entry of the slot table, and the commit number that gives it its meaning.
 //!
-//! Promises to read entries in place, without copying or allocating. Never judges whether an entry
-//! is sensible: any sixteen bytes are an entry, and [`check`](super::check) or the target decides.
+//! Promises to read entries in place, without copying or allocating. Never decides whether an entry
+//! makes sense: any sixteen bytes are an entry, and [`check`](super::check) or the target decides.
 
 use core::mem::{offset_of, size_of};
 
@@ -41,7 +41,8 @@ const _: () = {
 };
 
 /// A commit number. In the superblock: how many commits completed. In an entry: the superblock's
-/// number when the entry was written, so that it commits when the superblock moves past it.
+/// number when the entry was written; the entry is committed once the superblock's number is
+/// larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seq(pub u64);
 
@@ -51,7 +52,7 @@ impl Seq {
     /// In an entry: the slot is free. Never below any superblock's number, hence never committed.
     pub const FREE: Seq = Seq(u64::MAX);
 
-    /// No cache reaches this number, so that one below it can always count on.
+    /// No cache reaches this number, so a number below it can always be incremented.
     pub const END: Seq = Seq(1 << 63);
 
     /// Whether this marks a free slot.
@@ -100,7 +101,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The entry of a slot on a fresh cache.
+    /// The entry of a slot that was never used.
     pub const NEVER_USED: Entry = Entry { original_sector: NO_SECTOR, seq: Seq::FREE };
 
     /// What this entry means under the commit number of the superblock.
@@ -168,10 +169,10 @@ fn byte_range(slot: u64) -> Option<core::ops::Range<usize>> {
 }
 
 impl Geometry {
-    /// Iterates over the (slot, entry) pairs that lie wholly in a piece of the area of any
-    /// alignment, which starts at byte `offset` of the area. The superblock and whatever follows
-    /// the slot table are skipped, so metadata can be fed through in chunks as it was read;
-    /// chunks whose bounds are multiples of [`ENTRY_BYTES`] miss nothing.
+    /// Iterates over the (slot, entry) pairs that lie wholly in a piece of the area, which may have
+    /// any alignment and starts at byte `offset` of the area. The superblock and the bytes behind
+    /// the slot table are skipped, so the caller can pass the metadata in chunks, as it reads them.
+    /// Chunks whose bounds are multiples of [`ENTRY_BYTES`] together miss no entry.
     pub fn entries_in<'a>(
         &self,
         offset: u64,
@@ -196,7 +197,7 @@ mod tests {
     use crate::writecache::{BlockSize, Geometry};
 
     #[test]
-    fn a_free_slot_is_told_by_its_seq_alone() {
+    fn free_slot_is_known_by_its_seq_alone() {
         let stale = Entry { original_sector: 80, seq: Seq::FREE };
         assert_eq!(stale.state(Seq(7)), EntryState::Free);
         assert_eq!(stale.state(Seq::FREE), EntryState::Free);
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_commits_when_the_superblock_moves_past_it() {
+    fn entry_is_committed_once_the_superblock_seq_is_larger() {
         let entry = Entry { original_sector: 80, seq: Seq(3) };
         assert_eq!(entry.state(Seq(3)), EntryState::Uncommitted);
         assert_eq!(entry.state(Seq(4)), EntryState::Committed);

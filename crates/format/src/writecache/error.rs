@@ -1,7 +1,7 @@
-//! What can be wrong with a cache device's header, said in one line: field, found, expected.
+//! What can be wrong with a cache device's header, in one line: field, found, expected.
 //!
-//! The caller knows the device's name and puts it in front. [`Error::kernel_text`] gives the words
-//! the kernel's constructor uses for the same fault, for tools that match on them.
+//! The caller knows the device's name and prints it first. [`Error::kernel_text`] gives the words
+//! of the kernel's constructor for the same fault, for tools that match on them.
 
 use super::{MAGIC, MAX_BLOCK_SIZE, MIN_BLOCK_SIZE, N_BLOCKS_END, SUPERBLOCK_BYTES, VERSION};
 
@@ -14,7 +14,7 @@ pub enum Error {
         /// Bytes available.
         found: u64,
     },
-    /// The magic is neither zero nor right: something else lives here.
+    /// The magic is neither zero nor the right one: the device holds something else.
     #[error("superblock magic: found {found:#010x}, expected {:#010x}", MAGIC)]
     WrongMagic {
         /// Magic on the device.
@@ -92,8 +92,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The kernel's words for this fault. Where the kernel has no word of its own (a device that
-    /// ends inside the superblock, a count of 0 or beyond the limit) the nearest one it has.
+    /// The kernel's words for this fault. Where the kernel has no message of its own (a device that
+    /// ends inside the superblock, a count of 0 or beyond the limit), the nearest one that it has.
     #[must_use]
     pub fn kernel_text(&self) -> &'static str {
         match self {

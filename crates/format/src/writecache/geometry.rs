@@ -1,7 +1,7 @@
-//! Where everything lies on a cache device: the only maker of its offsets.
+//! The layout of a cache device: the only source of its offsets.
 //!
 //! Promises that a [`Geometry`] fits the area it was made for, so that none of its arithmetic can
-//! overflow, whatever the superblock claimed. Must never be built from unchecked numbers.
+//! overflow, whatever numbers the superblock held. Must never be built from unchecked numbers.
 
 use core::ops::Range;
 
@@ -64,7 +64,8 @@ impl Geometry {
     /// format can count.
     pub fn for_format(area_bytes: u64, block_size: BlockSize) -> Result<Geometry, Error> {
         let block_bytes = u64::from(block_size.bytes());
-        // Ignoring the superblock and the rounding can only guess too high, and by a slot or two.
+        // Without the superblock and the rounding this is too high by a slot or two, and never too
+        // low.
         let mut n_blocks = area_bytes / (block_bytes + ENTRY_BYTES as u64);
         if n_blocks >= N_BLOCKS_END {
             return Err(Error::TooManyBlocks { found: n_blocks });
@@ -80,8 +81,8 @@ impl Geometry {
         Err(Error::NoSpace { block_size: block_size.bytes(), needed_bytes, area_bytes })
     }
 
-    /// Lays out an existing cache. The superblock's slot count is authoritative: a device that has
-    /// grown since keeps its old size.
+    /// Lays out an existing cache. The superblock's slot count is authoritative: on a device that
+    /// has grown since, the cache keeps its old size.
     ///
     /// # Errors
     /// [`Error::AreaTooSmall`] if the slots do not fit in `area_bytes`.
@@ -194,15 +195,16 @@ impl Geometry {
         begin..self.metadata_bytes().min(begin + METADATA_REGION_BYTES)
     }
 
-    /// Byte range of the write that moves the superblock on, and rewrites the first entries.
+    /// Byte range of the write that commits: it rewrites the superblock and the first entries.
     #[must_use]
     pub fn superblock_write(&self) -> Range<u64> {
         let len = SUPERBLOCK_WRITE_BYTES.max(u64::from(self.block_size.bytes()));
         0..self.metadata_bytes().min(len)
     }
 
-    /// Whether the first bytes of an area are what an interrupted format leaves: a superblock of
-    /// zeros, and entries that were never used or never written. No other data looks like this.
+    /// Whether the first bytes of an area are those of an interrupted format: a superblock of
+    /// zeros, and entries that are marked unused or were never written. No other data looks like
+    /// this.
     #[must_use]
     pub fn is_interrupted_format(area_start: &[u8]) -> bool {
         let Some((superblock, entries)) = area_start.split_at_checked(SUPERBLOCK_BYTES) else {
@@ -215,8 +217,8 @@ impl Geometry {
                 .all(|entry| entry == unused || entry.iter().all(|byte| *byte == 0))
     }
 
-    /// Fills a piece of the metadata that starts at byte `offset` of the area with what formatting
-    /// writes there: entries never used, zeros around them, and the given superblock bytes.
+    /// Fills a piece of the metadata that starts at byte `offset` of the area with the bytes that
+    /// formatting writes there: unused entries, zeros around them, and the given superblock bytes.
     pub fn fill_fresh(&self, superblock: &[u8; SUPERBLOCK_BYTES], offset: u64, piece: &mut [u8]) {
         piece.fill(0);
         let table_end = SUPERBLOCK_BYTES as u64 + self.n_blocks * ENTRY_BYTES as u64;
@@ -242,7 +244,7 @@ mod tests {
         BlockSize::new(bytes).unwrap()
     }
 
-    /// The formatting rule by counting upwards, with nothing clever in it.
+    /// The formatting rule by counting upwards: the reference model.
     fn naive_n_blocks(area_bytes: u64, block_size: u64) -> u64 {
         let mut n_blocks = 0;
         loop {
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_format_is_told_from_other_data() {
+    fn interrupted_format_is_distinguished_from_other_data() {
         let geometry = Geometry::for_format(36352, bs(512)).unwrap();
         let mut head = vec![0; 4096];
         assert!(Geometry::is_interrupted_format(&head));

@@ -7,13 +7,13 @@
 //! ```
 //!
 //! All offsets count from the start of the *area*: the cache device from its `start_sector` on.
-//! Bytes climb a ladder of types: raw bytes become a [`Superblock`] (its own fields make sense),
-//! the superblock and the size of the area become a [`Geometry`] (everything it promises fits), and
-//! only a geometry hands out offsets. There are no checksums in this format, so what cannot be
-//! validated here (an entry's sector, a commit number) is the business of [`check`].
+//! Bytes are validated in steps: raw bytes become a [`Superblock`] (its own fields are legal), the
+//! superblock and the size of the area become a [`Geometry`] (all its slots fit), and only a
+//! geometry returns offsets. There are no checksums in this format. What cannot be validated here
+//! (an entry's sector, a commit number) is checked by [`check`].
 //!
 //! Recovery, commit order and writeback are policy and are deliberately absent. The byte tables are
-//! in `docs/formats/writecache.md`; a test holds that document to [`SUPERBLOCK_FIELDS`] and
+//! in `docs/formats/writecache.md`; a test compares that document with [`SUPERBLOCK_FIELDS`] and
 //! [`ENTRY_FIELDS`].
 
 pub mod check;

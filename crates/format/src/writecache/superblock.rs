@@ -1,8 +1,8 @@
-//! The superblock: the fixed root of a cache device, and the decision whether there is one.
+//! The superblock: the fixed root of a cache device, and the decision whether a device has one.
 //!
 //! Promises that a [`Superblock`] value always has the right magic and version, a legal block size
-//! and a slot count in range, and that encoding it again gives back every byte it was read from,
-//! the reserved ones included. Whether its slots fit on the device is for
+//! and a slot count in range, and that encoding it returns every byte it was read from, the
+//! reserved ones included. Whether its slots fit on the device is checked by
 //! [`Geometry::of_superblock`](super::Geometry::of_superblock).
 
 use core::mem::{offset_of, size_of};
@@ -74,8 +74,8 @@ pub enum Opening {
 }
 
 impl Opening {
-    /// Decides between formatting and opening from the first [`SUPERBLOCK_BYTES`] of the area
-    /// (longer is fine). Only magic and version decide; the rest of a blank device may hold
+    /// Decides between formatting and opening from the first [`SUPERBLOCK_BYTES`] of the area (more
+    /// bytes are ignored). Only magic and version decide; the rest of a blank device may hold
     /// anything.
     ///
     /// # Errors
@@ -117,8 +117,8 @@ impl Superblock {
         }
     }
 
-    /// Reads a superblock whatever its block size, for tools that were not told one. A blank
-    /// device is an error here.
+    /// Reads a superblock of any block size, for tools that were not given one. A blank device is
+    /// an error here.
     ///
     /// # Errors
     /// Wrong magic or version, a bad block size or slot count, or fewer than
@@ -168,7 +168,7 @@ impl Superblock {
         Superblock { seq, ..self.clone() }
     }
 
-    /// Whether the bytes that the format reserves are zero, as every known writer leaves them.
+    /// Whether the reserved bytes are zero, as every known writer leaves them.
     #[must_use]
     pub fn reserved_is_zero(&self) -> bool {
         self.pad == 0 && self.padding == [0; 32]
@@ -180,9 +180,9 @@ impl Superblock {
         self.encode_with_magic(MAGIC)
     }
 
-    /// The bytes to write first when formatting, with the magic still 0: a crash between this and
-    /// the write of [`encode`](Superblock::encode) leaves a device that is refused, never one whose
-    /// slot table is half initialised yet trusted.
+    /// The bytes to write first when formatting, with the magic still 0. After a crash between this
+    /// write and that of [`encode`](Superblock::encode) the device is refused; a slot table that is
+    /// only partly initialised is never trusted.
     #[must_use]
     pub fn encode_unfinished(&self) -> [u8; SUPERBLOCK_BYTES] {
         self.encode_with_magic(0)

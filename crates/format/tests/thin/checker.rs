@@ -1,4 +1,4 @@
-//! What the checker, the dump and the repair say of each thing that can be wrong with thin metadata.
+//! What the checker, the dump and the repair report for each fault that thin metadata can have.
 
 use std::convert::Infallible;
 
@@ -39,12 +39,12 @@ fn forge_node(meta: &mut [u8], at: MetadataBlock, change: impl FnOnce(&mut NodeM
     forge(meta, at, Kind::Node, |bytes| change(&mut NodeMut::cached(bytes).unwrap()));
 }
 
-/// The root of the mappings of the device at this place in the top-level tree, which is one leaf.
+/// The root of the mappings of the device at this index in the top-level tree, which is one leaf.
 fn mappings(meta: &[u8], index: usize) -> MetadataBlock {
     entry(meta, superblock(meta).mapping_root, index).1
 }
 
-/// What a check finds that is at least this bad.
+/// The findings of a check that are at least this bad.
 fn found(meta: &[u8], least: Severity) -> Vec<Finding> {
     let findings = checked(meta).findings.into_iter();
     findings.filter(|finding| finding.severity() >= least).collect()
@@ -58,8 +58,8 @@ fn faults(meta: &[u8]) -> Vec<(Family, Fault)> {
     checked(meta).findings.into_iter().filter_map(fault).collect()
 }
 
-/// A pool with two devices that share no node, the first of several leaves, and with data block 7
-/// mapped by four more.
+/// A pool with two devices that share no node. The first has several leaves. Data block 7 is mapped
+/// four more times.
 fn counted_pool() -> Vec<u8> {
     let mut memory = Vec::<u8>::new();
     let mut builder = Builder::new(&mut memory, Room::AtLeast(64), pool(4000)).unwrap();
@@ -76,7 +76,7 @@ fn counted_pool() -> Vec<u8> {
 }
 
 #[test]
-fn a_pointer_beyond_the_device_is_told() {
+fn pointer_beyond_the_device_is_reported() {
     let mut meta = image("basic.meta");
     let (top, count) = (superblock(&meta).mapping_root, (meta.len() / BLOCK_BYTES) as u64);
     for at in [MetadataBlock(count), MetadataBlock(u64::MAX)] {
@@ -105,7 +105,7 @@ fn counts_of_data_blocks_are_compared_in_bitmap_and_tree() {
     assert_eq!((report.severity, report.findings), (Severity::Damaged, vec![count(100, 0, 1)]));
     let report = with(100, 2);
     assert_eq!((report.severity, report.findings), (Severity::Repairable, vec![count(100, 2, 1)]));
-    // The tree has the count of block 7.
+    // The tree contains the count of block 7.
     assert_eq!(entry::<RefCount>(&sound, map.ref_count_root, 0), (7, RefCount(4)));
     for (found, severity) in [(3, Severity::Damaged), (5, Severity::Repairable)] {
         let mut meta = sound.clone();
@@ -121,7 +121,7 @@ fn counts_of_data_blocks_are_compared_in_bitmap_and_tree() {
 }
 
 #[test]
-fn bitmaps_that_are_missing_broken_or_used_twice_are_told() {
+fn bitmaps_that_are_missing_broken_or_used_twice_are_reported() {
     let sound = counted_pool();
     let root = superblock(&sound).data_space_map.bitmap_root;
     let (_, index_entry) = entry::<IndexEntry>(&sound, root, 0);
@@ -143,7 +143,7 @@ fn bitmaps_that_are_missing_broken_or_used_twice_are_told() {
         assert_eq!(*found, map);
         assert!(matches!(error, Error::WrongChecksum { kind: Kind::Bitmap, .. }), "{error}");
     }
-    // Both maps claim the same bitmap.
+    // Both maps refer to the same bitmap.
     let mut meta = sound;
     let at = first_bitmap(&meta);
     forge_node(&mut meta, root, |node| node.set_value(0, IndexEntry { bitmap: at, ..index_entry }));
@@ -153,7 +153,7 @@ fn bitmaps_that_are_missing_broken_or_used_twice_are_told() {
 }
 
 #[test]
-fn a_node_of_two_trees_is_told() {
+fn node_of_two_trees_is_reported() {
     let mut meta = counted_pool();
     let top = superblock(&meta).mapping_root;
     forge_node(&mut meta, top, |node| node.set_value(0, top));
@@ -163,7 +163,7 @@ fn a_node_of_two_trees_is_told() {
 }
 
 #[test]
-fn nodes_with_keys_outside_or_too_few_of_them_are_told() {
+fn nodes_with_keys_outside_or_too_few_of_them_are_reported() {
     let sound = counted_pool();
     let root = mappings(&sound, 0);
     let (first, leaf) = entry::<MetadataBlock>(&sound, root, 1);
@@ -177,7 +177,7 @@ fn nodes_with_keys_outside_or_too_few_of_them_are_told() {
     forge_node(&mut meta, leaf, |node| node.remove(10..node.len()));
     let fault = Fault::Underfull { at: leaf, found: 10, least: 84 };
     assert_eq!(faults(&meta), [(Family::Mappings, fault)]);
-    // Nothing but that, counts that are too high now, and the number of mappings.
+    // Only that, counts that are too high now, and the number of mappings.
     assert_eq!(checked(&meta).severity, Severity::Repairable);
 }
 
@@ -187,7 +187,7 @@ fn dump_of(meta: &[u8]) -> Result<(), Stop<Infallible>> {
 }
 
 #[test]
-fn a_device_that_one_tree_lacks_is_told() {
+fn device_that_one_tree_lacks_is_reported() {
     let sound = counted_pool();
     let Superblock { mapping_root, details_root, .. } = superblock(&sound);
     let device = DeviceId::new(1).unwrap();
@@ -210,7 +210,7 @@ fn a_device_that_one_tree_lacks_is_told() {
 }
 
 #[test]
-fn mappings_to_nowhere_and_from_the_future_are_told() {
+fn mappings_outside_the_pool_or_newer_than_its_time_are_reported() {
     let sound = counted_pool();
     let at = mappings(&sound, 1);
     for (block, time, kept) in [(4000, 4, 4), (1001, 6, 5)] {
@@ -231,7 +231,7 @@ fn mappings_to_nowhere_and_from_the_future_are_told() {
 }
 
 #[test]
-fn details_that_count_other_mappings_are_told() {
+fn details_with_a_wrong_mapping_count_are_reported() {
     let mut meta = counted_pool();
     let root = superblock(&meta).details_root;
     let (_, known) = entry::<DeviceDetails>(&meta, root, 1);
@@ -245,7 +245,7 @@ fn details_that_count_other_mappings_are_told() {
 }
 
 #[test]
-fn a_broken_metadata_snapshot_is_told_and_let_go() {
+fn broken_metadata_snapshot_is_reported_and_dropped() {
     let mut meta = image("snaps.meta");
     let at = superblock(&meta).held_root.unwrap();
     meta[at.0 as usize * BLOCK_BYTES + 400] ^= 1;
@@ -295,7 +295,7 @@ fn an_id_beyond_24_bits_is_refused_everywhere() {
     }
 }
 
-/// A device of which one block cannot be read.
+/// A device with one block that cannot be read.
 struct Flawed<'a> {
     blocks: MemoryBlocks<'a>,
     bad: MetadataBlock,
@@ -319,7 +319,7 @@ impl Blocks for Flawed<'_> {
 }
 
 #[test]
-fn a_block_that_cannot_be_read_costs_what_is_in_it() {
+fn unreadable_block_loses_only_its_own_contents() {
     let meta = counted_pool();
     let (_, leaf) = entry::<MetadataBlock>(&meta, mappings(&meta, 0), 1);
     let lost = len(&meta, leaf) as u64;

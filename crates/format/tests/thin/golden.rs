@@ -7,7 +7,7 @@ use cairn_format::thin::{
 
 use crate::images::{Golden, manifest};
 
-/// A tree walk as simple as can be, beside which the real one may be read.
+/// A minimal tree walk, for comparison with the real one.
 trait Plain {
     fn superblock(&self) -> Superblock;
     fn tree<V: Value>(&self, root: MetadataBlock) -> Vec<(u64, V)>;
@@ -125,7 +125,7 @@ fn every_device_has_the_mappings_that_the_manifest_counts() {
             assert!(mappings.iter().all(|(_, mapping)| fits(mapping)), "{} {id}", golden.name);
             mapped.push((id, details.mapped_blocks));
         }
-        // The manifest may leave devices out, never name others.
+        // The manifest may leave devices out, but names no others.
         assert!(golden.devices.iter().all(|device| mapped.contains(device)), "{}", golden.name);
     }
 }
@@ -142,7 +142,7 @@ fn both_space_maps_count_what_the_kernel_counted() {
             assert!(counts[root.0 as usize] > 0, "{}", golden.name);
         }
         let used = counts.iter().filter(|count| **count > 0).count() as u64;
-        // The tools' restoring counts its own blocks loosely; the kernel does not.
+        // The tools' restoring counts its own blocks inexactly; the kernel does not.
         if golden.name != "restored.meta" {
             assert_eq!(used, superblock.metadata_space_map.allocated, "{}", golden.name);
         }

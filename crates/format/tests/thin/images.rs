@@ -2,14 +2,14 @@
 
 use cairn_format::thin::{BLOCK_BYTES, Block, MetadataBlock, block};
 
-/// What the manifest says of one image.
+/// The manifest's entry for one image.
 pub struct Golden {
     pub name: String,
     pub meta: Vec<u8>,
     pub data_blocks: u64,
     pub used_data: u64,
     pub needs_check: bool,
-    /// Device id and mapped blocks, where the manifest knows them.
+    /// Device id and mapped blocks, where the manifest has them.
     pub devices: Vec<(u64, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Repairing thin metadata: what is kept, what is told, and what a search for roots finds.
+//! Repairing thin metadata: what is kept, what is reported, and what a search for roots finds.
 
 use std::convert::Infallible;
 
@@ -19,13 +19,13 @@ use cairn_format::thin::{
 use crate::images::{image, manifest};
 use crate::tools::{checked, details, dumped, finished, forge, golden, pool, superblock};
 
-/// A dump without the times of its devices' snapshots.
+/// A dump without the snapshot times of its devices.
 fn without_snapshots(text: &str) -> String {
     let device = |line: &str| line.split(" snap_time=").next().unwrap().to_owned();
     text.lines().map(device).collect::<Vec<_>>().join("\n")
 }
 
-/// Mappings older than `before` that a write would change where they are.
+/// Mappings older than `before` that a write would change in place.
 fn unshared(meta: &[u8], before: u32) -> Vec<(u32, Run)> {
     let (mut blocks, superblock) = (MemoryBlocks::new(meta), superblock(meta));
     let mut unshared = Vec::new();
@@ -63,7 +63,7 @@ fn a_repair_keeps_every_mapping_of_sound_metadata_and_the_sharing_of_leaves() {
     }
 }
 
-/// Every mapping with its device, its virtual block, and the leaf that it is in.
+/// Every mapping with its device, its virtual block, and its leaf.
 fn mappings(meta: &[u8]) -> Vec<(u32, (u64, Mapping), MetadataBlock)> {
     let (mut blocks, superblock) = (MemoryBlocks::new(meta), superblock(meta));
     let mut all = Vec::new();
@@ -120,7 +120,7 @@ fn a_lost_details_tree_costs_no_mapping() {
         let name = &golden.name;
         assert!(!repaired.roots_searched, "{name}");
         assert_eq!(repaired.mapped_blocks, before.mapped_blocks, "{name}");
-        // The tree, and each device that it lacks.
+        // The tree, and each device missing from it.
         assert_eq!(repaired.findings.len() as u64, 1 + before.devices, "{name}");
         assert!(mappings(&dumped(&new)) == mappings(&dumped(&golden.meta)), "{name}");
         assert!(checked(&new).findings.is_empty(), "{name}");
@@ -148,9 +148,9 @@ fn roots_are_found_without_a_superblock_if_the_user_knows_the_sizes() {
         let (new, repaired) = repaired(&meta, given).unwrap();
         assert!(repaired.roots_searched && repaired.findings.is_empty(), "{:?}", repaired.findings);
         assert!(checked(&new).findings.is_empty(), "{name}");
-        // Everything looks shared, and the time is one after the newest thing's that has one.
+        // Everything looks shared, and the time is one after the newest one in the metadata.
         let devices = |text: &str| without_snapshots(text.split_once('\n').unwrap().1);
-        // In `big` the nodes of what was deleted last are all still there, and look newer.
+        // In `big` the nodes of the volumes deleted last are all still there, and look newer.
         let as_before = devices(&dumped(&new)) == devices(&expected);
         assert_eq!(as_before, name != "big.meta", "{name}");
     }
@@ -160,11 +160,11 @@ fn roots_are_found_without_a_superblock_if_the_user_knows_the_sizes() {
 }
 
 #[test]
-fn whatever_roots_that_were_searched_for_lead_to_looks_shared() {
+fn mappings_below_searched_roots_look_shared() {
     for golden in manifest() {
         let name = &golden.name;
         let now = superblock(&golden.meta);
-        // The top-level tree is lost, and then the superblock as well.
+        // First the top-level tree is lost, then the superblock as well.
         let mut meta = golden.meta.clone();
         meta[now.mapping_root.0 as usize * BLOCK_BYTES + 40] ^= 0xFF;
         let mut without = golden.meta.clone();
@@ -204,7 +204,7 @@ fn a_time_beyond_its_bits_is_damage_and_repaired_to_the_last_one() {
     assert!(checked(&new).findings.is_empty());
 }
 
-/// Counts the blocks that it is asked for.
+/// Counts the blocks that are read.
 struct Counting<'a> {
     blocks: MemoryBlocks<'a>,
     asked: u64,
@@ -227,7 +227,7 @@ impl Blocks for Counting<'_> {
     }
 }
 
-/// Appends a block that is sealed for where it comes to lie.
+/// Appends a block, sealed for its place there.
 fn append(meta: &mut Vec<u8>, bytes: &[u8], change: impl FnOnce(&mut Block)) {
     let at = MetadataBlock((meta.len() / BLOCK_BYTES) as u64);
     meta.extend_from_slice(bytes);
@@ -238,7 +238,7 @@ fn bytes_of(meta: &[u8], at: MetadataBlock) -> Vec<u8> {
     meta[at.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES].to_vec()
 }
 
-/// What the user knows of a pool.
+/// The values that the user knows of a pool.
 fn sizes(superblock: &Superblock) -> Given {
     Given {
         data_block_size: Some(superblock.data_block_size),
@@ -271,7 +271,7 @@ fn old_roots_of_mapping_trees_are_not_walked_by_a_search_for_roots() {
     meta[..BLOCK_BYTES].fill(0xA5);
     let mut blocks = Counting { blocks: MemoryBlocks::new(&meta), asked: 0 };
     let _plan = Plan::new(&mut blocks, sizes(&known)).unwrap();
-    // A scan, a walk to choose and one for the time.
+    // One scan, one walk to choose and one for the time.
     assert!(blocks.asked < 4 * blocks.count(), "{} of {}", blocks.asked, blocks.count());
 }
 
@@ -282,7 +282,7 @@ fn old_copies_of_the_same_roots_are_one_and_each_mapping_tree_is_walked_once() {
     for root in [known.mapping_root, known.details_root] {
         let bytes = bytes_of(&meta, root);
         for index in 0..40 {
-            // What differs is no mapping root.
+            // The difference is not in a mapping root.
             append(&mut meta, &bytes, |bytes| bytes[3000] = index);
         }
     }
@@ -337,7 +337,7 @@ fn a_top_level_tree_is_found_without_any_details() {
 }
 
 #[test]
-fn what_is_given_is_taken_for_a_lost_superblock_and_refused_against_a_sound_one() {
+fn given_values_replace_a_lost_superblock_and_must_match_a_sound_one() {
     let mut meta = image("snaps.meta");
     let known = superblock(&meta);
     assert!(repaired(&meta, sizes(&known)).is_ok());
@@ -368,8 +368,8 @@ fn metadata_with_unknown_features_is_not_repaired() {
     }
 }
 
-/// Two volumes that map one data block, both as if it were theirs alone, and the first device's
-/// count of it, which is 1.
+/// Two volumes that map one data block, both as if unshared, and the first device's count of it,
+/// which is 1.
 fn pool_with_a_block_given_twice() -> Vec<u8> {
     let mut memory = Vec::<u8>::new();
     let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool(64)).unwrap();
@@ -388,14 +388,14 @@ fn pool_with_a_block_given_twice() -> Vec<u8> {
 }
 
 #[test]
-fn what_was_given_to_two_volumes_looks_shared_to_both() {
+fn block_allocated_to_two_volumes_looks_shared_to_both() {
     let meta = pool_with_a_block_given_twice();
     assert_eq!(unshared(&meta, u32::MAX).len(), 2);
     let (new, repaired) = repaired(&meta, Given::default()).unwrap();
     assert_eq!((repaired.mapped_blocks, repaired.roots_searched), (2, false));
     assert_eq!(unshared(&new, u32::MAX), []);
     assert!(checked(&new).findings.is_empty());
-    // What a report leaves out may be of this kind.
+    // Findings that a report left out may be of this kind.
     let meta = large_pool();
     let left_out = Report { findings_left_out: 1, ..checked(&meta) };
     let mut plan = Plan::new(&mut MemoryBlocks::new(&meta), Given::default()).unwrap();
@@ -425,7 +425,7 @@ fn mappings_of_the_last_time_look_shared_as_well() {
     assert!(checked(&new).findings.is_empty());
 }
 
-/// Points the first entry of a node elsewhere.
+/// Makes the first entry of a node point to another block.
 fn point_to(bytes: &mut Block, child: MetadataBlock) {
     NodeMut::cached(bytes).unwrap().set_value(0, child);
 }
@@ -442,9 +442,9 @@ fn end_of(meta: &[u8]) -> MetadataBlock {
     MetadataBlock((meta.len() / BLOCK_BYTES) as u64)
 }
 
-/// A large pool without a superblock, of which one leaf of mappings is broken, and a root of a
-/// top-level tree with one old mapping of the same device. What was, what is, the live roots, the
-/// old root, and the mappings in the leaf.
+/// A large pool without a superblock, in which one leaf of mappings is broken, and an old root of a
+/// top-level tree with one old mapping of the same device. Returns the superblock before, the
+/// metadata, the old root, and the number of mappings in the leaf.
 fn torn_pool() -> (Superblock, Vec<u8>, MetadataBlock, u64) {
     let mut meta = large_pool();
     let known = superblock(&meta);
@@ -494,9 +494,9 @@ fn without_details_the_newest_top_level_tree_is_found_although_a_leaf_is_broken(
 }
 
 #[test]
-fn where_no_pair_fits_the_one_that_reaches_the_most_is_taken_wherever_it_lies() {
+fn if_no_pair_fits_the_pair_that_reaches_most_is_taken() {
     let (known, mut meta, old_top, lost) = torn_pool();
-    // The details count neither, and the old root comes first.
+    // The details match neither root's number of mappings, and the old root comes first.
     forge(&mut meta, known.details_root, Kind::Node, |bytes| {
         let mut node = NodeMut::cached(bytes).unwrap();
         let live: DeviceDetails = node.view().value(0);
@@ -511,8 +511,8 @@ fn where_no_pair_fits_the_one_that_reaches_the_most_is_taken_wherever_it_lies() 
 }
 
 #[test]
-fn roots_that_lead_to_blocks_of_something_else_are_not_the_last_ones() {
-    // As the torn pool, but the leaf's block was given to another tree.
+fn roots_that_lead_to_blocks_of_another_kind_are_not_taken() {
+    // As the torn pool, but the leaf's block was reused by another tree.
     let (known, mut meta, _, _) = torn_pool();
     let (inner, details) = (child_of(&meta, known.mapping_root, 0), known.details_root);
     let details = bytes_of(&meta, details);
@@ -541,17 +541,17 @@ fn pool_with_two_devices() -> Vec<u8> {
     finished(memory, &superblock)
 }
 
-/// The devices and the transactions that their details tell of.
+/// The devices, and the transactions in their details.
 fn transactions(meta: &[u8]) -> Vec<(u32, u64)> {
     let found = devices(&mut MemoryBlocks::new(meta), &superblock(meta), false).unwrap();
     found.iter().map(|(id, details, _)| (id.get(), details.transaction_id)).collect()
 }
 
 #[test]
-fn named_details_are_kept_with_an_older_top_level_tree_and_what_it_lacks_is_told() {
+fn named_details_are_kept_with_an_older_top_level_tree_and_its_missing_devices_reported() {
     let mut meta = pool_with_two_devices();
     let superblock = superblock(&meta);
-    // An older commit knew the first device alone; the live top-level tree is lost.
+    // An older commit had only the first device; the live top-level tree is lost.
     let one = |bytes: &mut Block| bytes[16..20].copy_from_slice(&1_u32.to_le_bytes());
     let (top, known) = (superblock.mapping_root, superblock.details_root);
     for root in [top, known] {
@@ -606,7 +606,7 @@ fn an_old_node_above_a_block_that_became_a_root_does_not_hide_it() {
 }
 
 #[test]
-fn a_number_that_no_search_finds_is_asked_for_before_the_search() {
+fn missing_number_of_data_blocks_is_refused_before_the_search() {
     let mut meta = large_pool();
     meta[..BLOCK_BYTES].fill(0xA5);
     let mut blocks = Counting { blocks: MemoryBlocks::new(&meta), asked: 0 };

@@ -1,4 +1,4 @@
-//! Checking, dumping and building thin metadata: what the kernel and the tools made, whole, changed
+//! Checking, dumping and building thin metadata of the kernel and of the tools: unchanged, changed
 //! and damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +52,7 @@ pub fn dumped(meta: &[u8]) -> String {
     xml(meta, &superblock(meta), false)
 }
 
-/// Builds what the XML says, of a pool that a dump begins with.
+/// Builds the metadata in the XML, for the pool at the head of a dump.
 fn restored(text: &str, pool: Pool) -> Vec<u8> {
     let mut memory = Vec::<u8>::new();
     let builder = Builder::new(&mut memory, Room::AtLeast(16), pool).unwrap();
@@ -71,7 +71,7 @@ pub fn finished(mut memory: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
     memory
 }
 
-/// Changes a block and seals it, as a writer with wrong ideas would.
+/// Changes a block and seals it, as a faulty writer would.
 pub fn forge(meta: &mut [u8], at: MetadataBlock, kind: Kind, change: impl FnOnce(&mut Block)) {
     let begin = at.0 as usize * BLOCK_BYTES;
     let bytes: &mut Block = (&mut meta[begin..begin + BLOCK_BYTES]).try_into().unwrap();
@@ -88,7 +88,7 @@ pub fn first_bitmap(meta: &[u8]) -> MetadataBlock {
 }
 
 #[test]
-fn the_checker_clears_what_the_kernel_left_and_counts_as_the_manifest() {
+fn kernel_pools_are_sound_and_counts_match_the_manifest() {
     for golden in manifest() {
         let report = checked(&golden.meta);
         let expected = match golden.needs_check {
@@ -113,7 +113,7 @@ fn a_dump_is_what_thin_dump_wrote() {
 }
 
 #[test]
-fn what_is_restored_is_sound_and_says_the_same() {
+fn restored_metadata_is_sound_and_dumps_the_same() {
     for golden in manifest() {
         let text = dumped(&golden.meta);
         let meta = restored(&text, Pool::of(&superblock(&golden.meta)));
@@ -126,7 +126,7 @@ fn what_is_restored_is_sound_and_says_the_same() {
     }
 }
 
-/// Remembers what is read.
+/// Records which blocks are read.
 struct Recording<'a>(MemoryBlocks<'a>, BTreeSet<MetadataBlock>);
 
 impl Blocks for Recording<'_> {
@@ -147,7 +147,7 @@ impl Blocks for Recording<'_> {
 }
 
 #[test]
-fn the_metadata_snapshot_is_checked_alone_whatever_the_pool_has_become() {
+fn metadata_snapshot_is_checked_alone_while_the_pool_changes() {
     let mut meta = image("snaps.meta");
     let now = superblock(&meta);
     let held = |meta: &[u8], limits| {
@@ -164,14 +164,14 @@ fn the_metadata_snapshot_is_checked_alone_whatever_the_pool_has_become() {
     let small = held(&meta, Limits { data_sectors: Some(31 * 128) });
     assert!(matches!(small.findings[..], [Finding::MapSize { map: Map::Data, most: 31, .. }]));
 
-    // The pool goes on: what the snapshot does not lead to may be in any state.
+    // The pool changes: blocks that the snapshot does not refer to may be in any state.
     for (at, block) in (0..).map(MetadataBlock).zip(meta.chunks_exact_mut(BLOCK_BYTES)) {
         if !its_blocks.contains(&at) {
             block.fill(0xEE);
         }
     }
     assert_eq!(held(&meta, Limits::default()).severity, Severity::Sound);
-    // What it leads to is not believed.
+    // Blocks that it does refer to are verified.
     for at in its_blocks {
         let mut hurt = meta.clone();
         hurt[at.0 as usize * BLOCK_BYTES + 100] ^= 1;
@@ -224,7 +224,7 @@ fn a_reverse_map_names_every_mapping_once() {
 }
 
 #[test]
-fn counts_beyond_the_end_of_a_map_are_told_and_no_damage() {
+fn counts_beyond_the_end_of_a_map_are_reported_and_not_damage() {
     let mut meta = image("basic.meta");
     let (bitmap, now) = (first_bitmap(&meta), superblock(&meta));
     let end = now.metadata_space_map.blocks;
@@ -277,10 +277,10 @@ fn a_count_too_high_is_repairable_and_one_too_low_is_damage() {
 }
 
 #[test]
-fn a_broken_leaf_is_told_with_device_keys_and_block() {
+fn broken_leaf_is_reported_with_device_keys_and_block() {
     let golden = golden("big.meta");
     let mut meta = golden.meta;
-    // The last leaf of device 5: the rightmost way down.
+    // The last leaf of device 5: always the rightmost child.
     let top = superblock(&meta).mapping_root;
     let node = |at: MetadataBlock| {
         let begin = at.0 as usize * BLOCK_BYTES;
@@ -299,7 +299,7 @@ fn a_broken_leaf_is_told_with_device_keys_and_block() {
 }
 
 #[test]
-fn what_lies_below_a_shared_node_is_judged_by_every_pointer_to_it() {
+fn keys_below_a_shared_node_are_checked_by_every_pointer_to_it() {
     let mut memory = Vec::<u8>::new();
     let mut builder = Builder::new(&mut memory, Room::AtLeast(64), pool(4000)).unwrap();
     for (id, begin) in [(1, 0), (2, 1000)] {
@@ -316,8 +316,9 @@ fn what_lies_below_a_shared_node_is_judged_by_every_pointer_to_it() {
     let roots = node(&meta, top);
     let roots = Node::cached(&roots).unwrap();
     let (shared, other) = (roots.child(0), roots.child(1));
-    // Above the root of device 1 a node for each device; that of device 2 has its own mappings from
-    // 499 on, which is within the last leaf below the shared node, but beyond that node's own keys.
+    // Above the root of device 1, one node for each device. The node of device 2 has mappings of
+    // its own from 499 on: within the last leaf below the shared node, but beyond that node's own
+    // keys.
     for (index, children) in [vec![(0, shared)], vec![(0, shared), (499, other)]].iter().enumerate()
     {
         let at = MetadataBlock((meta.len() / BLOCK_BYTES - 1 - index) as u64);
@@ -342,7 +343,7 @@ fn what_lies_below_a_shared_node_is_judged_by_every_pointer_to_it() {
 }
 
 #[test]
-fn a_tree_that_loops_is_told_and_ends_every_walk() {
+fn tree_with_a_loop_is_reported_and_ends_every_walk() {
     let mut meta = image("big.meta");
     let top = superblock(&meta).mapping_root;
     // A root whose only child is itself: every key and every pointer is in order.
@@ -362,7 +363,7 @@ fn a_tree_that_loops_is_told_and_ends_every_walk() {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_told() {
+fn sizes_that_do_not_fit_are_reported() {
     let meta = image("basic.meta");
     let report = checked(&meta[..20 * BLOCK_BYTES]);
     let text = report.findings[0].to_string();
@@ -391,7 +392,7 @@ pub fn details() -> DeviceDetails {
 }
 
 #[test]
-fn metadata_that_makes_no_sense_is_not_built() {
+fn inconsistent_metadata_is_not_built() {
     let mut memory = Vec::<u8>::new();
     let mut builder = Builder::new(&mut memory, Room::AtLeast(16), pool(10)).unwrap();
     let device = DeviceId::new(1).unwrap();
@@ -469,7 +470,7 @@ fn wrong_xml_is_refused_with_its_line() {
     assert!(matches!(read(&long), Err(XmlError::Broken { what: Broken::LongTag, .. })));
 }
 
-/// Mappings of some devices: the same for those that share a number.
+/// Mappings of some devices; devices with the same number have the same mappings.
 fn shared_pool(shapes: &[(u8, u16)]) -> BTreeMap<u64, BTreeMap<u64, u64>> {
     let device = |(index, (share, len)): (usize, &(u8, u16))| {
         let begin = u64::from(*share) * 20_000;
@@ -479,7 +480,7 @@ fn shared_pool(shapes: &[(u8, u16)]) -> BTreeMap<u64, BTreeMap<u64, u64>> {
     shapes.iter().enumerate().map(device).collect()
 }
 
-/// Whether all that is wrong follows from the trees, or is no part of them.
+/// Whether every fault is in something that follows from the trees, or lies outside them.
 fn dumped_counts(report: &Report) -> bool {
     let harmless = |finding: &Finding| {
         finding.severity() < Severity::Damaged
@@ -524,7 +525,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_anywhere_is_found_or_harmless_and_never_a_panic(
+    fn damage_anywhere_is_found_or_harmless_and_never_panics(
         which in 0usize..13,
         places in proptest::collection::vec((any::<Index>(), any::<u8>()), 1..4),
     ) {
@@ -535,7 +536,7 @@ proptest! {
         }
         let report = checked(&meta);
         if report.severity == Severity::Sound && !golden.needs_check {
-            // Only what nobody uses was changed.
+            // Only unused bytes were changed.
             prop_assert_eq!(report.totals.data_used, golden.used_data);
             prop_assert!(dumped(&meta) == dumped(&golden.meta));
         }
@@ -556,7 +557,7 @@ proptest! {
                 })
                 .collect();
             let (at, kind) = used[place.index(used.len())];
-            // Small numbers are more often to the point.
+            // Small numbers reach more code.
             let number = if number % 3 == 0 { number } else { number % 70 };
             forge(&mut meta, at, kind, |bytes| {
                 bytes[word * 8..word * 8 + 8].copy_from_slice(&number.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Ranges that are blank, and ranges that only look so.
+//! Ranges that are blank, and ranges that only seem to be.
 
 use super::{Area, Verdict};
 use crate::probe::Kind;
@@ -6,7 +6,7 @@ use crate::writecache::Geometry;
 
 const MIB: u64 = 1 << 20;
 
-/// Judges through the windows alone, as a caller with a large device would.
+/// Judges only through the windows, as a caller with a large device would.
 fn judge(area: Area, image: &[u8]) -> Verdict {
     let windows = area.windows();
     let pieces: Vec<(u64, &[u8])> = windows
@@ -55,13 +55,13 @@ fn a_signature_far_behind_the_start_is_found_and_named_with_its_offset() {
     let marks: [(u64, &[u8]); 2] = [(32769, b"CD001"), (4 * MIB - 512, b"EFI PART")];
     let expected = format!("iso9660 at byte 32768, gpt at byte {}", 4 * MIB - 512);
     assert_eq!(found(0, &marks), expected);
-    // Found in a range that begins later, too, as in a partition of its own.
+    // Also found in a range that begins later, as in a partition of its own.
     let at = MIB + 32769;
     assert_eq!(found(MIB, &[(at, b"CD001")]), format!("iso9660 at byte {}", MIB + 32768));
 }
 
 #[test]
-fn what_begins_before_the_range_covers_it() {
+fn signature_before_the_range_covers_it() {
     assert_eq!(found(MIB, &[(0, b"XFSB")]), "xfs at byte 0");
     assert_eq!(found(MIB, &[(512, b"EFI PART")]), "gpt at byte 512");
 }
@@ -101,7 +101,7 @@ fn the_windows_zeroed_make_the_range_blank_and_leave_the_rest_alone() {
 }
 
 #[test]
-fn the_remainder_of_an_own_format_counts_as_blank_for_who_asks() {
+fn remainder_of_an_interrupted_format_counts_as_blank_on_request() {
     let mut image = vec![0; MIB as usize];
     image[64..4096].fill(0xFF);
     let area = Area::new(MIB, 0);

@@ -1,4 +1,4 @@
-//! Stores built record by record, and the verdicts they deserve.
+//! Stores built record by record, and the findings that they must give.
 
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
@@ -11,7 +11,7 @@ fn limits(device: &[u8]) -> Limits {
     Limits { device_sectors: device.len() as u64 / 512, origin_sectors: Some(ORIGIN_SECTORS) }
 }
 
-/// A device of one-sector chunks with these (place, old, new) records.
+/// A device of one-sector chunks with these records, each as (index, old, new).
 fn device(chunks: usize, records: impl IntoIterator<Item = (u64, u64, u64)>) -> Vec<u8> {
     let size = ChunkSize::new(1).unwrap();
     let layout = Layout::new(size, chunks as u64).unwrap();
@@ -50,7 +50,7 @@ fn stores_that_the_kernel_could_have_left_are_sound() {
         let report = judged(&device(160, ordered(count)));
         assert_eq!((report.severity, report.counts.records), (Severity::Sound, count));
     }
-    // Disordered, with chunks that nobody names.
+    // Not in order, and with chunks that no record names.
     let report = judged(&device(160, [(0, 900, 7), (1, 0, 159), (2, 5, 3)]));
     assert_eq!(report.severity, Severity::Sound);
     assert_eq!(report.next_free, CowChunk(160));
@@ -65,7 +65,7 @@ fn areas_that_the_list_does_not_reach_may_hold_anything() {
 }
 
 #[test]
-fn a_header_that_is_none_is_damage() {
+fn invalid_header_is_damage() {
     let mut device = device(160, ordered(5));
     device[12] = 24;
     let line = "chunk size: found 24 sectors, expected a power of two of at most 4194303";
@@ -112,7 +112,7 @@ fn every_fault_of_a_record_is_named() {
 }
 
 #[test]
-fn without_an_origin_only_impossible_old_chunks_are_told() {
+fn without_an_origin_only_impossible_old_chunks_are_reported() {
     let device = device(160, [(0, 1 << 40, 7), (1, 1 << 54, 8)]);
     let report = check(&device, Limits { origin_sectors: None, ..limits(&device) });
     assert_eq!(report.counts.faulty, 1);
@@ -124,13 +124,13 @@ fn a_torn_write_leaves_records_after_the_end() {
     let line = "record 5: found the end of the list with 24 records after it in its area, \
                 expected none (a write was torn)";
     assert_one(&device(160, records), Severity::Repairable, line);
-    // The last slot is taken, but the next area is as empty as it was made before.
+    // The last slot is taken, but the next area is as empty as it was made.
     let records = ordered(32).filter(|(index, ..)| *index != 5);
     assert_eq!(judged(&device(160, records)).severity, Severity::Repairable);
 }
 
 #[test]
-fn a_list_that_went_on_in_the_next_area_has_lost_records() {
+fn list_that_continued_in_the_next_area_has_lost_records() {
     let report = judged(&device(160, ordered(40).filter(|(index, ..)| *index != 5)));
     assert_eq!(report.severity, Severity::Damaged);
     assert_eq!(
@@ -142,7 +142,7 @@ fn a_list_that_went_on_in_the_next_area_has_lost_records() {
 }
 
 #[test]
-fn a_full_area_at_the_end_of_the_device_wants_a_larger_device() {
+fn full_area_at_the_end_of_the_device_needs_a_larger_device() {
     let line = "area 0: found it full at the end of the device, expected room for one more area \
                 (grow the device by a chunk)";
     assert_one(&device(34, ordered(32)), Severity::Repairable, line);
@@ -181,14 +181,14 @@ proptest! {
     }
 
     #[test]
-    fn a_store_is_sound_just_if_a_naive_look_says_so(
+    fn checker_agrees_with_the_reference_model(
         slots in proptest::collection::vec((0u64..40, 0u64..90), 0..40),
     ) {
         let records = (0..).zip(&slots).map(|(index, (old, new))| (index, *old, *new));
         let device = device(80, records);
         let list: Vec<_> = slots.iter().take_while(|(_, new)| *new != 0).collect();
         let rest = &slots[list.len()..];
-        // What lies in the next area is looked at only if the last slot before it is taken.
+        // The next area is read only if the last slot before it is taken.
         let looked_at = match rest.len() {
             _ if list.len() < 32 && slots.get(31).is_none_or(|(_, new)| *new == 0) => {
                 &rest[..rest.len().min(32 - list.len())]

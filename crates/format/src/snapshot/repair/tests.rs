@@ -62,7 +62,7 @@ fn kept(steps: &[Step]) -> Vec<Record> {
     kept.collect()
 }
 
-/// What the store keeps of each origin chunk, and the content kept.
+/// The kept origin chunks of a store, each with its content.
 fn content(device: &[u8], layout: &Layout) -> Vec<(u64, u8)> {
     let mut content = Vec::new();
     for area in 0..layout.area_count() {
@@ -81,7 +81,7 @@ fn content(device: &[u8], layout: &Layout) -> Vec<(u64, u8)> {
     content
 }
 
-/// What the kept records say, as [`content`] would find it.
+/// What the kept records promise, in the form of [`content`].
 fn promised(kept: &[Record]) -> Vec<(u64, u8)> {
     let mut promised: Vec<_> = kept.iter().map(|r| (r.old.0, r.new.0 as u8)).collect();
     promised.sort_unstable();
@@ -140,7 +140,7 @@ fn a_sound_store_needs_no_change() {
 }
 
 #[test]
-fn what_follows_the_end_is_kept_only_to_salvage() {
+fn records_after_the_end_are_kept_only_with_salvage() {
     let mut slots: Vec<_> = (0..40).map(|i| (i, 2 + i + i / 32)).collect();
     slots[5] = (0, 0);
     let device = device(&slots);
@@ -156,7 +156,7 @@ fn what_follows_the_end_is_kept_only_to_salvage() {
 }
 
 #[test]
-fn a_store_that_was_given_up_or_has_no_header_is_refused() {
+fn invalidated_store_and_store_without_header_are_refused() {
     let mut device = device(&[(3, 7)]);
     device[4] = 0;
     assert_eq!(Repair::new(&device, limits(), true).unwrap_err(), Refusal::Invalidated);
@@ -182,7 +182,7 @@ fn a_full_last_area_is_repaired_only_into_a_larger_device() {
 
 proptest! {
     #[test]
-    fn both_ways_leave_a_sound_store_with_what_was_kept(
+    fn both_repairs_leave_a_sound_store_with_the_kept_records(
         slots in proptest::collection::vec((0u64..70, 0u64..130), 0..90),
         salvage in any::<bool>(),
         bytes_max in any::<u16>(),

@@ -1,11 +1,12 @@
-//! New metadata from a stream: trees packed from below, then the space maps, the superblock last.
+//! New metadata from a stream: first the trees, built from the leaves up, then the space maps; the
+//! superblock last.
 //!
-//! Blocks are given out in order from 1 on, and each is written once, as soon as it is full.
-//! Promises that no node but a root is less than a third full, that the counts are those of what
-//! was written, and that nothing is a pool before [`Builder::finish`] gives its superblock, which
-//! the caller writes after everything else is durable.
+//! Blocks are allocated in order from 1 on, and each is written once, as soon as it is full.
+//! Promises that no node other than a root is less than a third full, and that the counts are those
+//! of the blocks written. Promises that nothing is a pool before [`Builder::finish`] returns its
+//! superblock; the caller writes the superblock after everything else is durable.
 //!
-//! Memory: a byte per data block that is mapped, two blocks per level of the tree at hand, and some
+//! Memory: a byte per data block that is mapped, two blocks per level of the current tree, and some
 //! 50 bytes per device.
 
 mod tree;
@@ -23,21 +24,21 @@ use super::{
     IndexEntry, METADATA_BLOCKS_MAX, Mapping, MetadataBlock, Node, RefCount, SpaceMapRoot,
     Superblock,
 };
-use tree::{Forest, TreeBuilder};
+use tree::{Copies, TreeBuilder};
 
-/// Where new blocks go.
+/// Where new blocks are written.
 pub trait WriteBlocks {
     /// Why one cannot be written.
     type Error;
 
-    /// Writes a sealed block. Blocks come in no order, each once.
+    /// Writes a sealed block. Blocks come in any order, each once.
     ///
     /// # Errors
     /// The system refused.
     fn write(&mut self, at: MetadataBlock, bytes: &Block) -> Result<(), Self::Error>;
 }
 
-/// A metadata device in memory; it grows with what is written.
+/// A metadata device in memory; it grows as blocks are written.
 impl WriteBlocks for Vec<u8> {
     type Error = Infallible;
 
@@ -57,19 +58,19 @@ impl<W: WriteBlocks> WriteBlocks for &mut W {
     }
 }
 
-/// How many metadata blocks there are.
+/// The number of metadata blocks of the new device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
     /// This many.
     Fixed(u64),
-    /// This many, or more if they are needed: then a quarter of them stays free.
+    /// This many, or more if needed; in that case a quarter of them stays free.
     AtLeast(u64),
 }
 
 /// Why metadata cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Not the first of its id.
+    /// Two devices have this id.
     #[error("device {device}: found it twice")]
     DeviceTwice {
         /// The device.
@@ -85,7 +86,7 @@ pub enum Refusal {
         /// The one before.
         before: u64,
     },
-    /// Mappings to data blocks that there are not, or of virtual blocks beyond every number.
+    /// Mappings to data blocks that do not exist, or of virtual blocks that overflow 64 bits.
     #[error(
         "device {device}: found {} mappings from virtual block {} to data block {}, expected data \
          blocks below {blocks}", run.len, run.origin, run.data
@@ -106,7 +107,7 @@ pub enum Refusal {
         /// Where it begins.
         origin: u64,
     },
-    /// A mapping from the future: it would look unshared to every snapshot.
+    /// A mapping newer than the pool's time: it would look unshared to every snapshot.
     #[error("device {device}: found a mapping of time {found}, expected at most the pool's {time}")]
     FromTheFuture {
         /// The device.
@@ -121,7 +122,7 @@ pub enum Refusal {
     TooManyDataBlocks {
         /// Data blocks.
         found: u64,
-        /// What the largest metadata could count.
+        /// The number that the largest metadata can count.
         most: u64,
     },
     /// The device is too small.
@@ -137,7 +138,7 @@ pub enum Refusal {
 pub enum BuildError<E> {
     /// A block cannot be written.
     Write(E),
-    /// What is to be built cannot be.
+    /// The metadata was refused.
     Refused(Refusal),
 }
 
@@ -147,16 +148,16 @@ impl<E> From<Refusal> for BuildError<E> {
     }
 }
 
-/// The blocks given out so far, and where they go.
-pub(super) struct Ground<W> {
+/// The blocks allocated so far, and where they are written.
+pub(super) struct Allocator<W> {
     out: W,
     room: Room,
     next: u64,
-    /// Pointers beyond the first, of the blocks that have such.
+    /// For blocks with several pointers: the number of pointers beyond the first.
     shared: FxHashMap<u64, u32>,
 }
 
-impl<W: WriteBlocks> Ground<W> {
+impl<W: WriteBlocks> Allocator<W> {
     fn most(&self) -> u64 {
         match self.room {
             Room::Fixed(blocks) => blocks.min(METADATA_BLOCKS_MAX),
@@ -184,7 +185,7 @@ impl<W: WriteBlocks> Ground<W> {
         self.out.write(at, bytes).map_err(BuildError::Write)
     }
 
-    /// Another pointer to a block that was written before.
+    /// Counts another pointer to a block that was written before.
     fn share(&mut self, at: MetadataBlock) {
         *self.shared.entry(at.0).or_insert(0) += 1;
     }
@@ -207,22 +208,22 @@ struct Building {
 
 /// Builds metadata from a stream.
 pub struct Builder<W> {
-    ground: Ground<W>,
+    allocator: Allocator<W>,
     pool: Pool,
     data: Counts,
-    forest: Forest,
+    copies: Copies,
     devices: BTreeMap<DeviceId, (DeviceDetails, MetadataBlock)>,
     building: Option<Building>,
 }
 
 impl<W: WriteBlocks> Builder<W> {
-    /// Begins a pool.
+    /// Starts a pool.
     ///
     /// # Errors
     /// [`Refusal::TooManyDataBlocks`], or no room to count them.
     pub fn new(out: W, room: Room, pool: Pool) -> Result<Builder<W>, Refusal> {
-        let mut ground = Ground { out, room, next: 0, shared: FxHashMap::default() };
-        let (found, blocks) = (pool.data_blocks, ground.most());
+        let mut allocator = Allocator { out, room, next: 0, shared: FxHashMap::default() };
+        let (found, blocks) = (pool.data_blocks, allocator.most());
         let most = DataBlock::END.0.min(METADATA_BLOCKS_MAX * BITMAP_ENTRIES);
         if found > most {
             return Err(Refusal::TooManyDataBlocks { found, most });
@@ -230,21 +231,21 @@ impl<W: WriteBlocks> Builder<W> {
         if found > blocks.saturating_mul(BITMAP_ENTRIES) {
             return Err(Refusal::NoRoom { blocks });
         }
-        let _superblock = ground.allocate()?;
+        let _superblock = allocator.allocate()?;
         Ok(Builder {
-            ground,
+            allocator,
             pool,
             data: Counts::new(found),
-            forest: Forest::default(),
+            copies: Copies::default(),
             devices: BTreeMap::new(),
             building: None,
         })
     }
 
-    /// Begins a device. Its `mapped_blocks` are counted anew.
+    /// Starts a device. Its `mapped_blocks` are counted from zero.
     ///
     /// # Errors
-    /// There is one of this id.
+    /// There is a device with this id.
     pub fn begin_device(&mut self, id: DeviceId, details: DeviceDetails) -> Result<(), Refusal> {
         if self.devices.contains_key(&id) {
             return Err(Refusal::DeviceTwice { device: id });
@@ -257,25 +258,25 @@ impl<W: WriteBlocks> Builder<W> {
     /// Adds mappings to the device.
     ///
     /// # Errors
-    /// They make no sense, or cannot be written.
+    /// They are refused, or cannot be written.
     pub fn add(&mut self, run: Run) -> Result<(), BuildError<W::Error>> {
         self.judge(run)?;
         let building = self.building.as_mut().expect("a device was begun");
         for index in 0..run.len {
             let mapping = Mapping { block: DataBlock(run.data + index), time: run.time };
-            let (forest, ground) = (&mut self.forest, &mut self.ground);
-            let written = building.tree.push(run.origin + index, mapping, forest, ground)?;
+            let (copies, allocator) = (&mut self.copies, &mut self.allocator);
+            let written = building.tree.push(run.origin + index, mapping, copies, allocator)?;
             written.iter().for_each(|leaf| count(&mut self.data, leaf));
         }
         building.details.mapped_blocks += run.len;
         Ok(())
     }
 
-    /// Adds a whole leaf of other metadata, as one that may be shared: where the leaf of `source`
-    /// was added before, for whatever device, it is pointed to once more.
+    /// Adds a whole leaf of other metadata, which may be shared: if the leaf of `source` was added
+    /// before, for any device, this adds another pointer to it.
     ///
     /// # Errors
-    /// It makes no sense, or cannot be written.
+    /// It is refused, or cannot be written.
     pub fn add_leaf(
         &mut self,
         source: MetadataBlock,
@@ -285,14 +286,14 @@ impl<W: WriteBlocks> Builder<W> {
             self.judge(Run { origin: key, data: mapping.block.0, len: 1, time: mapping.time })?;
         }
         let building = self.building.as_mut().expect("a device was begun");
-        let (forest, ground) = (&mut self.forest, &mut self.ground);
-        let written = building.tree.push_leaf(source, leaf, forest, ground)?;
+        let (copies, allocator) = (&mut self.copies, &mut self.allocator);
+        let written = building.tree.push_leaf(source, leaf, copies, allocator)?;
         written.iter().for_each(|leaf| count(&mut self.data, leaf));
         building.details.mapped_blocks += leaf.len() as u64;
         Ok(())
     }
 
-    /// Judges mappings, and notes the last virtual block.
+    /// Checks mappings, and stores the last virtual block.
     fn judge(&mut self, run: Run) -> Result<(), Refusal> {
         let building = self.building.as_mut().expect("a device was begun");
         let (device, blocks, time) = (building.id, self.pool.data_blocks, self.pool.time);
@@ -319,28 +320,28 @@ impl<W: WriteBlocks> Builder<W> {
     /// Its tree cannot be written.
     pub fn end_device(&mut self) -> Result<(), BuildError<W::Error>> {
         let building = self.building.take().expect("a device was begun");
-        let (root, written) = building.tree.finish(&mut self.forest, &mut self.ground)?;
+        let (root, written) = building.tree.finish(&mut self.copies, &mut self.allocator)?;
         written.iter().for_each(|leaf| count(&mut self.data, leaf));
         self.devices.insert(building.id, (building.details, root));
         Ok(())
     }
 
-    /// Blocks given out so far.
+    /// Blocks allocated so far.
     #[must_use]
     pub fn used(&self) -> u64 {
-        self.ground.next
+        self.allocator.next
     }
 
-    /// Writes what is left, and gives the superblock. The device must have as many blocks as its
-    /// metadata space map counts, and it is to be durable before the superblock is written.
+    /// Writes the remaining blocks, and returns the superblock. The device must have as many blocks
+    /// as its metadata space map counts, and must be made durable before the superblock is written.
     ///
     /// # Errors
-    /// Something cannot be written.
+    /// A block cannot be written.
     pub fn finish(mut self) -> Result<Superblock, BuildError<W::Error>> {
         let details = self.devices.iter().map(|(id, (details, _))| (id.key(), *details));
-        let details_root = tree::build(details, &mut self.ground)?;
+        let details_root = tree::build(details, &mut self.allocator)?;
         let roots = self.devices.iter().map(|(id, (_, root))| (id.key(), *root));
-        let mapping_root = tree::build(roots, &mut self.ground)?;
+        let mapping_root = tree::build(roots, &mut self.allocator)?;
         let data_space_map = self.data_map()?;
         let metadata_space_map = self.metadata_map()?;
         Ok(Superblock {
@@ -364,54 +365,54 @@ impl<W: WriteBlocks> Builder<W> {
     fn data_map(&mut self) -> Result<SpaceMapRoot, BuildError<W::Error>> {
         let (blocks, mut entries, mut large) = (self.pool.data_blocks, Vec::new(), Vec::new());
         for index in 0..blocks.div_ceil(BITMAP_ENTRIES) {
-            let at = self.ground.allocate()?;
+            let at = self.allocator.allocate()?;
             let data = &self.data;
             let (entry, mut bytes) = bitmap(at, index, blocks, |block| data.get(block), &mut large);
-            self.ground.place(at, Kind::Bitmap, &mut bytes)?;
+            self.allocator.place(at, Kind::Bitmap, &mut bytes)?;
             entries.push((index, entry));
         }
         Ok(SpaceMapRoot {
             blocks,
             allocated: self.data.used(),
-            bitmap_root: tree::build(entries.into_iter(), &mut self.ground)?,
-            ref_count_root: tree::build(large.into_iter(), &mut self.ground)?,
+            bitmap_root: tree::build(entries.into_iter(), &mut self.allocator)?,
+            ref_count_root: tree::build(large.into_iter(), &mut self.allocator)?,
         })
     }
 
-    /// Counts the blocks of all the rest and its own. Whatever it takes is counted once, so that
-    /// the large counts are known before it begins.
+    /// Counts all blocks allocated so far and its own. Each block it allocates itself has count 1,
+    /// so the large counts are known before it begins.
     fn metadata_map(&mut self) -> Result<SpaceMapRoot, BuildError<W::Error>> {
         let mut shared: Vec<_> =
-            self.ground.shared.iter().map(|(at, more)| (*at, 1 + more)).collect();
+            self.allocator.shared.iter().map(|(at, more)| (*at, 1 + more)).collect();
         shared.sort_unstable();
         let large = shared.into_iter().filter(|(_, count)| *count >= COUNT_IN_TREE);
         let large = large.map(|(at, count)| (at, RefCount(count)));
-        let ref_count_root = tree::build(large, &mut self.ground)?;
-        let index_at = self.ground.allocate()?;
+        let ref_count_root = tree::build(large, &mut self.allocator)?;
+        let index_at = self.allocator.allocate()?;
         let blocks = self.metadata_blocks();
         let mut bitmaps = Vec::new();
         for _ in 0..blocks.div_ceil(BITMAP_ENTRIES) {
-            bitmaps.push(self.ground.allocate()?);
+            bitmaps.push(self.allocator.allocate()?);
         }
         let mut index_bytes = [0; BLOCK_BYTES];
         let mut index_block = IndexBlockMut::init(&mut index_bytes);
         for (index, at) in bitmaps.into_iter().enumerate() {
-            let (ground, number) = (&self.ground, index as u64);
+            let (allocator, number) = (&self.allocator, index as u64);
             let (entry, mut bytes) =
-                bitmap(at, number, blocks, |block| ground.count(block), &mut Vec::new());
+                bitmap(at, number, blocks, |block| allocator.count(block), &mut Vec::new());
             index_block.set(index, entry);
-            self.ground.place(at, Kind::Bitmap, &mut bytes)?;
+            self.allocator.place(at, Kind::Bitmap, &mut bytes)?;
         }
-        self.ground.place(index_at, Kind::Index, &mut index_bytes)?;
-        let (allocated, bitmap_root) = (self.ground.next, index_at);
+        self.allocator.place(index_at, Kind::Index, &mut index_bytes)?;
+        let (allocated, bitmap_root) = (self.allocator.next, index_at);
         Ok(SpaceMapRoot { blocks, allocated, bitmap_root, ref_count_root })
     }
 
-    /// Metadata blocks that the pool will have.
+    /// The number of metadata blocks that the pool will have.
     fn metadata_blocks(&self) -> u64 {
-        let used = self.ground.next;
+        let used = self.allocator.next;
         let grown = |least: u64| least.max(used + used / 4 + used.div_ceil(BITMAP_ENTRIES) + 16);
-        match self.ground.room {
+        match self.allocator.room {
             Room::Fixed(blocks) => blocks.min(METADATA_BLOCKS_MAX),
             Room::AtLeast(least) => grown(least).min(METADATA_BLOCKS_MAX),
         }
@@ -421,7 +422,7 @@ impl<W: WriteBlocks> Builder<W> {
 impl<W: WriteBlocks> Sink for Builder<W> {
     type Error = BuildError<W::Error>;
 
-    /// The pool was given at the start.
+    /// The pool was passed to [`Builder::new`].
     fn pool(&mut self, _: &Pool) -> Result<(), Self::Error> {
         Ok(())
     }

@@ -1,24 +1,24 @@
-//! A B-tree built from below: entries come in order, nodes go out full.
+//! A B-tree built from the leaves up: entries come in order, full nodes are written.
 //!
-//! Each level keeps two nodes back, the last full one and the one being filled, so that the last
-//! two can be evened out when the tree ends. What is written is given to the level above.
+//! Each level keeps two nodes in memory, the last full one and the one being filled, so that the
+//! last two can be balanced when the tree ends. A node that is written is added to the level above.
 
 use core::marker::PhantomData;
 
 use rustc_hash::FxHashMap;
 
-use super::{BuildError, Ground, WriteBlocks};
+use super::{Allocator, BuildError, WriteBlocks};
 use crate::thin::block::{BLOCK_BYTES, Block, Kind};
 use crate::thin::{MetadataBlock, Node, NodeKind, NodeMut, Value};
 
-/// Leaves of other metadata that were written, and where.
+/// The leaves of other metadata that were copied, and the blocks of their copies.
 #[derive(Default)]
-pub(super) struct Forest(FxHashMap<MetadataBlock, MetadataBlock>);
+pub(super) struct Copies(FxHashMap<MetadataBlock, MetadataBlock>);
 
-/// A node kept back.
+/// A node that was not written yet.
 struct Kept {
     bytes: Box<Block>,
-    /// The leaf of other metadata that it is a copy of.
+    /// The leaf of other metadata of which it is a copy.
     source: Option<MetadataBlock>,
 }
 
@@ -46,14 +46,15 @@ impl Level {
         NodeMut::cached(&mut self.filling).expect("it was made here")
     }
 
-    /// Keeps what is being filled back as full; gives what was kept before.
+    /// Makes the node being filled the full one; returns the full one before it.
     fn turn(&mut self) -> Option<Kept> {
         let bytes = self.filling.clone();
         self.clear();
         self.full.replace(Kept { bytes, source: None })
     }
 
-    /// Evens the two nodes out, so that neither is less than a third full: one if one is enough.
+    /// Balances the two nodes, so that neither is less than a third full; merges them if they fit
+    /// into one.
     fn even_out(&mut self) {
         let least = self.filling().view().max() / 3;
         let (len, Some(full)) = (self.filling().len(), &mut self.full) else { return };
@@ -73,7 +74,7 @@ impl Level {
 
 /// A tree being built.
 pub(super) struct TreeBuilder<V> {
-    /// From the leaves up.
+    /// Starting with the leaves.
     levels: Vec<Level>,
     value: PhantomData<V>,
 }
@@ -88,13 +89,13 @@ impl<V: Value> TreeBuilder<V> {
         TreeBuilder { levels: vec![Level::new(NodeKind::Leaf, V::BYTES)], value: PhantomData }
     }
 
-    /// Adds an entry, of a key above all before.
+    /// Adds an entry; its key must be above all before.
     pub(super) fn push<W: WriteBlocks>(
         &mut self,
         key: u64,
         value: V,
-        forest: &mut Forest,
-        ground: &mut Ground<W>,
+        copies: &mut Copies,
+        allocator: &mut Allocator<W>,
     ) -> Built<Written, W> {
         let leaves = &mut self.levels[0];
         let mut filling = leaves.filling();
@@ -107,24 +108,24 @@ impl<V: Value> TreeBuilder<V> {
         leaves.filling().insert_at(0, key, value);
         let mut written = Written::new();
         if let Some(kept) = kept {
-            self.put_leaf(kept, forest, ground, &mut written)?;
+            self.put_leaf(kept, copies, allocator, &mut written)?;
         }
         Ok(written)
     }
 
-    /// Adds a whole leaf of other metadata: as one, if that leaves no node too empty.
+    /// Adds a whole leaf of other metadata: as one node, if no node gets too empty by that.
     pub(super) fn push_leaf<W: WriteBlocks>(
         &mut self,
         source: MetadataBlock,
         leaf: &Node<'_>,
-        forest: &mut Forest,
-        ground: &mut Ground<W>,
+        copies: &mut Copies,
+        allocator: &mut Allocator<W>,
     ) -> Built<Written, W> {
         let (mut written, least) = (Written::new(), leaf.max() / 3);
         let len = self.levels[0].filling().len();
         if leaf.len() < least || len > 0 && len < least {
             for (key, value) in leaf.entries::<V>() {
-                written.extend(self.push(key, value, forest, ground)?);
+                written.extend(self.push(key, value, copies, allocator)?);
             }
             return Ok(written);
         }
@@ -138,46 +139,46 @@ impl<V: Value> TreeBuilder<V> {
         }
         before.extend(leaves.full.replace(Kept { bytes, source: Some(source) }));
         for kept in before {
-            self.put_leaf(kept, forest, ground, &mut written)?;
+            self.put_leaf(kept, copies, allocator, &mut written)?;
         }
         Ok(written)
     }
 
-    /// Writes a leaf, or points to the one that was written of the same source.
+    /// Writes a leaf, or adds a pointer to the copy of the same source that was written before.
     fn put_leaf<W: WriteBlocks>(
         &mut self,
         mut kept: Kept,
-        forest: &mut Forest,
-        ground: &mut Ground<W>,
+        copies: &mut Copies,
+        allocator: &mut Allocator<W>,
         written: &mut Written,
     ) -> Built<MetadataBlock, W> {
-        let known = kept.source.and_then(|source| forest.0.get(&source).copied());
+        let known = kept.source.and_then(|source| copies.0.get(&source).copied());
         let at = match known {
             Some(at) => {
-                ground.share(at);
+                allocator.share(at);
                 at
             }
             None => {
-                let at = ground.allocate()?;
-                ground.place(at, Kind::Node, &mut kept.bytes)?;
+                let at = allocator.allocate()?;
+                allocator.place(at, Kind::Node, &mut kept.bytes)?;
                 if let Some(source) = kept.source {
-                    forest.0.insert(source, at);
+                    copies.0.insert(source, at);
                 }
                 written.push(*kept.bytes);
                 at
             }
         };
-        self.point(1, first_key(&kept.bytes), at, ground)?;
+        self.point(1, first_key(&kept.bytes), at, allocator)?;
         Ok(at)
     }
 
-    /// Adds a pointer to the level, and writes what becomes full.
+    /// Adds a pointer to a level, and writes the node that becomes full.
     fn point<W: WriteBlocks>(
         &mut self,
         level: usize,
         key: u64,
         child: MetadataBlock,
-        ground: &mut Ground<W>,
+        allocator: &mut Allocator<W>,
     ) -> Built<(), W> {
         if level == self.levels.len() {
             self.levels.push(Level::new(NodeKind::Internal, MetadataBlock::BYTES));
@@ -188,7 +189,7 @@ impl<V: Value> TreeBuilder<V> {
         let len = filling.len();
         filling.insert_at(len, key, child);
         match kept {
-            Some(kept) => self.put_internal(level, kept, ground).map(drop),
+            Some(kept) => self.put_internal(level, kept, allocator).map(drop),
             None => Ok(()),
         }
     }
@@ -197,19 +198,19 @@ impl<V: Value> TreeBuilder<V> {
         &mut self,
         level: usize,
         mut kept: Kept,
-        ground: &mut Ground<W>,
+        allocator: &mut Allocator<W>,
     ) -> Built<MetadataBlock, W> {
-        let at = ground.allocate()?;
-        ground.place(at, Kind::Node, &mut kept.bytes)?;
-        self.point(level + 1, first_key(&kept.bytes), at, ground)?;
+        let at = allocator.allocate()?;
+        allocator.place(at, Kind::Node, &mut kept.bytes)?;
+        self.point(level + 1, first_key(&kept.bytes), at, allocator)?;
         Ok(at)
     }
 
-    /// Writes what is left, and gives the root.
+    /// Writes the remaining nodes, and returns the root.
     pub(super) fn finish<W: WriteBlocks>(
         mut self,
-        forest: &mut Forest,
-        ground: &mut Ground<W>,
+        copies: &mut Copies,
+        allocator: &mut Allocator<W>,
     ) -> Built<(MetadataBlock, Written), W> {
         let mut written = Written::new();
         let mut level = 0;
@@ -221,13 +222,13 @@ impl<V: Value> TreeBuilder<V> {
                 let bytes = here.filling.clone();
                 left.push(Kept { bytes, source: None });
             }
-            // The one node of the highest level is the root: nothing points to it but the caller.
+            // The only node of the highest level is the root: no node points to it.
             let is_root = left.len() == 1 && level + 1 == self.levels.len();
             let mut last = MetadataBlock::SUPERBLOCK;
             for kept in left {
                 last = match level {
-                    0 => self.put_leaf(kept, forest, ground, &mut written)?,
-                    _ => self.put_internal(level, kept, ground)?,
+                    0 => self.put_leaf(kept, copies, allocator, &mut written)?,
+                    _ => self.put_internal(level, kept, allocator)?,
                 };
             }
             if is_root {
@@ -238,16 +239,16 @@ impl<V: Value> TreeBuilder<V> {
     }
 }
 
-/// A whole tree of entries that ascend.
+/// Builds a tree from entries with ascending keys.
 pub(super) fn build<V: Value, W: WriteBlocks>(
     entries: impl Iterator<Item = (u64, V)>,
-    ground: &mut Ground<W>,
+    allocator: &mut Allocator<W>,
 ) -> Built<MetadataBlock, W> {
-    let (mut tree, mut none) = (TreeBuilder::new(), Forest::default());
+    let (mut tree, mut none) = (TreeBuilder::new(), Copies::default());
     for (key, value) in entries {
-        tree.push(key, value, &mut none, ground)?;
+        tree.push(key, value, &mut none, allocator)?;
     }
-    tree.finish(&mut none, ground).map(|(root, _)| root)
+    tree.finish(&mut none, allocator).map(|(root, _)| root)
 }
 
 fn first_key(bytes: &Block) -> u64 {

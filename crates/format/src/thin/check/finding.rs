@@ -1,4 +1,4 @@
-//! One thing worth telling about a pool's metadata, and how bad it is.
+//! One finding about a pool's metadata, and how bad it is.
 
 use core::fmt;
 
@@ -25,34 +25,34 @@ impl fmt::Display for Map {
     }
 }
 
-/// One thing worth telling.
+/// One finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
     /// Block 0 is all zeros: activation would format a pool.
     Unformatted,
-    /// The device has not even a superblock, or that is wrong.
+    /// The device has no superblock, or a wrong one.
     Superblock(Bad),
     /// A feature that forbids writing.
     ReadOnly(Error),
-    /// Use is forbidden until a check, which is this one.
+    /// The metadata is marked as needing a check; this is that check.
     NeedsCheck,
-    /// A time that mappings cannot hold: those made since name other data blocks than they should.
+    /// The superblock's time is too large for mappings: mappings made since name wrong data blocks.
     Time {
         /// The superblock's.
         found: u32,
     },
     /// The held superblock is wrong.
     Held(Bad),
-    /// A space map counts more blocks than its device has, or than it can.
+    /// A space map counts more blocks than its device has, or than it can count.
     MapSize {
         /// Which map.
         map: Map,
         /// Its root.
         root: SpaceMapRoot,
-        /// Blocks that there are.
+        /// The number of blocks that there are.
         most: u64,
     },
-    /// A tree, or what should be one.
+    /// A fault in a tree, or in a block that should be part of one.
     Tree {
         /// Where.
         place: Place,
@@ -68,7 +68,7 @@ pub enum Finding {
         /// What is wrong.
         fault: Fault,
     },
-    /// Bitmaps that the index does not know.
+    /// Bitmaps that are missing from the index.
     NoBitmap {
         /// Of which map.
         map: Map,
@@ -77,14 +77,14 @@ pub enum Finding {
         /// How many there should be.
         expected: u64,
     },
-    /// A key of the top-level or the details tree that is no device id.
+    /// A key of the top-level or the details tree that is not a device id.
     BadDeviceId {
         /// Which tree.
         family: Family,
         /// The key.
         key: u64,
     },
-    /// A device in one of both trees only.
+    /// A device that is in only one of the two trees.
     HalfADevice {
         /// The device.
         device: DeviceId,
@@ -93,18 +93,18 @@ pub enum Finding {
         /// The tree that lacks it.
         missing: Family,
     },
-    /// The details count other mappings than there are.
+    /// The details store another number of mappings than there are.
     MappedBlocks {
         /// The device.
         device: DeviceId,
         /// Whether in the metadata snapshot.
         held: bool,
-        /// By the details.
+        /// The number in the details.
         found: u64,
-        /// By the leaves.
+        /// The number in the leaves.
         expected: u64,
     },
-    /// A mapping to where there is no data block, or from the future.
+    /// A mapping to a data block that does not exist, or with a time after the pool's.
     Mapping {
         /// Where.
         place: Place,
@@ -130,7 +130,7 @@ pub enum Finding {
         /// References.
         expected: u32,
     },
-    /// A bitmap says "see the tree", and there is nothing.
+    /// A bitmap refers to the count tree, which has no count for this block.
     NoLargeCount {
         /// In which map.
         map: Map,
@@ -139,7 +139,8 @@ pub enum Finding {
         /// References.
         expected: u32,
     },
-    /// Counts in the last bitmap of blocks that the map does not have: of no matter until it grows.
+    /// Counts in the last bitmap for blocks beyond the end of the map. They matter only if it
+    /// grows.
     Beyond {
         /// Which map.
         map: Map,
@@ -148,12 +149,12 @@ pub enum Finding {
         /// Counts above zero after them.
         found: u64,
     },
-    /// Counts that are too high were not looked for: what is broken may hold the references.
+    /// Counts that are too high were not looked for: the damaged trees may hold those references.
     CountsLeftOut,
 }
 
 impl Finding {
-    /// Takes in the next finding, if that only says the same of the next block.
+    /// Merges the next finding into this one, if it says the same about the next block.
     pub(super) fn extend(&mut self, next: &Finding) -> bool {
         let (
             Finding::Count { map, last, found, expected, .. },
@@ -182,15 +183,15 @@ impl Finding {
             | Finding::NoBitmap { .. }
             | Finding::NoLargeCount { .. }
             | Finding::Tree { fault: Fault::Underfull { .. }, .. } => Severity::Repairable,
-            // Space maps hold nothing that the trees do not tell.
+            // The space maps contain nothing that does not follow from the trees.
             Finding::Tree { place, .. } if place.tree.family < Family::Details => {
                 Severity::Repairable
             }
             Finding::Count { found, expected, .. } if found > expected => Severity::Repairable,
-            // No map has those blocks. cairn forgets the counts when a map grows; the kernel,
-            // growing within the last bitmap, makes them blocks in use that nobody has: room lost,
-            // and a check then says so. Until then thin_check passes them over, too.
-            // What is left out is beside the damage that hid it.
+            // The map does not have those blocks. cairn drops the counts when a map grows. The
+            // kernel, growing within the last bitmap, counts them as blocks in use that no tree
+            // refers to: that space is lost, and a check then reports it. Until then thin_check
+            // ignores them, too.
             Finding::Beyond { .. } | Finding::CountsLeftOut => Severity::Sound,
             _ => Severity::Damaged,
         }

@@ -1,16 +1,16 @@
-//! A check of the metadata snapshot alone, beside whoever goes on writing the pool.
+//! A check of the metadata snapshot alone, while the pool may be in use.
 //!
-//! Nobody changes what the snapshot leads to, so its trees are judged as ever: checksums, block
-//! numbers, ranges, mapped counts. The space maps count for the pool as it is now, and change
-//! meanwhile: they are not looked at, and of the pool's superblock only the sizes are believed,
-//! which never shrink.
+//! The blocks that the snapshot refers to do not change, so its trees are checked like any others:
+//! checksums, block numbers, key ranges, mapped counts. The space maps belong to the pool as it is
+//! now and change while the check runs: they are not read. Of the pool's superblock only the sizes
+//! are used, which never shrink.
 
 use super::{BITMAP_ENTRIES, Check, Counts, Limits, Report, sizes};
 use crate::thin::Superblock;
 use crate::thin::blocks::Blocks;
 
-/// Checks the metadata snapshot of a pool with this superblock, if it holds one. The report is of
-/// the snapshot: its superblock, its devices, the blocks that it leads to.
+/// Checks the metadata snapshot of a pool with this superblock, if it holds one. The report
+/// describes the snapshot: its superblock, its devices, the blocks that it refers to.
 ///
 /// # Errors
 /// Reading has to end.
@@ -31,7 +31,7 @@ impl Check {
         let Some(held) = self.held(blocks)? else { return Ok(self.report) };
         let countable = blocks.count().saturating_mul(BITMAP_ENTRIES);
         self.data = Counts::new(self.superblock.data_space_map.blocks.min(countable));
-        // No mapping of it is younger than the snapshot.
+        // No mapping in it is newer than the snapshot.
         self.superblock.time = held.time;
         let sets = [self.devices(blocks, &held, true)?];
         self.mappings(blocks, &sets)?;

@@ -1,4 +1,5 @@
-//! The space maps' part of a check: where the bitmaps are, and whether they tell what was counted.
+//! The space maps' part of a check: finds the bitmaps, and compares them with the counted
+//! references.
 
 use super::{Check, Finding, Map, Report, bad, outside};
 use crate::thin::blocks::{Bad, Blocks, read_one};
@@ -9,7 +10,7 @@ use crate::thin::{
     Node, RefCount,
 };
 
-/// The bitmaps of a map that can be used, by number.
+/// The usable bitmaps of a map, by number.
 pub(super) type Bitmaps = Vec<(u64, MetadataBlock)>;
 
 /// Large counts: block and count.
@@ -35,7 +36,7 @@ impl Check {
         let found = entries.unwrap_or_else(|fault| {
             let tree = Tree::of(Family::MetadataIndex);
             let place = Place { tree, block: at, first: 0, last: u64::MAX };
-            self.report.tell(Finding::Tree { place, fault });
+            self.report.add(Finding::Tree { place, fault });
             Vec::new()
         });
         let found = (0..).zip(found).collect();
@@ -48,7 +49,7 @@ impl Check {
         Ok((bitmaps, large))
     }
 
-    /// Finds the data map's bitmaps and counts them, and makes room for that many data blocks.
+    /// Finds the data map's bitmaps, counts their blocks, and prepares the counts of data blocks.
     pub(super) fn data_map<B: Blocks>(&mut self, blocks: &mut B) -> Result<Bitmaps, B::Error> {
         let root = self.superblock.data_space_map;
         let mut found = Vec::new();
@@ -68,10 +69,11 @@ impl Check {
         let in_place = (0..).zip(&found).take_while(|(index, entry)| *index == entry.0);
         let index = in_place.count() as u64;
         if index < expected {
-            self.report.tell(Finding::NoBitmap { map: Map::Data, index, expected });
+            self.report.add(Finding::NoBitmap { map: Map::Data, index, expected });
         }
         let bitmaps = self.enter_bitmaps(Map::Data, found, blocks.count());
-        // Each bitmap takes a block: beyond that there is nothing to compare with.
+        // Each bitmap takes a block: counts beyond that number of bitmaps have nothing to compare
+        // with.
         let countable = blocks.count().saturating_mul(BITMAP_ENTRIES);
         self.data = Counts::new(root.blocks.min(countable));
         Ok(bitmaps)
@@ -87,7 +89,7 @@ impl Check {
             };
             match fault {
                 None => usable.push((index, at)),
-                Some(fault) => self.report.tell(Finding::Bitmap { map, index, fault }),
+                Some(fault) => self.report.add(Finding::Bitmap { map, index, fault }),
             }
         }
         usable
@@ -114,7 +116,7 @@ impl Check {
         Ok(())
     }
 
-    /// Compares the metadata map with the references that were counted, now that all are.
+    /// Compares the metadata map with the references that were counted. All must be counted before.
     pub(super) fn compare_metadata<B: Blocks>(
         &mut self,
         blocks: &mut B,
@@ -150,21 +152,21 @@ impl Visit for LargeCounts<'_> {
     }
 
     fn fault(&mut self, place: Place, fault: Fault) {
-        self.compare.report.tell(Finding::Tree { place, fault });
+        self.compare.report.add(Finding::Tree { place, fault });
     }
 }
 
-/// Compares stored counts with references.
+/// Compares stored counts with counted references.
 struct Compare<'a> {
     map: Map,
     counts: &'a mut Counts,
-    /// Whether every reference is known.
+    /// Whether every reference is known, that is, no tree is damaged.
     whole: bool,
     report: &'a mut Report,
 }
 
 impl Compare<'_> {
-    /// Judges a count of the tree, and marks its block as one that is there.
+    /// Checks a count of the tree, and marks its block as having one.
     fn large(&mut self, block: u64, found: u32) {
         self.counts.mark(block);
         self.judge(block, found, self.counts.get(block));
@@ -173,11 +175,11 @@ impl Compare<'_> {
     fn judge(&mut self, block: u64, found: u32, expected: u32) {
         if found < expected || found > expected && self.whole {
             let (map, first, last) = (self.map, block, block);
-            self.report.tell(Finding::Count { map, first, last, found, expected });
+            self.report.add(Finding::Count { map, first, last, found, expected });
         }
     }
 
-    /// Judges the counts of all bitmaps, of a map of this many blocks.
+    /// Checks the counts in all bitmaps of a map that has `end` blocks.
     fn bitmaps<B: Blocks>(
         &mut self,
         blocks: &mut B,
@@ -195,7 +197,7 @@ impl Compare<'_> {
                 Ok(bitmap) => self.bitmap(&bitmap, index * BITMAP_ENTRIES, end),
                 Err(bad) => {
                     let (map, index, fault) = (self.map, *index, bad.into());
-                    self.report.tell(Finding::Bitmap { map, index, fault });
+                    self.report.add(Finding::Bitmap { map, index, fault });
                 }
             }
         })
@@ -210,23 +212,23 @@ impl Compare<'_> {
             match (found == expected.min(COUNT_IN_TREE), in_tree) {
                 (true, true) if !marked => {
                     let map = self.map;
-                    self.report.tell(Finding::NoLargeCount { map, block, expected });
+                    self.report.add(Finding::NoLargeCount { map, block, expected });
                 }
                 (true, _) => {}
-                // The tree has the count, and was judged.
+                // The count is in the tree, and was checked there.
                 (false, true) if marked => {}
                 (false, _) => self.judge(block, found, expected),
             }
         }
     }
 
-    /// Tells of counts beyond the end of the map.
+    /// Reports counts beyond the end of the map.
     fn beyond(&mut self, bitmap: &Bitmap<'_>, begin: u64, end: u64) {
         let first = end.saturating_sub(begin).min(BITMAP_ENTRIES);
         let found = (first..BITMAP_ENTRIES).filter(|entry| bitmap.get(*entry as usize) > 0).count();
         if found > 0 {
             let (map, found) = (self.map, found as u64);
-            self.report.tell(Finding::Beyond { map, end, found });
+            self.report.add(Finding::Beyond { map, end, found });
         }
     }
 }

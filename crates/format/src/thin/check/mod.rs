@@ -1,24 +1,25 @@
-//! Is a pool's metadata sound? Every tree walked, every reference counted, both space maps
-//! compared.
+//! Checks whether a pool's metadata is sound: walks every tree, counts every reference, compares
+//! both space maps.
 //!
 //! [`check`] reads through [`Blocks`] and gives a [`Report`] of counts and findings. Each finding
-//! carries a [`Severity`], and the worst of them is the verdict. Nothing is repaired here.
-//! [`check_held`] looks at the metadata snapshot alone, and may do so while the pool is in use.
+//! has a [`Severity`], and the worst of them is the result. Nothing is repaired here.
+//! [`check_held`] checks the metadata snapshot alone, and may do so while the pool is in use.
 //!
-//! What is sound: free counts, hints and numbers of allocated blocks of any value, for the kernel
-//! and the tools write different ones and nobody relies on them; stale nodes in free blocks; counts
-//! of blocks beyond the end of a map, which are told all the same.
-//! What is not:
+//! Sound: free counts, hints and numbers of allocated blocks of any value (the kernel and the tools
+//! write different ones, and no reader relies on them); stale nodes in free blocks; counts of
+//! blocks beyond the end of a map, which are nevertheless reported.
+//!
+//! Not sound:
 //! - a count above the number of references: space is lost, nothing else;
-//! - a count below it: a block in use was free to be written over, and perhaps was;
-//! - a time that mappings cannot hold: dm-thin then writes it over the data block's number;
-//! - a broken space map: all of it follows from the trees;
-//! - a broken tree: what it said is gone. Counts that are too high are then not told, since what is
-//!   gone may hold the references.
+//! - a count below it: a block in use counted as free and could be overwritten, and perhaps was;
+//! - a time that is too large for mappings: dm-thin then writes it over the data block's number;
+//! - a broken space map: all of it can be derived from the trees;
+//! - a broken tree: its contents are lost. Counts that are too high are then not reported, since
+//!   the lost part may hold the references.
 //!
-//! Memory: a byte or two per metadata block, a byte per data block that is counted, what a
-//! [`Walk`] needs, and at most [`FINDINGS_MAX`] findings; the rest are counted. No number in the
-//! metadata makes it more: data blocks are counted as far as there are distinct bitmaps for them.
+//! Memory: a byte or two per metadata block, a byte per data block that is counted, the memory of a
+//! [`Walk`], and at most [`FINDINGS_MAX`] findings; the rest are counted. No number in the metadata
+//! can raise it: data blocks are counted only as far as there are distinct bitmaps for them.
 
 mod finding;
 mod held;
@@ -39,22 +40,22 @@ pub use crate::severity::Severity;
 pub use finding::{Finding, Map};
 pub use held::check_held;
 
-/// Findings kept in a report; further ones are only counted and weighed.
+/// Limit on the findings kept in a report; further ones only count, for the severity too.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// What the metadata is checked against.
+/// The sizes that the metadata is checked against.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Sectors of the data device, if it is at hand.
+    /// Sectors of the data device, if known.
     pub data_sectors: Option<u64>,
 }
 
-/// What was counted.
+/// What the check counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Thin volumes.
     pub devices: u64,
-    /// Blocks that they map, each as often as it is mapped.
+    /// Mappings of all volumes; a data block counts as often as it is mapped.
     pub mapped_blocks: u64,
     /// Metadata blocks in use.
     pub metadata_used: u64,
@@ -71,7 +72,7 @@ pub struct Report {
     pub severity: Severity,
     /// The findings, at most [`FINDINGS_MAX`].
     pub findings: Vec<Finding>,
-    /// Findings beyond those.
+    /// How many findings there were beyond those.
     pub findings_left_out: u64,
     /// What was counted.
     pub totals: Totals,
@@ -88,7 +89,7 @@ impl Report {
         }
     }
 
-    fn tell(&mut self, finding: Finding) {
+    fn add(&mut self, finding: Finding) {
         self.severity = self.severity.max(finding.severity());
         if self.findings_left_out == 0
             && self.findings.last_mut().is_some_and(|last| last.extend(&finding))
@@ -110,11 +111,11 @@ impl Report {
 pub fn check<B: Blocks>(blocks: &mut B, limits: Limits) -> Result<Report, B::Error> {
     let mut report = Report::begin();
     match read_one(blocks, MetadataBlock::SUPERBLOCK, Opening::decide)? {
-        Err(bad) => report.tell(Finding::Superblock(bad)),
-        Ok(Opening::Blank) => report.tell(Finding::Unformatted),
+        Err(bad) => report.add(Finding::Superblock(bad)),
+        Ok(Opening::Blank) => report.add(Finding::Unformatted),
         Ok(Opening::Existing(superblock)) => {
             if superblock.needs_check() {
-                report.tell(Finding::NeedsCheck);
+                report.add(Finding::NeedsCheck);
             }
             let count = sizes(&superblock, blocks.count(), limits, &mut report);
             report.superblock = Some((*superblock).clone());
@@ -125,23 +126,23 @@ pub fn check<B: Blocks>(blocks: &mut B, limits: Limits) -> Result<Report, B::Err
     Ok(report)
 }
 
-/// Judges what the superblock says by itself and gives the number of blocks that can be in use.
+/// Checks the superblock by itself. Returns the number of metadata blocks that can be in use.
 fn sizes(superblock: &Superblock, count: u64, limits: Limits, report: &mut Report) -> u64 {
     if let Err(error) = superblock.refuse_writing() {
-        report.tell(Finding::ReadOnly(error));
+        report.add(Finding::ReadOnly(error));
     }
     if superblock.time > TIME_MAX {
-        report.tell(Finding::Time { found: superblock.time });
+        report.add(Finding::Time { found: superblock.time });
     }
     let (root, most) = (superblock.metadata_space_map, count.min(METADATA_BLOCKS_MAX));
     if root.blocks > most {
-        report.tell(Finding::MapSize { map: Map::Metadata, root, most });
+        report.add(Finding::MapSize { map: Map::Metadata, root, most });
     }
     let block_sectors = u64::from(superblock.data_block_size.sectors());
     let there = limits.data_sectors.map(|sectors| sectors / block_sectors);
     if let Some(most) = there.filter(|most| superblock.data_space_map.blocks > *most) {
         let root = superblock.data_space_map;
-        report.tell(Finding::MapSize { map: Map::Data, root, most });
+        report.add(Finding::MapSize { map: Map::Data, root, most });
     }
     root.blocks.min(most)
 }
@@ -168,7 +169,7 @@ impl<B: Blocks> Blocks for Within<'_, B> {
     }
 }
 
-/// What is known of the devices of the pool, or of its metadata snapshot.
+/// The devices of the pool, or of its metadata snapshot.
 #[derive(Default)]
 struct Devices {
     held: bool,
@@ -176,7 +177,7 @@ struct Devices {
     roots: BTreeMap<DeviceId, MetadataBlock>,
 }
 
-/// A check under way.
+/// A check in progress.
 struct Check {
     superblock: Superblock,
     seen: Seen,
@@ -215,7 +216,7 @@ impl Check {
         self.compare_data(blocks, &data, whole)?;
         self.compare_metadata(blocks, &metadata, &large, whole)?;
         if !whole {
-            self.report.tell(Finding::CountsLeftOut);
+            self.report.add(Finding::CountsLeftOut);
         }
         self.report.totals.metadata_used = self.metadata.used();
         self.report.totals.data_used = self.data.used();
@@ -223,7 +224,7 @@ impl Check {
     }
 
     fn enter_superblock(&mut self) {
-        // It cannot be anything else: it was just read as one.
+        // This cannot fail: the block was just read as a superblock.
         let _fresh = self.seen.enter(MetadataBlock::SUPERBLOCK, Family::Superblock);
         self.metadata.add(0);
     }
@@ -235,18 +236,18 @@ impl Check {
         let read = read_one(blocks, at, |bytes| Superblock::decode(bytes, at))?;
         match (read, self.seen.enter(at, Family::Superblock)) {
             (Ok(superblock), Ok(_)) => return Ok(Some(superblock)),
-            (Err(bad), _) => self.report.tell(Finding::Held(bad)),
+            (Err(bad), _) => self.report.add(Finding::Held(bad)),
             (Ok(_), Err(fault)) => {
                 let tree = Tree { held: true, ..Tree::of(Family::Superblock) };
                 let place = Place { tree, block: at, first: 0, last: u64::MAX };
-                self.report.tell(Finding::Tree { place, fault });
+                self.report.add(Finding::Tree { place, fault });
             }
         }
         Ok(None)
     }
 
-    /// Walks the details and the top-level tree, and lists what both say. Those of the metadata
-    /// snapshot come second, and share nodes with the first.
+    /// Walks the details tree and the top-level tree, and lists their entries. Those of the
+    /// metadata snapshot come second, and share nodes with the pool's.
     fn devices<B: Blocks>(
         &mut self,
         blocks: &mut B,
@@ -272,11 +273,11 @@ impl Check {
         };
         for device in devices.details.keys().filter(|id| !devices.roots.contains_key(id)) {
             let (device, missing) = (*device, Family::TopLevel);
-            self.report.tell(Finding::HalfADevice { device, held, missing });
+            self.report.add(Finding::HalfADevice { device, held, missing });
         }
         for device in devices.roots.keys().filter(|id| !devices.details.contains_key(id)) {
             let (device, missing) = (*device, Family::Details);
-            self.report.tell(Finding::HalfADevice { device, held, missing });
+            self.report.add(Finding::HalfADevice { device, held, missing });
         }
         Ok(devices)
     }
@@ -286,7 +287,7 @@ impl Check {
         for (key, value) in entries {
             match DeviceId::new(key) {
                 Ok(device) => drop(devices.insert(device, value)),
-                Err(_) => self.report.tell(Finding::BadDeviceId { family, key }),
+                Err(_) => self.report.add(Finding::BadDeviceId { family, key }),
             }
         }
         devices
@@ -309,14 +310,14 @@ impl Check {
         Ok(())
     }
 
-    /// Entries in the leaves of some trees, where all of them were found; tells of loops.
+    /// Entries in the leaves of some trees; none where a node was not found. Reports loops.
     fn entries_below(&mut self, trees: &[(Tree, MetadataBlock)]) -> Vec<Option<u64>> {
         let below = self.graph.entries_below(trees.iter().map(|(_, root)| *root));
         let below = below.into_iter().zip(trees);
         let counted = below.map(|(counted, (tree, root))| {
             counted.unwrap_or_else(|fault| {
                 let place = Place { tree: *tree, block: *root, first: 0, last: u64::MAX };
-                self.report.tell(Finding::Tree { place, fault });
+                self.report.add(Finding::Tree { place, fault });
                 None
             })
         });
@@ -339,7 +340,7 @@ impl Check {
         walk.run(blocks, &mut visit)
     }
 
-    /// Compares the leaves' entries with what the details say, and counts those of the first set.
+    /// Compares the number of leaf entries with the details, and sums up those of the first set.
     fn mapped_blocks(&mut self, sets: &[Devices]) {
         let trees: Vec<_> = sets.iter().flat_map(Devices::trees).collect();
         let counted = self.entries_below(&trees).into_iter().zip(&trees);
@@ -352,7 +353,7 @@ impl Check {
             let (Some(expected), Some(details)) = (counted, details) else { continue };
             let found = details.mapped_blocks;
             if found != expected {
-                self.report.tell(Finding::MappedBlocks { device, held, found, expected });
+                self.report.add(Finding::MappedBlocks { device, held, found, expected });
             }
             if Some(held) == first {
                 let totals = &mut self.report.totals;
@@ -390,7 +391,7 @@ impl<F: FnMut(&mut Counts, &Node<'_>)> Visit for Other<'_, F> {
     }
 
     fn fault(&mut self, place: Place, fault: Fault) {
-        self.report.tell(Finding::Tree { place, fault });
+        self.report.add(Finding::Tree { place, fault });
     }
 }
 
@@ -410,7 +411,7 @@ impl Visit for Mappings<'_> {
             self.data.add(mapping.block.0);
             if mapping.block.0 >= blocks || mapping.time > time {
                 let place = Place { tree, block: leaf.at(), first: key, last: key };
-                self.report.tell(Finding::Mapping { place, key, mapping, blocks, time });
+                self.report.add(Finding::Mapping { place, key, mapping, blocks, time });
             }
         }
     }
@@ -420,7 +421,7 @@ impl Visit for Mappings<'_> {
     }
 
     fn fault(&mut self, place: Place, fault: Fault) {
-        self.report.tell(Finding::Tree { place, fault });
+        self.report.add(Finding::Tree { place, fault });
     }
 }
 
@@ -430,7 +431,7 @@ fn count_children(counts: &mut Counts, node: &Node<'_>) {
     }
 }
 
-/// What keeps a bitmap from being used.
+/// Why a bitmap cannot be used, if it cannot.
 fn bad(at: MetadataBlock, family: Family, seen: &mut Seen) -> Option<Fault> {
     match seen.enter(at, family) {
         Ok(true) => None,
@@ -439,7 +440,7 @@ fn bad(at: MetadataBlock, family: Family, seen: &mut Seen) -> Option<Fault> {
     }
 }
 
-/// An error that is not one of a node.
+/// The fault of a block beyond the end.
 fn outside(at: MetadataBlock, count: u64) -> Fault {
     Bad::Outside { at, count }.into()
 }

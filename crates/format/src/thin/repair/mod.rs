@@ -1,19 +1,21 @@
-//! New metadata out of damaged metadata: whatever the trees still tell, counted anew.
+//! New metadata from damaged metadata: from everything that the trees still contain, with new
+//! counts.
 //!
 //! The old metadata is only read. Promises that every mapping that can be reached is kept, that
-//! what cannot is told as findings, and that leaves stay shared that were and are kept as they are.
-//! Reference counts, sizes of devices and the needs-check flag are derived again, never copied; a
-//! metadata snapshot is let go. Metadata with features that are not known is refused.
+//! every one that cannot be reached is reported as a finding, and that shared leaves stay shared
+//! and are kept unchanged. Reference counts, sizes of devices and the needs-check flag are derived
+//! again, never copied; a metadata snapshot is dropped. Metadata with unknown features is refused.
 //!
-//! Where the superblock or the root of its top-level tree is lost, the roots are looked for among
-//! all blocks (`roots`). What the superblock alone knew must then be [given](Given). Details that
-//! are lost are made up: nothing but the top-level tree leads to the mappings.
+//! If the superblock or the root of its top-level tree is lost, the roots are searched for among
+//! all blocks (`roots`). The values that only the superblock contained must then be [given](Given).
+//! Lost details are made up; a lost top-level tree cannot be, since only it leads to the mappings.
 //!
-//! What roots that were looked for lead to may be of several moments, and details of an old moment
-//! do not know of later snapshots: a write to a block that looks unshared goes to where it is, into
-//! another volume's data. So then every mapping is made to look shared, that is, older than its
-//! device's last snapshot; the worst that comes of it is a copy too many. So too where a block in use
-//! [counted](Plan::heed) as free: it may have been given to a second volume, and neither knows.
+//! Roots that were searched for may come from different commits, and old details do not know of
+//! later snapshots. A write to a block that looks unshared then goes to its old place, into another
+//! volume's data. To prevent that, every mapping is made to look shared, that is, older than its
+//! device's last snapshot; at worst this costs an unnecessary copy. The same is done where a block
+//! in use [counted](Plan::heed) as free: it may have been given to a second volume, and neither
+//! volume knows.
 
 mod roots;
 mod scan;
@@ -33,30 +35,30 @@ use super::{
 };
 use roots::Roots;
 
-/// What the user knows of the pool, should the superblock be lost.
+/// What the user knows of the pool, in case the superblock is lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Given {
     /// The unit of mapping.
     pub data_block_size: Option<DataBlockSize>,
     /// Data blocks of the pool.
     pub data_blocks: Option<u64>,
-    /// The user's transaction id; else the largest of any device.
+    /// The user's transaction id; without it, the largest of any device.
     pub transaction_id: Option<u64>,
 }
 
-/// A value that the user gave, other than what a sound superblock says.
+/// A value given by the user that differs from a sound superblock's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Differs {
-    /// The field of [`Given`].
+    /// Its field in [`Given`].
     pub field: &'static str,
-    /// What the user gave.
+    /// The value given.
     pub found: u64,
-    /// What the superblock says.
+    /// The superblock's value.
     pub expected: u64,
 }
 
 impl Given {
-    /// The first value that is not the superblock's.
+    /// The first value that differs from the superblock's.
     #[must_use]
     pub fn differs_from(&self, superblock: &Superblock) -> Option<Differs> {
         let known = Pool::of(superblock);
@@ -73,7 +75,7 @@ impl Given {
     }
 }
 
-/// What became of a repair.
+/// The result of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repaired {
     /// The superblock of the new metadata, to be written last.
@@ -82,28 +84,28 @@ pub struct Repaired {
     pub devices: u64,
     /// Mappings kept.
     pub mapped_blocks: u64,
-    /// Whether the roots are not those of the superblock.
+    /// Whether the roots were searched for, instead of taken from the superblock.
     pub roots_searched: bool,
-    /// What is lost, at most [`FINDINGS_MAX`].
+    /// The losses, at most [`FINDINGS_MAX`].
     pub findings: Vec<Finding>,
     /// Findings beyond those.
     pub findings_left_out: u64,
 }
 
-/// Why nothing can be repaired.
+/// Why a repair is not possible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RepairError<E> {
     /// Reading or writing has to end.
     Ended(E),
     /// The new metadata cannot be built.
     Refused(Refusal),
-    /// There is no superblock, and what it knew was not given.
+    /// There is no superblock, and the user did not give its values.
     NoSuperblock(Bad),
-    /// The metadata asks for a feature that is not known here.
+    /// The metadata needs a feature that cairn does not know.
     Unsupported(Error),
-    /// There is a superblock, and what was given is not what it says.
+    /// There is a superblock, and it differs from the values given.
     Differs(Differs),
-    /// There are no trees.
+    /// No trees were found.
     NoRoots,
 }
 
@@ -120,15 +122,15 @@ fn built<E>(error: BuildError<E>) -> RepairError<E> {
     }
 }
 
-/// What is found out before anything is written.
+/// What is determined before anything is written.
 #[derive(Debug)]
 pub struct Plan {
     pool: Pool,
-    /// The time that no mapping can be newer than.
+    /// No mapping can be newer than this time.
     newest: u32,
     devices: BTreeMap<DeviceId, (DeviceDetails, MetadataBlock)>,
     roots_searched: bool,
-    /// Whether every mapping is to look shared.
+    /// Whether every mapping is made to look shared.
     all_shared: bool,
     findings: Findings,
 }
@@ -140,7 +142,7 @@ struct Findings {
 }
 
 impl Findings {
-    fn tell(&mut self, finding: Finding) {
+    fn add(&mut self, finding: Finding) {
         match self.list.len() < FINDINGS_MAX {
             true => self.list.push(finding),
             false => self.left_out += 1,
@@ -149,17 +151,18 @@ impl Findings {
 }
 
 impl Plan {
-    /// Looks for what can be saved: the pool, its devices, their roots.
+    /// Determines what can be saved: the pool, its devices, their roots.
     ///
     /// # Errors
-    /// There is nothing, what was given is wrong, or reading has to end.
+    /// Nothing was found, a value given is wrong, or reading has to end.
     pub fn new<B: Blocks>(blocks: &mut B, given: Given) -> Result<Plan, RepairError<B::Error>> {
         let at = MetadataBlock::SUPERBLOCK;
         let superblock = read_one(blocks, at, |bytes| {
             let superblock = Superblock::decode(bytes, at)?;
             superblock.refuse_writing().map(|()| superblock)
         })?;
-        // What a feature means is not known: neither what is lost without it, nor what it asks for.
+        // The meaning of an unknown feature is unknown: what would be lost without it, and what it
+        // needs.
         if let Err(Bad::Wrong(error @ Error::UnknownFeature { .. })) = superblock {
             return Err(RepairError::Unsupported(error));
         }
@@ -167,7 +170,7 @@ impl Plan {
         {
             return Err(RepairError::Differs(differs));
         }
-        // A search takes a while, and finds no such number.
+        // Fail before the search, which takes long and cannot find this number.
         if let (Err(bad), None) = (&superblock, given.data_blocks) {
             return Err(RepairError::NoSuperblock(bad.clone()));
         }
@@ -204,8 +207,9 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Takes in what a check of the same metadata says: where a block counted less than its
-    /// references, or may have, somebody else may have got it, and nothing is taken for unshared.
+    /// Uses the report of a check of the same metadata: if a block counted less than its
+    /// references, or may have, it may have been allocated a second time, and no mapping may look
+    /// unshared.
     pub fn heed(&mut self, before: &Report) {
         let low = |finding: &Finding| match finding {
             Finding::Count { found, expected, .. } => found < expected,
@@ -217,14 +221,14 @@ impl Plan {
         }
     }
 
-    /// The pool to be.
+    /// The pool of the new metadata.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Lists the devices. Details that are lost are made up: as if the device had been snapshotted
-    /// just now, so that whatever may be shared looks it.
+    /// Lists the devices. Lost details are made up as if the device had just been snapshotted, so
+    /// that every mapping that may be shared looks shared.
     fn gather<B: Blocks>(
         &mut self,
         blocks: &mut B,
@@ -249,13 +253,13 @@ impl Plan {
         let held = false;
         for device in details.keys().filter(|device| !tops.contains_key(device)) {
             let (device, missing) = (*device, Family::TopLevel);
-            self.findings.tell(Finding::HalfADevice { device, held, missing });
+            self.findings.add(Finding::HalfADevice { device, held, missing });
         }
         for (device, root) in tops {
             let known = details.get(&device).copied();
             if known.is_none() {
                 let missing = Family::Details;
-                self.findings.tell(Finding::HalfADevice { device, held, missing });
+                self.findings.add(Finding::HalfADevice { device, held, missing });
             }
             let made_up = DeviceDetails {
                 mapped_blocks: 0,
@@ -268,7 +272,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Takes the newest mapping's time for the newest, if it is newer than every device's.
+    /// Raises the newest time to that of the newest mapping, if that is newer than every device's.
     fn find_time<B: Blocks>(&mut self, blocks: &mut B) -> Result<(), B::Error> {
         let newest = &mut self.newest;
         for (_, root) in self.devices.values() {
@@ -281,8 +285,9 @@ impl Plan {
         Ok(())
     }
 
-    /// Makes every mapping look shared: as if every device had been snapshotted since. There is no
-    /// time after the last one: mappings of that are then kept as older.
+    /// Makes every mapping look shared: as if every device had been snapshotted afterwards. After
+    /// the largest time there is no later one: mappings of that time are then stored with an older
+    /// one.
     fn share_everything(&mut self) {
         self.all_shared = true;
         self.pool.time = (self.newest + 1).min(TIME_MAX);
@@ -300,13 +305,13 @@ impl Plan {
         let findings = &mut self.findings;
         let all = entries::<V, B>(blocks, root, &mut |at, fault| {
             let place = at.place(Tree::of(family));
-            findings.tell(Finding::Tree { place, fault });
+            findings.add(Finding::Tree { place, fault });
         })?;
         let mut listed = BTreeMap::new();
         for (key, value) in all {
             match DeviceId::new(key) {
                 Ok(device) => drop(listed.insert(device, value)),
-                Err(_) => self.findings.tell(Finding::BadDeviceId { family, key }),
+                Err(_) => self.findings.add(Finding::BadDeviceId { family, key }),
             }
         }
         Ok(listed)
@@ -315,7 +320,7 @@ impl Plan {
     /// Builds the new metadata.
     ///
     /// # Errors
-    /// It does not fit, or reading or writing has to end.
+    /// The blocks do not fit, or reading or writing has to end.
     pub fn build<B: Blocks, W: WriteBlocks<Error = B::Error>>(
         mut self,
         blocks: &mut B,
@@ -353,7 +358,7 @@ impl Plan {
     }
 }
 
-/// The pool, from its superblock or without.
+/// The pool, from its superblock, or without one from its copy and the values given.
 fn pool<E>(
     superblock: Result<Superblock, Bad>,
     copy: Option<Superblock>,
@@ -385,16 +390,16 @@ fn pool<E>(
 struct Saving<'a> {
     /// Data blocks of the pool.
     blocks: u64,
-    /// The time that no mapping can be newer than.
+    /// No mapping can be newer than this time.
     newest: u32,
-    /// The time that none is kept newer than.
+    /// No mapping is stored with a newer time than this.
     latest: u32,
     tree: Tree,
     findings: &'a mut Findings,
 }
 
 impl Saving<'_> {
-    /// Adds a leaf, or tells what is lost with it. Gives the number of mappings kept.
+    /// Adds a leaf, or reports its loss. Returns the number of mappings kept.
     fn save<W: WriteBlocks>(
         &mut self,
         at: &LeafAt,
@@ -405,7 +410,7 @@ impl Saving<'_> {
             Ok(leaf) => leaf,
             Err(fault) => {
                 let place = at.place(self.tree);
-                self.findings.tell(Finding::Tree { place, fault });
+                self.findings.add(Finding::Tree { place, fault });
                 return Ok(0);
             }
         };
@@ -420,10 +425,11 @@ impl Saving<'_> {
         for (key, mapping) in leaf.entries::<Mapping>() {
             if !sound(&mapping) {
                 let place = LeafAt { first: key, last: key, ..*at }.place(self.tree);
-                self.findings.tell(Finding::Mapping { place, key, mapping, blocks, time });
+                self.findings.add(Finding::Mapping { place, key, mapping, blocks, time });
             }
             if mapping.block.0 < blocks {
-                // A time that cannot be is taken for the oldest: that looks shared, if anything.
+                // An impossible time is replaced by the oldest: such a mapping looks shared, if
+                // anything.
                 let time = if mapping.time <= time { mapping.time.min(self.latest) } else { 0 };
                 builder.add(Run { origin: key, data: mapping.block.0, len: 1, time })?;
                 kept += 1;

@@ -1,22 +1,21 @@
-//! The roots of a pool whose superblock does not tell them: every block is looked at.
+//! Searches for the roots of a pool whose superblock does not contain them, among all blocks.
 //!
-//! A commit leaves old nodes in free blocks, so that several roots may be there. A details tree and
-//! a top-level tree belong together if they have the same devices. What a commit led to is not
-//! written over before the next one: a pair that leads to a sound block of something else, or to
-//! other numbers of mappings than the details say, is not the last one. But blocks may be lost: a
-//! pair fits if nothing else is in the way and half of its mappings can be reached.
+//! A commit leaves old nodes in free blocks, so there may be several roots. A details tree and a
+//! top-level tree belong together if they have the same devices. The blocks of a commit are not
+//! overwritten before the next commit. So a pair is not the last one if it leads to a sound block
+//! of another kind, or to other numbers of mappings than its details say. But blocks may be lost: a
+//! pair *fits* if no such contradiction is found and at least half of its mappings can be reached.
 //!
-//! The details that a superblock names come first, then the newest, by time, transaction and
-//! mappings; of those alike the pair that reaches the most, by the sum of the mappings' times. The
-//! first pair that fits is taken; if none does, the one that reaches the most; where no details fit
-//! any top-level tree, the one of these with the newest mappings. Details that a superblock names are
-//! kept if they are whole, whatever top-level tree is found: the devices of one that is older may be
-//! others.
+//! Details trees are tried in this order: the one that a superblock names, then the newest, by
+//! time, transaction and mappings. Among details that are equally new, the pair that reaches most
+//! is taken, by the sum of the mappings' times. The first pair that fits is taken. If none fits,
+//! the pair that reaches most is taken. If no details match any top-level tree, the top-level tree
+//! with the newest mappings is taken. Details that a superblock names are kept if they are whole,
+//! whatever top-level tree is found: an older top-level tree may have other devices.
 //!
-//! Memory: what a [`Scan`] takes, some 80 bytes per candidate, of which those alike are one, 32
-//! bytes per distinct mapping tree, and the entries of one pair at a time. Of details trees no more
-//! than the [`CANDIDATES_MAX`] newest are candidates; 24 bytes are kept of each that was one, to know
-//! others like it.
+//! Memory: that of a [`Scan`], some 80 bytes per distinct candidate, 32 bytes per distinct mapping
+//! tree, and the entries of one pair at a time. At most the [`CANDIDATES_MAX`] newest details trees
+//! are candidates; 24 bytes are kept of each that was one, to recognise equal ones.
 
 use core::hash::Hasher;
 use std::hash::DefaultHasher;
@@ -30,13 +29,13 @@ use crate::thin::blocks::{Blocks, read_one};
 use crate::thin::leaves::each_leaf;
 use crate::thin::{DeviceDetails, DeviceId, Mapping, MetadataBlock, Node, Superblock, Value};
 
-/// Details trees that are considered.
+/// Limit on the details trees that are considered.
 const CANDIDATES_MAX: usize = 4096;
 
-/// The two trees that lead to all else.
+/// The two trees that lead to all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Roots {
-    /// If there is one.
+    /// None if no details tree was found.
     pub(super) details: Option<MetadataBlock>,
     pub(super) top: MetadataBlock,
 }
@@ -46,8 +45,8 @@ impl Roots {
         Roots { details: Some(superblock.details_root), top: superblock.mapping_root }
     }
 
-    /// Whether the root of the top-level tree is a node. The other root may be lost: it leads to
-    /// nothing that cannot be made up.
+    /// Whether the root of the top-level tree is a node. The root of the details may be lost:
+    /// details can be made up.
     pub(super) fn lead_to_devices<B: Blocks>(self, blocks: &mut B) -> Result<bool, B::Error> {
         let at = self.top;
         let node = read_one(blocks, at, |bytes: &Block| {
@@ -60,11 +59,11 @@ impl Roots {
 /// What a search found.
 pub(super) struct Found {
     pub(super) roots: Option<Roots>,
-    /// A superblock that a metadata snapshot holds.
+    /// The newest superblock of a metadata snapshot.
     pub(super) superblock: Option<Superblock>,
 }
 
-/// Looks for the roots; the details may be those of the superblock.
+/// Searches for the roots; the details may be those of the superblock.
 pub(super) fn search<B: Blocks>(
     blocks: &mut B,
     named: Option<MetadataBlock>,
@@ -77,16 +76,16 @@ pub(super) fn search<B: Blocks>(
         Some(pair) => Some(pair),
         None => search.best_top(&tops)?,
     };
-    // It is the first, if it is one at all.
+    // Named details are the first candidate, if they are a candidate.
     let whole = details.first().map(|first| first.root).filter(|root| named == Some(*root));
     let roots = roots.map(|roots| Roots { details: whole.or(roots.details), ..roots });
     Ok(Found { roots, superblock: scan.superblock })
 }
 
-/// Which devices a tree has: how many, and a hash of their ids.
+/// The devices of a tree: their number, and a hash of their ids.
 type Devices = (u64, u64);
 
-/// How new a details tree is: named by the superblock, devices at all, time, transaction, mappings.
+/// How new a details tree is: named by the superblock, not empty, time, transaction, mappings.
 type Age = (bool, bool, u32, u64, u64);
 
 /// A details tree.
@@ -104,10 +103,10 @@ struct Top {
     devices: Devices,
 }
 
-/// What came of reading a tree, the worst first.
+/// The result of reading a tree, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
-    /// It leads to something else, and is read no further.
+    /// It leads to a block of another kind; reading stopped there.
     Stale,
     /// Blocks of it are lost.
     Torn,
@@ -115,7 +114,7 @@ enum State {
     Whole,
 }
 
-/// What can be reached of a mapping tree.
+/// The part of a mapping tree that can be reached.
 #[derive(Clone, Copy)]
 struct Tree {
     state: State,
@@ -129,22 +128,22 @@ struct Tree {
 /// What a pair of trees leads to.
 struct Pair {
     roots: Roots,
-    /// Whether it can be what was committed last.
+    /// Whether it can be the last commit.
     fits: bool,
     /// The sum of the times of the mappings that can be reached, and their number.
     reach: (u64, u64),
 }
 
-/// A search under way.
+/// A search in progress.
 struct Search<'a, B> {
     blocks: &'a mut B,
     scan: &'a Scan,
-    /// What each mapping tree that was walked holds.
+    /// The contents of each mapping tree that was walked.
     trees: FxHashMap<MetadataBlock, Tree>,
 }
 
 impl<B: Blocks> Search<'_, B> {
-    /// The distinct details trees that are whole, the newest first.
+    /// The distinct whole details trees, the newest first.
     fn details(&mut self, named: Option<MetadataBlock>) -> Result<Vec<Details>, B::Error> {
         let (mut found, mut seen) = (Vec::new(), FxHashSet::default());
         let all = named.into_iter().chain(self.scan.roots(Class::Details));
@@ -176,7 +175,7 @@ impl<B: Blocks> Search<'_, B> {
         Ok(found)
     }
 
-    /// The distinct top-level trees that are whole.
+    /// The distinct whole top-level trees.
     fn tops(&mut self) -> Result<Vec<Top>, B::Error> {
         let (mut found, mut seen) = (Vec::new(), FxHashSet::default());
         let count = self.blocks.count();
@@ -194,7 +193,8 @@ impl<B: Blocks> Search<'_, B> {
         Ok(found)
     }
 
-    /// The devices of a tree, if it is whole, has devices for keys, and `take` wants every value.
+    /// The devices of a tree, if it is whole, its keys are device ids, and `take` accepts every
+    /// value.
     fn devices<V: Value>(
         &mut self,
         root: MetadataBlock,
@@ -209,7 +209,7 @@ impl<B: Blocks> Search<'_, B> {
         Ok(whole.then(|| (count, ids.finish())))
     }
 
-    /// The pair to take.
+    /// Chooses the pair.
     fn best_pair(&mut self, details: &[Details], tops: &[Top]) -> Result<Option<Roots>, B::Error> {
         let mut by_devices: FxHashMap<Devices, Vec<MetadataBlock>> = FxHashMap::default();
         for top in tops {
@@ -236,7 +236,7 @@ impl<B: Blocks> Search<'_, B> {
         Ok(most.map(|pair| pair.roots))
     }
 
-    /// What these two trees lead to.
+    /// Determines what these two trees lead to.
     fn pair(&mut self, details: &[(u64, DeviceDetails)], roots: Roots) -> Result<Pair, B::Error> {
         let tops = self.entries::<MetadataBlock>(roots.top)?;
         let mut fits = details.len() == tops.len();
@@ -252,8 +252,8 @@ impl<B: Blocks> Search<'_, B> {
         Ok(Pair { roots, fits, reach: (times, mapped) })
     }
 
-    /// The top-level tree to take if there are no details: the newest that does not lead to
-    /// something else.
+    /// Chooses a top-level tree when there are no details: the newest that does not lead to a block
+    /// of another kind.
     fn best_top(&mut self, tops: &[Top]) -> Result<Option<Roots>, B::Error> {
         let mut best = None;
         for top in tops {
@@ -283,7 +283,7 @@ impl<B: Blocks> Search<'_, B> {
         Ok(all)
     }
 
-    /// What a mapping tree holds. Each is walked once.
+    /// The contents of a mapping tree. Each tree is walked once.
     fn tree(&mut self, root: MetadataBlock) -> Result<Tree, B::Error> {
         if let Some(known) = self.trees.get(&root) {
             return Ok(*known);
@@ -318,7 +318,7 @@ impl Tree {
         }
     }
 
-    /// Whether it can be what the details tell of.
+    /// Whether it can be the tree that the details describe.
     fn fits(&self, details: &DeviceDetails) -> bool {
         match self.state {
             State::Stale => false,
@@ -328,7 +328,7 @@ impl Tree {
     }
 }
 
-/// Keeps as many as may be considered, sorted; of equals those found first.
+/// Sorts the candidates and keeps the newest [`CANDIDATES_MAX`]; of equal ones the first found.
 fn keep_newest(found: &mut Vec<Details>) {
     found.sort_by_key(|one| core::cmp::Reverse(one.age));
     found.truncate(CANDIDATES_MAX);

@@ -1,11 +1,13 @@
-//! Which blocks may be roots of a details or a top-level tree: all of them looked at once, in order.
+//! Finds the blocks that may be roots of a details or a top-level tree: reads all blocks once, in
+//! order.
 //!
-//! A leaf tells what tree it is of by its values, an internal node by the first leaf below it. What
-//! lies below an internal node is no root if all of it reads as one tree of that kind. Old nodes, of
-//! that or another kind, may point to blocks that were given to something else since, even to a root
-//! that is looked for: what is then below them does not lie within their keys, or is of other kinds,
-//! and they hide nothing. Only a root that comes to lie in such a block with keys that fit is hidden,
-//! by an old tree that is whole with it: that leads to the same, and perhaps to devices that are gone.
+//! A leaf's tree is known by its values, that of an internal node by the first leaf below it. The
+//! nodes below an internal node are not roots if all of them read as one tree of its kind. Old
+//! nodes, of that or another kind, may point to blocks that were reused since, even to a root that
+//! is searched for. In that case what is below them does not lie within their keys, or is of other
+//! kinds, and they hide nothing. A root is hidden only if it was written to such a block and its
+//! keys fit: then an old tree is whole with it. That old tree leads to the same devices, and
+//! perhaps also to deleted ones.
 //!
 //! Memory: two bytes per metadata block, and 16 per internal node.
 
@@ -19,7 +21,7 @@ use crate::thin::{
     DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, MetadataBlock, Node, NodeKind, Superblock, Value,
 };
 
-/// Blocks asked for at once.
+/// Blocks read at once.
 const SCAN_BLOCKS: u64 = 4096;
 
 /// What a block may be.
@@ -27,29 +29,29 @@ const SCAN_BLOCKS: u64 = 4096;
 pub(super) enum Class {
     /// Damaged, or never written.
     Lost,
-    /// Sound, but no node with devices for keys.
+    /// Sound, but not a node whose keys are device ids.
     Other,
     /// A node of a details tree.
     Details,
     /// A node of a top-level tree.
     Top,
-    /// An internal node of whatever tree.
+    /// An internal node of an unknown tree.
     Internal,
 }
 
 /// What was found.
 pub(super) struct Scan {
     classes: Vec<Class>,
-    /// Blocks that a whole tree of their own class points to.
+    /// Blocks to which a whole tree of their own class points.
     below: Vec<bool>,
     /// Internal nodes, ascending, each with its first child.
     internal: Vec<(u32, u32)>,
-    /// The newest superblock, of those that a metadata snapshot holds or held.
+    /// The newest superblock among those of metadata snapshots, held or dropped.
     pub(super) superblock: Option<Superblock>,
 }
 
 impl Scan {
-    /// Looks at every block.
+    /// Reads every block.
     pub(super) fn run<B: Blocks>(blocks: &mut B) -> Result<Scan, B::Error> {
         let count = blocks.count().min(METADATA_BLOCKS_MAX);
         let mut scan = Scan {
@@ -88,7 +90,7 @@ impl Scan {
         roots.map(|(_, at)| MetadataBlock(at))
     }
 
-    /// Whether a block of the device holds nothing that was ever whole, or cannot be read.
+    /// Whether a block of the device was damaged, was never written, or cannot be read.
     pub(super) fn is_lost(&self, at: MetadataBlock) -> bool {
         self.classes.get(at.0 as usize) == Some(&Class::Lost)
     }
@@ -118,7 +120,7 @@ impl Scan {
         }
     }
 
-    /// Where nodes may be. Block 0 is the superblock.
+    /// The blocks that can be nodes. Block 0 is the superblock.
     fn there(&self) -> Range<u64> {
         1..self.classes.len() as u64
     }
@@ -136,7 +138,7 @@ impl Scan {
         }
     }
 
-    /// Finds out what the internal nodes are, and gives those of the trees looked for.
+    /// Determines the classes of internal nodes; returns those of details and top-level trees.
     fn resolve(&mut self) -> Vec<MetadataBlock> {
         let mut inner = Vec::new();
         for (at, _) in &self.internal {
@@ -162,7 +164,7 @@ impl Scan {
         Class::Other
     }
 
-    /// Whether a node and all below it are one tree of its class.
+    /// Whether a node and everything below it is one tree of its class.
     fn is_tree<B: Blocks>(&self, blocks: &mut B, at: MetadataBlock) -> Result<bool, B::Error> {
         let is_device = |key| DeviceId::new(key).is_ok();
         let there = self.there();

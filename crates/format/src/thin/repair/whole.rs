@@ -1,14 +1,14 @@
-//! A tree read to its end, or not at all.
+//! Reads a tree completely, or not at all.
 
 use crate::thin::blocks::Blocks;
 use crate::thin::leaves::each_leaf;
 use crate::thin::{MetadataBlock, Value};
 
-/// Why a tree is not read to its end.
+/// Why a tree was not read completely.
 pub(super) enum End<E> {
     /// Reading has to end.
     Reading(E),
-    /// The tree is not what it should be.
+    /// The tree has a gap, or an entry that the caller does not accept.
     Unfit,
 }
 
@@ -18,7 +18,7 @@ impl<E> From<E> for End<E> {
     }
 }
 
-/// Hands on each entry of a tree. Ends with the first gap, or entry that `take` does not want:
+/// Calls `take` for each entry of a tree. Ends with false at the first gap, or if `take` returns
 /// false.
 pub(super) fn read_whole<V: Value, B: Blocks>(
     blocks: &mut B,

@@ -1,4 +1,4 @@
-//! The XML that the tools of thin pools speak: written as thin_dump writes it, and read again.
+//! The XML of the thin-pool tools: written as thin_dump writes it, and read back.
 //!
 //! ```text
 //! <superblock uuid="" time="2" transaction="42" flags="0" version="2" data_block_size="128" nr_data_blocks="32">
@@ -9,8 +9,9 @@
 //! </superblock>
 //! ```
 //!
-//! Promises that what was written reads back as the same stream, and that nothing is read that is
-//! not understood: an unknown element or attribute that matters is refused with its line.
+//! Promises that the XML written reads back as the same stream, and that nothing is silently
+//! misread: an unknown element, or an unknown attribute that matters, is refused with its line
+//! number.
 
 mod read;
 mod write;

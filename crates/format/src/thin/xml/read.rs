@@ -1,7 +1,7 @@
-//! Reading: tags out of bytes as they come, and the stream out of tags.
+//! Reading: bytes to tags, and tags to the stream.
 //!
-//! Only what these files use of XML is known: elements with attributes, comments and declarations;
-//! no text, no entities. Memory: one tag, at most [`TAG_BYTES_MAX`].
+//! Knows only the part of XML that these files use: elements with attributes, comments and
+//! declarations; no text, no entities. Memory: one tag, at most [`TAG_BYTES_MAX`].
 
 use crate::thin::stream::{Pool, Run, Sink};
 use crate::thin::{DataBlockSize, DeviceDetails, DeviceId, Error, TIME_MAX, VERSION};
@@ -12,13 +12,13 @@ pub const TAG_BYTES_MAX: usize = 1 << 16;
 /// What is wrong with the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// Something between tags.
+    /// Text between tags.
     #[error("found text, expected a tag")]
     Text,
     /// A tag without an end, or too long.
     #[error("found a tag without end within {} bytes", TAG_BYTES_MAX)]
     LongTag,
-    /// A tag that is no tag.
+    /// A tag that is not an element with attributes.
     #[error("found <{found}>, expected an element with attributes")]
     BadTag {
         /// Its text.
@@ -40,7 +40,7 @@ pub enum Broken {
         /// The attribute.
         attribute: &'static str,
     },
-    /// An attribute that is no number, or too large a one.
+    /// An attribute that is not a number, or too large.
     #[error("<{element}> {attribute}: found {found:?}, expected a number up to {most}")]
     BadNumber {
         /// The element.
@@ -73,7 +73,7 @@ pub enum XmlError<E> {
         /// How.
         what: Broken,
     },
-    /// What takes the stream can take no more.
+    /// The sink refused the stream.
     Refused {
         /// Counted from 1.
         line: u64,
@@ -82,7 +82,7 @@ pub enum XmlError<E> {
     },
 }
 
-/// What has been opened.
+/// Which elements are open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Open {
     Nothing,
@@ -107,13 +107,13 @@ pub struct Reader<S> {
     sink: S,
     open: Open,
     line: u64,
-    /// A tag that has begun: from its `<` on.
+    /// An incomplete tag: from its `<` on.
     tag: Vec<u8>,
     quote: Option<u8>,
 }
 
 impl<S: Sink> Reader<S> {
-    /// Begins.
+    /// A reader at the start of a text.
     pub fn new(sink: S) -> Reader<S> {
         Reader { sink, open: Open::Nothing, line: 1, tag: Vec::new(), quote: None }
     }
@@ -140,7 +140,7 @@ impl<S: Sink> Reader<S> {
             if self.ends(*byte) {
                 let tag = core::mem::take(&mut self.tag);
                 self.take(&tag[1..tag.len() - 1])?;
-                // Its room is used again.
+                // Reuse its capacity.
                 self.tag = tag;
                 self.tag.clear();
             }
@@ -148,10 +148,10 @@ impl<S: Sink> Reader<S> {
         Ok(())
     }
 
-    /// Ends, and gives the sink back.
+    /// Ends the reading, and returns the sink.
     ///
     /// # Errors
-    /// There should be more.
+    /// The text is not complete.
     pub fn finish(self) -> Result<S, XmlError<S::Error>> {
         match (self.open, self.tag.is_empty()) {
             (Open::Done, true) => Ok(self.sink),
@@ -159,7 +159,7 @@ impl<S: Sink> Reader<S> {
         }
     }
 
-    /// Whether a tag ends with this byte, its last so far.
+    /// Whether the tag ends with this byte, which is its last one so far.
     fn ends(&mut self, byte: u8) -> bool {
         if self.tag.starts_with(b"<!--") {
             return self.tag.len() >= b"<!---->".len() && self.tag.ends_with(b"-->");
@@ -177,7 +177,7 @@ impl<S: Sink> Reader<S> {
         XmlError::Broken { line: self.line, what }
     }
 
-    /// A whole tag, without its brackets.
+    /// Handles a complete tag, given without its brackets.
     fn take(&mut self, tag: &[u8]) -> Result<(), XmlError<S::Error>> {
         if tag.starts_with(b"!") || tag.starts_with(b"?") {
             return Ok(());
@@ -191,14 +191,14 @@ impl<S: Sink> Reader<S> {
             return self.close(name);
         }
         let done = self.begin(&element);
-        done.map_err(|error| self.told(error))?;
+        done.map_err(|error| self.stopped(error))?;
         if element.empty && matches!(element.name, "superblock" | "device") {
             return self.close(element.name);
         }
         Ok(())
     }
 
-    fn told(&self, error: Refusal<S::Error>) -> XmlError<S::Error> {
+    fn stopped(&self, error: Refusal<S::Error>) -> XmlError<S::Error> {
         match error {
             Refusal::Broken(what) => self.broken(what),
             Refusal::Sink(error) => XmlError::Refused { line: self.line, error },
@@ -260,7 +260,7 @@ impl<E> From<Broken> for Refusal<E> {
     }
 }
 
-/// A tag taken apart.
+/// A parsed tag.
 struct Element<'a> {
     name: &'a str,
     /// What follows the name.
@@ -282,7 +282,7 @@ impl<'a> Element<'a> {
         sound.then_some(element)
     }
 
-    /// Names and values; `None`, and no more, where it is neither.
+    /// Names and values; `None`, as the last item, where the text is neither.
     fn pairs(&self) -> impl Iterator<Item = Option<(&'a str, &'a str)>> {
         let mut rest = Some(self.attributes.trim_start());
         core::iter::from_fn(move || {
@@ -316,7 +316,7 @@ impl<'a> Element<'a> {
         Ok(u32::try_from(number).expect("it is no more than `most`"))
     }
 
-    /// What older tools leave out has a default.
+    /// A number with a default, because older tools do not write the attribute.
     fn optional(&self, attribute: &'static str, default: u32) -> Result<u32, Broken> {
         match self.text(attribute) {
             Some(_) => self.short(attribute, u32::MAX),

@@ -1,4 +1,4 @@
-//! Writing: a stream as text, handed on by the piece.
+//! Writing: a stream as text, passed on in pieces.
 
 use core::fmt::Write;
 
@@ -17,7 +17,7 @@ impl<F, E> Writer<F>
 where
     F: FnMut(&str) -> Result<(), E>,
 {
-    /// Hands the text to `out`, some 64 KiB at a time.
+    /// A writer that passes the text to `out`, some 64 KiB at a time.
     pub fn new(out: F) -> Writer<F> {
         Writer { text: String::with_capacity(PIECE_BYTES + 256), out }
     }
@@ -30,7 +30,7 @@ where
         self.hand_on()
     }
 
-    /// Hands on what waits: after an end that came early.
+    /// Passes the remaining text on, also after an early end.
     ///
     /// # Errors
     /// Those of `out`.

@@ -1,4 +1,4 @@
-//! The checker finding by finding, then against a naive twin.
+//! The checker finding by finding, then against a reference model.
 
 use std::collections::BTreeMap;
 
@@ -130,7 +130,7 @@ fn a_sector_near_the_end_of_the_number_range_is_beyond_any_origin() {
 }
 
 #[test]
-fn a_blank_device_an_interrupted_format_and_a_foreign_one_are_told_apart() {
+fn blank_device_interrupted_format_and_foreign_data_are_distinguished() {
     let verdict = |bytes: &[u8]| {
         let report = check(bytes, [], Limits::default());
         (report.findings.clone(), report.severity)
@@ -185,15 +185,15 @@ fn the_entries_of_a_cache_cut_short_count_as_far_as_the_device_reaches() {
 }
 
 #[test]
-fn endless_findings_are_counted_not_kept() {
+fn findings_beyond_the_limit_are_counted_not_kept() {
     let found = report(&vec![(8, 6); FINDINGS_MAX + 10], Limits::default());
     assert_eq!(found.findings.len(), FINDINGS_MAX);
     assert_eq!(found.findings_left_out, 10);
     assert_eq!(found.severity, Severity::Damaged);
 }
 
-/// The same verdict from lists and loops: recovery replayed on a plain map.
-fn naive(entries: &[Entry], origin_sectors: u64) -> (Counts, Severity) {
+/// The reference model: the same result from lists and loops, replaying recovery on a plain map.
+fn reference(entries: &[Entry], origin_sectors: u64) -> (Counts, Severity) {
     let mut counts = Counts::default();
     let mut worst = Severity::Sound;
     let mut kept: BTreeMap<u64, u64> = BTreeMap::new();
@@ -242,7 +242,7 @@ fn entry_strategy() -> impl Strategy<Value = Entry> {
 
 proptest! {
     #[test]
-    fn the_checker_agrees_with_its_naive_twin(
+    fn checker_agrees_with_the_reference_model(
         entries in proptest::collection::vec(entry_strategy(), 1..20),
     ) {
         let pairs: Vec<(u64, u64)> =
@@ -250,7 +250,7 @@ proptest! {
         let (superblock, entries) = cache(&pairs);
         let limits = Limits { origin_sectors: Some(80), ..Limits::default() };
         let found = check(&superblock, entries.clone(), limits);
-        let (counts, severity) = naive(&entries, 80);
+        let (counts, severity) = reference(&entries, 80);
         prop_assert_eq!(found.counts, counts);
         prop_assert_eq!(found.severity, severity);
         prop_assert_eq!(found.findings.is_empty(), severity == Severity::Sound);

@@ -163,7 +163,7 @@ struct Running {
 }
 
 impl Running {
-    /// A read or write that ends at once, and well.
+    /// A read or write that succeeds and takes no time.
     fn at_once(op: Op, range: SectorRange) -> Running {
         Running {
             op,
@@ -550,11 +550,11 @@ impl DriveShared {
             let untouched = done.segs.to_vec()[..] == bytes[..];
             assert!(untouched, "{}: the data of a write changed in flight", self.options.name);
         }
-        self.land(state, rng, done.op, running);
+        self.apply_write(state, rng, done.op, running);
     }
 
-    /// A write becomes visible, and durable if nothing volatile is in its way.
-    fn land(&self, state: &mut State, rng: &mut fastrand::Rng, op: OpId, running: &Running) {
+    /// Makes a write visible; with FUA, or on a drive without a volatile cache, also durable.
+    fn apply_write(&self, state: &mut State, rng: &mut fastrand::Rng, op: OpId, running: &Running) {
         let fate = if running.result.is_ok() { Fate::Kept } else { Fate::Torn(rng.u8(..)) };
         let survivors = Survivors::new(fate, self.options.logical_block);
         state.apply_all(op, running, survivors, rng);
@@ -604,7 +604,7 @@ impl DriveShared {
         if !mechanics.is_powerless() {
             let mut state = self.state.lock();
             let running = state.running.remove(&op).expect("an operation ends once");
-            self.land(&mut state, &mut mechanics.rng.borrow_mut(), op, &running);
+            self.apply_write(&mut state, &mut mechanics.rng.borrow_mut(), op, &running);
             mechanics.write_done(write);
         }
         result
@@ -770,7 +770,7 @@ impl Disk for SimDrive {
             }
             Err(error) => Err(CopyError::Read(error)),
         };
-        // If the power went, nobody hears of the write: the caller waits for requests.
+        // After a power cut the caller gets no answer: it then waits for a request that never ends.
         (!mechanics.is_powerless()).then_some(copied)
     }
 

@@ -27,7 +27,7 @@ fn compare(make: impl Fn() -> Arc<dyn Disk>) {
 }
 
 #[test]
-fn a_copy_between_memory_disks_is_a_copy_of_vectors() {
+fn a_copy_between_memory_disks_matches_the_model() {
     let [world, _] = worlds();
     let write = (0..SECTORS.0, 1..300u64, any::<u8>(), any::<bool>());
     let copy = (0..SECTORS.0, 1..300u64, 0..SECTORS.0, any::<bool>(), any::<bool>());

@@ -81,7 +81,7 @@ impl Export {
             description: self.description.clone(),
             size_bytes: self.size_bytes(block),
             flags: flags(self.read_only || limits.read_only),
-            // Part of a block is read, changed and written back here (`widen`).
+            // The server does the read-modify-write of partial blocks itself (`widen`).
             block_sizes: BlockSizes { minimum: 1, preferred, maximum: PAYLOAD_BYTES_USUAL_MAX },
             contexts: [vec![BASE_ALLOCATION.to_owned()], self.contexts.names()].concat(),
         }

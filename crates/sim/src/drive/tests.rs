@@ -110,7 +110,7 @@ fn zeroes_are_as_volatile_as_any_write() {
     assert_eq!(outcomes(&drive, 3), [0, 1]);
 }
 
-/// Two drives that copy, full of ones; the first begins with eight sectors of twos.
+/// Two drives that copy; all bytes are 1, except for eight sectors of 2 at the start of the first.
 fn copying_world() -> (SimWorld, Arc<SimDrive>, Arc<SimDrive>) {
     let (world, _) = world();
     let drive = |name| {
@@ -122,7 +122,7 @@ fn copying_world() -> (SimWorld, Arc<SimDrive>, Arc<SimDrive>) {
     (world, from, to)
 }
 
-/// Copies the twos.
+/// Copies the eight sectors of 2.
 fn copy(
     world: &SimWorld,
     from: &Arc<SimDrive>,
@@ -149,7 +149,7 @@ fn a_copy_is_as_volatile_as_a_write_and_fails_on_either_side() {
 }
 
 #[test]
-fn a_cut_at_a_copy_leaves_any_part_of_it_and_its_caller_hears_nothing() {
+fn a_cut_at_a_copy_leaves_any_part_of_it_and_its_caller_gets_no_answer() {
     for when in [CutWhen::Submitted, CutWhen::Completed] {
         let (world, from, to) = copying_world();
         world.cut_at(Cut { index: world.writes(), when });

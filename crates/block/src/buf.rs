@@ -45,7 +45,7 @@ pub use words::HugeWords;
 pub const BUF_ALIGN: usize = 4096;
 
 const CLASS_BYTES: [usize; 6] = [4 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
-/// Free memory that a pool keeps unless it is told otherwise, in bytes.
+/// Default for the free memory that a pool keeps, in bytes.
 const KEEP_BYTES: usize = 128 << 20;
 /// Buffers of at least this many bytes always come from spans.
 const LARGE_BYTES: usize = 256 << 10;

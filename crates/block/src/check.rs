@@ -114,7 +114,7 @@ fn broken(env: &Env, disk: &dyn Disk, bounds: Bounds, request: &Request) -> IoEr
     IoError::INVALID
 }
 
-/// Somebody completed a request that is not parked: it ended before, or never began.
+/// A completion came for a request that is not parked: it ended before, or never began.
 pub(crate) fn stale(env: &Env, id: RequestId) {
     env.count_violation();
     tracing::error!("contract broken (completed twice): {id:?}");

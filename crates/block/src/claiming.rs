@@ -59,7 +59,7 @@ impl Claim {
         Claim::on(disk, SectorRange::between(start, END), kind, role)
     }
 
-    /// A claim on all that the target shows of itself: nobody is to write through it.
+    /// A claim on the target's own range of the volume: no other volume may write through it.
     pub fn of_itself(role: &'static str) -> Claim {
         let range = SectorRange::between(Sector(0), END);
         Claim { disk: None, range, kind: ClaimKind::Own, role }
@@ -200,7 +200,7 @@ impl State {
         users.into_iter().map(anew).collect()
     }
 
-    /// What a device holds with `table` beside what it has.
+    /// The entries of a device with `table` in addition to those it has.
     fn wanted(&self, device: &MappedDevice, table: &Table) -> Result<Vec<Entry>, Box<Clash>> {
         let holder = device.holder();
         let new = Tracer::trace(holder, table, None);
@@ -215,10 +215,10 @@ impl State {
 }
 
 impl Claims {
-    /// Takes what a table claims that is to be live, beside what the device has.
+    /// Takes the claims of a table that is to be live, in addition to those of the device.
     ///
     /// # Errors
-    /// Somebody else has it: all is as it was.
+    /// Another holder's claim clashes: nothing was changed.
     pub fn take(&self, device: &MappedDevice, table: &Arc<Table>) -> Result<(), ConfigError> {
         let mut state = self.0.lock();
         let id = device.id().0;

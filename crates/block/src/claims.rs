@@ -37,7 +37,7 @@ pub enum ClaimKind {
     Own,
     /// By its owner alone; a suspended owner gives it up to another volume in the same role.
     Handed,
-    /// By all who have the same role on the same device, and nobody else.
+    /// By all holders with the same role on the same device, and no other.
     Kin,
     /// It must not change; others may read it.
     Read,
@@ -124,7 +124,7 @@ impl Entry {
             && self.root == other.root
     }
 
-    /// C1 and C2: true if both may be there, whoever holds them.
+    /// C1 and C2: true if both may exist, for any holders.
     fn goes_with(&self, other: &Entry) -> bool {
         let reads = |entry: &Entry| matches!(entry.how, Use::Claim(ClaimKind::Read, _));
         let both_write = self.how == Use::Writer && other.how == Use::Writer;

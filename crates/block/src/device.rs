@@ -433,10 +433,10 @@ impl MappedDevice {
         Ok(Resumed { lost: lost.err() })
     }
 
-    /// Lets requests in to the live table again, whatever other table waits.
+    /// Lets requests in to the live table again, even if another table waits.
     ///
     /// # Errors
-    /// Somebody else claims what it needs, or it cannot start: the device stays suspended.
+    /// Another volume claims a range that it needs, or it cannot start: the device stays suspended.
     pub async fn resume_live(&self, env: &Env) -> Result<(), ConfigError> {
         let _verb = self.verb().await;
         if !self.is_suspended() {
@@ -668,7 +668,8 @@ impl MappedDevice {
         &self.holder
     }
 
-    /// Takes what the table claims that the next resume makes live, beside what the volume has.
+    /// Takes the claims of the table that the next resume makes live, in addition to those of the
+    /// volume.
     fn claim(&self) -> Result<(), ConfigError> {
         let table = self.newest_table();
         table.map_or(Ok(()), |table| self.claims.take(self, &table))

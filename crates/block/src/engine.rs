@@ -578,8 +578,8 @@ fn remap(env: &Env, tables: &Tables, id: RequestId) {
     go_on(env, tables, next);
 }
 
-/// Ends a parked request's part without a result: when the other parts have ended, the whole
-/// request waits at the device's gate and is mapped anew by the next table.
+/// Ends a parked request's part without a result. When the other parts have ended, the whole
+/// request waits at the device's gate and is mapped again by the next table.
 fn hand_back(env: &Env, tables: &Tables, id: RequestId) {
     let Some(mut request) = unpark(env, id) else { return check::stale(env, id) };
     let top = usize::from(request.depth) - 1;

@@ -110,7 +110,7 @@ pub enum ConfigKind {
     Argument,
     /// What is on the disk is damaged or belongs to something else.
     Damaged,
-    /// Somebody else holds the device, socket or file.
+    /// Another user holds the device, socket or file.
     Busy,
     /// cairn or the system below cannot do this.
     Unsupported,

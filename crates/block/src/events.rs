@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::wait::until_some;
 
-/// The events of a mapped device, for whoever raises or awaits them.
+/// The events of a mapped device, for those that raise them and those that wait for them.
 #[derive(Clone, Default)]
 pub struct Events(Arc<EventsInner>);
 
@@ -45,7 +45,7 @@ impl Events {
         self.0.raised.notify(usize::MAX);
     }
 
-    /// From now on `loss_log` is told what the volume's devices can't keep.
+    /// From now on `loss_log` records the losses that the volume's devices can't record.
     pub fn set_loss_log(&self, loss_log: Arc<dyn LossLog>) {
         *self.0.loss_log.lock() = Some(loss_log);
     }

@@ -74,8 +74,8 @@ impl FailureCursor {
         FailureCursor(disk.failures_told())
     }
 
-    /// What the client is told about its flush, which the disk answered with `result`. Once the
-    /// client has it, [`FailureCursor::was_told`].
+    /// The result of the client's flush, which the disk answered with `result`. Once the client has
+    /// it, call [`FailureCursor::was_told`].
     ///
     /// # Errors
     /// The disk's, or EIO if completed writes may be lost since the client was last told.
@@ -88,8 +88,8 @@ impl FailureCursor {
         result.and(Err(IoError::IO))
     }
 
-    /// The client has received what its flushes reported so far. Whoever vanished before was told
-    /// of nothing: the loss stays untold (F2).
+    /// The client has received the results of its flushes so far. If it disconnects before, the
+    /// loss stays unreported (F2).
     pub fn was_told(&self, disk: &Arc<dyn Disk>) {
         disk.acknowledge_failures(self.0);
     }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_is_told_once() {
+    fn flush_fails_once_per_client() {
         let (lossy, disk) = lossy();
         let mut clients = [FailureCursor::new(&disk), FailureCursor::new(&disk)];
         lossy.0.raise();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_client_hears_of_a_loss_unless_a_client_received_the_report() {
+    fn a_later_clients_flush_fails_unless_another_client_got_the_report() {
         let (lossy, disk) = lossy();
         lossy.0.raise();
         for vanishes in [true, false] {

@@ -127,13 +127,13 @@ pub(crate) struct LocalDevice {
     bounds: Cell<Bounds>,
     way: Cell<Option<Way>>,
     drained: RefCell<Option<Arc<Latch>>>,
-    /// Requests at the gate, in order. They wait in their slots: a request may have parts
-    /// elsewhere that end meanwhile.
+    /// Requests at the gate, in order. They wait in their slots: a request may have parts elsewhere
+    /// that end while it waits.
     parked: RefCell<VecDeque<RequestId>>,
     /// The device has been removed: nothing is admitted any more. Ids are not used again, so
     /// this is all that is left of it.
     removed: Cell<bool>,
-    /// Nobody opens the gate any more: who comes to it while it is closed fails.
+    /// The gate will not open any more: a request that finds it closed fails.
     given_up: Cell<bool>,
 }
 
@@ -183,7 +183,7 @@ impl LocalDevice {
     pub fn leave(&self) {
         let left = self.inflight.get() - 1;
         self.inflight.set(left);
-        // Nobody waits for the last request before the gate was closed.
+        // No task waits for the last request before the gate is closed.
         if left == 0 && self.closed.get() {
             self.tell_drained();
         }
@@ -211,8 +211,8 @@ impl LocalDevice {
         env.slots().park(request);
     }
 
-    /// Has a request that was handed back wait at the gate; it enters at once if the suspend that it
-    /// was handed back for has been called off meanwhile.
+    /// Parks a handed-back request at the gate. If the suspend was called off since, the request
+    /// enters at once.
     pub fn park_again(&self, env: &Env, device: DeviceId, mut request: Box<Request>) {
         if self.is_closed() {
             return self.park(env, request);
@@ -252,14 +252,14 @@ impl LocalDevice {
         }
     }
 
-    /// Fails what is parked and whatever comes later.
+    /// Fails parked requests and all later ones.
     pub fn remove(&self, env: &Env, device: DeviceId) {
         self.removed.set(true);
         env.swap_table(device, None);
         self.fail_parked(env);
     }
 
-    /// Fails what waits at the gate, and whatever comes to it later and finds it closed.
+    /// Fails the requests at the gate, and later ones that find it closed.
     pub fn give_up(&self, env: &Env) {
         env.set_ending();
         self.given_up.set(true);

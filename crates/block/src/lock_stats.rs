@@ -27,7 +27,7 @@ thread_local! {
 struct Tally {
     name: &'static str,
     taken: AtomicU64,
-    /// The thread that took it first; zero: nobody did.
+    /// The thread that took it first; zero: none yet.
     first: AtomicUsize,
     /// Others took it too.
     is_shared: AtomicBool,
@@ -47,7 +47,7 @@ pub struct LockUse {
     pub name: &'static str,
     /// How often they were taken.
     pub taken: u64,
-    /// How often somebody had to wait.
+    /// How often a thread had to wait.
     pub waits: u64,
     /// How long, all together, in nanoseconds.
     pub waited_ns: u64,

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_somebody_makes_up_take_bounded_memory() {
+    fn arbitrary_keys_take_bounded_memory() {
         let limit = LogLimit::default();
         for number in 0..3 * KEYS_MAX {
             limit.admit(second(0), &number.to_string());

@@ -125,7 +125,7 @@ impl Registry {
         self.volumes.lock().get(name).map_or(0, |device| Arc::strong_count(device) - 1)
     }
 
-    /// Takes a volume out; whoever still holds it keeps it alive.
+    /// Takes a volume out; its remaining users keep it alive.
     pub fn remove_volume(&self, name: &str) -> Option<Arc<MappedDevice>> {
         self.volumes.lock().remove(name)
     }

@@ -54,7 +54,7 @@ impl Slots {
         inner.free.push(request);
     }
 
-    /// Leaves a request in its slot until somebody completes it by id.
+    /// Leaves a request in its slot until it is completed by id.
     pub fn park(&self, request: Box<Request>) {
         let mut inner = self.inner.borrow_mut();
         let slot = &mut inner.slots[request.id.slot as usize];

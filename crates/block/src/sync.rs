@@ -12,8 +12,8 @@ pub use parking_lot::{Mutex, MutexGuard};
 #[cfg(not(shuttle))]
 pub use std::sync::atomic;
 
-/// Keeps what it holds in cache lines of its own, so that whoever writes it slows down nobody who
-/// uses what lies beside it. Processors fetch lines in pairs.
+/// Keeps its content in cache lines of its own, so that a write to it does not slow down users of
+/// adjacent data. Processors fetch lines in pairs.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 pub struct Padded<T>(pub T);

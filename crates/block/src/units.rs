@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 use std::time::Duration;
 
-/// Bytes in a sector: 512, whatever a device's own block size.
+/// Bytes in a sector: always 512, independent of a device's own block size.
 pub const SECTOR_BYTES: u64 = 512;
 const SECTOR_SHIFT: u32 = 9;
 

@@ -9,7 +9,7 @@ use futures_util::future::select;
 use crate::env::Env;
 use crate::units::Time;
 
-/// Waits until `value` answers something. Whoever changes what it looks at notifies `event`.
+/// Waits until `value` returns `Some`. Code that changes its inputs notifies `event`.
 pub async fn until_some<T>(event: &Event, mut value: impl FnMut() -> Option<T>) -> T {
     loop {
         let notified = event.listen();
@@ -20,7 +20,7 @@ pub async fn until_some<T>(event: &Event, mut value: impl FnMut() -> Option<T>) 
     }
 }
 
-/// Waits until `condition` holds. Whoever changes what it looks at notifies `event`.
+/// Waits until `condition` holds. Code that changes its inputs notifies `event`.
 pub async fn until(event: &Event, mut condition: impl FnMut() -> bool) {
     until_some(event, || condition().then_some(())).await;
 }

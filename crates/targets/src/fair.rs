@@ -118,7 +118,7 @@ mod tests {
     use std::pin::pin;
 
     #[test]
-    fn it_is_had_in_order_of_asking() {
+    fn lock_is_granted_in_order_of_request() {
         let lock = Fair::new(0);
         let held = lock.lock().now_or_never().expect("it is free");
         let (mut first, mut second) = (pin!(lock.lock()), pin!(lock.lock()));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_the_queue_holds_nobody_up() {
+    fn a_dropped_waiter_does_not_block_the_queue() {
         let lock = Fair::new(());
         let held = lock.lock().now_or_never().expect("it is free");
         let mut second = {

@@ -90,7 +90,7 @@ fn a_pool_on_linear_volumes_owns_what_they_lead_to() {
 }
 
 #[test]
-fn who_writes_a_range_must_go_before_it_is_claimed() {
+fn a_range_with_a_writer_cannot_be_claimed() {
     let rig = rig();
     rig.load("lower", &format!("{LINEAR} a 0"));
     refused(&rig, "pool", &pool("b", "a"), &["a: volume 'lower' writes to it", "'@lower'"]);
@@ -104,7 +104,7 @@ fn who_writes_a_range_must_go_before_it_is_claimed() {
 }
 
 #[test]
-fn a_volume_beneath_may_move_but_not_to_what_somebody_has() {
+fn a_volume_beneath_may_change_its_table_but_not_to_a_claimed_range() {
     let rig = rig();
     rig.load("data", &format!("{LINEAR} a 0"));
     rig.load("pool", &pool("b", "@data"));

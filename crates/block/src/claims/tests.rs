@@ -64,7 +64,7 @@ fn disjoint_ranges_and_other_disks_do_not_meet() {
 }
 
 #[test]
-fn kin_that_came_another_way_is_no_kin() {
+fn claims_of_one_role_on_different_devices_are_no_kin() {
     let (direct, by_volume) = (entry(KIN, 0, 0, 8), through(entry(KIN, 0, 0, 8), 7, &["c"]));
     assert!(!meet(direct, by_volume));
 }
@@ -117,7 +117,7 @@ fn a_suspended_store_goes_to_the_next_who_serves_it() {
 }
 
 #[test]
-fn who_stands_above_moves_with_the_volume_beneath_or_keeps_it_where_it_is() {
+fn claims_above_a_volume_follow_its_new_table_or_refuse_it() {
     let mut book = Book::default();
     let led = |place| through(entry(OWN, place, 0, 8), 7, &["lower"]);
     let lower = |place| vec![entry(Use::Writer, place, 0, 8)];
@@ -252,7 +252,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_book_decides_as_its_naive_twin(steps in prop::collection::vec(steps(), 1..40)) {
+    fn the_register_decides_as_its_reference_model(steps in prop::collection::vec(steps(), 1..40)) {
         let (mut book, mut twin) = (Book::default(), Twin::default());
         for step in steps {
             match step {

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_through_all_free_blocks_gets_each_once() {
+    fn take_from_visits_each_free_block_once() {
         let allocator = fresh(10_000);
         allocator.take(50);
         let (mut at, mut all) = (Some(0), Vec::new());
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withdrawn_is_never_taken() {
+    fn withdrawn_blocks_are_never_taken() {
         let allocator = fresh(100);
         assert!(!allocator.withdraw(DataBlock(3), || false), "it is free by rights");
         assert!(allocator.withdraw(DataBlock(3), || true));

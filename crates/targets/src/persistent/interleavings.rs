@@ -32,7 +32,7 @@ impl Hands {
 }
 
 #[test]
-fn no_block_is_given_to_two() {
+fn no_block_is_handed_out_twice() {
     let life = || {
         let (allocator, hands) = (Arc::new(DataAllocator::empty()), Arc::new(Hands::default()));
         allocator.extend(5000);

@@ -267,8 +267,8 @@ impl Attachment {
         Ok(())
     }
 
-    /// The core that served the store before serves nobody any more. True if the store lacks what
-    /// changed since then.
+    /// The core that served the store before serves no table any more. True if the store lacks a
+    /// copy of a chunk that changed since then.
     async fn follow(&self, env: &Env, former: &Arc<Core>) -> bool {
         self.kin.remove(former);
         former.dismiss(env, Condition::Invalid).await;
@@ -281,7 +281,7 @@ impl Attachment {
         self.core.get().is_none_or(|own| Arc::ptr_eq(own, core))
     }
 
-    /// Has a core serve nobody for now: on return its COW device is in nobody's use.
+    /// Takes a core out of service for now: on return no task uses its COW device.
     async fn retire(&self, env: &Env, core: &Arc<Core>) {
         core.dismiss(env, Condition::Closed).await;
         self.kin.end_merging(core);
@@ -303,7 +303,7 @@ impl Attachment {
     fn fits(&self, core: &Core) -> bool {
         !self.merging
             && !core.merging
-            // What is lost of a transient store is told by its core only.
+            // The loss of a transient store is known to its core only.
             && (core.condition() < Condition::Ending || !core.store.is_persistent())
             && core.chunk() == self.config.chunk
             && core.store.is_persistent() == self.config.kind.is_persistent()

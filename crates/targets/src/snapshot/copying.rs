@@ -1,23 +1,27 @@
-//! Copying chunks before they change: one read of the origin for every snapshot that needs it.
+//! Copies chunks before they change: one read of the origin for every snapshot that needs it.
 //!
 //! Requests that found a chunk without an exception are *wants*. Those that arrive within one turn
-//! of a reactor are copied as one job: it takes its budget, claims what is still missing in each
-//! snapshot, allocates, reads the union once, writes every snapshot's chunks (which the allocation
-//! put next to each other) in as few requests as can be, and commits.
+//! of a reactor are copied as one job. The job takes its budget, claims the chunks that are still
+//! missing in each snapshot, allocates, and reads their union once. It writes every snapshot's
+//! chunks (which the allocation made adjacent) in as few requests as possible, and commits.
 //!
 //! Order of a job, each step before the next:
-//! 1. budget (waiting holds nothing), 2. claims and allocation, 3. reads and writes, in pieces of
-//!    the budget, or copies by the disks themselves, 4. the budget returns, 5. commits, 6. the origin's readers have left.
+//! 1. budget (a job that waits for it holds nothing);
+//! 2. claims and allocation;
+//! 3. reads and writes, in pieces of the budget, or copies by the disks themselves;
+//! 4. the budget returns;
+//! 5. commits;
+//! 6. the origin's readers have left.
 //!
-//! A write to the snapshot goes on after 5, a write to the origin after 6. Until then the origin
-//! holds what is copied: what the COW device may have lost before its commit is copied again.
+//! A write to the snapshot continues after 5, a write to the origin after 6. Until then the origin
+//! holds the data: what the COW device may have lost before its commit is copied again.
 //!
 //! A write to the snapshot for which the file system beneath the COW device has no room fails
 //! alone. One to the origin ends the snapshot.
 //!
 //! A write to the origin that finds the store full ends the snapshot, or waits for the store to
-//! grow if the snapshot's table says so: after 6, holding nothing. Then it is mapped again. A
-//! suspend hands it back, and the end of the server fails it.
+//! grow if the snapshot's table says so. It waits after 6 and holds nothing; then it is mapped
+//! again. A suspend hands it back, and the end of the server fails it.
 
 use std::sync::Arc;
 

@@ -40,7 +40,7 @@ pub(super) enum Condition {
     Overflow = 1,
     /// On its way to invalid: the origin may not yet be written without an exception.
     Ending = 2,
-    /// The server ends: on its device it is as it was, and the origin must not change.
+    /// The server ends: the device stays unchanged, and the origin must not change.
     Stopped = 3,
     /// Its table was closed and may be resumed: until then it keeps nothing, but notes whether it
     /// missed anything.
@@ -56,10 +56,10 @@ pub(super) const LOST: &str = "a flush failed: what it holds may be lost";
 const UNTOLD_END: &str = "snapshot: it ended, and its header could not be written: its content \
                           must not be trusted, though it looks valid: remove it";
 
-/// What a write is told for which the file system beneath the COW device has no room.
+/// The error of a write for which the file system beneath the COW device has no room.
 pub(super) const NO_SPACE: IoError = IoError::new(ErrorKind::NoSpace);
 
-/// What waits is told when the server ends.
+/// The error of waiting requests when the server ends.
 pub(super) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 
 /// How often the mark of an invalid snapshot is tried, and the time between.
@@ -71,11 +71,11 @@ const ROOM_LOOK: Duration = Duration::from_millis(20);
 /// Most jobs that wait for room; another one ends the snapshot.
 const ROOM_WAITS_MAX: u32 = 1024;
 
-/// Percent of the store from which on somebody wants to know; none: never.
+/// Percent of the store from which on an event is wanted; this value: never.
 const NO_MARK: u64 = u64::MAX;
 
-/// How many turns of its reactor the owner of a batch waits for a quick commit of somebody else's
-/// before it sleeps: about as long as falling asleep and being woken takes.
+/// How many turns of its reactor the owner of a batch waits for another owner's quick commit before
+/// it sleeps: about as long as it takes to fall asleep and be woken.
 const LOOKS: u32 = 64;
 
 /// One snapshot.
@@ -144,13 +144,13 @@ pub(super) struct Terms {
 /// What became of a wait for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
-    /// There is room, or the snapshot has ended: whoever waited looks again.
+    /// There is room, or the snapshot has ended: the waiter looks again.
     Over,
     /// It was given up.
     GivenUp,
 }
 
-/// Somebody works with the core: its COW device is in use.
+/// A task works with the core: its COW device is in use.
 pub(super) struct InUse(Arc<Core>);
 
 impl Drop for InUse {
@@ -161,7 +161,7 @@ impl Drop for InUse {
     }
 }
 
-/// Has whoever waited go on.
+/// Wakes the waiters.
 pub(super) fn wake(env: &Env, waiters: Vec<Waiter>) {
     for waiter in waiters {
         match waiter {
@@ -279,15 +279,15 @@ impl Core {
         self.condition() < Condition::Ending
     }
 
-    /// Keeps the COW device in use until the answer is dropped. Whoever then finds the content
-    /// readable works with it before a removal of the snapshot returns.
+    /// Keeps the COW device in use until the returned guard is dropped. A task that then finds the
+    /// content readable finishes its work before a removal of the snapshot returns.
     pub fn enter(self: &Arc<Core>) -> InUse {
         self.users.0.fetch_add(1, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         InUse(self.clone())
     }
 
-    /// Waits until nobody works with the core. Callers have ended it before.
+    /// Waits until no task works with the core. Callers have ended it before.
     pub async fn unused(&self) {
         fence(Ordering::SeqCst);
         until(&self.unused, || self.users.0.load(Ordering::Acquire) == 0).await;
@@ -431,7 +431,7 @@ impl Core {
     /// True if the end is durable.
     async fn try_to_mark(&self, env: &Env) -> bool {
         let (named, events) = (self.named(), self.events.lock().clone());
-        // Nobody else writes metadata meanwhile.
+        // No other task writes metadata during this.
         let _ledger = self.store.metadata.0.lock().await;
         let Err(error) = self.store.write_invalid(env).await else {
             self.unmarked.store(false, Ordering::Release);
@@ -469,14 +469,14 @@ impl Core {
         Err(ConfigError::new(ConfigKind::Lost, &self.store.cow.argument, UNTOLD_END))
     }
 
-    /// The snapshot is found invalid, or another table serves it from now on, or nobody does for
+    /// The snapshot was found invalid, or another table serves it from now on, or no table does for
     /// a while: nothing is written.
     pub async fn dismiss(&self, env: &Env, condition: Condition) {
         self.condition.fetch_max(Condition::Ending as u8, Ordering::AcqRel);
         self.end(env, condition).await;
     }
 
-    /// Forgets everything, to be opened again. It is dismissed, and nobody works with it.
+    /// Drops the whole state, to be opened again. The core is dismissed, and no task works with it.
     pub async fn reset(&self) {
         self.exceptions.clear();
         self.store.reset().await;
@@ -655,7 +655,7 @@ impl Core {
     /// Ends the pending exceptions of committed records: waits until the readers that may have
     /// gone to the origin have left it, then lets its writers on.
     pub async fn settle(&self, env: &Env, records: &[Record]) {
-        // Mostly nobody reads there.
+        // Usually there is no reader.
         if self.readers.have_left(records.iter().map(|record| stripe_of(record.old.0))) {
             wake(env, self.exceptions.settle(records.iter().map(|record| record.old.0)));
             return;
@@ -673,7 +673,7 @@ impl Core {
         }
     }
 
-    /// The data of a batch could not be written. Answers what its owner is told.
+    /// The data of a batch could not be written. Returns its owner's result.
     pub async fn fail(self: &Arc<Core>, env: &Env, batch: &Arc<Batch>, failed: Failed) -> IoResult {
         if failed.no_space && batch.until == Until::Published {
             self.give_back(env, batch);
@@ -683,7 +683,7 @@ impl Core {
         }
         self.invalidate(env, &failed.why).await;
         batch.set_done();
-        // The snapshot has ended: nobody waits for the result.
+        // The snapshot has ended: no task waits for the result.
         let _ = self.commit(env, batch).await;
         Err(IoError::IO)
     }

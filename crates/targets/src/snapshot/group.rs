@@ -77,7 +77,7 @@ impl Group {
         ones_from(!(self.pending & !self.completed), at).min(most)
     }
 
-    /// How many chunks from `at` nobody holds back, up to `most`.
+    /// How many chunks from `at` are not held back, up to `most`.
     pub fn free_of_holds(&self, at: u64, most: u64) -> u64 {
         ones_from(!self.pending, at).min(most)
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_the_snapshot_waits_for_a_copy_but_not_for_one_that_was_published() {
+    fn snapshot_writers_wait_for_a_pending_copy_but_not_for_a_published_one() {
         let mut group = Group::default();
         group.begin(60, 4);
         assert_eq!((group.free_of_copies(0, 64), group.free_of_copies(61, 3)), (60, 0));

@@ -74,7 +74,7 @@ fn two_waits_on_one_stripe_both_end_and_both_are_right() {
 }
 
 #[test]
-fn one_copier_has_a_chunk_and_the_others_hear_of_its_end() {
+fn one_copier_claims_a_chunk_and_the_others_are_woken_at_its_end() {
     let life = || {
         let table = Arc::new(Exceptions::new(Locks::default(), 64));
         let copies = Arc::new(AtomicU64::new(0));

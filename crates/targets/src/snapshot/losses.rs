@@ -76,13 +76,13 @@ impl Losses {
         if self.in_place.load(Ordering::Acquire) {
             state.own.raise();
         }
-        // Whoever opens the device later need not hear of it.
+        // Later users of the device get no error for it.
         cow.acknowledge_failures(count);
         true
     }
 
-    /// The device was opened with a failure that nobody was told of: perhaps it dropped what
-    /// clients of this snapshot had written.
+    /// The device was opened with a failure that was not reported to any client. It may have
+    /// dropped writes of this snapshot's clients.
     pub fn tell_of_untold(&self, cow: &dyn Disk, own: &FailureCount) {
         let count = cow.failures();
         if count != cow.failures_told() {

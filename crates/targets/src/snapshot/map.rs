@@ -357,8 +357,9 @@ impl Target for Snapshot {
 }
 
 impl Snapshot {
-    /// What a range holds: what has no exception is as the origin says, unless that changed while
-    /// it was asked. Delays nobody, unlike a read: it looks again instead of announcing itself.
+    /// The extents of a range: chunks without an exception are as the origin reports, unless an
+    /// exception was made during the query. Unlike a read it delays no writer: it looks again
+    /// instead of announcing itself.
     async fn extents_of(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
         let core = self.readable_core()?;
         let place = Place::of(core, self.attachment.config.start, range);
@@ -369,7 +370,8 @@ impl Snapshot {
             return data;
         }
         let found = core.origin.disk.extents(env, SectorRange::new(place.sector, count)).await?;
-        // The exceptions of chunks that the origin lost meanwhile were published before (I4).
+        // The exceptions of chunks that changed on the origin since were published before the
+        // change (I4).
         self.readable_core()?;
         match core.exceptions.find(place.chunk, run.count) {
             Run { cow: None, count } if count >= run.count => Ok(found),

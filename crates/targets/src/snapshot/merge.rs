@@ -1,24 +1,25 @@
-//! `snapshot-merge`: the origin, into which a snapshot's content is going home.
+//! `snapshot-merge`: the origin, into which a snapshot is merged.
 //!
 //! One step takes a run from the end of the list of records:
 //! 1. every other snapshot of the origin keeps the range, and its readers have left it;
 //! 2. writes to the run wait, and those under way to the COW device have ended;
-//! 3. the run is copied home, and the origin flushed; if the origin's failure count is not what
-//!    it was before the first write then, all of that again;
+//! 3. the run is copied to the origin, and the origin flushed. If the origin's failure count is not
+//!    what it was before the first write, this step is repeated;
 //! 4. its records are cleared with FUA;
-//! 5. the exceptions are forgotten, and the writes go on, to the origin.
+//! 5. the exceptions are dropped, and the writes continue to the origin.
 //!
-//! *A crash* before 4 leaves the records: the run is merged again, with the same content, as
-//! nobody wrote it meanwhile. After 4, the origin has it durably. A torn clearing leaves a list
-//! that ends earlier or later within the run; opening clears what is behind its end.
+//! *A crash* before 4 leaves the records: the run is merged again, with the same content, as no
+//! client wrote it in between. After 4, the origin has it durably. A torn clearing leaves a list
+//! that ends earlier or later within the run; opening clears the records after its end.
 //!
-//! *A clearing that fails* may have been done in part, and then a write to the run, which goes to
-//! the COW device still, would not be found after a crash. So the records are written back before
-//! the writes go on; if that fails too, writes to the run fail until it can be done.
+//! *A clearing that fails* may have been done in part. Then a write to the run, which still goes to
+//! the COW device, would not be found after a crash. So the records are written back before the
+//! writes continue. If that fails too, writes to the run fail until it succeeds.
 //!
-//! *Who hears of a failed flush.* One of the origin may have dropped what clients wrote there, so
-//! each is told, whoever sent it. One of the COW device concerns what clients wrote in place (C2
-//! of `losses`). A run that was copied again is nobody's loss: its exceptions are still there.
+//! *Reports of a failed flush.* A failed flush of the origin may have dropped client writes there,
+//! so every client gets an error, whichever user sent the flush. One of the COW device concerns
+//! client writes in place (C2 of `losses`). The loss of a run that was copied again is not
+//! reported: its exceptions are still there.
 //!
 //! M1. Nothing is allocated in a merging store.
 //! M2. A record is cleared only when the origin's content is durable.

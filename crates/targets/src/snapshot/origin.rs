@@ -58,8 +58,8 @@ impl OriginSide {
         self.copying.set_hands_back(false);
     }
 
-    /// A suspend begins, with or without a flush: what waits for room is handed back. Whoever
-    /// makes the store larger may wait for the verb that suspends.
+    /// A suspend begins, with or without a flush: requests that wait for room are handed back. The
+    /// verb that enlarges the store may be waiting for the suspend.
     pub fn presuspend(&self) {
         self.copying.set_hands_back(true);
     }
@@ -98,7 +98,7 @@ impl OriginSide {
     /// Has every snapshot keep a range that a task is about to change.
     ///
     /// # Errors
-    /// The server ends, or nobody is to wait.
+    /// The server ends, or no caller is to wait.
     pub async fn keep(&self, env: &Env, range: SectorRange) -> IoResult {
         loop {
             if self.copying.gives_up(env) {

@@ -4,7 +4,7 @@
 //! chunks is looked up under one lock and different places do not contend. A *completed* exception
 //! has a durable record (or needs none); a *pending* one is being copied, or its record committed.
 //!
-//! Which chunks of a group have a completed exception is told without its lock, too. A reader of
+//! The chunks of a group with a completed exception can also be read without its lock. A reader of
 //! the snapshot looks there first; where no bit is set it goes to the origin and has written to no
 //! memory that other reactors share. A bit is set before the exception's copier looks for readers,
 //! so that rule E1 of `epochs` holds for the bits as for the table.
@@ -66,7 +66,7 @@ impl Bell {
     }
 }
 
-/// What somebody waits for.
+/// The state that a waiter waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Until {
     /// The chunk can be found on the COW device.
@@ -75,7 +75,7 @@ pub(super) enum Until {
     Settled,
 }
 
-/// A group, its lock, and what is told without it.
+/// A group, its lock, and the bits that are read without it.
 #[repr(align(64))]
 #[derive(Default)]
 struct Cell {
@@ -135,7 +135,7 @@ pub(super) enum Claim {
     Done,
     /// The chunk is the caller's to copy.
     Mine,
-    /// Somebody else copies it.
+    /// Another copier has it.
     Busy,
 }
 
@@ -295,7 +295,7 @@ impl Exceptions {
         OriginPlan::Clear
     }
 
-    /// Claims a chunk that has no exception; if somebody else has it, `waiter` joins its list.
+    /// Claims a chunk that has no exception. If another copier has it, `waiter` joins its list.
     pub fn claim(
         &self,
         chunk: u64,
@@ -334,7 +334,7 @@ impl Exceptions {
         let mut waiters = Vec::new();
         for record in records {
             self.with(record.old.0, |group, at| {
-                // A claim that was given up meanwhile leaves nothing to publish.
+                // A claim that was given up since leaves nothing to publish.
                 if group.is_pending(at) {
                     group.complete(at, record.new.0);
                     group.tell_published(at, &mut waiters);
@@ -366,7 +366,7 @@ impl Exceptions {
         waiters
     }
 
-    /// Forgets every exception. Nobody uses the table.
+    /// Drops every exception. No task uses the table.
     pub fn clear(&self) {
         for cell in self.pages.iter().filter_map(OnceLock::get).flatten() {
             *cell.group.lock() = Group::default();

@@ -23,8 +23,8 @@ const FIRST_PLACES: u32 = 4096;
 /// Each twice the one before: together all places that a slot can name.
 const PIECES: usize = 19;
 
-/// Places taken before somebody should forget some: 160 MiB, or 2 * 10^7 blocks. Pages that name them
-/// take 3 MB, or as much as the places if those lie far apart.
+/// Places in use from which on groups should be dropped: 160 MiB, or 2 * 10^7 blocks. Pages that
+/// name them take 3 MB, or as much as the places if those lie far apart.
 const TAKEN_MAX: usize = 5 << 16;
 
 /// Room for the entries of one group.
@@ -55,7 +55,7 @@ fn locate(place: Spot) -> (usize, usize) {
 }
 
 impl Arena {
-    /// A place with whatever its last holder left.
+    /// A place, with the content of its last holder.
     pub fn take(&self) -> Spot {
         self.taken.fetch_add(1, Ordering::Relaxed);
         let mut free = self.free.lock();
@@ -70,7 +70,7 @@ impl Arena {
         place
     }
 
-    /// Nobody uses these any more.
+    /// Frees places that are no longer in use.
     pub fn give(&self, places: impl IntoIterator<Item = Spot>) {
         let mut free = self.free.lock();
         let before = free.places.len();

@@ -39,7 +39,7 @@ pub(super) struct Attachment {
     attachment: u64,
     /// What would wait is handed back to the device, which is being suspended.
     handing_back: AtomicBool,
-    /// The table serves no more, and keeps nobody from deleting the volume.
+    /// The table serves no more, and does not block a deletion of the volume.
     left: AtomicBool,
     /// Where the table went on.
     next: OnceLock<Arc<Attachment>>,
@@ -95,7 +95,8 @@ impl Attachment {
         attachment
     }
 
-    /// The table goes on there. Verbs of a device take turns, so nobody else says so meanwhile.
+    /// The table continues there. Verbs of a device run one at a time, so there is no concurrent
+    /// call.
     pub fn go_on(&self, next: Arc<Attachment>) {
         self.next.get_or_init(|| next);
     }
@@ -115,7 +116,7 @@ impl Attachment {
     /// Has a request wait in one of the pool's lists, unless these are handed back now.
     pub fn wait(&self, env: &Env, request: &Request, park: impl FnOnce(Parked)) {
         park(Parked { id: request.id(), attachment: self.attachment });
-        // After it was parked: whoever set this before may have looked too early.
+        // After it was parked: the task that set this flag may have looked too early.
         if self.handing_back.load(Ordering::Acquire) {
             self.pool.hand_back(env, self.attachment);
         }
@@ -132,8 +133,8 @@ impl Attachment {
         self.handing_back.store(false, Ordering::Release);
     }
 
-    /// Maps the blocks of the cell that begins at `block` to the data blocks that were filled, or
-    /// gives those back; then whoever waited for the cell goes on.
+    /// Maps the blocks of the cell that begins at `block` to the filled data blocks, or gives those
+    /// back. Then the requests that waited for the cell continue.
     pub fn finish_fill(&self, env: &Env, block: u64, result: IoResult) -> IoResult {
         let (pool, volume) = (&self.pool, &self.volume);
         let mut shard = volume.map.shard(block);

@@ -43,7 +43,7 @@ use super::volume::Volume;
 use crate::group_commit::{Ticket, Waiter, tell, tell_of_failures};
 use crate::persistent::DataRun;
 
-/// The longest time that a change stays uncommitted if nobody asks.
+/// The longest time that a change stays uncommitted without a request for a commit.
 const COMMIT_PERIOD: Duration = Duration::from_secs(1);
 
 /// The changes of one volume that a commit takes: each block once, in order.
@@ -102,10 +102,11 @@ fn settle(mut changes: Vec<Change>, batch: &mut Batch) -> Vec<Change> {
 /// Numbers commits, in the order in which they freeze.
 ///
 /// N1. A change with the stamp n is taken by the commit n, or by the one before: when the commit n
-///     is durable, so is the change. Whoever makes changes marks the volume, then reads the number,
-///     then makes them, all under the lock of the shard. Whoever freezes raises the number, then
-///     looks at the mark, then takes each shard's changes under its lock. So either the number was
-///     raised before it was read, or the mark is seen, and the lock waited for.
+///     is durable, so is the change. A request that makes changes marks the volume, then reads the
+///     number, then makes them, all under the lock of the shard. A commit that freezes raises the
+///     number, then looks at the mark, then takes each shard's changes under its lock. So either
+///     the number was raised before it was read, or the commit sees the mark and waits for the
+///     lock.
 pub(super) struct Numbers {
     /// The next to freeze.
     next: AtomicU64,
@@ -176,7 +177,7 @@ impl Pool {
         self.spawn(env, async |pool, env| pool.commit_loop(env).await);
     }
 
-    /// Commits until nobody waits.
+    /// Commits until there is no waiter.
     async fn commit_loop(&self, env: &Env) {
         loop {
             self.commit_once(env).await;
@@ -187,10 +188,10 @@ impl Pool {
     }
 
     async fn commit_once(&self, env: &Env) {
-        // Before the changes: whoever waits knows his own to be done.
+        // Before the changes: each waiter's own changes were made before it joined.
         let waiters = self.state.lock().commits.take();
         if !self.can_commit() {
-            // Whoever came here knew of changes that are lost by now.
+            // The waiters had changes that are lost by now.
             return tell(env, waiters, Err(IoError::IO));
         }
         let number = self.numbers.begin();
@@ -323,7 +324,8 @@ impl Pool {
             let details = self.metadata.details(volume.id);
             let mapped = details.map_or(0, |details| details.mapped_blocks);
             volume.map.roll_back(mapped);
-            // Now: nobody changes a map any more that was rolled back after the mode changed.
+            // Here no request can change a map any more that was rolled back after the mode
+            // changed.
             if volume.lose() {
                 lost.push(volume.id);
             }
@@ -331,7 +333,7 @@ impl Pool {
             volume.map.settle();
         }
         self.note_loss(error, lost);
-        // Every client that it concerns is told by its own volume.
+        // The clients of each affected volume get the error from that volume.
         self.metadata_device.disk.acknowledge_failures(self.metadata_device.disk.failures());
         if let Err(error) = aborted {
             tracing::error!("{}: metadata: {error}", self.name());
@@ -358,7 +360,7 @@ impl Pool {
                 }
                 pool.look_at_data(env);
                 if pool.open_volumes().iter().any(|volume| volume.is_dirty()) {
-                    // Whoever must know hears of a failure from his own flush.
+                    // Clients get a failure from their own flushes.
                     let _ = pool.commit(env).await;
                 }
             }

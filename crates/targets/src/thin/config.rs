@@ -90,7 +90,7 @@ pub(super) enum Discards {
     Ignore,
 }
 
-/// The options of a pool; they may change when it is loaded anew.
+/// The options of a pool; they may change when a table is loaded again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Options {
     pub skip_zeroing: bool,

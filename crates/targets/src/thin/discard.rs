@@ -48,7 +48,7 @@ impl Thin {
             }
             pool.room.give_back(&pool.metadata, can);
         }
-        // Counted as under way: whoever closes the gate waits for its end.
+        // Counted as in flight: a task that closes the gate waits for its end.
         let epoch = pool.epochs.enter(env.reactor(), 0);
         drop(shard);
         let (attachment, id) = (attachment.clone(), request.id());

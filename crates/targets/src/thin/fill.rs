@@ -1,9 +1,9 @@
-//! Filling a data block of which a write covers a part: the rest is zeros, or the block it was
-//! shared as, or the external origin.
+//! Fills a data block of which a write covers a part. The rest is zeros, or the data of the block
+//! it was shared as, or of the external origin.
 //!
-//! The block is in a cell (M3), so nobody else maps it; readers go on finding what was there. It is
-//! mapped only when all of it is on the data device: stale data never shows, and neither does half
-//! a copy.
+//! The block is in a cell (M3), so no other request maps it. Readers still find the former content.
+//! The block is mapped only when all of it is on the data device: no read returns stale data or a
+//! partial copy.
 
 use std::sync::Arc;
 

@@ -35,7 +35,7 @@ pub(super) struct Change {
     pub discarded: bool,
 }
 
-/// Blocks that somebody is about to map to data blocks that he fills.
+/// Blocks that a writer is about to map to data blocks that it fills.
 pub(super) struct Cell {
     pub block: u64,
     pub count: u64,
@@ -186,7 +186,7 @@ impl Shard {
         std::mem::take(&mut self.pending)
     }
 
-    /// Has `request` wait until a group is loaded; true if somebody must load it.
+    /// Lets `request` wait until a group is loaded; true if the caller must load it.
     pub fn wait_for_group(&mut self, group: u64, request: Option<RequestId>) -> bool {
         if let Some((_, waiters)) = self.loading.iter_mut().find(|(loading, _)| *loading == group) {
             waiters.extend(request);

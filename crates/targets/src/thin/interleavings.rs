@@ -111,7 +111,7 @@ fn waits_at_the_same_time_all_end_and_are_all_right() {
 }
 
 #[test]
-fn whoever_closes_a_gate_sees_every_request_that_slipped_through() {
+fn closing_a_gate_waits_for_every_request_that_passed_it() {
     let life = || {
         let volume = volume(0, None);
         let (epochs, is_snapshotted) = (Epochs::<1>::new(2), Arc::new(AtomicBool::new(false)));

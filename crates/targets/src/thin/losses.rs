@@ -132,12 +132,13 @@ impl Pool {
     }
 }
 
-/// What one table passes on of its data device's failures, as a count of its own: it begins where
-/// the count of the table's former place ended, whatever the pool's data device is by now.
+/// The failures of its data device that one table passes on, as a count of its own: it begins where
+/// the count of the table's former attachment ended, even if the pool's data device is another by
+/// now.
 pub(super) struct PassedOn(u64);
 
 impl PassedOn {
-    /// Nobody was told of the failures since `told`; `before` were passed on already.
+    /// The failures since `told` were not reported to any client; `before` were passed on already.
     pub fn new(told: u64, before: u64) -> PassedOn {
         PassedOn(told.wrapping_sub(before))
     }

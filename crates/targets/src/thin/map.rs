@@ -105,7 +105,7 @@ pub(super) struct Thin {
 
 /// The bit of a word that tells the epoch.
 const PHASE: u64 = 1;
-/// What a watched request was, beside its epoch.
+/// The class of a watched request, next to its epoch.
 const PLAIN: u64 = 0;
 /// A FUA write whose block has a mapping that is not durable. The upper half of the word is the low
 /// half of the data device's failure count before it was sent.
@@ -451,7 +451,7 @@ impl Thin {
     }
 }
 
-/// What a write that needs space is told when there is none.
+/// The error of a write that needs space when there is none.
 pub(super) const NO_SPACE: IoError = IoError::new(cairn_block::ErrorKind::NoSpace);
 
 /// What the first blocks of a write have in common.

@@ -213,8 +213,8 @@ impl Pool {
         committed
     }
 
-    /// Room in the metadata for a message. What writes under way were promised comes back with a
-    /// commit, and then there is as much as there will be: others are promised nothing meanwhile.
+    /// Reserves metadata for a message. The reservations of writes in flight return with a commit,
+    /// and after it no more will come: until then no other change gets a reservation.
     async fn room_for(&self, env: &Env, purpose: Purpose) -> Result<u64, MetadataError> {
         if let Some(cost) = self.room.for_message(&self.metadata, purpose) {
             return Ok(cost);
@@ -240,7 +240,7 @@ impl Pool {
         self.volumes.lock().get(&id).is_some_and(|volume| volume.is_used())
     }
 
-    /// A snapshot of one moment: requests to the origin wait meanwhile, so that every write that
+    /// A snapshot of one moment: requests to the origin wait during it, so that every write that
     /// was mapped before is in it, and has ended.
     async fn create_snap(
         &self,

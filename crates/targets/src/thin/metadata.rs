@@ -82,7 +82,7 @@ impl MetadataError {
         matches!(self, MetadataError::Data(_) | MetadataError::DataLost)
     }
 
-    /// What a request is told.
+    /// The error that a request ends with.
     pub fn io(&self) -> IoError {
         match self {
             MetadataError::Data(error) | MetadataError::Commit(error) => *error,
@@ -238,8 +238,7 @@ impl PoolMetadata {
         Ok(self.store.compare(env, ids, block).await?)
     }
 
-    /// How many data blocks only this device maps. Commits, and whatever else there is to do, come
-    /// in between.
+    /// How many data blocks only this device maps. Commits and other tasks run in between.
     pub async fn own_blocks(&self, env: &Env, id: DeviceId) -> Result<u64> {
         let (mut count, mut block) = (0, 0);
         while block < u64::MAX {
@@ -250,8 +249,8 @@ impl PoolMetadata {
         Ok(count)
     }
 
-    /// Reads what belongs to one durable state, beside commits; if they keep being faster, while
-    /// none can end.
+    /// Reads one durable state while commits run. If commits keep changing it, reads while none can
+    /// end.
     async fn of_one_state<T>(&self, read: impl AsyncFn() -> Result<Option<T>>) -> Result<T> {
         for _ in 0..ROUNDS_BESIDE_COMMITS {
             if let Some(found) = read().await? {

@@ -46,7 +46,8 @@ pub(super) enum Mode {
     Write,
     /// Everything but to provide data blocks.
     OutOfData,
-    /// Everything but what takes metadata for good: mappings and volumes go, and none comes.
+    /// Everything except changes that take metadata permanently: mappings and volumes are removed,
+    /// and none is added.
     OutOfMetadata,
     /// Reads, and writes of what is mapped and not shared.
     ReadOnly,
@@ -262,7 +263,8 @@ impl Pool {
         self.next_attachment.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Prices changes anew. Nothing is under way, and everything is committed.
+    /// Recomputes the metadata reservation of each change. No request is in flight, and everything
+    /// is committed.
     pub fn price(&self, shares: bool) {
         self.stocks.empty(&self.room, &self.metadata);
         self.room.price(&self.metadata, shares);
@@ -282,7 +284,8 @@ impl Pool {
         Mode::ALL[usize::from(self.mode.load(Ordering::Relaxed))]
     }
 
-    /// Changes the mode; a change is an event. Only while nobody is served: see `turn_mode`.
+    /// Changes the mode; a change is an event. Only while the pool serves no volume: see
+    /// `turn_mode`.
     pub fn set_mode(&self, mode: Mode, why: &str) {
         if self.mode.swap(mode as u8, Ordering::AcqRel) != mode as u8 {
             self.announce_mode(mode, why);
@@ -376,7 +379,7 @@ impl Pool {
         self.let_in(env);
     }
 
-    /// True if the pool serves nobody.
+    /// True if the pool serves no volume.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -387,7 +390,7 @@ impl Pool {
         waiting.into_iter().for_each(|parked| env.remap(parked.id));
     }
 
-    /// Parks a request at the gate of its volume, unless it has opened meanwhile.
+    /// Parks a request at the gate of its volume, unless the gate has opened since.
     pub fn park(&self, env: &Env, volume: &Volume, parked: Parked) {
         let mut state = self.state.lock();
         if self.holds_back(volume) {
@@ -423,7 +426,7 @@ impl Pool {
     ) -> Result<Arc<Volume>, MetadataError> {
         let _verb = self.verb_lock.lock().await;
         let known = {
-            // Entered under the lock, so that nobody forgets it in between.
+            // Entered under the lock, so that no task drops the volume in between.
             let volumes = self.volumes.lock();
             volumes.get(&id).inspect(|volume| volume.enter(failures)).cloned()
         };
@@ -445,7 +448,7 @@ impl Pool {
         }
     }
 
-    /// Forgets volumes that nobody uses and that are durable.
+    /// Drops volumes that no table uses and whose changes are durable.
     pub fn forget_unused(&self) {
         let is_unused =
             |_: &DeviceId, volume: &mut Arc<Volume>| !volume.is_used() && !volume.is_changed();
@@ -539,7 +542,7 @@ impl Pool {
         Err(IoError::IO)
     }
 
-    /// Waits until something changes, or a moment: for what nobody announces.
+    /// Waits until an event, or for a moment: for changes without an event.
     pub async fn rest_for_change(&self, env: &Env, listener: EventListener) {
         select(Box::pin(env.sleep(MOMENT)), listener).await;
     }

@@ -147,7 +147,7 @@ fn formatting(config: &PoolConfig) -> Formatting<'_> {
     }
 }
 
-/// True if the next table takes the pool over as it is; otherwise it opens it anew.
+/// True if the next table takes the pool over unchanged; otherwise it opens it again.
 fn goes_on(pool: &Pool) -> bool {
     pool.mode() != Mode::Fail || pool.open_volumes().iter().any(|volume| volume.is_used())
 }
@@ -182,7 +182,7 @@ impl ThinPool {
         let _handover = self.user.handover().await;
         let pool = self.find_or_open(env).await?;
         self.set_up(env, &pool).await?;
-        // Not before: a pool that was opened in vain is nobody's.
+        // Only now: a pool whose setup failed has no table.
         *self.pool.lock() = Some(pool.clone());
         self.user.serve(&pool);
         pool.know_data();

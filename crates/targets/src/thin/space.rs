@@ -110,7 +110,7 @@ impl Pool {
             // the quarantine makes them free before it is over.
             let changed = self.open_volumes().iter().any(|volume| volume.is_changed());
             let quarantined = self.state.lock().quarantined > 0;
-            // Blocks that reactors keep for themselves are for whoever needs them.
+            // Blocks in the stocks of reactors are for the waiting writes.
             self.stocks.empty(&self.room, &self.metadata);
             if self.metadata.allocator().free() > 0 || !self.mode().provides() {
                 break;
@@ -127,8 +127,8 @@ impl Pool {
                 break;
             }
         }
-        // Whatever ended the search, the starving look again: they find a block or a gate, fail, or
-        // come back here.
+        // After the search, for any reason, the waiting writes look again: they find a block or a
+        // gate, fail, or return here.
         let starving = {
             let mut state = self.state.lock();
             state.seeking = false;
@@ -184,7 +184,7 @@ impl Pool {
         let (total, free) = (self.metadata.data_use().0, self.free_data());
         let used = total.saturating_sub(free);
         let metadata = self.metadata.metadata_use();
-        // What nobody can have counts as used, or a small device would be full before a warning.
+        // The reserve counts as used; otherwise a small device would be full before a warning.
         let kept = metadata.overhead + self.room.keep(&self.metadata, Purpose::Provide);
         let metadata_used = (metadata.used + kept).min(metadata.total);
         let metadata_free = metadata.total - metadata_used;

@@ -110,8 +110,8 @@ pub(super) fn of_fresh_volume() -> Report {
     Report::new(THIN_FIELDS, [Value::Gauge(0), Value::Absent])
 }
 
-/// How many blocks are mapped, and which is the highest, in sectors. Both are as the metadata has
-/// them, whatever that says.
+/// How many blocks are mapped, and which is the highest, in sectors. Both are taken from the
+/// metadata without a check.
 fn of_extent(mapped: u64, highest: Option<u64>, block: SectorCount) -> Report {
     let last = |highest: u64| highest.saturating_add(1).saturating_mul(block.0) - 1;
     let mapped = Value::Gauge(mapped.saturating_mul(block.0));

@@ -53,7 +53,8 @@ impl Room {
         Room { unit: AtomicU64::new(metadata.unit_cost(false)), granted: AtomicU64::new(0) }
     }
 
-    /// Prices changes anew: the pool is larger now, or begins to share.
+    /// Recomputes the metadata reservation of each change: the pool is larger now, or begins to
+    /// share.
     pub fn price(&self, metadata: &PoolMetadata, shares: bool) {
         assert!(!self.is_granted(), "what is granted has its price");
         self.unit.store(metadata.unit_cost(shares), Ordering::Release);
@@ -96,8 +97,8 @@ impl Room {
         metadata.unreserve(count * self.unit.load(Ordering::Acquire));
     }
 
-    /// True if a change would be granted now. It grants none, so that changes may be priced anew
-    /// meanwhile.
+    /// True if a change would be granted now. It grants none, so that reservations may be
+    /// recomputed in between.
     pub fn is_there(&self, metadata: &PoolMetadata, purpose: Purpose) -> bool {
         let unit = self.unit.load(Ordering::Acquire);
         let is_there = metadata.reserve(unit, self.keep(metadata, purpose));
@@ -192,7 +193,7 @@ impl Stocks {
     /// Gives everything back: data blocks to the allocator, rights to the room.
     pub fn empty(&self, room: &Room, metadata: &PoolMetadata) {
         for row in &self.0 {
-            // Under the lock: whoever finds a row empty finds its rights given back.
+            // Under the lock: a task that finds a row empty sees its reservation returned.
             let mut stock = row.0.lock();
             let Stock { blocks, changes } = std::mem::take(&mut *stock);
             room.give_back(metadata, changes);
@@ -209,7 +210,8 @@ impl Stocks {
 
 #[cfg(all(test, shuttle))]
 mod interleavings {
-    //! Tasks that look for room against one that prices it anew, under shuttle: see `interleaved`.
+    //! Tasks that reserve metadata against one that recomputes the reservations, under shuttle: see
+    //! `interleaved`.
 
     use std::sync::Arc;
 
@@ -252,7 +254,7 @@ mod interleavings {
     }
 
     #[test]
-    fn changes_are_priced_anew_while_others_look_for_room() {
+    fn reservations_are_recomputed_while_tasks_reserve() {
         let life = || {
             let parts = Parts::new();
             // Of a write that failed: the stock has rights.

@@ -80,9 +80,9 @@ impl Pool {
         (trimmed, Ok(()))
     }
 
-    /// Takes free blocks that nobody is to miss.
+    /// Takes free blocks, counted as in quarantine.
     fn withhold(&self, from: u64, most: u64) -> (Vec<DataRun>, Option<u64>) {
-        // Under the lock: whoever finds no block sees that some will come back.
+        // Under the lock: a writer that finds no block sees that some will come back.
         let mut state = self.state.lock();
         let (runs, next) = self.metadata.allocator().take_from(from, most);
         state.quarantined += runs.iter().map(|run| run.count).sum::<u64>();

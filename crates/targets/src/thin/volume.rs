@@ -23,7 +23,7 @@ pub(super) struct Volume {
     dirty: AtomicBool,
     /// Changes that a commit under way has frozen.
     frozen: AtomicBool,
-    /// Who is told if changes are lost.
+    /// The mapped devices whose failure counts rise if changes are lost.
     writers: Writers,
     /// Tables that serve it.
     users: AtomicUsize,
@@ -63,7 +63,7 @@ impl Volume {
         }
     }
 
-    /// The volume was snapshotted at `time`. Nobody looks: its gate is closed.
+    /// The volume was snapshotted at `time`. No request reads this now: its gate is closed.
     pub fn set_snapshotted(&self, time: u32) {
         self.snapshotted.store(time, Ordering::Release);
     }
@@ -123,7 +123,7 @@ impl Volume {
     /// Changes were rolled back: true if there were any, which are lost.
     pub fn lose(&self) -> bool {
         let loses = self.is_changed();
-        // Before the flags: whoever sees them cleared sees the loss.
+        // Before the flags: a task that sees them cleared sees the loss.
         if loses {
             self.writers.tell();
         }

@@ -169,7 +169,7 @@ struct State {
     mending: bool,
     /// When a write to a slot last ended.
     last_write: Time,
-    /// Insertions below this number are to be written back whatever the watermarks say.
+    /// Insertions below this number are written back, independent of the watermarks.
     drain_to: u64,
     /// The background task passed over a block because a write to it was in flight. The end of that
     /// write wakes the task.

@@ -116,7 +116,7 @@ pub(super) struct Pace {
     /// Writes so far, and how many there were when writeback first saw that many.
     writes: u64,
     seen: (u64, Time),
-    /// Bytes that writeback may copy beside writes to a quick origin, and beside writes around.
+    /// Bytes that writeback may copy while clients write: with a quick origin, and with any other.
     credit_quick: u64,
     credit: u64,
 }

@@ -178,7 +178,7 @@ fn after_any_cut_the_old_or_the_new_state_is_there_whole() {
 }
 
 #[test]
-fn the_alarm_rings_for_known_bugs() {
+fn the_power_cuts_detect_each_planted_bug() {
     for bug in [Bug::SuperblockBeforeFlush, Bug::ReuseBeforeCommit, Bug::ChangeInPlace] {
         plant(Some(bug));
         let caught = (0..400).any(|number| {

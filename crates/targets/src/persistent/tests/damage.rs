@@ -225,7 +225,7 @@ fn count_as_free(bytes: &mut [u8], bitmap: MetadataBlock, block: u64) {
 }
 
 #[test]
-fn a_mapped_block_that_counts_as_free_is_refused_and_given_to_nobody() {
+fn a_mapped_block_that_counts_as_free_is_refused_and_not_handed_out() {
     let mut bytes = image("thin", "snaps.meta");
     let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
     let device = bed.store.devices()[0].0;

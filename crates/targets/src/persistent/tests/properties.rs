@@ -263,7 +263,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 300, ..Default::default() })]
 
     #[test]
-    fn the_store_agrees_with_its_twin(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_store_agrees_with_its_reference_model(steps in prop::collection::vec(step(), 1..60)) {
         let mut twin = Twin::new(4096);
         steps.iter().for_each(|step| twin.step(step));
         twin.commit();

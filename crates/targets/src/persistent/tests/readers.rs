@@ -107,7 +107,7 @@ fn readers_get_leaves_of_one_durable_state_while_commits_run() {
 }
 
 #[test]
-fn the_alarm_rings_for_readers_that_do_not_look_twice() {
+fn the_test_detects_readers_that_do_not_look_twice() {
     plant(Some(Bug::ReadOnce));
     let caught = (0..200).any(|seed| {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| readers_beside_commits(seed)))

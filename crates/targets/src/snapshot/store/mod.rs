@@ -139,7 +139,7 @@ pub(super) struct Store {
     pub chunk: ChunkSize,
     persistent: bool,
     queue: Padded<Mutex<Queue>>,
-    /// Whoever holds it writes metadata.
+    /// Its holder is the only writer of metadata.
     pub metadata: Padded<AsyncMutex<Metadata>>,
     leading: Padded<Leading>,
     /// Records that are durable.
@@ -149,7 +149,7 @@ pub(super) struct Store {
 /// Who commits.
 #[derive(Default)]
 struct Leading {
-    /// Somebody leads.
+    /// There is a leader.
     taken: AtomicBool,
     /// The last commit was over before its reactor turned: waiting for the next is short.
     is_quick: AtomicBool,
@@ -176,7 +176,7 @@ impl Store {
         self.persistent
     }
 
-    /// As a new one. Nobody uses it.
+    /// Resets it to a new store. No task uses it.
     pub async fn reset(&self) {
         let next_free =
             if self.persistent { persistent::FIRST_FREE } else { transient::FIRST_FREE };
@@ -253,7 +253,7 @@ impl Store {
         layout.map_or(chunk + 1, |layout| layout.next_after(CowChunk(chunk)).0)
     }
 
-    /// S4. Behind it there may be a done batch now that nobody leads.
+    /// S4. After it there may be a done batch now without a leader.
     pub fn take_back(&self, batch: &Arc<Batch>) {
         let layout = self.layout();
         let [first, last] = [batch.records.first(), batch.records.last()]
@@ -289,25 +289,25 @@ impl Store {
         batches.iter().rev().for_each(|batch| queue.batches.push_front(batch.clone()));
     }
 
-    /// True if the head of the queue is done and nobody led: the caller leads from now on, until
-    /// he [stops](Store::stop_leading).
+    /// True if the head of the queue is done and there was no leader: the caller leads from now on,
+    /// until it [stops](Store::stop_leading).
     ///
-    /// Whoever has set a batch done asks, and whoever has stopped leading asks again: no done head
-    /// is left behind.
+    /// The owner that has set a batch done asks, and a leader that has stopped asks again: so no
+    /// done head stays without a leader.
     pub fn lead(&self) -> bool {
         let is_done = |batch: &Arc<Batch>| batch.done.load(Ordering::Acquire);
         let has_done = self.queue.0.lock().batches.front().is_some_and(is_done);
         has_done && !self.leading.0.taken.swap(true, Ordering::AcqRel)
     }
 
-    /// Lets somebody else lead, who perhaps commits `is_quick`ly too.
+    /// Lets another owner lead. `is_quick`: the last commit was quick, so the next may be too.
     pub fn stop_leading(&self, is_quick: bool) {
         self.leading.0.is_quick.store(is_quick, Ordering::Relaxed);
-        // Swapped, so that the caller sees what everybody did who found him leading.
+        // Swapped, so that the caller sees the changes of every owner that found it leading.
         self.leading.0.taken.swap(false, Ordering::AcqRel);
     }
 
-    /// True if somebody leads.
+    /// True if there is a leader.
     pub fn is_led(&self) -> bool {
         self.leading.0.taken.load(Ordering::Relaxed)
     }

@@ -174,7 +174,7 @@ impl Store {
         self.write_header(env, Header::fresh(self.chunk)).await
     }
 
-    /// Rewrites the header for good as invalid.
+    /// Rewrites the header permanently as invalid.
     pub async fn write_invalid(&self, env: &Env) -> Result<(), IoError> {
         self.write_header(env, Header::fresh(self.chunk).invalidated()).await
     }

@@ -54,7 +54,7 @@ fn moments(until_us: u64) -> impl Iterator<Item = Duration> {
 }
 
 #[test]
-fn a_copy_that_anybodys_failed_flush_dropped_is_made_again() {
+fn a_copy_is_made_again_if_another_users_failed_flush_dropped_it() {
     for moment in moments(400) {
         let bed = bed();
         bed.start("o", "write", |env| write_io(env, 16, 8, 200));
@@ -136,7 +136,7 @@ fn a_cow_device_that_never_flushes_ends_the_snapshot() {
 }
 
 #[test]
-fn what_was_written_in_place_is_told_to_each_client_once() {
+fn flush_fails_once_per_client_after_lost_writes_in_place() {
     let bed = bed();
     let (mut first, mut second) = (Client::of(&bed, "s"), Client::of(&bed, "s"));
     bed.write("s", 64, 8, 7).unwrap();
@@ -206,7 +206,7 @@ fn a_transient_snapshot_ends_by_a_failed_flush() {
 }
 
 #[test]
-fn a_loss_that_nobody_was_told_of_is_told_to_clients_of_the_store_opened_again() {
+fn an_unreported_loss_fails_the_first_flush_after_the_store_is_opened_again() {
     let bed = bed();
     bed.write("s", 64, 8, 7).unwrap();
     bed.remove("s");
@@ -233,7 +233,7 @@ fn to_merge() -> (Bed, Vec<u8>) {
 }
 
 #[test]
-fn a_run_that_anybodys_failed_flush_dropped_is_merged_again() {
+fn a_run_is_merged_again_if_another_users_failed_flush_dropped_it() {
     for moment in moments(800) {
         let (bed, content) = to_merge();
         bed.load("o", MERGE);

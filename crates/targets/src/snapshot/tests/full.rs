@@ -201,7 +201,7 @@ fn an_end_that_the_device_does_not_take_is_kept_elsewhere_before_the_origin_is_w
 }
 
 #[test]
-fn a_mark_that_nobody_keeps_is_tried_again() {
+fn an_end_that_is_recorded_nowhere_is_tried_again() {
     for shots in [1, 2, 9] {
         let bed = Bed::new(512, &[2048]);
         bed.load("s", "0 512 snapshot origin cow0 P 8");
@@ -230,7 +230,7 @@ fn unmarked() -> Bed {
 }
 
 #[test]
-fn a_mark_that_nobody_kept_is_tried_again_when_the_table_stops() {
+fn an_end_that_is_recorded_nowhere_is_tried_again_when_the_table_stops() {
     let bed = unmarked();
     bed.drive("cow0").faults().clear();
     bed.suspend("s", SuspendMode::Flush);
@@ -238,7 +238,7 @@ fn a_mark_that_nobody_kept_is_tried_again_when_the_table_stops() {
 }
 
 #[test]
-fn a_server_that_ends_with_a_mark_that_nobody_keeps_says_so() {
+fn a_server_that_ends_with_an_unrecorded_snapshot_end_says_so() {
     let bed = unmarked();
     bed.suspend("s", SuspendMode::Flush);
     bed.resume("s").unwrap();

@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn volumes_hold_what_the_naive_twin_holds(steps in collection::vec(step(), 1..60)) {
+    fn volumes_hold_what_the_reference_model_holds(steps in collection::vec(step(), 1..60)) {
         let mut twins = Twins::new();
         for step in steps {
             twins.act(step);

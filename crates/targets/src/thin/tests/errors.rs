@@ -51,7 +51,7 @@ fn space_that_comes_or_goes_does_not_undo_a_failed_commit() {
 }
 
 #[test]
-fn clients_of_every_volume_that_a_failed_commit_touched_are_told_once() {
+fn failed_commit_fails_one_flush_per_client_of_each_affected_volume() {
     for device in ["meta", "data"] {
         let bed = Bed::with_volume(256, 64, 8);
         for (name, id) in [("second", 1), ("third", 2)] {

@@ -76,7 +76,7 @@ fn what_waits_for_space_fails_with_the_pool() {
 }
 
 #[test]
-fn everybody_who_waits_for_space_fails_when_the_time_of_the_first_is_over() {
+fn all_waits_for_space_fail_when_the_first_times_out() {
     let bed = small("0 2 no_space_timeout 3");
     bed.write("thin", 0, 4 * BLOCK, 1).unwrap();
     bed.start("thin", "early", |env| write_io(env, 4 * BLOCK, 1, 2));
@@ -373,7 +373,7 @@ fn warnings_are_events() {
 }
 
 #[test]
-fn the_last_block_goes_on_to_who_waits_if_its_write_fails() {
+fn the_last_block_goes_to_a_waiting_write_if_its_first_write_fails() {
     let bed = small("0 2 no_space_timeout 3");
     bed.write("thin", 0, 3 * BLOCK, 1).unwrap();
     bed.drive("data").faults().add(Fault::error(OpSet::WRITES).shots(1));

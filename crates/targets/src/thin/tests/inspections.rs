@@ -81,7 +81,7 @@ fn an_id_that_no_volume_has_or_can_have_is_refused_by_its_number() {
 }
 
 #[test]
-fn who_looks_at_metadata_in_memory_lets_others_have_their_turn() {
+fn queries_of_cached_metadata_yield_to_other_tasks() {
     let bed = Bed::with_volume(128, 64, 32);
     bed.write("thin", 0, 10 * BLOCK, 1).unwrap();
     bed.message(&["create_snap", "1", "0"]).unwrap();

@@ -22,7 +22,7 @@ fn fail_commit(bed: &Bed) {
 }
 
 #[test]
-fn each_client_is_told_once_of_a_failed_commit_under_whatever_table_is_live() {
+fn flush_fails_once_per_client_after_a_failed_commit_under_any_table() {
     for reload in [false, true] {
         let bed = two();
         let clients = [bed.client("thin"), bed.client("thin")];
@@ -91,7 +91,7 @@ fn commit_maps_no_block_whose_data_a_flush_of_another_volume_lost() {
 }
 
 #[test]
-fn fua_write_that_anybodys_failed_flush_dropped_fails() {
+fn fua_write_fails_if_another_users_failed_flush_dropped_it() {
     let moments = || (0..500).step_by(25).map(Duration::from_micros);
     for (first, then) in moments().flat_map(|first| moments().map(move |then| (first, then))) {
         let bed = two();

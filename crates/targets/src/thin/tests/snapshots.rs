@@ -128,7 +128,7 @@ fn snapshots_survive_and_are_deleted() {
 }
 
 #[test]
-fn who_looks_at_a_table_that_has_ended_keeps_no_volume_from_being_deleted() {
+fn a_reference_to_a_closed_table_does_not_block_a_deletion() {
     let bed = shared();
     bed.flush("thin").unwrap();
     let again = bed.reopen_durable();

@@ -44,7 +44,7 @@ use cairn_block::TaskGroup;
 /// Most memory of one job.
 const JOB_BYTES: u64 = 1 << 20;
 
-/// Who wants chunks copied.
+/// The waiter of a want.
 #[derive(Clone)]
 pub(super) enum Wanter {
     /// A parked request, to be mapped again.
@@ -74,7 +74,7 @@ pub(super) struct Copying {
     tasks: Arc<TaskGroup>,
     until: Until,
     rows: Box<[Padded<Mutex<Vec<Want>>>]>,
-    /// What waits for room is handed back.
+    /// Requests that wait for room are handed back.
     hands_back: AtomicBool,
 }
 
@@ -89,12 +89,12 @@ impl Copying {
         self.hands_back.store(hands_back, Ordering::Release);
     }
 
-    /// True if nobody is to wait for room.
+    /// True if no request may wait for room.
     pub fn gives_up(&self, env: &Env) -> bool {
         self.hands_back.load(Ordering::Acquire) || env.is_ending()
     }
 
-    /// Copies what is missing in `only` (or every snapshot), then tells who wants it; he looks
+    /// Copies the missing chunks in `only` (or every snapshot), then wakes the wanter, which looks
     /// again.
     pub fn want(self: &Arc<Copying>, env: &Env, want: Want, only: Option<&Arc<Core>>) {
         let mut wants = self.rows[usize::from(env.reactor().0)].0.lock();
@@ -147,7 +147,7 @@ fn split(wants: Vec<Want>, chunk: SectorCount) -> Vec<(Vec<Want>, u64)> {
     jobs
 }
 
-/// What one snapshot gets of a job.
+/// The part of a job for one snapshot.
 struct Share {
     core: Arc<Core>,
     batch: Arc<Batch>,
@@ -223,7 +223,7 @@ impl Job {
         }
     }
 
-    /// What waited for room goes back to where it came from; tasks look again, and see that.
+    /// Requests that waited for room go back to their devices. Tasks look again, and see that.
     fn hand_back_wanters(&self, env: &Env, parked: &mut [bool]) {
         // A suspend that is called off meanwhile fails nothing either.
         let fails = env.is_ending() && !self.copying.hands_back.load(Ordering::Acquire);
@@ -241,13 +241,13 @@ impl Job {
         }
     }
 
-    /// Who is not waiting for somebody else's copy looks again.
+    /// Wakes the wanters that do not wait for another job's copy.
     fn tell_wanters(&self, env: &Env, parked: &[bool]) {
         let free = self.wants.iter().zip(parked).filter(|(_, parked)| !**parked);
         wake(env, free.map(|(want, _)| Waiter::from(want.by.clone())).collect());
     }
 
-    /// There is no room for what writes to a snapshot want; nobody else has to do with them.
+    /// There is no room for the writes to a snapshot: these fail, and no other request does.
     fn refuse_wanters(&self, env: &Env, parked: &mut [bool]) {
         for (want, parked) in self.wants.iter().zip(parked) {
             match want.by {
@@ -260,7 +260,7 @@ impl Job {
         }
     }
 
-    /// Claims what is missing in a snapshot, and allocates.
+    /// Claims the missing chunks of a snapshot, and allocates.
     async fn take_share(
         &mut self,
         env: &Env,
@@ -286,7 +286,7 @@ impl Job {
         Some(Share { core, batch: batch?, failed: None, copied: false, _in_use: in_use })
     }
 
-    /// The chunks that nobody else copies, in order.
+    /// The chunks that no other job copies, in order.
     fn claim(&self, core: &Core, parked: &mut [bool]) -> Vec<u64> {
         let mut mine: Vec<u64> = Vec::new();
         for (want, parked) in self.wants.iter().zip(parked) {

@@ -31,7 +31,7 @@ use crate::args::Device;
 use crate::epochs::Epochs;
 use crate::shared_core::SharedCore;
 
-/// How a snapshot is.
+/// The condition of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Condition {
     /// Serving.
@@ -52,7 +52,7 @@ pub(super) enum Condition {
 /// Why a transient snapshot ends (C3 of `losses`).
 pub(super) const LOST: &str = "a flush failed: what it holds may be lost";
 
-/// What a stop says of a snapshot that ended where nothing could be written.
+/// The error of a stop for a snapshot whose end could not be recorded anywhere.
 const UNTOLD_END: &str = "snapshot: it ended, and its header could not be written: its content \
                           must not be trusted, though it looks valid: remove it";
 
@@ -66,7 +66,7 @@ pub(super) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 const MARK_ATTEMPTS: u32 = 3;
 const MARK_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often who waits for room looks.
+/// How often a job that waits for room checks for it.
 const ROOM_LOOK: Duration = Duration::from_millis(20);
 /// Most jobs that wait for room; another one ends the snapshot.
 const ROOM_WAITS_MAX: u32 = 1024;
@@ -95,11 +95,11 @@ pub(super) struct Core {
     /// Writes that find no room overflow the snapshot instead of ending it.
     overflows: AtomicBool,
     condition: AtomicU8,
-    /// While it was closed, something of the origin changed that it lacks.
+    /// While it was closed, a chunk of the origin changed that it has no copy of.
     missed: AtomicBool,
-    /// It ended, and its device does not say so.
+    /// It ended, and its device does not record that.
     unmarked: AtomicBool,
-    /// Nor does its loss_log.
+    /// Its loss log does not record it either.
     untold: AtomicBool,
     ended: Mutex<Arc<Bell>>,
     events: Mutex<Events>,
@@ -125,7 +125,7 @@ pub(super) struct Parts {
     pub events: Events,
 }
 
-/// What the table that serves a core says.
+/// The options that the serving table sets.
 pub(super) struct Terms {
     /// The snapshot's end on the mapped device.
     pub end: Sector,
@@ -133,7 +133,7 @@ pub(super) struct Terms {
     pub overflows: bool,
     /// When to announce that the store fills up.
     pub fill_mark_percent: Option<u64>,
-    /// Whom to tell.
+    /// The events to raise.
     pub events: Events,
     /// Where to count acknowledged writes that are lost.
     pub failures: Arc<FailureCount>,
@@ -141,7 +141,7 @@ pub(super) struct Terms {
     pub wait_for_room: Duration,
 }
 
-/// What became of a wait for room.
+/// The result of a wait for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
     /// There is room, or the snapshot has ended: the waiter looks again.
@@ -202,8 +202,8 @@ impl Core {
         }
     }
 
-    /// What a table that begins to serve the snapshot says about it. An overflow ends if there is
-    /// room now: the store grew.
+    /// Applies the options of a table that begins to serve the snapshot. An overflow ends if there
+    /// is room now, because the store grew.
     pub fn serve(&self, terms: &Terms) {
         self.end_sector.store(terms.end.0, Ordering::Release);
         self.overflows.store(terms.overflows, Ordering::Release);
@@ -349,7 +349,7 @@ impl Core {
         });
         let others = self.waits_for_room.fetch_add(1, Ordering::AcqRel);
         let waited = loop {
-            // Where the system does not tell the size, it is as before.
+            // If the system does not report the size, it is unchanged.
             let _ = self.cow().refresh();
             if self.store.has_room() || !self.is_readable() {
                 break Waited::Over;
@@ -382,7 +382,7 @@ impl Core {
         true
     }
 
-    /// Ends the snapshot: on return its end is durable, as far as anybody can keep it (see
+    /// Ends the snapshot. On return its end is durable, if any place could record it (see
     /// [`Core::mark`]), and the origin may be written.
     pub async fn invalidate(self: &Arc<Core>, env: &Env, why: &str) {
         let _in_use = self.enter();
@@ -390,7 +390,7 @@ impl Core {
         self.finish_end(env, first, why).await;
     }
 
-    /// Nothing is committed any more. True for the first, who has to finish the end.
+    /// Nothing is committed any more. True for the first caller, which must finish the end.
     fn begin_end(&self) -> bool {
         let before = self.condition.fetch_max(Condition::Ending as u8, Ordering::AcqRel);
         before < Condition::Ending as u8
@@ -413,8 +413,8 @@ impl Core {
         self.events.lock().raise();
     }
 
-    /// Has the end durable: in the header, or kept by the loss log of the volume. Without either,
-    /// the header is tried again; then the origin is more important.
+    /// Makes the end durable: in the header, or in the loss log of the volume. If both fail, the
+    /// header is tried again; after that the origin is written nevertheless.
     async fn mark(&self, env: &Env) {
         for attempt in 1..=MARK_ATTEMPTS {
             if self.try_to_mark(env).await {
@@ -432,7 +432,7 @@ impl Core {
     async fn try_to_mark(&self, env: &Env) -> bool {
         let (named, events) = (self.named(), self.events.lock().clone());
         // No other task writes metadata during this.
-        let _ledger = self.store.metadata.0.lock().await;
+        let _metadata = self.store.metadata.0.lock().await;
         let Err(error) = self.store.write_invalid(env).await else {
             self.unmarked.store(false, Ordering::Release);
             self.untold.store(false, Ordering::Release);
@@ -456,10 +456,10 @@ impl Core {
         self.unmarked.load(Ordering::Acquire)
     }
 
-    /// Its table stops. If nothing said that the snapshot ended, this is the time to try again.
+    /// Its table stops. If the end of the snapshot is not recorded yet, this tries again.
     ///
     /// # Errors
-    /// The server ends, and what starts next finds a snapshot that looks valid.
+    /// The server ends, and the next one will find a snapshot that looks valid.
     pub async fn mark_at_the_stop(self: &Arc<Core>, env: &Env) -> Result<(), ConfigError> {
         let _in_use = self.enter();
         let is_untold = self.untold.load(Ordering::Acquire);
@@ -483,7 +483,7 @@ impl Core {
         self.losses.reset(self.cow().as_ref());
     }
 
-    /// It was opened again: from now on it is as any other.
+    /// It was opened again: from now on it is a normal snapshot.
     pub fn revive(&self) {
         *self.ended.lock() = Arc::default();
         self.condition.store(Condition::Valid as u8, Ordering::Release);
@@ -496,15 +496,15 @@ impl Core {
         first == end || matches!(kept.as_slice(), [run] if *run == (first..end))
     }
 
-    /// While it is closed a range of the origin is about to change.
+    /// Records that a range of the origin is about to change while the snapshot is closed.
     pub fn note_missed(&self, range: SectorRange) {
         if !self.has_all(range) {
             self.missed.store(true, Ordering::Release);
         }
     }
 
-    /// True if something changed while it was closed that it lacks. Asked when the kin know that
-    /// it is closed no more.
+    /// True if a chunk changed while it was closed of which it has no copy. Called after the kin
+    /// know that it is open again.
     pub fn has_missed(&self) -> bool {
         self.missed.swap(false, Ordering::AcqRel)
     }
@@ -545,7 +545,7 @@ impl Core {
                 looks -= 1;
                 yield_once().await;
             } else {
-                // Who leads, or the owner of the first batch that is not done, commits this one.
+                // The leader, or the owner of the first batch that is not done, commits this one.
                 batch.wait_news().await;
             }
         };
@@ -561,7 +561,7 @@ impl Core {
         let mut metadata = self.store.metadata.0.lock().await;
         let batches = self.store.take_done();
         if batches.is_empty() {
-            // Who led before took them, between the look at the queue and the right to lead.
+            // The former leader took them, between the look at the queue and the start of this one.
             drop(metadata);
             return self.store.stop_leading(self.store.is_quick());
         }
@@ -619,7 +619,8 @@ impl Core {
         batch.end(Err(NO_SPACE));
     }
 
-    /// What others did while the caller committed does not hold him up.
+    /// Commits the batches that became done in the meantime, in a task, so that the caller need not
+    /// wait.
     fn commit_the_rest(self: &Arc<Core>, env: &Env) {
         if !self.store.lead() {
             return;
@@ -677,7 +678,7 @@ impl Core {
     pub async fn fail(self: &Arc<Core>, env: &Env, batch: &Arc<Batch>, failed: Failed) -> IoResult {
         if failed.no_space && batch.until == Until::Published {
             self.give_back(env, batch);
-            // It may have held up others.
+            // Later batches may have waited for it.
             self.commit_the_rest(env);
             return Err(NO_SPACE);
         }

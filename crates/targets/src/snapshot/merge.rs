@@ -96,7 +96,7 @@ pub struct Merge {
     stopping: AtomicBool,
     running: AtomicBool,
     failed: AtomicBool,
-    /// A step whose records are perhaps gone, but not its exceptions.
+    /// A step whose records may be cleared, while its exceptions still exist.
     stuck: Mutex<Option<Step>>,
 }
 
@@ -231,8 +231,8 @@ impl Merge {
         self.running.store(false, Ordering::Release);
     }
 
-    /// True if some of these chunks can't be written. Asked after their exceptions were found: who
-    /// finds them after a step that failed sees what that left.
+    /// True if some of these chunks can't be written. Called after their exceptions were found: a
+    /// request that finds them after a failed step sees the state that the step left.
     fn is_stuck(&self, chunks: Range<u64>) -> bool {
         let stuck = self.stuck.lock();
         stuck.as_ref().is_some_and(|step| step.old < chunks.end && chunks.start < step.end())
@@ -320,9 +320,8 @@ impl Merge {
         if clear_first { self.copy_durably(env, from, range).await } else { Ok(()) }
     }
 
-    /// Copies a run home until it is durable there (M2): a flush that failed, ours or somebody
-    /// else's since the first write, may have dropped what was copied, and the COW device still
-    /// has it.
+    /// Copies a run to the origin until it is durable there (M2). A flush that failed since the
+    /// first write, by any user, may have dropped the copy; the COW device still has the data.
     async fn copy_durably(
         &self,
         env: &Env,
@@ -457,7 +456,7 @@ impl Target for Merge {
         Box::pin(self.attachment.pause(env))
     }
 
-    // What clients wrote to the origin, it may have lost; of the COW device see the core.
+    // Client writes to the origin may be lost by it. For the COW device see the core.
 
     fn failures(&self) -> u64 {
         self.side.device.disk.failures()

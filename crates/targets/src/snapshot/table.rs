@@ -38,7 +38,7 @@ const PAGE_CHUNKS: u64 = PAGE_GROUPS * CHUNKS;
 /// Stripes of the readers' counters; a group lies in one.
 pub(super) const STRIPES: usize = 64;
 
-/// Who waits for a chunk.
+/// A waiter for a chunk.
 pub(super) enum Waiter {
     /// A parked request, to be mapped again.
     Request(RequestId),
@@ -54,7 +54,7 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// Wakes who waits, now and later.
+    /// Wakes the waiter, also one that waits later.
     pub fn ring(&self) {
         self.rung.store(true, Ordering::Release);
         self.event.notify(usize::MAX);
@@ -115,7 +115,7 @@ pub(super) struct Run {
     pub count: u64,
 }
 
-/// What a write to the snapshot finds.
+/// The verdict on a write to the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WritePlan {
     /// Exceptions: overwrite these chunks of the COW device.
@@ -139,7 +139,7 @@ pub(super) enum Claim {
     Busy,
 }
 
-/// What a write to the origin finds in one snapshot.
+/// The verdict on a write to the origin, for one snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OriginPlan {
     /// Every chunk has a settled exception.

@@ -52,13 +52,13 @@ struct Frozen {
     changes: Vec<Change>,
 }
 
-/// What a commit takes.
+/// The changes that a commit takes.
 #[derive(Default)]
 struct Batch {
     frozen: Vec<Frozen>,
     /// How many changes were made, counting each of a block.
     made: u64,
-    /// Data blocks that were mapped and let go within one commit: the store never hears of them.
+    /// Data blocks that were mapped and freed within one commit; the store never sees them.
     passing: Vec<u64>,
     /// Data blocks that a client discarded.
     discarded: Vec<u64>,
@@ -76,7 +76,7 @@ impl Batch {
     }
 }
 
-/// What is left of the changes of one volume: for each block the last.
+/// Reduces the changes of one volume to the last one of each block.
 fn settle(mut changes: Vec<Change>, batch: &mut Batch) -> Vec<Change> {
     // Stable: the changes of one block stay in their order.
     changes.sort_by_key(|change| change.block);
@@ -94,7 +94,7 @@ fn settle(mut changes: Vec<Change>, batch: &mut Batch) -> Vec<Change> {
             _ => settled.push(change),
         }
     }
-    // What came and went is unknown to the store.
+    // The store does not know mappings that were made and removed since.
     settled.retain(|change| change.old.is_some() || change.mapping.is_some());
     settled
 }
@@ -165,7 +165,7 @@ impl Pool {
         ticket.wait().await
     }
 
-    /// Has `waiter` told the result of a commit that covers everything done before.
+    /// Adds a waiter for a commit that covers every change made before.
     pub fn join_commit(&self, env: &Env, waiter: Waiter) {
         let mut state = self.state.lock();
         state.commits.join(waiter);
@@ -201,8 +201,8 @@ impl Pool {
                 self.numbers.end(number);
                 self.note_highest(env, &batch).await;
                 let Batch { frozen, made, passing, discarded } = batch;
-                // Before the changes count as durable: who looks for free blocks finds them in one
-                // place or the other.
+                // Before the changes count as durable: a task that looks for free blocks finds them
+                // in one place or the other.
                 self.quarantine(env, freed, passing, discarded);
                 frozen.iter().for_each(|frozen| frozen.volume.thaw());
                 self.room.give_back(&self.metadata, made);
@@ -264,13 +264,13 @@ impl Pool {
             if unmapped.is_none_or(|change| Some(change.block) < known) {
                 volume.set_highest(known);
             } else if let Ok(highest) = self.metadata.highest(env, volume.id).await {
-                // It is for the status line only, so that an error is no matter.
+                // Only the status line uses it, so an error is ignored.
                 volume.set_highest(highest);
             }
         }
     }
 
-    /// Step 3: what the store freed, and what it never heard of.
+    /// Step 3: the blocks that the store freed, and those that it never saw.
     fn quarantine(
         &self,
         env: &Env,
@@ -308,11 +308,11 @@ impl Pool {
         }
         let both = freed.iter().flat_map(|run| run.blocks()).map(|block| block.0);
         let both = both.filter(|block| discarded.binary_search(block).is_ok());
-        // It is advice: what comes of it is the data device's affair.
+        // A discard is advice: an error is ignored.
         let _ = self.discard_runs(env, &DataRun::join(both)).await;
     }
 
-    /// Back to the last durable state: nothing changes any more.
+    /// Rolls back to the last durable state. No change is possible after it.
     pub async fn roll_back(&self, env: &Env, error: &MetadataError) {
         tracing::error!("{}: commit failed: {error}", self.name());
         self.lower_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
@@ -320,7 +320,8 @@ impl Pool {
         let aborted = self.metadata.abort(env, !is_end, &self.name()).await;
         let mut lost = Vec::new();
         for volume in self.open_volumes() {
-            // Its details are as they were, or cannot be read: then it is not served either.
+            // Its details are the durable ones. If they cannot be read, the volume is not served
+            // either.
             let details = self.metadata.details(volume.id);
             let mapped = details.map_or(0, |details| details.mapped_blocks);
             volume.map.roll_back(mapped);
@@ -329,7 +330,7 @@ impl Pool {
             if volume.lose() {
                 lost.push(volume.id);
             }
-            // Last: a FUA write to what was rolled back meets a change, and fails.
+            // Last: a FUA write to a block that was rolled back meets a change, and fails.
             volume.map.settle();
         }
         self.note_loss(error, lost);
@@ -341,7 +342,7 @@ impl Pool {
         }
     }
 
-    /// What follows from the room that there is now.
+    /// Acts on the free space after a commit.
     fn after_commit(&self) {
         self.forget_unused();
         self.metadata_came();
@@ -349,7 +350,7 @@ impl Pool {
         self.changed.notify(usize::MAX);
     }
 
-    /// Starts what commits now and then without being asked.
+    /// Starts the background task that commits periodically.
     pub fn start_keeper(&self, env: &Env) {
         self.state.lock().stopping = false;
         self.spawn(env, async |pool, env| {
@@ -378,7 +379,7 @@ impl Pool {
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
         if self.can_commit() {
-            // A failure is kept for the verb (L5), and told to who flushes.
+            // A failure is kept for the verb (L5), and reported to clients at their flushes.
             let _ = self.commit(env).await;
         }
         self.tasks.idle().await;

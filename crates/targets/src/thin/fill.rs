@@ -41,11 +41,11 @@ struct Fill {
     rest: Rest,
 }
 
-/// What the rest of a block is.
+/// The content of the rest of a block.
 #[derive(Clone)]
 enum Rest {
     Zeros,
-    /// It does not matter.
+    /// Any content will do.
     Anything,
     /// A run of a disk from here on, of so many sectors; zeros after it.
     Of {
@@ -116,7 +116,8 @@ fn rest_of(
 impl Fill {
     async fn run(self, env: &Env) {
         if canary::planted(Bug::MapBeforeFill) {
-            // The wrong order: it could be committed, and read, before it is there.
+            // The wrong order (a planted bug): the mapping could be committed, and the block read,
+            // before its data is there.
             let _ = self.attachment.finish_fill(env, self.block, Ok(()));
             env.sleep(std::time::Duration::from_micros(500)).await;
             let filled = self.write_whole(env).await;

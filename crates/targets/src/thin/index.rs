@@ -45,7 +45,7 @@ pub(super) struct Cell {
     waiters: Vec<RequestId>,
 }
 
-/// What lies at a block, and at how many after it alike.
+/// The state of a block, and how many blocks after it continue it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Run {
     /// Not known: the group must be loaded.
@@ -69,7 +69,7 @@ pub(super) struct Shard {
     changed_in: u64,
 }
 
-/// When a change happened.
+/// The time of a change, as a commit number.
 #[derive(Clone, Copy)]
 pub(super) struct Stamp {
     /// When the commit of this number is durable, so is the change (N1 in `commit`).
@@ -88,7 +88,7 @@ impl Shard {
         }
     }
 
-    /// What lies at `block`; looks at most `max` blocks far, and never beyond its group.
+    /// The run that begins at `block`: at most `max` blocks, and never beyond its group.
     pub fn run(&mut self, block: u64, max: u64, snapshotted: u32) -> Run {
         let Some(group) = self.groups.use_one(block / GROUP_BLOCKS) else { return Run::Absent };
         let mut entries = group.from(block, max);
@@ -137,7 +137,7 @@ impl Shard {
         })
     }
 
-    /// Has `request` wait for the cell that holds `block`.
+    /// Parks `request` until the cell that holds `block` ends.
     pub fn wait_for_cell(&mut self, block: u64, request: RequestId) {
         let holds = |cell: &&mut Cell| (cell.block..cell.block + cell.count).contains(&block);
         let cell = self.cells.iter_mut().find(holds).expect("the caller found one");
@@ -150,7 +150,7 @@ impl Shard {
         self.cells.push(Cell { block, count, data, waiters: Vec::new() });
     }
 
-    /// Ends the cell that begins at `block`: where its data is, and who waited.
+    /// Ends the cell that begins at `block`; returns it and its waiters.
     pub fn release(&mut self, block: u64) -> (Cell, Vec<RequestId>) {
         let at = self.cells.iter().position(|cell| cell.block == block);
         let mut cell = self.cells.swap_remove(at.expect("M3: its holder ends a cell, once"));
@@ -158,7 +158,7 @@ impl Shard {
         (cell, waiters)
     }
 
-    /// Changes what a block of a loaded group is; answers what it was.
+    /// Changes the mapping of a block of a loaded group; returns the former one.
     pub fn change(
         &mut self,
         block: u64,
@@ -245,9 +245,9 @@ impl VolumeMap {
         self.shards[(block / GROUP_BLOCKS % SHARDS) as usize].lock()
     }
 
-    /// Has the processor fetch the entry of a block, if the index is larger than its caches.
+    /// Prefetches the entry of a block, if the index is larger than the processor's caches.
     pub fn prefetch(&self, block: u64) {
-        // What a cache holds anyway is not worth a second look.
+        // A small index is in the cache anyway.
         if self.arena.is_vast() {
             self.shard(block).groups.fetch(block);
         }
@@ -316,8 +316,8 @@ impl VolumeMap {
         self.shards().filter_map(|shard| shard.groups.last_mapped()).max()
     }
 
-    /// Forgets everything but the cells: the metadata was rolled back, and has so many blocks
-    /// mapped.
+    /// Drops everything except the cells: the metadata was rolled back, and now maps this many
+    /// blocks.
     pub fn roll_back(&self, mapped: u64) {
         for mut shard in self.shards() {
             shard.groups.clear();

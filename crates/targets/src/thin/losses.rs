@@ -45,20 +45,20 @@ impl Loss {
     }
 }
 
-/// What a pool knows of losses.
+/// The state of a pool's losses.
 pub(super) struct Losses {
     /// L1.
     known: AtomicU64,
-    /// A task looks whether `known` may follow.
+    /// A task checks whether `known` may follow.
     looking: AtomicBool,
     /// The last one.
     last: Mutex<Option<Loss>>,
-    /// No suspend has told of it.
+    /// No suspend has reported it.
     untold: AtomicBool,
 }
 
 impl Losses {
-    /// None; the data device has failed so often.
+    /// No losses. `failures` is the data device's failure count.
     pub fn new(failures: u64) -> Losses {
         Losses {
             known: AtomicU64::new(failures),
@@ -81,7 +81,7 @@ impl Pool {
         self.losses.known.store(self.data_disk().failures(), Ordering::Release);
     }
 
-    /// If the data device failed, a task sees whether anything depends on it (L2).
+    /// If the data device failed, starts a task that checks whether anything depends on it (L2).
     pub fn look_at_data(&self, env: &Env) {
         if !self.has_data_failed() || self.losses.looking.swap(true, Ordering::AcqRel) {
             return;
@@ -89,7 +89,7 @@ impl Pool {
         self.spawn(env, async |pool, _env| {
             let failures = pool.data_disk().failures();
             pool.epochs.quiesce(0).await;
-            // What began before is mapped by now, or never will be.
+            // Writes that began before are mapped by now, or never will be.
             if !pool.open_volumes().iter().any(|volume| volume.is_changed()) {
                 pool.losses.known.store(failures, Ordering::Release);
             }
@@ -167,7 +167,7 @@ impl Writers {
         }
     }
 
-    /// What they wrote may be lost.
+    /// Their writes may be lost: raises their failure counts.
     pub fn tell(&self) {
         self.0.lock().iter().for_each(|failures| failures.raise());
     }

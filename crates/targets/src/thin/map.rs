@@ -48,7 +48,7 @@ impl TargetType for ThinType {
         let parsed = ThinConfig::parse(&ctor);
         Box::pin(async move {
             let config = parsed?;
-            // What is live may tell now what the resume would.
+            // If the pool is live, this refuses now what the resume would refuse.
             pool_of(&config, false)?;
             refuse_own_pool(&config)?;
             let failures = ctor.failures.clone();
@@ -58,7 +58,7 @@ impl TargetType for ThinType {
     }
 }
 
-/// The pool that a line names; none if there is none yet and that is no matter.
+/// The pool that a line names; `None` if it does not exist yet and `must` is not set.
 fn pool_of(config: &ThinConfig, must: bool) -> Result<Option<Arc<Pool>>, ConfigError> {
     let device = config.pool.disk.mapped().expect("the parser looked");
     let wrong = |kind, found: &str, expected: &str| {
@@ -122,7 +122,7 @@ fn committing(pool: &Pool) -> u64 {
     pool.data_disk().failures() << 32 | COMMITS
 }
 
-/// What becomes of a request on a block that is in no cell.
+/// The locked shard of a block that is in no cell.
 type Locked<'v> = MutexGuard<'v, Shard>;
 
 impl Thin {
@@ -164,7 +164,7 @@ impl Thin {
         place: &Place,
     ) -> Verdict<'a> {
         let (attachment, group) = (self.attachment(), place.block / GROUP_BLOCKS);
-        // What lies in other groups goes its own way.
+        // The parts in other groups are mapped separately.
         let in_group = GROUP_BLOCKS - place.block % GROUP_BLOCKS;
         request.accept(place.head(place.blocks.min(in_group)));
         let must_load = shard.wait_for_group(group, Some(request.id()));
@@ -322,8 +322,8 @@ impl Thin {
         self.fill(env, request, shard, place, None, count.min(in_group))
     }
 
-    /// Zeros need nothing, or nothing more: the write is done, except that with FUA it is as
-    /// durable as any.
+    /// Ends a zero write that needs no further work. With FUA it completes after the changes that
+    /// it depends on are durable.
     fn end_elided<'a>(
         &'a self,
         env: &Env,
@@ -333,7 +333,7 @@ impl Thin {
         count: u64,
     ) -> Verdict<'a> {
         let attachment = self.attachment();
-        // A block may be a hole because of a removal that is not durable.
+        // The block may be a hole because of an unmap that is not durable.
         let commits = request.is_fua()
             && shard.is_dirty(attachment.pool.durable())
             && !canary::planted(Bug::ElideWithoutCommit);
@@ -429,7 +429,8 @@ impl Thin {
         if attachment.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
-        // What was rolled back is not changed any more: then the failure count tells (L4).
+        // A volume that was rolled back has no change: then the failure count reports the loss
+        // (L4).
         if attachment.volume.is_changed() {
             attachment.pool.join_commit(env, Waiter::Request(request.id()));
             return Verdict::Queued;
@@ -485,7 +486,7 @@ fn alike(attachment: &Attachment, request: &Request, place: &Place) -> Alike {
 }
 
 impl Thin {
-    /// Releases whole mapped blocks that are written with zeros, if that is wanted and can be done
+    /// Unmaps whole mapped blocks that are written with zeros, if that is enabled and can be done
     /// at once.
     fn released(
         &self,
@@ -504,7 +505,7 @@ impl Thin {
         if kept || whole == 0 || !is_hole_zeros || !pool.mode().is_writable() {
             return Released::None(count);
         }
-        // What is no whole block of zeros goes the usual way, as far as it is no zeros.
+        // The rest is written as usual, up to the next zeros.
         let zeros = whole.min(alike.count);
         if !alike.zeros {
             return Released::None(if zeros < whole { zeros } else { count });
@@ -610,7 +611,7 @@ impl Target for Thin {
     }
 
     fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
-        // Not when the last who looks at the table lets go of it.
+        // Not at the drop of the last reference to the table.
         self.attached().inspect(|attachment| attachment.leave());
         Box::pin(std::future::ready(Ok(())))
     }
@@ -685,7 +686,8 @@ impl Thin {
         let run = loop {
             let run = {
                 let mut shard = attachment.volume.map.shard(place.block);
-                // What a failed pool rolled back is neither data nor a hole: reads fail too.
+                // A block that a failed pool rolled back is neither data nor a hole: reads of it
+                // fail too.
                 if attachment.pool.mode() == Mode::Fail {
                     return Err(IoError::IO);
                 }

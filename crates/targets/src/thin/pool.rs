@@ -38,7 +38,7 @@ const MOMENT: Duration = Duration::from_millis(5);
 /// How often a task tries to have a group loaded before it gives up.
 const LOAD_ATTEMPTS: u32 = 3;
 
-/// What a pool can do now, from all to nothing.
+/// The mode of a pool: what it can do now, from everything to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Mode {
@@ -93,7 +93,7 @@ pub(super) struct State {
     pub commits: GroupCommit,
     /// Requests at a closed gate.
     pub at_gate: Vec<Parked>,
-    /// Writes that wait for a data block.
+    /// Writes that wait for a data block; `space` wakes them.
     pub starving: Vec<Parked>,
     /// Requests that wait for room in the metadata, which a commit makes.
     pub crowded: Vec<Parked>,
@@ -103,11 +103,11 @@ pub(super) struct State {
     pub making_room: bool,
     /// Data blocks that are free in the metadata and not allocatable yet.
     pub quarantined: u64,
-    /// Waiting for space has lasted too long: writes fail until there is some.
+    /// Waiting for space has timed out: writes fail until there is some.
     pub impatient: bool,
     pub options: Options,
     pub low_water_blocks: u64,
-    /// Warnings that were given and are not to be given again before things got better.
+    /// Warnings that were given, and are not repeated until the condition has cleared.
     pub warned: [bool; 4],
     pub stopping: bool,
     pub events: Events,
@@ -130,7 +130,7 @@ pub(super) struct Pool {
     pub volumes: Mutex<BTreeMap<DeviceId, Arc<Volume>>>,
     /// Held while a message changes the set of volumes, and while one is opened.
     pub verb_lock: futures_util::lock::Mutex<()>,
-    /// Something happened that a task may wait for.
+    /// Notified at every change that a task may wait for.
     pub changed: Event,
     mode: AtomicU8,
     closed: AtomicBool,
@@ -202,7 +202,7 @@ impl Pool {
         })
     }
 
-    /// Itself, to keep.
+    /// A counted reference to itself.
     pub fn arc(&self) -> Arc<Pool> {
         self.me.upgrade().expect("a pool that is called is alive")
     }
@@ -238,13 +238,13 @@ impl Pool {
         self.skip_zeroing.load(Ordering::Relaxed)
     }
 
-    /// Zeros may be left out: what is not mapped reads as zeros, and under this table goes on to
-    /// when a part of its block is written. Where new blocks are not zeroed, zeros are data.
+    /// True if zero writes may be elided: unmapped blocks read as zeros, also in a block that is
+    /// later written in part. Where new blocks are not zeroed, zeros are data.
     pub fn elides_zeroes(&self) -> bool {
         !self.skips_zeroing()
     }
 
-    /// Zeros that clients write are looked for.
+    /// True if client writes are checked for zeros.
     pub fn detects_zeroes(&self) -> bool {
         self.detect.load(Ordering::Relaxed) && self.elides_zeroes()
     }
@@ -367,7 +367,7 @@ impl Pool {
         self.closed.store(true, Ordering::Release);
         let volumes: Vec<_> = self.volumes.lock().values().cloned().collect();
         for volume in volumes {
-            // Who holds a shard's lock now may have looked before.
+            // The holder of a shard's lock may have looked before the gate closed.
             volume.map.shards().for_each(drop);
         }
         self.epochs.quiesce(0).await;
@@ -384,7 +384,7 @@ impl Pool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Has everybody at a gate look again.
+    /// Maps the requests at the gates again.
     pub fn let_in(&self, env: &Env) {
         let waiting = std::mem::take(&mut self.state.lock().at_gate);
         waiting.into_iter().for_each(|parked| env.remap(parked.id));
@@ -453,7 +453,7 @@ impl Pool {
         let is_unused =
             |_: &DeviceId, volume: &mut Arc<Volume>| !volume.is_used() && !volume.is_changed();
         let unused: Vec<_> = self.volumes.lock().extract_if(.., is_unused).collect();
-        // A table may hold it still, and the arena has room for so many groups.
+        // A table may still have a reference to it, while the arena's space is limited.
         unused.iter().for_each(|(_, volume)| volume.map.roll_back(0));
     }
 
@@ -507,7 +507,7 @@ impl Pool {
             for (number, own) in groups.groups {
                 let current = || self.metadata.is_current(groups.generation);
                 let ended = volume.map.end_load(number, &own, current, self.durable());
-                // A commit came in between: what was read may be of the past.
+                // A commit came in between: the groups that were read may be outdated.
                 let Some(ended) = ended else { break };
                 waiters.extend(ended);
                 if number == wanted {

@@ -31,7 +31,7 @@ pub(super) fn metadata_low_watermark(total: u64) -> u64 {
 
 impl Pool {
     /// Parks a write that needs a data block. It is mapped again when there may be one, or when
-    /// waiting is of no use.
+    /// waiting is pointless.
     pub fn starve(&self, env: &Env, parked: Parked) {
         let mut state = self.state.lock();
         state.starving.push(parked);
@@ -48,8 +48,8 @@ impl Pool {
         state.options.error_if_full || state.impatient
     }
 
-    /// Parks a request that needs room in the metadata. It is mapped again when there is some, or
-    /// when waiting is of no use.
+    /// Parks a request that needs free metadata. It is mapped again when there is some, or when
+    /// waiting is pointless.
     pub fn crowd(&self, env: &Env, parked: Parked) {
         let mut state = self.state.lock();
         state.crowded.push(parked);
@@ -60,7 +60,7 @@ impl Pool {
         self.spawn(env, async |pool, env| pool.make_room(env).await);
     }
 
-    /// Commits until there is room in the metadata, or it is known that there is none.
+    /// Commits until there is free metadata, or until it is certain that there is none.
     async fn make_room(&self, env: &Env) {
         while self.mode().provides() && !self.has_room(Purpose::Provide) {
             let listener = self.changed.listen();
@@ -101,13 +101,13 @@ impl Pool {
         self.room.is_there(&self.metadata, purpose)
     }
 
-    /// Looks for data blocks until there are some, or it is known that there are none.
+    /// Looks for data blocks until there are some, or until it is certain that there are none.
     async fn seek(&self, env: &Env) {
         loop {
             let listener = self.changed.listen();
-            // Looked at in the order that freed blocks pass through, so that none slips by: a
-            // commit counts those it freed as in quarantine before its changes are durable, and
-            // the quarantine makes them free before it is over.
+            // Checked in the order in which freed blocks move, so that none is missed: a commit
+            // counts its freed blocks as in quarantine before its changes are durable, and the
+            // quarantine frees them before it ends.
             let changed = self.open_volumes().iter().any(|volume| volume.is_changed());
             let quarantined = self.state.lock().quarantined > 0;
             // Blocks in the stocks of reactors are for the waiting writes.
@@ -174,7 +174,7 @@ impl Pool {
             let why = "there are free data blocks again";
             self.turn_mode(Mode::OutOfData, Mode::Write, why);
         }
-        // Who looks for blocks hears of it, and wakes the starving.
+        // The task that looks for blocks sees this, and wakes the waiting writes.
         self.changed.notify(usize::MAX);
         self.look_at_marks();
     }

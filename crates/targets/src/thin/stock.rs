@@ -40,7 +40,8 @@ pub(super) enum Purpose {
     Delete,
 }
 
-/// The right to make changes: each has the metadata blocks promised that it takes at most.
+/// The right to make changes: for each change the most metadata blocks that it can take are
+/// reserved.
 pub(super) struct Room {
     /// Metadata blocks per change. Changes only while nothing is granted.
     unit: AtomicU64,
@@ -155,7 +156,7 @@ impl Stocks {
         }
         if stock.blocks.is_empty() {
             let from = metadata.allocator();
-            // When little is left, no reactor sits on it.
+            // When few blocks are left, reactors keep none in stock.
             let share = from.free() / (4 * self.0.len() as u64);
             stock.blocks = from.take(REFILL_BLOCKS.min(share).max(most));
             stock.blocks.reverse();
@@ -246,7 +247,7 @@ mod interleavings {
             Arc::new(parts.expect("the drive is sound"))
         }
 
-        /// As a task that looks for room or for data blocks.
+        /// Behaves like a task that reserves metadata or data blocks.
         fn look(&self) {
             self.stocks.empty(&self.room, &self.metadata);
             assert!(self.room.is_there(&self.metadata, Purpose::Provide));

@@ -40,7 +40,7 @@ pub(super) use persistent::{LoadError, Loaded, Metadata, TailPiece};
 /// How often the data of a batch is written again.
 const LOSSES_MAX: u32 = 3;
 
-/// What is remembered of the copies between an allocation and its commit.
+/// The copies between an allocation and its commit.
 pub(super) struct Batch {
     /// In the order of allocation.
     pub records: Vec<Record>,
@@ -55,7 +55,7 @@ pub(super) struct Batch {
     changed: Event,
 }
 
-/// What became of a batch.
+/// The result of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// The commit ended.
@@ -87,12 +87,12 @@ impl Batch {
         self.done.store(true, Ordering::Release);
     }
 
-    /// True if what it wrote is there, as far as the failure count tells.
+    /// True if its data is not lost, according to the failure count.
     pub fn is_whole(&self, failures: u64) -> bool {
         self.failures.load(Ordering::Acquire) == failures
     }
 
-    /// Its data may be lost, not for the first time perhaps; false if that was too often.
+    /// Its data may be lost, perhaps again. False if that was too often.
     fn lose(&self) -> bool {
         self.done.store(false, Ordering::Release);
         self.losses.fetch_add(1, Ordering::AcqRel) < LOSSES_MAX
@@ -104,7 +104,7 @@ impl Batch {
         self.changed.notify(usize::MAX);
     }
 
-    /// What became of it since its data was written.
+    /// Its result since its data was written.
     pub fn news(&self) -> Option<News> {
         let ended = self.result.get().copied().map(News::Ended);
         ended.or_else(|| self.lost.load(Ordering::Acquire).then_some(News::Lost))
@@ -183,12 +183,12 @@ impl Store {
         self.take_over(Loaded { next_free, records: 0, metadata: Metadata::default() }).await;
     }
 
-    /// Where everything lies on the device as large as it is now.
+    /// The layout of the device at its current size.
     pub fn layout(&self) -> Option<Layout> {
         Layout::new(self.chunk, self.cow.disk.sectors().0).ok()
     }
 
-    /// Takes over what was read from the device.
+    /// Installs the state that was read from the device.
     pub async fn take_over(&self, loaded: Loaded) {
         {
             let mut queue = self.queue.0.lock();
@@ -199,15 +199,15 @@ impl Store {
         *self.metadata.0.lock().await = loaded.metadata;
     }
 
-    /// Chunks for `old`, as many as there is room for. None: there is no room for one. The data
-    /// is written afterwards.
+    /// Allocates chunks for `old`, as many as there is room for. `None` if there is no room for
+    /// one. The data is written afterwards.
     pub fn allocate(&self, old: &[u64], until: Until) -> Option<Arc<Batch>> {
         let whole = self.allocate_now(old, until, true);
         if whole.is_some() {
             return whole;
         }
-        // A store on a file may have grown; who is short of room looks once more. Where the system
-        // does not tell the size, it is as before.
+        // A store on a file may have grown: its size is read again. If the system does not report
+        // the size, it is unchanged.
         let _ = self.cow.disk.refresh();
         self.allocate_now(old, until, false)
     }
@@ -271,7 +271,7 @@ impl Store {
     /// S3: batches that the leader took go back to their places, to be written again. False if
     /// one of them was lost too often; then they stay with the leader.
     pub fn put_back_lost(&self, batches: &[Arc<Batch>]) -> bool {
-        // Each is asked.
+        // `count` visits every batch.
         if batches.iter().filter(|batch| !batch.lose()).count() > 0 {
             return false;
         }

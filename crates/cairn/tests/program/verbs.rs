@@ -71,7 +71,7 @@ fn messages_reach_the_target_and_their_refusal_the_caller() {
     let lines: Vec<_> = ran.err.lines().collect();
     assert!(lines[0].starts_with("cairn: vm: message: found 'frob', expected one of "), "{ran:?}");
     assert_eq!(lines[1], "cairn: vm: sector: found 2048, expected one below 2048");
-    assert!(lines[2].starts_with("cairn: nope: volume: found none"), "{ran:?}");
+    assert!(lines[2].starts_with("cairn: nope: there is no volume of this name"), "{ran:?}");
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn second_open_of_a_locked_file_is_busy() {
     let first = scratch.try_open(false).unwrap();
     for read_only in [false, true] {
         let line = refused(scratch.try_open(read_only), ConfigKind::Busy);
-        assert!(line.starts_with(scratch.path()) && line.contains("another program"), "{line}");
+        assert!(line.starts_with(scratch.path()) && line.contains("another process"), "{line}");
     }
     drop(first);
     scratch.try_open(false).unwrap();

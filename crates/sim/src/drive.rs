@@ -770,7 +770,7 @@ impl Disk for SimDrive {
             }
             Err(error) => Err(CopyError::Read(error)),
         };
-        // After a power cut the caller gets no answer: it then waits for a request that never ends.
+        // After a power cut nothing is returned: the caller then copies by requests, which never end.
         (!mechanics.is_powerless()).then_some(copied)
     }
 

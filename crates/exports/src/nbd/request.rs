@@ -10,7 +10,7 @@
 //!
 //! Promises: a [`Command`] carries only ranges that are not empty, lie inside the export, and are
 //! aligned if the client knows the block sizes; a flag set in it was offered to the client.
-//! Must never: look at a payload or at a volume.
+//! Must never: read a payload or use a volume.
 
 use thiserror::Error;
 use zerocopy::FromBytes;
@@ -36,7 +36,7 @@ pub struct Terms {
     pub structured_replies: bool,
     /// Whether the client selected any metadata context.
     pub has_contexts: bool,
-    /// Alignment demanded, in bytes; 1 if the client never heard of block sizes.
+    /// Required alignment in bytes; 1 if the client did not ask for block sizes.
     pub alignment: u32,
     /// Longest payload of a read or a write, in bytes.
     pub payload_bytes_max: u32,

@@ -196,7 +196,7 @@ impl Superblock {
         })
     }
 
-    /// Refuses to let this metadata be written by somebody who does not know a feature of it.
+    /// Refuses writing if the metadata has a feature that forbids it to programs without it.
     ///
     /// # Errors
     /// [`Error::UnknownFeature`] for any compat_ro flag.

@@ -1,4 +1,4 @@
-//! The golden thin pools, for the tests that look at them.
+//! The golden thin pools, for the tests that use them.
 
 use cairn_format::thin::{BLOCK_BYTES, Block, MetadataBlock, block};
 

@@ -121,7 +121,9 @@ impl<'a> Life<'a> {
         let world = self.world();
         match self.open_and_judge(&world) {
             Ok(_) => Ok(world),
-            Err(Early::Ended | Early::Refused) => unreachable!("nobody planned an end or a fault"),
+            Err(Early::Ended | Early::Refused) => {
+                unreachable!("no end and no fault is planned here")
+            }
             Err(Early::Failed(text)) => Err(format!("{when}: {text}")),
         }
     }

@@ -29,7 +29,7 @@ pub(super) fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>, tolerate:
             let suspended = device.suspend(&env, modes[env.random_below(2) as usize]).await;
             let excused = || tolerate || drives.iter().any(|drive| drive.faults().injected() > 0);
             if let Err(lost) = suspended {
-                assert!(excused(), "nobody planted an error: {lost}");
+                assert!(excused(), "an error that was not planted: {lost}");
             }
             env.sleep(Duration::from_micros(env.random_below(1000))).await;
             resume_or_end(&env, device, &drives, tolerate).await;
@@ -57,7 +57,7 @@ pub async fn resume_or_end(
             Err(refused) => Err((false, refused)),
         };
         let Err((live, error)) = resumed_whole else { return };
-        assert!(excused(), "nobody planted an error: {error}");
+        assert!(excused(), "an error that was not planted: {error}");
         if live {
             return;
         }

@@ -103,7 +103,7 @@ fn nothing_happens_after_a_power_cut() {
         }
     });
     assert_eq!(stopped, Err::<(), _>(Stopped::PowerCut));
-    assert_eq!(writes.get(), 3, "the fourth was done, but nobody heard of it");
+    assert_eq!(writes.get(), 3, "the fourth was done, but its request did not complete");
     assert!(!world.step());
 }
 

@@ -20,7 +20,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use crate::claims::{Book, ClaimKind, Clash, Entry, Holder, Place, Use, clash_within};
+use crate::claims::{ClaimKind, Clash, Entry, Holder, Place, Register, Use, clash_within};
 use crate::device::MappedDevice;
 use crate::disk::Disk;
 use crate::error::{ConfigError, ConfigKind};
@@ -92,7 +92,7 @@ pub(crate) struct Claims(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    book: Book,
+    register: Register,
     /// The tables that stand behind a holder's entries: the live one, for a while the one before.
     tables: HashMap<u32, Vec<Weak<Table>>>,
 }
@@ -186,7 +186,7 @@ impl<'a> Tracer<'a> {
 impl State {
     /// Those whose ways lead through a device, with their entries if it had another table.
     fn above(&self, id: u32, table: &Table) -> Vec<(u32, Vec<Entry>)> {
-        let users = self.book.users(Place::Volume(id)).filter(|(user, _)| user.id != id);
+        let users = self.register.users(Place::Volume(id)).filter(|(user, _)| user.id != id);
         let mut users: Vec<&Holder> = users.map(|(user, _)| user).collect();
         users.dedup();
         let anew = |user: &Holder| {
@@ -194,7 +194,7 @@ impl State {
             let tables = tables.filter_map(Weak::upgrade);
             let traced = tables.flat_map(|own| Tracer::trace(user, &own, Some((id, table))));
             // What it has handed over it does not get back.
-            let has = |entry: &Entry| self.book.has(user.id, entry.root, entry.how);
+            let has = |entry: &Entry| self.register.has(user.id, entry.root, entry.how);
             (user.id, traced.filter(has).collect())
         };
         users.into_iter().map(anew).collect()
@@ -207,7 +207,7 @@ impl State {
         if let Some(clash) = clash_within(holder, &new) {
             return Err(Box::new(clash));
         }
-        let mut wanted: Vec<Entry> = self.book.kept(holder.id).cloned().collect();
+        let mut wanted: Vec<Entry> = self.register.kept(holder.id).cloned().collect();
         wanted.retain(|entry| !new.contains(entry));
         wanted.extend(new);
         Ok(wanted)
@@ -224,7 +224,7 @@ impl Claims {
         let id = device.id().0;
         let above = state.above(id, table);
         let wanted = state.wanted(device, table).map_err(|clash| refusal(&clash))?;
-        let replaced = state.book.replace(device.holder(), wanted, above);
+        let replaced = state.register.replace(device.holder(), wanted, above);
         replaced.map_err(|clash| refusal(&clash))?;
         let tables = state.tables.entry(id).or_default();
         if !tables.iter().any(|own| std::ptr::eq(own.as_ptr(), Arc::as_ptr(table))) {
@@ -241,7 +241,7 @@ impl Claims {
         let state = self.0.lock();
         let above = state.above(device.id().0, table);
         let wanted = state.wanted(device, table).map_err(|clash| refusal(&clash))?;
-        let checked = state.book.check_all(device.holder(), &wanted, &above);
+        let checked = state.register.check_all(device.holder(), &wanted, &above);
         checked.map(drop).map_err(|clash| refusal(&clash))
     }
 
@@ -249,26 +249,26 @@ impl Claims {
     pub fn settle(&self, device: &MappedDevice, table: &Arc<Table>) {
         let mut state = self.0.lock();
         let entries = Tracer::trace(device.holder(), table, None);
-        state.book.set(device.id().0, entries);
+        state.register.set(device.id().0, entries);
         state.tables.insert(device.id().0, vec![Arc::downgrade(table)]);
     }
 
     /// The device is suspended.
     pub fn rest(&self, device: &MappedDevice) {
-        self.0.lock().book.rest(device.id().0);
+        self.0.lock().register.rest(device.id().0);
     }
 
     /// The device has ended.
     pub fn release(&self, device: &MappedDevice) {
         let mut state = self.0.lock();
-        state.book.release(device.id().0);
+        state.register.release(device.id().0);
         state.tables.remove(&device.id().0);
     }
 
     /// Who claims a device.
     pub fn claimants(&self, device: &MappedDevice) -> Vec<Claimant> {
         let state = self.0.lock();
-        let users = state.book.users(Place::Volume(device.id().0));
+        let users = state.register.users(Place::Volume(device.id().0));
         let others = users.filter(|(user, _)| user.id != device.id().0);
         let claims = others.filter_map(|(user, entry)| match entry.how {
             Use::Claim(kind, role) => {

@@ -101,7 +101,7 @@ struct Held {
 
 /// Everybody's entries.
 #[derive(Default)]
-pub(crate) struct Book {
+pub(crate) struct Register {
     held: HashMap<u32, Held>,
     /// Who has entries at a place.
     users: HashMap<Place, Vec<u32>>,
@@ -132,7 +132,7 @@ impl Entry {
     }
 }
 
-/// What becomes of an entry that is in the book when another one overlaps it.
+/// What becomes of an entry that is in the register when another one overlaps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meeting {
     Peace,
@@ -176,7 +176,7 @@ pub(crate) fn clash_within(asker: &Holder, entries: &[Entry]) -> Option<Clash> {
     None
 }
 
-impl Book {
+impl Register {
     /// True if `entries` could be a live holder's, as far as the others are concerned. `moving`
     /// are holders whose entries are being replaced too.
     fn check(
@@ -241,7 +241,7 @@ impl Book {
         let mut moving: Vec<u32> = above.iter().map(|(id, _)| *id).collect();
         moving.push(asker.id);
         let mut handed = self.check(asker, entries, &moving)?;
-        let mut arrived = Book::default();
+        let mut arrived = Register::default();
         arrived.enter(asker, true, entries);
         for (id, entries) in above {
             let user = &self.held[id];

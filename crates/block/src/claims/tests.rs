@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, prop_assert_eq, proptest};
 
-use super::{Book, ClaimKind, Entry, Holder, Place, Use, clash_within};
+use super::{ClaimKind, Entry, Holder, Place, Register, Use, clash_within};
 use crate::units::{Sector, SectorCount, SectorRange};
 
 const OWN: Use = Use::Claim(ClaimKind::Own, "cache device");
@@ -31,9 +31,9 @@ fn through(entry: Entry, root: usize, families: &[&str]) -> Entry {
 
 /// Whether b may come to a, which is there.
 fn meet(a: Entry, b: Entry) -> bool {
-    let mut book = Book::default();
-    book.replace(&holder(1, "a"), vec![a], Vec::new()).unwrap();
-    book.replace(&holder(2, "b"), vec![b], Vec::new()).is_ok()
+    let mut register = Register::default();
+    register.replace(&holder(1, "a"), vec![a], Vec::new()).unwrap();
+    register.replace(&holder(2, "b"), vec![b], Vec::new()).is_ok()
 }
 
 #[test]
@@ -78,58 +78,58 @@ fn a_volume_beneath_writes_for_the_one_above() {
 
 #[test]
 fn a_suspended_owner_keeps_its_claim_and_a_suspended_writer_none() {
-    let mut book = Book::default();
-    book.replace(&holder(1, "a"), vec![entry(OWN, 0, 0, 8)], Vec::new()).unwrap();
-    book.replace(&holder(2, "b"), vec![entry(Use::Writer, 1, 0, 8)], Vec::new()).unwrap();
-    book.rest(1);
-    book.rest(2);
+    let mut register = Register::default();
+    register.replace(&holder(1, "a"), vec![entry(OWN, 0, 0, 8)], Vec::new()).unwrap();
+    register.replace(&holder(2, "b"), vec![entry(Use::Writer, 1, 0, 8)], Vec::new()).unwrap();
+    register.rest(1);
+    register.rest(2);
     let wants = |place| vec![entry(OWN, place, 4, 8)];
-    let clash = book.replace(&holder(3, "c"), wants(0), Vec::new()).unwrap_err();
+    let clash = register.replace(&holder(3, "c"), wants(0), Vec::new()).unwrap_err();
     assert_eq!((clash.asker.id, clash.owner.id), (3, 1));
-    book.replace(&holder(3, "c"), wants(1), Vec::new()).unwrap();
+    register.replace(&holder(3, "c"), wants(1), Vec::new()).unwrap();
     let again = vec![entry(Use::Writer, 1, 0, 8)];
-    assert!(book.replace(&holder(2, "b"), again, Vec::new()).is_err(), "it asks at its resume");
-    book.release(1);
-    book.replace(&holder(4, "d"), wants(0), Vec::new()).unwrap();
+    assert!(register.replace(&holder(2, "b"), again, Vec::new()).is_err(), "it asks at its resume");
+    register.release(1);
+    register.replace(&holder(4, "d"), wants(0), Vec::new()).unwrap();
 }
 
 #[test]
 fn a_suspended_part_hands_its_claim_to_another_part() {
-    let mut book = Book::default();
+    let mut register = Register::default();
     let claim = || vec![entry(OWN, 0, 0, 8)];
-    book.replace(&holder(1, "v"), claim(), Vec::new()).unwrap();
-    assert!(book.replace(&holder(2, "v"), claim(), Vec::new()).is_err(), "it is live");
-    book.rest(1);
-    book.replace(&holder(2, "v"), claim(), Vec::new()).unwrap();
-    assert!(book.replace(&holder(1, "v"), claim(), Vec::new()).is_err(), "it was handed over");
-    assert!(book.replace(&holder(3, "w"), claim(), Vec::new()).is_err());
+    register.replace(&holder(1, "v"), claim(), Vec::new()).unwrap();
+    assert!(register.replace(&holder(2, "v"), claim(), Vec::new()).is_err(), "it is live");
+    register.rest(1);
+    register.replace(&holder(2, "v"), claim(), Vec::new()).unwrap();
+    assert!(register.replace(&holder(1, "v"), claim(), Vec::new()).is_err(), "it was handed over");
+    assert!(register.replace(&holder(3, "w"), claim(), Vec::new()).is_err());
 }
 
 #[test]
 fn a_suspended_store_goes_to_the_next_who_serves_it() {
-    let mut book = Book::default();
+    let mut register = Register::default();
     let store = |how| vec![entry(how, 0, 0, 8)];
-    book.replace(&holder(1, "a"), store(HANDED), Vec::new()).unwrap();
-    book.rest(1);
-    assert!(book.replace(&holder(2, "b"), store(OWN), Vec::new()).is_err());
-    book.replace(&holder(2, "b"), store(HANDED), Vec::new()).unwrap();
-    assert!(book.replace(&holder(1, "a"), store(HANDED), Vec::new()).is_err());
+    register.replace(&holder(1, "a"), store(HANDED), Vec::new()).unwrap();
+    register.rest(1);
+    assert!(register.replace(&holder(2, "b"), store(OWN), Vec::new()).is_err());
+    register.replace(&holder(2, "b"), store(HANDED), Vec::new()).unwrap();
+    assert!(register.replace(&holder(1, "a"), store(HANDED), Vec::new()).is_err());
 }
 
 #[test]
 fn claims_above_a_volume_follow_its_new_table_or_refuse_it() {
-    let mut book = Book::default();
+    let mut register = Register::default();
     let led = |place| through(entry(OWN, place, 0, 8), 7, &["lower"]);
     let lower = |place| vec![entry(Use::Writer, place, 0, 8)];
-    book.replace(&holder(1, "lower"), lower(0), Vec::new()).unwrap();
-    book.replace(&holder(2, "pool"), vec![led(0)], Vec::new()).unwrap();
-    book.replace(&holder(3, "other"), vec![entry(OWN, 1, 0, 8)], Vec::new()).unwrap();
-    let refused = book.replace(&holder(1, "lower"), lower(1), vec![(2, vec![led(1)])]);
+    register.replace(&holder(1, "lower"), lower(0), Vec::new()).unwrap();
+    register.replace(&holder(2, "pool"), vec![led(0)], Vec::new()).unwrap();
+    register.replace(&holder(3, "other"), vec![entry(OWN, 1, 0, 8)], Vec::new()).unwrap();
+    let refused = register.replace(&holder(1, "lower"), lower(1), vec![(2, vec![led(1)])]);
     assert_eq!(refused.unwrap_err().owner.id, 3);
-    assert_eq!(book.users(Place::Disk(0)).count(), 2, "L2");
-    book.replace(&holder(1, "lower"), lower(2), vec![(2, vec![led(2)])]).unwrap();
-    assert_eq!(book.users(Place::Disk(0)).count(), 0);
-    assert!(book.replace(&holder(4, "d"), vec![entry(READ, 2, 0, 1)], Vec::new()).is_err());
+    assert_eq!(register.users(Place::Disk(0)).count(), 2, "L2");
+    register.replace(&holder(1, "lower"), lower(2), vec![(2, vec![led(2)])]).unwrap();
+    assert_eq!(register.users(Place::Disk(0)).count(), 0);
+    assert!(register.replace(&holder(4, "d"), vec![entry(READ, 2, 0, 1)], Vec::new()).is_err());
 }
 
 #[test]
@@ -253,28 +253,28 @@ proptest! {
 
     #[test]
     fn the_register_decides_as_its_reference_model(steps in prop::collection::vec(steps(), 1..40)) {
-        let (mut book, mut twin) = (Book::default(), Twin::default());
+        let (mut register, mut twin) = (Register::default(), Twin::default());
         for step in steps {
             match step {
                 Step::Take(id, entries) => {
                     let me = of_family(id);
-                    let checked = book.check_all(&me, &entries, &[]).is_ok();
-                    let taken = book.replace(&me, entries.clone(), Vec::new()).is_ok();
+                    let checked = register.check_all(&me, &entries, &[]).is_ok();
+                    let taken = register.replace(&me, entries.clone(), Vec::new()).is_ok();
                     prop_assert_eq!(checked, taken);
                     prop_assert_eq!(taken, twin.take(&me, &entries), "{:?}", entries);
                 }
                 Step::Rest(id) => {
-                    book.rest(id);
+                    register.rest(id);
                     twin.live.entry(id).and_modify(|(_, live)| *live = false);
                 }
                 Step::Release(id) => {
-                    book.release(id);
+                    register.release(id);
                     twin.release(id);
                 }
             }
             for place in [Place::Disk(0), Place::Disk(1)] {
                 for sector in 0..SECTORS {
-                    let here = book.users(place);
+                    let here = register.users(place);
                     let here = here.filter(|(_, entry)| entry.range.contains(Sector(sector)));
                     let uses = here.map(|(user, entry)| (user.id, format!("{entry:?}"))).collect();
                     prop_assert_eq!(sorted(uses), twin.uses(place, sector));

@@ -116,7 +116,7 @@ async fn run(env: &Env, core: &Arc<Core>, covers: Vec<Cover>) {
     }
 }
 
-/// Writes and commits; again if what was written may be lost: the requests still have it.
+/// Writes and commits. Repeats this if the data may be lost: the requests still have it.
 async fn keep(env: &Env, core: &Arc<Core>, covers: &[Cover], batch: &Arc<Batch>) -> IoResult {
     loop {
         if let Err(error) = write(env, core, covers, &batch.records).await {
@@ -130,7 +130,7 @@ async fn keep(env: &Env, core: &Arc<Core>, covers: &[Cover], batch: &Arc<Batch>)
     }
 }
 
-/// Writes what is to be in the chunks, as far as there are chunks.
+/// Writes the data of the chunks for which there are COW chunks.
 async fn write(
     env: &Env,
     core: &Core,

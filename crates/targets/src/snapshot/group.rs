@@ -16,7 +16,7 @@ use super::table::{OriginPlan, Run, Until, Waiter};
 /// Chunks of a group.
 pub(super) const CHUNKS: u64 = 64;
 
-/// Who waits for what in a group, in the order they came.
+/// The waiters of a group with what they wait for, in order of arrival.
 #[derive(Default)]
 struct Waiting(Vec<(u64, Until, Waiter)>);
 
@@ -128,19 +128,19 @@ impl Group {
         }
     }
 
-    /// The chunk is pending no more. Adds who waited to `waiters`.
+    /// The chunk is no longer pending. Adds its waiters to `waiters`.
     pub fn end(&mut self, at: u64, waiters: &mut Vec<Waiter>) {
         self.pending &= !(1 << at);
         self.take_waiters(waiters, |chunk, _until| chunk == at);
     }
 
-    /// Nothing is pending any more. Adds who waited to `waiters`.
+    /// No chunk is pending any more. Adds all waiters to `waiters`.
     pub fn end_all(&mut self, waiters: &mut Vec<Waiter>) {
         self.pending = 0;
         self.take_waiters(waiters, |_chunk, _until| true);
     }
 
-    /// Adds who waited for a chunk to be published to `waiters`.
+    /// Adds those that waited for a chunk to be published to `waiters`.
     pub fn tell_published(&mut self, at: u64, waiters: &mut Vec<Waiter>) {
         self.take_waiters(waiters, |chunk, until| chunk == at && until == Until::Published);
     }

@@ -24,7 +24,7 @@ use cairn_block::{
 
 use crate::args::Device;
 
-/// What is known of the failures of a COW device.
+/// The state of a COW device's failures.
 pub(super) struct Losses {
     /// A client wrote where there was an exception, and no suspend flushed it (C2).
     in_place: AtomicBool,
@@ -45,13 +45,13 @@ impl Losses {
         Losses { in_place: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
-    /// Forgets what was written.
+    /// Starts over: no write in place is outstanding, and earlier failures count as seen.
     pub fn reset(&self, cow: &dyn Disk) {
         self.in_place.store(false, Ordering::Release);
         self.state.lock().seen = cow.failures();
     }
 
-    /// From now on `own` counts what clients lose.
+    /// From now on `own` counts the losses of clients.
     pub fn count_on(&self, own: &Arc<FailureCount>) {
         self.state.lock().own = own.clone();
     }
@@ -66,7 +66,7 @@ impl Losses {
     /// Counts failures that concern clients (C2), before a flush of theirs ends. True if there
     /// were failures since the last look.
     pub fn look(&self, cow: &dyn Disk) -> bool {
-        // Held while the count is raised: who finds nothing new finds it raised.
+        // Held while the count is raised: a caller that finds nothing new finds it raised.
         let mut state = self.state.lock();
         let count = cow.failures();
         if state.seen == count {
@@ -96,7 +96,7 @@ impl Losses {
         self.in_place.load(Ordering::Acquire)
     }
 
-    /// Makes durable what clients wrote in place; no request is under way.
+    /// Makes client writes in place durable; no request is in flight.
     ///
     /// # Errors
     /// It may be lost.

@@ -132,7 +132,8 @@ impl Snapshot {
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (core, place) = (self.core(), self.place(request));
         let epoch = core.readers.announce(env.reactor(), stripe_of(place.chunk));
-        // Announced first, so that who ends the snapshot waits for this read, or is seen here.
+        // Announced first, so that the task that ends the snapshot waits for this read, or this
+        // read sees the end.
         if !core.is_readable() {
             core.readers.leave(env.reactor(), epoch);
             return Verdict::Failed(IoError::IO);
@@ -198,7 +199,7 @@ impl Snapshot {
         Verdict::Queued
     }
 
-    /// What was written to a snapshot that ended is lost: its flushes fail, as reads and writes do.
+    /// Writes to a snapshot that ended are lost: its flushes fail, as reads and writes do.
     fn map_flush<'a>(&'a self, request: &mut Request) -> Verdict<'a> {
         if !self.core().is_readable() {
             return Verdict::Failed(IoError::IO);
@@ -292,8 +293,8 @@ impl Target for Snapshot {
         vec![self.attachment.config.origin.disk.clone(), self.attachment.config.cow.disk.clone()]
     }
 
-    // Those of the COW device are made good, or counted by the core; what the origin loses
-    // concerns who writes the origin.
+    // Failures of the COW device are repaired, or counted by the core. Losses of the origin concern
+    // the writers of the origin.
 
     fn failures(&self) -> u64 {
         0

@@ -95,7 +95,7 @@ impl OriginSide {
         }
     }
 
-    /// Has every snapshot keep a range that a task is about to change.
+    /// Copies a range for every snapshot before a task changes it.
     ///
     /// # Errors
     /// The server ends, or no caller is to wait.

@@ -32,12 +32,12 @@ pub(super) struct Attachment {
     pub pool: Arc<Pool>,
     pub volume: Arc<Volume>,
     pub origin: Option<Origin>,
-    /// What of the data device's failures the table passes on.
+    /// The failures of the data device that the table passes on.
     pub passed_on: PassedOn,
     /// The mapped device's own failure count.
     failures: Arc<FailureCount>,
     attachment: u64,
-    /// What would wait is handed back to the device, which is being suspended.
+    /// Requests that would wait are handed back to the device, which is being suspended.
     handing_back: AtomicBool,
     /// The table serves no more, and does not block a deletion of the volume.
     left: AtomicBool,
@@ -122,7 +122,7 @@ impl Attachment {
         }
     }
 
-    /// From now on what would wait is handed back, and what waits is.
+    /// From now on requests that would wait are handed back, and so are those that wait already.
     pub fn hand_back(&self, env: &Env) {
         self.handing_back.store(true, Ordering::Release);
         self.pool.hand_back(env, self.attachment);

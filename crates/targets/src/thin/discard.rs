@@ -86,7 +86,7 @@ impl Attachment {
             let group = block / GROUP_BLOCKS;
             let group_end = ((group + 1) * GROUP_BLOCKS).min(end);
             next = self.discard_in_group(env, block, group_end).await?;
-            // What is in memory is done without waiting: others have their turn between groups.
+            // Loaded groups are handled without waiting, with a yield between groups.
             yield_once().await;
         }
         Ok(())

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, GROUP_BLOCKS, Spot};
 
-/// The groups of a volume are spread over so many shards: those of one are that far apart.
+/// The number of shards of a volume's groups: the groups of one shard are this far apart.
 pub(super) const SHARDS: u64 = 64;
 
 const PAGE_GROUPS: usize = 64;

@@ -28,7 +28,7 @@ pub const MESSAGES: &[&str] = &[
     "detect_zeroes",
 ];
 
-/// What a message asks for.
+/// A parsed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     CreateThin(DeviceId),
@@ -105,7 +105,7 @@ pub(super) fn not_serving(words: &[&str]) -> MessageError {
     MessageError::Busy(format!("{}: the table of the pool is not live", words.join(" ")))
 }
 
-/// What the store refused, with the errno that the kernel gives.
+/// The store's refusal, with the errno that the kernel gives.
 fn refused(error: &MetadataError) -> MessageError {
     if let MetadataError::InUse(_) | MetadataError::Metadata(Error::Held(_)) = error {
         return MessageError::Busy(format!("{error} (EBUSY)"));
@@ -274,7 +274,7 @@ impl Pool {
             let mut working = self.metadata.working().await;
             working.create_snapshot(origin, id)?;
             let time = working.time();
-            // Before anybody sees the snapshot: what is mapped from now on is not in it.
+            // Before any request sees the snapshot: blocks mapped from now on are not in it.
             self.time.store(time, Ordering::Release);
             if let Some(volume) = volume {
                 volume.set_snapshotted(time);

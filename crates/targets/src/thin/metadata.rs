@@ -20,7 +20,7 @@ const ROUNDS_BESIDE_COMMITS: usize = 4;
 /// Leaves that are read ahead when one is needed.
 const LEAVES_AHEAD: usize = 3;
 
-/// What a status line tells of the superblock.
+/// The superblock's fields for a status line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     pub transaction_id: u64,
@@ -57,7 +57,7 @@ pub(super) enum MetadataError {
     /// A flush of the data device by another user, after new blocks were written.
     #[error("data device: a flush failed after new blocks were written, whose data may be lost")]
     DataLost,
-    /// A commit, whose own error is in the log.
+    /// A commit failed; its own error is in the log.
     #[error("the commit failed: {0}; see the log")]
     Commit(IoError),
     /// No thin device can have this id.
@@ -66,7 +66,7 @@ pub(super) enum MetadataError {
     /// A volume that is to be deleted.
     #[error("device {0}: found it in use by a table, expected none")]
     InUse(DeviceId),
-    /// The user's counter is not what he thinks.
+    /// The transaction id is not the one that the message expects.
     #[error("transaction id: found {found}, expected {expected}")]
     TransactionId {
         /// What it is.
@@ -170,7 +170,7 @@ impl PoolMetadata {
         Ok(PoolMetadata { store, working: Fair::new(working), facts })
     }
 
-    /// What status lines tell.
+    /// The figures of status lines.
     pub fn facts(&self) -> Facts {
         *self.facts.lock()
     }
@@ -180,7 +180,7 @@ impl PoolMetadata {
         self.working.lock().await
     }
 
-    /// Notes what changed, for status lines.
+    /// Records changes for status lines.
     pub fn note(&self, working: &Working) {
         *self.facts.lock() = Facts::of(working);
     }
@@ -203,7 +203,8 @@ impl PoolMetadata {
 
     // Room.
 
-    /// What one change costs at most; more if its volume may share metadata with another.
+    /// The most metadata blocks that one change takes; more if its volume may share metadata with
+    /// another.
     pub fn unit_cost(&self, shared: bool) -> u64 {
         self.store.cost_at_most(Cost { blocks: 1, runs: 1, shared })
     }
@@ -274,7 +275,7 @@ impl PoolMetadata {
         Ok(leaf.mappings.last().map(|(block, _)| *block))
     }
 
-    /// True if a leaf that was read still tells the durable state.
+    /// True if a leaf that was read still belongs to the durable state.
     pub fn is_current(&self, generation: u64) -> bool {
         self.store.generation() == generation
     }

@@ -54,7 +54,7 @@ impl TargetType for PoolType {
             let user = ctor.registry.kin(&identity, Arc::<SharedCore<Pool>>::default).join();
             let events = ctor.events.clone();
             let table = ThinPool { config, user, events, pool: Mutex::default() };
-            // What is live may tell now what the resume would.
+            // If the pool is live, this refuses now what the resume would refuse.
             let live = table.user.core().filter(|pool| goes_on(pool));
             live.map_or(Ok(()), |pool| table.refuse_other_discards(&pool))?;
             Ok(Arc::new(table) as Arc<dyn Target>)
@@ -135,7 +135,7 @@ async fn look(env: &Env, config: &PoolConfig) -> Result<bool, ConfigError> {
     Ok(false)
 }
 
-/// What formatting the metadata would write over.
+/// The device that formatting the metadata would overwrite.
 fn formatting(config: &PoolConfig) -> Formatting<'_> {
     let block_bytes = block_size(config).sectors() * 512;
     Formatting {
@@ -247,7 +247,7 @@ impl ThinPool {
         Ok(Pool::new(env, terms, metadata.map_err(of)?))
     }
 
-    /// Makes the pool what the table says: options, mode, sizes.
+    /// Applies the table to the pool: options, mode, sizes.
     async fn set_up(&self, env: &Env, pool: &Pool) -> Result<(), ConfigError> {
         let config = &self.config;
         if pool.mode() == Mode::Fail {

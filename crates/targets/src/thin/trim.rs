@@ -21,7 +21,7 @@ const PIECE_BYTES: u64 = 256 << 20;
 const DISCARDS_MAX: usize = 32;
 
 impl ThinPool {
-    /// Tells the data device of every free block; answers how much it was told of.
+    /// Discards every free block on the data device; returns how many sectors it discarded.
     ///
     /// # Errors
     /// The pool is suspended or read-only, the data device takes no discards, or failed.
@@ -43,7 +43,7 @@ impl ThinPool {
             let detail = "discard: found none supported, expected a data device that takes them";
             return Err(ConfigError::new(ConfigKind::Unsupported, &data.argument, detail));
         }
-        // What reactors keep for themselves is free, too.
+        // The blocks in the stocks of reactors are free, too.
         pool.stocks.empty(&pool.room, &pool.metadata);
         let (blocks, failed) = pool.tasks.count(pool.trim(env)).await;
         match failed {
@@ -89,7 +89,7 @@ impl Pool {
         (runs, next)
     }
 
-    /// Tells the data device that it may forget these, some at a time; the first error, if any.
+    /// Discards these on the data device, some at a time; returns the first error, if any.
     pub async fn discard_runs(&self, env: &Env, runs: &[DataRun]) -> IoResult {
         let mut told = Ok(());
         for runs in runs.chunks(DISCARDS_MAX) {

@@ -15,7 +15,7 @@ use super::losses::Writers;
 pub(super) struct Volume {
     pub id: DeviceId,
     pub map: VolumeMap,
-    /// The pool's time when the volume was last snapshotted: what was mapped before is shared.
+    /// The pool's time when the volume was last snapshotted: blocks mapped before it are shared.
     snapshotted: AtomicU32,
     /// How many hold its requests back; tables check it under the lock of a shard.
     gates: AtomicU32,
@@ -71,7 +71,7 @@ impl Volume {
     /// Holds requests back from now on. Those that were let in are counted by the epochs.
     pub fn close_gate(&self) {
         self.gates.fetch_add(1, Ordering::AcqRel);
-        // Who holds a shard's lock now may have looked before; who takes it later sees the gate.
+        // The holder of a shard's lock may have looked before; a later holder sees the gate.
         self.map.shards().for_each(drop);
     }
 
@@ -83,7 +83,7 @@ impl Volume {
     /// True if requests are held back.
     #[inline(always)]
     pub fn is_closed(&self) -> bool {
-        // Who finds it open sees what was changed while it was closed (T5).
+        // A request that finds it open sees the changes that were made while it was closed (T5).
         self.gates.load(Ordering::Acquire) > 0
     }
 
@@ -94,12 +94,12 @@ impl Volume {
         }
     }
 
-    /// True if a commit has something to take.
+    /// True if there is a change for a commit to take.
     pub fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::SeqCst)
     }
 
-    /// True if something is not durable. What a caller knows to have been done is seen.
+    /// True if a change is not durable. Changes made before the call are seen.
     pub fn is_changed(&self) -> bool {
         // In this order: a commit sets `frozen` before it clears `dirty`.
         self.is_dirty() || self.frozen.load(Ordering::Acquire)
@@ -115,7 +115,7 @@ impl Volume {
         true
     }
 
-    /// What was frozen is durable.
+    /// The frozen changes are durable.
     pub fn thaw(&self) {
         self.frozen.store(false, Ordering::Release);
     }

@@ -58,7 +58,7 @@ pub(in crate::snapshot) struct Metadata {
     tail: Vec<u8>,
 }
 
-/// What opening found.
+/// The result of opening.
 pub(in crate::snapshot) struct Loaded {
     pub next_free: u64,
     pub records: u64,
@@ -108,7 +108,7 @@ impl Store {
         u64::from(self.cow.disk.limits().logical_block)
     }
 
-    /// What was written to the device before is durable.
+    /// Makes earlier writes to the device durable.
     pub async fn flush(&self, env: &Env) -> Result<(), IoError> {
         env.io(&self.cow.disk, Io::flush()).await
     }
@@ -133,7 +133,7 @@ impl Store {
         env.io(&self.cow.disk, Io::write(range, segs).with(flags | Flags::META)).await
     }
 
-    /// Makes durable what was written while the failure count was `failures`, or later.
+    /// Makes the writes durable that were sent while the failure count was `failures`, or later.
     async fn flush_since(&self, env: &Env, failures: u64) -> Result<(), IoError> {
         self.flush(env).await?;
         let kept =
@@ -201,7 +201,7 @@ impl Store {
         };
         let doubtful = self.cow.disk.failures() > 0;
         if !read_only {
-            // What a killed process wrote may be in the drive's cache only, and is about to be
+            // Writes of a killed process may be in the drive's cache only, and are about to be
             // relied on.
             mutants::step("snapshot: flush at opening", (), self.flush(env)).await?;
         }

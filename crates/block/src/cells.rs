@@ -1,14 +1,16 @@
 //! Cells: who may touch a range while somebody else does.
 //!
 //! A holder of a cell is either *shared* (ordinary writes, which may overlap each other) or
-//! *exclusive* (a read-modify-write, a copy-on-write). A request whose range conflicts with a
-//! holder, or with somebody who waited earlier, is an waiter: it waits its turn, so nobody
-//! starves. The number of cells is bounded by the requests in flight; a scan of the holders is
-//! shorter than a tree would be.
+//! *exclusive* (a read-modify-write). A request whose range conflicts with a holder, or with a
+//! request that waited earlier, waits its turn, so that none starves.
+//!
+//! Holders and waiters lie in one map, ordered by their first sector. What overlaps a range
+//! begins before its end, and less than the longest cell before its start.
 //!
 //! C1. No two holders overlap unless both are shared.
 //! C2. A newcomer never overtakes a conflicting waiter.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use event_listener::Event;
@@ -31,6 +33,7 @@ struct Cell {
     ticket: u64,
     range: SectorRange,
     mode: CellMode,
+    is_held: bool,
 }
 
 impl Cell {
@@ -38,30 +41,53 @@ impl Cell {
         let alone = self.mode == CellMode::Exclusive || other.mode == CellMode::Exclusive;
         alone && self.range.overlaps(other.range)
     }
+
+    fn key(&self) -> (u64, u64) {
+        (self.range.start.0, self.ticket)
+    }
 }
 
 #[derive(Default)]
 struct Inner {
     next_ticket: u64,
-    holders: Vec<Cell>,
-    waiting: Vec<Cell>,
+    cells: BTreeMap<(u64, u64), Cell>,
+    /// No cell is longer, in sectors.
+    longest: u64,
 }
 
 impl Inner {
+    fn cell(&mut self, range: SectorRange, mode: CellMode) -> Cell {
+        self.next_ticket += 1;
+        Cell { ticket: self.next_ticket, range, mode, is_held: false }
+    }
+
     /// True if `cell` may be held: no holder and no earlier waiter is in its way.
     fn admits(&self, cell: &Cell) -> bool {
-        let earlier = self.waiting.iter().take_while(|waiter| waiter.ticket < cell.ticket);
-        !self.holders.iter().chain(earlier).any(|other| other.conflicts(cell))
+        let begin = cell.range.start.0.saturating_sub(self.longest);
+        let mut near = self.cells.range((begin, 0)..(cell.range.end().0, 0));
+        let comes_first = |other: &Cell| other.is_held || other.ticket < cell.ticket;
+        !near.any(|(_, other)| comes_first(other) && other.conflicts(cell))
+    }
+
+    fn insert(&mut self, cell: Cell) {
+        self.longest = self.longest.max(cell.range.count.0);
+        self.cells.insert(cell.key(), cell);
     }
 
     /// Turns a waiting cell into a holder, if it may be held.
-    fn admit(&mut self, cell: &Cell) -> bool {
-        let admits = self.admits(cell);
-        if admits {
-            self.waiting.retain(|waiter| waiter.ticket != cell.ticket);
-            self.holders.push(*cell);
+    fn admit(&mut self, mut cell: Cell) -> bool {
+        cell.is_held = self.admits(&cell);
+        if cell.is_held {
+            self.insert(cell);
         }
-        admits
+        cell.is_held
+    }
+
+    fn remove(&mut self, key: (u64, u64)) {
+        self.cells.remove(&key);
+        if self.cells.is_empty() {
+            self.longest = 0;
+        }
     }
 }
 
@@ -78,47 +104,35 @@ pub struct Cells(Arc<Shared>);
 /// A held range; dropping it lets the next in.
 pub struct CellGuard {
     cells: Cells,
-    ticket: u64,
+    key: (u64, u64),
 }
 
 impl Cells {
-    fn cell(inner: &mut Inner, range: SectorRange, mode: CellMode) -> Cell {
-        inner.next_ticket += 1;
-        Cell { ticket: inner.next_ticket, range, mode }
-    }
-
-    /// Holds `range` if nobody is in the way.
+    /// Holds `range` if nothing is in the way.
     pub fn try_hold(&self, range: SectorRange, mode: CellMode) -> Option<CellGuard> {
         let mut inner = self.0.inner.lock();
-        let cell = Cells::cell(&mut inner, range, mode);
-        if !inner.admits(&cell) {
-            return None;
-        }
-        inner.holders.push(cell);
-        Some(CellGuard { cells: self.clone(), ticket: cell.ticket })
+        let cell = inner.cell(range, mode);
+        let admitted = inner.admit(cell);
+        admitted.then(|| CellGuard { cells: self.clone(), key: cell.key() })
     }
 
     /// Waits until `range` can be held. Cancel-safe: a dropped wait leaves the queue.
     pub async fn hold(&self, range: SectorRange, mode: CellMode) -> CellGuard {
         let cell = {
             let mut inner = self.0.inner.lock();
-            let cell = Cells::cell(&mut inner, range, mode);
-            inner.waiting.push(cell);
+            let cell = inner.cell(range, mode);
+            inner.insert(cell);
             cell
         };
-        let guard = CellGuard { cells: self.clone(), ticket: cell.ticket };
-        until(&self.0.released, || self.0.inner.lock().admit(&cell)).await;
+        let guard = CellGuard { cells: self.clone(), key: cell.key() };
+        until(&self.0.released, || self.0.inner.lock().admit(cell)).await;
         guard
     }
 }
 
 impl Drop for CellGuard {
     fn drop(&mut self) {
-        let mut inner = self.cells.0.inner.lock();
-        let other = |cell: &Cell| cell.ticket != self.ticket;
-        inner.holders.retain(other);
-        inner.waiting.retain(other);
-        drop(inner);
+        self.cells.0.inner.lock().remove(self.key);
         self.cells.0.released.notify(usize::MAX);
     }
 }
@@ -148,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_does_not_overtake_an_inmate() {
+    fn a_newcomer_does_not_overtake_a_waiter() {
         let cells = Cells::default();
         let holder = cells.try_hold(range(0, 8), CellMode::Shared).unwrap();
         let mut cx = Context::from_waker(Waker::noop());

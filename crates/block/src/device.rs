@@ -42,6 +42,7 @@ use crate::events::Events;
 use crate::failures::FailureCount;
 use crate::local::{Latch, everywhere};
 use crate::mutants;
+use crate::nature::{Nature, Shape};
 use crate::request::Request;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -729,6 +730,14 @@ impl Disk for MappedDevice {
 
     fn limits(&self) -> Limits {
         *self.limits.lock()
+    }
+
+    /// Of the live table, and of one that may become live before a later request is mapped.
+    fn nature(&self) -> Nature {
+        let tables = [self.live_table(), self.inactive_table()];
+        let natures: Vec<Nature> = tables.iter().flatten().map(|table| table.nature()).collect();
+        let shape = natures.last().map_or(Shape::Unknown, |newest| newest.shape);
+        Nature::of_parts(natures, shape)
     }
 
     fn submit(&self, _env: &Env, _request: &mut Request) -> Flow {

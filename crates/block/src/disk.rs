@@ -12,6 +12,7 @@ use std::pin::Pin;
 use crate::device::MappedDevice;
 use crate::env::Env;
 use crate::error::{ConfigError, IoError};
+use crate::nature::Nature;
 use crate::request::Request;
 use crate::units::{SECTOR_BYTES, Sector, SectorCount, SectorRange};
 
@@ -168,6 +169,11 @@ pub trait Disk: Send + Sync {
     /// Block sizes and abilities.
     fn limits(&self) -> Limits {
         Limits::default()
+    }
+
+    /// What it is made of, now.
+    fn nature(&self) -> Nature {
+        Nature::UNKNOWN
     }
 
     /// Looks again at the size of what lies beneath (called at `load`: a grown file shows).

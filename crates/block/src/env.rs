@@ -285,6 +285,18 @@ impl Env {
         disk.copy_from(self, source, from, to.start)
     }
 
+    /// Makes durable what completed on `disk`, for the caller's own order of writes: a flush,
+    /// unless the disk is not volatile (N1). Failures are known from its failure count alone.
+    ///
+    /// # Errors
+    /// The flush failed.
+    pub async fn make_durable(&self, disk: &Arc<dyn Disk>) -> IoResult {
+        match disk.nature().volatile {
+            true => self.io(disk, Io::flush()).await,
+            false => Ok(()),
+        }
+    }
+
     /// Ends a queued request. Any reactor may call this, once per request.
     pub fn complete(&self, id: RequestId, result: IoResult) {
         self.mail_or(id, Work::Finish(id, result), Mail::Complete(id, result));

@@ -7,6 +7,7 @@ use crate::disk::{Disk, Limits};
 use crate::env::Env;
 use crate::error::ConfigError;
 use crate::local::Way;
+use crate::nature::{Nature, Shape};
 use crate::registry::Registry;
 use crate::request::MAX_DEPTH;
 use crate::target::{Ctor, Target, TargetType};
@@ -276,6 +277,14 @@ impl Table {
     }
 
     /// Where all requests go, if there is one line and its target has nothing to decide.
+    /// What it is made of.
+    pub fn nature(&self) -> Nature {
+        match &self.lines[..] {
+            [line] => line.target.nature(),
+            lines => Nature::of_parts(lines.iter().map(|line| line.target.nature()), Shape::Linear),
+        }
+    }
+
     pub(crate) fn straight(&self) -> Option<&Straight> {
         match self.lines.as_slice() {
             [line] => line.straight.as_ref(),

@@ -15,6 +15,7 @@ use crate::env::Env;
 use crate::error::{ConfigError, IoError, IoResult};
 use crate::events::Events;
 use crate::failures::FailureCount;
+use crate::nature::Nature;
 use crate::registry::Registry;
 use crate::report::Report;
 use crate::request::Request;
@@ -132,6 +133,11 @@ pub trait Target: Send + Sync {
     /// Adapts the limits that the stacked lower disks gave.
     fn limits(&self, stacked: Limits) -> Limits {
         stacked
+    }
+
+    /// What it is made of, if it only remaps and keeps nothing of its own.
+    fn nature(&self) -> Nature {
+        Nature::UNKNOWN
     }
 
     /// Starts serving: reads mutable metadata, recovers, starts tasks on `env`'s reactor.

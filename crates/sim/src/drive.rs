@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, Op, Request,
-    SECTOR_BYTES, Sector, SectorCount, SectorRange,
+    CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, Nature, Op,
+    Request, SECTOR_BYTES, Sector, SectorCount, SectorRange,
 };
 use parking_lot::Mutex;
 
@@ -237,7 +237,12 @@ impl SimDrive {
     /// It keeps the volatile writes, and its operations in flight have ended as a kill ends them.
     #[must_use]
     pub fn after_kill(&self) -> SimDrive {
-        self.shared.state.lock().end_in_flight(self.shared.options.logical_block);
+        let mut state = self.shared.state.lock();
+        state.end_in_flight(self.shared.options.logical_block);
+        if !self.shared.options.volatile_cache {
+            state.settle_all(u64::MAX);
+        }
+        drop(state);
         SimDrive { shared: self.shared.clone(), gate: Arc::default() }
     }
 
@@ -561,7 +566,7 @@ impl DriveShared {
         if running.loses && running.fua {
             state.lose();
         }
-        if running.result.is_ok() && (running.fua || !self.options.volatile_cache) {
+        if !self.options.volatile_cache || (running.fua && running.result.is_ok()) {
             // Earlier writes of these sectors lie beneath this one; they cannot reappear either.
             let completed = state.completed;
             for sector in running.range.start.0..running.range.end().0 {
@@ -739,6 +744,10 @@ impl Disk for SimDrive {
 
     fn limits(&self) -> Limits {
         Medium(self.shared.clone()).limits()
+    }
+
+    fn nature(&self) -> Nature {
+        Nature { volatile: self.shared.options.volatile_cache, ..Nature::UNKNOWN }
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {

@@ -12,8 +12,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Request, Sector, SectorRange,
-    Target, TargetType, Verdict,
+    ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Nature, Request, Sector,
+    SectorRange, Target, TargetType, Verdict,
 };
 
 use crate::area::Area;
@@ -73,6 +73,10 @@ impl Target for Linear {
 
     fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
         Some(vec![self.area.place(range)])
+    }
+
+    fn nature(&self) -> Nature {
+        self.area.disk.nature()
     }
 
     fn table(&self) -> String {

@@ -19,8 +19,8 @@ use std::sync::Arc;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{
     ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, ExtentKind, Field, Io, IoError,
-    IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, Target,
-    TargetType, Unit, Value, Verdict,
+    IoResult, Limits, LocalFuture, Nature, Op, Report, Request, Sector, SectorCount, SectorRange,
+    Shape, Target, TargetType, Unit, Value, Verdict,
 };
 
 use crate::area::Area;
@@ -211,6 +211,11 @@ impl Target for Striped {
         Some(parts.map(|(stripe, range)| self.stripes[stripe].area.place(range)).collect())
     }
 
+    fn nature(&self) -> Nature {
+        let parts = self.stripes.iter().map(|stripe| stripe.area.disk.nature());
+        Nature::of_parts(parts, Shape::Striped { chunk: self.layout.chunk })
+    }
+
     fn limits(&self, stacked: Limits) -> Limits {
         let chunk = self.layout.chunk.to_bytes();
         let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -302,6 +307,29 @@ mod tests {
         }
         places.truncate(sectors as usize);
         places
+    }
+
+    #[test]
+    fn a_volume_is_volatile_if_a_disk_is_and_tells_how_it_is_put_together() {
+        let durable = |name| DriveOptions { volatile_cache: false, ..DriveOptions::named(name) };
+        let drives = [durable("a"), durable("b"), DriveOptions::named("c")];
+        let bed = Testbed::with_options(drives.map(|options| (options, 64)).into());
+        let striped = Shape::Striped { chunk: SectorCount(8) };
+        for (table, volatile, shape) in [
+            ("0 64 striped 2 8 a 0 b 0", false, striped),
+            ("0 64 striped 2 8 a 0 c 0", true, striped),
+            ("0 32 linear a 0\n32 32 linear b 0", false, Shape::Linear),
+            ("0 32 linear a 0\n32 32 linear c 0", true, Shape::Linear),
+            ("0 64 linear a 0", false, Shape::Unknown),
+            ("0 64 passthrough a 0", true, Shape::Unknown),
+        ] {
+            bed.load(table);
+            assert_eq!(
+                bed.volume.nature(),
+                Nature { rotational: None, volatile, shape },
+                "{table}"
+            );
+        }
     }
 
     proptest! {

@@ -16,6 +16,7 @@
 
 mod extents;
 mod lock;
+mod nature;
 mod open;
 mod probe;
 mod task;
@@ -29,10 +30,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cairn_block::{
     ConfigError, Disk, Env, ErrorKind, Extent, ExtentKind, FailureCount, Flow, FlushGate, IoError,
-    Limits, LocalFuture, Op, Request, Sector, SectorCount, SectorRange,
+    Limits, LocalFuture, Nature, Op, Request, Sector, SectorCount, SectorRange,
 };
 use cairn_reactor::{Direction, Driver, TransferFile};
 
+use nature::Sysfs;
 use probe::{DirectIo, Kind};
 use task::Task;
 
@@ -52,6 +54,8 @@ struct OpenFile {
     /// Holes consist of whole blocks of this many bytes.
     hole_block: u64,
     limits: Limits,
+    /// Of a block device in direct mode: the page cache is volatile, too.
+    sysfs: Option<Sysfs>,
     sectors: AtomicU64,
     gate: FlushGate,
 }
@@ -163,6 +167,10 @@ impl Disk for FileDisk {
 
     fn limits(&self) -> Limits {
         self.0.limits
+    }
+
+    fn nature(&self) -> Nature {
+        self.0.sysfs.as_ref().map_or(Nature::UNKNOWN, Sysfs::nature)
     }
 
     fn refresh(&self) -> Result<(), ConfigError> {

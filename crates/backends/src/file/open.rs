@@ -4,6 +4,7 @@
 //! because opening a device node or a pipe can have effects of its own.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 
 use super::OpenFile;
 use super::lock;
+use super::nature::Sysfs;
 use super::probe::{self, Kind};
 use crate::held::held;
 
@@ -73,6 +75,8 @@ pub(super) fn open(
         direct,
         hole_block: probe::hole_block(&stat, kind, limits.logical_block),
         limits,
+        sysfs: (kind == Kind::Block && direct.is_some())
+            .then(|| Sysfs::open(Path::new("/sys"), stat.st_rdev)),
         sectors: AtomicU64::new(sectors.0),
         gate: FlushGate::new(failures),
     })

@@ -86,6 +86,8 @@ impl<'a> Life<'a> {
             drive.torn_reads = rng.bool();
             // The other lives copy by reading and writing, as with files.
             drive.copies = cut.is_multiple_of(3);
+            // Some drives need no flush, in any mixture with others.
+            drive.volatile_cache &= !(cut + options.len() as u64).is_multiple_of(5);
             images.insert(drive.name.clone(), image);
             options.push(drive);
         }

@@ -165,6 +165,24 @@ fn a_drive_without_a_cache_loses_nothing_that_completed() {
     let drive = world.add_drive(options, Image::new(SectorCount(64)));
     write(&world, &drive, range(0, 8), 1).unwrap();
     assert_eq!(outcomes(&drive, 0), [1]);
+    drive.faults().add(Fault::error(OpSet::WRITES));
+    let failed = (0..20).map(|_| write(&world, &drive, range(0, 1), 2));
+    assert!(failed.collect::<Vec<_>>().iter().all(Result::is_err));
+    let left = drive.visible().sector(Sector(0))[0];
+    assert_eq!(outcomes(&drive, 0), [left], "nor what a failed write left");
+}
+
+#[test]
+fn a_drive_without_a_cache_is_not_flushed_for_its_users_own_order() {
+    for volatile_cache in [true, false] {
+        let world = SimWorld::new(3, 1);
+        let options = DriveOptions { volatile_cache, ..DriveOptions::named("a") };
+        let drive = world.add_drive(options, Image::new(SectorCount(64)));
+        drive.faults().add(Fault::error(OpSet::FLUSHES));
+        let disk: Arc<dyn Disk> = drive;
+        let made = world.block_on(0, |env| async move { env.make_durable(&disk).await });
+        assert_eq!(made.is_err(), volatile_cache);
+    }
 }
 
 #[test]

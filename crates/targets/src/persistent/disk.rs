@@ -98,7 +98,7 @@ impl MetaDisk {
     /// The flush failed, or another one did since then, and may have dropped these writes.
     pub async fn flush(&self, env: &Env, failures: u64) -> Result<(), Error> {
         let failed = |what: &str, source| Error::Io { what: what.into(), source };
-        let flushed = env.io(&self.0, Io::flush()).await;
+        let flushed = env.make_durable(&self.0).await;
         flushed.map_err(|source| failed("flush", source))?;
         match mutants::same("metadata: failure count of a commit", failures, self.failures()) {
             true => Ok(()),

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cairn_block::{
-    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, Io, IoError,
+    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, IoError,
     MappedDevice, Report, Sector, SectorCount, SectorRange, TaskGroup, mutants,
 };
 use cairn_format::probe::Kind as Signature;
@@ -401,7 +401,7 @@ impl Attachment {
         if disk.mapped().is_some_and(|beneath| beneath.is_suspended()) {
             return Ok(());
         }
-        let flush = async { env.io(disk, Io::flush()).await };
+        let flush = async { env.make_durable(disk).await };
         let flushed = mutants::step("snapshot: flush of the origin at a format", (), flush).await;
         flushed.map_err(|error| unreadable(&self.config.origin, "flush", error))
     }

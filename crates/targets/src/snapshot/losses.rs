@@ -18,9 +18,7 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
-use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, ErrorKind, FailureCount, Io, IoError, mutants,
-};
+use cairn_block::{ConfigError, ConfigKind, Disk, Env, ErrorKind, FailureCount, IoError, mutants};
 
 use crate::args::Device;
 
@@ -107,7 +105,7 @@ impl Losses {
             return Ok(());
         }
         let seen = self.state.lock().seen;
-        let flush = async { env.io(&cow.disk, Io::flush()).await };
+        let flush = async { env.make_durable(&cow.disk).await };
         let flushed = mutants::step("snapshot: flush at a suspend", (), flush).await;
         if flushed.is_err_and(|error| error.kind == ErrorKind::Shutdown) {
             // The server ends, and a volume further down is suspended.

@@ -333,7 +333,7 @@ impl Merge {
         loop {
             let failures = origin.failures();
             self.copy(env, from, range).await?;
-            let flush = async { env.io(origin, Io::flush()).await };
+            let flush = async { env.make_durable(origin).await };
             let flushed = mutants::step("snapshot-merge: flush of the origin", (), flush).await;
             let compared = "snapshot-merge: failure count of the origin";
             if flushed.is_ok() && mutants::same(compared, failures, origin.failures()) {

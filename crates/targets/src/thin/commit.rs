@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, ErrorKind, Io, IoError, IoResult, mutants, until_or_time};
+use cairn_block::{Env, ErrorKind, IoError, IoResult, mutants, until_or_time};
 
 use super::canary::{self, Bug};
 use super::config::Discards;
@@ -237,7 +237,7 @@ impl Pool {
     /// Steps 1 and 2.
     async fn write_commit(&self, env: &Env, batch: &Batch) -> Result<Vec<DataRun>, MetadataError> {
         if !canary::planted(Bug::NoDataFlush) {
-            let flush = async { env.io(self.data_disk(), Io::flush()).await };
+            let flush = async { env.make_durable(self.data_disk()).await };
             let flushed = mutants::step("thin: flush of the data device", (), flush).await;
             flushed.map_err(MetadataError::data)?;
             if batch.maps() && self.has_data_failed() {

@@ -427,7 +427,7 @@ impl WriteCache {
 
     pub(super) async fn flush_cache(&self, env: &Env) -> IoResult {
         let began = env.now();
-        let result = env.io(&self.cache, Io::flush()).await;
+        let result = env.make_durable(&self.cache).await;
         self.state.lock().pace.cache_flushed(env.now().since(began));
         result
     }

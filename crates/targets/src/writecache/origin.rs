@@ -16,7 +16,7 @@
 //! O4. So the origin's count is not passed on ([`cairn_block::Target::failures`]). It is
 //!     acknowledged when the failure is handled: later users of the origin do not see it.
 
-use cairn_block::{Env, Io, IoError, IoResult, mutants};
+use cairn_block::{Env, IoError, IoResult, mutants};
 
 use super::WriteCache;
 
@@ -57,7 +57,7 @@ impl WriteCache {
         self.look_at_origin(env);
         let covered = self.state.lock().origin_flushes.done();
         let began = env.now();
-        if let Err(error) = env.io(&self.origin, Io::flush()).await {
+        if let Err(error) = env.make_durable(&self.origin).await {
             self.origin_may_have_lost(env, error);
             return Err(error);
         }

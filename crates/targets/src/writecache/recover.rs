@@ -301,7 +301,7 @@ impl WriteCache {
     /// Writes around the cache by a killed process may be in the origin's volatile cache only.
     /// Clients read them, and no failure count of a client would report their loss.
     async fn make_origin_durable(&self, env: &Env) {
-        if let Err(error) = env.io(&self.origin, Io::flush()).await {
+        if let Err(error) = env.make_durable(&self.origin).await {
             let (volume, origin) = (&self.config.volume, &self.config.origin.argument);
             tracing::warn!("{volume}: {origin}: flush failed: {error}; what was read may be lost");
             self.lose(&mut self.state.lock());

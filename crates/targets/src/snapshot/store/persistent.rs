@@ -110,7 +110,7 @@ impl Store {
 
     /// Makes earlier writes to the device durable.
     pub async fn flush(&self, env: &Env) -> Result<(), IoError> {
-        env.io(&self.cow.disk, Io::flush()).await
+        env.make_durable(&self.cow.disk).await
     }
 
     async fn read(&self, env: &Env, offset: u64, bytes: u64) -> Result<Vec<u8>, IoError> {

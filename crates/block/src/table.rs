@@ -276,7 +276,6 @@ impl Table {
         Some((index as u16, self.lines.get(index)?))
     }
 
-    /// Where all requests go, if there is one line and its target has nothing to decide.
     /// What it is made of.
     pub fn nature(&self) -> Nature {
         match &self.lines[..] {
@@ -285,6 +284,7 @@ impl Table {
         }
     }
 
+    /// Where all requests go, if there is one line and its target has nothing to decide.
     pub(crate) fn straight(&self) -> Option<&Straight> {
         match self.lines.as_slice() {
             [line] => line.straight.as_ref(),

@@ -42,7 +42,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::snap::Keeper;
-use self::steps::{Step, also};
+use self::steps::{Step, log_undo_failure};
 use crate::caches::{Caches, Leave};
 use crate::control::rpc::{
     AnyName, Call, CreateParams, LoadParams, METHODS, MessageParams, OneName, RemoveParams,
@@ -120,7 +120,7 @@ impl Verbs {
         };
         for volume in verbs.world.volumes() {
             // It is there.
-            let _ = verbs.give_witness(volume.volume());
+            let _ = verbs.set_loss_log(volume.volume());
         }
         verbs
     }
@@ -134,7 +134,7 @@ impl Verbs {
     ///
     /// # Errors
     /// There is no such volume.
-    pub(crate) fn give_witness(&self, name: &str) -> Outcome<()> {
+    pub(crate) fn set_loss_log(&self, name: &str) -> Outcome<()> {
         let is_snapshot = parent_of(name).is_some_and(|on| snapshot_of(name, on).is_some());
         if let Some(state) = self.state.as_ref().filter(|_| is_snapshot) {
             let volume = self.world.volume(name)?;
@@ -190,7 +190,7 @@ impl Verbs {
         }
         let mut changes = self.changes.lock();
         if !changes.owed.is_empty() {
-            also("state", changes.record_all(Vec::new()));
+            log_undo_failure("state", changes.record_all(Vec::new()));
         }
     }
 
@@ -235,7 +235,7 @@ impl Verbs {
         self.refuse_loading(&changes, name, table)?;
         self.world.load(name, table)?;
         if let Err(error) = self.refuse_other_content(&changes, name, params.same_content) {
-            also(
+            log_undo_failure(
                 name,
                 match changes.record_of(name).inactive {
                     Some(former) => self.world.load(name, &former),
@@ -270,10 +270,10 @@ impl Verbs {
         };
         self.exports.settle(&self.world);
         let Err(second) = back else {
-            also(&name, changes.record_fact(Record { inactive: None, ..before }));
+            log_undo_failure(&name, changes.record_fact(Record { inactive: None, ..before }));
             return error;
         };
-        also(&name, changes.record_fact(before));
+        log_undo_failure(&name, changes.record_fact(before));
         let detail =
             format!("{error}; it stays suspended, as its former table is refused too: {second}");
         ConfigError::new(kind, "", detail)
@@ -308,8 +308,8 @@ impl Verbs {
         let before = self.caches().map(|caches| caches.recorded());
         let made = self.bring_up(&mut changes, params);
         if made.is_err() {
-            also(name, changes.record(name, Record::clear));
-            also(name, self.take_down(name));
+            log_undo_failure(name, changes.record(name, Record::clear));
+            log_undo_failure(name, self.take_down(name));
             if let (Some(caches), Some(before)) = (self.caches(), before) {
                 caches.put_back(name, before);
             }
@@ -376,7 +376,7 @@ impl Verbs {
         let table = self.world.volume(name)?.live_table();
         let removed = self.take_down(name);
         if removed.is_err() && self.world.volume(name).is_ok() {
-            also(name, changes.record_all(vec![before]));
+            log_undo_failure(name, changes.record_all(vec![before]));
         }
         let left = self.left_by(table.as_deref());
         if removed.is_ok() {
@@ -483,7 +483,7 @@ impl Verbs {
         if !matches!(ended, Ok(false)) {
             // It came too late.
             self.note_if_stuck(name);
-            also(name, self.bring_back(name));
+            log_undo_failure(name, self.bring_back(name));
         }
         ended?;
         Err(match caller.is_gone() {

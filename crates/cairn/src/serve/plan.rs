@@ -37,7 +37,7 @@ use crate::state::{Export, Record, StateFile, is_same_table};
 use crate::thin_line::ThinLine;
 use crate::verbs::pool;
 use crate::verbs::snap::{assemble, store};
-use crate::verbs::steps::also;
+use crate::verbs::steps::log_undo_failure;
 use crate::verbs::thin::lost_name;
 use crate::world::{World, of_volume};
 
@@ -336,7 +336,7 @@ impl Plan {
         for member in members.iter().rev() {
             begun.all.insert(&member.name);
             if world.volume(&member.name).is_ok() {
-                also(&member.name, world.remove(&member.name));
+                log_undo_failure(&member.name, world.remove(&member.name));
             }
             if begun.failure_of(&member.name).is_none() {
                 begun.fail(&member.name, &error);
@@ -518,7 +518,7 @@ fn try_table(world: &World, state: Option<&StateFile>, name: &str, table: &str) 
         None => world.resume(name),
     });
     if up.is_err() {
-        also(name, world.remove(name));
+        log_undo_failure(name, world.remove(name));
     }
     up
 }

@@ -12,7 +12,7 @@ use crate::live_pool::is_pool;
 use crate::names::is_hidden;
 use crate::state::Export;
 use crate::state::ExportChanges;
-use crate::verbs::steps::also;
+use crate::verbs::steps::log_undo_failure;
 
 impl Verbs {
     /// `export add`
@@ -58,7 +58,7 @@ impl Verbs {
         let before = self.record_exports(changes)?;
         let served = self.exports.add_volume(&self.world, &export.volume);
         if served.is_err() {
-            also(&export.name, self.record_exports(before).map(drop));
+            log_undo_failure(&export.name, self.record_exports(before).map(drop));
         }
         served
     }

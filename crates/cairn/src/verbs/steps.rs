@@ -30,8 +30,8 @@ pub fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Says that undoing failed too: the first refusal is what the caller hears.
-pub fn also(what: &str, outcome: Outcome<()>) {
+/// Logs that a step could not be undone. The caller gets the error that made it undo.
+pub fn log_undo_failure(what: &str, outcome: Outcome<()>) {
     if let Err(error) = outcome {
         tracing::error!("{what}: {error}");
     }

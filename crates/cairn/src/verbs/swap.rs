@@ -46,7 +46,7 @@ use crate::control::server::Caller;
 use crate::names::{parent_of, real_of, snapshot_of};
 use crate::state::{CacheRecord, Record};
 use crate::under_way::Doing;
-use crate::verbs::steps::{Step, also};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::world::{message_refused, size_of};
 
 /// Why a volume is swapped, and for what.
@@ -359,7 +359,7 @@ impl Verbs {
     /// After a table was refused: clients are let in to the old one. Answers what to tell.
     fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
         if !swap.loaded {
-            also(swap.name, self.world.clear(swap.name));
+            log_undo_failure(swap.name, self.world.clear(swap.name));
         }
         let back = self.world.resume_live(swap.name);
         self.exports.settle(&self.world);
@@ -384,7 +384,7 @@ impl Verbs {
     /// caches count as in use, and are looked at when it matters.
     pub(super) fn record_left(&self, name: &str, table: Option<&Table>) {
         if let (Some(caches), Some(table)) = (self.caches(), table) {
-            also(name, caches.left_by(name, table));
+            log_undo_failure(name, caches.left_by(name, table));
         }
     }
 

@@ -13,7 +13,7 @@ use crate::live_pool::is_pool;
 use crate::names::refuse_at_sign;
 use crate::state::Record;
 use crate::verbs::snap::store::{check_argument, discard, is_path};
-use crate::verbs::steps::{Step, also, now_s};
+use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::{Changes, Verbs};
 
 /// Sectors of a data block if nobody says otherwise: 64 KiB.
@@ -68,8 +68,8 @@ impl Verbs {
         let record = Record { table: live, pool_made_s, ..before.clone() };
         let up = self.make_pool(&mut changes, record, &table);
         if up.is_err() {
-            also(name, changes.record_all(vec![before]));
-            also(name, self.take_down(name));
+            log_undo_failure(name, changes.record_all(vec![before]));
+            log_undo_failure(name, self.take_down(name));
             if changes.is_sure() {
                 undo(&made);
             }

@@ -9,7 +9,7 @@ use super::LivePool;
 use crate::control::rpc::PoolGrowParams;
 use crate::state::Record;
 use crate::verbs::snap::store::{grow, is_path};
-use crate::verbs::steps::{Step, also};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::{Changes, Verbs};
 
 /// The line of a pool's table.
@@ -105,7 +105,7 @@ impl Verbs {
         let longer = is_growth_of(&waiting);
         self.world.load(&name, &table)?;
         if let Err(error) = if longer { changes.record_all(vec![waiting]) } else { Ok(()) } {
-            also(&name, self.world.clear(&name));
+            log_undo_failure(&name, self.world.clear(&name));
             return Err(error);
         }
         self.step(Step::Recorded);

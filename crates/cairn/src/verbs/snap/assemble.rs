@@ -7,7 +7,7 @@
 
 use cairn_outcome::failure::{Losses, Outcome};
 
-use super::also;
+use super::log_undo_failure;
 use super::rollback::Merge;
 use crate::names::{SnapName, merge_of, parent_of, real_of, snapshot_of};
 use crate::state::Record;
@@ -55,7 +55,7 @@ impl Verbs {
         }
         for left in [merge_of(volume), real_of(volume)] {
             if changes.record_of(&left).table.is_none() {
-                also(&left, self.take_down(&left));
+                log_undo_failure(&left, self.take_down(&left));
             }
         }
         losses.told()

@@ -7,7 +7,8 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use super::remove::Loss;
 use super::store::{self, Wanted};
 use super::{
-    FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, also, now_s, origin_line, snapshot_line,
+    FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, log_undo_failure, now_s, origin_line,
+    snapshot_line,
 };
 use crate::control::rpc::SnapCreateParams;
 use crate::names::{SnapName, real_of};
@@ -54,7 +55,7 @@ impl Verbs {
             if let Err(error) = undone {
                 tracing::error!("{}: {error}", snap.volume);
                 // Never live in another way than it is recorded.
-                also(&snap.volume, self.assemble(&changes, &snap.volume));
+                log_undo_failure(&snap.volume, self.assemble(&changes, &snap.volume));
             }
             if made && changes.is_sure() && changes.record_of(&snap.full()).table.is_none() {
                 store::discard(&self.place(&words.store));

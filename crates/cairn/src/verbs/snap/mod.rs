@@ -69,7 +69,7 @@ pub use keeper::Keeper;
 
 use crate::names::{SnapName, merge_of, real_of, snapshot_of};
 use crate::state::{Record, Store};
-use crate::verbs::steps::{Step, also, now_s};
+use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::{Changes, Verbs};
 
 /// The words of a snapshot's table line that a change of its table keeps.
@@ -178,10 +178,10 @@ impl Verbs {
     /// A volume with its table, live; not there at all if that fails.
     pub(crate) fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
         self.world.create(name)?;
-        self.give_witness(name)?;
+        self.set_loss_log(name)?;
         let up = self.world.load(name, table).and_then(|()| self.make_live(name));
         if up.is_err() {
-            also(name, self.world.remove(name));
+            log_undo_failure(name, self.world.remove(name));
             self.exports.settle(&self.world);
         }
         up

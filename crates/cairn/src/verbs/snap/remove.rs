@@ -3,7 +3,7 @@
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Losses, Outcome, refused};
 
-use super::{Step, also, store};
+use super::{Step, log_undo_failure, store};
 use crate::names::{SnapName, parent_of, real_of};
 use crate::state::Record;
 use crate::thin_line::ThinLine;
@@ -107,12 +107,12 @@ impl Verbs {
         if let Err(error) = losses.keep(live) {
             match &own {
                 Some(own) if self.world.volume(volume)?.is_suspended() => {
-                    also(volume, self.world.load(volume, own));
+                    log_undo_failure(volume, self.world.load(volume, own));
                 }
                 Some(_) => {
                     // Its own table cannot start, so it serves as if it still had snapshots.
-                    also(volume, changes.record_all(without));
-                    also(&real, self.make_live(&real));
+                    log_undo_failure(volume, changes.record_all(without));
+                    log_undo_failure(&real, self.make_live(&real));
                 }
                 None => {}
             }
@@ -144,7 +144,7 @@ impl Verbs {
         let taken = self.take_out(changes, snap, after, Loss::Told);
         if taken.is_err() && changes.record_of(&snap.full()).table.is_some() {
             // It waits for the snapshot, with the table that is recorded.
-            also(&snap.volume, self.world.clear(&snap.volume));
+            log_undo_failure(&snap.volume, self.world.clear(&snap.volume));
         }
         taken
     }
@@ -152,7 +152,7 @@ impl Verbs {
     /// After a failure: the snapshot as it was. What is lost is told to the clients alone: the
     /// verb failed as it is.
     fn put_back(&self, changes: &mut Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
-        also(&snap.volume, changes.record_all(before));
+        log_undo_failure(&snap.volume, changes.record_all(before));
         self.world.clear(&snap.volume)?;
         Losses::default().keep(self.assemble(changes, &snap.volume))
     }

@@ -7,7 +7,7 @@ use cairn_block::{ConfigError, ConfigKind, Report};
 use cairn_outcome::failure::{Losses, Outcome, refused, wrong};
 use cairn_targets::snapshot;
 
-use super::{SnapWords, Step, also, merge_line, origin_line, snapshot_line, store};
+use super::{SnapWords, Step, log_undo_failure, merge_line, origin_line, snapshot_line, store};
 use crate::control::rpc::SnapCreateParams;
 use crate::names::{SnapName, merge_of, real_of};
 use crate::state::{Record, Store};
@@ -126,7 +126,7 @@ impl Verbs {
         changes.record_all(records)?;
         self.step(Step::Recorded);
         if let Err(error) = self.start_merging(snap, &line, kept.is_some()) {
-            also(&snap.volume, self.call_off(changes, snap, before, kept.is_some()));
+            log_undo_failure(&snap.volume, self.call_off(changes, snap, before, kept.is_some()));
             return Err(error);
         }
         self.step(Step::Arranged);
@@ -207,7 +207,7 @@ impl Verbs {
         let before = changes.records.values().cloned().collect();
         let arranged = self.arrange_end(changes, &ending);
         if arranged.is_err() {
-            also(volume, self.go_on(changes, &ending, before));
+            log_undo_failure(volume, self.go_on(changes, &ending, before));
         }
         arranged?;
         self.step(Step::Recorded);
@@ -252,7 +252,7 @@ impl Verbs {
     /// After a failure: all as before.
     fn go_on(&self, changes: &mut Changes, ending: &Ending, before: Vec<Record>) -> Outcome<()> {
         let Ending { volume, kept, .. } = ending;
-        also(volume, changes.record_all(before));
+        log_undo_failure(volume, changes.record_all(before));
         for name in kept.iter().map(|(name, _)| name).chain([volume]) {
             self.world.clear(name)?;
         }

@@ -10,7 +10,7 @@ use crate::names::parent_of;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::snap::store::check_argument;
-use crate::verbs::steps::{Step, also, now_s};
+use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::{Changes, Verbs};
 
 /// A volume to be.
@@ -108,15 +108,15 @@ impl Verbs {
         changes.record_all(vec![record.clone()])?;
         self.step(Step::Recorded);
         if let Err(error) = self.create_in_pool(pool, line.id, *origin) {
-            also(name, changes.record_all(vec![before]));
+            log_undo_failure(name, changes.record_all(vec![before]));
             return Err(error);
         }
         self.step(Step::Pooled);
         let up = self.confirm(changes, pool, record).and_then(|()| self.show(name, line));
         if let Err(error) = up {
-            also(name, self.take_down(name));
-            also(name, self.tell_pool(&pool.name, &["delete", &line.id.to_string()]));
-            also(name, changes.record_all(vec![before]));
+            log_undo_failure(name, self.take_down(name));
+            log_undo_failure(name, self.tell_pool(&pool.name, &["delete", &line.id.to_string()]));
+            log_undo_failure(name, changes.record_all(vec![before]));
             return Err(error);
         }
         self.step(Step::Arranged);

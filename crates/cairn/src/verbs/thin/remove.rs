@@ -8,7 +8,7 @@ use crate::live_pool::LivePool;
 use crate::names::parent_of;
 use crate::state::Record;
 use crate::thin_line::ThinLine;
-use crate::verbs::steps::{Step, also};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::{Changes, Verbs};
 
 impl Verbs {
@@ -39,12 +39,12 @@ impl Verbs {
             self.step(Step::Recorded);
             let deleted = self.tell_pool(&pool.name, &["delete", &line.id.to_string()]);
             if deleted.is_err() {
-                also(name, changes.record_all(vec![record]));
+                log_undo_failure(name, changes.record_all(vec![record]));
             }
             deleted
         });
         if gone.is_err() {
-            also(name, self.show_again(name, &line));
+            log_undo_failure(name, self.show_again(name, &line));
         }
         gone?;
         self.step(Step::Pooled);

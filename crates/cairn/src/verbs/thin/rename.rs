@@ -8,7 +8,7 @@ use crate::control::rpc::ThinRenameParams;
 use crate::names::parent_of;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
-use crate::verbs::steps::{Step, also};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::{Changes, Verbs};
 
 /// A volume that is renamed.
@@ -94,10 +94,10 @@ impl Verbs {
         });
         if let Err(error) = done {
             for Move { from, to, line } in moves {
-                also(to, self.take_down(to));
-                also(from, self.show_again(from, line));
+                log_undo_failure(to, self.take_down(to));
+                log_undo_failure(from, self.show_again(from, line));
             }
-            also(&moves[0].from, changes.record_all(before));
+            log_undo_failure(&moves[0].from, changes.record_all(before));
             return Err(error);
         }
         self.step(Step::Done);
@@ -127,8 +127,8 @@ impl Verbs {
         changes.record_all(vec![Record { table: Some(line.text()), thin, ..before.clone() }])?;
         self.step(Step::Recorded);
         if let Err(error) = self.show(to, &line) {
-            also(to, self.take_down(to));
-            also(to, changes.record_all(vec![before]));
+            log_undo_failure(to, self.take_down(to));
+            log_undo_failure(to, changes.record_all(vec![before]));
             return Err(error);
         }
         self.step(Step::Done);

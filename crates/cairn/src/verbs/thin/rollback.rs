@@ -10,7 +10,7 @@ use crate::live_pool::LivePool;
 use crate::names::{SnapName, parent_of};
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
-use crate::verbs::steps::{Step, also, now_s};
+use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::{Changes, Verbs};
 
 /// What a rollback works on.
@@ -50,11 +50,14 @@ impl Verbs {
         self.step(Step::Pooled);
         let before = changes.record_of(&act.volume);
         if let Err(error) = self.exchange(&mut changes, &pool, &act) {
-            also(&act.volume, self.world.clear(&act.volume));
-            also(&act.volume, self.make_live(&act.volume));
+            log_undo_failure(&act.volume, self.world.clear(&act.volume));
+            log_undo_failure(&act.volume, self.make_live(&act.volume));
             self.note_if_stuck(&act.volume);
             if changes.is_sure() {
-                also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
+                log_undo_failure(
+                    &act.volume,
+                    self.tell_pool(&pool.name, &["delete", &id.to_string()]),
+                );
             }
             return Err(error);
         }
@@ -65,9 +68,9 @@ impl Verbs {
             if let Some(keep) = &act.keep {
                 let mut kept = changes.record_of(keep);
                 kept.clear();
-                also(keep, changes.record_fact(kept));
+                log_undo_failure(keep, changes.record_fact(kept));
             }
-            also(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
+            log_undo_failure(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
             return Err(error);
         }
         self.step(Step::Resumed);
@@ -129,8 +132,11 @@ impl Verbs {
     fn end_former(&self, pool: &LivePool, act: &Rollback) {
         let id = act.former.id;
         match &act.keep {
-            Some(keep) => also(keep, self.show(keep, &act.former)),
-            None => also(&pool.name, self.tell_pool(&pool.name, &["delete", &id.to_string()])),
+            Some(keep) => log_undo_failure(keep, self.show(keep, &act.former)),
+            None => log_undo_failure(
+                &pool.name,
+                self.tell_pool(&pool.name, &["delete", &id.to_string()]),
+            ),
         }
     }
 }

@@ -582,12 +582,8 @@ impl DriveShared {
             return Err(error);
         }
         let state = self.state.lock();
-        let mut running = Running::at_once(Op::Read, range);
-        if self.options.torn_reads {
-            running.before = vec![0; range.to_bytes() as usize];
-            state.visible.read(range.start, &mut running.before);
-        }
-        Ok(state.read(&running, rng))
+        let before = self.before((Op::Read, range), &state);
+        Ok(state.read(&Running { before, ..Running::at_once(Op::Read, range) }, rng))
     }
 
     /// The write of a copy. It is in flight as long as the power may go at its submission.
@@ -615,12 +611,12 @@ impl DriveShared {
         result
     }
 
-    fn before(&self, request: &Request, state: &State) -> Vec<u8> {
-        if request.op != Op::Read || !self.options.torn_reads {
+    fn before(&self, (op, range): (Op, SectorRange), state: &State) -> Vec<u8> {
+        if op != Op::Read || !self.options.torn_reads {
             return Vec::new();
         }
-        let mut bytes = vec![0; request.range.to_bytes() as usize];
-        state.visible.read(request.range.start, &mut bytes);
+        let mut bytes = vec![0; range.to_bytes() as usize];
+        state.visible.read(range.start, &mut bytes);
         bytes
     }
 
@@ -681,7 +677,7 @@ impl Disk for Medium {
                 result: planted.error.map_or(Ok(()), Err),
                 loses: planted.loses,
                 completed_before: state.completed,
-                before: drive.before(request, &state),
+                before: drive.before((request.op, request.range), &state),
             };
             state.running.insert(op, running);
             (op, after + planted.delay)

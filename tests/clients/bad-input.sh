@@ -1,7 +1,7 @@
 #!/bin/bash
 # Bad input of every kind is refused in one line that names the device or the word, what was found
 # and what was expected, with the documented exit status, and without writing a byte anywhere:
-# 1 for tables and arguments, 2 for damage on a device, 4 for what somebody else holds.
+# 1 for a start whose volume cannot be brought up, whatever the reason, 4 for a socket in use.
 . "$(dirname "$0")/../lib.sh"
 need qemu-io nbdinfo
 
@@ -30,7 +30,7 @@ patched() {
   cp good cache
   # shellcheck disable=SC2059
   printf "$(sed 's/../\\x&/g' <<<"$2")" | dd of=cache bs=1 seek="$1" conv=notrunc status=none
-  refused 2 "cache $3" "$(writecache origin cache 4096)"
+  refused 1 "cache $3" "$(writecache origin cache 4096)"
 }
 
 patched 0 21934824 'magic 0x24489321 0x23489321'
@@ -46,7 +46,7 @@ patched 64 0300000000000000 'entry 0 3'
 cp good cache
 refused 1 'cache block.size 4096 512' "$(writecache origin cache 512)"
 truncate -s 8k cache
-refused 2 'cache n_blocks 254 8192' "$(writecache origin cache 4096)"
+refused 1 'cache n_blocks 254 8192' "$(writecache origin cache 4096)"
 rm cache
 truncate -s 4k cache
 refused 1 'cache 4096' "$(writecache origin cache 4096)"
@@ -75,24 +75,24 @@ refused 1 'wrotecache' "0 8192 wrotecache origin 0"
 refused 1 'zz' "0 zz linear origin 0"
 refused 1 '16 8' "0 8 linear origin 0
 16 8 linear origin 16"
-refused 1 'self none' "0 8 linear @self 0"
+refused 1 'self no.volume' "0 8 linear @self 0"
 refused 1 'loop @self other' "self=0 8 linear @self 0"
 refused 1 'sing' '0 8 zero' --message 'default 0 sing'
 refused 1 'origin another' "0 8192 writecache s origin origin 4096 0"
 truncate -s 2M short.origin
 refused 1 'short.origin 4096 8192' "0 8192 writecache s short.origin cache 4096 0"
 truncate -s 32k short.origin
-refused 2 'cache entry original_sector 64' "$(writecache short.origin cache 4096)"
+refused 1 'cache entry original_sector 64' "$(writecache short.origin cache 4096)"
 
 mkfifo fifo
 exec 3<>fifo
 qemu-io -f raw origin <fifo >held 2>&1 &
 holder=$!
 until grep -q 'qemu-io>' held; do sleep 0.05; done
-refused 4 'origin' "$line 0"
+refused 1 'origin' "$line 0"
 exec 3>&-
 { kill $holder && wait $holder || true; } 2>/dev/null
 serve --table "$line 0"
-refused 4 'origin|cache' "$line 0"
+refused 1 'origin|cache' "$line 0"
 refused 4 'nbd.sock' '0 8 zero' --listen "unix:$work/nbd.sock"
 serve_end

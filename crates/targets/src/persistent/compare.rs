@@ -214,7 +214,7 @@ impl Working {
         }
     }
 
-    /// Like [`Store::own_blocks`], for one node above leaves; the leaves are read together.
+    /// Like [`Working::own_blocks`], for one node above leaves; the leaves are read together.
     async fn own_below(
         &self,
         env: &Env,

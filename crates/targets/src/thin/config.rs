@@ -438,7 +438,7 @@ mod tests {
         }
         for (line, part) in [
             ("/o 0", "pool: found '/o', expected a volume with a thin-pool"),
-            ("@other 0", "found none of this name"),
+            ("@other 0", "there is no volume of this name"),
             ("@pool", "id: found nothing"),
             ("@pool 16777216", "id: found '16777216', expected a number from 0 to 16777215"),
             ("@pool 0 @pool", "origin: found the pool"),

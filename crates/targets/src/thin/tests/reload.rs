@@ -19,7 +19,7 @@ fn a_pool_is_served_by_one_table() {
 fn a_volume_needs_its_pool_and_its_device() {
     let bed = Bed::new(256, 64);
     let thin = "0 1024 thin @pool 0";
-    bed.refuses("thin", thin, "none of this name");
+    bed.refuses("thin", thin, "there is no volume of this name");
     bed.load("pool", "0 8192 zero");
     bed.refuses("thin", thin, "@pool: pool: found another kind of target");
     bed.load_pool("0 0");

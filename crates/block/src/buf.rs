@@ -14,7 +14,8 @@
 //! Where the memory comes from: a class that is used a lot, and every class of large buffers,
 //! is cut from [`Span`]s, for which huge pages are advised; their addresses stay with the pool
 //! until it ends. The first buffers of a small class are taken piecemeal, and those larger than
-//! every class come and go piecemeal. [`HugeWords`] are a span of their own.
+//! every class come and go piecemeal. [`HugeWords`] are a span of their own. A buffer may also lie
+//! over memory of another owner ([`Buf::foreign`]), which no pool ever takes back.
 //!
 //! P1. Free regions of a pool occupy at most its limit ([`BufPool::set_keep`]): beyond it the
 //!     memory of those that were free for longest goes back to the system. They stay in the free
@@ -25,14 +26,17 @@
 
 #![allow(unsafe_code)]
 
+mod foreign;
 mod span;
 mod words;
 mod zero;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use rustix::mm::{Advice, madvise};
 use smallvec::SmallVec;
@@ -56,12 +60,20 @@ struct Region {
     ptr: NonNull<u8>,
     capacity: usize,
     class: Option<usize>,
-    /// 0 free, n > 0 borrowed n times for reading, -1 borrowed for writing.
+    /// 0 free, n > 0 borrowed n times for reading, -1 borrowed for writing, or `foreign::FOREIGN`.
     borrows: Cell<isize>,
     pool: Weak<PoolInner>,
-    /// What it was cut from, which lives as long as any of its regions; none if its memory was
-    /// taken from the system for itself alone.
-    span: Option<Rc<Span>>,
+    memory: Memory,
+}
+
+/// Where the memory of a region comes from.
+enum Memory {
+    /// Taken from the system for this region alone.
+    Piecemeal,
+    /// Cut from a span, which lives as long as any of its regions.
+    Span { _span: Rc<Span> },
+    /// Another owner's, which keeps it mapped until it is dropped.
+    Foreign { _owner: Arc<dyn Any + Send + Sync> },
 }
 
 impl Region {
@@ -74,7 +86,8 @@ impl Region {
         // SAFETY: the layout has a non-zero size (callers round up to BUF_ALIGN).
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Rc::new(Region { ptr, capacity, class, borrows: Cell::new(0), pool, span: None })
+        let (borrows, memory) = (Cell::new(0), Memory::Piecemeal);
+        Rc::new(Region { ptr, capacity, class, borrows, pool, memory })
     }
 }
 
@@ -90,7 +103,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.span.is_none() {
+        if matches!(self.memory, Memory::Piecemeal) {
             // SAFETY: allocated in `piecemeal` with this very layout, and no handle is left.
             unsafe { dealloc(self.ptr.as_ptr(), Region::layout(self.capacity)) }
         }
@@ -236,7 +249,7 @@ impl BufPool {
                 class: Some(number),
                 borrows: Cell::new(0),
                 pool: Rc::downgrade(&self.0),
-                span: Some(span.clone()),
+                memory: Memory::Span { _span: span.clone() },
             }));
         }
         let region = free.pop();
@@ -259,11 +272,12 @@ impl Buf {
         self.region().capacity
     }
 
-    /// Runs `read` on `len` bytes from `offset`. Must not nest inside [`Buf::write`].
+    /// Runs `read` on `len` bytes from `offset`. Must not nest inside [`Buf::write`]. Not for
+    /// foreign memory.
     pub fn read<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> R {
         let region = self.region();
         assert!(offset <= region.capacity && len <= region.capacity - offset);
-        assert!(region.borrows.get() >= 0, "buffer is borrowed for writing");
+        assert!(region.borrows.get() >= 0, "buffer is borrowed for writing, or foreign memory");
         region.borrows.set(region.borrows.get() + 1);
         // SAFETY: in bounds (asserted), initialised (with zeros), and no `&mut` exists on
         // this thread (flag) nor elsewhere (handles are not Send).
@@ -273,11 +287,12 @@ impl Buf {
         result
     }
 
-    /// Runs `write` on `len` bytes from `offset`. Must not nest inside another borrow.
+    /// Runs `write` on `len` bytes from `offset`. Must not nest inside another borrow. Not for
+    /// foreign memory.
     pub fn write<R>(&self, offset: usize, len: usize, write: impl FnOnce(&mut [u8]) -> R) -> R {
         let region = self.region();
         assert!(offset <= region.capacity && len <= region.capacity - offset);
-        assert_eq!(region.borrows.get(), 0, "buffer is borrowed");
+        assert_eq!(region.borrows.get(), 0, "buffer is borrowed, or foreign memory");
         region.borrows.set(-1);
         // SAFETY: in bounds (asserted), initialised, and the only borrow (flag, not Send).
         let slice = unsafe { std::slice::from_raw_parts_mut(region.ptr.as_ptr().add(offset), len) };
@@ -396,7 +411,11 @@ impl Segs {
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
         let mut at = 0;
         for (seg, start, len) in self.pieces(offset, out.len()) {
-            seg.buf.read(start, len, |bytes| out[at..at + len].copy_from_slice(bytes));
+            let out = &mut out[at..at + len];
+            match seg.buf.is_foreign() {
+                false => seg.buf.read(start, len, |bytes| out.copy_from_slice(bytes)),
+                true => seg.buf.load(start, out),
+            }
             at += len;
         }
         assert_eq!(at, out.len(), "read beyond the end of the segments");
@@ -406,7 +425,11 @@ impl Segs {
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let mut at = 0;
         for (seg, start, len) in self.pieces(offset, bytes.len()) {
-            seg.buf.write(start, len, |out| out.copy_from_slice(&bytes[at..at + len]));
+            let bytes = &bytes[at..at + len];
+            match seg.buf.is_foreign() {
+                false => seg.buf.write(start, len, |out| out.copy_from_slice(bytes)),
+                true => seg.buf.store(start, bytes),
+            }
             at += len;
         }
         assert_eq!(at, bytes.len(), "write beyond the end of the segments");
@@ -418,27 +441,40 @@ impl Segs {
         assert!(offset <= self.bytes && len <= self.bytes - offset);
         match self.list.as_slice() {
             // Nearly all data is one piece, and no zeros: that is to cost next to nothing.
-            [seg] => seg.buf.read(seg.offset + offset, len, zero::is_zero),
+            [seg] if !seg.buf.is_foreign() => seg.buf.read(seg.offset + offset, len, zero::is_zero),
             _ => self.pieces_are_zero(offset, len),
         }
     }
 
     #[inline(never)]
     fn pieces_are_zero(&self, offset: usize, len: usize) -> bool {
-        self.pieces(offset, len).all(|(seg, at, len)| seg.buf.read(at, len, zero::is_zero))
+        self.pieces(offset, len).all(|(seg, at, len)| match seg.buf.is_foreign() {
+            false => seg.buf.read(at, len, zero::is_zero),
+            true => seg.buf.read_staged(at, len, zero::is_zero),
+        })
     }
 
-    /// Runs `read` on each contiguous piece of `len` bytes from `offset`, in order.
+    /// Runs `read` on contiguous pieces that make up `len` bytes from `offset`, in order.
     pub fn for_each(&self, offset: usize, len: usize, mut read: impl FnMut(&[u8])) {
         for (seg, start, len) in self.pieces(offset, len) {
-            seg.buf.read(start, len, &mut read);
+            if seg.buf.is_foreign() {
+                seg.buf.read_staged(start, len, |bytes| {
+                    read(bytes);
+                    true
+                });
+            } else {
+                seg.buf.read(start, len, &mut read);
+            }
         }
     }
 
-    /// Runs `write` on each contiguous piece of `len` bytes from `offset`, in order.
+    /// Runs `write` on contiguous pieces that make up `len` bytes from `offset`, in order.
     pub fn for_each_mut(&self, offset: usize, len: usize, mut write: impl FnMut(&mut [u8])) {
         for (seg, start, len) in self.pieces(offset, len) {
-            seg.buf.write(start, len, &mut write);
+            match seg.buf.is_foreign() {
+                false => seg.buf.write(start, len, &mut write),
+                true => seg.buf.write_staged(start, len, &mut write),
+            }
         }
     }
 

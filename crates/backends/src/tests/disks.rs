@@ -14,7 +14,7 @@ use cairn_block::{
 };
 use rustix::fs::{Mode, OFlags};
 
-const PLAIN: Shape = Shape { skew: 0, cut: None };
+const PLAIN: Shape = Shape { skew: 0, cut: None, foreign: false };
 
 struct Scratch {
     file: tempfile::NamedTempFile,
@@ -185,7 +185,7 @@ fn a_file_that_shrank_is_an_io_error_and_never_zeros() {
     let disk = scratch.open();
     scratch.file.as_file().set_len(8192).unwrap();
     for world in worlds() {
-        for shape in [PLAIN, Shape { skew: 3, cut: None }] {
+        for shape in [PLAIN, Shape { skew: 3, ..PLAIN }] {
             for at in [range(16, 8), range(8, 16), range(1024, 1)] {
                 let error = read(&world, &disk, at, shape).unwrap_err();
                 assert_eq!(error, IoError::IO, "{at}");
@@ -276,7 +276,7 @@ fn the_page_cache_mode_writes_through_on_fua_and_flush() {
     assert_eq!(disk.limits().logical_block, 512);
     let disk: Arc<dyn Disk> = Arc::new(disk);
     for world in worlds() {
-        let odd = Shape { skew: 5, cut: Some(777) };
+        let odd = Shape { skew: 5, cut: Some(777), ..PLAIN };
         write(&world, &disk, (range(3, 9), Flags::FUA), vec![9; 9 * 512], odd).unwrap();
         act(&world, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
         assert_eq!(read(&world, &disk, range(3, 9), odd).unwrap(), [9; 9 * 512]);
@@ -289,7 +289,7 @@ fn a_transfer_larger_than_one_bounce_is_whole() {
     let disk = scratch.open();
     let data: Vec<u8> = (0..5u32 << 20).map(|i| (i / 251) as u8).collect();
     for world in worlds() {
-        let odd = Shape { skew: 1, cut: Some(1234567) };
+        let odd = Shape { skew: 1, cut: Some(1234567), ..PLAIN };
         let at = range(8, 5 << 11);
         write(&world, &disk, (at, Flags::FUA), data.clone(), odd).unwrap();
         assert!(read(&world, &disk, at, odd).unwrap() == data);
@@ -377,7 +377,7 @@ fn failed_requests_are_logged_by_device_and_operation_and_then_counted() {
         let counted = || world.post().log().counted(&key);
         assert_eq!(counted(), None);
         // As one transfer, and as a task over memory that direct I/O refuses.
-        for (times, shape) in [(0, PLAIN), (1, PLAIN), (2, Shape { skew: 1, cut: None })] {
+        for (times, shape) in [(0, PLAIN), (1, PLAIN), (2, Shape { skew: 1, ..PLAIN })] {
             read(&world, &disk, range(8, 8), shape).unwrap_err();
             assert_eq!(counted(), Some(times));
         }

@@ -3,10 +3,13 @@
 mod disks;
 mod model;
 
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cairn_block::{
-    Disk, Env, Extent, Flags, Io, IoResult, Op, ReactorId, Sector, SectorCount, SectorRange, Segs,
+    Buf, Disk, Env, Extent, Flags, Io, IoResult, Op, ReactorId, Sector, SectorCount, SectorRange,
+    Segs,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use proptest::prelude::{Strategy, any, prop_oneof};
@@ -21,25 +24,44 @@ pub fn range(start: u64, count: u64) -> SectorRange {
     SectorRange::new(Sector(start), SectorCount(count))
 }
 
-/// Segments over `data`: one piece `skew` bytes into its buffer, or with `cut` two pieces that meet
-/// there.
-fn segs_of(env: &Env, data: &[u8], skew: usize, cut: Option<usize>) -> Segs {
+/// Segments over `data` of this shape.
+fn segs_of(env: &Env, data: &[u8], Shape { skew, cut, foreign }: Shape) -> Segs {
     let cut = cut.map_or(data.len(), |cut| cut % data.len());
     let mut segs = Segs::default();
     for piece in [&data[..cut], &data[cut..]] {
         if !piece.is_empty() {
-            segs.push(env.buf(piece.len() + skew), skew, piece.len());
+            let bytes = piece.len() + skew;
+            let buf = if foreign { guest_memory(bytes) } else { env.buf(bytes) };
+            segs.push(buf, skew, piece.len());
         }
     }
     segs.copy_in(0, data);
     segs
 }
 
-/// The shape of a request's memory.
+/// The shape of a request's memory: one piece `skew` bytes into its buffer, or with `cut` two
+/// pieces that meet there; the reactor's own, or memory of another owner.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shape {
     pub skew: usize,
     pub cut: Option<usize>,
+    pub foreign: bool,
+}
+
+#[repr(align(4096))]
+#[expect(dead_code, reason = "used by its address alone")]
+struct Page(UnsafeCell<[u8; 4096]>);
+
+// SAFETY: only the request that names the page touches it.
+unsafe impl Sync for Page {}
+
+/// Memory as a virtual machine has it: whole pages, not from any pool.
+fn guest_memory(bytes: usize) -> Buf {
+    let pages = bytes.div_ceil(4096);
+    let guest: Arc<[Page]> = (0..pages).map(|_| Page(UnsafeCell::new([0xa5; 4096]))).collect();
+    let base = NonNull::new(guest.as_ptr().cast_mut().cast()).expect("an address in memory");
+    // SAFETY: the pages live as long as the owner, in cells, and only this address is used.
+    unsafe { Buf::foreign(Arc::new(guest), base, pages * 4096) }
 }
 
 /// Runs a request without data on a reactor, from any thread.
@@ -58,7 +80,7 @@ pub fn write(
 ) -> IoResult {
     let disk = disk.clone();
     on.block_on(ReactorId(1), move |env| async move {
-        let segs = segs_of(&env, &data, shape.skew, shape.cut);
+        let segs = segs_of(&env, &data, shape);
         env.io(&disk, Io::write(at, segs).with(flags)).await
     })
 }
@@ -72,7 +94,7 @@ pub fn read(
     let disk = disk.clone();
     on.block_on(ReactorId(0), move |env| async move {
         let stale = vec![0xee; at.to_bytes() as usize];
-        let segs = segs_of(&env, &stale, shape.skew, shape.cut);
+        let segs = segs_of(&env, &stale, shape);
         let result = env.io(&disk, Io::read(at, segs.clone())).await;
         result.map(|()| segs.to_vec())
     })
@@ -97,7 +119,10 @@ pub fn steps() -> impl Strategy<Value = Vec<Step>> {
     let at = || (any::<u64>(), 1..400u64);
     let skew = prop_oneof![proptest::strategy::Just(0usize), 1..600usize];
     let cut = proptest::option::of(any::<usize>());
-    let shape = || (skew.clone(), cut.clone()).prop_map(|(skew, cut)| Shape { skew, cut });
+    let shape = || {
+        let parts = (skew.clone(), cut.clone(), any::<bool>());
+        parts.prop_map(|(skew, cut, foreign)| Shape { skew, cut, foreign })
+    };
     let write = (at(), any::<u8>(), any::<bool>(), shape());
     let step = prop_oneof![
         4 => write.prop_map(|(at, seed, fua, shape)| Step::Write { at, seed, fua, shape }),

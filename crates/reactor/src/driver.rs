@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use cairn_block::{Env, IoError, IoResult, Request, RequestId, Segs};
+use rustix::net::SocketAddrAny;
 
 use crate::ring::{Io, IoVecs, Ring, Token};
 
@@ -261,6 +262,18 @@ impl Driver {
         self.future(Io::PollIn { fd: fd.as_raw_fd() }, keep)
     }
 
+    /// Waits until `fd` is writable; returns poll's revents or `-errno`.
+    pub fn writable(self: &Rc<Self>, fd: &Arc<OwnedFd>) -> OpFuture {
+        let keep = Keep { _fd: Some(fd.clone()), ..Keep::default() };
+        self.future(Io::PollOut { fd: fd.as_raw_fd() }, keep)
+    }
+
+    /// Connects `socket`; returns 0 or `-errno`.
+    pub fn connect(self: &Rc<Self>, socket: &Arc<OwnedFd>, address: SocketAddrAny) -> OpFuture {
+        let keep = Keep { _fd: Some(socket.clone()), ..Keep::default() };
+        self.future(Io::Connect { fd: socket.as_raw_fd(), address: Box::new(address) }, keep)
+    }
+
     /// Reads `file` at `offset` bytes into `segs`; returns bytes (0 at the end) or `-errno`. May be
     /// short.
     pub fn read_at(self: &Rc<Self>, file: &Arc<OwnedFd>, segs: Segs, offset: u64) -> OpFuture {
@@ -420,7 +433,31 @@ impl Drop for OpFuture {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use cairn_block::ReactorId;
+    use rustix::net::{AddressFamily, SocketType, socket};
+
     use super::*;
+    use crate::{Options, Reactors, RingKind};
+
+    #[test]
+    fn socket_is_writable_once_it_is_connected() {
+        for ring in [RingKind::Auto, RingKind::Threads] {
+            let reactors = Reactors::start(Options { count: 1, ring }).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let ended = reactors.block_on(ReactorId(0), move |env| async move {
+                let driver = Driver::of(&env).clone();
+                let socket =
+                    Arc::new(socket(AddressFamily::INET, SocketType::STREAM, None).unwrap());
+                let connected = driver.connect(&socket, address.into()).await;
+                (connected, driver.writable(&socket).await)
+            });
+            assert_eq!(ended, (0, i32::from(libc::POLLOUT)));
+            listener.accept().unwrap();
+        }
+    }
 
     #[test]
     fn a_short_transfer_goes_on_inside_the_right_piece() {

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use rustix::net::SocketAddrAny;
 use smallvec::SmallVec;
 
 use crate::threads::ThreadRing;
@@ -185,10 +186,33 @@ pub enum Io {
         /// A listening socket; the ring may set O_NONBLOCK on it.
         fd: RawFd,
     },
+    /// Connect a socket; results in 0. A unix socket whose listener accepts too slowly may be
+    /// -EAGAIN.
+    Connect {
+        /// A socket that is not connected; the ring may set O_NONBLOCK on it.
+        fd: RawFd,
+        /// Where to.
+        address: Box<SocketAddrAny>,
+    },
     /// Wait until readable; results in the poll(2) bits seen.
     PollIn {
         /// Anything poll(2) takes.
         fd: RawFd,
+    },
+    /// Wait until writable; results in the poll(2) bits seen.
+    PollOut {
+        /// Anything poll(2) takes.
+        fd: RawFd,
+    },
+    /// A command of the file's driver (ublk's, for one), which says what results. -EOPNOTSUPP if
+    /// the file takes no commands, or the ring cannot send any: helper threads cannot.
+    UringCmd {
+        /// A device that takes commands.
+        fd: RawFd,
+        /// The number of the command.
+        command: u32,
+        /// Its argument. Memory that it names stays valid like that of a transfer.
+        argument: [u8; 16],
     },
     /// Any other blocking call, on a helper thread; results in what the closure returns, which
     /// follows the rule above (a panic is -EIO). It cannot be cancelled once it runs, and dropping

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::net::SocketAddrAny;
 
 use crate::ring::{
     EventWake, Io, IoVecs, Ring, SpareIoVecs, Token, Wake, bounded_sleep, plain_offset,
@@ -177,7 +178,14 @@ fn perform(io: Io) -> i32 {
             tracing::error!("a blocking operation panicked; it is answered with EIO");
             -libc::EIO
         }),
-        Io::Recv { .. } | Io::Send { .. } | Io::Accept { .. } | Io::PollIn { .. } => {
+        // No system call sends one.
+        Io::UringCmd { .. } => -libc::EOPNOTSUPP,
+        Io::Recv { .. }
+        | Io::Send { .. }
+        | Io::Accept { .. }
+        | Io::Connect { .. }
+        | Io::PollIn { .. }
+        | Io::PollOut { .. } => {
             unreachable!("sockets and pollables never reach a helper thread")
         }
     }
@@ -223,7 +231,9 @@ enum SocketKind {
     Recv(IoVecs),
     Send(IoVecs),
     Accept,
-    Poll,
+    Connect(Box<SocketAddrAny>),
+    /// The poll(2) bits to wait for.
+    Poll(i16),
 }
 
 struct Finished {
@@ -297,8 +307,9 @@ fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) -> bool {
 impl SocketOp {
     fn interest(&self) -> libc::pollfd {
         let events = match self.kind {
-            SocketKind::Send(_) => libc::POLLOUT,
-            SocketKind::Recv(_) | SocketKind::Accept | SocketKind::Poll => libc::POLLIN,
+            SocketKind::Send(_) | SocketKind::Connect(_) => libc::POLLOUT,
+            SocketKind::Recv(_) | SocketKind::Accept => libc::POLLIN,
+            SocketKind::Poll(events) => events,
         };
         libc::pollfd { fd: self.fd, events, revents: 0 }
     }
@@ -309,8 +320,9 @@ impl SocketOp {
             return None;
         }
         let result = match &self.kind {
-            SocketKind::Poll if revents & libc::POLLNVAL != 0 => -libc::EBADF,
-            SocketKind::Poll => i32::from(revents),
+            SocketKind::Poll(_) if revents & libc::POLLNVAL != 0 => -libc::EBADF,
+            SocketKind::Poll(_) => i32::from(revents),
+            SocketKind::Connect(address) => return connect(self.fd, address),
             SocketKind::Accept => uninterrupted(|| accept(self.fd)),
             SocketKind::Recv(iov) => {
                 let mut message = message(iov);
@@ -330,6 +342,20 @@ impl SocketOp {
     }
 }
 
+/// Starts to connect, or asks how that ends: the system tells by the same call. `None` while it
+/// is under way. (A socket that does not connect polls as writable.)
+fn connect(socket: RawFd, address: &SocketAddrAny) -> Option<i32> {
+    let (address, length) = (address.as_ptr().cast(), address.addr_len());
+    // SAFETY: the address outlives the call.
+    match uninterrupted(|| unsafe { libc::connect(socket, address, length) as isize }) {
+        INPROGRESS | ALREADY => None,
+        result => Some(result),
+    }
+}
+
+const INPROGRESS: i32 = -libc::EINPROGRESS;
+const ALREADY: i32 = -libc::EALREADY;
+
 fn accept(listener: RawFd) -> isize {
     let (address, length) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: no address is asked for.
@@ -345,7 +371,8 @@ pub(crate) fn message(iov: &IoVecs) -> libc::msghdr {
     message
 }
 
-/// Another process may empty the listener between poll and accept; the accept must not block then.
+/// Another process may empty the listener between poll and accept; the accept must not block then,
+/// nor a connect ever.
 fn make_nonblocking(fd: RawFd) {
     // SAFETY: no memory is passed. A failure shows in the result of the accept.
     unsafe {
@@ -361,7 +388,12 @@ impl Ring for ThreadRing {
         match io {
             Io::Recv { fd, iov, .. } => self.watch(fd, SocketKind::Recv(iov), token),
             Io::Send { fd, iov, .. } => self.watch(fd, SocketKind::Send(iov), token),
-            Io::PollIn { fd } => self.watch(fd, SocketKind::Poll, token),
+            Io::PollIn { fd } => self.watch(fd, SocketKind::Poll(libc::POLLIN), token),
+            Io::PollOut { fd } => self.watch(fd, SocketKind::Poll(libc::POLLOUT), token),
+            Io::Connect { fd, address } => {
+                make_nonblocking(fd);
+                self.watch(fd, SocketKind::Connect(address), token);
+            }
             Io::Accept { fd } => {
                 make_nonblocking(fd);
                 self.watch(fd, SocketKind::Accept, token);

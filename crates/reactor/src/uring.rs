@@ -1,7 +1,7 @@
 //! The ring over io_uring: one kernel ring per reactor thread, one system call per batch.
 //!
-//! Owns the slots that keep what the kernel reads (iovec arrays, message headers) at a fixed
-//! address until the completion, and the list of operations that did not fit into the kernel's
+//! Owns the slots that keep what the kernel reads (iovec arrays, message headers, addresses) at a
+//! fixed address until the completion, and the list of operations that did not fit into the kernel's
 //! queue. A wake arrives as the completion of an eventfd read that is in flight in the ring itself.
 //!
 //! Promises: the ring's promises (`ring.rs`). Must never free a slot or itself while the kernel
@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
+
+use rustix::net::SocketAddrAny;
 
 use crate::ring::{
     EventWake, Io, IoVecs, Ring, SpareIoVecs, Token, Wake, bounded_sleep, plain_offset,
@@ -35,7 +37,7 @@ const WAKE_DATA: u64 = u64::MAX;
 const CANCEL_DATA: u64 = u64::MAX - 1;
 
 /// What the kernel must support; the first release with all of it is 5.11.
-const OPCODES: [u8; 13] = [
+const OPCODES: [u8; 14] = [
     opcode::Read::CODE,
     opcode::Readv::CODE,
     opcode::Write::CODE,
@@ -47,6 +49,7 @@ const OPCODES: [u8; 13] = [
     opcode::Send::CODE,
     opcode::SendMsg::CODE,
     opcode::Accept::CODE,
+    opcode::Connect::CODE,
     opcode::PollAdd::CODE,
     opcode::AsyncCancel::CODE,
 ];
@@ -60,6 +63,8 @@ pub struct UringRing {
     wake: Arc<EventWake>,
     wake_armed: bool,
     wake_count: Box<[u8; 8]>,
+    /// The kernel sends commands to drivers (since 5.19).
+    sends_commands: bool,
     /// The kernel takes submissions only from the thread that opened the ring.
     one_thread: PhantomData<*const ()>,
 }
@@ -76,7 +81,7 @@ impl UringRing {
 
     pub(crate) fn with_entries(entries: u32) -> io::Result<Self> {
         let ring = open_kernel_ring(entries)?;
-        check_features(&ring)?;
+        let sends_commands = check_features(&ring)?;
         let wake = Arc::new(EventWake::new()?);
         Ok(Self {
             ring,
@@ -86,6 +91,7 @@ impl UringRing {
             wake,
             wake_armed: false,
             wake_count: Box::new([0; 8]),
+            sends_commands,
             one_thread: PhantomData,
         })
     }
@@ -172,6 +178,7 @@ impl Ring for UringRing {
     unsafe fn submit(&mut self, io: Io, token: Token) {
         match io {
             Io::Blocking(_) => self.pool.submit(io, token),
+            Io::UringCmd { .. } if !self.sends_commands => self.pool.submit(io, token),
             io => {
                 let entry = self.slots.start(io, token);
                 self.push(entry);
@@ -281,7 +288,8 @@ fn open_kernel_ring(entries: u32) -> io::Result<IoUring> {
     }
 }
 
-fn check_features(ring: &IoUring) -> io::Result<()> {
+/// Whether the kernel sends commands to drivers; an error if it lacks something else.
+fn check_features(ring: &IoUring) -> io::Result<bool> {
     let params = ring.params();
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
@@ -289,7 +297,7 @@ fn check_features(ring: &IoUring) -> io::Result<()> {
         && params.is_feature_nodrop()
         && OPCODES.iter().all(|code| probe.is_supported(*code));
     if complete {
-        return Ok(());
+        return Ok(probe.is_supported(opcode::UringCmd16::CODE));
     }
     Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is older than 5.11"))
 }
@@ -310,13 +318,14 @@ struct Slot {
     accepts: bool,
     iov: IoVecs,
     message: libc::msghdr,
+    address: Option<Box<SocketAddrAny>>,
 }
 
 impl Slot {
     fn new() -> Self {
         let iov = IoVecs::new();
         let message = message(&iov);
-        Self { token: 0, generation: 0, busy: false, accepts: false, iov, message }
+        Self { token: 0, generation: 0, busy: false, accepts: false, iov, message, address: None }
     }
 
     /// Stores the operation's iovecs in the slot and makes the kernel's entry.
@@ -340,7 +349,15 @@ impl Slot {
                     .flags(libc::SOCK_CLOEXEC)
                     .build()
             }
+            Io::Connect { fd, address } => {
+                let address = self.address.insert(address);
+                opcode::Connect::new(Fd(fd), address.as_ptr().cast(), address.addr_len()).build()
+            }
             Io::PollIn { fd } => opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build(),
+            Io::PollOut { fd } => opcode::PollAdd::new(Fd(fd), libc::POLLOUT as u32).build(),
+            Io::UringCmd { fd, command, argument } => {
+                opcode::UringCmd16::new(Fd(fd), command).cmd(argument).build()
+            }
             Io::Blocking(_) => unreachable!("closures go to the helper threads"),
         }
     }

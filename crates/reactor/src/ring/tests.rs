@@ -5,12 +5,14 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketType};
 
 use super::{Io, IoVecs, Ring, RingKind, Token, open};
 use crate::threads::ThreadRing;
@@ -515,4 +517,106 @@ fn the_ring_that_was_asked_for_opens_under_its_name() {
         Ok((_, asked)) => assert_eq!((name, asked), ("io_uring", "io_uring")),
         Err(_) => assert_eq!(name, "threads"),
     }
+}
+
+/// A socket of `family`, non-blocking or not.
+fn socket(family: AddressFamily, nonblocking: bool) -> OwnedFd {
+    let socket = rustix::net::socket(family, SocketType::STREAM, None).unwrap();
+    rustix::io::ioctl_fionbio(&socket, nonblocking).unwrap();
+    socket
+}
+
+fn connect(socket: &OwnedFd, address: impl Into<SocketAddrAny>) -> Io {
+    Io::Connect { fd: socket.as_raw_fd(), address: Box::new(address.into()) }
+}
+
+#[test]
+fn connect_reaches_a_listener_and_a_closed_port_refuses_it() {
+    on_both_rings(|runner| {
+        for nonblocking in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let ours = socket(AddressFamily::INET, nonblocking);
+            assert_eq!(runner.run(connect(&ours, address)), 0);
+            let (mut peer, _) = listener.accept().unwrap();
+            peer.write_all(b"hello").unwrap();
+            let mut bytes = vec![0; 5];
+            let iov = memory(&mut bytes);
+            assert_eq!(runner.run(Io::Recv { fd: ours.as_raw_fd(), iov, all: false }), 5);
+            assert_eq!(runner.run(connect(&ours, address)), -libc::EISCONN);
+
+            drop(listener);
+            let ours = socket(AddressFamily::INET, nonblocking);
+            assert_eq!(runner.run(connect(&ours, address)), -libc::ECONNREFUSED);
+        }
+    });
+}
+
+#[test]
+fn connect_reaches_a_unix_socket_and_fails_where_there_is_none() {
+    on_both_rings(|runner| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let ours = socket(AddressFamily::UNIX, false);
+        assert_eq!(runner.run(connect(&ours, address.clone())), -libc::ENOENT);
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(runner.run(connect(&ours, address.clone())), 0);
+        listener.accept().unwrap();
+        let mut full = vec![socket(AddressFamily::UNIX, false)];
+        // Once the backlog is full, one ring waits and the other one says so.
+        rustix::net::listen(&listener, 0).unwrap();
+        assert_eq!(runner.run(connect(&full[0], address.clone())), 0);
+        full.push(socket(AddressFamily::UNIX, false));
+        let late = runner.start(connect(&full[1], address));
+        runner.ring.kick();
+        listener.accept().unwrap();
+        let ended = runner.finish(late);
+        assert!(ended == 0 || ended == -libc::EAGAIN, "{ended}");
+    });
+}
+
+#[test]
+fn cancelled_connect_completes_once() {
+    on_both_rings(|runner| {
+        let ours = socket(AddressFamily::INET, false);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let token = runner.start(connect(&ours, listener.local_addr().unwrap()));
+        runner.ring.cancel(token);
+        let ended = runner.finish(token);
+        assert!(ended == -libc::ECANCELED || ended == 0, "{ended}");
+        assert_eq!(runner.results, []);
+    });
+}
+
+#[test]
+fn poll_for_writing_waits_until_a_full_pipe_has_room() {
+    on_both_rings(|runner| {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let fd = writer.as_raw_fd();
+        assert_eq!(runner.run(Io::PollOut { fd }), i32::from(libc::POLLOUT));
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let mut room = 0;
+        while let Ok(count) = writer.write(&[1; 4096]) {
+            room += count;
+        }
+        let waiting = runner.start(Io::PollOut { fd });
+        runner.ring.kick();
+        runner.collect();
+        assert_eq!(runner.results, []);
+        reader.read_exact(&mut vec![0; room]).unwrap();
+        assert_eq!(runner.finish(waiting), i32::from(libc::POLLOUT));
+        drop(reader);
+        let events = runner.run(Io::PollOut { fd });
+        assert_eq!(events & i32::from(libc::POLLERR), i32::from(libc::POLLERR));
+    });
+}
+
+#[test]
+fn command_is_not_supported_by_a_file_without_commands() {
+    on_both_rings(|runner| {
+        let file = tempfile::tempfile().unwrap();
+        let command = Io::UringCmd { fd: file.as_raw_fd(), command: 1, argument: [0; 16] };
+        assert_eq!(runner.run(command), -libc::EOPNOTSUPP);
+    });
 }

@@ -12,8 +12,8 @@ use std::sync::{Arc, Barrier};
 use std::task::{Poll, Waker};
 
 use cairn_block::{
-    Client, ConfigError, ConfigKind, Disk, Env, Flags, Io, IoError, IoResult, Op, Request,
-    SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
+    Client, ConfigError, ConfigKind, Disk, Env, Io, IoError, IoResult, Op, Request, SECTOR_BYTES,
+    Sector, SectorCount, SectorRange, Segs,
 };
 use cairn_outcome::failure::Outcome;
 
@@ -230,7 +230,7 @@ async fn pump(
                 pump.free.borrow_mut().push_back(segs);
                 Io::on(Op::WriteZeroes, range)
             } else {
-                Io { op: job.op, flags: Flags::empty(), range, segs }
+                Io { segs, ..Io::on(job.op, range) }
             };
             env.start(disk, io, pump.clone(), 0);
             started += 1;

@@ -62,10 +62,11 @@ impl Bounds {
 }
 
 fn legal(op: Op) -> Flags {
+    let hints = Flags::META | Flags::BACKGROUND;
     match op {
-        Op::Read | Op::Flush | Op::Discard => Flags::META,
-        Op::Write => Flags::META | Flags::FUA,
-        Op::WriteZeroes => Flags::META | Flags::FUA | Flags::NO_UNMAP | Flags::FAST_ZERO,
+        Op::Read | Op::Flush | Op::Discard => hints,
+        Op::Write => hints | Flags::FUA,
+        Op::WriteZeroes => hints | Flags::FUA | Flags::NO_UNMAP | Flags::FAST_ZERO,
     }
 }
 

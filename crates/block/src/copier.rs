@@ -7,6 +7,7 @@
 //!
 //! A granted job has two steps: [`CopyGrant::read`] and [`CopyData::write`]. A caller may do
 //! other things between them: hold the data of several jobs, order them, write them as one.
+//! Requests of a copier carry [`Flags::BACKGROUND`].
 //! [`Copier::copy`] does without the steps where the disks copy by themselves ([`Env::copy`]).
 
 use std::collections::VecDeque;
@@ -115,7 +116,8 @@ impl<'a> CopyGrant<'a> {
         for piece in pieces {
             let bytes = piece.range.to_bytes() as usize;
             let part = segs.slice(offset, bytes);
-            reads.push(env.io(&piece.disk, Io::read(piece.range, part)));
+            let read = Io::read(piece.range, part).with(Flags::BACKGROUND);
+            reads.push(env.io(&piece.disk, read));
             offset += bytes;
         }
         let mut result = Ok(());
@@ -150,7 +152,8 @@ impl CopyData<'_> {
         flags: Flags,
     ) -> IoResult {
         let range = SectorRange::new(start, SectorCount::of_bytes(self.segs.bytes() as u64));
-        env.io(to, Io::write(range, self.segs.clone()).with(flags)).await
+        let write = Io::write(range, self.segs.clone()).with(flags | Flags::BACKGROUND);
+        env.io(to, write).await
     }
 }
 

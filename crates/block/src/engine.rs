@@ -351,6 +351,7 @@ fn child_of(env: &Env, parent: &Request, top: usize) -> Box<Request> {
     child.op = parent.op;
     child.flags = parent.flags;
     child.range = parent.range;
+    (child.stream, child.started) = (parent.stream, parent.started);
     child.flush_copy = 0;
     let frame = u8::try_from(top).expect("depth is at most MAX_DEPTH");
     child.completion = Completion::Child { parent: parent.id, frame };

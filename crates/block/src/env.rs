@@ -22,7 +22,7 @@ use crate::engine::{self, Work};
 use crate::error::IoResult;
 use crate::local::{LocalDevice, Locals, Tables};
 use crate::log_limit::LogLimit;
-use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId};
+use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId, StreamId};
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::units::{Sector, SectorCount, SectorRange, Time};
@@ -247,6 +247,8 @@ impl Env {
         request.flags = io.flags;
         request.range = io.range;
         request.segs = io.segs;
+        request.stream = io.stream;
+        request.started = self.now();
         request.flush_copy = 0;
         request.completion = Completion::Client(client, cookie);
         if self.0.running.get() {
@@ -430,17 +432,19 @@ pub struct Io {
     pub range: SectorRange,
     /// The data of a read or write, as long as the range.
     pub segs: Segs,
+    /// The stream that it belongs to.
+    pub stream: StreamId,
 }
 
 impl Io {
     /// Reads `range` into `segs`.
     pub fn read(range: SectorRange, segs: Segs) -> Io {
-        Io { op: Op::Read, flags: Flags::empty(), range, segs }
+        Io { segs, ..Io::on(Op::Read, range) }
     }
 
     /// Writes `segs` to `range`.
     pub fn write(range: SectorRange, segs: Segs) -> Io {
-        Io { op: Op::Write, flags: Flags::empty(), range, segs }
+        Io { segs, ..Io::on(Op::Write, range) }
     }
 
     /// Flushes the disk.
@@ -450,13 +454,21 @@ impl Io {
 
     /// An operation without data.
     pub fn on(op: Op, range: SectorRange) -> Io {
-        Io { op, flags: Flags::empty(), range, segs: Segs::default() }
+        let (flags, stream) = (Flags::empty(), StreamId::default());
+        Io { op, flags, range, segs: Segs::default(), stream }
     }
 
     /// Adds flags.
     #[must_use]
     pub fn with(mut self, flags: Flags) -> Io {
         self.flags |= flags;
+        self
+    }
+
+    /// Makes it part of a stream.
+    #[must_use]
+    pub fn in_stream(mut self, stream: StreamId) -> Io {
+        self.stream = stream;
         self
     }
 }

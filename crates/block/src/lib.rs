@@ -66,7 +66,7 @@ pub use nature::{Nature, Shape};
 pub use orphans::{Fate, Ranges, claimed_by_line, fate_of_claimed};
 pub use registry::{Opener, Registry};
 pub use report::{Field, Report, Unit, Value};
-pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId};
+pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId, StreamId};
 pub use table::{Line, Table, TableContext, TableLine, TargetTypes};
 pub use target::{Ctor, Dirty, EndIo, MessageError, SuspendMode, Target, TargetType, Verdict};
 pub use task_group::TaskGroup;

@@ -14,7 +14,7 @@ use crate::buf::Segs;
 use crate::device::DeviceId;
 use crate::env::Env;
 use crate::error::{IoError, IoResult};
-use crate::units::{SectorCount, SectorRange};
+use crate::units::{SectorCount, SectorRange, Time};
 
 /// How many mapped devices may be stacked.
 pub const MAX_DEPTH: usize = 8;
@@ -70,6 +70,9 @@ bitflags::bitflags! {
         const NO_UNMAP = 4;
         /// Write-zeroes fails with [`crate::ErrorKind::Unsupported`] unless it is fast.
         const FAST_ZERO = 8;
+        /// A hint: a copy or discard that a target makes for its own sake (writeback, merge, copy on
+        /// write, trim). No client waits for just this data, so a cache need not keep it.
+        const BACKGROUND = 16;
     }
 }
 
@@ -85,6 +88,11 @@ pub struct RequestId {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
 }
+
+/// The source of a stream of requests, such as a client connection: requests of one stream that
+/// follow each other on the disk are one sequential read or write. The default is no stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct StreamId(pub u32);
 
 /// Receives the end of a request it started.
 pub trait Client {
@@ -171,6 +179,8 @@ pub struct Request {
     /// range: what lies beyond belongs to the children of a split.
     pub segs: Segs,
     pub(crate) id: RequestId,
+    pub(crate) stream: StreamId,
+    pub(crate) started: Time,
     pub(crate) depth: u8,
     /// Waits at the closed gate of a device.
     pub(crate) at_gate: bool,
@@ -187,6 +197,8 @@ impl Request {
             range: SectorRange::default(),
             segs: Segs::default(),
             id,
+            stream: StreamId::default(),
+            started: Time::default(),
             depth: 0,
             at_gate: false,
             flush_copy: 0,
@@ -198,6 +210,16 @@ impl Request {
     /// The request's id, for the task that completes it later.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// The stream that it belongs to.
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// When it was started, as of the turn of the reactor's loop: parts of it have the same time.
+    pub fn started(&self) -> Time {
+        self.started
     }
 
     /// Which copy of a flush this is, below [`crate::Target::flush_copies`].

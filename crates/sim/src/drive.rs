@@ -721,7 +721,7 @@ impl SimDrive {
         env.spawn(async move {
             let write = |durable| {
                 let flags = if durable { flags } else { flags - Flags::FUA };
-                own.io(&medium, Io { op, flags, range, segs: segs.clone() })
+                own.io(&medium, Io { segs: segs.clone(), ..Io::on(op, range) }.with(flags))
             };
             let result = gate.durable_write(write).await;
             own.complete(id, result);

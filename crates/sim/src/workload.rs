@@ -319,7 +319,7 @@ fn make_io(env: &Env, shared: &Shared, client: &Connection) -> (Io, OpTicket) {
         Op::Write => segs.copy_in(0, &client.history.data(ticket)),
         Op::Flush | Op::Discard | Op::WriteZeroes => {}
     }
-    (Io { op, flags, range, segs }, ticket)
+    (Io { segs, ..Io::on(op, range) }.with(flags), ticket)
 }
 
 /// Memory for a range, sometimes in two pieces that do not start at a page.

@@ -1,7 +1,8 @@
 //! Tests: a target's own metadata goes down as such ([`cairn_block::Flags::META`]), its clients'
-//! data does not. A write cache with `metadata_only` beneath it tells them apart.
+//! data does not. A write cache with `metadata_only` beneath it tells them apart. In the same way
+//! copies go down as [`cairn_block::Flags::BACKGROUND`].
 
-use cairn_block::{Io, Sector};
+use cairn_block::{Io, Op, Sector};
 
 use crate::rig::{Rig, image, write_io};
 
@@ -44,4 +45,36 @@ fn the_records_of_a_store_are_cached_as_such_and_its_chunks_are_not() {
     let (allocated, around) = allocated_and_around(&rig);
     assert!(allocated > 0, "header, area and records");
     assert_eq!(around, 2, "the chunk of data: two blocks of the cache");
+}
+
+/// What a drive has seen of these operations, and whether it was marked as background.
+fn marks(rig: &Rig, drive: &str, ops: &[Op]) -> Vec<(Op, bool)> {
+    rig.hints(drive).into_iter().filter(|(op, _)| ops.contains(op)).collect()
+}
+
+#[test]
+fn writeback_is_background_and_the_write_before_it_is_not() {
+    let rig = Rig::new(["slow", "fast"].map(|name| (name.to_owned(), image(8192, |_| 0))));
+    rig.load("cached", "0 8192 writecache s slow fast 4096 0");
+    rig.forget();
+    rig.io("cached", |env| write_io(env, 0, 8, 7)).unwrap();
+    rig.io("cached", |_| Io::flush()).unwrap();
+    assert!(marks(&rig, "fast", &[Op::Write]).iter().all(|(_, background)| !background));
+    let volume = rig.volume("cached");
+    let flushed =
+        rig.sim.block_on(0, |env| async move { volume.message(&env, Sector(0), &["flush"]).await });
+    flushed.unwrap();
+    assert_eq!(marks(&rig, "fast", &[Op::Read]), [(Op::Read, true)]);
+    assert_eq!(marks(&rig, "slow", &[Op::Write]), [(Op::Write, true)]);
+}
+
+#[test]
+fn copy_on_write_and_merge_are_background_and_the_clients_write_is_not() {
+    let rig = Rig::new(["o", "c"].map(|name| (name.to_owned(), image(1024, |at| at as u8))));
+    rig.load("base", "0 1024 snapshot-origin o");
+    rig.load("snap", "0 1024 snapshot o c N 16");
+    rig.forget();
+    rig.io("base", |env| write_io(env, 0, 16, 7)).unwrap();
+    assert_eq!(marks(&rig, "c", &[Op::Write]), [(Op::Write, true)]);
+    assert_eq!(marks(&rig, "o", &[Op::Read, Op::Write]), [(Op::Read, true), (Op::Write, false)]);
 }

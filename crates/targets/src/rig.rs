@@ -11,7 +11,7 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{
-    CallOff, ConfigError, CopyError, Ctor, Disk, Env, Events, Extent, ExtentKind, Flow, Io,
+    CallOff, ConfigError, CopyError, Ctor, Disk, Env, Events, Extent, ExtentKind, Flags, Flow, Io,
     IoError, IoResult, Limits, LocalFuture, MappedDevice, Op, Registry, Request, SECTOR_BYTES,
     Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine, Target,
     TargetTypes,
@@ -37,7 +37,8 @@ pub struct Noting {
     pub drive: Arc<SimDrive>,
     /// As it was when it was looked at last.
     sectors: AtomicU64,
-    seen: Mutex<Vec<Seen>>,
+    /// And whether it was marked as background.
+    seen: Mutex<Vec<(Seen, bool)>>,
     page_cache: AtomicBool,
     copies: AtomicBool,
 }
@@ -78,12 +79,12 @@ impl Noting {
 
     /// What it has seen since the last look.
     pub fn take(&self) -> Vec<Seen> {
-        std::mem::take(&mut *self.seen.lock())
+        std::mem::take(&mut *self.seen.lock()).into_iter().map(|(seen, _)| seen).collect()
     }
 
     /// True if it has seen nothing but reads since the last look.
     pub fn only_read(&self) -> bool {
-        self.seen.lock().iter().all(|seen| seen.op == Op::Read)
+        self.seen.lock().iter().all(|(seen, _)| seen.op == Op::Read)
     }
 }
 
@@ -103,7 +104,8 @@ impl Disk for Noting {
     }
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
         let (start, count) = (request.range.start.0, request.range.count.0);
-        self.seen.lock().push(Seen { op: request.op, fua: request.is_fua(), start, count });
+        let (fua, background) = (request.is_fua(), request.flags.contains(Flags::BACKGROUND));
+        self.seen.lock().push((Seen { op: request.op, fua, start, count }, background));
         if !(request.is_fua() && self.page_cache.load(Ordering::Acquire)) {
             return self.drive.submit(env, request);
         }
@@ -213,6 +215,13 @@ impl Rig {
     pub fn ops(&self, name: &str) -> Vec<(Op, u64, u64)> {
         let drive = self.noting.iter().find(|drive| drive.drive.name() == name).expect(name);
         drive.take().into_iter().map(|seen| (seen.op, seen.start, seen.count)).collect()
+    }
+
+    /// What a drive has seen since the last look, and which of it was marked as background.
+    pub fn hints(&self, name: &str) -> Vec<(Op, bool)> {
+        let drive = self.noting.iter().find(|drive| drive.drive.name() == name).expect(name);
+        let seen = std::mem::take(&mut *drive.seen.lock());
+        seen.into_iter().map(|(seen, background)| (seen.op, background)).collect()
     }
 
     pub fn forget(&self) {

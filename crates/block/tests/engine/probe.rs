@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Io, IoError, IoResult, LocalFuture, Mail,
-    MappedDevice, Op, ReactorId, Registry, Request, RequestId, SECTOR_BYTES, Sector, SectorCount,
-    SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes,
-    Verdict,
+    ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Flags, Io, IoError, IoResult, LocalFuture,
+    Mail, MappedDevice, Op, ReactorId, Registry, Request, RequestId, SECTOR_BYTES, Sector,
+    SectorCount, SectorRange, StreamId, SuspendMode, Table, TableContext, TableLine, Target,
+    TargetType, TargetTypes, Time, Verdict,
 };
 use cairn_sim::{DriveOptions, Image, SimDrive, SimWorld};
 
@@ -36,6 +36,9 @@ pub struct Seen {
     /// What was accepted.
     pub range: SectorRange,
     pub copy: u16,
+    pub flags: Flags,
+    pub stream: StreamId,
+    pub started: Time,
 }
 
 #[derive(Default)]
@@ -132,6 +135,9 @@ impl Target for Probe {
             op: request.op,
             range: request.range,
             copy: request.flush_copy(),
+            flags: request.flags,
+            stream: request.stream(),
+            started: request.started(),
         });
         let sector = Sector(request.range.start.0 + self.offset);
         Verdict::Remapped { disk: self.lower.as_ref(), sector }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Disk, ErrorKind, Io, IoError, SectorCount};
+use cairn_block::{Disk, ErrorKind, Flags, Io, IoError, SectorCount, StreamId};
 use cairn_sim::{Effect, Fault, History, OpSet, Workload};
 
 use crate::probe::{Bench, SECTOR, pattern, range};
@@ -31,6 +31,30 @@ fn what_a_target_does_not_accept_comes_again_exactly_once() {
     let seen: Vec<_> = bench.take_seen().iter().map(|seen| seen.range).collect();
     assert_eq!(seen, [range(1, 3), range(4, 3), range(7, 3), range(10, 2)]);
     assert_eq!(bench.read(&volume, range(1, 11)).unwrap(), pattern(range(1, 11), 9));
+    bench.assert_clean();
+}
+
+#[test]
+fn every_part_of_a_request_has_its_hint_its_stream_and_its_start() {
+    let bench = Bench::new(9);
+    bench.volume("low", "0 64 probe a 0 piece=3 queue=1");
+    let top = bench.volume("top", "0 16 probe @low 0\n16 48 probe @low 16");
+    bench.world.run_for(std::time::Duration::from_secs(1));
+    let (before, at, stream) = (bench.world.now(), range(10, 12), StreamId(7));
+    let make = |env: &cairn_block::Env| {
+        Io::write(at, env.segs(at.count)).with(Flags::BACKGROUND).in_stream(stream)
+    };
+    bench.io(&top, make).unwrap();
+    let after = bench.world.now();
+    let parts: Vec<_> =
+        bench.take_seen().iter().map(|seen| (seen.flags, seen.stream, seen.started)).collect();
+    let began = parts[0].2;
+    assert_eq!(parts, [(Flags::BACKGROUND, stream, began); 6], "though they waited");
+    assert!(before <= began && began < after);
+    bench.read(&top, at).unwrap();
+    let later = bench.take_seen();
+    assert!(later.iter().all(|seen| seen.stream == StreamId::default() && seen.flags.is_empty()));
+    assert!(later.iter().all(|seen| seen.started > began));
     bench.assert_clean();
 }
 

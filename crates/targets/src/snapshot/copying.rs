@@ -28,7 +28,7 @@ use std::sync::Arc;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
-    Buf, CopyError, CopyGrant, Env, Io, IoError, IoResult, RequestId, Sector, SectorCount,
+    Buf, CopyError, CopyGrant, Env, Flags, Io, IoError, IoResult, RequestId, Sector, SectorCount,
     SectorRange, Segs,
 };
 use cairn_format::snapshot::Record;
@@ -409,7 +409,7 @@ async fn copy(env: &Env, shares: &mut [Share], grant: &CopyGrant<'_>) {
             .iter()
             .map(|piece| {
                 let segs = Segs::of(&buf, piece.offset, piece.range.to_bytes() as usize);
-                env.io(&origin, Io::read(piece.range, segs))
+                env.io(&origin, Io::read(piece.range, segs).with(Flags::BACKGROUND))
             })
             .collect();
         let read = join_all(reads).await.into_iter().collect::<Result<(), IoError>>();
@@ -429,7 +429,9 @@ async fn write_shares(env: &Env, shares: &mut [Share], pieces: &[Piece], buf: &B
         .map(|share| {
             let writes =
                 if share.takes_part() { share.writes(env, pieces, buf) } else { Vec::new() };
-            let write = |(range, segs)| env.io(share.core.cow(), Io::write(range, segs));
+            let write = |(range, segs)| {
+                env.io(share.core.cow(), Io::write(range, segs).with(Flags::BACKGROUND))
+            };
             writes.into_iter().map(write).collect::<Vec<_>>()
         })
         .collect();

@@ -30,9 +30,9 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult,
-    Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, SuspendMode,
-    Target, TargetType, Verdict, mutants,
+    Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Flags, Io, IoError,
+    IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange,
+    SuspendMode, Target, TargetType, Verdict, mutants,
 };
 use cairn_format::snapshot::{Layout, Record};
 
@@ -359,11 +359,13 @@ impl Merge {
             // The origin may end inside a block of the COW device.
             let wide = SectorRange::new(from, take).widen(block);
             let segs = env.segs(wide.count);
-            let read = env.io(self.core().cow(), Io::read(wide, segs.clone())).await;
+            let read = Io::read(wide, segs.clone()).with(Flags::BACKGROUND);
+            let read = env.io(self.core().cow(), read).await;
             read.map_err(|error| format!("could not be read: {error}"))?;
             let data = segs.slice(0, take.to_bytes() as usize);
             let to = SectorRange::new(rest.start, take);
-            let written = env.io(&self.side.device.disk, Io::write(to, data)).await;
+            let write = Io::write(to, data).with(Flags::BACKGROUND);
+            let written = env.io(&self.side.device.disk, write).await;
             let name = &self.side.device.argument;
             written.map_err(|error| format!("{name}: could not be written: {error}"))?;
             from += take;

@@ -7,7 +7,7 @@
 //! Until they are back they count as in quarantine: a write that finds no other block waits for
 //! them, and the pool is not out of space.
 
-use cairn_block::{ConfigError, ConfigKind, Env, Io, IoResult, Op, SectorCount};
+use cairn_block::{ConfigError, ConfigKind, Env, Flags, Io, IoResult, Op, SectorCount};
 use futures_util::future::join_all;
 
 use super::pool::Pool;
@@ -95,7 +95,7 @@ impl Pool {
         for runs in runs.chunks(DISCARDS_MAX) {
             let discard = |run: &DataRun| {
                 let range = self.data_range(run.start, run.count);
-                env.io(self.data_disk(), Io::on(Op::Discard, range))
+                env.io(self.data_disk(), Io::on(Op::Discard, range).with(Flags::BACKGROUND))
             };
             let ends = join_all(runs.iter().map(discard)).await;
             told = ends.into_iter().fold(told, Result::and);

@@ -5,8 +5,8 @@
 //!    the next commit. Requests are served throughout.
 //! 1. Flush the data device: the data of the frozen mappings is durable (T1). *Crash*: the former
 //!    mappings, none of whose data blocks was overwritten (T2).
-//! 2. Apply the changes to shadows of the trees, write them, flush, and write the superblock with a
-//!    flush (steps 2 to 4 of the store). *Crash*: the former superblock or the new one.
+//! 2. Apply the changes to shadows of the trees, and the edit of a verb if one waits (`edits`), write
+//!    them, flush, and write the superblock with a flush (steps 2 to 4 of the store). *Crash*: the former superblock or the new one.
 //!    Now flushes and FUA writes that waited complete.
 //! 3. The data blocks that the commit freed are in quarantine. No lookup finds them any more, but
 //!    requests that found them earlier may be in flight, even writes. The blocks may be taken again
@@ -36,6 +36,7 @@ use cairn_block::{Env, ErrorKind, IoError, IoResult, mutants, until_or_time};
 
 use super::canary::{self, Bug};
 use super::config::Discards;
+use super::edits::Order;
 use super::index::{Change, Stamp};
 use super::metadata::MetadataError;
 use super::pool::{Mode, Pool};
@@ -74,6 +75,14 @@ impl Batch {
     fn is_empty(&self) -> bool {
         self.frozen.iter().all(|frozen| frozen.changes.is_empty())
     }
+}
+
+/// What a commit did.
+struct Written {
+    /// The data blocks that it freed.
+    freed: Vec<DataRun>,
+    /// What became of its edit, if it had one.
+    edited: Option<Result<(), MetadataError>>,
 }
 
 /// Reduces the changes of one volume to the last one of each block.
@@ -167,8 +176,27 @@ impl Pool {
 
     /// Adds a waiter for a commit that covers every change made before.
     pub fn join_commit(&self, env: &Env, waiter: Waiter) {
+        self.join_commit_with(env, waiter, None);
+    }
+
+    /// Commits an edit, in the commit that its waiter joins (X1).
+    pub async fn commit_edit(&self, env: &Env, order: Order) -> Result<(), MetadataError> {
+        let ticket = Arc::new(Ticket::default());
+        self.join_commit_with(env, Waiter::Ticket(ticket.clone()), Some(order));
+        let committed = ticket.wait().await;
+        // None: the mode forbade the commit.
+        let edited = self.state.lock().edited.take();
+        edited.unwrap_or_else(|| Err(MetadataError::Commit(committed.err().unwrap_or(IoError::IO))))
+    }
+
+    /// An edit and its waiter join under one lock, so that the same commit takes both.
+    fn join_commit_with(&self, env: &Env, waiter: Waiter, order: Option<Order>) {
         let mut state = self.state.lock();
         state.commits.join(waiter);
+        if order.is_some() {
+            assert!(state.order.is_none(), "X1: one edit at a time");
+            (state.order, state.edited) = (order, None);
+        }
         let starts = state.commits.starts();
         drop(state);
         if !starts {
@@ -189,15 +217,21 @@ impl Pool {
 
     async fn commit_once(&self, env: &Env) {
         // Before the changes: each waiter's own changes were made before it joined.
-        let waiters = self.state.lock().commits.take();
+        let (waiters, order) = {
+            let mut state = self.state.lock();
+            (state.commits.take(), state.order.take())
+        };
         if !self.can_commit() {
             // The waiters had changes that are lost by now.
             return tell(env, waiters, Err(IoError::IO));
         }
         let number = self.numbers.begin();
         let batch = freeze(self.open_volumes());
-        let result = match self.write_commit(env, &batch).await {
-            Ok(freed) => {
+        let result = match self.write_commit(env, &batch, order).await {
+            Ok(Written { freed, edited }) => {
+                if edited.is_some() {
+                    self.state.lock().edited = edited;
+                }
                 self.numbers.end(number);
                 self.note_highest(env, &batch).await;
                 let Batch { frozen, made, passing, discarded } = batch;
@@ -211,11 +245,18 @@ impl Pool {
             Err(MetadataError::Data(error)) if self.has_nothing(&batch).await => {
                 batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
                 self.room.give_back(&self.metadata, batch.made);
+                if order.is_some() {
+                    self.state.lock().edited = Some(Err(MetadataError::Data(error)));
+                }
                 Err(error)
             }
             Err(error) => {
                 self.roll_back(env, &error).await;
-                Err(error.io())
+                let result = Err(error.io());
+                if order.is_some() {
+                    self.state.lock().edited = Some(Err(error));
+                }
+                result
             }
         };
         tell_of_failures(env, waiters, result, self.data_disk().failures());
@@ -235,7 +276,12 @@ impl Pool {
     }
 
     /// Steps 1 and 2.
-    async fn write_commit(&self, env: &Env, batch: &Batch) -> Result<Vec<DataRun>, MetadataError> {
+    async fn write_commit(
+        &self,
+        env: &Env,
+        batch: &Batch,
+        order: Option<Order>,
+    ) -> Result<Written, MetadataError> {
         if !canary::planted(Bug::NoDataFlush) {
             let flush = async { env.make_durable(self.data_disk()).await };
             let flushed = mutants::step("thin: flush of the data device", (), flush).await;
@@ -245,14 +291,20 @@ impl Pool {
             }
         }
         let mut working = self.metadata.working().await;
+        let (before, after) = match order {
+            Some(order) if order.edit.precedes_changes() => (Some(order), None),
+            order => (None, order),
+        };
+        let mut edited = self.make_edit(env, &mut working, before).await?;
         for Frozen { volume, changes } in &batch.frozen {
             let changes: Vec<_> =
                 changes.iter().map(|change| (change.block, change.mapping)).collect();
             working.apply(env, volume.id, &changes).await?;
         }
+        edited = edited.or(self.make_edit(env, &mut working, after).await?);
         let freed = working.commit(env).await?;
         self.metadata.note(&working);
-        Ok(freed)
+        Ok(Written { freed, edited })
     }
 
     /// Looks up which blocks are the highest now, where that may have changed.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cairn_block::{ConfigError, Env, IoError, Sector, SectorCount, SectorRange};
-use cairn_format::thin::DeviceId;
+use cairn_format::thin::{DeviceDetails, DeviceId};
 
 use super::config::{DetectZeroes, Discards};
 use super::metadata::MetadataError;
@@ -66,7 +66,14 @@ pub struct ThinDevice {
     pub creation_time: u32,
 }
 
-fn device_id(id: u32) -> Result<DeviceId, MetadataError> {
+impl ThinDevice {
+    pub(super) fn of(id: DeviceId, details: DeviceDetails) -> ThinDevice {
+        let DeviceDetails { mapped_blocks, transaction_id, creation_time, .. } = details;
+        ThinDevice { id: id.get(), mapped_blocks, transaction_id, creation_time }
+    }
+}
+
+pub(super) fn device_id(id: u32) -> Result<DeviceId, MetadataError> {
     Ok(DeviceId::new(u64::from(id))?)
 }
 
@@ -120,14 +127,7 @@ impl ThinPool {
     pub fn devices(&self) -> Result<Vec<ThinDevice>, ConfigError> {
         let pool = self.known()?;
         let devices = pool.metadata.devices().into_iter();
-        Ok(devices
-            .map(|(id, details)| ThinDevice {
-                id: id.get(),
-                mapped_blocks: details.mapped_blocks,
-                transaction_id: details.transaction_id,
-                creation_time: details.creation_time,
-            })
-            .collect())
+        Ok(devices.map(|(id, details)| ThinDevice::of(id, details)).collect())
     }
 
     /// Has the metadata tell of everything that was written before.

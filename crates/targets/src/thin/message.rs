@@ -1,20 +1,13 @@
-//! The messages of a pool: they create and delete volumes, one message at a time, and every effect
-//! of a message is durable when it is answered. The mapped device suspends and resumes the pool
-//! before or after a message; a message may also close the pool and open it again. A suspended pool
-//! handles messages too, as the kernel's does. It stays closed, and no task of it runs once the
-//! message is answered.
+//! The messages of a pool, in the kernel's words. Each is parsed to an edit (`edits`), which is
+//! durable when the message is answered; `detect_zeroes` changes memory only.
 
-use std::sync::Arc;
-
-use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, MessageError};
 use cairn_format::thin::DeviceId;
 
 use super::config::DetectZeroes;
+use super::edits::Edit;
 use super::metadata::MetadataError;
-use super::pool::{Mode, Pool};
-use super::stock::Purpose;
-use super::volume::Volume;
+use super::pool::Pool;
 use crate::persistent::Error;
 
 /// The messages.
@@ -30,13 +23,8 @@ pub const MESSAGES: &[&str] = &[
 
 /// A parsed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Act {
-    CreateThin(DeviceId),
-    CreateSnap { id: DeviceId, origin: DeviceId },
-    Delete(DeviceId),
-    SetTransactionId { old: u64, new: u64 },
-    ReserveSnap,
-    ReleaseSnap,
+enum Message {
+    Edit(Edit),
     Detect(DetectZeroes),
 }
 
@@ -57,24 +45,25 @@ fn device(field: &str, word: &str) -> Result<DeviceId, MessageError> {
     Ok(DeviceId::new(id).expect("below its maximum"))
 }
 
-impl Act {
-    fn parse(words: &[&str]) -> Result<Act, MessageError> {
+impl Message {
+    fn parse(words: &[&str]) -> Result<Message, MessageError> {
         let lower: Vec<String> = words.iter().map(|word| word.to_ascii_lowercase()).collect();
         let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
         match lower.as_slice() {
-            ["create_thin", id] => Ok(Act::CreateThin(device("id", id)?)),
+            ["create_thin", id] => Ok(Message::Edit(Edit::CreateThin(device("id", id)?))),
             ["create_snap", id, origin] => {
-                Ok(Act::CreateSnap { id: device("id", id)?, origin: device("origin", origin)? })
+                let (id, origin) = (device("id", id)?, device("origin", origin)?);
+                Ok(Message::Edit(Edit::CreateSnapshot { id, origin }))
             }
-            ["delete", id] => Ok(Act::Delete(device("id", id)?)),
-            ["set_transaction_id", old, new] => Ok(Act::SetTransactionId {
+            ["delete", id] => Ok(Message::Edit(Edit::Delete(device("id", id)?))),
+            ["set_transaction_id", old, new] => Ok(Message::Edit(Edit::SetTransactionId {
                 old: number("old transaction id", old, u64::MAX)?,
                 new: number("new transaction id", new, u64::MAX)?,
-            }),
-            ["reserve_metadata_snap"] => Ok(Act::ReserveSnap),
-            ["release_metadata_snap"] => Ok(Act::ReleaseSnap),
+            })),
+            ["reserve_metadata_snap"] => Ok(Message::Edit(Edit::ReserveMetadataSnapshot)),
+            ["release_metadata_snap"] => Ok(Message::Edit(Edit::ReleaseMetadataSnapshot)),
             ["detect_zeroes", mode] => {
-                let known = DetectZeroes::of_word(mode).map(Act::Detect);
+                let known = DetectZeroes::of_word(mode).map(Message::Detect);
                 let wrong = || invalid(format!("mode: found '{mode}', expected off or unmap"));
                 known.ok_or_else(wrong)
             }
@@ -88,16 +77,6 @@ impl Act {
             }
         }
     }
-
-    /// How much metadata it may leave.
-    fn purpose(self) -> Purpose {
-        match self {
-            Act::CreateThin(_) | Act::CreateSnap { .. } | Act::ReserveSnap => Purpose::Provide,
-            Act::Delete(_) | Act::ReleaseSnap | Act::SetTransactionId { .. } | Act::Detect(_) => {
-                Purpose::Delete
-            }
-        }
-    }
 }
 
 /// The answer of a table that has never served its pool.
@@ -105,10 +84,13 @@ pub(super) fn not_serving(words: &[&str]) -> MessageError {
     MessageError::Busy(format!("{}: the table of the pool is not live", words.join(" ")))
 }
 
-/// The store's refusal, with the errno that the kernel gives.
-fn refused(error: &MetadataError) -> MessageError {
+/// A refused edit, with the errno that the kernel gives.
+pub(super) fn refused(error: &MetadataError) -> MessageError {
     if let MetadataError::InUse(_) | MetadataError::Metadata(Error::Held(_)) = error {
         return MessageError::Busy(format!("{error} (EBUSY)"));
+    }
+    if let MetadataError::Planned { .. } = error {
+        return MessageError::Busy(error.to_string());
     }
     let errno = match error {
         MetadataError::Metadata(Error::NoDevice(_)) => "ENODATA",
@@ -116,6 +98,7 @@ fn refused(error: &MetadataError) -> MessageError {
         MetadataError::Metadata(Error::NotHeld | Error::TimeExhausted(_)) => "EINVAL",
         MetadataError::Metadata(Error::NoMetadataSpace) => "ENOSPC",
         MetadataError::TransactionId { .. } => "EINVAL",
+        MetadataError::NotWritable => "EOPNOTSUPP",
         _ => "EIO",
     };
     MessageError::Failed(format!("{error} ({errno})"))
@@ -124,170 +107,13 @@ fn refused(error: &MetadataError) -> MessageError {
 impl Pool {
     /// Acts on a message.
     pub async fn act_on_message(&self, env: &Env, words: &[&str]) -> Result<String, MessageError> {
-        let act = Act::parse(words)?;
-        let _verb = self.verb_lock.lock().await;
-        let suspended = self.is_closed();
-        let answer = self.act_in_turn(env, act, words).await;
-        if suspended {
-            self.tasks.idle().await;
+        match Message::parse(words)? {
+            Message::Detect(mode) => self.set_detect(mode),
+            Message::Edit(edit) => {
+                self.edit(env, edit.into()).await.map_err(|error| refused(&error))?;
+            }
         }
-        answer
-    }
-
-    async fn act_in_turn(
-        &self,
-        env: &Env,
-        act: Act,
-        words: &[&str],
-    ) -> Result<String, MessageError> {
-        if let Act::Detect(mode) = act {
-            self.set_detect(mode);
-            return Ok(String::new());
-        }
-        if !self.mode().is_writable() {
-            let text = format!("{}: the pool is read-only (EOPNOTSUPP)", words.join(" "));
-            return Err(MessageError::Failed(text));
-        }
-        if self.mode() == Mode::OutOfMetadata && act.purpose() == Purpose::Provide {
-            return Err(refused(&MetadataError::Metadata(Error::NoMetadataSpace)));
-        }
-        let lost = |_| MessageError::Failed("the commit failed; see the log (EIO)".to_owned());
-        self.commit(env).await.map_err(lost)?;
-        if matches!(act, Act::CreateSnap { .. } | Act::ReserveSnap) {
-            self.begin_sharing(env).await.map_err(|error| refused(&error))?;
-        }
-        let granted = self.room_for(env, act.purpose()).await;
-        let cost = granted.map_err(|error| refused(&error))?;
-        let done = self.act(env, act).await;
-        self.metadata.unreserve(cost);
-        self.metadata_came();
-        if let Err(error) = &done {
-            self.recover_from(env, error).await;
-        }
-        done.map_err(|error| refused(&error))?;
         Ok(String::new())
-    }
-
-    async fn act(&self, env: &Env, act: Act) -> Result<(), MetadataError> {
-        match act {
-            Act::CreateThin(id) => {
-                self.metadata.working().await.create_device(env, id)?;
-            }
-            Act::CreateSnap { id, origin } => return self.create_snap(env, id, origin).await,
-            Act::Delete(id) => {
-                if self.is_used(id) {
-                    return Err(MetadataError::InUse(id));
-                }
-                self.metadata.working().await.delete_device(env, id).await?;
-            }
-            Act::SetTransactionId { old, new } => {
-                let mut working = self.metadata.working().await;
-                let found = working.transaction_id();
-                if found != old {
-                    return Err(MetadataError::TransactionId { found, expected: old });
-                }
-                working.set_transaction_id(new)?;
-            }
-            Act::ReserveSnap => self.metadata.working().await.reserve_metadata_snap()?,
-            Act::ReleaseSnap => self.metadata.working().await.release_metadata_snap(env).await?,
-            Act::Detect(_) => unreachable!("done before"),
-        }
-        self.commit_act(env).await
-    }
-
-    /// Before metadata is shared for the first time: changes cost more from then on, so that none
-    /// may be under way that was granted for less.
-    async fn begin_sharing(&self, env: &Env) -> Result<(), MetadataError> {
-        if self.metadata.facts().shares() || self.prices_sharing() {
-            return Ok(());
-        }
-        let suspended = self.is_closed();
-        self.close().await;
-        let committed = self.commit_act(env).await;
-        if committed.is_ok() {
-            self.price(true);
-        }
-        if !suspended {
-            self.open(env);
-        }
-        committed
-    }
-
-    /// Reserves metadata for a message. The reservations of writes in flight return with a commit,
-    /// and after it no more will come: until then no other change gets a reservation.
-    async fn room_for(&self, env: &Env, purpose: Purpose) -> Result<u64, MetadataError> {
-        if let Some(cost) = self.room.for_message(&self.metadata, purpose) {
-            return Ok(cost);
-        }
-        let suspended = self.is_closed();
-        self.close().await;
-        let committed = self.commit_act(env).await;
-        let cost = committed.map(|()| {
-            self.stocks.empty(&self.room, &self.metadata);
-            self.room.for_message(&self.metadata, purpose)
-        });
-        if !suspended {
-            self.open(env);
-        }
-        cost?.ok_or(MetadataError::Metadata(Error::NoMetadataSpace))
-    }
-
-    async fn commit_act(&self, env: &Env) -> Result<(), MetadataError> {
-        self.commit(env).await.map_err(MetadataError::Commit)
-    }
-
-    fn is_used(&self, id: DeviceId) -> bool {
-        self.volumes.lock().get(&id).is_some_and(|volume| volume.is_used())
-    }
-
-    /// A snapshot of one moment: requests to the origin wait during it, so that every write that
-    /// was mapped before is in it, and has ended.
-    async fn create_snap(
-        &self,
-        env: &Env,
-        id: DeviceId,
-        origin: DeviceId,
-    ) -> Result<(), MetadataError> {
-        let volume = self.volumes.lock().get(&origin).cloned();
-        let Some(volume) = volume else {
-            return self.snapshot(env, id, origin, None).await;
-        };
-        volume.close_gate();
-        self.epochs.quiesce(0).await;
-        let done = match self.commit_act(env).await {
-            Ok(()) => self.snapshot(env, id, origin, Some(&volume)).await,
-            Err(error) => Err(error),
-        };
-        volume.open_gate();
-        self.let_in(env);
-        done
-    }
-
-    async fn snapshot(
-        &self,
-        env: &Env,
-        id: DeviceId,
-        origin: DeviceId,
-        volume: Option<&Arc<Volume>>,
-    ) -> Result<(), MetadataError> {
-        {
-            let mut working = self.metadata.working().await;
-            working.create_snapshot(origin, id)?;
-            let time = working.time();
-            // Before any request sees the snapshot: blocks mapped from now on are not in it.
-            self.time.store(time, Ordering::Release);
-            if let Some(volume) = volume {
-                volume.set_snapshotted(time);
-            }
-        }
-        self.commit_act(env).await
-    }
-
-    /// After an error half way through a change only the durable state helps.
-    async fn recover_from(&self, env: &Env, error: &MetadataError) {
-        if self.metadata.working().await.is_broken() {
-            self.roll_back(env, error).await;
-        }
     }
 }
 
@@ -295,24 +121,24 @@ impl Pool {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Act, String> {
+    fn parse(line: &str) -> Result<Message, String> {
         let words: Vec<&str> = line.split_whitespace().collect();
-        Act::parse(&words).map_err(|error| error.to_string())
+        Message::parse(&words).map_err(|error| error.to_string())
     }
 
     #[test]
     fn messages_parse_as_in_the_kernel() {
         let id = |id| DeviceId::new(id).unwrap();
-        for (line, act) in [
-            ("create_thin 0", Act::CreateThin(id(0))),
-            ("CREATE_SNAP 1 0", Act::CreateSnap { id: id(1), origin: id(0) }),
-            ("delete 16777215", Act::Delete(id(16_777_215))),
-            ("set_transaction_id 0 7", Act::SetTransactionId { old: 0, new: 7 }),
-            ("reserve_metadata_snap", Act::ReserveSnap),
-            ("release_metadata_snap", Act::ReleaseSnap),
-            ("detect_zeroes unmap", Act::Detect(DetectZeroes::Unmap)),
+        for (line, message) in [
+            ("create_thin 0", Message::Edit(Edit::CreateThin(id(0)))),
+            ("CREATE_SNAP 1 0", Message::Edit(Edit::CreateSnapshot { id: id(1), origin: id(0) })),
+            ("delete 16777215", Message::Edit(Edit::Delete(id(16_777_215)))),
+            ("set_transaction_id 0 7", Message::Edit(Edit::SetTransactionId { old: 0, new: 7 })),
+            ("reserve_metadata_snap", Message::Edit(Edit::ReserveMetadataSnapshot)),
+            ("release_metadata_snap", Message::Edit(Edit::ReleaseMetadataSnapshot)),
+            ("detect_zeroes unmap", Message::Detect(DetectZeroes::Unmap)),
         ] {
-            assert_eq!(parse(line).unwrap(), act);
+            assert_eq!(parse(line).unwrap(), message);
         }
         for (line, part) in [
             ("create_thin", "create_thin: found 0 words after it"),

@@ -74,6 +74,21 @@ pub(super) enum MetadataError {
         /// What the message said.
         expected: u64,
     },
+    /// The pool's mode forbids every change.
+    #[error("the pool is read-only")]
+    NotWritable,
+    /// The pool changed after the caller had planned its edit.
+    #[error(
+        "transaction id and snapshots: found {} and {}, expected {} and {}: the pool was changed by a \
+         message; try again",
+        found.0, found.1, expected.0, expected.1
+    )]
+    Planned {
+        /// The counters now.
+        found: (u64, u32),
+        /// The counters that the plan relies on.
+        expected: (u64, u32),
+    },
 }
 
 impl MetadataError {

@@ -22,7 +22,8 @@
 //! map), `groups` (its loaded groups), `arena` (their memory), `fill` (partly written blocks),
 //! `discard`, `commit`, `losses` (reports of failures), `stock` (blocks and metadata that a reactor
 //! hands out), `space` (running out), `volume`, `pool`, `metadata`, `recover` (opening, handover,
-//! growth), `message`, `status`, `inspect` (queries of verbs), `trim`.
+//! growth), `edits` (volumes made and deleted by verbs and messages), `message` (parsed to edits),
+//! `status`, `inspect` (queries of verbs), `trim`.
 //!
 //! # Invariants
 //! T1. The data of a mapping is durable on the data device before the mapping is durable.
@@ -52,6 +53,7 @@ mod attachment;
 mod commit;
 mod config;
 mod discard;
+mod edits;
 mod fill;
 mod groups;
 mod index;
@@ -96,6 +98,7 @@ mod canary {
 }
 
 pub use config::{POOL_SPEC, THIN_SPEC, kernel_words};
+pub use edits::Plan;
 pub use inspect::{Figures, ThinDevice};
 pub use map::ThinType;
 pub use recover::{PoolType, ThinPool};

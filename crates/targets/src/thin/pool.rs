@@ -19,6 +19,7 @@ use futures_util::future::select;
 use super::arena::{Arena, GROUP_BLOCKS};
 use super::commit::Numbers;
 use super::config::{DetectZeroes, Discards, Options};
+use super::edits::Order;
 use super::index::Stamp;
 use super::losses::Losses;
 use super::metadata::{Leaves, MetadataError, PoolMetadata};
@@ -91,6 +92,10 @@ pub(super) struct Parked {
 /// What tasks and requests share, under one short lock that no ready path takes.
 pub(super) struct State {
     pub commits: GroupCommit,
+    /// The edit that the next commit makes (X1).
+    pub order: Option<Order>,
+    /// What became of the last edit that a commit took.
+    pub edited: Option<Result<(), MetadataError>>,
     /// Requests at a closed gate.
     pub at_gate: Vec<Parked>,
     /// Writes that wait for a data block; `space` wakes them.
@@ -128,7 +133,7 @@ pub(super) struct Pool {
     pub tasks: Arc<TaskGroup>,
     pub state: Mutex<State>,
     pub volumes: Mutex<BTreeMap<DeviceId, Arc<Volume>>>,
-    /// Held while a message changes the set of volumes, and while one is opened.
+    /// Held while an edit is made, and while a volume is opened.
     pub verb_lock: futures_util::lock::Mutex<()>,
     /// Notified at every change that a task may wait for.
     pub changed: Event,
@@ -172,6 +177,8 @@ impl Pool {
             tasks: Arc::new(TaskGroup::default()),
             state: Mutex::new(State {
                 commits: GroupCommit::default(),
+                order: None,
+                edited: None,
                 at_gate: Vec::new(),
                 starving: Vec::new(),
                 crowded: Vec::new(),

@@ -5,6 +5,7 @@ mod basics;
 mod bed;
 mod commits;
 mod discards;
+mod edits;
 mod errors;
 mod full;
 mod inspections;

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, FailureCursor, Io, IoResult, MessageError, Op, Sector, SectorCount,
+    ConfigError, Disk, Env, FailureCursor, Io, IoResult, MessageError, Op, Sector, SectorCount,
 };
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Finding, Limits, Severity, check};
 use cairn_sim::Image;
 
 use crate::rig::{self, Rig};
+use crate::thin::ThinPool;
 
 pub use crate::rig::{range, write_io};
 
@@ -127,6 +128,15 @@ impl Bed {
     pub fn message(&self, words: &[&'static str]) -> Result<String, MessageError> {
         let (pool, words) = (self.volume("pool"), words.to_vec());
         self.sim.block_on(0, |env| async move { pool.message(&env, Sector(0), &words).await })
+    }
+
+    /// Calls a typed function of the pool.
+    pub fn ask<T: 'static>(&self, ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + 'static) -> T {
+        let target = self.target("pool");
+        self.sim.block_on(0, |env| async move {
+            let any = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>());
+            ask(&env, any.expect("a pool")).await
+        })
     }
 
     /// Sends a message to the pool without waiting for its answer.

@@ -4,20 +4,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use cairn_block::{Env, Op, SuspendMode, yield_once};
+use cairn_block::{Op, SuspendMode, yield_once};
 
 use super::bed::{BLOCK, Bed, range, write_io};
 use crate::thin::ThinPool;
 
 impl Bed {
-    fn ask<T: 'static>(&self, ask: impl AsyncFnOnce(&Env, &ThinPool) -> T + 'static) -> T {
-        let target = self.volume("pool").live_table().unwrap().lines()[0].target.clone();
-        self.sim.block_on(0, |env| async move {
-            let any = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>());
-            ask(&env, any.expect("a pool")).await
-        })
-    }
-
     fn own(&self, id: u32) -> u64 {
         self.ask(async move |env, pool| {
             pool.settle(env).await.unwrap();

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Call, Env, MappedDevice, Target};
+use cairn_block::{Call, Env, MappedDevice, MessageError, Target};
 use cairn_outcome::failure::{Outcome, wrong};
 use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
 
-use crate::world::{Names, World};
+use crate::world::{Names, World, message_refused};
 
 /// A pool that is served.
 #[derive(Clone)]
@@ -111,6 +111,26 @@ impl LivePool {
             let _call = pool.begin_call().await;
             ask(&env, pool.target()).await
         })
+    }
+
+    /// Has the pool change something, durably.
+    ///
+    /// # Errors
+    /// The pool refuses, or fails.
+    pub fn change<T: Send + 'static>(
+        &self,
+        world: &World,
+        change: impl AsyncFnOnce(&Env, &ThinPool) -> Result<T, MessageError> + Send + 'static,
+    ) -> Outcome<T> {
+        self.ask(world, change).map_err(|error| message_refused(&self.name, &error))
+    }
+
+    /// Deletes a device.
+    ///
+    /// # Errors
+    /// The pool refuses, or fails.
+    pub fn delete(&self, world: &World, id: u32) -> Outcome<()> {
+        self.change(world, async move |env, pool| pool.delete(env, id).await)
     }
 
     /// Asks the pool something that takes long, and ends by itself when a verb stops the pool.

@@ -3,7 +3,7 @@
 //! may. Whatever becomes of the verb, it ends, no volume is left suspended, no request hangs, each
 //! client whose flush succeeds has what it wrote, and the next start serves every volume.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -20,14 +20,17 @@ use parking_lot::Mutex;
 
 use super::half_way::{TABLE, VERBS, Verb, full_house};
 use super::{end, now};
+use crate::control::rpc::{ThinCreateParams, ThinSnapshotParams};
+use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, copy, folders};
 use crate::verbs::steps::Step;
 
-/// Which file fails, and which were written or flushed.
+/// Which file fails, which were written or flushed, and how often they were flushed.
 #[derive(Default)]
 struct Faults {
     failing: Option<PathBuf>,
     touched: BTreeSet<PathBuf>,
+    flushes: BTreeMap<PathBuf, u64>,
 }
 
 type Shared = Arc<Mutex<Faults>>;
@@ -106,6 +109,11 @@ impl FailingFile {
         self.failures.raise();
     }
 
+    fn fails_to_flush(&self) -> bool {
+        *self.faults.lock().flushes.entry(self.path.clone()).or_default() += 1;
+        self.fails()
+    }
+
     fn fails(&self) -> bool {
         let mut faults = self.faults.lock();
         faults.touched.insert(self.path.clone());
@@ -127,7 +135,7 @@ impl Disk for FailingFile {
         match request.op {
             Op::Read => request.segs.copy_in(0, &self.read(at, len)),
             Op::Discard => {}
-            Op::Flush if self.fails() => {
+            Op::Flush if self.fails_to_flush() => {
                 self.lose();
                 return Flow::Failed(IoError::IO);
             }
@@ -429,4 +437,25 @@ fn a_growth_whose_store_fails_leaves_the_snapshot_live_and_fails() {
     let error = now(&bed, |bed| bed.verbs.snap_grow("v@mon", 2 << 20)).unwrap_err();
     assert_eq!(error.kind, ConfigKind::Lost, "{error}");
     assert!(suspended(&bed).is_empty());
+}
+
+#[test]
+fn thin_snapshot_costs_two_data_flushes() {
+    let (_all, work, _) = folders();
+    let (faults, opener) = (Shared::default(), DeviceOpener::default());
+    let opener = FailingOpener { faults: faults.clone(), opener };
+    let bed = Bed::start_over(&work, OTHER, Box::new(opener)).unwrap();
+    bed.verbs.pool_create(&params("p")).unwrap();
+    let (name, size_bytes) = ("p/v".to_owned(), SECTORS * 512);
+    let thin = ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() };
+    bed.verbs.thin_create(&thin).unwrap();
+    let flushes = || faults.lock().flushes[&work.join("p.data")];
+    for (name, byte) in [("v@a", 1), ("v@b", 2)] {
+        bed.write("v", 0, SECTORS, byte);
+        bed.flush("v");
+        let (before, name) = (flushes(), name.to_owned());
+        let snapshot = ThinSnapshotParams { name, ..ThinSnapshotParams::default() };
+        bed.verbs.thin_snapshot(&snapshot).unwrap();
+        assert_eq!(flushes() - before, 2);
+    }
 }

@@ -1,7 +1,7 @@
 //! New volumes of a pool: empty ones, and snapshots.
 
-use cairn_block::ConfigKind;
-use cairn_outcome::failure::{Outcome, refused, wrong};
+use cairn_outcome::failure::{Outcome, wrong};
+use cairn_targets::thin::{Figures, Plan, ThinDevice};
 
 use super::names::Spot;
 use crate::control::rpc::{ThinCreateParams, ThinSnapshotParams};
@@ -94,28 +94,26 @@ impl Verbs {
 
     fn bring_in(&self, changes: &mut Changes, pool: &LivePool, new: Newcomer) -> Outcome<()> {
         let Newcomer { name, line, origin } = &new;
-        let figures = pool.figures()?;
+        let plan = self.plan(changes, pool)?;
         let thin = Thin {
             pool: pool.name.clone(),
             id: line.id,
-            transaction_id: figures.transaction_id,
-            creation_time: figures.time + u32::from(origin.is_some()),
+            transaction_id: plan.transaction_id,
+            creation_time: plan.time + u32::from(origin.is_some()),
             created_s: Some(now_s()),
         };
         let before = changes.record_of(name);
-        let record =
-            Record { table: Some(line.text()), thin: Some(thin.clone()), ..before.clone() };
-        changes.record_all(vec![record.clone()])?;
+        let record = Record { table: Some(line.text()), thin: Some(thin), ..before.clone() };
+        changes.record_all(vec![record])?;
         self.step(Step::Recorded);
-        if let Err(error) = self.create_in_pool(pool, line.id, *origin) {
+        if let Err(error) = self.create_in_pool(pool, line.id, *origin, plan) {
             log_undo_failure(name, changes.record_all(vec![before]));
             return Err(error);
         }
         self.step(Step::Pooled);
-        let up = self.confirm(changes, pool, record).and_then(|()| self.show(name, line));
-        if let Err(error) = up {
+        if let Err(error) = self.show(name, line) {
             log_undo_failure(name, self.take_down(name));
-            log_undo_failure(name, self.tell_pool(&pool.name, &["delete", &line.id.to_string()]));
+            log_undo_failure(name, pool.delete(&self.world, line.id));
             log_undo_failure(name, changes.record_all(vec![before]));
             return Err(error);
         }
@@ -130,44 +128,27 @@ impl Verbs {
         self.exports.add_volume(&self.world, name)
     }
 
-    /// Creates a device in a pool, durably. In a pool of ours no other will have its transaction
-    /// id.
+    /// The pool's counters, for a device that is about to be created. In a pool that `pool create`
+    /// made its creation raises the transaction id, so that no other device has the same; in
+    /// another pool a user's program may count on it.
+    pub(super) fn plan(&self, changes: &Changes, pool: &LivePool) -> Outcome<Plan> {
+        let raises = changes.record_of(&pool.name).pool_made_s.is_some();
+        let Figures { transaction_id, time, .. } = pool.figures()?;
+        Ok(Plan { transaction_id, time, raises })
+    }
+
+    /// Creates a device in a pool, durably.
     pub(super) fn create_in_pool(
         &self,
         pool: &LivePool,
         id: u32,
         origin: Option<u32>,
-    ) -> Outcome<()> {
-        let id = id.to_string();
-        match origin {
-            None => self.tell_pool(&pool.name, &["create_thin", &id]),
-            Some(origin) => self.tell_pool(&pool.name, &["create_snap", &id, &origin.to_string()]),
-        }
-    }
-
-    /// Raises the transaction id, so that no later volume has the same.
-    pub(super) fn raise_transaction(&self, changes: &Changes, pool: &LivePool) -> Outcome<()> {
-        if changes.record_of(&pool.name).pool_made_s.is_none() {
-            // Somebody else may count on it.
-            return Ok(());
-        }
-        let now = pool.figures()?.transaction_id;
-        let words = ["set_transaction_id", &now.to_string(), &now.saturating_add(1).to_string()];
-        self.tell_pool(&pool.name, &words)
-    }
-
-    /// Records what the pool really made, should a message have come in between.
-    fn confirm(&self, changes: &mut Changes, pool: &LivePool, record: Record) -> Outcome<()> {
-        let thin = record.thin.as_ref().expect("recorded before");
-        let Some(device) = pool.device(thin.id)? else {
-            let found = format!("no volume {}", thin.id);
-            return Err(refused(ConfigKind::System, &record.name, "pool", found, "the new one"));
-        };
-        if !thin.is(&device) {
-            let thin = Some(Thin::of_device(&pool.name, &device, thin.created_s));
-            changes.record_all(vec![Record { thin, ..record }])?;
-        }
-        self.raise_transaction(changes, pool)
+        plan: Plan,
+    ) -> Outcome<ThinDevice> {
+        pool.change(&self.world, async move |env, pool| match origin {
+            None => pool.create_thin(env, id, plan).await,
+            Some(origin) => pool.create_snapshot(env, id, origin, plan).await,
+        })
     }
 }
 

@@ -9,16 +9,19 @@
 //! A pool knows its volumes by number. Names live in the state file, each with the number and what
 //! tells that it is still the same volume: the pool's transaction id and its count of snapshots
 //! when it was created. In a pool that `pool create` made, every creation raises the transaction
-//! id, so that no two volumes have the same. At the start a name whose volume is not there any
-//! more is dropped, with a notice. A volume without a name shows as `thin-ID`.
+//! id in the commit that creates the volume, so that no two volumes have the same. At the start a
+//! name whose volume is not there any more is dropped, with a notice. A volume without a name shows
+//! as `thin-ID`.
 //!
 //! A snapshot is a volume like any other, `V@NAME`: writable, and alive without `V`.
 //!
 //! # Orders, and what a crash between two steps leaves
-//! Create and snapshot: 1. recorded, with what the pool will give the volume; 2. created in the
-//! pool, durably; 3. brought up; then the answer.
-//! - Between 1 and 2: a name without a volume: the start drops it.
-//! - After 2: the volume. A snapshot is of the moment of step 2, and holds every write that was
+//! Create and snapshot: 1. recorded, with the transaction id and the count of snapshots that the
+//! pool has; 2. created in the pool, which raises its transaction id in the same commit and refuses
+//! if its counters are not those of the record; 3. brought up; then the answer.
+//! - Between 1 and 2: a name without a volume, and the old transaction id: the start drops the name.
+//! - After 2: the volume, and the new transaction id. The record names this volume and none that is
+//!   created later. A snapshot is of the moment of step 2, and holds every write that was
 //!   acknowledged before.
 //!
 //! Rollback: 1. a snapshot of the snapshot in the pool; 2. `V` suspended, its new table loaded;
@@ -102,12 +105,6 @@ impl Verbs {
             let found = found.map_or("none".to_owned(), |line| format!("'{}'", line.name));
             wrong(name, "table", found, "one line of thin")
         })
-    }
-
-    /// Sends a message to a pool.
-    fn tell_pool(&self, pool: &str, words: &[&str]) -> Outcome<()> {
-        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        self.world.message(pool, 0, &words).map(drop)
     }
 
     /// Refuses a name that something has already.

@@ -37,7 +37,7 @@ impl Verbs {
             self.step(Step::Arranged);
             changes.record_all(vec![cleared])?;
             self.step(Step::Recorded);
-            let deleted = self.tell_pool(&pool.name, &["delete", &line.id.to_string()]);
+            let deleted = pool.delete(&self.world, line.id);
             if deleted.is_err() {
                 log_undo_failure(name, changes.record_all(vec![record]));
             }
@@ -84,7 +84,7 @@ impl Verbs {
         let pool: LivePool = self.pool(pool)?;
         self.ready(&pool.name)?;
         self.nameless_device(&changes, &pool, id)?;
-        self.tell_pool(&pool.name, &["delete", &id.to_string()])?;
+        pool.delete(&self.world, id)?;
         self.step(Step::Pooled);
         self.step(Step::Done);
         Ok(())

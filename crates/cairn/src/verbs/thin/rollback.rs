@@ -2,6 +2,7 @@
 
 use cairn_block::SuspendMode;
 use cairn_outcome::failure::{Losses, Outcome, wrong};
+use cairn_targets::thin::ThinDevice;
 
 use super::create::refuse_other_pool;
 use super::names::Spot;
@@ -19,6 +20,8 @@ struct Rollback {
     /// What the volume is now, and what it is to be.
     former: ThinLine,
     line: ThinLine,
+    /// The device of `line`.
+    made: ThinDevice,
     /// The name under which the former is kept.
     keep: Option<String>,
 }
@@ -45,8 +48,9 @@ impl Verbs {
         let keep = keep.transpose()?;
         let id = changes.new_id(&pool, None)?;
         let line = ThinLine { id, sectors: former.sectors, ..source.clone() };
-        let act = Rollback { volume, former, line, keep };
-        self.create_in_pool(&pool, id, Some(source.id))?;
+        let plan = self.plan(&changes, &pool)?;
+        let made = self.create_in_pool(&pool, id, Some(source.id), plan)?;
+        let act = Rollback { volume, former, line, made, keep };
         self.step(Step::Pooled);
         let before = changes.record_of(&act.volume);
         if let Err(error) = self.exchange(&mut changes, &pool, &act) {
@@ -54,10 +58,7 @@ impl Verbs {
             log_undo_failure(&act.volume, self.make_live(&act.volume));
             self.note_if_stuck(&act.volume);
             if changes.is_sure() {
-                log_undo_failure(
-                    &act.volume,
-                    self.tell_pool(&pool.name, &["delete", &id.to_string()]),
-                );
+                log_undo_failure(&act.volume, pool.delete(&self.world, id));
             }
             return Err(error);
         }
@@ -70,7 +71,7 @@ impl Verbs {
                 kept.clear();
                 log_undo_failure(keep, changes.record_fact(kept));
             }
-            log_undo_failure(&act.volume, self.tell_pool(&pool.name, &["delete", &id.to_string()]));
+            log_undo_failure(&act.volume, pool.delete(&self.world, id));
             return Err(error);
         }
         self.step(Step::Resumed);
@@ -101,22 +102,21 @@ impl Verbs {
 
     /// Steps 2 and 3.
     fn exchange(&self, changes: &mut Changes, pool: &LivePool, act: &Rollback) -> Outcome<()> {
-        let Rollback { volume, former, line, keep } = act;
-        self.raise_transaction(changes, pool)?;
-        let thin_of = |id: u32, created_s| -> Outcome<Option<Thin>> {
-            let device = pool.device(id)?;
-            Ok(device.map(|device| Thin::of_device(&pool.name, &device, created_s)))
-        };
+        let Rollback { volume, former, line, made, keep } = act;
+        let thin_of =
+            |device: &ThinDevice, created_s| Some(Thin::of_device(&pool.name, device, created_s));
         let record = changes.record_of(volume);
         let created_s = record.thin.as_ref().and_then(|thin| thin.created_s);
         let mut records = Vec::new();
         if let Some(keep) = keep {
-            let (table, thin) = (Some(former.text()), thin_of(former.id, created_s)?);
+            let kept = pool.device(former.id)?;
+            let thin = kept.and_then(|device| thin_of(&device, created_s));
+            let table = Some(former.text());
             records.push(Record { table, thin, ..changes.record_of(keep) });
         }
         // A volume that is configured has its name from there.
         let named = record.configured.is_none();
-        let thin = if named { thin_of(line.id, Some(now_s()))? } else { None };
+        let thin = if named { thin_of(made, Some(now_s())) } else { None };
         records.push(Record { table: Some(line.text()), thin, ..record });
         // Requests under way need not succeed: what they wrote is lost anyway.
         self.world.hold(volume, SuspendMode::NoFlush)?;
@@ -130,13 +130,9 @@ impl Verbs {
 
     /// Step 5. Whatever comes of it, the volume is rolled back.
     fn end_former(&self, pool: &LivePool, act: &Rollback) {
-        let id = act.former.id;
         match &act.keep {
             Some(keep) => log_undo_failure(keep, self.show(keep, &act.former)),
-            None => log_undo_failure(
-                &pool.name,
-                self.tell_pool(&pool.name, &["delete", &id.to_string()]),
-            ),
+            None => log_undo_failure(&pool.name, pool.delete(&self.world, act.former.id)),
         }
     }
 }

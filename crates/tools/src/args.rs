@@ -19,15 +19,15 @@ pub enum FormatCommand {
     PoolData(FormatPoolDataArgs),
 }
 
-/// What every `format` takes.
+/// The arguments of every `format`.
 #[derive(Args)]
 pub struct FormatArgs {
     /// The device
     pub device: PathBuf,
-    /// Format although the device is not blank: what it holds is lost
+    /// Format a device that is not blank: its content is lost
     #[arg(long)]
     pub yes: bool,
-    /// Format although blocks are lost that the origin does not have (with --yes)
+    /// Lose the dirty blocks of a cache, which its origin does not have (with --yes)
     #[arg(long, requires = "yes")]
     pub discard_dirty: bool,
 }
@@ -35,7 +35,7 @@ pub struct FormatArgs {
 /// `format writecache`
 #[derive(Args)]
 pub struct FormatWritecacheArgs {
-    /// What and whether
+    /// The device, and what may be lost
     #[command(flatten)]
     pub format: FormatArgs,
     /// Bytes in a cache block: 512, 1024, 2048 or 4096
@@ -49,7 +49,7 @@ pub struct FormatWritecacheArgs {
 /// `format snapshot`
 #[derive(Args)]
 pub struct FormatSnapshotArgs {
-    /// What and whether
+    /// The device, and what may be lost
     #[command(flatten)]
     pub format: FormatArgs,
     /// Size of a chunk in sectors
@@ -60,7 +60,7 @@ pub struct FormatSnapshotArgs {
 /// `format thin-pool`
 #[derive(Args)]
 pub struct FormatThinPoolArgs {
-    /// What and whether
+    /// The device, and what may be lost
     #[command(flatten)]
     pub format: FormatArgs,
     /// Size of a data block: a multiple of 64K, up to 1G
@@ -71,7 +71,7 @@ pub struct FormatThinPoolArgs {
 /// `format pool-data`
 #[derive(Args)]
 pub struct FormatPoolDataArgs {
-    /// What and whether
+    /// The device, and what may be lost
     #[command(flatten)]
     pub format: FormatArgs,
 }
@@ -79,16 +79,16 @@ pub struct FormatPoolDataArgs {
 /// `check`
 #[derive(Args)]
 pub struct CheckArgs {
-    /// Which devices and how
+    /// The devices, and how they are shown
     #[command(flatten)]
     pub devices: DevicesArgs,
     /// The origin device, to find blocks or chunks that lie beyond its end
     #[arg(long)]
     pub origin: Option<PathBuf>,
-    /// The data device of a thin pool, to find a map that is larger
+    /// The data device of a thin pool, to find mappings beyond its end
     #[arg(long)]
     pub data: Option<PathBuf>,
-    /// Check the metadata snapshot of a thin pool, which may be in use meanwhile
+    /// Check the metadata snapshot of a thin pool; the pool may be in use
     #[arg(long)]
     pub metadata_snapshot: bool,
 }
@@ -101,10 +101,10 @@ pub struct DumpArgs {
     /// Where the header is
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// Show free slots, or records after the end of the list, too
+    /// Also show free slots, or records after the end of the list
     #[arg(long)]
     pub all: bool,
-    /// Show the metadata snapshot of a thin pool, which may be in use meanwhile
+    /// Show the metadata snapshot of a thin pool; the pool may be in use
     #[arg(long)]
     pub metadata_snapshot: bool,
     /// Print JSON
@@ -115,18 +115,18 @@ pub struct DumpArgs {
 /// `restore`
 #[derive(Args)]
 pub struct RestoreArgs {
-    /// The XML of dump or thin_dump; - reads the standard input
+    /// The XML of dump or thin_dump; - is the standard input
     pub xml: PathBuf,
-    /// A file to make, or a device for the metadata
+    /// A file to create, or a device, for the metadata
     #[arg(long, value_name = "NEW")]
     pub output: PathBuf,
-    /// Data blocks of the pool, where the XML does not know them
+    /// Data blocks of the pool, if the XML does not say them
     #[arg(long, value_name = "COUNT")]
     pub data_blocks: Option<u64>,
-    /// Write over whatever the device holds
+    /// Overwrite a device that is not blank: its content is lost
     #[arg(long)]
     pub yes: bool,
-    /// Write although blocks of a cache are lost that the origin does not have (with --yes)
+    /// Lose the dirty blocks of a cache, which its origin does not have (with --yes)
     #[arg(long, requires = "yes")]
     pub discard_dirty: bool,
     /// Print JSON
@@ -142,10 +142,10 @@ pub struct RmapArgs {
     /// Where the superblock is
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// Data blocks to tell of, the last one left out; again for more (default: all)
+    /// Data-block range, END exclusive; repeatable (default: all)
     #[arg(long, value_name = "BEGIN..END")]
     pub region: Vec<String>,
-    /// Look at the metadata snapshot, which may be in use meanwhile
+    /// Read the metadata snapshot; the pool may be in use
     #[arg(long)]
     pub metadata_snapshot: bool,
     /// Print JSON
@@ -161,23 +161,23 @@ pub struct RepairArgs {
     /// Where the header is
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// A file to make, for a sound store; the device is only read
+    /// A file to create for the repaired metadata; the device is only read
     #[arg(long, value_name = "NEW", conflicts_with = "in_place")]
     #[arg(required_unless_present = "in_place")]
     pub output: Option<PathBuf>,
     /// Change the device itself (with --yes)
     #[arg(long, requires = "yes")]
     pub in_place: bool,
-    /// Yes, change it
+    /// Confirms that a device may be overwritten
     #[arg(long)]
     pub yes: bool,
-    /// Write although blocks of a cache are lost that the origin does not have (with --yes)
+    /// Lose the dirty blocks of a cache, which its origin does not have (with --yes)
     #[arg(long, requires = "yes")]
     pub discard_dirty: bool,
     /// The origin device, to find chunks that lie beyond its end
     #[arg(long)]
     pub origin: Option<PathBuf>,
-    /// Keep what follows the end of the list, though it may be out of date
+    /// Also keep records after the end of the list, which may be out of date
     #[arg(long)]
     pub salvage: bool,
     /// Sectors in a data block of a pool, if its superblock is lost
@@ -194,7 +194,7 @@ pub struct RepairArgs {
     pub json: bool,
 }
 
-/// Tools that read devices.
+/// The devices that a tool reads.
 #[derive(Args)]
 pub struct DevicesArgs {
     /// Files or block devices

@@ -1,9 +1,9 @@
 //! `cairn dump`: the metadata of a cache, a store or a pool, readable.
 
-use cairn_block::ConfigKind;
-use cairn_outcome::failure::{Outcome, refused};
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::Outcome;
 
-use super::room::{FORMATS, NOTHING, Room};
+use super::kind::{FORMATS, Kind, not_a};
 use super::{snapshot, thin, writecache};
 use crate::args::DumpArgs;
 
@@ -14,18 +14,22 @@ use crate::args::DumpArgs;
 pub fn run(args: &DumpArgs) -> Outcome<u8> {
     let (start_sector, all, as_json) = (args.place.start_sector, args.all, args.json);
     let source = thin::open(&args.device, args.metadata_snapshot)?;
-    let room = match Room::of(&source.identify(start_sector)?) {
-        Some(room) => Some(room),
-        None => Room::without_header(&source, start_sector)?,
+    let found = source.identify(start_sector)?;
+    let kind = match Kind::of(&found) {
+        Some(kind) => Some(kind),
+        None => Kind::without_header(&source, start_sector)?,
     };
-    match room {
-        Some(Room::Thin) => {
+    match kind {
+        Some(Kind::Thin) => {
             thin::dump::show(&source, start_sector, args.metadata_snapshot, as_json)
         }
         // Without the lock nothing else can be read.
         _ if args.metadata_snapshot => Err(thin::no_metadata(&source)),
-        Some(Room::Snapshot) => snapshot::dump::show(&source, start_sector, all, as_json),
-        Some(Room::Writecache) => writecache::dump::show(&source, start_sector, all, as_json),
-        None => Err(refused(ConfigKind::Damaged, &source.name, "format", NOTHING, FORMATS)),
+        Some(Kind::Snapshot) => snapshot::dump::show(&source, start_sector, all, as_json),
+        Some(Kind::Writecache) => writecache::dump::show(&source, start_sector, all, as_json),
+        None => {
+            let detail = not_a(FORMATS, &found);
+            Err(ConfigError::new(ConfigKind::Damaged, &source.name, detail))
+        }
     }
 }

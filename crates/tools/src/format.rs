@@ -1,11 +1,11 @@
-//! `cairn format`: a fresh cache, exception store or pool, never over somebody's data unasked.
+//! `cairn format`: a new cache, exception store or pool. Data is overwritten only with `--yes`.
 //!
-//! A device that is not blank takes `--yes`; one with dirty blocks `--discard-dirty` as well. The
-//! order, and what a crash between two steps leaves:
-//! 1. what is not blank gets zeros in place of its first 4 KiB and of every signature, then a
-//!    flush: a blank device;
-//! 2. all but what makes it valid, then a flush: a blank device, but for a cache, whose metadata
-//!    area has its magic still zero: every activation refuses it (version 1 with magic 0), and this
+//! A device that is not blank needs `--yes`; a cache with dirty blocks needs `--discard-dirty` too.
+//! The order, and what a crash between two steps leaves:
+//! 1. zeros over the first 4 KiB and every signature of a device that is not blank, then a flush: a
+//!    blank device;
+//! 2. everything but the header, then a flush: a blank device. A cache is the exception: its
+//!    metadata area has version 1 with the magic still zero. Every activation refuses that, and this
 //!    verb formats it again with `--yes`;
 //! 3. the header or superblock, then a flush: empty and valid.
 
@@ -24,13 +24,13 @@ use crate::args::{
     FormatWritecacheArgs, bytes,
 };
 
-/// Bytes written at once.
+/// Bytes of one write.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Runs the verb.
 ///
 /// # Errors
-/// The device is not blank and was not given up, is too small, or cannot be written.
+/// The device is not blank and `--yes` is not given, is too small, or cannot be written.
 pub fn run(command: &FormatCommand) -> Outcome<u8> {
     match command {
         FormatCommand::Writecache(args) => format_writecache(args),
@@ -89,7 +89,7 @@ fn format_pool_data(args: &FormatPoolDataArgs) -> Outcome<u8> {
     stdout::print(&format!("{}: blank\n", source.name))
 }
 
-/// Has the range from a start sector on blank, with leave.
+/// Makes the range from a start sector on blank; one that is not blank needs `--yes`.
 fn make_way(
     source: &Source,
     args: &FormatArgs,

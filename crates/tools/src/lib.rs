@@ -3,18 +3,18 @@
 //! Each verb is a file with a `run` that takes its arguments ([`args`]), prints, and returns the
 //! exit code. [`source`]: the device. [`progress`]: the progress of a drain, on stderr.
 //!
-//! `probe`, `check` and `dump` only read, under a shared lock; a device that somebody writes is
-//! refused as busy. Each format has a room of its own with what the verbs need to know of it; a
-//! verb asks [`room`] which one to enter.
+//! `probe`, `check` and `dump` only read, under a shared lock; a device that another process writes is
+//! refused as busy. Each format has a folder with what the verbs need to know of it; a verb asks
+//! [`kind`] which format a device holds.
 
 pub mod args;
 pub mod check;
 pub mod dump;
 pub mod format;
+mod kind;
 pub mod probe;
 pub mod progress;
 pub mod repair;
-mod room;
 pub mod snapshot;
 pub mod source;
 pub mod thin;

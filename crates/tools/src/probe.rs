@@ -1,4 +1,4 @@
-//! `cairn probe`: every signature on a device, and how dirty a cache is.
+//! `cairn probe`: every signature on a device, and how many blocks of a cache are dirty.
 
 use cairn_format::probe::{Kind, Signature};
 use cairn_format::writecache::check::{Report, Severity};
@@ -15,7 +15,7 @@ struct Found {
     device: String,
     bytes: u64,
     signatures: Vec<Signature>,
-    /// If there is a writecache.
+    /// The check of the writecache, if there is one.
     cache: Option<Report>,
 }
 

@@ -1,4 +1,4 @@
-//! How far a drain is: a bar on a terminal, a line every few seconds elsewhere. Both on stderr.
+//! Progress of a drain on stderr: a bar on a terminal, else a line every few seconds.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// What the origin does not have yet: of a cache, or of a snapshot that is merged.
+/// What is left to copy to the origin, from a cache or from a snapshot that is merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// In blocks of the cache, sectors, or chunks of the snapshot.
@@ -17,7 +17,7 @@ pub struct Left {
     pub bytes: u64,
 }
 
-/// A drain being watched.
+/// The display of one drain.
 pub struct Progress {
     bar: Option<ProgressBar>,
     unit: &'static str,
@@ -27,17 +27,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins with everything left to be written back.
+    /// A drain of a cache, counted in blocks.
     pub fn begin(total: Left) -> Progress {
         Progress::of(total, "blocks", "to write back")
     }
 
-    /// Begins with everything left to be written back, counted in sectors.
+    /// A drain of a cache, counted in sectors.
     pub fn begin_drain(total: Left) -> Progress {
         Progress::of(total, "sectors", "to write back")
     }
 
-    /// Begins with everything left to be merged.
+    /// A merge, counted in chunks.
     pub fn begin_merge(total: Left) -> Progress {
         Progress::of(total, "chunks", "to merge")
     }
@@ -55,9 +55,9 @@ impl Progress {
         Progress { bar, unit, total, began: now, said: now }
     }
 
-    /// Tells how much is left now.
+    /// Shows how much is left now.
     pub fn show(&mut self, left: Left) {
-        // Recovery or an overwrite may leave more than at first.
+        // Recovery or new writes may leave more than at first.
         let done = self.total.bytes.saturating_sub(left.bytes);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
@@ -67,7 +67,7 @@ impl Progress {
         }
     }
 
-    /// Ends the display and passes on how it ended.
+    /// Ends the display and returns the result of the drain.
     pub fn finish<T>(&mut self, left: Left, end: T) -> T {
         let done = self.total.bytes.saturating_sub(left.bytes);
         match &self.bar {

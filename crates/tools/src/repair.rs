@@ -1,16 +1,15 @@
-//! `cairn repair`: what can be saved of a damaged exception store or pool.
+//! `cairn repair`: recovers what is readable of a damaged exception store or pool.
 
-use cairn_block::ConfigKind;
-use cairn_outcome::failure::{Outcome, refused, wrong};
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, wrong};
 
-use super::room::{NOTHING, Room};
+use super::kind::{Kind, not_a};
 use super::source::Source;
 use super::{snapshot, thin, writecache};
 use crate::args::RepairArgs;
 
-/// What can be repaired.
-const EXPECTED: &str = "dm-snapshot or dm-thin, or the sizes of a pool whose superblock is lost: \
-                        --data-block-size and --data-blocks";
+/// The formats that can be repaired.
+const FORMATS: &str = "a dm-snapshot store or a dm-thin metadata device";
 
 /// Runs the verb.
 ///
@@ -26,14 +25,14 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
         writecache::refuse_dirty(&source, start_sector, args.discard_dirty)?;
     }
     let found = source.identify(start_sector)?;
-    let room = match Room::of(&found) {
-        // The superblock may be what is lost.
-        None if args.data_block_size.is_some() => Some(Room::Thin),
-        None => Room::without_header(&source, start_sector)?,
-        room => room,
+    let kind = match Kind::of(&found) {
+        // The superblock may be lost: the option says that the device is a pool's.
+        None if args.data_block_size.is_some() => Some(Kind::Thin),
+        None => Kind::without_header(&source, start_sector)?,
+        kind => kind,
     };
-    match room {
-        Some(Room::Snapshot) => {
+    match kind {
+        Some(Kind::Snapshot) => {
             let options = [
                 ("--data-block-size", args.data_block_size.is_some()),
                 ("--data-blocks", args.data_blocks.is_some()),
@@ -42,16 +41,17 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
             refuse(&source, &options, (STORE, METADATA))?;
             snapshot::repair::run(&source, args)
         }
-        Some(Room::Thin) => {
+        Some(Kind::Thin) => {
             let options = [("--origin", args.origin.is_some()), ("--salvage", args.salvage)];
             refuse(&source, &options, (METADATA, STORE))?;
             thin::repair::run(&source, args)
         }
-        Some(Room::Writecache) | None => {
-            let kinds: Vec<_> = found.iter().map(|signature| signature.kind.name()).collect();
-            let found = if kinds.is_empty() { NOTHING.to_owned() } else { kinds.join(", ") };
-            let (kind, expected) = (ConfigKind::Unsupported, EXPECTED);
-            Err(refused(kind, &source.name, "format", found, expected))
+        Some(Kind::Writecache) | None => {
+            let detail = format!(
+                "{}; of a pool whose superblock is lost, give --data-block-size and --data-blocks",
+                not_a(FORMATS, &found)
+            );
+            Err(ConfigError::new(ConfigKind::Unsupported, &source.name, detail))
         }
     }
 }
@@ -59,7 +59,7 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
 const STORE: &str = "an exception store";
 const METADATA: &str = "a pool's metadata";
 
-/// Refuses options that mean nothing to what was found.
+/// Refuses options of the other format.
 fn refuse(
     source: &Source,
     options: &[(&str, bool)],

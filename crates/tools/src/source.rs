@@ -12,10 +12,10 @@ use cairn_format::probe::{self, Signature};
 use cairn_outcome::failure::{Outcome, system, wrong};
 use rustix::fs::OFlags;
 
-/// Tells what an interrupted format left in the first 4 KiB.
+/// True if the first 4 KiB are what an interrupted format of the same kind leaves.
 pub type OwnRemainder = fn(&[u8]) -> bool;
 
-/// Refuses what is not blank; `way_on` is the end of the line, what to do about it.
+/// Refuses a device that is not blank; `way_on` ends the error line and says what to do.
 ///
 /// # Errors
 /// It is not blank.
@@ -29,7 +29,7 @@ pub fn refuse_unless_blank(name: &str, found: &Verdict, way_on: &str) -> Outcome
     }
 }
 
-/// The size of a device that goes with the one in question, if it is given.
+/// The size of an optional second device, such as an origin.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -40,12 +40,12 @@ pub fn sectors(device: Option<&Path>) -> Outcome<Option<u64>> {
 
 /// A device open for reading, or for writing.
 pub struct Source {
-    /// As the user named it.
+    /// The name that the user gave.
     pub name: String,
     /// Its size in whole sectors, in bytes.
     pub bytes: u64,
     file: File,
-    /// The page cache is passed by.
+    /// Reads bypass the page cache.
     direct: bool,
     /// Holds the lock, if there is one.
     _disk: Option<FileDisk>,
@@ -55,7 +55,7 @@ impl Source {
     /// Opens for reading, under a shared lock.
     ///
     /// # Errors
-    /// There is none, or somebody writes it.
+    /// There is none, or another process writes it.
     pub fn read(path: &Path) -> Outcome<Source> {
         Source::open(path, true)
     }
@@ -63,14 +63,14 @@ impl Source {
     /// Opens for writing, under an exclusive lock.
     ///
     /// # Errors
-    /// There is none, or somebody uses it.
+    /// There is none, or another process uses it.
     pub fn write(path: &Path) -> Outcome<Source> {
         Source::open(path, false)
     }
 
-    /// Opens for reading, beside whoever writes: only for what its writer leaves alone. The kernel
-    /// writes metadata past the page cache, which may hold what was there before; where a file
-    /// system knows no other way to read, nobody writes past it either.
+    /// Opens for reading without a lock, while another process may write: only for blocks that the
+    /// writer does not change. Reads bypass the page cache, since the kernel writes metadata past it
+    /// and it may hold older content. A file system without direct I/O has no writes past the cache.
     ///
     /// # Errors
     /// There is none, or the system refused.
@@ -86,10 +86,10 @@ impl Source {
         Ok(Source { name, bytes, file, direct, _disk: None })
     }
 
-    /// Makes a sparse file of this size where there is none, and opens it for writing.
+    /// Creates a sparse file of this size and opens it for writing.
     ///
     /// # Errors
-    /// There is something already, or the system refused: no file was made that stays.
+    /// The path exists, or the system refused; a file that was created is removed.
     pub fn create(path: &Path, bytes: u64) -> Outcome<Source> {
         let name = path.display().to_string();
         let made = OpenOptions::new().write(true).create_new(true).open(path);
@@ -97,7 +97,7 @@ impl Source {
         let sized = file.set_len(bytes).map_err(|error| system(&name, "set the size", error));
         let source = sized.and_then(|()| Source::write(path));
         if source.is_err() {
-            // What is half made is of no use; that it can't go is no other refusal.
+            // Remove the incomplete file; the first error is the one to return.
             drop(std::fs::remove_file(path));
         }
         source
@@ -138,7 +138,7 @@ impl Source {
         Ok(bytes)
     }
 
-    /// Fills a buffer from `offset` on. For the caller to tell: the error is the system's.
+    /// Fills a buffer from `offset` on. The error is the system's; the caller adds the context.
     ///
     /// # Errors
     /// The system refused.
@@ -149,7 +149,7 @@ impl Source {
         }
     }
 
-    /// Makes the file as large as this.
+    /// Sets the size of the file.
     ///
     /// # Errors
     /// The system refused.
@@ -168,7 +168,7 @@ impl Source {
         written.map_err(|error| self.failed(&format!("write at {offset}"), error))
     }
 
-    /// Makes durable what was written.
+    /// Makes all writes durable.
     ///
     /// # Errors
     /// The system refused.
@@ -206,8 +206,8 @@ impl Source {
         Ok(area.judge(&views).expect("every window was read"))
     }
 
-    /// Makes the range from `start_sector` on blank, durably: zeros its first 4 KiB and every other
-    /// place where a signature is looked for.
+    /// Makes the range from `start_sector` on blank, durably: zeros its first 4 KiB and every place
+    /// where the probe finds a signature.
     ///
     /// # Errors
     /// The sector lies beyond the end, or the system refused to write.
@@ -229,10 +229,10 @@ impl Source {
     }
 }
 
-/// What addresses, offsets and lengths of direct reads are multiples of.
+/// Alignment of the addresses, offsets and lengths of direct reads.
 const DIRECT_ALIGN: usize = 4096;
 
-/// Opens past the page cache, if it can be read so.
+/// Opens for direct reads; `None` if the file system has none.
 fn open_direct(path: &Path) -> Option<File> {
     let flags = OFlags::DIRECT.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -242,7 +242,7 @@ fn open_direct(path: &Path) -> Option<File> {
     }
 }
 
-/// Fills a buffer of any place and length.
+/// Fills a buffer of any alignment and length.
 fn read_direct(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
     let begin = offset - offset % DIRECT_ALIGN as u64;
     let skipped = (offset - begin) as usize;
@@ -250,21 +250,21 @@ fn read_direct(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
     let len = wanted.next_multiple_of(DIRECT_ALIGN);
     let mut memory = vec![0; len + DIRECT_ALIGN];
     let start = memory.as_ptr().align_offset(DIRECT_ALIGN);
-    let room = &mut memory[start..start + len];
+    let aligned = &mut memory[start..start + len];
     let mut done = 0;
     while done < wanted {
-        match file.read_at(&mut room[done..], begin + done as u64) {
+        match file.read_at(&mut aligned[done..], begin + done as u64) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(len) => done += len,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    bytes.copy_from_slice(&room[skipped..wanted]);
+    bytes.copy_from_slice(&aligned[skipped..wanted]);
     Ok(())
 }
 
-/// Whether an open file is what a path leads to.
+/// True if the open file is the one that the path names.
 pub fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(found)) = (file.metadata(), std::fs::metadata(path)) else { return false };
     let block = open.file_type().is_block_device() && found.file_type().is_block_device();
@@ -274,7 +274,7 @@ pub fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Makes durable that a file was made.
+/// Makes the directory entry of a file durable.
 ///
 /// # Errors
 /// The system refused.
@@ -330,8 +330,8 @@ mod tests {
         let path = folder.path().join("file");
         assert!(Source::create(&path, u64::MAX).is_err());
         assert!(!path.exists());
-        fs::write(&path, "somebody's").unwrap();
+        fs::write(&path, "other").unwrap();
         assert!(Source::create(&path, 4096).is_err());
-        assert_eq!(fs::read(&path).unwrap(), b"somebody's");
+        assert_eq!(fs::read(&path).unwrap(), b"other");
     }
 }

@@ -3,25 +3,28 @@
 use cairn_format::Severity;
 use serde_json::{Value, json};
 
-/// What a room has to say of a device.
+/// What a check found on a device.
 pub struct Verdict {
-    /// The format's name.
-    pub format: &'static str,
+    /// The format's name; `None`: not a format that the tools read, as the one finding says.
+    pub format: Option<&'static str>,
     /// The worst finding.
     pub severity: Severity,
     /// The findings, each with how bad it is.
     pub findings: Vec<(Severity, String)>,
     /// Findings beyond those.
     pub findings_left_out: u64,
-    /// The counts in words, if there is something to count.
+    /// The counts in words, if there are any.
     pub summary: Option<String>,
-    /// The header and the counts, under names that the room chooses.
+    /// The header and the counts, under names of the format.
     pub facts: Value,
 }
 
 impl Verdict {
-    /// The findings, one per line, then the verdict.
+    /// The findings, one per line, then the verdict. For an unknown format one line says all.
     pub fn text(&self, device: &str) -> String {
+        if self.format.is_none() {
+            return self.findings.iter().map(|(_, line)| format!("{device}: {line}\n")).collect();
+        }
         let mut text = findings_text(device, &self.findings, self.findings_left_out);
         text.push_str(&format!("{device}: {}", self.severity));
         if let Some(summary) = &self.summary {
@@ -35,7 +38,7 @@ impl Verdict {
     pub fn json(&self, device: &str) -> Value {
         let mut value = json!({
             "device": device,
-            "format": self.format,
+            "format": self.format.unwrap_or("unknown"),
             "severity": self.severity.to_string(),
             "exit_code": self.severity.exit_code(),
             "findings": findings_json(&self.findings),

@@ -197,7 +197,7 @@ fn repair_refuses_what_it_cannot_know() {
     assert!(!place.exists("new"));
     place.sparse("blank", 65536);
     let line = place.cairn(&["repair", "blank", "--output", "new"]).refused(63);
-    assert!(line.contains("format: found nothing recognised, expected dm-snapshot"), "{line}");
+    assert!(line.contains("blank: not a dm-snapshot store or"), "{line}");
     assert!(!place.exists("new"));
 }
 
@@ -242,7 +242,7 @@ fn an_origin_does_not_say_what_a_device_without_a_header_was() {
     for args in [&["check", "basic-a.cow"][..], &["check", "basic-a.cow", "--origin", "origin"]] {
         let ran = place.cairn(args);
         let told =
-            "format: found nothing recognised, expected dm-writecache, dm-snapshot or dm-thin";
+            "basic-a.cow: not a dm-writecache cache, a dm-snapshot store or a dm-thin metadata";
         assert!(ran.code == 2 && ran.out.contains(told), "{ran:?}");
     }
 }

@@ -50,7 +50,7 @@ fn a_metadata_snapshot_that_is_released_meanwhile_is_told() {
         let output = child.wait_with_output().unwrap();
         let line = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(4), "{verb}: {line}");
-        let expected = "metadata snapshot: found it released or taken anew meanwhile";
+        let expected = "metadata snapshot: found released or replaced while it was read";
         assert!(line.contains(expected), "{verb}: {line}");
     }
 }

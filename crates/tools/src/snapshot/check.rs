@@ -32,7 +32,7 @@ pub fn report(store: &Store<'_>) -> Outcome<Report> {
     Ok(checker.finish())
 }
 
-/// A report as the verb tells it.
+/// The verdict of a report.
 pub fn told(report: &Report) -> Verdict {
     let finding = |finding: &Finding| (finding.severity(), finding.to_string());
     let usage = report.usage().map(|(allocated, total, metadata)| {
@@ -43,7 +43,7 @@ pub fn told(report: &Report) -> Verdict {
         })
     });
     Verdict {
-        format: "dm-snapshot",
+        format: Some("dm-snapshot"),
         severity: report.severity,
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,

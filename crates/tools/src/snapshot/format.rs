@@ -1,4 +1,4 @@
-//! A fresh exception store on a device.
+//! Writes an empty exception store.
 
 use cairn_block::SECTOR_BYTES;
 use cairn_format::snapshot::{ChunkSize, Header, Layout};
@@ -6,7 +6,7 @@ use cairn_outcome::failure::{Outcome, wrong};
 
 use crate::source::Source;
 
-/// Refuses a size that has no room for any chunk.
+/// Refuses a device without space for one chunk.
 ///
 /// # Errors
 /// It is too small.
@@ -17,7 +17,7 @@ pub fn check_size(name: &str, chunk: ChunkSize, bytes: u64) -> Outcome<()> {
     }
 }
 
-/// The first area, then the header: a crash leaves a blank device or an empty store.
+/// Writes the first area, then the header: a crash leaves a blank device or an empty store.
 ///
 /// # Errors
 /// The system refused.

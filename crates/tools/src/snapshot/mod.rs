@@ -1,4 +1,4 @@
-//! A dm-snapshot exception store as tools read it: its list in pieces.
+//! Reads a dm-snapshot exception store in pieces, for the tools.
 
 pub mod check;
 pub mod dump;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::source::Source;
 
-/// Bytes read or written at once.
+/// Bytes of one read or write.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// A store on a device.
@@ -25,9 +25,9 @@ pub struct Store<'a> {
     source: &'a Source,
     /// Byte where the header is.
     start: u64,
-    /// What the list is checked against.
+    /// Size of the origin, for the check.
     limits: Limits,
-    /// Says that whoever reads is to stop.
+    /// Set when the reader must stop.
     stop: Option<&'a Receiver<Event>>,
 }
 
@@ -46,12 +46,12 @@ impl<'a> Store<'a> {
         Ok(Store { source, start: start_sector * SECTOR_BYTES, limits, stop: None })
     }
 
-    /// Refuses to read on once something happened.
+    /// Makes all later reads fail once `interrupted` is set.
     fn stopped_by(self, stop: &'a Receiver<Event>) -> Store<'a> {
         Store { stop: Some(stop), ..self }
     }
 
-    /// The bytes that the header is in, or what there is of them.
+    /// The bytes of the header, cut at the end of the device.
     fn head(&self) -> Outcome<Vec<u8>> {
         let all = self.limits.device_sectors.saturating_mul(SECTOR_BYTES);
         let len = HEADER_BYTES.min(usize::try_from(all).unwrap_or(HEADER_BYTES));
@@ -67,7 +67,7 @@ impl<'a> Store<'a> {
         self.source.bytes_at(self.start + range.start, len)
     }
 
-    /// An error about what the device holds.
+    /// An error about the content of the device.
     fn damaged(&self, error: impl ToString) -> ConfigError {
         ConfigError::new(ConfigKind::Damaged, &self.source.name, error.to_string())
     }

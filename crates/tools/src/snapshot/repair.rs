@@ -1,13 +1,13 @@
 //! `cairn repair` on an exception store: into a new file, or in place.
 //!
 //! A new file, and what a crash between two steps leaves:
-//! 1. chunks and records, then a flush: a file without a header, which nobody takes for a store;
+//! 1. chunks and records, then a flush: a file without a header, which is not a store;
 //! 2. the header, then a flush of file and folder: the sound store.
 //!
-//! A failure or a signal takes the file away. In place, each record is written alone, within a
-//! sector:
-//! 1. records from the tail over dropped ones, then a flush: every kept record is now in front,
-//!    some are there twice; another repair goes on from here;
+//! After a failure or a signal the file is removed. In place, each record is written alone, within
+//! a sector:
+//! 1. records from the tail over dropped ones, then a flush: every kept record is now before the
+//!    tail, and some stand twice; another repair continues from here;
 //! 2. zeros over the slots left over, then a flush: the sound store. Until then slots are taken
 //!    after the end, which another repair clears.
 
@@ -29,15 +29,14 @@ use crate::source::sectors;
 use crate::source::{Source, sync_folder};
 use crate::verdict::{findings_json, findings_text};
 
-/// The records that go, each with its reason.
+/// The records that are dropped, each with its reason.
 #[derive(Default)]
 struct Dropped {
     lines: Vec<(Severity, String)>,
     left_out: u64,
 }
 
-/// Repairs the store. A signal stops the reading of it; what is written in place goes on to its
-/// end.
+/// Repairs the store. A signal stops reading; writes in place always run to their end.
 ///
 /// # Errors
 /// The store cannot be repaired, something cannot be read or written, or a signal came.
@@ -95,7 +94,7 @@ impl Dropped {
     }
 }
 
-/// Goes along the list and tells what becomes of each record.
+/// Decides which records are kept and which are dropped.
 fn walk(
     store: &Store<'_>,
     salvage: bool,
@@ -109,9 +108,9 @@ fn walk(
     Ok(repair.finish())
 }
 
-/// Makes a file with a packed store.
+/// Writes the kept records and their chunks to a new file, without gaps.
 fn write_new(store: &Store<'_>, plan: &Plan, salvage: bool, path: &Path) -> Outcome<Source> {
-    // As large as the device was, so that the snapshot can go on growing.
+    // At least as large as the device, so that the snapshot has the same space to grow.
     let sectors = plan.needed_sectors().max(store.limits.device_sectors);
     let output = Source::create(path, sectors * SECTOR_BYTES)?;
     let made = Unfinished::file(path);
@@ -151,7 +150,7 @@ fn packed(record: &Record, new: CowChunk) -> [u8; RECORD_BYTES] {
     Record { new, ..*record }.encode()
 }
 
-/// Copies a chunk, leaving holes where it is zero.
+/// Copies a chunk; zeros become holes.
 fn copy_chunk(
     store: &Store<'_>,
     from_sector: u64,

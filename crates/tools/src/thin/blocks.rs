@@ -1,7 +1,7 @@
-//! Metadata blocks off a device: in large pieces, read ahead by a second thread.
+//! Reads metadata blocks of a device in large pieces; a second thread reads ahead.
 //!
-//! Wanted blocks come sorted; those near each other are read together. Where a piece cannot be read
-//! its blocks are tried one by one, so that one bad sector costs one block.
+//! The wanted blocks are sorted; neighbours are read together. If a piece cannot be read, its blocks
+//! are read one by one, so that one bad sector costs one block.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -15,11 +15,11 @@ use crate::source::Source;
 
 /// Blocks in a piece: 1 MiB.
 const PIECE_BLOCKS: u64 = 256;
-/// Blocks that are read though nobody wants them, to join two pieces.
+/// Unwanted blocks that may be read to join two pieces.
 const GAP_BLOCKS: u64 = 8;
-/// Pieces that wait for the one who looks at them.
+/// Pieces that are read ahead.
 const PIECES_AHEAD: usize = 4;
-/// Fewer wanted blocks are not worth a thread.
+/// With fewer wanted blocks no thread is started.
 const THREAD_FROM: usize = 64;
 
 /// The metadata that begins at some byte of a device.
@@ -30,15 +30,15 @@ pub struct MetadataDevice<'a> {
     progress: Progress,
     /// Metadata blocks in use, and data blocks.
     used: (u64, u64),
-    /// Says when somebody wants it all to stop.
+    /// Returns true when reading must stop.
     stop: Option<&'a Receiver<Event>>,
 }
 
-/// Some blocks read, or not.
+/// Consecutive blocks, some of which may be unreadable.
 struct Piece {
     first: u64,
     bytes: Vec<u8>,
-    /// Blocks of it that could not be read.
+    /// The blocks that could not be read.
     bad: Vec<u64>,
 }
 
@@ -54,21 +54,20 @@ impl<'a> MetadataDevice<'a> {
         Ok(MetadataDevice { source, start, count, progress, used: (0, 0), stop: None })
     }
 
-    /// Stops reading when this says so.
+    /// Reads stop when `interrupted` returns true.
     pub fn stopped_by(mut self, stop: &'a Receiver<Event>) -> Self {
         self.stop = Some(stop);
         self
     }
 
-    /// Says what is in use of the pool that this is the metadata of: for the progress, all of it
-    /// will be read.
+    /// Sets the total of the progress display: every metadata block in use is read.
     pub fn expect(&mut self, metadata_used: u64, data_used: u64) {
         self.used = (metadata_used, data_used);
         self.progress.expect(metadata_used);
     }
 
-    /// Says that every volume will be read by itself, with so many mappings in all: what several
-    /// share is read as often.
+    /// Sets the total for reading volume by volume, with so many mappings in all: blocks that several
+    /// volumes share are read once for each.
     pub fn expect_mappings(&mut self, mappings: u64) {
         let (metadata, data) = (u128::from(self.used.0), u128::from(self.used.1.max(1)));
         let blocks = u64::try_from(metadata * u128::from(mappings) / data).unwrap_or(u64::MAX);
@@ -85,7 +84,7 @@ impl<'a> MetadataDevice<'a> {
         &self.source.name
     }
 
-    /// An error about what the device holds.
+    /// An error about the content of the device.
     pub fn damaged(&self, error: impl ToString) -> ConfigError {
         ConfigError::new(ConfigKind::Damaged, &self.source.name, error.to_string())
     }
@@ -134,13 +133,13 @@ impl Blocks for MetadataDevice<'_> {
         let (full, ready) = sync_channel(PIECES_AHEAD);
         let (give_back, empty) = sync_channel(PIECES_AHEAD + 2);
         std::thread::scope(|scope| {
-            // Whoever leaves early drops this end, and the reader ends too.
+            // If the caller returns early, it drops the receiver, which ends the reader.
             let ready = ready;
             scope.spawn(move || read_ahead(source, start, wanted, &full, &empty));
             for wanted in pieces(wanted) {
                 let piece: Piece = ready.recv().expect("the reader sends every piece");
                 self.look(&piece, wanted, each)?;
-                // Room for what is read next; a reader that is done needs none.
+                // Return the buffer for the next read; a reader that is done does not take it.
                 drop(give_back.try_send(piece.bytes));
             }
             Ok(())
@@ -148,7 +147,7 @@ impl Blocks for MetadataDevice<'_> {
     }
 }
 
-/// Reads every piece, as far ahead as there is room. Ends early if nobody listens any more.
+/// Reads every piece, ahead by as many as there are buffers. Ends early if the receiver is gone.
 fn read_ahead(
     source: &Source,
     start: u64,
@@ -172,8 +171,8 @@ fn read_piece(source: &Source, start: u64, wanted: &[MetadataBlock], mut bytes: 
     if source.read_into(offset(first), &mut bytes).is_err() {
         for at in wanted {
             let begin = (at.0 - first) as usize * BLOCK_BYTES;
-            let room = &mut bytes[begin..begin + BLOCK_BYTES];
-            if let Err(error) = source.read_into(offset(at.0), room) {
+            let block = &mut bytes[begin..begin + BLOCK_BYTES];
+            if let Err(error) = source.read_into(offset(at.0), block) {
                 tracing::warn!("metadata block {at}: {error}");
                 bad.push(at.0);
             }
@@ -182,7 +181,7 @@ fn read_piece(source: &Source, start: u64, wanted: &[MetadataBlock], mut bytes: 
     Piece { first, bytes, bad }
 }
 
-/// Wanted blocks, taken together where they are near each other.
+/// The wanted blocks as pieces: neighbours are joined.
 fn pieces(wanted: &[MetadataBlock]) -> impl Iterator<Item = &[MetadataBlock]> {
     let mut left = wanted;
     std::iter::from_fn(move || {

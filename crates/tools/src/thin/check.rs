@@ -14,7 +14,7 @@ use crate::verdict::Verdict;
 /// The device cannot be read.
 pub fn verdict(source: &Source, start_sector: u64, data_sectors: Option<u64>) -> Outcome<Verdict> {
     let mut device = MetadataDevice::at(source, start_sector, "check")?;
-    // For the progress alone: what is wrong with it is for the check to tell.
+    // Only for the progress display: the check reports what is wrong with the superblock.
     drop(superblock(&mut device, false));
     let report = check(&mut device, Limits { data_sectors });
     device.done();
@@ -25,7 +25,7 @@ pub fn verdict(source: &Source, start_sector: u64, data_sectors: Option<u64>) ->
 /// Checks the metadata snapshot of the metadata that begins at `start_sector`, which may be in use.
 ///
 /// # Errors
-/// The device cannot be read, or there is no metadata snapshot, or the pool let go of it.
+/// The device cannot be read, there is no metadata snapshot, or the pool released it.
 pub fn held(source: &Source, start_sector: u64, data_sectors: Option<u64>) -> Outcome<Verdict> {
     let mut device = MetadataDevice::at(source, start_sector, "check")?;
     let (now, before) = (pool_superblock(&mut device)?, superblock(&mut device, true)?);
@@ -48,12 +48,12 @@ pub fn held(source: &Source, start_sector: u64, data_sectors: Option<u64>) -> Ou
     Ok(Verdict { summary, ..told(&report, true) })
 }
 
-/// A report as the verb tells it.
+/// The verdict of a report.
 fn told(report: &Report, held: bool) -> Verdict {
     let finding = |finding: &Finding| (finding.severity(), finding.to_string());
     let totals = report.totals;
     Verdict {
-        format: "dm-thin",
+        format: Some("dm-thin"),
         severity: report.severity,
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,

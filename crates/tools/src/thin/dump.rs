@@ -12,7 +12,7 @@ use crate::source::Source;
 /// Shows the metadata that begins at `start_sector`, or the snapshot of it that the pool holds.
 ///
 /// # Errors
-/// The device cannot be read, or something in it is damaged: what came before was shown.
+/// The device cannot be read, or its metadata is damaged; what came before the damage is printed.
 pub fn show(source: &Source, start_sector: u64, held: bool, as_json: bool) -> Outcome<u8> {
     let mut device = MetadataDevice::at(source, start_sector, "dump")?;
     let superblock = superblock(&mut device, held)?;
@@ -38,11 +38,11 @@ pub fn show(source: &Source, start_sector: u64, held: bool, as_json: bool) -> Ou
 
 const PIECE_BYTES: usize = 1 << 16;
 
-/// Writes a stream as JSON, as it comes.
+/// Writes a stream as JSON.
 struct Json<F> {
     text: String,
     out: F,
-    /// What goes in front of the next device, and of the next run.
+    /// The separators before the next device and the next run.
     device_comma: &'static str,
     run_comma: &'static str,
 }

@@ -16,7 +16,7 @@ use super::restore::built;
 /// Makes the metadata on a device that exists, with data blocks of so many bytes.
 ///
 /// # Errors
-/// The device is not blank and was not given up, is too small, or cannot be written.
+/// The device is not blank and `--yes` is not given, is too small, or cannot be written.
 pub fn run(path: &Path, block_bytes: u64, leave: Leave) -> Outcome<()> {
     let name = path.display().to_string();
     let expected = "a multiple of 64 KiB, up to 1 GiB";

@@ -1,7 +1,7 @@
-//! A thin pool's metadata device as tools look at it.
+//! Reads the metadata of a thin pool, for the tools.
 //!
 //! Everything that reads goes through [`MetadataDevice`]. The metadata snapshot that a pool holds
-//! may be read beside the pool's server, or the kernel: nobody changes it.
+//! may be read while a server or the kernel uses the pool: its blocks do not change.
 
 mod blocks;
 pub mod check;
@@ -26,10 +26,10 @@ use serde_json::{Value, json};
 use super::source::Source;
 use blocks::MetadataDevice;
 
-/// Opens a device, of which the metadata snapshot alone is wanted if `held`.
+/// Opens a device; if `held`, only the metadata snapshot will be read.
 ///
 /// # Errors
-/// It cannot be opened, or somebody writes it and not only the snapshot is wanted.
+/// It cannot be opened, or another process writes it and `held` is false.
 pub fn open(path: &Path, held: bool) -> Outcome<Source> {
     if held { Source::read_beside(path) } else { Source::read(path) }
 }
@@ -64,7 +64,7 @@ fn held_root(device: &MetadataDevice<'_>, superblock: &Superblock) -> Outcome<Me
     })
 }
 
-/// The superblock to look from: the pool's, or that of its metadata snapshot.
+/// The superblock to begin at: that of the pool, or that of its metadata snapshot.
 ///
 /// # Errors
 /// There is none, or it is damaged.
@@ -78,11 +78,11 @@ fn superblock(device: &mut MetadataDevice<'_>, held: bool) -> Outcome<Superblock
     read.map_err(|bad| device.damaged(format!("metadata snapshot: {bad}")))
 }
 
-/// What came of a look at the metadata snapshot, unless the pool let go of it meanwhile: then it
-/// means nothing.
+/// The result of reading the metadata snapshot, or a refusal if the pool released the snapshot
+/// before the end: its blocks may then have been overwritten.
 ///
 /// # Errors
-/// Those of the look, or the pool let go.
+/// Those of the read, or the pool released the snapshot.
 fn while_held<T>(
     device: &mut MetadataDevice<'_>,
     before: &Superblock,
@@ -92,16 +92,16 @@ fn while_held<T>(
         Ok(now) if now == *before => outcome,
         Err(error) if error.kind == ConfigKind::System => Err(error),
         _ => {
-            let (found, expected) = ("it released or taken anew meanwhile", "it to be held");
+            let (found, expected) = ("released or replaced while it was read", "held");
             let field = "metadata snapshot";
             Err(refused(ConfigKind::Busy, device.name(), field, found, expected))
         }
     }
 }
 
-/// Prepares the progress for a look at each volume that a superblock leads to, one after the other.
+/// Sets the total of the progress display for reading every volume of a superblock, one by one.
 fn expect_volumes(device: &mut MetadataDevice<'_>, superblock: &Superblock, held: bool) {
-    // What is damaged is for whoever looks to tell.
+    // The caller reports damage.
     if let Ok(devices) = stream::devices(device, superblock, held) {
         let mapped = devices.iter().map(|(_, details, _)| details.mapped_blocks);
         device.expect_mappings(mapped.fold(0, u64::saturating_add));

@@ -1,14 +1,14 @@
-//! Where new metadata goes: a file made for it, or a device that may be written over.
+//! The output of new metadata: a new file, or a device that may be overwritten.
 //!
-//! Opening writes nothing: what comes first may fail or be stopped with the device as it was. What
+//! Opening writes nothing: if the caller fails before the first write, the device is unchanged. What
 //! a crash between two steps leaves:
 //! 1. once 1 MiB of blocks is there to write, or all of them, a device that is not blank gets zeros
-//!    in place of its superblock and of every signature, then a flush: nobody takes it for a pool
-//!    any more, least of all for the old one over new trees;
+//!    over its superblock and every signature, then a flush: it is no pool any more, so the old
+//!    superblock can never lead to new trees;
 //! 2. every block but the superblock, then a flush: still no pool;
 //! 3. the superblock, then a flush of file and folder: the new pool.
 //!
-//! Every end but the last takes a file away that was made here.
+//! If the last step is not reached, a file that was created here is removed.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
@@ -22,19 +22,19 @@ use cairn_outcome::signals::{Event, Unfinished};
 use crate::source::{Source, refuse_unless_blank, sync_folder};
 use crate::writecache::refuse_dirty;
 
-/// Bytes written at once.
+/// Bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
-/// Fewest metadata blocks of a file that is made here: 2 MiB.
+/// Fewest metadata blocks of a new file: 2 MiB.
 const BLOCKS_MIN: u64 = 512;
-/// Bytes of metadata to give a data block, as the kernel's documentation advises.
+/// Bytes of metadata per data block, as the kernel's documentation advises.
 const BYTES_PER_DATA_BLOCK: u64 = 48;
 
-/// What the user gave up of what a device holds.
+/// What the user allows to be lost.
 #[derive(Clone, Copy)]
 pub struct Leave {
-    /// Whatever it is.
+    /// The content of the device.
     pub yes: bool,
-    /// Blocks of a cache, too, that its origin does not have.
+    /// The dirty blocks of a cache.
     pub discard_dirty: bool,
 }
 
@@ -42,18 +42,18 @@ pub struct Leave {
 pub struct Output<'a> {
     target: Source,
     path: PathBuf,
-    /// Set while a file that was made here is not whole.
+    /// Set while a new file is incomplete.
     made: Option<Unfinished>,
-    /// It holds something that goes before anything is written.
+    /// The device must be blanked before the first write.
     is_old: bool,
-    /// Blocks in a row that are not written yet, and where the first goes.
+    /// Consecutive blocks that are not written yet, and the number of the first.
     row: (u64, Vec<u8>),
     stop: &'a Receiver<Event>,
 }
 
 impl<'a> Output<'a> {
-    /// Makes a file, or takes what is there: if it is blank, or the user gave it up. `command` is
-    /// the one that goes on with `--yes`.
+    /// Creates a file, or takes a device that is blank or may be overwritten. `command` is the
+    /// command line that the refusal shows, with `--yes`.
     ///
     /// # Errors
     /// It is not blank, or the system refused.
@@ -75,7 +75,7 @@ impl<'a> Output<'a> {
         Ok(Output { target, path, made, is_old, row, stop })
     }
 
-    /// As the user named it.
+    /// The name that the user gave.
     pub fn name(&self) -> &str {
         &self.target.name
     }
@@ -93,7 +93,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Makes what was written durable, then the pool of it.
+    /// Makes the blocks durable, then writes the superblock and makes that durable.
     ///
     /// # Errors
     /// The system refused.
@@ -112,7 +112,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// What was written, to be looked at.
+    /// The device, for a check of what was written.
     pub fn into_source(self) -> Source {
         self.target
     }
@@ -132,7 +132,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Whether there is something that is to go, with leave.
+/// True if the device must be blanked first; refuses one that is not blank without `--yes`.
 fn judge(target: &Source, leave: Leave, command: &str) -> Outcome<bool> {
     refuse_dirty(target, 0, leave.discard_dirty)?;
     let found = target.judge(0, |_| false)?;

@@ -1,5 +1,5 @@
-//! How far a long look at metadata is, or the making of some: a bar on a terminal, a line every few
-//! seconds elsewhere. Both on stderr, and neither for what is over at once.
+//! Progress of reading or writing metadata, on stderr: a bar on a terminal, else a line every few
+//! seconds. Short runs show nothing.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use cairn_outcome::stderr::say;
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
-/// What takes less is not worth showing.
+/// Shorter runs show nothing.
 const QUIET: Duration = Duration::from_secs(1);
 const BAR_EVERY: Duration = Duration::from_millis(100);
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Blocks being gone through, or bytes of text.
+/// A count of blocks, or of bytes of text.
 pub struct Progress {
     doing: &'static str,
     unit: &'static str,
-    /// None known: 0.
+    /// 0 if it is not known.
     total: u64,
     done: u64,
     began: Instant,
@@ -25,18 +25,18 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins with nothing known.
+    /// A display whose total is not known yet.
     pub fn new(doing: &'static str, unit: &'static str) -> Progress {
         let now = Instant::now();
         Progress { doing, unit, total: 0, done: 0, began: now, said: now, bar: None }
     }
 
-    /// Says how many there will be.
+    /// Sets the total.
     pub fn expect(&mut self, total: u64) {
         self.total = total;
     }
 
-    /// More of them are done.
+    /// Adds to the number done.
     pub fn add(&mut self, count: u64) {
         self.done += count;
         let terminal = std::io::stderr().is_terminal();
@@ -62,7 +62,7 @@ impl Progress {
         bar.set_position(self.done);
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();

@@ -1,8 +1,7 @@
 //! `cairn repair` on a pool's metadata: new metadata in a file or on another device.
 //!
-//! The damaged metadata is only read: it may be tried again. In place nothing is repaired but the
-//! needs-check flag of metadata that the check finds sound otherwise, by one write of the
-//! superblock.
+//! The damaged metadata is only read, so a repair can be repeated. In place, only the needs-check
+//! flag is cleared, by one write of the superblock, and only if the check finds nothing else.
 //!
 //! Something is lost where the repair says so, and where a check of the old metadata finds damage: a
 //! count below the references is none to the trees, but the block may have been written over. Then
@@ -40,7 +39,7 @@ pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
 
 fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
-    // First: a search for roots takes a while, and would be for nothing.
+    // Before the search for roots, which takes long.
     let command = format!("cairn repair {} --output {}", source.name, path.display());
     let leave = Leave { yes: args.yes, discard_dirty: args.discard_dirty };
     let mut output = Output::open(path, leave, &command, &stop)?;
@@ -54,7 +53,7 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     let before = examine(device("check")?)?;
     plan.heed(&before);
     let mut device = device("repair")?;
-    // For the progress alone.
+    // Only for the progress display.
     if let Ok(superblock) = superblock(&mut device, false) {
         expect_volumes(&mut device, &superblock, false);
     }
@@ -67,9 +66,9 @@ fn into_new(source: &Source, args: &RepairArgs, path: &Path) -> Outcome<u8> {
     show(source, (&before, &written?), &output.into_source(), args.json)
 }
 
-/// Checks the old metadata, whatever is left of it.
+/// Checks the old metadata.
 fn examine(mut device: MetadataDevice<'_>) -> Outcome<Report> {
-    // For the progress alone: what is wrong with it is for the check to tell.
+    // Only for the progress display: the check reports what is wrong with the superblock.
     drop(superblock(&mut device, false));
     let report = check(&mut device, Limits::default());
     device.done();
@@ -149,14 +148,14 @@ fn show(
     Ok(exit::worst(code, after.severity.exit_code()))
 }
 
-/// What the check of the old metadata calls damage, then what the repair tells besides; and how much
-/// more there is.
+/// What the check of the old metadata calls damage, then the findings of the repair, and how many
+/// findings are left out.
 fn lost_things(before: &Report, repaired: &Repaired) -> (Vec<(Severity, String)>, u64) {
     let damage = |finding: &&Finding| finding.severity() == Severity::Damaged;
     let mut findings: Vec<_> = before.findings.iter().filter(damage).collect();
     findings.extend(repaired.findings.iter().filter(|told| !before.findings.contains(told)));
     let lines = findings.iter().map(|finding| (finding.severity(), finding.to_string()));
-    // Of those that a report leaves out nobody knows how bad they are.
+    // The severity of findings that a report leaves out is not known.
     let left_out = match before.severity {
         Severity::Damaged => before.findings_left_out,
         _ => 0,
@@ -200,8 +199,8 @@ fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> 
     Ok(after.severity.exit_code())
 }
 
-/// The first thing wrong besides the needs-check flag. Of findings that a report leaves out nobody
-/// knows how bad they are.
+/// The first finding besides the needs-check flag. Findings that a report leaves out count as one,
+/// since their severity is not known.
 fn other_finding(report: &Report) -> Option<String> {
     let wrong = |finding: &&Finding| {
         **finding != Finding::NeedsCheck && finding.severity() > Severity::Sound

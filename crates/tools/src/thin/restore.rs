@@ -1,7 +1,7 @@
-//! `cairn restore`: new metadata out of XML.
+//! `cairn restore`: builds new metadata from XML.
 //!
-//! The text is read once, from front to back, and what it says is written as it comes: the text may
-//! come out of a pipe, and be larger than memory.
+//! The text is read once and the metadata is written as the text arrives: it may come from a pipe
+//! and be larger than memory.
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::thin::build::{BuildError, Builder, Refusal};
@@ -18,7 +18,7 @@ use super::text::Text;
 use crate::args::RestoreArgs;
 use crate::source;
 
-/// Bytes of text at once.
+/// Bytes of text in one read.
 const PIECE_BYTES: usize = 1 << 16;
 
 /// Runs the verb.
@@ -85,7 +85,7 @@ fn told(from: &str, to: &str, error: XmlError<BuildError<ConfigError>>) -> Confi
     }
 }
 
-/// Why something cannot be built, as an error about where it came from, or where it was to go.
+/// A refusal of the builder, as an error about the input or the output.
 pub fn built(from: &str, to: &str, error: BuildError<ConfigError>) -> ConfigError {
     let refusal = match error {
         BuildError::Write(error) => return error,
@@ -93,19 +93,19 @@ pub fn built(from: &str, to: &str, error: BuildError<ConfigError>) -> ConfigErro
     };
     let (name, hint) = match refusal {
         Refusal::NoRoom { .. } => (to, ""),
-        // So the XML of a metadata snapshot says.
+        // The XML of a metadata snapshot says 0.
         Refusal::Outside { blocks: 0, .. } => (from, "; --data-blocks says how many there are"),
         _ => (from, ""),
     };
     ConfigError::new(ConfigKind::Argument, name, format!("{refusal}{hint}"))
 }
 
-/// Builds a pool once its first line has come.
+/// Builds a pool; the first line of the text says how.
 struct Restoring<'a, 'o> {
-    /// Until the builder has it.
+    /// Moved to the builder when it is made.
     output: Option<&'a mut Output<'o>>,
     builder: Option<Builder<&'a mut Output<'o>>>,
-    /// What the user knows better than the text.
+    /// Data blocks that the user gave; they replace those of the text.
     data_blocks: Option<u64>,
 }
 

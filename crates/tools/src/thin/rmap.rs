@@ -34,7 +34,7 @@ pub fn run(args: &RmapArgs) -> Outcome<u8> {
         shown = while_held(&mut device, &superblock, shown);
     }
     device.done();
-    // What came before an error is shown.
+    // Runs before an error are printed.
     let printed = printer.end(shown.is_ok());
     shown.and(printed).map(|()| exit::OK)
 }
@@ -50,11 +50,11 @@ fn region(text: &str) -> Outcome<Range<u64>> {
 
 const PIECE_BYTES: usize = 1 << 16;
 
-/// Prints runs as they come, as lines or as an array in JSON.
+/// Prints runs as lines or as a JSON array.
 struct Printer {
     text: String,
     as_json: bool,
-    /// What goes in front of the next run in JSON.
+    /// The separator before the next run in JSON.
     comma: &'static str,
 }
 
@@ -82,7 +82,7 @@ impl Printer {
         if self.text.len() < PIECE_BYTES { Ok(()) } else { self.hand_on() }
     }
 
-    /// Prints what is left; an array ends only if it is whole.
+    /// Prints the rest; the array is closed only if it is complete.
     fn end(mut self, whole: bool) -> Outcome<()> {
         if self.as_json && whole {
             self.text.push_str(if self.comma == "[" { "[]\n" } else { "\n]\n" });

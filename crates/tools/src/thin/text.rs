@@ -1,6 +1,6 @@
-//! The XML that a restore reads, as it comes: out of a file, or a pipe that may be silent for long.
+//! Reads the XML of a restore, from a file or from a pipe that may be silent for long.
 //!
-//! Promises that a wish to stop is noticed while nothing comes, and tells how far it is.
+//! Promises that an interrupt is noticed while the pipe is silent. Shows the progress.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -18,14 +18,14 @@ use rustix::io::Errno;
 
 use super::progress::Progress;
 
-/// How long a wish to stop waits at most.
+/// Longest time until an interrupt is noticed.
 const LOOK_UP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// The text, being read.
+/// The text.
 pub struct Text<'a> {
-    /// As the user named it.
+    /// The name that the user gave.
     pub name: String,
-    /// What it is read from.
+    /// The open file or pipe.
     pub file: File,
     progress: Progress,
     stop: &'a Receiver<Event>,
@@ -44,7 +44,7 @@ impl<'a> Text<'a> {
             let file = file.map_err(|error| system(&name, "open", error))?.into();
             return Ok(Text::of(name, file, stop));
         }
-        // A pipe without a writer would be waited for here.
+        // Without `NONBLOCK` the open of a pipe waits for a writer.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
@@ -53,7 +53,7 @@ impl<'a> Text<'a> {
 
     fn of(name: String, file: File, stop: &'a Receiver<Event>) -> Text<'a> {
         let mut progress = Progress::new("restore", "bytes of XML");
-        // What will come out of a pipe is not known.
+        // The length of a pipe is not known.
         progress.expect(file.metadata().map_or(0, |found| found.len()));
         Text { name, file, progress, stop }
     }
@@ -61,7 +61,7 @@ impl<'a> Text<'a> {
     /// The next bytes; none at the end.
     ///
     /// # Errors
-    /// The system refused, or it is all to stop.
+    /// The system refused, or an interrupt came.
     pub fn read(&mut self, piece: &mut [u8]) -> Outcome<usize> {
         loop {
             if self.stop.try_recv().is_ok() {

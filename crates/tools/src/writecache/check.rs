@@ -20,7 +20,7 @@ pub fn verdict(
     let report = super::check(source, start_sector, origin_sectors)?;
     let finding = |finding: &Finding| (finding.severity(), finding.to_string());
     Ok(Verdict {
-        format: "dm-writecache",
+        format: Some("dm-writecache"),
         severity: report.severity,
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,

@@ -86,7 +86,7 @@ fn entry_text(text: &mut String, slot: u64, entry: &Entry, superblock: &Superblo
     text.push('\n');
 }
 
-/// What marks a free slot is null, as JSON's numbers do not hold it everywhere.
+/// The marks of a free slot are `null`: not every JSON reader can hold such large numbers.
 fn entry_json(slot: u64, entry: &Entry, superblock: &Superblock) -> Value {
     json!({
         "slot": slot,

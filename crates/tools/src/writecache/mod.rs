@@ -1,4 +1,4 @@
-//! A dm-writecache cache device as tools read it: its metadata in pieces, and its verdict.
+//! Reads the metadata of a dm-writecache cache device in pieces, for the tools.
 
 pub mod check;
 pub mod dump;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::source::Source;
 
-/// Bytes of entries read at once.
+/// Bytes of entries in one read.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Checks the cache that begins at `start_sector`.
@@ -33,8 +33,8 @@ pub fn check(source: &Source, start_sector: u64, origin_sectors: Option<u64>) ->
     Ok(checker.finish())
 }
 
-/// Refuses to lose what an origin does not have: of a cache in this place, or at the start of the
-/// device, where it covers the place.
+/// Refuses to overwrite dirty blocks: those of a cache that begins at this sector, or of one at the
+/// start of the device.
 ///
 /// # Errors
 /// There is such a cache, or the device cannot be read.
@@ -50,8 +50,8 @@ pub fn refuse_dirty(source: &Source, start_sector: u64, discard_dirty: bool) -> 
     Ok(())
 }
 
-/// Reads the first `count` entries of the slot table and hands them over in pieces, each with
-/// the slot of its first.
+/// Reads the first `count` entries of the slot table and passes them to `each` in pieces, with the
+/// slot number of the first entry.
 ///
 /// # Errors
 /// The device cannot be read, or `each` fails.

@@ -1,15 +1,15 @@
-//! [`Arena`]: plain memory, to say what copying the same buffers costs without any disk.
+//! [`Arena`]: plain memory, for the cost of copying the same buffers without a disk.
 
 use std::sync::{Arc, Barrier};
 
 use cairn_block::{BUF_ALIGN, Env, Op, SECTOR_BYTES};
 use parking_lot::Mutex;
 
-use super::bed::Bed;
 use super::clock::{Moment, Took};
+use super::fixture::Fixture;
 use super::load::Job;
 
-/// As much memory as a disk would have, aligned as a disk's.
+/// Memory of the size and alignment of a disk.
 #[derive(Clone)]
 pub struct Arena {
     memory: Arc<Mutex<Vec<u8>>>,
@@ -18,17 +18,17 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Memory that has been written: pages that never were are all one page of zeros.
+    /// Memory that was written once: untouched pages all share one page of zeros.
     pub fn new(bytes: u64) -> Arena {
         let memory = vec![1; bytes as usize + BUF_ALIGN];
         let begin = memory.as_ptr().align_offset(BUF_ALIGN);
         Arena { memory: Arc::new(Mutex::new(memory)), begin }
     }
 
-    /// Copies what the job would move, between the same kind of buffers and the same places.
-    pub fn copy(&self, bed: &Bed, job: &Job) -> Took {
+    /// Copies the bytes that the job would move, with the same kind of buffers and places.
+    pub fn copy(&self, fixture: &Fixture, job: &Job) -> Took {
         let (arena, job) = (self.clone(), job.clone());
-        bed.on(move |env| async move { arena.copy_here(&env, &job, &Barrier::new(1)) })
+        fixture.on(move |env| async move { arena.copy_here(&env, &job, &Barrier::new(1)) })
     }
 
     fn copy_here(&self, env: &Env, job: &Job, start: &Barrier) -> Took {
@@ -59,8 +59,8 @@ impl Arena {
 impl Arena {
     /// Copies the places of a job from this arena to another, with no buffer between: what moving
     /// cold memory costs at least.
-    pub fn copy_across(&self, bed: &Bed, to: &Arena, job: &Job) -> Took {
-        copy_across_each(bed, &[[self.clone(), to.clone()]], job).remove(0)
+    pub fn copy_across(&self, fixture: &Fixture, to: &Arena, job: &Job) -> Took {
+        copy_across_each(fixture, &[[self.clone(), to.clone()]], job).remove(0)
     }
 
     fn copy_across_here(&self, to: &Arena, job: &Job, start: &Barrier) -> Took {
@@ -88,38 +88,38 @@ impl Arena {
     }
 }
 
-/// Copies on each reactor of the bed at once, each in an arena of its own.
-pub fn copy_each(bed: &Bed, arenas: &[Arena], jobs: &[Job]) -> Vec<Took> {
+/// Copies on each reactor of the fixture at once, each in an arena of its own.
+pub fn copy_each(fixture: &Fixture, arenas: &[Arena], jobs: &[Job]) -> Vec<Took> {
     let (arenas, jobs) = (arenas.to_vec(), jobs.to_vec());
-    at_once(bed, jobs.len(), move |index, env, start| {
+    at_once(fixture, jobs.len(), move |index, env, start| {
         arenas[index].copy_here(env, &jobs[index], start)
     })
 }
 
 /// Copies the places of a job on as many reactors at once as there are pairs, from the first arena
 /// of each to the second.
-pub fn copy_across_each(bed: &Bed, pairs: &[[Arena; 2]], job: &Job) -> Vec<Took> {
+pub fn copy_across_each(fixture: &Fixture, pairs: &[[Arena; 2]], job: &Job) -> Vec<Took> {
     let (pairs, job) = (pairs.to_vec(), job.clone());
-    at_once(bed, pairs.len(), move |index, _env, start| {
+    at_once(fixture, pairs.len(), move |index, _env, start| {
         let [from, to] = &pairs[index];
         from.copy_across_here(to, &job, start)
     })
 }
 
 /// Fills the places of a job with zeros, on as many reactors at once as there are arenas.
-pub fn fill_each(bed: &Bed, arenas: &[Arena], job: &Job) -> Vec<Took> {
+pub fn fill_each(fixture: &Fixture, arenas: &[Arena], job: &Job) -> Vec<Took> {
     let (arenas, job) = (arenas.to_vec(), job.clone());
-    at_once(bed, arenas.len(), move |index, _env, start| arenas[index].fill_here(&job, start))
+    at_once(fixture, arenas.len(), move |index, _env, start| arenas[index].fill_here(&job, start))
 }
 
-/// Does some work on every reactor of the bed, of which there are `count`.
+/// Runs a closure on each of the `count` reactors of the fixture.
 fn at_once(
-    bed: &Bed,
+    fixture: &Fixture,
     count: usize,
     work: impl Fn(usize, &Env, &Barrier) -> Took + Send + Sync + 'static,
 ) -> Vec<Took> {
     let parts = Arc::new((work, Barrier::new(count)));
-    bed.on_each(move |index, env| {
+    fixture.on_each(move |index, env| {
         let parts = parts.clone();
         async move {
             let (work, start) = &*parts;

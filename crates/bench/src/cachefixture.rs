@@ -1,8 +1,8 @@
-//! [`CacheBed`]: a write cache on memory disks that can be put into a state again and again, by
+//! [`CacheFixture`]: a write cache on memory disks that can be put into a state again and again, by
 //! its metadata, and measured from there.
 //!
-//! The memory was touched before, so that no figure holds the system's first-touch cost. What
-//! the target kept only in memory before (a cursor) starts anew with each measurement.
+//! The memory was touched before, so that no figure includes the cost of the first touch. What
+//! the target keeps only in memory (a cursor) starts again with each measurement.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use cairn_block::{Disk, Op, Sector, SectorCount};
 use cairn_format::writecache::Geometry;
 use cairn_outcome::failure::Outcome;
 
-use super::bed::Bed;
 use super::clock::Took;
 use super::counting::CountingDisk;
+use super::fixture::Fixture;
 use super::image;
 use super::load::{Job, run, sequential};
 
 /// Writeback begins only when no slot is left.
 pub const NO_WRITEBACK: &str = "4 high_watermark 100 low_watermark 100";
 
-/// Bytes written at once to touch memory.
+/// Bytes of one write that touches memory.
 const TOUCH_BYTES: usize = 512 << 10;
 
 /// The background is quiet when so many looks at the status saw no change.
@@ -29,16 +29,16 @@ const QUIET_LOOKS: u32 = 10;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A cache and its origin.
-pub struct CacheBed {
+pub struct CacheFixture {
     /// The reactor.
-    pub bed: Bed,
+    pub fixture: Fixture,
     /// The cache device, without the counting.
     cache: Arc<dyn Disk>,
     counting: Arc<CountingDisk>,
     origin: Arc<dyn Disk>,
 }
 
-/// What one measurement of a cache gave.
+/// The result of one measurement of a cache.
 pub struct Measured {
     /// How long each job took.
     pub took: Vec<Took>,
@@ -46,26 +46,26 @@ pub struct Measured {
     pub writes: Vec<Vec<u64>>,
 }
 
-impl CacheBed {
+impl CacheFixture {
     /// A cache device of this size in memory, touched.
     ///
     /// # Errors
-    /// There is not so much memory.
-    pub fn make(cache_bytes: u64, origin: Arc<dyn Disk>) -> Outcome<CacheBed> {
-        CacheBed::of(Arc::new(MemoryDisk::new(SectorCount::of_bytes(cache_bytes))?), origin)
+    /// There is not enough memory.
+    pub fn make(cache_bytes: u64, origin: Arc<dyn Disk>) -> Outcome<CacheFixture> {
+        CacheFixture::of(Arc::new(MemoryDisk::new(SectorCount::of_bytes(cache_bytes))?), origin)
     }
 
     /// These as cache device and origin; the cache device is touched.
     ///
     /// # Errors
     /// The cache device cannot be written.
-    pub fn of(cache: Arc<dyn Disk>, origin: Arc<dyn Disk>) -> Outcome<CacheBed> {
-        let bed = Bed::make()?;
+    pub fn of(cache: Arc<dyn Disk>, origin: Arc<dyn Disk>) -> Outcome<CacheFixture> {
+        let fixture = Fixture::make()?;
         let counting = Arc::new(CountingDisk::new(cache.clone()));
-        bed.put("cache", counting.clone());
-        bed.put("origin", origin.clone());
-        touch(&bed, &cache)?;
-        Ok(CacheBed { bed, cache, counting, origin })
+        fixture.put("cache", counting.clone());
+        fixture.put("origin", origin.clone());
+        touch(&fixture, &cache)?;
+        Ok(CacheFixture { fixture, cache, counting, origin })
     }
 
     /// The layout with blocks of this size.
@@ -80,7 +80,7 @@ impl CacheBed {
     /// many words), does the jobs in order, and takes it down.
     ///
     /// # Errors
-    /// Something of that did not work.
+    /// A step failed.
     pub fn measure(
         &self,
         geometry: &Geometry,
@@ -92,18 +92,18 @@ impl CacheBed {
         let mut measured = Measured { took: Vec::new(), writes: Vec::new() };
         for job in jobs {
             self.counting.count_from(Sector::of_byte(geometry.data_offset()));
-            measured.took.push(run(&self.bed, &volume, job)?);
+            measured.took.push(run(&self.fixture, &volume, job)?);
             measured.writes.push(self.counting.writes());
         }
-        self.bed.remove("volume")?;
+        self.fixture.remove("volume")?;
         Ok(measured)
     }
 
-    /// Puts the cache into a state, brings it up, waits until nothing happens in the background
-    /// any more, and takes it down.
+    /// Puts the cache into a state, brings it up, waits until its background work is done, and
+    /// takes it down.
     ///
     /// # Errors
-    /// Something of that did not work.
+    /// A step failed.
     pub fn leave_alone(
         &self,
         geometry: &Geometry,
@@ -123,7 +123,7 @@ impl CacheBed {
             last = now;
         }
         drop(volume);
-        self.bed.remove("volume")
+        self.fixture.remove("volume")
     }
 
     fn bring_up(
@@ -132,10 +132,10 @@ impl CacheBed {
         metadata: &Arc<Vec<u8>>,
         options: &str,
     ) -> Outcome<Arc<dyn Disk>> {
-        image::store(&self.bed, &self.cache, metadata)?;
+        image::store(&self.fixture, &self.cache, metadata)?;
         let (len, block) = (self.origin.sectors(), geometry.block_size().bytes());
         let table = format!("0 {len} writecache s origin cache {block} {options}");
-        self.bed.volume("volume", &table)
+        self.fixture.volume("volume", &table)
     }
 
     /// The metadata that the last measurement left.
@@ -143,7 +143,7 @@ impl CacheBed {
     /// # Errors
     /// The device cannot be read.
     pub fn metadata(&self, geometry: &Geometry) -> Outcome<Arc<Vec<u8>>> {
-        Ok(Arc::new(image::fetch(&self.bed, &self.cache, geometry.metadata_bytes())?))
+        Ok(Arc::new(image::fetch(&self.fixture, &self.cache, geometry.metadata_bytes())?))
     }
 }
 
@@ -151,8 +151,8 @@ impl CacheBed {
 ///
 /// # Errors
 /// It cannot be written.
-pub fn touch(bed: &Bed, disk: &Arc<dyn Disk>) -> Outcome<()> {
+pub fn touch(fixture: &Fixture, disk: &Arc<dyn Disk>) -> Outcome<()> {
     let bytes = disk.sectors().to_bytes();
     let places = sequential(bytes, TOUCH_BYTES);
-    run(bed, disk, &Job::new(Op::Write, TOUCH_BYTES, places)).map(drop)
+    run(fixture, disk, &Job::new(Op::Write, TOUCH_BYTES, places)).map(drop)
 }

@@ -1,8 +1,8 @@
-//! Two clocks: the processor time of the calling thread, which another program on the same
-//! processor does not lengthen, and the wall's.
+//! Two clocks: the processor time of the calling thread, which other programs do not lengthen, and
+//! wall time.
 //!
-//! Figures of one reactor are told in processor time: on an idle machine a busy reactor's is the
-//! wall's. Figures beside other programs are told in wall time.
+//! Figures of one reactor are in processor time: on an idle machine a busy reactor's is the
+//! wall's. Figures beside other programs are in wall time.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! [`CountingDisk`]: passes everything on and counts the writes beyond a place, by length.
+//! [`CountingDisk`]: passes requests on and counts the writes at or beyond a sector, by length.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct CountingDisk {
 }
 
 impl CountingDisk {
-    /// Counts what goes to `inner`.
+    /// Counts the requests to `inner`.
     pub fn new(inner: Arc<dyn Disk>) -> CountingDisk {
         let writes = std::array::from_fn(|_| AtomicU64::new(0));
         CountingDisk { inner, data: AtomicU64::new(0), writes }

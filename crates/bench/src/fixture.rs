@@ -1,5 +1,5 @@
-//! [`Bed`]: where a benchmark lies: reactors of the real kind, disks by name, and volumes built
-//! from table lines over them.
+//! [`Fixture`]: what a benchmark runs on: real reactors, disks by name, and volumes built over them
+//! from table lines.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -23,7 +23,7 @@ const FIRST_UNIQUE: u64 = 1 << 63;
 #[derive(Clone, Default)]
 struct Shelf(Arc<Mutex<Disks>>);
 
-/// A number to tell each by, and the disk.
+/// The identity of each disk, and the disk.
 type Disks = HashMap<String, (u64, Arc<dyn Disk>)>;
 
 impl Opener for Shelf {
@@ -46,7 +46,7 @@ impl Opener for Shelf {
 }
 
 /// Reactors with disks and volumes.
-pub struct Bed {
+pub struct Fixture {
     reactors: Reactors,
     /// How many.
     count: u16,
@@ -55,30 +55,30 @@ pub struct Bed {
     registry: Arc<Registry>,
 }
 
-impl Bed {
-    /// A reactor and nothing on it.
+impl Fixture {
+    /// One reactor, no disk and no volume.
     ///
     /// # Errors
     /// The system refused a thread or a ring.
-    pub fn make() -> Outcome<Bed> {
-        Bed::with(1, cairn_targets::types())
+    pub fn make() -> Outcome<Fixture> {
+        Fixture::with(1, cairn_targets::types())
     }
 
-    /// So many reactors, targets of these types, and nothing on it.
+    /// `count` reactors and these kinds of target, no disk and no volume.
     ///
     /// # Errors
     /// The system refused a thread or a ring.
-    pub fn with(count: u16, types: Vec<Arc<dyn TargetType>>) -> Outcome<Bed> {
+    pub fn with(count: u16, types: Vec<Arc<dyn TargetType>>) -> Outcome<Fixture> {
         let options = Options { count, ring: RingKind::Auto };
         let reactors = Reactors::start(options)
             .map_err(|error| system("bench", "start of a reactor", error))?;
         let shelf = Shelf::default();
         let registry = Arc::new(Registry::new(Box::new(shelf.clone())));
         let types = Arc::new(TargetTypes::new(types));
-        Ok(Bed { reactors, count, types, shelf, registry })
+        Ok(Fixture { reactors, count, types, shelf, registry })
     }
 
-    /// Puts a disk where table lines find it.
+    /// Gives a disk a name for table lines.
     pub fn put(&self, name: &str, disk: Arc<dyn Disk>) {
         let mut shelf = self.shelf.0.lock();
         let unique = FIRST_UNIQUE + shelf.len() as u64;
@@ -88,7 +88,7 @@ impl Bed {
     /// A disk in memory under this name.
     ///
     /// # Errors
-    /// The system has not so much address space.
+    /// There is not enough address space.
     pub fn memory(&self, name: &str, bytes: u64) -> Outcome<Arc<dyn Disk>> {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(bytes))?);
         self.put(name, disk.clone());

@@ -21,8 +21,8 @@ use cairn_format::writecache::Geometry;
 use cairn_outcome::failure::Outcome;
 
 use super::Settings;
-use super::bed::Bed;
 use super::clock::Moment;
+use super::fixture::Fixture;
 use super::image;
 use super::row::{Report, Row, Samples};
 
@@ -117,9 +117,9 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
 }
 
 fn grow(bytes: u64, geometry: &Geometry) -> Outcome<[Figures; 3]> {
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let metadata = SectorCount::of_bytes(geometry.data_offset());
-    bed.put(
+    fixture.put(
         "cache",
         Arc::new(Hollow {
             kept: MemoryDisk::new(metadata)?,
@@ -128,14 +128,14 @@ fn grow(bytes: u64, geometry: &Geometry) -> Outcome<[Figures; 3]> {
         }),
     );
     let sectors = SectorCount::of_bytes(bytes * 2);
-    bed.put("origin", Arc::new(NullDisk::new(sectors)));
+    fixture.put("origin", Arc::new(NullDisk::new(sectors)));
     let table = format!(
         "0 {sectors} writecache s origin cache {BLOCK_BYTES} 4 \
                          high_watermark 100 low_watermark 100"
     );
-    let volume = bed.volume("volume", &table)?;
+    let volume = fixture.volume("volume", &table)?;
     let entries = geometry.n_blocks();
-    let figures = bed.on(move |env| async move {
+    let figures = fixture.on(move |env| async move {
         let cached = move |number: u64| number * STRIDE % entries;
         let insert = time(&env, &volume, true, entries, cached).await?;
         let reads = entries.min(READS_MAX);
@@ -144,7 +144,7 @@ fn grow(bytes: u64, geometry: &Geometry) -> Outcome<[Figures; 3]> {
         let miss = time(&env, &volume, false, reads, missing).await?;
         Ok([insert, hit, miss])
     });
-    bed.remove("volume")?;
+    fixture.remove("volume")?;
     figures.map_err(|error: IoError| {
         ConfigError::new(ConfigKind::System, "bench", "a request").with_source(error)
     })

@@ -1,4 +1,4 @@
-//! Metadata of a write cache, made up: which slot holds which block of the origin, all committed.
+//! Synthetic metadata of a write cache: which slot holds which origin block, all committed.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use cairn_block::{ConfigError, ConfigKind, Disk, Io, Sector, SectorCount, Sector
 use cairn_format::writecache::{BlockSize, Entry, Geometry, Seq, Superblock};
 use cairn_outcome::failure::Outcome;
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 
-/// Bytes written or read at once.
+/// Bytes of one read or write.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// The layout of a cache on a device of this size.
@@ -53,9 +53,9 @@ fn failed(disk: &Arc<dyn Disk>, error: cairn_block::IoError) -> ConfigError {
 ///
 /// # Errors
 /// The device cannot be written.
-pub fn store(bed: &Bed, disk: &Arc<dyn Disk>, bytes: &Arc<Vec<u8>>) -> Outcome<()> {
+pub fn store(fixture: &Fixture, disk: &Arc<dyn Disk>, bytes: &Arc<Vec<u8>>) -> Outcome<()> {
     let (to, bytes) = (disk.clone(), bytes.clone());
-    let stored = bed.on(|env| async move {
+    let stored = fixture.on(|env| async move {
         for range in pieces(bytes.len() as u64) {
             let (start, len) = (range.start.to_bytes() as usize, range.to_bytes() as usize);
             let segs = env.segs(range.count);
@@ -71,9 +71,9 @@ pub fn store(bed: &Bed, disk: &Arc<dyn Disk>, bytes: &Arc<Vec<u8>>) -> Outcome<(
 ///
 /// # Errors
 /// The device cannot be read.
-pub fn fetch(bed: &Bed, disk: &Arc<dyn Disk>, len: u64) -> Outcome<Vec<u8>> {
+pub fn fetch(fixture: &Fixture, disk: &Arc<dyn Disk>, len: u64) -> Outcome<Vec<u8>> {
     let from = disk.clone();
-    let fetched = bed.on(move |env| async move {
+    let fetched = fixture.on(move |env| async move {
         let mut bytes = Vec::with_capacity(len as usize);
         for range in pieces(len) {
             let segs: Segs = env.segs(range.count);

@@ -1,5 +1,5 @@
 //! Part of `bench writecache`: the same job on the kernel's dm-writecache, in user-mode Linux on
-//! this machine, in turns with ours. Both are told in wall time; the kernel's final commit is not
+//! this machine, in turns with ours. Both are in wall time; the kernel's final commit is not
 //! in its timing, ours is.
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use cairn_backends::NullDisk;
 use cairn_block::{Disk, SectorCount};
 use cairn_outcome::failure::{Outcome, refused, system};
 
-use super::cachebed::{CacheBed, NO_WRITEBACK, touch};
+use super::cachefixture::{CacheFixture, NO_WRITEBACK, touch};
 use super::clock::mib_per_s;
 use super::load::run as run_job;
 use super::row::{Report, Row, Samples};
@@ -18,7 +18,7 @@ use super::writecache::Sizes;
 use super::{Settings, image};
 
 const GUEST: &str = include_str!("kernel-guest.sh");
-/// The exit status of the script that boots the kernel when there is none to boot.
+/// The exit status of the boot script if there is no kernel.
 const SKIPPED: i32 = 77;
 /// Memory of the guest beyond its disks, in MiB.
 const GUEST_MIB: u64 = 512;
@@ -35,9 +35,9 @@ type Round = Vec<(u32, String, f64)>;
 pub fn run(settings: &Settings, sizes: &Sizes, uml: &Path, report: &mut Report) -> Outcome<()> {
     let (mut theirs, mut ours): (Vec<Round>, Vec<Round>) = (Vec::new(), Vec::new());
     let origin: Arc<dyn Disk> = Arc::new(NullDisk::new(SectorCount::of_bytes(sizes.span)));
-    let cache = CacheBed::make(sizes.cache, origin)?;
-    let raw = cache.bed.memory("raw", sizes.span)?;
-    touch(&cache.bed, &raw)?;
+    let cache = CacheFixture::make(sizes.cache, origin)?;
+    let raw = cache.fixture.memory("raw", sizes.span)?;
+    touch(&cache.fixture, &raw)?;
     for _ in 0..settings.runs {
         match guest(sizes, uml)? {
             Ok(round) => theirs.push(round),
@@ -47,7 +47,7 @@ pub fn run(settings: &Settings, sizes: &Sizes, uml: &Path, report: &mut Report) 
             }
         }
         let mut round: Round = Vec::new();
-        let took = run_job(&cache.bed, &raw, &sizes.job(5))?;
+        let took = run_job(&cache.fixture, &raw, &sizes.job(5))?;
         round.push((0, "raw".to_owned(), mib_per_s(sizes.span, took.wall)));
         for &block in sizes.blocks {
             let geometry = cache.geometry(block)?;

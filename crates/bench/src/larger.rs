@@ -20,7 +20,7 @@ use cairn_backends::{FileDisk, FileOptions, MemoryDisk};
 use cairn_block::{Disk, Op, SectorCount};
 use cairn_outcome::failure::{Outcome, system};
 
-use super::cachebed::{CacheBed, touch};
+use super::cachefixture::{CacheFixture, touch};
 use super::clock::Took;
 use super::load::{Job, run as run_job, sequential, shuffled};
 use super::row::{Report, Row, Samples};
@@ -84,7 +84,7 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
 
 /// A cache and its origin, which is the bare disk too, while the cache is not up.
 struct Pair {
-    cache: CacheBed,
+    cache: CacheFixture,
     origin: Arc<dyn Disk>,
     cache_bytes: u64,
 }
@@ -93,8 +93,8 @@ fn in_memory(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let cache_bytes = settings.pick(64 * MIB, 2 * MIB);
     let sectors = SectorCount::of_bytes(cache_bytes * TIMES);
     let origin: Arc<dyn Disk> = Arc::new(MemoryDisk::new(sectors)?);
-    let cache = CacheBed::make(cache_bytes, origin.clone())?;
-    touch(&cache.bed, &origin)?;
+    let cache = CacheFixture::make(cache_bytes, origin.clone())?;
+    touch(&cache.fixture, &origin)?;
     let pair = Pair { cache, origin, cache_bytes };
     pair.run(settings, report, "memory", |took, requests| took.us_each(requests))
 }
@@ -112,9 +112,9 @@ fn on_files(settings: &Settings, report: &mut Report) -> Outcome<()> {
         Ok(Arc::new(FileDisk::open(&path.to_string_lossy(), false, FileOptions::default())?))
     };
     let origin = file("origin", cache_bytes * TIMES)?;
-    let cache = CacheBed::of(file("cache", cache_bytes)?, origin.clone())?;
+    let cache = CacheFixture::of(file("cache", cache_bytes)?, origin.clone())?;
     // Blocks of a file that were never written cost more.
-    touch(&cache.bed, &origin)?;
+    touch(&cache.fixture, &origin)?;
     let pair = Pair { cache, origin, cache_bytes };
     let wall = |took: Took, requests: usize| took.wall.as_secs_f64() * 1e6 / requests as f64;
     pair.run(settings, report, "file", wall)
@@ -171,7 +171,9 @@ impl Pair {
         let jobs = if scattered { vec![job(2)] } else { vec![job(1), job(2)] };
         let timed = job(2);
         let subjects: Vec<Subject<'_, f64>> = vec![
-            Box::new(|| Ok(us(run_job(&self.cache.bed, &self.origin, &timed)?, timed.requests()))),
+            Box::new(|| {
+                Ok(us(run_job(&self.cache.fixture, &self.origin, &timed)?, timed.requests()))
+            }),
             Box::new(|| {
                 let measured = self.cache.measure(&geometry, &before, options, &jobs)?;
                 let last = measured.took.last().copied().unwrap_or_default();

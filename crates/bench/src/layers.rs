@@ -13,8 +13,8 @@ use cairn_outcome::failure::Outcome;
 
 use super::Settings;
 use super::arena::Arena;
-use super::bed::Bed;
-use super::cachebed::{CacheBed, NO_WRITEBACK, touch};
+use super::cachefixture::{CacheFixture, NO_WRITEBACK, touch};
+use super::fixture::Fixture;
 use super::image;
 use super::load::{Job, run as run_job, scattered, shuffled};
 use super::row::{Report, Row, Samples};
@@ -72,24 +72,26 @@ struct Stack {
 
 fn stack(settings: &Settings, report: &mut Report, stack: Stack) -> Outcome<()> {
     let Stack { target, disk: kind, span, op } = stack;
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let sectors = SectorCount::of_bytes(span);
     let disk: Arc<dyn Disk> = match kind {
         "null" => Arc::new(NullDisk::new(sectors)),
         _ => Arc::new(MemoryDisk::new(sectors)?),
     };
-    bed.put("disk", disk.clone());
-    touch(&bed, &disk)?;
+    fixture.put("disk", disk.clone());
+    touch(&fixture, &disk)?;
     let mut disks = vec![disk];
     for depth in 1..=DEPTHS[DEPTHS.len() - 1] {
         let below = if depth == 1 { "disk".to_owned() } else { format!("@l{}", depth - 1) };
-        disks.push(bed.volume(&format!("l{depth}"), &format!("0 {sectors} {target} {below} 0"))?);
+        disks.push(
+            fixture.volume(&format!("l{depth}"), &format!("0 {sectors} {target} {below} 0"))?,
+        );
     }
     let requests = settings.pick(400_000, 2_000);
     let job = Job::new(op, 4 * KIB, scattered(0, span, 4 * KIB, requests, 2)).per_turn(TURN);
     let subject = |depth: usize| -> Subject<'_, f64> {
-        let (bed, disk, job) = (&bed, &disks[depth], &job);
-        Box::new(move || Ok(run_job(bed, disk, job)?.ns_each(job.requests())))
+        let (fixture, disk, job) = (&fixture, &disks[depth], &job);
+        Box::new(move || Ok(run_job(fixture, disk, job)?.ns_each(job.requests())))
     };
     let taken = interleave(settings.runs, DEPTHS.map(subject).into())?;
     let taken: Vec<Samples> = taken.into_iter().map(Samples).collect();
@@ -120,13 +122,13 @@ fn copying(
     op: Op,
     bytes: usize,
 ) -> Outcome<()> {
-    let bed = Bed::make()?;
-    let (disk, arena) = (bed.memory("disk", span)?, Arena::new(span));
-    touch(&bed, &disk)?;
+    let fixture = Fixture::make()?;
+    let (disk, arena) = (fixture.memory("disk", span)?, Arena::new(span));
+    touch(&fixture, &disk)?;
     let job = Job::new(op, bytes, shuffled(span, bytes, 3));
     let subjects: Vec<Subject<'_, f64>> = vec![
-        Box::new(|| Ok(arena.copy(&bed, &job).us_each(job.requests()))),
-        Box::new(|| Ok(run_job(&bed, &disk, &job)?.us_each(job.requests()))),
+        Box::new(|| Ok(arena.copy(&fixture, &job).us_each(job.requests()))),
+        Box::new(|| Ok(run_job(&fixture, &disk, &job)?.us_each(job.requests()))),
     ];
     let taken = interleave(settings.runs, subjects)?;
     let [copy, disk]: [Samples; 2] = std::array::from_fn(|index| Samples(taken[index].clone()));
@@ -179,9 +181,9 @@ fn cases(span: u64) -> Vec<Case> {
 /// Cached blocks beside the bare memory disk with the same job.
 fn cached(settings: &Settings, report: &mut Report, span: u64) -> Outcome<()> {
     let origin: Arc<dyn Disk> = Arc::new(NullDisk::new(SectorCount::of_bytes(span)));
-    let cache = CacheBed::make(span + span / 8, origin)?;
-    let bare = cache.bed.memory("bare", span)?;
-    touch(&cache.bed, &bare)?;
+    let cache = CacheFixture::make(span + span / 8, origin)?;
+    let bare = cache.fixture.memory("bare", span)?;
+    touch(&cache.fixture, &bare)?;
     let most = settings.pick(100_000, 1_000);
     for case in cases(span) {
         let geometry = cache.geometry(case.block_bytes)?;
@@ -195,7 +197,7 @@ fn cached(settings: &Settings, report: &mut Report, span: u64) -> Outcome<()> {
         let job = Job::new(case.op, case.bytes, places);
         let jobs = std::slice::from_ref(&job);
         let subjects: Vec<Subject<'_, f64>> = vec![
-            Box::new(|| Ok(run_job(&cache.bed, &bare, &job)?.us_each(job.requests()))),
+            Box::new(|| Ok(run_job(&cache.fixture, &bare, &job)?.us_each(job.requests()))),
             Box::new(|| {
                 let measured = cache.measure(&geometry, &metadata, NO_WRITEBACK, jobs)?;
                 Ok(measured.took[0].us_each(job.requests()))

@@ -17,8 +17,8 @@ use cairn_block::{
 };
 use cairn_outcome::failure::Outcome;
 
-use super::bed::Bed;
 use super::clock::{Moment, Took};
+use super::fixture::Fixture;
 
 /// What the buffers of a job hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,20 +173,20 @@ impl Pump {
 ///
 /// # Errors
 /// A request failed.
-pub fn run(bed: &Bed, disk: &Arc<dyn Disk>, job: &Job) -> Outcome<Took> {
+pub fn run(fixture: &Fixture, disk: &Arc<dyn Disk>, job: &Job) -> Outcome<Took> {
     let (disk, name, job) = (disk.clone(), disk.name(), job.clone());
-    let took = bed.on(|env| async move { pump(&env, &disk, &job, &Barrier::new(1)).await });
+    let took = fixture.on(|env| async move { pump(&env, &disk, &job, &Barrier::new(1)).await });
     took.map_err(|error| failed(name, error))
 }
 
-/// Does a job on each reactor of the bed, all at once. Answers each one's time.
+/// Does a job on each reactor of the fixture, all at once. Answers each one's time.
 ///
 /// # Errors
 /// A request failed.
-pub fn run_each(bed: &Bed, disk: &Arc<dyn Disk>, jobs: &[Job]) -> Outcome<Vec<Took>> {
+pub fn run_each(fixture: &Fixture, disk: &Arc<dyn Disk>, jobs: &[Job]) -> Outcome<Vec<Took>> {
     let (disk, name, start) = (disk.clone(), disk.name(), Arc::new(Barrier::new(jobs.len())));
     let jobs: Arc<[Job]> = jobs.into();
-    let took = bed.on_each(move |index, env| {
+    let took = fixture.on_each(move |index, env| {
         let (disk, jobs, start) = (disk.clone(), jobs.clone(), start.clone());
         async move { pump(&env, &disk, &jobs[usize::from(index)], &start).await }
     });
@@ -198,7 +198,7 @@ fn failed(name: String, error: IoError) -> ConfigError {
     ConfigError::new(ConfigKind::System, name, "bench: a request").with_source(error)
 }
 
-/// Waits at `start` for who runs beside, blocking its reactor, which has nothing else to do.
+/// Waits at `start` for the other reactors; blocks its own reactor, which has no other work.
 async fn pump(
     env: &Env,
     disk: &Arc<dyn Disk>,

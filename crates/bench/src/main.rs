@@ -1,11 +1,11 @@
 //! `cairn-bench NAME`, which `cairn bench NAME` runs: the figures of `docs/benchmarks.md`.
 //!
 //! A benchmark builds what it measures from the same parts the program is made of, runs it
-//! beside its baselines in one process, and tells rows:
+//! with its baselines in one process, and prints rows:
 //!
-//! - [`row`]: rows, medians, spread, and whether the machine was quiet enough to tell.
+//! - [`row`]: rows, medians, spread, and whether the machine was quiet enough to compare.
 //! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
-//! - [`bed`]: one reactor, disks by name, volumes on them. [`load`]: requests, `depth` at a time.
+//! - [`fixture`]: reactors, disks by name, volumes. [`load`]: requests, `depth` at a time.
 //! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
 //! - one file per benchmark, listed in [`Bench::run`].
 //!
@@ -13,10 +13,10 @@
 //! of its own is written. Must never: tune anything for itself.
 
 mod arena;
-mod bed;
-mod cachebed;
+mod cachefixture;
 mod clock;
 mod counting;
+mod fixture;
 mod growth;
 mod image;
 mod kernel;
@@ -30,15 +30,15 @@ mod row;
 mod sample;
 mod slow;
 mod snapshot;
-mod snapshotbed;
+mod snapshotfixture;
 mod snapshotkernel;
 #[cfg(feature = "lock-stats")]
 mod snapshotlocks;
 mod snapshotpeers;
 mod styles;
 mod thin;
-mod thinbed;
 mod thinbeside;
+mod thinfixture;
 mod thinkernel;
 mod thinmaps;
 mod thinpeers;
@@ -60,13 +60,13 @@ struct Cli {
     /// Say more on stderr (twice: everything)
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
-    /// What to measure
+    /// The benchmark
     #[arg(value_enum)]
     name: Bench,
     /// Print JSON: an object per row
     #[arg(long)]
     json: bool,
-    /// Small and short: to see that it works, not to learn anything
+    /// Small and short: only to see that it works
     #[arg(long)]
     quick: bool,
     /// How many rounds (default: 5, or 2 with --quick)
@@ -89,21 +89,21 @@ struct Cli {
 enum Bench {
     /// What stacked targets cost, and how fast memory and a cached block are
     Layers,
-    /// The write cache fresh and aged, beside a raw memory disk
+    /// The write cache, fresh and aged, compared with a raw memory disk
     Writecache,
-    /// Of that, the part about working sets larger than the cache
+    /// The part of writecache with working sets larger than the cache
     Larger,
-    /// Snapshots under 1 to 8 workers, beside the raw device and a single lock
+    /// Snapshots under 1 to 8 workers, compared with the raw device and with a single lock
     Snapshot,
     /// Thin pools: zeros, provisioning, sharing, lookups, snapshots, the check of their metadata
     Thin,
-    /// The NBD server beside other servers (needs fio; nbdkit and qemu-storage-daemon if found)
+    /// The NBD server, compared with others (needs fio; nbdkit and qemu-storage-daemon if found)
     Nbd,
     /// How long a cache takes to open, and how much memory
     Recovery,
     /// How a write cache's index grows: inserts, the longest of them, hits and misses
     Growth,
-    /// All of these, one after the other
+    /// All of these in turn
     All,
 }
 

@@ -15,8 +15,8 @@ use cairn_block::{ConfigError, ConfigKind, Disk, SectorCount};
 use cairn_outcome::failure::{Outcome, refused, system, wrong};
 use cairn_outcome::stdout;
 
-use super::bed::Bed;
 use super::clock::Moment;
+use super::fixture::Fixture;
 use super::row::{Report, Row, Samples};
 use super::{Settings, image};
 
@@ -104,30 +104,30 @@ pub fn open_here(words: &[String]) -> Outcome<u8> {
 const STRIDE: u64 = 1_000_003;
 
 fn open(cache_bytes: u64, shuffled: bool) -> Outcome<Opening> {
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let geometry = image::geometry(cache_bytes, BLOCK_BYTES)?;
     let entries = geometry.n_blocks();
     // Blocks apart from each other, so that the origin has room for all of them in any order.
     let block_of = |slot: u64| if shuffled { slot * STRIDE % entries } else { slot };
     let cache: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(cache_bytes))?);
-    bed.put("cache", cache.clone());
+    fixture.put("cache", cache.clone());
     let sectors = SectorCount::of_bytes(cache_bytes);
-    bed.put("origin", Arc::new(NullDisk::new(sectors)));
+    fixture.put("origin", Arc::new(NullDisk::new(sectors)));
     let metadata = Arc::new(image::make(&geometry, |slot| Some(block_of(slot))));
-    image::store(&bed, &cache, &metadata)?;
+    image::store(&fixture, &cache, &metadata)?;
     drop(metadata);
     let before = Memory::now()?;
     Memory::forget_peak()?;
-    let (began, on_reactor) = (Moment::now(), bed.on(|_| async { Moment::now() }));
+    let (began, on_reactor) = (Moment::now(), fixture.on(|_| async { Moment::now() }));
     let table = format!(
         "0 {sectors} writecache s origin cache {BLOCK_BYTES} 4 \
                          high_watermark 100 low_watermark 100"
     );
-    bed.volume("volume", &table)?;
+    fixture.volume("volume", &table)?;
     let seconds = began.elapsed().wall.as_secs_f64();
-    let processor = bed.on(move |_| async move { on_reactor.elapsed().processor });
+    let processor = fixture.on(move |_| async move { on_reactor.elapsed().processor });
     let after = Memory::now()?;
-    bed.remove("volume")?;
+    fixture.remove("volume")?;
     let grown = |bytes: u64| bytes.saturating_sub(before.held) as f64;
     Ok(Opening {
         seconds,

@@ -131,7 +131,7 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Four digits that count.
+/// Four significant digits.
 fn figure(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 1000.0 => 0,

@@ -1,5 +1,5 @@
-//! Rounds: every subject once per round, in turns, so that what the machine does to one it does
-//! to all.
+//! Rounds: every subject once per round, in turns, so that a disturbance of the machine hits all of
+//! them.
 
 use cairn_outcome::failure::Outcome;
 

@@ -10,7 +10,7 @@
 //! A build with `--features lock-stats` also tells of the locks; the other figures of such a build
 //! are not to be trusted.
 //!
-//! Requests per second are told in wall time; microseconds per request in processor time of all
+//! Requests per second are in wall time; microseconds per request in processor time of all
 //! workers together, which other programs on the machine hardly lengthen.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use cairn_targets::snapshot::Locks;
 
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::snapshotbed::{Figures, Phase, Shape, Side, SnapshotBed, disks};
+use super::snapshotfixture::{Figures, Phase, Shape, Side, SnapshotFixture, disks};
 use super::{Settings, snapshotkernel, snapshotpeers};
 
 pub const NAME: &str = "snapshot";
@@ -122,23 +122,23 @@ impl Table<'_> {
     }
 
     fn measure(&self) -> Outcome<Vec<Taken>> {
-        let mut beds = Vec::new();
+        let mut fixtures = Vec::new();
         for &workers in self.settings.pick(WORKERS, &WORKERS[..2]) {
             for locks in [Locks::Sharded, Locks::Single] {
                 let [origin, cow] = self.disks;
-                beds.push((locks, SnapshotBed::make(workers, locks, origin, cow)?));
+                fixtures.push((locks, SnapshotFixture::make(workers, locks, origin, cow)?));
             }
         }
         let (mut whats, mut subjects) = (Vec::new(), Vec::<Subject<'_, Vec<Figures>>>::new());
         let shape = Shape { store: self.store, chunk: CHUNK };
         // The workers side by side, so that what is compared is close in time.
         for (scenario, phases) in SCENARIOS.iter().enumerate() {
-            for (locks, bed) in &beds {
+            for (locks, fixture) in &fixtures {
                 if scenario == RAW && *locks == Locks::Single {
                     continue;
                 }
-                whats.push((scenario, bed.workers, *locks));
-                subjects.push(Box::new(move || bed.measure(shape, self.span, phases)));
+                whats.push((scenario, fixture.workers, *locks));
+                subjects.push(Box::new(move || fixture.measure(shape, self.span, phases)));
             }
         }
         let rounds = interleave(self.settings.runs, subjects)?;

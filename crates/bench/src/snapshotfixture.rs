@@ -1,7 +1,7 @@
-//! [`SnapshotBed`]: an origin with a snapshot, made anew for each measurement and written by every
-//! reactor at once, each in a slice of its own.
+//! [`SnapshotFixture`]: an origin with a snapshot, made again for each measurement. All reactors
+//! write to it at once, each in a slice of its own.
 //!
-//! The disks were touched before, so that no figure holds the system's first-touch cost.
+//! The disks were touched before, so that no figure includes the cost of the first touch.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use cairn_block::{Disk, Op, SECTOR_BYTES, Sector, SectorCount};
 use cairn_outcome::failure::Outcome;
 use cairn_targets::snapshot::{Locks, SnapshotType};
 
-use super::bed::Bed;
 use super::clock::Took;
+use super::fixture::Fixture;
 use super::load::{Job, run, run_each, sequential, shuffled};
 
 /// Which volume a phase uses.
@@ -109,8 +109,8 @@ pub struct Shape {
 }
 
 /// Reactors, and the disks of an origin and its snapshot.
-pub struct SnapshotBed {
-    bed: Bed,
+pub struct SnapshotFixture {
+    fixture: Fixture,
     /// How many reactors.
     pub workers: u16,
     origin: Arc<dyn Disk>,
@@ -123,7 +123,7 @@ pub fn cow_bytes(origin_bytes: u64) -> u64 {
     origin_bytes + origin_bytes / 16 + (4 << 20)
 }
 
-impl SnapshotBed {
+impl SnapshotFixture {
     /// So many reactors with these disks.
     ///
     /// # Errors
@@ -133,25 +133,25 @@ impl SnapshotBed {
         locks: Locks,
         origin: &Arc<dyn Disk>,
         cow: &Arc<dyn Disk>,
-    ) -> Outcome<SnapshotBed> {
+    ) -> Outcome<SnapshotFixture> {
         let mut types = cairn_targets::types();
         types.retain(|kind| kind.name() != "snapshot");
         types.push(Arc::new(SnapshotType { locks }));
-        let bed = Bed::with(workers, types)?;
-        bed.put("origin", origin.clone());
-        bed.put("cow", cow.clone());
-        Ok(SnapshotBed { bed, workers, origin: origin.clone(), cow: cow.clone() })
+        let fixture = Fixture::with(workers, types)?;
+        fixture.put("origin", origin.clone());
+        fixture.put("cow", cow.clone());
+        Ok(SnapshotFixture { fixture, workers, origin: origin.clone(), cow: cow.clone() })
     }
 
     /// The reactors.
-    pub fn bed(&self) -> &Bed {
-        &self.bed
+    pub fn fixture(&self) -> &Fixture {
+        &self.fixture
     }
 
     /// Makes the snapshot anew and goes through the phases, each over `span` bytes.
     ///
     /// # Errors
-    /// Something of that did not work.
+    /// A step failed.
     pub fn measure(&self, shape: Shape, span: u64, phases: &[Phase]) -> Outcome<Vec<Figures>> {
         self.measure_with(shape, span, phases, |_begins| ())
     }
@@ -159,7 +159,7 @@ impl SnapshotBed {
     /// The same, with a look whenever a phase begins (true) and ends.
     ///
     /// # Errors
-    /// Something of that did not work.
+    /// A step failed.
     pub fn measure_with(
         &self,
         shape: Shape,
@@ -168,11 +168,11 @@ impl SnapshotBed {
         mut look: impl FnMut(bool),
     ) -> Outcome<Vec<Figures>> {
         let blank = Job::new(Op::WriteZeroes, 4 << 10, [Sector(0).0].into());
-        run(&self.bed, &self.cow, &blank)?;
+        run(&self.fixture, &self.cow, &blank)?;
         let (len, Shape { store, chunk }) = (self.origin.sectors(), shape);
         let line = format!("0 {len} snapshot origin cow {store} {chunk}");
-        let snapshot = self.bed.volume("snapshot", &line)?;
-        let origin = self.bed.volume("origin", &format!("0 {len} snapshot-origin origin"))?;
+        let snapshot = self.fixture.volume("snapshot", &line)?;
+        let origin = self.fixture.volume("origin", &format!("0 {len} snapshot-origin origin"))?;
         let mut figures = Vec::new();
         for phase in phases {
             let disk = match phase.on {
@@ -182,13 +182,13 @@ impl SnapshotBed {
             };
             let jobs = phase.jobs(span, self.workers);
             look(true);
-            let took = run_each(&self.bed, disk, &jobs)?;
+            let took = run_each(&self.fixture, disk, &jobs)?;
             look(false);
             figures.push(Figures::of(jobs.iter().map(Job::requests).sum(), &took));
         }
         drop((snapshot, origin));
-        self.bed.remove("origin")?;
-        self.bed.remove("snapshot")?;
+        self.fixture.remove("origin")?;
+        self.fixture.remove("snapshot")?;
         Ok(figures)
     }
 }
@@ -196,16 +196,16 @@ impl SnapshotBed {
 /// The disks of a bench: origin and COW device, touched.
 ///
 /// # Errors
-/// There is not so much memory.
+/// There is not enough memory.
 pub fn disks(kind: &str, bytes: u64) -> Outcome<[Arc<dyn Disk>; 2]> {
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let make = |bytes: u64| -> Outcome<Arc<dyn Disk>> {
         let sectors = SectorCount::of_bytes(bytes);
         if kind == "null" {
             return Ok(Arc::new(cairn_backends::NullDisk::new(sectors)));
         }
         let disk: Arc<dyn Disk> = Arc::new(cairn_backends::MemoryDisk::new(sectors)?);
-        super::cachebed::touch(&bed, &disk)?;
+        super::cachefixture::touch(&fixture, &disk)?;
         Ok(disk)
     };
     Ok([make(bytes)?, make(cow_bytes(bytes))?])

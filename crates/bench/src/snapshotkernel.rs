@@ -12,7 +12,7 @@ use super::Settings;
 use super::kernel::boot;
 use super::row::{Report, Row, Samples};
 use super::snapshot::{MIB, NAME};
-use super::snapshotbed::{Phase, Shape, Side, SnapshotBed, cow_bytes, disks};
+use super::snapshotfixture::{Phase, Shape, Side, SnapshotFixture, cow_bytes, disks};
 
 const GUEST: &str = include_str!("snapshot-guest.sh");
 
@@ -47,7 +47,7 @@ const LOADS: [Load; 6] = {
 pub fn run(settings: &Settings, uml: &Path, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(256 * MIB, 4 * MIB);
     let [origin, cow] = disks("memory", span)?;
-    let bed = SnapshotBed::make(1, Locks::Sharded, &origin, &cow)?;
+    let fixture = SnapshotFixture::make(1, Locks::Sharded, &origin, &cow)?;
     let mut words = vec![(span / 1024).to_string(), (cow_bytes(span) / 1024).to_string()];
     words.extend(LOADS.iter().map(|Load { store, chunk, phase }| {
         let volume = if phase.on == Side::Origin { "origin" } else { "snapshot" };
@@ -67,7 +67,7 @@ pub fn run(settings: &Settings, uml: &Path, report: &mut Report) -> Outcome<()> 
         for (index, (load, line)) in LOADS.iter().zip(lines).enumerate() {
             theirs[index].push(line.parse().unwrap_or(f64::NAN));
             let shape = Shape { store: load.store, chunk: load.chunk };
-            let figures = bed.measure(shape, span, std::slice::from_ref(&load.phase))?;
+            let figures = fixture.measure(shape, span, std::slice::from_ref(&load.phase))?;
             let bytes = figures[0].per_s * load.phase.bytes as f64;
             ours[index].push(bytes / MIB as f64);
         }

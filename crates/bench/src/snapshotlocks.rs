@@ -2,8 +2,8 @@
 //! path are waited for, and the serial fraction: the longest that any single lock is held, over
 //! the workers' busy time, which bounds what more workers can bring.
 //!
-//! Timing the locks costs something itself: speeds are not told here. The metadata lock of a store,
-//! which whoever commits holds while he writes the records, is no lock: nobody blocks on it.
+//! Timing the locks has a cost, so no speeds are given here. The metadata lock of a store is not
+//! measured: the commit task holds it while it writes the records, and no thread blocks on it.
 
 use cairn_block::Op;
 use cairn_block::lock_stats::{self, LockUse};
@@ -13,13 +13,13 @@ use cairn_targets::snapshot::Locks;
 use super::Settings;
 use super::row::{Report, Row, Samples};
 use super::snapshot::{MIB, NAME};
-use super::snapshotbed::{Phase, Shape, Side, SnapshotBed, disks};
+use super::snapshotfixture::{Phase, Shape, Side, SnapshotFixture, disks};
 
 /// Sectors.
 const CHUNK: u64 = 8;
 const WORKERS: [u16; 2] = [2, 8];
 
-/// What is measured is the last phase; the others prepare it.
+/// The last phase is measured; the others prepare it.
 const PATHS: [&[Phase]; 6] = {
     const COPY_OUT: Phase = Phase::small("copy_out", Side::Origin, Op::Write);
     const FIRST_WRITE: Phase = Phase::small("first_write", Side::Snapshot, Op::Write);
@@ -50,10 +50,10 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let [origin, cow] = disks("null", span)?;
     for workers in WORKERS {
         for locks in [Locks::Sharded, Locks::Single] {
-            let bed = SnapshotBed::make(workers, locks, &origin, &cow)?;
+            let fixture = SnapshotFixture::make(workers, locks, &origin, &cow)?;
             for store in ["P", "N"] {
                 for phases in PATHS {
-                    let look = |_| look(&bed, Shape { store, chunk: CHUNK }, span, phases);
+                    let look = |_| look(&fixture, Shape { store, chunk: CHUNK }, span, phases);
                     let looked: Vec<Looked> =
                         (0..settings.runs).map(look).collect::<Outcome<_>>()?;
                     tell(report, (workers, locks, store), phases, &looked);
@@ -64,9 +64,9 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-fn look(bed: &SnapshotBed, shape: Shape, span: u64, phases: &[Phase]) -> Outcome<Looked> {
+fn look(fixture: &SnapshotFixture, shape: Shape, span: u64, phases: &[Phase]) -> Outcome<Looked> {
     let mut uses: Vec<LockUse> = Vec::new();
-    let figures = bed.measure_with(shape, span, phases, |begins| match begins {
+    let figures = fixture.measure_with(shape, span, phases, |begins| match begins {
         true => lock_stats::reset(),
         false => uses = lock_stats::uses(),
     })?;
@@ -97,7 +97,7 @@ fn tell(
             .with("workers", workers)
             .with("locks", if locks == Locks::Single { "single" } else { "sharded" })
     };
-    // The last words of a type's path say enough.
+    // The last words of the type's path.
     let name = last.hottest.rsplit("::").next().unwrap_or(last.hottest);
     let serial = row("% of busy time", |looked| looked.serial_percent);
     report.push(serial.with("hottest", name.trim_end_matches('>')));

@@ -10,13 +10,13 @@ use cairn_targets::snapshot::Locks;
 
 use super::Settings;
 use super::arena::{self, Arena};
-use super::bed::Bed;
+use super::fixture::Fixture;
 use super::load::run as run_job;
 use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
 use super::snapshot::{MIB, NAME};
-use super::snapshotbed::{Figures, Phase, Shape, Side, SnapshotBed, cow_bytes, disks};
+use super::snapshotfixture::{Figures, Phase, Shape, Side, SnapshotFixture, cow_bytes, disks};
 
 const CHUNK_BYTES: usize = 64 << 10;
 /// Sectors.
@@ -76,16 +76,16 @@ const LOADS: [Load; 13] = {
 pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(256 * MIB, 4 * MIB);
     let [origin, cow] = disks("memory", span)?;
-    let bed = |workers| SnapshotBed::make(workers, Locks::Sharded, &origin, &cow);
-    let beds = [bed(1)?, bed(2)?];
+    let fixture = |workers| SnapshotFixture::make(workers, Locks::Sharded, &origin, &cow);
+    let fixtures = [fixture(1)?, fixture(2)?];
     let arenas: Vec<Arena> = (0..2).map(|_| Arena::new(span / 2)).collect();
     let copying = |bytes: usize, op: Op, workers: u16| -> Subject<'_, Figures> {
-        let (bed, arenas) = (beds[usize::from(workers) - 1].bed(), &arenas);
+        let (fixture, arenas) = (fixtures[usize::from(workers) - 1].fixture(), &arenas);
         let phase = Phase { bytes, stride: bytes, op, ..covers() };
         // Each worker has an arena of its own, counted from zero.
         let jobs = vec![phase.jobs(span / 2, 1).remove(0); usize::from(workers)];
         Box::new(move || {
-            let took = arena::copy_each(bed, arenas, &jobs);
+            let took = arena::copy_each(fixture, arenas, &jobs);
             Ok(Figures::of(jobs.iter().map(|job| job.requests()).sum(), &took))
         })
     };
@@ -98,15 +98,15 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
     subjects.push(copying(4 << 10, Op::Read, 1));
     let chunks = Phase { bytes: CHUNK_BYTES, stride: CHUNK_BYTES, ..covers() };
     let chunks = chunks.jobs(span / 2, 1).remove(0);
-    let (bed, from, to) = (beds[0].bed(), &arenas[0], &arenas[1]);
+    let (fixture, from, to) = (fixtures[0].fixture(), &arenas[0], &arenas[1]);
     subjects.push(Box::new(move || {
-        Ok(Figures::of(chunks.requests(), &[from.copy_across(bed, to, &chunks)]))
+        Ok(Figures::of(chunks.requests(), &[from.copy_across(fixture, to, &chunks)]))
     }));
     for load in &LOADS {
-        let bed = &beds[usize::from(load.workers) - 1];
+        let fixture = &fixtures[usize::from(load.workers) - 1];
         let shape = Shape { store: load.store, chunk: CHUNK };
         subjects.push(Box::new(move || {
-            Ok(bed.measure(shape, span, std::slice::from_ref(&load.phase))?.remove(0))
+            Ok(fixture.measure(shape, span, std::slice::from_ref(&load.phase))?.remove(0))
         }));
     }
     tell(report, &interleave(settings.runs, subjects)?);
@@ -170,21 +170,21 @@ fn tell(report: &mut Report, taken: &[Vec<Figures>]) {
 /// A snapshot cannot be made or used.
 pub fn memory(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(1024 * MIB, 16 * MIB);
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let null =
         |bytes: u64| -> Arc<dyn Disk> { Arc::new(NullDisk::new(SectorCount::of_bytes(bytes))) };
     let origin = null(span);
-    bed.put("origin", origin.clone());
+    fixture.put("origin", origin.clone());
     let len = origin.sectors();
     let before = Memory::now()?;
     for index in 0..SNAPSHOTS {
-        bed.put(&format!("cow{index}"), null(cow_bytes(span)));
-        bed.volume(&format!("s{index}"), &format!("0 {len} snapshot origin cow{index} P 8"))?;
+        fixture.put(&format!("cow{index}"), null(cow_bytes(span)));
+        fixture.volume(&format!("s{index}"), &format!("0 {len} snapshot origin cow{index} P 8"))?;
     }
-    let volume = bed.volume("origin", &format!("0 {len} snapshot-origin origin"))?;
+    let volume = fixture.volume("origin", &format!("0 {len} snapshot-origin origin"))?;
     let job = Phase::small("copy_out", Side::Origin, Op::Write).jobs(span, 1).remove(0);
     Memory::forget_peak()?;
-    run_job(&bed, &volume, &job)?;
+    run_job(&fixture, &volume, &job)?;
     let after = Memory::now()?;
     for (what, bytes) in [("peak", after.peak), ("held", after.held)] {
         let mib = bytes.saturating_sub(before.held) as f64 / MIB as f64;

@@ -13,8 +13,8 @@ use std::task::{Context, Poll, Waker};
 use cairn_outcome::failure::Outcome;
 
 use super::Settings;
-use super::bed::Bed;
 use super::clock::Moment;
+use super::fixture::Fixture;
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
 
@@ -106,8 +106,8 @@ fn ns_each(count: usize, mut one: impl FnMut(u64) -> Answer) -> f64 {
 }
 
 /// A task per request, each run to its end by the reactor.
-fn spawned(bed: &Bed, count: usize) -> f64 {
-    bed.on(move |env| async move {
+fn spawned(fixture: &Fixture, count: usize) -> f64 {
+    fixture.on(move |env| async move {
         let done = std::rc::Rc::new(Cell::new(0usize));
         let began = Moment::now();
         for _ in 0..count {
@@ -127,7 +127,7 @@ fn spawned(bed: &Bed, count: usize) -> f64 {
 /// The reactor cannot start.
 pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let count = settings.pick(1_000_000, 10_000);
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let inlined = Layer::over(Layer::over(Layer::over(End)));
     let (dynamic, boxed) = (dynamic(), boxed());
     let poll = |sector: u64| {
@@ -141,7 +141,7 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
         Box::new(|| Ok(ns_each(count, |sector| inlined.call(sector)))),
         Box::new(|| Ok(ns_each(count, |sector| dynamic.call(sector)))),
         Box::new(|| Ok(ns_each(count, poll))),
-        Box::new(|| Ok(spawned(&bed, count / 10))),
+        Box::new(|| Ok(spawned(&fixture, count / 10))),
     ];
     let names = ["inlined", "dynamic_calls", "boxed_futures", "task_per_request"];
     for (name, values) in names.into_iter().zip(interleave(settings.runs, subjects)?) {

@@ -1,13 +1,13 @@
 //! `bench thin`: thin pools, nearly always on memory disks.
 //!
 //! - [`thinzeros`]: zeros, random bytes and zeros but for the last byte, under 1, 2 and 4 workers,
-//!   and the zero test beside others. [`thinbeside`]: what it costs a program that runs beside.
+//!   and the zero test beside others. [`thinbeside`]: what it costs another running program.
 //! - [`thinpeers`]: first writes, writing again, breaking sharing, beside plain copying.
 //! - [`thinmaps`]: lookups among many mappings, a thousand snapshots; `thintools`: the check of
 //!   the metadata and what two volumes differ in, beside other tools.
 //! - [`thinkernel`]: the same jobs on the kernel's dm-thin, if asked for.
 //!
-//! Requests per second, and MiB/s of several workers or beside the kernel, are told in wall time;
+//! Requests per second, and MiB/s of several workers or beside the kernel, are in wall time;
 //! everything else in processor time of all workers together, which other programs on the machine
 //! hardly lengthen.
 

@@ -1,9 +1,9 @@
-//! Part of `bench thin`: what looking for zeros costs a program that runs beside.
+//! Part of `bench thin`: what the test for zeros costs another running program.
 //!
 //! The other program, a thread, walks from place to place in memory that fits in the processor's
 //! outer cache and not in the inner ones, each step known only when the one before is done. It is
 //! told in its own processor time, while a volume whose blocks are mapped is written again and
-//! again. Whoever reads more than must be read anyway drives the other's memory out of the cache.
+//! again. A zero test that reads more than necessary evicts the memory of the other program.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +16,9 @@ use super::clock::Moment;
 use super::load::{Data, Job, run as run_job};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::snapshotbed::{Phase, Side};
+use super::snapshotfixture::{Phase, Side};
 use super::thin::{MIB, NAME};
-use super::thinbed::{BLOCK_BYTES, ThinBed, disks};
+use super::thinfixture::{BLOCK_BYTES, ThinFixture, disks};
 
 /// Memory of the other program: places of a cache line each.
 const PLACES: usize = 4 << 20 >> 6;
@@ -35,15 +35,15 @@ struct Place(usize);
 pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(64 * MIB, 4 * MIB);
     let steps = settings.pick(10_000_000, 50_000);
-    let bed = ThinBed::make(1, &disks(span)?)?;
-    bed.fresh_pool("0")?;
-    bed.bed().message("pool", "create_thin 0")?;
-    let volume = bed.volume(0, span)?;
+    let fixture = ThinFixture::make(1, &disks(span)?)?;
+    fixture.fresh_pool("0")?;
+    fixture.fixture().message("pool", "create_thin 0")?;
+    let volume = fixture.volume(0, span)?;
     let phase = Phase { bytes: BLOCK_BYTES, stride: BLOCK_BYTES, ..SMALL };
     let job = phase.jobs(span, 1).remove(0);
     let walk = places();
     let beside = |data: Data, mode: &str| -> Outcome<f64> {
-        bed.bed().message("pool", &format!("detect_zeroes {mode}"))?;
+        fixture.fixture().message("pool", &format!("detect_zeroes {mode}"))?;
         let (job, ended) = (Job { data, ..job.clone() }, AtomicBool::new(false));
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
@@ -52,7 +52,7 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
                 took
             });
             while !ended.load(Ordering::Relaxed) {
-                run_job(bed.bed(), &volume, &job)?;
+                run_job(fixture.fixture(), &volume, &job)?;
             }
             Ok(other.join().expect("a walk does not fail"))
         })
@@ -67,8 +67,8 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
         report.push(row.with("test", "ours").with("beside", "off").against(&off));
     }
     drop(volume);
-    bed.bed().remove("v0")?;
-    bed.bed().remove("pool")
+    fixture.fixture().remove("v0")?;
+    fixture.fixture().remove("pool")
 }
 
 const SMALL: Phase = Phase::small("beside", Side::Origin, Op::Write);

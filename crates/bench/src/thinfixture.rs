@@ -1,7 +1,7 @@
-//! [`ThinBed`]: a pool made anew for each measurement, with a volume that every reactor uses at
-//! once, each in a slice of its own.
+//! [`ThinFixture`]: a pool, made again for each measurement, with a volume that all reactors use
+//! at once, each in a slice of its own.
 //!
-//! The disks were touched before, so that no figure holds the system's first-touch cost.
+//! The disks were touched before, so that no figure includes the cost of the first touch.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use cairn_backends::MemoryDisk;
 use cairn_block::{Disk, Op, Sector, SectorCount, Segs};
 use cairn_outcome::failure::Outcome;
 
-use super::bed::Bed;
-use super::cachebed::touch;
+use super::cachefixture::touch;
+use super::fixture::Fixture;
 use super::load::{Data, Job, run, run_each};
-use super::snapshotbed::{Figures, Phase, Side};
+use super::snapshotfixture::{Figures, Phase, Side};
 
 /// Sectors of a data block.
 pub const BLOCK: u64 = 128;
 /// Bytes of a data block.
 pub const BLOCK_BYTES: usize = 64 << 10;
 
-/// Metadata is small: this much is enough for any bed.
+/// Metadata is small: this much is enough for any fixture.
 const METADATA_BYTES: u64 = 32 << 20;
 
 /// What is done to a pool, step by step.
@@ -49,8 +49,8 @@ impl How {
 }
 
 /// Reactors, and the devices of a pool.
-pub struct ThinBed {
-    bed: Bed,
+pub struct ThinFixture {
+    fixture: Fixture,
     /// How many reactors.
     pub workers: u16,
     metadata: Arc<dyn Disk>,
@@ -60,34 +60,34 @@ pub struct ThinBed {
 /// The devices of a pool in memory, touched: metadata, and data with room for so many bytes.
 ///
 /// # Errors
-/// There is not so much memory.
+/// There is not enough memory.
 pub fn disks(data_bytes: u64) -> Outcome<[Arc<dyn Disk>; 2]> {
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let make = |bytes: u64| -> Outcome<Arc<dyn Disk>> {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(bytes))?);
-        touch(&bed, &disk)?;
+        touch(&fixture, &disk)?;
         Ok(disk)
     };
     // Less than three quarters are ever used: the pool warns beyond.
     Ok([make(METADATA_BYTES)?, make(data_bytes * 2)?])
 }
 
-impl ThinBed {
+impl ThinFixture {
     /// So many reactors with these devices, metadata first.
     ///
     /// # Errors
     /// The system refused a thread or a ring.
-    pub fn make(workers: u16, disks: &[Arc<dyn Disk>; 2]) -> Outcome<ThinBed> {
-        let bed = Bed::with(workers, cairn_targets::types())?;
+    pub fn make(workers: u16, disks: &[Arc<dyn Disk>; 2]) -> Outcome<ThinFixture> {
+        let fixture = Fixture::with(workers, cairn_targets::types())?;
         let [metadata, data] = disks.clone();
-        bed.put("metadata", metadata.clone());
-        bed.put("data", data.clone());
-        Ok(ThinBed { bed, workers, metadata, data })
+        fixture.put("metadata", metadata.clone());
+        fixture.put("data", data.clone());
+        Ok(ThinFixture { fixture, workers, metadata, data })
     }
 
     /// The reactors.
-    pub fn bed(&self) -> &Bed {
-        &self.bed
+    pub fn fixture(&self) -> &Fixture {
+        &self.fixture
     }
 
     /// Brings up a pool on the metadata that is there, with `options` (a count and so many words).
@@ -97,7 +97,7 @@ impl ThinBed {
     pub fn pool(&self, options: &str) -> Outcome<()> {
         let len = self.data.sectors();
         let table = format!("0 {len} thin-pool metadata data {BLOCK} 0 {options}");
-        self.bed.volume("pool", &table).map(drop)
+        self.fixture.volume("pool", &table).map(drop)
     }
 
     /// The same with fresh metadata.
@@ -106,7 +106,7 @@ impl ThinBed {
     /// The pool is refused.
     pub fn fresh_pool(&self, options: &str) -> Outcome<()> {
         let blank = Job::new(Op::WriteZeroes, 4 << 10, [Sector(0).0].into());
-        run(&self.bed, &self.metadata, &blank)?;
+        run(&self.fixture, &self.metadata, &blank)?;
         self.pool(options)
     }
 
@@ -116,24 +116,24 @@ impl ThinBed {
     /// There is none.
     pub fn volume(&self, id: u32, bytes: u64) -> Outcome<Arc<dyn Disk>> {
         let len = SectorCount::of_bytes(bytes);
-        self.bed.volume(&format!("v{id}"), &format!("0 {len} thin @pool {id}"))
+        self.fixture.volume(&format!("v{id}"), &format!("0 {len} thin @pool {id}"))
     }
 
     /// Makes the pool anew and goes through the steps, each over `span` bytes. Answers the figures
     /// of those that are jobs.
     ///
     /// # Errors
-    /// Something of that did not work.
+    /// A step failed.
     pub fn measure(&self, options: &str, span: u64, steps: &[Step]) -> Outcome<Vec<Figures>> {
         self.fresh_pool(options)?;
-        self.bed.message("pool", "create_thin 0")?;
+        self.fixture.message("pool", "create_thin 0")?;
         let mut volumes = vec![self.volume(0, span)?];
         let mut figures = Vec::new();
         for step in steps {
             let (phase, how) = match step {
                 Step::Run(phase, how) => (phase, how),
                 Step::Snapshot => {
-                    self.bed.message("pool", &format!("create_snap {} 0", volumes.len()))?;
+                    self.fixture.message("pool", &format!("create_snap {} 0", volumes.len()))?;
                     volumes.push(self.volume(volumes.len() as u32, span)?);
                     continue;
                 }
@@ -146,13 +146,13 @@ impl ThinBed {
             let How { data, elide, flush } = *how;
             let jobs = phase.jobs(span, self.workers).into_iter();
             let jobs: Vec<Job> = jobs.map(|job| Job { data, elide, flush, ..job }).collect();
-            let took = run_each(&self.bed, disk, &jobs)?;
+            let took = run_each(&self.fixture, disk, &jobs)?;
             figures.push(Figures::of(jobs.iter().map(Job::requests).sum(), &took));
         }
         let count = volumes.len();
         drop(volumes);
-        (0..count).try_for_each(|id| self.bed.remove(&format!("v{id}")))?;
-        self.bed.remove("pool")?;
+        (0..count).try_for_each(|id| self.fixture.remove(&format!("v{id}")))?;
+        self.fixture.remove("pool")?;
         Ok(figures)
     }
 }

@@ -10,9 +10,9 @@ use cairn_outcome::failure::Outcome;
 use super::Settings;
 use super::kernel::boot;
 use super::row::{Report, Row, Samples};
-use super::snapshotbed::{Phase, Side};
+use super::snapshotfixture::{Phase, Side};
 use super::thin::{MIB, NAME};
-use super::thinbed::{How, Step, ThinBed, disks};
+use super::thinfixture::{How, Step, ThinFixture, disks};
 
 const GUEST: &str = include_str!("thin-guest.sh");
 /// Bytes of each write.
@@ -26,7 +26,7 @@ const PHASES: [&str; 2] = ["first_write", "write_again"];
 pub fn run(settings: &Settings, uml: &Path, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(256 * MIB, 16 * MIB);
     let data = span * 3 / 2;
-    let bed = ThinBed::make(1, &disks(span)?)?;
+    let fixture = ThinFixture::make(1, &disks(span)?)?;
     let mut words = vec![(data / 1024).to_string(), (span / 1024).to_string()];
     words.extend(SIZES.iter().map(usize::to_string));
     let count = SIZES.len() * PHASES.len();
@@ -46,7 +46,7 @@ pub fn run(settings: &Settings, uml: &Path, report: &mut Report) -> Outcome<()> 
             let write = Phase::small("write", Side::Origin, Op::Write);
             let write = Phase { bytes, stride: bytes, ..write };
             let step = Step::Run(write, How { flush: true, ..How::RANDOM });
-            for (phase, figures) in bed.measure("0", span, &[step, step])?.iter().enumerate() {
+            for (phase, figures) in fixture.measure("0", span, &[step, step])?.iter().enumerate() {
                 let bytes_per_s = figures.per_s * bytes as f64;
                 ours[index * PHASES.len() + phase].push(bytes_per_s / MIB as f64);
             }

@@ -21,7 +21,7 @@ use super::load::{Job, run as run_job, scattered};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
 use super::thin::NAME;
-use super::thinbed::{BLOCK, BLOCK_BYTES, ThinBed};
+use super::thinfixture::{BLOCK, BLOCK_BYTES, ThinFixture};
 use super::{Settings, image, thintools};
 
 const READ_BYTES: usize = 4 << 10;
@@ -88,7 +88,7 @@ fn metadata(mappings: u64) -> Vec<u8> {
 
 /// A pool with these metadata over a null data device, up, and the volume of so many mappings.
 struct Mapped {
-    bed: ThinBed,
+    fixture: ThinFixture,
     metadata: Arc<dyn Disk>,
     data: Arc<dyn Disk>,
     volume: Arc<dyn Disk>,
@@ -100,18 +100,18 @@ impl Mapped {
         let device = SectorCount::of_bytes(metadata.len() as u64);
         let meta: Arc<dyn Disk> = Arc::new(MemoryDisk::new(device)?);
         let data: Arc<dyn Disk> = Arc::new(NullDisk::new(bytes(mappings * 2)));
-        let bed = ThinBed::make(1, &[meta.clone(), data.clone()])?;
-        image::store(bed.bed(), &meta, metadata)?;
-        bed.pool("0")?;
-        let volume = bed.volume(0, mappings * BLOCK_BYTES as u64)?;
-        Ok(Mapped { bed, metadata: meta, data, volume })
+        let fixture = ThinFixture::make(1, &[meta.clone(), data.clone()])?;
+        image::store(fixture.fixture(), &meta, metadata)?;
+        fixture.pool("0")?;
+        let volume = fixture.volume(0, mappings * BLOCK_BYTES as u64)?;
+        Ok(Mapped { fixture, metadata: meta, data, volume })
     }
 
     fn end(self) -> Outcome<()> {
-        let Mapped { bed, volume, .. } = self;
+        let Mapped { fixture, volume, .. } = self;
         drop(volume);
-        bed.bed().remove("v0")?;
-        bed.bed().remove("pool")
+        fixture.fixture().remove("v0")?;
+        fixture.fixture().remove("pool")
     }
 }
 
@@ -123,18 +123,18 @@ fn lookups(
     metadata: &Arc<Vec<u8>>,
 ) -> Outcome<()> {
     let mapped = Mapped::make(mappings, metadata)?;
-    let bed = mapped.bed.bed();
+    let fixture = mapped.fixture.fixture();
     let row = |value: Samples, unit: &'static str, what: &'static str| {
         Row::new(NAME, value, unit).with("what", what).with("mappings", mappings)
     };
     let groups = (0..mappings).step_by(GROUP as usize).map(|block| block * BLOCK).collect();
     let load = Job::new(Op::Read, READ_BYTES, groups);
-    let loading = run_job(bed, &mapped.volume, &load)?.ns_each(mappings as usize);
+    let loading = run_job(fixture, &mapped.volume, &load)?.ns_each(mappings as usize);
     report.push(row(Samples(vec![loading]), "ns/mapping", "first_lookup"));
     let count = settings.pick(1_000_000, 1_000);
     let span = mappings * BLOCK_BYTES as u64;
     let job = Job::new(Op::Read, READ_BYTES, scattered(0, span, READ_BYTES, count, 3));
-    let read = |disk: &Arc<dyn Disk>| Ok(run_job(bed, disk, &job)?.ns_each(count));
+    let read = |disk: &Arc<dyn Disk>| Ok(run_job(fixture, disk, &job)?.ns_each(count));
     let subjects: Vec<Subject<'_, f64>> =
         vec![Box::new(|| read(&mapped.data)), Box::new(|| read(&mapped.volume))];
     let taken = interleave(settings.runs, subjects)?;
@@ -157,7 +157,8 @@ fn snapshots(
     let (mut first, mut last) = (Vec::new(), Vec::new());
     for _ in 0..settings.runs {
         let mapped = Mapped::make(mappings, metadata)?;
-        let create = |id: usize| mapped.bed.bed().message("pool", &format!("create_snap {id} 0"));
+        let create =
+            |id: usize| mapped.fixture.fixture().message("pool", &format!("create_snap {id} 0"));
         let took: Vec<Took> = (1..=count).map(create).collect::<Outcome<_>>()?;
         let mean =
             |took: &[Took]| took.iter().map(|took| took.us_each(1)).sum::<f64>() / TOLD as f64;
@@ -174,9 +175,13 @@ fn snapshots(
 /// These metadata after a snapshot, 1, from which the volume differs here and there by now.
 fn differing(mappings: u64, metadata: &Arc<Vec<u8>>) -> Outcome<Vec<u8>> {
     let mapped = Mapped::make(mappings, metadata)?;
-    mapped.bed.bed().message("pool", "create_snap 1 0")?;
+    mapped.fixture.fixture().message("pool", "create_snap 1 0")?;
     let every = mappings / thintools::differing(mappings);
     let places = (0..mappings).step_by(every as usize).map(|block| block * BLOCK).collect();
-    run_job(mapped.bed.bed(), &mapped.volume, &Job::new(Op::Write, READ_BYTES, places).flushed())?;
-    image::fetch(mapped.bed.bed(), &mapped.metadata, metadata.len() as u64)
+    run_job(
+        mapped.fixture.fixture(),
+        &mapped.volume,
+        &Job::new(Op::Write, READ_BYTES, places).flushed(),
+    )?;
+    image::fetch(mapped.fixture.fixture(), &mapped.metadata, metadata.len() as u64)
 }

@@ -15,9 +15,9 @@ use super::clock::Took;
 use super::load::Job;
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::snapshotbed::{Figures, Phase, Side};
+use super::snapshotfixture::{Figures, Phase, Side};
 use super::thin::{MIB, NAME};
-use super::thinbed::{BLOCK_BYTES, How, Step, ThinBed, disks};
+use super::thinfixture::{BLOCK_BYTES, How, Step, ThinFixture, disks};
 
 const SKIP: &str = "1 skip_block_zeroing";
 const ZERO: &str = "0";
@@ -98,7 +98,7 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
 fn loads(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(256 * MIB, 4 * MIB);
     let disks = disks(span * 2)?;
-    let beds = [ThinBed::make(1, &disks)?, ThinBed::make(2, &disks)?];
+    let fixtures = [ThinFixture::make(1, &disks)?, ThinFixture::make(2, &disks)?];
     let pair_of_arenas = || [Arena::new(span / 2), Arena::new(span / 2)];
     let arenas = [pair_of_arenas(), pair_of_arenas()];
     let targets = arenas.each_ref().map(|[_, to]| to.clone());
@@ -107,20 +107,20 @@ fn loads(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let large = COVERS.jobs(span / 2, 1).remove(0);
     let mut subjects: Vec<Subject<'_, Pair>> = Vec::new();
     for load in &LOADS {
-        let bed = &beds[usize::from(load.workers) - 1];
-        subjects.push(Box::new(move || pair(bed, span, load)));
+        let fixture = &fixtures[usize::from(load.workers) - 1];
+        subjects.push(Box::new(move || pair(fixture, span, load)));
     }
     let figures =
         |job: &Job, took: &[Took]| Ok([Figures::of(job.requests() * took.len(), took); 2]);
-    for (bed, workers) in beds.iter().zip([1, 2]) {
-        let (bed, from_to, to) = (bed.bed(), &arenas[..workers], &targets[..workers]);
+    for (fixture, workers) in fixtures.iter().zip([1, 2]) {
+        let (fixture, from_to, to) = (fixture.fixture(), &arenas[..workers], &targets[..workers]);
         let (blocks, large) = (&blocks, vec![large.clone(); workers]);
         let figures = &figures;
         subjects.push(Box::new(move || {
-            figures(blocks, &arena::copy_across_each(bed, from_to, blocks))
+            figures(blocks, &arena::copy_across_each(fixture, from_to, blocks))
         }));
-        subjects.push(Box::new(move || figures(blocks, &arena::fill_each(bed, to, blocks))));
-        subjects.push(Box::new(move || figures(&large[0], &arena::copy_each(bed, to, &large))));
+        subjects.push(Box::new(move || figures(blocks, &arena::fill_each(fixture, to, blocks))));
+        subjects.push(Box::new(move || figures(&large[0], &arena::copy_each(fixture, to, &large))));
     }
     let taken = interleave(settings.runs, subjects)?;
     let memory = |what: usize, workers: u16| {
@@ -151,11 +151,11 @@ fn loads(settings: &Settings, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-fn pair(bed: &ThinBed, span: u64, load: &Load) -> Outcome<Pair> {
+fn pair(fixture: &ThinFixture, span: u64, load: &Load) -> Outcome<Pair> {
     let raw = Phase { on: Side::Raw, ..load.phase };
     let mut steps = load.before.to_vec();
     steps.extend([load.phase, raw].map(|phase| Step::Run(phase, How::RANDOM)));
-    let figures = bed.measure(load.options, span, &steps)?;
+    let figures = fixture.measure(load.options, span, &steps)?;
     let last = figures.len() - 2;
     Ok([figures[last], figures[last + 1]])
 }
@@ -203,17 +203,17 @@ fn tell(
 /// First writes all over a volume, beside writing it again.
 fn first_and_again(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(256 * MIB, 4 * MIB);
-    let bed = ThinBed::make(1, &disks(span)?)?;
+    let fixture = ThinFixture::make(1, &disks(span)?)?;
     let mut phases = Vec::new();
     for in_order in [true, false] {
         for bytes in [4 << 10, 64 << 10, 512 << 10] {
             phases.push(Phase { bytes, stride: bytes, in_order, ..WRITE });
         }
     }
-    let bed = &bed;
+    let fixture = &fixture;
     let subject = |phase: &Phase| -> Subject<'_, Vec<Figures>> {
         let step = Step::Run(*phase, How { flush: true, ..How::RANDOM });
-        Box::new(move || bed.measure(ZERO, span, &[step, step]))
+        Box::new(move || fixture.measure(ZERO, span, &[step, step]))
     };
     let taken = interleave(settings.runs, phases.iter().map(subject).collect())?;
     for (phase, taken) in phases.iter().zip(&taken) {

@@ -16,7 +16,7 @@ use super::peers::{Folder, is_there};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
 use super::thin::NAME;
-use super::thinbed::BLOCK;
+use super::thinfixture::BLOCK;
 
 /// Most blocks in which two volumes differ.
 const DIFFERING_MAX: u64 = 1000;

@@ -13,14 +13,14 @@ use cairn_block::{Op, Segs};
 use cairn_outcome::failure::Outcome;
 
 use super::Settings;
-use super::bed::Bed;
 use super::clock::{Moment, Took};
+use super::fixture::Fixture;
 use super::load::{Data, Job};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::snapshotbed::{Figures, Phase, Side};
+use super::snapshotfixture::{Figures, Phase, Side};
 use super::thin::{MIB, NAME};
-use super::thinbed::{How, Step, ThinBed, disks};
+use super::thinfixture::{How, Step, ThinFixture, disks};
 
 const KIB: usize = 1 << 10;
 /// The pool looks for zeros.
@@ -84,13 +84,13 @@ pub fn run(settings: &Settings, report: &mut Report) -> Outcome<()> {
 /// Pieces of cold zeros.
 fn cold(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(256 * MIB, 4 * MIB);
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     for bytes in [4 * KIB, 64 * KIB, 512 * KIB, 1024 * KIB] {
         let tests = [Test { name: "read", is_zero: read_plainly }, OURS].into_iter().chain(OTHERS);
         let tests: Vec<Test> = tests.collect();
         let functions = tests.iter().map(|test| test.is_zero).collect();
         let memory = Memory { span, bytes, data: Data::Zeros, rounds: 1 };
-        let taken = over(&bed, memory, functions, settings.runs);
+        let taken = over(&fixture, memory, functions, settings.runs);
         let speed = |took: &Took| span as f64 / 1e9 / took.processor.as_secs_f64().max(1e-9);
         let speeds = |took: &Vec<Took>| Samples(took.iter().map(speed).collect());
         let read = speeds(&taken[0]);
@@ -105,13 +105,13 @@ fn cold(settings: &Settings, report: &mut Report) -> Outcome<()> {
 
 /// Random bytes that lie in the processor's cache: how soon a test is done with them.
 fn rejecting(settings: &Settings, report: &mut Report) -> Outcome<()> {
-    let bed = Bed::make()?;
+    let fixture = Fixture::make()?;
     let rounds = settings.pick(1000, 10);
     let memory = Memory { span: 128 << 10, bytes: 4 * KIB, data: Data::Random, rounds };
     let nothing = Test { name: "nothing", is_zero: |segs| all(segs, |_| false) };
     let tests: Vec<Test> = [nothing, OURS].into_iter().chain(OTHERS).collect();
     let functions = tests.iter().map(|test| test.is_zero).collect();
-    let taken = over(&bed, memory, functions, settings.runs);
+    let taken = over(&fixture, memory, functions, settings.runs);
     let count = (memory.span as usize / memory.bytes) * rounds;
     let each = |took: &Vec<Took>| Samples(took.iter().map(|took| took.ns_each(count)).collect());
     let without = each(&taken[0]);
@@ -135,8 +135,13 @@ struct Memory {
 }
 
 /// How long each test took over all of some memory, round by round, in turns.
-fn over(bed: &Bed, memory: Memory, tests: Vec<fn(&Segs) -> bool>, runs: usize) -> Vec<Vec<Took>> {
-    bed.on(move |env| async move {
+fn over(
+    fixture: &Fixture,
+    memory: Memory,
+    tests: Vec<fn(&Segs) -> bool>,
+    runs: usize,
+) -> Vec<Vec<Took>> {
+    fixture.on(move |env| async move {
         let Memory { span, bytes, data, rounds } = memory;
         let buf = env.buf(span as usize);
         // Pages that were never written are all one page.
@@ -207,10 +212,10 @@ fn volumes(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let span = settings.pick(128 * MIB, 4 * MIB);
     let disks = disks(span)?;
     for &workers in settings.pick(&[1, 2, 4][..], &[1, 2]) {
-        let bed = ThinBed::make(workers, &disks)?;
+        let fixture = ThinFixture::make(workers, &disks)?;
         for data in [Data::Zeros, Data::Random, Data::LastByte] {
             for &bytes in settings.pick(&[4 * KIB, 64 * KIB, 1024 * KIB][..], &[4 * KIB]) {
-                volume(settings, report, (&bed, span), Load { data, bytes, workers })?;
+                volume(settings, report, (&fixture, span), Load { data, bytes, workers })?;
             }
         }
     }
@@ -220,17 +225,17 @@ fn volumes(settings: &Settings, report: &mut Report) -> Outcome<()> {
 fn volume(
     settings: &Settings,
     report: &mut Report,
-    (bed, span): (&ThinBed, u64),
+    (fixture, span): (&ThinFixture, u64),
     load: Load,
 ) -> Outcome<()> {
     let how = How { data: load.data, ..How::RANDOM };
     let measure = |options: &'static str, step: Step| -> Subject<'_, Vec<Figures>> {
-        Box::new(move || bed.measure(options, span, &[step, step]))
+        Box::new(move || fixture.measure(options, span, &[step, step]))
     };
     let jobs = load.phase(Side::Raw).jobs(span, load.workers);
     let jobs: Vec<Job> = jobs.into_iter().map(|job| Job { data: load.data, ..job }).collect();
     let mut subjects: Vec<Subject<'_, Vec<Figures>>> = vec![
-        Box::new(|| Ok(vec![reading(bed, &jobs)])),
+        Box::new(|| Ok(vec![reading(fixture, &jobs)])),
         measure(NOTHING, Step::Run(load.phase(Side::Raw), how)),
     ];
     let ways = ways();
@@ -268,10 +273,10 @@ fn volume(
 }
 
 /// Plain reading of the buffers of jobs, as often as they are used.
-fn reading(bed: &ThinBed, jobs: &[Job]) -> Figures {
+fn reading(fixture: &ThinFixture, jobs: &[Job]) -> Figures {
     let (jobs, start) = (Arc::new(jobs.to_vec()), Arc::new(Barrier::new(jobs.len())));
     let requests = jobs.iter().map(Job::requests).sum();
-    let took = bed.bed().on_each(move |index, env| {
+    let took = fixture.fixture().on_each(move |index, env| {
         let (jobs, start) = (jobs.clone(), start.clone());
         async move {
             let job = &jobs[usize::from(index)];

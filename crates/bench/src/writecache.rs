@@ -22,7 +22,7 @@ use cairn_format::writecache::Geometry;
 use cairn_outcome::failure::Outcome;
 
 use super::arena::Arena;
-use super::cachebed::{CacheBed, Measured, NO_WRITEBACK, touch};
+use super::cachefixture::{CacheFixture, Measured, NO_WRITEBACK, touch};
 use super::clock::{Took, mib_per_s};
 use super::load::{Job, run as run_job, scattered, shuffled};
 use super::row::{Report, Row, Samples};
@@ -105,9 +105,9 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
 fn aged(settings: &Settings, sizes: &Sizes, report: &mut Report) -> Outcome<()> {
     let origin = MemoryDisk::new(SectorCount::of_bytes(sizes.span + sizes.elsewhere()))?;
     let origin: Arc<dyn Disk> = Arc::new(origin);
-    let cache = CacheBed::make(sizes.cache, origin)?;
-    let (raw, arena) = (cache.bed.memory("raw", sizes.span)?, Arena::new(sizes.span));
-    touch(&cache.bed, &raw)?;
+    let cache = CacheFixture::make(sizes.cache, origin)?;
+    let (raw, arena) = (cache.fixture.memory("raw", sizes.span)?, Arena::new(sizes.span));
+    touch(&cache.fixture, &raw)?;
     for &block in sizes.blocks {
         let geometry = cache.geometry(block)?;
         let states: Vec<Arc<Vec<u8>>> = STATES
@@ -116,8 +116,8 @@ fn aged(settings: &Settings, sizes: &Sizes, report: &mut Report) -> Outcome<()> 
             .collect::<Outcome<_>>()?;
         let jobs = [sizes.job(5), sizes.job(6)];
         let mut subjects: Vec<Subject<'_, Vec<Pass>>> = vec![
-            Box::new(|| Ok(vec![alone(arena.copy(&cache.bed, &jobs[0]))])),
-            Box::new(|| Ok(vec![alone(run_job(&cache.bed, &raw, &jobs[0])?)])),
+            Box::new(|| Ok(vec![alone(arena.copy(&cache.fixture, &jobs[0]))])),
+            Box::new(|| Ok(vec![alone(run_job(&cache.fixture, &raw, &jobs[0])?)])),
         ];
         for metadata in &states {
             let (cache, geometry, jobs) = (&cache, &geometry, &jobs);
@@ -142,7 +142,7 @@ fn passes(measured: Measured) -> Vec<Pass> {
 
 /// The metadata of a cache in a state.
 fn metadata(
-    cache: &CacheBed,
+    cache: &CacheFixture,
     sizes: &Sizes,
     geometry: &Geometry,
     state: &str,

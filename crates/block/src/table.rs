@@ -80,6 +80,40 @@ impl TableLine {
     }
 }
 
+/// Writes a text, say a path, as one word of a table line: as in `/etc/fstab`, each byte of white
+/// space and each backslash is a backslash and three octal digits (`\040` is a space).
+pub fn escape_word(text: &str) -> String {
+    let mut word = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_whitespace() || c == '\\' {
+            let mut bytes = [0; 4];
+            let bytes = c.encode_utf8(&mut bytes).bytes();
+            word.extend(bytes.map(|byte| format!("\\{byte:03o}")));
+        } else {
+            word.push(c);
+        }
+    }
+    word
+}
+
+/// The text of a word of a table line: the inverse of [`escape_word`]. A backslash without three
+/// octal digits after it stands for itself, and so do escapes that give no UTF-8.
+pub fn unescape_word(word: &str) -> String {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let byte;
+        (byte, rest) = match after {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] if first == b'\\' => {
+                ((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'), after)
+            }
+            _ => (first, after),
+        };
+        bytes.push(byte);
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| word.to_owned())
+}
+
 /// The kinds of target this program knows.
 #[derive(Clone, Default)]
 pub struct TargetTypes(Vec<Arc<dyn TargetType>>);
@@ -339,4 +373,27 @@ fn refuse_loops(device: &MappedDevice, lower: &dyn Disk, depth: usize) -> Result
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TableLine, escape_word, unescape_word};
+
+    #[test]
+    fn escaped_text_is_one_word_and_comes_back() {
+        for text in ["/my disk/a b.img", "tab\there", "wide\u{3000}space", "a\\040b", "plain"] {
+            let word = escape_word(text);
+            let line = TableLine::parse(&format!("0 8 linear {word} 0")).unwrap();
+            assert_eq!(line.args, [word.as_str(), "0"]);
+            assert_eq!(unescape_word(&word), text);
+        }
+        assert_eq!(escape_word("/my disk"), r"/my\040disk");
+    }
+
+    #[test]
+    fn backslashes_that_escape_nothing_stand_for_themselves() {
+        for word in [r"a\b", r"a\", r"\04", r"\048", r"\400", r"\377"] {
+            assert_eq!(unescape_word(word), word);
+        }
+    }
 }

@@ -16,7 +16,7 @@ use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
     CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, FailureCount, Identity, MappedDevice,
     MessageError, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
-    TableContext, TableLine, TargetTypes,
+    TableContext, TableLine, TargetTypes, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -119,13 +119,13 @@ impl World {
 
     /// Where a path in a table leads.
     pub fn place(&self, argument: &str) -> PathBuf {
-        self.base.as_deref().unwrap_or(Path::new("")).join(argument)
+        self.base.as_deref().unwrap_or(Path::new("")).join(unescape_word(argument))
     }
 
-    /// A path as a table names it: relative, if it lies where relative paths begin.
+    /// A path as a word of a table: relative, if it lies where relative paths begin.
     pub fn argument_of(&self, path: &Path) -> String {
         let inside = self.base.as_deref().and_then(|base| path.strip_prefix(base).ok());
-        inside.unwrap_or(path).to_string_lossy().into_owned()
+        escape_word(&inside.unwrap_or(path).to_string_lossy())
     }
 
     /// The device that an argument of a table names.
@@ -710,7 +710,7 @@ pub fn of_volume(name: &str, mut error: ConfigError) -> ConfigError {
     error
 }
 
-/// Opens devices whose relative paths begin at a folder of choice. Names stay as given.
+/// Opens the device that a word of a table names; relative paths begin at a folder of choice.
 struct BaseOpener {
     base: Option<PathBuf>,
     opener: Box<dyn Opener>,
@@ -719,11 +719,11 @@ struct BaseOpener {
 impl BaseOpener {
     fn place(&self, argument: &str) -> String {
         let scheme = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
+        let path = unescape_word(argument);
         match &self.base {
-            Some(base) if !scheme && Path::new(argument).is_relative() => {
-                base.join(argument).to_string_lossy().into_owned()
-            }
-            _ => argument.to_owned(),
+            _ if scheme => argument.to_owned(),
+            Some(base) => base.join(path).to_string_lossy().into_owned(),
+            None => path,
         }
     }
 }

@@ -2,12 +2,14 @@
 //! sections in this order:
 //!
 //! - SYNOPSIS: the table line in a code block.
+//! - PICTURE: how ranges or requests pass, in characters.
+//! - EXAMPLES: three sessions (`console` blocks, which a test of the program runs), then table
+//!   lines in code blocks; the real parser reads these, over devices that hold zeros. Every
+//!   optional argument stands in one.
 //! - ARGUMENTS: a bullet per argument (``- `<device>`: ...``) and per optional argument
 //!   (``- `keyword <value>`: ...``).
 //! - STATUS: a numbered item per status field (``1. `field`: ...``).
 //! - MESSAGES: a bullet per message (``- `word <value>`: ...``).
-//! - EXAMPLES: table lines in code blocks; the real parser reads them, over devices that hold
-//!   zeros. Every optional argument stands in one.
 //! - NOTES: where cairn differs from the kernel.
 
 use std::collections::BTreeSet;
@@ -21,7 +23,8 @@ use cairn_block::{
 use cairn_sim::SimWorld;
 use cairn_targets::args::{OptionSpec, Spec};
 
-const SECTIONS: [&str; 6] = ["SYNOPSIS", "ARGUMENTS", "STATUS", "MESSAGES", "EXAMPLES", "NOTES"];
+const SECTIONS: [&str; 7] =
+    ["SYNOPSIS", "PICTURE", "EXAMPLES", "ARGUMENTS", "STATUS", "MESSAGES", "NOTES"];
 
 struct Manual {
     name: &'static str,
@@ -63,10 +66,15 @@ impl Manual {
             .collect()
     }
 
-    /// The lines inside code blocks.
+    /// The code blocks, each from the name of its language on.
+    fn blocks(&self, title: &str) -> impl Iterator<Item = &str> {
+        self.section(title).split("```").skip(1).step_by(2)
+    }
+
+    /// The lines inside code blocks without a language.
     fn code(&self, title: &str) -> Vec<&str> {
-        let blocks = self.section(title).split("```").skip(1).step_by(2);
-        blocks.flat_map(|block| block.lines().skip(1)).collect()
+        let plain = self.blocks(title).filter(|block| block.starts_with('\n'));
+        plain.flat_map(|block| block.lines().skip(1)).collect()
     }
 
     /// The documented optional arguments, as `keyword <value>...`.
@@ -161,6 +169,17 @@ fn every_target_has_a_manual_with_the_same_sections() {
         let titles: Vec<_> =
             manual.text.lines().filter_map(|line| line.strip_prefix("## ")).collect();
         assert_eq!(titles, SECTIONS, "{}", manual.name);
+    }
+}
+
+#[test]
+fn every_manual_has_a_picture_and_three_sessions() {
+    for manual in manuals() {
+        let of = |title, language: &str| {
+            manual.blocks(title).filter(|block| block.starts_with(language)).count()
+        };
+        assert_eq!(of("PICTURE", "text\n"), 1, "{}", manual.name);
+        assert_eq!(of("EXAMPLES", "console\n"), 3, "{}", manual.name);
     }
 }
 

@@ -10,7 +10,7 @@ pub mod thin;
 use std::io::Read;
 use std::path::Path;
 
-use cairn_block::{ConfigError, ConfigKind};
+use cairn_block::{ConfigError, ConfigKind, escape_word};
 use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_outcome::stderr::say;
@@ -111,7 +111,7 @@ pub fn client(server: &ServerArgs) -> Outcome<Client> {
     Client::new(server.control.as_deref())
 }
 
-/// A device for the server, which may be in another folder.
+/// A device as a word of a table, for the server, which may be in another folder.
 ///
 /// # Errors
 /// The path is no text.
@@ -121,7 +121,7 @@ pub fn absolute(path: &Path) -> Outcome<String> {
         return Ok(shown);
     }
     let path = std::path::absolute(path).map_err(|error| system(&shown, "path", error))?;
-    let text = path.to_str().map(str::to_owned);
+    let text = path.to_str().map(escape_word);
     text.ok_or_else(|| wrong(shown, "path", "bytes that are no UTF-8", "UTF-8"))
 }
 

@@ -8,6 +8,7 @@ use clap::{ArgMatches, Args, ValueEnum};
 
 use cairn_reactor::RingKind;
 
+use super::config::KEYS;
 use super::limits::{CONNECTIONS, parse_memory};
 
 /// The longest a reactor may look around before it sleeps, in microseconds.
@@ -16,8 +17,23 @@ pub const SPIN_US_MAX: i64 = 10_000;
 /// The volume of a table without a name.
 pub const DEFAULT_VOLUME: &str = "default";
 
+/// The syntax of tables, for `--help`.
+const TABLE_HELP: &str = "\
+Table lines: START LENGTH TARGET ARGS...
+  START and LENGTH count sectors of 512 bytes. The lines of a volume begin at sector 0 and
+  follow each other without gaps. A line that begins with # is a comment.
+  TARGET: see `cairn targets`; docs/targets explains the arguments of each.
+  A device is a path, @VOLUME, mem:SIZE or null:SIZE. A space in a path is written \\040.
+  Optional arguments come last, after the number of their words: 2 high_watermark 60.
+";
+
+fn long_help() -> String {
+    format!("{TABLE_HELP}\nFILE.toml, with every key:\n\n{KEYS}")
+}
+
 /// `serve`
 #[derive(Args)]
+#[command(after_long_help = long_help())]
 pub struct ServeArgs {
     /// A table line for volume NAME (default: "default"); the same NAME again, or newlines,
     /// append lines
@@ -165,8 +181,14 @@ pub fn parse_message(text: &str) -> Outcome<MessageStep> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MessageStep, Step, parse_message, split_table};
+    use super::{KEYS, MessageStep, Step, TABLE_HELP, parse_message, split_table};
     use crate::cli::{Command, parse};
+
+    #[test]
+    fn long_help_has_the_keys_of_the_file_and_the_syntax_of_tables() {
+        let help = parse(["cairn", "serve", "--help"].map(Into::into)).err().unwrap().to_string();
+        assert!(help.contains(KEYS) && help.contains(TABLE_HELP), "{help}");
+    }
 
     #[test]
     fn tables_and_messages_keep_the_order_of_the_command_line() {

@@ -1,20 +1,23 @@
 //! The TOML file: volumes, exports, sockets, state and images to make.
 //!
-//! Owns the schema (told in `docs/cli.md`) and its judgement; makes nothing itself. Unknown keys
-//! are refused. Paths are relative to the file: those of sockets, state and images are joined
+//! Owns the schema and its judgement; makes nothing itself. `keys.toml` explains every key, for
+//! `cairn serve --help` and `docs/cli.md`. Unknown keys are refused. Paths are relative to the file: those of sockets, state and images are joined
 //! here; those in tables stay as written, so that they print as given, and the opener joins them
 //! to [`Config::base`].
 
 use std::path::{Path, PathBuf};
 
 use cairn_backends::parse_size;
-use cairn_block::{ConfigError, ConfigKind};
+use cairn_block::{ConfigError, ConfigKind, escape_word};
 use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
 use super::args::{MessageStep, RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{MEMORY_BYTES_MIN, MEMORY_EXPECTED};
 use crate::state::Export;
+
+/// A file with every key, explained.
+pub const KEYS: &str = include_str!("keys.toml");
 
 /// What a TOML file says.
 #[derive(Debug, Default)]
@@ -184,7 +187,7 @@ impl Config {
             let before = error.span().and_then(|span| text.get(..span.start));
             let line = before.map_or(1, |before| before.matches('\n').count() + 1);
             let found = error.message().replace('\n', " ");
-            let detail = format!("line {line}: {found} (docs/cli.md lists the keys)");
+            let detail = format!("line {line}: {found} (cairn serve --help lists the keys)");
             ConfigError::new(ConfigKind::Argument, &shown, detail)
         })?;
         let beside = path.with_extension("state");
@@ -305,11 +308,10 @@ fn structured(shown: &str, field: &str, lines: &[RawLine]) -> Outcome<String> {
         for arg in &line.args {
             match arg {
                 Word::Number(number) => text.push_str(&format!(" {number}")),
-                Word::Text(word) if word.is_empty() || word.contains(char::is_whitespace) => {
-                    let found = format!("'{word}'");
-                    return Err(wrong(shown, &format!("{field} args"), found, "one word each"));
+                Word::Text(word) if word.is_empty() => {
+                    return Err(wrong(shown, &format!("{field} args"), "''", "a word"));
                 }
-                Word::Text(word) => text.push_str(&format!(" {word}")),
+                Word::Text(word) => text.push_str(&format!(" {}", escape_word(word))),
             }
         }
         text.push('\n');
@@ -331,7 +333,7 @@ impl RawExport {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, Image};
+    use super::{Config, Image, KEYS};
     use crate::serve::args::MessageStep;
     use crate::state::Export;
     use std::path::Path;
@@ -349,6 +351,34 @@ mod tests {
         assert_eq!(config.images, [Image { path: "/srv/a.img".into(), bytes: 1 << 20 }]);
     }
 
+    /// The keys of a table of the schema, as its refusal of an unknown one lists them.
+    fn keys_of(table: &str) -> Vec<String> {
+        let line = parse(&format!("{table}\nno_such_key = 0")).unwrap_err();
+        let (_, keys) =
+            line.split_once("expected one of ").or(line.split_once("expected ")).unwrap();
+        keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn help_and_manual_explain_every_key() {
+        parse(KEYS).unwrap();
+        let manual = include_str!("../../../../docs/cli.md");
+        assert!(manual.contains(&format!("```toml\n{KEYS}```")), "docs/cli.md has other keys");
+        for table in ["", "[[image]]", "[[volume]]", "[[volume]]\n[[volume.line]]", "[[export]]"] {
+            let keys = keys_of(table);
+            assert!(keys.len() > 1, "{keys:?}");
+            for key in keys {
+                let is_explained = |line: &str| {
+                    line.starts_with(&format!("{key} = "))
+                        || [format!("[[{key}]]"), format!("[[volume.{key}]]")]
+                            .iter()
+                            .any(|head| line.starts_with(head))
+                };
+                assert!(KEYS.lines().any(is_explained), "keys.toml lacks {key}");
+            }
+        }
+    }
+
     #[test]
     fn structured_lines_follow_each_other() {
         let text = "
@@ -361,12 +391,12 @@ mod tests {
             [[volume.line]]
             size = 4096
             target = 'linear'
-            args = ['a.img', 16]
+            args = ['my disk/a.img', 16]
             [[export]]
             name = 'v'
         ";
         let config = parse(text).unwrap();
-        assert_eq!(config.volumes[0].table, "0 8 zero\n8 8 linear a.img 16\n");
+        assert_eq!(config.volumes[0].table, "0 8 zero\n8 8 linear my\\040disk/a.img 16\n");
         let flush = MessageStep { volume: "v".into(), sector: 0, words: vec!["flush".into()] };
         assert_eq!(config.volumes[0].messages, [flush]);
         let export = Export {
@@ -398,8 +428,8 @@ mod tests {
                 "vm.toml: [[export]]: 'e' is given twice, for the volumes 'a' and 'b'; give each",
             ),
             (
-                "[[volume]]\nname='v'\n[[volume.line]]\nsize=512\ntarget='zero'\nargs=['a b']",
-                "volume 'v' args: found 'a b', expected one word each",
+                "[[volume]]\nname='v'\n[[volume.line]]\nsize=512\ntarget='zero'\nargs=['']",
+                "volume 'v' args: found '', expected a word",
             ),
         ];
         for (text, expected) in cases {

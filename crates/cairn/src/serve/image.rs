@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use cairn_block::{ConfigError, ConfigKind};
+use cairn_block::{ConfigError, ConfigKind, unescape_word};
 use cairn_outcome::failure::{Outcome, system};
 use cairn_tools::source::sync_folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -46,7 +46,7 @@ pub fn make_images(config: &Config, plan: &mut Plan, state: Option<&StateFile>) 
     let is_there: Vec<bool> =
         images.iter().map(|image| fs::symlink_metadata(&image.path).is_ok()).collect();
     let number = |argument: &String| {
-        let path = config.base.join(argument);
+        let path = config.base.join(unescape_word(argument));
         images.iter().position(|image| image.path == path)
     };
     let needs = plan.arguments().into_iter();
@@ -58,7 +58,7 @@ pub fn make_images(config: &Config, plan: &mut Plan, state: Option<&StateFile>) 
         let mut dirty = caches.iter().filter(|record| record.may_be_dirty());
         dirty.find(|record| {
             let mut extents = record.cache.iter().chain(&record.origin);
-            extents.any(|extent| config.base.join(&extent.device) == image.path)
+            extents.any(|extent| config.base.join(unescape_word(&extent.device)) == image.path)
         })
     };
     let is_recorded: Vec<bool> = images.iter().map(|image| record_of(image).is_some()).collect();

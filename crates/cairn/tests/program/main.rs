@@ -6,6 +6,7 @@ mod bad_input;
 mod bench;
 mod kept;
 mod losses;
+mod manuals;
 mod owners;
 mod place;
 mod replace;

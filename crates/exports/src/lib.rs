@@ -1,4 +1,6 @@
 //! Protocol servers: each decodes a wire protocol into requests to disks and encodes the replies.
+//! What is the same for every protocol is in [`front`].
 
+pub mod front;
 pub mod nbd;
 pub mod occupied;

@@ -5,19 +5,12 @@
 //! any order; their replies gather in a batch that the sender takes whole, so that one turn of the
 //! loop is one send.
 //!
-//! Invariants:
-//! - N1. A request, and its memory, counts from before its payload is received until its reply was
-//!   sent or dropped. Nothing is received while the counts are at their limits or the server's
-//!   budget is spent. Hence a client that does not read its replies holds a bounded amount of
-//!   memory.
-//! - N2. The export counts as used until the last request has ended, even if the client has
+//! Invariants, beside those of its [queue](crate::front):
+//! - N1. The export counts as used until the last request has ended, even if the client has
 //!   vanished.
-//! - N3. A write that entered the gate leaves it exactly once, before its reply is queued.
-//! - N4. A client that may write learns of lost writes at its next flush, once. Its failure cursor
-//!   is set when it connects, before its first request is received. The loss counts as reported
-//!   once the reply was sent and the client is still connected; a client that vanished may connect
-//!   again. A client that may only read is told of no loss: its flushes are answered without
-//!   reaching the disk.
+//! - N2. A loss counts as reported once the reply was sent and the client is still connected; a
+//!   client that vanished may connect again. A client that may only read is told of no loss: its
+//!   flushes are answered without reaching the disk.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -27,50 +20,31 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use cairn_block::{
-    CellGuard, Client, Env, ErrorKind, FailureCursor, Io, IoError, IoResult, Op, Request,
-    SectorRange, Segs,
-};
+use cairn_block::{Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, Segs};
 use cairn_reactor::Driver;
 use rustix::net::{Shutdown, shutdown};
 
-use super::budget::Portion;
+use crate::front::{First, Intake, Level, Queue, Room, Signal, first};
+
 use super::export::Export;
 use super::handshake::{MetaContext, Negotiated};
 use super::payload::{Batch, Payload};
 use super::receiver::Ended;
 use super::reply::{self, Last};
 use super::request::Terms;
-use super::shutdown::Level;
-use super::signal::{First, Signal, first};
 use super::wire::{Cookie, ErrorCode, TransmissionFlags};
-
-/// Limit on the requests of one connection that are admitted and not answered.
-const REQUESTS_MAX: usize = 128;
-
-/// Limit on the memory of the admitted requests of one connection, in bytes; a single larger
-/// request may pass. Beyond what the pool of a reactor keeps, memory would be taken from the system
-/// for each request.
-const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// A socket as one reactor uses it, and how far its use has been stopped.
 pub(super) struct Channel {
     driver: Rc<Driver>,
     socket: Arc<OwnedFd>,
-    level: Cell<Level>,
-    /// Wakes the receiver: there may be room for a request, or it must stop.
-    room: Signal,
+    intake: Rc<Intake>,
 }
 
 impl Channel {
     /// A channel over `socket` on `env`'s reactor.
     pub(super) fn new(env: &Env, socket: OwnedFd) -> Channel {
-        Channel {
-            driver: Driver::of(env).clone(),
-            socket: Arc::new(socket),
-            level: Cell::new(Level::Serving),
-            room: Signal::default(),
-        }
+        Channel { driver: Driver::of(env).clone(), socket: Arc::new(socket), intake: Rc::default() }
     }
 
     /// Receives at least one byte into `segs` (with `all`, as many as the system gives at once), or
@@ -79,10 +53,10 @@ impl Channel {
         loop {
             let mut op = self.driver.recv(&self.socket, std::mem::take(segs), all);
             let count = poll_fn(|cx| {
-                if self.level.get() > Level::Serving {
+                if self.intake.is_halted() {
                     return Poll::Ready(Err(Ended::Halted));
                 }
-                self.room.register(cx);
+                self.intake.register(cx);
                 Pin::new(&mut op).poll(cx).map(Ok)
             })
             .await?;
@@ -111,14 +85,9 @@ impl Channel {
         Ok(())
     }
 
-    fn raise(&self, level: Level) {
-        self.level.set(self.level.get().max(level));
-        self.room.wake();
-    }
-
     /// Ends both directions at once: every send and receive returns.
     fn cut(&self) {
-        self.raise(Level::Cut);
+        self.intake.raise(Level::Cut);
         if let Err(error) = shutdown(&*self.socket, Shutdown::Both) {
             // The peer has closed already: the same result.
             tracing::debug!("shutting down a connection: {error}");
@@ -126,32 +95,10 @@ impl Channel {
     }
 }
 
-/// Memory reserved for a request's payload; returned to the budget unless the request is admitted.
-pub(super) struct Room<'a> {
-    conn: &'a Connection,
-    bytes: usize,
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        self.conn.portion.give(self.bytes);
-    }
-}
-
 /// An admitted request; the reply consumes it.
 pub(super) struct Ticket {
     pub(super) cookie: Cookie,
     held: usize,
-}
-
-/// How a write passed the gate.
-pub(super) enum Pass {
-    /// It takes part in no exclusion (not a write, or under a cell held elsewhere).
-    Free,
-    /// As a loose write: counted at the gate, without a cell.
-    Loose,
-    /// In a cell, which is released with it.
-    Cell(CellGuard),
 }
 
 /// How a read's data becomes its reply.
@@ -167,38 +114,14 @@ pub(super) struct ReadPart {
 }
 
 /// A request that a disk is working on.
-struct Pending {
+pub(super) struct Pending {
     ticket: Ticket,
-    pass: Pass,
     read: Option<ReadPart>,
-}
-
-#[derive(Default)]
-struct PendingTable {
-    slots: Vec<Option<Pending>>,
-    free: Vec<usize>,
-}
-
-impl PendingTable {
-    fn insert(&mut self, pending: Pending) -> u64 {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
-        self.slots[slot] = Some(pending);
-        slot as u64
-    }
-
-    fn remove(&mut self, slot: u64) -> Pending {
-        let slot = slot as usize;
-        self.free.push(slot);
-        self.slots[slot].take().expect("a disk completes each request once")
-    }
 }
 
 /// See the module's description.
 pub(super) struct Connection {
-    pub(super) env: Env,
+    pub(super) queue: Rc<Queue<Pending>>,
     pub(super) export: Arc<Export>,
     pub(super) channel: Channel,
     pub(super) structured: bool,
@@ -207,16 +130,9 @@ pub(super) struct Connection {
     terms: Cell<Terms>,
     block_bytes: Cell<u32>,
     negotiated_size_bytes: u64,
-    failures: RefCell<FailureCursor>,
-    pending: RefCell<PendingTable>,
     batch: RefCell<Batch>,
-    requests: Cell<usize>,
-    held: Cell<usize>,
-    /// What `held`, and the payload being received, take of the server's budget.
-    portion: Portion,
     receiving: Cell<bool>,
     ended: Cell<bool>,
-    requires_cells: Cell<bool>,
     sender: Signal,
     watcher: Signal,
 }
@@ -230,24 +146,20 @@ impl Connection {
         negotiated: &Negotiated,
         terms: Terms,
     ) -> Rc<Connection> {
+        let (shared, intake) = (export.shared.clone(), channel.intake.clone());
+        let label = format!("export '{}'", export.name);
         Rc::new(Connection {
-            env: env.clone(),
+            queue: Rc::new(Queue::new(env, shared, intake, label)),
             channel,
             structured: negotiated.structured_replies,
             contexts: negotiated.contexts.clone(),
             negotiated_size_bytes: terms.size_bytes,
-            failures: RefCell::new(FailureCursor::new(&export.disk)),
             terms: Cell::new(terms),
             block_bytes: Cell::new(export.block_bytes()),
-            portion: Portion::new(&export.account),
             export,
-            pending: RefCell::default(),
             batch: RefCell::default(),
-            requests: Cell::new(0),
-            held: Cell::new(0),
             receiving: Cell::new(true),
             ended: Cell::new(false),
-            requires_cells: Cell::new(false),
             sender: Signal::default(),
             watcher: Signal::default(),
         })
@@ -279,81 +191,21 @@ impl Connection {
         u64::from(self.block_bytes.get())
     }
 
-    // Admission.
-
-    /// Waits until a request whose payload takes `bytes` of memory may be admitted. (N1)
-    pub(super) async fn room(&self, bytes: usize) -> Result<Room<'_>, Ended> {
-        let (room, level) = (&self.channel.room, &self.channel.level);
-        room.until(|| {
-            if level.get() > Level::Serving {
-                return Some(Err(Ended::Halted));
-            }
-            let held = self.held.get();
-            let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
-            (fits && self.requests.get() < REQUESTS_MAX).then_some(Ok(()))
-        })
-        .await?;
-        if !self.portion.try_take(bytes) {
-            let halted = room.until(|| (level.get() > Level::Serving).then_some(()));
-            if let First::Right(()) = first(self.portion.take(&self.env, bytes), halted).await {
-                return Err(Ended::Halted);
-            }
-        }
-        Ok(Room { conn: self, bytes })
-    }
-
-    /// Admits a request for which there is room.
-    pub(super) fn admit(&self, cookie: Cookie, mut room: Room<'_>) -> Ticket {
-        let held = std::mem::take(&mut room.bytes);
-        self.requests.set(self.requests.get() + 1);
-        self.held.set(self.held.get() + held);
-        Ticket { cookie, held }
-    }
-
-    /// From now until this connection ends, every write to the disk holds a cell.
-    pub(super) fn require_cells(&self) {
-        if !self.requires_cells.replace(true) {
-            self.export.gate.require_cells();
-        }
-    }
-
     // Requests and their answers.
 
-    /// Starts an admitted request; its completion answers the client.
-    pub(super) fn start(
-        self: &Rc<Self>,
-        ticket: Ticket,
-        io: Io,
-        pass: Pass,
-        read: Option<ReadPart>,
-    ) {
-        let slot = self.pending.borrow_mut().insert(Pending { ticket, pass, read });
-        self.env.start(&self.export.disk, io, self.clone(), slot);
+    /// Admits a request for which there is room.
+    pub(super) fn admit(&self, cookie: Cookie, room: Room<'_>) -> Ticket {
+        Ticket { cookie, held: self.queue.admit(room) }
     }
 
-    /// Starts a request that no client sent (part of a read-modify-write, a flush after a trim) and
-    /// waits for it.
-    pub(super) async fn io(&self, io: Io) -> IoResult {
-        let (op, range) = (io.op, io.range);
-        let result = self.env.io(&self.export.disk, io).await;
-        if let Err(error) = result {
-            self.log_failure(op, range, error);
-        }
-        result
+    /// Starts an admitted request, no write; its completion answers the client.
+    pub(super) fn start(self: &Rc<Self>, ticket: Ticket, io: Io, read: Option<ReadPart>) {
+        self.queue.start(self.clone(), io, Pending { ticket, read });
     }
 
-    /// Logs that the volume failed a request, before the client gets the error.
-    #[cold]
-    fn log_failure(&self, op: Op, range: SectorRange, error: IoError) {
-        // An operation that the volume does not support is not a failure of it.
-        if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Shutdown) {
-            return;
-        }
-        let key = format!("export '{}': {} failed", self.export.name, op.name());
-        self.env.warn(&key, || match op {
-            Op::Flush => format!("{key}: {error}"),
-            _ => format!("{key}: sector {}, {} sectors: {error}", range.start.0, range.count.0),
-        });
+    /// Starts an admitted write of whole blocks; its completion answers the client.
+    pub(super) fn start_write(self: &Rc<Self>, ticket: Ticket, io: Io) {
+        self.queue.start_write(self.clone(), io, Pending { ticket, read: None });
     }
 
     /// Replies to a request that has no data to send.
@@ -396,8 +248,8 @@ impl Connection {
         let mut batch = self.batch.borrow_mut();
         batch.requests += 1;
         batch.held += ticket.held;
-        if self.channel.level.get() < Level::Cut {
-            push(&mut batch, &self.env);
+        if self.channel.intake.level() < Level::Cut {
+            push(&mut batch, &self.queue.env);
         }
         self.sender.wake();
     }
@@ -408,10 +260,10 @@ impl Connection {
     pub(super) async fn send_replies(&self) {
         let mut batch = Batch::default();
         while self.sender.until(|| self.next_batch(&mut batch)).await {
-            if self.channel.level.get() < Level::Cut {
+            if self.channel.intake.level() < Level::Cut {
                 match self.channel.send(batch.segs()).await {
                     Ok(()) if batch.reports_loss && self.receiving.get() => {
-                        self.failures.borrow().was_told(&self.export.disk);
+                        self.queue.losses_were_told();
                     }
                     Ok(()) => {}
                     Err(ended) => {
@@ -423,12 +275,9 @@ impl Connection {
                     }
                 }
             }
-            self.requests.set(self.requests.get() - batch.requests);
-            let held = batch.held;
+            let (requests, held) = (batch.requests, batch.held);
             batch.clear();
-            self.held.set(self.held.get() - held);
-            self.portion.give(held);
-            self.channel.room.wake();
+            self.queue.release(requests, held);
         }
         self.end();
     }
@@ -441,7 +290,7 @@ impl Connection {
             std::mem::swap(&mut *gathered, batch);
             return Some(true);
         }
-        (!self.receiving.get() && self.requests.get() == 0).then_some(false)
+        (!self.receiving.get() && self.queue.is_empty()).then_some(false)
     }
 
     /// The receiver has ended.
@@ -461,39 +310,25 @@ impl Connection {
             }
             match seen {
                 Level::Cut => self.channel.cut(),
-                level => self.channel.raise(level),
+                level => self.channel.intake.raise(level),
             }
         }
         self.watcher.clear();
     }
 
     fn end(&self) {
-        if self.requires_cells.replace(false) {
-            self.export.gate.stop_requiring_cells();
-        }
+        self.queue.close();
         self.ended.set(true);
         self.watcher.wake();
         self.sender.clear();
-        self.channel.room.clear();
     }
 }
 
 impl Client for Connection {
-    fn complete(&self, env: &Env, cookie: u64, request: &mut Request, mut result: IoResult) {
-        // N4
+    fn complete(&self, _env: &Env, cookie: u64, request: &mut Request, result: IoResult) {
+        let (Pending { ticket, read }, result) = self.queue.end(cookie, request, result);
         if request.op == Op::Flush {
-            result = self.failures.borrow_mut().end_of_flush(&self.export.disk, result);
             self.batch.borrow_mut().reports_loss |= result.is_err();
-        }
-        let Pending { ticket, pass, read } = self.pending.borrow_mut().remove(cookie);
-        // N3
-        match pass {
-            Pass::Free => {}
-            Pass::Loose => self.export.gate.leave_loose(env.reactor()),
-            Pass::Cell(guard) => drop(guard),
-        }
-        if let Err(error) = result {
-            self.log_failure(request.op, request.range, error);
         }
         match (read, result) {
             (Some(read), Ok(())) => self.answer_read(ticket, &read),

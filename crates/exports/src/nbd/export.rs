@@ -1,18 +1,17 @@
 //! [`Export`]: one disk under one name, as connections use it.
 //!
-//! Owns what all connections of an export share: the disk, its write gate and its shutdown. The
-//! facts told to clients are read from the disk at each negotiation, so that a volume that grew
+//! Owns what all connections of an export share: the disk with what all its clients share, and the
+//! export's shutdown. The facts told to clients are read from the disk at each negotiation, so that a volume that grew
 //! shows its new size.
 
 use std::sync::Arc;
 
 use cairn_block::{Disk, SECTOR_BYTES};
 
-use super::budget::Account;
+use crate::front::{SharedDisk, Shutdown};
+
 use super::contexts::Contexts;
 use super::facts::{BlockSizes, ExportFacts};
-use super::gate::WriteGate;
-use super::shutdown::Shutdown;
 use super::wire::{BASE_ALLOCATION, PAYLOAD_BYTES_USUAL_MAX, TransmissionFlags};
 
 /// The preferred block size is at least a page: smaller requests cost as much.
@@ -35,13 +34,9 @@ pub(super) struct Export {
     pub(super) name: String,
     description: String,
     read_only: bool,
-    pub(super) disk: Arc<dyn Disk>,
+    pub(super) shared: Arc<SharedDisk>,
     /// Contexts other than `base:allocation`.
     pub(super) contexts: Arc<dyn Contexts>,
-    /// Shared with every other export of the same disk.
-    pub(super) gate: Arc<WriteGate>,
-    /// What the disk's payloads take of the server's memory; shared in the same way.
-    pub(super) account: Arc<Account>,
     pub(super) shutdown: Arc<Shutdown>,
 }
 
@@ -49,27 +44,26 @@ impl Export {
     pub(super) fn new(
         export: NbdExport,
         contexts: Arc<dyn Contexts>,
-        (gate, account): (Arc<WriteGate>, Arc<Account>),
+        shared: Arc<SharedDisk>,
     ) -> Export {
-        let NbdExport { name, description, disk, read_only } = export;
-        let shutdown = Arc::default();
-        Export { name, description, read_only, disk, contexts, gate, account, shutdown }
+        let NbdExport { name, description, read_only, .. } = export;
+        Export { name, description, read_only, shared, contexts, shutdown: Arc::default() }
     }
 
     /// The smallest unit that the disk takes now, in bytes.
     pub(super) fn block_bytes(&self) -> u32 {
-        self.disk.limits().logical_block.max(SECTOR_BYTES as u32)
+        self.shared.disk.limits().logical_block.max(SECTOR_BYTES as u32)
     }
 
     /// The size now in bytes, without a partial last block, which no request could reach.
     pub(super) fn size_bytes(&self, block_bytes: u32) -> u64 {
-        let bytes = self.disk.sectors().to_bytes();
+        let bytes = self.shared.disk.sectors().to_bytes();
         bytes - bytes % u64::from(block_bytes)
     }
 
     /// What clients may know about the export now.
     pub(super) fn facts(&self) -> ExportFacts {
-        let limits = self.disk.limits();
+        let limits = self.shared.disk.limits();
         let block = self.block_bytes();
         let wanted = limits.physical_block.max(limits.io_min).max(PREFERRED_BYTES_MIN).max(block);
         let preferred = match wanted.checked_next_power_of_two() {

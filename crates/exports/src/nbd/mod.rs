@@ -13,21 +13,17 @@
 //! The server, which moves those bytes and turns requests into requests to disks:
 //! - `server`: exports, listening sockets, assignment of connections to reactors, shutdown.
 //! - `negotiate`, `serve`: the two parts of a connection's life.
-//! - `connection`: what its tasks share: admission, completions, replies.
+//! - `connection`: what its tasks share: completions, replies. Admission and memory are the
+//!   [front](crate::front)'s.
 //! - `receiver`, `payload`: received and sent bytes, with as few copies as possible.
-//! - `budget`: the memory that the payloads of all connections may take.
-//! - `widen`, `gate`: ranges that are not whole blocks, and the exclusion between such writes and
-//!   others.
 //! - `status`, `contexts`: block status from extents, and further metadata contexts of an export.
 //!
 //! Deliberately absent: how a volume is built, TLS, extended headers.
 
-mod budget;
 mod connection;
 mod contexts;
 mod export;
 pub mod facts;
-mod gate;
 pub mod handshake;
 mod listener;
 mod negotiate;
@@ -38,10 +34,7 @@ pub mod reply;
 pub mod request;
 mod serve;
 mod server;
-mod shutdown;
-mod signal;
 mod status;
-mod widen;
 pub mod wire;
 
 pub use contexts::{ContextRun, Contexts};

@@ -9,6 +9,8 @@
 
 use cairn_block::{Buf, Env, Segs};
 
+use crate::front::Halted;
+
 use super::connection::Channel;
 use super::request::REQUEST_BYTES;
 
@@ -33,6 +35,12 @@ pub(super) enum Ended {
     Failed(i32),
     /// This side stops receiving.
     Halted,
+}
+
+impl From<Halted> for Ended {
+    fn from(_: Halted) -> Ended {
+        Ended::Halted
+    }
 }
 
 /// See the module's description.

@@ -15,6 +15,8 @@
 use thiserror::Error;
 use zerocopy::FromBytes;
 
+pub use crate::front::widen::ByteRange;
+
 use super::wire::{
     CommandFlags, Cookie, ErrorCode, REQUEST_MAGIC, RequestHeader, TransmissionFlags, command,
 };
@@ -40,15 +42,6 @@ pub struct Terms {
     pub alignment: u32,
     /// Longest payload of a read or a write, in bytes.
     pub payload_bytes_max: u32,
-}
-
-/// A run of bytes in an export: never empty, never beyond its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ByteRange {
-    /// First byte.
-    pub offset: u64,
-    /// Bytes; not zero.
-    pub length: u32,
 }
 
 /// A request that may be served without further checks.

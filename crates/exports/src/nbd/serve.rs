@@ -1,20 +1,22 @@
 //! The receiver of a connection: takes requests one after another and starts them.
 //!
 //! A request that can start at once goes straight to the disk, without a task. One that must wait
-//! (for a cell, a read-modify-write, extents, the flush after a trim) becomes a task of its own, in
-//! [`super::widen`] or here. The receiver never waits for the end of a request.
+//! (for a cell, a read-modify-write, extents, the flush after a trim) becomes a task of its own. The
+//! receiver never waits for the end of a request.
 
 use std::rc::Rc;
 
-use cairn_block::{CellMode, Flags, Io, Op, Sector};
+use cairn_block::{Flags, Io, Op, Sector};
 
-use super::connection::{Connection, Pass, ReadPart, Ticket};
+use crate::front::widen;
+
+use super::connection::{Connection, ReadPart, Ticket};
 use super::payload::Payload;
 use super::receiver::{Ended, Receiver};
 use super::reply;
 use super::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Request, decode, peek};
+use super::status;
 use super::wire::Cookie;
-use super::{status, widen};
 
 /// Serves requests until the client leaves or breaks the protocol.
 pub(super) async fn receive(conn: &Rc<Connection>, mut receiver: Receiver) {
@@ -54,11 +56,11 @@ async fn next_request(
             Decoded::Request(request) => return Ok(Some(request)),
             Decoded::Broken(breach) => {
                 let key = format!("export '{}': connection closed", conn.export.name);
-                conn.env.warn(&key, || format!("{key}: {breach}"));
+                conn.queue.env.warn(&key, || format!("{key}: {breach}"));
                 return Ok(None);
             }
             Decoded::Refused(refusal) => {
-                let room = conn.room(0).await?;
+                let room = conn.queue.room(0).await?;
                 let ticket = conn.admit(refusal.cookie, room);
                 conn.refuse(ticket, refusal.error, refusal.reason);
                 receiver.skip(&conn.channel, refusal.payload_to_skip).await?;
@@ -72,7 +74,7 @@ fn prefetch(conn: &Rc<Connection>, receiver: &Receiver, header: &[u8; REQUEST_BY
     let Some((_, payload)) = peek(header) else { return };
     receiver.ahead(payload, |next| {
         let (offset, payload) = peek(next)?;
-        conn.env.prefetch(&conn.export.disk, Sector::of_byte(offset));
+        conn.queue.env.prefetch(&conn.export.shared.disk, Sector::of_byte(offset));
         Some(payload)
     });
 }
@@ -85,14 +87,14 @@ async fn serve(
     let room = match command {
         Command::Read { range, .. } => return read(conn, cookie, range).await,
         Command::Write { range, fua } => return write(conn, receiver, cookie, range, fua).await,
-        _ => conn.room(0).await?,
+        _ => conn.queue.room(0).await?,
     };
     let ticket = conn.admit(cookie, room);
     match command {
         // A read-only client wrote nothing. The system reports a failed write-back once; a flush
         // from here would take that report away from the clients that wrote.
         Command::Flush if conn.may_only_read() => conn.answer(ticket, Ok(())),
-        Command::Flush => conn.start(ticket, Io::flush(), Pass::Free, None),
+        Command::Flush => conn.start(ticket, Io::flush(), None),
         Command::Trim { range, fua } => trim(conn, ticket, range, fua),
         // There is no cache here to read ahead into; reading ahead is left to the disk.
         Command::Cache { .. } => conn.answer(ticket, Ok(())),
@@ -104,7 +106,7 @@ async fn serve(
             write_zeroes(conn, ticket, range, flags);
         }
         Command::BlockStatus { range, one_extent } => {
-            conn.env.spawn(status::block_status(conn.clone(), ticket, range, one_extent));
+            conn.queue.env.spawn(status::block_status(conn.clone(), ticket, range, one_extent));
         }
         Command::Nothing => {
             conn.answer_with(ticket, &reply::nothing_done(cookie, conn.structured));
@@ -119,13 +121,13 @@ async fn serve(
 async fn read(conn: &Rc<Connection>, cookie: Cookie, range: ByteRange) -> Result<(), Ended> {
     let whole = widen::outer(range, conn.block_bytes());
     let bytes = whole.to_bytes() as usize;
-    let room = conn.room(Payload::footprint(bytes)).await?;
-    let data = Payload::new(&conn.env, bytes);
+    let room = conn.queue.room(Payload::footprint(bytes)).await?;
+    let data = Payload::new(&conn.queue.env, bytes);
     let ticket = conn.admit(cookie, room);
     let io = Io::read(whole, data.segs());
     let lead = (range.offset - whole.start.to_bytes()) as usize;
     let part = ReadPart { offset: range.offset, length: range.length, lead, data };
-    conn.start(ticket, io, Pass::Free, Some(part));
+    conn.start(ticket, io, Some(part));
     Ok(())
 }
 
@@ -139,8 +141,8 @@ async fn write(
     let block_bytes = conn.block_bytes();
     let whole = widen::outer(range, block_bytes);
     let bytes = whole.to_bytes() as usize;
-    let room = conn.room(Payload::footprint(bytes)).await?;
-    let data = Payload::new(&conn.env, bytes);
+    let room = conn.queue.room(Payload::footprint(bytes)).await?;
+    let data = Payload::new(&conn.queue.env, bytes);
     let segs = data.segs();
     if bytes == range.length as usize {
         receiver.payload(&conn.channel, &segs).await?;
@@ -152,54 +154,46 @@ async fn write(
     let flags = if fua { Flags::FUA } else { Flags::empty() };
     let io = Io::write(whole, segs).with(flags);
     if bytes == range.length as usize {
-        start_write(conn, ticket, io);
+        conn.start_write(ticket, io);
     } else {
-        conn.require_cells();
-        conn.env.spawn(widen::write(conn.clone(), ticket, range, block_bytes, io));
+        conn.queue.require_cells();
+        let this = conn.clone();
+        conn.queue.env.spawn(async move {
+            let result = widen::write(&this.queue, range, block_bytes, io).await;
+            this.answer(ticket, result);
+        });
     }
     Ok(())
-}
-
-/// Starts a write of whole blocks: loose, or in a shared cell while a connection requires cells.
-fn start_write(conn: &Rc<Connection>, ticket: Ticket, io: Io) {
-    let gate = &conn.export.gate;
-    if gate.enter_loose(conn.env.reactor()) {
-        return conn.start(ticket, io, Pass::Loose, None);
-    }
-    if let Some(guard) = gate.cells().try_hold(io.range, CellMode::Shared) {
-        return conn.start(ticket, io, Pass::Cell(guard), None);
-    }
-    let this = conn.clone();
-    conn.env.spawn(async move {
-        let guard = this.export.gate.cells().hold(io.range, CellMode::Shared).await;
-        this.start(ticket, io, Pass::Cell(guard), None);
-    });
 }
 
 fn write_zeroes(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, flags: Flags) {
     let block_bytes = conn.block_bytes();
     let whole = widen::outer(range, block_bytes);
     if whole.to_bytes() == u64::from(range.length) {
-        start_write(conn, ticket, Io::on(Op::WriteZeroes, whole).with(flags));
+        conn.start_write(ticket, Io::on(Op::WriteZeroes, whole).with(flags));
     } else {
-        conn.require_cells();
-        conn.env.spawn(widen::write_zeroes(conn.clone(), ticket, range, flags));
+        conn.queue.require_cells();
+        let this = conn.clone();
+        conn.queue.env.spawn(async move {
+            let result = widen::write_zeroes(&this.queue, range, block_bytes, flags).await;
+            this.answer(ticket, result);
+        });
     }
 }
 
 /// A trim may forget less than it was asked to: the unaligned ends of the range stay.
 fn trim(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, fua: bool) {
     let discard = match widen::inner(range, conn.block_bytes()) {
-        Some(range) if conn.export.disk.limits().discard => Io::on(Op::Discard, range),
+        Some(range) if conn.export.shared.disk.limits().discard => Io::on(Op::Discard, range),
         _ => return conn.answer(ticket, Ok(())),
     };
     if !fua {
-        return conn.start(ticket, discard, Pass::Free, None);
+        return conn.start(ticket, discard, None);
     }
     let this = conn.clone();
-    conn.env.spawn(async move {
-        let result = match this.io(discard).await {
-            Ok(()) => this.io(Io::flush()).await,
+    conn.queue.env.spawn(async move {
+        let result = match this.queue.io(discard).await {
+            Ok(()) => this.queue.io(Io::flush()).await,
             failed => failed,
         };
         this.answer(ticket, result);

@@ -19,17 +19,15 @@ use cairn_block::{ConfigError, ConfigKind, Env, Mail, Post, ReactorId};
 use cairn_reactor::Driver;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
-use super::budget::Budget;
+use crate::front::{First, Front, Level, Membership, Shutdown, first};
+
 use super::connection::{Channel, Connection};
 use super::contexts::{Contexts, NoContexts};
 use super::export::{Export, NbdExport};
 use super::facts::Exports;
-use super::gate::WriteGate;
 use super::listener::{ListenAddress, Listener};
 use super::negotiate::{negotiate, refuse};
 use super::serve::receive;
-use super::shutdown::{Level, Membership, Shutdown};
-use super::signal::{First, first};
 
 /// How long cut connections may take to end.
 const CUT_GRACE: Duration = Duration::from_secs(1);
@@ -53,17 +51,10 @@ pub struct NbdOptions {
     pub handshake_timeout: Duration,
     /// More connections than this are refused.
     pub connections_max: usize,
-    /// The memory that the payloads of all connections may take, in bytes. The reactors keep free
-    /// buffers in addition: 1 / [`IDLE_PART`] of it together, and never less than a few MiB per
-    /// reactor.
+    /// The memory that the payloads of all connections may take, in bytes, and what
+    /// [`Front::new`] adds. A front that is given has a limit of its own.
     pub memory_bytes: usize,
 }
-
-/// Free buffers may take 1 / `IDLE_PART` of [`NbdOptions::memory_bytes`].
-pub const IDLE_PART: usize = 4;
-
-/// Each reactor keeps at least this many bytes of free buffers.
-const IDLE_BYTES_MIN: usize = 4 << 20;
 
 impl Default for NbdOptions {
     fn default() -> NbdOptions {
@@ -84,7 +75,7 @@ struct Table {
 struct Shared {
     post: Arc<dyn Post>,
     options: NbdOptions,
-    budget: Arc<Budget>,
+    front: Arc<Front>,
     table: Mutex<Table>,
     listeners: Mutex<Vec<Arc<Listener>>>,
     /// Counts the connections.
@@ -101,18 +92,18 @@ struct Shared {
 pub struct NbdServer(Arc<Shared>);
 
 impl NbdServer {
-    /// A server without exports that listens nowhere yet.
+    /// A server without exports that listens nowhere yet, for a world with no other server.
     pub fn new(post: Arc<dyn Post>, options: NbdOptions) -> NbdServer {
-        let budget = Budget::new(options.memory_bytes, options.connections_max);
-        let reactors = usize::from(post.reactors());
-        let idle = (options.memory_bytes / IDLE_PART / reactors).max(IDLE_BYTES_MIN);
-        for reactor in (0..post.reactors()).map(ReactorId) {
-            post.post(reactor, Mail::Call(Box::new(move |env| env.keep_idle_buffers(idle))));
-        }
+        let front = Front::new(&*post, options.memory_bytes, options.connections_max);
+        NbdServer::with_front(front, post, options)
+    }
+
+    /// The same, for a world where other servers use the front, too.
+    pub fn with_front(front: Arc<Front>, post: Arc<dyn Post>, options: NbdOptions) -> NbdServer {
         NbdServer(Arc::new(Shared {
             post,
             options,
-            budget,
+            front,
             table: Mutex::new(Table::default()),
             listeners: Mutex::new(Vec::new()),
             shutdown: Arc::default(),
@@ -143,13 +134,7 @@ impl NbdServer {
         if table.exports.iter().any(|other| other.name == export.name) {
             return Err(ConfigError::argument("nbd", "export", &export.name, "a name not in use"));
         }
-        let same_disk = |other: &&Arc<Export>| Arc::ptr_eq(&other.disk, &export.disk);
-        let same = table.exports.iter().find(same_disk);
-        let shared = same.map(|other| (other.gate.clone(), other.account.clone()));
-        let shared = shared.unwrap_or_else(|| {
-            let gate = WriteGate::new(self.0.post.reactors());
-            (Arc::new(gate), self.0.budget.account())
-        });
+        let shared = self.0.front.share(&export.disk);
         let export = Export::new(export, contexts, shared);
         Exports::new(vec![export.facts()], None).map_err(|error| {
             ConfigError::new(ConfigKind::Argument, "nbd", "cannot export").with_source(error)
@@ -213,7 +198,7 @@ impl NbdServer {
 
     /// The memory that payloads take now, in bytes.
     pub fn memory_held(&self) -> usize {
-        self.0.budget.held()
+        self.0.front.memory_held()
     }
 
     /// Stops the server in the order that the module's description gives. Connections may finish

@@ -10,11 +10,12 @@ use std::rc::Rc;
 
 use cairn_block::{Extent, ExtentKind, IoError, IoResult, SectorCount, SectorRange, yield_once};
 
+use crate::front::widen;
+
 use super::connection::{Connection, Ticket};
 use super::contexts::ContextRun;
 use super::reply::{self, Last, ReplyBytes, StatusExtent};
 use super::request::ByteRange;
-use super::widen;
 use super::wire::{AllocationState, BASE_ALLOCATION};
 
 /// Most extents in one reply.
@@ -90,9 +91,9 @@ async fn ask(
     range: SectorRange,
 ) -> Result<Vec<ContextRun>, IoError> {
     if context != BASE_ALLOCATION {
-        return conn.export.contexts.describe(&conn.env, context, range).await;
+        return conn.export.contexts.describe(&conn.queue.env, context, range).await;
     }
-    let extents = conn.export.disk.extents(&conn.env, range).await?;
+    let extents = conn.export.shared.disk.extents(&conn.queue.env, range).await?;
     let run =
         |extent: Extent| ContextRun { count: extent.count, state: state_of(extent.kind).bits() };
     Ok(extents.into_iter().map(run).collect())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cairn_block::{
     Disk, Env, Extent, ExtentKind, FailureCount, Flags, Flow, IoError, Limits, LocalFuture, Op,
-    Request, Sector, SectorCount, SectorRange,
+    Request, Sector, SectorCount, SectorRange, StreamId,
 };
 
 type Block = [u8; 512];
@@ -23,6 +23,8 @@ pub struct Seen {
 pub struct Shared {
     blocks: Mutex<BTreeMap<u64, Block>>,
     log: Mutex<Vec<Seen>>,
+    /// The stream of each request in the log.
+    streams: Mutex<Vec<StreamId>>,
     /// Requests that begin at these sectors wait until the sectors are removed from here.
     held: Mutex<HashSet<u64>>,
     /// Requests that begin at these sectors fail.
@@ -67,6 +69,11 @@ impl TestDisk {
 
     pub fn log(&self) -> Vec<Seen> {
         self.shared.log.lock().unwrap().clone()
+    }
+
+    /// The streams of the requests seen since the last look.
+    pub fn take_streams(&self) -> Vec<StreamId> {
+        std::mem::take(&mut *self.shared.streams.lock().unwrap())
     }
 
     pub fn in_flight(&self) -> usize {
@@ -133,6 +140,7 @@ impl Disk for TestDisk {
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
         let seen = Seen { op: request.op, flags: request.flags, range: request.range };
         self.shared.log.lock().unwrap().push(seen);
+        self.shared.streams.lock().unwrap().push(request.stream());
         let now = self.shared.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
         self.shared.most_in_flight.fetch_max(now, Ordering::SeqCst);
         let result = self.perform(request);

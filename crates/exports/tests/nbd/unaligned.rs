@@ -1,8 +1,10 @@
-//! Clients that were not told block sizes: any range, from several connections at once.
+//! Clients that were not told block sizes: any range, from several connections at once, to one
+//! server or to several.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use cairn_block::{Flags, Op};
+use cairn_block::{Flags, Op, StreamId};
 use cairn_exports::nbd::wire::{CommandFlags, command};
 
 use crate::client::{Client, Wishes};
@@ -24,8 +26,8 @@ impl Random {
 
 /// Writes and zeroes inside its own stripe of each block, with many requests in flight, and checks
 /// its own data with reads. Returns what its stripes must hold.
-fn scribble(world: &World, part: u64, parts: u64) -> Vec<u8> {
-    let mut client = Client::open(&world.socket(), "volume", Wishes::default());
+fn scribble(socket: &Path, part: u64, parts: u64) -> Vec<u8> {
+    let mut client = Client::open(socket, "volume", Wishes::default());
     let mut random = Random(part + 1);
     let mut model = vec![0; (BLOCK * BLOCKS) as usize];
     let stripe = BLOCK / parts;
@@ -58,18 +60,18 @@ fn scribble(world: &World, part: u64, parts: u64) -> Vec<u8> {
 }
 
 #[test]
-fn clients_writing_parts_of_one_block_keep_each_others_bytes() {
+fn clients_of_two_servers_writing_parts_of_one_block_keep_each_others_bytes() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::with_block(BLOCK * BLOCKS, BLOCK as u32);
         world.export("volume", &disk);
+        let (_second, other_socket) = world.serve_again("volume", &disk);
+        let sockets = [world.socket(), other_socket];
         let parts = 3;
         let models: Vec<Vec<u8>> = std::thread::scope(|scope| {
             let start = |part| {
-                scope.spawn({
-                    let world = &world;
-                    move || scribble(world, part, parts)
-                })
+                let socket = &sockets[part as usize % sockets.len()];
+                scope.spawn(move || scribble(socket, part, parts))
             };
             let threads: Vec<_> = (0..parts).map(start).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -109,25 +111,32 @@ fn concurrent_read_modify_write_never_undoes_a_whole_block_write() {
 }
 
 #[test]
-fn the_first_read_modify_write_waits_for_whole_block_writes_already_in_flight() {
+fn read_modify_write_waits_for_whole_block_writes_in_flight_on_every_server() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::with_block(BLOCK * BLOCKS, BLOCK as u32);
         world.export("volume", &disk);
-        let mut whole = Client::open(&world.socket(), "volume", Wishes::default());
-        let mut unaligned = Client::open(&world.socket(), "volume", Wishes::default());
-        disk.hold(0);
-        whole.send_write(0, 0, &[1; BLOCK as usize]);
-        eventually("the write is in flight", || disk.in_flight() == 1);
-        unaligned.send_write(0, 0, &[2]);
-        // When this read is answered, the write before it has progressed as far as it can.
-        unaligned.send(command::READ, 0, BLOCK, BLOCK as u32);
-        assert_eq!(unaligned.reply(BLOCK as usize).data.len(), BLOCK as usize);
-        assert_eq!(disk.log().len(), 2, "{:?}", disk.log());
-        disk.release(0);
-        assert_eq!((whole.reply(0).error, unaligned.reply(0).error), (0, 0));
-        assert_eq!(disk.bytes(0, 3), [2, 1, 1]);
+        let (_second, socket) = world.serve_again("volume", &disk);
+        waits_for_writes_in_flight(&disk, &world.socket(), &world.socket());
+        waits_for_writes_in_flight(&disk, &world.socket(), &socket);
     });
+}
+
+fn waits_for_writes_in_flight(disk: &TestDisk, whole: &Path, unaligned: &Path) {
+    let mut whole = Client::open(whole, "volume", Wishes::default());
+    let mut unaligned = Client::open(unaligned, "volume", Wishes::default());
+    let seen_before = disk.log().len();
+    disk.hold(0);
+    whole.send_write(0, 0, &[1; BLOCK as usize]);
+    eventually("the write is in flight", || disk.in_flight() == 1);
+    unaligned.send_write(0, 0, &[2]);
+    // When this read is answered, the write before it has progressed as far as it can.
+    unaligned.send(command::READ, 0, BLOCK, BLOCK as u32);
+    assert_eq!(unaligned.reply(BLOCK as usize).data.len(), BLOCK as usize);
+    assert_eq!(disk.log().len(), seen_before + 2, "{:?}", disk.log());
+    disk.release(0);
+    assert_eq!((whole.reply(0).error, unaligned.reply(0).error), (0, 0));
+    assert_eq!(disk.bytes(0, 3), [2, 1, 1]);
 }
 
 #[test]
@@ -157,5 +166,29 @@ fn any_range_reads_and_writes_like_a_file_and_keeps_its_flags() {
         assert_eq!(trimmed.collect::<Vec<_>>(), [Op::Flush, Op::Discard]);
         model[8192..12288].fill(0);
         assert_eq!(disk.bytes(0, model.len()), model);
+    });
+}
+
+#[test]
+fn all_requests_of_a_connection_are_one_stream_and_no_other_connection_has_it() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::with_block(BLOCK * BLOCKS, BLOCK as u32);
+        world.export("volume", &disk);
+        let (_second, socket) = world.serve_again("volume", &disk);
+        let mut streams = Vec::new();
+        for socket in [world.socket(), world.socket(), socket] {
+            let mut client = Client::open(&socket, "volume", Wishes::default());
+            assert_eq!(client.write(0, 0, &[1; BLOCK as usize]), 0);
+            assert_eq!(client.write(0, 1, &[2; 1]), 0, "its parts too");
+            client.read(0, BLOCK as u32);
+            assert_eq!(client.run(command::FLUSH, 0, 0, 0), 0);
+            let seen = disk.take_streams();
+            assert_eq!(seen, vec![seen[0]; 6]);
+            assert_ne!(seen[0], StreamId::default());
+            streams.push(seen[0].0);
+        }
+        streams.dedup();
+        assert_eq!(streams.len(), 3);
     });
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cairn_block::{Disk, ReactorId};
+use cairn_exports::front::Front;
 use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
 use cairn_reactor::{Options, Reactors, RingKind};
 
@@ -12,6 +13,7 @@ use cairn_reactor::{Options, Reactors, RingKind};
 pub struct World {
     pub server: NbdServer,
     pub reactors: Reactors,
+    front: Arc<Front>,
     folder: tempfile::TempDir,
 }
 
@@ -22,8 +24,10 @@ impl World {
 
     pub fn with_options(ring: RingKind, options: NbdOptions) -> World {
         let reactors = Reactors::start(Options { count: 3, ring }).unwrap();
-        let server = NbdServer::new(reactors.post(), options);
-        let world = World { server, reactors, folder: tempfile::tempdir().unwrap() };
+        let clients = options.connections_max;
+        let front = Front::new(&*reactors.post(), options.memory_bytes, clients);
+        let server = NbdServer::with_front(front.clone(), reactors.post(), options);
+        let world = World { server, reactors, front, folder: tempfile::tempdir().unwrap() };
         world.server.listen(&ListenAddress::Unix(world.socket())).unwrap();
         world
     }
@@ -33,10 +37,17 @@ impl World {
     }
 
     pub fn export(&self, name: &str, disk: &Arc<impl Disk + 'static>) {
-        let disk: Arc<dyn Disk> = disk.clone();
-        let description = format!("the {name} volume");
-        let export = NbdExport { name: name.to_owned(), description, disk, read_only: false };
-        self.server.add_export(export).unwrap();
+        export(&self.server, name, disk);
+    }
+
+    /// Another server, which serves a disk of the first one; answers its socket.
+    pub fn serve_again(&self, name: &str, disk: &Arc<impl Disk + 'static>) -> (NbdServer, PathBuf) {
+        let (front, post) = (self.front.clone(), self.reactors.post());
+        let server = NbdServer::with_front(front, post, NbdOptions::default());
+        let socket = self.folder.path().join("again.sock");
+        server.listen(&ListenAddress::Unix(socket.clone())).unwrap();
+        export(&server, name, disk);
+        (server, socket)
     }
 
     pub fn stop(&self, drain: Duration) -> usize {
@@ -51,6 +62,13 @@ impl World {
             server.remove_export(&env, name, drain).await
         })
     }
+}
+
+fn export(server: &NbdServer, name: &str, disk: &Arc<impl Disk + 'static>) {
+    let disk: Arc<dyn Disk> = disk.clone();
+    let description = format!("the {name} volume");
+    let export = NbdExport { name: name.to_owned(), description, disk, read_only: false };
+    server.add_export(export).unwrap();
 }
 
 impl Drop for World {

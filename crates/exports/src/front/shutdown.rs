@@ -15,7 +15,7 @@ use event_listener::Event;
 /// How far it has been stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(super) enum Level {
+pub(crate) enum Level {
     /// In service.
     Serving = 0,
     /// No new requests; the admitted ones are finished.
@@ -36,7 +36,7 @@ impl Level {
 
 /// See the module's description.
 #[derive(Default)]
-pub(super) struct Shutdown {
+pub(crate) struct Shutdown {
     level: AtomicU8,
     users: AtomicUsize,
     raised: Event,
@@ -45,40 +45,40 @@ pub(super) struct Shutdown {
 
 impl Shutdown {
     /// How far it has been stopped.
-    pub(super) fn level(&self) -> Level {
+    pub(crate) fn level(&self) -> Level {
         Level::of(self.level.load(Ordering::SeqCst))
     }
 
     /// How many use it.
-    pub(super) fn users(&self) -> usize {
+    pub(crate) fn users(&self) -> usize {
         self.users.load(Ordering::SeqCst)
     }
 
     /// Adds a user until the returned value is dropped. Read the level afterwards (L1).
-    pub(super) fn join(self: &Arc<Self>) -> Membership {
+    pub(crate) fn join(self: &Arc<Self>) -> Membership {
         self.users.fetch_add(1, Ordering::SeqCst);
         Membership(self.clone())
     }
 
     /// Raises the level; a lower one changes nothing.
-    pub(super) fn raise(&self, level: Level) {
+    pub(crate) fn raise(&self, level: Level) {
         self.level.fetch_max(level as u8, Ordering::SeqCst);
         self.raised.notify(usize::MAX);
     }
 
     /// Waits until the level is above `seen`; returns it.
-    pub(super) async fn above(&self, seen: Level) -> Level {
+    pub(crate) async fn above(&self, seen: Level) -> Level {
         until_some(&self.raised, || Some(self.level()).filter(|level| *level > seen)).await
     }
 
     /// Waits until it has no users.
-    pub(super) async fn empty(&self) {
+    pub(crate) async fn empty(&self) {
         until(&self.left, || self.users() == 0).await;
     }
 }
 
 /// A use of a [`Shutdown`], until dropped.
-pub(super) struct Membership(Arc<Shutdown>);
+pub(crate) struct Membership(Arc<Shutdown>);
 
 impl Drop for Membership {
     fn drop(&mut self) {

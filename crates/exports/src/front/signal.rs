@@ -10,11 +10,11 @@ use std::task::{Context, Poll, Waker};
 
 /// Wakes the one task that registered last.
 #[derive(Default)]
-pub(super) struct Signal(RefCell<Option<Waker>>);
+pub(crate) struct Signal(RefCell<Option<Waker>>);
 
 impl Signal {
     /// Remembers the task to wake.
-    pub(super) fn register(&self, cx: &Context<'_>) {
+    pub(crate) fn register(&self, cx: &Context<'_>) {
         let mut waker = self.0.borrow_mut();
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             *waker = Some(cx.waker().clone());
@@ -22,19 +22,19 @@ impl Signal {
     }
 
     /// Wakes the task, if one registered.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(waker) = self.0.borrow().as_ref() {
             waker.wake_by_ref();
         }
     }
 
     /// Forgets the task: the signal and the task would keep each other alive.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         *self.0.borrow_mut() = None;
     }
 
     /// Waits until `ready` returns a value; calls it at once and after each wake-up.
-    pub(super) async fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| match ready() {
             Some(value) => Poll::Ready(value),
             None => {
@@ -47,7 +47,7 @@ impl Signal {
 }
 
 /// Which of two futures ended first.
-pub(super) enum First<A, B> {
+pub(crate) enum First<A, B> {
     /// The first argument's result; it wins if both are ready.
     Left(A),
     /// The second argument's result.
@@ -55,7 +55,7 @@ pub(super) enum First<A, B> {
 }
 
 /// Waits for the first of two futures and drops the other.
-pub(super) async fn first<A, B>(
+pub(crate) async fn first<A, B>(
     left: impl Future<Output = A>,
     right: impl Future<Output = B>,
 ) -> First<A, B> {

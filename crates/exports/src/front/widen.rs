@@ -6,24 +6,29 @@
 //! written at once. Write-zeroes rewrites only the partly covered blocks. Each of these happens in
 //! one exclusive cell over the whole blocks; [`super::gate`] says why that is enough.
 
-use std::rc::Rc;
-
 use cairn_block::{
-    CellGuard, CellMode, Flags, Io, IoResult, Op, SECTOR_BYTES, Sector, SectorCount, SectorRange,
-    Segs,
+    Flags, Io, IoError, IoResult, Op, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
 };
 
-use super::connection::{Connection, Ticket};
-use super::request::ByteRange;
+use super::Queue;
+
+/// A run of bytes in an export: never empty, never beyond its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; not zero.
+    pub length: u32,
+}
 
 /// The whole blocks that cover `range`.
-pub(super) fn outer(range: ByteRange, block_bytes: u64) -> SectorRange {
+pub(crate) fn outer(range: ByteRange, block_bytes: u64) -> SectorRange {
     let end = (range.offset + u64::from(range.length)).next_multiple_of(block_bytes);
     blocks(range.offset - range.offset % block_bytes, end)
 }
 
 /// The whole blocks inside `range`, if any.
-pub(super) fn inner(range: ByteRange, block_bytes: u64) -> Option<SectorRange> {
+pub(crate) fn inner(range: ByteRange, block_bytes: u64) -> Option<SectorRange> {
     let start = range.offset.next_multiple_of(block_bytes);
     let end = range.offset + u64::from(range.length);
     let end = end - end % block_bytes;
@@ -36,46 +41,32 @@ fn blocks(start: u64, end: u64) -> SectorRange {
 }
 
 /// Completes the buffer of `io`, a write of whole blocks of `block_bytes` each that holds the
-/// payload of `range` at its place, and carries it out.
-pub(super) async fn write(
-    conn: Rc<Connection>,
-    ticket: Ticket,
+/// payload of `range` at its place, and carries it out. The queue requires cells.
+pub(crate) async fn write<T: 'static>(
+    queue: &Queue<T>,
     range: ByteRange,
     block_bytes: u64,
     io: Io,
-) {
-    let guard = exclusive(&conn, io.range).await;
-    let result = match complete_edges(&conn, &io, range, block_bytes).await {
-        Ok(()) => conn.io(io).await,
-        failed => failed,
-    };
-    drop(guard);
-    conn.answer(ticket, result);
+) -> IoResult {
+    let _guard = queue.exclusive(io.range).await;
+    complete_edges(queue, &io, range, block_bytes).await?;
+    queue.io(io).await
 }
 
-/// Zeroes `range`.
-pub(super) async fn write_zeroes(
-    conn: Rc<Connection>,
-    ticket: Ticket,
+/// Zeroes `range`. The queue requires cells.
+pub(crate) async fn write_zeroes<T: 'static>(
+    queue: &Queue<T>,
     range: ByteRange,
+    block_bytes: u64,
     flags: Flags,
-) {
-    let block_bytes = conn.block_bytes();
-    let guard = exclusive(&conn, outer(range, block_bytes)).await;
-    let result = zero_parts(&conn, range, block_bytes, flags).await;
-    drop(guard);
-    conn.answer(ticket, result);
-}
-
-async fn exclusive(conn: &Connection, whole: SectorRange) -> CellGuard {
-    let gate = &conn.export.gate;
-    gate.no_loose_writes().await;
-    gate.cells().hold(whole, CellMode::Exclusive).await
+) -> IoResult {
+    let _guard = queue.exclusive(outer(range, block_bytes)).await;
+    zero_parts(queue, range, block_bytes, flags).await
 }
 
 /// Fills the parts of the first and last block of `io` that the payload of `range` does not cover.
-async fn complete_edges(
-    conn: &Connection,
+async fn complete_edges<T: 'static>(
+    queue: &Queue<T>,
     io: &Io,
     range: ByteRange,
     block_bytes: u64,
@@ -88,28 +79,28 @@ async fn complete_edges(
     let mut edge = vec![0; block_bytes as usize];
     let block = SectorCount::of_bytes(block_bytes);
     if lead > 0 {
-        let read = read_block(conn, SectorRange::new(whole.start, block)).await?;
+        let read = read_block(queue, SectorRange::new(whole.start, block)).await?;
         read.copy_out(0, &mut edge[..lead]);
         segs.copy_in(0, &edge[..lead]);
     }
     if filled < total {
         let start = whole.start + SectorCount::of_bytes(last as u64);
-        let read = read_block(conn, SectorRange::new(start, block)).await?;
+        let read = read_block(queue, SectorRange::new(start, block)).await?;
         read.copy_out(filled - last, &mut edge[filled - last..]);
         segs.copy_in(filled, &edge[filled - last..]);
     }
     Ok(())
 }
 
-async fn read_block(conn: &Connection, range: SectorRange) -> Result<Segs, cairn_block::IoError> {
-    let segs = conn.env.segs(range.count);
-    conn.io(Io::read(range, segs.clone())).await?;
+async fn read_block<T: 'static>(queue: &Queue<T>, range: SectorRange) -> Result<Segs, IoError> {
+    let segs = queue.env.segs(range.count);
+    queue.io(Io::read(range, segs.clone())).await?;
     Ok(segs)
 }
 
 /// Zeroes the whole blocks inside `range`, then its part of each partly covered block.
-async fn zero_parts(
-    conn: &Connection,
+async fn zero_parts<T: 'static>(
+    queue: &Queue<T>,
     range: ByteRange,
     block_bytes: u64,
     flags: Flags,
@@ -119,31 +110,31 @@ async fn zero_parts(
     // The whole blocks come first: if the disk refuses because it would not be fast, nothing was
     // changed.
     if let Some(inner) = inner {
-        conn.io(Io::on(Op::WriteZeroes, inner).with(flags)).await?;
+        queue.io(Io::on(Op::WriteZeroes, inner).with(flags)).await?;
     }
     let partial = |block: SectorRange| !inner.is_some_and(|inner| inner.overlaps(block));
     let last = Sector(whole.end().0 - block.0);
     for start in [Some(whole.start), (last > whole.start).then_some(last)].into_iter().flatten() {
         let block = SectorRange::new(start, block);
         if partial(block) {
-            zero_in_block(conn, block, range, flags & Flags::FUA).await?;
+            zero_in_block(queue, block, range, flags & Flags::FUA).await?;
         }
     }
     Ok(())
 }
 
-async fn zero_in_block(
-    conn: &Connection,
+async fn zero_in_block<T: 'static>(
+    queue: &Queue<T>,
     block: SectorRange,
     range: ByteRange,
     flags: Flags,
 ) -> IoResult {
-    let segs = read_block(conn, block).await?;
+    let segs = read_block(queue, block).await?;
     let (block_start, block_end) = (block.start.to_bytes(), block.end().to_bytes());
     let from = range.offset.max(block_start);
     let to = (range.offset + u64::from(range.length)).min(block_end);
     segs.zero((from - block_start) as usize, (to - from) as usize);
-    conn.io(Io::write(block, segs).with(flags)).await
+    queue.io(Io::write(block, segs).with(flags)).await
 }
 
 #[cfg(test)]

@@ -1,0 +1,313 @@
+//! [`Queue`]: the requests of one client on one reactor, from admission to the end of their replies.
+//!
+//! The protocol decodes a request, waits for room, admits it, and starts it with a token of its own
+//! (whatever it needs to answer). When the disk is done, it takes the token back, and gives the
+//! memory back once the client has the reply. The data is pool memory or the client's own memory
+//! ([`cairn_block::Buf::foreign`]), which takes no room.
+//!
+//! Invariants:
+//! - Q1. A request, and its memory, counts from its admission until the protocol says that its
+//!   reply was sent or dropped. Nothing is admitted while the counts are at their limits or the
+//!   budget is spent. Hence a client that does not read its replies holds a bounded amount of
+//!   memory.
+//! - Q2. A write that entered the gate leaves it exactly once, before its reply is made.
+//! - Q3. A client that may write learns of lost writes at its next flush, once. Its failure cursor
+//!   is set when the queue is made, before its first request. The loss counts as reported once the
+//!   protocol says so.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Context;
+
+use cairn_block::{
+    CellGuard, CellMode, Client, Env, ErrorKind, FailureCursor, Io, IoError, IoResult, Op, Request,
+    SectorRange, StreamId,
+};
+
+use super::budget::Portion;
+use super::{First, Level, SharedDisk, Signal, first};
+
+/// Limit on the requests of one queue that are admitted and not answered.
+const REQUESTS_MAX: usize = 128;
+
+/// Limit on the memory of the admitted requests of one queue, in bytes; a single larger request may
+/// pass. Beyond what the pool of a reactor keeps, memory would be taken from the system for each
+/// request.
+const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// Nothing more is taken from the client.
+pub(crate) struct Halted;
+
+/// How far the use of a client has been stopped, and the wake-up of the task that hears it.
+pub(crate) struct Intake {
+    level: Cell<Level>,
+    /// There may be room for a request, or the task must stop.
+    changed: Signal,
+}
+
+impl Default for Intake {
+    fn default() -> Intake {
+        Intake { level: Cell::new(Level::Serving), changed: Signal::default() }
+    }
+}
+
+impl Intake {
+    pub(crate) fn level(&self) -> Level {
+        self.level.get()
+    }
+
+    pub(crate) fn is_halted(&self) -> bool {
+        self.level.get() > Level::Serving
+    }
+
+    /// Has the task that hears the client look again at each change.
+    pub(crate) fn register(&self, cx: &Context<'_>) {
+        self.changed.register(cx);
+    }
+
+    /// Raises the level; a lower one changes nothing.
+    pub(crate) fn raise(&self, level: Level) {
+        self.level.set(self.level.get().max(level));
+        self.changed.wake();
+    }
+
+    async fn halted(&self) {
+        self.changed.until(|| self.is_halted().then_some(())).await;
+    }
+}
+
+/// Memory reserved for a request's payload; returned to the budget unless the request is admitted.
+pub(crate) struct Room<'a> {
+    portion: &'a Portion,
+    bytes: usize,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.portion.give(self.bytes);
+    }
+}
+
+/// How a write passed the gate.
+enum Pass {
+    /// It takes part in no exclusion (not a write, or under a cell held elsewhere).
+    Free,
+    /// As a loose write: counted at the gate, without a cell.
+    Loose,
+    /// In a cell, which is released with it.
+    Cell { _guard: CellGuard },
+}
+
+/// The requests that the disk is working on, by their cookies.
+struct Pending<T> {
+    slots: Vec<Option<(Pass, T)>>,
+    free: Vec<usize>,
+}
+
+impl<T> Pending<T> {
+    fn insert(&mut self, pending: (Pass, T)) -> u64 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[slot] = Some(pending);
+        slot as u64
+    }
+
+    fn remove(&mut self, slot: u64) -> (Pass, T) {
+        let slot = slot as usize;
+        self.free.push(slot);
+        self.slots[slot].take().expect("a disk completes each request once")
+    }
+}
+
+/// See the module's description. `T` is the protocol's token of a request.
+pub(crate) struct Queue<T> {
+    pub(crate) env: Env,
+    shared: Arc<SharedDisk>,
+    /// Names the client's volume in the log.
+    label: String,
+    stream: StreamId,
+    failures: RefCell<FailureCursor>,
+    pending: RefCell<Pending<T>>,
+    requests: Cell<usize>,
+    held: Cell<usize>,
+    /// What `held`, and the payload being received, take of the budget.
+    portion: Portion,
+    requires_cells: Cell<bool>,
+    intake: Rc<Intake>,
+}
+
+impl<T: 'static> Queue<T> {
+    /// The queue of a client that has sent nothing yet.
+    pub(crate) fn new(
+        env: &Env,
+        shared: Arc<SharedDisk>,
+        intake: Rc<Intake>,
+        label: String,
+    ) -> Queue<T> {
+        Queue {
+            env: env.clone(),
+            label,
+            stream: shared.front.next_stream(),
+            failures: RefCell::new(FailureCursor::new(&shared.disk)),
+            pending: RefCell::new(Pending { slots: Vec::new(), free: Vec::new() }),
+            requests: Cell::new(0),
+            held: Cell::new(0),
+            portion: Portion::new(&shared.account),
+            requires_cells: Cell::new(false),
+            shared,
+            intake,
+        }
+    }
+
+    // Admission.
+
+    /// Waits until a request whose payload takes `bytes` of memory may be admitted. (Q1)
+    pub(crate) async fn room(&self, bytes: usize) -> Result<Room<'_>, Halted> {
+        let fits = || {
+            if self.intake.is_halted() {
+                return Some(Err(Halted));
+            }
+            let held = self.held.get();
+            let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
+            (fits && self.requests.get() < REQUESTS_MAX).then_some(Ok(()))
+        };
+        self.intake.changed.until(fits).await?;
+        if !self.portion.try_take(bytes) {
+            let taken = first(self.portion.take(&self.env, bytes), self.intake.halted()).await;
+            if let First::Right(()) = taken {
+                return Err(Halted);
+            }
+        }
+        Ok(Room { portion: &self.portion, bytes })
+    }
+
+    /// Admits a request for which there is room; returns what it holds, for [`Queue::release`].
+    pub(crate) fn admit(&self, mut room: Room<'_>) -> usize {
+        let held = std::mem::take(&mut room.bytes);
+        self.requests.set(self.requests.get() + 1);
+        self.held.set(self.held.get() + held);
+        held
+    }
+
+    /// The replies of so many requests, which hold `held` together, were sent or dropped.
+    pub(crate) fn release(&self, requests: usize, held: usize) {
+        self.requests.set(self.requests.get() - requests);
+        self.held.set(self.held.get() - held);
+        self.portion.give(held);
+        self.intake.changed.wake();
+    }
+
+    /// True if every admitted request was answered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.get() == 0
+    }
+
+    // Requests.
+
+    /// Starts an admitted request that writes nothing (or discards: see the gate). `client` is told
+    /// of its end, and calls [`Queue::end`].
+    pub(crate) fn start(&self, client: Rc<dyn Client>, io: Io, token: T) {
+        self.start_past(client, io, (Pass::Free, token));
+    }
+
+    fn start_past(&self, client: Rc<dyn Client>, io: Io, pending: (Pass, T)) {
+        let cookie = self.pending.borrow_mut().insert(pending);
+        self.env.start(&self.shared.disk, io.in_stream(self.stream), client, cookie);
+    }
+
+    /// Starts an admitted write of whole blocks: loose, or in a shared cell while a client requires
+    /// cells.
+    pub(crate) fn start_write(self: &Rc<Self>, client: Rc<dyn Client>, io: Io, token: T) {
+        let gate = &self.shared.gate;
+        if gate.enter_loose(self.env.reactor()) {
+            return self.start_past(client, io, (Pass::Loose, token));
+        }
+        if let Some(guard) = gate.cells().try_hold(io.range, CellMode::Shared) {
+            return self.start_past(client, io, (Pass::Cell { _guard: guard }, token));
+        }
+        let this = self.clone();
+        self.env.spawn(async move {
+            let guard = this.shared.gate.cells().hold(io.range, CellMode::Shared).await;
+            this.start_past(client, io, (Pass::Cell { _guard: guard }, token));
+        });
+    }
+
+    /// Starts a request that no client sent (part of a read-modify-write, a flush after a trim) and
+    /// waits for it.
+    pub(crate) async fn io(&self, io: Io) -> IoResult {
+        let (op, range) = (io.op, io.range);
+        let result = self.env.io(&self.shared.disk, io.in_stream(self.stream)).await;
+        if let Err(error) = result {
+            self.log_failure(op, range, error);
+        }
+        result
+    }
+
+    /// A request has ended: its token, and the result to tell the client.
+    pub(crate) fn end(
+        &self,
+        cookie: u64,
+        request: &Request,
+        mut result: IoResult,
+    ) -> (T, IoResult) {
+        if request.op == Op::Flush {
+            result = self.failures.borrow_mut().end_of_flush(&self.shared.disk, result); // Q3
+        }
+        let (pass, token) = self.pending.borrow_mut().remove(cookie);
+        // Q2
+        if let Pass::Loose = pass {
+            self.shared.gate.leave_loose(self.env.reactor());
+        }
+        drop(pass);
+        if let Err(error) = result {
+            self.log_failure(request.op, request.range, error);
+        }
+        (token, result)
+    }
+
+    /// The client has been told of the losses that the latest flushes reported. (Q3)
+    pub(crate) fn losses_were_told(&self) {
+        self.failures.borrow().was_told(&self.shared.disk);
+    }
+
+    /// Logs that the volume failed a request, before the client gets the error.
+    #[cold]
+    fn log_failure(&self, op: Op, range: SectorRange, error: IoError) {
+        // An operation that the volume does not support is not a failure of it.
+        if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Shutdown) {
+            return;
+        }
+        let key = format!("{}: {} failed", self.label, op.name());
+        self.env.warn(&key, || match op {
+            Op::Flush => format!("{key}: {error}"),
+            _ => format!("{key}: sector {}, {} sectors: {error}", range.start.0, range.count.0),
+        });
+    }
+
+    // The gate.
+
+    /// From now until this queue is closed, every write to the disk holds a cell.
+    pub(crate) fn require_cells(&self) {
+        if !self.requires_cells.replace(true) {
+            self.shared.gate.require_cells();
+        }
+    }
+
+    /// Waits until this queue alone may touch whole blocks. It requires cells.
+    pub(super) async fn exclusive(&self, whole: SectorRange) -> CellGuard {
+        let gate = &self.shared.gate;
+        gate.no_loose_writes().await;
+        gate.cells().hold(whole, CellMode::Exclusive).await
+    }
+
+    /// The client has gone, and its last request has ended.
+    pub(crate) fn close(&self) {
+        if self.requires_cells.replace(false) {
+            self.shared.gate.stop_requiring_cells();
+        }
+        self.intake.changed.clear();
+    }
+}

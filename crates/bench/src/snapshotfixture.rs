@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cairn_block::{Disk, Op, SECTOR_BYTES, Sector, SectorCount};
 use cairn_outcome::failure::Outcome;
-use cairn_targets::snapshot::{Locks, SnapshotType};
+use cairn_targets::snapshot::{KIND, Locks, SINGLE_LOCK_KIND};
 
 use super::clock::Took;
 use super::fixture::Fixture;
@@ -136,7 +136,8 @@ impl SnapshotFixture {
     ) -> Outcome<SnapshotFixture> {
         let mut types = cairn_targets::types();
         types.retain(|kind| kind.name() != "snapshot");
-        types.push(Arc::new(SnapshotType { locks }));
+        let kind = if locks == Locks::Single { SINGLE_LOCK_KIND } else { KIND };
+        types.push(Arc::new(kind));
         let fixture = Fixture::with(workers, types)?;
         fixture.put("origin", origin.clone());
         fixture.put("cow", cow.clone());

@@ -55,8 +55,8 @@ pub enum Command {
     Ls(ListArgs),
     /// Show the state of volumes
     Info(ReadArgs),
-    /// List the kinds of target
-    Targets(ListArgs),
+    /// List the kinds of target, or show the table line of one (needs no server)
+    Targets(TargetsArgs),
     /// List the exports and where they are served
     Exports(ListArgs),
     /// Exports of a running server: add, remove
@@ -290,6 +290,16 @@ pub struct ListArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `targets`
+#[derive(Args)]
+pub struct TargetsArgs {
+    /// The kind of target to show: its table line, status and messages
+    pub name: Option<String>,
+    /// The list of a server
+    #[command(flatten)]
+    pub list: ListArgs,
 }
 
 /// `flush`

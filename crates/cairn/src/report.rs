@@ -9,15 +9,13 @@ use std::sync::Arc;
 
 use cairn_block::{ConfigKind, Line, MappedDevice, Report, Table, Value as Told};
 use cairn_outcome::failure::{Outcome, refused};
+use cairn_targets::spec::{Arg, Opt, Spec};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::control::rpc::TableParams;
 use crate::exports::Exports;
 use crate::world::World;
-
-/// Targets that the kernel does not have.
-const CAIRN_TARGETS: [&str; 1] = ["passthrough"];
 
 /// Fields by name.
 pub type Fields = BTreeMap<String, Value>;
@@ -196,16 +194,12 @@ fn fields_of(report: &Report) -> Fields {
 
 /// Writes a line as the kernel takes it: volumes by their place under /dev/mapper.
 fn kernel_words(volume: &str, line: &mut ReportLine) -> Outcome<()> {
-    if CAIRN_TARGETS.contains(&line.target.as_str()) {
+    let spec = cairn_targets::spec(&line.target).filter(|spec| !spec.own);
+    let Some(spec) = spec else {
         let (found, expected) = (format!("'{}'", line.target), "a target the kernel has");
         return Err(refused(ConfigKind::Unsupported, volume, "table target", found, expected));
-    }
-    if ["snapshot", "snapshot-merge"].contains(&line.target.as_str()) {
-        line.params = cairn_targets::snapshot::kernel_words(&line.params);
-    }
-    if line.target == "thin-pool" {
-        line.params = cairn_targets::thin::kernel_words(&line.params);
-    }
+    };
+    line.params = spec.kernel_words(&line.params);
     let words = line.params.split(' ').map(|word| match word.strip_prefix('@') {
         Some(name) => format!("/dev/mapper/{name}"),
         None => word.to_owned(),
@@ -272,6 +266,40 @@ pub fn targets_text(targets: &[TargetInfo]) -> String {
     targets.iter().map(line).collect()
 }
 
+/// What a kind of target declares.
+///
+/// # Errors
+/// There is none of this name.
+pub fn declared(name: &str) -> Outcome<&'static Spec> {
+    cairn_targets::spec(name).ok_or_else(|| {
+        let names: Vec<_> = cairn_targets::KINDS.iter().map(|kind| kind.spec.name).collect();
+        let expected = format!("one of {}", names.join(", "));
+        refused(ConfigKind::Argument, "targets", "NAME", format!("'{name}'"), expected)
+    })
+}
+
+/// The same as JSON.
+pub fn spec_json(spec: &Spec) -> Value {
+    let argument = |arg: &Arg| {
+        json!({"name": arg.name, "doc": arg.doc, "expected": arg.kind.expected(),
+               "optional": arg.optional, "repeated": arg.repeated})
+    };
+    let option = |option: &Opt| {
+        let values: Vec<Value> = option.values.iter().map(argument).collect();
+        json!({"word": option.word, "doc": option.doc, "values": values,
+               "default": option.default, "cairn_only": option.own})
+    };
+    json!({
+        "name": spec.name,
+        "version": spec.version,
+        "syntax": spec.synopsis(),
+        "arguments": spec.arguments.iter().map(argument).collect::<Vec<_>>(),
+        "options": spec.group.options.iter().map(option).collect::<Vec<_>>(),
+        "status": spec.status_fields.iter().map(|field| field.name).collect::<Vec<_>>(),
+        "messages": spec.messages,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,6 +326,22 @@ mod tests {
         let volumes = [VolumeLines { name: "vm".into(), lines: vec![line("linear", "a.img 0")] }];
         assert_eq!(lines_text(&volumes, false), "0 8 linear a.img 0\n");
         assert_eq!(lines_text(&volumes, true), "vm: 0 8 linear a.img 0\n");
+    }
+
+    #[test]
+    fn a_declared_target_is_shown_as_text_and_json() {
+        let spec = declared("thin").unwrap();
+        let expected = "START LENGTH thin <pool> <id> [<origin>]\n  \
+            <pool>    the pool, as @NAME (a device)\n  \
+            <id>      which volume of the pool (a number from 0 to 16777215)\n  \
+            <origin>  an external origin (a device)\n\
+            Status: mapped_sectors highest_mapped_sector\n";
+        assert_eq!(spec.to_string(), expected);
+        let json = spec_json(declared("thin-pool").unwrap());
+        assert_eq!(json["options"][5]["word"], "no_space_timeout");
+        assert_eq!(json["options"][5]["default"], 60);
+        let refused = declared("linaer").unwrap_err().to_string();
+        assert!(refused.starts_with("targets: NAME: found 'linaer', expected one of linear, "));
     }
 
     #[test]

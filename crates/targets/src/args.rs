@@ -1,59 +1,22 @@
-//! The argument reader of table lines: a cursor over the words after a target's name.
+//! [`Args`]: the words of a table line, parsed by the declaration of the target and printed by it.
 //!
-//! Every target parses with [`Args`] and nothing else, so that all follow one syntax: numbers are
+//! Every target parses with this and nothing else, so that all follow one syntax: numbers are
 //! decimal, keywords are compared without regard to case (as the kernel compares them), left-over
 //! words are refused, and an error names the target, the argument, what was found and what was
-//! expected. A target's keywords are in its [`Spec`], which the parser and the test of the manuals
-//! both read.
+//! expected. A target takes its typed configuration out of what was parsed.
 //!
 //! Must never do I/O beyond opening a device, nor write a byte.
 
-use std::ops::RangeInclusive;
+use std::fmt;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Ctor, Disk, Field, Registry, Sector, SectorCount};
+use cairn_block::{ConfigError, Ctor, Disk, Sector, SectorCount};
 
 use crate::area::Area;
+use crate::spec::{Arg, Kind, Spec, Words};
 
 /// The largest position or length that has a byte offset.
-const MAX_SECTORS: u64 = u64::MAX >> 9;
-
-/// An optional argument: its keyword and the names of the values that follow it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptionSpec {
-    /// The keyword.
-    pub word: &'static str,
-    /// What follows it, one name per word.
-    pub values: &'static [&'static str],
-}
-
-impl OptionSpec {
-    /// A keyword with its values.
-    pub const fn new(word: &'static str, values: &'static [&'static str]) -> OptionSpec {
-        OptionSpec { word, values }
-    }
-
-    /// How many words it takes, the keyword included.
-    pub const fn words(&self) -> usize {
-        1 + self.values.len()
-    }
-}
-
-/// The options, status fields and messages of a kind of target. Its manual lists exactly these.
-#[derive(Clone, Copy, Debug)]
-pub struct Spec {
-    /// The optional arguments.
-    pub options: &'static [OptionSpec],
-    /// The fields of the status line after the target's name, in order.
-    pub status_fields: &'static [Field],
-    /// The first words of its messages.
-    pub messages: &'static [&'static str],
-}
-
-impl Spec {
-    /// A target without options, status fields and messages.
-    pub const NONE: Spec = Spec { options: &[], status_fields: &[], messages: &[] };
-}
+pub(crate) const MAX_SECTORS: u64 = u64::MAX >> 9;
 
 /// A device argument, opened.
 #[derive(Clone)]
@@ -64,282 +27,379 @@ pub struct Device {
     pub disk: Arc<dyn Disk>,
 }
 
-/// A cursor over the words of a table line.
-pub struct Args<'a> {
-    target: &'static str,
-    words: &'a [&'a str],
-    registry: &'a Registry,
-    read_only: bool,
+/// A parsed word.
+#[derive(Clone)]
+enum Value {
+    Device(Device),
+    Number(u64),
+    Word(&'static str),
 }
 
-impl<'a> Args<'a> {
-    /// The words after the name of `target`.
-    pub fn new(target: &'static str, ctor: &Ctor<'a>) -> Args<'a> {
-        let Ctor { args, registry, read_only, .. } = *ctor;
-        Args { target, words: args, registry, read_only }
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Device(device) => f.write_str(&device.argument),
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Word(word) => f.write_str(word),
+        }
     }
+}
 
-    /// How many words have not been read.
-    pub fn left(&self) -> usize {
-        self.words.len()
+/// The arguments of a table line.
+#[derive(Clone)]
+pub struct Args {
+    spec: &'static Spec,
+    len: SectorCount,
+    fixed: Vec<(&'static Arg, Value)>,
+    /// Of each option of the group, its values if it was given.
+    options: Vec<Option<Vec<Value>>>,
+}
+
+/// An error about an argument of a target.
+pub(crate) fn refuse(
+    target: &str,
+    field: &str,
+    found: impl fmt::Display,
+    expected: &str,
+) -> ConfigError {
+    ConfigError::argument(target, field, found, expected)
+}
+
+impl Args {
+    /// Parses the words after the target's name and opens the devices; their sizes are read again.
+    ///
+    /// # Errors
+    /// A word is missing, wrong or superfluous, or a device can't be opened.
+    pub fn parse(spec: &'static Spec, ctor: &Ctor<'_>) -> Result<Args, ConfigError> {
+        let (Words { fixed, options }, split) = spec.split(ctor.args.iter().copied());
+        split?;
+        let parsed =
+            fixed.into_iter().map(|(arg, word)| Ok((arg, value(spec, arg, arg.name, word, ctor)?)));
+        let fixed = parsed.collect::<Result<_, ConfigError>>()?;
+        let options = spec.group.options.iter().zip(options).map(|(option, words)| {
+            let Some(words) = words else { return Ok(None) };
+            let parsed = option.values.iter().zip(words).map(|(arg, word)| {
+                let field = match option.values.len() {
+                    1 => option.word.to_owned(),
+                    _ => format!("{} {}", option.word, arg.name),
+                };
+                value(spec, arg, &field, word, ctor)
+            });
+            parsed.collect::<Result<_, _>>().map(Some)
+        });
+        let options = options.collect::<Result<_, ConfigError>>()?;
+        Ok(Args { spec, len: ctor.len, fixed, options })
     }
 
     /// An error about `field`.
-    pub fn refuse(
-        &self,
-        field: &str,
-        found: impl std::fmt::Display,
-        expected: &str,
-    ) -> ConfigError {
-        ConfigError::argument(self.target, field, found, expected)
+    pub fn refuse(&self, field: &str, found: impl fmt::Display, expected: &str) -> ConfigError {
+        refuse(self.spec.name, field, found, expected)
     }
 
-    /// The next word, unparsed.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn word(&mut self, field: &str) -> Result<&'a str, ConfigError> {
-        self.next(field, "one more word")
+    fn value(&self, name: &str) -> Option<&Value> {
+        let fixed = self.fixed.iter().find(|(arg, _)| arg.name == name).map(|(_, value)| value);
+        fixed.or_else(|| self.values(name)?.first())
     }
 
-    fn next(&mut self, field: &str, expected: &str) -> Result<&'a str, ConfigError> {
-        let Some((&word, rest)) = self.words.split_first() else {
-            return Err(self.refuse(field, "nothing", expected));
-        };
-        self.words = rest;
-        Ok(word)
+    fn values(&self, option: &str) -> Option<&[Value]> {
+        let (at, _) = self.spec.option(option)?;
+        self.options[at].as_deref()
     }
 
-    /// The next word as a decimal number within `range`.
-    ///
-    /// # Errors
-    /// It is missing, not a number, or outside.
-    pub fn number(&mut self, field: &str, range: RangeInclusive<u64>) -> Result<u64, ConfigError> {
-        let expected = match (*range.start(), *range.end()) {
-            (low, u64::MAX) => format!("a number of at least {low}"),
-            (low, high) => format!("a number from {low} to {high}"),
-        };
-        let word = self.next(field, &expected)?;
-        let number = word.parse().ok().filter(|number| range.contains(number));
-        number.ok_or_else(|| self.refuse(field, format!("'{word}'"), &expected))
+    /// A device that must stand.
+    pub fn device(&self, name: &str) -> Device {
+        self.optional_device(name).expect("a device that is declared and must stand")
     }
 
-    /// The next word as a position in sectors.
-    ///
-    /// # Errors
-    /// It is missing or not a number of sectors below 2^55.
-    pub fn sector(&mut self, field: &str) -> Result<Sector, ConfigError> {
-        self.number(field, 0..=MAX_SECTORS).map(Sector)
-    }
-
-    /// The next word as a length of at least `least` sectors.
-    ///
-    /// # Errors
-    /// It is missing, too small, or not a number of sectors below 2^55.
-    pub fn sectors(&mut self, field: &str, least: u64) -> Result<SectorCount, ConfigError> {
-        self.number(field, least..=MAX_SECTORS).map(SectorCount)
-    }
-
-    /// The next word as one of `words`, without regard to case; answers with its index.
-    ///
-    /// # Errors
-    /// It is missing or none of them.
-    pub fn choice(&mut self, field: &str, words: &[&str]) -> Result<usize, ConfigError> {
-        let expected = one_of(words);
-        let word = self.next(field, &expected)?;
-        let found = words.iter().position(|known| known.eq_ignore_ascii_case(word));
-        found.ok_or_else(|| self.refuse(field, format!("'{word}'"), &expected))
-    }
-
-    /// The next word as a device, opened; its size is read again.
-    ///
-    /// # Errors
-    /// It is missing, or the device can't be opened.
-    pub fn device(&mut self, field: &str) -> Result<Device, ConfigError> {
-        let argument = self.next(field, "a device")?;
-        let disk = self.registry.open(argument, self.read_only)?;
-        disk.refresh()?;
-        Ok(Device { argument: argument.to_owned(), disk })
-    }
-
-    /// The next two words as a device and the sector on it where `len` sectors begin.
-    ///
-    /// # Errors
-    /// One is missing or wrong, or the device does not hold that range.
-    pub fn area(
-        &mut self,
-        device_field: &str,
-        offset_field: &str,
-        len: SectorCount,
-    ) -> Result<Area, ConfigError> {
-        let device = self.device(device_field)?;
-        let start = self.sector(offset_field)?;
-        Area::new(self.target, device, offset_field, start, len)
-    }
-
-    /// A group of optional arguments: a count of words, then the words. A keyword and its
-    /// values are one word each. Without any word left, the group is empty.
-    ///
-    /// # Errors
-    /// The count is not a number up to `most`, or fewer words follow.
-    pub fn group(&mut self, field: &str, most: usize) -> Result<Args<'a>, ConfigError> {
-        let mut group = Args { words: &[], ..*self };
-        if self.words.is_empty() {
-            return Ok(group);
+    /// A device that may stand.
+    pub fn optional_device(&self, name: &str) -> Option<Device> {
+        match self.value(name)? {
+            Value::Device(device) => Some(device.clone()),
+            _ => None,
         }
-        let count = self.number(field, 0..=most as u64)? as usize;
-        let Some((words, rest)) = self.words.split_at_checked(count) else {
-            let found = format!("{count} with {} words after it", self.words.len());
-            return Err(self.refuse(field, found, "a count of the words after it"));
-        };
-        group.words = words;
-        self.words = rest;
-        Ok(group)
     }
 
-    /// In a group: the next keyword, spelled as in `known`; `None` at the end. Its values are the
-    /// next words.
-    ///
-    /// # Errors
-    /// The word is unknown, or the group ends before its last value.
-    pub fn option(
-        &mut self,
-        known: &'static [OptionSpec],
-    ) -> Result<Option<&'static str>, ConfigError> {
-        if self.words.is_empty() {
-            return Ok(None);
+    /// A number that was given: an argument, or the only value of an option.
+    pub fn given(&self, name: &str) -> Option<u64> {
+        match self.value(name)? {
+            Value::Number(number) => Some(*number),
+            _ => None,
         }
-        let word = self.word("option")?;
-        let Some(spec) = known.iter().find(|spec| spec.word.eq_ignore_ascii_case(word)) else {
-            let words: Vec<_> = known.iter().map(|spec| spec.word).collect();
-            return Err(self.refuse("option", format!("'{word}'"), &one_of(&words)));
-        };
-        if self.left() < spec.values.len() {
-            let found = format!("{} words counted after it", self.left());
-            let expected = format!("{} ({})", spec.values.len(), spec.values.join(", "));
-            return Err(self.refuse(spec.word, found, &expected));
-        }
-        Ok(Some(spec.word))
     }
 
-    /// Ends the line.
-    ///
-    /// # Errors
-    /// A word is left over.
-    pub fn finish(self) -> Result<(), ConfigError> {
-        match self.words.first() {
-            None => Ok(()),
-            Some(word) => {
-                let found = format!("'{word}'");
-                Err(self.refuse("trailing words", found, "the end of the line"))
+    /// A number that was given, or the default of its option.
+    pub fn number(&self, name: &str) -> u64 {
+        let default = || self.spec.option(name)?.1.default;
+        self.given(name).or_else(default).expect("a number that must stand, or has a default")
+    }
+
+    /// A keyword that was given: an argument, or the only value of an option.
+    pub fn word(&self, name: &str) -> Option<&'static str> {
+        match self.value(name)? {
+            Value::Word(word) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// True if the option was given.
+    pub fn has(&self, option: &str) -> bool {
+        self.values(option).is_some()
+    }
+
+    /// The values of an option with several, as numbers; a keyword is its place among those that
+    /// are known.
+    pub fn numbers<const N: usize>(&self, option: &str) -> Option<[u64; N]> {
+        let (at, declared) = self.spec.option(option)?;
+        let values = declared.values.iter().zip(self.options[at].as_ref()?);
+        let number = |(arg, value): (&Arg, &Value)| match (arg.kind, value) {
+            (Kind::Word(known), Value::Word(word)) => {
+                known.iter().position(|known| known == word).unwrap_or_default() as u64
             }
+            (_, Value::Number(number)) => *number,
+            _ => 0,
+        };
+        values.map(number).collect::<Vec<_>>().try_into().ok()
+    }
+
+    /// The areas that the line names, in order: `len` sectors from each offset of the device before
+    /// it.
+    ///
+    /// # Errors
+    /// A device does not hold that range.
+    pub fn areas(&self, len: SectorCount) -> Result<Vec<Area>, ConfigError> {
+        let pairs = self.fixed.windows(2).filter_map(|pair| match pair {
+            [(_, Value::Device(device)), (offset, Value::Number(start))]
+                if matches!(offset.kind, Kind::Offset) =>
+            {
+                Some((device.clone(), offset.name, Sector(*start)))
+            }
+            _ => None,
+        });
+        let area = |(device, field, start)| Area::new(self.spec.name, device, field, start, len);
+        pairs.map(area).collect()
+    }
+
+    /// The area of a line that names one.
+    ///
+    /// # Errors
+    /// The device does not hold the line's range.
+    pub fn area(&self) -> Result<Area, ConfigError> {
+        let mut areas = self.areas(self.len)?;
+        Ok(areas.pop().expect("an area that is declared and must stand"))
+    }
+
+    /// Changes the number of an argument or option that is declared; one that was not given is given
+    /// from now on.
+    pub fn set_number(&mut self, name: &str, number: u64) {
+        self.set(name, Some(vec![Value::Number(number)]));
+    }
+
+    /// Gives an option without values, or takes it out.
+    pub fn set_flag(&mut self, option: &str, given: bool) {
+        self.set(option, given.then(Vec::new));
+    }
+
+    /// Changes the keyword that is the value of an option.
+    pub fn set_word(&mut self, option: &str, word: &'static str) {
+        self.set(option, Some(vec![Value::Word(word)]));
+    }
+
+    fn set(&mut self, name: &str, values: Option<Vec<Value>>) {
+        if let Some((at, _)) = self.spec.option(name) {
+            self.options[at] = values;
+            return;
+        }
+        let value = values.and_then(|values| values.into_iter().next());
+        let Some((arg, value)) = self.spec.arguments.iter().find(|arg| arg.name == name).zip(value)
+        else {
+            return;
+        };
+        match self.fixed.iter_mut().find(|(arg, _)| arg.name == name) {
+            Some((_, known)) => *known = value,
+            None => self.fixed.push((arg, value)),
         }
     }
 }
 
-fn one_of(words: &[&str]) -> String {
-    match words {
-        [only] => format!("'{only}'"),
-        _ => format!("one of {}", words.join(", ")),
+/// As the kernel prints them: options that were given, in the declared order.
+impl fmt::Display for Args {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = |values: &Vec<Value>| values.iter().map(Value::to_string).collect();
+        let options = self.options.iter().map(|values| values.as_ref().map(words));
+        f.write_str(&self.spec.join(self.fixed.iter().map(|(_, value)| value), options, false))
     }
+}
+
+fn value(
+    spec: &Spec,
+    arg: &Arg,
+    field: &str,
+    word: &str,
+    ctor: &Ctor<'_>,
+) -> Result<Value, ConfigError> {
+    let known = match arg.kind {
+        Kind::Device => return open(word, ctor).map(Value::Device),
+        Kind::Offset | Kind::Number(..) => arg.kind.number(word).map(Value::Number),
+        Kind::Word(_) | Kind::Spelled(..) => arg.kind.word(word).map(Value::Word),
+    };
+    known.ok_or_else(|| refuse(spec.name, field, format!("'{word}'"), &arg.kind.expected()))
+}
+
+fn open(argument: &str, ctor: &Ctor<'_>) -> Result<Device, ConfigError> {
+    let disk = ctor.registry.open(argument, ctor.read_only)?;
+    disk.refresh()?;
+    Ok(Device { argument: argument.to_owned(), disk })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_block::Events;
-    use cairn_sim::SimOpener;
+    use crate::rig::with_ctor;
+    use crate::spec::{Group, Opt};
 
-    const KNOWN: &[OptionSpec] =
-        &[OptionSpec::new("plain", &[]), OptionSpec::new("Pair", &["left", "right"])];
+    const ANY: Arg = Arg::number("left", 0, u64::MAX, "");
+    const SPEC: Spec = Spec {
+        group: Group::features(
+            4,
+            false,
+            &[
+                Opt::new("plain", &[], "").own().once(),
+                Opt::new("Pair", &[ANY, Arg::number("right", 0, 9, "")], ""),
+                Opt::new("single", &[Arg::number("percent", 1, 100, "")], "").default(7),
+            ],
+        ),
+        ..Spec::plain(
+            "probe",
+            [1, 0, 0],
+            &[
+                Arg::number("n", 0, 255, ""),
+                Arg::word("direction", Kind::Word(&["r", "w"]), ""),
+                Arg::offset("place").optional(),
+            ],
+        )
+    };
+    const ROWS: Spec = Spec::plain(
+        "rows",
+        [1, 0, 0],
+        &[
+            Arg::number("#rows", 1, 9, ""),
+            Arg::device("device", "").repeated(),
+            Arg::offset("offset"),
+        ],
+    );
 
-    fn with_args<R>(words: &[&str], test: impl FnOnce(Args<'_>) -> R) -> R {
-        let registry = Registry::new(Box::new(SimOpener::new()));
-        let events = Events::default();
-        let ctor = Ctor {
-            start: Sector(0),
-            len: SectorCount(8),
-            args: words,
-            registry: &registry,
-            events: &events,
-            failures: &Default::default(),
-            read_only: false,
-        };
-        test(Args::new("probe", &ctor))
+    fn parse(line: &str) -> Result<Args, String> {
+        with_ctor(line, |ctor| Args::parse(&SPEC, ctor).map_err(|error| error.to_string()))
     }
 
-    fn text<T>(result: Result<T, ConfigError>) -> String {
-        result.err().expect("refused").to_string()
+    fn refusal(line: &str) -> String {
+        parse(line).err().expect("refused")
     }
 
     #[test]
     fn numbers_are_decimal_and_bounded() {
-        let words = ["7", "300", "x", "-1", "0x10", "18446744073709551616", "36028797018963968"];
-        with_args(&words, |mut args| {
-            assert_eq!(args.number("n", 0..=255).unwrap(), 7);
-            let wrong = "probe: n: found '300', expected a number from 0 to 255";
-            assert_eq!(text(args.number("n", 0..=255)), wrong);
-            for word in &words[2..6] {
-                let wrong = format!("probe: n: found '{word}', expected a number of at least 1");
-                assert_eq!(text(args.number("n", 1..=u64::MAX)), wrong);
-            }
-            assert!(text(args.sector("offset")).contains("from 0 to 36028797018963967"));
-            let missing = "probe: n: found nothing, expected a number of at least 0";
-            assert_eq!(text(args.number("n", 0..=u64::MAX)), missing);
-        });
+        assert_eq!(parse("7 r").unwrap().number("n"), 7);
+        for word in ["300", "x", "-1", "0x10", "18446744073709551616"] {
+            let wrong = format!("probe: n: found '{word}', expected a number from 0 to 255");
+            assert_eq!(refusal(&format!("{word} r")), wrong);
+        }
+        let wrong = "probe: Pair left: found 'x', expected a number of at least 0";
+        assert_eq!(refusal("7 r 0 3 pair x 1"), wrong);
+        assert!(refusal("7 r 36028797018963968").contains("from 0 to 36028797018963967"));
+        let missing = "probe: direction: found nothing, expected one of r, w";
+        assert_eq!(refusal("7"), missing);
     }
 
     #[test]
     fn a_group_ends_where_its_count_says() {
-        with_args(&["4", "PAIR", "1", "2", "plain", "after"], |mut args| {
-            let mut group = args.group("#options", 4).unwrap();
-            assert_eq!(group.option(KNOWN).unwrap(), Some("Pair"));
-            assert_eq!((group.word("left").unwrap(), group.word("right").unwrap()), ("1", "2"));
-            assert_eq!(group.option(KNOWN).unwrap(), Some("plain"));
-            assert_eq!(group.option(KNOWN).unwrap(), None);
-            assert_eq!(args.word("last").unwrap(), "after");
-            args.finish().unwrap();
-        });
+        let args = parse("7 r 0 4 PAIR 1 2 plain").unwrap();
+        assert_eq!((args.numbers("Pair"), args.has("plain")), (Some([1, 2]), true));
+        assert_eq!(args.to_string(), "7 r 0 4 plain Pair 1 2");
+        assert_eq!(
+            refusal("7 r 0 3 pair 1 2 plain"),
+            "probe: trailing words: found 'plain', \
+             expected the end of the line"
+        );
     }
 
     #[test]
     fn without_words_a_group_is_empty() {
-        with_args(&[], |mut args| {
-            assert_eq!(args.group("#options", 4).unwrap().option(KNOWN).unwrap(), None);
-        });
+        for line in ["7 r 0", "7 r 0 0"] {
+            let args = parse(line).unwrap();
+            assert_eq!(
+                (args.has("plain"), args.given("single"), args.number("single")),
+                (false, None, 7)
+            );
+            assert_eq!(args.to_string(), "7 r 0");
+        }
+        assert_eq!(parse("7 r").unwrap().to_string(), "7 r");
     }
 
     #[test]
     fn wrong_groups_are_refused() {
-        let refusal = |words: &[&str]| {
-            with_args(words, |mut args| {
-                let group = args.group("#options", 4);
-                text(group.and_then(|mut group| group.option(KNOWN)))
-            })
-        };
-        assert_eq!(
-            refusal(&["2", "plain"]),
-            "probe: #options: found 2 with 1 words after it, expected a count of the words after it"
-        );
-        assert_eq!(refusal(&["5"]), "probe: #options: found '5', expected a number from 0 to 4");
-        assert_eq!(
-            refusal(&["1", "other"]),
-            "probe: option: found 'other', expected one of plain, Pair"
-        );
-        assert_eq!(
-            refusal(&["2", "pair", "1", "2"]),
-            "probe: Pair: found 1 words counted after it, expected 2 (left, right)"
-        );
+        for (line, wrong) in [
+            (
+                "2 plain",
+                "#features: found 2 with 1 words after it, expected a count of the words after it",
+            ),
+            ("5", "#features: found '5', expected a number from 0 to 4"),
+            ("1 other", "option: found 'other', expected one of plain, Pair, single"),
+            ("2 pair 1", "Pair: found 1 words counted after it, expected 2 (left, right)"),
+            ("2 single 0", "single: found '0', expected a number from 1 to 100"),
+            ("2 plain plain", "features: found 'plain', expected it once"),
+        ] {
+            assert_eq!(refusal(&format!("7 r 0 {line}")), format!("probe: {wrong}"));
+        }
     }
 
     #[test]
     fn choices_ignore_case_and_trailing_words_are_refused() {
-        with_args(&["W", "x", "more"], |mut args| {
-            assert_eq!(args.choice("direction", &["r", "w"]).unwrap(), 1);
-            let wrong = "probe: direction: found 'x', expected one of r, w";
-            assert_eq!(text(args.choice("direction", &["r", "w"])), wrong);
-            let left = "probe: trailing words: found 'more', expected the end of the line";
-            assert_eq!(text(args.finish()), left);
-        });
+        assert_eq!(parse("7 W").unwrap().word("direction"), Some("w"));
+        assert_eq!(refusal("7 x"), "probe: direction: found 'x', expected one of r, w");
+        let left = "probe: trailing words: found 'more', expected the end of the line";
+        assert_eq!(refusal("7 r 0 0 more"), left);
+    }
+
+    #[test]
+    fn arguments_repeat_as_often_as_the_first_one_says() {
+        let rows = |line| {
+            with_ctor(line, |ctor| {
+                let args = Args::parse(&ROWS, ctor).map_err(|error| error.to_string())?;
+                let areas = args.areas(SectorCount(8)).map_err(|error| error.to_string())?;
+                Ok::<_, String>((
+                    args.to_string(),
+                    areas.iter().map(Area::to_string).collect::<Vec<_>>(),
+                ))
+            })
+        };
+        let (printed, areas) = rows("2 /o 0 /c 8").unwrap();
+        assert_eq!((printed.as_str(), areas), ("2 /o 0 /c 8", vec!["/o 0".into(), "/c 8".into()]));
+        assert_eq!(rows("2 /o 0").unwrap_err(), "rows: device: found nothing, expected a device");
+        assert_eq!(rows("0").unwrap_err(), "rows: #rows: found '0', expected a number from 1 to 9");
+        let outside = "/c: rows offset: found 4096 for 8 sectors, expected a range inside the device, \
+                       which has 4096 sectors";
+        assert_eq!(rows("1 /c 4096").unwrap_err(), outside);
+    }
+
+    #[test]
+    fn what_was_changed_is_printed() {
+        let mut args = parse("7 r 0 1 plain").unwrap();
+        args.set_number("single", 9);
+        args.set_flag("plain", false);
+        args.set_number("n", 8);
+        assert_eq!(args.to_string(), "8 r 0 2 single 9");
+    }
+
+    #[test]
+    fn the_kernel_gets_no_options_of_our_own() {
+        assert_eq!(SPEC.kernel_words("7 r 0 3 plain single 9"), "7 r 0 2 single 9");
+        assert_eq!(SPEC.kernel_words("7 r 0 1 plain"), "7 r 0");
+    }
+
+    #[test]
+    fn a_synopsis_has_brackets_around_what_may_be_left_out() {
+        let text = "START LENGTH probe <n> <direction> [<place>] [<#features> [<feature>]...]";
+        assert_eq!(SPEC.synopsis(), text);
+        assert_eq!(ROWS.synopsis(), "START LENGTH rows <#rows> [<device> <offset>]...");
     }
 }

@@ -27,13 +27,15 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, Ctor, Disk, Env, Extent, Field, IoError, LocalFuture, Op, Report, Request,
-    RequestId, SectorRange, SuspendMode, Target, TargetType, Time, Unit, Value, Verdict,
+    RequestId, SectorRange, SuspendMode, Target, Time, Unit, Value, Verdict,
 };
 use event_listener::Event;
 use futures_util::future::select;
 
 use crate::area::Area;
-use crate::args::{Args, Spec};
+use crate::args::{Args, refuse};
+use crate::kind::{TargetKind, built};
+use crate::spec::{Arg, Spec};
 
 /// The fields of the report: how many requests of each class wait now.
 const FIELDS: &[Field] = &[
@@ -42,32 +44,39 @@ const FIELDS: &[Field] = &[
     Field::new("delayed_flushes", Unit::Requests),
 ];
 
-/// The words of `delay`.
-pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &[] };
+/// The names of the delays, one per class.
+const DELAYS: [&str; CLASSES] = ["delay", "write_delay", "flush_delay"];
+
+const fn millis(class: usize, doc: &'static str) -> Arg {
+    Arg::number(DELAYS[class], 0, u32::MAX as u64, doc)
+}
+
+/// What `delay` declares.
+pub const SPEC: Spec = Spec {
+    status_fields: FIELDS,
+    ..Spec::plain(
+        "delay",
+        [1, 3, 0],
+        &[
+            Arg::device("device", "the device for reads").gives_length(),
+            Arg::offset("offset"),
+            millis(0, "how long a read waits, in ms"),
+            Arg::device("write_device", "the device for writes").optional().gives_length(),
+            Arg::offset("write_offset"),
+            millis(1, "how long a write, discard or write-zeroes waits, in ms"),
+            Arg::device("flush_device", "the device for flushes").optional().gives_length(),
+            Arg::offset("flush_offset"),
+            millis(2, "how long a flush waits, in ms"),
+        ],
+    )
+};
 
 /// The word of a request that has waited.
 const HAS_WAITED: u64 = 1;
 
 /// The kind of target.
-pub struct DelayType;
-
-impl TargetType for DelayType {
-    fn name(&self) -> &'static str {
-        "delay"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 3, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        _env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(ready(Delay::parse(&ctor).map(|target| Arc::new(target) as _)))
-    }
-}
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |_, ctor| built(Delay::parse(&ctor)) };
 
 /// The classes of requests, in the order of the arguments and of the status fields.
 const CLASSES: usize = FIELDS.len();
@@ -88,6 +97,7 @@ struct Route {
 }
 
 struct Delay {
+    args: Args,
     /// One per class.
     routes: [Route; CLASSES],
     /// How many of them the table line gave: 1, 2 or 3.
@@ -96,32 +106,20 @@ struct Delay {
 }
 
 impl Delay {
-    /// `<device> <offset> <delay> [<write_device> <write_offset> <write_delay>
-    /// [<flush_device> <flush_offset> <flush_delay>]]`, delays in milliseconds.
     fn parse(ctor: &Ctor<'_>) -> Result<Delay, ConfigError> {
-        let mut args = Args::new("delay", ctor);
-        if ![3, 6, 9].contains(&args.left()) {
-            return Err(args.refuse("arguments", args.left(), "3, 6 or 9"));
+        if ![3, 6, 9].contains(&ctor.args.len()) {
+            return Err(refuse(SPEC.name, "arguments", ctor.args.len(), "3, 6 or 9"));
         }
-        let mut route = |device, offset, delay| {
-            let area = args.area(device, offset, ctor.len)?;
-            let millis = args.number(delay, 0..=u64::from(u32::MAX))?;
-            Ok::<_, ConfigError>((
-                Route { area, delay: Duration::from_millis(millis) },
-                args.left(),
-            ))
-        };
-        let (read, left) = route("device", "offset", "delay")?;
-        let (mut write, mut flush, mut given) = (read.clone(), read.clone(), 1);
-        if left > 0 {
-            let (route_of_writes, left) = route("write_device", "write_offset", "write_delay")?;
-            (write, flush, given) = (route_of_writes.clone(), route_of_writes, 2);
-            if left > 0 {
-                (flush, given) = (route("flush_device", "flush_offset", "flush_delay")?.0, 3);
-            }
-        }
-        args.finish()?;
-        Ok(Delay { routes: [read, write, flush], given, queue: Arc::default() })
+        let args = Args::parse(&SPEC, ctor)?;
+        let routes = args.areas(ctor.len)?.into_iter().zip(DELAYS).map(|(area, delay)| {
+            let delay = Duration::from_millis(args.number(delay));
+            Route { area, delay }
+        });
+        let routes: Vec<Route> = routes.collect();
+        // A class without a route of its own goes where the one before it goes.
+        let route_of = |class: usize| routes[class.min(routes.len() - 1)].clone();
+        let (given, queue) = (routes.len(), Arc::default());
+        Ok(Delay { routes: [0, 1, 2].map(route_of), given, queue, args })
     }
 }
 
@@ -296,8 +294,7 @@ impl Target for Delay {
     }
 
     fn table(&self) -> String {
-        let word = |route: &Route| format!("{} {}", route.area, route.delay.as_millis());
-        self.routes[..self.given].iter().map(word).collect::<Vec<_>>().join(" ")
+        self.args.to_string()
     }
 
     fn extents<'a>(

@@ -4,40 +4,22 @@
 //! injected. A flush succeeds, as in the kernel: nothing was ever written that it could cover,
 //! so the target asks for no copy of it.
 
-use std::future::ready;
 use std::sync::Arc;
 
-use cairn_block::{
-    ConfigError, Ctor, Disk, Env, ErrorKind, IoError, LocalFuture, Request, Target, TargetType,
-    Verdict,
-};
+use cairn_block::{Disk, Env, ErrorKind, IoError, Request, Target, Verdict};
 
-use crate::args::{Args, Spec};
+use crate::args::Args;
+use crate::kind::{TargetKind, built};
+use crate::spec::Spec;
 
-/// The words of `error`.
-pub const SPEC: Spec = Spec::NONE;
+/// What `error` declares.
+pub const SPEC: Spec = Spec::plain("error", [1, 5, 0], &[]);
 
 /// The kind of target.
-pub struct ErrorType;
-
-impl TargetType for ErrorType {
-    fn name(&self) -> &'static str {
-        "error"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 5, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        _env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        let parsed = Args::new("error", &ctor).finish();
-        Box::pin(ready(parsed.map(|()| Arc::new(Error) as _)))
-    }
-}
+pub const KIND: TargetKind = TargetKind {
+    spec: &SPEC,
+    construct: |_, ctor| built(Args::parse(&SPEC, &ctor).map(|_| Error)),
+};
 
 struct Error;
 

@@ -9,32 +9,57 @@
 //! errors are marked as such. The only tasks are those that send corrupted copies; they end with
 //! their request.
 
-use std::fmt::Write;
 use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
     ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, FailureCount, Flags, Io, IoError,
-    IoResult, LocalFuture, Op, Request, SectorRange, Segs, Target, TargetType, Time, Verdict,
+    IoResult, LocalFuture, Op, Request, SectorRange, Segs, Target, Time, Verdict,
 };
 
 use crate::area::Area;
-use crate::args::{Args, OptionSpec, Spec};
+use crate::args::Args;
+use crate::kind::{TargetKind, built};
+use crate::spec::{Arg, Group, Kind, Opt, Spec};
 
-const OPTIONS: &[OptionSpec] = &[
-    OptionSpec::new("drop_writes", &[]),
-    OptionSpec::new("error_writes", &[]),
-    OptionSpec::new("error_reads", &[]),
-    OptionSpec::new("corrupt_bio_byte", &["nth_byte", "direction", "value", "flags"]),
-    OptionSpec::new("random_read_corrupt", &["probability"]),
-    OptionSpec::new("random_write_corrupt", &["probability"]),
+const SECONDS_MAX: u64 = u32::MAX as u64;
+
+const PROBABILITY: &[Arg] = &[Arg::number("probability", 0, PROBABILITY_BASE, "")];
+
+/// The features, in the kernel's order of printing.
+const FEATURES: &[Opt] = &[
+    Opt::new("error_reads", &[], "reads fail").once(),
+    Opt::new("drop_writes", &[], "writes are told as done and do nothing").once(),
+    Opt::new("error_writes", &[], "writes fail").once(),
+    Opt::new(
+        "corrupt_bio_byte",
+        &[
+            Arg::number("nth_byte", 1, u32::MAX as u64, ""),
+            Arg::word("direction", Kind::Word(&["r", "w"]), ""),
+            Arg::number("value", 0, u8::MAX as u64, ""),
+            Arg::number("flags", 0, u32::MAX as u64, ""),
+        ],
+        "a byte of every request of the direction with these bi_opf flags is replaced",
+    ),
+    Opt::new("random_read_corrupt", PROBABILITY, "so many of 10^9 reads get a random byte"),
+    Opt::new("random_write_corrupt", PROBABILITY, "so many of 10^9 writes get a random byte"),
 ];
 
-/// The words of `flakey`.
-pub const SPEC: Spec = Spec { options: OPTIONS, status_fields: &[], messages: &[] };
-
-/// The most words a group of features can have: all but one of the two that exclude each other.
-const MOST_WORDS: usize = 11;
+/// What `flakey` declares. The group can have all features but one of the two that exclude each
+/// other.
+pub const SPEC: Spec = Spec {
+    group: Group::features(11, true, FEATURES),
+    ..Spec::plain(
+        "flakey",
+        [1, 5, 0],
+        &[
+            Arg::device("device", "the device").gives_length(),
+            Arg::offset("offset"),
+            Arg::number("up_interval", 0, SECONDS_MAX, "how many seconds it is reliable"),
+            Arg::number("down_interval", 0, SECONDS_MAX, "how many seconds it is not"),
+        ],
+    )
+};
 
 /// What a probability is a fraction of.
 const PROBABILITY_BASE: u64 = 1_000_000_000;
@@ -43,34 +68,13 @@ const PROBABILITY_BASE: u64 = 1_000_000_000;
 const READ_WHILE_DOWN: u64 = 1;
 
 /// The kind of target.
-pub struct FlakeyType;
-
-impl TargetType for FlakeyType {
-    fn name(&self) -> &'static str {
-        "flakey"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 5, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(ready(Flakey::parse(env, &ctor).map(|target| Arc::new(target) as _)))
-    }
-}
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |env, ctor| built(Flakey::parse(env, &ctor)) };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Read,
     Write,
-}
-
-impl Direction {
-    const WORDS: [&str; 2] = ["r", "w"];
 }
 
 /// Replace one byte of each matching request.
@@ -97,69 +101,33 @@ struct Features {
 }
 
 impl Features {
-    fn parse(mut group: Args<'_>) -> Result<Features, ConfigError> {
-        let mut features = Features::default();
-        while let Some(option) = group.option(OPTIONS)? {
-            features.refuse_conflict(&group, option)?;
-            match option {
-                "drop_writes" => features.drop_writes = true,
-                "error_writes" => features.error_writes = true,
-                "error_reads" => features.error_reads = true,
-                "corrupt_bio_byte" => features.corrupt = Some(CorruptByte::parse(&mut group)?),
-                "random_read_corrupt" => features.random_read = probability(&mut group, option)?,
-                "random_write_corrupt" => features.random_write = probability(&mut group, option)?,
-                _ => unreachable!("every option has its arm"),
-            }
+    fn parse(args: &Args) -> Result<Features, ConfigError> {
+        let refuse = |found: &str, expected: &str| {
+            Err(args.refuse("features", format!("'{found}'"), expected))
+        };
+        let corrupt = args.numbers("corrupt_bio_byte").map(|[nth, direction, value, flags]| {
+            let direction = [Direction::Read, Direction::Write][direction as usize];
+            CorruptByte { nth, direction, value: value as u8, flags }
+        });
+        let [drop_writes, error_writes] =
+            ["drop_writes", "error_writes"].map(|word| args.has(word));
+        if drop_writes && error_writes {
+            return refuse("error_writes", "only one of drop_writes and error_writes");
         }
-        if features.corrupt.is_some_and(|corrupt| corrupt.direction == Direction::Write)
-            && (features.drop_writes || features.error_writes)
-        {
-            let found = if features.drop_writes { "drop_writes" } else { "error_writes" };
-            let expected = "no 'corrupt_bio_byte' for writes beside it";
-            return Err(group.refuse("features", format!("'{found}'"), expected));
+        let corrupts_writes = corrupt.is_some_and(|c| c.direction == Direction::Write);
+        if corrupts_writes && (drop_writes || error_writes) {
+            let found = if drop_writes { "drop_writes" } else { "error_writes" };
+            return refuse(found, "no 'corrupt_bio_byte' for writes beside it");
         }
-        Ok(features)
-    }
-
-    /// `drop_writes` and `error_writes` stand once, and not together.
-    fn refuse_conflict(&self, group: &Args<'_>, option: &str) -> Result<(), ConfigError> {
-        let of_writes = ["drop_writes", "error_writes"].contains(&option);
-        let twice = option == "error_reads" && self.error_reads;
-        if twice || (of_writes && (self.drop_writes || self.error_writes)) {
-            let expected = match of_writes {
-                true => "only one of drop_writes and error_writes, once",
-                false => "it once",
-            };
-            return Err(group.refuse("features", format!("'{option}'"), expected));
-        }
-        Ok(())
-    }
-
-    /// The words of the table line, with their count before them.
-    fn words(&self) -> String {
-        let mut words = Vec::new();
-        let flags = [
-            (self.error_reads, "error_reads"),
-            (self.drop_writes, "drop_writes"),
-            (self.error_writes, "error_writes"),
-        ];
-        words.extend(flags.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
-        if let Some(CorruptByte { nth, direction, value, flags }) = self.corrupt {
-            let direction = Direction::WORDS[direction as usize];
-            let values = [nth.to_string(), direction.to_owned(), value.to_string()];
-            words.push("corrupt_bio_byte".to_owned());
-            words.extend(values);
-            words.push(flags.to_string());
-        }
-        let randoms = [
-            ("random_read_corrupt", self.random_read),
-            ("random_write_corrupt", self.random_write),
-        ];
-        for (word, probability) in randoms.iter().filter(|(_, probability)| *probability > 0) {
-            words.extend([(*word).to_owned(), probability.to_string()]);
-        }
-        words.insert(0, words.len().to_string());
-        words.join(" ")
+        let probability = |option: &str| args.given(option).unwrap_or(0);
+        Ok(Features {
+            drop_writes,
+            error_writes,
+            error_reads: args.has("error_reads"),
+            corrupt,
+            random_read: probability("random_read_corrupt"),
+            random_write: probability("random_write_corrupt"),
+        })
     }
 
     /// The fate of a request while the device is down.
@@ -197,21 +165,6 @@ impl Features {
     }
 }
 
-fn probability(group: &mut Args<'_>, option: &str) -> Result<u64, ConfigError> {
-    group.number(option, 0..=PROBABILITY_BASE)
-}
-
-impl CorruptByte {
-    fn parse(group: &mut Args<'_>) -> Result<CorruptByte, ConfigError> {
-        let nth = group.number("corrupt_bio_byte nth_byte", 1..=u64::from(u32::MAX))?;
-        let direction = group.choice("corrupt_bio_byte direction", &Direction::WORDS)?;
-        let direction = [Direction::Read, Direction::Write][direction];
-        let value = group.number("corrupt_bio_byte value", 0..=u64::from(u8::MAX))? as u8;
-        let flags = group.number("corrupt_bio_byte flags", 0..=u64::from(u32::MAX))?;
-        Ok(CorruptByte { nth, direction, value, flags })
-    }
-}
-
 /// The bits that Linux 6.1 would have in `bi_opf` for a request that carries data. Hints that
 /// cairn's requests do not have (sync, priority, read-ahead) are never set.
 fn kernel_flags(request: &Request) -> u64 {
@@ -238,6 +191,7 @@ enum Fate {
 }
 
 struct Flakey {
+    args: Args,
     area: Area,
     up_seconds: u64,
     down_seconds: u64,
@@ -248,21 +202,23 @@ struct Flakey {
 }
 
 impl Flakey {
-    /// `<device> <offset> <up_interval> <down_interval> [<#features> <feature>...]`
     fn parse(env: &Env, ctor: &Ctor<'_>) -> Result<Flakey, ConfigError> {
-        let mut args = Args::new("flakey", ctor);
-        let area = args.area("device", "offset", ctor.len)?;
-        let most = u64::from(u32::MAX);
-        let up_seconds = args.number("up_interval", 0..=most)?;
-        let down_seconds = args.number("down_interval", 0..=most)?;
-        if !(1..=most).contains(&(up_seconds + down_seconds)) {
+        let mut args = Args::parse(&SPEC, ctor)?;
+        let area = args.area()?;
+        let (up_seconds, down_seconds) = (args.number("up_interval"), args.number("down_interval"));
+        if !(1..=SECONDS_MAX).contains(&(up_seconds + down_seconds)) {
             let found = format!("{} with the up_interval", up_seconds + down_seconds);
             return Err(args.refuse("down_interval", found, "a sum from 1 to 4294967295"));
         }
-        let features = Features::parse(args.group("#features", MOST_WORDS)?)?;
-        args.finish()?;
+        let features = Features::parse(&args)?;
+        // The kernel does not print a probability of 0.
+        for option in ["random_read_corrupt", "random_write_corrupt"] {
+            if args.given(option) == Some(0) {
+                args.set_flag(option, false);
+            }
+        }
         let (began, failures) = (env.now(), ctor.failures.clone());
-        Ok(Flakey { area, up_seconds, down_seconds, features, began, failures })
+        Ok(Flakey { args, area, up_seconds, down_seconds, features, began, failures })
     }
 
     fn is_down(&self, now: Time) -> bool {
@@ -341,11 +297,7 @@ impl Target for Flakey {
     }
 
     fn table(&self) -> String {
-        let mut table = self.area.to_string();
-        let (up, down) = (self.up_seconds, self.down_seconds);
-        write!(table, " {up} {down} {}", self.features.words())
-            .expect("writing to a string does not fail");
-        table
+        self.args.to_string()
     }
 
     fn extents<'a>(
@@ -576,7 +528,7 @@ mod tests {
             ("a 0 1 2 12", "flakey: #features: found '12', expected a number from 0 to 11"),
             ("a 0 1 2 2 drop_writes", "flakey: #features: found 2 with 1 words after it"),
             ("a 0 1 2 1 drop_writes x", "flakey: trailing words: found 'x'"),
-            ("a 0 1 2 1 nonsense", "flakey: option: found 'nonsense', expected one of drop_writes"),
+            ("a 0 1 2 1 nonsense", "flakey: option: found 'nonsense', expected one of error_reads"),
             ("a 0 1 2 2 drop_writes drop_writes", "flakey: features: found 'drop_writes'"),
             ("a 0 1 2 2 drop_writes error_writes", "flakey: features: found 'error_writes'"),
             ("a 0 1 2 2 error_reads error_reads", "flakey: features: found 'error_reads'"),

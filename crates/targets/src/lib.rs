@@ -1,7 +1,8 @@
 //! The targets: policy only.
 //!
 //! One file (or folder) per kind of target. Read [`linear`] first; [`passthrough`] is the
-//! template with every hook explained. [`args`] reads table lines for all of them.
+//! template with every hook explained. [`spec`] is how a target declares its table line, and
+//! [`args`] reads and prints table lines by it.
 //!
 //! Deliberately absent: files, sockets, threads, clocks. A target sees its lower disks, and
 //! the `Env` that comes with each call.
@@ -23,6 +24,7 @@ mod flushes;
 mod group_commit;
 #[cfg(all(test, shuttle))]
 mod interleaved;
+pub mod kind;
 pub mod linear;
 #[cfg(test)]
 mod meta;
@@ -34,6 +36,7 @@ pub mod persistent;
 mod rig;
 mod shared_core;
 pub mod snapshot;
+pub mod spec;
 pub mod striped;
 #[cfg(test)]
 mod testbed;
@@ -41,28 +44,31 @@ pub mod thin;
 pub mod writecache;
 pub mod zero;
 
-use args::Spec;
-
-/// Every kind of target, with its options, messages and status fields.
-pub fn all() -> Vec<(Arc<dyn TargetType>, Spec)> {
-    vec![
-        (Arc::new(linear::LinearType), linear::SPEC),
-        (Arc::new(passthrough::PassthroughType), passthrough::SPEC),
-        (Arc::new(striped::StripedType), striped::SPEC),
-        (Arc::new(zero::ZeroType), zero::SPEC),
-        (Arc::new(error::ErrorType), error::SPEC),
-        (Arc::new(delay::DelayType), delay::SPEC),
-        (Arc::new(flakey::FlakeyType), flakey::SPEC),
-        (Arc::new(writecache::WriteCacheType), writecache::SPEC),
-        (Arc::new(snapshot::SnapshotType::default()), snapshot::SNAPSHOT_SPEC),
-        (Arc::new(snapshot::OriginType), snapshot::ORIGIN_SPEC),
-        (Arc::new(snapshot::MergeType), snapshot::MERGE_SPEC),
-        (Arc::new(thin::PoolType), thin::POOL_SPEC),
-        (Arc::new(thin::ThinType), thin::THIN_SPEC),
-    ]
-}
+use kind::TargetKind;
 
 /// Every kind of target.
+pub const KINDS: &[TargetKind] = &[
+    linear::KIND,
+    passthrough::KIND,
+    striped::KIND,
+    zero::KIND,
+    error::KIND,
+    delay::KIND,
+    flakey::KIND,
+    writecache::KIND,
+    snapshot::KIND,
+    snapshot::ORIGIN_KIND,
+    snapshot::MERGE_KIND,
+    thin::POOL_KIND,
+    thin::KIND,
+];
+
+/// Every kind of target, for a server.
 pub fn types() -> Vec<Arc<dyn TargetType>> {
-    all().into_iter().map(|(kind, _)| kind).collect()
+    KINDS.iter().map(|kind| Arc::new(*kind) as _).collect()
+}
+
+/// The declaration of a kind of target, by its name.
+pub fn spec(name: &str) -> Option<&'static spec::Spec> {
+    KINDS.iter().map(|kind| kind.spec).find(|spec| spec.name == name)
 }

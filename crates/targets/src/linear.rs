@@ -1,59 +1,43 @@
 //! `linear`: a range of the mapped device is a range of one lower disk. Read this target first:
 //! every other one adds a policy to it.
 //!
-//! A target has two parts. A [`TargetType`] turns the words of a table line into a target; a
+//! A target has two parts. A [`TargetKind`] declares the table line and turns one into a target; a
 //! [`Target`] answers each request with a [`Verdict`], on which the engine acts. Linear's verdict
 //! is always the same: remapped, by a fixed offset.
 //!
 //! Promises: sector n of the target is sector `offset + n` of the disk, for every operation;
 //! a flush goes to the disk once. Must never look at data, keep a request, or wait.
 
-use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
     ConfigError, Ctor, Disk, Env, Extent, IoError, LocalFuture, Nature, Request, Sector,
-    SectorRange, Target, TargetType, Verdict,
+    SectorRange, Target, Verdict,
 };
 
 use crate::area::Area;
-use crate::args::{Args, Spec};
+use crate::args::Args;
+use crate::kind::{TargetKind, built};
+use crate::spec::{Arg, Spec};
 
-/// The words of `linear`.
-pub const SPEC: Spec = Spec::NONE;
+/// What `linear` declares.
+pub const SPEC: Spec = Spec::plain(
+    "linear",
+    [1, 4, 0],
+    &[Arg::device("device", "the device").gives_length(), Arg::offset("offset")],
+);
 
 /// The kind of target.
-pub struct LinearType;
-
-impl TargetType for LinearType {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 4, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        _env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(ready(Linear::parse(&ctor).map(|target| Arc::new(target) as _)))
-    }
-}
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |_, ctor| built(Linear::parse(&ctor)) };
 
 struct Linear {
     area: Area,
 }
 
 impl Linear {
-    /// `<device> <offset>`
     fn parse(ctor: &Ctor<'_>) -> Result<Linear, ConfigError> {
-        let mut args = Args::new("linear", ctor);
-        let area = args.area("device", "offset", ctor.len)?;
-        args.finish()?;
-        Ok(Linear { area })
+        Ok(Linear { area: Args::parse(&SPEC, ctor)?.area()? })
     }
 }
 

@@ -16,12 +16,14 @@ use std::sync::Arc;
 
 use cairn_block::{
     ConfigError, Counters, Ctor, Dirty, Disk, EndIo, Env, Extent, Field, IoError, IoResult, Limits,
-    LocalFuture, MessageError, Op, Report, Request, SectorRange, SuspendMode, Target, TargetType,
-    Unit, Value, Verdict,
+    LocalFuture, MessageError, Op, Report, Request, SectorRange, SuspendMode, Target, Unit, Value,
+    Verdict,
 };
 
 use crate::area::Area;
-use crate::args::{Args, Spec};
+use crate::args::Args;
+use crate::kind::{TargetKind, built};
+use crate::spec::{Arg, Spec};
 
 /// The fields of the report: how many requests of each kind came, and how many failed.
 const FIELDS: &[Field] = &[
@@ -33,40 +35,32 @@ const FIELDS: &[Field] = &[
     Field::new("errors", Unit::Requests),
 ];
 
-/// The options, status fields and messages of `passthrough`. The parser, the status line, the
-/// messages and the test of the manual all read them here, so none can drift.
-pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &["reset_counters"] };
+/// What `passthrough` declares: its name (one lower-case word; also the name of the source file and
+/// of the manual), the version of the kernel's target of this name (there is none, so this is our
+/// own), its arguments, status fields and messages. The parser, the printer of the table line, the
+/// status line, `cairn targets passthrough` and the test of the manual all read them here, so none
+/// can drift.
+pub const SPEC: Spec = Spec {
+    own: true,
+    status_fields: FIELDS,
+    messages: &["reset_counters"],
+    ..Spec::plain(
+        "passthrough",
+        [1, 0, 0],
+        &[Arg::device("device", "the device").gives_length(), Arg::offset("offset").optional()],
+    )
+};
 
 /// One counter per status field.
 const COUNTERS: usize = FIELDS.len();
 const ERRORS: usize = COUNTERS - 1;
 
-/// The kind of target: what a table line's third word names.
-pub struct PassthroughType;
-
-impl TargetType for PassthroughType {
-    /// One lower-case word; also the name of the source file and of the manual.
-    fn name(&self) -> &'static str {
-        "passthrough"
-    }
-
-    /// The version of the kernel's target of this name. The kernel has no passthrough, so this
-    /// is our own.
-    fn version(&self) -> [u32; 3] {
-        [1, 0, 0]
-    }
-
-    /// Builds the target from its words. May open devices through the registry in `ctor`, read
-    /// fixed header fields, and find kin. Must not write a byte, start a task or read mutable
-    /// metadata: the table being replaced still serves. Refuses every word it does not know.
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(ready(Passthrough::parse(env, &ctor).map(|target| Arc::new(target) as _)))
-    }
-}
+/// The kind of target: what a table line's third word names. The constructor builds the target from
+/// its words. It may open devices through the registry in [`Ctor`], read fixed header fields, and
+/// find kin. It must not write a byte, start a task or read mutable metadata: the table being
+/// replaced still serves. [`Args::parse`] refuses every word that is not declared.
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |env, ctor| built(Passthrough::parse(env, &ctor)) };
 
 /// The target: shared by all reactors, hence immutable, or behind short locks, or (counters)
 /// one row per reactor.
@@ -76,14 +70,10 @@ struct Passthrough {
 }
 
 impl Passthrough {
-    /// `<device> [<offset>]`
     fn parse(env: &Env, ctor: &Ctor<'_>) -> Result<Passthrough, ConfigError> {
-        let mut args = Args::new("passthrough", ctor);
-        let device = args.device("device")?;
-        let start = if args.left() > 0 { args.sector("offset")? } else { Default::default() };
-        args.finish()?;
-        let area = Area::new("passthrough", device, "offset", start, ctor.len)?;
-        Ok(Passthrough { area, counters: Counters::new(env) })
+        let mut args = Args::parse(&SPEC, ctor)?;
+        args.set_number("offset", args.given("offset").unwrap_or(0));
+        Ok(Passthrough { area: args.area()?, counters: Counters::new(env) })
     }
 }
 

@@ -12,19 +12,19 @@
 //!
 //! Promises: every sector of the target has one place; a flush reaches every stripe.
 
-use std::fmt::Write;
-use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{
     ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, ExtentKind, Field, Io, IoError,
     IoResult, Limits, LocalFuture, Nature, Op, Report, Request, Sector, SectorCount, SectorRange,
-    Shape, Target, TargetType, Unit, Value, Verdict,
+    Shape, Target, Unit, Value, Verdict,
 };
 
 use crate::area::Area;
-use crate::args::{Args, Spec};
+use crate::args::Args;
+use crate::kind::{TargetKind, built};
+use crate::spec::{Arg, Spec};
 
 /// The fields of the report. `health` has a letter per stripe: `A` alive, `D` had an error.
 const FIELDS: &[Field] = &[
@@ -34,32 +34,27 @@ const FIELDS: &[Field] = &[
     Field::new("health", Unit::None),
 ];
 
-/// The words of `striped`.
-pub const SPEC: Spec = Spec { options: &[], status_fields: FIELDS, messages: &[] };
+/// What `striped` declares.
+pub const SPEC: Spec = Spec {
+    status_fields: FIELDS,
+    ..Spec::plain(
+        "striped",
+        [1, 6, 0],
+        &[
+            Arg::number("#stripes", 1, u16::MAX as u64, "how many devices follow"),
+            Arg::number("chunk_size", 1, u32::MAX as u64, "the length of a chunk in sectors"),
+            Arg::device("device", "a device; one per stripe").repeated().gives_length(),
+            Arg::offset("offset"),
+        ],
+    )
+};
 
 /// The chunks that one answer to `extents` asks about at most.
 const EXTENT_CHUNKS: usize = 256;
 
 /// The kind of target.
-pub struct StripedType;
-
-impl TargetType for StripedType {
-    fn name(&self) -> &'static str {
-        "striped"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 6, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        _env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(ready(Striped::parse(&ctor).map(|target| Arc::new(target) as _)))
-    }
-}
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |_, ctor| built(Striped::parse(&ctor)) };
 
 /// Where sectors lie: pure arithmetic.
 #[derive(Clone, Copy, Debug)]
@@ -102,16 +97,15 @@ struct Stripe {
 }
 
 struct Striped {
+    args: Args,
     layout: Layout,
     stripes: Arc<[Stripe]>,
 }
 
 impl Striped {
-    /// `<#stripes> <chunk_size> [<device> <offset>]...`
     fn parse(ctor: &Ctor<'_>) -> Result<Striped, ConfigError> {
-        let mut args = Args::new("striped", ctor);
-        let count = args.number("#stripes", 1..=u64::from(u16::MAX))?;
-        let chunk = SectorCount(args.number("chunk_size", 1..=u64::from(u32::MAX))?);
+        let args = Args::parse(&SPEC, ctor)?;
+        let (count, chunk) = (args.number("#stripes"), SectorCount(args.number("chunk_size")));
         let row = count * chunk.0;
         if !ctor.len.0.is_multiple_of(row) {
             let expected = format!("a multiple of #stripes times chunk_size, {row} sectors");
@@ -119,8 +113,7 @@ impl Striped {
         }
         let len = SectorCount(ctor.len.0 / count);
         let mut stripes = Vec::new();
-        for _ in 0..count {
-            let area = args.area("device", "offset", len)?;
+        for area in args.areas(len)? {
             let block = area.disk.limits().logical_sectors();
             if !chunk.0.is_multiple_of(block.0) {
                 let expected =
@@ -129,9 +122,8 @@ impl Striped {
             }
             stripes.push(Stripe { area, errors: AtomicU64::new(0) });
         }
-        args.finish()?;
         let layout = Layout { stripes: count, chunk };
-        Ok(Striped { layout, stripes: stripes.into() })
+        Ok(Striped { args, layout, stripes: stripes.into() })
     }
 
     /// Discards or zeroes a range of several chunks: one request per stripe, and a task that
@@ -236,11 +228,7 @@ impl Target for Striped {
     }
 
     fn table(&self) -> String {
-        let mut table = format!("{} {}", self.layout.stripes, self.layout.chunk);
-        for stripe in self.stripes.iter() {
-            write!(table, " {}", stripe.area).expect("writing to a string does not fail");
-        }
-        table
+        self.args.to_string()
     }
 
     fn extents<'a>(

@@ -7,36 +7,19 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, Env, Extent, ExtentKind, IoError, LocalFuture, Op, Request,
-    SectorRange, Target, TargetType, Verdict,
+    Disk, Env, Extent, ExtentKind, IoError, LocalFuture, Op, Request, SectorRange, Target, Verdict,
 };
 
-use crate::args::{Args, Spec};
+use crate::args::Args;
+use crate::kind::{TargetKind, built};
+use crate::spec::Spec;
 
-/// The words of `zero`.
-pub const SPEC: Spec = Spec::NONE;
+/// What `zero` declares.
+pub const SPEC: Spec = Spec::plain("zero", [1, 1, 0], &[]);
 
 /// The kind of target.
-pub struct ZeroType;
-
-impl TargetType for ZeroType {
-    fn name(&self) -> &'static str {
-        "zero"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 1, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        _env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        let parsed = Args::new("zero", &ctor).finish();
-        Box::pin(ready(parsed.map(|()| Arc::new(Zero) as _)))
-    }
-}
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |_, ctor| built(Args::parse(&SPEC, &ctor).map(|_| Zero)) };
 
 struct Zero;
 

@@ -18,7 +18,7 @@ use cairn_outcome::stdout::{print, print_json};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cli::{Command, ExportCommand, NameArgs, ReadArgs, ServerArgs, TableArgs};
+use crate::cli::{Command, ExportCommand, NameArgs, ReadArgs, ServerArgs, TableArgs, TargetsArgs};
 use crate::control::client::Client;
 use crate::control::rpc::{
     AnyName, CreateParams, ExportAddParams, ExportRemoveParams, LoadParams, MessageParams, OneName,
@@ -46,7 +46,11 @@ pub fn run(verb: Command) -> Outcome<u8> {
             let params = json!(any_name(&read));
             show(&read.server, read.json, "volume_info", params, report::infos_text)
         }
-        Command::Targets(list) => {
+        Command::Targets(TargetsArgs { name: Some(name), list }) => {
+            let spec = report::declared(&name)?;
+            if list.json { print_json(&report::spec_json(spec)) } else { print(&spec.to_string()) }
+        }
+        Command::Targets(TargetsArgs { name: None, list }) => {
             show(&list.server, list.json, "target_list", json!({}), report::targets_text)
         }
         Command::Exports(list) => {

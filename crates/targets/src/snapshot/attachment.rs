@@ -30,6 +30,7 @@ use super::table::Locks;
 use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::shared_core::{Found, SharedCore, User};
+use crate::spec::Spec;
 
 /// See the module's description.
 pub(super) struct Attachment {
@@ -159,15 +160,15 @@ fn layout_of(config: &Config) -> Result<Layout, ConfigError> {
 impl Attachment {
     /// Checks a table line and the header of its store.
     pub async fn take(
-        target: &'static str,
+        spec: &'static Spec,
         merging: bool,
         env: &Env,
         ctor: &Ctor<'_>,
     ) -> Result<Attachment, ConfigError> {
-        let mut config = Config::parse(target, ctor)?;
+        let mut config = Config::parse(spec, ctor)?;
         if merging && !config.kind.is_persistent() {
             let expected = "P or PO: a transient store can't be merged";
-            return Err(ConfigError::argument(target, "store", "N", expected));
+            return Err(ConfigError::argument(spec.name, "store", "N", expected));
         }
         check_devices(&config)?;
         if config.kind.is_persistent() {

@@ -3,36 +3,56 @@
 use cairn_block::{ConfigError, ConfigKind, Ctor, Sector};
 use cairn_format::snapshot::ChunkSize;
 
-use crate::args::{Args, Device, OptionSpec, Spec};
-
-/// What the parser and the manual of `snapshot` know.
-pub const SNAPSHOT_SPEC: Spec =
-    Spec { options: OPTIONS, status_fields: super::status::STATUS_FIELDS, messages: &[] };
-
-/// What the parser and the manual of `snapshot-merge` know.
-pub const MERGE_SPEC: Spec =
-    Spec { options: OPTIONS, status_fields: super::status::STATUS_FIELDS, messages: &[] };
-
-/// What the parser and the manual of `snapshot-origin` know.
-pub const ORIGIN_SPEC: Spec = Spec::NONE;
+use crate::args::{Args, Device};
+use crate::spec::{self, Arg, Group, Opt, Spec};
 
 const ZEROES: &str = "discard_zeroes_cow";
 const PASSDOWN: &str = "discard_passdown_origin";
 const FILL: &str = "fill_event";
 const WAIT: &str = "wait_for_room";
 
-/// Longest time that a write waits for room.
-const WAIT_SECONDS_MAX: u64 = 3600;
-
-const OPTIONS: &[OptionSpec] = &[
-    OptionSpec::new(ZEROES, &[]),
-    OptionSpec::new(PASSDOWN, &[]),
-    OptionSpec::new(FILL, &["percent"]),
-    OptionSpec::new(WAIT, &["seconds"]),
+const FEATURES: &[Opt] = &[
+    Opt::new(ZEROES, &[], "discards are taken, and zero chunks that have an exception"),
+    Opt::new(PASSDOWN, &[], "discards go to the origin as well; only with discard_zeroes_cow"),
+    Opt::new(FILL, &[Arg::number("percent", 1, 100, "")], "raises an event when so full").own(),
+    Opt::new(
+        WAIT,
+        &[Arg::number("seconds", 1, 3600, "")],
+        "a write to the origin waits so long for a full store to grow",
+    )
+    .own(),
 ];
 
-/// Most words of features: both of the kernel's and our pairs.
-const FEATURE_WORDS_MAX: usize = 6;
+const fn spec(name: &'static str, version: [u32; 3], origin: &'static [Arg]) -> Spec {
+    // Both features of the kernel and our pairs.
+    let group = Group::features(6, false, FEATURES);
+    let status_fields = super::status::STATUS_FIELDS;
+    Spec { group, status_fields, ..Spec::plain(name, version, origin) }
+}
+
+const ARGUMENTS: &[Arg] = &[
+    Arg::device("origin", "the device whose content is kept").gives_length(),
+    Arg::device("cow", "the device that keeps it"),
+    Arg::word(
+        "store",
+        spec::Kind::Spelled("P, PO or N", Kind::spelled),
+        "where exceptions are kept",
+    ),
+    Arg::number("chunk_size", 0, u32::MAX as u64, "in sectors; 0: as the store, or 32"),
+];
+
+/// What `snapshot` declares.
+pub const SNAPSHOT_SPEC: Spec = spec("snapshot", [1, 16, 0], ARGUMENTS);
+
+/// What `snapshot-merge` declares.
+pub const MERGE_SPEC: Spec = spec("snapshot-merge", [1, 5, 0], ARGUMENTS);
+
+/// What `snapshot-origin` declares.
+pub const ORIGIN_SPEC: Spec = Spec::plain(
+    "snapshot-origin",
+    [1, 9, 0],
+    &[Arg::device("origin", "the device").gives_length()],
+);
 
 /// Where exceptions are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,21 +66,14 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    fn of_word(word: &str) -> Option<Kind> {
+    /// How a word is printed: letters after these do not matter, nor does case.
+    fn spelled(word: &str) -> Option<&'static str> {
         let mut letters = word.chars().map(|letter| letter.to_ascii_uppercase());
         match (letters.next(), letters.next()) {
-            (Some('N'), _) => Some(Kind::Transient),
-            (Some('P'), None) => Some(Kind::Persistent),
-            (Some('P'), Some('O')) => Some(Kind::PersistentOverflow),
+            (Some('N'), _) => Some("N"),
+            (Some('P'), None) => Some("P"),
+            (Some('P'), Some('O')) => Some("PO"),
             _ => None,
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Kind::Persistent => "P",
-            Kind::PersistentOverflow => "PO",
-            Kind::Transient => "N",
         }
     }
 
@@ -87,98 +100,49 @@ pub(super) struct Config {
     /// The snapshot's range of the mapped device, which is that of the origin.
     pub start: Sector,
     pub end: Sector,
+    args: Args,
 }
 
 impl Config {
     /// Parses the words after the target's name and opens the devices.
-    pub fn parse(target: &'static str, ctor: &Ctor<'_>) -> Result<Config, ConfigError> {
-        let mut args = Args::new(target, ctor);
-        let (origin, cow) = (args.device("origin")?, args.device("cow")?);
-        let word = args.word("store")?;
-        let kind = Kind::of_word(word)
-            .ok_or_else(|| args.refuse("store", format!("'{word}'"), "P, PO or N"))?;
-        let sectors = args.number("chunk_size", 0..=u64::from(u32::MAX))? as u32;
+    pub fn parse(spec: &'static Spec, ctor: &Ctor<'_>) -> Result<Config, ConfigError> {
+        let args = Args::parse(spec, ctor)?;
+        let (origin, cow) = (args.device("origin"), args.device("cow"));
+        let kind = match args.word("store") {
+            Some("N") => Kind::Transient,
+            Some("P") => Kind::Persistent,
+            _ => Kind::PersistentOverflow,
+        };
+        let sectors = args.number("chunk_size") as u32;
         let limits = [&origin, &cow].map(|device| device.disk.limits().logical_block);
-        let chunk = ChunkSize::from_table(sectors, limits[0].max(limits[1]))
-            .map_err(|error| ConfigError::new(ConfigKind::Argument, target, error.to_string()))?;
-        let mut config = Config {
+        let chunk = ChunkSize::from_table(sectors, limits[0].max(limits[1])).map_err(|error| {
+            ConfigError::new(ConfigKind::Argument, spec.name, error.to_string())
+        })?;
+        if args.has(PASSDOWN) && !args.has(ZEROES) {
+            return Err(args.refuse("features", PASSDOWN, "discard_zeroes_cow beside it"));
+        }
+        Ok(Config {
             origin,
             cow,
             kind,
             chunk,
             any_chunk: sectors == 0,
-            discard_zeroes_cow: false,
-            discard_passdown_origin: false,
-            fill_event_percent: None,
-            wait_for_room_s: None,
+            discard_zeroes_cow: args.has(ZEROES),
+            discard_passdown_origin: args.has(PASSDOWN),
+            fill_event_percent: args.given(FILL),
+            wait_for_room_s: args.given(WAIT),
             start: ctor.start,
             end: ctor.start + ctor.len,
-        };
-        let mut features = args.group("#features", FEATURE_WORDS_MAX)?;
-        while let Some(word) = features.option(OPTIONS)? {
-            match word {
-                ZEROES => config.discard_zeroes_cow = true,
-                PASSDOWN => config.discard_passdown_origin = true,
-                FILL => config.fill_event_percent = Some(features.number(FILL, 1..=100)?),
-                _ => {
-                    let seconds = features.number(WAIT, 1..=WAIT_SECONDS_MAX)?;
-                    config.wait_for_room_s = Some(seconds);
-                }
-            }
-        }
-        if config.discard_passdown_origin && !config.discard_zeroes_cow {
-            let expected = "discard_zeroes_cow beside it";
-            return Err(args.refuse("features", PASSDOWN, expected));
-        }
-        args.finish()?;
-        Ok(config)
+            args,
+        })
     }
 
     /// The words after the target's name, as the kernel prints them.
     pub fn print(&self) -> String {
-        let mut features = Vec::new();
-        if self.discard_zeroes_cow {
-            features.push(ZEROES.to_owned());
-        }
-        if self.discard_passdown_origin {
-            features.push(PASSDOWN.to_owned());
-        }
-        if let Some(percent) = self.fill_event_percent {
-            features.extend([FILL.to_owned(), percent.to_string()]);
-        }
-        if let Some(seconds) = self.wait_for_room_s {
-            features.extend([WAIT.to_owned(), seconds.to_string()]);
-        }
-        let (origin, cow) = (&self.origin.argument, &self.cow.argument);
-        let (kind, chunk) = (self.kind.word(), self.chunk.sectors());
-        let mut text = format!("{origin} {cow} {kind} {chunk}");
-        if !features.is_empty() {
-            text.push_str(&format!(" {} {}", features.len(), features.join(" ")));
-        }
-        text
+        let mut args = self.args.clone();
+        args.set_number("chunk_size", u64::from(self.chunk.sectors()));
+        args.to_string()
     }
-}
-
-/// The words of a table line as the kernel takes them: without what only cairn knows.
-#[must_use]
-pub fn kernel_words(params: &str) -> String {
-    let mut words: Vec<&str> = params.split(' ').collect();
-    let all = words.len();
-    for own in [FILL, WAIT] {
-        if let Some(at) = words.iter().position(|word| *word == own) {
-            words.drain(at..(at + 2).min(words.len()));
-        }
-    }
-    if words.len() == all {
-        return params.to_owned();
-    }
-    let rest = words.split_off(words.len().min(5));
-    words.truncate(4);
-    let mut text = words.join(" ");
-    if !rest.is_empty() {
-        text.push_str(&format!(" {} {}", rest.len(), rest.join(" ")));
-    }
-    text
 }
 
 #[cfg(test)]
@@ -187,7 +151,9 @@ mod tests {
     use crate::rig::with_ctor;
 
     fn parse(line: &str) -> Result<Config, String> {
-        with_ctor(line, |ctor| Config::parse("snapshot", ctor).map_err(|error| error.to_string()))
+        with_ctor(line, |ctor| {
+            Config::parse(&SNAPSHOT_SPEC, ctor).map_err(|error| error.to_string())
+        })
     }
 
     #[test]
@@ -217,7 +183,7 @@ mod tests {
             ("/o /c P 8 4 fill_event 80 wait_for_room 30", "/o /c P 8"),
             ("/o /c P 8 3 discard_zeroes_cow fill_event 80", "/o /c P 8 1 discard_zeroes_cow"),
         ] {
-            assert_eq!(kernel_words(line), kernels);
+            assert_eq!(SNAPSHOT_SPEC.kernel_words(line), kernels);
         }
     }
 

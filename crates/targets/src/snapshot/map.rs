@@ -8,47 +8,37 @@ use std::sync::Arc;
 
 use cairn_block::{
     Claim, ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
-    LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, Target, TargetType,
-    Verdict,
+    LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, Target, Verdict,
 };
 
 use super::attachment::Attachment;
+use super::config::SNAPSHOT_SPEC;
 use super::copying::{Copying, Want, Wanter};
 use super::core::{Condition, Core, LOST};
 use super::covering::{Cover, Covering};
 use super::table::{Locks, Run, Until, WritePlan, stripe_of};
 use crate::epochs::Epoch;
+use crate::kind::{Constructed, TargetKind};
 
 /// The kind of target `snapshot`.
-#[derive(Default)]
-pub struct SnapshotType {
-    /// How the exceptions of its snapshots are guarded.
-    pub locks: Locks,
-}
+pub const KIND: TargetKind = TargetKind {
+    spec: &SNAPSHOT_SPEC,
+    construct: |env, ctor| construct(env, ctor, Locks::Sharded),
+};
 
-impl TargetType for SnapshotType {
-    fn name(&self) -> &'static str {
-        "snapshot"
-    }
+/// The same with one lock for all exceptions, for the benchmark to compare with.
+pub const SINGLE_LOCK_KIND: TargetKind =
+    TargetKind { construct: |env, ctor| construct(env, ctor, Locks::Single), ..KIND };
 
-    fn version(&self) -> [u32; 3] {
-        [1, 16, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(async move {
-            let mut attachment = Attachment::take("snapshot", false, env, &ctor).await?;
-            attachment.locks = self.locks;
-            let (kin, tasks) = (attachment.kin.clone(), attachment.tasks.clone());
-            let covering = Covering::new(env, tasks.clone());
-            let copying = Copying::new(env, kin, tasks, Until::Published);
-            Ok(Arc::new(Snapshot { attachment, copying, covering }) as Arc<dyn Target>)
-        })
-    }
+fn construct<'a>(env: &'a Env, ctor: Ctor<'a>, locks: Locks) -> Constructed<'a> {
+    Box::pin(async move {
+        let mut attachment = Attachment::take(&SNAPSHOT_SPEC, false, env, &ctor).await?;
+        attachment.locks = locks;
+        let (kin, tasks) = (attachment.kin.clone(), attachment.tasks.clone());
+        let covering = Covering::new(env, tasks.clone());
+        let copying = Copying::new(env, kin, tasks, Until::Published);
+        Ok(Arc::new(Snapshot { attachment, copying, covering }) as Arc<dyn Target>)
+    })
 }
 
 /// The target.

@@ -32,12 +32,13 @@ use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
     Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Flags, Io, IoError,
     IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange,
-    SuspendMode, Target, TargetType, Verdict, mutants,
+    SuspendMode, Target, Verdict, mutants,
 };
 use cairn_format::snapshot::{Layout, Record};
 
 use super::attachment::Attachment;
 use super::canary::{self, Bug};
+use super::config::MERGE_SPEC;
 use super::core::{Condition, Core, wake};
 use super::map::Place;
 use super::origin::OriginSide;
@@ -45,6 +46,7 @@ use super::store::TailPiece;
 use super::table::{Run, stripe_of};
 use crate::args::Device;
 use crate::epochs::Epoch;
+use crate::kind::TargetKind;
 
 /// Longest run of one step, unless a chunk is longer.
 const STEP_SECTORS: u64 = 8192;
@@ -54,38 +56,23 @@ const COPY_ATTEMPTS: u32 = 3;
 const PIECE_SECTORS: u64 = 2048;
 
 /// The kind of target `snapshot-merge`.
-pub struct MergeType;
+pub const KIND: TargetKind =
+    TargetKind { spec: &MERGE_SPEC, construct: |env, ctor| Box::pin(construct(env, ctor)) };
 
-impl TargetType for MergeType {
-    fn name(&self) -> &'static str {
-        "snapshot-merge"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 5, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(async move {
-            let attachment = Attachment::take("snapshot-merge", true, env, &ctor).await?;
-            let (device, kin) = (attachment.config.origin.clone(), attachment.kin.clone());
-            let side = OriginSide::new(env, device, kin, &attachment.tasks);
-            let merge = Arc::new_cyclic(|me| Merge {
-                me: me.clone(),
-                attachment,
-                side,
-                stopping: AtomicBool::new(false),
-                running: AtomicBool::new(false),
-                failed: AtomicBool::new(false),
-                stuck: Mutex::default(),
-            });
-            Ok(merge as Arc<dyn Target>)
-        })
-    }
+async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
+    let attachment = Attachment::take(&MERGE_SPEC, true, env, &ctor).await?;
+    let (device, kin) = (attachment.config.origin.clone(), attachment.kin.clone());
+    let side = OriginSide::new(env, device, kin, &attachment.tasks);
+    let merge = Arc::new_cyclic(|me| Merge {
+        me: me.clone(),
+        attachment,
+        side,
+        stopping: AtomicBool::new(false),
+        running: AtomicBool::new(false),
+        failed: AtomicBool::new(false),
+        stuck: Mutex::default(),
+    });
+    Ok(merge)
 }
 
 /// The target.

@@ -75,9 +75,9 @@ mod canary {
     }
 }
 
-pub use config::{MERGE_SPEC, ORIGIN_SPEC, SNAPSHOT_SPEC, kernel_words};
-pub use map::{Snapshot, SnapshotType};
-pub use merge::{Merge, MergeType};
-pub use origin::OriginType;
+pub use config::{MERGE_SPEC, SNAPSHOT_SPEC};
+pub use map::{KIND, SINGLE_LOCK_KIND, Snapshot};
+pub use merge::{KIND as MERGE_KIND, Merge};
+pub use origin::KIND as ORIGIN_KIND;
 pub use status::{ALLOCATED, METADATA};
 pub use table::Locks;

@@ -4,41 +4,25 @@ use std::sync::Arc;
 
 use cairn_block::{
     Claim, ConfigError, Ctor, Disk, Env, Extent, IoError, IoResult, LocalFuture, Op, Request,
-    Sector, SectorCount, SectorRange, SuspendMode, Target, TargetType, Verdict,
+    Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict,
 };
 
 use super::attachment::origin_claim;
+use super::config::ORIGIN_SPEC;
 use super::copying::{Copying, Want, Wanter};
 use super::core::SHUTDOWN;
 use super::kin::Kin;
 use super::table::{Bell, OriginPlan, Until, Waiter};
 use crate::args::{Args, Device};
+use crate::kind::{TargetKind, built};
 use cairn_block::TaskGroup;
 
 /// Longest range that is kept for the snapshots at once.
 const PIECE_SECTORS: u64 = 2048;
 
 /// The kind of target `snapshot-origin`.
-pub struct OriginType;
-
-impl TargetType for OriginType {
-    fn name(&self) -> &'static str {
-        "snapshot-origin"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 9, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        let constructed = Origin::new(env, &ctor);
-        Box::pin(async move { Ok(Arc::new(constructed?) as Arc<dyn Target>) })
-    }
-}
+pub const KIND: TargetKind =
+    TargetKind { spec: &ORIGIN_SPEC, construct: |env, ctor| built(Origin::new(env, &ctor)) };
 
 /// Writing the origin under its snapshots' eyes; `snapshot-merge` does it too.
 pub(super) struct OriginSide {
@@ -128,9 +112,7 @@ struct Origin {
 
 impl Origin {
     fn new(env: &Env, ctor: &Ctor<'_>) -> Result<Origin, ConfigError> {
-        let mut args = Args::new("snapshot-origin", ctor);
-        let device = args.device("origin")?;
-        args.finish()?;
+        let device = Args::parse(&ORIGIN_SPEC, ctor)?.device("origin");
         let (end, size) = (ctor.start + ctor.len, device.disk.sectors());
         if end.0 > size.0 {
             let expected = format!("at least the end of the table line, sector {end}");

@@ -3,20 +3,9 @@
 use std::time::Duration;
 
 use cairn_block::{ConfigError, Ctor, SectorCount};
-use cairn_format::thin::DeviceId;
 
-use crate::args::{Args, Device, OptionSpec, Spec};
-
-/// What the parser and the manual of `thin-pool` know.
-pub const POOL_SPEC: Spec = Spec {
-    options: OPTIONS,
-    status_fields: super::status::POOL_FIELDS,
-    messages: super::message::MESSAGES,
-};
-
-/// What the parser and the manual of `thin` know.
-pub const THIN_SPEC: Spec =
-    Spec { options: &[], status_fields: super::status::THIN_FIELDS, messages: &[] };
+use crate::args::{Args, Device};
+use crate::spec::{Arg, Group, Kind, Opt, Spec};
 
 const SKIP_ZEROING: &str = "skip_block_zeroing";
 const IGNORE_DISCARD: &str = "ignore_discard";
@@ -28,31 +17,61 @@ const DATA_MARK: &str = "data_mark";
 const METADATA_MARK: &str = "metadata_mark";
 const DETECT: &str = "detect_zeroes";
 
-const OPTIONS: &[OptionSpec] = &[
-    OptionSpec::new(SKIP_ZEROING, &[]),
-    OptionSpec::new(IGNORE_DISCARD, &[]),
-    OptionSpec::new(NO_PASSDOWN, &[]),
-    OptionSpec::new(READ_ONLY, &[]),
-    OptionSpec::new(ERROR_IF_FULL, &[]),
-    OptionSpec::new(TIMEOUT, &["seconds"]),
-    OptionSpec::new(DATA_MARK, &["percent"]),
-    OptionSpec::new(METADATA_MARK, &["percent"]),
-    OptionSpec::new(DETECT, &["mode"]),
+const SECONDS: &[Arg] = &[Arg::number("seconds", 0, u32::MAX as u64, "")];
+const PERCENT: &[Arg] = &[Arg::number("percent", 1, 100, "")];
+const MODE: Kind = Kind::Word(&["off", "unmap"]);
+
+const FEATURES: &[Opt] = &[
+    Opt::new(SKIP_ZEROING, &[], "new blocks are not zeroed"),
+    Opt::new(IGNORE_DISCARD, &[], "volumes take no discards"),
+    Opt::new(NO_PASSDOWN, &[], "the data device gets no discards"),
+    Opt::new(READ_ONLY, &[], "the metadata is not changed"),
+    Opt::new(ERROR_IF_FULL, &[], "writes without space fail at once"),
+    Opt::new(TIMEOUT, SECONDS, "how long writes wait for space; 0: for ever").default(60).own(),
+    Opt::new(DATA_MARK, PERCENT, "raises an event when so much data is used").default(75).own(),
+    Opt::new(METADATA_MARK, PERCENT, "the same for metadata").default(85).own(),
+    Opt::new(DETECT, &[Arg::word("mode", MODE, "")], "unmap: zeros provision nothing").own(),
 ];
 
-/// Words of the options that only cairn knows, each with one value.
-const OWN_OPTIONS: &[&str] = &[TIMEOUT, DATA_MARK, METADATA_MARK, DETECT];
+/// What `thin-pool` declares. The group has the kernel's words and our four pairs.
+pub const POOL_SPEC: Spec = Spec {
+    group: Group::features(12, true, FEATURES),
+    status_fields: super::status::POOL_FIELDS,
+    messages: super::message::MESSAGES,
+    ..Spec::plain(
+        "thin-pool",
+        [1, 22, 0],
+        &[
+            Arg::device("metadata", "the metadata device"),
+            Arg::device("data", "the data device").gives_length(),
+            Arg::number(
+                "block_sectors",
+                BLOCK_SECTORS_MIN,
+                BLOCK_SECTORS_MAX,
+                "the size of a data block, a multiple of 128",
+            ),
+            Arg::number("low_water_blocks", 0, u64::MAX, "an event when so few blocks are free"),
+        ],
+    )
+};
 
-/// Most words of options: the kernel's four and our four pairs.
-const OPTION_WORDS_MAX: usize = 4 + 2 * OWN_OPTIONS.len();
+/// What `thin` declares.
+pub const THIN_SPEC: Spec = Spec {
+    status_fields: super::status::THIN_FIELDS,
+    ..Spec::plain(
+        "thin",
+        [1, 22, 0],
+        &[
+            Arg::device("pool", "the pool, as @NAME"),
+            Arg::number("id", 0, (1 << 24) - 1, "which volume of the pool"),
+            Arg::device("origin", "an external origin").optional().gives_length(),
+        ],
+    )
+};
 
 /// Smallest and largest data block, in sectors; also what it is a multiple of.
 pub(super) const BLOCK_SECTORS_MIN: u64 = 128;
 const BLOCK_SECTORS_MAX: u64 = 2_097_152;
-
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
-const DATA_MARK_DEFAULT: u64 = 75;
-const METADATA_MARK_DEFAULT: u64 = 85;
 
 /// What is done with zeros that a client writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,85 +116,34 @@ pub(super) struct Options {
     pub discards: Discards,
     pub read_only: bool,
     pub error_if_full: bool,
-    timeout_seconds: Option<u64>,
-    data_mark: Option<u64>,
-    metadata_mark: Option<u64>,
-    pub detect: Option<DetectZeroes>,
+    timeout_seconds: u64,
+    /// How full, in percent, data and metadata may be before a warning.
+    pub marks_percent: [u64; 2],
+    pub detect: DetectZeroes,
 }
 
 impl Options {
     /// How long a write waits for space; none: for ever.
     pub fn no_space_timeout(&self) -> Option<Duration> {
-        match self.timeout_seconds {
-            Some(0) => None,
-            Some(seconds) => Some(Duration::from_secs(seconds)),
-            None => Some(TIMEOUT_DEFAULT),
-        }
+        (self.timeout_seconds > 0).then(|| Duration::from_secs(self.timeout_seconds))
     }
 
-    /// How full, in percent, data and metadata may be before a warning.
-    pub fn marks_percent(&self) -> [u64; 2] {
-        [
-            self.data_mark.unwrap_or(DATA_MARK_DEFAULT),
-            self.metadata_mark.unwrap_or(METADATA_MARK_DEFAULT),
-        ]
-    }
-
-    fn none() -> Options {
+    fn of(args: &Args) -> Options {
+        let discards = match (args.has(IGNORE_DISCARD), args.has(NO_PASSDOWN)) {
+            (true, _) => Discards::Ignore,
+            (false, true) => Discards::NoPassDown,
+            (false, false) => Discards::PassDown,
+        };
+        let detect = args.word(DETECT).and_then(DetectZeroes::of_word);
         Options {
-            skip_zeroing: false,
-            discards: Discards::PassDown,
-            read_only: false,
-            error_if_full: false,
-            timeout_seconds: None,
-            data_mark: None,
-            metadata_mark: None,
-            detect: None,
+            skip_zeroing: args.has(SKIP_ZEROING),
+            discards,
+            read_only: args.has(READ_ONLY),
+            error_if_full: args.has(ERROR_IF_FULL),
+            timeout_seconds: args.number(TIMEOUT),
+            marks_percent: [args.number(DATA_MARK), args.number(METADATA_MARK)],
+            detect: detect.unwrap_or(DetectZeroes::Off),
         }
-    }
-
-    fn take(&mut self, word: &str, group: &mut Args<'_>) -> Result<(), ConfigError> {
-        match word {
-            SKIP_ZEROING => self.skip_zeroing = true,
-            IGNORE_DISCARD => self.discards = Discards::Ignore,
-            NO_PASSDOWN if self.discards == Discards::PassDown => {
-                self.discards = Discards::NoPassDown;
-            }
-            NO_PASSDOWN => (),
-            READ_ONLY => self.read_only = true,
-            ERROR_IF_FULL => self.error_if_full = true,
-            TIMEOUT => self.timeout_seconds = Some(group.number(TIMEOUT, 0..=u64::from(u32::MAX))?),
-            DATA_MARK => self.data_mark = Some(group.number(DATA_MARK, 1..=100)?),
-            METADATA_MARK => self.metadata_mark = Some(group.number(METADATA_MARK, 1..=100)?),
-            DETECT => {
-                let modes = [DetectZeroes::Off, DetectZeroes::Unmap];
-                let chosen = group.choice(DETECT, &modes.map(DetectZeroes::word))?;
-                self.detect = Some(modes[chosen]);
-            }
-            _ => unreachable!("the reader hands out words of the spec only"),
-        }
-        Ok(())
-    }
-
-    fn words(&self) -> Vec<String> {
-        let mut words = Vec::new();
-        let mut flag = |word: &str, set: bool| words.extend(set.then(|| word.to_owned()));
-        flag(SKIP_ZEROING, self.skip_zeroing);
-        flag(IGNORE_DISCARD, self.discards == Discards::Ignore);
-        flag(NO_PASSDOWN, self.discards == Discards::NoPassDown);
-        flag(READ_ONLY, self.read_only);
-        flag(ERROR_IF_FULL, self.error_if_full);
-        let numbers = [
-            (TIMEOUT, self.timeout_seconds),
-            (DATA_MARK, self.data_mark),
-            (METADATA_MARK, self.metadata_mark),
-        ];
-        for (word, value) in numbers {
-            words.extend(value.into_iter().flat_map(|value| [word.to_owned(), value.to_string()]));
-        }
-        let detect = self.detect.into_iter();
-        words.extend(detect.flat_map(|mode| [DETECT, mode.word()].map(str::to_owned)));
-        words
     }
 }
 
@@ -188,29 +156,29 @@ pub(super) struct PoolConfig {
     pub options: Options,
     /// How many data blocks the line is long.
     pub data_blocks: u64,
+    args: Args,
 }
 
 impl PoolConfig {
     /// Parses the words after `thin-pool` and opens the devices.
     pub fn parse(ctor: &Ctor<'_>) -> Result<PoolConfig, ConfigError> {
-        let mut args = Args::new("thin-pool", ctor);
-        let (metadata, data) = (args.device("metadata")?, args.device("data")?);
-        let block_sectors = args.number("block_sectors", BLOCK_SECTORS_MIN..=BLOCK_SECTORS_MAX)?;
+        let mut args = Args::parse(&POOL_SPEC, ctor)?;
+        let block_sectors = args.number("block_sectors");
         if !block_sectors.is_multiple_of(BLOCK_SECTORS_MIN) {
             let expected = "a multiple of 128 sectors (Invalid block size)";
             return Err(args.refuse("block_sectors", block_sectors, expected));
         }
-        let low_water_blocks = args.number("low_water_blocks", 0..=u64::MAX)?;
-        let mut options = Options::none();
-        let mut group = args.group("#features", OPTION_WORDS_MAX)?;
-        while let Some(word) = group.option(OPTIONS)? {
-            options.take(word, &mut group)?;
-        }
-        args.finish()?;
-        options.read_only |= ctor.read_only;
-        let data_blocks = ctor.len.0 / block_sectors;
-        let config =
-            PoolConfig { metadata, data, block_sectors, low_water_blocks, options, data_blocks };
+        args.set_flag(READ_ONLY, args.has(READ_ONLY) || ctor.read_only);
+        args.set_flag(NO_PASSDOWN, args.has(NO_PASSDOWN) && !args.has(IGNORE_DISCARD));
+        let config = PoolConfig {
+            metadata: args.device("metadata"),
+            data: args.device("data"),
+            block_sectors,
+            low_water_blocks: args.number("low_water_blocks"),
+            options: Options::of(&args),
+            data_blocks: ctor.len.0 / block_sectors,
+            args,
+        };
         config.check(ctor)?;
         Ok(config)
     }
@@ -241,17 +209,7 @@ impl PoolConfig {
 
     /// The words after the target's name, as the kernel prints them.
     pub fn print(&self) -> String {
-        let (metadata, data) = (&self.metadata.argument, &self.data.argument);
-        let words = self.options.words();
-        let mut text =
-            format!("{metadata} {data} {} {}", self.block_sectors, self.low_water_blocks);
-        // The kernel prints the count even if it is zero.
-        text.push_str(&format!(" {}", words.len()));
-        for word in words {
-            text.push(' ');
-            text.push_str(&word);
-        }
-        text
+        self.args.to_string()
     }
 
     /// The length of a data block.
@@ -265,60 +223,32 @@ pub(super) struct ThinConfig {
     pub pool: Device,
     pub id: u32,
     pub origin: Option<Device>,
+    args: Args,
 }
 
 impl ThinConfig {
     /// Parses the words after `thin`; the pool must be a volume of this server.
     pub fn parse(ctor: &Ctor<'_>) -> Result<ThinConfig, ConfigError> {
-        let mut args = Args::new("thin", ctor);
-        let pool = args.device("pool")?;
+        let args = Args::parse(&THIN_SPEC, ctor)?;
+        let pool = args.device("pool");
         if pool.disk.mapped().is_none() {
             let found = format!("'{}'", pool.argument);
             return Err(args.refuse("pool", found, "a volume with a thin-pool, as @NAME"));
         }
-        let id = args.number("id", 0..=DeviceId::MAX.key())? as u32;
-        let origin = if args.left() > 0 { Some(args.device("origin")?) } else { None };
-        args.finish()?;
+        let origin = args.optional_device("origin");
         if let Some(origin) = &origin
             && std::sync::Arc::ptr_eq(&origin.disk, &pool.disk)
         {
             let expected = "another device than the pool";
             return Err(ConfigError::argument(&origin.argument, "origin", "the pool", expected));
         }
-        Ok(ThinConfig { pool, id, origin })
+        Ok(ThinConfig { pool, id: args.number("id") as u32, origin, args })
     }
 
     /// The words after the target's name, as the kernel prints them.
     pub fn print(&self) -> String {
-        let (pool, id) = (&self.pool.argument, self.id);
-        match &self.origin {
-            Some(origin) => format!("{pool} {id} {}", origin.argument),
-            None => format!("{pool} {id}"),
-        }
+        self.args.to_string()
     }
-}
-
-/// The words of a line of `thin-pool` as the kernel takes them: without what only cairn knows.
-#[must_use]
-pub fn kernel_words(params: &str) -> String {
-    let words: Vec<&str> = params.split(' ').collect();
-    let (fixed, options) = words.split_at(words.len().min(5));
-    let mut kept = Vec::new();
-    let mut rest = options.iter();
-    while let Some(word) = rest.next() {
-        if OWN_OPTIONS.contains(word) {
-            rest.next();
-        } else {
-            kept.push(*word);
-        }
-    }
-    let Some(fixed) = fixed.get(..4) else { return params.to_owned() };
-    let mut text = format!("{} {}", fixed.join(" "), kept.len());
-    for word in kept {
-        text.push(' ');
-        text.push_str(word);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -389,7 +319,7 @@ mod tests {
             ("/m /d 128 0 2 detect_zeroes unmap", "/m /d 128 0 0"),
             ("/m /d 128 0 5 read_only data_mark 60 no_space_timeout 3", "/m /d 128 0 1 read_only"),
         ] {
-            assert_eq!(kernel_words(line), kernels);
+            assert_eq!(POOL_SPEC.kernel_words(line), kernels);
         }
     }
 
@@ -397,8 +327,9 @@ mod tests {
     fn what_is_not_said_has_the_kernels_defaults() {
         let options = pool("/m /d 128 0").unwrap().options;
         assert_eq!(options.no_space_timeout(), Some(Duration::from_secs(60)));
-        assert_eq!(options.marks_percent(), [75, 85]);
-        assert_eq!(options, Options::none());
+        assert_eq!(options.marks_percent, [75, 85]);
+        assert_eq!((options.discards, options.detect), (Discards::PassDown, DetectZeroes::Off));
+        assert!(!options.skip_zeroing && !options.read_only && !options.error_if_full);
         let forever = pool("/m /d 128 0 2 no_space_timeout 0").unwrap().options;
         assert_eq!(forever.no_space_timeout(), None);
     }

@@ -96,7 +96,7 @@ impl ThinPool {
         let (total, _) = pool.metadata.data_use();
         let (marks_percent, low_water_blocks) = {
             let state = pool.state.lock();
-            (state.options.marks_percent(), state.low_water_blocks)
+            (state.options.marks_percent, state.low_water_blocks)
         };
         let detect = if pool.detects_zeroes() { DetectZeroes::Unmap } else { DetectZeroes::Off };
         let mode = pool.mode();

@@ -11,14 +11,14 @@ use cairn_block::sync::MutexGuard;
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, EndIo, Env, Extent, ExtentKind,
     FailureCount, Flags, IoError, IoResult, Limits, LocalFuture, Op, Report, Request, Sector,
-    SectorCount, SectorRange, SuspendMode, Target, TargetType, Verdict, mutants,
+    SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
 };
 use cairn_format::thin::{DataBlock, DeviceId};
 
 use super::arena::GROUP_BLOCKS;
 use super::attachment::{Attachment, Origin, map_blocks};
 use super::canary::{self, Bug};
-use super::config::{Discards, ThinConfig};
+use super::config::{Discards, THIN_SPEC, ThinConfig};
 use super::index::{Run, Shard};
 use super::place::Place;
 use super::pool::{Mode, Pool};
@@ -27,36 +27,11 @@ use super::status;
 use super::stock::Taken;
 use crate::epochs::Epoch;
 use crate::group_commit::Waiter;
+use crate::kind::{TargetKind, built};
 
 /// The kind of target `thin`.
-pub struct ThinType;
-
-impl TargetType for ThinType {
-    fn name(&self) -> &'static str {
-        "thin"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 22, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        _env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        let parsed = ThinConfig::parse(&ctor);
-        Box::pin(async move {
-            let config = parsed?;
-            // If the pool is live, this refuses now what the resume would refuse.
-            pool_of(&config, false)?;
-            refuse_own_pool(&config)?;
-            let failures = ctor.failures.clone();
-            let thin = Thin { config, failures, attachment: OnceLock::new() };
-            Ok(Arc::new(thin) as Arc<dyn Target>)
-        })
-    }
-}
+pub const KIND: TargetKind =
+    TargetKind { spec: &THIN_SPEC, construct: |_, ctor| built(Thin::parse(&ctor)) };
 
 /// The pool that a line names; `None` if it does not exist yet and `must` is not set.
 fn pool_of(config: &ThinConfig, must: bool) -> Result<Option<Arc<Pool>>, ConfigError> {
@@ -126,6 +101,14 @@ fn committing(pool: &Pool) -> u64 {
 type Locked<'v> = MutexGuard<'v, Shard>;
 
 impl Thin {
+    fn parse(ctor: &Ctor<'_>) -> Result<Thin, ConfigError> {
+        let config = ThinConfig::parse(ctor)?;
+        // If the pool is live, this refuses now what the resume would refuse.
+        pool_of(&config, false)?;
+        refuse_own_pool(&config)?;
+        Ok(Thin { config, failures: ctor.failures.clone(), attachment: OnceLock::new() })
+    }
+
     pub(super) fn attachment(&self) -> &Arc<Attachment> {
         self.attached().expect("a table serves after its resume")
     }

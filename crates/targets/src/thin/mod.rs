@@ -97,8 +97,7 @@ mod canary {
     }
 }
 
-pub use config::{POOL_SPEC, THIN_SPEC, kernel_words};
 pub use edits::Plan;
 pub use inspect::{Figures, ThinDevice};
-pub use map::ThinType;
-pub use recover::{PoolType, ThinPool};
+pub use map::KIND;
+pub use recover::{KIND as POOL_KIND, ThinPool};

@@ -224,7 +224,7 @@ impl Pool {
                 events.volume()
             );
         }
-        self.set_detect(options.detect.unwrap_or(DetectZeroes::Off));
+        self.set_detect(options.detect);
         self.discards.store(options.discards as u8, Ordering::Relaxed);
         let mut state = self.state.lock();
         state.options = options;

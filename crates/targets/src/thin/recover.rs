@@ -13,13 +13,12 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, Extent, IoError, Limits,
-    LocalFuture, MessageError, Report, Request, Sector, SectorCount, SectorRange, Target,
-    TargetType, Verdict,
+    LocalFuture, MessageError, Report, Request, Sector, SectorCount, SectorRange, Target, Verdict,
 };
 use cairn_format::probe::Kind;
 use cairn_format::thin::{DataBlockSize, Opening};
 
-use super::config::{Discards, PoolConfig};
+use super::config::{Discards, POOL_SPEC, PoolConfig};
 use super::message::not_serving;
 use super::metadata::{MetadataError, PoolMetadata};
 use super::pool::{Mode, Pool, Terms};
@@ -27,39 +26,25 @@ use super::status;
 use super::stock::Purpose;
 use crate::args::Device;
 use crate::blank::Formatting;
+use crate::kind::TargetKind;
 use crate::persistent::{Error, Store, Working};
 use crate::shared_core::{Found, SharedCore, User};
 
 /// The kind of target `thin-pool`.
-pub struct PoolType;
+pub const KIND: TargetKind =
+    TargetKind { spec: &POOL_SPEC, construct: |env, ctor| Box::pin(construct(env, ctor)) };
 
-impl TargetType for PoolType {
-    fn name(&self) -> &'static str {
-        "thin-pool"
-    }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 22, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(async move {
-            let config = PoolConfig::parse(&ctor)?;
-            look(env, &config).await?;
-            let identity = ctor.registry.identify(&config.metadata.argument)?;
-            let user = ctor.registry.kin(&identity, Arc::<SharedCore<Pool>>::default).join();
-            let events = ctor.events.clone();
-            let table = ThinPool { config, user, events, pool: Mutex::default() };
-            // If the pool is live, this refuses now what the resume would refuse.
-            let live = table.user.core().filter(|pool| goes_on(pool));
-            live.map_or(Ok(()), |pool| table.refuse_other_discards(&pool))?;
-            Ok(Arc::new(table) as Arc<dyn Target>)
-        })
-    }
+async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
+    let config = PoolConfig::parse(&ctor)?;
+    look(env, &config).await?;
+    let identity = ctor.registry.identify(&config.metadata.argument)?;
+    let user = ctor.registry.kin(&identity, Arc::<SharedCore<Pool>>::default).join();
+    let events = ctor.events.clone();
+    let table = ThinPool { config, user, events, pool: Mutex::default() };
+    // If the pool is live, this refuses now what the resume would refuse.
+    let live = table.user.core().filter(|pool| goes_on(pool));
+    live.map_or(Ok(()), |pool| table.refuse_other_discards(&pool))?;
+    Ok(Arc::new(table))
 }
 
 /// An error of the metadata as one line about a device.

@@ -189,7 +189,7 @@ impl Pool {
         let metadata_used = (metadata.used + kept).min(metadata.total);
         let metadata_free = metadata.total - metadata_used;
         let mut state = self.state.lock();
-        let [data_mark, metadata_mark] = state.options.marks_percent();
+        let [data_mark, metadata_mark] = state.options.marks_percent;
         let low = state.low_water_blocks;
         let signs = [
             (LOW_WATER, free <= low, false),

@@ -169,7 +169,7 @@ impl WriteCache {
         loop {
             self.commit_once(env).await;
             let mut state = self.state.lock();
-            let full = state.index.uncommitted >= self.config.autocommit_blocks().max(1);
+            let full = state.index.uncommitted >= self.config.autocommit_blocks.max(1);
             let broken = state.broken;
             if !state.commits.goes_on(full && !broken) {
                 drop(state);
@@ -371,7 +371,7 @@ impl WriteCache {
                 self.encode_granule(metadata, granule, out);
             });
         }
-        let start = Sector::of_byte(from) + self.config.start();
+        let start = Sector::of_byte(from) + self.config.start;
         env.io(
             &self.cache,
             Io::write(SectorRange::new(start, count), segs).with(flags | Flags::META),
@@ -406,7 +406,7 @@ impl WriteCache {
         let count = SectorCount::of_bytes(bytes.len() as u64);
         let segs = env.segs(count);
         segs.copy_in(0, bytes);
-        let start = Sector::of_byte(offset) + self.config.start();
+        let start = Sector::of_byte(offset) + self.config.start;
         env.io(
             &self.cache,
             Io::write(SectorRange::new(start, count), segs).with(flags | Flags::META),

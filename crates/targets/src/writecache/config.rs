@@ -1,235 +1,162 @@
 //! The table line of writecache: parsing, defaults, and printing as the kernel prints it.
 //!
-//! `writecache <p|s> <origin> <cache> <block_size> <#opt words> [options...]`. Only options
-//! that were given are printed, in the kernel's fixed order.
+//! Only options that were given are printed, in the kernel's fixed order.
 
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind, Ctor, SectorCount};
 use cairn_format::writecache::BlockSize;
 
-use crate::args::{Args, Device, OptionSpec, Spec};
+use crate::args::{Args, Device};
+use crate::spec::{Arg, Group, Kind, Opt, Spec};
 
 /// The mode: the letter of the table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+enum Mode {
     /// `s`: a block device.
     Ssd,
     /// `p`: persistent memory; its defaults and options, run by the same engine.
     Pmem,
 }
 
-/// The options, status fields and messages of writecache.
+const BLOCKS: &[Arg] = &[Arg::number("blocks", 0, u32::MAX as u64, "")];
+const PERCENT: &[Arg] = &[Arg::number("percent", 0, 100, "")];
+
+/// A time of at most so many milliseconds.
+const fn ms(most: u64) -> Arg {
+    Arg::number("ms", 0, most, "")
+}
+
+const OPTIONS: &[Opt] = &[
+    Opt::new("start_sector", &[Arg::offset("sector")], "where the cache begins on its device")
+        .default(0),
+    Opt::new("high_watermark", PERCENT, "writeback starts when so much is used").default(50),
+    Opt::new("low_watermark", PERCENT, "writeback stops when no more is used").default(45),
+    Opt::new("writeback_jobs", BLOCKS, "most blocks in writeback at once; 0: no limit").default(0),
+    Opt::new(
+        "autocommit_blocks",
+        BLOCKS,
+        "a commit begins when so many blocks are uncommitted; 65536, in mode p 64",
+    ),
+    Opt::new("autocommit_time", &[ms(3_600_000)], "a commit begins so long after the first block")
+        .default(1000),
+    Opt::new("max_age", &[ms(86_400_000)], "blocks that are older are written back"),
+    Opt::new("cleaner", &[], "caches no new blocks and writes back everything"),
+    Opt::new("fua", &[], "mode p: writeback writes with FUA").instead_of("nofua"),
+    Opt::new("nofua", &[], "mode p: writeback flushes the origin afterwards").instead_of("fua"),
+    Opt::new("metadata_only", &[], "caches only file system metadata"),
+    Opt::new(
+        "pause_writeback",
+        &[ms(60_000)],
+        "mode s: writeback waits so long after a write around the cache; 3000",
+    ),
+];
+
+/// What `writecache` declares. The kernel takes at most 18 words of optional arguments.
 pub const SPEC: Spec = Spec {
-    options: &[
-        OptionSpec::new("start_sector", &["sector"]),
-        OptionSpec::new("high_watermark", &["percent"]),
-        OptionSpec::new("low_watermark", &["percent"]),
-        OptionSpec::new("writeback_jobs", &["blocks"]),
-        OptionSpec::new("autocommit_blocks", &["blocks"]),
-        OptionSpec::new("autocommit_time", &["ms"]),
-        OptionSpec::new("max_age", &["ms"]),
-        OptionSpec::new("cleaner", &[]),
-        OptionSpec::new("fua", &[]),
-        OptionSpec::new("nofua", &[]),
-        OptionSpec::new("metadata_only", &[]),
-        OptionSpec::new("pause_writeback", &["ms"]),
-    ],
+    group: Group {
+        count: "#options",
+        item: "option",
+        most: 18,
+        needed: true,
+        prints_zero: true,
+        options: OPTIONS,
+    },
     status_fields: super::status::STATUS_FIELDS,
     messages: super::status::MESSAGES,
+    ..Spec::plain(
+        "writecache",
+        [1, 6, 0],
+        &[
+            Arg::word("mode", Kind::Word(&["p", "s"]), "persistent memory, or a block device"),
+            Arg::device("origin", "the slow device").gives_length(),
+            Arg::device("cache", "the fast device"),
+            Arg::number("block_size", 0, u32::MAX as u64, "the size of a cache block in bytes"),
+        ],
+    )
 };
-
-/// Most words of optional arguments the kernel takes.
-const OPTION_WORDS_MAX: usize = 18;
 
 /// A parsed table line with its devices.
 #[derive(Clone)]
 pub(super) struct Config {
     /// The name of the volume, for the log.
     pub volume: String,
-    pub mode: Mode,
     pub origin: Device,
     pub cache: Device,
     pub block_size: BlockSize,
-    pub start_sector: Option<u64>,
-    pub high_watermark: Option<u64>,
-    pub low_watermark: Option<u64>,
-    pub writeback_jobs: Option<u64>,
-    pub autocommit_blocks: Option<u64>,
-    pub autocommit_time_ms: Option<u64>,
-    pub max_age_ms: Option<u64>,
+    /// Where the cache begins on its device.
+    pub start: SectorCount,
+    high_percent: u64,
+    low_percent: u64,
+    /// Most blocks being written back at once; `None` if the table line sets no limit.
+    pub writeback_blocks_max: Option<u64>,
+    pub autocommit_blocks: u64,
+    pub autocommit_time: Duration,
+    /// The age at which a block is written back: the given one less a sixteenth, which is how
+    /// often ages are looked at.
+    pub max_age: Option<Duration>,
     pub cleaner: bool,
-    pub fua: Option<bool>,
     pub metadata_only: bool,
-    pub pause_writeback_ms: Option<u64>,
+    pub pause_writeback: Duration,
+    /// Writeback writes to the origin with FUA instead of flushing it afterwards.
+    pub writeback_with_fua: bool,
+    args: Args,
 }
-
-const TARGET: &str = "writecache";
 
 impl Config {
     /// Parses the words after the target's name and opens the devices.
     pub fn parse(ctor: &Ctor<'_>) -> Result<Config, ConfigError> {
-        let mut args = Args::new(TARGET, ctor);
-        let mode = match args.choice("mode", &["p", "s"])? {
-            0 => Mode::Pmem,
-            _ => Mode::Ssd,
+        let args = Args::parse(&SPEC, ctor)?;
+        let mode = if args.word("mode") == Some("p") { Mode::Pmem } else { Mode::Ssd };
+        let block_size = BlockSize::new(args.number("block_size") as u32).map_err(|error| {
+            ConfigError::new(ConfigKind::Argument, SPEC.name, error.to_string())
+        })?;
+        let (foreign, letter): (&[&str], _) = match mode {
+            Mode::Ssd => (&["fua", "nofua"], "s"),
+            Mode::Pmem => (&["pause_writeback"], "p"),
         };
-        let (origin, cache) = (args.device("origin")?, args.device("cache")?);
-        let bytes = args.number("block_size", 0..=u64::from(u32::MAX))?;
-        let block_size = BlockSize::new(bytes as u32)
-            .map_err(|error| ConfigError::new(ConfigKind::Argument, TARGET, error.to_string()))?;
-        if args.left() == 0 {
-            let expected = "the count of the option words after it (it may be 0)";
-            return Err(args.refuse("#options", "nothing", expected));
+        if let Some(word) = foreign.iter().find(|word| args.has(word)) {
+            let expected = format!("an option of '{letter}' mode (Invalid optional argument)");
+            return Err(args.refuse("option", format!("'{word}'"), &expected));
         }
-        let mut config = Config {
-            volume: ctor.events.volume().to_owned(),
-            mode,
-            origin,
-            cache,
-            block_size,
-            start_sector: None,
-            high_watermark: None,
-            low_watermark: None,
-            writeback_jobs: None,
-            autocommit_blocks: None,
-            autocommit_time_ms: None,
-            max_age_ms: None,
-            cleaner: false,
-            fua: None,
-            metadata_only: false,
-            pause_writeback_ms: None,
-        };
-        let mut options = args.group("#options", OPTION_WORDS_MAX)?;
-        while let Some(word) = options.option(SPEC.options)? {
-            config.take_option(word, &mut options)?;
-        }
-        let (high, low) = (config.high_percent(), config.low_percent());
-        if high < low {
-            let found = format!("{high} with low_watermark {low}");
+        let (high_percent, low_percent) =
+            (args.number("high_watermark"), args.number("low_watermark"));
+        if high_percent < low_percent {
+            let found = format!("{high_percent} with low_watermark {low_percent}");
             return Err(args.refuse("high_watermark", found, "at least low_watermark"));
         }
-        args.finish()?;
-        Ok(config)
-    }
-
-    fn take_option(&mut self, word: &str, args: &mut Args<'_>) -> Result<(), ConfigError> {
-        let (any, percent) = (0..=u64::from(u32::MAX), 0..=100);
-        let only_for = |letter: &str| {
-            let expected = format!("an option of '{letter}' mode (Invalid optional argument)");
-            Err(args.refuse("option", format!("'{word}'"), &expected))
-        };
-        match word {
-            "fua" | "nofua" if self.mode == Mode::Ssd => return only_for("s"),
-            "pause_writeback" if self.mode == Mode::Pmem => return only_for("p"),
-            "start_sector" => self.start_sector = Some(args.sector(word)?.0),
-            "high_watermark" => self.high_watermark = Some(args.number(word, percent)?),
-            "low_watermark" => self.low_watermark = Some(args.number(word, percent)?),
-            "writeback_jobs" => self.writeback_jobs = Some(args.number(word, any)?),
-            "autocommit_blocks" => self.autocommit_blocks = Some(args.number(word, any)?),
-            "autocommit_time" => {
-                self.autocommit_time_ms = Some(args.number(word, 0..=3_600_000)?);
-            }
-            "max_age" => self.max_age_ms = Some(args.number(word, 0..=86_400_000)?),
-            "cleaner" => self.cleaner = true,
-            "fua" => self.fua = Some(true),
-            "nofua" => self.fua = Some(false),
-            "metadata_only" => self.metadata_only = true,
-            "pause_writeback" => {
-                self.pause_writeback_ms = Some(args.number(word, 0..=60_000)?);
-            }
-            _ => unreachable!("the reader hands out words of the spec only"),
-        }
-        Ok(())
+        let given = |option: &str, default| args.given(option).unwrap_or(default);
+        let (blocks, pause) = if mode == Mode::Ssd { (65_536, 3000) } else { (64, 0) };
+        Ok(Config {
+            volume: ctor.events.volume().to_owned(),
+            origin: args.device("origin"),
+            cache: args.device("cache"),
+            block_size,
+            start: SectorCount(args.number("start_sector")),
+            high_percent,
+            low_percent,
+            writeback_blocks_max: Some(args.number("writeback_jobs")).filter(|&jobs| jobs > 0),
+            autocommit_blocks: given("autocommit_blocks", blocks),
+            autocommit_time: Duration::from_millis(args.number("autocommit_time")),
+            max_age: args.given("max_age").map(|ms| Duration::from_millis(ms - ms / 16)),
+            cleaner: args.has("cleaner"),
+            metadata_only: args.has("metadata_only"),
+            pause_writeback: Duration::from_millis(given("pause_writeback", pause)),
+            writeback_with_fua: mode == Mode::Pmem && !args.has("nofua"),
+            args,
+        })
     }
 
     /// The words after the target's name, as the kernel prints them.
     pub fn print(&self) -> String {
-        let mut options = Vec::new();
-        let mut number = |name: &str, value: Option<u64>| {
-            if let Some(value) = value {
-                options.push(name.to_owned());
-                options.push(value.to_string());
-            }
-        };
-        number("start_sector", self.start_sector);
-        number("high_watermark", self.high_watermark);
-        number("low_watermark", self.low_watermark);
-        number("writeback_jobs", self.writeback_jobs);
-        number("autocommit_blocks", self.autocommit_blocks);
-        number("autocommit_time", self.autocommit_time_ms);
-        number("max_age", self.max_age_ms);
-        if self.cleaner {
-            options.push("cleaner".to_owned());
-        }
-        if let Some(fua) = self.fua {
-            options.push(if fua { "fua" } else { "nofua" }.to_owned());
-        }
-        if self.metadata_only {
-            options.push("metadata_only".to_owned());
-        }
-        if let Some(ms) = self.pause_writeback_ms {
-            options.push("pause_writeback".to_owned());
-            options.push(ms.to_string());
-        }
-        let letter = if self.mode == Mode::Ssd { "s" } else { "p" };
-        let (origin, cache) = (&self.origin.argument, &self.cache.argument);
-        let block = self.block_size.bytes();
-        let mut text = format!("{letter} {origin} {cache} {block} {}", options.len());
-        for word in options {
-            text.push(' ');
-            text.push_str(&word);
-        }
-        text
-    }
-
-    pub fn start(&self) -> SectorCount {
-        SectorCount(self.start_sector.unwrap_or(0))
-    }
-
-    fn high_percent(&self) -> u64 {
-        self.high_watermark.unwrap_or(50)
-    }
-
-    fn low_percent(&self) -> u64 {
-        self.low_watermark.unwrap_or(45)
+        self.args.to_string()
     }
 
     /// The watermarks as counts of free slots: writeback starts at the first, stops at the
     /// second.
     pub fn watermarks(&self, n_blocks: u32) -> (u32, u32) {
         let share = |percent: u64| ((u64::from(n_blocks) * (100 - percent) + 50) / 100) as u32;
-        (share(self.high_percent()), share(self.low_percent()))
-    }
-
-    /// Most blocks being written back at once; `None` if the table line sets no limit.
-    pub fn writeback_blocks_max(&self) -> Option<u64> {
-        self.writeback_jobs.filter(|&jobs| jobs > 0)
-    }
-
-    pub fn autocommit_blocks(&self) -> u64 {
-        let default = if self.mode == Mode::Ssd { 65_536 } else { 64 };
-        self.autocommit_blocks.unwrap_or(default)
-    }
-
-    pub fn autocommit_time(&self) -> Duration {
-        Duration::from_millis(self.autocommit_time_ms.unwrap_or(1000))
-    }
-
-    /// The age at which a block is written back: the given one less a sixteenth, which is how
-    /// often ages are looked at.
-    pub fn max_age(&self) -> Option<Duration> {
-        self.max_age_ms.map(|ms| Duration::from_millis(ms - ms / 16))
-    }
-
-    pub fn pause_writeback(&self) -> Duration {
-        let default = if self.mode == Mode::Ssd { 3000 } else { 0 };
-        Duration::from_millis(self.pause_writeback_ms.unwrap_or(default))
-    }
-
-    /// Writeback writes to the origin with FUA instead of flushing it afterwards.
-    pub fn writeback_with_fua(&self) -> bool {
-        self.mode == Mode::Pmem && self.fua.unwrap_or(true)
+        (share(self.high_percent), share(self.low_percent))
     }
 }
 
@@ -259,10 +186,10 @@ mod tests {
     fn a_pmem_line_has_its_own_defaults_and_options() {
         let config = parse("p /o /c 512 1 NOFUA").unwrap();
         assert_eq!(config.print(), "p /o /c 512 1 nofua");
-        assert_eq!(config.autocommit_blocks(), 64);
-        assert_eq!(config.pause_writeback(), Duration::ZERO);
-        assert!(!config.writeback_with_fua());
-        assert!(parse("p /o /c 512 0").unwrap().writeback_with_fua());
+        assert_eq!(config.autocommit_blocks, 64);
+        assert_eq!(config.pause_writeback, Duration::ZERO);
+        assert!(!config.writeback_with_fua);
+        assert!(parse("p /o /c 512 0").unwrap().writeback_with_fua);
         assert!(parse("p /o /c 512 2 pause_writeback 5").is_err());
         assert!(parse("s /o /c 512 1 fua").is_err());
     }

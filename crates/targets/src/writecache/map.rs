@@ -430,7 +430,7 @@ impl WriteCache {
         state.last_write = now;
         state.pace.cache_answered(took(request.word(), now));
         if state.autocommit_at.is_none() {
-            state.autocommit_at = Some(now + self.config.autocommit_time());
+            state.autocommit_at = Some(now + self.config.autocommit_time);
             self.changed.notify(usize::MAX);
         } else if state.index.is_low() {
             self.changed.notify(usize::MAX);
@@ -440,7 +440,7 @@ impl WriteCache {
         if held {
             state.commits.join(Waiter::Request(request.id()));
         }
-        let commit = held || state.index.uncommitted >= self.config.autocommit_blocks();
+        let commit = held || state.index.uncommitted >= self.config.autocommit_blocks;
         self.wake_after_release(env, state, freed);
         if commit {
             self.kick_commit(env);

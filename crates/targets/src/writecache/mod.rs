@@ -114,8 +114,7 @@ use event_listener::Event;
 
 use crate::fair::Fair;
 
-pub use config::SPEC;
-pub use recover::WriteCacheType;
+pub use recover::KIND;
 
 use commit::Metadata;
 use config::Config;
@@ -310,7 +309,7 @@ impl WriteCache {
 
     /// The range of the cache device that holds `count` slots from `slot`.
     fn slot_range(&self, slot: u32, count: u64) -> SectorRange {
-        let start = self.config.start().0 + self.geometry.slot_sector(u64::from(slot));
+        let start = self.config.start.0 + self.geometry.slot_sector(u64::from(slot));
         let (start, sectors) = (Sector(start), count * self.block_sectors);
         SectorRange::new(start, cairn_block::SectorCount(sectors))
     }
@@ -379,7 +378,7 @@ impl Target for WriteCache {
     /// writeback would overwrite what it writes. The claim covers the whole origin, because a cache
     /// may hold blocks beyond the end of the table line.
     fn claims(&self) -> Vec<Claim> {
-        let first = Sector(self.config.start().0);
+        let first = Sector(self.config.start.0);
         vec![
             Claim::from(&self.origin, Sector(0), ClaimKind::Own, ORIGIN_ROLE),
             Claim::from(&self.cache, first, ClaimKind::Own, CACHE_ROLE),

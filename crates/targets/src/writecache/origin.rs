@@ -91,7 +91,7 @@ impl WriteCache {
             if lost {
                 self.lose(&mut state);
             }
-            let absorbs = !self.config.writeback_with_fua();
+            let absorbs = !self.config.writeback_with_fua;
             (if absorbs { state.written.take() } else { Vec::new() }, lost)
         };
         if lost {

@@ -30,8 +30,8 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, ErrorKind, Flags, Io, IoError,
-    LocalFuture, Sector, SectorCount, SectorRange, Target, TargetType, mutants,
+    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, ErrorKind, Flags, Io, IoError, Sector,
+    SectorCount, SectorRange, Target, mutants,
 };
 use cairn_format::probe::Kind;
 use cairn_format::writecache::{
@@ -40,7 +40,7 @@ use cairn_format::writecache::{
 };
 
 use super::commit::Metadata;
-use super::config::Config;
+use super::config::{Config, SPEC};
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
 use super::writeback::{Undrained, copy_budget_bytes};
 use super::{State, WriteCache};
@@ -48,6 +48,7 @@ use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
 use crate::flushes::Flushes;
+use crate::kind::TargetKind;
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -62,48 +63,32 @@ const NOT_FLUSHED: &str =
     "suspended while the server ends, what was written around the cache may not be durable";
 
 /// The kind of target `writecache`.
-pub struct WriteCacheType;
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |env, ctor| Box::pin(construct(env, ctor)) };
 
-impl TargetType for WriteCacheType {
-    fn name(&self) -> &'static str {
-        "writecache"
+async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
+    let config = Config::parse(&ctor)?;
+    check_devices(&config, &ctor)?;
+    let geometry = match read_header(env, &config).await? {
+        Opening::Existing(superblock) => geometry_of(&config, &superblock)?,
+        Opening::Format => {
+            refuse_to_format(env, &config).await?;
+            let area = area_bytes(&config);
+            Geometry::for_format(area, config.block_size)
+                .map_err(|error| damaged(&config.cache, &error))?
+        }
+    };
+    let slots = u32::try_from(geometry.n_blocks()).ok().filter(|&n| n < SLOTS_END);
+    if slots.is_none() {
+        let detail = format!(
+            "n_blocks: found {}, expected at most {} (more is not supported)",
+            geometry.n_blocks(),
+            SLOTS_END - 1
+        );
+        let cache = &config.cache.argument;
+        return Err(ConfigError::new(ConfigKind::Unsupported, cache, detail));
     }
-
-    fn version(&self) -> [u32; 3] {
-        [1, 6, 0]
-    }
-
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>> {
-        Box::pin(async move {
-            let config = Config::parse(&ctor)?;
-            check_devices(&config, &ctor)?;
-            let geometry = match read_header(env, &config).await? {
-                Opening::Existing(superblock) => geometry_of(&config, &superblock)?,
-                Opening::Format => {
-                    refuse_to_format(env, &config).await?;
-                    let area = area_bytes(&config);
-                    Geometry::for_format(area, config.block_size)
-                        .map_err(|error| damaged(&config.cache, &error))?
-                }
-            };
-            let slots = u32::try_from(geometry.n_blocks()).ok().filter(|&n| n < SLOTS_END);
-            if slots.is_none() {
-                let detail = format!(
-                    "n_blocks: found {}, expected at most {} (more is not supported)",
-                    geometry.n_blocks(),
-                    SLOTS_END - 1
-                );
-                let cache = &config.cache.argument;
-                return Err(ConfigError::new(ConfigKind::Unsupported, cache, detail));
-            }
-            let target: Arc<dyn Target> = WriteCache::new(env, config, geometry, &ctor);
-            Ok(target)
-        })
-    }
+    Ok(WriteCache::new(env, config, geometry, &ctor))
 }
 
 fn damaged(device: &Device, error: &FormatError) -> ConfigError {
@@ -121,7 +106,7 @@ fn damaged(device: &Device, error: &FormatError) -> ConfigError {
 
 /// Bytes of the cache device from the start sector on.
 fn area_bytes(config: &Config) -> u64 {
-    config.cache.disk.sectors().to_bytes() - config.start().to_bytes()
+    config.cache.disk.sectors().to_bytes() - config.start.to_bytes()
 }
 
 fn check_devices(config: &Config, ctor: &Ctor<'_>) -> Result<(), ConfigError> {
@@ -140,7 +125,7 @@ fn check_devices(config: &Config, ctor: &Ctor<'_>) -> Result<(), ConfigError> {
             return refuse(device, "block_size", format!("{block} bytes"), &expected);
         }
     }
-    let (start, size) = (config.start(), cache.disk.sectors());
+    let (start, size) = (config.start, cache.disk.sectors());
     if start >= size {
         let expected = format!("a sector below the device's end, {size}");
         return refuse(cache, "start_sector", start.to_string(), &expected);
@@ -167,7 +152,7 @@ fn check_devices(config: &Config, ctor: &Ctor<'_>) -> Result<(), ConfigError> {
 }
 
 async fn read_header(env: &Env, config: &Config) -> Result<Opening, ConfigError> {
-    let start = Sector(config.start().0);
+    let start = Sector(config.start.0);
     let sector = SectorRange::new(start, SectorCount::of_bytes(512));
     let bytes = read_sectors(env, &config.cache, sector).await?;
     match Opening::decide(&bytes, config.block_size) {
@@ -185,12 +170,12 @@ fn formatting(config: &Config) -> Formatting<'_> {
     if config.block_size.bytes() != MAX_BLOCK_SIZE {
         options.push_str(&format!(" --block-size {}", config.block_size.bytes()));
     }
-    if config.start() > SectorCount::ZERO {
-        options.push_str(&format!(" --start-sector {}", config.start()));
+    if config.start > SectorCount::ZERO {
+        options.push_str(&format!(" --start-sector {}", config.start));
     }
     Formatting {
         device: &config.cache,
-        start: config.start(),
+        start: config.start,
         kind: "writecache",
         options,
         is_own_remainder: Geometry::is_interrupted_format,
@@ -340,7 +325,7 @@ impl WriteCache {
     }
 
     fn empty_index(&self) -> Index {
-        let grain = self.config.max_age().map(|age| age / AGE_GRAINS);
+        let grain = self.config.max_age.map(|age| age / AGE_GRAINS);
         Index::new(self.geometry.n_blocks() as u32, grain)
     }
 
@@ -362,7 +347,7 @@ impl WriteCache {
         while at < end || !ahead.is_empty() {
             while at < end && ahead.len() < READS_AHEAD {
                 let len = PIECE_BYTES.min(end - at);
-                let start = Sector::of_byte(at) + self.config.start();
+                let start = Sector::of_byte(at) + self.config.start;
                 let range = SectorRange::new(start, SectorCount::of_bytes(len));
                 let segs = env.segs(range.count);
                 let read = env.io(&self.cache, Io::read(range, segs.clone()).with(Flags::META));

@@ -61,7 +61,7 @@ const COPY_BYTES_MAX: u64 = 256 << 20;
 /// Bytes that copies may hold at once.
 pub(super) fn copy_budget_bytes(config: &super::Config) -> u64 {
     let block = u64::from(config.block_size.bytes());
-    let asked = config.writeback_blocks_max().map(|blocks| blocks.saturating_mul(block));
+    let asked = config.writeback_blocks_max.map(|blocks| blocks.saturating_mul(block));
     asked.map_or(COPY_BYTES, |bytes| bytes.clamp(block, COPY_BYTES_MAX))
 }
 
@@ -279,7 +279,7 @@ impl WriteCache {
     fn blocks_in_writeback_max(&self) -> u64 {
         let bytes = u64::from(self.config.block_size.bytes());
         let memory = (copy_budget_bytes(&self.config) / bytes).max(1);
-        self.config.writeback_blocks_max().map_or(memory, |jobs| jobs.min(memory))
+        self.config.writeback_blocks_max.map_or(memory, |jobs| jobs.min(memory))
     }
 
     /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
@@ -379,7 +379,7 @@ impl WriteCache {
         (mut at, end): (Place, Option<Place>),
         batch: &mut Batch,
     ) -> Action {
-        let max_age = self.config.max_age();
+        let max_age = self.config.max_age;
         let mut passed_over = 0;
         while batch.blocks < batch.most && passed_over < SCAN_MAX {
             let inserted = state.index.inserted_from(at);
@@ -446,7 +446,7 @@ impl WriteCache {
             if !state.mending || u64::from(state.index.in_writeback) >= JOB_BLOCKS_MAX {
                 return Some(Action::Wait);
             }
-            let idle = state.mends_from(self.config.pause_writeback());
+            let idle = state.mends_from(self.config.pause_writeback);
             until = until.max(Some(idle).filter(|&idle| idle > now));
         }
         until.map(Action::Sleep)
@@ -490,7 +490,7 @@ impl WriteCache {
     /// Until when writeback must wait: because the origin failed, or because writes go around the
     /// cache.
     fn delay(&self, state: &State, now: Time, urgent: bool) -> Option<Time> {
-        let pause = if urgent { Duration::ZERO } else { self.config.pause_writeback() };
+        let pause = if urgent { Duration::ZERO } else { self.config.pause_writeback };
         let paused = if pause.is_zero() { Time(0) } else { state.last_around + pause };
         let until = state.origin.retry_at.max(paused);
         (until > now).then_some(until)
@@ -563,7 +563,7 @@ impl WriteCache {
                 let mut state = self.state.lock();
                 // This check and the addition of the job happen under one lock: a failure that is
                 // handled later takes the job out again. FUA copies are durable by themselves.
-                let fua = self.config.writeback_with_fua();
+                let fua = self.config.writeback_with_fua;
                 if !fua && state.origin_flushes.known() != failures {
                     drop(state);
                     self.origin_failed(env, &job.slots, IoError::IO);
@@ -594,7 +594,7 @@ impl WriteCache {
                 _ => from.push(CopyPiece { disk: self.cache.clone(), range }),
             }
         }
-        let flags = if self.config.writeback_with_fua() { Flags::FUA } else { Flags::empty() };
+        let flags = if self.config.writeback_with_fua { Flags::FUA } else { Flags::empty() };
         let start = self.origin_range(job.block, 1).start;
         CopyJob { from, to: self.origin.clone(), start, flags }
     }
@@ -658,7 +658,7 @@ impl WriteCache {
                 (written, state.origin_flushes.known())
             };
             // Superseded versions alone need no flush of the origin, nor do FUA copies.
-            let needless = written.is_empty() || self.config.writeback_with_fua();
+            let needless = written.is_empty() || self.config.writeback_with_fua;
             let on_origin = if needless || canary::planted(Bug::FreeBeforeOriginFlush) {
                 Ok(true)
             } else {

@@ -71,7 +71,8 @@ impl Status {
         &self.0[4..]
     }
     pub fn named(&self, name: &str) -> u64 {
-        let at = crate::writecache::SPEC.status_fields.iter().position(|field| field.name == name);
+        let at =
+            crate::writecache::KIND.spec.status_fields.iter().position(|field| field.name == name);
         self.0[at.expect(name)]
     }
 }

@@ -47,7 +47,7 @@ use crate::request::Request;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Table;
-use crate::target::{MessageError, SuspendMode};
+use crate::target::SuspendMode;
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;
 
@@ -117,7 +117,7 @@ pub struct MappedDevice {
     claims: Arc<Claims>,
     /// Wakes calls that wait for a resume.
     resumed: Event,
-    calls: Calls,
+    pub(crate) calls: Calls,
     /// The failures of its own targets and of former tables. The live table adds those that it
     /// passes on.
     failures: Arc<FailureCount>,
@@ -638,28 +638,6 @@ impl MappedDevice {
     fn end_calls(&self) {
         self.ended.store(true, Ordering::Release);
         self.resumed.notify(usize::MAX);
-    }
-
-    /// Sends a message to the target at `sector` of the live table.
-    ///
-    /// # Errors
-    /// There is no target there, or it refuses.
-    pub async fn message(
-        &self,
-        env: &Env,
-        sector: Sector,
-        words: &[&str],
-    ) -> Result<String, MessageError> {
-        let _call = self.calls.begin().await;
-        let Some(table) = self.live_table() else {
-            return Err(MessageError::Invalid("no table is live; resume the volume".to_owned()));
-        };
-        let Some((_, line)) = table.line_at(sector) else {
-            let end = table.sectors();
-            let text = format!("sector: found {sector}, expected one below {end}");
-            return Err(MessageError::Invalid(text));
-        };
-        line.target.message(env, words).await
     }
 }
 

@@ -240,6 +240,17 @@ pub trait Target: Send + Sync {
         None
     }
 
+    /// True if [`Target::drain`] can make [`Target::dirty`] nothing.
+    fn drains(&self) -> bool {
+        false
+    }
+
+    /// Writes back all dirty content there is now, and waits for it. Meanwhile [`Target::dirty`]
+    /// tells how much is left.
+    fn drain<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// The concrete target, for verbs that belong to one kind of target only.
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None

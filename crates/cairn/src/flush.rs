@@ -1,7 +1,7 @@
 //! `cairn flush`: drains a cache to its origin, with nobody served.
 //!
-//! The table is built and resumed (which recovers), then told to `flush`; meanwhile the status
-//! says how many blocks are left. Ctrl-C or `--timeout` suspends, which commits what was done:
+//! The table is built and resumed (which recovers), then drained; meanwhile its targets say how
+//! much is left. Ctrl-C or `--timeout` suspends, which commits what was done:
 //! the blocks written back so far are free on the cache, and the next run goes on with the rest.
 
 use std::sync::Arc;
@@ -18,8 +18,7 @@ use crate::cli::FlushArgs;
 use crate::world::{World, WorldOptions};
 
 const VOLUME: &str = "flush";
-const TARGET: &str = "writecache";
-/// How often the status is looked at.
+/// How often the progress is looked at.
 const TICK: Duration = Duration::from_millis(200);
 
 /// How the drain ended.
@@ -50,13 +49,13 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
     world.create(VOLUME)?;
     world.load(VOLUME, &args.table.join("\n"))?;
     let volume = world.volume(VOLUME)?;
-    let sectors = cache_sectors(&volume);
-    if sectors.is_empty() {
-        return Err(wrong(VOLUME, "table target", "no cache", "a writecache line"));
+    let table = volume.inactive_table();
+    if !table.iter().any(|table| table.lines().iter().any(|line| line.target.drains())) {
+        return Err(wrong(VOLUME, "table target", "no cache", "a line of a cache"));
     }
     world.resume(VOLUME)?;
     let limit = args.timeout.and_then(|seconds| Instant::now().checked_add(seconds_of(seconds)));
-    let end = drain(&world, &volume, sectors, &happened, limit);
+    let end = drain(&world, &volume, &happened, limit);
     world.suspend(VOLUME, SuspendMode::Flush)?;
     conclude(end, left(&volume))
 }
@@ -65,32 +64,18 @@ fn seconds_of(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
 }
 
-/// A sector of each line with a cache, in the table that resume will make live.
-fn cache_sectors(volume: &MappedDevice) -> Vec<u64> {
-    let table = volume.inactive_table();
-    let lines = table.iter().flat_map(|table| table.lines());
-    lines.filter(|line| line.name == TARGET).map(|line| line.start.0).collect()
-}
-
-/// Tells every cache to flush, one after the other, and watches.
+/// Drains every cache, one after the other, and watches.
 fn drain(
     world: &Arc<World>,
     volume: &MappedDevice,
-    sectors: Vec<u64>,
     happened: &Receiver<Event>,
     limit: Option<Instant>,
 ) -> End {
     let (send, done) = channel();
-    let teller = world.clone();
-    // Messages wait until they are carried out, hence a thread.
-    std::thread::spawn(move || {
-        let words = ["flush".to_owned()];
-        let told = sectors
-            .into_iter()
-            .try_for_each(|sector| teller.message(VOLUME, sector, &words).map(drop));
-        // Nobody listens any more if the drain was stopped.
-        drop(send.send(told));
-    });
+    let drained = world.clone();
+    // It waits until all is written back, hence a thread. Nobody listens any more if the drain was
+    // stopped.
+    std::thread::spawn(move || drop(send.send(drained.drain(VOLUME))));
     let mut progress = Progress::begin(left(volume));
     loop {
         match done.recv_timeout(TICK) {

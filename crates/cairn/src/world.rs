@@ -536,6 +536,16 @@ impl World {
         said.map_err(|error| message_refused(name, &error))
     }
 
+    /// Has the caches of a volume write back what is dirty, and waits for it.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    pub fn drain(&self, name: &str) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        let drained = self.on_home(name, |env| async move { volume.drain_caches(&env).await });
+        drained.map_err(|error| message_refused(name, &error))
+    }
+
     /// Starts `make`'s future on the home reactor of a volume and waits for its result.
     pub fn on_home<T, F>(&self, name: &str, make: impl FnOnce(Env) -> F + Send + 'static) -> T
     where

@@ -466,6 +466,14 @@ impl Target for WriteCache {
         self.what_is_dirty()
     }
 
+    fn drains(&self) -> bool {
+        true
+    }
+
+    fn drain<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
+        Box::pin(self.write_all_back(env))
+    }
+
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         Some(self)
     }

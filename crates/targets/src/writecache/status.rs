@@ -70,7 +70,7 @@ impl WriteCache {
             return Err(MessageError::Invalid(text));
         };
         match word.to_ascii_lowercase().as_str() {
-            "flush" => self.message_flush(env).await?,
+            "flush" => self.write_all_back(env).await?,
             "flush_on_suspend" => self.state.lock().flush_on_suspend = true,
             "cleaner" => {
                 self.state.lock().cleaner = true;
@@ -86,7 +86,8 @@ impl WriteCache {
         Ok(String::new())
     }
 
-    async fn message_flush(&self, env: &Env) -> Result<(), MessageError> {
+    /// The message `flush`, and what `cairn flush` asks for.
+    pub(super) async fn write_all_back(&self, env: &Env) -> Result<(), MessageError> {
         let (suspended, broken) = {
             let state = self.state.lock();
             (state.suspended, state.broken)

@@ -1,5 +1,6 @@
 //! Tables: the ordered, gapless lines that make up a mapped device, as text and as targets.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::device::{DeviceId, MappedDevice};
@@ -27,19 +28,26 @@ pub struct TableLine {
 }
 
 impl TableLine {
+    /// The length of a line that is as long as what it stands on: `N` or `whole` in its text. It
+    /// becomes a number before a table is built.
+    pub const WHOLE: SectorCount = SectorCount::ZERO;
+
     /// Parses one line.
     ///
     /// # Errors
     /// Names the word that is missing or wrong.
     pub fn parse(text: &str) -> Result<TableLine, ConfigError> {
         let mut words = text.split_whitespace();
-        let mut number = |field: &str| {
-            let word = words.next().unwrap_or("nothing");
+        let number = |field: &str, word: &str| {
             let wrong = || ConfigError::argument("table", field, word, "a number of sectors");
             word.parse::<u64>().map_err(|_| wrong())
         };
-        let (start, len) = (number("start")?, number("length")?);
-        if len == 0 || start.checked_add(len).is_none_or(|end| end > u64::MAX >> 9) {
+        let start = number("start", words.next().unwrap_or("nothing"))?;
+        let word = words.next().unwrap_or("nothing");
+        let is_whole = ["N", "whole"].contains(&word);
+        let len = if is_whole { TableLine::WHOLE.0 } else { number("length", word)? };
+        let is_empty = len == 0 && !is_whole;
+        if is_empty || start.checked_add(len).is_none_or(|end| end > u64::MAX >> 9) {
             let expected = "a range of sectors below 2^55, not empty";
             return Err(ConfigError::argument("table", "length", len, expected));
         }
@@ -66,6 +74,10 @@ impl TableLine {
                 continue;
             }
             let line = TableLine::parse(line)?;
+            if lines.last().is_some_and(|last| last.len == TableLine::WHOLE) {
+                let want = "a number of sectors, as another line follows";
+                return Err(ConfigError::argument("table", "length", "'N'", want));
+            }
             let expected = lines.last().map_or(Sector(0), |last| last.start + last.len);
             if line.start != expected {
                 let want = format!("{expected} (lines follow each other without gaps)");
@@ -112,6 +124,17 @@ pub fn unescape_word(word: &str) -> String {
         bytes.push(byte);
     }
     String::from_utf8(bytes).unwrap_or_else(|_| word.to_owned())
+}
+
+/// The text of the line.
+impl fmt::Display for TableLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.len {
+            TableLine::WHOLE => write!(f, "{} N {}", self.start, self.target)?,
+            len => write!(f, "{} {len} {}", self.start, self.target)?,
+        }
+        self.args.iter().try_for_each(|word| write!(f, " {word}"))
+    }
 }
 
 /// The kinds of target this program knows.
@@ -212,6 +235,9 @@ impl Table {
         let mut built = Vec::with_capacity(lines.len());
         for line in lines {
             let kind = context.types.find(&line.target)?;
+            if line.len == TableLine::WHOLE {
+                return Err(ConfigError::argument(kind.name(), "length", "'N'", "a number"));
+            }
             let args: Vec<&str> = line.args.iter().map(String::as_str).collect();
             let (registry, read_only) = (context.registry, context.read_only);
             // The device has no size yet, and a refusal for that would say less.

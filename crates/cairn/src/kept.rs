@@ -187,6 +187,11 @@ fn written_by(line: &TableLine) -> Vec<Part> {
     }
 }
 
+/// A length that is left to what the line stands on, and was not found, may be any.
+fn len_of(line: &TableLine) -> SectorCount {
+    if line.len == TableLine::WHOLE { END - Sector(0) } else { line.len }
+}
+
 /// The origin, and the cache device from where its header is.
 fn cached(line: &TableLine) -> Vec<Part> {
     let place = line.args.iter().position(|word| word == "start_sector");
@@ -197,7 +202,7 @@ fn cached(line: &TableLine) -> Vec<Part> {
 
 /// The metadata device, and as much of the data device as the pool is long.
 fn pooled(line: &TableLine) -> Vec<Part> {
-    let data = SectorRange::new(Sector(0), line.len);
+    let data = SectorRange::new(Sector(0), len_of(line));
     whole(line, &[0]).into_iter().chain(part(line, 1, data)).collect()
 }
 
@@ -205,11 +210,11 @@ fn pooled(line: &TableLine) -> Vec<Part> {
 fn remapped_by(line: &TableLine) -> Vec<Part> {
     let number = |at: usize| line.args.get(at).and_then(|word| word.parse::<u64>().ok());
     let (devices, sectors) = match line.target.as_str() {
-        "linear" | "flakey" | "passthrough" => (vec![0], line.len.0),
-        "delay" => ((0..line.args.len()).step_by(3).collect(), line.len.0),
+        "linear" | "flakey" | "passthrough" => (vec![0], len_of(line).0),
+        "delay" => ((0..line.args.len()).step_by(3).collect(), len_of(line).0),
         "striped" => {
             let stripes = number(0).unwrap_or(1).max(1);
-            ((2..line.args.len()).step_by(2).collect(), line.len.0.div_ceil(stripes))
+            ((2..line.args.len()).step_by(2).collect(), len_of(line).0.div_ceil(stripes))
         }
         _ => (Vec::new(), 0),
     };

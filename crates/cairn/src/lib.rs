@@ -23,6 +23,7 @@ mod exports;
 mod flush;
 mod kept;
 mod live_pool;
+mod measure;
 mod names;
 mod remote;
 mod report;

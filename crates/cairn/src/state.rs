@@ -170,11 +170,19 @@ impl Record {
     }
 }
 
-/// True if two tables have the same lines, however they are written.
+/// True if two tables have the same lines, however they are written. A length that is left to what
+/// the line stands on is the same as any: the record has the number that the configuration leaves
+/// open.
 pub fn is_same_table(one: Option<&str>, other: Option<&str>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return one == other };
-    let lines = |text| TableLine::parse_all(text).ok();
-    one == other || lines(one).is_some_and(|lines_of_one| Some(lines_of_one) == lines(other))
+    let lines = |text| TableLine::parse_all(text).unwrap_or_default();
+    let (mut lines_of_one, mut lines_of_other) = (lines(one), lines(other));
+    if let (Some(one), Some(other)) = (lines_of_one.last_mut(), lines_of_other.last_mut())
+        && [one.len, other.len].contains(&TableLine::WHOLE)
+    {
+        (one.len, other.len) = (TableLine::WHOLE, TableLine::WHOLE);
+    }
+    one == other || (!lines_of_one.is_empty() && lines_of_one == lines_of_other)
 }
 
 /// The exports that verbs added and took away.
@@ -538,6 +546,15 @@ mod tests {
     fn changed(name: &str) -> Record {
         let table = Some("0 16 zero".to_owned());
         Record { table, ..Record::as_configured(name, Some("0 8 zero")) }
+    }
+
+    #[test]
+    fn a_length_that_is_left_open_is_the_same_as_any_number() {
+        let same = |one, other| is_same_table(Some(one), Some(other));
+        assert!(same("0 N linear a 0", "0 8 linear a 0") && same("0 8 zero", "0 whole zero"));
+        assert!(same("0 8 zero\n8 8 linear a 0", "0 8 zero\n8 N  linear a 0"));
+        assert!(!same("0 N linear a 0", "0 8 linear b 0") && !same("0 8 zero", "0 9 zero"));
+        assert!(!same("no table", "another") && same("no table", "no table"));
     }
 
     #[test]

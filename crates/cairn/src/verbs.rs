@@ -230,8 +230,10 @@ impl Verbs {
     }
 
     fn load_table(&self, params: &LoadParams) -> Outcome<()> {
-        let (name, table) = (params.name.as_str(), params.table.as_str());
+        let name = params.name.as_str();
         let mut changes = self.change_table(name, "load")?;
+        let table = self.world.measured(name, &params.table)?;
+        let table = table.as_str();
         self.refuse_loading(&changes, name, table)?;
         self.world.load(name, table)?;
         if let Err(error) = self.refuse_other_content(&changes, name, params.same_content) {
@@ -298,15 +300,17 @@ impl Verbs {
 
     /// `create`: answers what a person should know.
     fn create_volume(&self, params: &CreateParams) -> Outcome<Vec<String>> {
-        let (name, table) = (params.name.as_str(), params.table.as_str());
+        let name = params.name.as_str();
         refuse_at_sign(name)?;
         let mut changes = self.change_table(name, "create")?;
         self.refuse_recorded(name)?;
+        let table = self.world.measured(name, &params.table)?;
+        let table = table.as_str();
         self.world.refuse_suspended_in(name, table)?;
         self.world.create(name)?;
         let served = self.exports.served();
         let before = self.caches().map(|caches| caches.recorded());
-        let made = self.bring_up(&mut changes, params);
+        let made = self.bring_up(&mut changes, name, table, params.discard_dirty);
         if made.is_err() {
             log_undo_failure(name, changes.record(name, Record::clear));
             log_undo_failure(name, self.take_down(name));
@@ -320,10 +324,15 @@ impl Verbs {
         })
     }
 
-    fn bring_up(&self, changes: &mut Changes, params: &CreateParams) -> Outcome<Vec<String>> {
-        let (name, table) = (params.name.as_str(), params.table.as_str());
+    fn bring_up(
+        &self,
+        changes: &mut Changes,
+        name: &str,
+        table: &str,
+        discard_dirty: bool,
+    ) -> Outcome<Vec<String>> {
         self.world.load(name, table)?;
-        let given_up = self.given_up_by(name, params.discard_dirty)?;
+        let given_up = self.given_up_by(name, discard_dirty)?;
         self.give_up(&given_up)?;
         self.make_live(name)?;
         self.step(Step::Resumed);

@@ -27,6 +27,7 @@ use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 
 use crate::kept::{Conflict, Reserve, needed, owned};
+use crate::measure::measured;
 use crate::names::parent_of;
 use crate::under_way::UnderWay;
 
@@ -276,7 +277,8 @@ impl World {
     /// volume.
     pub fn load(&self, name: &str, text: &str) -> Outcome<()> {
         let volume = self.volume(name)?;
-        let lines = TableLine::parse_all(text).map_err(|error| of_volume(name, error))?;
+        let text = self.measured(name, text)?;
+        let lines = TableLine::parse_all(&text).map_err(|error| of_volume(name, error))?;
         self.refuse_kept(name, &lines)?;
         // Reactors do not wait for other programs' locks: this thread does.
         let built = patiently(|| {
@@ -284,6 +286,26 @@ impl World {
             self.on_home(name, |env| build(env, names, volume, lines))
         });
         built.map_err(|error| of_volume(name, error))
+    }
+
+    /// The text of a table for the volume `name`, with a number where the length of a line is left
+    /// to what it stands on.
+    ///
+    /// # Errors
+    /// The text is no table, or there is no length to take.
+    pub fn measured(&self, name: &str, text: &str) -> Outcome<String> {
+        let measured = measured(text, |argument| self.sectors_of(argument));
+        measured.map_err(|error| of_volume(name, error))
+    }
+
+    /// How large a device is now.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn sectors_of(&self, argument: &str) -> Outcome<SectorCount> {
+        let disk = self.open(argument)?;
+        disk.refresh()?;
+        Ok(disk.sectors())
     }
 
     fn refuse_kept(&self, name: &str, lines: &[TableLine]) -> Outcome<()> {

@@ -397,6 +397,49 @@ mod tests {
     }
 
     #[test]
+    fn a_line_is_as_long_as_what_it_stands_on() {
+        let length = |target: &str, words: &str| {
+            let size_of = |device: &str| match device {
+                "/big" => Ok(SectorCount(1000)),
+                "/small" => Ok(SectorCount(100)),
+                _ => Err(refuse(device, "size", "nothing", "a device")),
+            };
+            let spec = crate::spec(target).unwrap();
+            let length = spec.length(words.split_whitespace(), size_of);
+            length.map(|length| length.0).map_err(|error| error.to_string())
+        };
+        for (target, words, sectors) in [
+            ("linear", "/big 8", 992),
+            ("passthrough", "/big", 1000),
+            ("flakey", "/big 8 1 1", 992),
+            ("delay", "/big 0 1 /small 4 1", 96),
+            ("striped", "2 8 /big 0 /small 3", 192),
+            ("striped", "3 7 /big 0 /big 0 /big 0", 2982),
+            ("writecache", "s /big /small 4096 0", 1000),
+            ("snapshot", "/small /big P 8", 100),
+            ("snapshot-origin", "/big", 1000),
+            ("snapshot-merge", "/small /big P 8", 100),
+            ("thin-pool", "/small /big 128 0", 1000),
+            ("thin", "@pool 0 /small", 100),
+        ] {
+            assert_eq!(length(target, words), Ok(sectors), "{target} {words}");
+        }
+        for (target, words, wrong) in [
+            ("zero", "", "zero: length: found 'N', expected a number, as the line has no device"),
+            ("error", "", "error: length: found 'N'"),
+            ("thin", "@pool 0", "thin: length: found 'N', expected a number, as the line has no"),
+            ("linear", "/small 100", "linear: length: found 'N', expected devices with room"),
+            ("striped", "2 99 /small 0 /small 2", "striped: length: found 'N'"),
+            ("linear", "/none 0", "/none: size: found nothing"),
+            ("linear", "/big x", "linear: offset: found 'x'"),
+            ("linear", "/big", "linear: offset: found nothing"),
+        ] {
+            let refused = length(target, words).unwrap_err();
+            assert!(refused.starts_with(wrong), "{target} {words}: {refused}");
+        }
+    }
+
+    #[test]
     fn a_synopsis_has_brackets_around_what_may_be_left_out() {
         let text = "START LENGTH probe <n> <direction> [<place>] [<#features> [<feature>]...]";
         assert_eq!(SPEC.synopsis(), text);

@@ -8,7 +8,7 @@
 
 use std::fmt::{self, Write};
 
-use cairn_block::{ConfigError, Field};
+use cairn_block::{ConfigError, Field, SectorCount};
 
 use crate::args::{MAX_SECTORS, refuse};
 
@@ -362,6 +362,52 @@ impl Spec {
         }
         split.options[at] = Some(values.to_vec());
         Ok(rest)
+    }
+
+    /// The length of a line that is as long as what it stands on, which is asked for the sizes of
+    /// devices. A striped line is as many whole rows as fit on each device.
+    ///
+    /// # Errors
+    /// It stands on nothing that has a length, a word is wrong, or a device is not there.
+    pub fn length<'a>(
+        &self,
+        words: impl IntoIterator<Item = &'a str>,
+        mut size_of: impl FnMut(&'a str) -> Result<SectorCount, ConfigError>,
+    ) -> Result<SectorCount, ConfigError> {
+        let (Words { fixed, .. }, split) = self.split(words);
+        split?;
+        let number = |arg: &Arg, word: &str| {
+            let wrong = || refuse(self.name, arg.name, format!("'{word}'"), &arg.kind.expected());
+            arg.kind.number(word).ok_or_else(wrong)
+        };
+        let (mut least, mut stripes, mut chunk) = (None, 0, 1);
+        for (at, (arg, word)) in fixed.iter().enumerate() {
+            if arg.repeated {
+                stripes += 1;
+            } else if stripes == 0 && matches!(arg.kind, Kind::Number(..)) {
+                chunk = number(arg, word)?;
+            }
+            if arg.gives_length {
+                let offset = match fixed.get(at + 1) {
+                    Some((next, word)) if matches!(next.kind, Kind::Offset) => number(next, word)?,
+                    _ => 0,
+                };
+                let room = size_of(word)?.0.saturating_sub(offset);
+                least = Some(least.map_or(room, |least: u64| least.min(room)));
+            }
+        }
+        let length = match (least, stripes) {
+            (Some(least), 0) => least,
+            (Some(least), stripes) => (least / chunk).saturating_mul(chunk * stripes),
+            (None, _) => {
+                let expected = "a number, as the line has no device to take its length from";
+                return Err(refuse(self.name, "length", "'N'", expected));
+            }
+        };
+        match length {
+            0 => Err(refuse(self.name, "length", "'N'", "devices with room for it")),
+            length => Ok(SectorCount(length)),
+        }
     }
 
     /// Puts the words of a line together, the options in their order; without those that only cairn

@@ -26,12 +26,13 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use cairn_block::{ConfigError, ConfigKind};
+use cairn_block::{ConfigError, ConfigKind, SectorCount};
 use cairn_outcome::failure::{Outcome, one_line, refused, wrong};
 
 use super::args::{MessageStep, Step, parse_message, split_table};
 use super::config::{self, Config};
 use crate::caches::{Caches, Leave};
+use crate::measure::{measured, sectors_of};
 use crate::names::{is_hidden, parent_of, real_of, refuse_at_sign};
 use crate::state::{Export, Record, StateFile, is_same_table};
 use crate::thin_line::ThinLine;
@@ -247,6 +248,7 @@ impl Plan {
     /// # Errors
     /// A message is refused; what is up then stays up. What cannot be brought up is no error here.
     pub fn bring_up(&mut self, world: &World) -> Outcome<BroughtUp> {
+        self.measure(world);
         let Begun { changed, failed, .. } = self.act(world)?;
         for record in &changed {
             let known = self.volumes.iter_mut().find(|known| known.name == record.name);
@@ -257,6 +259,37 @@ impl Plan {
         let settled = settled.filter(|record| changed.iter().all(|new| new.name != record.name));
         let changed = settled.chain(changed.iter().cloned()).collect();
         Ok(BroughtUp { changed, failed })
+    }
+
+    /// Gives a number to lines whose length is left to what they stand on. A volume whose device is
+    /// not there is refused when it is its turn.
+    fn measure(&mut self, world: &World) {
+        let mut goes_on = true;
+        while std::mem::take(&mut goes_on) {
+            for at in 0..self.volumes.len() {
+                let Some(table) = self.volumes[at].table.clone() else { continue };
+                if sectors_of(&table).is_some() {
+                    continue;
+                }
+                let Ok(measured) = measured(&table, |device| self.size_of(world, device)) else {
+                    continue;
+                };
+                goes_on |= sectors_of(&measured).is_some();
+                let record = &mut self.volumes[at];
+                if is_same_table(record.configured.as_deref(), Some(&table)) {
+                    record.configured = Some(measured.clone());
+                }
+                record.table = Some(measured);
+            }
+        }
+    }
+
+    /// How large a device is, or will be once it is brought up.
+    fn size_of(&self, world: &World, argument: &str) -> Outcome<SectorCount> {
+        let Some(name) = argument.strip_prefix('@') else { return world.sectors_of(argument) };
+        let table = self.volumes.iter().find(|record| record.name == name);
+        let sectors = table.and_then(|record| sectors_of(record.table.as_deref()?));
+        sectors.ok_or_else(|| wrong(name, "size", "unknown", "a volume whose table has a length"))
     }
 
     fn act(&self, world: &World) -> Outcome<Begun<'_>> {

@@ -105,13 +105,14 @@ impl Verbs {
         params: &ReplaceParams,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
-        let (name, table) = (params.name.as_str(), params.table.as_str());
+        let name = params.name.as_str();
         let changes = self.change_table(name, "replace")?;
-        self.refuse_loading(&changes, name, table)?;
+        let table = self.world.measured(name, &params.table)?;
+        self.refuse_loading(&changes, name, &table)?;
         self.refuse_swaps_above(name)?;
         self.ready(name)?;
-        self.world.load(name, table)?;
-        let (table, allowed) = (table.to_owned(), params.allowed());
+        self.world.load(name, &table)?;
+        let allowed = params.allowed();
         self.swap_tables(changes, &Swap { name, table, loaded: false, allowed }, caller)
     }
 

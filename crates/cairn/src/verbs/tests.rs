@@ -135,6 +135,40 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
 }
 
 #[test]
+fn a_length_that_is_left_open_is_recorded_and_printed_as_a_number() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("big"), vec![0; 8 << 20]).unwrap();
+    let configured = "d=0 N linear big 8";
+    let bed = Bed::start(&work, configured).unwrap();
+    bed.verbs.create("on", "0 8 zero\n8 whole linear @d 8").unwrap();
+    bed.verbs.load("on", "0 N linear big 16").unwrap();
+    let len_of = |bed: &Bed, name: &str| {
+        let table = bed.world.volume(name).unwrap().live_table().unwrap();
+        table.lines().last().unwrap().len.0
+    };
+    assert_eq!((len_of(&bed, "d"), len_of(&bed, "on")), (16376, 16368));
+    let waiting = bed.world.volume("on").unwrap().inactive_table();
+    assert_eq!(waiting.unwrap().lines()[0].len.0, 16368);
+    bed.verbs.resume(&ResumeParams { name: "on".into(), ..Default::default() }, &Patient).unwrap();
+    let record = || bed.verbs.change().unwrap().record_of("on");
+    assert_eq!(record().table.as_deref(), Some("0 16368 linear big 16"));
+    let refused = line_of(bed.verbs.create("z", "0 N zero"));
+    assert!(refused.contains("the line has no device to take its length from"), "{refused}");
+    drop(bed);
+    // What is recorded stays; what is configured is looked up at each start.
+    fs::File::options().write(true).open(work.join("big")).unwrap().set_len(16 << 20).unwrap();
+    let bed = Bed::start(&work, configured).unwrap();
+    assert_eq!((len_of(&bed, "d"), len_of(&bed, "on")), (32760, 16368));
+    drop(bed);
+    fs::remove_file(work.join("big")).unwrap();
+    let refused = line_of(Bed::start(&work, configured).map(drop));
+    assert!(
+        refused.starts_with("d: ") && refused.contains("big: path: found nothing"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
     let (_all, bed) = with_pool(&[]);
     now(&bed, |bed| bed.verbs.suspend("p", false, &Patient)).unwrap();

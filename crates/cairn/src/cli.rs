@@ -1,5 +1,5 @@
-//! The command line: every verb, option and argument, and nothing else. Verbs of a running server
-//! are here, but for those on snapshots and pools (`layers`); the tools declare their own arguments.
+//! The command line: every verb, and the options and arguments that only a client needs. The verbs
+//! of a running server declare their own parameters, and the tools their own arguments.
 //!
 //! [`parse`] gives a [`Cli`]; no verb acts here.
 
@@ -15,11 +15,22 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::serve::{RingChoice, ServeArgs};
 
-mod layers;
-
-pub use layers::{
-    MergeArgs, PoolCommand, PoolCreateArgs, SnapCommand, SnapCreateArgs, ThinCommand,
+use crate::verbs::export::{ExportAdd, ExportList, ExportRemove};
+use crate::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
+use crate::verbs::server::TargetList;
+use crate::verbs::snap::{
+    SnapCreate, SnapDiff, SnapGrow, SnapList, SnapMerge, SnapRemove, SnapRollback,
 };
+use crate::verbs::state::{StateForget, StateShow};
+use crate::verbs::thin::{
+    ThinCreate, ThinDiff, ThinList, ThinRemove, ThinRename, ThinRollback, ThinSnapshot,
+};
+use crate::verbs::verb::Verb;
+use crate::verbs::volume::{
+    VolumeClear, VolumeCreate, VolumeInfo, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove,
+    VolumeReplace, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
+};
+
 /// The device mapper's storage stack in userspace.
 #[derive(Parser)]
 #[command(name = "cairn", version, about, after_help = exit::help())]
@@ -38,27 +49,23 @@ pub enum Command {
     /// Build volumes from tables and serve them
     Serve(Box<ServeArgs>),
     /// Show the status line of each target
-    Status(ReadArgs),
+    Status(Show<VolumeStatus>),
     /// Show the table lines of a volume
-    Table {
-        /// Which volumes and how
-        #[command(flatten)]
-        read: ReadArgs,
-        /// Leave out words that only cairn knows, as the kernel would take the line
-        #[arg(long)]
-        kernel: bool,
-        /// Show the table that waits for a resume
-        #[arg(long)]
-        inactive: bool,
-    },
+    Table(Show<VolumeTable>),
     /// List the volumes
-    Ls(ListArgs),
+    Ls(Show<VolumeList>),
     /// Show the state of volumes
-    Info(ReadArgs),
+    Info(Show<VolumeInfo>),
     /// List the kinds of target, or show the table line of one (needs no server)
-    Targets(TargetsArgs),
+    Targets {
+        /// The kind of target to show: its table line, status and messages
+        name: Option<String>,
+        /// The list of a server
+        #[command(flatten)]
+        list: Show<TargetList>,
+    },
     /// List the exports and where they are served
-    Exports(ListArgs),
+    Exports(Show<ExportList>),
     /// Exports of a running server: add, remove
     #[command(subcommand)]
     Export(ExportCommand),
@@ -66,93 +73,40 @@ pub enum Command {
     #[command(subcommand)]
     State(StateCommand),
     /// Send a message to the target at a sector
-    Message {
-        /// Which
-        #[command(flatten)]
-        volume: NameArgs,
-        /// A sector of the target's line
-        sector: u64,
-        /// The message
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        words: Vec<String>,
-    },
+    Message(Ask<VolumeMessage>),
     /// Let no request in and finish those under way
     Suspend {
-        /// Which
+        /// Which and how
         #[command(flatten)]
-        volume: NameArgs,
-        /// Hold unfinished requests back for the next table instead of finishing them
-        #[arg(long)]
-        noflush: bool,
+        ask: Ask<VolumeSuspend>,
         /// Accepted for dmsetup's sake: there is no file system to lock here
         #[arg(long)]
         nolockfs: bool,
     },
     /// Load a table beside the live one; resume makes it live
     #[command(visible_alias = "reload")]
-    Load {
-        /// Which, and the table
-        #[command(flatten)]
-        table: TableArgs,
-        /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
-        #[arg(long)]
-        same_content: bool,
-    },
+    Load(WithTable<VolumeLoad>),
     /// Make the loaded table live and let requests in
-    Resume {
-        /// Which
-        #[command(flatten)]
-        volume: NameArgs,
-        /// What it may do
-        #[command(flatten)]
-        swap: SwapArgs,
-    },
+    Resume(Ask<VolumeResume>),
     /// Give a volume another table while it is in use, or leave everything as it was
-    Replace {
-        /// Which, and the table
-        #[command(flatten)]
-        table: TableArgs,
-        /// What it may do
-        #[command(flatten)]
-        swap: SwapArgs,
-    },
+    Replace(WithTable<VolumeReplace>),
     /// Drop the loaded table
-    Clear(NameArgs),
+    Clear(Ask<VolumeClear>),
     /// Create a volume, load its table and resume it
-    Create {
-        /// Which, and the table
-        #[command(flatten)]
-        table: TableArgs,
-        /// Leave behind what only a cache has, though the table uses its origin: it is lost
-        #[arg(long)]
-        discard_dirty: bool,
-    },
+    Create(WithTable<VolumeCreate>),
     /// Take a volume away
-    Remove {
-        /// Which
-        #[command(flatten)]
-        volume: NameArgs,
-        /// Disconnect the clients that use it
-        #[arg(long)]
-        force: bool,
-    },
+    Remove(Ask<VolumeRemove>),
     /// Wait for an event of a volume
-    Wait {
-        /// Which
-        #[command(flatten)]
-        volume: NameArgs,
-        /// Return once there were more events than this (default: the number now)
-        event_nr: Option<u64>,
-    },
+    Wait(Ask<VolumeWait>),
     /// Snapshots of a volume: create, list, diff, rollback, merge, remove, grow
     #[command(subcommand)]
-    Snap(SnapCommand),
+    Snap(Box<SnapCommand>),
     /// Thin pools: create, status, grow, trim
     #[command(subcommand)]
-    Pool(PoolCommand),
+    Pool(Box<PoolCommand>),
     /// Volumes of thin pools: create, snapshot, list, diff, rollback, remove, rename
     #[command(subcommand)]
-    Thin(ThinCommand),
+    Thin(Box<ThinCommand>),
     /// What is this? Exit code 5: a dirty cache
     Probe(DevicesArgs),
     /// Is it sound? Exit codes 0, 5, 3, 2
@@ -183,32 +137,9 @@ pub enum Command {
 #[derive(Subcommand)]
 pub enum ExportCommand {
     /// Serve a volume under another name, also after the next start
-    Add {
-        /// Which
-        #[command(flatten)]
-        volume: NameArgs,
-        /// The name that clients ask for (default: the volume's own)
-        #[arg(long = "as", value_name = "EXPORT")]
-        export: Option<String>,
-        /// A line for a person
-        #[arg(long, value_name = "TEXT", default_value = "")]
-        description: String,
-        /// Refuse writes
-        #[arg(long)]
-        read_only: bool,
-    },
+    Add(Ask<ExportAdd>),
     /// Serve an export no more, also after the next start
-    Remove {
-        /// The server
-        #[command(flatten)]
-        server: ServerArgs,
-        /// The export
-        #[arg(value_name = "EXPORT")]
-        name: String,
-        /// Disconnect its clients
-        #[arg(long)]
-        force: bool,
-    },
+    Remove(Ask<ExportRemove>),
 }
 
 /// `state`
@@ -219,34 +150,85 @@ pub enum StateCommand {
         /// Where
         #[command(flatten)]
         place: StateArgs,
-        /// The volume (default: all)
-        name: Option<String>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        /// Which and how
+        #[command(flatten)]
+        show: Show<StateShow>,
     },
     /// Drop what is recorded of a volume that is not served: the configuration counts again
     Forget {
         /// Where
         #[command(flatten)]
         place: StateArgs,
-        /// The volume
-        name: String,
-        /// Its snapshots and merges go with it: their content is lost
-        #[arg(long)]
-        yes: bool,
+        /// Which
+        #[command(flatten)]
+        ask: Ask<StateForget>,
     },
 }
 
 /// Where records are.
 #[derive(Args)]
 pub struct StateArgs {
-    /// The server
-    #[command(flatten)]
-    pub server: ServerArgs,
     /// A state file, without a server
     #[arg(long, value_name = "FILE", conflicts_with = "control")]
     pub state: Option<PathBuf>,
+}
+
+/// `snap`
+#[derive(Subcommand)]
+pub enum SnapCommand {
+    /// Make a snapshot of a volume; its clients see a pause
+    Create(Ask<SnapCreate>),
+    /// List the snapshots of a volume, or all
+    List(Show<SnapList>),
+    /// List the ranges that may differ: of a snapshot and its volume now, or another snapshot
+    Diff(Show<SnapDiff>),
+    /// Give the volume the content of a snapshot, which stays; what was written since is lost
+    Rollback(Merging<SnapRollback>),
+    /// The volume gets the snapshot's content, what was written since is lost; the snapshot goes
+    Merge(Merging<SnapMerge>),
+    /// Take a snapshot away; the volume stays as it is
+    Remove(Ask<SnapRemove>),
+    /// Make the store of a snapshot larger
+    Grow(Ask<SnapGrow>),
+}
+
+/// `pool`
+#[derive(Subcommand)]
+pub enum PoolCommand {
+    /// Make a pool over a data and a metadata device, or files to make
+    Create {
+        /// What
+        #[command(flatten)]
+        ask: Ask<PoolCreate>,
+        /// How
+        #[command(flatten)]
+        features: FeatureArgs,
+    },
+    /// Show how full pools are, and in which mode
+    Status(Show<PoolStatus>),
+    /// Make a pool larger: by the sizes said, or as its devices have grown
+    Grow(Ask<PoolGrow>),
+    /// Tell the data device of every free block, so that a file gets its room back
+    Trim(Show<PoolTrim>),
+}
+
+/// `thin`
+#[derive(Subcommand)]
+pub enum ThinCommand {
+    /// Make an empty volume of a pool
+    Create(Ask<ThinCreate>),
+    /// Make a snapshot of a volume: a volume of its own that shares everything
+    Snapshot(Ask<ThinSnapshot>),
+    /// List the volumes of a pool, a volume with its snapshots, or all; with their own bytes
+    List(Show<ThinList>),
+    /// List the ranges that may differ: of a snapshot and its volume now, or any two of a pool
+    Diff(Show<ThinDiff>),
+    /// Give a volume the content of a snapshot, which stays; what was written since is lost
+    Rollback(Ask<ThinRollback>),
+    /// Delete a volume or snapshot, or POOL/thin-ID
+    Remove(Ask<ThinRemove>),
+    /// Give a volume with its snapshots another name, or POOL/thin-ID a first one
+    Rename(Ask<ThinRename>),
 }
 
 /// How to reach a running server.
@@ -258,48 +240,99 @@ pub struct ServerArgs {
     pub control: Option<PathBuf>,
 }
 
-/// Verbs on one volume.
+/// A verb of a running server.
 #[derive(Args)]
-pub struct NameArgs {
+pub struct Ask<V: Verb> {
     /// The server
     #[command(flatten)]
     pub server: ServerArgs,
-    /// The volume
-    pub name: String,
+    /// The verb
+    #[command(flatten)]
+    pub verb: V,
 }
 
-/// Verbs that show something of some volumes.
+/// A verb that shows something.
 #[derive(Args)]
-pub struct ReadArgs {
-    /// The server
+pub struct Show<V: Verb> {
+    /// What
     #[command(flatten)]
-    pub server: ServerArgs,
-    /// The volume (default: all, each line with its name in front)
-    pub name: Option<String>,
+    pub ask: Ask<V>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Verbs that list.
+/// A verb that takes a table.
 #[derive(Args)]
-pub struct ListArgs {
-    /// The server
+pub struct WithTable<V: Verb> {
+    /// Which
     #[command(flatten)]
-    pub server: ServerArgs,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    pub ask: Ask<V>,
+    /// The table
+    #[command(flatten)]
+    pub table: TableArgs,
 }
 
-/// `targets`
+/// A table.
 #[derive(Args)]
-pub struct TargetsArgs {
-    /// The kind of target to show: its table line, status and messages
-    pub name: Option<String>,
-    /// The list of a server
+pub struct TableArgs {
+    /// A table line; again or with newlines for more
+    #[arg(long)]
+    pub table: Vec<String>,
+    /// A file with the table (default: standard input)
+    #[arg(conflicts_with = "table")]
+    pub file: Option<PathBuf>,
+}
+
+/// A verb that begins a merge.
+#[derive(Args)]
+pub struct Merging<V: Verb> {
+    /// Which
     #[command(flatten)]
-    pub list: ListArgs,
+    pub ask: Ask<V>,
+    /// Until when
+    #[command(flatten)]
+    pub until: UntilArgs,
+}
+
+/// How long a merge is watched.
+#[derive(Args)]
+pub struct UntilArgs {
+    /// Return when it has begun, and leave the rest to the server
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Stop watching after this many seconds; exit code 124 if work is left, which goes on
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<f64>,
+}
+
+/// The features of a pool.
+#[derive(Args)]
+pub struct FeatureArgs {
+    /// What becomes of zeros that clients write: unmap (the default) or off
+    #[arg(long, value_name = "MODE")]
+    pub detect_zeroes: Option<String>,
+    /// Do not zero new blocks around what is written to them
+    #[arg(long)]
+    pub skip_block_zeroing: bool,
+    /// Take no discards
+    #[arg(long)]
+    pub ignore_discard: bool,
+    /// Free blocks at a discard, and do not tell the data device
+    #[arg(long)]
+    pub no_discard_passdown: bool,
+    /// Writes that find no free block fail at once, instead of waiting
+    #[arg(long)]
+    pub error_if_no_space: bool,
+    /// How long writes wait for a free block (default: 60; 0: for ever)
+    #[arg(long, value_name = "SECONDS")]
+    pub no_space_timeout: Option<u64>,
+    /// Raise an event when so much of the data is in use (default: 75)
+    #[arg(long, value_name = "PERCENT")]
+    pub data_mark: Option<u64>,
+    /// Raise an event when so much of the metadata is in use (default: 85)
+    #[arg(long, value_name = "PERCENT")]
+    pub metadata_mark: Option<u64>,
 }
 
 /// `flush`
@@ -314,37 +347,6 @@ pub struct FlushArgs {
     /// Which ring
     #[arg(long, value_enum, default_value_t = RingChoice::Auto)]
     pub ring: RingChoice,
-}
-
-/// Verbs that take a table.
-#[derive(Args)]
-pub struct TableArgs {
-    /// Which
-    #[command(flatten)]
-    pub volume: NameArgs,
-    /// A table line; again or with newlines for more
-    #[arg(long)]
-    pub table: Vec<String>,
-    /// A file with the table (default: standard input)
-    #[arg(conflicts_with = "table")]
-    pub file: Option<PathBuf>,
-}
-
-/// What a swap of tables may do.
-#[derive(Args, Clone, Copy)]
-pub struct SwapArgs {
-    /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
-    #[arg(long)]
-    pub flush: bool,
-    /// Leave behind what only a cache has, though the new table uses its origin: it is lost
-    #[arg(long)]
-    pub discard_dirty: bool,
-    /// Make a volume shorter although clients or other volumes use it
-    #[arg(long)]
-    pub shrink: bool,
-    /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
-    #[arg(long)]
-    pub same_content: bool,
 }
 
 /// Parses the command line.

@@ -14,13 +14,16 @@
 //! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
 //! them together.
 
+mod arguments;
 mod bench;
 mod caches;
 mod cli;
+mod client;
 mod contexts;
 mod control;
 mod exports;
 mod flush;
+mod keeper;
 mod kept;
 mod live_pool;
 mod measure;
@@ -68,10 +71,6 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Format(command) => cairn_tools::format::run(&command),
         Command::Flush(args) => flush::run(&args),
         Command::Bench { words } => bench::run(&words, cli.verbose),
-        Command::Snap(verb) => remote::snap::run(verb),
-        Command::Pool(verb) => remote::pool::run(verb),
-        Command::Thin(verb) => remote::thin::run(verb),
-        Command::State(verb) => remote::state::run(verb),
         verb => remote::run(verb),
     }
 }

@@ -1,10 +1,9 @@
-//! What reading verbs tell: values with stable field names, and dmsetup's text made of them.
+//! What reading verbs answer: values with stable field names.
 //!
-//! The server sends the values; the client prints them as JSON or as text. Field names are part
-//! of the interface: they are added to, never renamed.
+//! The client prints them as JSON or as text. Field names are part of the interface: they are added
+//! to, never renamed.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use cairn_block::{ConfigKind, Line, MappedDevice, Report, Table, Value as Told};
@@ -13,7 +12,6 @@ use cairn_targets::spec::{Arg, Opt, Spec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::control::rpc::TableParams;
 use crate::exports::Exports;
 use crate::world::World;
 
@@ -139,13 +137,18 @@ pub fn status(world: &World, name: Option<&str>) -> Outcome<Vec<VolumeLines>> {
 ///
 /// # Errors
 /// There is no such volume, or the kernel has no such target and its words were asked for.
-pub fn tables(world: &World, params: &TableParams) -> Outcome<Vec<VolumeLines>> {
+pub fn tables(
+    world: &World,
+    name: Option<&str>,
+    inactive: bool,
+    kernel: bool,
+) -> Outcome<Vec<VolumeLines>> {
     let mut all = Vec::new();
-    for volume in chosen(world, params.name.as_deref())? {
-        let table = if params.inactive { volume.inactive_table() } else { volume.live_table() };
+    for volume in chosen(world, name)? {
+        let table = if inactive { volume.inactive_table() } else { volume.live_table() };
         let name = volume.volume().to_owned();
         let mut lines = lines_of(table.as_deref(), |line| (line.target.table(), BTreeMap::new()));
-        if params.kernel {
+        if kernel {
             for line in &mut lines {
                 kernel_words(&name, line)?;
             }
@@ -208,64 +211,6 @@ fn kernel_words(volume: &str, line: &mut ReportLine) -> Outcome<()> {
     Ok(())
 }
 
-/// Lines as dmsetup prints them: of one volume bare, of all with the name in front.
-pub fn lines_text(volumes: &[VolumeLines], named: bool) -> String {
-    let mut text = String::new();
-    for volume in volumes {
-        if volume.lines.is_empty() && named {
-            writeln!(text, "{}: ", volume.name).expect(STRING);
-        }
-        for line in &volume.lines {
-            let ReportLine { start, length, target, params, .. } = line;
-            if named {
-                write!(text, "{}: ", volume.name).expect(STRING);
-            }
-            writeln!(text, "{start} {length} {target} {params}").expect(STRING);
-        }
-    }
-    text
-}
-
-const STRING: &str = "writing to a string cannot fail";
-
-/// The states of volumes as dmsetup prints them.
-pub fn infos_text(infos: &[Info]) -> String {
-    let blocks = infos.iter().map(|info| {
-        let access = if info.read_only { " (READ-ONLY)" } else { "" };
-        let state = if info.suspended { "SUSPENDED" } else { "ACTIVE" };
-        let tables = match (info.live, info.inactive) {
-            (true, true) => "LIVE & INACTIVE",
-            (true, false) => "LIVE",
-            (false, true) => "INACTIVE",
-            (false, false) => "None",
-        };
-        format!(
-            "Name:              {}\nState:             {state}{access}\n\
-             Tables present:    {tables}\nOpen count:        {}\n\
-             Event number:      {}\nNumber of targets: {}\n",
-            info.name, info.open_count, info.event_nr, info.targets
-        )
-    });
-    blocks.collect::<Vec<_>>().join("\n")
-}
-
-/// The names of volumes, one per line.
-pub fn names_text(infos: &[Info]) -> String {
-    if infos.is_empty() {
-        return "No devices found\n".to_owned();
-    }
-    infos.iter().map(|info| format!("{}\n", info.name)).collect()
-}
-
-/// The kinds of target as dmsetup prints them.
-pub fn targets_text(targets: &[TargetInfo]) -> String {
-    let line = |target: &TargetInfo| {
-        let [major, minor, patch] = target.version;
-        format!("{:<16} v{major}.{minor}.{patch}\n", target.name)
-    };
-    targets.iter().map(line).collect()
-}
-
 /// What a kind of target declares.
 ///
 /// # Errors
@@ -322,12 +267,6 @@ mod tests {
     }
 
     #[test]
-    fn lines_read_as_dmsetup_prints_them() {
-        let volumes = [VolumeLines { name: "vm".into(), lines: vec![line("linear", "a.img 0")] }];
-        assert_eq!(lines_text(&volumes, false), "0 8 linear a.img 0\n");
-        assert_eq!(lines_text(&volumes, true), "vm: 0 8 linear a.img 0\n");
-    }
-
     #[test]
     fn a_declared_target_is_shown_as_text_and_json() {
         let spec = declared("thin").unwrap();

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use cairn_outcome::failure::one_line;
 use serde_json::{Value, json};
 
-use crate::control::rpc::{Call, RpcError};
+use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller, respond};
 use crate::serve::config::Config;
+use crate::verbs::methods;
 
 /// The text of a TOML file: how many volumes it has, or the one line that refuses it.
 ///
@@ -32,7 +33,7 @@ struct Decoder;
 
 impl Answer for Decoder {
     fn answer(&self, method: &str, params: Value, _: &dyn Caller) -> Result<Value, RpcError> {
-        Call::of(method, params).map(|_| json!(method))
+        (methods::method(method)?.decode)(params).map(|()| json!(method))
     }
 }
 

@@ -1,46 +1,36 @@
 //! `snap diff` and `thin diff` as a client asks for them.
 
-use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::exit;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stdout::{print, print_json};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::client;
-use crate::cli::ServerArgs;
+use super::{client, text};
+use crate::cli::Show;
 use crate::verbs::snap::diff::{Differences, Extent};
+use crate::verbs::verb::Verb;
 
-/// Asks a server for the differences until there are no more, and prints them as they come.
+/// Asks a server for the differences until there are no more, and prints them as they come. Each
+/// question begins where `begin_at` says.
 ///
 /// # Errors
 /// There is no server, it refuses, or stdout does.
-pub fn print_differences(
-    server: &ServerArgs,
-    method: &str,
-    as_json: bool,
-    params: impl Fn(Option<u64>) -> Value,
+pub fn print_all<V: Verb<Answer = Differences>>(
+    mut diff: Show<V>,
+    begin_at: impl Fn(&mut V, Option<u64>),
 ) -> Outcome<u8> {
-    let client = client(server)?;
-    let (mut from, mut all) = (None, Vec::<Extent>::new());
+    let client = client(&diff.ask.server)?;
+    let mut all = Vec::<Extent>::new();
     loop {
-        let answer = client.ask(method, params(from))?;
-        let Differences { extents, next } = serde_json::from_value(answer).map_err(|error| {
-            let detail = "answer: not understood";
-            ConfigError::new(ConfigKind::System, method, detail).with_source(error)
-        })?;
-        match as_json {
+        let Differences { extents, next } = client.ask(&diff.ask.verb)?;
+        match diff.json {
             true => all.extend(extents),
-            false => drop(print(&diff_text(&extents))?),
+            false => drop(print(&text::differences(&extents))?),
         }
-        from = next;
-        if from.is_none() {
+        if next.is_none() {
             break;
         }
+        begin_at(&mut diff.ask.verb, next);
     }
-    if as_json { print_json(&json!(all)) } else { Ok(exit::OK) }
-}
-
-fn diff_text(extents: &[Extent]) -> String {
-    let lines = extents.iter().map(|extent| format!("{} {}\n", extent.offset, extent.length));
-    lines.collect()
+    if diff.json { print_json(&json!(all)) } else { Ok(exit::OK) }
 }

@@ -1,32 +1,27 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
 mod differences;
-pub mod pool;
 mod replace;
-pub mod snap;
+mod snap;
 pub mod state;
-pub mod thin;
+mod text;
 
 use std::io::Read;
-use std::path::Path;
 
-use cairn_block::{ConfigError, ConfigKind, escape_word};
 use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_outcome::stderr::say;
 use cairn_outcome::stdout::{print, print_json};
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::cli::{Command, ExportCommand, NameArgs, ReadArgs, ServerArgs, TableArgs, TargetsArgs};
-use crate::control::client::Client;
-use crate::control::rpc::{
-    AnyName, CreateParams, ExportAddParams, ExportRemoveParams, LoadParams, MessageParams, OneName,
-    RemoveParams, SuspendParams, TableParams, WaitParams,
+use crate::cli::{
+    Ask, Command, ExportCommand, FeatureArgs, PoolCommand, ServerArgs, Show, SnapCommand,
+    TableArgs, ThinCommand, WithTable,
 };
-use crate::exports::ExportInfo;
-use crate::report::{self, VolumeLines};
-use crate::verbs::snap::store::is_path;
+use crate::client::Client;
+use crate::report;
+use crate::verbs::pool::PoolCreate;
+use crate::verbs::verb::{Done, Verb};
 
 /// Runs a verb against a server.
 ///
@@ -34,171 +29,162 @@ use crate::verbs::snap::store::is_path;
 /// There is no server, or it refuses.
 pub fn run(verb: Command) -> Outcome<u8> {
     match verb {
-        Command::Status(read) => show_lines(&read, "volume_status", json!(any_name(&read))),
-        Command::Table { read, kernel, inactive } => {
-            let params = TableParams { name: read.name.clone(), inactive, kernel };
-            show_lines(&read, "volume_table", json!(params))
+        Command::Status(read) => {
+            let named = read.ask.verb.name.is_none();
+            show(read, |volumes| text::lines(volumes, named))
         }
-        Command::Ls(list) => {
-            show(&list.server, list.json, "volume_list", json!({}), report::names_text)
+        Command::Table(read) => {
+            let named = read.ask.verb.name.is_none();
+            show(read, |volumes| text::lines(volumes, named))
         }
-        Command::Info(read) => {
-            let params = json!(any_name(&read));
-            show(&read.server, read.json, "volume_info", params, report::infos_text)
-        }
-        Command::Targets(TargetsArgs { name: Some(name), list }) => {
+        Command::Ls(list) => show(list, |infos| text::names(infos)),
+        Command::Info(read) => show(read, |infos| text::infos(infos)),
+        Command::Targets { name: Some(name), list } => {
             let spec = report::declared(&name)?;
             if list.json { print_json(&report::spec_json(spec)) } else { print(&spec.to_string()) }
         }
-        Command::Targets(TargetsArgs { name: None, list }) => {
-            show(&list.server, list.json, "target_list", json!({}), report::targets_text)
+        Command::Targets { name: None, list } => show(list, |targets| text::targets(targets)),
+        Command::Exports(list) => show(list, |exports| text::exports(exports)),
+        Command::Export(ExportCommand::Add(ask)) => tell(&ask),
+        Command::Export(ExportCommand::Remove(ask)) => tell(&ask),
+        Command::Message(ask) => match client(&ask.server)?.ask(&ask.verb)?.text {
+            text if text.is_empty() => Ok(exit::OK),
+            text => print(&format!("{text}\n")),
+        },
+        Command::Suspend { ask, nolockfs: _ } => tell(&ask),
+        Command::Load(load) => tell(&with_table(load, |verb, table| verb.table = table)?),
+        Command::Create(create) => tell(&with_table(create, |verb, table| verb.table = table)?),
+        Command::Resume(ask) => {
+            let (name, flush) = (ask.verb.name.clone(), ask.verb.flush);
+            replace::ask(ask, &name, flush)
         }
-        Command::Exports(list) => {
-            show(&list.server, list.json, "export_list", json!({}), exports_text)
+        Command::Replace(replace) => {
+            let ask = with_table(replace, |verb, table| verb.table = table)?;
+            let (name, flush) = (ask.verb.name.clone(), ask.verb.flush);
+            replace::ask(ask, &name, flush)
         }
-        changing => change(changing),
-    }
-}
-
-/// Verbs that change something; they print little.
-fn change(verb: Command) -> Outcome<u8> {
-    match verb {
-        Command::Message { volume: NameArgs { server, name }, sector, words } => {
-            let params = MessageParams { name, sector, words };
-            let answer = client(&server)?.ask("volume_message", params)?;
-            match answer["text"].as_str() {
-                Some(text) if !text.is_empty() => print(&format!("{text}\n")),
-                _ => Ok(exit::OK),
-            }
-        }
-        Command::Suspend { volume: NameArgs { server, name }, noflush, nolockfs: _ } => {
-            tell(&server, "volume_suspend", json!(SuspendParams { name, noflush }))
-        }
-        Command::Load { table: args, same_content } => {
-            let table = table_of(&args)?;
-            let NameArgs { server, name } = args.volume;
-            tell(&server, "volume_load", json!(LoadParams { name, table, same_content }))
-        }
-        Command::Create { table: args, discard_dirty } => {
-            let table = table_of(&args)?;
-            let NameArgs { server, name } = args.volume;
-            tell(&server, "volume_create", json!(CreateParams { name, table, discard_dirty }))
-        }
-        Command::Resume { volume, swap } => replace::resume(volume, swap),
-        Command::Replace { table, swap } => replace::replace(table, swap),
-        Command::Clear(args) => {
-            tell(&args.server, "volume_clear", json!(OneName { name: args.name }))
-        }
-        Command::Remove { volume: NameArgs { server, name }, force } => {
-            tell(&server, "volume_remove", json!(RemoveParams { name, force }))
-        }
-        Command::Export(ExportCommand::Add { volume, export, description, read_only }) => {
-            let NameArgs { server, name: volume } = volume;
-            let params = ExportAddParams { volume, name: export, description, read_only };
-            tell(&server, "export_add", json!(params))
-        }
-        Command::Export(ExportCommand::Remove { server, name, force }) => {
-            tell(&server, "export_remove", json!(ExportRemoveParams { name, force }))
-        }
-        Command::Wait { volume: NameArgs { server, name }, event_nr } => {
-            tell(&server, "volume_wait", json!(WaitParams { name, event_nr }))
-        }
+        Command::Clear(ask) => tell(&ask),
+        Command::Remove(ask) => tell(&ask),
+        Command::Wait(ask) => client(&ask.server)?.ask(&ask.verb).map(|_| exit::OK),
+        Command::State(verb) => state::run(verb),
+        Command::Snap(verb) => snap(*verb),
+        Command::Pool(verb) => pool(*verb),
+        Command::Thin(verb) => thin(*verb),
         _ => unreachable!("every other verb is served before"),
     }
 }
 
-/// The server to ask.
-///
-/// # Errors
-/// There is no folder for a default.
-pub fn client(server: &ServerArgs) -> Outcome<Client> {
-    Client::new(server.control.as_deref())
-}
-
-/// A device as a word of a table, for the server, which may be in another folder.
-///
-/// # Errors
-/// The path is no text.
-pub fn absolute(path: &Path) -> Outcome<String> {
-    let shown = path.display().to_string();
-    if !is_path(&shown) {
-        return Ok(shown);
+fn snap(verb: SnapCommand) -> Outcome<u8> {
+    match verb {
+        SnapCommand::Create(ask) => tell(&ask),
+        SnapCommand::List(list) => show(list, |infos| text::snaps(infos)),
+        SnapCommand::Diff(diff) => differences::print_all(diff, |verb, from| verb.from = from),
+        SnapCommand::Rollback(merging) => {
+            let name = merging.ask.verb.name.clone();
+            snap::follow(&merging, &name)
+        }
+        SnapCommand::Merge(merging) => {
+            let name = merging.ask.verb.name.clone();
+            snap::follow(&merging, &name)
+        }
+        SnapCommand::Remove(ask) => tell(&ask),
+        SnapCommand::Grow(ask) => tell(&ask),
     }
-    let path = std::path::absolute(path).map_err(|error| system(&shown, "path", error))?;
-    let text = path.to_str().map(escape_word);
-    text.ok_or_else(|| wrong(shown, "path", "bytes that are no UTF-8", "UTF-8"))
 }
 
-fn any_name(read: &ReadArgs) -> AnyName {
-    AnyName { name: read.name.clone() }
-}
-
-/// Asks for something that answers no more than what a person should know.
-///
-/// # Errors
-/// There is no server, or it refuses.
-pub fn tell(server: &ServerArgs, method: &str, params: Value) -> Outcome<u8> {
-    let name = params["name"].as_str().unwrap_or_default().to_owned();
-    client(server)?.ask(method, params).map(|answer| pass_on(&name, &answer))
-}
-
-/// Tells on stderr what an answer notes about a volume.
-pub fn pass_on(name: &str, answer: &Value) -> u8 {
-    let notes = answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    notes.for_each(|note| say(format_args!("{name}: {note}")));
-    exit::OK
-}
-
-/// The table that a command line gives, or names.
-///
-/// # Errors
-/// The system refused to read it.
-pub fn table_of(args: &TableArgs) -> Outcome<String> {
-    match (&args.file, args.table.is_empty()) {
-        (_, false) => Ok(args.table.join("\n")),
-        (Some(file), true) => std::fs::read_to_string(file)
-            .map_err(|error| system(file.display().to_string(), "read", error)),
-        (None, true) => {
-            let mut text = String::new();
-            let read = std::io::stdin().read_to_string(&mut text);
-            read.map(|_| text).map_err(|error| system("standard input", "read", error))
+fn pool(verb: PoolCommand) -> Outcome<u8> {
+    match verb {
+        PoolCommand::Create { mut ask, features } => {
+            let PoolCreate { data, metadata, .. } = &ask.verb;
+            if data == metadata {
+                let found = "the data device itself";
+                return Err(wrong(metadata, "--metadata", found, "another device"));
+            }
+            ask.verb.features = Some(words_of(&features));
+            tell(&ask)
+        }
+        PoolCommand::Status(read) => show(read, |pools| text::pools(pools)),
+        PoolCommand::Grow(ask) => tell(&ask),
+        PoolCommand::Trim(trim) => {
+            show(trim, |trimmed| format!("{} bytes trimmed\n", trimmed.trimmed_bytes))
         }
     }
 }
 
-fn show_lines(read: &ReadArgs, method: &str, params: Value) -> Outcome<u8> {
-    let named = read.name.is_none();
-    show(&read.server, read.json, method, params, |volumes: &[VolumeLines]| {
-        report::lines_text(volumes, named)
-    })
+fn thin(verb: ThinCommand) -> Outcome<u8> {
+    match verb {
+        ThinCommand::Create(ask) => tell(&ask),
+        ThinCommand::Snapshot(ask) => tell(&ask),
+        ThinCommand::List(list) => show(list, |infos| text::thins(infos)),
+        ThinCommand::Diff(diff) => differences::print_all(diff, |verb, from| verb.from = from),
+        ThinCommand::Rollback(ask) => tell(&ask),
+        ThinCommand::Remove(ask) => tell(&ask),
+        ThinCommand::Rename(ask) => tell(&ask),
+    }
+}
+
+/// The server to ask.
+fn client(server: &ServerArgs) -> Outcome<Client> {
+    Client::new(server.control.as_deref())
+}
+
+/// Asks for a change, and tells what a person should know.
+fn tell<V: Verb<Answer = Done>>(ask: &Ask<V>) -> Outcome<u8> {
+    let answer = client(&ask.server)?.ask(&ask.verb)?;
+    pass_on(ask.verb.params()["name"].as_str().unwrap_or_default(), &answer)
+}
+
+/// Tells on stderr what an answer notes about a volume.
+fn pass_on(name: &str, answer: &Done) -> Outcome<u8> {
+    answer.notes.iter().flatten().for_each(|note| say(format_args!("{name}: {note}")));
+    Ok(exit::OK)
 }
 
 /// Asks, and prints the answer as JSON or as `text` says.
-///
-/// # Errors
-/// There is no server, or it refuses.
-pub fn show<T: DeserializeOwned>(
-    server: &ServerArgs,
-    as_json: bool,
-    method: &str,
-    params: Value,
-    text: impl Fn(&[T]) -> String,
-) -> Outcome<u8> {
-    let answer = client(server)?.ask(method, params)?;
-    if as_json {
-        return print_json(&answer);
-    }
-    let answer: Vec<T> = serde_json::from_value(answer).map_err(|error| {
-        ConfigError::new(ConfigKind::System, method, "answer: not understood").with_source(error)
-    })?;
-    print(&text(&answer))
+fn show<V: Verb>(show: Show<V>, text: impl Fn(&V::Answer) -> String) -> Outcome<u8> {
+    let answer = client(&show.ask.server)?.ask(&show.ask.verb)?;
+    if show.json { print_json(&json!(answer)) } else { print(&text(&answer)) }
 }
 
-fn exports_text(exports: &[ExportInfo]) -> String {
-    let line = |export: &ExportInfo| {
-        let access = if export.read_only { " read-only" } else { "" };
-        let uri = export.uri.as_deref().unwrap_or("-");
-        format!("{} {} {} bytes{access} {uri}\n", export.name, export.volume, export.bytes)
+/// The verb with the table that a command line gives, or names.
+fn with_table<V: Verb>(
+    WithTable { mut ask, table }: WithTable<V>,
+    set: impl Fn(&mut V, String),
+) -> Outcome<Ask<V>> {
+    let TableArgs { table, file } = table;
+    let text = match (file, table.is_empty()) {
+        (_, false) => table.join("\n"),
+        (Some(file), true) => std::fs::read_to_string(&file)
+            .map_err(|error| system(file.display().to_string(), "read", error))?,
+        (None, true) => {
+            let mut text = String::new();
+            let read = std::io::stdin().read_to_string(&mut text);
+            read.map(|_| text).map_err(|error| system("standard input", "read", error))?
+        }
     };
-    exports.iter().map(line).collect()
+    set(&mut ask.verb, text);
+    Ok(ask)
+}
+
+/// The words of the table's features.
+fn words_of(args: &FeatureArgs) -> Vec<String> {
+    let mut words = Vec::new();
+    let flags = [
+        ("skip_block_zeroing", args.skip_block_zeroing),
+        ("ignore_discard", args.ignore_discard),
+        ("no_discard_passdown", args.no_discard_passdown),
+        ("error_if_no_space", args.error_if_no_space),
+    ];
+    words.extend(flags.into_iter().filter(|(_, set)| *set).map(|(word, _)| word.to_owned()));
+    let numbers = [
+        ("no_space_timeout", args.no_space_timeout),
+        ("data_mark", args.data_mark),
+        ("metadata_mark", args.metadata_mark),
+    ];
+    for (word, value) in numbers {
+        words.extend(value.into_iter().flat_map(|value| [word.to_owned(), value.to_string()]));
+    }
+    let detect = args.detect_zeroes.as_deref().unwrap_or("unmap");
+    words.extend(["detect_zeroes", detect].map(str::to_owned));
+    words
 }

@@ -6,56 +6,33 @@ use std::time::Duration;
 
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_tools::progress::{Left, Progress};
-use serde_json::{Value, json};
 
-use super::{client, pass_on, table_of, tell};
-use crate::cli::{NameArgs, ServerArgs, SwapArgs, TableArgs};
-use crate::control::client::Client;
-use crate::control::rpc::{AnyName, ReplaceParams, ResumeParams};
+use super::{client, pass_on, tell};
+use crate::cli::Ask;
+use crate::client::Client;
+use crate::verbs::verb::{Done, Verb};
+use crate::verbs::volume::VolumeInfo;
 
 /// How often the server is asked how much is left.
 const TICK: Duration = Duration::from_millis(200);
 
-/// `resume`
+/// Asks for a swap of tables; with `flush` it shows how much is left until the answer comes.
 ///
 /// # Errors
 /// There is no server, or it refuses.
-pub fn resume(volume: NameArgs, swap: SwapArgs) -> Outcome<u8> {
-    let NameArgs { server, name } = volume;
-    let SwapArgs { flush, discard_dirty, shrink, same_content } = swap;
-    let named = name.clone();
-    let params = ResumeParams { name: named, flush, discard_dirty, shrink, same_content };
-    ask(&server, &name, "volume_resume", json!(params), flush)
-}
-
-/// `replace`
-///
-/// # Errors
-/// There is no server, or it refuses.
-pub fn replace(args: TableArgs, swap: SwapArgs) -> Outcome<u8> {
-    let table = table_of(&args)?;
-    let NameArgs { server, name } = args.volume;
-    let SwapArgs { flush, discard_dirty, shrink, same_content } = swap;
-    let named = name.clone();
-    let params = ReplaceParams { name: named, table, flush, discard_dirty, shrink, same_content };
-    ask(&server, &name, "volume_replace", json!(params), flush)
-}
-
-fn ask(
-    server: &ServerArgs,
-    name: &str,
-    method: &'static str,
-    params: Value,
-    flush: bool,
-) -> Outcome<u8> {
+pub fn ask<V>(ask: Ask<V>, name: &str, flush: bool) -> Outcome<u8>
+where
+    V: Verb<Answer = Done> + Send + 'static,
+{
     if !flush {
-        return tell(server, method, params);
+        return tell(&ask);
     }
-    let (asker, watcher) = (client(server)?, client(server)?);
+    let Ask { server, verb } = ask;
+    let (asker, watcher) = (client(&server)?, client(&server)?);
     let total = left(&watcher, name)?;
     let (send, answered) = channel();
     // It waits for the answer; whoever ends this process hangs up, which ends the flush.
-    std::thread::spawn(move || drop(send.send(asker.ask(method, params))));
+    std::thread::spawn(move || drop(send.send(asker.ask(&verb))));
     let mut progress = (total.bytes > 0).then(|| Progress::begin_drain(total));
     loop {
         let answer = match answered.recv_timeout(TICK) {
@@ -68,20 +45,20 @@ fn ask(
             }
             Err(RecvTimeoutError::Disconnected) => {
                 let kind = cairn_block::ConfigKind::System;
-                Err(refused(kind, name, method, "no answer", "one"))
+                Err(refused(kind, name, V::METHOD, "no answer", "one"))
             }
         };
         if let Some(progress) = &mut progress {
             // Of the new table, which has none of it, if it is live.
             progress.finish(left(&watcher, name).unwrap_or_default(), ());
         }
-        return answer.map(|answer| pass_on(name, &answer));
+        return pass_on(name, &answer?);
     }
 }
 
 /// What only the caches of a volume have.
 fn left(server: &Client, name: &str) -> Outcome<Left> {
-    let answer = server.ask("volume_info", AnyName { name: Some(name.to_owned()) })?;
-    let bytes = answer[0]["dirty_bytes"].as_u64().unwrap_or(0);
+    let infos = server.ask(&VolumeInfo { name: Some(name.to_owned()) })?;
+    let bytes = infos.iter().map(|info| info.dirty_bytes).sum();
     Ok(Left { blocks: bytes / 512, bytes })
 }

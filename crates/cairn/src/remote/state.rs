@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cairn_block::{ConfigError, ConfigKind};
+use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_outcome::stderr::say;
 use cairn_outcome::stdout::{print, print_json};
@@ -10,7 +10,6 @@ use serde_json::json;
 
 use super::client;
 use crate::cli::StateCommand;
-use crate::control::rpc::{AnyName, StateForgetParams};
 use crate::state::{Shown, StateFile, forget, forget_cache, shown};
 
 /// Runs the verb.
@@ -19,30 +18,25 @@ use crate::state::{Shown, StateFile, forget, forget_cache, shown};
 /// There is no server or file, or it refuses.
 pub fn run(verb: StateCommand) -> Outcome<u8> {
     match verb {
-        StateCommand::Show { place, name, json } => {
-            let told = match &place.state {
-                Some(path) => show_file(path, name.as_deref())?,
-                None => ask(client(&place.server)?.ask("state_show", AnyName { name })?)?,
-            };
-            if json { print_json(&json!(told)) } else { print(&told.text()) }
+        StateCommand::Show { place, show } => {
+            let name = show.ask.verb.name.as_deref();
+            match &place.state {
+                Some(path) => print_shown(&show_file(path, name)?, show.json),
+                None => print_shown(&client(&show.ask.server)?.ask(&show.ask.verb)?, show.json),
+            }
         }
-        StateCommand::Forget { place, name, yes } => {
-            let told: Vec<String> = match &place.state {
-                Some(path) => forget_in_file(path, &name, yes)?,
-                None => {
-                    let params = StateForgetParams { name, yes };
-                    ask(client(&place.server)?.ask("state_forget", params)?)?
-                }
+        StateCommand::Forget { place, ask } => {
+            let told = match &place.state {
+                Some(path) => forget_in_file(path, &ask.verb.name, ask.verb.yes)?,
+                None => client(&ask.server)?.ask(&ask.verb)?,
             };
             print(&told.iter().map(|line| format!("{line}\n")).collect::<String>())
         }
     }
 }
 
-fn ask<T: serde::de::DeserializeOwned>(answer: serde_json::Value) -> Outcome<T> {
-    serde_json::from_value(answer).map_err(|error| {
-        ConfigError::new(ConfigKind::System, "state", "answer: not understood").with_source(error)
-    })
+fn print_shown(shown: &Shown, as_json: bool) -> Outcome<u8> {
+    if as_json { print_json(&json!(shown)) } else { print(&shown.text()) }
 }
 
 /// The file may be missing for a server, but not for somebody who names it.

@@ -5,6 +5,29 @@ use cairn_outcome::failure::{Outcome, refused};
 
 use super::Verbs;
 use crate::state::{Shown, StateFile, forget, forget_cache, shown};
+use crate::verbs::verb::declare;
+
+declare! {
+    /// `state show`
+    StateShow = "state_show" -> Shown {
+        /// The volume (default: all)
+        name: Option<String>,
+    }
+    |verb, verbs, _| verbs.state_show(verb.name.as_deref())
+}
+
+declare! {
+    /// `state forget`
+    StateForget = "state_forget" -> Vec<String> {
+        /// The volume
+        name: String,
+        /// Its snapshots and merges go with it: their content is lost
+        #[arg(long)]
+        #[serde(default)]
+        yes: bool,
+    }
+    |verb, verbs, _| verbs.state_forget(&verb.name, verb.yes)
+}
 
 impl Verbs {
     /// `state show`

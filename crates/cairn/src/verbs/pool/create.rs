@@ -8,12 +8,13 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_targets::persistent::{Options, Store};
 use cairn_tools::source::{Source, sync_folder};
 
-use crate::control::rpc::PoolCreateParams;
+use crate::arguments::{bytes, device, is_path, sectors};
 use crate::live_pool::is_pool;
 use crate::names::refuse_at_sign;
 use crate::state::Record;
-use crate::verbs::snap::store::{check_argument, discard, is_path};
+use crate::verbs::snap::store::{check_argument, discard};
 use crate::verbs::steps::{Step, log_undo_failure, now_s};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// Sectors of a data block if nobody says otherwise: 64 KiB.
@@ -41,12 +42,42 @@ struct Part<'a> {
     bytes: Option<u64>,
 }
 
+declare! {
+    /// `pool create`
+    PoolCreate = "pool_create" -> Done {
+        /// The pool
+        name: String,
+        /// The data device: a file (made with --data-size), a block device or a volume (@NAME)
+        #[arg(long, value_name = "PATH|@VOLUME", value_parser = device())]
+        data: String,
+        /// The metadata device: a blank file or block device, a volume (@NAME), or a file to make
+        #[arg(long, value_name = "PATH|@VOLUME", value_parser = device())]
+        metadata: String,
+        /// Size of the data file to make, like 100G (sparse)
+        #[arg(long = "data-size", value_name = "SIZE", value_parser = bytes())]
+        data_bytes: Option<u64>,
+        /// Size of the metadata file to make (default: 64 bytes per data block, at least 4M; sparse)
+        #[arg(long = "metadata-size", value_name = "SIZE", value_parser = bytes())]
+        metadata_bytes: Option<u64>,
+        /// Size of a data block: a multiple of 64K, up to 1G (default: 64K)
+        #[arg(long = "block-size", value_name = "SIZE", value_parser = sectors())]
+        block_sectors: Option<u64>,
+        /// Raise an event when no more data blocks than this are free (default: 0)
+        #[arg(long = "low-water", value_name = "BLOCKS")]
+        low_water_blocks: Option<u64>,
+        /// The features of the table line, word by word. Without `detect_zeroes` it is `unmap`.
+        #[arg(skip)]
+        features: Option<Vec<String>>,
+    }
+    |verb, verbs, _| verbs.pool_create(&verb)
+}
+
 impl Verbs {
     /// `pool create`
     ///
     /// # Errors
     /// Everything is as it was.
-    pub fn pool_create(&self, params: &PoolCreateParams) -> Outcome<()> {
+    pub fn pool_create(&self, params: &PoolCreate) -> Outcome<()> {
         let name = &params.name;
         refuse_at_sign(name)?;
         let mut changes = self.change_table(name, "pool create")?;
@@ -94,11 +125,11 @@ impl Verbs {
     /// Has the devices there, and answers the table over them.
     fn pool_table(
         &self,
-        params: &PoolCreateParams,
+        params: &PoolCreate,
         block: u64,
         made: &mut Vec<PathBuf>,
     ) -> Outcome<String> {
-        let PoolCreateParams { data, metadata, .. } = params;
+        let PoolCreate { data, metadata, .. } = params;
         if data == metadata {
             return Err(wrong(metadata, "metadata", "the data device itself", "another device"));
         }
@@ -198,7 +229,7 @@ impl Verbs {
     }
 }
 
-fn block_sectors(params: &PoolCreateParams) -> Outcome<u64> {
+fn block_sectors(params: &PoolCreate) -> Outcome<u64> {
     let block = params.block_sectors.unwrap_or(BLOCK_SECTORS);
     if !(BLOCK_STEP..=BLOCK_MAX).contains(&block) || !block.is_multiple_of(BLOCK_STEP) {
         let found = block.saturating_mul(SECTOR_BYTES);

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use cairn_block::TableLine;
 use cairn_outcome::failure::{Outcome, wrong};
+use serde::{Deserialize, Serialize};
 
 use super::LivePool;
-use crate::control::rpc::PoolGrowParams;
+use crate::arguments::{bytes, is_path};
 use crate::state::Record;
-use crate::verbs::snap::store::{grow, is_path};
+use crate::verbs::snap::store::grow;
 use crate::verbs::steps::{Step, log_undo_failure};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// The line of a pool's table.
@@ -28,6 +30,40 @@ pub fn is_growth(table: &str, longer: &str) -> bool {
 fn is_growth_of(record: &Record) -> bool {
     let (Some(table), Some(waiting)) = (&record.table, &record.inactive) else { return false };
     is_growth(table, waiting)
+}
+
+declare! {
+    /// `pool grow`
+    PoolGrow = "pool_grow" -> Done {
+        /// The pool
+        name: String,
+        /// The new size of the data file, like 100G
+        #[arg(long = "data-size", value_name = "SIZE", value_parser = bytes())]
+        data_bytes: Option<u64>,
+        /// The new size of the metadata file
+        #[arg(long = "metadata-size", value_name = "SIZE", value_parser = bytes())]
+        metadata_bytes: Option<u64>,
+    }
+    |verb, verbs, _| verbs.pool_grow(&verb)
+}
+
+declare! {
+    /// `pool trim`
+    PoolTrim = "pool_trim" -> Trimmed {
+        /// The pool
+        name: String,
+    }
+    |verb, verbs, _| {
+        let trimmed_bytes = verbs.pool_trim(&verb.name)?;
+        Ok(Trimmed { trimmed_bytes })
+    }
+}
+
+/// What a trim did.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Trimmed {
+    /// Free blocks that the data device was told of.
+    pub trimmed_bytes: u64,
 }
 
 impl PoolLine {
@@ -72,7 +108,7 @@ impl Verbs {
     ///
     /// # Errors
     /// The pool is as it was, unless the line says otherwise; a file may be longer.
-    pub fn pool_grow(&self, params: &PoolGrowParams) -> Outcome<()> {
+    pub fn pool_grow(&self, params: &PoolGrow) -> Outcome<()> {
         let name = &params.name;
         let mut changes = self.change_table(name, "pool grow")?;
         let pool = self.pool(name)?;

@@ -34,7 +34,9 @@ use cairn_format::thin::Opening;
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_targets::persistent::Store;
 
-pub use grow::is_growth;
+pub use create::PoolCreate;
+pub use grow::{PoolGrow, PoolTrim, is_growth};
+pub use status::PoolStatus;
 
 use crate::live_pool::LivePool;
 use crate::verbs::Verbs;

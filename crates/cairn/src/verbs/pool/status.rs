@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::live_pool::LivePool;
 use crate::verbs::Verbs;
+use crate::verbs::verb::declare;
 
 /// A block of the metadata device.
 const METADATA_BLOCK_BYTES: u64 = 4096;
@@ -53,6 +54,15 @@ pub struct PoolInfo {
     pub held_metadata_root: Option<u64>,
     /// How many volumes it has, with a name or without.
     pub volumes: u64,
+}
+
+declare! {
+    /// `pool status`
+    PoolStatus = "pool_status" -> Vec<PoolInfo> {
+        /// The pool (default: all)
+        name: Option<String>,
+    }
+    |verb, verbs, _| verbs.pool_status(verb.name.as_deref())
 }
 
 impl PoolInfo {
@@ -115,50 +125,4 @@ impl Verbs {
         };
         pools.iter().map(PoolInfo::of).collect()
     }
-}
-
-fn percent(used: u64, total: u64) -> String {
-    let percent = used.saturating_mul(100).checked_div(total).unwrap_or(0);
-    format!("{percent}%")
-}
-
-/// The pools as a person reads them.
-pub fn status_text(pools: &[PoolInfo]) -> String {
-    if pools.is_empty() {
-        return "No pools found\n".to_owned();
-    }
-    let pool = |pool: &PoolInfo| {
-        let needs_check = if pool.needs_check { " (needs check)" } else { "" };
-        let (data, metadata) = (
-            percent(pool.data_used_bytes, pool.data_total_bytes),
-            percent(pool.metadata_used_bytes, pool.metadata_total_bytes),
-        );
-        let held = pool.held_metadata_root.map_or("none".to_owned(), |at| format!("block {at}"));
-        format!(
-            "Name:              {}\nMode:              {}{needs_check}\n\
-             Data used:         {} of {} ({data}), blocks of {}\n\
-             Metadata used:     {} of {} ({metadata}), reserve {}\n\
-             Marks:             data {}%, metadata {}%\n\
-             When full:         {}\nDiscards:          {}\nDetect zeroes:     {}\n\
-             Transaction:       {}\nSnapshots made:    {}\nMetadata snapshot: {held}\n\
-             Volumes:           {}\n",
-            pool.name,
-            pool.mode,
-            pool.data_used_bytes,
-            pool.data_total_bytes,
-            pool.block_bytes,
-            pool.metadata_used_bytes,
-            pool.metadata_total_bytes,
-            pool.metadata_reserve_bytes,
-            pool.data_mark_percent,
-            pool.metadata_mark_percent,
-            pool.no_space,
-            pool.discards,
-            pool.detect_zeroes,
-            pool.transaction_id,
-            pool.time,
-            pool.volumes,
-        )
-    };
-    pools.iter().map(pool).collect::<Vec<_>>().join("\n")
 }

@@ -10,26 +10,27 @@ use cairn_outcome::failure::Outcome;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
-use crate::control::rpc::{PoolCreateParams, PoolGrowParams, ThinCreateParams};
+use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::snap::tests::{Bed, Moment, SECTORS, folders};
 use crate::verbs::steps::Step;
+use crate::verbs::thin::ThinCreate;
 
 /// Something that is served anyway.
 pub(crate) const OTHER: &str = "x=0 8 zero";
 
-pub(crate) fn params(name: &str) -> PoolCreateParams {
-    PoolCreateParams {
+pub(crate) fn params(name: &str) -> PoolCreate {
+    PoolCreate {
         name: name.to_owned(),
         data: "p.data".to_owned(),
         metadata: "p.meta".to_owned(),
         data_bytes: Some(4 << 20),
-        ..PoolCreateParams::default()
+        ..PoolCreate::default()
     }
 }
 
 fn thin(bed: &Bed, name: &str) -> Outcome<()> {
     let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
-    bed.verbs.thin_create(&ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() })
+    bed.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() })
 }
 
 fn steps(moments: &[Moment]) -> Vec<Step> {
@@ -68,7 +69,7 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
     thin(&bed, "p/v").unwrap();
     bed.write("v", 0, SECTORS, 2);
     bed.flush("v");
-    let grow = PoolGrowParams {
+    let grow = PoolGrow {
         name: "p".to_owned(),
         data_bytes: Some(8 << 20),
         metadata_bytes: Some(16 << 20),
@@ -92,7 +93,7 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
     let file = fs::OpenOptions::new().write(true).open(work.join("p.data")).unwrap();
     file.set_len(9 << 20).unwrap();
     let name = "p".to_owned();
-    bed.verbs.pool_grow(&PoolGrowParams { name, ..PoolGrowParams::default() }).unwrap();
+    bed.verbs.pool_grow(&PoolGrow { name, ..PoolGrow::default() }).unwrap();
     assert_eq!(bed.verbs.pool_status(None).unwrap()[0].data_total_bytes, 9 << 20);
     let line = bed.verbs.pool_grow(&grow).unwrap_err().to_string();
     assert!(line.contains("p.data: --data-size: found 8388608, expected whole sectors"), "{line}");
@@ -109,7 +110,7 @@ fn a_growth_that_fails_leaves_a_pool_that_serves_now_and_after_a_restart() {
     let state = fs::read(work.join("state")).unwrap();
     // The metadata has no room for the counts of so many blocks.
     let (name, data_bytes) = ("p".to_owned(), Some(2 << 40));
-    let grow = PoolGrowParams { name, data_bytes, ..PoolGrowParams::default() };
+    let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
     let moments = bed.moments(&copies, |bed| {
         bed.verbs.pool_grow(&grow).unwrap_err();
     });
@@ -141,7 +142,7 @@ fn a_pool_that_grows_keeps_the_mode_that_a_message_gave_it() {
         let words = ["detect_zeroes", asked].map(str::to_owned);
         bed.world.message("p", 0, &words).unwrap();
         let (name, data_bytes) = ("p".to_owned(), Some(mebibytes << 20));
-        let grow = PoolGrowParams { name, data_bytes, ..PoolGrowParams::default() };
+        let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
         bed.verbs.pool_grow(&grow).unwrap();
         assert_eq!(mode(&bed), asked);
     }
@@ -165,7 +166,7 @@ fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
     fs::write(&meta, bytes).unwrap();
     let bed = Bed::start(&work, OTHER).unwrap();
     let (name, data_bytes) = ("p".to_owned(), Some(8 << 20));
-    let grow = PoolGrowParams { name, data_bytes, ..PoolGrowParams::default() };
+    let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
     let line = bed.verbs.pool_grow(&grow).unwrap_err().to_string();
     assert!(line.contains("p: mode: found its metadata needs a check"), "{line}");
     assert_eq!(fs::metadata(work.join("p.data")).unwrap().len(), 4 << 20);
@@ -178,7 +179,7 @@ fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
     let mut data = vec![7; 4 << 20];
     data[..4096].fill(0);
     fs::write(work.join("p.data"), &data).unwrap();
-    bed.verbs.pool_create(&PoolCreateParams { data_bytes: None, ..params("p") }).unwrap();
+    bed.verbs.pool_create(&PoolCreate { data_bytes: None, ..params("p") }).unwrap();
     thin(&bed, "p/v").unwrap();
     bed.write("v", 0, 256, 3);
     let before = used_bytes(&work.join("p.data"));
@@ -194,7 +195,7 @@ fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
 fn devices_that_are_not_blank_make_a_pool_once_they_are_formatted() {
     let (_all, work, _) = folders();
     let bed = Bed::start(&work, OTHER).unwrap();
-    let wanted = PoolCreateParams { data_bytes: None, metadata_bytes: None, ..params("p") };
+    let wanted = PoolCreate { data_bytes: None, metadata_bytes: None, ..params("p") };
     fs::write(work.join("p.data"), vec![7; 4 << 20]).unwrap();
     fs::write(work.join("p.meta"), vec![7; 4 << 20]).unwrap();
     let create = || bed.verbs.pool_create(&wanted).map_err(|error| error.to_string());
@@ -235,7 +236,7 @@ fn a_volume_in_use_is_no_device_of_a_pool() {
     let pool = |name: &str, data: &str, metadata: &str| {
         let (data, metadata) = (data.to_owned(), metadata.to_owned());
         let data_bytes = (!data.starts_with('@')).then_some(4 << 20);
-        bed.verbs.pool_create(&PoolCreateParams { data, metadata, data_bytes, ..params(name) })
+        bed.verbs.pool_create(&PoolCreate { data, metadata, data_bytes, ..params(name) })
     };
     pool("p", "@d", "p.meta").unwrap();
     for (refused, part) in [
@@ -260,7 +261,7 @@ fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
     gpt[512..520].copy_from_slice(b"EFI PART");
     gpt[510..512].copy_from_slice(&[0x55, 0xaa]);
     fs::write(work.join("disk"), &gpt).unwrap();
-    let own = |change: &dyn Fn(&mut PoolCreateParams)| {
+    let own = |change: &dyn Fn(&mut PoolCreate)| {
         let mut params = params("p");
         change(&mut params);
         params
@@ -301,7 +302,7 @@ fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
         assert!(line.contains("pool: found none of this name, expected one made by"), "{line}");
     }
     bed.verbs.pool_create(&params("p")).unwrap();
-    let again = PoolCreateParams { data: "q.data".into(), ..params("q") };
+    let again = PoolCreate { data: "q.data".into(), ..params("q") };
     let line = bed.verbs.pool_create(&again).unwrap_err().to_string();
     assert!(line.contains("p.meta"), "in use: {line}");
 }

@@ -10,17 +10,44 @@ use super::{
     FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, log_undo_failure, now_s, origin_line,
     snapshot_line,
 };
-use crate::control::rpc::SnapCreateParams;
+use crate::arguments::{bytes, device};
 use crate::names::{SnapName, real_of};
 use crate::state::{Record, Store};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
+
+declare! {
+    /// `snap create`
+    SnapCreate = "snap_create" -> Done {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// The exception store: a blank file or block device, or a file to make (default: VOLUME@NAME.cow
+        /// beside the state file)
+        #[arg(long, value_name = "PATH", value_parser = device())]
+        store: Option<String>,
+        /// Size of a chunk in sectors (default: 32, or one block if that is larger)
+        #[arg(long = "chunk", value_name = "SECTORS")]
+        chunk_sectors: Option<u32>,
+        /// Size of the file to make, like 10G (default: sparse, with room for every chunk)
+        #[arg(long = "size", value_name = "SIZE", value_parser = bytes())]
+        size_bytes: Option<u64>,
+        /// Raise an event of the snapshot when its store is so full (default: 80)
+        #[arg(long = "fill", value_name = "PERCENT")]
+        fill_percent: Option<u64>,
+        /// Make the file so much larger each time it is that full, like 1G
+        #[arg(long = "grow", value_name = "SIZE", value_parser = bytes())]
+        grow_bytes: Option<u64>,
+    }
+    |verb, verbs, _| verbs.snap_create(&verb)
+}
 
 impl Verbs {
     /// `snap create`
     ///
     /// # Errors
     /// Everything is as it was.
-    pub fn snap_create(&self, params: &SnapCreateParams) -> Outcome<()> {
+    pub fn snap_create(&self, params: &SnapCreate) -> Outcome<()> {
         let snap = SnapName::parse(&params.name)?;
         let mut changes = self.change_table(&snap.volume, "snap create")?;
         let volume = self.ready(&snap.volume)?;
@@ -73,7 +100,7 @@ impl Verbs {
         changes: &Changes,
         snap: &SnapName,
         volume: &MappedDevice,
-        params: &SnapCreateParams,
+        params: &SnapCreate,
     ) -> Outcome<(SnapWords, bool)> {
         let argument = match (&params.store, &changes.state) {
             (Some(argument), _) => argument.clone(),

@@ -12,9 +12,9 @@ use cairn_outcome::failure::{Outcome, wrong};
 use serde::{Deserialize, Serialize};
 
 use crate::contexts::changed::{changed, union, unmerged};
-use crate::control::rpc::SnapDiffParams;
 use crate::names::SnapName;
 use crate::verbs::Verbs;
+use crate::verbs::verb::declare;
 
 /// Most extents of one answer: its line stays far below what a client reads.
 pub const EXTENTS_MAX: usize = 100_000;
@@ -37,6 +37,22 @@ pub struct Differences {
     pub next: Option<u64>,
 }
 
+declare! {
+    /// `snap diff`
+    SnapDiff = "snap_diff" -> Differences {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// Another snapshot of the same volume (default: the volume itself)
+        #[arg(value_name = "@NAME")]
+        other: Option<String>,
+        /// The byte to begin at; none: 0
+        #[arg(skip)]
+        from: Option<u64>,
+    }
+    |verb, verbs, _| verbs.snap_diff(&verb)
+}
+
 impl Differences {
     /// The first `most` of the ranges that differ.
     fn first_of(ranges: &[SectorRange], most: usize) -> Differences {
@@ -54,7 +70,7 @@ impl Verbs {
     ///
     /// # Errors
     /// There is no such snapshot, its content is lost, or the server is going away.
-    pub fn snap_diff(&self, params: &SnapDiffParams) -> Outcome<Differences> {
+    pub fn snap_diff(&self, params: &SnapDiff) -> Outcome<Differences> {
         let snap = SnapName::parse(&params.name)?;
         let other = params.other.as_ref().map(|name| self.sibling(&snap, name)).transpose()?;
         let changes = self.change()?;

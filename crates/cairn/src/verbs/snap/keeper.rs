@@ -6,18 +6,16 @@
 //! the same verbs as a user.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use cairn_block::{ConfigError, Disk};
 use cairn_outcome::failure::{Losses, Outcome, system};
 use cairn_targets::snapshot;
-use parking_lot::Mutex;
 
+use super::SnapWords;
 use super::rollback::Merge;
-use super::{SnapWords, store};
-use crate::names::{SnapName, is_hidden, parent_of, snapshot_of};
+use crate::names::{is_hidden, parent_of, snapshot_of};
 use crate::state::Record;
 use crate::verbs::Verbs;
 
@@ -27,36 +25,6 @@ const TICK: Duration = Duration::from_millis(50);
 const SLOW_TICK: Duration = Duration::from_secs(1);
 /// How long to leave alone what failed.
 const PAUSE: Duration = Duration::from_secs(5);
-
-/// What is known of snapshots beside what is recorded.
-#[derive(Default)]
-pub struct Keeper {
-    /// The way to wake the thread.
-    wake: Mutex<Option<Sender<()>>>,
-    /// Volumes that a verb suspended and could not bring up again, as a device failed. Others that
-    /// are suspended are so by their user's wish.
-    stuck: Mutex<HashSet<String>>,
-}
-
-impl Keeper {
-    /// There may be something to watch.
-    pub fn poke(&self) {
-        if let Some(send) = &*self.wake.lock() {
-            // A thread that ended needs no waking.
-            let _ = send.send(());
-        }
-    }
-
-    /// A verb left this volume suspended.
-    pub fn is_stuck(&self, name: &str) -> bool {
-        self.stuck.lock().contains(name)
-    }
-
-    /// Whether it is suspended is its user's affair from now on.
-    pub fn leave_alone(&self, name: &str) {
-        self.stuck.lock().remove(name);
-    }
-}
 
 /// Something to watch.
 struct Watched {
@@ -97,10 +65,7 @@ impl Verbs {
     /// # Errors
     /// The system refused.
     pub fn watch_over(self: &Arc<Verbs>) -> Outcome<()> {
-        let (send, receive) = channel();
-        // The first look: what a restart finds.
-        let _ = send.send(());
-        *self.keeper.wake.lock() = Some(send);
+        let receive = self.keeper.start();
         let verbs = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("snapshots".to_owned());
         let spawned = thread.spawn(move || keep(&verbs, &receive));
@@ -178,51 +143,19 @@ impl Verbs {
         Ok(())
     }
 
-    /// `snap grow`
-    ///
-    /// # Errors
-    /// The store is as it was, unless the line says otherwise. Of kind `Lost`: it is longer, but
-    /// acknowledged writes may be lost.
-    pub fn snap_grow(&self, name: &str, bytes: u64) -> Outcome<()> {
-        let snap = SnapName::parse(name)?;
-        let changes = self.change_table(&snap.volume, "snap grow")?;
-        let (_, known) = self.record_of_snapshot(&changes, &snap)?;
-        let volume = self.world.volume(name)?;
-        self.refuse_being_suspended(name)?;
-        let by_user = volume.is_suspended() && !self.keeper.is_stuck(name);
-        store::grow(&known.argument, &self.place(&known.argument), "--size", bytes)?;
-        volume.refresh()?;
-        // Else its user's resume does it.
-        if by_user { Ok(()) } else { self.look_anew(name) }
-    }
-
-    /// A resume looks at the fill mark anew, and ends an overflow.
-    fn look_anew(&self, name: &str) -> Outcome<()> {
-        let mut losses = Losses::default();
-        losses.keep(self.hold(name))?;
-        losses.keep(self.make_live(name)).map_err(|error| {
-            self.note_if_stuck(name);
-            let detail = format!("the store is longer, and the snapshot is suspended: {error}");
-            ConfigError::new(error.kind, "", detail)
-        })?;
-        self.keeper.leave_alone(name);
-        losses.told()
-    }
-
     /// After a verb failed that suspended a live volume: if it still is, it is brought up as soon as
     /// that can be done.
     pub(crate) fn note_if_stuck(&self, name: &str) {
         if self.world.volume(name).is_ok_and(|volume| volume.is_suspended()) {
-            self.keeper.stuck.lock().insert(name.to_owned());
-            self.keeper.poke();
+            self.keeper.note_stuck(name);
         }
     }
 
     /// The volumes that verbs left suspended.
     pub(crate) fn stuck(&self) -> Vec<String> {
-        let mut stuck = self.keeper.stuck.lock();
-        stuck.retain(|name| self.world.volume(name).is_ok_and(|volume| volume.is_suspended()));
-        stuck.iter().cloned().collect()
+        let is_suspended =
+            |name: &str| self.world.volume(name).is_ok_and(|volume| volume.is_suspended());
+        self.keeper.stuck(is_suspended)
     }
 
     /// Tries again to bring up a volume that a verb left suspended, as it is recorded.

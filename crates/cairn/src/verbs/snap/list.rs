@@ -9,6 +9,7 @@ use super::SnapWords;
 use super::rollback::Merge;
 use crate::names::{SnapName, is_hidden, merge_of, parent_of};
 use crate::state::Record;
+use crate::verbs::verb::declare;
 use crate::verbs::{Changes, Verbs};
 
 /// A snapshot, as `snap list` shows it.
@@ -35,6 +36,15 @@ pub struct SnapInfo {
     pub grow_bytes: Option<u64>,
     /// What a merge or rollback has still to bring home.
     pub merge_left_bytes: Option<u64>,
+}
+
+declare! {
+    /// `snap list`
+    SnapList = "snap_list" -> Vec<SnapInfo> {
+        /// The volume (default: all)
+        name: Option<String>,
+    }
+    |verb, verbs, _| verbs.snap_list(verb.name.as_deref())
 }
 
 impl Verbs {
@@ -104,20 +114,4 @@ impl Verbs {
             }),
         }))
     }
-}
-
-/// The list as a person reads it.
-pub fn list_text(infos: &[SnapInfo]) -> String {
-    let mut text = String::from("NAME STATE USED SIZE CHUNK STORE\n");
-    if infos.is_empty() {
-        return "No snapshots found\n".to_owned();
-    }
-    for info in infos {
-        let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
-        let (used, size) = (bytes(info.used_bytes), bytes(info.size_bytes));
-        let state = info.state.replace(' ', "-");
-        let SnapInfo { name, chunk_sectors, store, .. } = info;
-        text.push_str(&format!("{name} {state} {used} {size} {chunk_sectors} {store}\n"));
-    }
-    text
 }

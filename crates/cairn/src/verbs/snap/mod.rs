@@ -50,7 +50,8 @@
 pub mod assemble;
 mod content;
 mod create;
-pub(crate) mod diff;
+pub mod diff;
+mod grow;
 mod keeper;
 pub mod list;
 mod remove;
@@ -59,15 +60,17 @@ pub mod store;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use cairn_block::{ConfigKind, TableLine};
+use cairn_outcome::failure::{Losses, Outcome, wrong};
 
-use cairn_block::{ConfigKind, MappedDevice, Report, SuspendMode, TableLine};
-use cairn_outcome::failure::{Losses, Outcome, refused, unless_lost, wrong};
+pub use create::SnapCreate;
+pub use diff::SnapDiff;
+pub use grow::SnapGrow;
+pub use list::SnapList;
+pub use remove::SnapRemove;
+pub use rollback::{SnapMerge, SnapRollback};
 
-pub use keeper::Keeper;
-
-use crate::names::{SnapName, merge_of, real_of, snapshot_of};
+use crate::names::{SnapName, real_of, snapshot_of};
 use crate::state::{Record, Store};
 use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::{Changes, Verbs};
@@ -130,34 +133,6 @@ fn merge_line(words: &SnapWords, on: &str) -> String {
 }
 
 impl Verbs {
-    /// The volume whose snapshots are to change, if it can be changed now.
-    pub(crate) fn ready(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
-        let volume = self.world.volume(name)?;
-        if volume.live_table().is_none() || volume.is_suspended() {
-            return Err(refused(ConfigKind::Busy, name, "state", "suspended", "a live volume"));
-        }
-        self.refuse_changing(name)?;
-        self.world.refuse_suspended_beneath(name)?;
-        if volume.inactive_table().is_some() {
-            let expected = "none (cairn resume or cairn clear)";
-            return Err(refused(ConfigKind::Busy, name, "state", "a loaded table", expected));
-        }
-        Ok(volume)
-    }
-
-    /// Refuses a change of a volume that cannot be changed, though it be suspended.
-    fn refuse_changing(&self, name: &str) -> Outcome<()> {
-        if self.world.read_only() {
-            return Err(wrong(name, "access", "a read-only server", "a writable one"));
-        }
-        self.refuse_being_suspended(name)?;
-        if self.world.volume(&merge_of(name)).is_ok() {
-            let found = "a merge under way";
-            return Err(refused(ConfigKind::Busy, name, "state", found, "none"));
-        }
-        Ok(())
-    }
-
     /// What is recorded of a snapshot that these verbs made.
     fn record_of_snapshot(&self, changes: &Changes, snap: &SnapName) -> Outcome<(Record, Store)> {
         self.world.volume(&snap.volume)?;
@@ -175,37 +150,6 @@ impl Verbs {
         }
     }
 
-    /// A volume with its table, live; not there at all if that fails.
-    pub(crate) fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
-        self.world.create(name)?;
-        self.set_loss_log(name)?;
-        let up = self.world.load(name, table).and_then(|()| self.make_live(name));
-        if up.is_err() {
-            log_undo_failure(name, self.world.remove(name));
-            self.exports.settle(&self.world);
-        }
-        up
-    }
-
-    /// Ends a volume and its exports, if it is there.
-    pub(crate) fn take_down(&self, name: &str) -> Outcome<()> {
-        if self.world.volume(name).is_err() {
-            return Ok(());
-        }
-        self.exports.remove_volume(&self.world, name)?;
-        let removed = self.world.remove(name);
-        self.exports.settle(&self.world);
-        removed
-    }
-
-    /// The same, of one whose content goes with it: that some of it is lost is no failure.
-    pub(crate) fn discard_volume(&self, name: &str) -> Outcome<()> {
-        if let Some(lost) = unless_lost(self.take_down(name))? {
-            tracing::warn!("{lost}");
-        }
-        Ok(())
-    }
-
     /// Ends a volume beneath `top`, which no longer stands on it. What it lost is told to the
     /// clients of `top`, and at the end of the verb.
     fn remove_beneath(&self, top: &str, name: &str, losses: &mut Losses) -> Outcome<()> {
@@ -214,34 +158,6 @@ impl Verbs {
             self.world.tell_of_loss(top);
         }
         losses.keep(removed)
-    }
-
-    /// Suspends a volume for a verb that exchanges what is beneath it or its table.
-    ///
-    /// # Errors
-    /// It is not suspended. Of kind [`ConfigKind::Lost`]: it is, but acknowledged writes may be lost.
-    pub(crate) fn hold(&self, name: &str) -> Outcome<()> {
-        self.refuse_being_suspended(name)?;
-        self.world.hold(name, SuspendMode::Flush)
-    }
-
-    /// What the target of a volume of one line says.
-    pub(crate) fn report_of(&self, name: &str) -> Outcome<Report> {
-        let table = self.world.volume(name)?.live_table();
-        let line = table.as_ref().and_then(|table| table.lines().first());
-        Ok(line.map_or(Report::NONE, |line| line.target.report()))
-    }
-
-    pub(crate) fn place(&self, argument: &str) -> PathBuf {
-        self.world.place(argument)
-    }
-
-    /// Tells the tests that a step is over.
-    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the tests look here"))]
-    pub(crate) fn step(&self, step: Step) {
-        tracing::debug!("{step:?}");
-        #[cfg(test)]
-        (self.at_step.lock())(step);
     }
 }
 

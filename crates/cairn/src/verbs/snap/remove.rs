@@ -7,6 +7,7 @@ use super::{Step, log_undo_failure, store};
 use crate::names::{SnapName, parent_of, real_of};
 use crate::state::Record;
 use crate::thin_line::ThinLine;
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// What a step does that loses acknowledged writes.
@@ -16,6 +17,23 @@ pub(super) enum Loss {
     Undoes,
     /// The verb goes on, and tells of it at its end.
     Told,
+}
+
+declare! {
+    /// `snap remove`
+    SnapRemove = "snap_remove" -> Done {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// Disconnect the clients that use it
+        #[arg(long)]
+        #[serde(default)]
+        force: bool,
+    }
+    |verb, verbs, _| {
+        verbs.refuse_connected(&verb.name, verb.force)?;
+        verbs.remove_snapshot(&verb.name)
+    }
 }
 
 impl Verbs {

@@ -7,10 +7,12 @@ use cairn_block::{ConfigError, ConfigKind, Report};
 use cairn_outcome::failure::{Losses, Outcome, refused, wrong};
 use cairn_targets::snapshot;
 
+use super::SnapCreate;
 use super::{SnapWords, Step, log_undo_failure, merge_line, origin_line, snapshot_line, store};
-use crate::control::rpc::SnapCreateParams;
+use crate::arguments::device;
 use crate::names::{SnapName, merge_of, real_of};
 use crate::state::{Record, Store};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// How a merge stands.
@@ -25,6 +27,36 @@ pub(super) enum Merge {
     Done,
     /// A device failed; the next resume tries again.
     Failed,
+}
+
+declare! {
+    /// `snap rollback`: answers when the merge has begun.
+    SnapRollback = "snap_rollback" -> Done {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// The store that the snapshot goes on with (default: a file beside the state file)
+        #[arg(long, value_name = "PATH", value_parser = device())]
+        store: Option<String>,
+    }
+    |verb, verbs, _| verbs.snap_merge(&verb.name, true, verb.store.as_deref())
+}
+
+declare! {
+    /// `snap merge`: answers when the merge has begun.
+    SnapMerge = "snap_merge" -> Done {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// Disconnect the clients that use the snapshot
+        #[arg(long)]
+        #[serde(default)]
+        force: bool,
+    }
+    |verb, verbs, _| {
+        verbs.refuse_connected(&verb.name, verb.force)?;
+        verbs.snap_merge(&verb.name, false, None)
+    }
 }
 
 impl Merge {
@@ -65,11 +97,11 @@ impl Verbs {
         let words = SnapWords::of(&record)?;
         let next = match keep {
             true => {
-                let params = SnapCreateParams {
+                let params = SnapCreate {
                     name: snap.full(),
                     store: store.map(str::to_owned),
                     chunk_sectors: Some(words.chunk),
-                    ..SnapCreateParams::default()
+                    ..SnapCreate::default()
                 };
                 let (next, made) = self.make_store(&changes, &snap, &volume, &params)?;
                 Some((SnapWords { store: next.store, ..words.clone() }, made))

@@ -11,6 +11,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::arguments::is_path;
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::snapshot::{ChunkSize, Layout, Opening, Record as StoreRecord};
 use cairn_outcome::failure::{Outcome, refused, system, wrong};
@@ -91,14 +92,6 @@ pub fn default_path(state: &Path, name: &str) -> Outcome<PathBuf> {
     let mut paths = names.map(|file| state.with_file_name(file));
     let free = paths.find(|path| fs::symlink_metadata(path).is_err());
     free.ok_or_else(|| wrong(name, "store", format!("{NAMES_MAX} files"), "a free name"))
-}
-
-/// Device arguments that are no paths.
-const SCHEMES: [&str; 3] = ["mem:", "null:", "@"];
-
-/// True if the argument is a path.
-pub fn is_path(argument: &str) -> bool {
-    !SCHEMES.iter().any(|scheme| argument.starts_with(scheme))
 }
 
 /// Refuses an argument that a table line could not carry, or that does not last.

@@ -18,7 +18,6 @@ use parking_lot::Mutex;
 use super::diff::Extent;
 use super::rollback::Merge;
 use crate::contexts::SnapContexts;
-use crate::control::rpc::{ReplaceParams, ResumeParams, SnapCreateParams, SnapDiffParams};
 use crate::control::server::Caller;
 use crate::exports::Exports;
 use crate::serve::args;
@@ -26,7 +25,9 @@ use crate::serve::config::Config;
 use crate::serve::plan::{BroughtUp, Plan};
 use crate::state::{ExportChanges, StateFile};
 use crate::verbs::Verbs;
+use crate::verbs::snap::{SnapCreate, SnapDiff};
 use crate::verbs::steps::Step;
+use crate::verbs::volume::{VolumeReplace, VolumeResume};
 use crate::world::{World, WorldOptions};
 
 pub(crate) const SECTORS: u64 = 1024;
@@ -142,13 +143,13 @@ impl Bed {
     }
 
     pub fn resume(&self, name: &str) -> Outcome<()> {
-        let params = ResumeParams { name: name.to_owned(), ..ResumeParams::default() };
+        let params = VolumeResume { name: name.to_owned(), ..VolumeResume::default() };
         self.verbs.resume(&params, &Patient).map(drop)
     }
 
     pub fn replace(&self, name: &str, table: &str, flush: bool) -> Outcome<()> {
         let (name, table) = (name.to_owned(), table.to_owned());
-        let params = ReplaceParams { name, table, flush, ..ReplaceParams::default() };
+        let params = VolumeReplace { name, table, flush, ..VolumeReplace::default() };
         self.verbs.replace(&params, &Patient).map(drop)
     }
 
@@ -158,14 +159,14 @@ impl Bed {
 
     pub fn create(&self, name: &str) -> Outcome<()> {
         let (name, chunk_sectors) = (name.to_owned(), Some(8));
-        let params = SnapCreateParams { name, chunk_sectors, ..SnapCreateParams::default() };
+        let params = SnapCreate { name, chunk_sectors, ..SnapCreate::default() };
         self.verbs.snap_create(&params)
     }
 
     /// What differs between a snapshot and its volume, or another snapshot, as the verb tells it.
     fn diff(&self, name: &str, other: Option<&str>) -> Vec<(u64, u64)> {
         let (name, other) = (name.to_owned(), other.map(str::to_owned));
-        let params = SnapDiffParams { name, other, from: None };
+        let params = SnapDiff { name, other, from: None };
         let told = self.verbs.snap_diff(&params).unwrap();
         assert_eq!(told.next, None);
         told.extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
@@ -508,13 +509,13 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
     let (_all, work, _) = folders();
     let bed = Bed::fresh(&work, LINEAR);
     bed.verbs.watch_over().unwrap();
-    let params = SnapCreateParams {
+    let params = SnapCreate {
         name: "v@mon".to_owned(),
         chunk_sectors: Some(8),
         size_bytes: Some(64 << 10),
         fill_percent: Some(50),
         grow_bytes: Some(64 << 10),
-        ..SnapCreateParams::default()
+        ..SnapCreate::default()
     };
     bed.verbs.snap_create(&params).unwrap();
     let mon = bed.world.volume("v@mon").unwrap();
@@ -543,13 +544,13 @@ fn a_write_to_the_volume_waits_while_a_store_grows() {
     let (_all, work, _) = folders();
     let bed = Bed::fresh(&work, LINEAR);
     bed.verbs.watch_over().unwrap();
-    let params = SnapCreateParams {
+    let params = SnapCreate {
         name: "v@mon".to_owned(),
         chunk_sectors: Some(8),
         size_bytes: Some(16 << 10),
         fill_percent: Some(100),
         grow_bytes: Some(64 << 10),
-        ..SnapCreateParams::default()
+        ..SnapCreate::default()
     };
     bed.verbs.snap_create(&params).unwrap();
     bed.write("v", 0, SECTORS, 2);
@@ -563,11 +564,11 @@ fn a_write_to_the_volume_waits_while_a_store_grows() {
 fn a_store_that_is_full_overflows_until_it_grows() {
     let (_all, work, _) = folders();
     let bed = Bed::fresh(&work, LINEAR);
-    let params = SnapCreateParams {
+    let params = SnapCreate {
         name: "v@mon".to_owned(),
         chunk_sectors: Some(8),
         size_bytes: Some(16 << 10),
-        ..SnapCreateParams::default()
+        ..SnapCreate::default()
     };
     bed.verbs.snap_create(&params).unwrap();
     bed.write("v@mon", 0, 16, 7);
@@ -757,7 +758,7 @@ fn what_differs_is_told_from_a_byte_on() {
     bed.write("v", 512, 8, 2);
     let from = |from| {
         let (name, from) = ("v@mon".to_owned(), Some(from));
-        bed.verbs.snap_diff(&SnapDiffParams { name, other: None, from }).unwrap().extents
+        bed.verbs.snap_diff(&SnapDiff { name, other: None, from }).unwrap().extents
     };
     let extent = |offset: u64, length: u64| Extent { offset: offset * 512, length: length * 512 };
     assert_eq!(from(0), [extent(0, 104), extent(512, 8)]);
@@ -770,7 +771,7 @@ fn snapshots_are_not_told_of_by_a_server_that_is_going_away() {
     let (_all, work, _) = folders();
     let bed = Bed::with_snapshot(&work);
     bed.verbs.close();
-    let params = SnapDiffParams { name: "v@mon".to_owned(), other: None, from: None };
+    let params = SnapDiff { name: "v@mon".to_owned(), other: None, from: None };
     for line in [line_of(bed.verbs.snap_list(None)), line_of(bed.verbs.snap_diff(&params))] {
         assert!(line.contains("a server that is going away"), "{line}");
     }

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use cairn_outcome::failure::Outcome;
 
-use crate::control::rpc::{CreateParams, ReplaceParams};
 use crate::state::{CacheState, StateFile};
 use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, folders};
+use crate::verbs::volume::{VolumeCreate, VolumeReplace};
 
 const CACHED: &str = "0 1024 writecache s disk cache 4096 0";
 const BARE: &str = "0 1024 linear disk 0";
@@ -44,7 +44,7 @@ fn state_of(work: &Path) -> Vec<(CacheState, Option<u64>)> {
 
 fn create(bed: &Bed, table: &str, discard_dirty: bool) -> Outcome<Vec<String>> {
     let (name, table) = ("y".to_owned(), table.to_owned());
-    bed.verbs.create_volume(&CreateParams { name, table, discard_dirty })
+    bed.verbs.create_volume(&VolumeCreate { name, table, discard_dirty })
 }
 
 /// Empties a cache device in place, as `cairn format` would.
@@ -146,7 +146,7 @@ fn a_cache_that_was_given_up_is_no_cache_until_it_is_formatted() {
             create(&bed, BARE, true).unwrap();
         } else {
             let (name, table) = ("c".to_owned(), BARE.to_owned());
-            let params = ReplaceParams { name, table, discard_dirty: true, ..Default::default() };
+            let params = VolumeReplace { name, table, discard_dirty: true, ..Default::default() };
             bed.verbs.replace(&params, &Patient).unwrap();
         }
         let name = if by_create { "y" } else { "c" };
@@ -173,7 +173,7 @@ fn a_swap_that_is_undone_gives_nothing_up() {
     fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
     let before = state_of(&work);
     let (name, table) = ("c".to_owned(), super::TOO_LARGE.to_owned());
-    let params = ReplaceParams { name, table, discard_dirty: true, ..Default::default() };
+    let params = VolumeReplace { name, table, discard_dirty: true, ..Default::default() };
     bed.verbs.replace(&params, &Patient).unwrap_err();
     assert_eq!(state_of(&work), before);
     assert_eq!(bed.bytes("c"), new());
@@ -224,7 +224,7 @@ fn a_kill_at_any_step_of_a_swap_leaves_the_cache_or_says_that_it_is_given_up() {
     let bed = dirty(&work);
     let moments = bed.moments(&copies, |bed| {
         let (name, table) = ("c".to_owned(), BARE.to_owned());
-        let params = ReplaceParams { name, table, discard_dirty: true, ..Default::default() };
+        let params = VolumeReplace { name, table, discard_dirty: true, ..Default::default() };
         bed.verbs.replace(&params, &Patient).unwrap();
         bed.write("c", 0, 64, 9);
     });

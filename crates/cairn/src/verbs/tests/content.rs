@@ -6,8 +6,8 @@ use std::path::Path;
 use cairn_block::ConfigKind;
 use cairn_outcome::failure::Outcome;
 
-use crate::control::rpc::{LoadParams, ReplaceParams, ResumeParams};
 use crate::verbs::snap::tests::{Bed, Patient, SECTORS, all_of, folders};
+use crate::verbs::volume::{VolumeLoad, VolumeReplace, VolumeResume};
 
 const OWN: &str = "0 1024 linear disk 0";
 const RUINED: &str = "v@real: table: found other content than now, which ruins v@mon, v@tue, expected \
@@ -23,12 +23,12 @@ fn snapped(work: &Path) -> Bed {
     bed
 }
 
-fn replacing(table: &str) -> ReplaceParams {
+fn replacing(table: &str) -> VolumeReplace {
     let (name, table) = ("v@real".to_owned(), table.to_owned());
-    ReplaceParams { name, table, ..ReplaceParams::default() }
+    VolumeReplace { name, table, ..VolumeReplace::default() }
 }
 
-fn replace(bed: &Bed, params: &ReplaceParams) -> Outcome<()> {
+fn replace(bed: &Bed, params: &VolumeReplace) -> Outcome<()> {
     bed.verbs.replace(params, &Patient).map(drop)
 }
 
@@ -78,7 +78,7 @@ fn a_cache_comes_and_goes_beneath_snapshots() {
     bed.write("v", 0, 64, 2);
     let line = replace(&bed, &replacing(OWN)).unwrap_err().to_string();
     assert!(line.starts_with("v@real: dirty data: found 32 KiB on cache"), "{line}");
-    replace(&bed, &ReplaceParams { flush: true, ..replacing(OWN) }).unwrap();
+    replace(&bed, &VolumeReplace { flush: true, ..replacing(OWN) }).unwrap();
     assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (vec![(64, 2), (960, 1)], all_of(1)));
     // The same device in pieces, and a longer table.
     fs::OpenOptions::new().write(true).open(work.join("disk")).unwrap().set_len(1 << 20).unwrap();
@@ -116,12 +116,12 @@ fn a_copy_may_take_the_place_of_the_device_beneath_snapshots() {
     let (_all, work, _) = folders();
     let bed = snapped(&work);
     let copy = "0 1024 linear other 0";
-    replace(&bed, &ReplaceParams { same_content: true, ..replacing(copy) }).unwrap();
+    replace(&bed, &VolumeReplace { same_content: true, ..replacing(copy) }).unwrap();
     assert_eq!(bed.verbs.told()["v@real"].table.as_deref(), Some(copy));
     let (name, table) = ("v@real".to_owned(), OWN.to_owned());
-    bed.verbs.load_table(&LoadParams { name: name.clone(), table, same_content: true }).unwrap();
+    bed.verbs.load_table(&VolumeLoad { name: name.clone(), table, same_content: true }).unwrap();
     assert!(bed.resume("v@real").unwrap_err().to_string().contains("ruins v@mon, v@tue"));
-    let params = ResumeParams { name, same_content: true, ..ResumeParams::default() };
+    let params = VolumeResume { name, same_content: true, ..VolumeResume::default() };
     bed.verbs.resume(&params, &Patient).unwrap();
     assert_eq!(bed.bytes("v@tue"), all_of(1));
     // Without snapshots there is nothing to ruin.

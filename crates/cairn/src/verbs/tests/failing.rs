@@ -20,10 +20,10 @@ use parking_lot::Mutex;
 
 use super::half_way::{TABLE, VERBS, Verb, full_house};
 use super::{end, now};
-use crate::control::rpc::{ThinCreateParams, ThinSnapshotParams};
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, copy, folders};
 use crate::verbs::steps::Step;
+use crate::verbs::thin::{ThinCreate, ThinSnapshot};
 
 /// Which file fails, which were written or flushed, and how often they were flushed.
 #[derive(Default)]
@@ -447,14 +447,14 @@ fn thin_snapshot_costs_two_data_flushes() {
     let bed = Bed::start_over(&work, OTHER, Box::new(opener)).unwrap();
     bed.verbs.pool_create(&params("p")).unwrap();
     let (name, size_bytes) = ("p/v".to_owned(), SECTORS * 512);
-    let thin = ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() };
+    let thin = ThinCreate { name, size_bytes, ..ThinCreate::default() };
     bed.verbs.thin_create(&thin).unwrap();
     let flushes = || faults.lock().flushes[&work.join("p.data")];
     for (name, byte) in [("v@a", 1), ("v@b", 2)] {
         bed.write("v", 0, SECTORS, byte);
         bed.flush("v");
         let (before, name) = (flushes(), name.to_owned());
-        let snapshot = ThinSnapshotParams { name, ..ThinSnapshotParams::default() };
+        let snapshot = ThinSnapshot { name, ..ThinSnapshot::default() };
         bed.verbs.thin_snapshot(&snapshot).unwrap();
         assert_eq!(flushes() - before, 2);
     }

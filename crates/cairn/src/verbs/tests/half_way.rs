@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cairn_outcome::failure::Outcome;
 
-use crate::control::rpc::{
-    PoolCreateParams, PoolGrowParams, ThinCreateParams, ThinRenameParams, ThinRollbackParams,
-    ThinSnapshotParams,
-};
 use crate::verbs::pool::tests::params;
+use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
 use crate::verbs::steps::Step;
+use crate::verbs::thin::{ThinCreate, ThinRename, ThinRollback, ThinSnapshot};
 
 pub(super) const TABLE: &str = "v=0 1024 linear disk 0";
 /// A table of the same file that is another one.
@@ -66,7 +64,7 @@ pub(super) const VERBS: [Verb; 26] = [
     ("snap merge", |bed| merge(bed, false)),
     ("pool create", |bed| {
         let [data, metadata] = ["q.data", "q.meta"].map(str::to_owned);
-        bed.verbs.pool_create(&PoolCreateParams { data, metadata, ..params("q") })
+        bed.verbs.pool_create(&PoolCreate { data, metadata, ..params("q") })
     }),
     ("pool grow", |bed| grow(bed, 8 << 20)),
     ("pool grow that fails", |bed| grow(bed, 2 << 40)),
@@ -77,7 +75,7 @@ pub(super) const VERBS: [Verb; 26] = [
     ("thin remove", |bed| bed.verbs.thin_remove("t@mon")),
     ("thin rename", |bed| {
         let (name, to) = ("t".to_owned(), "w".to_owned());
-        bed.verbs.thin_rename(&ThinRenameParams { name, to, ..ThinRenameParams::default() })
+        bed.verbs.thin_rename(&ThinRename { name, to, ..ThinRename::default() })
     }),
 ];
 
@@ -92,22 +90,22 @@ fn merge(bed: &Bed, keep: bool) -> Outcome<()> {
 
 fn grow(bed: &Bed, bytes: u64) -> Outcome<()> {
     let (name, data_bytes) = ("p".to_owned(), Some(bytes));
-    bed.verbs.pool_grow(&PoolGrowParams { name, data_bytes, ..PoolGrowParams::default() })
+    bed.verbs.pool_grow(&PoolGrow { name, data_bytes, ..PoolGrow::default() })
 }
 
 fn thin(bed: &Bed, name: &str) -> Outcome<()> {
     let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
-    bed.verbs.thin_create(&ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() })
+    bed.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() })
 }
 
 fn thin_snapshot(bed: &Bed, name: &str) -> Outcome<()> {
     let name = name.to_owned();
-    bed.verbs.thin_snapshot(&ThinSnapshotParams { name, ..ThinSnapshotParams::default() })
+    bed.verbs.thin_snapshot(&ThinSnapshot { name, ..ThinSnapshot::default() })
 }
 
 fn thin_rollback(bed: &Bed, keep: Option<String>) -> Outcome<()> {
     let name = "t@mon".to_owned();
-    bed.verbs.thin_rollback(&ThinRollbackParams { name, keep })
+    bed.verbs.thin_rollback(&ThinRollback { name, keep })
 }
 
 /// A volume with a snapshot, one without, one with a dirty cache, and a pool whose volume has one.

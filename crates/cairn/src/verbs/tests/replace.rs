@@ -9,11 +9,12 @@ use std::time::Duration;
 use cairn_outcome::failure::Outcome;
 
 use super::{HangsUp, begin, end, line_of, now};
-use crate::control::rpc::{MessageParams, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
 use crate::state::{Record, StateFile};
 use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, folders};
 use crate::verbs::steps::Step;
+use crate::verbs::verb::Verb;
+use crate::verbs::volume::{VolumeMessage, VolumeReplace, VolumeResume};
 
 const CACHED: &str = "0 1024 writecache s disk cache 4096 0";
 /// The origin alone.
@@ -33,18 +34,18 @@ fn new() -> Content {
     vec![(64, 7), (SECTORS - 64, 1)]
 }
 
-fn replacing(table: &str) -> ReplaceParams {
+fn replacing(table: &str) -> VolumeReplace {
     let (name, table) = ("c".to_owned(), table.to_owned());
-    ReplaceParams { name, table, ..ReplaceParams::default() }
+    VolumeReplace { name, table, ..VolumeReplace::default() }
 }
 
-fn replace(bed: &Bed, params: &ReplaceParams) -> Outcome<Vec<String>> {
+fn replace(bed: &Bed, params: &VolumeReplace) -> Outcome<Vec<String>> {
     bed.verbs.replace(params, &Patient)
 }
 
 fn say(bed: &Bed, word: &str) {
     let (name, words) = ("c".to_owned(), vec![word.to_owned()]);
-    bed.verbs.message(&MessageParams { name, sector: 0, words }).unwrap();
+    VolumeMessage { name, sector: 0, words }.run(&bed.verbs, &Patient).unwrap();
 }
 
 /// The volume serves what the cache has, under its own table, and that is what is recorded.
@@ -71,7 +72,7 @@ fn a_resume_that_would_orphan_dirty_data_is_refused_and_clients_are_served() {
         assert_eq!(bed.resume("c").unwrap_err().to_string(), FOUND);
         is_as_it_was(&bed, Some(BARE));
         // The same resume with a word that allows it.
-        let flush = ResumeParams { name: "c".to_owned(), flush: true, ..ResumeParams::default() };
+        let flush = VolumeResume { name: "c".to_owned(), flush: true, ..VolumeResume::default() };
         bed.verbs.resume(&flush, &Patient).unwrap();
         drop(bed);
         let disk = fs::read(work.join("disk")).unwrap();
@@ -192,7 +193,7 @@ fn what_a_suspend_drains_is_not_lost_by_the_table_after_it() {
 fn a_replace_that_flushes_leaves_nothing_dirty() {
     let (_all, work, _) = folders();
     let bed = dirty(&work);
-    let params = ReplaceParams { flush: true, ..replacing(BARE) };
+    let params = VolumeReplace { flush: true, ..replacing(BARE) };
     assert_eq!(replace(&bed, &params).unwrap(), [""; 0]);
     assert_eq!(bed.bytes("c"), new());
     assert_eq!(bed.verbs.told()["c"].table.as_deref(), Some(BARE));
@@ -205,7 +206,7 @@ fn a_replace_beside_a_loaded_table_is_refused_before_anything_is_written_back() 
     let (_all, work, _) = folders();
     let bed = dirty(&work);
     bed.verbs.load("c", "0 1024 error").unwrap();
-    let params = ReplaceParams { flush: true, ..replacing(BARE) };
+    let params = VolumeReplace { flush: true, ..replacing(BARE) };
     let line = replace(&bed, &params).unwrap_err().to_string();
     assert!(line.starts_with("c: state: found a loaded table, expected none"), "{line}");
     let dirty: u64 = bed.world.volume("c").unwrap().dirty().iter().map(|it| it.sectors.0).sum();
@@ -217,7 +218,7 @@ fn a_replace_beside_a_loaded_table_is_refused_before_anything_is_written_back() 
 fn dirty_data_is_left_behind_if_that_is_allowed() {
     let (_all, work, _) = folders();
     let bed = dirty(&work);
-    let params = ReplaceParams { discard_dirty: true, ..replacing(BARE) };
+    let params = VolumeReplace { discard_dirty: true, ..replacing(BARE) };
     let notes = replace(&bed, &params).unwrap();
     assert!(notes[0].starts_with("32 KiB on cache that disk lacks are given up; "), "{notes:?}");
     assert_eq!(bed.bytes("c"), all_of(1));
@@ -240,7 +241,7 @@ fn a_flush_whose_caller_is_gone_ends_and_leaves_the_old_table() {
     let bed = Bed::fresh(&work, "d=0 1024 delay disk 0 0 other 0 3600000 other 0 0");
     bed.verbs.create("c", "0 1024 writecache s @d cache 4096 0").unwrap();
     bed.write("c", 0, 64, 7);
-    let params = ReplaceParams { flush: true, ..replacing("0 1024 linear @d 0") };
+    let params = VolumeReplace { flush: true, ..replacing("0 1024 linear @d 0") };
     let line = bed.verbs.replace(&params, &Gone).unwrap_err().to_string();
     assert_eq!(line, "c: flush: interrupted by its caller");
     let volume = bed.world.volume("c").unwrap();
@@ -266,7 +267,7 @@ fn a_volume_in_use_gets_no_shorter_table_unless_that_is_allowed() {
     let volume = bed.world.volume("c").unwrap();
     assert!(!volume.is_suspended() && volume.inactive_table().is_some());
     bed.verbs.clear("c").unwrap();
-    let allowed = ReplaceParams { shrink: true, ..replacing("0 512 linear disk 0") };
+    let allowed = VolumeReplace { shrink: true, ..replacing("0 512 linear disk 0") };
     replace(&bed, &allowed).unwrap();
     assert_eq!(volume.live_table().unwrap().sectors().0, 512);
     bed.verbs.remove("on").unwrap();
@@ -299,13 +300,13 @@ fn replace_of_a_merge_by_its_origin_is_refused_until_all_is_merged() {
     }
     let origin = || replacing("0 1024 snapshot-origin @d");
     for flush in [false, true] {
-        let refused = replace(&bed, &ReplaceParams { flush, ..origin() }).unwrap_err().to_string();
+        let refused = replace(&bed, &VolumeReplace { flush, ..origin() }).unwrap_err().to_string();
         let (found, rest) = refused.split_once(" on cow").unwrap();
         assert!(["c: dirty data: found 4 KiB", "c: dirty data: found 12 KiB"].contains(&found));
         let expected = "none (a merge brings it home; --discard-dirty loses it)";
         assert_eq!(rest, format!(" that @d lacks, expected {expected}"));
     }
-    let discard = ReplaceParams { discard_dirty: true, ..origin() };
+    let discard = VolumeReplace { discard_dirty: true, ..origin() };
     let notes = replace(&bed, &discard).unwrap();
     assert!(notes[0].ends_with(" KiB on cow that @d lacks are given up"), "{notes:?}");
 }
@@ -427,7 +428,7 @@ fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
     let (bed, gone) = (Arc::new(bed), Arc::new(AtomicBool::new(false)));
     let hangs_up = gone.clone();
     let replaced = begin(&bed, move |bed| {
-        let params = ReplaceParams { flush: true, ..replacing("0 1024 linear @d 0") };
+        let params = VolumeReplace { flush: true, ..replacing("0 1024 linear @d 0") };
         bed.verbs.replace(&params, &HangsUp(hangs_up))
     });
     while bed.world.under_way().is_empty() {
@@ -468,7 +469,7 @@ fn a_caller_who_is_gone_by_the_time_of_the_suspend_leaves_the_old_table() {
     *bed.verbs.at_step.lock() = Box::new(move |step| {
         hangs_up.store(step == Step::Suspended, Ordering::Relaxed);
     });
-    let params = ReplaceParams { flush: true, ..replacing(BARE) };
+    let params = VolumeReplace { flush: true, ..replacing(BARE) };
     let line = bed.verbs.replace(&params, &HangsUp(gone)).unwrap_err().to_string();
     assert_eq!(line, "c: replace: interrupted by its caller");
     is_as_it_was(&bed, None);

@@ -4,13 +4,14 @@ use cairn_outcome::failure::{Outcome, wrong};
 use cairn_targets::thin::{Figures, Plan, ThinDevice};
 
 use super::names::Spot;
-use crate::control::rpc::{ThinCreateParams, ThinSnapshotParams};
+use crate::arguments::{bytes, device};
 use crate::live_pool::LivePool;
 use crate::names::parent_of;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::snap::store::check_argument;
 use crate::verbs::steps::{Step, log_undo_failure, now_s};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// A volume to be.
@@ -21,12 +22,47 @@ struct Newcomer {
     origin: Option<u32>,
 }
 
+declare! {
+    /// `thin create`
+    ThinCreate = "thin_create" -> Done {
+        /// The volume; the pool may be left out where there is a volume of this name
+        #[arg(value_name = "[POOL/]VOLUME")]
+        name: String,
+        /// Its size, like 10G
+        #[arg(value_name = "SIZE", value_parser = bytes())]
+        size_bytes: u64,
+        /// Its number in the pool (default: the lowest that is free)
+        #[arg(long)]
+        id: Option<u64>,
+        /// A device that unmapped blocks are read from; it must not change
+        #[arg(long, value_name = "PATH|@VOLUME", value_parser = device())]
+        origin: Option<String>,
+    }
+    |verb, verbs, _| verbs.thin_create(&verb)
+}
+
+declare! {
+    /// `thin snapshot`
+    ThinSnapshot = "thin_snapshot" -> Done {
+        /// The volume; the pool may be left out where there is a volume of this name
+        #[arg(value_name = "[POOL/]VOLUME")]
+        name: String,
+        /// The volume it is made of (default: VOLUME of VOLUME@NAME)
+        #[arg(long, value_name = "VOLUME")]
+        of: Option<String>,
+        /// Its number in the pool (default: the lowest that is free)
+        #[arg(long)]
+        id: Option<u64>,
+    }
+    |verb, verbs, _| verbs.thin_snapshot(&verb)
+}
+
 impl Verbs {
     /// `thin create`
     ///
     /// # Errors
     /// Everything is as it was.
-    pub fn thin_create(&self, params: &ThinCreateParams) -> Outcome<()> {
+    pub fn thin_create(&self, params: &ThinCreate) -> Outcome<()> {
         let (pool, name) = Spot::parse(&params.name)?.named()?;
         let Some(pool) = pool else {
             let expected = "POOL/NAME: which pool it is to be of";
@@ -58,7 +94,7 @@ impl Verbs {
     ///
     /// # Errors
     /// Everything is as it was.
-    pub fn thin_snapshot(&self, params: &ThinSnapshotParams) -> Outcome<()> {
+    pub fn thin_snapshot(&self, params: &ThinSnapshot) -> Outcome<()> {
         let (pool, name) = Spot::parse(&params.name)?.named()?;
         let (said, source) = match (&params.of, parent_of(&name)) {
             (Some(source), _) => Spot::parse(source)?.named()?,

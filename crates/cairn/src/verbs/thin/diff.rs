@@ -7,18 +7,34 @@ use cairn_targets::thin::ThinPool;
 
 use super::create::refuse_other_pool;
 use super::names::Spot;
-use crate::control::rpc::ThinDiffParams;
 use crate::live_pool::LivePool;
 use crate::names::parent_of;
 use crate::verbs::Verbs;
 use crate::verbs::snap::diff::{Differences, EXTENTS_MAX, Extent};
+use crate::verbs::verb::declare;
+
+declare! {
+    /// `thin diff`
+    ThinDiff = "thin_diff" -> Differences {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@NAME")]
+        name: String,
+        /// Another volume or snapshot (default: the volume itself)
+        #[arg(value_name = "@NAME|VOLUME")]
+        other: Option<String>,
+        /// The byte to begin at; none: 0
+        #[arg(skip)]
+        from: Option<u64>,
+    }
+    |verb, verbs, _| verbs.thin_diff(&verb)
+}
 
 impl Verbs {
     /// `thin diff`, from a byte on.
     ///
     /// # Errors
     /// There are no such volumes, they are of different pools, or the metadata can't be read.
-    pub fn thin_diff(&self, params: &ThinDiffParams) -> Outcome<Differences> {
+    pub fn thin_diff(&self, params: &ThinDiff) -> Outcome<Differences> {
         let (said, name) = Spot::parse(&params.name)?.named()?;
         let family = parent_of(&name).unwrap_or(&name);
         let (said_other, other) = match (&params.other, parent_of(&name)) {

@@ -10,6 +10,7 @@ use crate::live_pool::LivePool;
 use crate::names::parent_of;
 use crate::thin_line::ThinLine;
 use crate::verbs::Verbs;
+use crate::verbs::verb::declare;
 
 /// A volume of a pool, as `thin list` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,15 @@ pub struct ThinInfo {
     pub creation_time: u32,
     /// When it was created, in seconds since 1970, if these verbs did it.
     pub created_s: Option<u64>,
+}
+
+declare! {
+    /// `thin list`
+    ThinList = "thin_list" -> Vec<ThinInfo> {
+        /// The pool or volume (default: all)
+        name: Option<String>,
+    }
+    |verb, verbs, _| verbs.thin_list(verb.name.as_deref())
 }
 
 impl Verbs {
@@ -135,20 +145,4 @@ pub(super) struct Known {
     pub name: String,
     pub sectors: Option<u64>,
     pub created_s: Option<u64>,
-}
-
-/// The list as a person reads it.
-pub fn list_text(infos: &[ThinInfo]) -> String {
-    if infos.is_empty() {
-        return "No thin volumes found\n".to_owned();
-    }
-    let mut text = String::from("NAME POOL ID SIZE MAPPED EXCLUSIVE SHARED\n");
-    for info in infos {
-        let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
-        let ThinInfo { name, pool, id, mapped_bytes, .. } = info;
-        let (size, own) = (bytes(info.size_bytes), bytes(info.exclusive_bytes));
-        let shared = bytes(info.shared_bytes);
-        text.push_str(&format!("{name} {pool} {id} {size} {mapped_bytes} {own} {shared}\n"));
-    }
-    text
 }

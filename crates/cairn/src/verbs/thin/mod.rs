@@ -51,6 +51,13 @@ use cairn_format::thin::DeviceId;
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_targets::thin::ThinDevice;
 
+pub use create::{ThinCreate, ThinSnapshot};
+pub use diff::ThinDiff;
+pub use list::ThinList;
+pub use remove::ThinRemove;
+pub use rename::ThinRename;
+pub use rollback::ThinRollback;
+
 use crate::live_pool::LivePool;
 use crate::names::parent_of;
 use crate::state::{Record, Thin};

@@ -9,7 +9,25 @@ use crate::names::parent_of;
 use crate::state::Record;
 use crate::thin_line::ThinLine;
 use crate::verbs::steps::{Step, log_undo_failure};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
+
+declare! {
+    /// `thin remove`
+    ThinRemove = "thin_remove" -> Done {
+        /// The volume; the pool may be left out where there is a volume of this name
+        #[arg(value_name = "[POOL/]VOLUME")]
+        name: String,
+        /// Disconnect the clients that use it
+        #[arg(long)]
+        #[serde(default)]
+        force: bool,
+    }
+    |verb, verbs, _| {
+        verbs.refuse_connected(&verb.name, verb.force)?;
+        verbs.thin_remove(&verb.name)
+    }
+}
 
 impl Verbs {
     /// `thin remove`

@@ -4,11 +4,12 @@ use cairn_outcome::failure::{Outcome, wrong};
 
 use super::create::{check_origin, refuse_other_pool};
 use super::names::Spot;
-use crate::control::rpc::ThinRenameParams;
+use crate::arguments::{bytes, device};
 use crate::names::parent_of;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::steps::{Step, log_undo_failure};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// A volume that is renamed.
@@ -18,12 +19,31 @@ struct Move {
     line: ThinLine,
 }
 
+declare! {
+    /// `thin rename`
+    ThinRename = "thin_rename" -> Done {
+        /// The volume; the pool may be left out where there is a volume of this name
+        #[arg(value_name = "[POOL/]VOLUME")]
+        name: String,
+        /// The new name
+        to: String,
+        /// The size of a volume that had no name
+        #[arg(long = "size", value_name = "SIZE", value_parser = bytes())]
+        size_bytes: Option<u64>,
+        /// Its external origin, which a pool does not know (default: none, and what it has not written
+        /// itself reads as zeros)
+        #[arg(long, value_name = "PATH|@VOLUME", value_parser = device())]
+        origin: Option<String>,
+    }
+    |verb, verbs, _| verbs.thin_rename(&verb)
+}
+
 impl Verbs {
     /// `thin rename`: a volume with its snapshots, or one snapshot, or a volume without a name.
     ///
     /// # Errors
     /// Everything is as it was.
-    pub fn thin_rename(&self, params: &ThinRenameParams) -> Outcome<()> {
+    pub fn thin_rename(&self, params: &ThinRename) -> Outcome<()> {
         let (said, to) = Spot::parse(&params.to)?.named()?;
         let said = said.as_deref();
         match Spot::parse(&params.name)? {
@@ -105,7 +125,7 @@ impl Verbs {
     }
 
     /// A volume of the pool that has no name gets one, and what else a pool does not know of it.
-    fn give_name(&self, pool: &str, id: u32, to: &str, said: &ThinRenameParams) -> Outcome<()> {
+    fn give_name(&self, pool: &str, id: u32, to: &str, said: &ThinRename) -> Outcome<()> {
         check_origin(said.origin.as_deref())?;
         let mut changes = self.change_table(to, "thin rename")?;
         let pool = self.pool(pool)?;

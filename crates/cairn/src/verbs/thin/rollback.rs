@@ -6,12 +6,12 @@ use cairn_targets::thin::ThinDevice;
 
 use super::create::refuse_other_pool;
 use super::names::Spot;
-use crate::control::rpc::ThinRollbackParams;
 use crate::live_pool::LivePool;
 use crate::names::{SnapName, parent_of};
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::steps::{Step, log_undo_failure, now_s};
+use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// What a rollback works on.
@@ -26,12 +26,25 @@ struct Rollback {
     keep: Option<String>,
 }
 
+declare! {
+    /// `thin rollback`
+    ThinRollback = "thin_rollback" -> Done {
+        /// The volume; the pool may be left out where there is a volume of this name
+        #[arg(value_name = "[POOL/]VOLUME")]
+        name: String,
+        /// Keep what the volume was under this name
+        #[arg(long, value_name = "@NAME")]
+        keep: Option<String>,
+    }
+    |verb, verbs, _| verbs.thin_rollback(&verb)
+}
+
 impl Verbs {
     /// `thin rollback`
     ///
     /// # Errors
     /// Everything is as it was, unless the line says otherwise.
-    pub fn thin_rollback(&self, params: &ThinRollbackParams) -> Outcome<()> {
+    pub fn thin_rollback(&self, params: &ThinRollback) -> Outcome<()> {
         let (said, name) = Spot::parse(&params.name)?.named()?;
         let SnapName { volume, .. } = SnapName::parse(&name)?;
         let mut changes = self.change_table(&volume, "thin rollback")?;

@@ -9,12 +9,10 @@ use std::sync::Arc;
 use cairn_block::{ConfigKind, Disk, Io, Op, Sector, SectorCount, SectorRange};
 use cairn_outcome::failure::Outcome;
 
-use crate::control::rpc::{
-    ThinCreateParams, ThinDiffParams, ThinRenameParams, ThinRollbackParams, ThinSnapshotParams,
-};
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::snap::tests::{Bed, Content, Moment, SECTORS, all_of, folders};
 use crate::verbs::steps::Step;
+use crate::verbs::thin::{ThinCreate, ThinDiff, ThinRename, ThinRollback, ThinSnapshot};
 
 /// Sectors of a data block.
 const BLOCK: u64 = 128;
@@ -31,18 +29,18 @@ impl Bed {
 
     fn thin(&self, name: &str) -> Outcome<()> {
         let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
-        let params = ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() };
+        let params = ThinCreate { name, size_bytes, ..ThinCreate::default() };
         self.verbs.thin_create(&params)
     }
 
     fn snapshot(&self, name: &str) -> Outcome<()> {
         let name = name.to_owned();
-        self.verbs.thin_snapshot(&ThinSnapshotParams { name, ..ThinSnapshotParams::default() })
+        self.verbs.thin_snapshot(&ThinSnapshot { name, ..ThinSnapshot::default() })
     }
 
     fn rollback(&self, name: &str, keep: Option<&str>) -> Outcome<()> {
         let (name, keep) = (name.to_owned(), keep.map(str::to_owned));
-        self.verbs.thin_rollback(&ThinRollbackParams { name, keep })
+        self.verbs.thin_rollback(&ThinRollback { name, keep })
     }
 
     fn rename(&self, name: &str, to: &str, size_bytes: Option<u64>) -> Outcome<()> {
@@ -57,7 +55,7 @@ impl Bed {
         origin: Option<&str>,
     ) -> Outcome<()> {
         let (name, to, origin) = (name.to_owned(), to.to_owned(), origin.map(str::to_owned));
-        self.verbs.thin_rename(&ThinRenameParams { name, to, size_bytes, origin })
+        self.verbs.thin_rename(&ThinRename { name, to, size_bytes, origin })
     }
 
     fn fill(&self, name: &str, start: u64, count: u64, byte: u8) {
@@ -68,7 +66,7 @@ impl Bed {
     /// Sectors that differ, as first and count.
     fn changed_in_pool(&self, name: &str, other: Option<&str>) -> Vec<(u64, u64)> {
         let (name, other) = (name.to_owned(), other.map(str::to_owned));
-        let params = ThinDiffParams { name, other, from: None };
+        let params = ThinDiff { name, other, from: None };
         let all = self.verbs.thin_diff(&params).unwrap();
         assert_eq!(all.next, None);
         all.extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
@@ -205,7 +203,7 @@ fn an_external_origin_is_that_of_snapshots_and_rollbacks_too() {
     bed.verbs.pool_create(&params("p")).unwrap();
     let (name, size_bytes) = ("p/w".to_owned(), SECTORS * 512);
     let origin = Some("base".to_owned());
-    bed.verbs.thin_create(&ThinCreateParams { name, size_bytes, origin, id: Some(4) }).unwrap();
+    bed.verbs.thin_create(&ThinCreate { name, size_bytes, origin, id: Some(4) }).unwrap();
     assert_eq!(bed.bytes("w"), all_of(3));
     bed.fill("w", 10, 10, 1);
     bed.snapshot("w@mon").unwrap();
@@ -431,7 +429,7 @@ fn the_configured_number_of_a_volume_that_was_rolled_back_is_not_given_to_anothe
     let expected = [("own", 2), ("own@mon", 1), ("w", 3)];
     assert_eq!(ids, expected.map(|(name, id)| (name.to_owned(), id)));
     let (name, size_bytes) = ("p/x".to_owned(), SECTORS * 512);
-    let asked = ThinCreateParams { name, size_bytes, id: Some(0), origin: None };
+    let asked = ThinCreate { name, size_bytes, id: Some(0), origin: None };
     let line = bed.verbs.thin_create(&asked).unwrap_err().to_string();
     assert!(line.contains("id: found volume 0 of the pool, or of a table"), "{line}");
 }
@@ -443,7 +441,7 @@ fn what_makes_no_sense_is_refused_on_one_line() {
     bed.snapshot("v@mon").unwrap();
     let before = bed.list();
     let create = |name: &str, size_bytes, id| {
-        let params = ThinCreateParams { name: name.into(), size_bytes, id, origin: None };
+        let params = ThinCreate { name: name.into(), size_bytes, id, origin: None };
         bed.verbs.thin_create(&params)
     };
     for (refused, part) in [
@@ -483,11 +481,11 @@ fn what_makes_no_sense_is_refused_on_one_line() {
     }
     let snapshot = |name: &str, of: &str| {
         let (name, of) = (name.to_owned(), Some(of.to_owned()));
-        bed.verbs.thin_snapshot(&ThinSnapshotParams { name, of, id: None })
+        bed.verbs.thin_snapshot(&ThinSnapshot { name, of, id: None })
     };
     let diff = |other: &str| {
         let (name, other) = ("p/v@mon".to_owned(), Some(other.to_owned()));
-        bed.verbs.thin_diff(&ThinDiffParams { name, other, from: None }).map(drop)
+        bed.verbs.thin_diff(&ThinDiff { name, other, from: None }).map(drop)
     };
     diff("p/v").unwrap();
     for refused in [
@@ -502,7 +500,7 @@ fn what_makes_no_sense_is_refused_on_one_line() {
     }
     assert_eq!(bed.list(), before);
     assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
-    let gone = bed.verbs.thin_diff(&ThinDiffParams { name: "v".into(), ..Default::default() });
+    let gone = bed.verbs.thin_diff(&ThinDiff { name: "v".into(), ..Default::default() });
     assert!(gone.unwrap_err().to_string().contains("a snapshot (VOLUME@NAME), or two volumes"));
 }
 
@@ -525,7 +523,7 @@ fn a_discard_of_a_whole_fresh_volume_is_done_at_once() {
     // A whole PiB, sixteen times 2^30 blocks: whatever looked at each would not end.
     let size_bytes = 1 << 50;
     let name = "p/huge".to_owned();
-    let params = ThinCreateParams { name, size_bytes, ..ThinCreateParams::default() };
+    let params = ThinCreate { name, size_bytes, ..ThinCreate::default() };
     bed.verbs.thin_create(&params).unwrap();
     let disk: Arc<dyn Disk> = bed.world.volume("huge").unwrap();
     let range = SectorRange::new(Sector(0), SectorCount(size_bytes / 512));

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, system};
-use serde::Serialize;
 use serde_json::Value;
 
-use super::rpc::{LINE_BYTES_MAX, Request, Response};
+use crate::control::rpc::{LINE_BYTES_MAX, Request, Response};
 use crate::sockets;
+use crate::verbs::verb::Verb;
 
 /// A server to ask.
 pub struct Client {
@@ -31,11 +31,19 @@ impl Client {
         Ok(Client { path })
     }
 
-    /// Asks for `method` and waits for the answer.
+    /// Asks for a verb and waits for the answer.
     ///
     /// # Errors
     /// There is no server, or it refuses.
-    pub fn ask(&self, method: &str, params: impl Serialize) -> Outcome<Value> {
+    pub fn ask<V: Verb>(&self, verb: &V) -> Outcome<V::Answer> {
+        let answer = self.call(V::METHOD, verb.params())?;
+        serde_json::from_value(answer).map_err(|error| {
+            let detail = "answer: not understood";
+            ConfigError::new(ConfigKind::System, V::METHOD, detail).with_source(error)
+        })
+    }
+
+    fn call(&self, method: &str, params: Value) -> Outcome<Value> {
         let shown = self.path.display().to_string();
         let mut stream = UnixStream::connect(&self.path).map_err(|error| {
             let detail = "control socket: found no server, expected one (cairn serve, or \
@@ -43,7 +51,6 @@ impl Client {
             ConfigError::new(ConfigKind::System, &shown, detail).with_source(error)
         })?;
         let failed = |error| system(&shown, "control socket", error);
-        let params = serde_json::to_value(params).map_err(|error| failed(error.into()))?;
         let (jsonrpc, id, method) = ("2.0".to_owned(), Value::from(1), method.to_owned());
         let request = Request { jsonrpc, id, method, params };
         let mut line = serde_json::to_string(&request).map_err(|error| failed(error.into()))?;

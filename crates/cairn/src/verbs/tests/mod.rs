@@ -16,15 +16,16 @@ use cairn_block::{Disk, ErrorKind, Io, IoError, IoResult, Sector, SectorCount, S
 use cairn_outcome::failure::Outcome;
 
 use super::Verbs;
-use crate::control::rpc::{
-    CreateParams, LoadParams, PoolCreateParams, PoolGrowParams, ResumeParams, ThinCreateParams,
-    WaitParams,
-};
 use crate::control::server::Caller;
 use crate::state::Record;
 use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
+use crate::verbs::pool::{PoolCreate, PoolGrow};
+use crate::verbs::server::ServerInfo;
 use crate::verbs::snap::tests::{Bed, Patient, all_of, copy, folders};
+use crate::verbs::thin::ThinCreate;
+use crate::verbs::verb::Verb;
+use crate::verbs::volume::{VolumeCreate, VolumeLoad, VolumeResume, VolumeWait};
 
 /// Who hangs up when told to.
 struct HangsUp(Arc<AtomicBool>);
@@ -41,12 +42,12 @@ const FOREVER: Duration = Duration::from_secs(60);
 impl Verbs {
     pub(crate) fn create(&self, name: &str, table: &str) -> Outcome<()> {
         let (name, table) = (name.to_owned(), table.to_owned());
-        self.create_volume(&CreateParams { name, table, ..CreateParams::default() }).map(drop)
+        self.create_volume(&VolumeCreate { name, table, ..VolumeCreate::default() }).map(drop)
     }
 
     pub(crate) fn load(&self, name: &str, table: &str) -> Outcome<()> {
         let (name, table) = (name.to_owned(), table.to_owned());
-        self.load_table(&LoadParams { name, table, ..LoadParams::default() })
+        self.load_table(&VolumeLoad { name, table, ..VolumeLoad::default() })
     }
 }
 
@@ -91,10 +92,10 @@ fn with_pool(features: &[&str]) -> (tempfile::TempDir, Arc<Bed>) {
     let features = features.iter().map(|&word| word.to_owned()).collect();
     // One block.
     let (data_bytes, features) = (Some(64 << 10), Some(features));
-    let pool = PoolCreateParams { data_bytes, features, ..params("p") };
+    let pool = PoolCreate { data_bytes, features, ..params("p") };
     bed.verbs.pool_create(&pool).unwrap();
     let (name, size_bytes) = ("p/vm".to_owned(), 1 << 20);
-    bed.verbs.thin_create(&ThinCreateParams { name, size_bytes, ..Default::default() }).unwrap();
+    bed.verbs.thin_create(&ThinCreate { name, size_bytes, ..Default::default() }).unwrap();
     (all, bed)
 }
 
@@ -115,7 +116,7 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
     });
     let pool = |data: &str, metadata: &str| {
         let (data, metadata) = (data.to_owned(), metadata.to_owned());
-        PoolCreateParams { data, metadata, data_bytes: None, ..params("p") }
+        PoolCreate { data, metadata, data_bytes: None, ..params("p") }
     };
     let (over, beneath) = (pool("@on", "@m"), pool("@m", "@d"));
     let table = "0 8192 thin-pool @d @m 128 0";
@@ -149,7 +150,7 @@ fn a_length_that_is_left_open_is_recorded_and_printed_as_a_number() {
     assert_eq!((len_of(&bed, "d"), len_of(&bed, "on")), (16376, 16368));
     let waiting = bed.world.volume("on").unwrap().inactive_table();
     assert_eq!(waiting.unwrap().lines()[0].len.0, 16368);
-    bed.verbs.resume(&ResumeParams { name: "on".into(), ..Default::default() }, &Patient).unwrap();
+    bed.verbs.resume(&VolumeResume { name: "on".into(), ..Default::default() }, &Patient).unwrap();
     let record = || bed.verbs.change().unwrap().record_of("on");
     assert_eq!(record().table.as_deref(), Some("0 16368 linear big 16"));
     let refused = line_of(bed.verbs.create("z", "0 N zero"));
@@ -207,7 +208,7 @@ fn serves_on(bed: &Arc<Bed>, written: &Receiver<IoResult>) {
     assert!(written.try_recv().is_err(), "there is no space yet");
     now(bed, |bed| {
         let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
-        bed.verbs.pool_grow(&PoolGrowParams { name, data_bytes, ..Default::default() }).unwrap();
+        bed.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
     });
     end(written).unwrap();
     assert!(!bed.world.volume("vm").unwrap().is_suspended());
@@ -275,7 +276,7 @@ fn a_table_whose_caller_goes_while_requests_are_waited_for_leaves_the_old_one() 
     let hangs_up = HangsUp(gone.clone());
     let resumed = begin(&bed, move |bed| {
         let name = "vm".to_owned();
-        bed.verbs.resume(&ResumeParams { name, ..Default::default() }, &hangs_up)
+        bed.verbs.resume(&VolumeResume { name, ..Default::default() }, &hangs_up)
     });
     until_under_way(&bed);
     gone.store(true, Ordering::Relaxed);
@@ -296,7 +297,7 @@ fn a_table_that_waits_for_requests_of_the_old_one_holds_up_no_other_verb() {
     }
     now(&bed, |bed| {
         let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
-        bed.verbs.pool_grow(&PoolGrowParams { name, data_bytes, ..Default::default() }).unwrap();
+        bed.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
     });
     end(&written).unwrap();
     end(&resumed).unwrap();
@@ -374,9 +375,9 @@ fn a_verb_under_way_holds_up_no_verb_that_reads() {
     let infos = now(&bed, |bed| bed.verbs.thin_list(None)).unwrap();
     assert_eq!(infos.len(), 1);
     assert_eq!(infos[0].name, "vm");
-    assert!(now(&bed, |bed| bed.verbs.server_info())["state"].is_string());
-    let wait = WaitParams { name: "vm".to_owned(), event_nr: None };
-    let waited = begin(&bed, |bed| bed.verbs.wait(wait, &Patient));
+    assert!(now(&bed, |bed| ServerInfo {}.run(&bed.verbs, &Patient)).unwrap().state.is_some());
+    let wait = VolumeWait { name: "vm".to_owned(), event_nr: None };
+    let waited = begin(&bed, |bed| wait.run(&bed.verbs, &Patient));
     // Longer than a step.
     std::thread::sleep(Duration::from_millis(500));
     bed.world.volume("vm").unwrap().raise_event();

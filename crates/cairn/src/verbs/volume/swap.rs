@@ -40,13 +40,14 @@ use cairn_block::{
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 use parking_lot::MutexGuard;
 
-use super::{Changes, Verbs, interrupted};
-use crate::control::rpc::{Allowed, ReplaceParams, ResumeParams};
 use crate::control::server::Caller;
 use crate::names::{parent_of, real_of, snapshot_of};
 use crate::state::{CacheRecord, Record};
 use crate::under_way::Doing;
+use crate::verbs::changes::Changes;
 use crate::verbs::steps::{Step, log_undo_failure};
+use crate::verbs::verb::{Done, declare};
+use crate::verbs::{Verbs, interrupted};
 use crate::world::{message_refused, size_of};
 
 /// Why a volume is swapped, and for what.
@@ -56,6 +57,82 @@ struct Swap<'a> {
     /// It waits on if it is refused.
     loaded: bool,
     allowed: Allowed,
+}
+
+declare! {
+    /// `resume`
+    VolumeResume = "volume_resume" -> Done {
+        /// The volume
+        name: String,
+        /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
+        #[arg(long)]
+        #[serde(default)]
+        flush: bool,
+        /// Leave behind what only a cache has, though the new table uses its origin: it is lost
+        #[arg(long)]
+        #[serde(default)]
+        discard_dirty: bool,
+        /// Make a volume shorter although clients or other volumes use it
+        #[arg(long)]
+        #[serde(default)]
+        shrink: bool,
+        /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
+        #[arg(long)]
+        #[serde(default)]
+        same_content: bool,
+    }
+    |verb, verbs, caller| verbs.resume(&verb, caller)
+}
+
+declare! {
+    /// `replace`
+    VolumeReplace = "volume_replace" -> Done {
+        /// The volume
+        name: String,
+        /// The table
+        #[arg(skip)]
+        table: String,
+        /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
+        #[arg(long)]
+        #[serde(default)]
+        flush: bool,
+        /// Leave behind what only a cache has, though the new table uses its origin: it is lost
+        #[arg(long)]
+        #[serde(default)]
+        discard_dirty: bool,
+        /// Make a volume shorter although clients or other volumes use it
+        #[arg(long)]
+        #[serde(default)]
+        shrink: bool,
+        /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
+        #[arg(long)]
+        #[serde(default)]
+        same_content: bool,
+    }
+    |verb, verbs, caller| verbs.replace(&verb, caller)
+}
+
+/// What a user allows a swap to do.
+#[derive(Clone, Copy)]
+struct Allowed {
+    flush: bool,
+    discard_dirty: bool,
+    shrink: bool,
+    same_content: bool,
+}
+
+impl VolumeResume {
+    fn allowed(&self) -> Allowed {
+        let VolumeResume { flush, discard_dirty, shrink, same_content, .. } = *self;
+        Allowed { flush, discard_dirty, shrink, same_content }
+    }
+}
+
+impl VolumeReplace {
+    fn allowed(&self) -> Allowed {
+        let VolumeReplace { flush, discard_dirty, shrink, same_content, .. } = *self;
+        Allowed { flush, discard_dirty, shrink, same_content }
+    }
 }
 
 impl Swap<'_> {
@@ -74,7 +151,7 @@ impl Verbs {
     /// The table that it had is live again, unless the line says otherwise.
     pub(crate) fn resume(
         &self,
-        params: &ResumeParams,
+        params: &VolumeResume,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
@@ -102,7 +179,7 @@ impl Verbs {
     /// All is as it was, unless the line says otherwise.
     pub(crate) fn replace(
         &self,
-        params: &ReplaceParams,
+        params: &VolumeReplace,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();

@@ -7,19 +7,60 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, wrong};
 
 use super::Verbs;
-use crate::control::rpc::{ExportAddParams, ExportRemoveParams};
+use crate::exports::ExportInfo;
 use crate::live_pool::is_pool;
 use crate::names::is_hidden;
 use crate::state::Export;
 use crate::state::ExportChanges;
 use crate::verbs::steps::log_undo_failure;
+use crate::verbs::verb::{Done, declare};
+
+declare! {
+    /// `exports`
+    ExportList = "export_list" -> Vec<ExportInfo> {}
+    |_, verbs, _| Ok(verbs.exports.list(&verbs.world))
+}
+
+declare! {
+    /// `export add`
+    ExportAdd = "export_add" -> Done {
+        /// The volume
+        #[arg(value_name = "NAME")]
+        volume: String,
+        /// The name that clients ask for (default: the volume's own)
+        #[arg(long = "as", value_name = "EXPORT")]
+        name: Option<String>,
+        /// A line for a person
+        #[arg(long, value_name = "TEXT")]
+        description: Option<String>,
+        /// Refuse writes
+        #[arg(long)]
+        #[serde(default)]
+        read_only: bool,
+    }
+    |verb, verbs, _| verbs.export_add(verb)
+}
+
+declare! {
+    /// `export remove`
+    ExportRemove = "export_remove" -> Done {
+        /// The export
+        #[arg(value_name = "EXPORT")]
+        name: String,
+        /// Disconnect its clients
+        #[arg(long)]
+        #[serde(default)]
+        force: bool,
+    }
+    |verb, verbs, _| verbs.export_remove(&verb)
+}
 
 impl Verbs {
     /// `export add`
     ///
     /// # Errors
     /// Everything is as it was.
-    pub(super) fn export_add(&self, params: ExportAddParams) -> Outcome<()> {
+    pub(super) fn export_add(&self, params: ExportAdd) -> Outcome<()> {
         let volume = params.volume;
         let _turn = self.change_table(&volume, "export add")?;
         let device = self.world.volume(&volume)?;
@@ -41,7 +82,7 @@ impl Verbs {
         let export = Export {
             name: params.name.unwrap_or_else(|| volume.clone()),
             volume,
-            description: params.description,
+            description: params.description.unwrap_or_default(),
             read_only: params.read_only,
         };
         if let Some(served) = self.exports.served_as(&export.name) {
@@ -67,7 +108,7 @@ impl Verbs {
     ///
     /// # Errors
     /// Everything is as it was.
-    pub(super) fn export_remove(&self, params: &ExportRemoveParams) -> Outcome<()> {
+    pub(super) fn export_remove(&self, params: &ExportRemove) -> Outcome<()> {
         let (name, device) = (&params.name, format!("export '{}'", params.name));
         let _turn = self.change_table(&device, "export remove")?;
         let mut changes = self.exports.changes();

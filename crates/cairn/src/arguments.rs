@@ -1,0 +1,73 @@
+//! Values of verbs that the command line gives in another form than the control socket: sizes with
+//! a suffix, and paths of the caller's folder. A wrong one is refused in one line that names the
+//! option or argument.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use cairn_block::escape_word;
+use cairn_outcome::failure::{Outcome, one_line, system, wrong};
+use cairn_tools::args;
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, Command};
+
+/// What stands for a device that is no path.
+const SCHEMES: [&str; 3] = ["@", "mem:", "null:"];
+
+/// True if a device argument is the path of a file or block device.
+pub fn is_path(argument: &str) -> bool {
+    !SCHEMES.iter().any(|scheme| argument.starts_with(scheme))
+}
+
+/// Reads a value of the option or argument of this name.
+type Read<T> = fn(&str, &OsStr) -> Outcome<T>;
+
+/// A reader of values, as clap wants it.
+#[derive(Clone)]
+pub struct Reader<T>(Read<T>);
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Reader<T> {
+    type Value = T;
+
+    fn parse_ref(&self, _: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
+        let name = arg.map(name_of).unwrap_or_default();
+        let refused = |error| clap::Error::raw(ErrorKind::ValueValidation, one_line(&error));
+        (self.0)(&name, value).map_err(refused)
+    }
+}
+
+/// What the user calls it.
+fn name_of(arg: &Arg) -> String {
+    let value = arg.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
+    arg.get_long().map_or(value.unwrap_or_default(), |long| format!("--{long}"))
+}
+
+/// A size in bytes.
+pub fn bytes() -> Reader<u64> {
+    Reader(bytes_of)
+}
+
+/// A size in whole sectors.
+pub fn sectors() -> Reader<u64> {
+    Reader(|name, size| Ok(bytes_of(name, size)? / 512))
+}
+
+fn bytes_of(name: &str, size: &OsStr) -> Outcome<u64> {
+    args::bytes(name, &size.to_string_lossy())
+}
+
+/// A device as a word of a table, for the server, which may be in another folder.
+pub fn device() -> Reader<String> {
+    Reader(|_, device| absolute(Path::new(device)))
+}
+
+fn absolute(path: &Path) -> Outcome<String> {
+    let shown = path.display().to_string();
+    if !is_path(&shown) {
+        return Ok(shown);
+    }
+    let path = std::path::absolute(path).map_err(|error| system(&shown, "path", error))?;
+    let text = path.to_str().map(escape_word);
+    text.ok_or_else(|| wrong(shown, "path", "bytes that are no UTF-8", "UTF-8"))
+}

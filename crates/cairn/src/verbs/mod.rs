@@ -1,0 +1,208 @@
+//! The device-mapper verbs of a running server, as the control socket calls them.
+//!
+//! Owns what tables verbs changed: kept in the state file before a verb answers. Order, and what
+//! a crash between two steps leaves:
+//! - load: build, then record, then answer. Crash: the old tables, or the loaded one waiting.
+//! - resume with a loaded table, and replace: see `swap`.
+//! - create: build, resume, record, export. Crash: no volume, or the one that nobody was told of.
+//! - remove: record, then end. Crash: it is gone at the next start.
+//! - clear: record, then drop. suspend and message change nothing that is recorded.
+//!
+//! So a verb that fails leaves a record of what is served. What could not be brought up at a start
+//! stays recorded, and no verb gives its name away.
+//!
+//! Without a state file the verbs that change tables refuse. One such verb runs at a time, and
+//! `snap list` and `snap diff` wait for it, to tell of one moment; other reading verbs never do.
+//!
+//! What that verb waits for must not need another verb. So suspend, and resume with a new table,
+//! wait for requests outside their turn, other verbs on their volume being refused meanwhile; and a
+//! verb that would read through a suspended volume, or wait for requests that do, is refused.
+//! [`Verbs::close`] refuses all further changes and gives up what verbs under way wait for.
+
+mod changes;
+pub mod export;
+pub mod methods;
+pub mod pool;
+pub mod server;
+pub mod snap;
+pub mod state;
+pub mod steps;
+mod tables;
+#[cfg(test)]
+mod tests;
+pub mod thin;
+pub mod verb;
+pub mod volume;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, refused};
+use parking_lot::{Mutex, MutexGuard};
+
+pub(crate) use self::changes::Changes;
+use self::changes::{Records, Told};
+#[cfg(test)]
+use self::steps::Step;
+use self::steps::log_undo_failure;
+use crate::exports::Exports;
+use crate::keeper::Keeper;
+use crate::names::{parent_of, snapshot_of};
+use crate::state::{Noting, Record, StateFile};
+use crate::world::World;
+
+/// The verbs of one server.
+pub struct Verbs {
+    /// Reactors and volumes.
+    pub(crate) world: Arc<World>,
+    /// What is served.
+    pub(crate) exports: Arc<Exports>,
+    /// Ends merges and lets stores grow.
+    pub(crate) keeper: Keeper,
+    /// The state file, for what is noted beside the verbs.
+    state: Option<StateFile>,
+    changes: Mutex<Changes>,
+    /// What is recorded, for those who do not wait for their turn.
+    told: Told,
+    /// The server is going away.
+    closed: AtomicBool,
+    /// Sees each step of a verb on snapshots.
+    #[cfg(test)]
+    pub(crate) at_step: Mutex<Box<dyn FnMut(Step) + Send>>,
+}
+
+impl Verbs {
+    /// Verbs on a world whose volumes have the tables in `records`.
+    pub fn new(
+        world: Arc<World>,
+        exports: Arc<Exports>,
+        state: Option<StateFile>,
+        records: Vec<Record>,
+    ) -> Verbs {
+        let changes = Changes::new(state.clone(), records);
+        let verbs = Verbs {
+            world,
+            exports,
+            keeper: Keeper::default(),
+            state,
+            told: changes.told(),
+            changes: Mutex::new(changes),
+            closed: AtomicBool::new(false),
+            #[cfg(test)]
+            at_step: Mutex::new(Box::new(|_| ())),
+        };
+        for volume in verbs.world.volumes() {
+            // It is there.
+            let _ = verbs.set_loss_log(volume.volume());
+        }
+        verbs
+    }
+
+    /// True if what verbs change is kept, so that volumes may come.
+    pub fn keeps_changes(&self) -> bool {
+        self.state.is_some()
+    }
+
+    /// Has the state file note if the content of a snapshot is lost and its store can't say so.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub(crate) fn set_loss_log(&self, name: &str) -> Outcome<()> {
+        let is_snapshot = parent_of(name).is_some_and(|on| snapshot_of(name, on).is_some());
+        if let Some(state) = self.state.as_ref().filter(|_| is_snapshot) {
+            let volume = self.world.volume(name)?;
+            volume.events().set_loss_log(Noting::new(state.clone(), name));
+        }
+        Ok(())
+    }
+
+    /// What verbs changed so far; none once all further changes are refused.
+    pub(crate) fn look(&self) -> Option<MutexGuard<'_, Changes>> {
+        let changes = self.changes.lock();
+        (!self.is_closed()).then_some(changes)
+    }
+
+    /// What verbs recorded, for who does not wait for the one under way.
+    pub(crate) fn told(&self) -> Records {
+        self.told.lock().clone()
+    }
+
+    /// Keeps in the state file which losses no client was told of, for the next start, and which
+    /// snapshots ended. Answers what it could not keep: each snapshot, and what the system said.
+    pub fn keep_untold(&self) -> Vec<ConfigError> {
+        // One that may only read holds no lock on the file, which may be another server's.
+        let Some(state) = self.state.as_ref().filter(|_| !self.world.read_only()) else {
+            return Vec::new();
+        };
+        let untold = self.world.untold_losses().into_iter().collect();
+        let Err(error) = state.keep_untold(untold) else { return Vec::new() };
+        let untrusted = |name: String| {
+            let detail = format!(
+                "content: it ended, which neither its store nor the state file could be told: it \
+                 must not be trusted, though it looks valid (cairn snap remove {name})"
+            );
+            ConfigError::new(ConfigKind::Lost, name, detail)
+        };
+        state.owed().into_iter().map(untrusted).chain([error]).collect()
+    }
+
+    /// Refuses all further changes, and waits for the verbs under way: what these wait for is given
+    /// up, as only another verb may bring it.
+    pub fn close(&self) {
+        const STEP: Duration = Duration::from_millis(100);
+        /// Most verbs end by themselves, and no request fails for them.
+        const PATIENCE_STEPS: u32 = 20;
+        self.closed.store(true, Ordering::Release);
+        let mut steps = 0;
+        while self.changes.try_lock_for(STEP).is_none() || !self.world.under_way().is_empty() {
+            steps += 1;
+            if steps > PATIENCE_STEPS {
+                self.world.give_up_waiting();
+            }
+            std::thread::sleep(STEP);
+        }
+        log_undo_failure("state", self.changes.lock().record_owed());
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn refuse_closed(&self) -> Outcome<()> {
+        if !self.is_closed() {
+            return Ok(());
+        }
+        let found = "a server that is going away";
+        Err(refused(ConfigKind::Busy, "", "server", found, "a running one"))
+    }
+
+    /// The right to change something, or to look at several things of one moment.
+    ///
+    /// # Errors
+    /// The server is going away.
+    pub(crate) fn change(&self) -> Outcome<MutexGuard<'_, Changes>> {
+        let changes = self.changes.lock();
+        self.refuse_closed().map(|()| changes)
+    }
+
+    /// The right to change a table of `name`.
+    ///
+    /// # Errors
+    /// The server is going away, or there is no state file.
+    pub(crate) fn change_table(&self, name: &str, verb: &str) -> Outcome<MutexGuard<'_, Changes>> {
+        let changes = self.change()?;
+        if changes.state.is_none() {
+            let expected = "a server started with --state FILE or a TOML file, to keep the change";
+            let field = format!("{verb} state file");
+            return Err(refused(ConfigKind::Argument, name, &field, "none", expected));
+        }
+        Ok(changes)
+    }
+}
+
+/// The caller of a verb waits no more, so the verb was not carried out.
+fn interrupted(name: &str, verb: &str) -> ConfigError {
+    ConfigError::new(ConfigKind::Busy, name, format!("{verb}: interrupted by its caller"))
+}

@@ -1,0 +1,229 @@
+//! What verbs do with the tables of a volume: they make them live, take volumes down, and go back
+//! to the table before.
+//!
+//! Every table becomes live through [`Verbs::make_live`]: what it claims is no longer exported, and
+//! the caches that the state file remembers have their say.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cairn_block::{Claimed, ConfigError, ConfigKind, MappedDevice, Report, SuspendMode};
+use cairn_outcome::failure::{Outcome, refused, unless_lost, wrong};
+
+use super::Verbs;
+use super::changes::Changes;
+use super::steps::{Step, log_undo_failure};
+use crate::caches::{Caches, Leave};
+use crate::live_pool::will_be_pool;
+use crate::names::merge_of;
+use crate::state::{CacheRecord, Export, Record};
+use crate::world::Ended;
+
+/// Which volumes may be changed now.
+impl Verbs {
+    /// The volume whose snapshots are to change, if it can be changed now.
+    pub(crate) fn ready(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
+        let volume = self.world.volume(name)?;
+        if volume.live_table().is_none() || volume.is_suspended() {
+            return Err(refused(ConfigKind::Busy, name, "state", "suspended", "a live volume"));
+        }
+        self.refuse_changing(name)?;
+        self.world.refuse_suspended_beneath(name)?;
+        if volume.inactive_table().is_some() {
+            let expected = "none (cairn resume or cairn clear)";
+            return Err(refused(ConfigKind::Busy, name, "state", "a loaded table", expected));
+        }
+        Ok(volume)
+    }
+
+    /// Refuses a change of a volume that cannot be changed, though it be suspended.
+    pub(super) fn refuse_changing(&self, name: &str) -> Outcome<()> {
+        if self.world.read_only() {
+            return Err(wrong(name, "access", "a read-only server", "a writable one"));
+        }
+        self.refuse_being_suspended(name)?;
+        if self.world.volume(&merge_of(name)).is_ok() {
+            let found = "a merge under way";
+            return Err(refused(ConfigKind::Busy, name, "state", found, "none"));
+        }
+        Ok(())
+    }
+
+    /// Refuses a verb that would wait for another one on the same volume.
+    pub(crate) fn refuse_being_suspended(&self, name: &str) -> Outcome<()> {
+        self.world.under_way().refuse(name)
+    }
+}
+
+/// Making tables live.
+impl Verbs {
+    /// A volume with its table, live; not there at all if that fails.
+    pub(crate) fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
+        self.world.create(name)?;
+        self.set_loss_log(name)?;
+        let up = self.world.load(name, table).and_then(|()| self.make_live(name));
+        if up.is_err() {
+            log_undo_failure(name, self.world.remove(name));
+            self.exports.settle(&self.world);
+        }
+        up
+    }
+
+    /// Makes the loaded table live. What it claims is no longer exported, and what it claims no
+    /// longer is again.
+    ///
+    /// # Errors
+    /// Somebody else claims or uses what it claims, or a target cannot start.
+    pub(crate) fn make_live(&self, name: &str) -> Outcome<()> {
+        self.make_live_with(name, || ())
+    }
+
+    /// The same. `started` runs once the loaded table has started, before it serves a request.
+    pub(super) fn make_live_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
+        self.clear_the_way(name)?;
+        let resume = || self.world.resume_with(name, started);
+        let resumed = match self.caches() {
+            Some(caches) => {
+                let judged = caches.judge(name, Leave::Forget);
+                judged.and_then(|_| caches.go_live(name, resume))
+            }
+            None => resume(),
+        };
+        self.exports.settle(&self.world);
+        resumed
+    }
+
+    /// Refuses a resume that claims would refuse, and stops exporting what it is about to claim.
+    ///
+    /// # Errors
+    /// Somebody claims it, writes to it, or is connected to it.
+    pub(super) fn clear_the_way(&self, name: &str) -> Outcome<()> {
+        self.world.refuse_claimed(name)?;
+        let volume = self.world.volume(name)?;
+        let mut claimed = volume.will_claim();
+        if will_be_pool(&volume) {
+            claimed.push(Claimed { volume: name.to_owned(), may_be_read: false });
+        }
+        self.exports.give_way(&self.world, name, &claimed)
+    }
+
+    /// The exports that ended since, as `name` took their volumes, in words.
+    pub(super) fn exports_ended(&self, name: &str, before: &[Export]) -> Vec<String> {
+        let ended = before.iter().filter(|export| {
+            let is_there = self.world.volume(&export.volume).is_ok();
+            is_there && self.exports.served_as(&export.name).is_none()
+        });
+        let told =
+            |export: &Export| format!("export '{}' has ended: {name} uses its volume", export.name);
+        ended.map(told).collect()
+    }
+
+    /// After a table could not become live: the one before it is, and is recorded. Answers what to
+    /// tell.
+    pub(crate) fn go_back(
+        &self,
+        changes: &mut Changes,
+        before: Record,
+        error: ConfigError,
+    ) -> ConfigError {
+        let (name, kind) = (before.name.clone(), error.kind);
+        let former = before.table.clone().unwrap_or_default();
+        let is_suspended = self.world.volume(&name).is_ok_and(|volume| volume.is_suspended());
+        let back = match is_suspended {
+            true => self.world.load(&name, &former).and_then(|()| self.make_live(&name)),
+            false => self.world.clear(&name),
+        };
+        self.exports.settle(&self.world);
+        let Err(second) = back else {
+            log_undo_failure(&name, changes.record_fact(Record { inactive: None, ..before }));
+            return error;
+        };
+        log_undo_failure(&name, changes.record_fact(before));
+        let detail =
+            format!("{error}; it stays suspended, as its former table is refused too: {second}");
+        ConfigError::new(kind, "", detail)
+    }
+}
+
+/// Suspending volumes and taking them down.
+impl Verbs {
+    /// Suspends a volume for a verb that exchanges what is beneath it or its table.
+    ///
+    /// # Errors
+    /// It is not suspended. Of kind [`ConfigKind::Lost`]: it is, but acknowledged writes may be lost.
+    pub(crate) fn hold(&self, name: &str) -> Outcome<()> {
+        self.refuse_being_suspended(name)?;
+        self.world.hold(name, SuspendMode::Flush)
+    }
+
+    /// Ends a volume and its exports, if it is there.
+    pub(crate) fn take_down(&self, name: &str) -> Outcome<()> {
+        if self.world.volume(name).is_err() {
+            return Ok(());
+        }
+        self.exports.remove_volume(&self.world, name)?;
+        let removed = self.world.remove(name);
+        self.exports.settle(&self.world);
+        removed
+    }
+
+    /// The same, of one whose content goes with it: that some of it is lost is no failure.
+    pub(crate) fn discard_volume(&self, name: &str) -> Outcome<()> {
+        if let Some(lost) = unless_lost(self.take_down(name))? {
+            tracing::warn!("{lost}");
+        }
+        Ok(())
+    }
+}
+
+/// The caches that the state file remembers.
+impl Verbs {
+    /// The caches that the state file remembers.
+    pub(crate) fn caches(&self) -> Option<Caches<'_>> {
+        Caches::of(&self.world, self.state.as_ref())
+    }
+
+    /// What the state file remembers of caches, and a table gives up that was loaded for `name`.
+    ///
+    /// # Errors
+    /// It must not be live (see `caches`).
+    pub(crate) fn given_up_by(&self, name: &str, discard_dirty: bool) -> Outcome<Vec<CacheRecord>> {
+        let judged = self.caches().map(|all| all.judge(name, Leave::Option(discard_dirty)));
+        judged.unwrap_or(Ok(Vec::new()))
+    }
+
+    /// Records that what these keep is lost.
+    pub(crate) fn give_up(&self, lost: &[CacheRecord]) -> Outcome<()> {
+        self.caches().map_or(Ok(()), |caches| caches.give_up(lost))
+    }
+
+    /// The server stops: records what its caches are left with.
+    pub fn keep_caches(&self, ended: &Ended) {
+        let Some(caches) = self.caches() else { return };
+        if let Err(error) = caches.left_by_all(|name| ended.has_lost(name)) {
+            tracing::warn!("what caches keep is not recorded, the next start looks: {error}");
+        }
+    }
+}
+
+/// What verbs look at.
+impl Verbs {
+    /// What the target of a volume of one line says.
+    pub(crate) fn report_of(&self, name: &str) -> Outcome<Report> {
+        let table = self.world.volume(name)?.live_table();
+        let line = table.as_ref().and_then(|table| table.lines().first());
+        Ok(line.map_or(Report::NONE, |line| line.target.report()))
+    }
+
+    pub(crate) fn place(&self, argument: &str) -> PathBuf {
+        self.world.place(argument)
+    }
+
+    /// Tells the tests that a step is over.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the tests look here"))]
+    pub(crate) fn step(&self, step: Step) {
+        tracing::debug!("{step:?}");
+        #[cfg(test)]
+        (self.at_step.lock())(step);
+    }
+}

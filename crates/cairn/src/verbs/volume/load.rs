@@ -1,0 +1,82 @@
+//! `load` and `clear`: a table beside the live one, and none again.
+
+use cairn_outcome::failure::Outcome;
+
+use crate::verbs::Verbs;
+use crate::verbs::changes::Changes;
+use crate::verbs::steps::{Step, log_undo_failure};
+use crate::verbs::verb::{Done, declare};
+
+declare! {
+    /// `load`
+    VolumeLoad = "volume_load" -> Done {
+        /// The volume
+        name: String,
+        /// The table
+        #[arg(skip)]
+        table: String,
+        /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
+        #[arg(long)]
+        #[serde(default)]
+        same_content: bool,
+    }
+    |verb, verbs, _| verbs.load_table(&verb)
+}
+
+declare! {
+    /// `clear`
+    VolumeClear = "volume_clear" -> Done {
+        /// The volume
+        name: String,
+    }
+    |verb, verbs, _| verbs.clear(&verb.name)
+}
+
+/// What may be loaded for a volume with snapshots.
+const LOAD_BENEATH: &str = "none (VOLUME@real takes a table with the same content, say a cache in \
+                            front of the same device)";
+
+impl Verbs {
+    pub(in crate::verbs) fn load_table(&self, params: &VolumeLoad) -> Outcome<()> {
+        let name = params.name.as_str();
+        let mut changes = self.change_table(name, "load")?;
+        let table = self.world.measured(name, &params.table)?;
+        let table = table.as_str();
+        self.refuse_loading(&changes, name, table)?;
+        self.world.load(name, table)?;
+        if let Err(error) = self.refuse_other_content(&changes, name, params.same_content) {
+            log_undo_failure(
+                name,
+                match changes.record_of(name).inactive {
+                    Some(former) => self.world.load(name, &former),
+                    None => self.world.clear(name),
+                },
+            );
+            return Err(error);
+        }
+        let inactive = Some(table.to_owned());
+        let recorded = changes.record(name, |tables| tables.inactive = inactive);
+        if recorded.is_err() {
+            self.world.clear(name)?;
+        }
+        self.step(Step::Recorded);
+        recorded
+    }
+
+    /// Refuses a table that must not be loaded by hand, or cannot be now.
+    pub(super) fn refuse_loading(&self, changes: &Changes, name: &str, table: &str) -> Outcome<()> {
+        self.refuse_snapshots(name, "load", LOAD_BENEATH)?;
+        self.refuse_other_thin(changes, name, table)?;
+        self.refuse_being_suspended(name)?;
+        self.world.refuse_suspended_in(name, table)
+    }
+
+    pub(in crate::verbs) fn clear(&self, name: &str) -> Outcome<()> {
+        let mut changes = self.change()?;
+        self.world.volume(name)?;
+        self.refuse_being_suspended(name)?;
+        changes.record(name, |tables| tables.inactive = None)?;
+        self.step(Step::Recorded);
+        self.world.clear(name)
+    }
+}

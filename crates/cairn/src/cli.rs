@@ -15,18 +15,18 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::serve::{RingChoice, ServeArgs};
 
-use crate::verbs::export::{ExportAdd, ExportList, ExportRemove};
-use crate::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
-use crate::verbs::server::TargetList;
-use crate::verbs::snap::{
+use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove};
+use cairn_control::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
+use cairn_control::verbs::server::TargetList;
+use cairn_control::verbs::snap::{
     SnapCreate, SnapDiff, SnapGrow, SnapList, SnapMerge, SnapRemove, SnapRollback,
 };
-use crate::verbs::state::{StateForget, StateShow};
-use crate::verbs::thin::{
+use cairn_control::verbs::state::{StateForget, StateShow};
+use cairn_control::verbs::thin::{
     ThinCreate, ThinDiff, ThinList, ThinRemove, ThinRename, ThinRollback, ThinSnapshot,
 };
-use crate::verbs::verb::Verb;
-use crate::verbs::volume::{
+use cairn_control::verbs::verb::Verb;
+use cairn_control::verbs::volume::{
     VolumeClear, VolumeCreate, VolumeInfo, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove,
     VolumeReplace, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
 };
@@ -49,23 +49,23 @@ pub enum Command {
     /// Build volumes from tables and serve them
     Serve(Box<ServeArgs>),
     /// Show the status line of each target
-    Status(Show<VolumeStatus>),
+    Status(Query<VolumeStatus>),
     /// Show the table lines of a volume
-    Table(Show<VolumeTable>),
+    Table(Query<VolumeTable>),
     /// List the volumes
-    Ls(Show<VolumeList>),
+    Ls(Query<VolumeList>),
     /// Show the state of volumes
-    Info(Show<VolumeInfo>),
+    Info(Query<VolumeInfo>),
     /// List the kinds of target, or show the table line of one (needs no server)
     Targets {
         /// The kind of target to show: its table line, status and messages
         name: Option<String>,
         /// The list of a server
         #[command(flatten)]
-        list: Show<TargetList>,
+        list: Query<TargetList>,
     },
     /// List the exports and where they are served
-    Exports(Show<ExportList>),
+    Exports(Query<ExportList>),
     /// Exports of a running server: add, remove
     #[command(subcommand)]
     Export(ExportCommand),
@@ -152,7 +152,7 @@ pub enum StateCommand {
         place: StateArgs,
         /// Which and how
         #[command(flatten)]
-        show: Show<StateShow>,
+        query: Query<StateShow>,
     },
     /// Drop what is recorded of a volume that is not served: the configuration counts again
     Forget {
@@ -179,9 +179,9 @@ pub enum SnapCommand {
     /// Make a snapshot of a volume; its clients see a pause
     Create(Ask<SnapCreate>),
     /// List the snapshots of a volume, or all
-    List(Show<SnapList>),
+    List(Query<SnapList>),
     /// List the ranges that may differ: of a snapshot and its volume now, or another snapshot
-    Diff(Show<SnapDiff>),
+    Diff(Query<SnapDiff>),
     /// Give the volume the content of a snapshot, which stays; what was written since is lost
     Rollback(Merging<SnapRollback>),
     /// The volume gets the snapshot's content, what was written since is lost; the snapshot goes
@@ -205,11 +205,11 @@ pub enum PoolCommand {
         features: FeatureArgs,
     },
     /// Show how full pools are, and in which mode
-    Status(Show<PoolStatus>),
+    Status(Query<PoolStatus>),
     /// Make a pool larger: by the sizes said, or as its devices have grown
     Grow(Ask<PoolGrow>),
     /// Tell the data device of every free block, so that a file gets its room back
-    Trim(Show<PoolTrim>),
+    Trim(Query<PoolTrim>),
 }
 
 /// `thin`
@@ -220,9 +220,9 @@ pub enum ThinCommand {
     /// Make a snapshot of a volume: a volume of its own that shares everything
     Snapshot(Ask<ThinSnapshot>),
     /// List the volumes of a pool, a volume with its snapshots, or all; with their own bytes
-    List(Show<ThinList>),
+    List(Query<ThinList>),
     /// List the ranges that may differ: of a snapshot and its volume now, or any two of a pool
-    Diff(Show<ThinDiff>),
+    Diff(Query<ThinDiff>),
     /// Give a volume the content of a snapshot, which stays; what was written since is lost
     Rollback(Ask<ThinRollback>),
     /// Delete a volume or snapshot, or POOL/thin-ID
@@ -253,7 +253,7 @@ pub struct Ask<V: Verb> {
 
 /// A verb that shows something.
 #[derive(Args)]
-pub struct Show<V: Verb> {
+pub struct Query<V: Verb> {
     /// What
     #[command(flatten)]
     pub ask: Ask<V>,

@@ -15,7 +15,7 @@ use cairn_outcome::{exit, stdout};
 use cairn_tools::progress::{Left, Progress};
 
 use crate::cli::FlushArgs;
-use crate::world::{World, WorldOptions};
+use cairn_control::world::{World, WorldOptions};
 
 const VOLUME: &str = "flush";
 /// How often the progress is looked at.

@@ -1,43 +1,20 @@
 //! `cairn`: the program, as a library of its own `main`.
 //!
 //! Each of these imports only those above it; a test keeps it so.
-//! - [`names`], [`kept`], [`under_way`], [`world`]: reactors, volumes and their names.
-//! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are served.
-//! - [`state`], [`exports`]: what the state file records, and what clients find.
-//! - [`caches`]: what tables may do about caches that were left dirty.
-//! - [`control`], [`report`], [`verbs`]: the control socket and the verbs behind it.
 //! - [`serve`]: volumes from tables, served until told to stop.
-//! - [`cli`]: the command line. [`remote`]: verbs as a client sends them.
+//! - [`cli`]: the command line. [`remote`]: verbs as a client sends them, and prints the answers.
 //! - [`flush`]: drains a cache without a server. [`mod@bench`]: runs `cairn-bench`.
 //! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
 //!
-//! Deliberately absent: policy (targets) and mechanism (backends, exports). This crate puts
-//! them together.
+//! Deliberately absent: policy (targets), mechanism (backends, exports), and what a server does
+//! with its volumes (control).
 
-mod arguments;
 mod bench;
-mod caches;
 mod cli;
-mod client;
-mod contexts;
-mod control;
-mod exports;
 mod flush;
-mod keeper;
-mod kept;
-mod live_pool;
-mod measure;
-mod names;
 mod remote;
-mod report;
 mod serve;
-mod sockets;
-mod state;
-mod thin_line;
-mod under_way;
 pub mod untrusted;
-mod verbs;
-mod world;
 
 use std::process::ExitCode;
 

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use cairn_outcome::failure::one_line;
 use serde_json::{Value, json};
 
-use crate::control::rpc::RpcError;
-use crate::control::server::{Answer, Caller, respond};
 use crate::serve::config::Config;
-use crate::verbs::methods;
+use cairn_control::control::rpc::RpcError;
+use cairn_control::control::server::{Answer, Caller, respond};
+use cairn_control::verbs::methods;
 
 /// The text of a TOML file: how many volumes it has, or the one line that refuses it.
 ///

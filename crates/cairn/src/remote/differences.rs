@@ -6,9 +6,9 @@ use cairn_outcome::stdout::{print, print_json};
 use serde_json::json;
 
 use super::{client, text};
-use crate::cli::Show;
-use crate::verbs::snap::diff::{Differences, Extent};
-use crate::verbs::verb::Verb;
+use crate::cli::Query;
+use cairn_control::verbs::snap::diff::{Differences, Extent};
+use cairn_control::verbs::verb::Verb;
 
 /// Asks a server for the differences until there are no more, and prints them as they come. Each
 /// question begins where `begin_at` says.
@@ -16,7 +16,7 @@ use crate::verbs::verb::Verb;
 /// # Errors
 /// There is no server, it refuses, or stdout does.
 pub fn print_all<V: Verb<Answer = Differences>>(
-    mut diff: Show<V>,
+    mut diff: Query<V>,
     begin_at: impl Fn(&mut V, Option<u64>),
 ) -> Outcome<u8> {
     let client = client(&diff.ask.server)?;

@@ -15,13 +15,13 @@ use cairn_outcome::stdout::{print, print_json};
 use serde_json::json;
 
 use crate::cli::{
-    Ask, Command, ExportCommand, FeatureArgs, PoolCommand, ServerArgs, Show, SnapCommand,
+    Ask, Command, ExportCommand, FeatureArgs, PoolCommand, Query, ServerArgs, SnapCommand,
     TableArgs, ThinCommand, WithTable,
 };
-use crate::client::Client;
-use crate::report;
-use crate::verbs::pool::PoolCreate;
-use crate::verbs::verb::{Done, Verb};
+use cairn_control::client::Client;
+use cairn_control::report;
+use cairn_control::verbs::pool::PoolCreate;
+use cairn_control::verbs::verb::{Done, Verb};
 
 /// Runs a verb against a server.
 ///
@@ -141,9 +141,9 @@ fn pass_on(name: &str, answer: &Done) -> Outcome<u8> {
 }
 
 /// Asks, and prints the answer as JSON or as `text` says.
-fn show<V: Verb>(show: Show<V>, text: impl Fn(&V::Answer) -> String) -> Outcome<u8> {
-    let answer = client(&show.ask.server)?.ask(&show.ask.verb)?;
-    if show.json { print_json(&json!(answer)) } else { print(&text(&answer)) }
+fn show<V: Verb>(query: Query<V>, text: impl Fn(&V::Answer) -> String) -> Outcome<u8> {
+    let answer = client(&query.ask.server)?.ask(&query.ask.verb)?;
+    if query.json { print_json(&json!(answer)) } else { print(&text(&answer)) }
 }
 
 /// The verb with the table that a command line gives, or names.

@@ -9,9 +9,9 @@ use cairn_tools::progress::{Left, Progress};
 
 use super::{client, pass_on, tell};
 use crate::cli::Ask;
-use crate::client::Client;
-use crate::verbs::verb::{Done, Verb};
-use crate::verbs::volume::VolumeInfo;
+use cairn_control::client::Client;
+use cairn_control::verbs::verb::{Done, Verb};
+use cairn_control::verbs::volume::VolumeInfo;
 
 /// How often the server is asked how much is left.
 const TICK: Duration = Duration::from_millis(200);

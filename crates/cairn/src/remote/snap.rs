@@ -9,10 +9,10 @@ use cairn_tools::progress::{Left, Progress};
 
 use super::{client, tell};
 use crate::cli::{Merging, UntilArgs};
-use crate::client::Client;
-use crate::verbs::snap::SnapList;
-use crate::verbs::snap::list::SnapInfo;
-use crate::verbs::verb::{Done, Verb};
+use cairn_control::client::Client;
+use cairn_control::verbs::snap::SnapList;
+use cairn_control::verbs::snap::list::SnapInfo;
+use cairn_control::verbs::verb::{Done, Verb};
 
 /// How often a merge is looked at.
 const TICK: Duration = Duration::from_millis(100);

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::client;
 use crate::cli::StateCommand;
-use crate::state::{Shown, StateFile, forget, forget_cache, shown};
+use cairn_control::state::{Shown, StateFile, forget, forget_cache, shown};
 
 /// Runs the verb.
 ///
@@ -18,11 +18,11 @@ use crate::state::{Shown, StateFile, forget, forget_cache, shown};
 /// There is no server or file, or it refuses.
 pub fn run(verb: StateCommand) -> Outcome<u8> {
     match verb {
-        StateCommand::Show { place, show } => {
-            let name = show.ask.verb.name.as_deref();
+        StateCommand::Show { place, query } => {
+            let name = query.ask.verb.name.as_deref();
             match &place.state {
-                Some(path) => print_shown(&show_file(path, name)?, show.json),
-                None => print_shown(&client(&show.ask.server)?.ask(&show.ask.verb)?, show.json),
+                Some(path) => print_shown(&show_file(path, name)?, query.json),
+                None => print_shown(&client(&query.ask.server)?.ask(&query.ask.verb)?, query.json),
             }
         }
         StateCommand::Forget { place, ask } => {

@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use crate::exports::ExportInfo;
-use crate::report::{Info, ReportLine, TargetInfo, VolumeLines};
-use crate::verbs::pool::status::PoolInfo;
-use crate::verbs::snap::diff::Extent;
-use crate::verbs::snap::list::SnapInfo;
-use crate::verbs::thin::list::ThinInfo;
+use cairn_control::exports::ExportInfo;
+use cairn_control::report::{Info, ReportLine, TargetInfo, VolumeLines};
+use cairn_control::verbs::pool::status::PoolInfo;
+use cairn_control::verbs::snap::diff::Extent;
+use cairn_control::verbs::snap::list::SnapInfo;
+use cairn_control::verbs::thin::list::ThinInfo;
 
 /// Lines as dmsetup prints them: of one volume bare, of all with the name in front.
 pub fn lines(volumes: &[VolumeLines], named: bool) -> String {

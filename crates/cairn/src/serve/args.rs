@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cairn_control::verbs::volume::VolumeMessage;
 use cairn_outcome::failure::{Outcome, wrong};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
@@ -147,41 +148,30 @@ pub fn split_table(text: &str) -> (&str, &str) {
     }
 }
 
-/// A message to a volume at start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MessageStep {
-    /// The volume.
-    pub volume: String,
-    /// A sector of the target's line.
-    pub sector: u64,
-    /// The words.
-    pub words: Vec<String>,
-}
-
 /// Parses `NAME SECTOR MESSAGE`.
 ///
 /// # Errors
 /// A part is missing or no number.
-pub fn parse_message(text: &str) -> Outcome<MessageStep> {
+pub fn parse_message(text: &str) -> Outcome<VolumeMessage> {
     let mut words = text.split_whitespace().map(str::to_owned);
     let expected = "'NAME SECTOR MESSAGE'";
-    let Some(volume) = words.next() else {
+    let Some(name) = words.next() else {
         return Err(wrong("--message", "message", "nothing", expected));
     };
     let sector = words.next().unwrap_or_else(|| "nothing".to_owned());
     let Ok(sector) = sector.parse() else {
-        return Err(wrong(volume, "message sector", sector, expected));
+        return Err(wrong(name, "message sector", sector, expected));
     };
     let words: Vec<_> = words.collect();
     if words.is_empty() {
-        return Err(wrong(volume, "message", "no words", expected));
+        return Err(wrong(name, "message", "no words", expected));
     }
-    Ok(MessageStep { volume, sector, words })
+    Ok(VolumeMessage { name, sector, words })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{KEYS, MessageStep, Step, TABLE_HELP, parse_message, split_table};
+    use super::{KEYS, Step, TABLE_HELP, VolumeMessage, parse_message, split_table};
     use crate::cli::{Command, parse};
 
     #[test]
@@ -208,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_message_needs_a_volume_a_sector_and_words() {
-        let flush = MessageStep { volume: "v".into(), sector: 0, words: vec!["flush".into()] };
+        let flush = VolumeMessage { name: "v".into(), sector: 0, words: vec!["flush".into()] };
         assert_eq!(parse_message("v 0 flush").unwrap(), flush);
         for text in ["", "v", "v x flush", "v 0"] {
             let line = parse_message(text).unwrap_err().to_string();

@@ -10,7 +10,7 @@ use cairn_outcome::failure::{Outcome, system};
 use cairn_outcome::signals::Event;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::exports::Exports;
+use cairn_control::exports::Exports;
 
 /// A folder that only this user enters; gone when dropped.
 pub struct PrivateFolder(PathBuf);

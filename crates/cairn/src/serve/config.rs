@@ -12,9 +12,10 @@ use cairn_block::{ConfigError, ConfigKind, escape_word};
 use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
-use super::args::{MessageStep, RingChoice, SPIN_US_MAX, parse_message};
+use super::args::{RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{MEMORY_BYTES_MIN, MEMORY_EXPECTED};
-use crate::state::Export;
+use cairn_control::state::Export;
+use cairn_control::verbs::volume::VolumeMessage;
 
 /// A file with every key, explained.
 pub const KEYS: &str = include_str!("keys.toml");
@@ -69,7 +70,7 @@ pub struct Volume {
     /// Its table, as text.
     pub table: String,
     /// Messages once it is up.
-    pub messages: Vec<MessageStep>,
+    pub messages: Vec<VolumeMessage>,
 }
 
 #[derive(Deserialize)]
@@ -334,8 +335,8 @@ impl RawExport {
 #[cfg(test)]
 mod tests {
     use super::{Config, Image, KEYS};
-    use crate::serve::args::MessageStep;
-    use crate::state::Export;
+    use cairn_control::state::Export;
+    use cairn_control::verbs::volume::VolumeMessage;
     use std::path::Path;
 
     fn parse(text: &str) -> Result<Config, String> {
@@ -397,7 +398,7 @@ mod tests {
         ";
         let config = parse(text).unwrap();
         assert_eq!(config.volumes[0].table, "0 8 zero\n8 8 linear my\\040disk/a.img 16\n");
-        let flush = MessageStep { volume: "v".into(), sector: 0, words: vec!["flush".into()] };
+        let flush = VolumeMessage { name: "v".into(), sector: 0, words: vec!["flush".into()] };
         assert_eq!(config.volumes[0].messages, [flush]);
         let export = Export {
             name: "v".into(),

@@ -24,8 +24,8 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
 use super::config::{Config, Image};
-use super::plan::Plan;
-use crate::state::StateFile;
+use cairn_control::plan::Plan;
+use cairn_control::state::StateFile;
 
 /// A volume that lacks an image.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,7 +15,6 @@ pub mod config;
 mod image;
 pub mod limits;
 mod listen;
-pub mod plan;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,17 +29,18 @@ use cairn_outcome::signals::{self, Event};
 use cairn_outcome::stderr::say;
 
 pub use args::{RingChoice, ServeArgs};
+use args::{Step, parse_message, split_table};
 
-use crate::control::server::ControlServer;
-use crate::exports::Exports;
-use crate::names::is_hidden;
-use crate::sockets;
-use crate::state::StateFile;
-use crate::verbs::Verbs;
-use crate::world::{World, WorldOptions, is_of};
+use cairn_control::control::server::ControlServer;
+use cairn_control::exports::Exports;
+use cairn_control::names::is_hidden;
+use cairn_control::plan::{self, BroughtUp, Failure, Plan};
+use cairn_control::sockets;
+use cairn_control::state::StateFile;
+use cairn_control::verbs::Verbs;
+use cairn_control::world::{World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
 use config::Config;
-use plan::{BroughtUp, Failure, Plan};
 
 /// Runs the verb.
 ///
@@ -58,7 +58,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         (None, Some(_)) => Some(open(&config.state)?),
         (None, None) => None,
     };
-    let mut plan = Plan::of(&config, &args.steps)?;
+    let mut plan = plan_of(&config, &args.steps)?;
     if let Some(state) = &state {
         plan.restore(state);
     }
@@ -114,6 +114,28 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     // After a failed start the one line that says why stands alone.
     let ended = server.shut_down(served.is_ok());
     served.and_then(|code| ended.map(|()| code))
+}
+
+/// The plan of a configuration and a command line.
+///
+/// # Errors
+/// A message does not parse, or a name is that of a snapshot.
+fn plan_of(config: &Config, steps: &[Step]) -> Outcome<Plan> {
+    let mut plan = Plan::default();
+    for config::Volume { name, table, messages } in &config.volumes {
+        plan.add_table(name, table)?;
+        messages.iter().cloned().for_each(|message| plan.add_message(message));
+    }
+    for step in steps {
+        match step {
+            Step::Table(text) => {
+                let (name, lines) = split_table(text);
+                plan.add_table(name, lines)?;
+            }
+            Step::Message(text) => plan.add_message(parse_message(text)?),
+        }
+    }
+    Ok(plan)
 }
 
 /// Waits for the end: a signal, or the command's.

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use cairn_format::thin::{Block, FLAG_NEEDS_CHECK, MetadataBlock, Opening};
 use cairn_outcome::failure::Outcome;
-use clap::Parser;
+use cairn_tools::args::FormatCommand;
+use clap::{Command, FromArgMatches, Subcommand};
 
-use crate::cli::{Cli, Command};
 use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::snap::tests::{Bed, Moment, SECTORS, folders};
 use crate::verbs::steps::Step;
@@ -223,8 +223,9 @@ fn devices_that_are_not_blank_make_a_pool_once_they_are_formatted() {
 fn format(folder: &Path, words: &str) {
     let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
     words[1] = folder.join(&words[1]).display().to_string();
-    let args = ["cairn", "format"].map(str::to_owned).into_iter().chain(words);
-    let Command::Format(command) = Cli::parse_from(args).command else { panic!("it formats") };
+    let args = std::iter::once("format".to_owned()).chain(words);
+    let matches = FormatCommand::augment_subcommands(Command::new("format")).get_matches_from(args);
+    let command = FormatCommand::from_arg_matches(&matches).unwrap();
     assert_eq!(cairn_tools::format::run(&command).unwrap(), 0);
 }
 

@@ -1,10 +1,8 @@
 //! `message`: a word to the target at a sector.
 
-use cairn_outcome::failure::Outcome;
 use serde::{Deserialize, Serialize};
 
 use crate::names::real_of;
-use crate::verbs::Verbs;
 use crate::verbs::verb::declare;
 
 declare! {
@@ -18,13 +16,6 @@ declare! {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     }
-
-    /// What a target answers.
-    #[derive(Debug, Serialize, Deserialize)]
-    pub struct Reply {
-        /// One or several lines, or nothing.
-        text: String,
-    }
     |verb, verbs, _| {
         // The target with something to say is the one beneath the snapshots.
         let real = real_of(&verb.name);
@@ -32,4 +23,11 @@ declare! {
         let text = verbs.world.message(name, verb.sector, &verb.words)?;
         Ok(Reply { text })
     }
+}
+
+/// What a target answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Reply {
+    /// One or several lines, or nothing.
+    pub text: String,
 }

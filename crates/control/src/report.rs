@@ -267,7 +267,6 @@ mod tests {
     }
 
     #[test]
-    #[test]
     fn a_declared_target_is_shown_as_text_and_json() {
         let spec = declared("thin").unwrap();
         let expected = "START LENGTH thin <pool> <id> [<origin>]\n  \

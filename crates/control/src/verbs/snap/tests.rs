@@ -20,9 +20,7 @@ use super::rollback::Merge;
 use crate::contexts::SnapContexts;
 use crate::control::server::Caller;
 use crate::exports::Exports;
-use crate::serve::args;
-use crate::serve::config::Config;
-use crate::serve::plan::{BroughtUp, Plan};
+use crate::plan::{BroughtUp, Plan};
 use crate::state::{ExportChanges, StateFile};
 use crate::verbs::Verbs;
 use crate::verbs::snap::{SnapCreate, SnapDiff};
@@ -66,8 +64,9 @@ impl Bed {
     /// The same, over devices that `opener` opens.
     pub fn start_over(folder: &Path, table: &str, opener: Box<dyn Opener>) -> Outcome<Bed> {
         let state = StateFile::open(&folder.join("state"))?;
-        let steps = [args::Step::Table(table.to_owned())];
-        let mut plan = Plan::of(&Config::default(), &steps)?;
+        let (name, lines) = table.split_once('=').expect("it names its volume");
+        let mut plan = Plan::default();
+        plan.add_table(name, lines)?;
         plan.restore(&state);
         let options = WorldOptions {
             reactors: Some(2),

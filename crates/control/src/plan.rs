@@ -1,5 +1,5 @@
-//! What to bring up, in which order: configured volumes and messages, and what the state file
-//! recorded over them.
+//! What a server brings up at its start, in which order: configured volumes and messages, and what
+//! the state file recorded over them.
 //!
 //! A volume is brought up with all its lines at its place in the order, or earlier if a volume
 //! before it names it with `@`. A record wins over the configuration it was made under. If the
@@ -29,8 +29,6 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use cairn_block::{ConfigError, ConfigKind, SectorCount};
 use cairn_outcome::failure::{Outcome, one_line, refused, wrong};
 
-use super::args::{MessageStep, Step, parse_message, split_table};
-use super::config::{self, Config};
 use crate::caches::{Caches, Leave};
 use crate::measure::{measured, sectors_of};
 use crate::names::{is_hidden, parent_of, real_of, refuse_at_sign};
@@ -40,6 +38,7 @@ use crate::verbs::pool;
 use crate::verbs::snap::{assemble, store};
 use crate::verbs::steps::log_undo_failure;
 use crate::verbs::thin::lost_name;
+use crate::verbs::volume::VolumeMessage;
 use crate::world::{World, of_volume};
 
 /// One act of the start.
@@ -48,7 +47,7 @@ enum Act {
     /// Bring up a volume.
     Volume(String),
     /// Send a message.
-    Message(MessageStep),
+    Message(VolumeMessage),
 }
 
 /// What was brought up, or tried.
@@ -121,28 +120,19 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of a configuration and a command line.
+    /// Has a volume brought up with these lines, after those that it has already.
     ///
     /// # Errors
-    /// A message does not parse, or a name is that of a snapshot.
-    pub fn of(config: &Config, steps: &[Step]) -> Outcome<Plan> {
-        let mut plan = Plan::default();
-        for config::Volume { name, table, messages } in &config.volumes {
-            refuse_at_sign(name)?;
-            plan.append(name, table);
-            plan.acts.extend(messages.iter().cloned().map(Act::Message));
-        }
-        for step in steps {
-            match step {
-                Step::Table(text) => {
-                    let (name, lines) = split_table(text);
-                    refuse_at_sign(name)?;
-                    plan.append(name, lines);
-                }
-                Step::Message(text) => plan.acts.push(Act::Message(parse_message(text)?)),
-            }
-        }
-        Ok(plan)
+    /// The name is that of a snapshot.
+    pub fn add_table(&mut self, name: &str, lines: &str) -> Outcome<()> {
+        refuse_at_sign(name)?;
+        self.append(name, lines);
+        Ok(())
+    }
+
+    /// Has a message sent when it is its turn.
+    pub fn add_message(&mut self, message: VolumeMessage) {
+        self.acts.push(Act::Message(message));
     }
 
     fn append(&mut self, name: &str, lines: &str) {
@@ -303,18 +293,18 @@ impl Plan {
             match act {
                 // Its failure is noted.
                 Act::Volume(name) => drop(self.ensure_up(world, name, &mut begun)),
-                Act::Message(step) if self.is_removed(&step.volume) => {
-                    tracing::info!("{}: removed at run time: message left out", step.volume);
+                Act::Message(step) if self.is_removed(&step.name) => {
+                    tracing::info!("{}: removed at run time: message left out", step.name);
                 }
-                Act::Message(step) if begun.failure_of(&step.volume).is_some() => {
-                    tracing::info!("{}: not brought up: message left out", step.volume);
+                Act::Message(step) if begun.failure_of(&step.name).is_some() => {
+                    tracing::info!("{}: not brought up: message left out", step.name);
                 }
                 Act::Message(step) => {
-                    let real = real_of(&step.volume);
-                    let volume = if self.is_there(&real) { &real } else { &step.volume };
+                    let real = real_of(&step.name);
+                    let volume = if self.is_there(&real) { &real } else { &step.name };
                     let text = world.message(volume, step.sector, &step.words)?;
                     if !text.is_empty() {
-                        tracing::info!("{}: {text}", step.volume);
+                        tracing::info!("{}: {text}", step.name);
                     }
                 }
             }
@@ -618,25 +608,26 @@ pub fn refuse_unknown(
 #[cfg(test)]
 mod tests {
     use super::{Act, Plan};
-    use crate::serve::args::{Step, parse_message};
-    use crate::serve::config::Config;
     use crate::state::{Record, StateFile};
+    use crate::verbs::volume::VolumeMessage;
 
-    fn plan(steps: &[Step]) -> Plan {
-        Plan::of(&Config::default(), steps).unwrap()
-    }
-
-    fn table(text: &str) -> Step {
-        Step::Table(text.to_owned())
+    fn plan(tables: &[(&str, &str)]) -> Plan {
+        let mut plan = Plan::default();
+        tables.iter().for_each(|(name, lines)| plan.add_table(name, lines).unwrap());
+        plan
     }
 
     #[test]
     fn a_name_given_again_appends_lines_at_its_first_place() {
-        let message = Step::Message("a 0 frob".to_owned());
-        let plan = plan(&[table("a=0 8 zero"), message, table("0 8 zero"), table("a=8 8 zero")]);
+        let words = vec!["frob".to_owned()];
+        let message = VolumeMessage { name: "a".to_owned(), sector: 0, words };
+        let mut plan = plan(&[("a", "0 8 zero")]);
+        plan.add_message(message.clone());
+        plan.add_table("default", "0 8 zero").unwrap();
+        plan.add_table("a", "8 8 zero").unwrap();
         assert_eq!(plan.volumes[0].table.as_deref(), Some("0 8 zero\n8 8 zero"));
-        let message = Act::Message(parse_message("a 0 frob").unwrap());
-        assert_eq!(plan.acts, [Act::Volume("a".into()), message, Act::Volume("default".into())]);
+        let acts = [Act::Volume("a".into()), Act::Message(message), Act::Volume("default".into())];
+        assert_eq!(plan.acts, acts);
     }
 
     #[test]
@@ -646,13 +637,13 @@ mod tests {
         let live = Some("0 16 zero".to_owned());
         let record = Record { table: live, ..Record::as_configured("a", Some("0 8 zero")) };
         state.record(vec![record.clone()]).unwrap();
-        for text in ["a=0 8 zero", "a=0  8 zero\n"] {
-            let mut same = plan(&[table(text)]);
+        for text in ["0 8 zero", "0  8 zero\n"] {
+            let mut same = plan(&[("a", text)]);
             same.restore(&state);
             assert_eq!(same.records(), std::slice::from_ref(&record));
             assert!(same.contradicted.is_empty() && same.settled.is_empty());
         }
-        for steps in [&[table("a=0 9 zero")][..], &[]] {
+        for steps in [&[("a", "0 9 zero")][..], &[]] {
             let mut other = plan(steps);
             other.restore(&state);
             let line = other.contradicted["a"].why();
@@ -676,7 +667,7 @@ mod tests {
             record("c@real", None, "0 16 zero"),
         ];
         state.record(records).unwrap();
-        let mut same = plan(&[table("a=0 16  zero"), table("b=0 8 zero"), table("c=0 16 zero")]);
+        let mut same = plan(&[("a", "0 16  zero"), ("b", "0 8 zero"), ("c", "0 16 zero")]);
         same.restore(&state);
         assert!(same.contradicted.is_empty());
         state.record(same.settled).unwrap();

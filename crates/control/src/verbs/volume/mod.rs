@@ -8,8 +8,6 @@ mod suspend;
 mod swap;
 mod wait;
 
-use cairn_outcome::failure::Outcome;
-
 pub use create::VolumeCreate;
 pub use load::{VolumeClear, VolumeLoad};
 pub use message::VolumeMessage;
@@ -18,7 +16,6 @@ pub use suspend::VolumeSuspend;
 pub use swap::{VolumeReplace, VolumeResume};
 pub use wait::VolumeWait;
 
-use super::Verbs;
 use super::verb::declare;
 use crate::report::{self, Info, VolumeLines};
 

@@ -56,10 +56,11 @@ macro_rules! declare {
         $name:ident = $method:literal -> $answer:ty {
             $($(#[$attribute:meta])* $field:ident: $value:ty,)*
         }
-        |$verb:pat_param, $verbs:ident, $caller:pat_param| $run:expr
+        |$verb:pat_param, $verbs:pat_param, $caller:pat_param| $run:expr
     ) => {
         $(#[$doc])*
-        #[derive(Debug, Default, clap::Args, serde::Serialize, serde::Deserialize)]
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[derive(clap::Args, serde::Serialize, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct $name {
             $($(#[$attribute])* pub $field: $value,)*

@@ -147,7 +147,7 @@ impl Verbs {
     ///
     /// # Errors
     /// It is one.
-    pub fn refuse_thin(&self, changes: &Changes, name: &str, verb: &str) -> Outcome<()> {
+    pub(crate) fn refuse_thin(&self, changes: &Changes, name: &str, verb: &str) -> Outcome<()> {
         if changes.record_of(name).thin.is_none() {
             return Ok(());
         }
@@ -159,7 +159,12 @@ impl Verbs {
     ///
     /// # Errors
     /// The table is not of the same volume of the pool.
-    pub fn refuse_other_thin(&self, changes: &Changes, name: &str, table: &str) -> Outcome<()> {
+    pub(crate) fn refuse_other_thin(
+        &self,
+        changes: &Changes,
+        name: &str,
+        table: &str,
+    ) -> Outcome<()> {
         let Some(thin) = changes.record_of(name).thin else { return Ok(()) };
         let line = ThinLine::of_table(table);
         if line.is_some_and(|line| (line.pool, line.id) == (thin.pool.clone(), thin.id)) {

@@ -1,0 +1,33 @@
+//! Volumes as a library: what a server keeps, and the verbs that change it.
+//!
+//! Each of these imports only those above it; a test keeps it so.
+//! - [`names`], [`kept`], [`measure`], [`under_way`], [`world`]: reactors, volumes and their names.
+//! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are served.
+//! - [`state`], [`exports`]: what the state file records, and what clients find.
+//! - [`caches`]: what tables may do about caches that were left dirty.
+//! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`report`]: what verbs are made of.
+//! - [`verbs`]: one struct for each, as the command line, the client and the server know it.
+//! - [`plan`]: what is brought up at a start. [`client`]: asks a running server.
+//!
+//! Deliberately absent: policy (targets), mechanism (backends, exports), the command line but for
+//! the parameters of verbs, and text for a person (cairn).
+
+pub mod arguments;
+pub mod caches;
+pub mod client;
+pub mod contexts;
+pub mod control;
+pub mod exports;
+pub mod keeper;
+pub mod kept;
+pub mod live_pool;
+pub mod measure;
+pub mod names;
+pub mod plan;
+pub mod report;
+pub mod sockets;
+pub mod state;
+pub mod thin_line;
+pub mod under_way;
+pub mod verbs;
+pub mod world;

@@ -25,7 +25,8 @@ pub enum Log {
 
 /// A line to the user of the program.
 pub fn say(line: impl Display) {
-    let _ = writeln!(io::stderr(), "cairn: {line}");
+    // In one write, which no line of another process breaks into two.
+    let _ = io::stderr().write_all(format!("cairn: {line}\n").as_bytes());
 }
 
 /// What cannot be written is dropped (E1).

@@ -28,7 +28,8 @@ use cairn_control::verbs::thin::{
 use cairn_control::verbs::verb::Verb;
 use cairn_control::verbs::volume::{
     VolumeClear, VolumeCreate, VolumeInfo, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove,
-    VolumeReplace, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
+    VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable,
+    VolumeWait,
 };
 
 /// The device mapper's storage stack in userspace.
@@ -38,6 +39,9 @@ pub struct Cli {
     /// Say more on stderr (twice: everything)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
+    /// The control socket of the server (default: $CAIRN_CONTROL, then the default of serve)
+    #[arg(long, global = true, value_name = "PATH")]
+    pub control: Option<PathBuf>,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
@@ -53,7 +57,14 @@ pub enum Command {
     /// Show the table lines of a volume
     Table(Query<VolumeTable>),
     /// List the volumes
-    Ls(Query<VolumeList>),
+    Ls {
+        /// How
+        #[command(flatten)]
+        list: Listing<VolumeList>,
+        /// Show sizes and states (the default on a terminal)
+        #[arg(short, long)]
+        long: bool,
+    },
     /// Show the state of volumes
     Info(Query<VolumeInfo>),
     /// List the kinds of target, or show the table line of one (needs no server)
@@ -65,7 +76,7 @@ pub enum Command {
         list: Query<TargetList>,
     },
     /// List the exports and where they are served
-    Exports(Query<ExportList>),
+    Exports(Listing<ExportList>),
     /// Exports of a running server: add, remove
     #[command(subcommand)]
     Export(ExportCommand),
@@ -73,12 +84,12 @@ pub enum Command {
     #[command(subcommand)]
     State(StateCommand),
     /// Send a message to the target at a sector
-    Message(Ask<VolumeMessage>),
+    Message(VolumeMessage),
     /// Let no request in and finish those under way
     Suspend {
         /// Which and how
         #[command(flatten)]
-        ask: Ask<VolumeSuspend>,
+        verb: VolumeSuspend,
         /// Accepted for dmsetup's sake: there is no file system to lock here
         #[arg(long)]
         nolockfs: bool,
@@ -87,17 +98,19 @@ pub enum Command {
     #[command(visible_alias = "reload")]
     Load(WithTable<VolumeLoad>),
     /// Make the loaded table live and let requests in
-    Resume(Ask<VolumeResume>),
+    Resume(VolumeResume),
+    /// Make the last line of a volume's table longer or shorter: linear or thin
+    Resize(VolumeResize),
     /// Give a volume another table while it is in use, or leave everything as it was
     Replace(WithTable<VolumeReplace>),
     /// Drop the loaded table
-    Clear(Ask<VolumeClear>),
+    Clear(VolumeClear),
     /// Create a volume, load its table and resume it
     Create(WithTable<VolumeCreate>),
     /// Take a volume away
-    Remove(Ask<VolumeRemove>),
+    Remove(VolumeRemove),
     /// Wait for an event of a volume
-    Wait(Ask<VolumeWait>),
+    Wait(VolumeWait),
     /// Snapshots of a volume: create, list, diff, rollback, merge, remove, grow
     #[command(subcommand)]
     Snap(Box<SnapCommand>),
@@ -137,9 +150,9 @@ pub enum Command {
 #[derive(Subcommand)]
 pub enum ExportCommand {
     /// Serve a volume under another name, also after the next start
-    Add(Ask<ExportAdd>),
+    Add(ExportAdd),
     /// Serve an export no more, also after the next start
-    Remove(Ask<ExportRemove>),
+    Remove(ExportRemove),
 }
 
 /// `state`
@@ -161,7 +174,7 @@ pub enum StateCommand {
         place: StateArgs,
         /// Which
         #[command(flatten)]
-        ask: Ask<StateForget>,
+        verb: StateForget,
     },
 }
 
@@ -177,9 +190,9 @@ pub struct StateArgs {
 #[derive(Subcommand)]
 pub enum SnapCommand {
     /// Make a snapshot of a volume; its clients see a pause
-    Create(Ask<SnapCreate>),
+    Create(SnapCreate),
     /// List the snapshots of a volume, or all
-    List(Query<SnapList>),
+    List(Listing<SnapList>),
     /// List the ranges that may differ: of a snapshot and its volume now, or another snapshot
     Diff(Query<SnapDiff>),
     /// Give the volume the content of a snapshot, which stays; what was written since is lost
@@ -187,9 +200,9 @@ pub enum SnapCommand {
     /// The volume gets the snapshot's content, what was written since is lost; the snapshot goes
     Merge(Merging<SnapMerge>),
     /// Take a snapshot away; the volume stays as it is
-    Remove(Ask<SnapRemove>),
+    Remove(SnapRemove),
     /// Make the store of a snapshot larger
-    Grow(Ask<SnapGrow>),
+    Grow(SnapGrow),
 }
 
 /// `pool`
@@ -199,15 +212,15 @@ pub enum PoolCommand {
     Create {
         /// What
         #[command(flatten)]
-        ask: Ask<PoolCreate>,
+        verb: PoolCreate,
         /// How
         #[command(flatten)]
         features: FeatureArgs,
     },
     /// Show how full pools are, and in which mode
-    Status(Query<PoolStatus>),
+    Status(Listing<PoolStatus>),
     /// Make a pool larger: by the sizes said, or as its devices have grown
-    Grow(Ask<PoolGrow>),
+    Grow(PoolGrow),
     /// Tell the data device of every free block, so that a file gets its room back
     Trim(Query<PoolTrim>),
 }
@@ -216,39 +229,19 @@ pub enum PoolCommand {
 #[derive(Subcommand)]
 pub enum ThinCommand {
     /// Make an empty volume of a pool
-    Create(Ask<ThinCreate>),
+    Create(ThinCreate),
     /// Make a snapshot of a volume: a volume of its own that shares everything
-    Snapshot(Ask<ThinSnapshot>),
+    Snapshot(ThinSnapshot),
     /// List the volumes of a pool, a volume with its snapshots, or all; with their own bytes
-    List(Query<ThinList>),
+    List(Listing<ThinList>),
     /// List the ranges that may differ: of a snapshot and its volume now, or any two of a pool
     Diff(Query<ThinDiff>),
     /// Give a volume the content of a snapshot, which stays; what was written since is lost
-    Rollback(Ask<ThinRollback>),
+    Rollback(ThinRollback),
     /// Delete a volume or snapshot, or POOL/thin-ID
-    Remove(Ask<ThinRemove>),
+    Remove(ThinRemove),
     /// Give a volume with its snapshots another name, or POOL/thin-ID a first one
-    Rename(Ask<ThinRename>),
-}
-
-/// How to reach a running server.
-#[derive(Args)]
-pub struct ServerArgs {
-    /// The server's control socket (default: $CAIRN_CONTROL, then the one serve listens on by
-    /// default)
-    #[arg(long, value_name = "PATH")]
-    pub control: Option<PathBuf>,
-}
-
-/// A verb of a running server.
-#[derive(Args)]
-pub struct Ask<V: Verb> {
-    /// The server
-    #[command(flatten)]
-    pub server: ServerArgs,
-    /// The verb
-    #[command(flatten)]
-    pub verb: V,
+    Rename(ThinRename),
 }
 
 /// A verb that shows something.
@@ -256,10 +249,21 @@ pub struct Ask<V: Verb> {
 pub struct Query<V: Verb> {
     /// What
     #[command(flatten)]
-    pub ask: Ask<V>,
+    pub verb: V,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A verb that lists, with sizes.
+#[derive(Args)]
+pub struct Listing<V: Verb> {
+    /// What
+    #[command(flatten)]
+    pub query: Query<V>,
+    /// Print sizes in bytes
+    #[arg(long)]
+    pub bytes: bool,
 }
 
 /// A verb that takes a table.
@@ -267,7 +271,7 @@ pub struct Query<V: Verb> {
 pub struct WithTable<V: Verb> {
     /// Which
     #[command(flatten)]
-    pub ask: Ask<V>,
+    pub verb: V,
     /// The table
     #[command(flatten)]
     pub table: TableArgs,
@@ -289,7 +293,7 @@ pub struct TableArgs {
 pub struct Merging<V: Verb> {
     /// Which
     #[command(flatten)]
-    pub ask: Ask<V>,
+    pub verb: V,
     /// Until when
     #[command(flatten)]
     pub until: UntilArgs,
@@ -366,14 +370,16 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
     Ok(cli)
 }
 
-/// Adds which second words there are, to the refusal of one that is none.
+/// Adds the list of second words to the refusal of one that is like none of them.
 fn with_verbs(mut error: clap::Error, args: &[OsString]) -> clap::Error {
     let mut command = &Cli::command();
     for arg in args.iter().skip(1) {
         let Some(next) = command.find_subcommand(arg) else { break };
         command = next;
     }
-    if error.kind() == ErrorKind::InvalidSubcommand && command.get_name() != "cairn" {
+    let is_mistyped = error.get(ContextKind::SuggestedSubcommand).is_some();
+    let is_second = error.kind() == ErrorKind::InvalidSubcommand && command.get_name() != "cairn";
+    if is_second && !is_mistyped {
         let names = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
         error.insert(ContextKind::ValidSubcommand, ContextValue::Strings(names));
     }
@@ -382,7 +388,7 @@ fn with_verbs(mut error: clap::Error, args: &[OsString]) -> clap::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, parse};
+    use super::{Cli, Command, parse};
     use cairn_outcome::program::usage;
     use clap::CommandFactory;
 
@@ -393,6 +399,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_control_socket_is_named_before_or_after_the_verb() {
+        for args in ["--control c snap list", "snap --control c list", "snap list --control c"] {
+            let cli = parse(format!("cairn {args}").split(' ').map(Into::into)).unwrap();
+            assert_eq!(cli.control.as_deref(), Some("c".as_ref()), "{args}");
+        }
+        let cli = parse("cairn --control c serve".split(' ').map(Into::into)).unwrap();
+        let Command::Serve(serve) = cli.command else { panic!("expected serve") };
+        assert_eq!(serve.control.as_deref(), Some("c".as_ref()));
     }
 
     #[test]
@@ -407,6 +424,8 @@ mod tests {
         );
         let line = wrong(&["cairn", "statu"]);
         assert!(line.contains("; did you mean '") && line.contains("'status'"), "{line}");
+        let line = wrong(&["cairn", "snap", "creat", "vm@a"]);
+        assert!(line.ends_with("; did you mean 'create'?"), "{line}");
         let line =
             "unrecognized subcommand 'blah', expected writecache, snapshot, thin-pool, pool-data";
         assert_eq!(wrong(&["cairn", "format", "blah", "c"]), line);

@@ -37,6 +37,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome<u8> {
+    let control = cli.control;
     match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Probe(args) => cairn_tools::probe::run(&args),
@@ -48,6 +49,6 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Format(command) => cairn_tools::format::run(&command),
         Command::Flush(args) => flush::run(&args),
         Command::Bench { words } => bench::run(&words, cli.verbose),
-        verb => remote::run(verb),
+        verb => remote::run(verb, control.as_deref()),
     }
 }

@@ -13,6 +13,7 @@ use crate::sockets;
 use crate::verbs::verb::Verb;
 
 /// A server to ask.
+#[derive(Clone)]
 pub struct Client {
     path: PathBuf,
 }

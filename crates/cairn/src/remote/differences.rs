@@ -5,8 +5,9 @@ use cairn_outcome::failure::Outcome;
 use cairn_outcome::stdout::{print, print_json};
 use serde_json::json;
 
-use super::{client, text};
+use super::text;
 use crate::cli::Query;
+use cairn_control::client::Client;
 use cairn_control::verbs::snap::diff::{Differences, Extent};
 use cairn_control::verbs::verb::Verb;
 
@@ -16,13 +17,13 @@ use cairn_control::verbs::verb::Verb;
 /// # Errors
 /// There is no server, it refuses, or stdout does.
 pub fn print_all<V: Verb<Answer = Differences>>(
+    server: &Client,
     mut diff: Query<V>,
     begin_at: impl Fn(&mut V, Option<u64>),
 ) -> Outcome<u8> {
-    let client = client(&diff.ask.server)?;
     let mut all = Vec::<Extent>::new();
     loop {
-        let Differences { extents, next } = client.ask(&diff.ask.verb)?;
+        let Differences { extents, next } = server.ask(&diff.verb)?;
         match diff.json {
             true => all.extend(extents),
             false => drop(print(&text::differences(&extents))?),
@@ -30,7 +31,7 @@ pub fn print_all<V: Verb<Answer = Differences>>(
         if next.is_none() {
             break;
         }
-        begin_at(&mut diff.ask.verb, next);
+        begin_at(&mut diff.verb, next);
     }
     if diff.json { print_json(&json!(all)) } else { Ok(exit::OK) }
 }

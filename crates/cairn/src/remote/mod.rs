@@ -1,12 +1,14 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
+mod columns;
 mod differences;
 mod replace;
 mod snap;
 pub mod state;
 mod text;
 
-use std::io::Read;
+use std::io::{IsTerminal, Read};
+use std::path::Path;
 
 use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, system, wrong};
@@ -14,124 +16,137 @@ use cairn_outcome::stderr::say;
 use cairn_outcome::stdout::{print, print_json};
 use serde_json::json;
 
+use self::columns::Sizes;
 use crate::cli::{
-    Ask, Command, ExportCommand, FeatureArgs, PoolCommand, Query, ServerArgs, SnapCommand,
-    TableArgs, ThinCommand, WithTable,
+    Command, ExportCommand, FeatureArgs, Listing, PoolCommand, Query, SnapCommand, TableArgs,
+    ThinCommand, WithTable,
 };
 use cairn_control::client::Client;
 use cairn_control::report;
 use cairn_control::verbs::pool::PoolCreate;
 use cairn_control::verbs::verb::{Done, Verb};
 
-/// Runs a verb against a server.
+/// Runs a verb against the server of a control socket.
 ///
 /// # Errors
 /// There is no server, or it refuses.
-pub fn run(verb: Command) -> Outcome<u8> {
+pub fn run(verb: Command, control: Option<&Path>) -> Outcome<u8> {
     match verb {
-        Command::Status(read) => {
-            let named = read.ask.verb.name.is_none();
-            show(read, |volumes| text::lines(volumes, named))
-        }
-        Command::Table(read) => {
-            let named = read.ask.verb.name.is_none();
-            show(read, |volumes| text::lines(volumes, named))
-        }
-        Command::Ls(list) => show(list, |infos| text::names(infos)),
-        Command::Info(read) => show(read, |infos| text::infos(infos)),
+        Command::State(verb) => state::run(verb, control),
         Command::Targets { name: Some(name), list } => {
             let spec = report::declared(&name)?;
             if list.json { print_json(&report::spec_json(spec)) } else { print(&spec.to_string()) }
         }
-        Command::Targets { name: None, list } => show(list, |targets| text::targets(targets)),
-        Command::Exports(list) => show(list, |exports| text::exports(exports)),
-        Command::Export(ExportCommand::Add(ask)) => tell(&ask),
-        Command::Export(ExportCommand::Remove(ask)) => tell(&ask),
-        Command::Message(ask) => match client(&ask.server)?.ask(&ask.verb)?.text {
+        verb => ask(verb, &Client::new(control)?),
+    }
+}
+
+fn ask(verb: Command, server: &Client) -> Outcome<u8> {
+    match verb {
+        Command::Status(read) => {
+            let named = read.verb.name.is_none();
+            show(server, &read, |volumes| text::lines(volumes, named))
+        }
+        Command::Table(read) => {
+            let named = read.verb.name.is_none();
+            show(server, &read, |volumes| text::lines(volumes, named))
+        }
+        Command::Ls { list, long } => {
+            let long = long || list.bytes || std::io::stdout().is_terminal();
+            list_sizes(server, &list, |infos, sizes| match long {
+                true => text::volumes(infos, sizes),
+                false => text::names(infos),
+            })
+        }
+        Command::Info(read) => show(server, &read, |infos| text::infos(infos)),
+        Command::Targets { name: None, list } => {
+            show(server, &list, |targets| text::targets(targets))
+        }
+        Command::Exports(list) => list_sizes(server, &list, |all, sizes| text::exports(all, sizes)),
+        Command::Export(ExportCommand::Add(verb)) => tell(server, &verb),
+        Command::Export(ExportCommand::Remove(verb)) => tell(server, &verb),
+        Command::Message(verb) => match server.ask(&verb)?.text {
             text if text.is_empty() => Ok(exit::OK),
             text => print(&format!("{text}\n")),
         },
-        Command::Suspend { ask, nolockfs: _ } => tell(&ask),
-        Command::Load(load) => tell(&with_table(load, |verb, table| verb.table = table)?),
-        Command::Create(create) => tell(&with_table(create, |verb, table| verb.table = table)?),
-        Command::Resume(ask) => {
-            let (name, flush) = (ask.verb.name.clone(), ask.verb.flush);
-            replace::ask(ask, &name, flush)
+        Command::Suspend { verb, nolockfs: _ } => tell(server, &verb),
+        Command::Load(load) => tell(server, &with_table(load, |verb, table| verb.table = table)?),
+        Command::Create(create) => {
+            tell(server, &with_table(create, |verb, table| verb.table = table)?)
+        }
+        Command::Resize(verb) => tell(server, &verb),
+        Command::Resume(verb) => {
+            let (name, flush) = (verb.name.clone(), verb.flush);
+            replace::ask(server, verb, &name, flush)
         }
         Command::Replace(replace) => {
-            let ask = with_table(replace, |verb, table| verb.table = table)?;
-            let (name, flush) = (ask.verb.name.clone(), ask.verb.flush);
-            replace::ask(ask, &name, flush)
+            let verb = with_table(replace, |verb, table| verb.table = table)?;
+            let (name, flush) = (verb.name.clone(), verb.flush);
+            replace::ask(server, verb, &name, flush)
         }
-        Command::Clear(ask) => tell(&ask),
-        Command::Remove(ask) => tell(&ask),
-        Command::Wait(ask) => client(&ask.server)?.ask(&ask.verb).map(|_| exit::OK),
-        Command::State(verb) => state::run(verb),
-        Command::Snap(verb) => snap(*verb),
-        Command::Pool(verb) => pool(*verb),
-        Command::Thin(verb) => thin(*verb),
+        Command::Clear(verb) => tell(server, &verb),
+        Command::Remove(verb) => tell(server, &verb),
+        Command::Wait(verb) => server.ask(&verb).map(|_| exit::OK),
+        Command::Snap(verb) => snap(server, *verb),
+        Command::Pool(verb) => pool(server, *verb),
+        Command::Thin(verb) => thin(server, *verb),
         _ => unreachable!("every other verb is served before"),
     }
 }
 
-fn snap(verb: SnapCommand) -> Outcome<u8> {
+fn snap(server: &Client, verb: SnapCommand) -> Outcome<u8> {
     match verb {
-        SnapCommand::Create(ask) => tell(&ask),
-        SnapCommand::List(list) => show(list, |infos| text::snaps(infos)),
-        SnapCommand::Diff(diff) => differences::print_all(diff, |verb, from| verb.from = from),
-        SnapCommand::Rollback(merging) => {
-            let name = merging.ask.verb.name.clone();
-            snap::follow(&merging, &name)
+        SnapCommand::Create(verb) => tell(server, &verb),
+        SnapCommand::List(list) => list_sizes(server, &list, |all, sizes| text::snaps(all, sizes)),
+        SnapCommand::Diff(diff) => {
+            differences::print_all(server, diff, |verb, from| verb.from = from)
         }
-        SnapCommand::Merge(merging) => {
-            let name = merging.ask.verb.name.clone();
-            snap::follow(&merging, &name)
-        }
-        SnapCommand::Remove(ask) => tell(&ask),
-        SnapCommand::Grow(ask) => tell(&ask),
+        SnapCommand::Rollback(merging) => snap::follow(server, &merging, &merging.verb.name),
+        SnapCommand::Merge(merging) => snap::follow(server, &merging, &merging.verb.name),
+        SnapCommand::Remove(verb) => tell(server, &verb),
+        SnapCommand::Grow(verb) => tell(server, &verb),
     }
 }
 
-fn pool(verb: PoolCommand) -> Outcome<u8> {
+fn pool(server: &Client, verb: PoolCommand) -> Outcome<u8> {
     match verb {
-        PoolCommand::Create { mut ask, features } => {
-            let PoolCreate { data, metadata, .. } = &ask.verb;
+        PoolCommand::Create { mut verb, features } => {
+            let PoolCreate { data, metadata, .. } = &verb;
             if data == metadata {
                 let found = "the data device itself";
                 return Err(wrong(metadata, "--metadata", found, "another device"));
             }
-            ask.verb.features = Some(words_of(&features));
-            tell(&ask)
+            verb.features = Some(words_of(&features));
+            tell(server, &verb)
         }
-        PoolCommand::Status(read) => show(read, |pools| text::pools(pools)),
-        PoolCommand::Grow(ask) => tell(&ask),
+        PoolCommand::Status(list) => {
+            list_sizes(server, &list, |pools, sizes| text::pools(pools, sizes))
+        }
+        PoolCommand::Grow(verb) => tell(server, &verb),
         PoolCommand::Trim(trim) => {
-            show(trim, |trimmed| format!("{} bytes trimmed\n", trimmed.trimmed_bytes))
+            show(server, &trim, |trimmed| format!("{} bytes trimmed\n", trimmed.trimmed_bytes))
         }
     }
 }
 
-fn thin(verb: ThinCommand) -> Outcome<u8> {
+fn thin(server: &Client, verb: ThinCommand) -> Outcome<u8> {
     match verb {
-        ThinCommand::Create(ask) => tell(&ask),
-        ThinCommand::Snapshot(ask) => tell(&ask),
-        ThinCommand::List(list) => show(list, |infos| text::thins(infos)),
-        ThinCommand::Diff(diff) => differences::print_all(diff, |verb, from| verb.from = from),
-        ThinCommand::Rollback(ask) => tell(&ask),
-        ThinCommand::Remove(ask) => tell(&ask),
-        ThinCommand::Rename(ask) => tell(&ask),
+        ThinCommand::Create(verb) => tell(server, &verb),
+        ThinCommand::Snapshot(verb) => tell(server, &verb),
+        ThinCommand::List(list) => list_sizes(server, &list, |all, sizes| text::thins(all, sizes)),
+        ThinCommand::Diff(diff) => {
+            differences::print_all(server, diff, |verb, from| verb.from = from)
+        }
+        ThinCommand::Rollback(verb) => tell(server, &verb),
+        ThinCommand::Remove(verb) => tell(server, &verb),
+        ThinCommand::Rename(verb) => tell(server, &verb),
     }
-}
-
-/// The server to ask.
-fn client(server: &ServerArgs) -> Outcome<Client> {
-    Client::new(server.control.as_deref())
 }
 
 /// Asks for a change, and tells what a person should know.
-fn tell<V: Verb<Answer = Done>>(ask: &Ask<V>) -> Outcome<u8> {
-    let answer = client(&ask.server)?.ask(&ask.verb)?;
-    pass_on(ask.verb.params()["name"].as_str().unwrap_or_default(), &answer)
+fn tell<V: Verb<Answer = Done>>(server: &Client, verb: &V) -> Outcome<u8> {
+    let answer = server.ask(verb)?;
+    pass_on(verb.params()["name"].as_str().unwrap_or_default(), &answer)
 }
 
 /// Tells on stderr what an answer notes about a volume.
@@ -141,16 +156,30 @@ fn pass_on(name: &str, answer: &Done) -> Outcome<u8> {
 }
 
 /// Asks, and prints the answer as JSON or as `text` says.
-fn show<V: Verb>(query: Query<V>, text: impl Fn(&V::Answer) -> String) -> Outcome<u8> {
-    let answer = client(&query.ask.server)?.ask(&query.ask.verb)?;
+fn show<V: Verb>(
+    server: &Client,
+    query: &Query<V>,
+    text: impl Fn(&V::Answer) -> String,
+) -> Outcome<u8> {
+    let answer = server.ask(&query.verb)?;
     if query.json { print_json(&json!(answer)) } else { print(&text(&answer)) }
+}
+
+/// The same of a list with sizes.
+fn list_sizes<V: Verb>(
+    server: &Client,
+    list: &Listing<V>,
+    text: impl Fn(&V::Answer, Sizes) -> String,
+) -> Outcome<u8> {
+    let sizes = if list.bytes { Sizes::Bytes } else { Sizes::Human };
+    show(server, &list.query, |answer| text(answer, sizes))
 }
 
 /// The verb with the table that a command line gives, or names.
 fn with_table<V: Verb>(
-    WithTable { mut ask, table }: WithTable<V>,
+    WithTable { mut verb, table }: WithTable<V>,
     set: impl Fn(&mut V, String),
-) -> Outcome<Ask<V>> {
+) -> Outcome<V> {
     let TableArgs { table, file } = table;
     let text = match (file, table.is_empty()) {
         (_, false) => table.join("\n"),
@@ -162,8 +191,8 @@ fn with_table<V: Verb>(
             read.map(|_| text).map_err(|error| system("standard input", "read", error))?
         }
     };
-    set(&mut ask.verb, text);
-    Ok(ask)
+    set(&mut verb, text);
+    Ok(verb)
 }
 
 /// The words of the table's features.

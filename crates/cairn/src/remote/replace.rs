@@ -7,8 +7,7 @@ use std::time::Duration;
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_tools::progress::{Left, Progress};
 
-use super::{client, pass_on, tell};
-use crate::cli::Ask;
+use super::{pass_on, tell};
 use cairn_control::client::Client;
 use cairn_control::verbs::verb::{Done, Verb};
 use cairn_control::verbs::volume::VolumeInfo;
@@ -20,16 +19,14 @@ const TICK: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// There is no server, or it refuses.
-pub fn ask<V>(ask: Ask<V>, name: &str, flush: bool) -> Outcome<u8>
+pub fn ask<V>(server: &Client, verb: V, name: &str, flush: bool) -> Outcome<u8>
 where
     V: Verb<Answer = Done> + Send + 'static,
 {
     if !flush {
-        return tell(&ask);
+        return tell(server, &verb);
     }
-    let Ask { server, verb } = ask;
-    let (asker, watcher) = (client(&server)?, client(&server)?);
-    let total = left(&watcher, name)?;
+    let (asker, total) = (server.clone(), left(server, name)?);
     let (send, answered) = channel();
     // It waits for the answer; whoever ends this process hangs up, which ends the flush.
     std::thread::spawn(move || drop(send.send(asker.ask(&verb))));
@@ -38,7 +35,7 @@ where
         let answer = match answered.recv_timeout(TICK) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {
-                if let (Some(progress), Ok(left)) = (&mut progress, left(&watcher, name)) {
+                if let (Some(progress), Ok(left)) = (&mut progress, left(server, name)) {
                     progress.show(left);
                 }
                 continue;
@@ -50,7 +47,7 @@ where
         };
         if let Some(progress) = &mut progress {
             // Of the new table, which has none of it, if it is live.
-            progress.finish(left(&watcher, name).unwrap_or_default(), ());
+            progress.finish(left(server, name).unwrap_or_default(), ());
         }
         return pass_on(name, &answer?);
     }

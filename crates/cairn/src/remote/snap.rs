@@ -7,7 +7,7 @@ use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_tools::progress::{Left, Progress};
 
-use super::{client, tell};
+use super::tell;
 use crate::cli::{Merging, UntilArgs};
 use cairn_control::client::Client;
 use cairn_control::verbs::snap::SnapList;
@@ -22,20 +22,23 @@ const TICK: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// There is no server, it refuses, or the merge failed.
-pub fn follow<V: Verb<Answer = Done>>(merging: &Merging<V>, name: &str) -> Outcome<u8> {
-    let Merging { ask, until: UntilArgs { no_wait, timeout } } = merging;
-    tell(ask)?;
+pub fn follow<V: Verb<Answer = Done>>(
+    server: &Client,
+    merging: &Merging<V>,
+    name: &str,
+) -> Outcome<u8> {
+    let Merging { verb, until: UntilArgs { no_wait, timeout } } = merging;
+    tell(server, verb)?;
     if *no_wait {
         return Ok(exit::OK);
     }
-    let client = client(&ask.server)?;
     let seconds = timeout.map(|seconds| seconds.max(0.0));
     let limit =
         seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
     let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut progress: Option<Progress> = None;
     loop {
-        let info = under_way(&client, name)?;
+        let info = under_way(server, name)?;
         let left = info.as_ref().map_or(Left::default(), left_of);
         let progress = progress.get_or_insert_with(|| Progress::begin_merge(left));
         let Some(info) = info else { return Ok(progress.finish(left, exit::OK)) };
@@ -54,9 +57,9 @@ pub fn follow<V: Verb<Answer = Done>>(merging: &Merging<V>, name: &str) -> Outco
 }
 
 /// The merge of this snapshot, if it is under way.
-fn under_way(client: &Client, name: &str) -> Outcome<Option<SnapInfo>> {
+fn under_way(server: &Client, name: &str) -> Outcome<Option<SnapInfo>> {
     let volume = name.split('@').next().map(str::to_owned);
-    let infos = client.ask(&SnapList { name: volume })?;
+    let infos = server.ask(&SnapList { name: volume })?;
     let ours = |info: &SnapInfo| info.name == name && info.state.starts_with("merg");
     Ok(infos.into_iter().find(ours))
 }

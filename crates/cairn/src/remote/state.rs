@@ -8,27 +8,27 @@ use cairn_outcome::stderr::say;
 use cairn_outcome::stdout::{print, print_json};
 use serde_json::json;
 
-use super::client;
 use crate::cli::StateCommand;
+use cairn_control::client::Client;
 use cairn_control::state::{Shown, StateFile, forget, forget_cache, shown};
 
 /// Runs the verb.
 ///
 /// # Errors
 /// There is no server or file, or it refuses.
-pub fn run(verb: StateCommand) -> Outcome<u8> {
+pub fn run(verb: StateCommand, control: Option<&Path>) -> Outcome<u8> {
     match verb {
         StateCommand::Show { place, query } => {
-            let name = query.ask.verb.name.as_deref();
+            let name = query.verb.name.as_deref();
             match &place.state {
                 Some(path) => print_shown(&show_file(path, name)?, query.json),
-                None => print_shown(&client(&query.ask.server)?.ask(&query.ask.verb)?, query.json),
+                None => print_shown(&Client::new(control)?.ask(&query.verb)?, query.json),
             }
         }
-        StateCommand::Forget { place, ask } => {
+        StateCommand::Forget { place, verb } => {
             let told = match &place.state {
-                Some(path) => forget_in_file(path, &ask.verb.name, ask.verb.yes)?,
-                None => client(&ask.server)?.ask(&ask.verb)?,
+                Some(path) => forget_in_file(path, &verb.name, verb.yes)?,
+                None => Client::new(control)?.ask(&verb)?,
             };
             print(&told.iter().map(|line| format!("{line}\n")).collect::<String>())
         }

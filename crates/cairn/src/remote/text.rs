@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use super::columns::{Sizes, table};
+
 use cairn_control::exports::ExportInfo;
 use cairn_control::report::{Info, ReportLine, TargetInfo, VolumeLines};
 use cairn_control::verbs::pool::status::PoolInfo;
@@ -67,34 +69,62 @@ pub fn targets(targets: &[TargetInfo]) -> String {
     targets.iter().map(line).collect()
 }
 
-/// The exports, one per line.
-pub fn exports(exports: &[ExportInfo]) -> String {
-    let line = |export: &ExportInfo| {
-        let access = if export.read_only { " read-only" } else { "" };
-        let uri = export.uri.as_deref().unwrap_or("-");
-        format!("{} {} {} bytes{access} {uri}\n", export.name, export.volume, export.bytes)
-    };
-    exports.iter().map(line).collect()
+/// The volumes with their sizes and states.
+pub fn volumes(infos: &[Info], sizes: Sizes) -> String {
+    let rows: Vec<_> = infos
+        .iter()
+        .map(|info| {
+            let state = match (info.live, info.suspended) {
+                (false, _) => "no table",
+                (true, true) => "suspended",
+                (true, false) if info.read_only => "read-only",
+                (true, false) => "active",
+            };
+            let (size, dirty) = (sizes.text(info.sectors * 512), sizes.text(info.dirty_bytes));
+            let open = info.open_count.to_string();
+            [info.name.clone(), size, state.to_owned(), open, dirty]
+        })
+        .collect();
+    match rows.is_empty() {
+        true => names(infos),
+        false => table(["NAME", "SIZE", "STATE", "OPEN", "DIRTY"], &rows),
+    }
 }
 
-/// Snapshots as a person reads it.
-pub fn snaps(infos: &[SnapInfo]) -> String {
-    let mut text = String::from("NAME STATE USED SIZE CHUNK STORE\n");
+/// The exports and where they are served.
+pub fn exports(exports: &[ExportInfo], sizes: Sizes) -> String {
+    let rows: Vec<_> = exports
+        .iter()
+        .map(|export| {
+            let access = if export.read_only { "read-only" } else { "writable" }.to_owned();
+            let uri = export.uri.clone().unwrap_or("-".to_owned());
+            let (name, volume) = (export.name.clone(), export.volume.clone());
+            [name, volume, sizes.text(export.bytes), access, uri]
+        })
+        .collect();
+    match rows.is_empty() {
+        true => String::new(),
+        false => table(["NAME", "VOLUME", "SIZE", "ACCESS", "URI"], &rows),
+    }
+}
+
+/// The snapshots with their stores.
+pub fn snaps(infos: &[SnapInfo], sizes: Sizes) -> String {
     if infos.is_empty() {
         return "No snapshots found\n".to_owned();
     }
-    for info in infos {
-        let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
-        let (used, size) = (bytes(info.used_bytes), bytes(info.size_bytes));
+    let row = |info: &SnapInfo| {
+        let (used, size) = (sizes.maybe(info.used_bytes), sizes.maybe(info.size_bytes));
+        let chunk = sizes.text(u64::from(info.chunk_sectors) * 512);
         let state = info.state.replace(' ', "-");
-        let SnapInfo { name, chunk_sectors, store, .. } = info;
-        text.push_str(&format!("{name} {state} {used} {size} {chunk_sectors} {store}\n"));
-    }
-    text
+        [info.name.clone(), state, used, size, chunk, info.store.clone()]
+    };
+    let rows: Vec<_> = infos.iter().map(row).collect();
+    table(["NAME", "STATE", "USED", "SIZE", "CHUNK", "STORE"], &rows)
 }
 
 /// The pools as a person reads them.
-pub fn pools(pools: &[PoolInfo]) -> String {
+pub fn pools(pools: &[PoolInfo], sizes: Sizes) -> String {
     if pools.is_empty() {
         return "No pools found\n".to_owned();
     }
@@ -115,12 +145,12 @@ pub fn pools(pools: &[PoolInfo]) -> String {
              Volumes:           {}\n",
             pool.name,
             pool.mode,
-            pool.data_used_bytes,
-            pool.data_total_bytes,
-            pool.block_bytes,
-            pool.metadata_used_bytes,
-            pool.metadata_total_bytes,
-            pool.metadata_reserve_bytes,
+            sizes.text(pool.data_used_bytes),
+            sizes.text(pool.data_total_bytes),
+            sizes.text(pool.block_bytes),
+            sizes.text(pool.metadata_used_bytes),
+            sizes.text(pool.metadata_total_bytes),
+            sizes.text(pool.metadata_reserve_bytes),
             pool.data_mark_percent,
             pool.metadata_mark_percent,
             pool.no_space,
@@ -139,20 +169,19 @@ fn percent(used: u64, total: u64) -> String {
     format!("{percent}%")
 }
 
-/// The volumes of pools as a person reads it.
-pub fn thins(infos: &[ThinInfo]) -> String {
+/// The volumes of pools.
+pub fn thins(infos: &[ThinInfo], sizes: Sizes) -> String {
     if infos.is_empty() {
         return "No thin volumes found\n".to_owned();
     }
-    let mut text = String::from("NAME POOL ID SIZE MAPPED EXCLUSIVE SHARED\n");
-    for info in infos {
-        let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
-        let ThinInfo { name, pool, id, mapped_bytes, .. } = info;
-        let (size, own) = (bytes(info.size_bytes), bytes(info.exclusive_bytes));
-        let shared = bytes(info.shared_bytes);
-        text.push_str(&format!("{name} {pool} {id} {size} {mapped_bytes} {own} {shared}\n"));
-    }
-    text
+    let row = |info: &ThinInfo| {
+        let (name, pool, id) = (info.name.clone(), info.pool.clone(), info.id.to_string());
+        let (size, mapped) = (sizes.maybe(info.size_bytes), sizes.text(info.mapped_bytes));
+        let (own, shared) = (sizes.maybe(info.exclusive_bytes), sizes.maybe(info.shared_bytes));
+        [name, pool, id, size, mapped, own, shared]
+    };
+    let rows: Vec<_> = infos.iter().map(row).collect();
+    table(["NAME", "POOL", "ID", "SIZE", "MAPPED", "EXCLUSIVE", "SHARED"], &rows)
 }
 
 /// Ranges that may differ, one per line.

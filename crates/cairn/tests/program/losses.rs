@@ -64,7 +64,7 @@ fn the_end_of_a_snapshot_that_nothing_takes_is_written_at_the_stop_or_the_server
     };
     let place = Place::new();
     let ran = ended(&place, "");
-    assert!(ran.code == 1 && ran.out.contains("vm@mon invalid"), "{ran:?}");
+    assert!(ran.code == 1 && ran.out.contains("vm@mon  invalid"), "{ran:?}");
     let line = ran.err.lines().find(|line| line.starts_with("cairn: vm@mon: ")).unwrap_or_default();
     assert!(line.contains("must not be trusted, though it looks valid"), "{ran:?}");
     let told = ran.err.matches("its end is in neither its store nor the state file").count();
@@ -72,7 +72,7 @@ fn the_end_of_a_snapshot_that_nothing_takes_is_written_at_the_stop_or_the_server
 
     let place = Place::new();
     let ran = ended(&place, " && prlimit --pid $PPID --fsize=unlimited:");
-    assert!(ran.code == 0 && ran.out.contains("vm@mon invalid"), "{ran:?}");
+    assert!(ran.code == 0 && ran.out.contains("vm@mon  invalid"), "{ran:?}");
     let out = place.shell(&format!("{serve} 'cairn snap list'")).ok();
-    assert!(out.contains("vm@mon invalid"), "{out}");
+    assert!(out.contains("vm@mon  invalid"), "{out}");
 }

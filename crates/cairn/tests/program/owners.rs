@@ -46,7 +46,7 @@ impl Client {
 fn exports(place: &Place) -> String {
     let out = place.cairn(&["exports"]).ok();
     let mut names: Vec<&str> =
-        out.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        out.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     names.sort_unstable();
     names.join(" ")
 }

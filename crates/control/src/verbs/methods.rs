@@ -15,13 +15,14 @@ use super::thin::{
 use super::verb::Entry;
 use super::volume::{
     VolumeClear, VolumeCreate, VolumeInfo, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove,
-    VolumeReplace, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
+    VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable,
+    VolumeWait,
 };
 use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 39] = [
+pub const METHODS: [Entry; 40] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
     Entry::of::<TargetList>(),
@@ -38,6 +39,7 @@ pub const METHODS: [Entry; 39] = [
     Entry::of::<VolumeSuspend>(),
     Entry::of::<VolumeResume>(),
     Entry::of::<VolumeReplace>(),
+    Entry::of::<VolumeResize>(),
     Entry::of::<VolumeLoad>(),
     Entry::of::<VolumeClear>(),
     Entry::of::<VolumeCreate>(),

@@ -83,7 +83,8 @@ write_on() {
     cp "$name.t0" "$name.t8"
     sh writes 3 "$block" "$(sh uri t0)"; sh writes 3 "$block" "$name.t0"
     nbdcopy "$(sh uri t0)" - | cmp - "$name.t0"
-    "$CAIRN" table pool --kernel >"$name.line"' 2>>serve.log
+    "$CAIRN" table pool --kernel |
+      sed -n "/^0 /{s,[$]d0,$name.meta,; s,[$]d1,$name.data,; p}" >"$name.line"' 2>>serve.log
   same "$(cut -d ' ' -f 8- "$name.line")" "1 no_discard_passdown" "$name: what the kernel is told"
   read_only "$@" 8 | as_written >"$name.after"
 }

@@ -64,6 +64,9 @@ pub enum Command {
         /// Show sizes and states (the default on a terminal)
         #[arg(short, long)]
         long: bool,
+        /// Show the volumes over their lower devices
+        #[arg(long, conflicts_with_all = ["long", "bytes", "json"])]
+        tree: bool,
     },
     /// Show the state of volumes
     Info(Query<VolumeInfo>),

@@ -62,7 +62,11 @@ pub fn device() -> Reader<String> {
     Reader(|_, device| absolute(Path::new(device)))
 }
 
-fn absolute(path: &Path) -> Outcome<String> {
+/// A path of the caller's folder as a word of a table.
+///
+/// # Errors
+/// There is no folder, or the path is no text.
+pub fn absolute(path: &Path) -> Outcome<String> {
     let shown = path.display().to_string();
     if !is_path(&shown) {
         return Ok(shown);

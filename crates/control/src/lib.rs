@@ -5,7 +5,8 @@
 //! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are served.
 //! - [`state`], [`exports`]: what the state file records, and what clients find.
 //! - [`caches`]: what tables may do about caches that were left dirty.
-//! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`report`]: what verbs are made of.
+//! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`devices`], [`report`]: what verbs are
+//!   made of.
 //! - [`verbs`]: one struct for each, as the command line, the client and the server know it.
 //! - [`plan`]: what is brought up at a start. [`client`]: asks a running server.
 //!
@@ -17,6 +18,7 @@ pub mod caches;
 pub mod client;
 pub mod contexts;
 pub mod control;
+pub mod devices;
 pub mod exports;
 pub mod keeper;
 pub mod kept;

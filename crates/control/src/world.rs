@@ -118,6 +118,11 @@ impl World {
         self.names.clone()
     }
 
+    /// Where the relative paths of tables begin.
+    pub fn folder(&self) -> PathBuf {
+        self.base.clone().or_else(|| std::env::current_dir().ok()).unwrap_or_default()
+    }
+
     /// Where a path in a table leads.
     pub fn place(&self, argument: &str) -> PathBuf {
         self.base.as_deref().unwrap_or(Path::new("")).join(unescape_word(argument))

@@ -2,10 +2,12 @@
 
 mod columns;
 mod differences;
+mod kernel;
 mod replace;
 mod snap;
 pub mod state;
 mod text;
+mod tree;
 
 use std::io::{IsTerminal, Read};
 use std::path::Path;
@@ -22,9 +24,12 @@ use crate::cli::{
     ThinCommand, WithTable,
 };
 use cairn_control::client::Client;
+use cairn_control::devices::with_absolute_paths;
 use cairn_control::report;
 use cairn_control::verbs::pool::PoolCreate;
+use cairn_control::verbs::server::ServerInfo;
 use cairn_control::verbs::verb::{Done, Verb};
+use cairn_control::verbs::volume::VolumeTable;
 
 /// Runs a verb against the server of a control socket.
 ///
@@ -47,11 +52,15 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
             let named = read.verb.name.is_none();
             show(server, &read, |volumes| text::lines(volumes, named))
         }
+        Command::Table(read) if read.verb.kernel && !read.verb.inactive && !read.json => {
+            print(&kernel::script(server, read.verb.name.as_deref())?)
+        }
         Command::Table(read) => {
             let named = read.verb.name.is_none();
             show(server, &read, |volumes| text::lines(volumes, named))
         }
-        Command::Ls { list, long } => {
+        Command::Ls { tree: true, .. } => print(&tree::tree(&server.ask(&VolumeTable::default())?)),
+        Command::Ls { list, long, .. } => {
             let long = long || list.bytes || std::io::stdout().is_terminal();
             list_sizes(server, &list, |infos, sizes| match long {
                 true => text::volumes(infos, sizes),
@@ -70,9 +79,11 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
             text => print(&format!("{text}\n")),
         },
         Command::Suspend { verb, nolockfs: _ } => tell(server, &verb),
-        Command::Load(load) => tell(server, &with_table(load, |verb, table| verb.table = table)?),
+        Command::Load(load) => {
+            tell(server, &with_table(server, load, |verb, table| verb.table = table)?)
+        }
         Command::Create(create) => {
-            tell(server, &with_table(create, |verb, table| verb.table = table)?)
+            tell(server, &with_table(server, create, |verb, table| verb.table = table)?)
         }
         Command::Resize(verb) => tell(server, &verb),
         Command::Resume(verb) => {
@@ -80,7 +91,7 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
             replace::ask(server, verb, &name, flush)
         }
         Command::Replace(replace) => {
-            let verb = with_table(replace, |verb, table| verb.table = table)?;
+            let verb = with_table(server, replace, |verb, table| verb.table = table)?;
             let (name, flush) = (verb.name.clone(), verb.flush);
             replace::ask(server, verb, &name, flush)
         }
@@ -175,8 +186,10 @@ fn list_sizes<V: Verb>(
     show(server, &list.query, |answer| text(answer, sizes))
 }
 
-/// The verb with the table that a command line gives, or names.
+/// The verb with the table that a command line gives, or names. Its paths are relative to the
+/// folder of the caller: if the server's begin elsewhere, they are made absolute.
 fn with_table<V: Verb>(
+    server: &Client,
     WithTable { mut verb, table }: WithTable<V>,
     set: impl Fn(&mut V, String),
 ) -> Outcome<V> {
@@ -191,7 +204,8 @@ fn with_table<V: Verb>(
             read.map(|_| text).map_err(|error| system("standard input", "read", error))?
         }
     };
-    set(&mut verb, text);
+    let is_there = std::env::current_dir().ok() == Some(server.ask(&ServerInfo {})?.folder);
+    set(&mut verb, if is_there { text } else { with_absolute_paths(&text)? });
     Ok(verb)
 }
 

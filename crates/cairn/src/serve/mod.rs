@@ -32,6 +32,7 @@ pub use args::{RingChoice, ServeArgs};
 use args::{Step, parse_message, split_table};
 
 use cairn_control::control::server::ControlServer;
+use cairn_control::devices::with_absolute_paths;
 use cairn_control::exports::Exports;
 use cairn_control::names::is_hidden;
 use cairn_control::plan::{self, BroughtUp, Failure, Plan};
@@ -116,6 +117,16 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     served.and_then(|code| ended.map(|()| code))
 }
 
+/// A table of the command line: its paths are relative to the caller's folder, not to that of a
+/// TOML file.
+fn of_caller(config: &Config, lines: &str) -> Outcome<String> {
+    let is_there = std::env::current_dir().is_ok_and(|folder| folder == config.base);
+    match config.base.as_os_str().is_empty() || is_there {
+        true => Ok(lines.to_owned()),
+        false => with_absolute_paths(lines),
+    }
+}
+
 /// The plan of a configuration and a command line.
 ///
 /// # Errors
@@ -130,7 +141,7 @@ fn plan_of(config: &Config, steps: &[Step]) -> Outcome<Plan> {
         match step {
             Step::Table(text) => {
                 let (name, lines) = split_table(text);
-                plan.add_table(name, lines)?;
+                plan.add_table(name, &of_caller(config, lines)?)?;
             }
             Step::Message(text) => plan.add_message(parse_message(text)?),
         }

@@ -27,14 +27,14 @@ fn a_snapshot_shows_in_every_listing_and_survives_the_server() {
                     NAME    STATE  USED  SIZE  CHUNK  STORE\nvm@mon  valid    8K  128K     4K  vm@mon.cow\n\
                     vm vm 1048576\nvm@mon vm@mon 1048576\n1048576\n";
     assert_eq!(place.serve_run(&ARGS, script).ok(), expected);
-    let script = "cairn snap list --json; cairn table --kernel vm@mon; cairn info vm | grep State; \
+    let script = "cairn snap list --json; cairn table --kernel vm@mon | grep '^0'; cairn info vm | grep State; \
                   nbdinfo --size \"$uri\" && cairn snap remove vm@mon; cairn table; ls";
     let out = place.serve_run(&ARGS, script).ok();
     let (json, rest) = out.split_once("]\n").unwrap();
     let infos: Value = serde_json::from_str(&format!("{json}]")).unwrap();
     assert_eq!((&infos[0]["name"], &infos[0]["state"]), (&"vm@mon".into(), &"valid".into()));
     assert_eq!((&infos[0]["size_bytes"], &infos[0]["grow_bytes"]), (&131_072.into(), &Value::Null));
-    let expected = "0 2048 snapshot /dev/mapper/vm@real vm@mon.cow PO 8\n\
+    let expected = "0 2048 linear $d0 0\n0 2048 snapshot /dev/mapper/vm@real $d1 PO 8\n\
                     State:             ACTIVE\n1048576\nvm: 0 2048 linear disk 0\n";
     assert!(rest.starts_with(expected), "{rest}");
     assert!(!place.exists("vm@mon.cow"));

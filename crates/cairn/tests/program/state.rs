@@ -59,7 +59,7 @@ fn an_origin_is_not_served_without_its_snapshots_until_they_are_forgotten() {
     let line = "v@mon, v, v@tue are not served: v@mon: v@mon.cow: ";
     assert!(server.err.contains(line), "{server:?}");
     assert!(ran.out.starts_with("b\n4\nNAME "), "{ran:?}");
-    assert!(ran.out.contains("\nv@mon not-served - - 32 v@mon.cow\n"), "{ran:?}");
+    assert!(ran.out.contains("\nv@mon  not-served     -     -    16K  v@mon.cow\n"), "{ran:?}");
     assert!(ran.out.contains("\nv@mon: not served: v@mon: v@mon.cow: "), "{ran:?}");
     assert!(ran.err.contains("v: forget: found 2 snapshots or merges"), "{ran:?}");
     let alone = place.cairn(&["serve", "--state", "s", "--table", "v=0 8 linear disk 0"]);

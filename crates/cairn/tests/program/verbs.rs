@@ -31,11 +31,21 @@ fn the_kernel_is_told_of_a_pool_without_what_it_does_not_know() {
     let args = [&["--table", &pool][..], &message, &["--table", "vm=0 2048 thin @p 0"]].concat();
     let script = "cairn table p --kernel; cairn table vm --kernel; cairn table p --kernel --json";
     let out = place.serve_run(&args, script).ok();
-    let (lines, value) = out.split_at(out.find('[').unwrap());
-    let line = "0 8192 thin-pool p.meta p.data 128 7 1 error_if_no_space";
-    assert_eq!(lines, format!("{line}\n0 2048 thin /dev/mapper/p 0\n"));
+    let (lines, value) = out.split_at(out.find("\n[").unwrap() + 1);
+    // The pool, and the pool again with the volume on it.
+    let pool = "dmsetup create 'p' <<TABLE\n\
+                0 8192 thin-pool $d0 $d1 128 7 1 error_if_no_space\nTABLE\n";
+    assert_eq!(lines.matches(pool).count(), 2, "{lines}");
+    for device in
+        ["d0=$(device '", "p.meta')\nd1=$(device '", "p.data')\n# p: 0 8192 thin-pool p.meta"]
+    {
+        assert_eq!(lines.matches(device).count(), 2, "{lines}");
+    }
+    let volume = "dmsetup create 'vm' <<TABLE\n0 2048 thin /dev/mapper/p 0\nTABLE\n";
+    assert!(lines.ends_with(volume), "{lines}");
     let value: Value = serde_json::from_str(value).unwrap();
-    assert!(line.ends_with(value[0]["lines"][0]["params"].as_str().unwrap()), "{value}");
+    let params = "p.meta p.data 128 7 1 error_if_no_space";
+    assert_eq!(value[0]["lines"][0]["params"], params, "{value}");
 }
 
 #[test]
@@ -147,7 +157,7 @@ fn resize_changes_the_last_line_while_clients_are_served_and_is_recorded() {
     let script = "cairn resize vm 1M && cairn ls -l; cairn resize vm 2M; echo $?; \
                   cairn resize vm 4K; echo $?";
     let ran = place.serve_run(&args, script);
-    let list = "NAME  SIZE  STATE   OPEN  DIRTY\nvm      1M  active     0     0B\n1\n1\n";
+    let list = "NAME  SIZE  STATE   OPEN  DIRTY\nvm      1M  active     1     0B\n1\n1\n";
     assert_eq!(ran.out, list, "{ran:?}");
     assert!(ran.err.contains("vm: size: found 4096 bytes, expected whole sectors"), "{ran:?}");
     let expected = "vm: 0 8 zero \nvm: 8 2040 linear disk 8\n";
@@ -156,7 +166,43 @@ fn resize_changes_the_last_line_while_clients_are_served_and_is_recorded() {
     let script = "cairn create top --table '0 2048 linear @vm 0'; cairn resize vm 8K; echo $?; \
                   cairn remove top; cairn resize vm 8K; cairn ls --bytes | tail -1";
     let ran = place.serve_run(&args, script);
-    assert_eq!(ran.out, "4\nvm    8192  active     0      0\n", "{ran:?}");
+    assert_eq!(ran.out, "4\nvm    8192  active     1      0\n", "{ran:?}");
+}
+
+#[test]
+fn tree_shows_volumes_over_their_lower_devices() {
+    let place = Place::new();
+    place.sparse("disk", 1 << 20);
+    let args = ["--table", "low=0 2048 linear disk 0", "--table", "top=0 8 linear @low 0"];
+    let out = place.serve_run(&args, "cairn ls --tree; cairn table top --kernel | grep -c dmsetup");
+    assert_eq!(out.ok(), "top\n└─ low\n   └─ disk\n2\n");
+    let refused = place.serve_run(&["--table", "m=0 8 linear mem:4K 0"], "cairn table --kernel");
+    assert!(refused.err.contains("m: device: found mem:4K, expected a file"), "{refused:?}");
+}
+
+#[test]
+fn paths_are_relative_to_the_caller_and_in_a_toml_file_to_the_file() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("sub/a disk")).unwrap();
+    place.sparse("sub/a disk/toml", 8 << 9);
+    place.sparse("sub/a disk/near", 8 << 9);
+    place.sparse("caller", 16 << 9);
+    let line = "[[volume.line]]\nsize = '8s'\ntarget = 'linear'\nargs = ['a disk/toml', 0]\n";
+    place.write("sub/vm.toml", format!("[[volume]]\nname = 'vm'\n{line}"));
+    let args = ["sub/vm.toml", "--table", "arg=0 16 linear caller 0"];
+    let script = "cairn create verb --table '0 8 linear caller 8' && \
+                  cd sub && cairn create near --table '0 8 linear a\\040disk/near 0' && \
+                  cairn snap create vm@mon --store 'a disk/mon' && cairn ls -l | awk '{ print $1, $2 }'";
+    let out = place.serve_run(&args, script).ok();
+    let expected = "NAME SIZE\narg 8K\nnear 4K\nverb 4K\nvm 4K\nvm@mon 4K\nvm@real 4K\n";
+    assert_eq!(out, expected);
+    assert!(place.exists("sub/a disk/mon"));
+    // As recorded, from another folder.
+    let script = "cairn table verb; cairn table near; cairn table vm@mon | cut -d' ' -f5";
+    let out = place.serve_run(&args, script).ok();
+    let caller = place.path("caller").display().to_string();
+    let expected = format!("0 8 linear {caller} 8\n0 8 linear a\\040disk/near 0\n");
+    assert!(out.starts_with(&expected) && out.ends_with("a\\040disk/mon\n"), "{out}");
 }
 
 #[test]

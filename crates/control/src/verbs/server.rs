@@ -25,6 +25,8 @@ pub struct About {
     pub read_only: bool,
     /// Its state file.
     pub state: Option<PathBuf>,
+    /// Where the relative paths of tables begin.
+    pub folder: PathBuf,
     /// Where its exports are.
     pub uris: Vec<String>,
 }
@@ -37,6 +39,7 @@ declare! {
         pid: std::process::id(),
         read_only: verbs.world.read_only(),
         state: verbs.state.as_ref().map(|state| state.path().to_owned()),
+        folder: verbs.world.folder(),
         uris: verbs.exports.uris(),
     })
 }

@@ -54,7 +54,7 @@ declare! {
         #[arg(long)]
         #[serde(default)]
         inactive: bool,
-        /// Leave out words that only cairn knows, as the kernel would take the line
+        /// Print a script that sets the volume up in the kernel
         #[arg(long)]
         #[serde(default)]
         kernel: bool,

@@ -54,10 +54,7 @@ fn resized(name: &str, table: &str, bytes: u64) -> Outcome<String> {
         return Err(wrong(name, "size", format!("{bytes} bytes"), expected));
     }
     last.len = end - last.start;
-    let text = |line: &TableLine| {
-        format!("{} {} {} {}\n", line.start, line.len, line.target, line.args.join(" "))
-    };
-    Ok(lines.iter().map(text).collect())
+    Ok(lines.iter().map(|line| format!("{line}\n")).collect())
 }
 
 #[cfg(test)]
@@ -67,8 +64,8 @@ mod tests {
     #[test]
     fn last_line_ends_at_the_new_size() {
         let table = "0 8 zero\n8 8 linear a 16";
-        assert_eq!(resized("v", table, 16384).unwrap(), "0 8 zero \n8 24 linear a 16\n");
-        assert_eq!(resized("v", table, 4608).unwrap(), "0 8 zero \n8 1 linear a 16\n");
+        assert_eq!(resized("v", table, 16384).unwrap(), "0 8 zero\n8 24 linear a 16\n");
+        assert_eq!(resized("v", table, 4608).unwrap(), "0 8 zero\n8 1 linear a 16\n");
         for (table, bytes, found) in [
             (table, 4096, "size: found 4096 bytes"),
             (table, 5000, "size: found 5000 bytes"),

@@ -1,0 +1,119 @@
+//! `table --kernel`: a script that sets volumes up in the kernel, those beneath them first.
+//!
+//! The kernel takes block devices only: a file gets a loop device. What only cairn knows is left
+//! out, and the line that cairn has stands above each; a target or device that the kernel does not
+//! have is refused.
+
+use std::path::PathBuf;
+
+use cairn_block::{ConfigKind, TableLine, unescape_word};
+use cairn_control::arguments::is_path;
+use cairn_control::client::Client;
+use cairn_control::devices::places;
+use cairn_control::report::ReportLine;
+use cairn_control::verbs::server::ServerInfo;
+use cairn_control::verbs::volume::{VolumeList, VolumeTable};
+use cairn_outcome::failure::{Outcome, refused};
+
+const HEAD: &str = "\
+#!/bin/sh
+# Sets up volumes of cairn in the kernel. Run it as root, after the server has ended: the kernel
+# does not see the server's locks.
+set -eu
+# A block device is taken as it is, a file gets a loop device.
+device() { if [ -b \"$1\" ]; then echo \"$1\"; else losetup --find --show \"$1\"; fi; }
+";
+
+struct Script<'a> {
+    server: &'a Client,
+    /// Where the server's relative paths begin.
+    folder: PathBuf,
+    text: String,
+    /// Paths in the order of their variables.
+    devices: Vec<String>,
+    volumes: Vec<String>,
+}
+
+/// The script for a volume, or for all.
+///
+/// # Errors
+/// There is no server or no such volume, or the kernel has no such target or device.
+pub fn script(server: &Client, name: Option<&str>) -> Outcome<String> {
+    let names = match name {
+        Some(name) => vec![name.to_owned()],
+        None => server.ask(&VolumeList {})?.into_iter().map(|info| info.name).collect(),
+    };
+    let folder = server.ask(&ServerInfo {})?.folder;
+    let (text, devices, volumes) = (HEAD.to_owned(), Vec::new(), Vec::new());
+    let mut script = Script { server, folder, text, devices, volumes };
+    names.iter().try_for_each(|name| script.add_volume(name))?;
+    Ok(script.text)
+}
+
+impl Script<'_> {
+    fn add_volume(&mut self, name: &str) -> Outcome<()> {
+        if self.volumes.iter().any(|known| known == name) {
+            return Ok(());
+        }
+        self.volumes.push(name.to_owned());
+        let (own, kernels) = (self.lines(name, false)?, self.lines(name, true)?);
+        let (mut comments, mut table) = (String::new(), String::new());
+        for (own, kernels) in own.iter().zip(&kernels) {
+            let (own, mut line) = (line_of(own)?, line_of(kernels)?);
+            line.args.iter_mut().for_each(|word| *word = heredoc(word));
+            for at in places(&own) {
+                line.args[at] = match own.args[at].strip_prefix('@') {
+                    Some(lower) => {
+                        self.add_volume(lower)?;
+                        continue;
+                    }
+                    None => self.variable(name, &own.args[at])?,
+                };
+            }
+            comments.push_str(&format!("# {name}: {own}\n"));
+            table.push_str(&format!("{line}\n"));
+        }
+        self.text.push_str(&format!(
+            "\n{comments}dmsetup create {} <<TABLE\n{table}TABLE\n",
+            quoted(name)
+        ));
+        Ok(())
+    }
+
+    fn lines(&self, name: &str, kernel: bool) -> Outcome<Vec<ReportLine>> {
+        let verb = VolumeTable { name: Some(name.to_owned()), inactive: false, kernel };
+        Ok(self.server.ask(&verb)?.into_iter().flat_map(|volume| volume.lines).collect())
+    }
+
+    /// The variable that holds the block device of a path.
+    fn variable(&mut self, volume: &str, word: &str) -> Outcome<String> {
+        if !is_path(word) {
+            let expected = "a file or block device, which the kernel can open";
+            return Err(refused(ConfigKind::Unsupported, volume, "device", word, expected));
+        }
+        let path = self.folder.join(unescape_word(word)).to_string_lossy().into_owned();
+        let known = self.devices.iter().position(|known| *known == path);
+        let at = known.unwrap_or_else(|| {
+            let at = self.devices.len();
+            self.text.push_str(&format!("\nd{at}=$(device {})", quoted(&path)));
+            self.devices.push(path);
+            at
+        });
+        Ok(format!("$d{at}"))
+    }
+}
+
+fn line_of(line: &ReportLine) -> Outcome<TableLine> {
+    let ReportLine { start, length, target, params, .. } = line;
+    TableLine::parse(&format!("{start} {length} {target} {params}"))
+}
+
+/// A text as one word of the shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// A word that the shell leaves alone in a document.
+fn heredoc(word: &str) -> String {
+    word.replace('\\', r"\\").replace('$', r"\$").replace('`', r"\`")
+}

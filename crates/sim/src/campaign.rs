@@ -39,7 +39,7 @@ use crate::image::Image;
 use crate::workload::Workload;
 use crate::world::SimWorld;
 use life::Life;
-pub use verbs::resume_or_end;
+pub use verbs::{resume_or_end, users_first};
 
 /// The usual number of lives in a campaign.
 const CUTS: u64 = 300;

@@ -254,7 +254,7 @@ fn open(argument: &str, ctor: &Ctor<'_>) -> Result<Device, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rig::with_ctor;
+    use crate::fixture::with_ctor;
     use crate::spec::{Group, Opt};
 
     const ANY: Arg = Arg::number("left", 0, u64::MAX, "");

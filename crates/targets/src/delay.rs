@@ -309,14 +309,14 @@ impl Target for Delay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testbed::{Ended, SECTOR, Testbed, initial, range, write_io};
+    use crate::fixture::{OneVolume, SECTOR, initial, range, write_io};
     use cairn_block::{Io, SectorCount};
 
     /// More than a request takes beyond its delay, less than any delay here.
     const SLACK: Duration = Duration::from_millis(1);
 
-    fn bed() -> Testbed {
-        Testbed::new(&[("a", 64), ("b", 64), ("c", 64)])
+    fn fixture() -> OneVolume {
+        OneVolume::new(&[("a", 64), ("b", 64), ("c", 64)])
     }
 
     fn read_io(env: &Env, start: u64) -> Io {
@@ -324,10 +324,10 @@ mod tests {
     }
 
     /// How long a request takes.
-    fn duration(bed: &Testbed, io: impl FnOnce(&Env) -> Io) -> Duration {
-        let began = bed.sim.now();
-        bed.io(io).unwrap();
-        bed.sim.now().since(began)
+    fn duration(test: &OneVolume, io: impl FnOnce(&Env) -> Io) -> Duration {
+        let began = test.sim.now();
+        test.io(io).unwrap();
+        test.sim.now().since(began)
     }
 
     fn is_about(duration: Duration, millis: u64) -> bool {
@@ -335,148 +335,147 @@ mod tests {
         duration >= expected && duration < expected + SLACK
     }
 
-    fn names(ended: &Ended) -> Vec<&'static str> {
-        ended.borrow().iter().map(|(name, _)| *name).collect()
-    }
-
     #[test]
     fn one_delay_is_for_every_request() {
-        let bed = bed();
-        bed.load("0 32 delay a 8 20");
-        assert!(is_about(duration(&bed, |env| read_io(env, 3)), 20));
-        assert!(is_about(duration(&bed, |env| write_io(env, 3, &[9; SECTOR])), 20));
-        assert!(is_about(duration(&bed, |_| Io::flush()), 20));
-        assert!(is_about(duration(&bed, |_| Io::on(Op::WriteZeroes, range(4, 1))), 20));
+        let test = fixture();
+        test.load("0 32 delay a 8 20");
+        assert!(is_about(duration(&test, |env| read_io(env, 3)), 20));
+        assert!(is_about(duration(&test, |env| write_io(env, 3, 1, 9)), 20));
+        assert!(is_about(duration(&test, |_| Io::flush()), 20));
+        assert!(is_about(duration(&test, |_| Io::on(Op::WriteZeroes, range(4, 1))), 20));
         let mut model = initial("a", 64);
         model[11 * SECTOR..12 * SECTOR].fill(9);
         model[12 * SECTOR..13 * SECTOR].fill(0);
-        assert_eq!(bed.contents("a"), model);
-        assert_eq!(bed.target().table(), "a 8 20");
+        assert_eq!(test.contents("a"), model);
+        assert_eq!(test.target().table(), "a 8 20");
     }
 
     #[test]
     fn each_class_has_its_delay_and_its_device() {
-        let bed = bed();
-        bed.load("0 32 delay a 0 0 b 8 20 c 0 40");
-        assert!(is_about(duration(&bed, |env| read_io(env, 0)), 0));
-        assert!(is_about(duration(&bed, |env| write_io(env, 0, &[9; SECTOR])), 20));
-        assert!(is_about(duration(&bed, |_| Io::flush()), 40));
-        assert_eq!(bed.read(0, 1).unwrap(), initial("a", 1));
-        assert_eq!(bed.contents("a"), initial("a", 64));
-        assert_eq!(bed.contents("b")[8 * SECTOR..9 * SECTOR], [9; SECTOR]);
-        assert_eq!(bed.target().table(), "a 0 0 b 8 20 c 0 40");
+        let test = fixture();
+        test.load("0 32 delay a 0 0 b 8 20 c 0 40");
+        assert!(is_about(duration(&test, |env| read_io(env, 0)), 0));
+        assert!(is_about(duration(&test, |env| write_io(env, 0, 1, 9)), 20));
+        assert!(is_about(duration(&test, |_| Io::flush()), 40));
+        assert_eq!(test.read(0, 1).unwrap(), initial("a", 1));
+        assert_eq!(test.contents("a"), initial("a", 64));
+        assert_eq!(test.contents("b")[8 * SECTOR..9 * SECTOR], [9; SECTOR]);
+        assert_eq!(test.target().table(), "a 0 0 b 8 20 c 0 40");
     }
 
     #[test]
     fn with_two_delays_a_flush_goes_the_way_of_writes() {
-        let bed = bed();
-        bed.load("0 32 delay a 0 10 b 0 20");
-        assert!(is_about(duration(&bed, |_| Io::flush()), 20));
-        bed.drive("b").faults().add(cairn_sim::Fault::error(cairn_sim::OpSet::FLUSHES));
-        assert!(bed.io(|_| Io::flush()).is_err());
-        assert_eq!(bed.target().table(), "a 0 10 b 0 20");
-        assert_eq!(bed.target().lowers().len(), 2);
+        let test = fixture();
+        test.load("0 32 delay a 0 10 b 0 20");
+        assert!(is_about(duration(&test, |_| Io::flush()), 20));
+        test.drive("b").faults().add(cairn_sim::Fault::error(cairn_sim::OpSet::FLUSHES));
+        assert!(test.io(|_| Io::flush()).is_err());
+        assert_eq!(test.target().table(), "a 0 10 b 0 20");
+        assert_eq!(test.target().lowers().len(), 2);
     }
 
     #[test]
     fn requests_go_on_when_they_are_due_and_in_order_of_arrival() {
-        let (bed, ended) = (bed(), Ended::default());
-        bed.load("0 32 delay a 0 10 a 0 30");
-        bed.start(1, &ended, "write 1", |env| write_io(env, 0, &[1; SECTOR]));
-        bed.sim.run_for(Duration::from_millis(1));
-        bed.start(2, &ended, "write 2", |env| write_io(env, 0, &[2; SECTOR]));
-        bed.sim.run_for(Duration::from_millis(1));
-        bed.start(0, &ended, "write 3", |env| write_io(env, 0, &[3; SECTOR]));
-        bed.start(1, &ended, "read", |env| read_io(env, 1));
-        bed.sim.run_for(Duration::from_millis(5));
-        assert_eq!(bed.target().status(), "1 3 0");
-        bed.sim.run_for(Duration::from_millis(10));
-        assert_eq!((names(&ended), bed.target().status()), (vec!["read"], "0 3 0".to_owned()));
-        bed.sim.run_for(Duration::from_millis(30));
-        assert_eq!(names(&ended), ["read", "write 1", "write 2", "write 3"]);
-        assert_eq!(bed.contents("a")[..SECTOR], [3; SECTOR]);
-        assert_eq!(bed.target().status(), "0 0 0");
+        let test = fixture();
+        test.load("0 32 delay a 0 10 a 0 30");
+        test.start(1, "write 1", |env| write_io(env, 0, 1, 1));
+        test.run(Duration::from_millis(1));
+        test.start(2, "write 2", |env| write_io(env, 0, 1, 2));
+        test.run(Duration::from_millis(1));
+        test.start(0, "write 3", |env| write_io(env, 0, 1, 3));
+        test.start(1, "read", |env| read_io(env, 1));
+        test.run(Duration::from_millis(5));
+        assert_eq!(test.target().status(), "1 3 0");
+        test.run(Duration::from_millis(10));
+        assert_eq!(
+            (test.ends.labels(), test.target().status()),
+            (vec!["read"], "0 3 0".to_owned())
+        );
+        test.run(Duration::from_millis(30));
+        assert_eq!(test.ends.labels(), ["read", "write 1", "write 2", "write 3"]);
+        assert_eq!(test.contents("a")[..SECTOR], [3; SECTOR]);
+        assert_eq!(test.target().status(), "0 0 0");
     }
 
     #[test]
     fn a_suspend_sends_on_what_waits() {
-        let (bed, ended) = (bed(), Ended::default());
-        bed.load("0 32 delay a 0 3600000");
-        bed.start(1, &ended, "write", |env| write_io(env, 0, &[1; SECTOR]));
-        bed.start(0, &ended, "read", |env| read_io(env, 1));
-        bed.sim.run_for(Duration::from_millis(1));
-        assert_eq!(bed.target().status(), "1 1 0");
-        let began = bed.sim.now();
-        bed.suspend(SuspendMode::Flush);
-        assert!(is_about(bed.sim.now().since(began), 0));
-        assert_eq!(bed.contents("a")[..SECTOR], [1; SECTOR]);
-        bed.sim.run_for(SLACK);
-        assert_eq!(ended.borrow().len(), 2);
-        assert!(ended.borrow().iter().all(|(_, result)| result.is_ok()));
+        let test = fixture();
+        test.load("0 32 delay a 0 3600000");
+        test.start(1, "write", |env| write_io(env, 0, 1, 1));
+        test.start(0, "read", |env| read_io(env, 1));
+        test.run(Duration::from_millis(1));
+        assert_eq!(test.target().status(), "1 1 0");
+        let began = test.sim.now();
+        test.suspend(SuspendMode::Flush);
+        assert!(is_about(test.sim.now().since(began), 0));
+        assert_eq!(test.contents("a")[..SECTOR], [1; SECTOR]);
+        test.run(SLACK);
+        assert_eq!(test.ends.count(), 2);
+        assert!(test.ends.all().iter().all(|(_, result)| result.is_ok()));
     }
 
     #[test]
     fn a_noflush_suspend_hands_back_and_the_next_table_serves() {
-        let (bed, ended) = (bed(), Ended::default());
-        bed.load("0 32 delay a 0 3600000");
-        bed.start(1, &ended, "write", |env| write_io(env, 0, &[1; SECTOR]));
-        bed.start(2, &ended, "flush", |_| Io::flush());
-        bed.sim.run_for(Duration::from_millis(1));
-        bed.suspend(SuspendMode::NoFlush);
-        bed.sim.run_for(Duration::from_millis(10));
-        assert_eq!(names(&ended), Vec::<&str>::new());
-        assert_eq!(bed.contents("a"), initial("a", 64));
-        bed.load("0 32 linear b 0");
-        bed.sim.run_for(Duration::from_millis(10));
-        assert_eq!(ended.borrow().len(), 2);
-        assert_eq!(bed.contents("b")[..SECTOR], [1; SECTOR]);
+        let test = fixture();
+        test.load("0 32 delay a 0 3600000");
+        test.start(1, "write", |env| write_io(env, 0, 1, 1));
+        test.start(2, "flush", |_| Io::flush());
+        test.run(Duration::from_millis(1));
+        test.suspend(SuspendMode::NoFlush);
+        test.run(Duration::from_millis(10));
+        assert_eq!(test.ends.labels(), Vec::<&str>::new());
+        assert_eq!(test.contents("a"), initial("a", 64));
+        test.load("0 32 linear b 0");
+        test.run(Duration::from_millis(10));
+        assert_eq!(test.ends.count(), 2);
+        assert_eq!(test.contents("b")[..SECTOR], [1; SECTOR]);
     }
 
     #[test]
     fn after_a_resume_it_delays_again() {
-        let bed = bed();
-        bed.load("0 32 delay a 0 20");
+        let test = fixture();
+        test.load("0 32 delay a 0 20");
         for _ in 0..3 {
-            bed.suspend(SuspendMode::Flush);
-            bed.resume();
-            assert!(is_about(duration(&bed, |env| read_io(env, 0)), 20));
+            test.suspend(SuspendMode::Flush);
+            test.resume();
+            assert!(is_about(duration(&test, |env| read_io(env, 0)), 20));
         }
     }
 
     #[test]
     fn after_a_suspend_that_was_called_off_it_delays_again() {
         for mode in [SuspendMode::Flush, SuspendMode::NoFlush] {
-            let (bed, ended) = (bed(), Ended::default());
-            bed.load("0 32 delay a 0 20");
-            bed.start(1, &ended, "write", |env| write_io(env, 0, &[1; SECTOR]));
-            bed.sim.run_for(SLACK);
-            bed.call_off(mode);
-            assert!(is_about(duration(&bed, |env| read_io(env, 0)), 20));
-            bed.sim.run_for(SLACK);
-            assert!(matches!(ended.borrow()[..], [(_, Ok(()))]));
+            let test = fixture();
+            test.load("0 32 delay a 0 20");
+            test.start(1, "write", |env| write_io(env, 0, 1, 1));
+            test.run(SLACK);
+            test.call_off(mode);
+            assert!(is_about(duration(&test, |env| read_io(env, 0)), 20));
+            test.run(SLACK);
+            assert!(matches!(test.ends.all()[..], [(_, Ok(()))]));
         }
     }
 
     #[test]
     fn when_stop_returns_the_task_has_ended() {
-        let (bed, queue) = (bed(), Arc::new(Queue::default()));
+        let (test, queue) = (fixture(), Arc::new(Queue::default()));
         for _ in 0..3 {
             queue.set_phase(Phase::Delaying);
             let (own, stopped) = (queue.clone(), queue.clone());
-            bed.sim.block_on(0, |env| async move {
+            test.sim.block_on(0, |env| async move {
                 let task_env = env.clone();
                 env.spawn(async move { own.run(&task_env).await });
                 env.sleep(SLACK).await;
             });
             assert_eq!(Arc::strong_count(&queue), 3, "the task lives");
-            bed.sim.block_on(1, |_| async move { stopped.stop().await });
+            test.sim.block_on(1, |_| async move { stopped.stop().await });
             assert_eq!(Arc::strong_count(&queue), 1, "the task is gone");
         }
     }
 
     #[test]
     fn each_wrong_argument_is_named() {
-        let bed = bed();
+        let test = fixture();
         for (table, expected) in [
             ("0 32 delay", "delay: arguments: found 0, expected 3, 6 or 9"),
             ("0 32 delay a 0 10 b", "delay: arguments: found 4, expected 3, 6 or 9"),
@@ -493,7 +492,7 @@ mod tests {
             ("0 32 delay a 0 10 b 0 1 c x 1", "delay: flush_offset: found 'x'"),
             ("0 32 delay a 0 10 b 0 1 c 0 4294967296", "delay: flush_delay: found '4294967296'"),
         ] {
-            let refusal = bed.refusal(table);
+            let refusal = test.refusal(table);
             assert!(refusal.starts_with(expected), "{refusal}");
         }
     }

@@ -44,41 +44,41 @@ impl Target for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testbed::{SECTOR, Testbed, range};
+    use crate::fixture::{OneVolume, range};
     use cairn_block::{Extent, ExtentKind, Op, SectorCount};
 
     #[test]
     fn everything_fails_as_injected_but_a_flush() {
-        let bed = Testbed::new(&[]);
-        bed.load("0 16 error");
+        let test = OneVolume::new(&[]);
+        test.load("0 16 error");
         let injected = IoError::injected(ErrorKind::Io);
-        assert_eq!(bed.read(0, 1), Err(injected));
-        assert_eq!(bed.write(15, &[7; SECTOR]), Err(injected));
-        assert_eq!(bed.on(Op::Discard, range(0, 16)), Err(injected));
-        assert_eq!(bed.on(Op::WriteZeroes, range(0, 16)), Err(injected));
-        assert_eq!(bed.on(Op::Flush, range(0, 0)), Ok(()));
-        assert_eq!((bed.target().table(), bed.target().status()), (String::new(), String::new()));
+        assert_eq!(test.read(0, 1), Err(injected));
+        assert_eq!(test.write(15, 1, 7), Err(injected));
+        assert_eq!(test.on(Op::Discard, 0, 16), Err(injected));
+        assert_eq!(test.on(Op::WriteZeroes, 0, 16), Err(injected));
+        assert_eq!(test.on(Op::Flush, 0, 0), Ok(()));
+        assert_eq!((test.target().table(), test.target().status()), (String::new(), String::new()));
     }
 
     #[test]
     fn only_its_own_lines_fail() {
-        let bed = Testbed::new(&[("a", 16)]);
-        bed.load("0 8 linear a 0\n8 8 error");
-        assert!(bed.read(0, 8).is_ok());
-        assert!(bed.read(7, 2).is_err());
+        let test = OneVolume::new(&[("a", 16)]);
+        test.load("0 8 linear a 0\n8 8 error");
+        assert!(test.read(0, 8).is_ok());
+        assert!(test.read(7, 2).is_err());
     }
 
     #[test]
     fn it_counts_as_data() {
-        let bed = Testbed::new(&[]);
-        bed.load("0 16 error");
+        let test = OneVolume::new(&[]);
+        test.load("0 16 error");
         let data = Extent { count: SectorCount(16), kind: ExtentKind::Data };
-        assert_eq!(bed.extents(range(0, 16)).unwrap(), [data]);
+        assert_eq!(test.extents(range(0, 16)).unwrap(), [data]);
     }
 
     #[test]
     fn arguments_are_refused() {
-        let refusal = Testbed::new(&[]).refusal("0 16 error x");
+        let refusal = OneVolume::new(&[]).refusal("0 16 error x");
         assert_eq!(refusal, "error: trailing words: found 'x', expected the end of the line");
     }
 }

@@ -316,118 +316,118 @@ impl Target for Flakey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testbed::{SECTOR, Testbed, initial, range, write_io};
+    use crate::fixture::{OneVolume, SECTOR, initial, range, write_io};
     use cairn_block::{ExtentKind, SectorCount};
     use std::time::Duration;
 
-    fn bed() -> Testbed {
-        Testbed::new(&[("a", 64)])
+    fn fixture() -> OneVolume {
+        OneVolume::new(&[("a", 64)])
     }
 
     /// A volume that is down for a long time.
-    fn down(features: &str) -> Testbed {
-        let bed = bed();
-        bed.load(&format!("0 32 flakey a 8 0 1000000 {features}"));
-        bed
+    fn down(features: &str) -> OneVolume {
+        let test = fixture();
+        test.load(&format!("0 32 flakey a 8 0 1000000 {features}"));
+        test
     }
 
     const INJECTED: IoError = IoError::injected(ErrorKind::Io);
 
     #[test]
     fn the_device_is_up_and_down_by_turns() {
-        let bed = bed();
-        bed.load("0 32 flakey a 8 2 3");
-        let began = bed.sim.now();
+        let test = fixture();
+        test.load("0 32 flakey a 8 2 3");
+        let began = test.sim.now();
         for half_seconds in 0..40 {
             let moment = began + Duration::from_millis(500 * half_seconds + 100);
-            bed.sim.run_for(moment.since(bed.sim.now()));
+            test.run(moment.since(test.sim.now()));
             let is_up = half_seconds % 10 < 4;
-            assert_eq!(bed.read(0, 1).is_ok(), is_up, "after {half_seconds} half seconds");
-            assert_eq!(bed.write(0, &[1; SECTOR]).is_ok(), is_up);
+            assert_eq!(test.read(0, 1).is_ok(), is_up, "after {half_seconds} half seconds");
+            assert_eq!(test.write(0, 1, 1).is_ok(), is_up);
         }
     }
 
     #[test]
     fn while_up_it_is_linear() {
-        let bed = bed();
-        bed.load("0 32 flakey a 8 1000000 0 1 drop_writes");
-        bed.write(1, &[200; SECTOR]).unwrap();
+        let test = fixture();
+        test.load("0 32 flakey a 8 1000000 0 1 drop_writes");
+        test.write(1, 1, 200).unwrap();
         let mut model = initial("a", 64);
         model[9 * SECTOR..10 * SECTOR].fill(200);
-        assert_eq!(bed.contents("a"), model);
-        assert_eq!(bed.read(0, 32).unwrap(), model[8 * SECTOR..40 * SECTOR]);
+        assert_eq!(test.contents("a"), model);
+        assert_eq!(test.read(0, 32).unwrap(), model[8 * SECTOR..40 * SECTOR]);
     }
 
     #[test]
     fn a_read_that_began_while_up_ends_well() {
-        let (bed, ended) = (bed(), crate::testbed::Ended::default());
-        bed.add_volume("slow", "0 64 delay a 0 2000");
-        bed.load("0 32 flakey @slow 0 1 1000");
+        let test = fixture();
+        test.fixture.load("slow", "0 64 delay a 0 2000");
+        test.load("0 32 flakey @slow 0 1 1000");
         let read = |env: &Env| Io::read(range(0, 1), env.segs(SectorCount(1)));
-        bed.start(1, &ended, "read", read);
-        bed.sim.run_for(Duration::from_secs(3));
-        assert_eq!(*ended.borrow(), [("read", Ok(()))]);
-        assert_eq!(bed.read(0, 1), Err(INJECTED));
+        test.start(1, "read", read);
+        test.run(Duration::from_secs(3));
+        assert_eq!(*test.ends.all(), [("read", Ok(()))]);
+        assert_eq!(test.read(0, 1), Err(INJECTED));
     }
 
     #[test]
     fn without_features_everything_fails_while_down() {
         for features in ["", "0"] {
-            let bed = down(features);
-            assert_eq!(bed.read(0, 1), Err(INJECTED));
-            assert_eq!(bed.write(0, &[1; SECTOR]), Err(INJECTED));
+            let test = down(features);
+            assert_eq!(test.read(0, 1), Err(INJECTED));
+            assert_eq!(test.write(0, 1, 1), Err(INJECTED));
             for op in [Op::Flush, Op::Discard, Op::WriteZeroes] {
-                let range = if op == Op::Flush { range(0, 0) } else { range(0, 1) };
-                assert_eq!(bed.on(op, range), Err(INJECTED));
+                let count = if op == Op::Flush { 0 } else { 1 };
+                assert_eq!(test.on(op, 0, count), Err(INJECTED));
             }
-            assert_eq!(bed.contents("a"), initial("a", 64));
+            assert_eq!(test.contents("a"), initial("a", 64));
         }
     }
 
     #[test]
     fn dropped_writes_are_told_as_done() {
-        let bed = down("1 drop_writes");
-        bed.write(0, &[1; SECTOR]).unwrap();
-        bed.on(Op::WriteZeroes, range(0, 32)).unwrap();
-        bed.on(Op::Flush, range(0, 0)).unwrap();
-        assert_eq!(bed.contents("a"), initial("a", 64));
-        assert_eq!(bed.read(0, 1).unwrap(), initial("a", 9)[8 * SECTOR..]);
+        let test = down("1 drop_writes");
+        test.write(0, 1, 1).unwrap();
+        test.on(Op::WriteZeroes, 0, 32).unwrap();
+        test.on(Op::Flush, 0, 0).unwrap();
+        assert_eq!(test.contents("a"), initial("a", 64));
+        assert_eq!(test.read(0, 1).unwrap(), initial("a", 9)[8 * SECTOR..]);
     }
 
     #[test]
     fn failing_writes_leave_reads_alone_and_the_other_way_round() {
-        let bed = down("1 error_writes");
-        assert_eq!(bed.write(0, &[1; SECTOR]), Err(INJECTED));
-        assert_eq!(bed.on(Op::Flush, range(0, 0)), Err(INJECTED));
-        assert!(bed.read(0, 1).is_ok());
-        let bed = down("1 error_reads");
-        bed.write(0, &[1; SECTOR]).unwrap();
-        assert_eq!(bed.read(0, 1), Err(INJECTED));
-        assert_eq!(bed.contents("a")[8 * SECTOR..9 * SECTOR], [1; SECTOR]);
-        let bed = down("2 error_reads drop_writes");
-        bed.write(0, &[1; SECTOR]).unwrap();
-        assert_eq!(bed.read(0, 1), Err(INJECTED));
-        assert_eq!(bed.contents("a"), initial("a", 64));
+        let test = down("1 error_writes");
+        assert_eq!(test.write(0, 1, 1), Err(INJECTED));
+        assert_eq!(test.on(Op::Flush, 0, 0), Err(INJECTED));
+        assert!(test.read(0, 1).is_ok());
+        let test = down("1 error_reads");
+        test.write(0, 1, 1).unwrap();
+        assert_eq!(test.read(0, 1), Err(INJECTED));
+        assert_eq!(test.contents("a")[8 * SECTOR..9 * SECTOR], [1; SECTOR]);
+        let test = down("2 error_reads drop_writes");
+        test.write(0, 1, 1).unwrap();
+        assert_eq!(test.read(0, 1), Err(INJECTED));
+        assert_eq!(test.contents("a"), initial("a", 64));
     }
 
     #[test]
     fn a_read_comes_back_with_the_byte_replaced() {
-        let bed = down("5 corrupt_bio_byte 514 r 0 0");
+        let test = down("5 corrupt_bio_byte 514 r 0 0");
         let mut expected = initial("a", 12)[8 * SECTOR..].to_vec();
         expected[513] = 0;
-        assert_eq!(bed.read(0, 4).unwrap(), expected);
-        assert_eq!(bed.read(0, 1).unwrap(), initial("a", 9)[8 * SECTOR..], "too short a read");
-        assert_eq!(bed.contents("a"), initial("a", 64), "the disk is as it was");
-        bed.write(0, &[1; SECTOR]).unwrap();
-        assert_eq!(bed.contents("a")[8 * SECTOR..9 * SECTOR], [1; SECTOR]);
+        assert_eq!(test.read(0, 4).unwrap(), expected);
+        assert_eq!(test.read(0, 1).unwrap(), initial("a", 9)[8 * SECTOR..], "too short a read");
+        assert_eq!(test.contents("a"), initial("a", 64), "the disk is as it was");
+        test.write(0, 1, 1).unwrap();
+        assert_eq!(test.contents("a")[8 * SECTOR..9 * SECTOR], [1; SECTOR]);
     }
 
     #[test]
     fn a_write_reaches_the_disk_with_the_byte_replaced_and_the_caller_keeps_its_data() {
-        let bed = down("5 corrupt_bio_byte 1 w 65 0");
+        let test = down("5 corrupt_bio_byte 1 w 65 0");
         let segs = std::cell::RefCell::new(None);
-        bed.io(|env| {
-            let io = write_io(env, 3, &[1; 2 * SECTOR]);
+        test.io(|env| {
+            let io = write_io(env, 3, 2, 1);
             *segs.borrow_mut() = Some(io.segs.clone());
             io
         })
@@ -435,36 +435,36 @@ mod tests {
         assert_eq!(segs.take().unwrap().to_vec(), [1; 2 * SECTOR]);
         let mut expected = [1; 2 * SECTOR];
         expected[0] = 65;
-        assert_eq!(bed.contents("a")[11 * SECTOR..13 * SECTOR], expected);
-        assert_eq!(bed.read(3, 2).unwrap(), expected);
+        assert_eq!(test.contents("a")[11 * SECTOR..13 * SECTOR], expected);
+        assert_eq!(test.read(3, 2).unwrap(), expected);
     }
 
     #[test]
     fn only_requests_with_all_flags_are_corrupted() {
         let meta_and_fua = (1 << 12) + (1 << 17);
-        let bed = down(&format!("5 corrupt_bio_byte 1 w 65 {meta_and_fua}"));
+        let test = down(&format!("5 corrupt_bio_byte 1 w 65 {meta_and_fua}"));
         for (flags, corrupted) in [
             (Flags::empty(), false),
             (Flags::META, false),
             (Flags::FUA, false),
             (Flags::META | Flags::FUA, true),
         ] {
-            bed.io(|env| write_io(env, 0, &[1; SECTOR]).with(flags)).unwrap();
-            let first = bed.contents("a")[8 * SECTOR];
+            test.io(|env| write_io(env, 0, 1, 1).with(flags)).unwrap();
+            let first = test.contents("a")[8 * SECTOR];
             assert_eq!(first, if corrupted { 65 } else { 1 }, "{flags:?}");
         }
     }
 
     #[test]
     fn random_corruption_happens_as_often_as_told() {
-        let bed = down("4 random_read_corrupt 500000000 random_write_corrupt 1000000000");
-        let clean = bed.contents("a")[8 * SECTOR..9 * SECTOR].to_vec();
-        let hits = (0..200).filter(|_| bed.read(0, 1).unwrap() != clean).count();
+        let test = down("4 random_read_corrupt 500000000 random_write_corrupt 1000000000");
+        let clean = test.contents("a")[8 * SECTOR..9 * SECTOR].to_vec();
+        let hits = (0..200).filter(|_| test.read(0, 1).unwrap() != clean).count();
         assert!((70..130).contains(&hits), "{hits} of 200");
         let mut changed = 0;
         for _ in 0..20 {
-            bed.write(0, &[1; SECTOR]).unwrap();
-            let sector = &bed.contents("a")[8 * SECTOR..9 * SECTOR];
+            test.write(0, 1, 1).unwrap();
+            let sector = &test.contents("a")[8 * SECTOR..9 * SECTOR];
             let wrong = sector.iter().filter(|byte| **byte != 1).count();
             assert!(wrong <= 1);
             changed += wrong;
@@ -492,29 +492,29 @@ mod tests {
                  random_write_corrupt 2",
             ),
         ] {
-            let bed = bed();
-            bed.load(&format!("0 32 flakey a 8 {given}"));
-            let table = bed.target().table();
+            let test = fixture();
+            test.load(&format!("0 32 flakey a 8 {given}"));
+            let table = test.target().table();
             assert_eq!(table, format!("a 8 {printed}"));
-            bed.load(&format!("0 32 flakey {table}"));
-            assert_eq!(bed.target().table(), table);
-            assert_eq!(bed.target().status(), "");
+            test.load(&format!("0 32 flakey {table}"));
+            assert_eq!(test.target().table(), table);
+            assert_eq!(test.target().status(), "");
         }
     }
 
     #[test]
     fn what_is_down_counts_as_data() {
-        let bed = bed();
-        bed.add_volume("hole", "0 64 zero");
-        bed.load("0 32 flakey @hole 0 1 1000");
-        assert_eq!(bed.extents(range(0, 32)).unwrap()[0].kind, ExtentKind::Hole);
-        bed.sim.run_for(Duration::from_secs(2));
-        assert_eq!(bed.extents(range(0, 32)).unwrap()[0].kind, ExtentKind::Data);
+        let test = fixture();
+        test.fixture.load("hole", "0 64 zero");
+        test.load("0 32 flakey @hole 0 1 1000");
+        assert_eq!(test.extents(range(0, 32)).unwrap()[0].kind, ExtentKind::Hole);
+        test.run(Duration::from_secs(2));
+        assert_eq!(test.extents(range(0, 32)).unwrap()[0].kind, ExtentKind::Data);
     }
 
     #[test]
     fn each_wrong_argument_is_named() {
-        let bed = bed();
+        let test = fixture();
         for (args, expected) in [
             ("x 0 1 2", "x: device: found none"),
             ("a x 1 2", "flakey: offset: found 'x'"),
@@ -548,7 +548,7 @@ mod tests {
             ("a 0 1 2 2 random_read_corrupt 1000000001", "flakey: random_read_corrupt: found"),
             ("a 0 1 2 2 random_write_corrupt x", "flakey: random_write_corrupt: found 'x'"),
         ] {
-            let refusal = bed.refusal(&format!("0 32 flakey {args}"));
+            let refusal = test.refusal(&format!("0 32 flakey {args}"));
             assert!(refusal.starts_with(expected), "{refusal}");
         }
     }

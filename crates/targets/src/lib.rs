@@ -19,6 +19,8 @@ pub mod delay;
 mod epochs;
 pub mod error;
 mod fair;
+#[cfg(test)]
+mod fixture;
 pub mod flakey;
 mod flushes;
 mod group_commit;
@@ -32,14 +34,10 @@ mod meta;
 mod owners;
 pub mod passthrough;
 pub mod persistent;
-#[cfg(test)]
-mod rig;
 mod shared_core;
 pub mod snapshot;
 pub mod spec;
 pub mod striped;
-#[cfg(test)]
-mod testbed;
 pub mod thin;
 pub mod writecache;
 pub mod zero;

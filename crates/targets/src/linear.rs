@@ -79,46 +79,46 @@ impl Target for Linear {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testbed::{SECTOR, Testbed, initial, range};
+    use crate::fixture::{OneVolume, SECTOR, drive_options, initial, range};
     use cairn_block::{ErrorKind, ExtentKind, Op, SectorCount};
     use cairn_sim::{DriveOptions, Fault, OpSet};
 
     #[test]
     fn sectors_lie_at_the_offset_and_nothing_else_is_touched() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.load("0 16 linear a 40");
+        let test = OneVolume::new(&[("a", 64)]);
+        test.load("0 16 linear a 40");
         let mut model = initial("a", 64);
-        assert_eq!(bed.read(0, 16).unwrap(), model[40 * SECTOR..56 * SECTOR]);
-        bed.write(15, &[200; SECTOR]).unwrap();
+        assert_eq!(test.read(0, 16).unwrap(), model[40 * SECTOR..56 * SECTOR]);
+        test.write(15, 1, 200).unwrap();
         model[55 * SECTOR..56 * SECTOR].fill(200);
-        bed.on(Op::WriteZeroes, range(0, 2)).unwrap();
+        test.on(Op::WriteZeroes, 0, 2).unwrap();
         model[40 * SECTOR..42 * SECTOR].fill(0);
-        assert_eq!(bed.contents("a"), model);
-        assert_eq!(bed.target().table(), "a 40");
-        assert_eq!(bed.target().status(), "");
+        assert_eq!(test.contents("a"), model);
+        assert_eq!(test.target().table(), "a 40");
+        assert_eq!(test.target().status(), "");
     }
 
     #[test]
     fn a_flush_reaches_the_disk() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.load("0 16 linear a 0");
-        bed.drive("a").faults().add(Fault::error(OpSet::FLUSHES));
-        assert!(bed.on(Op::Flush, range(0, 0)).is_err());
+        let test = OneVolume::new(&[("a", 64)]);
+        test.load("0 16 linear a 0");
+        test.drive("a").faults().add(Fault::error(OpSet::FLUSHES));
+        assert!(test.on(Op::Flush, 0, 0).is_err());
     }
 
     #[test]
     fn extents_are_those_of_the_disk() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.add_volume("half", "0 32 zero\n32 32 linear a 0");
-        bed.load("0 40 linear @half 16");
-        let extents = bed.extents(range(4, 36)).unwrap();
+        let test = OneVolume::new(&[("a", 64)]);
+        test.fixture.load("half", "0 32 zero\n32 32 linear a 0");
+        test.load("0 40 linear @half 16");
+        let extents = test.extents(range(4, 36)).unwrap();
         assert_eq!(extents, [Extent { count: SectorCount(12), kind: ExtentKind::Hole }]);
-        assert_eq!(bed.extents(range(16, 4)).unwrap()[0].kind, ExtentKind::Data);
+        assert_eq!(test.extents(range(16, 4)).unwrap()[0].kind, ExtentKind::Data);
     }
 
     #[test]
     fn each_wrong_argument_is_named() {
-        let bed = Testbed::new(&[("a", 64)]);
+        let test = OneVolume::new(&[("a", 64)]);
         for (table, expected) in [
             ("0 16 linear", "linear: device: found nothing, expected a device"),
             ("0 16 linear b 0", "b: device: found none of this name, expected a simulated drive"),
@@ -140,30 +140,30 @@ mod tests {
                  which has 64 sectors",
             ),
         ] {
-            assert_eq!(bed.refusal(table), expected);
+            assert_eq!(test.refusal(table), expected);
         }
-        assert_eq!(bed.refusal("0 16 linear @b 0").split(':').next(), Some("b"));
-        bed.load("0 16 linear a 48");
+        assert_eq!(test.refusal("0 16 linear @b 0").split(':').next(), Some("b"));
+        test.load("0 16 linear a 48");
     }
 
     #[test]
     fn a_start_inside_a_logical_block_is_refused() {
-        let options = DriveOptions { logical_block: 4096, ..DriveOptions::named("a") };
-        let bed = Testbed::with_options(vec![(options, 64)]);
+        let options = DriveOptions { logical_block: 4096, ..drive_options("a") };
+        let test = OneVolume::with_options([(options, 64)]);
         assert_eq!(
-            bed.refusal("0 16 linear a 4"),
+            test.refusal("0 16 linear a 4"),
             "a: linear offset: found 4, expected a multiple of the logical block size, 8 sectors"
         );
-        bed.load("0 16 linear a 8");
-        assert_eq!(bed.target().limits(bed.drive("a").limits()).logical_block, 4096);
+        test.load("0 16 linear a 8");
+        assert_eq!(test.target().limits(test.drive("a").limits()).logical_block, 4096);
     }
 
     #[test]
     fn a_read_only_table_refuses_writes() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.try_load("0 16 linear a 0", true).unwrap();
-        let refused = bed.write(0, &[1; SECTOR]).unwrap_err();
+        let test = OneVolume::new(&[("a", 64)]);
+        test.try_load_read_only("0 16 linear a 0").unwrap();
+        let refused = test.write(0, 1, 1).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::ReadOnly);
-        assert_eq!(bed.read(0, 1).unwrap(), initial("a", 1));
+        assert_eq!(test.read(0, 1).unwrap(), initial("a", 1));
     }
 }

@@ -1,23 +1,18 @@
 //! Ownership of devices: the claims of each kind of target, next to others and through remappers.
 
-use crate::rig::{Rig, image};
+use crate::fixture::{Fixture, image};
 use cairn_block::SuspendMode;
 
 const LINEAR: &str = "0 4096 linear";
 
 /// Blank drives `a` to `f`, 4 MiB each.
-fn rig() -> Rig {
-    Rig::new(["a", "b", "c", "d", "e", "f"].map(|name| (name.to_owned(), image(8192, |_| 0))))
+fn fixture() -> Fixture {
+    Fixture::new(["a", "b", "c", "d", "e", "f"].map(|name| (name, image(8192, |_| 0))))
 }
 
-fn refused(rig: &Rig, name: &str, table: &str, parts: &[&str]) {
-    rig.forget();
-    let line = rig.try_load(name, table).expect_err(table).to_string();
+fn refused(test: &Fixture, name: &str, table: &str, parts: &[&str]) {
+    let line = test.refusal(name, table);
     assert!(parts.iter().all(|part| line.contains(part)), "{table}: {line}");
-    for drive in ["a", "b", "c", "d", "e", "f"] {
-        let wrote = rig.ops(drive).into_iter().any(|(op, ..)| op != cairn_block::Op::Read);
-        assert!(!wrote, "{table}: {drive}");
-    }
 }
 
 fn cache(origin: &str, cache: &str) -> String {
@@ -30,159 +25,159 @@ fn pool(metadata: &str, data: &str) -> String {
 
 #[test]
 fn two_caches_on_one_device_or_one_origin_are_refused_with_both_names() {
-    let rig = rig();
-    rig.load("one", &cache("a", "b"));
-    refused(&rig, "two", &cache("c", "b"), &["b: ", "the cache device of volume 'one'"]);
-    refused(&rig, "two", &cache("a", "d"), &["a: ", "the cached origin of volume 'one'"]);
+    let test = fixture();
+    test.load("one", &cache("a", "b"));
+    refused(&test, "two", &cache("c", "b"), &["b: ", "the cache device of volume 'one'"]);
+    refused(&test, "two", &cache("a", "d"), &["a: ", "the cached origin of volume 'one'"]);
     // No cache is first formatted in front of another's device; one that exists meets its owner.
-    refused(&rig, "two", &cache("b", "d"), &["b: ", "the origin is itself a cache"]);
-    rig.load("three", &cache("c", "d"));
-    rig.remove("three");
-    refused(&rig, "two", &cache("b", "d"), &["b: ", "'one'"]);
-    refused(&rig, "two", "0 8 snapshot a e P 8", &["a: ", "'one'"]);
-    rig.suspend("one", SuspendMode::Flush);
-    refused(&rig, "two", &cache("c", "b"), &["'one'"]);
-    rig.remove("one");
-    rig.load("two", &cache("c", "b"));
+    refused(&test, "two", &cache("b", "d"), &["b: ", "the origin is itself a cache"]);
+    test.load("three", &cache("c", "d"));
+    test.remove("three");
+    refused(&test, "two", &cache("b", "d"), &["b: ", "'one'"]);
+    refused(&test, "two", "0 8 snapshot a e P 8", &["a: ", "'one'"]);
+    test.suspend("one", SuspendMode::Flush);
+    refused(&test, "two", &cache("c", "b"), &["'one'"]);
+    test.remove("one");
+    test.load("two", &cache("c", "b"));
 }
 
 #[test]
 fn two_pools_on_one_data_device_are_refused_with_both_names() {
-    let rig = rig();
-    rig.load("one", &pool("a", "b"));
-    refused(&rig, "two", &pool("c", "b"), &["b: ", "the data device of volume 'one'"]);
-    refused(&rig, "two", &pool("b", "c"), &["b: ", "the data device of volume 'one'"]);
-    refused(&rig, "two", &pool("a", "c"), &["a: ", "the metadata device of volume 'one'"]);
-    rig.load("two", &pool("c", "d"));
+    let test = fixture();
+    test.load("one", &pool("a", "b"));
+    refused(&test, "two", &pool("c", "b"), &["b: ", "the data device of volume 'one'"]);
+    refused(&test, "two", &pool("b", "c"), &["b: ", "the data device of volume 'one'"]);
+    refused(&test, "two", &pool("a", "c"), &["a: ", "the metadata device of volume 'one'"]);
+    test.load("two", &pool("c", "d"));
 }
 
 #[test]
 fn a_refused_claim_leaves_the_old_table_live() {
-    let rig = rig();
-    rig.load("one", &cache("a", "b"));
-    rig.load("two", "0 4096 linear c 0");
-    rig.write("two", 0, 8, 7).unwrap();
-    refused(&rig, "two", &cache("c", "b"), &["'one'"]);
-    assert!(!rig.volume("two").is_suspended());
-    assert_eq!(rig.bytes("two", 0, 8), [7; 8]);
-    rig.remove("one");
-    rig.resume("two").unwrap();
-    assert_eq!(rig.target("two").table(), "s c b 4096 0");
+    let test = fixture();
+    test.load("one", &cache("a", "b"));
+    test.load("two", "0 4096 linear c 0");
+    test.write("two", 0, 8, 7).unwrap();
+    refused(&test, "two", &cache("c", "b"), &["'one'"]);
+    assert!(!test.volume("two").is_suspended());
+    assert_eq!(test.bytes("two", 0, 8), [7; 8]);
+    test.remove("one");
+    test.resume("two").unwrap();
+    assert_eq!(test.target("two").table(), "s c b 4096 0");
 }
 
 #[test]
 fn a_pool_on_linear_volumes_owns_what_they_lead_to() {
-    let rig = rig();
-    rig.load("meta", "0 1024 linear a 0");
-    rig.load("data", "0 4096 striped 2 128 b 0 c 0");
-    rig.load("pool", &pool("@meta", "@data"));
+    let test = fixture();
+    test.load("meta", "0 1024 linear a 0");
+    test.load("data", "0 4096 striped 2 128 b 0 c 0");
+    test.load("pool", &pool("@meta", "@data"));
     // The rest of the disk is free, and the parts have nobody else above them.
-    rig.load("rest", "0 7168 linear a 1024");
-    refused(&rig, "x", "0 8 linear a 1023", &["a: ", "the metadata device of volume 'pool'"]);
-    refused(&rig, "x", "0 8 linear @data 0", &["@data: ", "'pool'"]);
-    refused(&rig, "x", "0 8 delay c 2047 0", &["c: ", "the data device of volume 'pool'"]);
-    refused(&rig, "x", "0 4096 flakey c 0 1 0", &["c: ", "'pool'"]);
-    refused(&rig, "x", "0 8 passthrough b 0", &["b: ", "'pool'"]);
-    rig.load("behind", "0 4096 linear c 2048");
-    refused(&rig, "x", &pool("d", "@data"), &["@data: ", "'pool'"]);
-    refused(&rig, "x", "0 8 linear @pool 0", &["@pool: ", "the data device of volume 'pool'"]);
-    refused(&rig, "x", &cache("@pool", "d"), &["@pool: ", "'pool'"]);
+    test.load("rest", "0 7168 linear a 1024");
+    refused(&test, "x", "0 8 linear a 1023", &["a: ", "the metadata device of volume 'pool'"]);
+    refused(&test, "x", "0 8 linear @data 0", &["@data: ", "'pool'"]);
+    refused(&test, "x", "0 8 delay c 2047 0", &["c: ", "the data device of volume 'pool'"]);
+    refused(&test, "x", "0 4096 flakey c 0 1 0", &["c: ", "'pool'"]);
+    refused(&test, "x", "0 8 passthrough b 0", &["b: ", "'pool'"]);
+    test.load("behind", "0 4096 linear c 2048");
+    refused(&test, "x", &pool("d", "@data"), &["@data: ", "'pool'"]);
+    refused(&test, "x", "0 8 linear @pool 0", &["@pool: ", "the data device of volume 'pool'"]);
+    refused(&test, "x", &cache("@pool", "d"), &["@pool: ", "'pool'"]);
 }
 
 #[test]
 fn a_range_with_a_writer_cannot_be_claimed() {
-    let rig = rig();
-    rig.load("lower", &format!("{LINEAR} a 0"));
-    refused(&rig, "pool", &pool("b", "a"), &["a: volume 'lower' writes to it", "'@lower'"]);
-    rig.load("other", &format!("{LINEAR} @lower 0"));
-    refused(&rig, "pool", &pool("b", "@lower"), &["@lower: volume 'other' writes to it"]);
-    rig.suspend("other", SuspendMode::Flush);
-    rig.load("pool", &pool("b", "@lower"));
-    let line = rig.resume("other").unwrap_err().to_string();
+    let test = fixture();
+    test.load("lower", &format!("{LINEAR} a 0"));
+    refused(&test, "pool", &pool("b", "a"), &["a: volume 'lower' writes to it", "'@lower'"]);
+    test.load("other", &format!("{LINEAR} @lower 0"));
+    refused(&test, "pool", &pool("b", "@lower"), &["@lower: volume 'other' writes to it"]);
+    test.suspend("other", SuspendMode::Flush);
+    test.load("pool", &pool("b", "@lower"));
+    let line = test.resume("other").unwrap_err().to_string();
     assert!(line.contains("'pool'"), "{line}");
-    assert!(rig.volume("other").is_suspended());
+    assert!(test.volume("other").is_suspended());
 }
 
 #[test]
 fn a_volume_beneath_may_change_its_table_but_not_to_a_claimed_range() {
-    let rig = rig();
-    rig.load("data", &format!("{LINEAR} a 0"));
-    rig.load("pool", &pool("b", "@data"));
-    rig.load("one", &cache("c", "d"));
-    refused(&rig, "data", &format!("{LINEAR} c 0"), &["c: ", "'one'"]);
-    rig.load("data", &format!("{LINEAR} e 0"));
-    rig.load("free", &format!("{LINEAR} a 0"));
-    refused(&rig, "x", &format!("{LINEAR} e 0"), &["e: ", "'pool'"]);
-    rig.remove("pool");
-    rig.load("x", &format!("{LINEAR} e 0"));
+    let test = fixture();
+    test.load("data", &format!("{LINEAR} a 0"));
+    test.load("pool", &pool("b", "@data"));
+    test.load("one", &cache("c", "d"));
+    refused(&test, "data", &format!("{LINEAR} c 0"), &["c: ", "'one'"]);
+    test.load("data", &format!("{LINEAR} e 0"));
+    test.load("free", &format!("{LINEAR} a 0"));
+    refused(&test, "x", &format!("{LINEAR} e 0"), &["e: ", "'pool'"]);
+    test.remove("pool");
+    test.load("x", &format!("{LINEAR} e 0"));
 }
 
 #[test]
 fn disjoint_parts_of_one_disk_are_different_devices() {
-    let rig = rig();
+    let test = fixture();
     for (name, start) in [("p0", 0), ("p1", 2048), ("p2", 4096), ("p3", 6144)] {
-        rig.load(name, &format!("0 2048 linear a {start}"));
+        test.load(name, &format!("0 2048 linear a {start}"));
     }
-    rig.load("pool", "0 2048 thin-pool @p0 @p1 128 0");
-    rig.load("cached", "0 2048 writecache s @p2 @p3 4096 0");
-    refused(&rig, "x", "0 2048 linear a 3000", &["a: ", "sectors 3000..4096"]);
+    test.load("pool", "0 2048 thin-pool @p0 @p1 128 0");
+    test.load("cached", "0 2048 writecache s @p2 @p3 4096 0");
+    refused(&test, "x", "0 2048 linear a 3000", &["a: ", "sectors 3000..4096"]);
 }
 
 #[test]
 fn one_table_does_not_use_a_device_twice() {
-    let rig = rig();
-    rig.load("m", "0 2048 linear a 0");
-    rig.load("d", "0 2048 linear a 2000");
+    let test = fixture();
+    test.load("m", "0 2048 linear a 0");
+    test.load("d", "0 2048 linear a 2000");
     let parts = ["a: 'pool' would use it twice (sectors 2000..2048)", "metadata", "data"];
-    refused(&rig, "pool", "0 2048 thin-pool @m @d 128 0", &parts);
+    refused(&test, "pool", "0 2048 thin-pool @m @d 128 0", &parts);
     let twice = format!("{}\n4096 4096 writecache s c b 4096 0", cache("a", "b"));
-    refused(&rig, "two", &twice, &["b: 'two' would use it twice"]);
+    refused(&test, "two", &twice, &["b: 'two' would use it twice"]);
 }
 
 #[test]
 fn snapshots_their_origin_and_a_merge_share_the_origin_and_nobody_else_writes_it() {
-    let rig = rig();
-    rig.load("base", &format!("{LINEAR} a 0"));
-    rig.load("origin", "0 4096 snapshot-origin @base");
-    rig.load("s1", "0 4096 snapshot @base b P 8");
-    rig.load("s2", "0 4096 snapshot @base c P 8");
-    refused(&rig, "x", &format!("{LINEAR} @base 0"), &["@base: ", "the snapshot origin"]);
-    refused(&rig, "x", &format!("{LINEAR} a 4095"), &["a: ", "the snapshot origin"]);
-    refused(&rig, "x", &format!("{LINEAR} b 0"), &["b: ", "the COW device of volume 's1'"]);
-    refused(&rig, "x", "0 4096 snapshot @base c P 8", &["c: ", "the COW device of volume 's2'"]);
-    refused(&rig, "x", "0 4096 snapshot a d P 8", &["a: volume 'base' writes to it"]);
+    let test = fixture();
+    test.load("base", &format!("{LINEAR} a 0"));
+    test.load("origin", "0 4096 snapshot-origin @base");
+    test.load("s1", "0 4096 snapshot @base b P 8");
+    test.load("s2", "0 4096 snapshot @base c P 8");
+    refused(&test, "x", &format!("{LINEAR} @base 0"), &["@base: ", "the snapshot origin"]);
+    refused(&test, "x", &format!("{LINEAR} a 4095"), &["a: ", "the snapshot origin"]);
+    refused(&test, "x", &format!("{LINEAR} b 0"), &["b: ", "the COW device of volume 's1'"]);
+    refused(&test, "x", "0 4096 snapshot @base c P 8", &["c: ", "the COW device of volume 's2'"]);
+    refused(&test, "x", "0 4096 snapshot a d P 8", &["a: volume 'base' writes to it"]);
     // As the kernel's users merge: the snapshot suspended, its store handed over.
-    rig.suspend("origin", SuspendMode::Flush);
-    rig.suspend("s2", SuspendMode::Flush);
-    rig.load("origin", "0 4096 snapshot-merge @base c P 8");
-    assert!(rig.resume("s2").is_err());
+    test.suspend("origin", SuspendMode::Flush);
+    test.suspend("s2", SuspendMode::Flush);
+    test.load("origin", "0 4096 snapshot-merge @base c P 8");
+    assert!(test.resume("s2").is_err());
 }
 
 #[test]
 fn a_snapshot_is_put_under_a_suspended_volume() {
-    let rig = rig();
-    rig.load("base", &format!("{LINEAR} a 0"));
-    rig.suspend("base", SuspendMode::Flush);
-    rig.build("base", &format!("{LINEAR} a 0")).unwrap();
-    rig.load("real", &format!("{LINEAR} a 0"));
-    rig.load("snap", "0 4096 snapshot @real b P 8");
-    assert!(rig.resume("base").is_err(), "it would write past the snapshot");
-    rig.load("base", "0 4096 snapshot-origin @real");
+    let test = fixture();
+    test.load("base", &format!("{LINEAR} a 0"));
+    test.suspend("base", SuspendMode::Flush);
+    test.build("base", &format!("{LINEAR} a 0")).unwrap();
+    test.load("real", &format!("{LINEAR} a 0"));
+    test.load("snap", "0 4096 snapshot @real b P 8");
+    assert!(test.resume("base").is_err(), "it would write past the snapshot");
+    test.load("base", "0 4096 snapshot-origin @real");
 }
 
 #[test]
 fn an_external_origin_is_shared_by_volumes_that_read_it_and_never_written() {
-    let rig = rig();
-    rig.load("pool", &pool("a", "b"));
+    let test = fixture();
+    test.load("pool", &pool("a", "b"));
     for (name, id) in [("t0", "0"), ("t1", "1")] {
-        let (pool, words) = (rig.target("pool"), ["create_thin", id]);
-        let made = rig.sim.block_on(0, |env| async move { pool.message(&env, &words).await });
+        let (pool, words) = (test.target("pool"), ["create_thin", id]);
+        let made = test.sim.block_on(0, |env| async move { pool.message(&env, &words).await });
         made.unwrap();
-        rig.load(name, &format!("0 1024 thin @pool {id} c"));
+        test.load(name, &format!("0 1024 thin @pool {id} c"));
     }
-    refused(&rig, "x", &format!("{LINEAR} c 0"), &["c: ", "the external origin of volume 't"]);
-    refused(&rig, "x", &cache("d", "c"), &["c: ", "the external origin"]);
-    rig.remove("t0");
-    rig.remove("t1");
-    rig.load("x", &format!("{LINEAR} c 0"));
+    refused(&test, "x", &format!("{LINEAR} c 0"), &["c: ", "the external origin of volume 't"]);
+    refused(&test, "x", &cache("d", "c"), &["c: ", "the external origin"]);
+    test.remove("t0");
+    test.remove("t1");
+    test.load("x", &format!("{LINEAR} c 0"));
 }

@@ -218,49 +218,49 @@ impl Target for Passthrough {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testbed::{SECTOR, Testbed, initial, range};
+    use crate::fixture::{OneVolume, SECTOR, initial};
     use cairn_sim::{Fault, OpSet};
 
     #[test]
     fn every_operation_goes_on_and_is_counted() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.load("0 16 passthrough a 8");
-        assert_eq!(bed.target().status(), "0 0 0 0 0 0");
+        let test = OneVolume::new(&[("a", 64)]);
+        test.load("0 16 passthrough a 8");
+        assert_eq!(test.target().status(), "0 0 0 0 0 0");
         let mut model = initial("a", 64);
-        assert_eq!(bed.read(0, 16).unwrap(), model[8 * SECTOR..24 * SECTOR]);
-        bed.read(15, 1).unwrap();
-        bed.write(3, &[9; SECTOR]).unwrap();
+        assert_eq!(test.read(0, 16).unwrap(), model[8 * SECTOR..24 * SECTOR]);
+        test.read(15, 1).unwrap();
+        test.write(3, 1, 9).unwrap();
         model[11 * SECTOR..12 * SECTOR].fill(9);
-        bed.on(Op::WriteZeroes, range(0, 1)).unwrap();
+        test.on(Op::WriteZeroes, 0, 1).unwrap();
         model[8 * SECTOR..9 * SECTOR].fill(0);
-        bed.on(Op::Flush, range(0, 0)).unwrap();
-        assert_eq!(bed.contents("a"), model);
-        bed.on(Op::Discard, range(0, 16)).unwrap();
-        assert_eq!(bed.target().status(), "2 1 1 1 1 0");
+        test.on(Op::Flush, 0, 0).unwrap();
+        assert_eq!(test.contents("a"), model);
+        test.on(Op::Discard, 0, 16).unwrap();
+        assert_eq!(test.target().status(), "2 1 1 1 1 0");
     }
 
     #[test]
     fn errors_are_passed_on_and_counted_apart() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.load("0 16 passthrough a");
-        bed.drive("a").faults().add(Fault::error(OpSet::READS).shots(1));
-        let error = bed.read(0, 1).unwrap_err();
+        let test = OneVolume::new(&[("a", 64)]);
+        test.load("0 16 passthrough a");
+        test.drive("a").faults().add(Fault::error(OpSet::READS).shots(1));
+        let error = test.read(0, 1).unwrap_err();
         assert!(error.injected);
-        bed.read(0, 1).unwrap();
-        assert_eq!(bed.target().status(), "1 0 0 0 0 1");
+        test.read(0, 1).unwrap();
+        assert_eq!(test.target().status(), "1 0 0 0 0 1");
     }
 
     #[test]
     fn a_message_starts_the_counters_again() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.load("0 16 passthrough a");
-        bed.read(0, 1).unwrap();
-        assert_eq!(bed.message(&["Reset_Counters"]).unwrap(), "");
-        assert_eq!(bed.target().status(), "0 0 0 0 0 0");
-        bed.read(0, 1).unwrap();
-        assert_eq!(bed.target().status(), "1 0 0 0 0 0");
+        let test = OneVolume::new(&[("a", 64)]);
+        test.load("0 16 passthrough a");
+        test.read(0, 1).unwrap();
+        assert_eq!(test.message(&["Reset_Counters"]).unwrap(), "");
+        assert_eq!(test.target().status(), "0 0 0 0 0 0");
+        test.read(0, 1).unwrap();
+        assert_eq!(test.target().status(), "1 0 0 0 0 0");
         for wrong in [&["reset"] as &[_], &["reset_counters", "now"], &[]] {
-            let refusal = bed.message(wrong).unwrap_err().to_string();
+            let refusal = test.message(wrong).unwrap_err().to_string();
             let expected = format!(
                 "passthrough message: found '{}', expected 'reset_counters'",
                 wrong.join(" ")
@@ -271,16 +271,16 @@ mod tests {
 
     #[test]
     fn the_offset_may_be_left_out_and_is_printed() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.load("0 64 passthrough a");
-        assert_eq!(bed.target().table(), "a 0");
-        bed.load("0 64 passthrough a 0");
-        assert_eq!(bed.target().table(), "a 0");
+        let test = OneVolume::new(&[("a", 64)]);
+        test.load("0 64 passthrough a");
+        assert_eq!(test.target().table(), "a 0");
+        test.load("0 64 passthrough a 0");
+        assert_eq!(test.target().table(), "a 0");
     }
 
     #[test]
     fn each_wrong_argument_is_named() {
-        let bed = Testbed::new(&[("a", 64)]);
+        let test = OneVolume::new(&[("a", 64)]);
         for (table, expected) in [
             ("0 16 passthrough", "passthrough: device: found nothing"),
             ("0 16 passthrough b", "b: device: found none of this name"),
@@ -288,7 +288,7 @@ mod tests {
             ("0 16 passthrough a 0 0", "passthrough: trailing words: found '0'"),
             ("0 16 passthrough a 60", "a: passthrough offset: found 60 for 16 sectors"),
         ] {
-            let refusal = bed.refusal(table);
+            let refusal = test.refusal(table);
             assert!(refusal.starts_with(expected), "{refusal}");
         }
     }

@@ -277,7 +277,7 @@ fn append(extents: &mut Vec<Extent>, count: SectorCount, kind: ExtentKind) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testbed::{SECTOR, Testbed, initial, range};
+    use crate::fixture::{OneVolume, SECTOR, drive_options, initial, range};
     use cairn_sim::{DriveOptions, Fault, OpSet};
     use proptest::prelude::{Strategy, any, prop_oneof};
     use proptest::{collection, prop_assert, prop_assert_eq, proptest};
@@ -299,9 +299,9 @@ mod tests {
 
     #[test]
     fn a_volume_is_volatile_if_a_disk_is_and_tells_how_it_is_put_together() {
-        let durable = |name| DriveOptions { volatile_cache: false, ..DriveOptions::named(name) };
-        let drives = [durable("a"), durable("b"), DriveOptions::named("c")];
-        let bed = Testbed::with_options(drives.map(|options| (options, 64)).into());
+        let durable = |name| DriveOptions { volatile_cache: false, ..drive_options(name) };
+        let drives = [durable("a"), durable("b"), drive_options("c")];
+        let test = OneVolume::with_options(drives.map(|options| (options, 64)));
         let striped = Shape::Striped { chunk: SectorCount(8) };
         for (table, volatile, shape) in [
             ("0 64 striped 2 8 a 0 b 0", false, striped),
@@ -311,9 +311,9 @@ mod tests {
             ("0 64 linear a 0", false, Shape::Unknown),
             ("0 64 passthrough a 0", true, Shape::Unknown),
         ] {
-            bed.load(table);
+            test.load(table);
             assert_eq!(
-                bed.volume.nature(),
+                test.volume.nature(),
                 Nature { rotational: None, volatile, shape },
                 "{table}"
             );
@@ -371,8 +371,8 @@ mod tests {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
         #[test]
         fn the_volume_is_the_dealt_out_drives(steps in steps()) {
-            let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
-            bed.load("0 120 striped 3 4 a 0 b 8 c 24");
+            let test = OneVolume::new(&[("a", 64), ("b", 64), ("c", 64)]);
+            test.load("0 120 striped 3 4 a 0 b 8 c 24");
             let lowers = [("a", 0), ("b", 8), ("c", 24)];
             let mut drives = lowers.map(|(name, _)| initial(name, 64));
             let places: Vec<(usize, usize)> = deal(3, 4, LEN)
@@ -382,11 +382,11 @@ mod tests {
             for step in steps {
                 let (start, count, byte) = match step {
                     Step::Write(start, count, byte) => {
-                        bed.write(start, &vec![byte; count as usize * SECTOR]).unwrap();
+                        test.write(start, count, byte).unwrap();
                         (start, count, Some(byte))
                     }
                     Step::Zero(start, count) => {
-                        bed.on(Op::WriteZeroes, range(start, count)).unwrap();
+                        test.on(Op::WriteZeroes, start, count).unwrap();
                         (start, count, Some(0))
                     }
                     Step::Read(start, count) => (start, count, None),
@@ -397,10 +397,10 @@ mod tests {
                     byte.inspect(|byte| sector.fill(*byte));
                     expected.extend_from_slice(sector);
                 }
-                prop_assert!(bed.read(start, count).unwrap() == expected);
+                prop_assert!(test.read(start, count).unwrap() == expected);
             }
             for ((name, _), drive) in lowers.iter().zip(&drives) {
-                prop_assert!(bed.contents(name) == *drive, "drive {name}");
+                prop_assert!(test.contents(name) == *drive, "drive {name}");
             }
         }
     }
@@ -408,71 +408,71 @@ mod tests {
     #[test]
     fn a_flush_reaches_every_stripe() {
         for failing in ["a", "b", "c"] {
-            let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
-            bed.load("0 120 striped 3 4 a 0 b 0 c 0");
-            bed.on(Op::Flush, range(0, 0)).unwrap();
-            bed.drive(failing).faults().add(Fault::error(OpSet::FLUSHES));
-            assert!(bed.on(Op::Flush, range(0, 0)).is_err(), "{failing}");
+            let test = OneVolume::new(&[("a", 64), ("b", 64), ("c", 64)]);
+            test.load("0 120 striped 3 4 a 0 b 0 c 0");
+            test.on(Op::Flush, 0, 0).unwrap();
+            test.drive(failing).faults().add(Fault::error(OpSet::FLUSHES));
+            assert!(test.on(Op::Flush, 0, 0).is_err(), "{failing}");
         }
     }
 
     #[test]
     fn a_stripe_that_failed_is_shown_as_dead() {
-        let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
-        bed.load("0 120 striped 3 4 a 0 b 8 c 24");
-        assert_eq!(bed.target().status(), "3 a b c 1 AAA");
-        bed.drive("b").faults().add(Fault::error(OpSet::ALL).shots(1));
-        bed.read(0, 4).unwrap();
-        assert_eq!(bed.target().status(), "3 a b c 1 AAA");
-        bed.read(0, 12).unwrap_err();
-        assert_eq!(bed.target().status(), "3 a b c 1 ADA");
-        bed.drive("c").faults().add(Fault::error(OpSet::ALL).shots(1));
-        bed.on(Op::Discard, range(0, 120)).unwrap_err();
-        assert_eq!(bed.target().status(), "3 a b c 1 ADD");
+        let test = OneVolume::new(&[("a", 64), ("b", 64), ("c", 64)]);
+        test.load("0 120 striped 3 4 a 0 b 8 c 24");
+        assert_eq!(test.target().status(), "3 a b c 1 AAA");
+        test.drive("b").faults().add(Fault::error(OpSet::ALL).shots(1));
+        test.read(0, 4).unwrap();
+        assert_eq!(test.target().status(), "3 a b c 1 AAA");
+        test.read(0, 12).unwrap_err();
+        assert_eq!(test.target().status(), "3 a b c 1 ADA");
+        test.drive("c").faults().add(Fault::error(OpSet::ALL).shots(1));
+        test.on(Op::Discard, 0, 120).unwrap_err();
+        assert_eq!(test.target().status(), "3 a b c 1 ADD");
     }
 
     #[test]
     fn a_long_discard_is_one_request_per_stripe() {
-        let bed = Testbed::new(&[("a", 64), ("b", 64), ("c", 64)]);
-        bed.load("0 120 striped 3 4 a 0 b 0 c 0");
-        let before = bed.sim.writes();
-        bed.on(Op::Discard, range(1, 118)).unwrap();
-        assert_eq!(bed.sim.writes() - before, 3);
-        bed.on(Op::Discard, range(5, 6)).unwrap();
-        assert_eq!(bed.sim.writes() - before, 5);
+        let test = OneVolume::new(&[("a", 64), ("b", 64), ("c", 64)]);
+        test.load("0 120 striped 3 4 a 0 b 0 c 0");
+        let before = test.sim.writes();
+        test.on(Op::Discard, 1, 118).unwrap();
+        assert_eq!(test.sim.writes() - before, 3);
+        test.on(Op::Discard, 5, 6).unwrap();
+        assert_eq!(test.sim.writes() - before, 5);
     }
 
     #[test]
     fn chunks_of_holes_and_data_show_as_extents() {
-        let bed = Testbed::new(&[("a", 64)]);
-        bed.add_volume("hole", "0 64 zero");
-        bed.load("0 128 striped 2 4 a 0 @hole 0");
-        let extents = bed.extents(range(2, 12)).unwrap();
+        let test = OneVolume::new(&[("a", 64)]);
+        test.fixture.load("hole", "0 64 zero");
+        test.load("0 128 striped 2 4 a 0 @hole 0");
+        let extents = test.extents(range(2, 12)).unwrap();
         let shape: Vec<_> = extents.iter().map(|extent| (extent.count.0, extent.kind)).collect();
         let (data, hole) = (ExtentKind::Data, ExtentKind::Hole);
         assert_eq!(shape, [(2, data), (4, hole), (4, data), (2, hole)]);
-        bed.load("0 64 striped 1 4 @hole 0");
-        assert_eq!(bed.extents(range(1, 63)).unwrap().len(), 1, "equal neighbours are joined");
+        test.load("0 64 striped 1 4 @hole 0");
+        assert_eq!(test.extents(range(1, 63)).unwrap().len(), 1, "equal neighbours are joined");
     }
 
     #[test]
     fn limits_tell_the_chunk_and_the_row() {
-        let bed = Testbed::new(&[("a", 64), ("b", 64)]);
-        bed.load("0 128 striped 2 8 a 0 b 0");
-        let limits = bed.volume.limits();
+        let test = OneVolume::new(&[("a", 64), ("b", 64)]);
+        test.load("0 128 striped 2 8 a 0 b 0");
+        let limits = test.volume.limits();
         assert_eq!((limits.io_min, limits.io_opt), (4096, 8192));
     }
 
     #[test]
     fn the_table_prints_as_it_was_given() {
-        let bed = Testbed::new(&[("a", 64), ("b", 64)]);
-        bed.load("0 96 striped 2 8 a 16 b 0");
-        assert_eq!(bed.target().table(), "2 8 a 16 b 0");
+        let test = OneVolume::new(&[("a", 64), ("b", 64)]);
+        test.load("0 96 striped 2 8 a 16 b 0");
+        assert_eq!(test.target().table(), "2 8 a 16 b 0");
     }
 
     #[test]
     fn each_wrong_argument_is_named() {
-        let bed = Testbed::new(&[("a", 64), ("b", 64)]);
+        let test = OneVolume::new(&[("a", 64), ("b", 64)]);
         for (table, expected) in [
             ("0 96 striped", "striped: #stripes: found nothing"),
             ("0 96 striped 0 8", "striped: #stripes: found '0', expected a number from 1 to 65535"),
@@ -491,16 +491,16 @@ mod tests {
             ("0 96 striped 2 8 a 0 b 17", "b: striped offset: found 17 for 48 sectors"),
             ("0 96 striped 2 8 a 0 b 0 c", "striped: trailing words: found 'c'"),
         ] {
-            let refusal = bed.refusal(table);
+            let refusal = test.refusal(table);
             assert!(refusal.starts_with(expected), "{refusal}");
         }
     }
 
     #[test]
     fn a_chunk_smaller_than_a_logical_block_is_refused() {
-        let options = DriveOptions { logical_block: 4096, ..DriveOptions::named("a") };
-        let bed = Testbed::with_options(vec![(options, 64), (DriveOptions::named("b"), 64)]);
-        let refusal = bed.refusal("0 96 striped 2 4 b 0 a 0");
+        let options = DriveOptions { logical_block: 4096, ..drive_options("a") };
+        let test = OneVolume::with_options([(options, 64), (drive_options("b"), 64)]);
+        let refusal = test.refusal("0 96 striped 2 4 b 0 a 0");
         let expected = "striped: chunk_size: found 4, expected a multiple of a's logical block";
         assert!(refusal.starts_with(expected), "{refusal}");
     }

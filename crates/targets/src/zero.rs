@@ -56,19 +56,19 @@ impl Target for Zero {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testbed::{SECTOR, Testbed, range};
+    use crate::fixture::{OneVolume, SECTOR, range};
     use cairn_block::{Io, SectorCount};
 
     #[test]
     fn reads_give_zeros_whatever_was_written() {
-        let bed = Testbed::new(&[]);
-        bed.load("0 16 zero");
-        bed.write(0, &[7; 4 * SECTOR]).unwrap();
-        bed.on(Op::Discard, range(0, 16)).unwrap();
-        bed.on(Op::WriteZeroes, range(0, 16)).unwrap();
-        bed.io(|_| Io::flush()).unwrap();
+        let test = OneVolume::new(&[]);
+        test.load("0 16 zero");
+        test.write(0, 4, 7).unwrap();
+        test.on(Op::Discard, 0, 16).unwrap();
+        test.on(Op::WriteZeroes, 0, 16).unwrap();
+        test.io(|_| Io::flush()).unwrap();
         let segs = std::cell::RefCell::new(None);
-        bed.io(|env| {
+        test.io(|env| {
             let dirty = env.segs(SectorCount(4));
             dirty.copy_in(0, &[9; 4 * SECTOR]);
             *segs.borrow_mut() = Some(dirty.clone());
@@ -76,29 +76,29 @@ mod tests {
         })
         .unwrap();
         assert_eq!(segs.take().unwrap().to_vec(), [0; 4 * SECTOR]);
-        assert_eq!((bed.target().table(), bed.target().status()), (String::new(), String::new()));
+        assert_eq!((test.target().table(), test.target().status()), (String::new(), String::new()));
     }
 
     #[test]
     fn only_the_part_of_a_read_inside_the_line_is_zeroed() {
-        let bed = Testbed::new(&[("a", 16)]);
-        bed.load("0 4 zero\n4 12 linear a 4");
-        let read = bed.read(2, 4).unwrap();
+        let test = OneVolume::new(&[("a", 16)]);
+        test.load("0 4 zero\n4 12 linear a 4");
+        let read = test.read(2, 4).unwrap();
         assert_eq!(read[..2 * SECTOR], [0; 2 * SECTOR]);
-        assert_eq!(read[2 * SECTOR..], crate::testbed::initial("a", 6)[4 * SECTOR..]);
+        assert_eq!(read[2 * SECTOR..], crate::fixture::initial("a", 6)[4 * SECTOR..]);
     }
 
     #[test]
     fn all_of_it_is_a_hole() {
-        let bed = Testbed::new(&[]);
-        bed.load("0 16 zero");
+        let test = OneVolume::new(&[]);
+        test.load("0 16 zero");
         let hole = Extent { count: SectorCount(12), kind: ExtentKind::Hole };
-        assert_eq!(bed.extents(range(4, 12)).unwrap(), [hole]);
+        assert_eq!(test.extents(range(4, 12)).unwrap(), [hole]);
     }
 
     #[test]
     fn arguments_are_refused() {
-        let refusal = Testbed::new(&[]).refusal("0 16 zero x");
+        let refusal = OneVolume::new(&[]).refusal("0 16 zero x");
         assert_eq!(refusal, "zero: trailing words: found 'x', expected the end of the line");
     }
 }

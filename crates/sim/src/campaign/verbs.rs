@@ -95,7 +95,8 @@ pub(super) fn close(
     Ok(())
 }
 
-fn users_first(registry: &Registry) -> Vec<Arc<MappedDevice>> {
+/// All volumes of a registry; each comes before those that it stands on.
+pub fn users_first(registry: &Registry) -> Vec<Arc<MappedDevice>> {
     let (mut left, mut sorted) = (registry.volumes(), Vec::new());
     while !left.is_empty() {
         let stands_on = |user: &MappedDevice, id| user.id() != id && user.stands_on(id);

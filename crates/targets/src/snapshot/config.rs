@@ -148,7 +148,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rig::with_ctor;
+    use crate::fixture::with_ctor;
 
     fn parse(line: &str) -> Result<Config, String> {
         with_ctor(line, |ctor| {

@@ -1,9 +1,9 @@
 //! Tests of snapshots in virtual time, over drives that record their requests and fail on demand.
-//! `bed` is the fixture; each other file tests one part.
+//! `fixture` is what they share; each other file tests one part.
 
-mod bed;
 mod cycles;
 mod failures;
+mod fixture;
 mod full;
 mod merging;
 mod opening;

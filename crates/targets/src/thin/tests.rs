@@ -1,12 +1,12 @@
 //! Tests of pools and volumes in virtual time, over drives that record their requests and fail on
-//! demand. `bed` is the fixture; each other file tests one part.
+//! demand. `fixture` is what they share; each other file tests one part.
 
 mod basics;
-mod bed;
 mod commits;
 mod discards;
 mod edits;
 mod errors;
+mod fixture;
 mod full;
 mod inspections;
 mod large_blocks;

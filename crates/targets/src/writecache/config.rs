@@ -163,7 +163,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rig::with_ctor;
+    use crate::fixture::with_ctor;
 
     fn parse(line: &str) -> Result<Config, String> {
         with_ctor(line, |ctor| Config::parse(ctor).map_err(|error| error.to_string()))

@@ -3,49 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{
-    Disk, Env, FailureCursor, Io, IoResult, Sector, SectorCount, SectorRange, SuspendMode,
-};
+use cairn_block::{Disk, Env, Io, Sector, SectorCount, SectorRange, SuspendMode};
 use cairn_sim::{Fault, Image, OpSet};
 
-use super::bed::{Bed, initial_byte, write_io};
+use super::fixture::{SnapshotFixture, initial_bytes, write_io};
 
 const SNAPSHOT: &str = "0 512 snapshot origin cow0 P 8";
 
-fn initial(start: u64, count: u64) -> Vec<u8> {
-    (start..start + count).map(initial_byte).collect()
+fn fixture() -> SnapshotFixture {
+    let test = SnapshotFixture::new(512, &[2048]);
+    test.load("s", SNAPSHOT);
+    test.load("o", "0 512 snapshot-origin origin");
+    test
 }
 
-fn bed() -> Bed {
-    let bed = Bed::new(512, &[2048]);
-    bed.load("s", SNAPSHOT);
-    bed.load("o", "0 512 snapshot-origin origin");
-    bed
-}
-
-fn flush_fails_once(bed: &Bed, drive: &str) {
-    bed.drive(drive).faults().add(Fault::losing_flushes().shots(1));
-}
-
-/// A client of a volume.
-struct Client {
-    disk: Arc<dyn Disk>,
-    cursor: FailureCursor,
-}
-
-impl Client {
-    fn of(bed: &Bed, name: &str) -> Client {
-        let disk: Arc<dyn Disk> = bed.volume(name);
-        Client { cursor: FailureCursor::new(&disk), disk }
-    }
-
-    /// What its flush says.
-    fn flush(&mut self, bed: &Bed, name: &str) -> IoResult {
-        let result = bed.io(name, |_| Io::flush());
-        let told = self.cursor.end_of_flush(&self.disk, result);
-        self.cursor.was_told(&self.disk);
-        told
-    }
+fn flush_fails_once(test: &SnapshotFixture, drive: &str) {
+    test.drive(drive).faults().add(Fault::losing_flushes().shots(1));
 }
 
 /// The moments, while something is under way, at which something else may happen.
@@ -56,18 +29,18 @@ fn moments(until_us: u64) -> impl Iterator<Item = Duration> {
 #[test]
 fn a_copy_is_made_again_if_another_users_failed_flush_dropped_it() {
     for moment in moments(400) {
-        let bed = bed();
-        bed.start("o", "write", |env| write_io(env, 16, 8, 200));
-        bed.sim.run_for(moment);
-        flush_fails_once(&bed, "cow0");
-        bed.start("s", "flush", |_| Io::flush());
-        bed.settle();
-        assert_eq!(bed.labels().len(), 2, "{moment:?}");
-        assert!(bed.ends.borrow().iter().all(|(label, end)| *label == "flush" || end.is_ok()));
-        assert_eq!(bed.bytes("o", 16, 8), [200; 8]);
-        let again = bed.reopen_durable();
+        let test = fixture();
+        test.start("o", "write", |env| write_io(env, 16, 8, 200));
+        test.run(moment);
+        flush_fails_once(&test, "cow0");
+        test.start("s", "flush", |_| Io::flush());
+        test.settle();
+        assert_eq!(test.labels().len(), 2, "{moment:?}");
+        assert!(test.ends.all().iter().all(|(label, end)| *label == "flush" || end.is_ok()));
+        assert_eq!(test.bytes("o", 16, 8), [200; 8]);
+        let again = test.reopen_durable();
         again.load("s", SNAPSHOT);
-        assert_eq!(again.bytes("s", 0, 512), initial(0, 512), "{moment:?}");
+        assert_eq!(again.bytes("s", 0, 512), initial_bytes(0, 512), "{moment:?}");
     }
 }
 
@@ -76,32 +49,32 @@ fn a_copy_is_made_again_if_another_users_failed_flush_dropped_it() {
 #[test]
 fn record_that_another_flush_dropped_is_written_again() {
     for moment in moments(500) {
-        let bed = bed();
-        bed.set_page_cache("cow0");
-        bed.start("o", "write", |env| write_io(env, 16, 8, 200));
-        bed.sim.run_for(moment);
-        flush_fails_once(&bed, "cow0");
-        bed.start("s", "flush", |_| Io::flush());
-        bed.settle();
-        assert_eq!(bed.bytes("o", 16, 8), [200; 8]);
-        bed.io("o", |_| Io::flush()).unwrap();
-        let again = bed.reopen_durable();
+        let test = fixture();
+        test.recording("cow0").set_page_cache();
+        test.start("o", "write", |env| write_io(env, 16, 8, 200));
+        test.run(moment);
+        flush_fails_once(&test, "cow0");
+        test.start("s", "flush", |_| Io::flush());
+        test.settle();
+        assert_eq!(test.bytes("o", 16, 8), [200; 8]);
+        test.flush("o").unwrap();
+        let again = test.reopen_durable();
         again.load("s", SNAPSHOT);
-        assert_eq!(again.bytes("s", 0, 512), initial(0, 512), "{moment:?}");
+        assert_eq!(again.bytes("s", 0, 512), initial_bytes(0, 512), "{moment:?}");
     }
 }
 
 #[test]
 fn a_write_of_whole_chunks_is_made_again_from_its_request() {
     for moment in moments(400) {
-        let bed = bed();
-        bed.start("s", "write", |env| write_io(env, 16, 16, 200));
-        bed.sim.run_for(moment);
-        flush_fails_once(&bed, "cow0");
-        bed.start("s", "flush", |_| Io::flush());
-        bed.settle();
-        assert!(bed.ends.borrow().iter().any(|(label, end)| *label == "write" && end.is_ok()));
-        let again = bed.reopen_durable();
+        let test = fixture();
+        test.start("s", "write", |env| write_io(env, 16, 16, 200));
+        test.run(moment);
+        flush_fails_once(&test, "cow0");
+        test.start("s", "flush", |_| Io::flush());
+        test.settle();
+        assert!(test.ends.all().iter().any(|(label, end)| *label == "write" && end.is_ok()));
+        let again = test.reopen_durable();
         again.load("s", SNAPSHOT);
         assert_eq!(again.bytes("s", 16, 16), [200; 16], "{moment:?}");
     }
@@ -110,139 +83,134 @@ fn a_write_of_whole_chunks_is_made_again_from_its_request() {
 #[test]
 fn a_copy_that_is_made_again_is_told_to_no_client() {
     for fault in [Fault::losing_flushes(), Fault::losing_durable_writes()] {
-        let bed = bed();
-        let (mut s, mut o) = (Client::of(&bed, "s"), Client::of(&bed, "o"));
-        bed.write("s", 64, 8, 7).unwrap();
-        bed.drive("cow0").faults().add(fault.shots(1));
-        bed.write("o", 16, 8, 200).unwrap();
-        assert_eq!(bed.drive("cow0").failures(), 1);
-        assert_eq!((s.flush(&bed, "s"), o.flush(&bed, "o")), (Ok(()), Ok(())));
-        let cow = bed.drive("cow0");
+        let test = fixture();
+        let (s, o) = (test.client("s"), test.client("o"));
+        test.write("s", 64, 8, 7).unwrap();
+        test.drive("cow0").faults().add(fault.shots(1));
+        test.write("o", 16, 8, 200).unwrap();
+        assert_eq!(test.drive("cow0").failures(), 1);
+        assert_eq!((test.flush_of(&s), test.flush_of(&o)), (Ok(()), Ok(())));
+        let cow = test.drive("cow0");
         assert_eq!(cow.failures(), cow.failures_told(), "made good");
-        let again = bed.reopen_durable();
+        let again = test.reopen_durable();
         again.load("s", SNAPSHOT);
-        assert_eq!(again.bytes("s", 0, 64), initial(0, 64));
+        assert_eq!(again.bytes("s", 0, 64), initial_bytes(0, 64));
         assert_eq!(again.bytes("s", 64, 8), [7; 8]);
     }
 }
 
 #[test]
 fn a_cow_device_that_never_flushes_ends_the_snapshot() {
-    let bed = bed();
-    bed.drive("cow0").faults().add(Fault::losing_flushes());
-    bed.write("o", 16, 8, 200).unwrap();
-    assert_eq!(bed.status("s"), "Invalid");
-    assert_eq!(bed.bytes("o", 16, 8), [200; 8]);
+    let test = fixture();
+    test.drive("cow0").faults().add(Fault::losing_flushes());
+    test.write("o", 16, 8, 200).unwrap();
+    assert_eq!(test.status("s"), "Invalid");
+    assert_eq!(test.bytes("o", 16, 8), [200; 8]);
 }
 
 #[test]
 fn flush_fails_once_per_client_after_lost_writes_in_place() {
-    let bed = bed();
-    let (mut first, mut second) = (Client::of(&bed, "s"), Client::of(&bed, "s"));
-    bed.write("s", 64, 8, 7).unwrap();
-    bed.write("s", 65, 2, 8).unwrap();
-    flush_fails_once(&bed, "cow0");
-    bed.write("o", 16, 8, 200).unwrap();
-    let mut o = Client::of(&bed, "o");
-    assert_eq!(o.flush(&bed, "o"), Ok(()), "nothing of the origin is concerned");
-    for client in [&mut first, &mut second] {
-        assert!(client.flush(&bed, "s").is_err());
-        assert!(client.flush(&bed, "s").is_ok());
-    }
-    assert_ne!(bed.status("s"), "Invalid");
+    let test = fixture();
+    let (first, second) = (test.client("s"), test.client("s"));
+    test.write("s", 64, 8, 7).unwrap();
+    test.write("s", 65, 2, 8).unwrap();
+    flush_fails_once(&test, "cow0");
+    test.write("o", 16, 8, 200).unwrap();
+    let o = test.client("o");
+    assert_eq!(test.flush_of(&o), Ok(()), "nothing of the origin is concerned");
+    test.are_told_once(&[first, second]);
+    assert_ne!(test.status("s"), "Invalid");
 }
 
 #[test]
 fn a_suspend_says_that_what_was_written_in_place_is_lost() {
     for by_another in [false, true] {
-        let bed = bed();
-        let mut client = Client::of(&bed, "s");
-        bed.write("s", 64, 8, 7).unwrap();
-        bed.write("s", 64, 8, 8).unwrap();
-        flush_fails_once(&bed, "cow0");
+        let test = fixture();
+        let client = test.client("s");
+        test.write("s", 64, 8, 7).unwrap();
+        test.write("s", 64, 8, 8).unwrap();
+        flush_fails_once(&test, "cow0");
         if by_another {
-            let disk: Arc<dyn Disk> = bed.drive("cow0");
+            let disk: Arc<dyn Disk> = test.drive("cow0");
             let flush = |env: Env| async move { env.io(&disk, Io::flush()).await };
-            bed.sim.block_on(0, flush).expect_err("it fails");
+            test.sim.block_on(0, flush).expect_err("it fails");
         }
-        let volume = bed.volume("s");
+        let volume = test.volume("s");
         let suspend = |env| async move { volume.suspend(&env, SuspendMode::Flush).await };
-        let lost = bed.sim.block_on(0, suspend).unwrap_err().to_string();
+        let lost = test.sim.block_on(0, suspend).unwrap_err().to_string();
         assert!(lost.starts_with("cow0: flush"), "{lost}");
-        assert!(bed.volume("s").is_suspended());
-        bed.resume("s").unwrap();
-        assert!(client.flush(&bed, "s").is_err());
-        assert!(client.flush(&bed, "s").is_ok());
+        assert!(test.volume("s").is_suspended());
+        test.resume("s").unwrap();
+        test.are_told_once(&[client]);
     }
 }
 
 #[test]
 fn what_a_suspend_made_durable_concerns_no_client_any_more() {
-    let bed = bed();
-    let mut client = Client::of(&bed, "s");
-    bed.write("s", 64, 8, 7).unwrap();
-    bed.write("s", 64, 8, 8).unwrap();
-    bed.suspend("s", SuspendMode::Flush);
-    bed.resume("s").unwrap();
-    flush_fails_once(&bed, "cow0");
-    bed.write("o", 16, 8, 200).unwrap();
-    assert_eq!(client.flush(&bed, "s"), Ok(()));
-    let again = bed.reopen_durable();
+    let test = fixture();
+    let client = test.client("s");
+    test.write("s", 64, 8, 7).unwrap();
+    test.write("s", 64, 8, 8).unwrap();
+    test.suspend("s", SuspendMode::Flush);
+    test.resume("s").unwrap();
+    flush_fails_once(&test, "cow0");
+    test.write("o", 16, 8, 200).unwrap();
+    assert_eq!(test.flush_of(&client), Ok(()));
+    let again = test.reopen_durable();
     again.load("s", SNAPSHOT);
     assert_eq!(again.bytes("s", 64, 8), [8; 8]);
 }
 
 #[test]
 fn a_transient_snapshot_ends_by_a_failed_flush() {
-    let bed = Bed::new(512, &[2048]);
-    bed.load("s", "0 512 snapshot origin cow0 N 8");
-    bed.load("o", "0 512 snapshot-origin origin");
-    bed.write("o", 16, 8, 200).unwrap();
-    flush_fails_once(&bed, "cow0");
-    assert!(bed.io("s", |_| Io::flush()).is_err());
-    bed.settle();
-    assert_eq!(bed.status("s"), "Invalid");
-    assert!(bed.read("s", 16, 8).is_err());
+    let test = SnapshotFixture::new(512, &[2048]);
+    test.load("s", "0 512 snapshot origin cow0 N 8");
+    test.load("o", "0 512 snapshot-origin origin");
+    test.write("o", 16, 8, 200).unwrap();
+    flush_fails_once(&test, "cow0");
+    assert!(test.flush("s").is_err());
+    test.settle();
+    assert_eq!(test.status("s"), "Invalid");
+    assert!(test.read("s", 16, 8).is_err());
 }
 
 #[test]
 fn an_unreported_loss_fails_the_first_flush_after_the_store_is_opened_again() {
-    let bed = bed();
-    bed.write("s", 64, 8, 7).unwrap();
-    bed.remove("s");
-    flush_fails_once(&bed, "cow0");
-    bed.try_load("s", SNAPSHOT).unwrap_err();
-    let mut client = Client::of(&bed, "s");
-    bed.load("s", SNAPSHOT);
-    assert_eq!(bed.bytes("s", 64, 8), [7; 8]);
-    assert!(client.flush(&bed, "s").is_err());
-    assert!(client.flush(&bed, "s").is_ok());
+    let test = fixture();
+    test.write("s", 64, 8, 7).unwrap();
+    test.remove("s");
+    flush_fails_once(&test, "cow0");
+    test.try_load("s", SNAPSHOT).unwrap_err();
+    let client = test.client("s");
+    test.load("s", SNAPSHOT);
+    assert_eq!(test.bytes("s", 64, 8), [7; 8]);
+    test.are_told_once(&[client]);
 }
 
 const MERGE: &str = "0 512 snapshot-merge origin cow0 P 8";
 
 /// A suspended snapshot to merge, and its content.
-fn to_merge() -> (Bed, Vec<u8>) {
-    let bed = bed();
+fn to_merge() -> (SnapshotFixture, Vec<u8>) {
+    let test = fixture();
     for at in [400, 16, 24, 200] {
-        bed.write("s", at, 8, (at % 200) as u8 + 1).unwrap();
+        test.write("s", at, 8, (at % 200) as u8 + 1).unwrap();
     }
-    let content = bed.bytes("s", 0, 512);
-    bed.suspend("s", SuspendMode::Flush);
-    (bed, content)
+    let content = test.bytes("s", 0, 512);
+    test.suspend("s", SuspendMode::Flush);
+    (test, content)
 }
 
 #[test]
 fn a_run_is_merged_again_if_another_users_failed_flush_dropped_it() {
     for moment in moments(800) {
-        let (bed, content) = to_merge();
-        bed.load("o", MERGE);
-        bed.sim.run_for(moment);
-        flush_fails_once(&bed, "origin");
-        bed.start("o", "flush", |_| Io::flush());
-        bed.settle();
-        assert_eq!(bed.status("o"), "16/2048 16", "{moment:?}");
-        let origin = bed.drive("origin").durable().to_vec();
+        let (test, content) = to_merge();
+        test.load("o", MERGE);
+        test.run(moment);
+        flush_fails_once(&test, "origin");
+        test.start("o", "flush", |_| Io::flush());
+        test.settle();
+        assert_eq!(test.status("o"), "16/2048 16", "{moment:?}");
+        let origin = test.drive("origin").durable().to_vec();
         let origin = origin.chunks(512).map(|sector| sector[0]);
         assert!(origin.eq(content.iter().copied()), "{moment:?}");
     }
@@ -251,18 +219,18 @@ fn a_run_is_merged_again_if_another_users_failed_flush_dropped_it() {
 #[test]
 fn records_whose_clearing_another_flush_dropped_are_cleared_again() {
     for moment in moments(1200) {
-        let (bed, mut content) = to_merge();
-        bed.set_page_cache("cow0");
-        bed.load("o", MERGE);
-        bed.sim.run_for(moment);
-        flush_fails_once(&bed, "cow0");
-        bed.start("o", "flush", |_| Io::flush());
-        bed.sim.run_until(|| bed.status("o") == "16/2048 16");
-        bed.settle();
-        bed.write("o", 0, 512, 99).unwrap();
-        bed.io("o", |_| Io::flush()).unwrap();
+        let (test, mut content) = to_merge();
+        test.recording("cow0").set_page_cache();
+        test.load("o", MERGE);
+        test.run(moment);
+        flush_fails_once(&test, "cow0");
+        test.start("o", "flush", |_| Io::flush());
+        test.sim.run_until(|| test.status("o") == "16/2048 16");
+        test.settle();
+        test.write("o", 0, 512, 99).unwrap();
+        test.flush("o").unwrap();
         content.fill(99);
-        let again = bed.reopen_durable();
+        let again = test.reopen_durable();
         again.load("o", MERGE);
         assert_eq!(again.bytes("o", 0, 512), content, "{moment:?}: a record came back");
     }
@@ -270,50 +238,49 @@ fn records_whose_clearing_another_flush_dropped_are_cleared_again() {
 
 #[test]
 fn a_client_hears_of_a_failed_flush_of_the_merge() {
-    let (bed, _) = to_merge();
-    bed.drive("origin").faults().add(Fault::error(OpSet::READS).on(super::bed::range(0, 1)));
-    bed.load("o", MERGE);
-    let mut client = Client::of(&bed, "o");
-    bed.write("o", 100, 8, 5).unwrap();
-    let failures = bed.drive("origin").failures();
-    flush_fails_once(&bed, "origin");
-    bed.settle();
-    assert_eq!(bed.drive("origin").failures(), failures + 1, "the merge met it");
-    assert!(client.flush(&bed, "o").is_err());
-    assert!(client.flush(&bed, "o").is_ok());
-    assert_eq!(bed.status("o"), "16/2048 16");
+    let (test, _) = to_merge();
+    test.drive("origin").faults().add(Fault::error(OpSet::READS).on(super::fixture::range(0, 1)));
+    test.load("o", MERGE);
+    let client = test.client("o");
+    test.write("o", 100, 8, 5).unwrap();
+    let failures = test.drive("origin").failures();
+    flush_fails_once(&test, "origin");
+    test.settle();
+    assert_eq!(test.drive("origin").failures(), failures + 1, "the merge met it");
+    test.are_told_once(&[client]);
+    assert_eq!(test.status("o"), "16/2048 16");
 }
 
 #[test]
 fn a_table_that_is_resumed_after_its_close_serves_its_store_or_has_ended() {
     let mut served = 0;
     for moment in moments(1500) {
-        let bed = Bed::new(512, &[2048, 2048]);
-        bed.load("s", SNAPSHOT);
-        bed.load("o", "0 512 snapshot-origin origin");
-        bed.write("s", 64, 8, 7).unwrap();
-        bed.write("o", 16, 8, 200).unwrap();
-        bed.build("s", "0 512 snapshot origin cow1 P 8").unwrap();
-        bed.drive("cow1").faults().add(Fault::error(OpSet::READS));
-        let (origin, env): (Arc<dyn Disk>, _) = (bed.volume("o"), bed.sim.env(2).clone());
-        bed.sim.env(2).spawn(async move {
+        let test = SnapshotFixture::new(512, &[2048, 2048]);
+        test.load("s", SNAPSHOT);
+        test.load("o", "0 512 snapshot-origin origin");
+        test.write("s", 64, 8, 7).unwrap();
+        test.write("o", 16, 8, 200).unwrap();
+        test.build("s", "0 512 snapshot origin cow1 P 8").unwrap();
+        test.drive("cow1").faults().add(Fault::error(OpSet::READS));
+        let (origin, env): (Arc<dyn Disk>, _) = (test.volume("o"), test.sim.env(2).clone());
+        test.sim.env(2).spawn(async move {
             env.sleep(moment).await;
             let io = write_io(&env, 128, 8, 201);
             env.io(&origin, io).await.expect("the origin is well");
         });
-        bed.resume("s").unwrap_err();
-        bed.settle();
-        assert_eq!(bed.bytes("o", 128, 8), [201; 8]);
-        if bed.status("s") == "Invalid" {
+        test.resume("s").unwrap_err();
+        test.settle();
+        assert_eq!(test.bytes("o", 128, 8), [201; 8]);
+        if test.status("s") == "Invalid" {
             continue;
         }
         served += 1;
-        let mut expected = initial(0, 512);
+        let mut expected = initial_bytes(0, 512);
         expected[64..72].fill(7);
-        assert_eq!(bed.bytes("s", 0, 512), expected, "{moment:?}");
-        bed.write("s", 256, 8, 9).unwrap();
-        bed.write("o", 300, 8, 9).unwrap();
-        assert_eq!(bed.bytes("s", 296, 16), initial(296, 16));
+        assert_eq!(test.bytes("s", 0, 512), expected, "{moment:?}");
+        test.write("s", 256, 8, 9).unwrap();
+        test.write("o", 300, 8, 9).unwrap();
+        assert_eq!(test.bytes("s", 296, 16), initial_bytes(296, 16));
     }
     assert!(served > 20, "{served}: only what was missed ends it");
 }
@@ -321,73 +288,73 @@ fn a_table_that_is_resumed_after_its_close_serves_its_store_or_has_ended() {
 #[test]
 fn snapshot_whose_store_a_merge_could_not_open_ends_if_the_origin_changed() {
     for changes in [false, true] {
-        let (bed, content) = to_merge();
-        bed.build("o", MERGE).unwrap();
-        bed.drive("cow0").faults().add(Fault::error(OpSet::READS));
-        bed.resume("o").unwrap_err();
-        bed.drive("cow0").faults().clear();
-        bed.write("o", 16, 8, 201).unwrap();
+        let (test, content) = to_merge();
+        test.build("o", MERGE).unwrap();
+        test.drive("cow0").faults().add(Fault::error(OpSet::READS));
+        test.resume("o").unwrap_err();
+        test.drive("cow0").faults().clear();
+        test.write("o", 16, 8, 201).unwrap();
         if changes {
-            bed.write("o", 300, 8, 201).unwrap();
+            test.write("o", 300, 8, 201).unwrap();
         }
-        bed.resume("s").unwrap();
+        test.resume("s").unwrap();
         match changes {
-            true => assert_eq!(bed.status("s"), "Invalid"),
-            false => assert_eq!(bed.bytes("s", 0, 512), content),
+            true => assert_eq!(test.status("s"), "Invalid"),
+            false => assert_eq!(test.bytes("s", 0, 512), content),
         }
     }
 }
 
 #[test]
 fn fresh_table_of_a_store_that_a_merge_could_not_open_ends_if_the_origin_changed() {
-    let (bed, _) = to_merge();
-    bed.build("o", MERGE).unwrap();
-    bed.drive("cow0").faults().add(Fault::error(OpSet::READS));
-    bed.resume("o").unwrap_err();
-    bed.drive("cow0").faults().clear();
-    bed.write("o", 300, 8, 201).unwrap();
-    bed.load("s", SNAPSHOT);
-    assert_eq!(bed.status("s"), "Invalid");
+    let (test, _) = to_merge();
+    test.build("o", MERGE).unwrap();
+    test.drive("cow0").faults().add(Fault::error(OpSet::READS));
+    test.resume("o").unwrap_err();
+    test.drive("cow0").faults().clear();
+    test.write("o", 300, 8, 201).unwrap();
+    test.load("s", SNAPSHOT);
+    assert_eq!(test.status("s"), "Invalid");
 }
 
 #[test]
 fn a_transient_snapshot_survives_its_close() {
-    let bed = Bed::new(512, &[2048, 2048]);
-    bed.load("s", "0 512 snapshot origin cow0 N 8");
-    bed.load("o", "0 512 snapshot-origin origin");
-    bed.write("o", 16, 8, 200).unwrap();
-    bed.build("s", "0 512 snapshot origin cow1 P 8").unwrap();
-    bed.drive("cow1").faults().add(Fault::error(OpSet::READS));
-    bed.resume("s").unwrap_err();
-    assert_eq!(bed.bytes("s", 0, 64), initial(0, 64));
-    bed.write("o", 40, 8, 201).unwrap();
-    assert_eq!(bed.bytes("s", 0, 64), initial(0, 64));
+    let test = SnapshotFixture::new(512, &[2048, 2048]);
+    test.load("s", "0 512 snapshot origin cow0 N 8");
+    test.load("o", "0 512 snapshot-origin origin");
+    test.write("o", 16, 8, 200).unwrap();
+    test.build("s", "0 512 snapshot origin cow1 P 8").unwrap();
+    test.drive("cow1").faults().add(Fault::error(OpSet::READS));
+    test.resume("s").unwrap_err();
+    assert_eq!(test.bytes("s", 0, 64), initial_bytes(0, 64));
+    test.write("o", 40, 8, 201).unwrap();
+    assert_eq!(test.bytes("s", 0, 64), initial_bytes(0, 64));
 }
 
 /// A process that was killed left a record in the drive, and a flush that failed before the next one
 /// opened the store has dropped it: reads show it all the same.
 #[test]
 fn records_that_a_failed_flush_dropped_before_the_store_was_opened_are_written_again() {
-    let before = bed();
+    let before = fixture();
     before.io("o", |env| write_io(env, 16, 8, 200)).expect("no drive fails");
-    before.io("o", |_| Io::flush()).expect("no drive fails");
+    before.flush("o").expect("no drive fails");
     let [origin, mut cow]: [Image; 2] =
         before.durable().collect::<Vec<_>>().try_into().expect("two drives");
     let mut area = vec![0; 4096];
     cow.read(Sector(8), &mut area);
     cow.write(Sector(8), &[0; 4096]);
-    let bed = Bed::of_images(origin, vec![cow]);
-    flush_fails_once(&bed, "cow0");
-    let disk: Arc<dyn Disk> = bed.drive("cow0");
-    bed.sim.block_on(0, |env| async move {
+    let test = SnapshotFixture::of_images(origin, vec![cow]);
+    flush_fails_once(&test, "cow0");
+    let disk: Arc<dyn Disk> = test.drive("cow0");
+    test.sim.block_on(0, |env| async move {
         let range = SectorRange::new(Sector(8), SectorCount(8));
         let segs = env.segs(range.count);
         segs.copy_in(0, &area);
         env.io(&disk, Io::write(range, segs)).await.expect("no write fails");
         env.io(&disk, Io::flush()).await.expect_err("it fails");
     });
-    bed.load("s", SNAPSHOT);
-    let again = bed.reopen_durable();
+    test.load("s", SNAPSHOT);
+    let again = test.reopen_durable();
     again.load("s", SNAPSHOT);
-    assert_eq!(again.bytes("s", 16, 8), initial(16, 8));
+    assert_eq!(again.bytes("s", 16, 8), initial_bytes(16, 8));
 }

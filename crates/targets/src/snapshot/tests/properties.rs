@@ -5,7 +5,7 @@ use proptest::prelude::{ProptestConfig, Strategy, any, prop_oneof};
 use proptest::{collection, proptest};
 
 use super::super::model::Model;
-use super::bed::{Bed, initial_byte, range, write_io};
+use super::fixture::{SnapshotFixture, initial_byte, range, write_io};
 
 const SECTORS: u64 = 200;
 const COWS: [&str; 3] = ["cow0", "cow1", "cow2"];
@@ -61,7 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 struct Twins {
-    bed: Bed,
+    test: SnapshotFixture,
     model: Model,
     /// The table lines of the snapshots that there are.
     lines: [Option<String>; 3],
@@ -69,10 +69,10 @@ struct Twins {
 
 impl Twins {
     fn new() -> Twins {
-        let bed = Bed::new(SECTORS, &[4000; 3]);
-        bed.load("o", &origin_line());
+        let test = SnapshotFixture::new(SECTORS, &[4000; 3]);
+        test.load("o", &origin_line());
         let model = Model::new((0..SECTORS).map(initial_byte).collect());
-        Twins { bed, model, lines: [None, None, None] }
+        Twins { test, model, lines: [None, None, None] }
     }
 
     fn volume(&self, volume: usize) -> Option<&'static str> {
@@ -84,7 +84,7 @@ impl Twins {
 
     fn change(&mut self, volume: usize, at: u64, len: u64, byte: u8, io: Io) {
         let Some(name) = self.volume(volume) else { return };
-        self.bed.io(name, |_| io).unwrap();
+        self.test.io(name, |_| io).unwrap();
         self.model.write(volume.checked_sub(1), at, len, byte);
     }
 
@@ -95,7 +95,7 @@ impl Twins {
                 let len = len.min(SECTORS - at);
                 let flags = if fua { Flags::FUA } else { Flags::empty() };
                 let io = |env: &cairn_block::Env| write_io(env, at, len, byte).with(flags);
-                self.bed.io(name, io).unwrap();
+                self.test.io(name, io).unwrap();
                 self.model.write(volume.checked_sub(1), at, len, byte);
             }
             Step::Zero { volume, at, len } => {
@@ -108,14 +108,14 @@ impl Twins {
             Step::Remove(which) if self.lines[which].is_some() => self.remove(which),
             Step::Reload(which) => {
                 if let Some(line) = self.lines[which].clone() {
-                    self.bed.load(NAMES[which], &line);
+                    self.test.load(NAMES[which], &line);
                 }
             }
             Step::Suspend(volume, flush) => {
                 let Some(name) = self.volume(volume) else { return };
                 let mode = if flush { SuspendMode::Flush } else { SuspendMode::NoFlush };
-                self.bed.suspend(name, mode);
-                self.bed.resume(name).unwrap();
+                self.test.suspend(name, mode);
+                self.test.resume(name).unwrap();
             }
             Step::Merge { which, writes } => self.merge(which, writes),
             Step::Crash => self.crash(),
@@ -125,19 +125,19 @@ impl Twins {
 
     fn create(&mut self, which: usize, kind: &str, chunk: u64) {
         let line = format!("0 {SECTORS} snapshot origin {} {kind} {chunk}", COWS[which]);
-        self.bed.suspend("o", SuspendMode::Flush);
+        self.test.suspend("o", SuspendMode::Flush);
         let blank = vec![0; 8192];
-        self.bed.drive(COWS[which]).resize(cairn_block::SectorCount(0));
-        self.bed.drive(COWS[which]).resize(cairn_block::SectorCount(4000));
-        assert_eq!(self.bed.drive(COWS[which]).visible().to_vec()[..8192], blank);
-        self.bed.load(NAMES[which], &line);
-        self.bed.resume("o").unwrap();
+        self.test.drive(COWS[which]).resize(cairn_block::SectorCount(0));
+        self.test.drive(COWS[which]).resize(cairn_block::SectorCount(4000));
+        assert_eq!(self.test.drive(COWS[which]).visible().to_vec()[..8192], blank);
+        self.test.load(NAMES[which], &line);
+        self.test.resume("o").unwrap();
         self.model.create(which);
         self.lines[which] = Some(line);
     }
 
     fn remove(&mut self, which: usize) {
-        self.bed.remove(NAMES[which]);
+        self.test.remove(NAMES[which]);
         self.model.remove(which);
         self.lines[which] = None;
     }
@@ -146,21 +146,21 @@ impl Twins {
         let Some(line) = self.lines[which].clone().filter(|line| !line.contains(" N ")) else {
             return;
         };
-        self.bed.suspend(NAMES[which], SuspendMode::Flush);
-        self.bed.suspend("o", SuspendMode::Flush);
-        self.bed.load("o", &line.replace("snapshot", "snapshot-merge"));
+        self.test.suspend(NAMES[which], SuspendMode::Flush);
+        self.test.suspend("o", SuspendMode::Flush);
+        self.test.load("o", &line.replace("snapshot", "snapshot-merge"));
         self.model.merge(which);
         for (at, byte) in writes.into_iter().zip(1..) {
             let len = 7.min(SECTORS - at);
-            self.bed.write("o", at, len, byte).unwrap();
+            self.test.write("o", at, len, byte).unwrap();
             self.model.write(None, at, len, byte);
         }
-        self.bed.sim.run_until(|| {
-            let status = self.bed.status("o");
+        self.test.sim.run_until(|| {
+            let status = self.test.status("o");
             let (head, metadata) = status.split_once(' ').expect("it is well");
             head.split_once('/').expect("two figures").0 == metadata
         });
-        self.bed.load("o", &origin_line());
+        self.test.load("o", &origin_line());
         self.remove(which);
     }
 
@@ -168,26 +168,26 @@ impl Twins {
     fn crash(&mut self) {
         for volume in 0..4 {
             if let Some(name) = self.volume(volume) {
-                self.bed.io(name, |_| Io::flush()).unwrap();
+                self.test.flush(name).unwrap();
             }
         }
-        self.bed = self.bed.reopen_durable();
+        self.test = self.test.reopen_durable();
         for (which, name) in NAMES.into_iter().enumerate() {
             let Some(line) = self.lines[which].clone() else { continue };
             if line.contains(" N ") {
                 self.lines[which] = None;
                 self.model.remove(which);
             } else {
-                self.bed.load(name, &line);
+                self.test.load(name, &line);
             }
         }
-        self.bed.load("o", &origin_line());
+        self.test.load("o", &origin_line());
     }
 
     fn compare(&self) {
         for volume in 0..4usize {
             if let Some(name) = self.volume(volume) {
-                let bytes = self.bed.bytes(name, 0, SECTORS);
+                let bytes = self.test.bytes(name, 0, SECTORS);
                 assert_eq!(bytes, self.model.content(volume.checked_sub(1)), "{name}");
             }
         }

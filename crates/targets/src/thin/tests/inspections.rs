@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cairn_block::{Op, SuspendMode, yield_once};
 
-use super::bed::{BLOCK, Bed, range, write_io};
+use super::fixture::{BLOCK, PoolFixture, range, write_io};
 use crate::thin::ThinPool;
 
-impl Bed {
+impl PoolFixture {
     fn own(&self, id: u32) -> u64 {
         self.ask(async move |env, pool| {
             pool.settle(env).await.unwrap();
@@ -35,36 +35,36 @@ impl Bed {
 
 #[test]
 fn a_pool_tells_what_is_own_and_what_differs_from_a_snapshot() {
-    let bed = Bed::with_volume(128, 64, 32);
-    bed.write("thin", 0, 10 * BLOCK, 1).unwrap();
-    assert_eq!(bed.own(0), 10);
-    bed.message(&["create_snap", "1", "0"]).unwrap();
-    assert_eq!((bed.own(0), bed.own(1)), (0, 0));
-    assert_eq!(bed.differences(0, 1, 32 * BLOCK), []);
-    bed.write("thin", BLOCK + 8, 8, 2).unwrap();
-    bed.write("thin", 20 * BLOCK, 2 * BLOCK, 3).unwrap();
-    bed.discard("thin", 5 * BLOCK, BLOCK).unwrap();
-    assert_eq!((bed.own(0), bed.own(1)), (3, 2));
+    let test = PoolFixture::with_volume(128, 64, 32);
+    test.write("thin", 0, 10 * BLOCK, 1).unwrap();
+    assert_eq!(test.own(0), 10);
+    test.message(&["create_snap", "1", "0"]).unwrap();
+    assert_eq!((test.own(0), test.own(1)), (0, 0));
+    assert_eq!(test.differences(0, 1, 32 * BLOCK), []);
+    test.write("thin", BLOCK + 8, 8, 2).unwrap();
+    test.write("thin", 20 * BLOCK, 2 * BLOCK, 3).unwrap();
+    test.discard("thin", 5 * BLOCK, BLOCK).unwrap();
+    assert_eq!((test.own(0), test.own(1)), (3, 2));
     let changed = [(BLOCK, BLOCK), (5 * BLOCK, BLOCK), (20 * BLOCK, 2 * BLOCK)];
-    bed.forget();
-    assert_eq!(bed.differences(0, 1, 32 * BLOCK), changed);
-    assert_eq!(bed.differences(1, 0, BLOCK + 4), [(BLOCK, 4)], "cut to the range");
-    assert_eq!(bed.ops("data"), [], "metadata alone is read");
-    bed.read("thin", 0, 8).unwrap();
-    assert_eq!(bed.ops("data").len(), 1);
-    let devices = bed.ask(async |_, pool| pool.devices().unwrap());
+    test.forget();
+    assert_eq!(test.differences(0, 1, 32 * BLOCK), changed);
+    assert_eq!(test.differences(1, 0, BLOCK + 4), [(BLOCK, 4)], "cut to the range");
+    assert_eq!(test.ops("data"), [], "metadata alone is read");
+    test.read("thin", 0, 8).unwrap();
+    assert_eq!(test.ops("data").len(), 1);
+    let devices = test.ask(async |_, pool| pool.devices().unwrap());
     let times: Vec<_> = devices.iter().map(|device| (device.id, device.creation_time)).collect();
     assert_eq!(times, [(0, 0), (1, 1)]);
-    let figures = bed.ask(async |_, pool| pool.figures().unwrap());
+    let figures = test.ask(async |_, pool| pool.figures().unwrap());
     assert_eq!((figures.mode, figures.data_blocks), ("rw", (13, 64)));
     assert_eq!(figures.marks_percent, [75, 85]);
 }
 
 #[test]
 fn an_id_that_no_volume_has_or_can_have_is_refused_by_its_number() {
-    let bed = Bed::with_volume(128, 64, 32);
+    let test = PoolFixture::with_volume(128, 64, 32);
     let refusal = |id| {
-        let own = bed.ask(async move |env, pool| pool.own_blocks(env, id).await);
+        let own = test.ask(async move |env, pool| pool.own_blocks(env, id).await);
         own.unwrap_err().to_string()
     };
     let (none, too_large) = (refusal(1), refusal(1 << 24));
@@ -74,12 +74,12 @@ fn an_id_that_no_volume_has_or_can_have_is_refused_by_its_number() {
 
 #[test]
 fn queries_of_cached_metadata_yield_to_other_tasks() {
-    let bed = Bed::with_volume(128, 64, 32);
-    bed.write("thin", 0, 10 * BLOCK, 1).unwrap();
-    bed.message(&["create_snap", "1", "0"]).unwrap();
+    let test = PoolFixture::with_volume(128, 64, 32);
+    test.write("thin", 0, 10 * BLOCK, 1).unwrap();
+    test.message(&["create_snap", "1", "0"]).unwrap();
     // Reads what is not in memory yet.
-    assert_eq!((bed.own(0), bed.differences(0, 1, 32 * BLOCK).len()), (0, 0));
-    let turns = bed.ask(async |env, pool| {
+    assert_eq!((test.own(0), test.differences(0, 1, 32 * BLOCK).len()), (0, 0));
+    let turns = test.ask(async |env, pool| {
         let turns = Rc::new(Cell::new(0));
         let others = turns.clone();
         env.spawn(async move {
@@ -98,33 +98,33 @@ fn queries_of_cached_metadata_yield_to_other_tasks() {
 
 #[test]
 fn a_trim_tells_of_every_free_block_and_of_no_other() {
-    let bed = Bed::with_volume(128, 64, 32);
-    bed.write("thin", 0, 10 * BLOCK, 1).unwrap();
-    bed.flush("thin").unwrap();
-    bed.write("thin", 10 * BLOCK, BLOCK, 2).unwrap();
-    let before = bed.bytes("thin", 0, 11 * BLOCK);
-    bed.forget();
-    let trimmed = bed.ask(async |env, pool| pool.trim(env).await.unwrap());
+    let test = PoolFixture::with_volume(128, 64, 32);
+    test.write("thin", 0, 10 * BLOCK, 1).unwrap();
+    test.flush("thin").unwrap();
+    test.write("thin", 10 * BLOCK, BLOCK, 2).unwrap();
+    let before = test.bytes("thin", 0, 11 * BLOCK);
+    test.forget();
+    let trimmed = test.ask(async |env, pool| pool.trim(env).await.unwrap());
     assert_eq!(trimmed.0, 53 * BLOCK);
     let discards: u64 =
-        bed.ops("data").iter().filter(|op| op.0 == Op::Discard).map(|op| op.2).sum();
+        test.ops("data").iter().filter(|op| op.0 == Op::Discard).map(|op| op.2).sum();
     assert_eq!(discards, 53 * BLOCK);
-    assert_eq!(bed.bytes("thin", 0, 11 * BLOCK), before);
-    assert!(bed.status("pool").contains(" 11/64 "), "{}", bed.status("pool"));
-    bed.suspend("pool", SuspendMode::Flush);
-    let line = bed.ask(async |env, pool| pool.trim(env).await.unwrap_err().to_string());
+    assert_eq!(test.bytes("thin", 0, 11 * BLOCK), before);
+    assert!(test.status("pool").contains(" 11/64 "), "{}", test.status("pool"));
+    test.suspend("pool", SuspendMode::Flush);
+    let line = test.ask(async |env, pool| pool.trim(env).await.unwrap_err().to_string());
     assert!(line.contains("pool: found it suspended"), "{line}");
-    bed.resume("pool").unwrap();
+    test.resume("pool").unwrap();
 }
 
 #[test]
 fn writes_that_need_the_blocks_of_a_trim_wait_for_it() {
-    let bed = Bed::new(128, 16);
-    bed.load_pool("0 1 error_if_no_space");
-    bed.message(&["create_thin", "0"]).unwrap();
-    bed.load_thin("thin", 0, 16);
-    let target = bed.volume("pool").live_table().unwrap().lines()[0].target.clone();
-    bed.sim.block_on(0, |env| {
+    let test = PoolFixture::new(128, 16);
+    test.load_pool("0 1 error_if_no_space");
+    test.message(&["create_thin", "0"]).unwrap();
+    test.load_thin("thin", 0, 16);
+    let target = test.volume("pool").live_table().unwrap().lines()[0].target.clone();
+    test.sim.block_on(0, |env| {
         let own = env.clone();
         env.spawn(async move {
             let any = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>());
@@ -133,10 +133,10 @@ fn writes_that_need_the_blocks_of_a_trim_wait_for_it() {
         std::future::ready(())
     });
     for (label, block) in [("first", 0), ("last", 15)] {
-        bed.start("thin", label, move |env| write_io(env, block * BLOCK, BLOCK, 7));
+        test.start("thin", label, move |env| write_io(env, block * BLOCK, BLOCK, 7));
     }
-    bed.wait(Duration::from_secs(1));
-    assert!(bed.ends.borrow().iter().all(|(_, result)| result.is_ok()), "{:?}", bed.ends);
-    assert_eq!(bed.labels().len(), 2);
-    assert!(bed.status("pool").contains(" rw "), "{}", bed.status("pool"));
+    test.run(Duration::from_secs(1));
+    assert!(test.ends.all().iter().all(|(_, result)| result.is_ok()), "{:?}", test.ends);
+    assert_eq!(test.labels().len(), 2);
+    assert!(test.status("pool").contains(" rw "), "{}", test.status("pool"));
 }

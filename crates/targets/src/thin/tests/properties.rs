@@ -1,7 +1,7 @@
 //! Random lives of a pool and its volumes against the naive model.
 
 use super::super::model::Model;
-use super::bed::*;
+use super::fixture::*;
 use cairn_block::Flags;
 
 const BLOCKS: u64 = 70;
@@ -9,7 +9,7 @@ const BLOCKS: u64 = 70;
 /// One life.
 struct Life {
     rng: fastrand::Rng,
-    bed: Bed,
+    test: PoolFixture,
     model: Model,
     next_id: u32,
     features: &'static str,
@@ -40,15 +40,15 @@ impl Life {
         let full = features.contains("no_space");
         let data = if full { rng.u64(20..80) } else { 600 };
         let data_blocks_max = data + rng.u64(..20);
-        let mut bed = Bed::new([64, 256, 512][rng.usize(..3)], data_blocks_max);
-        bed.data_blocks = data;
+        let mut test = PoolFixture::new([64, 256, 512][rng.usize(..3)], data_blocks_max);
+        test.data_blocks = data;
         let has_origin = rng.u8(..3) == 0;
         let origin = if has_origin { ORIGIN_SECTORS } else { 0 };
         let mut model = Model::new(BLOCK, (0..origin).map(initial_byte).collect());
         model.create(0, BLOCKS * BLOCK);
-        let life = Life { rng, bed, model, next_id: 1, features, data_blocks_max, has_origin };
-        life.bed.load_pool(features);
-        life.bed.message(&["create_thin", "0"]).unwrap();
+        let life = Life { rng, test, model, next_id: 1, features, data_blocks_max, has_origin };
+        life.test.load_pool(features);
+        life.test.message(&["create_thin", "0"]).unwrap();
         life.load(0);
         life
     }
@@ -56,7 +56,7 @@ impl Life {
     fn load(&self, id: u32) {
         let origin = if self.has_origin { " origin" } else { "" };
         let table = format!("0 {} thin @pool {id}{origin}", BLOCKS * BLOCK);
-        self.bed.load(&name(id), &table);
+        self.test.load(&name(id), &table);
     }
 
     fn volume(&mut self) -> u32 {
@@ -85,40 +85,40 @@ impl Life {
                 let fua = self.rng.u8(..8) == 0;
                 let flags = if fua { Flags::FUA } else { Flags::empty() };
                 let io = |env: &_| write_io(env, start, count, byte).with(flags);
-                let ok = self.bed.io(&volume, io).is_ok();
+                let ok = self.test.io(&volume, io).is_ok();
                 self.model.write(id, start, count, byte, ok);
             }
             45..65 => {
-                let bytes = self.bed.bytes(&volume, start, count);
+                let bytes = self.test.bytes(&volume, start, count);
                 self.model.read(id, start, &bytes);
             }
             65..73 => {
-                let ok = self.bed.zero(&volume, start, count).is_ok();
+                let ok = self.test.zero(&volume, start, count).is_ok();
                 self.model.write(id, start, count, 0, ok);
             }
             73..85 => {
-                let ok = self.bed.discard(&volume, start, count).is_ok();
+                let ok = self.test.discard(&volume, start, count).is_ok();
                 self.model.discard(id, start, count, ok);
             }
-            85..90 => self.bed.flush(&volume).unwrap(),
+            85..90 => self.test.flush(&volume).unwrap(),
             90..94 => self.snapshot(id),
             94..96 => self.delete(id),
             96..98 => {
-                let longer = self.rng.u64(self.bed.data_blocks..=self.data_blocks_max);
-                self.bed.data_blocks = longer;
-                self.bed.load_pool(self.features);
+                let longer = self.rng.u64(self.test.data_blocks..=self.data_blocks_max);
+                self.test.data_blocks = longer;
+                self.test.load_pool(self.features);
             }
             _ => self.reopen(),
         }
-        self.bed.check_metadata();
+        self.test.check_metadata();
         // No device fails here.
-        assert!(!self.bed.status("pool").contains("needs_check"));
+        assert!(!self.test.status("pool").contains("needs_check"));
     }
 
     fn snapshot(&mut self, origin: u32) {
         let new = self.next_id;
         let (id, from) = (new.to_string().leak(), origin.to_string().leak());
-        if self.model.ids().len() < 6 && self.bed.message(&["create_snap", id, from]).is_ok() {
+        if self.model.ids().len() < 6 && self.test.message(&["create_snap", id, from]).is_ok() {
             self.next_id += 1;
             self.model.snapshot(new, origin);
             self.load(new);
@@ -129,8 +129,8 @@ impl Life {
         if self.model.ids().len() == 1 {
             return;
         }
-        self.bed.remove(&name(id));
-        if self.bed.message(&["delete", id.to_string().leak()]).is_ok() {
+        self.test.remove(&name(id));
+        if self.test.message(&["delete", id.to_string().leak()]).is_ok() {
             self.model.delete(id);
         } else {
             self.load(id);
@@ -140,21 +140,21 @@ impl Life {
     /// Everything is closed and opened again.
     fn reopen(&mut self) {
         for id in self.model.ids() {
-            self.bed.remove(&name(id));
+            self.test.remove(&name(id));
         }
-        self.bed.remove("pool");
-        self.bed = self.bed.reopen_durable();
-        self.bed.load_pool(self.features);
+        self.test.remove("pool");
+        self.test = self.test.reopen_durable();
+        self.test.load_pool(self.features);
         for id in self.model.ids() {
             self.load(id);
         }
     }
 
     fn check(&mut self) {
-        self.bed.check_metadata();
+        self.test.check_metadata();
         for id in self.model.ids() {
             for block in 0..BLOCKS {
-                let bytes = self.bed.bytes(&name(id), block * BLOCK, BLOCK);
+                let bytes = self.test.bytes(&name(id), block * BLOCK, BLOCK);
                 self.model.read(id, block * BLOCK, &bytes);
             }
         }

@@ -16,9 +16,9 @@ use cairn_sim::{DriveModel, Effect, Fault, Image, OpSet, SimDrive, SimOpener, Si
 
 use super::super::index::{IN_WRITEBACK, Life};
 use super::super::{State, WriteCache};
-use crate::rig::Noting;
+use crate::fixture::{RecordingDrive, drive_options};
 
-pub use crate::rig::{DRIVE_TIME, Seen, range, write_io};
+pub use crate::fixture::{DRIVE_TIME, Seen, range, write_io};
 
 /// Results of requests that were started, in the order of their ends.
 #[derive(Clone, Default)]
@@ -47,7 +47,7 @@ pub struct Bed {
     pub origin: Arc<SimDrive>,
     pub cache: Arc<SimDrive>,
     pub ends: Ends,
-    noting: [Arc<Noting>; 2],
+    noting: [Arc<RecordingDrive>; 2],
     pub registry: Arc<Registry>,
     /// What the bed's own client was told.
     cursor: RefCell<FailureCursor>,
@@ -87,10 +87,13 @@ impl Bed {
     pub fn killed(self) -> Bed {
         let dead = std::mem::ManuallyDrop::new(self);
         let sim = SimWorld::new(7, SimWorld::REACTORS);
-        Bed::of_drives(sim, [dead.noting[0].after_kill(), dead.noting[1].after_kill()])
+        Bed::of_drives(
+            sim,
+            [0, 1].map(|at| RecordingDrive::new(Arc::new(dead.noting[at].drive.after_kill()))),
+        )
     }
 
-    fn of_drives(sim: SimWorld, noting: [Arc<Noting>; 2]) -> Bed {
+    fn of_drives(sim: SimWorld, noting: [Arc<RecordingDrive>; 2]) -> Bed {
         sim.set_patience(Duration::from_secs(600));
         let opener =
             SimOpener::new().with("origin", noting[0].clone()).with("cache", noting[1].clone());
@@ -115,7 +118,10 @@ impl Bed {
 
     pub fn with_model(origin: Image, cache: Image, seed: u64, model: DriveModel) -> Bed {
         let sim = SimWorld::new(seed, SimWorld::REACTORS);
-        let add = |name, image| Noting::add(&sim, name, image, model);
+        let add = |name, image| {
+            let options = cairn_sim::DriveOptions { model, ..drive_options(name) };
+            RecordingDrive::new(sim.add_drive(options, image))
+        };
         let noting = [add("origin", origin), add("cache", cache)];
         Bed::of_drives(sim, noting)
     }
@@ -392,7 +398,7 @@ pub fn table(sectors: u64, block: u64, options: &str) -> String {
 
 /// An origin on which each 4 KiB are one byte, from 128 up.
 pub fn initial(sectors: u64) -> Image {
-    crate::rig::image(sectors, initial_byte)
+    crate::fixture::image(sectors, initial_byte)
 }
 
 pub fn initial_byte(sector: u64) -> u8 {

@@ -10,7 +10,7 @@ use cairn_sim::{Fault, Image, OpSet};
 use super::bed::{
     Bed, cache_sectors, committed, initial, initial_byte, range, slow, table, write_io,
 };
-use crate::rig::Rig;
+use crate::fixture::Fixture;
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -262,7 +262,7 @@ fn dirty_blocks_are_reported_after_a_suspend() {
 #[test]
 fn a_stop_ends_waits_for_a_slot_and_for_a_suspended_origin() {
     let cache = Image::new(cairn_block::SectorCount(cache_sectors(2, 4096)));
-    let rig = Rig::new([("origin".to_owned(), initial(2048)), ("cache".to_owned(), cache)]);
+    let rig = Fixture::new([("origin", initial(2048)), ("cache", cache)]);
     rig.load("slow", "0 2048 linear origin 0");
     rig.load("volume", "0 2048 writecache s @slow cache 4096 2 pause_writeback 60000");
     rig.io("volume", |env| write_io(env, 0, 8, 1).with(Flags::FUA)).unwrap();

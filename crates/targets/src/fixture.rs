@@ -19,7 +19,7 @@ use cairn_block::{
     SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetTypes,
 };
 use cairn_sim::campaign::users_first;
-use cairn_sim::{DriveModel, DriveOptions, Image, SimDrive, SimOpener, SimWorld};
+use cairn_sim::{DriveModel, DriveOptions, Fault, Image, SimDrive, SimOpener, SimWorld};
 
 pub use one_volume::{OneVolume, initial};
 pub use recording::{RecordingDrive, Seen};
@@ -34,6 +34,10 @@ pub const DRIVE_TIME: Duration = Duration::from_micros(50);
 pub struct Ends(Rc<RefCell<Vec<(&'static str, IoResult)>>>);
 
 impl Ends {
+    pub fn of(&self, label: &str) -> Option<IoResult> {
+        self.0.borrow().iter().find(|(own, _)| *own == label).map(|(_, result)| *result)
+    }
+
     pub fn count(&self) -> usize {
         self.0.borrow().len()
     }
@@ -93,6 +97,15 @@ impl Fixture {
         Fixture::over(sim, drives)
     }
 
+    /// The process dies and another one starts; the drives keep what they hold.
+    pub fn killed(self) -> Fixture {
+        let dead = std::mem::ManuallyDrop::new(self);
+        let after_kill =
+            |dead: &Arc<RecordingDrive>| RecordingDrive::new(Arc::new(dead.drive.after_kill()));
+        let drives = dead.drives.iter().map(after_kill).collect();
+        Fixture::over(SimWorld::new(7, SimWorld::REACTORS), drives)
+    }
+
     fn over(sim: SimWorld, drives: Vec<Arc<RecordingDrive>>) -> Fixture {
         sim.set_patience(Duration::from_secs(600));
         let add = |opener: SimOpener, drive: &Arc<RecordingDrive>| {
@@ -141,6 +154,14 @@ impl Fixture {
     /// What a drive reads as.
     pub fn contents(&self, name: &str) -> Vec<u8> {
         self.drive(name).visible().to_vec()
+    }
+
+    /// Another user's flush of a drive fails and loses what is volatile.
+    pub fn lose_by_another(&self, name: &str) {
+        let disk: Arc<dyn Disk> = self.recording(name).clone();
+        self.drive(name).faults().add(Fault::losing_flushes().shots(1));
+        let flushed = self.sim.block_on(2, |env| async move { env.io(&disk, Io::flush()).await });
+        flushed.expect_err("the fault is planted");
     }
 
     // Volumes and their tables.

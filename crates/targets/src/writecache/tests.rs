@@ -1,10 +1,10 @@
 //! Tests of writecache in virtual time, over drives that record their requests and fail on demand.
-//! `bed` is the fixture; each other file tests one file of the target.
+//! `fixture` is what they share; each other file tests one file of the target.
 
-mod bed;
 mod durability;
 mod errors;
 mod failures;
+mod fixture;
 mod killed;
 mod opening;
 mod pace;

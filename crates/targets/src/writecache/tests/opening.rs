@@ -1,26 +1,23 @@
 //! Opening: formatting, recovery, and the messages of refusals.
 
-use cairn_block::{
-    Io, Op, Sector, SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine,
-    TargetTypes,
-};
+use cairn_block::{Op, SectorCount, SuspendMode};
 use cairn_format::writecache::{BlockSize, Entry, Geometry, Seq, Superblock};
 use cairn_sim::Image;
 
-use super::bed::{Bed, cache_sectors, initial, initial_byte, table};
+use super::fixture::{CacheFixture, cache_sectors, initial, initial_byte, table, write_io};
 
 /// The bytes of a cache of 16 slots with three committed blocks: 1, 2, 3 at sectors 0, 16, 32.
 fn used_cache() -> Vec<u8> {
-    let bed = Bed::live(16, "pause_writeback 60000");
+    let test = CacheFixture::live(16, "pause_writeback 60000");
     for block in 0..3 {
-        bed.write(block * 16, 8, 1 + block as u8).unwrap();
+        test.write(block * 16, 8, 1 + block as u8).unwrap();
     }
-    bed.suspend(SuspendMode::Flush);
-    bed.cache.durable().to_vec()
+    test.suspend(SuspendMode::Flush);
+    test.cache.durable().to_vec()
 }
 
-fn on(cache: &[u8], origin: u64) -> Bed {
-    Bed::of_images(initial(origin), Image::of_bytes(cache), 3)
+fn on(cache: &[u8], origin: u64) -> CacheFixture {
+    CacheFixture::of_images(initial(origin), Image::of_bytes(cache), 3)
 }
 
 #[test]
@@ -73,23 +70,23 @@ fn headers_that_do_not_fit_are_refused_with_one_line_and_without_a_write() {
 
 #[test]
 fn metadata_that_names_one_block_again_and_again_is_refused() {
-    let bed = Bed::new(2048, cache_sectors(3000, 4096));
-    bed.load(&table(2048, 4096, ""));
-    bed.write_fua(0, 8, 1).unwrap();
-    bed.suspend(SuspendMode::Flush);
-    let mut bytes = bed.cache.durable().to_vec();
+    let test = CacheFixture::new(2048, cache_sectors(3000, 4096));
+    test.load(&table(2048, 4096, ""));
+    test.write_fua(0, 8, 1).unwrap();
+    test.suspend(SuspendMode::Flush);
+    let mut bytes = test.cache.durable().to_vec();
     // As a range of zeros would look to a superblock that has seen a commit.
     let zero = Entry { original_sector: 0, seq: Seq(0) };
     for (entries, refused) in [(1024, false), (1025, true), (3000, true)] {
         (0..entries).for_each(|slot| zero.write_at(&mut bytes, slot));
-        let bed = on(&bytes, 2048);
+        let test = on(&bytes, 2048);
         if refused {
-            let line = bed.refusal(&table(2048, 4096, ""));
+            let line = test.refusal(&table(2048, 4096, ""));
             let found = format!("cache: entries of sector 0: found {entries} that count");
             assert_eq!(line, format!("{found}, expected at most 1024"));
         } else {
-            bed.load(&table(2048, 4096, ""));
-            assert_eq!(bed.status().error(), 1);
+            test.load(&table(2048, 4096, ""));
+            assert_eq!(test.status().error(), 1);
         }
     }
 }
@@ -101,7 +98,7 @@ fn a_cache_device_shorter_than_its_cache_is_refused() {
     let short = "cache: area too small: n_blocks 16 needs 69632 bytes, the device has 65536 \
                  (Memory area is too small)";
     assert_eq!(line, short);
-    let line = Bed::new(2048, 8).refusal(&table(2048, 4096, ""));
+    let line = CacheFixture::new(2048, 8).refusal(&table(2048, 4096, ""));
     assert!(line.starts_with("cache: ") && line.ends_with("(Memory area is too small)"), "{line}");
 }
 
@@ -122,11 +119,11 @@ fn entries_that_no_block_of_the_origin_can_have_are_refused() {
 
 #[test]
 fn entries_beyond_the_table_line_are_kept_and_written_back() {
-    let bed = on(&used_cache(), 2048);
-    bed.load(&table(16, 4096, "pause_writeback 60000"));
-    assert_eq!(bed.status().dirty(), 3);
-    bed.message("flush").unwrap();
-    let origin = bed.origin.durable().to_vec();
+    let test = on(&used_cache(), 2048);
+    test.load(&table(16, 4096, "pause_writeback 60000"));
+    assert_eq!(test.status().dirty(), 3);
+    test.message("flush").unwrap();
+    let origin = test.origin.durable().to_vec();
     assert_eq!([origin[0], origin[16 * 512], origin[32 * 512]], [1, 2, 3]);
 }
 
@@ -152,8 +149,8 @@ fn a_blank_device_with_a_signature_is_not_formatted() {
     // What else an ext4 superblock has: block size, revision, inode count.
     bytes[1024..1028].copy_from_slice(&64u32.to_le_bytes());
     bytes[1028..1032].copy_from_slice(&256u32.to_le_bytes());
-    let bed = on(&bytes, 2048);
-    let line = bed.refusal(&table(2048, 4096, ""));
+    let test = on(&bytes, 2048);
+    let line = test.refusal(&table(2048, 4096, ""));
     let expected = "cache: not blank: found ext2 at byte 1024; \
                     to lose that: cairn format writecache cache --yes";
     assert_eq!(line, expected);
@@ -201,8 +198,8 @@ fn a_cache_is_not_first_formatted_in_front_of_an_origin_that_is_itself_a_layer()
         (&store, "dm-snapshot at byte 0"),
         (&bcache, "bcache-cache at byte 4096"),
     ] {
-        let bed = Bed::of_images(Image::of_bytes(origin), blank.clone(), 3);
-        let line = bed.refusal(&table(2048, 4096, ""));
+        let test = CacheFixture::of_images(Image::of_bytes(origin), blank.clone(), 3);
+        let line = test.refusal(&table(2048, 4096, ""));
         let expected = format!(
             "origin: the origin is itself a cache, store or pool: found {found}; to format cache \
              in front of it all the same: cairn format writecache cache --yes"
@@ -215,44 +212,38 @@ fn a_cache_is_not_first_formatted_in_front_of_an_origin_that_is_itself_a_layer()
 fn a_cache_that_exists_opens_whatever_is_written_to_its_origin() {
     let mut origin = used_cache();
     origin.resize(1 << 20, 0);
-    let bed = Bed::of_images(Image::of_bytes(&origin), Image::of_bytes(&used_cache()), 3);
-    bed.load(&table(2048, 4096, "pause_writeback 60000"));
-    assert_eq!(bed.byte(0), 1);
+    let test = CacheFixture::of_images(Image::of_bytes(&origin), Image::of_bytes(&used_cache()), 3);
+    test.load(&table(2048, 4096, "pause_writeback 60000"));
+    assert_eq!(test.byte(0), 1);
 }
 
 #[test]
 fn a_device_that_is_no_longer_blank_at_resume_is_not_formatted() {
-    let bed = Bed::new(2048, cache_sectors(16, 4096));
-    let lines = TableLine::parse_all(&table(2048, 4096, "")).unwrap();
-    let (registry, volume) = (bed.registry.clone(), bed.volume.clone());
-    let refused = bed.sim.block_on(0, |env| async move {
-        let types = TargetTypes::new(crate::types());
-        let context = TableContext { types: &types, registry: &registry, read_only: false };
-        let table = Table::build(&env, &volume, &lines, context).await.unwrap();
-        volume.load(table).await;
-        let cache = registry.open("cache", false).unwrap();
-        let segs = env.segs(SectorCount(1));
-        segs.for_each_mut(0, 512, |bytes| bytes.fill(7));
-        let sector = SectorRange::new(Sector(7), SectorCount(1));
-        env.io(&cache, Io::write(sector, segs)).await.unwrap();
-        volume.resume(&env).await.unwrap_err().to_string()
+    let test = CacheFixture::new(2048, cache_sectors(16, 4096));
+    test.fixture.build("test", &table(2048, 4096, "")).unwrap();
+    let cache = test.registry.open("cache", false).unwrap();
+    let written = test.sim.block_on(0, |env| {
+        let io = write_io(&env, 7, 1, 7);
+        async move { env.io(&cache, io).await }
     });
+    written.unwrap();
+    let refused = test.try_resume().unwrap_err().to_string();
     assert!(
         refused.contains("cache: not blank: found data (a byte that is not zero) at byte 3584")
     );
-    assert_eq!(bed.cache.visible().to_vec()[..3584], [0; 3584]);
+    assert_eq!(test.cache.visible().to_vec()[..3584], [0; 3584]);
 }
 
 #[test]
 fn an_interrupted_format_is_done_again() {
-    let bed = Bed::new(2048, cache_sectors(300, 4096));
-    let done = bed.start_load(&table(2048, 4096, ""));
+    let test = CacheFixture::new(2048, cache_sectors(300, 4096));
+    let done = test.start_load(&table(2048, 4096, ""));
     let mut rng = fastrand::Rng::with_seed(1);
     let mut steps = 0;
     while !done.get() {
-        assert!(bed.sim.step());
-        let cache = bed.cache.power_cut(&mut rng);
-        let again = Bed::of_images(initial(2048), cache, 2);
+        assert!(test.sim.step());
+        let cache = test.cache.power_cut(&mut rng);
+        let again = CacheFixture::of_images(initial(2048), cache, 2);
         again.load(&table(2048, 4096, ""));
         assert_eq!((again.status().free(), again.byte(0)), (300, initial_byte(0)));
         again.write_fua(0, 8, 1).unwrap();
@@ -265,9 +256,9 @@ fn an_interrupted_format_is_done_again() {
 fn formatting_touches_the_metadata_only() {
     let mut bytes = vec![0xaa; cache_sectors(16, 4096) as usize * 512];
     bytes[..4096].fill(0);
-    let bed = on(&bytes, 2048);
-    bed.load(&table(2048, 4096, ""));
-    let after = bed.cache.durable().to_vec();
+    let test = on(&bytes, 2048);
+    test.load(&table(2048, 4096, ""));
+    let after = test.cache.durable().to_vec();
     let superblock = Superblock::parse(&after).unwrap();
     assert_eq!((superblock.n_blocks(), superblock.seq()), (16, Seq(0)));
     for slot in 0..16 {
@@ -287,36 +278,36 @@ fn of_several_versions_the_newest_wins_and_the_others_are_freed_on_disk() {
         let at = data.slot_offset(slot) as usize;
         bytes[at..at + 4096].fill(50 + slot as u8);
     }
-    let bed = on(&bytes, 2048);
-    bed.load(&table(2048, 4096, "pause_writeback 60000"));
-    assert_eq!(bed.durable_entries(), [(0, 3, 55), (16, 4, 57), (32, 0, 3)]);
-    assert_eq!([bed.byte(0), bed.byte(16), bed.byte(32)], [55, 57, 3]);
-    assert_eq!((bed.status().dirty(), bed.status().error()), (3, 0));
-    bed.check();
+    let test = on(&bytes, 2048);
+    test.load(&table(2048, 4096, "pause_writeback 60000"));
+    assert_eq!(test.durable_entries(), [(0, 3, 55), (16, 4, 57), (32, 0, 3)]);
+    assert_eq!([test.byte(0), test.byte(16), test.byte(32)], [55, 57, 3]);
+    assert_eq!((test.status().dirty(), test.status().error()), (3, 0));
+    test.check();
     // Recovering again finds nothing to do.
-    let before = bed.cache.visible();
-    bed.suspend(SuspendMode::Flush);
-    bed.forget();
-    bed.resume();
-    assert!(bed.cache_ops().iter().all(|op| matches!(op.op, Op::Read | Op::Flush)));
-    assert_eq!(bed.cache.visible(), before);
+    let before = test.cache.visible();
+    test.suspend(SuspendMode::Flush);
+    test.forget();
+    test.resume();
+    assert!(test.seen("cache").iter().all(|op| matches!(op.op, Op::Read | Op::Flush)));
+    assert_eq!(test.cache.visible(), before);
 }
 
 #[test]
 fn read_only_serves_a_dirty_cache_and_a_blank_one_without_a_write() {
     for bytes in [used_cache(), vec![0; 256 << 10]] {
-        let bed = on(&bytes, 2048);
-        bed.try_load(&table(2048, 4096, ""), true).unwrap();
+        let test = on(&bytes, 2048);
+        test.try_load_read_only(&table(2048, 4096, "")).unwrap();
         let expected = if bytes[0] == 0 { initial_byte(16) } else { 2 };
-        assert_eq!(bed.byte(16), expected);
-        bed.write(0, 8, 1).unwrap_err();
-        let refused = bed.message("flush").unwrap_err().to_string();
+        assert_eq!(test.byte(16), expected);
+        test.write(0, 8, 1).unwrap_err();
+        let refused = test.message("flush").unwrap_err().to_string();
         assert_eq!(refused, "flush: the device is open read-only");
-        bed.run(std::time::Duration::from_secs(10));
-        bed.suspend(SuspendMode::Flush);
-        bed.resume();
-        assert!(bed.cache.visible().to_vec() == bytes);
-        assert_eq!(bed.origin.visible(), initial(2048));
+        test.run(std::time::Duration::from_secs(10));
+        test.suspend(SuspendMode::Flush);
+        test.resume();
+        assert!(test.cache.visible().to_vec() == bytes);
+        assert_eq!(test.origin.visible(), initial(2048));
     }
 }
 
@@ -325,12 +316,12 @@ fn the_printed_table_opens_the_same_cache() {
     let all = "high_watermark 60 low_watermark 20 autocommit_time 50 max_age 900000 \
                writeback_jobs 9 pause_writeback 17 cleaner";
     for options in ["", "start_sector 0", all] {
-        let bed = on(&used_cache(), 2048);
-        bed.load(&table(2048, 4096, options));
-        let printed = bed.target().table();
-        bed.load(&format!("0 2048 writecache {printed}"));
-        assert_eq!(bed.target().table(), printed);
-        assert_eq!(bed.byte(16), 2);
+        let test = on(&used_cache(), 2048);
+        test.load(&table(2048, 4096, options));
+        let printed = test.target().table();
+        test.load(&format!("0 2048 writecache {printed}"));
+        assert_eq!(test.target().table(), printed);
+        assert_eq!(test.byte(16), 2);
     }
 }
 
@@ -338,7 +329,7 @@ fn the_printed_table_opens_the_same_cache() {
 fn a_cache_on_a_grown_device_keeps_its_size() {
     let mut bytes = used_cache();
     bytes.extend([0; 64 << 10]);
-    let bed = on(&bytes, 2048);
-    bed.load(&table(2048, 4096, ""));
-    assert_eq!((bed.status().0[1], bed.status().dirty()), (16, 3));
+    let test = on(&bytes, 2048);
+    test.load(&table(2048, 4096, ""));
+    assert_eq!((test.status().0[1], test.status().dirty()), (16, 3));
 }

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, FailureCursor, Flags, Io, Op, SectorCount, SuspendMode};
+use cairn_block::{Disk, Flags, Io, Op, SectorCount, SuspendMode};
 use cairn_sim::{DriveModel, Fault, History, Image, OpSet, Workload};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof};
 use proptest::{collection, proptest};
 
 use super::super::model::Model;
-use super::bed::{Bed, cache_sectors, check_state, initial, initial_byte, range, table, write_io};
+use super::fixture::{
+    CacheFixture, cache_sectors, check_state, initial, initial_byte, range, table, write_io,
+};
+use crate::fixture::Client;
 
 const SECTORS: u64 = 512;
 
@@ -101,31 +104,31 @@ fn steps(failing: bool) -> impl Strategy<Value = Vec<Step>> {
     collection::vec(step, 1..60)
 }
 
-/// The volume, its twin, and what was done to them.
-struct Twins {
-    bed: Bed,
+/// The volume, its reference model, and what was done to both.
+struct Comparison {
+    test: CacheFixture,
     model: Model,
     shape: Shape,
-    clients: [FailureCursor; CLIENTS],
+    clients: [Client; CLIENTS],
     /// How many failures of the volume the model knows of.
     failures: u64,
 }
 
-impl Twins {
-    fn new(shape: Shape) -> Twins {
+impl Comparison {
+    fn new(shape: Shape) -> Comparison {
         let cache = cache_sectors(shape.slots, shape.block) + shape.start_sector;
-        let bed = Bed::of_images(initial(SECTORS), Image::new(SectorCount(cache)), 5);
-        let clients = std::array::from_fn(|_| bed.connect());
+        let test = CacheFixture::of_images(initial(SECTORS), Image::new(SectorCount(cache)), 5);
+        let clients = std::array::from_fn(|_| test.client());
         let model = Model::new(SECTORS, initial_byte);
-        let mut twins = Twins { bed, model, shape, clients, failures: 0 };
-        twins.reload(OPTIONS[0]);
-        twins
+        let mut comparison = Comparison { test, model, shape, clients, failures: 0 };
+        comparison.reload(OPTIONS[0]);
+        comparison
     }
 
     fn reload(&mut self, options: &str) {
         let Shape { block, start_sector, .. } = self.shape;
         let options = format!("start_sector {start_sector} {options}");
-        let swapped = self.bed.swap(&table(SECTORS, block, &options));
+        let swapped = self.test.swap(&table(SECTORS, block, &options));
         let lost = swapped.is_ok_and(|resumed| resumed.lost.is_some());
         self.after_verb(lost);
     }
@@ -133,18 +136,18 @@ impl Twins {
     /// Lets requests in again, if a device failed at a resume; what a verb lost counts.
     fn after_verb(&mut self, lost: bool) {
         for _ in 0..20 {
-            if !self.bed.volume.is_suspended() {
+            if !self.test.volume.is_suspended() {
                 break;
             }
-            let _ = self.bed.try_resume();
+            let _ = self.test.try_resume();
         }
-        let counted = self.bed.volume.failures() > self.failures;
+        let counted = self.test.volume.failures() > self.failures;
         assert!(counted || !lost, "who is told by a verb is told by the next flush, too");
     }
 
     /// What the volume says is lost may be.
     fn follow(&mut self) {
-        let failures = self.bed.volume.failures();
+        let failures = self.test.volume.failures();
         if failures != self.failures {
             self.failures = failures;
             self.model.lost();
@@ -152,7 +155,7 @@ impl Twins {
     }
 
     fn flush(&mut self, client: usize) -> bool {
-        let flushed = self.bed.flush_of(&mut self.clients[client]).is_ok();
+        let flushed = self.test.flush_of(&self.clients[client]).is_ok();
         self.follow();
         if flushed {
             self.model.flushed();
@@ -176,38 +179,38 @@ impl Twins {
             Step::Write { at, len, byte, fua } => {
                 let (start, count) = self.place(at, len);
                 let write = |env: &_| write_io(env, start, count, byte).with(flag(fua));
-                let ok = self.bed.io(write).is_ok();
+                let ok = self.test.io(write).is_ok();
                 self.wrote(start, count, byte, ok, fua);
             }
             Step::Zero { at, len, fua } => {
                 let (start, count) = self.place(at, len);
                 let io = Io::on(Op::WriteZeroes, range(start, count)).with(flag(fua));
-                let ok = self.bed.io(|_| io).is_ok();
+                let ok = self.test.io(|_| io).is_ok();
                 self.wrote(start, count, 0, ok, fua);
             }
             Step::Discard(at, len) => {
                 let (start, count) = self.place(at, len);
-                let _ = self.bed.on(Op::Discard, start, count);
+                let _ = self.test.on(Op::Discard, start, count);
                 self.model.discard(start, count);
             }
             Step::Flush(client) => _ = self.flush(client),
-            Step::Message(word) => _ = self.bed.message(word),
-            Step::Wait(micros) => self.bed.run(Duration::from_micros(micros)),
+            Step::Message(word) => _ = self.test.message(word),
+            Step::Wait(micros) => self.test.run(Duration::from_micros(micros)),
             Step::Suspend(flush) => {
                 let mode = if flush { SuspendMode::Flush } else { SuspendMode::NoFlush };
-                let lost = self.bed.try_suspend(mode).is_err();
+                let lost = self.test.try_suspend(mode).is_err();
                 self.after_verb(lost);
             }
             Step::Reload(options) => self.reload(OPTIONS[options]),
             Step::Fail { origin, how, shots } => {
-                let drive = if origin { &self.bed.origin } else { &self.bed.cache };
+                let drive = if origin { &self.test.origin } else { &self.test.cache };
                 // One kind at a time: a write that is refused twice is not known to lose others.
                 drive.faults().clear();
                 drive.faults().add(faults()[how].shots(shots));
             }
         }
         self.follow();
-        self.bed.check();
+        self.test.check();
     }
 
     fn wrote(&mut self, start: u64, count: u64, byte: u8, ok: bool, fua: bool) {
@@ -219,35 +222,35 @@ impl Twins {
 
     fn read(&mut self, at: u64, len: u64) {
         let (start, count) = self.place(at, len);
-        match self.bed.read(start, count) {
+        match self.test.read(start, count) {
             Ok(bytes) => self.model.read(start, &bytes),
-            Err(_) => assert!(self.bed.look(|_, state| state.broken), "only then reads may fail"),
+            Err(_) => assert!(self.test.look(|_, state| state.broken), "only then reads may fail"),
         }
     }
 
     /// Reads everything: as it is, after coming home, and from the origin alone.
     fn end(mut self) {
-        self.bed.origin.faults().clear();
-        self.bed.cache.faults().clear();
+        self.test.origin.faults().clear();
+        self.test.cache.faults().clear();
         // What was under way may still fail; a flush message would be told.
-        self.bed.run(Duration::from_millis(5));
+        self.test.run(Duration::from_millis(5));
         self.read(0, 1000);
         // A failure that nobody met yet may break the cache.
         self.flush(0);
-        if self.bed.look(|_, state| state.broken) {
+        if self.test.look(|_, state| state.broken) {
             self.reload(OPTIONS[0]);
         }
         for client in 0..CLIENTS {
             let told = self.flush(client) || self.flush(client);
             assert!(told, "each is told once, and no device fails any more");
         }
-        self.bed.message("flush").unwrap();
-        assert_eq!((self.bed.status().dirty(), self.bed.status().error()), (0, 0));
+        self.test.message("flush").unwrap();
+        assert_eq!((self.test.status().dirty(), self.test.status().error()), (0, 0));
         self.read(0, 1000);
-        let durable = self.bed.origin.durable().to_vec();
+        let durable = self.test.origin.durable().to_vec();
         self.model.read(0, &durable);
-        self.bed.load(&format!("0 {SECTORS} linear origin 0"));
-        let bytes = self.bed.read(0, SECTORS).unwrap();
+        self.test.load(&format!("0 {SECTORS} linear origin 0"));
+        let bytes = self.test.read(0, SECTORS).unwrap();
         self.model.read(0, &bytes);
     }
 }
@@ -257,20 +260,20 @@ proptest! {
 
     #[test]
     fn sequential_requests_read_as_on_a_plain_volume(shape in shapes(), steps in steps(false)) {
-        let mut twins = Twins::new(shape);
+        let mut comparison = Comparison::new(shape);
         for step in steps {
-            twins.step(step);
+            comparison.step(step);
         }
-        twins.end();
+        comparison.end();
     }
 
     #[test]
     fn sequential_requests_survive_failing_devices(shape in shapes(), steps in steps(true)) {
-        let mut twins = Twins::new(shape);
+        let mut comparison = Comparison::new(shape);
         for step in steps {
-            twins.step(step);
+            comparison.step(step);
         }
-        twins.end();
+        comparison.end();
     }
 }
 
@@ -280,20 +283,20 @@ fn under_load(seed: u64) {
     let block = [512, 1024, 4096][rng.usize(..3)];
     let cache = cache_sectors(rng.u64(1..80), block);
     let zeros = |sectors| Image::new(SectorCount(sectors));
-    let bed = Bed::with_model(zeros(SECTORS), zeros(cache), seed, DriveModel::FAST);
-    bed.load(&table(SECTORS, block, OPTIONS[rng.usize(..OPTIONS.len())]));
-    let disk: Arc<dyn Disk> = bed.volume.clone();
+    let test = CacheFixture::with_model(zeros(SECTORS), zeros(cache), seed, DriveModel::FAST);
+    test.load(&table(SECTORS, block, OPTIONS[rng.usize(..OPTIONS.len())]));
+    let disk: Arc<dyn Disk> = test.volume.clone();
     let history = History::blank(seed, disk.sectors());
-    let running = Workload::mixed(seed, 600).start(&bed.sim, &disk, &history);
+    let running = Workload::mixed(seed, 600).start(&test.sim, &disk, &history);
     while !running.is_done() {
         for _ in 0..rng.u16(1..200) {
-            bed.sim.step();
+            test.sim.step();
         }
         match rng.u8(..16) {
-            0 => _ = bed.start_message("flush"),
-            1 => _ = bed.start_message("flush_on_suspend"),
-            2 if rng.u8(..4) == 0 => _ = bed.start_message("cleaner"),
-            _ => bed.look(|_, state| check_state(state)),
+            0 => _ = test.start_message("flush"),
+            1 => _ = test.start_message("flush_on_suspend"),
+            2 if rng.u8(..4) == 0 => _ = test.start_message("cleaner"),
+            _ => test.look(|_, state| check_state(state)),
         }
         history.verdict().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }

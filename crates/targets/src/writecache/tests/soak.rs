@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use cairn_block::{Disk, Op, Sector, SectorCount, SuspendMode};
 use cairn_sim::{DriveModel, History, Image, Running, Workload};
 
-use super::bed::{Bed, cache_sectors, check_state, range, table};
+use super::fixture::{CacheFixture, cache_sectors, check_state, range, table};
 
 const SEED: u64 = 0x50a4;
 
@@ -43,7 +43,7 @@ const OPTIONS: &[&str] = &[
 /// One cache from its formatting to its end.
 struct Life {
     rng: fastrand::Rng,
-    bed: Bed,
+    test: CacheFixture,
     disk: Arc<dyn Disk>,
     history: History,
     sectors: u64,
@@ -60,17 +60,17 @@ impl Life {
         let slots = rng.u64(1 + blocks / 16..=blocks + blocks / 4);
         let zeros = |sectors| Image::new(SectorCount(sectors));
         let (origin, cache) = (zeros(sectors), zeros(cache_sectors(slots, block)));
-        let bed = Bed::with_model(origin, cache, seed, DriveModel::FAST);
-        let disk: Arc<dyn Disk> = bed.volume.clone();
+        let test = CacheFixture::with_model(origin, cache, seed, DriveModel::FAST);
+        let disk: Arc<dyn Disk> = test.volume.clone();
         let history = History::blank(seed, SectorCount(sectors));
-        let mut life = Life { rng, bed, disk, history, sectors, block };
+        let mut life = Life { rng, test, disk, history, sectors, block };
         life.reload();
         life
     }
 
     fn reload(&mut self) {
         let options = OPTIONS[self.rng.usize(..OPTIONS.len())];
-        self.bed.load(&table(self.sectors, self.block, options));
+        self.test.load(&table(self.sectors, self.block, options));
     }
 
     fn run(mut self, rounds: u64) {
@@ -78,19 +78,19 @@ impl Life {
             self.round();
             self.between();
         }
-        self.bed.message("flush").expect("no drive fails");
-        assert_eq!(self.bed.status().dirty(), 0);
-        self.bed.load(&format!("0 {} linear origin 0", self.sectors));
+        self.test.message("flush").expect("no drive fails");
+        assert_eq!(self.test.status().dirty(), 0);
+        self.test.load(&format!("0 {} linear origin 0", self.sectors));
         self.judge_all();
     }
 
     /// Many at once, then everything is read and judged.
     fn round(&mut self) {
-        let running = self.workload().start(&self.bed.sim, &self.disk, &self.history);
+        let running = self.workload().start(&self.test.sim, &self.disk, &self.history);
         self.accompany(&running);
-        self.bed.check();
+        self.test.check();
         self.judge_all();
-        self.bed.forget();
+        self.test.forget();
     }
 
     fn workload(&mut self) -> Workload {
@@ -104,28 +104,28 @@ impl Life {
     fn accompany(&mut self, running: &Running) {
         while !running.is_done() {
             for _ in 0..self.rng.u16(1..2000) {
-                self.bed.sim.step();
+                self.test.sim.step();
             }
             match self.rng.u8(..32) {
-                0 => _ = self.bed.start_message("flush"),
-                1 => _ = self.bed.start_message("flush_on_suspend"),
+                0 => _ = self.test.start_message("flush"),
+                1 => _ = self.test.start_message("flush_on_suspend"),
                 2 => self.suspend(),
                 3 => self.reload(),
-                _ => self.bed.look(|_, state| check_state(state)),
+                _ => self.test.look(|_, state| check_state(state)),
             }
         }
         self.history.verdict().unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 
     fn suspend(&mut self) {
-        self.bed.suspend([SuspendMode::Flush, SuspendMode::NoFlush][self.rng.usize(..2)]);
-        self.bed.resume();
+        self.test.suspend([SuspendMode::Flush, SuspendMode::NoFlush][self.rng.usize(..2)]);
+        self.test.resume();
     }
 
     fn judge_all(&self) {
         let whole = range(0, self.sectors);
         let ticket = self.history.submit(Op::Read, whole, cairn_block::Flags::empty());
-        let bytes = self.bed.read(0, self.sectors).expect("no drive fails");
+        let bytes = self.test.read(0, self.sectors).expect("no drive fails");
         self.history.complete(ticket, Ok(()), &bytes);
         self.history.verdict().unwrap_or_else(|wrong| panic!("{wrong}"));
         self.history.go_on(History::contents(Sector(0), &bytes));
@@ -136,8 +136,8 @@ impl Life {
         match self.rng.u8(..8) {
             0 | 1 => self.reload(),
             2 => self.suspend(),
-            3 => self.bed.run(Duration::from_millis(self.rng.u64(..200))),
-            4 => _ = self.bed.message("cleaner").expect("no drive fails"),
+            3 => self.test.run(Duration::from_millis(self.rng.u64(..200))),
+            4 => _ = self.test.message("cleaner").expect("no drive fails"),
             _ => (),
         }
     }

@@ -41,9 +41,9 @@ fn construct(lines: Vec<TableLine>) -> bool {
         let context = TableContext { types: &types, registry: &registry, read_only: false };
         let table = Table::build(&env, &device, &lines, context).await.ok()?;
         let again: Vec<TableLine> = table.lines().iter().map(reprinted).collect();
-        let twin = Table::build(&env, &device, &again, context).await;
-        let twin = twin.unwrap_or_else(|error| panic!("{again:?}: {error}"));
-        let printed: Vec<TableLine> = twin.lines().iter().map(reprinted).collect();
+        let reread = Table::build(&env, &device, &again, context).await;
+        let reread = reread.unwrap_or_else(|error| panic!("{again:?}: {error}"));
+        let printed: Vec<TableLine> = reread.lines().iter().map(reprinted).collect();
         assert_eq!(printed, again);
         Some(table.sectors())
     });

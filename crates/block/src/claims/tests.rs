@@ -149,13 +149,13 @@ type Uses = Vec<(u32, usize, Entry)>;
 
 /// Every use of every sector of every disk.
 #[derive(Default)]
-struct Twin {
+struct Model {
     live: BTreeMap<u32, (String, bool)>,
     sectors: BTreeMap<(Place, u64), Uses>,
     next: usize,
 }
 
-impl Twin {
+impl Model {
     fn take(&mut self, me: &Holder, entries: &[Entry]) -> bool {
         let mut handed = Vec::new();
         for wanted in entries {
@@ -253,7 +253,7 @@ proptest! {
 
     #[test]
     fn the_register_decides_as_its_reference_model(steps in prop::collection::vec(steps(), 1..40)) {
-        let (mut register, mut twin) = (Register::default(), Twin::default());
+        let (mut register, mut model) = (Register::default(), Model::default());
         for step in steps {
             match step {
                 Step::Take(id, entries) => {
@@ -261,15 +261,15 @@ proptest! {
                     let checked = register.check_all(&me, &entries, &[]).is_ok();
                     let taken = register.replace(&me, entries.clone(), Vec::new()).is_ok();
                     prop_assert_eq!(checked, taken);
-                    prop_assert_eq!(taken, twin.take(&me, &entries), "{:?}", entries);
+                    prop_assert_eq!(taken, model.take(&me, &entries), "{:?}", entries);
                 }
                 Step::Rest(id) => {
                     register.rest(id);
-                    twin.live.entry(id).and_modify(|(_, live)| *live = false);
+                    model.live.entry(id).and_modify(|(_, live)| *live = false);
                 }
                 Step::Release(id) => {
                     register.release(id);
-                    twin.release(id);
+                    model.release(id);
                 }
             }
             for place in [Place::Disk(0), Place::Disk(1)] {
@@ -277,7 +277,7 @@ proptest! {
                     let here = register.users(place);
                     let here = here.filter(|(_, entry)| entry.range.contains(Sector(sector)));
                     let uses = here.map(|(user, entry)| (user.id, format!("{entry:?}"))).collect();
-                    prop_assert_eq!(sorted(uses), twin.uses(place, sector));
+                    prop_assert_eq!(sorted(uses), model.uses(place, sector));
                 }
             }
         }

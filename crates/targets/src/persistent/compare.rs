@@ -140,12 +140,12 @@ impl Store {
 /// that are the same in both.
 fn common_end(ways: &[Way; 2]) -> Option<u64> {
     let [one, other] = ways;
-    let (at, twin) = one.steps.iter().enumerate().find_map(|(at, step)| {
-        let same = |twin: &Step| twin.path.block == step.path.block;
+    let (at, matching) = one.steps.iter().enumerate().find_map(|(at, step)| {
+        let same = |matching: &Step| matching.path.block == step.path.block;
         Some((at, other.steps.iter().position(same)?))
     })?;
-    let (Some(above), Some(beside)) = (at.checked_sub(1), twin.checked_sub(1)) else {
-        return Some(one.steps[at].covers.end.min(other.steps[twin].covers.end));
+    let (Some(above), Some(beside)) = (at.checked_sub(1), matching.checked_sub(1)) else {
+        return Some(one.steps[at].covers.end.min(other.steps[matching].covers.end));
     };
     let (one_after, other_after) = (one.after(above), other.after(beside));
     let same = one_after.iter().zip(other_after).take_while(|(a, b)| a == b).count();

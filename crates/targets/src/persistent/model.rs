@@ -1,5 +1,5 @@
-//! The naive twin: what a metadata device holds, found by walking everything from its bytes, with
-//! every reference counted anew. Panics where anything disagrees.
+//! The reference model: what a metadata device holds, found by walking everything from its bytes
+//! and counting every reference again. Panics where anything disagrees.
 
 use std::collections::{BTreeMap, BTreeSet};
 

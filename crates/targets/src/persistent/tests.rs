@@ -1,11 +1,11 @@
 //! The store in the simulated world.
 
 mod basics;
-mod bed;
 mod comparing;
 mod crashes;
 mod damage;
 mod faults;
+mod fixture;
 mod golden;
 mod properties;
 mod readers;

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cairn_format::thin::DeviceId;
 
-use super::bed::{Bed, id, mapping};
+use super::fixture::{StoreFixture, id, mapping};
 use crate::persistent::model::Mappings;
 
 const KEYS: u64 = 20_000;
 
-impl Bed {
+impl StoreFixture {
     /// Maps `count` fresh data blocks at every `stride`th virtual block from `start` on.
     fn fill(&mut self, device: u64, start: u64, stride: u64, count: u64) {
         let time = self.working().time();
@@ -74,53 +74,53 @@ impl Bed {
     }
 }
 
-fn snapshot(bed: &mut Bed, origin: u64, new: u64) {
-    bed.working().create_snapshot(DeviceId::new(origin).unwrap(), id(new)).unwrap();
-    bed.commit();
+fn snapshot(test: &mut StoreFixture, origin: u64, new: u64) {
+    test.working().create_snapshot(DeviceId::new(origin).unwrap(), id(new)).unwrap();
+    test.commit();
 }
 
 #[test]
 fn differences_and_what_is_alone_agree_with_the_mappings_in_full() {
     for seed in 0..8 {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut bed = Bed::seeded(seed, 4000, 200_000);
-        bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
-        bed.commit();
-        bed.fill(0, 0, 1, rng.u64(1..8000));
+        let mut test = StoreFixture::seeded(seed, 4000, 200_000);
+        test.run(async |env, working| working.create_device(env, id(0))).unwrap();
+        test.commit();
+        test.fill(0, 0, 1, rng.u64(1..8000));
         let mut devices = vec![0];
         for new in 1..6 {
-            snapshot(&mut bed, *rng.choice(&devices).unwrap(), new);
+            snapshot(&mut test, *rng.choice(&devices).unwrap(), new);
             devices.push(new);
             for _ in 0..rng.u64(0..3) {
                 let device = *rng.choice(&devices).unwrap();
                 let (stride, count) = (rng.u64(1..4), rng.u64(1..1500));
-                bed.fill(device, rng.u64(0..KEYS - 4 * 1500), stride, count);
+                test.fill(device, rng.u64(0..KEYS - 4 * 1500), stride, count);
                 let cut = rng.u64(0..KEYS);
-                let mapped = bed.read_all(id(device), 3).unwrap().into_iter().map(|(key, _)| key);
+                let mapped = test.read_all(id(device), 3).unwrap().into_iter().map(|(key, _)| key);
                 let gone = mapped.filter(|key| (cut..cut + 300).contains(key));
                 let gone: Vec<_> = gone.map(|key| (key, None)).collect();
-                bed.run(async move |env, working| working.apply(env, id(device), &gone).await)
+                test.run(async move |env, working| working.apply(env, id(device), &gone).await)
                     .unwrap();
-                bed.commit();
+                test.commit();
             }
         }
-        bed.judge(&devices);
+        test.judge(&devices);
     }
 }
 
 #[test]
 fn what_is_shared_is_passed_over() {
-    let mut bed = Bed::fresh(4000, 200_000);
-    bed.run(async |env, working| working.create_device(env, id(0))).unwrap();
-    bed.fill(0, 0, 1, 100_000);
-    let (own, steps) = bed.own(0);
+    let mut test = StoreFixture::fresh(4000, 200_000);
+    test.run(async |env, working| working.create_device(env, id(0))).unwrap();
+    test.fill(0, 0, 1, 100_000);
+    let (own, steps) = test.own(0);
     assert_eq!(own, 100_000);
     assert!(steps < 20, "leaves below one node are read together: {steps} steps");
-    snapshot(&mut bed, 0, 1);
-    assert_eq!(bed.own(0), (0, 1));
-    bed.fill(0, 50_000, 1, 1);
-    let (changed, steps) = bed.differences([0, 1]);
+    snapshot(&mut test, 0, 1);
+    assert_eq!(test.own(0), (0, 1));
+    test.fill(0, 50_000, 1, 1);
+    let (changed, steps) = test.differences([0, 1]);
     assert_eq!(changed, [50_000]);
     assert!(steps < 10, "two ways down, and not the tree: {steps} steps");
-    assert_eq!(bed.own(1).0, 1);
+    assert_eq!(test.own(1).0, 1);
 }

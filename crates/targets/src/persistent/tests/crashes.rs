@@ -12,7 +12,7 @@ use cairn_block::{Disk, Env, SectorCount};
 use cairn_format::thin::{DataBlockSize, Mapping, Opening};
 use cairn_sim::{Cut, CutWhen, Image, Stopped};
 
-use super::bed::{holes, id, mapping, world};
+use super::fixture::{holes, id, mapping, world};
 use crate::persistent::canary::{Bug, plant};
 use crate::persistent::model::{Mappings, audit};
 use crate::persistent::{Error, Options, Store, Working};

@@ -10,7 +10,7 @@ use cairn_format::thin::{
 use cairn_sim::Image;
 use cairn_testkit::image;
 
-use super::bed::{Bed, holes, id, mapping, world};
+use super::fixture::{StoreFixture, holes, id, mapping, world};
 use crate::persistent::{Error, Working};
 
 #[path = "../../../../../fuzz/src/thin_mappings.rs"]
@@ -23,14 +23,14 @@ fn exercise(bytes: &[u8]) -> Result<(), Error> {
     let sim = world(5, Image::of_bytes(bytes));
     let drive = sim.drive("meta");
     let mut changed = BTreeSet::new();
-    let done = Bed::open(sim).and_then(|mut bed| {
-        let devices: Vec<_> = bed.store.devices().into_iter().map(|(id, _)| id).collect();
+    let done = StoreFixture::open(sim).and_then(|mut test| {
+        let devices: Vec<_> = test.store.devices().into_iter().map(|(id, _)| id).collect();
         for device in &devices {
-            bed.read_all(*device, 2)?;
+            test.read_all(*device, 2)?;
         }
         let all: Vec<_> = devices.into_iter().step_by(2).collect();
         changed.extend(all.iter().map(|device| u64::from(device.get())));
-        bed.run(async move |env, working| change(env, working, &all).await)
+        test.run(async move |env, working| change(env, working, &all).await)
     });
     thin_mappings::assert_kept(&readable, &drive.visible().to_vec(), |device| {
         changed.contains(&device)
@@ -115,29 +115,29 @@ fn forged_blocks_lead_to_errors_and_not_to_panics() {
 #[test]
 fn a_block_of_zeros_and_a_foreign_block_are_told_with_their_path() {
     let clean = image("thin", "big.meta");
-    let bed = Bed::open(world(5, Image::of_bytes(&clean))).unwrap();
-    let root = bed.store.device(id(1)).unwrap().root;
+    let test = StoreFixture::open(world(5, Image::of_bytes(&clean))).unwrap();
+    let root = test.store.device(id(1)).unwrap().root;
     let mut bytes = clean.clone();
     with_block(&mut bytes, root.0 as usize, |own| own.fill(0));
-    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
-    let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+    let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let text = test.read_all(id(1), 0).unwrap_err().to_string();
     let expected = format!("device 1, mapping tree, block {root}: ");
     assert!(text.starts_with(&expected) && text.contains("all zeros"), "{text}");
-    let other = bed.store.device(id(5)).unwrap().root;
+    let other = test.store.device(id(5)).unwrap().root;
     let mut bytes = clean;
     let foreign: Block =
         *block::of(&bytes[other.0 as usize * BLOCK_BYTES..][..BLOCK_BYTES]).unwrap();
     with_block(&mut bytes, root.0 as usize, |own| *own = foreign);
-    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
-    let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+    let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let text = test.read_all(id(1), 0).unwrap_err().to_string();
     assert!(text.contains(&format!("blocknr: found {other}, expected {root}")), "{text}");
 }
 
 #[test]
 fn a_tree_that_loops_or_points_outside_is_told_with_its_path() {
     let clean = image("thin", "big.meta");
-    let bed = Bed::open(world(5, Image::of_bytes(&clean))).unwrap();
-    let root = bed.store.device(id(1)).unwrap().root;
+    let test = StoreFixture::open(world(5, Image::of_bytes(&clean))).unwrap();
+    let root = test.store.device(id(1)).unwrap().root;
     for child in [root.0, 0, 1 << 30, u64::MAX] {
         let mut bytes = clean.clone();
         with_block(&mut bytes, root.0 as usize, |own| {
@@ -145,8 +145,8 @@ fn a_tree_that_loops_or_points_outside_is_told_with_its_path() {
             own[first_value..first_value + 8].copy_from_slice(&child.to_le_bytes());
             block::seal(own, kind, root);
         });
-        let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
-        let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+        let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
+        let text = test.read_all(id(1), 0).unwrap_err().to_string();
         let expected = format!("device 1, mapping tree, block {root}");
         let of_child = format!("device 1, mapping tree, block {child}");
         assert!(text.starts_with(&expected) || text.starts_with(&of_child), "{child}: {text}");
@@ -157,8 +157,8 @@ fn a_tree_that_loops_or_points_outside_is_told_with_its_path() {
 
 /// A device whose tree has several leaves under its root, and the block of a child.
 fn leaf_of(bytes: &[u8], nth: usize) -> usize {
-    let bed = Bed::open(world(5, Image::of_bytes(bytes))).unwrap();
-    let root = bed.store.device(id(1)).unwrap().root.0 as usize;
+    let test = StoreFixture::open(world(5, Image::of_bytes(bytes))).unwrap();
+    let root = test.store.device(id(1)).unwrap().root.0 as usize;
     let at = root * BLOCK_BYTES + NODE_HEADER_BYTES + 252 * 8 + nth * 8;
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize
 }
@@ -171,8 +171,8 @@ fn a_leaf_without_entries_below_a_root_is_damage() {
         own[16..20].fill(0);
         block::seal(own, Kind::Node, cairn_format::thin::MetadataBlock(number as u64));
     });
-    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
-    let text = bed.read_all(id(1), 0).unwrap_err().to_string();
+    let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let text = test.read_all(id(1), 0).unwrap_err().to_string();
     assert!(text.contains(&format!("block {number}")), "{text}");
     assert!(text.contains("entries: found none, expected some"), "{text}");
 }
@@ -182,10 +182,10 @@ fn a_leaf_that_cannot_be_read_ahead_is_no_matter_to_the_one_before_it() {
     let mut bytes = image("thin", "big.meta");
     let number = leaf_of(&bytes, 1);
     with_block(&mut bytes, number, |own| own[2000] ^= 1);
-    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
     let read = |key| {
-        let store = bed.store.clone();
-        bed.sim.block_on(0, move |env| async move { store.read_leaves(&env, id(1), key, 3).await })
+        let store = test.store.clone();
+        test.sim.block_on(0, move |env| async move { store.read_leaves(&env, id(1), key, 3).await })
     };
     let leaves = read(0).unwrap();
     assert_eq!(leaves.len(), 1);
@@ -195,8 +195,9 @@ fn a_leaf_that_cannot_be_read_ahead_is_no_matter_to_the_one_before_it() {
 
 #[test]
 fn a_shared_data_block_that_counts_as_free_is_damage() {
-    let mut bed = Bed::open(world(5, Image::of_bytes(&image("thin", "snaps.meta")))).unwrap();
-    let shared = bed.run(async |env, working| {
+    let mut test =
+        StoreFixture::open(world(5, Image::of_bytes(&image("thin", "snaps.meta")))).unwrap();
+    let shared = test.run(async |env, working| {
         let store = working.store().clone();
         let devices: Vec<_> = store.devices().into_iter().map(|(id, _)| id).collect();
         let leaves = store.read_leaves(env, devices[0], 0, 0).await.unwrap();
@@ -227,23 +228,23 @@ fn count_as_free(bytes: &mut [u8], bitmap: MetadataBlock, block: u64) {
 #[test]
 fn a_mapped_block_that_counts_as_free_is_refused_and_not_handed_out() {
     let mut bytes = image("thin", "snaps.meta");
-    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
-    let device = bed.store.devices()[0].0;
-    let leaf = |bed: &Bed| {
-        let store = bed.store.clone();
-        bed.sim.block_on(0, move |env| async move { store.read_leaves(&env, device, 0, 0).await })
+    let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let device = test.store.devices()[0].0;
+    let leaf = |test: &StoreFixture| {
+        let store = test.store.clone();
+        test.sim.block_on(0, move |env| async move { store.read_leaves(&env, device, 0, 0).await })
     };
-    let (key, mapping) = leaf(&bed).unwrap()[0].mappings[0];
-    let bitmap = bed.working.as_ref().unwrap().txn.data.pages()[0].at.unwrap();
+    let (key, mapping) = leaf(&test).unwrap()[0].mappings[0];
+    let bitmap = test.working.as_ref().unwrap().txn.data.pages()[0].at.unwrap();
     count_as_free(&mut bytes, bitmap, mapping.block.0);
-    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
     for _ in 0..2 {
-        let refused = leaf(&bed).unwrap_err().to_string();
+        let refused = leaf(&test).unwrap_err().to_string();
         let told = format!("count of data block {}: found 0, expected 1 or more", mapping.block);
         assert!(refused.contains(&told), "{refused}");
         assert!(refused.contains(&format!("mapping of block {key}")), "{refused}");
     }
-    let data = bed.store.data();
+    let data = test.store.data();
     let all = data.take(u64::MAX);
     assert_eq!(data.free(), 0);
     assert!(all.iter().flat_map(|run| run.blocks()).all(|block| block != mapping.block));
@@ -252,19 +253,19 @@ fn a_mapped_block_that_counts_as_free_is_refused_and_not_handed_out() {
 #[test]
 fn fewer_blocks_in_use_than_mapped_are_refused_when_it_is_opened() {
     let mut bytes = image("thin", "basic.meta");
-    let bed = Bed::open(world(5, Image::of_bytes(&bytes))).unwrap();
-    let data = &bed.working.as_ref().unwrap().txn.data;
+    let test = StoreFixture::open(world(5, Image::of_bytes(&bytes))).unwrap();
+    let data = &test.working.as_ref().unwrap().txn.data;
     let used = (0..data.blocks()).find(|block| data.get(*block) == Some(1)).unwrap();
     count_as_free(&mut bytes, data.pages()[0].at.unwrap(), used);
-    let refused = Bed::open(world(5, Image::of_bytes(&bytes))).err().unwrap().to_string();
+    let refused = StoreFixture::open(world(5, Image::of_bytes(&bytes))).err().unwrap().to_string();
     assert!(refused.contains("mapped_blocks: found "), "{refused}");
 }
 
 #[test]
 fn metadata_that_opening_comes_by_and_that_counts_as_free_is_refused() {
     let clean = image("thin", "big.meta");
-    let bed = Bed::open(world(5, Image::of_bytes(&clean))).unwrap();
-    let working = bed.working.as_ref().unwrap();
+    let test = StoreFixture::open(world(5, Image::of_bytes(&clean))).unwrap();
+    let working = test.working.as_ref().unwrap();
     let (txn, superblock) = (&working.txn, &working.durable);
     let bitmap = txn.metadata.pages()[0].at.unwrap();
     for block in [
@@ -277,11 +278,12 @@ fn metadata_that_opening_comes_by_and_that_counts_as_free_is_refused() {
         superblock.metadata_space_map.ref_count_root,
         txn.data.pages()[0].at.unwrap(),
         bitmap,
-        bed.store.device(id(1)).unwrap().root,
+        test.store.device(id(1)).unwrap().root,
     ] {
         let mut bytes = clean.clone();
         count_as_free(&mut bytes, bitmap, block.0);
-        let refused = Bed::open(world(5, Image::of_bytes(&bytes))).err().unwrap().to_string();
+        let refused =
+            StoreFixture::open(world(5, Image::of_bytes(&bytes))).err().unwrap().to_string();
         let told = format!("block {block}: count of this block: found 0, expected 1 or more");
         assert!(refused.contains(&told), "{refused}");
     }

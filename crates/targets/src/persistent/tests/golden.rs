@@ -7,30 +7,31 @@ use cairn_sim::Image;
 use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
 
-use super::bed::{Bed, holes, id, mapping, world};
+use super::fixture::{StoreFixture, holes, id, mapping, world};
 use crate::persistent::model::audit;
 
-fn open(record: &serde_json::Value) -> Bed {
+fn open(record: &serde_json::Value) -> StoreFixture {
     let name = record["meta"].as_str().unwrap();
     let bytes = image("thin", name);
-    Bed::open(world(3, Image::of_bytes(&bytes))).unwrap_or_else(|error| panic!("{name}: {error}"))
+    StoreFixture::open(world(3, Image::of_bytes(&bytes)))
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 #[test]
 fn every_image_has_the_devices_counts_and_contents_of_its_manifest() {
     for record in manifest("thin") {
         let name = record["meta"].as_str().unwrap();
-        let mut bed = open(&record);
-        let found = bed.audit();
-        assert_eq!(bed.working().needs_check(), record["needs_check"] == 1, "{name}");
-        let (used, total) = bed.store.data_use();
+        let mut test = open(&record);
+        let found = test.audit();
+        assert_eq!(test.working().needs_check(), record["needs_check"] == 1, "{name}");
+        let (used, total) = test.store.data_use();
         assert_eq!(used, record["used_data"], "{name}");
         assert_eq!(total, record["data_blocks"], "{name}");
-        assert_eq!(bed.store.data().free(), total - used, "{name}");
+        assert_eq!(test.store.data().free(), total - used, "{name}");
         for (device, (details, mappings)) in &found.devices {
-            let read = bed.read_all(id(*device), 5).unwrap();
+            let read = test.read_all(id(*device), 5).unwrap();
             assert!(read.into_iter().eq(mappings.iter().map(|(key, own)| (*key, *own))), "{name}");
-            assert_eq!(bed.store.device(id(*device)).unwrap().details, *details, "{name}");
+            assert_eq!(test.store.device(id(*device)).unwrap().details, *details, "{name}");
         }
         for (device, expected) in record["devs"].as_object().unwrap() {
             let (details, mappings) = &found.devices[&device.parse().unwrap()];
@@ -66,41 +67,41 @@ fn content(
 fn every_sound_image_is_gone_on_with() {
     for record in manifest("thin").iter().filter(|record| record["needs_check"] == 0) {
         let name = record["meta"].as_str().unwrap();
-        let mut bed = open(record);
+        let mut test = open(record);
         if name == "oom.meta" {
-            let blocks = bed.working().metadata_blocks() + 64;
-            bed.drive().resize(cairn_block::SectorCount(blocks * 8));
-            bed.working().grow_metadata(blocks).unwrap();
+            let blocks = test.working().metadata_blocks() + 64;
+            test.drive().resize(cairn_block::SectorCount(blocks * 8));
+            test.working().grow_metadata(blocks).unwrap();
         }
-        let devices: Vec<_> = bed.store.devices().into_iter().map(|(id, _)| id).collect();
-        let before = bed.audit();
+        let devices: Vec<_> = test.store.devices().into_iter().map(|(id, _)| id).collect();
+        let before = test.audit();
         for device in devices {
-            let taken = bed.store.data().take(5);
+            let taken = test.store.data().take(5);
             let blocks = taken.iter().flat_map(|run| run.blocks());
-            let time = bed.working().time();
+            let time = test.working().time();
             let changes: Vec<_> = (0..)
                 .zip(blocks)
                 .map(|(n, block)| (n * 37, Some(mapping(block.0, time))))
                 .collect();
-            bed.run(async move |env, working| {
+            test.run(async move |env, working| {
                 working.apply(env, device, &changes).await?;
                 working.apply(env, device, &holes(40..70)).await
             })
             .unwrap_or_else(|error| panic!("{name}: {error}"));
-            bed.commit();
-            let found = audit(&bed.drive().visible().to_vec());
+            test.commit();
+            let found = audit(&test.drive().visible().to_vec());
             let own = &found.devices[&device.key()].1;
             assert!(own.range(40..70).all(|(key, _)| *key < 40), "{name}");
             assert_eq!(found.held, before.held, "{name}: the metadata snapshot stays as it was");
         }
         if before.held.is_some() {
-            bed.run(async |env, working| working.release_metadata_snap(env).await).unwrap();
+            test.run(async |env, working| working.release_metadata_snap(env).await).unwrap();
         }
-        for (device, _) in bed.store.devices() {
-            bed.run(async move |env, working| working.delete_device(env, device).await).unwrap();
+        for (device, _) in test.store.devices() {
+            test.run(async move |env, working| working.delete_device(env, device).await).unwrap();
         }
-        bed.commit();
-        assert_eq!(bed.audit().data.len(), 0, "{name}: nothing is left of the devices");
-        assert!(bed.drive().sectors().0 > 0);
+        test.commit();
+        assert_eq!(test.audit().data.len(), 0, "{name}: nothing is left of the devices");
+        assert!(test.drive().sectors().0 > 0);
     }
 }

@@ -1,10 +1,10 @@
-//! Random steps against the naive twin: after every commit the references are counted anew.
+//! Random steps against the reference model: after every commit the references are counted anew.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::bed::{Bed, id, mapping};
+use super::fixture::{StoreFixture, id, mapping};
 use crate::persistent::model::Mappings;
 use crate::persistent::{Change, DataRun, Error};
 
@@ -52,8 +52,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 type Devices = BTreeMap<u64, Mappings>;
 
-struct Twin {
-    bed: Bed,
+struct Comparison {
+    test: StoreFixture,
     now: Devices,
     durable: Devices,
     held: Option<Devices>,
@@ -68,10 +68,10 @@ struct Twin {
     taken: Vec<DataRun>,
 }
 
-impl Twin {
-    fn new(metadata_blocks: u64) -> Twin {
-        Twin {
-            bed: Bed::fresh(metadata_blocks, DATA_BLOCKS),
+impl Comparison {
+    fn new(metadata_blocks: u64) -> Comparison {
+        Comparison {
+            test: StoreFixture::fresh(metadata_blocks, DATA_BLOCKS),
             now: Devices::new(),
             durable: Devices::new(),
             held: None,
@@ -91,7 +91,7 @@ impl Twin {
             Step::Snapshot(origin, new) => self.snapshot(origin, new),
             Step::Delete(device) => {
                 let result = self
-                    .bed
+                    .test
                     .run(async move |env, working| working.delete_device(env, id(device)).await);
                 assert_eq!(result.is_ok(), self.now.remove(&device).is_some());
             }
@@ -102,7 +102,7 @@ impl Twin {
             Step::Grow(by) => {
                 self.data_blocks += by;
                 let blocks = self.data_blocks;
-                self.bed.working().grow_data(blocks).unwrap();
+                self.test.working().grow_data(blocks).unwrap();
                 self.promised += 40;
             }
             Step::Commit => self.commit(),
@@ -112,7 +112,8 @@ impl Twin {
     }
 
     fn create(&mut self, device: u64) {
-        let result = self.bed.run(async move |env, working| working.create_device(env, id(device)));
+        let result =
+            self.test.run(async move |env, working| working.create_device(env, id(device)));
         assert_eq!(result.is_ok(), !self.now.contains_key(&device));
         self.now.entry(device).or_default();
         self.promised += 4;
@@ -120,7 +121,7 @@ impl Twin {
 
     fn snapshot(&mut self, origin: u64, new: u64) {
         let result =
-            self.bed.run(async move |_, working| working.create_snapshot(id(origin), id(new)));
+            self.test.run(async move |_, working| working.create_snapshot(id(origin), id(new)));
         let possible = self.now.contains_key(&origin) && !self.now.contains_key(&new);
         assert_eq!(result.is_ok(), possible);
         if possible {
@@ -133,14 +134,14 @@ impl Twin {
 
     fn promise(&mut self, blocks: u64, runs: u64) {
         let change = Change { blocks, runs, shared: true };
-        self.promised += self.bed.store.cost_of(change);
+        self.promised += self.test.store.cost_of(change);
     }
 
     fn put(&mut self, device: u64, start: u64, count: u64, stride: u64) {
         if !self.now.contains_key(&device) {
             return;
         }
-        let runs = self.bed.store.data().take(count);
+        let runs = self.test.store.data().take(count);
         let blocks = runs.iter().flat_map(|run| run.blocks());
         let mut changes = Vec::new();
         for (number, block) in (0..).zip(blocks) {
@@ -168,12 +169,12 @@ impl Twin {
             }
         }
         let result =
-            self.bed.run(async move |env, working| working.apply(env, id(device), &changes).await);
+            self.test.run(async move |env, working| working.apply(env, id(device), &changes).await);
         self.or_abort(result);
     }
 
     fn hold(&mut self) {
-        match self.bed.working().reserve_metadata_snap() {
+        match self.test.working().reserve_metadata_snap() {
             Ok(()) => {
                 assert!(self.held.is_none());
                 self.held = Some(self.now.clone());
@@ -185,7 +186,7 @@ impl Twin {
     }
 
     fn release(&mut self) {
-        let result = self.bed.run(async |env, working| working.release_metadata_snap(env).await);
+        let result = self.test.run(async |env, working| working.release_metadata_snap(env).await);
         match result {
             Ok(()) => assert!(self.held.take().is_some()),
             Err(Error::NotHeld) => assert!(self.held.is_none()),
@@ -201,14 +202,14 @@ impl Twin {
     }
 
     fn commit(&mut self) {
-        let overhead = self.bed.store.account.overhead.load(std::sync::atomic::Ordering::Relaxed);
-        let changed = self.bed.working().is_changed();
-        match self.bed.run(async |env, working| working.commit(env).await) {
+        let overhead = self.test.store.account.overhead.load(std::sync::atomic::Ordering::Relaxed);
+        let changed = self.test.working().is_changed();
+        match self.test.run(async |env, working| working.commit(env).await) {
             Ok(freed) => {
-                let written = self.bed.working().blocks_written();
+                let written = self.test.working().blocks_written();
                 let promised = self.promised + overhead;
                 assert!(!changed || written <= promised, "{written} blocks, {promised} promised");
-                freed.into_iter().for_each(|run| self.bed.store.data().release(run));
+                freed.into_iter().for_each(|run| self.test.store.data().release(run));
                 self.durable.clone_from(&self.now);
                 self.durable_held.clone_from(&self.held);
                 (self.durable_time, self.durable_data_blocks) = (self.time, self.data_blocks);
@@ -220,13 +221,13 @@ impl Twin {
     }
 
     fn abort(&mut self) {
-        self.bed.run(async |env, working| working.abort(env).await).unwrap();
+        self.test.run(async |env, working| working.abort(env).await).unwrap();
         self.now.clone_from(&self.durable);
         self.held.clone_from(&self.durable_held);
         (self.time, self.data_blocks) = (self.durable_time, self.durable_data_blocks);
         self.promised = 0;
         for run in std::mem::take(&mut self.taken) {
-            self.bed.store.data().put_back(run);
+            self.test.store.data().put_back(run);
         }
         self.check();
     }
@@ -234,14 +235,14 @@ impl Twin {
     fn reopen(&mut self) {
         self.commit();
         let (store, working) =
-            super::bed::open(&self.bed.sim, crate::persistent::Options::default()).unwrap();
-        self.bed.replace(store, working);
+            super::fixture::open(&self.test.sim, crate::persistent::Options::default()).unwrap();
+        self.test.replace(store, working);
         self.check();
     }
 
     /// Everything, from the bytes and through the face for readers.
     fn check(&self) {
-        let found = self.bed.audit();
+        let found = self.test.audit();
         let devices: Devices =
             found.devices.iter().map(|(id, (_, mappings))| (*id, mappings.clone())).collect();
         assert_eq!(devices, self.durable);
@@ -251,11 +252,11 @@ impl Twin {
         assert_eq!(held, self.durable_held);
         assert_eq!(found.superblock.time, self.durable_time);
         for (device, mappings) in &self.durable {
-            let read = self.bed.read_all(id(*device), 3).unwrap();
+            let read = self.test.read_all(id(*device), 3).unwrap();
             assert!(read.into_iter().eq(mappings.iter().map(|(key, own)| (*key, *own))));
         }
         let free = self.durable_data_blocks - found.data.len() as u64;
-        assert_eq!(self.bed.store.data().free(), free);
+        assert_eq!(self.test.store.data().free(), free);
     }
 }
 
@@ -264,15 +265,15 @@ proptest! {
 
     #[test]
     fn the_store_agrees_with_its_reference_model(steps in prop::collection::vec(step(), 1..60)) {
-        let mut twin = Twin::new(4096);
-        steps.iter().for_each(|step| twin.step(step));
-        twin.commit();
+        let mut comparison = Comparison::new(4096);
+        steps.iter().for_each(|step| comparison.step(step));
+        comparison.commit();
     }
 
     #[test]
     fn a_small_device_runs_out_and_stays_sound(steps in prop::collection::vec(step(), 1..60)) {
-        let mut twin = Twin::new(60);
-        steps.iter().for_each(|step| twin.step(step));
-        twin.commit();
+        let mut comparison = Comparison::new(60);
+        steps.iter().for_each(|step| comparison.step(step));
+        comparison.commit();
     }
 }

@@ -9,7 +9,7 @@ use cairn_block::{Disk, Env, SectorCount};
 use cairn_format::thin::DataBlockSize;
 use cairn_sim::{DriveOptions, Effect, Fault, Image, OpSet, SimWorld};
 
-use super::bed::{holes, id, mapping};
+use super::fixture::{holes, id, mapping};
 use crate::persistent::canary::{Bug, plant};
 use crate::persistent::model::Mappings;
 use crate::persistent::{Error, Leaf, Options, Store, Working};

@@ -1,4 +1,4 @@
-//! An origin with snapshots against the naive twin: whole contents, copied when a snapshot is made.
+//! An origin with snapshots against the reference model: whole contents, copied when a snapshot is made.
 
 use cairn_block::{Flags, Io, Op, SuspendMode};
 use proptest::prelude::{ProptestConfig, Strategy, any, prop_oneof};
@@ -60,19 +60,19 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct Twins {
+struct Comparison {
     test: SnapshotFixture,
     model: Model,
     /// The table lines of the snapshots that there are.
     lines: [Option<String>; 3],
 }
 
-impl Twins {
-    fn new() -> Twins {
+impl Comparison {
+    fn new() -> Comparison {
         let test = SnapshotFixture::new(SECTORS, &[4000; 3]);
         test.load("o", &origin_line());
         let model = Model::new((0..SECTORS).map(initial_byte).collect());
-        Twins { test, model, lines: [None, None, None] }
+        Comparison { test, model, lines: [None, None, None] }
     }
 
     fn volume(&self, volume: usize) -> Option<&'static str> {
@@ -203,10 +203,10 @@ proptest! {
 
     #[test]
     fn volumes_hold_what_the_reference_model_holds(steps in collection::vec(step(), 1..60)) {
-        let mut twins = Twins::new();
+        let mut comparison = Comparison::new();
         for step in steps {
-            twins.act(step);
-            twins.compare();
+            comparison.act(step);
+            comparison.compare();
         }
     }
 }

@@ -122,12 +122,12 @@ fn another_table_on_the_same_volume_does_not_hide_what_the_first_lost() {
     test.write("thin", 0, BLOCK, 1).unwrap();
     test.drive("meta").faults().add(Fault::error(OpSet::WRITES).shots(1));
     test.message(&["create_thin", "1"]).unwrap_err();
-    test.load_thin("twin", 0, 8);
-    assert_eq!(test.flush_of(&test.client("twin")), Ok(()));
+    test.load_thin("again", 0, 8);
+    assert_eq!(test.flush_of(&test.client("again")), Ok(()));
     test.are_told_once(&clients);
 }
 
-/// The test with the leaf damaged that maps this block: its number.
+/// A new world in which the leaf that maps this block is damaged, and the number of that leaf.
 fn with_damaged_leaf(test: &PoolFixture, mapped: u64) -> (PoolFixture, usize) {
     let clean = test.drive("meta").durable().to_vec();
     let is_its_leaf = |number: &usize| {

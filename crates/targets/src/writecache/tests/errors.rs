@@ -270,7 +270,7 @@ fn identical_sequence_numbers_are_read_but_never_written() {
     assert_eq!(cache_sectors(16, 4096) * 512, bytes.len() as u64);
 }
 
-/// A test with a dirty block, and an origin that has something to flush: its next flush takes long,
+/// A cache with a dirty block, and an origin that has something to flush: its next flush takes long,
 /// and fails.
 fn about_to_lose_a_flush() -> CacheFixture {
     let test = CacheFixture::live(4, "pause_writeback 60000");
@@ -296,7 +296,7 @@ fn blocks_copied_before_a_flush_of_the_origin_failed_stay_dirty() {
     assert_eq!(test.origin.durable().to_vec()[0], 1);
 }
 
-/// A test with a write around the cache and a cached block, whose writeback fails: the drive drops
+/// A cache with a write around the cache and a cached block, whose writeback fails: the drive drops
 /// both and tells nobody else.
 fn after_a_lost_write() -> CacheFixture {
     let test = CacheFixture::live(16, "metadata_only");

@@ -14,7 +14,7 @@ use crate::fixture::Fixture;
 
 const MILLI: Duration = Duration::from_millis(1);
 
-/// A test with a committed block in the cache, and a write that went around it.
+/// A cache with a committed block, and a write that went around it.
 fn with_a_write_around() -> CacheFixture {
     let test = CacheFixture::live(16, "metadata_only");
     test.io(|env| write_io(env, 80, 8, 2).with(Flags::META)).unwrap();

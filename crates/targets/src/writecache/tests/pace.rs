@@ -24,7 +24,7 @@ fn first_around(test: &CacheFixture, first: u64, count: u64) -> Option<u64> {
     })
 }
 
-/// A test of 100 slots before an origin of 1 MiB that writes slowly.
+/// A cache of 100 slots before an origin of 1 MiB that writes slowly.
 fn before_a_slow_origin(options: &str) -> CacheFixture {
     let test = CacheFixture::live(100, options);
     test.origin.faults().add(slow(OpSet::WRITES, 10 * MS));

@@ -54,7 +54,7 @@ fn faults() -> [Fault; 4] {
     [writes, flushes, Fault::losing_flushes(), Fault::losing_durable_writes()]
 }
 
-/// A cache that a test runs on.
+/// The cache of one run.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     block: u64,

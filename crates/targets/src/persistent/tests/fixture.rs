@@ -35,34 +35,34 @@ pub fn world(seed: u64, image: Image) -> SimWorld {
     sim
 }
 
-pub struct Bed {
+pub struct StoreFixture {
     pub sim: SimWorld,
     pub store: Arc<Store>,
     pub working: Option<Working>,
 }
 
-impl Bed {
+impl StoreFixture {
     /// A fresh pool on a device of `blocks` metadata blocks.
-    pub fn fresh(blocks: u64, data_blocks: u64) -> Bed {
-        Bed::seeded(1, blocks, data_blocks)
+    pub fn fresh(blocks: u64, data_blocks: u64) -> StoreFixture {
+        StoreFixture::seeded(1, blocks, data_blocks)
     }
 
     /// The same in a world of another seed.
-    pub fn seeded(seed: u64, blocks: u64, data_blocks: u64) -> Bed {
+    pub fn seeded(seed: u64, blocks: u64, data_blocks: u64) -> StoreFixture {
         let sim = world(seed, Image::new(SectorCount(blocks * 8)));
         let disk: Arc<dyn Disk> = sim.drive("meta");
         let size = DataBlockSize::new(128).unwrap();
         sim.block_on(0, |env| async move { Store::format_fresh(&env, &disk, size).await }).unwrap();
-        let mut bed = Bed::open(sim).unwrap();
-        bed.run(async move |_, working| working.grow_data(data_blocks)).unwrap();
-        bed.commit();
-        bed
+        let mut test = StoreFixture::open(sim).unwrap();
+        test.run(async move |_, working| working.grow_data(data_blocks)).unwrap();
+        test.commit();
+        test
     }
 
     /// Opens the metadata of the drive.
-    pub fn open(sim: SimWorld) -> Result<Bed, Error> {
+    pub fn open(sim: SimWorld) -> Result<StoreFixture, Error> {
         let (store, working) = open(&sim, Options::default())?;
-        Ok(Bed { sim, store, working: Some(working) })
+        Ok(StoreFixture { sim, store, working: Some(working) })
     }
 
     /// Goes on with a store that was opened anew.
@@ -98,7 +98,7 @@ impl Bed {
         freed.into_iter().for_each(|run| self.store.data().release(run));
     }
 
-    /// What the naive twin finds on the drive.
+    /// What the reference model finds on the drive.
     pub fn audit(&self) -> Found {
         audit(&self.drive().visible().to_vec())
     }

@@ -23,23 +23,24 @@
 //! only this life.
 
 mod life;
+mod server;
 mod verbs;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use cairn_block::{
-    ConfigError, Disk, Env, LocalFuture, Registry, Table, TableContext, TableLine, TargetTypes,
-};
+use cairn_block::{ConfigError, Disk, LocalFuture, TargetType};
 
 use crate::drive::{DriveOptions, SimDrive};
 use crate::faults::{Fault, OpSet};
 use crate::image::Image;
 use crate::workload::Workload;
-use crate::world::SimWorld;
 use life::Life;
-pub use verbs::{resume_or_end, users_first};
+pub use server::{Generation, Server};
+pub use verbs::users_first;
 
 /// The usual number of lives in a campaign.
 const CUTS: u64 = 300;
@@ -49,26 +50,33 @@ const SEED: u64 = 0x5eed;
 /// Drive images by name.
 pub type Images = BTreeMap<String, Image>;
 
-/// The volumes and events that a campaign tests.
+/// The volumes and events that a campaign tests. The campaign owns the rest: seeds, cuts, kills,
+/// clients, histories, suspends and the last close.
 pub trait Scenario {
-    /// The drives and their first contents. May differ between lives.
-    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)>;
+    /// What belongs to one life: its shape, and what a server's state file would keep.
+    type Case: 'static;
+
+    /// The types of the targets in the scenario's tables.
+    fn types(&self) -> Vec<Arc<dyn TargetType>>;
+
+    /// Begins a life: the drives and their first contents.
+    fn begin(&self, rng: &mut fastrand::Rng) -> (Self::Case, Vec<(DriveOptions, Image)>);
 
     /// Opens the volumes on the drives (device arguments are their names), as a server would after
     /// a crash; in the first generation, as a server would for the first time. Returns the volumes
     /// that clients use.
-    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened>;
+    fn open(&self, case: Rc<Self::Case>, server: Server) -> LocalFuture<'static, Opened>;
 
     /// Checks the metadata that a power cut or a kill left.
     ///
     /// # Errors
     /// What is wrong with it.
-    fn check_metadata(&self, _images: &Images) -> Result<(), String> {
+    fn check_metadata(&self, _case: &Self::Case, _images: &Images) -> Result<(), String> {
         Ok(())
     }
 
     /// The requests to the volumes in one generation, all volumes together.
-    fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
+    fn workload(&self, _case: &Self::Case, rng: &mut fastrand::Rng) -> Workload {
         let (seed, ops) = (rng.u64(..), rng.u64(..200));
         Workload::mixed(seed, ops)
     }
@@ -77,11 +85,6 @@ pub trait Scenario {
     /// Messages that the scenario sends may then meet a suspended device.
     fn suspends(&self) -> bool {
         false
-    }
-
-    /// Whether lives end by kills as well as by cuts.
-    fn kills(&self) -> bool {
-        true
     }
 
     /// Whether drives fail while the volumes are opened. Opening may then be refused.
@@ -99,8 +102,8 @@ pub trait Scenario {
     /// starts tasks that send messages. True if errors that were not planted are then allowed.
     fn trouble(
         &self,
-        _world: &SimWorld,
-        _disks: &[Arc<dyn Disk>],
+        _case: &Rc<Self::Case>,
+        _generation: &Generation,
         _rng: &mut fastrand::Rng,
     ) -> bool {
         false
@@ -142,30 +145,9 @@ pub fn plant_failures(
     }
 }
 
-/// Creates a volume with this table and resumes it; the usual [`Scenario::open`].
-///
-/// # Errors
-/// Those of the targets' constructors and of the resume.
-pub async fn open_table(
-    env: &Env,
-    registry: &Registry,
-    types: &TargetTypes,
-    volume: &str,
-    table: &str,
-) -> Result<Arc<dyn Disk>, ConfigError> {
-    let device = registry.create_volume(volume)?;
-    let lines = TableLine::parse_all(table)?;
-    let context = TableContext { types, registry, read_only: false };
-    let table = Table::build(env, &device, &lines, context).await?;
-    device.load(table).await;
-    device.resume(env).await?.whole()?;
-    Ok(device)
-}
-
 /// Many lives of one scenario.
-pub struct Campaign<'a> {
-    scenario: &'a dyn Scenario,
-    replay: &'a str,
+pub struct Campaign<S> {
+    scenario: S,
     cuts: u64,
 }
 
@@ -180,23 +162,15 @@ struct Tally {
     injected: u64,
 }
 
-/// The number in an environment variable; none if it is not set.
-fn from_environment(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    let parsed = value.parse();
-    Some(parsed.unwrap_or_else(|_| panic!("{name}: found '{value}', expected a number")))
-}
-
-impl<'a> Campaign<'a> {
-    /// A campaign; `replay` is how its test is run: the arguments of `cargo test`, such as
-    /// `-p cairn-targets --test crash -- nothing_acknowledged_is_lost`.
-    pub fn new(scenario: &'a dyn Scenario, replay: &'a str) -> Campaign<'a> {
-        Campaign { scenario, replay, cuts: CUTS }
+impl<S: Scenario> Campaign<S> {
+    /// A campaign. A test runs it on the test's own thread, whose name [`replay`] prints.
+    pub fn new(scenario: S) -> Campaign<S> {
+        Campaign { scenario, cuts: CUTS }
     }
 
     /// Sets the number of lives, unless the environment does.
     #[must_use]
-    pub fn cuts(mut self, cuts: u64) -> Campaign<'a> {
+    pub fn cuts(mut self, cuts: u64) -> Campaign<S> {
         self.cuts = cuts;
         self
     }
@@ -224,8 +198,8 @@ impl<'a> Campaign<'a> {
     }
 
     fn run_cut(&self, seed: u64, cut: u64) -> Tally {
-        let replay = Replay { seed, cut, command: self.replay };
-        let mut life = Life::new(self.scenario, seed, cut);
+        let replay = Replay { seed, cut };
+        let mut life = Life::new(&self.scenario, seed, cut);
         if let Err(text) = life.run() {
             panic!("{text}");
         }
@@ -233,41 +207,64 @@ impl<'a> Campaign<'a> {
         life.tally
     }
 
-    /// For a canary, a scenario with a known bug: returns the first life that failed, and its
-    /// message.
+    /// For a canary, a scenario with a known bug: prints and returns the first life that failed,
+    /// and its message.
     ///
     /// # Panics
     /// No life failed.
-    pub fn expect_caught(&self) -> (u64, String) {
+    pub fn expect_caught(&self, bug: &str) -> (u64, String) {
         for cut in 0..self.cuts {
-            let life = || Life::new(self.scenario, SEED, cut).run();
-            match catch_unwind(AssertUnwindSafe(life)) {
-                Ok(Ok(())) => {}
-                Ok(Err(text)) => return (cut, text),
-                Err(_) => return (cut, "a panic".to_owned()),
-            }
+            let life = || Life::new(&self.scenario, SEED, cut).run();
+            let text = match catch_unwind(AssertUnwindSafe(life)) {
+                Ok(Ok(())) => continue,
+                Ok(Err(text)) => text,
+                Err(_) => "a panic".to_owned(),
+            };
+            eprintln!("{bug}: caught by life {cut}: {text}");
+            return (cut, text);
         }
-        panic!("the bug was not found within {} cuts: {}", self.cuts, self.replay);
+        panic!("{bug}: not found within {} lives", self.cuts);
     }
 }
 
-/// Prints the command that repeats a life when it panics, wherever the panic comes from.
-struct Replay<'a> {
-    seed: u64,
-    cut: u64,
-    command: &'a str,
+/// The number in an environment variable; none if it is not set.
+fn from_environment(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    let parsed = value.parse();
+    Some(parsed.unwrap_or_else(|_| panic!("{name}: found '{value}', expected a number")))
 }
 
-impl Replay<'_> {
+/// The arguments of `cargo test` that run the test of this thread: its program is named after its
+/// source, and its thread after the test.
+fn replay() -> String {
+    let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
+    let program = std::env::args().next().unwrap_or_default();
+    let stem = Path::new(&program).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let source = stem.rsplit_once('-').map_or(stem, |(source, _hash)| source);
+    let target = if source == package.replace('-', "_") { "--lib" } else { "--test" };
+    let source = if target == "--lib" { String::new() } else { format!(" {source}") };
+    let package = if package.is_empty() { "--workspace".into() } else { format!("-p {package}") };
+    let thread = std::thread::current();
+    let test = thread.name().filter(|name| *name != "main").unwrap_or_default();
+    format!("{package} {target}{source} -- {test}")
+}
+
+/// Prints the command that repeats a life when it panics, wherever the panic comes from.
+struct Replay {
+    seed: u64,
+    cut: u64,
+}
+
+impl Replay {
     fn forget(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Replay<'_> {
+impl Drop for Replay {
     fn drop(&mut self) {
-        let Replay { seed, cut, command } = self;
-        eprintln!("replay: CAIRN_SEED={seed} CAIRN_CUT={cut} cargo test {command}");
+        let Replay { seed, cut } = self;
+        eprintln!("replay: CAIRN_SEED={seed} CAIRN_CUT={cut} cargo test {}", replay());
     }
 }
 

@@ -10,21 +10,21 @@
 
 mod foreign;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, Io, IoError, LocalFuture, MessageError, Registry, Sector,
-    SectorCount, SectorRange, Table, TableContext, TableLine, Target, TargetTypes,
+    ConfigError, ConfigKind, Io, IoError, LocalFuture, MessageError, Sector, SectorCount,
+    SectorRange, TargetType,
 };
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Finding, Limits, Severity, check};
 use cairn_format::thin::{MetadataBlock, Opening};
-use cairn_sim::campaign::{Campaign, Images, Opened, Scenario, open_table, plant_failures};
-use cairn_sim::{Content, DriveOptions, History, Image, SimWorld, Workload};
+use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::{Content, DriveOptions, Image, Workload};
 use cairn_targets::thin::ThinPool;
 
 /// Sectors of a data block.
@@ -98,33 +98,18 @@ const FULL: &[Shape] = &[
 /// Sectors of the external origin: it ends inside a block.
 const ORIGIN_SECTORS: u64 = 5 * BLOCK / 2;
 
-/// What each snapshot of one life was first seen to hold, by id and creation time. A snapshot that
-/// is seen is durable, and so is the time of the pool: no other one has the same pair.
-type Seen = Rc<RefCell<BTreeMap<(u32, u32), Vec<Content>>>>;
+/// One life.
+struct Case {
+    shape: Shape,
+    /// What each snapshot was first seen to hold, by id and creation time. A snapshot that is seen
+    /// is durable, and so is the time of the pool: no other one has the same pair.
+    seen: RefCell<BTreeMap<(u32, u32), Vec<Content>>>,
+}
 
 struct Pools {
     shapes: &'static [Shape],
     /// Drives fail now and then.
     failing: bool,
-    registry: RefCell<Option<Arc<Registry>>>,
-    seen: RefCell<Seen>,
-    /// The shape of this life.
-    index: Cell<usize>,
-}
-
-impl Pools {
-    fn of(shapes: &'static [Shape]) -> Pools {
-        let (registry, seen, index) = Default::default();
-        Pools { shapes, failing: false, registry, seen, index }
-    }
-
-    fn failing(shapes: &'static [Shape]) -> Pools {
-        Pools { failing: true, ..Pools::of(shapes) }
-    }
-
-    fn shape(&self) -> Shape {
-        self.shapes[self.index.get()]
-    }
 }
 
 impl Shape {
@@ -154,12 +139,6 @@ impl Shape {
     }
 }
 
-/// The pool's target.
-fn pool_target(registry: &Registry) -> Arc<dyn Target> {
-    let table = registry.volume("pool").expect("a pool").live_table();
-    table.expect("it has a table").lines()[0].target.clone()
-}
-
 /// The first id of a snapshot: those below are volumes.
 const SNAPSHOTS: u32 = 7;
 
@@ -178,26 +157,13 @@ impl Unsound {
 }
 
 /// What a snapshot holds.
-async fn read_snapshot(
-    env: &Env,
-    registry: &Registry,
-    shape: Shape,
-    id: u32,
-) -> Result<Vec<Content>, String> {
-    let types = TargetTypes::new(cairn_targets::types());
+async fn read_snapshot(server: &Server, shape: Shape, id: u32) -> Result<Vec<Content>, String> {
     let name = format!("s{id}");
-    let found = match open_table(env, registry, &types, &name, &shape.thin(id)).await {
-        Ok(disk) => {
-            let segs = env.segs(disk.sectors());
-            let range = SectorRange::new(Sector(0), disk.sectors());
-            let read = env.io(&disk, Io::read(range, segs.clone())).await;
-            let contents = |()| History::contents(range.start, &segs.to_vec());
-            read.map(contents).map_err(|error: IoError| error.to_string())
-        }
+    let found = match server.create(&name, &shape.thin(id)).await {
+        Ok(disk) => server.read_whole(&disk).await.map_err(|error| error.to_string()),
         Err(refused) => Err(refused.to_string()),
     };
-    let volume = registry.remove_volume(&name).expect("it was created");
-    let removed = volume.remove(env).await.map_err(|error| error.to_string());
+    let removed = server.remove(&name).await.map_err(|error| error.to_string());
     found
         .and_then(|found| removed.map(|()| found))
         .map_err(|error| format!("snapshot {id}: {error}"))
@@ -205,8 +171,8 @@ async fn read_snapshot(
 
 /// True if a failed flush may have dropped what a volume wrote in place before it was shared with
 /// a snapshot, whatever reads show: its writers are told.
-fn may_have_lost(registry: &Registry) -> bool {
-    let data = registry.open("data", false).expect("the pool has opened it");
+fn may_have_lost(server: &Server) -> bool {
+    let data = server.registry.open("data", false).expect("the pool has opened it");
     data.failures() > 0
 }
 
@@ -214,21 +180,16 @@ fn may_have_lost(registry: &Registry) -> bool {
 ///
 /// # Errors
 /// One cannot be read, or does not hold what it held before.
-async fn judge_snapshots(
-    env: &Env,
-    registry: &Registry,
-    shape: Shape,
-    seen: &Seen,
-) -> Result<(), Unsound> {
-    let target = pool_target(registry);
+async fn judge_snapshots(server: &Server, case: &Case) -> Result<(), Unsound> {
+    let target = server.target("pool").expect("it has a table");
     let pool = target.as_any().and_then(|any| any.downcast_ref::<ThinPool>()).expect("a pool");
     let devices = pool.devices().map_err(|error| Unsound::Unread(error.to_string()))?;
     for device in devices.into_iter().filter(|device| device.id >= SNAPSHOTS) {
-        let read = read_snapshot(env, registry, shape, device.id).await;
+        let read = read_snapshot(server, case.shape, device.id).await;
         let contents = read.map_err(Unsound::Unread)?;
         let pair = (device.id, device.creation_time);
-        let mut seen = seen.borrow_mut();
-        if !seen.contains_key(&pair) && may_have_lost(registry) {
+        let mut seen = case.seen.borrow_mut();
+        if !seen.contains_key(&pair) && may_have_lost(server) {
             continue;
         }
         let first = seen.entry(pair).or_insert_with(|| contents.clone());
@@ -243,74 +204,61 @@ async fn judge_snapshots(
     Ok(())
 }
 
-/// What may be refused is no matter.
-async fn send(env: &Env, registry: &Registry, words: &[&str]) {
-    match pool_target(registry).message(env, words).await {
+/// Sends a message to the pool's target, even if the pool is suspended. It may be refused.
+async fn send(server: &Server, words: &[&str]) {
+    let target = server.target("pool").expect("it has a table");
+    match target.message(&server.env, words).await {
         Ok(_) | Err(MessageError::Busy(_) | MessageError::Failed(_)) => (),
         Err(refused) => panic!("{words:?}: {refused}"),
     }
 }
 
-async fn load(
-    env: &Env,
-    registry: &Registry,
-    types: &TargetTypes,
-    volume: &str,
-    table: &str,
-) -> Result<(), ConfigError> {
-    let device = registry.volume(volume)?;
-    let lines = TableLine::parse_all(table)?;
-    let context = TableContext { types, registry, read_only: false };
-    let table = Table::build(env, &device, &lines, context).await?;
-    device.load(table).await;
-    device.resume(env).await?.whole()
-}
-
 /// Everything a user may do to a pool while its volumes are written.
-async fn meddle(env: &Env, registry: &Registry, shape: Shape, seen: &Seen, failing: bool) {
-    let types = TargetTypes::new(cairn_targets::types());
+async fn meddle(server: &Server, case: &Case, failing: bool) {
+    let shape = case.shape;
     for _ in 0..6 {
-        env.sleep(Duration::from_micros(env.random_below(6000))).await;
+        server.pause(6000).await;
         // Where there is no room for what snapshots keep, also those of the metadata, there are
         // none.
         let all = if shape.has_room_for_snapshots() { 0 } else { 6 };
-        match all + env.random_below(9 - all) {
+        match all + server.env.random_below(9 - all) {
             kind @ 0..3 => {
                 let words = if kind < 2 { ["7", "0"] } else { ["8", "1"] };
-                send(env, registry, &["create_snap", words[0], words[1]]).await;
-                let judged = judge_snapshots(env, registry, shape, seen).await;
+                send(server, &["create_snap", words[0], words[1]]).await;
+                let judged = judge_snapshots(server, case).await;
                 // The server may have begun to stop.
-                let stops = registry.volume("pool").is_ok_and(|pool| pool.is_suspended());
+                let stops = server.registry.volume("pool").is_ok_and(|pool| pool.is_suspended());
                 match judged {
                     Ok(()) => (),
                     Err(Unsound::Unread(_)) if failing || stops => (),
                     Err(unsound) => panic!("{}", unsound.text()),
                 }
             }
-            3 => send(env, registry, &["delete", "7"]).await,
-            4 => send(env, registry, &["delete", "8"]).await,
-            5 => send(env, registry, &["reserve_metadata_snap"]).await,
-            6 => send(env, registry, &["release_metadata_snap"]).await,
-            7 => send(env, registry, &["detect_zeroes", "unmap"]).await,
-            _ => {
-                let metadata = shape.metadata(true);
-                if let Err(lost) = load(env, registry, &types, "m", &metadata).await {
-                    assert!(failing, "no drive fails: {lost}");
-                }
-                let table = shape.pool(true);
-                while let Err(error) = load(env, registry, &types, "pool", &table).await {
-                    assert!(failing, "no drive fails: {error}");
-                    // As a user would who finds his volumes suspended.
-                    env.sleep(Duration::from_millis(1)).await;
-                }
-            }
+            3 => send(server, &["delete", "7"]).await,
+            4 => send(server, &["delete", "8"]).await,
+            5 => send(server, &["reserve_metadata_snap"]).await,
+            6 => send(server, &["release_metadata_snap"]).await,
+            7 => send(server, &["detect_zeroes", "unmap"]).await,
+            _ => grow(server, shape, failing).await,
         }
     }
 }
 
+async fn grow(server: &Server, shape: Shape, failing: bool) {
+    if let Err(lost) = server.load("m", &shape.metadata(true)).await {
+        assert!(failing, "no drive fails: {lost}");
+    }
+    let table = shape.pool(true);
+    while let Err(error) = server.load("pool", &table).await {
+        assert!(failing, "no drive fails: {error}");
+        // As a user would who finds his volumes suspended.
+        server.env.sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// Clears the mark that a failed commit left, as a repair does that finds nothing wrong.
-async fn clear_mark(env: &Env, registry: &Registry) -> Result<(), ConfigError> {
-    let disk = registry.open("meta", false)?;
+async fn clear_mark(server: &Server) -> Result<(), ConfigError> {
+    let (env, disk) = (&server.env, server.registry.open("meta", false)?);
     let range = SectorRange::new(Sector(0), SectorCount(8));
     let segs = env.segs(range.count);
     let failed = |error| ConfigError::new(ConfigKind::System, "meta", "mark").with_source(error);
@@ -334,13 +282,43 @@ async fn clear_mark(env: &Env, registry: &Registry) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Brings up the pool, which may have grown before the power was cut, and both volumes.
+async fn assemble(server: Server, case: Rc<Case>, failing: bool) -> Opened {
+    let shape = case.shape;
+    if failing {
+        clear_mark(&server).await?;
+    }
+    server.create("m", &shape.metadata(false)).await?;
+    if let Err(error) = server.create("pool", &shape.pool(false)).await {
+        if shape.grown_blocks == (shape.metadata_blocks, shape.data_blocks) {
+            return Err(error);
+        }
+        server.load("m", &shape.metadata(true)).await?;
+        server.load("pool", &shape.pool(true)).await?;
+    }
+    for id in ["0", "1"] {
+        send(&server, &["create_thin", id]).await;
+    }
+    let mut disks = Vec::new();
+    for (name, id) in [("v0", 0), ("v1", 1)] {
+        disks.push(server.create(name, &shape.thin(id)).await?);
+    }
+    match judge_snapshots(&server, &case).await {
+        Ok(()) => Ok(disks),
+        Err(Unsound::Unread(text)) => Err(ConfigError::new(ConfigKind::Damaged, "pool", text)),
+        Err(changed) => panic!("{}", changed.text()),
+    }
+}
+
 impl Scenario for Pools {
-    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
-        // A new life begins.
-        *self.seen.borrow_mut() = Seen::default();
-        let index = rng.usize(..self.shapes.len());
-        self.index.set(index);
-        let shape = self.shapes[index];
+    type Case = Case;
+
+    fn types(&self) -> Vec<Arc<dyn TargetType>> {
+        cairn_targets::types()
+    }
+
+    fn begin(&self, rng: &mut fastrand::Rng) -> (Case, Vec<(DriveOptions, Image)>) {
+        let shape = self.shapes[rng.usize(..self.shapes.len())];
         let options = |name: &str| {
             let logical_block = shape.logical;
             DriveOptions { logical_block, ..DriveOptions::named(name) }
@@ -359,52 +337,18 @@ impl Scenario for Pools {
             // Writes that are under way for longer than a commit takes.
             drives[1].0.model.jitter = Duration::from_millis(20);
         }
-        drives
+        (Case { shape, seen: RefCell::default() }, drives)
     }
 
-    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
-        *self.registry.borrow_mut() = Some(registry.clone());
-        let (shape, seen) = (self.shape(), self.seen.borrow().clone());
-        let failing = self.failing;
-        Box::pin(async move {
-            if failing {
-                clear_mark(&env, &registry).await?;
-            }
-            let types = TargetTypes::new(cairn_targets::types());
-            open_table(&env, &registry, &types, "m", &shape.metadata(false)).await?;
-            let short = shape.pool(false);
-            if let Err(error) = open_table(&env, &registry, &types, "pool", &short).await {
-                if shape.grown_blocks == (shape.metadata_blocks, shape.data_blocks) {
-                    return Err(error);
-                }
-                // It grew before the power went.
-                load(&env, &registry, &types, "m", &shape.metadata(true)).await?;
-                load(&env, &registry, &types, "pool", &shape.pool(true)).await?;
-            }
-            for id in ["0", "1"] {
-                send(&env, &registry, &["create_thin", id]).await;
-            }
-            let mut disks = Vec::new();
-            for (name, id) in [("v0", 0), ("v1", 1)] {
-                disks.push(open_table(&env, &registry, &types, name, &shape.thin(id)).await?);
-            }
-            let judged = judge_snapshots(&env, &registry, shape, &seen).await;
-            match judged {
-                Ok(()) => {}
-                Err(Unsound::Unread(text)) => {
-                    return Err(ConfigError::new(ConfigKind::Damaged, "pool", text));
-                }
-                Err(changed) => panic!("{}", changed.text()),
-            }
-            Ok(disks)
-        })
+    fn open(&self, case: Rc<Case>, server: Server) -> LocalFuture<'static, Opened> {
+        Box::pin(assemble(server, case, self.failing))
     }
 
-    fn check_metadata(&self, images: &Images) -> Result<(), String> {
+    fn check_metadata(&self, _case: &Case, images: &Images) -> Result<(), String> {
         check_metadata(&images["meta"])
     }
 
-    fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
+    fn workload(&self, case: &Case, rng: &mut fastrand::Rng) -> Workload {
         let (seed, ops) = (rng.u64(..), rng.u64(..250));
         let mut workload = Workload::mixed(seed, ops);
         if rng.bool() {
@@ -412,7 +356,7 @@ impl Scenario for Pools {
             workload.max = SectorCount(4 * BLOCK);
             (workload.mix.discard, workload.mix.flush) = (20, 20);
         }
-        if self.shape().features.contains("detect_zeroes") {
+        if case.shape.features.contains("detect_zeroes") {
             workload.mix.zero_data = 15;
         }
         workload
@@ -430,20 +374,18 @@ impl Scenario for Pools {
         self.failing
     }
 
-    fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
-        let (shape, failing) = (self.shape(), self.failing);
+    fn trouble(&self, case: &Rc<Case>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
+        let failing = self.failing;
         if rng.bool() {
-            let registry = self.registry.borrow().clone().expect("it is open");
-            let env = world.env(2).clone();
-            let seen = self.seen.borrow().clone();
-            let meddling = async move { meddle(&env, &registry, shape, &seen, failing).await };
-            world.env(2).spawn(meddling);
+            let case = case.clone();
+            generation.start(2, async move |server| meddle(&server, &case, failing).await);
         }
         if failing {
-            plant_failures(&world.all_drives(), [2, 20, 60][rng.usize(..3)], None, rng);
+            let often = [2, 20, 60][rng.usize(..3)];
+            plant_failures(&generation.world.all_drives(), often, None, rng);
             return true;
         }
-        shape.may_be_full()
+        case.shape.may_be_full()
     }
 }
 
@@ -483,73 +425,71 @@ fn sound_to_others(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// The arguments of `cargo test` that run one of the tests.
-fn replay(test: &str) -> String {
-    format!("-p cairn-targets --test thin_campaign -- {test}")
+fn campaign(shapes: &'static [Shape]) -> Campaign<Pools> {
+    Campaign::new(Pools { shapes, failing: false })
+}
+
+fn failing_campaign(shapes: &'static [Shape]) -> Campaign<Pools> {
+    Campaign::new(Pools { shapes, failing: true })
 }
 
 #[test]
 fn volumes_of_a_pool_survive_power_cuts() {
-    let replay = replay("volumes_of_a_pool_survive_power_cuts");
-    Campaign::new(&Pools::of(SHAPES), &replay).run();
+    campaign(SHAPES).run();
 }
 
 #[test]
 fn full_pools_survive_power_cuts() {
-    let replay = replay("full_pools_survive_power_cuts");
-    Campaign::new(&Pools::of(FULL), &replay).run();
+    campaign(FULL).run();
 }
 
 #[test]
 fn volumes_of_a_pool_survive_power_cuts_when_drives_fail_too() {
-    let replay = replay("volumes_of_a_pool_survive_power_cuts_when_drives_fail_too");
-    Campaign::new(&Pools::failing(SHAPES), &replay).run();
+    failing_campaign(SHAPES).run();
 }
 
 #[test]
 fn full_pools_survive_power_cuts_when_drives_fail_too() {
-    let replay = replay("full_pools_survive_power_cuts_when_drives_fail_too");
-    Campaign::new(&Pools::failing(FULL), &replay).run();
+    failing_campaign(FULL).run();
 }
 
 #[cfg(feature = "canary")]
 mod canaries {
-    use super::{Campaign, FULL, Pools, SHAPES};
+    use super::{FULL, SHAPES, Shape, campaign};
     use cairn_targets::thin::canary::{Bug, plant};
 
     /// More than enough: each is caught within the first thousand.
     const CUTS: u64 = 20_000;
 
-    fn caught(bug: Bug, scenario: &Pools) {
+    fn caught(bug: Bug, shapes: &'static [Shape]) {
         plant(Some(bug));
-        let (cut, text) = Campaign::new(scenario, "the canary").cuts(CUTS).expect_caught();
+        campaign(shapes).cuts(CUTS).expect_caught(&format!("{bug:?}"));
         plant(None);
-        eprintln!("{bug:?}: caught by cut {cut}: {text}");
     }
 
     #[test]
     fn a_commit_without_a_flush_of_the_data_is_caught() {
-        caught(Bug::NoDataFlush, &Pools::of(SHAPES));
+        caught(Bug::NoDataFlush, SHAPES);
     }
 
     // In pools that are nearly full: only there a freed block is soon taken again.
     #[test]
     fn taking_blocks_that_are_still_written_is_caught() {
-        caught(Bug::NoQuarantine, &Pools::of(FULL));
+        caught(Bug::NoQuarantine, FULL);
     }
 
     #[test]
     fn writing_a_shared_block_in_place_is_caught() {
-        caught(Bug::WriteShared, &Pools::of(SHAPES));
+        caught(Bug::WriteShared, SHAPES);
     }
 
     #[test]
     fn a_write_of_zeros_that_waits_for_no_commit_is_caught() {
-        caught(Bug::ElideWithoutCommit, &Pools::of(SHAPES));
+        caught(Bug::ElideWithoutCommit, SHAPES);
     }
 
     #[test]
     fn mapping_a_block_before_it_is_filled_is_caught() {
-        caught(Bug::MapBeforeFill, &Pools::of(SHAPES));
+        caught(Bug::MapBeforeFill, SHAPES);
     }
 }

@@ -6,20 +6,15 @@
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test writecache_campaign` is the
 //! long run. With `--features canary` known ordering bugs are planted: each must be caught.
 
-use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{
-    Disk, Env, LocalFuture, MessageError, Registry, Sector, SectorCount, Table, TableContext,
-    TableLine, TargetTypes,
-};
+use cairn_block::{LocalFuture, Sector, SectorCount, TargetType};
 use cairn_format::writecache::check::{Limits, Severity, check};
 use cairn_format::writecache::{Entry, Geometry, SUPERBLOCK_BYTES, Superblock};
-use cairn_sim::campaign::{
-    Campaign, Images, Opened, Scenario, open_table, plant_failures, resume_or_end,
-};
-use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimDrive, SimWorld, Workload};
+use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 /// What varies between cuts: block sizes, options, the size of the cache.
 #[derive(Clone, Copy)]
@@ -33,66 +28,30 @@ struct Shape {
     logical: u32,
 }
 
+/// Small enough to fill up, to write around and to write back all the time.
+const SMALL: Shape = Shape {
+    block: 512,
+    start_sector: 0,
+    options: "2 pause_writeback 0",
+    cache_kib: 24,
+    origin_kib: 64,
+    logical: 512,
+};
+
 const SHAPES: &[Shape] = &[
-    // Small enough to fill up, to write around and to write back all the time.
-    Shape {
-        block: 512,
-        start_sector: 0,
-        options: "2 pause_writeback 0",
-        cache_kib: 24,
-        origin_kib: 64,
-        logical: 512,
-    },
-    Shape {
-        block: 1024,
-        start_sector: 3,
-        options: "2 pause_writeback 0",
-        cache_kib: 40,
-        origin_kib: 64,
-        logical: 512,
-    },
-    Shape {
-        block: 4096,
-        start_sector: 0,
-        options: "2 pause_writeback 0",
-        cache_kib: 96,
-        origin_kib: 192,
-        logical: 512,
-    },
-    Shape {
-        block: 4096,
-        start_sector: 8,
-        options: "2 pause_writeback 0",
-        cache_kib: 100,
-        origin_kib: 192,
-        logical: 4096,
-    },
+    SMALL,
+    Shape { block: 1024, start_sector: 3, cache_kib: 40, ..SMALL },
+    Shape { block: 4096, cache_kib: 96, origin_kib: 192, ..SMALL },
+    Shape { block: 4096, start_sector: 8, cache_kib: 100, origin_kib: 192, logical: 4096, ..SMALL },
     // Large enough to hold everything: commits only.
-    Shape {
-        block: 512,
-        start_sector: 0,
-        options: "0",
-        cache_kib: 128,
-        origin_kib: 64,
-        logical: 512,
-    },
+    Shape { options: "0", cache_kib: 128, ..SMALL },
     // Frequent commits by count and by time; ages.
     Shape {
-        block: 512,
-        start_sector: 0,
         options: "8 autocommit_blocks 5 autocommit_time 2 max_age 20 pause_writeback 0",
         cache_kib: 64,
-        origin_kib: 64,
-        logical: 512,
+        ..SMALL
     },
-    Shape {
-        block: 512,
-        start_sector: 0,
-        options: "3 cleaner pause_writeback 0",
-        cache_kib: 32,
-        origin_kib: 64,
-        logical: 512,
-    },
+    Shape { options: "3 cleaner pause_writeback 0", cache_kib: 32, ..SMALL },
 ];
 
 /// Which drives fail now and then, and how.
@@ -106,30 +65,7 @@ enum Failing {
 }
 
 struct WriteCache {
-    shapes: &'static [Shape],
     failing: Failing,
-    /// What the volume's devices were opened by.
-    registry: RefCell<Option<Arc<Registry>>>,
-}
-
-impl WriteCache {
-    fn new(failing: Failing) -> WriteCache {
-        WriteCache { shapes: SHAPES, failing, registry: RefCell::default() }
-    }
-
-    /// Loads tables with other options while requests come.
-    fn start_reloading(&self, world: &SimWorld, disk: &Arc<dyn Disk>) {
-        let shape = SHAPES[(world.drive("shape").sectors().0 / 2 - 1) as usize];
-        let registry = self.registry.borrow().clone().expect("the volume was opened");
-        let (env, drives) = (world.env(2).clone(), world.all_drives());
-        let may_fail = self.failing != Failing::Nothing;
-        world.env(2).spawn(reload(env, registry, disk.clone(), shape, drives, may_fail));
-    }
-
-    /// The shape of a cut is told by the sizes of its drives.
-    fn shape(&self, rng: &mut fastrand::Rng) -> Shape {
-        self.shapes[rng.usize(..self.shapes.len())]
-    }
 }
 
 impl Shape {
@@ -144,43 +80,6 @@ impl Shape {
             count + 2,
             self.start_sector
         )
-    }
-}
-
-/// Sends a message to the live target after a while. One that meets a suspended device, or a
-/// device that fails, is refused.
-fn send_message(world: &SimWorld, disk: &Arc<dyn Disk>, word: &'static str, delay: Duration) {
-    let (env, disk) = (world.env(0).clone(), disk.clone());
-    world.env(0).spawn(async move {
-        env.sleep(delay).await;
-        let device = disk.mapped().expect("a volume");
-        match device.message(&env, Sector(0), &[word]).await {
-            Ok(_) | Err(MessageError::Busy(_) | MessageError::Failed(_)) => (),
-            Err(refused) => panic!("{word}: {refused}"),
-        }
-    });
-}
-
-async fn reload(
-    env: Env,
-    registry: Arc<Registry>,
-    disk: Arc<dyn Disk>,
-    shape: Shape,
-    drives: Vec<Arc<SimDrive>>,
-    may_fail: bool,
-) {
-    let device = disk.mapped().expect("a volume");
-    let types = TargetTypes::new(cairn_targets::types());
-    for _ in 0..3 {
-        env.sleep(Duration::from_micros(env.random_below(8000))).await;
-        let options = SHAPES[env.random_below(SHAPES.len() as u64) as usize].options;
-        let lines = TableLine::parse_all(&shape.table(options)).expect("a table");
-        let context = TableContext { types: &types, registry: &registry, read_only: false };
-        match Table::build(&env, device, &lines, context).await {
-            Ok(table) => _ = device.load(table).await,
-            Err(refused) => assert!(may_fail, "no drive fails: {refused}"),
-        }
-        resume_or_end(&env, device, &drives, may_fail).await;
     }
 }
 
@@ -206,34 +105,30 @@ fn drive(name: &str, kib: u64, logical_block: u32) -> (DriveOptions, Image) {
 }
 
 impl Scenario for WriteCache {
-    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
-        let shape = self.shape(rng);
-        let index = SHAPES.iter().position(|other| {
-            other.options == shape.options
-                && other.block == shape.block
-                && other.cache_kib == shape.cache_kib
-        });
-        let index = index.expect("a shape of the list") as u64;
-        // The length of a third drive carries the shape to `open`.
-        vec![
+    type Case = Shape;
+
+    fn types(&self) -> Vec<Arc<dyn TargetType>> {
+        cairn_targets::types()
+    }
+
+    fn begin(&self, rng: &mut fastrand::Rng) -> (Shape, Vec<(DriveOptions, Image)>) {
+        let shape = SHAPES[rng.usize(..SHAPES.len())];
+        let drives = vec![
             drive("origin", shape.origin_kib, shape.logical),
             drive("cache", shape.cache_kib, shape.logical),
-            drive("shape", index + 1, 512),
-        ]
+            // Not used. A life draws for each drive: without this one, seeds would change.
+            drive("idle", 1, 512),
+        ];
+        (shape, drives)
     }
 
-    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
-        *self.registry.borrow_mut() = Some(registry.clone());
-        Box::pin(async move {
-            let shape = SHAPES[(registry.open("shape", false)?.sectors().0 / 2 - 1) as usize];
-            let table = shape.table(shape.options);
-            let types = TargetTypes::new(cairn_targets::types());
-            Ok(vec![open_table(&env, &registry, &types, "volume", &table).await?])
-        })
+    fn open(&self, shape: Rc<Shape>, server: Server) -> LocalFuture<'static, Opened> {
+        Box::pin(
+            async move { Ok(vec![server.create("volume", &shape.table(shape.options)).await?]) },
+        )
     }
 
-    fn check_metadata(&self, images: &Images) -> Result<(), String> {
-        let shape = SHAPES[(images["shape"].sectors().0 / 2 - 1) as usize];
+    fn check_metadata(&self, shape: &Shape, images: &Images) -> Result<(), String> {
         let cache = &images["cache"];
         let mut area = vec![0; (cache.sectors().0 - shape.start_sector) as usize * 512];
         cache.read(Sector(shape.start_sector), &mut area);
@@ -258,7 +153,7 @@ impl Scenario for WriteCache {
         }
     }
 
-    fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
+    fn workload(&self, _shape: &Shape, rng: &mut fastrand::Rng) -> Workload {
         let (seed, ops) = (rng.u64(..), rng.u64(..400));
         Workload::mixed(seed, ops)
     }
@@ -276,13 +171,19 @@ impl Scenario for WriteCache {
         self.failing == Failing::Everything
     }
 
-    fn trouble(&self, world: &SimWorld, disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
-        let disk = &disks[0];
+    fn trouble(&self, shape: &Rc<Shape>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
+        let (world, may_fail) = (generation.world, self.failing != Failing::Nothing);
         let delay = Duration::from_micros(rng.u64(..20_000));
-        match rng.u8(..4) {
-            0 => send_message(world, disk, "flush", delay),
-            1 => send_message(world, disk, "flush_on_suspend", delay),
-            _ => (),
+        let word = match rng.u8(..4) {
+            0 => Some("flush"),
+            1 => Some("flush_on_suspend"),
+            _ => None,
+        };
+        if let Some(word) = word {
+            generation.start(0, async move |server| {
+                server.env.sleep(delay).await;
+                server.message("volume", &[word]).await;
+            });
         }
         let drives = [world.drive("origin"), world.drive("cache")];
         match self.failing {
@@ -291,55 +192,56 @@ impl Scenario for WriteCache {
             Failing::Everything => plant_failures(&drives, [5, 50][rng.usize(..2)], None, rng),
         }
         if rng.u8(..4) == 0 {
-            self.start_reloading(world, disk);
+            // Tables with other options, while requests come.
+            let shape = shape.clone();
+            generation.start(2, async move |server| {
+                for _ in 0..3 {
+                    server.pause(8000).await;
+                    let other = server.env.random_below(SHAPES.len() as u64) as usize;
+                    let table = shape.table(SHAPES[other].options);
+                    server.swap_or_end("volume", &table, may_fail).await;
+                }
+            });
         }
-        self.failing != Failing::Nothing
+        may_fail
     }
 }
 
-/// The arguments of `cargo test` that run one of the tests.
-fn replay(test: &str) -> String {
-    format!("-p cairn-targets --test writecache_campaign -- {test}")
+fn campaign(failing: Failing) -> Campaign<WriteCache> {
+    Campaign::new(WriteCache { failing })
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_by_a_power_cut() {
-    let replay = replay("nothing_acknowledged_is_lost_by_a_power_cut");
-    Campaign::new(&WriteCache::new(Failing::Nothing), &replay).run();
+    campaign(Failing::Nothing).run();
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_when_drives_fail_too() {
-    let replay = replay("nothing_acknowledged_is_lost_when_drives_fail_too");
-    Campaign::new(&WriteCache::new(Failing::Origin), &replay).run();
+    campaign(Failing::Origin).run();
 }
 
 #[test]
 fn losses_of_any_drive_are_told_to_each_client() {
-    let replay = replay("losses_of_any_drive_are_told_to_each_client");
-    Campaign::new(&WriteCache::new(Failing::Everything), &replay).run();
+    campaign(Failing::Everything).run();
 }
 
 #[cfg(feature = "canary")]
 mod canaries {
-    use super::{Campaign, Failing, WriteCache};
+    use super::{Failing, campaign};
     use cairn_block::mutants::skip;
     use cairn_targets::writecache::canary::{Bug, plant};
 
     fn caught(bug: Bug) {
         plant(Some(bug));
-        let scenario = WriteCache::new(Failing::Nothing);
-        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(2000).expect_caught();
+        campaign(Failing::Nothing).cuts(2000).expect_caught(&format!("{bug:?}"));
         plant(None);
-        eprintln!("{bug:?}: caught by cut {cut}: {text}");
     }
 
     fn taken_out(name: &'static str, failing: Failing) {
         skip(Some(name));
-        let scenario = WriteCache::new(failing);
-        let (cut, text) = Campaign::new(&scenario, "the canary").cuts(10_000).expect_caught();
+        campaign(failing).cuts(10_000).expect_caught(name);
         skip(None);
-        eprintln!("without {name:?}: caught by life {cut}: {text}");
     }
 
     #[test]

@@ -7,11 +7,13 @@
 //!     know that some of what it reads will never be durable.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, Io, IoError, Registry, Sector, SectorCount, SectorRange};
+use cairn_block::{Disk, Io, IoError, Sector, SectorCount, SectorRange};
 
+use super::server::{Generation, Server};
 use super::verbs::{close, start_suspending};
 use super::{Images, Scenario, Tally, plant_failures};
 use crate::drive::{DriveOptions, SimDrive};
@@ -44,13 +46,14 @@ enum Media {
 type Volume = (Arc<dyn Disk>, History);
 
 /// One life.
-pub(super) struct Life<'a> {
-    scenario: &'a dyn Scenario,
+pub(super) struct Life<'a, S: Scenario> {
+    scenario: &'a S,
+    case: Rc<S::Case>,
     rng: fastrand::Rng,
     options: Vec<DriveOptions>,
     media: Media,
-    /// The registry of the volumes that were opened last.
-    registry: Option<Arc<Registry>>,
+    /// The volumes that were opened last.
+    server: Option<Server>,
     /// By volume name.
     histories: BTreeMap<String, History>,
     history_seed: u64,
@@ -78,11 +81,12 @@ impl From<Stopped> for Early {
     }
 }
 
-impl<'a> Life<'a> {
-    pub fn new(scenario: &'a dyn Scenario, seed: u64, cut: u64) -> Life<'a> {
+impl<'a, S: Scenario> Life<'a, S> {
+    pub fn new(scenario: &'a S, seed: u64, cut: u64) -> Life<'a, S> {
         let mut rng = fastrand::Rng::with_seed(seed ^ cut.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (mut options, mut images) = (Vec::new(), Images::new());
-        for (mut drive, image) in scenario.drives(&mut rng) {
+        let (case, drives) = scenario.begin(&mut rng);
+        for (mut drive, image) in drives {
             drive.torn_reads = rng.bool();
             // The other lives copy by reading and writing, as with files.
             drive.copies = cut.is_multiple_of(3);
@@ -93,9 +97,9 @@ impl<'a> Life<'a> {
         }
         let (history_seed, histories) = (rng.u64(..), BTreeMap::new());
         let ends = [Ends::Cuts, Ends::Kills, Ends::Both][rng.usize(..3)];
-        let ends = if scenario.kills() { ends } else { Ends::Cuts };
         let (media, tally) = (Media::Images(images), Tally::default());
-        Life { scenario, rng, options, media, registry: None, histories, history_seed, ends, tally }
+        let (case, server) = (Rc::new(case), None);
+        Life { scenario, case, rng, options, media, server, histories, history_seed, ends, tally }
     }
 
     pub fn run(&mut self) -> Result<(), String> {
@@ -157,13 +161,15 @@ impl<'a> Life<'a> {
         }
         let volumes = self.open_and_judge(world)?;
         let clients = self.connect(world, &volumes);
-        let workload = self.scenario.workload(&mut self.rng);
+        let workload = self.scenario.workload(&self.case, &mut self.rng);
         world.cut_at(self.draw_end(world.writes(), workload.ops.max(1) * 3));
         if self.rng.u8(..3) == 0 {
             flush(world, &clients)?;
         }
         let disks: Vec<_> = volumes.iter().map(|(disk, _)| disk.clone()).collect();
-        let tolerate = self.scenario.trouble(world, &disks, &mut self.rng);
+        let server = self.server.clone().expect("volumes were opened");
+        let generation = Generation { world, server: &server, disks: &disks };
+        let tolerate = self.scenario.trouble(&self.case, &generation, &mut self.rng);
         for (_, history) in &volumes {
             history.tolerate_errors(tolerate);
             let rolls_back = self.scenario.rolls_back();
@@ -173,7 +179,7 @@ impl<'a> Life<'a> {
         let suspends = if self.scenario.suspends() { self.rng.u8(..8) } else { 0 };
         if suspends & 6 == 6 {
             let disk = &disks[self.rng.usize(..disks.len())];
-            start_suspending(world, disk, tolerate);
+            start_suspending(&generation, disk, tolerate);
         }
         let ended = self.work(world, workload, &clients);
         for (_, history) in &volumes {
@@ -181,8 +187,7 @@ impl<'a> Life<'a> {
         }
         ended?;
         if suspends & 1 == 1 {
-            let registry = self.registry.as_ref().expect("volumes were opened");
-            close(world, registry, &clients)?;
+            close(world, &server.registry, &clients)?;
         }
         check_contract(world)
     }
@@ -247,15 +252,18 @@ impl<'a> Life<'a> {
             images = world.images_after_power_cut(&mut self.rng).into_iter().collect();
             self.media = Media::Images(images.clone());
         }
-        self.scenario.check_metadata(&images).map_err(|text| format!("metadata: {text}"))
+        self.scenario
+            .check_metadata(&self.case, &images)
+            .map_err(|text| format!("metadata: {text}"))
     }
 
     /// Opens the volumes, reads everything, and checks it against the histories, if there are any.
     fn open_and_judge(&mut self, world: &SimWorld) -> Result<Vec<Volume>, Early> {
-        let registry = Arc::new(Registry::new(Box::new(world.opener())));
-        self.registry = Some(registry.clone());
         let reactor = self.rng.u16(..world.reactors());
-        let opened = world.try_block_on(reactor, |env| self.scenario.open(env, registry))?;
+        let server = Server::new(world, reactor, self.scenario.types());
+        self.server = Some(server.clone());
+        let case = self.case.clone();
+        let opened = world.try_block_on(reactor, |_| self.scenario.open(case, server))?;
         let failing = world.injected() > 0;
         let refuse = |text| if failing { Early::Refused } else { Early::Failed(text) };
         world.all_drives().iter().for_each(|drive| drive.faults().clear());

@@ -2,7 +2,7 @@
 
 use super::*;
 use cairn_block::{
-    CellMode, Cells, ConfigKind, Ctor, EndIo, FailureCount, Flow, Io, IoError, IoResult, Op,
+    CellMode, Cells, ConfigKind, Ctor, EndIo, Env, FailureCount, Flow, Io, IoError, IoResult, Op,
     Request, Sector, SectorCount, SectorRange, Target, TargetType, Verdict,
 };
 use parking_lot::Mutex;
@@ -69,14 +69,19 @@ impl Disk for Wrapper {
 struct Wrapped(Bug);
 
 impl Scenario for Wrapped {
-    fn drives(&self, _rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
-        two_drives()
+    type Case = ();
+
+    fn types(&self) -> Vec<Arc<dyn TargetType>> {
+        Vec::new()
     }
-    fn open(&self, _env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
+    fn begin(&self, _rng: &mut fastrand::Rng) -> ((), Vec<(DriveOptions, Image)>) {
+        ((), two_drives())
+    }
+    fn open(&self, _case: Rc<()>, server: Server) -> LocalFuture<'static, Opened> {
         let bug = self.0;
         Box::pin(async move {
-            let disk: Arc<dyn Disk> =
-                Arc::new(Wrapper { inner: registry.open("fast", false)?, bug });
+            let inner = server.registry.open("fast", false)?;
+            let disk: Arc<dyn Disk> = Arc::new(Wrapper { inner, bug });
             Ok(vec![disk])
         })
     }
@@ -86,17 +91,22 @@ impl Scenario for Wrapped {
 struct Lossy(Bug);
 
 impl Scenario for Lossy {
-    fn drives(&self, rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
-        Wrapped(self.0).drives(rng)
+    type Case = ();
+
+    fn types(&self) -> Vec<Arc<dyn TargetType>> {
+        Vec::new()
     }
-    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
-        Wrapped(self.0).open(env, registry)
+    fn begin(&self, rng: &mut fastrand::Rng) -> ((), Vec<(DriveOptions, Image)>) {
+        Wrapped(self.0).begin(rng)
+    }
+    fn open(&self, case: Rc<()>, server: Server) -> LocalFuture<'static, Opened> {
+        Wrapped(self.0).open(case, server)
     }
     fn fails_at_start(&self) -> bool {
         true
     }
-    fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
-        plant_failures(&world.all_drives(), 100, None, rng);
+    fn trouble(&self, _: &Rc<()>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
+        plant_failures(&generation.world.all_drives(), 100, None, rng);
         false
     }
 }
@@ -271,26 +281,30 @@ impl ToyScenario {
 }
 
 impl Scenario for ToyScenario {
-    fn drives(&self, _rng: &mut fastrand::Rng) -> Vec<(DriveOptions, Image)> {
-        two_drives()
+    type Case = ();
+
+    fn types(&self) -> Vec<Arc<dyn TargetType>> {
+        vec![Arc::new(ToyType { kind: self.kind, full: self.failing })]
     }
-    fn open(&self, env: Env, registry: Arc<Registry>) -> LocalFuture<'static, Opened> {
-        let types =
-            TargetTypes::new(vec![Arc::new(ToyType { kind: self.kind, full: self.failing })]);
+    fn begin(&self, _rng: &mut fastrand::Rng) -> ((), Vec<(DriveOptions, Image)>) {
+        ((), two_drives())
+    }
+    fn open(&self, _case: Rc<()>, server: Server) -> LocalFuture<'static, Opened> {
         let table = format!("0 {TOY_SECTORS} toy fast slow");
-        Box::pin(async move { Ok(vec![open_table(&env, &registry, &types, "toy", &table).await?]) })
+        Box::pin(async move { Ok(vec![server.create("toy", &table).await?]) })
     }
     fn suspends(&self) -> bool {
         true
     }
-    fn trouble(&self, world: &SimWorld, _disks: &[Arc<dyn Disk>], rng: &mut fastrand::Rng) -> bool {
+    fn trouble(&self, _: &Rc<()>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
         // The toy does not handle failed writes.
         if self.failing {
-            world.drive("fast").faults().add(Fault::losing_flushes().per_mille(rng.u16(..300)));
+            let fast = generation.world.drive("fast");
+            fast.faults().add(Fault::losing_flushes().per_mille(rng.u16(..300)));
         }
         false
     }
-    fn workload(&self, rng: &mut fastrand::Rng) -> Workload {
+    fn workload(&self, _case: &(), rng: &mut fastrand::Rng) -> Workload {
         // The toy does not support FUA, nor a reused cache sector: no such requests.
         let mut workload = Workload::mixed(rng.u64(..), rng.u64(..100));
         (workload.mix.fua, workload.mix.zeroes, workload.mix.discard) = (0, 0, 0);
@@ -301,72 +315,72 @@ impl Scenario for ToyScenario {
 
 #[test]
 fn a_plain_drive_passes() {
-    Campaign::new(&Wrapped(Bug::None), "-p cairn-sim a_plain_drive_passes").run();
+    Campaign::new(Wrapped(Bug::None)).run();
 }
 
 #[test]
 fn a_plain_drive_passes_although_it_loses_writes() {
-    Campaign::new(&Lossy(Bug::None), "-p cairn-sim a_plain_drive_passes_although").run();
+    Campaign::new(Lossy(Bug::None)).run();
 }
 
 #[test]
 fn unreported_losses_are_caught() {
-    let (cut, text) = Campaign::new(&Lossy(Bug::FailuresAreKept), "").expect_caught();
+    let (cut, text) = Campaign::new(Lossy(Bug::FailuresAreKept)).expect_caught("the planted bug");
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn losses_reported_to_one_of_two_clients_are_caught() {
-    let (cut, text) = Campaign::new(&Lossy(Bug::OneClientIsTold), "").expect_caught();
+    let (cut, text) = Campaign::new(Lossy(Bug::OneClientIsTold)).expect_caught("the planted bug");
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn a_flush_that_does_nothing_is_caught() {
-    let (cut, text) = Campaign::new(&Wrapped(Bug::FlushDoesNothing), "").expect_caught();
+    let (cut, text) =
+        Campaign::new(Wrapped(Bug::FlushDoesNothing)).expect_caught("the planted bug");
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn a_dropped_fua_is_caught() {
-    let (cut, text) = Campaign::new(&Wrapped(Bug::FuaIsDropped), "").expect_caught();
+    let (cut, text) = Campaign::new(Wrapped(Bug::FuaIsDropped)).expect_caught("the planted bug");
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn lost_part_of_a_write_is_caught_without_a_crash() {
-    let (cut, text) = Campaign::new(&Wrapped(Bug::SecondSectorIsStale), "").expect_caught();
+    let (cut, text) =
+        Campaign::new(Wrapped(Bug::SecondSectorIsStale)).expect_caught("the planted bug");
     assert!(text.contains("after a read"), "cut {cut}: {text}");
 }
 
 #[test]
 fn cache_that_commits_before_it_answers_passes() {
-    let replay = "-p cairn-sim cache_that_commits_before_it_answers_passes";
-    Campaign::new(&ToyScenario::of(Toys::Honest), replay).run();
+    Campaign::new(ToyScenario::of(Toys::Honest)).run();
 }
 
 #[test]
 fn cache_that_reports_losses_passes() {
-    let replay = "-p cairn-sim cache_that_reports_losses_passes";
-    Campaign::new(&ToyScenario { kind: Toys::Honest, failing: true }, replay).run();
+    Campaign::new(ToyScenario { kind: Toys::Honest, failing: true }).run();
 }
 
 #[test]
 fn a_suspend_that_swallows_its_error_is_caught() {
     let toy = ToyScenario { kind: Toys::Swallowing, failing: true };
-    let (cut, text) = Campaign::new(&toy, "").cuts(3000).expect_caught();
+    let (cut, text) = Campaign::new(toy).cuts(3000).expect_caught("the planted bug");
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn a_cache_that_answers_before_its_map_is_durable_is_caught() {
-    let (cut, text) = Campaign::new(&ToyScenario::of(Toys::Hasty), "").expect_caught();
+    let (cut, text) = Campaign::new(ToyScenario::of(Toys::Hasty)).expect_caught("the planted bug");
     assert!(text.contains("after a crash"), "cut {cut}: {text}");
 }
 
 #[test]
 fn the_same_cut_ends_the_same_way_twice() {
-    let toy = ToyScenario::of(Toys::Hasty);
-    let first = Campaign::new(&toy, "").expect_caught();
-    assert_eq!(first, Campaign::new(&toy, "").expect_caught());
+    let campaign = Campaign::new(ToyScenario::of(Toys::Hasty));
+    let first = campaign.expect_caught("the planted bug");
+    assert_eq!(first, campaign.expect_caught("the planted bug"));
 }

@@ -1,73 +1,27 @@
-//! What happens to volumes in addition to requests: suspends, resumes, and the stop of the server.
-//!
-//! Where drives fail, verbs may fail too. A user then tries again, and later replaces the failing
-//! drives. If a volume cannot be resumed even then, the generation ends.
+//! What happens to volumes in addition to requests: suspends and resumes by a user, and the stop of
+//! the server.
 
-use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
-use cairn_block::{Disk, Env, ErrorKind, IoError, MappedDevice, Registry, SuspendMode};
+use cairn_block::{Disk, ErrorKind, IoError, MappedDevice, Registry, SuspendMode};
 
 use super::life::Early;
-use crate::drive::SimDrive;
-use crate::mechanics::Mechanics;
+use super::server::Generation;
 use crate::workload::Connection;
 use crate::world::SimWorld;
 
-/// How many times a resume is tried before the drives are replaced, and again afterwards.
-const TRIES: u32 = 4;
-
 /// Suspends and resumes the volume a few times, if the disk is one, while other tasks run.
-pub(super) fn start_suspending(world: &SimWorld, disk: &Arc<dyn Disk>, tolerate: bool) {
-    let (env, disk, drives) = (world.env(1).clone(), disk.clone(), world.all_drives());
-    world.env(1).spawn(async move {
+pub(super) fn start_suspending(generation: &Generation, disk: &Arc<dyn Disk>, may_fail: bool) {
+    let disk = disk.clone();
+    generation.start(1, async move |server| {
         let Some(device) = disk.mapped() else { return };
         for _ in 0..3 {
-            env.sleep(Duration::from_micros(env.random_below(5000))).await;
-            let modes = [SuspendMode::Flush, SuspendMode::NoFlush];
-            let suspended = device.suspend(&env, modes[env.random_below(2) as usize]).await;
-            let excused = || tolerate || drives.iter().any(|drive| drive.faults().injected() > 0);
-            if let Err(lost) = suspended {
-                assert!(excused(), "an error that was not planted: {lost}");
-            }
-            env.sleep(Duration::from_micros(env.random_below(1000))).await;
-            resume_or_end(&env, device, &drives, tolerate).await;
+            server.pause(5000).await;
+            server.suspend_somehow(device, may_fail).await;
+            server.pause(1000).await;
+            server.resume_or_end(device, may_fail).await;
         }
     });
-}
-
-/// Resumes the volume as a patient user does: tries again, and later replaces the failing drives.
-/// If that does not help, the generation ends here.
-///
-/// # Panics
-/// The volume is not resumed at once and whole, although no fault was planted and `tolerate` is
-/// false.
-pub async fn resume_or_end(
-    env: &Env,
-    device: &MappedDevice,
-    drives: &[Arc<SimDrive>],
-    tolerate: bool,
-) {
-    let excused = || tolerate || drives.iter().any(|drive| drive.faults().injected() > 0);
-    for tried in 0..2 * TRIES {
-        let resumed = device.resume(env).await;
-        let resumed_whole = match resumed {
-            Ok(resumed) => resumed.whole().map_err(|lost| (true, lost)),
-            Err(refused) => Err((false, refused)),
-        };
-        let Err((live, error)) = resumed_whole else { return };
-        assert!(excused(), "an error that was not planted: {error}");
-        if live {
-            return;
-        }
-        if tried == TRIES {
-            drives.iter().for_each(|drive| drive.faults().clear());
-        }
-        env.sleep(Duration::from_millis(1)).await;
-    }
-    let mechanics: &Rc<Mechanics> = env.mechanism().expect("a simulated world");
-    mechanics.power_off();
 }
 
 /// Suspends every volume and flushes its disks, as a server does when it ends; a volume is

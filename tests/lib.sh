@@ -22,6 +22,7 @@ at_end() {
 trap at_end EXIT
 trap 'echo "stopped at line $LINENO: $BASH_COMMAND"' ERR
 cd "$work"
+. "$tests/common.sh"
 
 fail() { echo "FAILED: $*"; exit 1; }
 skip() { echo "SKIP: $*"; exit 77; }
@@ -32,14 +33,7 @@ need() { # PROGRAM...
   [ -x "$CAIRN" ] || fail "no program at $CAIRN: cargo build --release"
 }
 
-# pattern SEED BYTES [FIRST]: bytes that say which seed (two letters) and which place (in units of
-# 16 bytes, counted from byte FIRST) they belong to, so that a misplaced block cannot pass.
-pattern() {
-  { seq -f "$1%013.0f" $((${3:-0} / 16)) 9999999999999 2>/dev/null || true; } | head -c "$2"
-}
-
 sha() { sha256sum "$@" | cut -d ' ' -f 1; }          # of files, or of standard input
-sectors() { echo $(($(stat -c %s "$1") / 512)); }    # FILE
 linear() { echo "0 $(sectors "$1") linear $1 0"; }   # FILE: the table of a volume that is FILE
 # writecache ORIGIN CACHE BLOCK_SIZE [OPTION...]: the table line, its options counted
 writecache() {
@@ -70,13 +64,11 @@ serve() {
   "$CAIRN" serve "$@" --listen "unix:$work/nbd.sock" --control "$control" \
     >"$work/serve.log" 2>&1 </dev/null &
   server=$!
-  local tries
-  for tries in $(seq 200); do
-    if nbdinfo --size "$uri" >/dev/null 2>&1; then return 0; fi
-    kill -0 "$server" 2>/dev/null || { server=''; fail "the server ended before it served"; }
-    sleep 0.05
-  done
-  fail "the server is not ready after $tries tries"
+  await "the server serves" is_served
+}
+is_served() {
+  kill -0 "$server" 2>/dev/null || { server=''; fail "the server ended before it served"; }
+  nbdinfo --size "$uri" >/dev/null 2>&1
 }
 
 # serve_end: ask the server to stop; it must finish its work and exit 0.
@@ -114,6 +106,8 @@ reads() { # EXPORT FILE WHAT: it can be read, and holds what the file does
   image "$1" again
   cmp again "$2" || fail "$3: $1 is not $2"
 }
+differs() { image "$1" now && ! cmp -s now "$2"; }     # EXPORT FILE
+events() { verb info "$1" | sed -n 's/^Event number: *//p'; } # VOLUME: how many there were
 # changed NAME EXPORT: what differs from the snapshot vm@NAME: offset and length, line by line
 changed() { nbdinfo --map="cairn:changed:$1" "$(at "$2")" | awk '$3 == 1 { print $1, $2 }'; }
 
@@ -121,21 +115,22 @@ changed() { nbdinfo --map="cairn:changed:$1" "$(at "$2")" | awk '$3 == 1 { print
 # and verifies vm. The snapshot stands still meanwhile; its content is left in the file mon.1.
 snapshot_under_fio() {
   local load
+  image vm before
   fio --name=load --ioengine=nbd --uri="$(at vm)" --rw=randwrite --bs=16k --iodepth=8 --size=32M \
     --time_based --runtime=4 --verify=crc32c --verify_fatal=1 --do_verify=0 \
     --output=fio.log --allow_file_create=0 &
   load=$!
-  sleep 1
+  await "fio writes" differs vm before
   "$@"
   image vm@mon mon.1
-  sleep 1
+  image vm before
+  await "fio writes on" differs vm before
   image vm@mon mon.2
   kill -0 "$load" || fail "fio ended too early"
   wait "$load" || { cat fio.log; fail "fio was disturbed"; }
   grep -q 'err= 0' fio.log || fail "fio saw an error"
   same "$(sha mon.2)" "$(sha mon.1)" "a snapshot while its volume is written"
-  image vm now
-  if cmp -s now mon.1; then fail "fio changed nothing"; fi
+  differs vm mon.1 || fail "fio changed nothing"
 }
 
 # killed_while CHANGE CHECK: eight times, the server is killed while it does CHANGE 1, CHANGE 2 and so
@@ -154,10 +149,7 @@ killed_while() {
     ) >/dev/null 2>&1 &
     changing=$!
     if [ $((round % 2)) = 0 ]; then
-      until [ -e changed ]; do
-        kill -0 "$changing" 2>/dev/null || fail "the first change does not succeed"
-        sleep 0.01
-      done
+      await "the first change succeeds" test -e changed
     fi
     sleep "0.0$round"
     serve_kill

@@ -88,7 +88,7 @@ mkfifo fifo
 exec 3<>fifo
 qemu-io -f raw origin <fifo >held 2>&1 &
 holder=$!
-until grep -q 'qemu-io>' held; do sleep 0.05; done
+await "the holder has the file" grep -q 'qemu-io>' held
 refused 1 'origin' "$line 0"
 exec 3>&-
 { kill $holder && wait $holder || true; } 2>/dev/null

@@ -15,12 +15,9 @@ tell() {
   local before
   before=$(prompts)
   echo "$1" >&3
-  for _ in $(seq 400); do
-    if [ "$(prompts)" -gt "$before" ]; then return 0; fi
-    sleep 0.025
-  done
-  fail "no end to: $1; $(cat client.log)"
+  await "the end of: $1" prompted "$before"
 }
+prompted() { [ "$(prompts)" -gt "$1" ]; }
 holds() { # PATTERN FIRST BYTES
   qemu-io -r -f raw -c "read -P $1 $2 $3" "$uri" >said
   if grep -q 'verification failed' said; then fail "round $round: $1 is lost: $(cat said)"; fi
@@ -35,7 +32,7 @@ for round in $(seq 7); do
   qemu-io -f raw "$uri" <fifo >client.log 2>&1 &
   client=$!
   exec 3>fifo
-  until [ "$(prompts)" = 1 ]; do sleep 0.025; done
+  await "the client runs" prompted 0
   tell "write -P $round $at 262144"
   tell flush
   tell "write -f -P $((round + 100)) $((at + 262144)) 65536"

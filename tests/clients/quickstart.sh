@@ -8,12 +8,12 @@ cp "$tests/../examples/quickstart.toml" .
 start() {
   "$CAIRN" serve quickstart.toml >log 2>&1 </dev/null &
   server=$!
-  for _ in $(seq 200); do
-    uri=$(grep -o 'nbd+unix://[^ "'"'"']*' log | head -n 1 || true)
-    if [ -n "$uri" ] && nbdinfo --size "$uri" >/dev/null 2>&1; then return 0; fi
-    sleep 0.05
-  done
-  fail "no URI: $(cat log)"
+  await "the URI is printed" prints_uri
+  await "the server serves" is_served
+}
+prints_uri() {
+  uri=$(grep -o 'nbd+unix://[^ "'"'"']*' log | head -n 1 || true)
+  [ -n "$uri" ]
 }
 ctrl_c() {
   local pid=$server

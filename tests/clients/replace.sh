@@ -43,10 +43,11 @@ load() { # FROM
   load=$!
 }
 wait_for() { # COUNT
-  until [ "$(covered)" -ge "$1" ]; do
-    kill -0 "$load" 2>/dev/null || fail "the client ended: $(tail -n 3 acks)"
-    sleep 0.02
-  done
+  await "$1 flushes are answered" covers "$1"
+}
+covers() {
+  kill -0 "$load" 2>/dev/null || fail "the client ended: $(tail -n 3 acks)"
+  [ "$(covered)" -ge "$1" ]
 }
 
 load 1
@@ -92,10 +93,7 @@ reads "$done" "from the origin alone"
 # A volume with a client gets no shorter table, but for a word.
 stdbuf -oL qemu-io -f raw -c 'write -P 9 0 64k' -c 'sleep 60000' "$uri" >acks 2>&1 &
 load=$!
-until grep -q '^wrote' acks; do
-  kill -0 "$load" || fail "the client ended: $(cat acks)"
-  sleep 0.02
-done
+await "the client has written" grep -q '^wrote' acks
 expect 4 verb replace default --table '0 1024 linear origin 0'
 grep -q -e --shrink said || fail "no word on --shrink: $(cat said)"
 verb replace default --table '0 1024 linear origin 0' --shrink

@@ -17,14 +17,16 @@ fio --name=load --ioengine=nbd --uri="$(at vm)" --rw=randwrite --bs=4k --iodepth
   --time_based --runtime=600 --rate=20m --output=fio.log --allow_file_create=0 --offset=47M --size=1M &
 warm=$!
 # The first load keeps clear of the file system's blocks, so that the snapshot is of a sound one.
-sleep 0.5
+image vm before
+await "fio writes" differs vm before
 snap create vm@mon --chunk 8
 kill "$warm" && wait "$warm" || true
 fio --name=load --ioengine=nbd --uri="$(at vm)" --rw=randwrite --bs=4k --iodepth=8 --size=48M \
   --time_based --runtime=8 --output=fio.log --allow_file_create=0 &
 load=$!
 for round in 1 2 3; do
-  sleep 0.5
+  image vm before
+  await "fio writes" differs vm before
   nbdcopy "$(at vm@mon)" "copy$round"
   kill -0 "$load" || fail "fio ended too early"
   e2fsck -fn "copy$round" >said 2>&1 || { cat said; fail "e2fsck of copy $round"; }

@@ -54,17 +54,15 @@ change() { # NUMBER
   snap rollback "vm@k$1" --no-wait
   snap remove "vm@k$1"
 }
+merges_ended() { ! snap list | grep -q merg; }
 whole() {
-  local name tries
+  local name
   snap list >listed
   for name in $(sed '1d; s/ .*//' listed); do
     case $name in vm@k*) reads "$name" tue.full "$name" ;; esac
   done
   reads vm tue.full "the volume after kill -9"
-  for tries in $(seq 100); do
-    if ! snap list | grep -q merg; then break; fi
-    sleep 0.05
-  done
+  await "merges end" merges_ended
   snap list >listed
   for name in $(sed -n 's/^\(vm@k[0-9]*\) .*/\1/p' listed); do snap remove "$name"; done
 }
@@ -77,9 +75,9 @@ reads vm tue.full "the volume after a write to mon"
 
 # A store that fills up says so in time, and grows with its snapshot alive.
 snap create vm@small --chunk 8 --size 256K --fill 50
-"$CAIRN" wait --control "$control" vm@small 2>said &
+seen=$(events vm@small)
+verb wait vm@small "$seen" 2>said &
 waiting=$!
-sleep 0.3
 qemu-io -f raw -c "write -P 1 0 160k" "$(at vm)" >/dev/null
 wait "$waiting" || fail "no event: $(cat said)"
 snap grow vm@small --size 64M

@@ -25,10 +25,8 @@ expect 4 verb message p 0 reserve_metadata_snap # It is held once.
 fio --name=load --ioengine=nbd --uri="$(at load)" --rw=randwrite --bs=16k --iodepth=8 --size=32M \
   --time_based --runtime=250 --fsync=8 --output=fio.log --allow_file_create=0 &
 load=$!
-until [ "$(verb status load | sed 's/.* thin //; s/ .*//')" -gt 0 ]; do
-  kill -0 "$load" 2>/dev/null || { cat fio.log; fail "fio wrote nothing"; }
-  sleep 0.05
-done
+wrote() { [ "$(verb status load | sed 's/.* thin //; s/ .*//')" -gt 0 ]; }
+await "fio writes" wrote
 for round in 0 1 2 3 4; do
   # Sharing is broken and blocks are freed meanwhile, too.
   qemu-io -f raw -c "write -P 4 ${round}M 128k" -c "discard ${round}M 1M" "$(at vm)" >/dev/null

@@ -69,10 +69,7 @@ thin rename disk vm
 # A client that is connected: no removal, no other name; a rollback it does not notice.
 stdbuf -oL qemu-io -f raw -c 'read 0 4k' -c 'sleep 100000' "$(at vm)" >opened &
 client=$!
-for tries in $(seq 200); do
-  if [ -s opened ]; then break; fi
-  sleep 0.05
-done
+await "the client is connected" test -s opened
 expect 4 thin rename vm disk
 grep -q 'found clients that are connected' said || fail "$(cat said)"
 thin rollback vm@tue --keep @before
@@ -111,16 +108,14 @@ same "$(names)" "vm vm@mon vm@tue " "volumes after all this"
 
 # A write that waits for room goes on when the pool grows; status and an event tell before.
 thin create p/more 256M
-"$CAIRN" wait --control "$control" p >said 2>&1 &
+seen=$(events p)
+verb wait p "$seen" >said 2>&1 &
 waiting=$!
 qemu-io -f raw -c "write -P 5 0 40M" "$(at more)" >written 2>&1 &
 writing=$!
 wait "$waiting" || fail "no event: $(cat said)"
-for tries in $(seq 100); do
-  if pool status p | grep -q out_of_data_space; then break; fi
-  sleep 0.05
-done
-pool status p | grep -q out_of_data_space || fail "$(pool status p)"
+is_full() { pool status p | grep -q out_of_data_space; }
+await "the pool is full" is_full
 kill -0 "$writing" || fail "the write did not wait: $(cat written)"
 pool grow p --data-size 128M --metadata-size 8M
 wait "$writing" || fail "$(cat written)"

@@ -1,14 +1,10 @@
 # Shared by the scripts that run inside the kernel (tests/kernel/guest). Sourced by them, after
 # tests/kernel/uml has made `mp` known.
 # shellcheck shell=bash
+. "$tests/common.sh"
 mp loop max_loop=64
 mp dm-writecache
 
-# pattern SEED BYTES [FIRST]: the same bytes as `pattern` of tests/lib.sh.
-pattern() {
-  { seq -f "$1%013.0f" $((${3:-0} / 16)) 9999999999999 2>/dev/null || true; } | head -c "$2"
-}
-sectors() { echo $(($(stat -c %s "$1") / 512)); }
 loop() { losetup -f --show "$1"; } # FILE: its loop device
 
 # fill DEVICE SEED FIRST_BLOCK COUNT BLOCK_SIZE: direct writes, none of them flushed. COUNT is even:
@@ -31,6 +27,12 @@ dm_swap() {
 # wc_fields NAME FROM TO: those fields of the status line, the error flag being field 1
 wc_fields() { dmsetup status "$1" | cut -d ' ' -f "$(($2 + 3))-$(($3 + 3))"; }
 snap_fields() { dmsetup status "$1" | cut -d ' ' -f 4-; } # NAME: the status of a snapshot
+# merged_to DEVICE [SECTORS]: the merge leaves no more than SECTORS in the store, or nothing
+merged_to() {
+  local now
+  now=$(snap_fields "$1")
+  [ "${now%%/*}" -le "${2:-${now##* }}" ]
+}
 # content DEVICE: sha256 of all of it
 content() { dd if="$1" bs=1M iflag=direct status=none | sha256sum | cut -d ' ' -f 1; }
 # content_if_readable DEVICE: the same, or "unreadable"

@@ -39,6 +39,15 @@ merging() { # PAIR STORE CHUNK DELAY_MS: the origin `o` of a merge, slow to writ
 echo 'echo "nbd+unix:///$1?socket=$unixsocket"' >uri
 echo 'nbdcopy "$(sh uri "$1")" - | sha256sum | cut -d " " -f 1' >sum
 echo '"$CAIRN" status "$1" | cut -d " " -f 4-' >fields
+# `sh merged VOLUME [SECTORS]`: waits until a merge leaves no more than SECTORS in the store, or
+# nothing, and prints the fields then
+cat >merged <<'C'
+tries=0
+until now=$(sh fields "$1"); [ "${now%%/*}" -le "${2:-${now##* }}" ]; do
+  tries=$((tries + 1)); [ "$tries" -lt 1000 ] || exit 1; sleep 0.02
+done
+echo "$now"
+C
 
 # `sh writes o|s URI_OR_FILE`: the same for a volume and for a plain file; the last ones are not
 # followed by a flush
@@ -79,10 +88,7 @@ end_merge() {
   merging "$1" "$2" "$3" 0
   content=$4 "$CAIRN" serve "${tables[@]}" --run 'set -e
     [ "$(sh sum o)" = "$content" ]
-    tries=0
-    until sh fields o | tr / " " | { read -r used _ metadata; [ "$used" = "$metadata" ]; }; do
-      tries=$((tries + 1)); [ "$tries" -lt 200 ]; sleep 0.05
-    done' 2>>serve.log
+    sh merged o >/dev/null' 2>>serve.log
   same "$(sha "$1.origin")" "$4" "$1: the origin alone, after the merge"
 }
 
@@ -136,8 +142,7 @@ while read -r name store chunk; do
   { read -r content; read -r first; } <"$pair.said"
   left=$(first=$first "$CAIRN" serve "${tables[@]}" --run 'set -e
     used=$((${first%%/*} - (${first%%/*} - ${first##* }) / 3))
-    until now=$(sh fields o); [ "${now%%/*}" -le "$used" ]; do sleep 0.02; done
-    echo "$now"' 2>>serve.log)
+    sh merged o "$used"' 2>>serve.log)
   [ "${left%%/*}" -gt "${left##* }" ] || fail "$pair: cairn ended the merge: $left"
   echo "$pair $store $chunk merge" >>pairs
   echo "$content" >"$pair.content"

@@ -16,7 +16,7 @@ high_watermark 20 low_watermark 10 pause_writeback 100" --listen tcp:127.0.0.1:1
 start
 make_database
 for round in $(seq "$rounds"); do
-  commit_until_killed "$round" "2.$((round * 7 % 10))"
+  commit_until_killed "$round" $((200 + round * 37))
   start
   check /dev/nbd0 acked volume
 done

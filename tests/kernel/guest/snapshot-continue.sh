@@ -33,8 +33,7 @@ both() { # PAIR
 merge() { # PAIR STORE CHUNK
   dm_create m "0 $size snapshot-merge $slow $fast $2 $3"
   echo "$1 before $(content /dev/mapper/m) $(snap_fields m)"
-  local now
-  until now=$(snap_fields m); [ "${now%%/*}" = "${now##* }" ]; do sleep 0.1; done
+  await "the merge ends" merged_to m
   dm_remove m
 }
 

@@ -54,7 +54,7 @@ make_merge() { # PAIR STORE CHUNK: 31 chunks, none of which is merged together w
   dm_create slow "0 $size delay $slow 0 0 $slow 0 60"
   dm_create "m-$1" "0 $size snapshot-merge /dev/mapper/slow $fast $2 $3"
   local stop=$((${first%%/*} - (${first%%/*} - ${first##* }) / 3))
-  until now=$(snap_fields "m-$1"); [ "${now%%/*}" -le "$stop" ]; do sleep 0.1; done
+  await "the kernel merges" merged_to "m-$1" "$stop"
   dmsetup suspend --noflush --nolockfs --noudevsync "m-$1"
   now=$(snap_fields "m-$1")
   dm_remove "m-$1"

@@ -1,21 +1,16 @@
 # Shared by the scripts inside the kernel whose server, on TCP port 10809, is killed under an SQLite
 # database on /dev/nbd0: database.sh and thin-database.sh. Their process of it is $server.
 # shellcheck shell=bash
+. "$tests/common.sh"
 server=''
 mp nbd max_part=0
 ip link set lo up
 mkdir -p /run/mnt
 
 connect() { # DEVICE [OPTION...]
-  local tries
-  for tries in $(seq 100); do
-    if nbd-client 127.0.0.1 10809 "$@" -nonetlink >client.log 2>&1; then return 0; fi
-    sleep 0.1
-  done
-  echo "nbd-client cannot connect, $tries times:"
-  cat client.log serve.log
-  exit 1
+  await "nbd-client connects (client.log, serve.log)" connects "$@"
 }
+connects() { nbd-client 127.0.0.1 10809 "$@" -nonetlink >client.log 2>&1; }
 disconnect() { # DEVICE
   nbd-client -d "$1" >/dev/null 2>&1 || true
   blockdev --flushbufs "$1" 2>/dev/null || true
@@ -29,6 +24,7 @@ rows() {
     sed "s/.*/INSERT INTO t VALUES(&, printf('%0600d', & * 7)); SELECT 'ack', &;/"
 }
 
+committed() { [ "$(grep -c '^ack' said)" -ge "$1" ]; } # COUNT
 make_database() { # and mount it
   mkfs.ext4 -q -F /dev/nbd0
   mount /dev/nbd0 /run/mnt
@@ -36,17 +32,20 @@ make_database() { # and mount it
   : >acked
 }
 
-# commit_until_killed ROUND SECONDS [BESIDE]: what is acknowledged is added to the file `acked`;
-# meanwhile also in `said`. BESIDE is a command that works beside it, and ends when the server does.
+# commit_until_killed ROUND COMMITS [BESIDE]: the server is killed after so many commits; what is
+# acknowledged is added to the file `acked`, before that to `said`. BESIDE is a command that works
+# beside it until the server ends; it makes the file `taken` before the server is killed.
 commit_until_killed() {
   local journal=WAL first writer beside=''
   if [ $(($1 % 2)) = 0 ]; then journal=DELETE; fi
   first=$(($(sqlite3 /run/mnt/db 'SELECT coalesce(max(n), 0) FROM t') + 1))
   : >said
+  rm -f taken
   rows "$first" "$journal" 2>/dev/null | stdbuf -oL sqlite3 -bail /run/mnt/db >said 2>errors &
   writer=$!
   if [ -n "${3:-}" ]; then "$3" & beside=$!; fi
-  sleep "$2"
+  await "$2 commits" committed "$2"
+  if [ "$beside" ]; then await "the work beside them" test -e taken; fi
   kill -9 "$server"
   wait "$server" 2>/dev/null || true
   wait "$writer" $beside || true

@@ -36,7 +36,7 @@ take_snapshots() {
 start --message 'pool 0 create_thin 0'
 make_database
 for round in $(seq "$rounds"); do
-  commit_until_killed "$round" "3.$((round * 7 % 10))" take_snapshots
+  commit_until_killed "$round" $((200 + round * 37)) take_snapshots
   [ -z "$snapshot" ] || disconnect /dev/nbd1
   # thin_check reads past the page cache, which this file system refuses: the caller looks at it.
   cp meta "left.$round"

@@ -12,6 +12,8 @@ mp dm-flakey
 folder=$(dirname "$1")
 cd "$folder"
 
+writes_back() { [ "$(wc_fields "$1" 4 4)" -gt 40 ]; } # DEVICE: that many blocks
+
 cut_pair() { # CASE PAIR: copy what lies on the two devices now
   cp --sparse=always "$1.origin" "$2.origin"
   cp --sparse=always "$1.cache" "$2.cache"
@@ -50,7 +52,7 @@ autocommit_time 3600000"
   # Writeback begins and cannot end: the origin takes a minute over a write, none over a flush.
   dm_swap "slow-$name" "0 $origin_sectors delay $slow 0 0 $slow 0 60000 $slow 0 0"
   dmsetup message "wc-$name" 0 flush 2>/dev/null &
-  until [ "$(wc_fields "wc-$name" 4 4)" -gt 40 ]; do sleep 0.1; done
+  await "writeback begins" writes_back "wc-$name"
   fill "$wc" dd 20 10 "$size"
   flush "$wc"
 

@@ -65,7 +65,7 @@ pub use loss_log::{LossLog, Receipt};
 pub use nature::{Nature, Shape};
 pub use orphans::{Fate, Ranges, claimed_by_line, fate_of_claimed};
 pub use registry::{Opener, Registry};
-pub use report::{Field, Report, Unit, Value};
+pub use report::{Attribute, Field, Report, Unit, Value};
 pub use request::{Client, Flags, MAX_DEPTH, Op, ReactorId, Request, RequestId, StreamId};
 pub use table::{Line, Table, TableContext, TableLine, TargetTypes, escape_word, unescape_word};
 pub use target::{Ctor, Dirty, EndIo, MessageError, SuspendMode, Target, TargetType, Verdict};

@@ -1,4 +1,4 @@
-//! [`Report`]: a target's typed report. The kernel's status line, JSON and metrics are made from
+//! [`Report`]: a target's typed report, and [`Attribute`]: an option as it is now. The kernel's status line, JSON and metrics are made from
 //! it; no code parses a status line.
 
 use std::fmt;
@@ -61,6 +61,21 @@ impl fmt::Display for Value {
             Value::Absent => f.write_str("-"),
         }
     }
+}
+
+/// An option of a target, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attribute {
+    /// Its name.
+    pub name: &'static str,
+    /// The unit of its value, if that is a number.
+    pub unit: Option<&'static str>,
+    /// What it is for, in a few words.
+    pub doc: &'static str,
+    /// A message of its name changes it while the target serves.
+    pub settable: bool,
+    /// What it is: given, or the default.
+    pub value: Value,
 }
 
 /// What a target says about itself.

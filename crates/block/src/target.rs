@@ -17,7 +17,7 @@ use crate::events::Events;
 use crate::failures::FailureCount;
 use crate::nature::Nature;
 use crate::registry::Registry;
-use crate::report::Report;
+use crate::report::{Attribute, Report};
 use crate::request::Request;
 use crate::units::{Sector, SectorCount, SectorRange};
 
@@ -206,7 +206,13 @@ pub trait Target: Send + Sync {
         self.report().line()
     }
 
-    /// The table line's fields after the target's name, as the kernel prints them.
+    /// Its options as they are now: with what messages changed, and defaults.
+    fn attributes(&self) -> Vec<Attribute> {
+        Vec::new()
+    }
+
+    /// The table line's fields after the target's name, as the kernel prints them. A message may
+    /// change them; the next start then begins with what they are.
     fn table(&self) -> String;
 
     /// A message; answers with text (mostly empty).

@@ -147,7 +147,11 @@ pub fn tables(
     for volume in chosen(world, name)? {
         let table = if inactive { volume.inactive_table() } else { volume.live_table() };
         let name = volume.volume().to_owned();
-        let mut lines = lines_of(table.as_deref(), |line| (line.target.table(), BTreeMap::new()));
+        let mut lines = lines_of(table.as_deref(), |line| {
+            let attributes = line.target.attributes().into_iter();
+            let fields = attributes.map(|it| (it.name.to_owned(), json_of(&it.value)));
+            (line.target.table(), fields.collect())
+        });
         if kernel {
             for line in &mut lines {
                 kernel_words(&name, line)?;
@@ -179,20 +183,23 @@ fn fields_of(report: &Report) -> Fields {
         add("state", Value::from(state));
     }
     for (field, value) in report.fields() {
-        match value {
-            Told::Counter(number) | Told::Gauge(number) => add(field.name, Value::from(*number)),
-            Told::Share(used, total) => {
-                add(field.name, Value::from(value.to_string()));
-                let (first, rest) = field.name.split_once('/').unwrap_or((field.name, "total"));
-                let what = rest.strip_prefix("total").unwrap_or_default();
-                add(&format!("{first}{what}"), Value::from(*used));
-                add(&format!("total{what}"), Value::from(*total));
-            }
-            Told::Names(names) => add(field.name, Value::from(names.clone())),
-            Told::State(_) | Told::Absent => add(field.name, Value::from(value.to_string())),
+        add(field.name, json_of(value));
+        if let Told::Share(used, total) = value {
+            let (first, rest) = field.name.split_once('/').unwrap_or((field.name, "total"));
+            let what = rest.strip_prefix("total").unwrap_or_default();
+            add(&format!("{first}{what}"), Value::from(*used));
+            add(&format!("total{what}"), Value::from(*total));
         }
     }
     fields
+}
+
+fn json_of(value: &Told) -> Value {
+    match value {
+        Told::Counter(number) | Told::Gauge(number) => Value::from(*number),
+        Told::Names(names) => Value::from(names.clone()),
+        Told::Share(..) | Told::State(_) | Told::Absent => Value::from(value.to_string()),
+    }
 }
 
 /// Writes a line as the kernel takes it: volumes by their place under /dev/mapper.
@@ -232,7 +239,8 @@ pub fn spec_json(spec: &Spec) -> Value {
     let option = |option: &Opt| {
         let values: Vec<Value> = option.values.iter().map(argument).collect();
         json!({"word": option.word, "doc": option.doc, "values": values,
-               "default": option.default, "cairn_only": option.own})
+               "default": option.default, "cairn_only": option.own,
+               "settable": spec.messages.contains(&option.word)})
     };
     json!({
         "name": spec.name,

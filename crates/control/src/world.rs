@@ -203,12 +203,7 @@ impl World {
     ) {
         let mut live = Vec::new();
         for table in self.volumes().iter().filter_map(|volume| volume.live_table()) {
-            live.extend(table.lines().iter().map(|line| TableLine {
-                start: line.start,
-                len: line.len,
-                target: line.name.clone(),
-                args: line.target.table().split_whitespace().map(str::to_owned).collect(),
-            }));
+            live.extend(lines_of(&table));
         }
         let identify = |argument: &str| self.names.registry.identify(argument).ok();
         self.reserve.keep(name, needed(tables, has_snapshots), &live, identify);
@@ -563,6 +558,18 @@ impl World {
         said.map_err(|error| message_refused(name, &error))
     }
 
+    /// The live table of a volume as it is printed.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub fn printed(&self, name: &str) -> Outcome<Option<String>> {
+        let table = self.volume(name)?.live_table();
+        let text = |table: Arc<Table>| {
+            lines_of(&table).map(|line| line.to_string()).collect::<Vec<_>>().join("\n")
+        };
+        Ok(table.map(text))
+    }
+
     /// Has the caches of a volume write back what is dirty, and waits for it.
     ///
     /// # Errors
@@ -663,6 +670,16 @@ impl Ended {
 /// True if a device is this volume, or a part of it (see [`of_volume`]).
 pub fn is_of(device: &str, volume: &str) -> bool {
     device.strip_prefix(volume).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
+}
+
+/// The lines of a table as it is printed.
+fn lines_of(table: &Table) -> impl Iterator<Item = TableLine> {
+    table.lines().iter().map(|line| TableLine {
+        start: line.start,
+        len: line.len,
+        target: line.name.clone(),
+        args: line.target.table().split_whitespace().map(str::to_owned).collect(),
+    })
 }
 
 /// Builds a table and loads it.

@@ -10,10 +10,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Ctor, Disk, Sector, SectorCount};
+use cairn_block::{Attribute, ConfigError, Ctor, Disk, Sector, SectorCount, Value as Told};
 
 use crate::area::Area;
-use crate::spec::{Arg, Kind, Spec, Words};
+use crate::spec::{Arg, Kind, Opt, Spec, Words};
 
 /// The largest position or length that has a byte offset.
 pub(crate) const MAX_SECTORS: u64 = u64::MAX >> 9;
@@ -161,6 +161,29 @@ impl Args {
         values.map(number).collect::<Vec<_>>().try_into().ok()
     }
 
+    /// The options, given or not, as attributes. A message of an option's name changes it.
+    pub fn attributes(&self) -> Vec<Attribute> {
+        let spec = self.spec;
+        let attribute = |(option, given): (&'static Opt, &Option<Vec<Value>>)| Attribute {
+            name: option.word,
+            unit: match option.values {
+                [Arg { name, kind: Kind::Number(..) | Kind::Offset, .. }] => Some(name),
+                _ => None,
+            },
+            doc: option.doc,
+            settable: spec.messages.contains(&option.word),
+            value: match given.as_deref() {
+                Some([Value::Number(number)]) => Told::Gauge(*number),
+                Some([Value::Word(word)]) => Told::State(word),
+                None if option.values.is_empty() => Told::State("off"),
+                Some([]) => Told::State("on"),
+                Some(values) => Told::Names(values.iter().map(Value::to_string).collect()),
+                None => option.default.map_or(Told::Absent, Told::Gauge),
+            },
+        };
+        spec.group.options.iter().zip(&self.options).map(attribute).collect()
+    }
+
     /// The areas that the line names, in order: `len` sectors from each offset of the device before
     /// it.
     ///
@@ -255,7 +278,7 @@ fn open(argument: &str, ctor: &Ctor<'_>) -> Result<Device, ConfigError> {
 mod tests {
     use super::*;
     use crate::fixture::with_ctor;
-    use crate::spec::{Group, Opt};
+    use crate::spec::Group;
 
     const ANY: Arg = Arg::number("left", 0, u64::MAX, "");
     const SPEC: Spec = Spec {
@@ -388,6 +411,19 @@ mod tests {
         args.set_flag("plain", false);
         args.set_number("n", 8);
         assert_eq!(args.to_string(), "8 r 0 2 single 9");
+    }
+
+    #[test]
+    fn attributes_are_what_was_given_or_the_defaults() {
+        let shown = |line| {
+            let attributes = parse(line).unwrap().attributes();
+            attributes.iter().map(|it| format!("{} {}", it.name, it.value)).collect::<Vec<_>>()
+        };
+        assert_eq!(shown("7 r"), ["plain off", "Pair -", "single 7"]);
+        assert_eq!(shown("7 r 0 4 pair 1 2 plain"), ["plain on", "Pair 1 2", "single 7"]);
+        assert_eq!(shown("7 r 0 2 single 9"), ["plain off", "Pair -", "single 9"]);
+        let units: Vec<_> = parse("7 r").unwrap().attributes().iter().map(|it| it.unit).collect();
+        assert_eq!(units, [None, None, Some("percent")]);
     }
 
     #[test]

@@ -13,8 +13,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, FailureCount, Flags, Io, IoError,
-    IoResult, LocalFuture, Op, Request, SectorRange, Segs, Target, Time, Verdict,
+    Attribute, ConfigError, Ctor, Disk, EndIo, Env, ErrorKind, Extent, FailureCount, Flags, Io,
+    IoError, IoResult, LocalFuture, Op, Request, SectorRange, Segs, Target, Time, Verdict,
 };
 
 use crate::area::Area;
@@ -294,6 +294,10 @@ impl Target for Flakey {
 
     fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
         Some(vec![self.area.place(range)])
+    }
+
+    fn attributes(&self) -> Vec<Attribute> {
+        self.args.attributes()
     }
 
     fn table(&self) -> String {

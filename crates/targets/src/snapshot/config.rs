@@ -1,6 +1,6 @@
 //! The table lines of snapshots: the words, their order, and how they are printed.
 
-use cairn_block::{ConfigError, ConfigKind, Ctor, Sector};
+use cairn_block::{Attribute, ConfigError, ConfigKind, Ctor, Sector};
 use cairn_format::snapshot::ChunkSize;
 
 use crate::args::{Args, Device};
@@ -135,6 +135,11 @@ impl Config {
             end: ctor.start + ctor.len,
             args,
         })
+    }
+
+    /// The features as attributes.
+    pub fn attributes(&self) -> Vec<Attribute> {
+        self.args.attributes()
     }
 
     /// The words after the target's name, as the kernel prints them.

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    Claim, ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError, IoResult, Limits,
-    LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, Target, Verdict,
+    Attribute, Claim, ConfigError, Ctor, Disk, EndIo, Env, Extent, ExtentKind, Io, IoError,
+    IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange, Target,
+    Verdict,
 };
 
 use super::attachment::Attachment;
@@ -328,6 +329,10 @@ impl Target for Snapshot {
 
     fn report(&self) -> Report {
         self.attachment.report(false)
+    }
+
+    fn attributes(&self) -> Vec<Attribute> {
+        self.attachment.config.attributes()
     }
 
     fn table(&self) -> String {

@@ -30,8 +30,8 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Flags, Io, IoError,
-    IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange,
+    Attribute, Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Flags, Io,
+    IoError, IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange,
     SuspendMode, Target, Verdict, mutants,
 };
 use cairn_format::snapshot::{Layout, Record};
@@ -462,6 +462,10 @@ impl Target for Merge {
 
     fn report(&self) -> Report {
         self.attachment.report(self.failed.load(Ordering::Acquire))
+    }
+
+    fn attributes(&self) -> Vec<Attribute> {
+        self.attachment.config.attributes()
     }
 
     fn table(&self) -> String {

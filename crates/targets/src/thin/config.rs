@@ -207,9 +207,13 @@ impl PoolConfig {
         Ok(())
     }
 
-    /// The words after the target's name, as the kernel prints them.
-    pub fn print(&self) -> String {
-        self.args.to_string()
+    /// The arguments as they are now. A message may have changed how zeros are handled.
+    pub fn now(&self, detect: DetectZeroes) -> Args {
+        let mut args = self.args.clone();
+        if detect != self.options.detect {
+            args.set_word(DETECT, detect.word());
+        }
+        args
     }
 
     /// The length of a data block.
@@ -307,8 +311,26 @@ mod tests {
                  metadata_mark 100 detect_zeroes unmap",
             ),
         ] {
-            assert_eq!(pool(line).unwrap().print(), printed);
-            assert_eq!(pool(printed).unwrap().print(), printed);
+            let print = |line| {
+                let config = pool(line).unwrap();
+                config.now(config.options.detect).to_string()
+            };
+            assert_eq!((print(line).as_str(), print(printed).as_str()), (printed, printed));
+        }
+    }
+
+    #[test]
+    fn what_a_message_changed_is_printed() {
+        for (line, detect, printed) in [
+            ("/m /d 128 0", DetectZeroes::Unmap, "/m /d 128 0 2 detect_zeroes unmap"),
+            ("/m /d 128 0", DetectZeroes::Off, "/m /d 128 0 0"),
+            (
+                "/m /d 128 0 2 detect_zeroes unmap",
+                DetectZeroes::Off,
+                "/m /d 128 0 2 detect_zeroes off",
+            ),
+        ] {
+            assert_eq!(pool(line).unwrap().now(detect).to_string(), printed);
         }
     }
 

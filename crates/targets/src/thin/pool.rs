@@ -240,6 +240,11 @@ impl Pool {
         self.detect.store(mode == DetectZeroes::Unmap, Ordering::Relaxed);
     }
 
+    /// What [`Pool::set_detect`] said last.
+    pub fn detect(&self) -> DetectZeroes {
+        if self.detect.load(Ordering::Relaxed) { DetectZeroes::Unmap } else { DetectZeroes::Off }
+    }
+
     /// New blocks are not zeroed.
     pub fn skips_zeroing(&self) -> bool {
         self.skip_zeroing.load(Ordering::Relaxed)

@@ -12,19 +12,20 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, Extent, IoError, Limits,
-    LocalFuture, MessageError, Report, Request, Sector, SectorCount, SectorRange, Target, Verdict,
+    Attribute, Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, Extent, IoError,
+    Limits, LocalFuture, MessageError, Report, Request, Sector, SectorCount, SectorRange, Target,
+    Verdict,
 };
 use cairn_format::probe::Kind;
 use cairn_format::thin::{DataBlockSize, Opening};
 
-use super::config::{Discards, POOL_SPEC, PoolConfig};
+use super::config::{DetectZeroes, Discards, POOL_SPEC, PoolConfig};
 use super::message::not_serving;
 use super::metadata::{MetadataError, PoolMetadata};
 use super::pool::{Mode, Pool, Terms};
 use super::status;
 use super::stock::Purpose;
-use crate::args::Device;
+use crate::args::{Args, Device};
 use crate::blank::Formatting;
 use crate::kind::TargetKind;
 use crate::persistent::{Error, Store, Working};
@@ -40,7 +41,8 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     let identity = ctor.registry.identify(&config.metadata.argument)?;
     let user = ctor.registry.kin(&identity, Arc::<SharedCore<Pool>>::default).join();
     let events = ctor.events.clone();
-    let table = ThinPool { config, user, events, pool: Mutex::default() };
+    let detect = Mutex::new(config.options.detect);
+    let table = ThinPool { config, user, events, pool: Mutex::default(), detect };
     // If the pool is live, this refuses now what the resume would refuse.
     let live = table.user.core().filter(|pool| goes_on(pool));
     live.map_or(Ok(()), |pool| table.refuse_other_discards(&pool))?;
@@ -144,6 +146,8 @@ pub struct ThinPool {
     events: Events,
     /// The pool that it served last; none before it was ever live.
     pool: Mutex<Option<Arc<Pool>>>,
+    /// How zeros are handled: as the table says, then as the last message does.
+    detect: Mutex<DetectZeroes>,
 }
 
 impl Drop for ThinPool {
@@ -207,6 +211,11 @@ impl ThinPool {
         Err(ConfigError::argument(argument, "features", word(wanted), &expected))
     }
 
+    /// The arguments as they are now.
+    fn args(&self) -> Args {
+        self.config.now(*self.detect.lock())
+    }
+
     fn has_same_devices(&self, pool: &Pool) -> bool {
         let (metadata, data) = (&self.config.metadata.disk, &self.config.data.disk);
         Arc::ptr_eq(&pool.metadata_device.disk, metadata) && Arc::ptr_eq(&pool.data.disk, data)
@@ -245,7 +254,9 @@ impl ThinPool {
             let found = format!("{} data blocks", config.data_blocks);
             return Err(ConfigError::argument(&config.data.argument, "length", found, &expected));
         }
-        pool.set_options(config.options, config.low_water_blocks, &self.events);
+        let mut options = config.options;
+        options.detect = *self.detect.lock();
+        pool.set_options(options, config.low_water_blocks, &self.events);
         if pool.metadata.facts().needs_check {
             pool.metadata.mark(env).await;
             pool.set_mode(Mode::ReadOnly, "the metadata needs a check");
@@ -384,8 +395,12 @@ impl Target for ThinPool {
         }
     }
 
+    fn attributes(&self) -> Vec<Attribute> {
+        self.args().attributes()
+    }
+
     fn table(&self) -> String {
-        self.config.print()
+        self.args().to_string()
     }
 
     fn message<'a>(
@@ -395,7 +410,11 @@ impl Target for ThinPool {
     ) -> LocalFuture<'a, Result<String, MessageError>> {
         Box::pin(async move {
             match self.pool() {
-                Some(pool) => pool.act_on_message(env, words).await,
+                Some(pool) => {
+                    let answer = pool.act_on_message(env, words).await;
+                    *self.detect.lock() = pool.detect();
+                    answer
+                }
                 None => Err(not_serving(words)),
             }
         })

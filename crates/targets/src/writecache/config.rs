@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use cairn_block::{ConfigError, ConfigKind, Ctor, SectorCount};
+use cairn_block::{Attribute, ConfigError, ConfigKind, Ctor, SectorCount};
 use cairn_format::writecache::BlockSize;
 
 use crate::args::{Args, Device};
@@ -145,6 +145,15 @@ impl Config {
             writeback_with_fua: mode == Mode::Pmem && !args.has("nofua"),
             args,
         })
+    }
+
+    /// The options as they are now; a message may have made it a cleaner.
+    pub fn attributes(&self, cleaner: bool) -> Vec<Attribute> {
+        let mut args = self.args.clone();
+        args.set_flag("cleaner", cleaner);
+        args.set_number("autocommit_blocks", self.autocommit_blocks);
+        args.set_number("pause_writeback", self.pause_writeback.as_millis() as u64);
+        args.attributes()
     }
 
     /// The words after the target's name, as the kernel prints them.

@@ -105,9 +105,9 @@ use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    Claim, ClaimKind, ConfigError, Copier, Counters, Dirty, Disk, EndIo, Env, Extent, FailureCount,
-    IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request, RequestId, Sector,
-    SectorRange, SuspendMode, Target, TaskGroup, Time, Verdict,
+    Attribute, Claim, ClaimKind, ConfigError, Copier, Counters, Dirty, Disk, EndIo, Env, Extent,
+    FailureCount, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request, RequestId,
+    Sector, SectorRange, SuspendMode, Target, TaskGroup, Time, Verdict,
 };
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
@@ -440,6 +440,10 @@ impl Target for WriteCache {
 
     fn report(&self) -> Report {
         self.make_report()
+    }
+
+    fn attributes(&self) -> Vec<Attribute> {
+        self.config.attributes(self.state.lock().cleaner)
     }
 
     fn table(&self) -> String {

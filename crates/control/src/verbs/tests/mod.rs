@@ -25,7 +25,7 @@ use crate::verbs::server::ServerInfo;
 use crate::verbs::snap::tests::{Bed, Patient, all_of, copy, folders};
 use crate::verbs::thin::ThinCreate;
 use crate::verbs::verb::Verb;
-use crate::verbs::volume::{VolumeCreate, VolumeLoad, VolumeResume, VolumeWait};
+use crate::verbs::volume::{VolumeCreate, VolumeLoad, VolumeMessage, VolumeResume, VolumeWait};
 
 /// Who hangs up when told to.
 struct HangsUp(Arc<AtomicBool>);
@@ -167,6 +167,33 @@ fn a_length_that_is_left_open_is_recorded_and_printed_as_a_number() {
         refused.starts_with("d: ") && refused.contains("big: path: found nothing"),
         "{refused}"
     );
+}
+
+#[test]
+fn a_message_that_changes_the_table_outlives_a_suspend_and_a_restart() {
+    let (_all, bed) = with_pool(&[]);
+    let message = |words: &str| {
+        let words = words.split(' ').map(str::to_owned).collect();
+        VolumeMessage { name: "p".into(), sector: 0, words }.run(&bed.verbs, &Patient)
+    };
+    let recorded = || bed.verbs.change().unwrap().record_of("p").table.unwrap();
+    let mode = |bed: &Bed| bed.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
+    let as_created = recorded();
+    message("detect_zeroes on").unwrap_err();
+    message("frob").unwrap_err();
+    message("reserve_metadata_snap").unwrap();
+    assert_eq!((recorded(), mode(&bed)), (as_created.clone(), "unmap".to_owned()));
+    message("detect_zeroes off").unwrap();
+    assert_eq!(bed.world.printed("p").unwrap(), Some(recorded()));
+    assert_eq!(recorded(), as_created.replace("detect_zeroes unmap", "detect_zeroes off"));
+    bed.verbs.suspend("p", false, &Patient).unwrap();
+    bed.resume("p").unwrap();
+    assert_eq!(mode(&bed), "off");
+    let folder = bed.folder.clone();
+    drop(bed);
+    let again = Bed::start(&folder, OTHER).unwrap();
+    assert_eq!(mode(&again), "off");
+    assert!(again.world.printed("p").unwrap().unwrap().ends_with(" detect_zeroes off"));
 }
 
 #[test]

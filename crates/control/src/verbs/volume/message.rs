@@ -1,8 +1,11 @@
 //! `message`: a word to the target at a sector.
 
+use cairn_outcome::failure::Outcome;
 use serde::{Deserialize, Serialize};
 
 use crate::names::real_of;
+use crate::state::Record;
+use crate::verbs::Verbs;
 use crate::verbs::verb::declare;
 
 declare! {
@@ -20,8 +23,29 @@ declare! {
         // The target with something to say is the one beneath the snapshots.
         let real = real_of(&verb.name);
         let name = if verbs.world.volume(&real).is_ok() { &real } else { &verb.name };
+        let before = verbs.world.printed(name)?;
         let text = verbs.world.message(name, verb.sector, &verb.words)?;
+        if verbs.world.printed(name)? != before {
+            verbs.record_printed(name)?;
+        }
         Ok(Reply { text })
+    }
+}
+
+impl Verbs {
+    /// Records the live table of `name` as a message changed it, so that the next start has it too.
+    ///
+    /// # Errors
+    /// The system refused to write; it is written with the next change.
+    fn record_printed(&self, name: &str) -> Outcome<()> {
+        let mut changes = self.change()?;
+        // Only now: another verb may have made another table live.
+        let table = self.world.printed(name)?;
+        if table.is_none() || self.world.read_only() {
+            return Ok(());
+        }
+        let record = Record { table, ..changes.record_of(name) };
+        changes.record_fact(record)
     }
 }
 

@@ -10,6 +10,9 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::wait::until_some;
 
+/// What calls the owner of a volume.
+type CallOwner = Arc<dyn Fn() + Send + Sync>;
+
 /// The events of a mapped device, for those that raise them and those that wait for them.
 #[derive(Clone, Default)]
 pub struct Events(Arc<EventsInner>);
@@ -21,6 +24,7 @@ struct EventsInner {
     count: AtomicU64,
     raised: Event,
     loss_log: Mutex<Option<Arc<dyn LossLog>>>,
+    owner: Mutex<Option<CallOwner>>,
 }
 
 impl Events {
@@ -43,6 +47,21 @@ impl Events {
     pub fn raise(&self) {
         self.0.count.fetch_add(1, Ordering::AcqRel);
         self.0.raised.notify(usize::MAX);
+        self.call_owner();
+    }
+
+    /// From now on `owner` is called at each event, and when a target needs the owner of its volume.
+    /// It does not block.
+    pub fn set_owner(&self, owner: Arc<dyn Fn() + Send + Sync>) {
+        *self.0.owner.lock() = Some(owner);
+    }
+
+    /// A target needs what only the owner of its volume does, say a larger device. This is no event.
+    pub fn call_owner(&self) {
+        let owner = self.0.owner.lock().clone();
+        if let Some(owner) = owner {
+            owner();
+        }
     }
 
     /// From now on `loss_log` records the losses that the volume's devices can't record.

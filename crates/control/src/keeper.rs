@@ -2,6 +2,7 @@
 //! to do, and which volumes they left suspended.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use parking_lot::Mutex;
@@ -17,6 +18,16 @@ pub struct Keeper {
 }
 
 impl Keeper {
+    /// What calls it, for volumes that may need it after it has ended.
+    pub fn caller(keeper: &Arc<Keeper>) -> Arc<dyn Fn() + Send + Sync> {
+        let keeper = Arc::downgrade(keeper);
+        Arc::new(move || {
+            if let Some(keeper) = keeper.upgrade() {
+                keeper.poke();
+            }
+        })
+    }
+
     /// What wakes the thread from now on. It is awake at first: a restart may have left something.
     pub fn start(&self) -> Receiver<()> {
         let (send, receive) = channel();

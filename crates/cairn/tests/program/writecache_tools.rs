@@ -252,5 +252,5 @@ fn flush_drains_a_cache_to_its_origin_even_in_several_runs() {
     place.cairn(&["probe", "cache"]).ok();
     assert!(place.read("origin")[..40960] == [7; 40960]);
     let line = place.cairn(&["flush", "--table", "0 8 linear origin 0"]).refused(1);
-    assert!(line.contains("expected a writecache line"), "{line}");
+    assert!(line.contains("expected a line of a cache"), "{line}");
 }

@@ -60,7 +60,7 @@ pub struct Verbs {
     /// What is served.
     pub(crate) exports: Arc<Exports>,
     /// Ends merges and lets stores grow.
-    pub(crate) keeper: Keeper,
+    pub(crate) keeper: Arc<Keeper>,
     /// The state file, for what is noted beside the verbs.
     state: Option<StateFile>,
     changes: Mutex<Changes>,
@@ -85,7 +85,7 @@ impl Verbs {
         let verbs = Verbs {
             world,
             exports,
-            keeper: Keeper::default(),
+            keeper: Arc::default(),
             state,
             told: changes.told(),
             changes: Mutex::new(changes),
@@ -95,7 +95,7 @@ impl Verbs {
         };
         for volume in verbs.world.volumes() {
             // It is there.
-            let _ = verbs.set_loss_log(volume.volume());
+            let _ = verbs.set_owner(volume.volume());
         }
         verbs
     }
@@ -105,23 +105,20 @@ impl Verbs {
         self.state.is_some()
     }
 
-    /// Has the state file note if the content of a snapshot is lost and its store can't say so.
+    /// Has the keeper called by a snapshot or merge that needs it, and the state file note if the
+    /// content of a snapshot is lost and its store can't say so.
     ///
     /// # Errors
     /// There is no such volume.
-    pub(crate) fn set_loss_log(&self, name: &str) -> Outcome<()> {
-        let is_snapshot = parent_of(name).is_some_and(|on| snapshot_of(name, on).is_some());
+    pub(crate) fn set_owner(&self, name: &str) -> Outcome<()> {
+        let Some(parent) = parent_of(name) else { return Ok(()) };
+        let volume = self.world.volume(name)?;
+        volume.events().set_owner(Keeper::caller(&self.keeper));
+        let is_snapshot = snapshot_of(name, parent).is_some();
         if let Some(state) = self.state.as_ref().filter(|_| is_snapshot) {
-            let volume = self.world.volume(name)?;
             volume.events().set_loss_log(Noting::new(state.clone(), name));
         }
         Ok(())
-    }
-
-    /// What verbs changed so far; none once all further changes are refused.
-    pub(crate) fn look(&self) -> Option<MutexGuard<'_, Changes>> {
-        let changes = self.changes.lock();
-        (!self.is_closed()).then_some(changes)
     }
 
     /// What verbs recorded, for who does not wait for the one under way.
@@ -166,7 +163,7 @@ impl Verbs {
         log_undo_failure("state", self.changes.lock().record_owed());
     }
 
-    fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 

@@ -60,7 +60,7 @@ impl Verbs {
     /// A volume with its table, live; not there at all if that fails.
     pub(crate) fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
         self.world.create(name)?;
-        self.set_loss_log(name)?;
+        self.set_owner(name)?;
         let up = self.world.load(name, table).and_then(|()| self.make_live(name));
         if up.is_err() {
             log_undo_failure(name, self.world.remove(name));

@@ -348,6 +348,7 @@ impl Core {
             format!("{named}: full, a write to the origin waits {limit:?} for it to grow")
         });
         let others = self.waits_for_room.fetch_add(1, Ordering::AcqRel);
+        self.events.lock().call_owner();
         let waited = loop {
             // If the system does not report the size, it is unchanged.
             let _ = self.cow().refresh();

@@ -2,8 +2,9 @@
 //! grow does so when it fills up, and one that its file system has no more room for is announced.
 //! A volume that a failed verb left suspended is brought up as soon as its devices let it.
 //!
-//! One thread, asleep while there is nothing to watch. It looks at status lines and acts through
-//! the same verbs as a user.
+//! One thread, asleep until it is called: by a verb, by an event of a snapshot or a merge, or by a
+//! write that waits for its store to grow. It wakes by itself to try again what failed, and to look
+//! at the file systems of stores, which call nobody. It acts through the same verbs as a user.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -19,10 +20,8 @@ use crate::names::{is_hidden, parent_of, snapshot_of};
 use crate::state::Record;
 use crate::verbs::Verbs;
 
-/// How often something watched is looked at.
-const TICK: Duration = Duration::from_millis(50);
-/// The same if only the room of file systems is watched.
-const SLOW_TICK: Duration = Duration::from_secs(1);
+/// How often the file systems of stores are looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long to leave alone what failed.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -39,12 +38,6 @@ struct Filling {
     words: SnapWords,
     /// By how much it grows.
     grow_bytes: Option<u64>,
-}
-
-impl Watched {
-    fn is_urgent(&self) -> bool {
-        self.store.as_ref().is_none_or(|store| store.grow_bytes.is_some())
-    }
 }
 
 impl Filling {
@@ -74,10 +67,12 @@ impl Verbs {
 
     /// Everything to watch; none if the server is going away.
     fn watched(&self) -> Option<Vec<Watched>> {
-        let changes = self.look()?;
-        let mut all = Vec::new();
+        if self.is_closed() {
+            return None;
+        }
+        let (told, mut all) = (self.told(), Vec::new());
         let is_served = |record: &&Record| self.world.volume(&record.name).is_ok();
-        let recorded = changes.records.values().filter(|record| record.table.is_some());
+        let recorded = told.values().filter(|record| record.table.is_some());
         for record in recorded.filter(is_served) {
             let Some(store) = &record.store else { continue };
             let name = record.name.clone();
@@ -184,39 +179,78 @@ impl Verbs {
     }
 }
 
-fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
-    let mut paused: HashMap<String, Instant> = HashMap::new();
-    let mut low = HashSet::new();
-    let mut tick = Some(TICK);
-    loop {
-        let woken = match tick {
-            None => receive.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(tick) => receive.recv_timeout(tick),
-        };
-        let Some(verbs) = verbs.upgrade() else { return };
-        let Some(watched) = verbs.watched() else { return };
-        if woken == Err(RecvTimeoutError::Disconnected) {
+/// When to try again what failed.
+#[derive(Default)]
+struct Retries(HashMap<String, Instant>);
+
+impl Retries {
+    /// Does something for a volume, unless it failed a short while ago.
+    fn attend(&mut self, name: &str, act: impl FnOnce() -> Outcome<()>) {
+        if self.0.get(name).is_some_and(|until| Instant::now() < *until) {
             return;
         }
-        low.retain(|name| watched.iter().any(|watched| watched.name == *name));
-        let is_urgent = watched.iter().any(Watched::is_urgent);
-        let stuck = verbs.stuck();
-        let is_idle = watched.is_empty() && stuck.is_empty();
-        tick = (!is_idle).then_some(if is_urgent { TICK } else { SLOW_TICK });
-        let mut attend = |name: &str, act: &mut dyn FnMut() -> Outcome<()>| {
-            if paused.get(name).is_some_and(|until| Instant::now() < *until) {
-                return;
-            }
-            if let Err(error) = act() {
-                tracing::warn!("{error}");
-                paused.insert(name.to_owned(), Instant::now() + PAUSE);
-            }
+        self.0.remove(name);
+        if let Err(error) = act() {
+            tracing::warn!("{error}");
+            self.0.insert(name.to_owned(), Instant::now() + PAUSE);
+        }
+    }
+
+    /// How long to sleep unless called: for ever if nothing failed and there is no store.
+    fn sleep(&mut self, watched: &[Watched], now: Instant) -> Option<Duration> {
+        self.0.retain(|_, until| *until > now);
+        let retry = self.0.values().min().map(|until| until.duration_since(now));
+        let look = watched.iter().any(|watched| watched.store.is_some()).then_some(LOOK);
+        retry.into_iter().chain(look).min()
+    }
+}
+
+fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
+    let (mut retries, mut low, mut sleep) = (Retries::default(), HashSet::new(), None);
+    loop {
+        let called = match sleep {
+            None => receive.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(sleep) => receive.recv_timeout(sleep),
         };
-        for name in &stuck {
-            attend(name, &mut || verbs.bring_back(name));
+        if called == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+        // However often it was called, it looks once.
+        while receive.try_recv().is_ok() {}
+        let Some(verbs) = verbs.upgrade() else { return };
+        let Some(watched) = verbs.watched() else { return };
+        low.retain(|name| watched.iter().any(|watched| watched.name == *name));
+        for name in &verbs.stuck() {
+            retries.attend(name, || verbs.bring_back(name));
         }
         for watched in &watched {
-            attend(&watched.name, &mut || verbs.attend(watched, &mut low));
+            retries.attend(&watched.name, || verbs.attend(watched, &mut low));
         }
+        sleep = retries.sleep(&watched, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Filling, LOOK, PAUSE, Retries, SnapWords, Watched};
+    use std::time::Instant;
+
+    #[test]
+    fn the_keeper_sleeps_until_it_is_called_unless_something_failed_or_there_is_a_store() {
+        let mut retries = Retries::default();
+        let merge = Watched { name: "v@merge".to_owned(), store: None };
+        assert_eq!(retries.sleep(&[], Instant::now()), None);
+        assert_eq!(retries.sleep(std::slice::from_ref(&merge), Instant::now()), None);
+        let (store, wait_for_room_s) = ("c".to_owned(), None);
+        let words = SnapWords { sectors: 8, store, chunk: 8, fill_percent: 80, wait_for_room_s };
+        let store = Filling { argument: "c".to_owned(), words, grow_bytes: Some(512) };
+        let snapshot = Watched { name: "v@mon".to_owned(), store: Some(store) };
+        assert_eq!(retries.sleep(&[snapshot], Instant::now()), Some(LOOK));
+        let error = cairn_block::ConfigError::new(cairn_block::ConfigKind::Busy, "v", "busy");
+        retries.attend("v@merge", || Err(error));
+        retries.attend("v@merge", || unreachable!("it failed just now"));
+        let sleep = retries.sleep(&[], Instant::now()).unwrap();
+        assert!(!sleep.is_zero() && sleep <= PAUSE);
+        assert_eq!(retries.sleep(&[], Instant::now() + PAUSE), None);
     }
 }

@@ -92,3 +92,23 @@ impl Events {
         until_some(&self.0.raised, || Some(self.count()).filter(|now| *now > seen)).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Events;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn the_owner_is_called_at_each_event_and_when_a_target_needs_it() {
+        let (events, calls) = (Events::of("v"), Arc::new(AtomicU64::new(0)));
+        events.raise();
+        let counted = calls.clone();
+        events.set_owner(Arc::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        events.raise();
+        events.call_owner();
+        assert_eq!((events.count(), calls.load(Ordering::Relaxed)), (2, 2));
+    }
+}

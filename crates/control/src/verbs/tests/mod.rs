@@ -22,6 +22,7 @@ use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::server::ServerInfo;
+use crate::verbs::snap::SnapCreate;
 use crate::verbs::snap::tests::{Bed, Patient, all_of, copy, folders};
 use crate::verbs::thin::ThinCreate;
 use crate::verbs::verb::Verb;
@@ -410,6 +411,32 @@ fn a_verb_under_way_holds_up_no_verb_that_reads() {
     bed.world.volume("vm").unwrap().raise_event();
     end(&waited).unwrap();
     drop(turn);
+}
+
+#[test]
+fn a_write_that_finds_no_room_in_a_store_that_may_grow_calls_the_owner_of_the_snapshot() {
+    let (_all, work, _) = folders();
+    let bed = Arc::new(Bed::fresh(&work, "v=0 1024 linear disk 0"));
+    let params = SnapCreate {
+        name: "v@mon".to_owned(),
+        chunk_sectors: Some(8),
+        size_bytes: Some(18 << 10),
+        fill_percent: Some(100),
+        grow_bytes: Some(64 << 10),
+        ..SnapCreate::default()
+    };
+    bed.verbs.snap_create(&params).unwrap();
+    let (send, called) = channel();
+    let mon = bed.world.volume("v@mon").unwrap();
+    let seen = mon.event_nr();
+    mon.events().set_owner(Arc::new(move || drop(send.send(()))));
+    // The store has room for its records, two chunks and half of another one: it is never as full as
+    // its mark says.
+    let written: Vec<_> = (0..4).map(|n| begin_write(&bed, "v", n * 8)).collect();
+    called.recv_timeout(FOREVER).expect("it waits for room, and nobody is told");
+    assert_eq!(mon.event_nr(), seen);
+    now(&bed, |bed| bed.verbs.snap_grow("v@mon", 1 << 20)).unwrap();
+    written.iter().for_each(|written| end(written).unwrap());
 }
 
 #[test]

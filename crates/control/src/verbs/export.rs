@@ -33,10 +33,9 @@ declare! {
         /// A line for a person
         #[arg(long, value_name = "TEXT")]
         description: Option<String>,
+    } flags {
         /// Refuse writes
-        #[arg(long)]
-        #[serde(default)]
-        read_only: bool,
+        read_only,
     }
     |verb, verbs, _| verbs.export_add(verb)
 }
@@ -47,10 +46,9 @@ declare! {
         /// The export
         #[arg(value_name = "EXPORT")]
         name: String,
+    } flags {
         /// Disconnect its clients
-        #[arg(long)]
-        #[serde(default)]
-        force: bool,
+        force,
     }
     |verb, verbs, _| verbs.export_remove(&verb)
 }

@@ -21,10 +21,9 @@ declare! {
     StateForget = "state_forget" -> Vec<String> {
         /// The volume
         name: String,
+    } flags {
         /// Its snapshots and merges go with it: their content is lost
-        #[arg(long)]
-        #[serde(default)]
-        yes: bool,
+        yes,
     }
     |verb, verbs, _| verbs.state_forget(&verb.name, verb.yes)
 }

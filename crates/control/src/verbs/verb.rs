@@ -48,14 +48,14 @@ fn says_nothing(value: &Value) -> bool {
     value.is_null() || *value == false
 }
 
-/// Declares a verb: its name and its method's, its answer, its parameters, and how it is carried
-/// out, which may answer what the answer is made from.
+/// Declares a verb: its name and its method's, its answer, its parameters, those that are set or not,
+/// and how it is carried out, which may answer what the answer is made from.
 macro_rules! declare {
     (
         $(#[$doc:meta])*
         $name:ident = $method:literal -> $answer:ty {
             $($(#[$attribute:meta])* $field:ident: $value:ty,)*
-        }
+        } $(flags { $($(#[$about:meta])* $flag:ident,)* })?
         |$verb:pat_param, $verbs:pat_param, $caller:pat_param| $run:expr
     ) => {
         $(#[$doc])*
@@ -64,6 +64,7 @@ macro_rules! declare {
         #[serde(deny_unknown_fields)]
         pub struct $name {
             $($(#[$attribute])* pub $field: $value,)*
+            $($($(#[$about])* #[arg(long)] #[serde(default)] pub $flag: bool,)*)?
         }
 
         impl $crate::verbs::verb::Verb for $name {

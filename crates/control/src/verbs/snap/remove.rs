@@ -25,10 +25,9 @@ declare! {
         /// The snapshot
         #[arg(value_name = "VOLUME@NAME")]
         name: String,
+    } flags {
         /// Disconnect the clients that use it
-        #[arg(long)]
-        #[serde(default)]
-        force: bool,
+        force,
     }
     |verb, verbs, _| {
         verbs.refuse_connected(&verb.name, verb.force)?;

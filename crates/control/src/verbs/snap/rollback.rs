@@ -48,10 +48,9 @@ declare! {
         /// The snapshot
         #[arg(value_name = "VOLUME@NAME")]
         name: String,
+    } flags {
         /// Disconnect the clients that use the snapshot
-        #[arg(long)]
-        #[serde(default)]
-        force: bool,
+        force,
     }
     |verb, verbs, _| {
         verbs.refuse_connected(&verb.name, verb.force)?;

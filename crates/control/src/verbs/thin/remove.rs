@@ -18,10 +18,9 @@ declare! {
         /// The volume; the pool may be left out where there is a volume of this name
         #[arg(value_name = "[POOL/]VOLUME")]
         name: String,
+    } flags {
         /// Disconnect the clients that use it
-        #[arg(long)]
-        #[serde(default)]
-        force: bool,
+        force,
     }
     |verb, verbs, _| {
         verbs.refuse_connected(&verb.name, verb.force)?;

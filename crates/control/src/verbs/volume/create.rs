@@ -17,10 +17,9 @@ declare! {
         /// The table
         #[arg(skip)]
         table: String,
+    } flags {
         /// Leave behind what only a cache has, though the table uses its origin: it is lost
-        #[arg(long)]
-        #[serde(default)]
-        discard_dirty: bool,
+        discard_dirty,
     }
     |verb, verbs, _| verbs.create_volume(&verb)
 }

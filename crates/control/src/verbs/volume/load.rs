@@ -15,10 +15,9 @@ declare! {
         /// The table
         #[arg(skip)]
         table: String,
+    } flags {
         /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
-        #[arg(long)]
-        #[serde(default)]
-        same_content: bool,
+        same_content,
     }
     |verb, verbs, _| verbs.load_table(&verb)
 }

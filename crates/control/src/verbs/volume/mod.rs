@@ -50,14 +50,11 @@ declare! {
     VolumeTable = "volume_table" -> Vec<VolumeLines> {
         /// The volume (default: all, each line with its name in front)
         name: Option<String>,
+    } flags {
         /// Show the table that waits for a resume
-        #[arg(long)]
-        #[serde(default)]
-        inactive: bool,
+        inactive,
         /// Print a script that sets the volume up in the kernel
-        #[arg(long)]
-        #[serde(default)]
-        kernel: bool,
+        kernel,
     }
     |verb, verbs, _| report::tables(&verbs.world, verb.name.as_deref(), verb.inactive, verb.kernel)
 }

@@ -13,10 +13,9 @@ declare! {
     VolumeRemove = "volume_remove" -> Done {
         /// The volume
         name: String,
+    } flags {
         /// Disconnect the clients that use it
-        #[arg(long)]
-        #[serde(default)]
-        force: bool,
+        force,
     }
     |verb, verbs, _| {
         verbs.refuse_connected(&verb.name, verb.force)?;

@@ -24,10 +24,9 @@ declare! {
         /// The new size of the volume, like 100G
         #[arg(value_name = "SIZE", value_parser = bytes())]
         size_bytes: u64,
+    } flags {
         /// Make a volume shorter although clients or other volumes use it
-        #[arg(long)]
-        #[serde(default)]
-        shrink: bool,
+        shrink,
     }
     |verb, verbs, caller| verbs.resize(verb, caller)
 }

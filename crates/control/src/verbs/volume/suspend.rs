@@ -16,10 +16,9 @@ declare! {
     VolumeSuspend = "volume_suspend" -> Done {
         /// The volume
         name: String,
+    } flags {
         /// Hold unfinished requests back for the next table instead of finishing them
-        #[arg(long)]
-        #[serde(default)]
-        noflush: bool,
+        noflush,
     }
     |verb, verbs, caller| verbs.suspend(&verb.name, verb.noflush, caller)
 }

@@ -64,22 +64,15 @@ declare! {
     VolumeResume = "volume_resume" -> Done {
         /// The volume
         name: String,
+    } flags {
         /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
-        #[arg(long)]
-        #[serde(default)]
-        flush: bool,
+        flush,
         /// Leave behind what only a cache has, though the new table uses its origin: it is lost
-        #[arg(long)]
-        #[serde(default)]
-        discard_dirty: bool,
+        discard_dirty,
         /// Make a volume shorter although clients or other volumes use it
-        #[arg(long)]
-        #[serde(default)]
-        shrink: bool,
+        shrink,
         /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
-        #[arg(long)]
-        #[serde(default)]
-        same_content: bool,
+        same_content,
     }
     |verb, verbs, caller| verbs.resume(&verb, caller)
 }
@@ -92,22 +85,15 @@ declare! {
         /// The table
         #[arg(skip)]
         table: String,
+    } flags {
         /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
-        #[arg(long)]
-        #[serde(default)]
-        flush: bool,
+        flush,
         /// Leave behind what only a cache has, though the new table uses its origin: it is lost
-        #[arg(long)]
-        #[serde(default)]
-        discard_dirty: bool,
+        discard_dirty,
         /// Make a volume shorter although clients or other volumes use it
-        #[arg(long)]
-        #[serde(default)]
-        shrink: bool,
+        shrink,
         /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
-        #[arg(long)]
-        #[serde(default)]
-        same_content: bool,
+        same_content,
     }
     |verb, verbs, caller| verbs.replace(&verb, caller)
 }

@@ -412,9 +412,9 @@ impl Segs {
         let mut at = 0;
         for (seg, start, len) in self.pieces(offset, out.len()) {
             let out = &mut out[at..at + len];
-            match seg.buf.is_foreign() {
-                false => seg.buf.read(start, len, |bytes| out.copy_from_slice(bytes)),
-                true => seg.buf.load(start, out),
+            match seg.buf.lends() {
+                true => seg.buf.read(start, len, |bytes| out.copy_from_slice(bytes)),
+                false => seg.buf.load(start, out),
             }
             at += len;
         }
@@ -426,9 +426,9 @@ impl Segs {
         let mut at = 0;
         for (seg, start, len) in self.pieces(offset, bytes.len()) {
             let bytes = &bytes[at..at + len];
-            match seg.buf.is_foreign() {
-                false => seg.buf.write(start, len, |out| out.copy_from_slice(bytes)),
-                true => seg.buf.store(start, bytes),
+            match seg.buf.lends_mut() {
+                true => seg.buf.write(start, len, |out| out.copy_from_slice(bytes)),
+                false => seg.buf.store(start, bytes),
             }
             at += len;
         }
@@ -441,29 +441,29 @@ impl Segs {
         assert!(offset <= self.bytes && len <= self.bytes - offset);
         match self.list.as_slice() {
             // Nearly all data is one piece, and no zeros: that is to cost next to nothing.
-            [seg] if !seg.buf.is_foreign() => seg.buf.read(seg.offset + offset, len, zero::is_zero),
+            [seg] if seg.buf.lends() => seg.buf.read(seg.offset + offset, len, zero::is_zero),
             _ => self.pieces_are_zero(offset, len),
         }
     }
 
     #[inline(never)]
     fn pieces_are_zero(&self, offset: usize, len: usize) -> bool {
-        self.pieces(offset, len).all(|(seg, at, len)| match seg.buf.is_foreign() {
-            false => seg.buf.read(at, len, zero::is_zero),
-            true => seg.buf.read_staged(at, len, zero::is_zero),
+        self.pieces(offset, len).all(|(seg, at, len)| match seg.buf.lends() {
+            true => seg.buf.read(at, len, zero::is_zero),
+            false => seg.buf.read_staged(at, len, zero::is_zero),
         })
     }
 
     /// Runs `read` on contiguous pieces that make up `len` bytes from `offset`, in order.
     pub fn for_each(&self, offset: usize, len: usize, mut read: impl FnMut(&[u8])) {
         for (seg, start, len) in self.pieces(offset, len) {
-            if seg.buf.is_foreign() {
+            if seg.buf.lends() {
+                seg.buf.read(start, len, &mut read);
+            } else {
                 seg.buf.read_staged(start, len, |bytes| {
                     read(bytes);
                     true
                 });
-            } else {
-                seg.buf.read(start, len, &mut read);
             }
         }
     }
@@ -471,9 +471,9 @@ impl Segs {
     /// Runs `write` on contiguous pieces that make up `len` bytes from `offset`, in order.
     pub fn for_each_mut(&self, offset: usize, len: usize, mut write: impl FnMut(&mut [u8])) {
         for (seg, start, len) in self.pieces(offset, len) {
-            match seg.buf.is_foreign() {
-                false => seg.buf.write(start, len, &mut write),
-                true => seg.buf.write_staged(start, len, &mut write),
+            match seg.buf.lends_mut() {
+                true => seg.buf.write(start, len, &mut write),
+                false => seg.buf.write_staged(start, len, &mut write),
             }
         }
     }

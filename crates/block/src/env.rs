@@ -439,12 +439,12 @@ pub struct Io {
 impl Io {
     /// Reads `range` into `segs`.
     pub fn read(range: SectorRange, segs: Segs) -> Io {
-        Io { segs, ..Io::on(Op::Read, range) }
+        Io::of(Op::Read, range, segs)
     }
 
     /// Writes `segs` to `range`.
     pub fn write(range: SectorRange, segs: Segs) -> Io {
-        Io { segs, ..Io::on(Op::Write, range) }
+        Io::of(Op::Write, range, segs)
     }
 
     /// Flushes the disk.
@@ -454,8 +454,11 @@ impl Io {
 
     /// An operation without data.
     pub fn on(op: Op, range: SectorRange) -> Io {
-        let (flags, stream) = (Flags::empty(), StreamId::default());
-        Io { op, flags, range, segs: Segs::default(), stream }
+        Io::of(op, range, Segs::default())
+    }
+
+    fn of(op: Op, range: SectorRange, segs: Segs) -> Io {
+        Io { op, flags: Flags::empty(), range, segs, stream: StreamId::default() }
     }
 
     /// Adds flags.

@@ -47,8 +47,17 @@ impl Buf {
         })))
     }
 
-    pub(super) fn is_foreign(&self) -> bool {
-        self.region().borrows.get() == FOREIGN
+    /// True if [`Buf::read`] works: the memory is not foreign (nor borrowed for writing, which is a
+    /// bug that [`Buf::address`] finds).
+    #[inline(always)]
+    pub(super) fn lends(&self) -> bool {
+        self.region().borrows.get() >= 0
+    }
+
+    /// The same for [`Buf::write`].
+    #[inline(always)]
+    pub(super) fn lends_mut(&self) -> bool {
+        self.region().borrows.get() == 0
     }
 
     /// Copies foreign bytes from `offset` into `out`.
@@ -66,8 +75,10 @@ impl Buf {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
+    /// The address of foreign bytes.
     fn address(&self, offset: usize, len: usize) -> *mut u8 {
         let region = self.region();
+        assert_eq!(region.borrows.get(), FOREIGN, "buffer is borrowed");
         assert!(offset <= region.capacity && len <= region.capacity - offset);
         // SAFETY: within the region (asserted).
         unsafe { region.ptr.as_ptr().add(offset) }

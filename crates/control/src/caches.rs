@@ -10,7 +10,7 @@
 //!
 //! Whether a table uses an origin without its cache is the question of `cairn_block::Fate`, asked for
 //! the disks that the record leads to by now. A cache that a table of this server has is not judged
-//! here: claims keep others away, and `verbs::swap` judges the table that takes its place.
+//! here: claims keep others away, and `verbs::volume::swap` judges the table that takes its place.
 //!
 //! Looks only at devices that no live table writes, and writes none.
 

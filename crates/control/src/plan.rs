@@ -19,7 +19,7 @@
 //! it has not had its turn.
 //!
 //! A volume that was killed while one table took another's place has the latter recorded as `former`:
-//! the start serves it if the new table cannot start. See `verbs::swap`.
+//! the start serves it if the new table cannot start. See `verbs::volume::swap`.
 //!
 //! A pool whose growth was under way has the longer table waiting beside the one it had. The start
 //! brings up the latter, or the longer if the metadata has grown already: see `pool`.

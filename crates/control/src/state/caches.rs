@@ -2,7 +2,7 @@
 //!
 //! Nothing in the format of a cache ties it to its origin. A table that uses the origin without the
 //! cache serves old data, and a later writeback overwrites what clients wrote through that table. While
-//! a cache is live, claims and the rules for dirty data keep other tables away (`verbs::swap`). These
+//! a cache is live, claims and the rules for dirty data keep other tables away (`verbs::volume::swap`). These
 //! records do so when it is not: after `remove`, a stop, a kill, or with a changed configuration.
 //!
 //! C1. Before a table with a cache serves a request, the file has a record of the cache, `in-use`.

@@ -3,7 +3,7 @@
 //! Owns what tables verbs changed: kept in the state file before a verb answers. Order, and what
 //! a crash between two steps leaves:
 //! - load: build, then record, then answer. Crash: the old tables, or the loaded one waiting.
-//! - resume with a loaded table, and replace: see `swap`.
+//! - resume with a loaded table, and replace: see `volume::swap`.
 //! - create: build, resume, record, export. Crash: no volume, or the one that nobody was told of.
 //! - remove: record, then end. Crash: it is gone at the next start.
 //! - clear: record, then drop. suspend and message change nothing that is recorded.

@@ -48,8 +48,8 @@ fn says_nothing(value: &Value) -> bool {
     value.is_null() || *value == false
 }
 
-/// Declares a verb: its name and its method's, its answer, its parameters, those that are set or not,
-/// and how it is carried out, which may answer what the answer is made from.
+/// Declares a verb: its name and its method's, its answer, its parameters, its flags, and how it is
+/// carried out, which may answer what the answer is made from.
 macro_rules! declare {
     (
         $(#[$doc:meta])*

@@ -7,7 +7,7 @@
 //! - S1. A line that sends every request of a range to one range of one disk shows that range. It
 //!   is followed through volumes beneath, down to a disk or a line of another kind.
 //! - S2. `writecache` shows its origin: a table that would leave dirty blocks behind is refused by
-//!   the rules for dirty data (see `verbs::swap`).
+//!   the rules for dirty data (see `verbs::volume::swap`).
 //! - S3. A line of another kind shows what a line shows with the same words over the same disks.
 //!   The devices of `striped` are compared as disks alone, whatever they are called.
 //! - S4. The new table shows the same content if its runs begin with those of the old one.

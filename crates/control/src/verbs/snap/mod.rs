@@ -41,8 +41,9 @@
 //!
 //! A step that fails without a crash is undone before the refusal. What can't be undone, or once a
 //! merge has begun, leaves the volume suspended: the same verb again, a resume or a restart brings
-//! up what is recorded, or is refused (see `assemble`), and the keeper tries so by itself. A removal whose snapshot can't be brought up
-//! again goes on to its end, as nothing else lets the volume go on.
+//! up what is recorded, or is refused (see `assemble`), and the keeper tries so by itself. A removal
+//! whose snapshot can't be brought up again goes on to its end, as nothing else lets the volume go
+//! on.
 //!
 //! A step that was done, but lost acknowledged writes, counts as done: before the record the verb is
 //! undone all the same, after it the verb goes on and tells of it at its end.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use event_listener::Event;
 
+use crate::invariants;
 use crate::sync::Mutex;
 use crate::units::SectorRange;
 use crate::wait::until;
@@ -83,7 +84,16 @@ impl Inner {
         cell.is_held
     }
 
+    fn check_state(&self) {
+        let held = || self.cells.values().filter(|cell| cell.is_held);
+        for cell in held() {
+            let others = || held().filter(|other| other.ticket != cell.ticket);
+            assert!(!others().any(|other| other.conflicts(cell)), "C1");
+        }
+    }
+
     fn remove(&mut self, key: (u64, u64)) {
+        invariants::sample(|| self.check_state());
         self.cells.remove(&key);
         if self.cells.is_empty() {
             self.longest = 0;
@@ -159,6 +169,20 @@ mod tests {
         assert!(cells.try_hold(range(6, 1), CellMode::Exclusive).is_none());
         drop(second);
         assert!(cells.try_hold(range(6, 1), CellMode::Exclusive).is_some());
+    }
+
+    #[test]
+    #[should_panic = "C1"]
+    fn overlapping_holders_are_noticed() {
+        let cells = Cells::default();
+        let held = cells.try_hold(range(0, 8), CellMode::Exclusive);
+        let mut inner = cells.0.inner.lock();
+        let second = Cell { is_held: true, ..inner.cell(range(7, 1), CellMode::Shared) };
+        inner.check_state();
+        inner.insert(second);
+        // Its guard locks again, which must not happen while this panics.
+        std::mem::forget(held);
+        inner.check_state();
     }
 
     #[test]

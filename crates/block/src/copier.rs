@@ -5,6 +5,9 @@
 //! budget returns when the copy ends. A job larger than the budget is copied in pieces. The
 //! sources of a job may lie apart; they land next to each other in one write.
 //!
+//! B1. Free bytes and the grants together are the budget.
+//! B2. Waiters are in order of arrival, each once.
+//!
 //! A granted job has two steps: [`CopyGrant::read`] and [`CopyData::write`]. A caller may do
 //! other things between them: hold the data of several jobs, order them, write them as one.
 //! Requests of a copier carry [`Flags::BACKGROUND`].
@@ -20,6 +23,7 @@ use crate::buf::Segs;
 use crate::disk::{CopyError, Disk};
 use crate::env::{Env, Io};
 use crate::error::{IoError, IoResult};
+use crate::invariants;
 use crate::request::Flags;
 use crate::sync::Mutex;
 use crate::units::{Sector, SectorCount, SectorRange};
@@ -57,6 +61,7 @@ pub struct CopyTimes {
 
 struct Budget {
     free_bytes: u64,
+    granted_bytes: u64,
     queue: VecDeque<u64>,
     next_ticket: u64,
 }
@@ -68,8 +73,15 @@ impl Budget {
         if takes {
             self.queue.pop_front();
             self.free_bytes -= bytes;
+            self.granted_bytes += bytes;
         }
         takes
+    }
+
+    fn check_state(&self, total_bytes: u64) {
+        assert_eq!(self.free_bytes + self.granted_bytes, total_bytes, "B1");
+        assert!(self.queue.iter().is_sorted_by(|a, b| a < b), "B2");
+        assert!(self.queue.back().is_none_or(|last| *last < self.next_ticket), "B2");
     }
 }
 
@@ -91,7 +103,9 @@ impl Drop for CopyGrant<'_> {
     fn drop(&mut self) {
         let mut budget = self.copier.budget.lock();
         budget.free_bytes += self.bytes;
+        budget.granted_bytes -= self.bytes;
         budget.queue.retain(|&ticket| ticket != self.ticket);
+        invariants::sample(|| budget.check_state(self.copier.total_bytes));
         drop(budget);
         self.copier.changed.notify(usize::MAX);
     }
@@ -160,7 +174,8 @@ impl CopyData<'_> {
 impl Copier {
     /// A copier that holds at most `total_bytes` of data in memory.
     pub fn new(total_bytes: u64) -> Copier {
-        let budget = Budget { free_bytes: total_bytes, queue: VecDeque::new(), next_ticket: 0 };
+        let (queue, next_ticket) = (VecDeque::new(), 0);
+        let budget = Budget { free_bytes: total_bytes, granted_bytes: 0, queue, next_ticket };
         Copier { total_bytes, budget: Mutex::new(budget), changed: Event::new() }
     }
 
@@ -265,4 +280,18 @@ fn copy_at_once(
 
 fn sectors_of(pieces: &[CopyPiece]) -> SectorCount {
     pieces.iter().fold(SectorCount::ZERO, |sum, piece| sum + piece.range.count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic = "B1"]
+    fn bytes_that_nobody_gave_back_are_noticed() {
+        let copier = Copier::new(64);
+        copier.budget.lock().check_state(64);
+        copier.budget.lock().free_bytes -= 1;
+        copier.budget.lock().check_state(64);
+    }
 }

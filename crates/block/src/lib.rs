@@ -26,6 +26,7 @@ mod error;
 mod events;
 mod failures;
 mod flush_gate;
+pub mod invariants;
 mod local;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;

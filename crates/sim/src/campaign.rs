@@ -32,7 +32,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Disk, LocalFuture, TargetType};
+use cairn_block::{ConfigError, Disk, LocalFuture, TargetType, invariants};
 
 use crate::drive::{DriveOptions, SimDrive};
 use crate::faults::{Fault, OpSet};
@@ -180,6 +180,7 @@ impl<S: Scenario> Campaign<S> {
     /// # Panics
     /// At the first failure, with the command that repeats it.
     pub fn run(&self) {
+        invariants::check_every_entry();
         let seed = from_environment("CAIRN_SEED").unwrap_or(SEED);
         if let Some(cut) = from_environment("CAIRN_CUT") {
             self.run_cut(seed, cut);
@@ -213,6 +214,7 @@ impl<S: Scenario> Campaign<S> {
     /// # Panics
     /// No life failed.
     pub fn expect_caught(&self, bug: &str) -> (u64, String) {
+        invariants::check_every_entry();
         for cut in 0..self.cuts {
             let life = || Life::new(&self.scenario, SEED, cut).run();
             let text = match catch_unwind(AssertUnwindSafe(life)) {

@@ -94,7 +94,9 @@ impl<const STRIPES: usize> Epochs<STRIPES> {
     /// The request has ended, on the same reactor.
     pub fn leave(&self, reactor: ReactorId, epoch: Epoch) {
         let counter = self.counter(reactor, epoch);
-        counter.store(counter.load(Ordering::Relaxed) - 1, Ordering::Release);
+        let entered = counter.load(Ordering::Relaxed);
+        debug_assert!(entered > 0, "E2: a request leaves what it entered, once");
+        counter.store(entered - 1, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.left.notify(usize::MAX);

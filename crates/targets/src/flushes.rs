@@ -94,10 +94,10 @@ impl Flushes {
     }
 
     /// Checks what must hold between any two steps.
-    #[cfg(test)]
-    pub fn check(&self) {
-        assert!(self.covered <= self.done && self.wanted <= self.done);
-        assert!(self.acknowledged <= self.wanted);
+    pub fn check_state(&self) {
+        assert!(self.covered <= self.done, "F1: a flush covers what has completed");
+        assert!(self.wanted <= self.done, "F2: a flush waits for what has completed");
+        assert!(self.acknowledged <= self.wanted, "F2: a flush covers what is acknowledged");
     }
 }
 
@@ -118,6 +118,15 @@ mod tests {
     }
 
     #[test]
+    #[should_panic = "F1"]
+    fn a_flush_that_covers_later_writes_is_noticed() {
+        let mut flushes = Flushes::new(0);
+        flushes.check_state();
+        flushes.succeed(flushes.done() + 1);
+        flushes.check_state();
+    }
+
+    #[test]
     fn a_write_that_was_in_flight_during_a_failure_counts_as_lost() {
         let mut flushes = Flushes::new(0);
         let began = flushes.known() as u32;
@@ -126,6 +135,6 @@ mod tests {
         flushes.add_own();
         flushes.add_undefined();
         assert!(!flushes.fail(2), "no client relies on these");
-        flushes.check();
+        flushes.check_state();
     }
 }

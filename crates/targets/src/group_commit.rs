@@ -56,10 +56,9 @@ impl GroupCommit {
         self.running
     }
 
-    /// True if there is a waiter.
-    #[cfg(test)]
-    pub fn has_waiters(&self) -> bool {
-        !self.waiters.is_empty()
+    /// Checks what must hold once every waiter that joined had its task started.
+    pub fn check_state(&self) {
+        assert!(self.running || self.waiters.is_empty(), "G3: a waiter has a commit task");
     }
 }
 
@@ -105,5 +104,19 @@ impl Ticket {
     /// Waits for the commit's result.
     pub async fn wait(&self) -> IoResult {
         until_some(&self.event, || *self.result.lock()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GroupCommit, Ticket, Waiter};
+
+    #[test]
+    #[should_panic = "G3"]
+    fn a_waiter_without_a_commit_task_is_noticed() {
+        let mut commits = GroupCommit::default();
+        commits.check_state();
+        commits.join(Waiter::Ticket(Ticket::default().into()));
+        commits.check_state();
     }
 }

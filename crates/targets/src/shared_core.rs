@@ -14,6 +14,7 @@
 
 use std::sync::{Arc, Weak};
 
+use cairn_block::invariants;
 use cairn_block::sync::Mutex;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
@@ -27,6 +28,15 @@ struct State<C> {
     core: Option<Arc<C>>,
     /// The core that was served last, perhaps in use by a task.
     former: Weak<C>,
+}
+
+impl<C> State<C> {
+    /// Checks what must hold whenever the lock is free.
+    fn check_state(&self) {
+        assert!(!self.live || self.owner.is_some(), "H1: a live core has one owner");
+        assert!(self.owner.is_none() || self.core.is_some(), "H1: an owner has served the core");
+        assert!(self.users > 0 || self.core.is_none(), "H1: the last user takes the core along");
+    }
 }
 
 /// The core of a device, and its users.
@@ -106,6 +116,7 @@ impl<C> User<C> {
         state.live = true;
         state.former = Arc::downgrade(core);
         state.core = Some(core.clone());
+        invariants::always(|| state.check_state());
     }
 
     /// True if the user serves the core.
@@ -120,6 +131,7 @@ impl<C> User<C> {
         if state.owner == Some(self.id) {
             state.live = false;
         }
+        invariants::always(|| state.check_state());
     }
 
     /// No user serves the core any more: the next one is new.
@@ -144,7 +156,9 @@ impl<C> User<C> {
             state.owner = None;
             state.live = false;
         }
-        if state.users == 0 { state.core.take() } else { None }
+        let last = if state.users == 0 { state.core.take() } else { None };
+        invariants::always(|| state.check_state());
+        last
     }
 }
 
@@ -165,6 +179,16 @@ mod tests {
         let Found::Other(core) = second.find() else { panic!("it is paused") };
         second.serve(&core);
         assert!(second.is_live() && !first.is_live() && !second.is_alone());
+    }
+
+    #[test]
+    #[should_panic = "H1"]
+    fn a_live_core_without_an_owner_is_noticed() {
+        let shared = Arc::<SharedCore<u32>>::default();
+        let user = shared.join();
+        user.serve(&Arc::new(7));
+        shared.state.lock().owner = None;
+        shared.state.lock().check_state();
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! bytes that a read-modify-write puts back are allowed.
 
 use cairn_block::sync::atomic::{AtomicUsize, Ordering};
-use cairn_block::{Cells, ReactorId, until};
+use cairn_block::{Cells, ReactorId, invariants, until};
 use event_listener::Event;
 
 /// A counter on a cache line of its own.
@@ -56,7 +56,7 @@ impl WriteGate {
     /// Ends a loose write.
     pub(super) fn leave_loose(&self, reactor: ReactorId) {
         let before = self.loose[usize::from(reactor.0)].0.fetch_sub(1, Ordering::SeqCst);
-        debug_assert!(before > 0, "a write leaves once");
+        debug_assert!(before > 0, "G1: a write leaves once");
         if before == 1 && self.cells_required.load(Ordering::SeqCst) > 0 {
             self.drained.notify(usize::MAX);
         }
@@ -69,7 +69,16 @@ impl WriteGate {
 
     /// Takes back one [`WriteGate::require_cells`].
     pub(super) fn stop_requiring_cells(&self) {
-        self.cells_required.fetch_sub(1, Ordering::SeqCst);
+        let before = self.cells_required.fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(before > 0, "G1: a connection stops once");
+    }
+
+    /// At the start of a read-modify-write, whose caller requires cells. (G2)
+    pub(super) fn check_state(&self) {
+        assert!(self.cells_required.load(Ordering::SeqCst) > 0, "G2");
+        // A loose write may look in at any time, and leaves again at once: at most one per reactor
+        // counts itself then.
+        assert!(self.loose.iter().all(|count| count.0.load(Ordering::SeqCst) <= 1), "G1");
     }
 
     /// Waits until no loose write is left. Only for a caller that requires cells. (G2)
@@ -77,6 +86,7 @@ impl WriteGate {
         debug_assert!(self.cells_required.load(Ordering::SeqCst) > 0);
         let is_drained = || self.loose.iter().all(|count| count.0.load(Ordering::SeqCst) == 0);
         until(&self.drained, is_drained).await;
+        invariants::sample(|| self.check_state());
     }
 
     /// The cells that writes hold while a connection requires them.
@@ -94,6 +104,16 @@ mod tests {
     use cairn_block::ReactorId;
 
     use super::WriteGate;
+
+    #[test]
+    #[should_panic = "G1"]
+    fn a_loose_write_during_a_read_modify_write_is_noticed() {
+        let gate = WriteGate::new(1);
+        gate.require_cells();
+        gate.check_state();
+        gate.loose[0].0.store(2, std::sync::atomic::Ordering::SeqCst);
+        gate.check_state();
+    }
 
     #[test]
     fn requiring_cells_waits_for_loose_writes_of_all_reactors() {

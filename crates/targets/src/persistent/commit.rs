@@ -34,7 +34,7 @@
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Disk, Env, mutants};
+use cairn_block::{Disk, Env, invariants, mutants};
 use cairn_format::thin::block::{Kind, seal};
 use cairn_format::thin::{
     Block, DataBlockSize, DeviceDetails, IndexBlockMut, IndexEntry, METADATA_BLOCKS_MAX,
@@ -80,6 +80,7 @@ impl Working {
         // Marked broken while it runs, so that a commit whose future is dropped stays broken.
         self.broken = true;
         let sources = self.prepare(env).await?;
+        invariants::sample(|| self.check_state());
         let superblock = self.next.encode(MetadataBlock::SUPERBLOCK);
         let failures = self.store.nodes.disk.failures();
         self.write(env, &sources).await?;

@@ -122,6 +122,18 @@ impl Transaction {
         Ok(at)
     }
 
+    /// Checks what must hold between any two changes. Linear in the fresh blocks and the bitmap.
+    pub fn check_state(&self) {
+        let is_busy = |block: u64| self.busy[(block / 64) as usize] >> (block % 64) & 1 == 1;
+        for block in self.fresh.keys() {
+            assert!(is_busy(block.0), "T2: a fresh block is not allocated again");
+            assert_ne!(self.metadata.get(block.0), Some(0), "T3: a pointer leads to a fresh block");
+        }
+        assert!(self.freed.iter().all(|block| is_busy(block.0)), "T2: the durable state uses it");
+        let free: u64 = self.busy.iter().map(|word| u64::from(word.count_zeros())).sum();
+        assert_eq!(free, self.free, "T2");
+    }
+
     /// The first free block at or after the cursor, then from the start.
     fn find_free(&self) -> Option<u64> {
         let (words, first) = (self.busy.len() as u64, self.cursor / 64);

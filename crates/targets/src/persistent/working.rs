@@ -11,6 +11,7 @@
 //!     counted when it must be.
 //! W3. Metadata that was opened read-only may be in the drive's cache only, and blocks that are
 //!     free in it may be in use by the durable state. Changes are refused until it was flushed.
+//! W4. `most_mapped` is a bound of the blocks that any device maps, and the time counter never falls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -189,6 +190,16 @@ impl Working {
     /// Metadata blocks that the last commit wrote, without the superblock.
     pub fn blocks_written(&self) -> u64 {
         self.written
+    }
+
+    /// Checks what must hold between any two changes.
+    pub fn check_state(&self) {
+        let known = |id: &DeviceId| self.devices.get(id);
+        let most = self.changed.iter().filter_map(known).map(|own| own.details.mapped_blocks).max();
+        assert!(most.is_none_or(|most| most <= self.most_mapped), "W4");
+        assert!(self.next.time >= self.durable.time, "W4");
+        assert!(self.broken || self.changed.is_empty() || !self.unflushed, "W3");
+        self.txn.check_state();
     }
 
     /// True after an error that only an abort ends.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cairn_block::{
     Claim, ClaimKind, ConfigError, ConfigKind, Ctor, Disk, Env, Events, FailureCount, IoError,
-    MappedDevice, Report, Sector, SectorCount, SectorRange, TaskGroup, mutants,
+    MappedDevice, Report, Sector, SectorCount, SectorRange, TaskGroup, invariants, mutants,
 };
 use cairn_format::probe::Kind as Signature;
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
@@ -445,6 +445,9 @@ impl Attachment {
             Some(core) => core.mark_at_the_stop(env).await,
             None => Ok(()),
         };
+        if let Some(core) = self.core_if_live() {
+            invariants::always(|| core.check_state());
+        }
         self.user.pause();
         flushed.and(marked)
     }

@@ -315,6 +315,12 @@ impl Core {
         flushed
     }
 
+    /// Checks what must hold between any two steps: of the exceptions, and of the store.
+    pub fn check_state(&self) {
+        self.exceptions.check_state();
+        self.store.check_state();
+    }
+
     /// Raises an event when the store is filled to the mark, once.
     pub fn look_at_fill(&self) {
         let mark = self.fill_mark_percent.load(Ordering::Acquire);

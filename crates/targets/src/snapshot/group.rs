@@ -10,6 +10,9 @@
 //! The place of a chunk is found by counting the bits below its own. A pending chunk that is also
 //! completed was published: only writers of the origin wait for it. (In a merging snapshot nothing
 //! is copied: there a pending chunk is held back, and its writers wait.)
+//!
+//! P1. There is a place for each completed chunk.
+//! P2. A waiter waits for a pending chunk, or nothing would wake it (T3 of `table`).
 
 use super::table::{OriginPlan, Run, Until, Waiter};
 
@@ -145,6 +148,14 @@ impl Group {
         self.take_waiters(waiters, |chunk, until| chunk == at && until == Until::Published);
     }
 
+    /// Checks what must hold whenever the lock is free.
+    pub fn check_state(&self) {
+        assert_eq!(self.places.len(), self.completed.count_ones() as usize, "P1");
+        for (chunk, _, _) in self.waiting.iter().flat_map(|waiting| &waiting.0) {
+            assert!(self.is_pending(*chunk), "P2");
+        }
+    }
+
     fn take_waiters(&mut self, waiters: &mut Vec<Waiter>, of: impl Fn(u64, Until) -> bool) {
         let Some(waiting) = &mut self.waiting else { return };
         let taken = waiting.0.extract_if(.., |(chunk, until, _)| of(*chunk, *until));
@@ -159,7 +170,7 @@ impl Group {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{CHUNKS, Group, Run};
+    use super::{CHUNKS, Group, Run, Until, Waiter};
 
     /// What a run is, told by looking at each chunk.
     fn naive_run(places: &BTreeMap<u64, u64>, at: u64, most: u64) -> Run {
@@ -193,6 +204,17 @@ mod tests {
             }
             assert_eq!(group.completed().count_ones() as usize, naive.len());
         }
+    }
+
+    #[test]
+    #[should_panic = "P2"]
+    fn a_waiter_for_a_chunk_that_is_not_pending_is_noticed() {
+        let mut group = Group::default();
+        group.begin(3, 1);
+        group.wait(3, Until::Settled, Waiter::Bell(std::sync::Arc::default()));
+        group.check_state();
+        group.pending = 0;
+        group.check_state();
     }
 
     #[test]

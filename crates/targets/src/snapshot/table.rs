@@ -17,6 +17,7 @@
 //!     follow it to the COW device. Writers of the origin wait until it is settled: until every
 //!     earlier reader of the snapshot has left the origin.
 //! T3. A waiter is in exactly one list, and is woken exactly once.
+//! T4. Whenever the lock of a group is free, the bits that are read without it are the group's.
 //!
 //! Must never do I/O, nor call other code while a lock is held.
 
@@ -25,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::{RequestId, until};
+use cairn_block::{RequestId, invariants, until};
 use cairn_format::snapshot::Record;
 use event_listener::Event;
 use rustc_hash::FxHashMap;
@@ -186,6 +187,7 @@ impl Exceptions {
         let cell = &page.get_or_init(fresh_page)[index];
         let mut group = cell.group.lock();
         let answer = look(&mut group, at);
+        invariants::sample(|| group.check_state());
         if cell.completed.load(Ordering::Relaxed) != group.completed() {
             cell.completed.store(group.completed(), Ordering::Release);
         }
@@ -364,6 +366,16 @@ impl Exceptions {
         groups.sort_unstable_by_key(|(group, _)| **group);
         groups.into_iter().for_each(|(_, group)| group.end_all(&mut waiters));
         waiters
+    }
+
+    /// Checks every group.
+    pub fn check_state(&self) {
+        for cell in self.pages.iter().filter_map(OnceLock::get).flatten() {
+            let group = cell.group.lock();
+            group.check_state();
+            assert_eq!(cell.completed.load(Ordering::Acquire), group.completed(), "T4");
+        }
+        self.rest.lock().values().for_each(Group::check_state);
     }
 
     /// Drops every exception. No task uses the table.

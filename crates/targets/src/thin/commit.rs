@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, ErrorKind, IoError, IoResult, mutants, until_or_time};
+use cairn_block::{Env, ErrorKind, IoError, IoResult, invariants, mutants, until_or_time};
 
 use super::canary::{self, Bug};
 use super::config::Discards;
@@ -262,6 +262,7 @@ impl Pool {
         tell_of_failures(env, waiters, result, self.data_disk().failures());
         self.look_at_data(env);
         self.after_commit();
+        invariants::sample(|| self.check_state());
     }
 
     /// True if changes can become durable. A pool whose metadata ran full has room for those that
@@ -420,6 +421,14 @@ impl Pool {
         });
     }
 
+    /// Checks what must hold between any two steps.
+    pub fn check_state(&self) {
+        self.state.lock().commits.check_state();
+        assert!(self.numbers.durable() < self.numbers.next.load(Ordering::SeqCst), "N1");
+        self.stocks.check_state(&self.room);
+        self.open_volumes().iter().for_each(|volume| volume.map.check_state());
+    }
+
     /// Waits for a while, or until the pool is stopped.
     pub async fn rest_until_stopped(&self, env: &Env, time: Duration) {
         let end = Some(env.now() + time);
@@ -435,6 +444,7 @@ impl Pool {
             let _ = self.commit(env).await;
         }
         self.tasks.idle().await;
+        invariants::always(|| self.check_state());
     }
 }
 

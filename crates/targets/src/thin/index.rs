@@ -12,12 +12,13 @@
 //! M3. A block in a cell has one writer at work on it, which will map it. No other request maps or
 //!     unmaps the block until then.
 //! M4. No block at or beyond [`VolumeMap::end`] is mapped, in a cell, or mapped in the metadata.
+//! M5. A group is loaded by one task at a time.
 
 use std::sync::Arc;
 
-use cairn_block::RequestId;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard};
+use cairn_block::{RequestId, invariants};
 use cairn_format::thin::{DataBlock, Mapping};
 
 use super::arena::{Arena, GROUP_BLOCKS};
@@ -90,6 +91,7 @@ impl Shard {
 
     /// The run that begins at `block`: at most `max` blocks, and never beyond its group.
     pub fn run(&mut self, block: u64, max: u64, snapshotted: u32) -> Run {
+        invariants::sample(|| self.check_state());
         let Some(group) = self.groups.use_one(block / GROUP_BLOCKS) else { return Run::Absent };
         let mut entries = group.from(block, max);
         let Some(first) = entries.next().and_then(Entry::mapping) else {
@@ -174,6 +176,25 @@ impl Shard {
         self.mapped += i64::from(mapping.is_some()) - i64::from(old.is_some());
         self.pending.push(Change { block, mapping, old, discarded });
         old
+    }
+
+    /// Checks what must hold whenever the lock is free.
+    pub fn check_state(&self) {
+        for (at, cell) in self.cells.iter().enumerate() {
+            let apart = |other: &Cell| {
+                cell.block + cell.count <= other.block || other.block + other.count <= cell.block
+            };
+            assert!(self.cells[..at].iter().all(apart), "M3");
+        }
+        // The last change of a block is what its group says, and the group is still there.
+        if let Some(last) = self.pending.last() {
+            assert!(self.is_loaded(last.block), "M1");
+            assert_eq!(self.get(last.block), last.mapping, "M2");
+        }
+        let once = |(at, (group, _)): (usize, &(u64, Vec<RequestId>))| {
+            self.loading[..at].iter().all(|(other, _)| other != group)
+        };
+        assert!(self.loading.iter().enumerate().all(once), "M5");
     }
 
     /// True if something of this shard is not durable.
@@ -327,6 +348,16 @@ impl VolumeMap {
         self.mapped_at_opening.store(mapped, Ordering::Release);
     }
 
+    /// Checks every shard.
+    pub fn check_state(&self) {
+        for shard in self.shards() {
+            shard.check_state();
+            let end = shard.cells.iter().map(|cell| cell.block + cell.count).max();
+            assert!(end.is_none_or(|end| end <= self.end()), "M4");
+            assert!(shard.groups.last_mapped().is_none_or(|last| last < self.end()), "M4");
+        }
+    }
+
     /// Nothing is left here that a commit could make durable.
     pub fn settle(&self) {
         self.shards().for_each(|mut shard| shard.changed_in = 0);
@@ -382,6 +413,17 @@ mod tests {
         drop(shard);
         assert_eq!(map.mapped(), 1);
         assert_eq!(map.highest_loaded(), Some(9));
+    }
+
+    #[test]
+    #[should_panic = "M2"]
+    fn a_change_that_no_commit_will_take_is_noticed() {
+        let map = map_of(&[(3, 10, 0)]);
+        let mut shard = map.shard(0);
+        shard.change(9, mapping(11, 1), NOW, false);
+        shard.check_state();
+        shard.pending[0].mapping = None;
+        shard.check_state();
     }
 
     #[test]

@@ -202,6 +202,17 @@ impl Stocks {
         }
     }
 
+    /// Checks what must hold whenever a row's lock is free.
+    pub fn check_state(&self, room: &Room) {
+        // All rows at once: reservations return to the room after they have left a row.
+        let rows: Vec<_> = self.0.iter().map(|row| row.0.lock()).collect();
+        let changes: u64 = rows.iter().map(|stock| stock.changes).sum();
+        assert!(changes <= room.granted.load(Ordering::Acquire), "S2");
+        let mut runs: Vec<_> = rows.iter().flat_map(|stock| &stock.blocks).collect();
+        runs.sort_unstable();
+        assert!(runs.is_sorted_by(|a, b| a.start.0 + a.count <= b.start.0), "S1");
+    }
+
     /// Data blocks in all stocks.
     pub fn blocks(&self) -> u64 {
         let held = |row: &Row| row.0.lock().blocks.iter().map(|run| run.count).sum::<u64>();

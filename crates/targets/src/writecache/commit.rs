@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::{Env, Flags, Io, IoError, IoFuture, IoResult, Request, SectorRange, Verdict};
-use cairn_block::{Sector, SectorCount, mutants, yield_once};
+use cairn_block::{Sector, SectorCount, invariants, mutants, yield_once};
 use cairn_format::writecache::{SUPERBLOCK_BYTES, Seq, Superblock};
 use smallvec::SmallVec;
 
@@ -169,6 +169,7 @@ impl WriteCache {
         loop {
             self.commit_once(env).await;
             let mut state = self.state.lock();
+            invariants::sample(|| state.check_whole());
             let full = state.index.uncommitted >= self.config.autocommit_blocks.max(1);
             let broken = state.broken;
             if !state.commits.goes_on(full && !broken) {

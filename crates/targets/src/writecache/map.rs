@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use cairn_block::{
-    EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Time, Verdict, mutants,
+    EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Time, Verdict,
+    invariants, mutants,
 };
 
 use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
@@ -234,6 +235,7 @@ impl WriteCache {
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (block, want) = self.blocks_of(request.range);
         let mut state = self.state.lock();
+        invariants::sample(|| state.check_state());
         let mut plan = state.plan_read(block, want);
         if state.broken && self.cache.failures() != state.cache_known {
             plan = state.only_committed(plan);
@@ -265,6 +267,7 @@ impl WriteCache {
     fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let (block, want) = self.blocks_of(request.range);
         let mut state = self.state.lock();
+        invariants::sample(|| state.check_state());
         let meta = request.flags.contains(Flags::META);
         let now = env.now();
         let caches = !state.cleaner && (meta || !self.config.metadata_only);

@@ -65,6 +65,7 @@
 //! newest. A version that was never frozen is dropped at once when superseded, so no two entries of
 //! one block ever carry the same seq on disk.
 
+mod check;
 mod commit;
 mod config;
 mod hand;

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Copier, Counters, Ctor, Env, ErrorKind, Flags, Io, IoError, Sector,
-    SectorCount, SectorRange, Target, mutants,
+    SectorCount, SectorRange, Target, invariants, mutants,
 };
 use cairn_format::probe::Kind;
 use cairn_format::writecache::{
@@ -502,9 +502,7 @@ impl WriteCache {
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;
         let mut state = self.state.lock();
-        if cfg!(debug_assertions) {
-            state.index.check();
-        }
+        invariants::always(|| state.check_whole());
         state.suspended = true;
         (state.suspending, state.handing_back) = (false, false);
         if mutants::skips("writecache: result of a suspend") {

@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, Padded};
-use cairn_block::{Env, IoError, IoResult, until_some};
+use cairn_block::{Env, IoError, IoResult, invariants, until_some};
 use cairn_format::snapshot::{ChunkSize, CowChunk, Layout, OriginChunk, Record};
 use event_listener::Event;
 use futures_util::lock::Mutex as AsyncMutex;
@@ -127,6 +127,17 @@ struct Queue {
 }
 
 impl Queue {
+    /// Checks what must hold whenever the lock is free; so many records are committed.
+    fn check_state(&self, committed: u64) {
+        let records = || self.batches.iter().flat_map(|batch| &batch.records);
+        assert!(records().is_sorted_by(|a, b| a.new.0 < b.new.0), "S1");
+        assert!(records().all(|record| record.new.0 < self.next_free), "S1");
+        // A leader may have taken others.
+        assert!(committed + records().count() as u64 <= self.records, "S1");
+        assert!(self.returned.iter().all(|(first, end)| first < end), "S4");
+        assert!(self.returned.iter().all(|(_, end)| *end < self.next_free), "S4");
+    }
+
     /// Which of the chunks that were taken back lie at the end of what was handed out.
     fn last_returned(&self) -> Option<usize> {
         self.returned.iter().position(|returned| returned.1 == self.next_free)
@@ -244,7 +255,13 @@ impl Store {
             changed: Event::new(),
         });
         queue.batches.push_back(batch.clone());
+        invariants::sample(|| queue.check_state(self.committed()));
         Some(batch)
+    }
+
+    /// Checks the queue of batches.
+    pub fn check_state(&self) {
+        self.queue.0.lock().check_state(self.committed());
     }
 
     /// The chunk that is handed out after this one.

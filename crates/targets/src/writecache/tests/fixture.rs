@@ -10,7 +10,6 @@ use cairn_block::{Env, Flags, Io, IoResult, MessageError, SectorCount};
 use cairn_format::writecache::{Entry, EntryState, Geometry, Superblock};
 use cairn_sim::{DriveModel, DriveOptions, Effect, Fault, Image, OpSet, SimDrive};
 
-use super::super::index::{IN_WRITEBACK, Life};
 use super::super::{State, WriteCache};
 use crate::fixture::{Answer, Client, Fixture, OneVolume, drive_options, image};
 
@@ -125,7 +124,7 @@ impl CacheFixture {
 
     /// Checks what must hold of the live cache between any two steps.
     pub fn check(&self) {
-        self.look(|_, state| check_state(state));
+        self.look(|_, state| state.check_whole());
     }
 
     pub fn status(&self) -> Status {
@@ -202,26 +201,4 @@ pub fn committed(area: &[u8]) -> Vec<(u64, u64, u8)> {
         .collect();
     blocks.sort_unstable();
     blocks
-}
-
-/// What must hold of a cache between any two steps.
-pub fn check_state(state: &State) {
-    state.index.check();
-    let index = &state.index;
-    state.origin_flushes.check();
-    assert!(index.durable_seq <= index.stamp_seq, "a commit is stamped before it is durable");
-    assert!(index.stamp_seq.0 <= index.durable_seq.0 + 1 || state.broken, "I12: one at a time");
-    if !state.commits.is_running() && !state.broken {
-        let frozen = index.runs().find(|run| index.life(run) == Life::Frozen);
-        assert_eq!(frozen, None, "only a commit freezes");
-        assert!(!state.commits.has_waiters(), "who waits for a commit makes one begin");
-    }
-    for run in index.runs() {
-        match index.life(&run) {
-            Life::Uncommitted => assert_eq!(run.seq, index.stamp_seq, "I2"),
-            Life::Committed => assert!(run.seq < index.durable_seq),
-            Life::Frozen => (),
-        }
-        assert!(!run.has(IN_WRITEBACK) || !index.is_written(run.slot, run.len), "I10");
-    }
 }

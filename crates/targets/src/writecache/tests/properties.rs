@@ -9,9 +9,7 @@ use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof};
 use proptest::{collection, proptest};
 
 use super::super::model::Model;
-use super::fixture::{
-    CacheFixture, cache_sectors, check_state, initial, initial_byte, range, table, write_io,
-};
+use super::fixture::{CacheFixture, cache_sectors, initial, initial_byte, range, table, write_io};
 use crate::fixture::Client;
 
 const SECTORS: u64 = 512;
@@ -296,7 +294,7 @@ fn under_load(seed: u64) {
             0 => _ = test.start_message("flush"),
             1 => _ = test.start_message("flush_on_suspend"),
             2 if rng.u8(..4) == 0 => _ = test.start_message("cleaner"),
-            _ => test.look(|_, state| check_state(state)),
+            _ => test.look(|_, state| state.check_whole()),
         }
         history.verdict().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }

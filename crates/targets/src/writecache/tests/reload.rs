@@ -6,7 +6,7 @@ use std::time::Duration;
 use cairn_block::{Disk, SuspendMode};
 use cairn_sim::{Effect, Fault, History, Image, OpSet, Workload};
 
-use super::fixture::{CacheFixture, cache_sectors, check_state, table, write_io};
+use super::fixture::{CacheFixture, cache_sectors, table, write_io};
 
 #[test]
 fn a_suspend_that_does_not_flush_hands_back_the_writes_that_wait_for_a_slot() {
@@ -134,7 +134,7 @@ fn reload_under_load(seed: u64, block: u64, slots: u64) {
                 cached = true;
             }
             4 if cached => _ = test.message("flush").unwrap(),
-            _ if cached => test.look(|_, state| check_state(state)),
+            _ if cached => test.look(|_, state| state.check_whole()),
             _ => (),
         }
         history.verdict().unwrap();

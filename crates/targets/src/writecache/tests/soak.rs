@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use cairn_block::{Disk, Op, Sector, SectorCount, SuspendMode};
 use cairn_sim::{DriveModel, History, Image, Running, Workload};
 
-use super::fixture::{CacheFixture, cache_sectors, check_state, range, table};
+use super::fixture::{CacheFixture, cache_sectors, range, table};
 
 const SEED: u64 = 0x50a4;
 
@@ -111,7 +111,7 @@ impl Life {
                 1 => _ = self.test.start_message("flush_on_suspend"),
                 2 => self.suspend(),
                 3 => self.reload(),
-                _ => self.test.look(|_, state| check_state(state)),
+                _ => self.test.look(|_, state| state.check_whole()),
             }
         }
         self.history.verdict().unwrap_or_else(|wrong| panic!("{wrong}"));

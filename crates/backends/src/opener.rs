@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, FailureCount, Identity, Opener, SECTOR_BYTES, SectorCount,
+    ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, LocalFuture, Opener, SECTOR_BYTES,
+    SectorCount,
 };
+use cairn_reactor::Driver;
 
 use crate::file::{self, FileDisk, FileOptions};
 use crate::memory::MemoryDisk;
@@ -118,6 +120,34 @@ impl Opener for DeviceOpener {
             }
             Device::Memory { sectors, .. } => Arc::new(MemoryDisk::new(sectors)?.named(argument)),
             Device::Null(sectors) => Arc::new(NullDisk::new(sectors).named(argument)),
+        })
+    }
+
+    /// Opens a file on a helper thread: a slow file system or device keeps no reactor waiting.
+    fn open_on<'a>(
+        &'a self,
+        env: &'a Env,
+        argument: &'a str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Disk>, ConfigError>> {
+        Box::pin(async move {
+            let Device::Path(path) = Device::parse(argument)? else {
+                return self.open(argument, read_only, failures);
+            };
+            let opened = Arc::new(Mutex::new(None));
+            let (path, options, result) = (path.to_owned(), self.options, opened.clone());
+            let open = move || {
+                let file = FileDisk::open_counted(&path, read_only, options, failures);
+                *result.lock() = Some(file);
+                0
+            };
+            Driver::of(env).run(open).await;
+            let file = opened.lock().take().unwrap_or_else(|| {
+                let detail = "open: no helper thread could be started for it";
+                Err(ConfigError::new(ConfigKind::System, argument, detail))
+            });
+            Ok(Arc::new(file?) as _)
         })
     }
 }

@@ -4,6 +4,8 @@
 //! A disk promises the kernel bio's ordering and no more: a flush makes durable every write
 //! that completed before it was submitted; FUA makes that write durable; everything else may
 //! be reordered, lost and torn at sector granularity by a crash.
+//!
+//! A disk is closed when its last user drops it: see [`crate::Registry`].
 
 use std::any::Any;
 use std::future::Future;

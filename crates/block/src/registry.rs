@@ -2,19 +2,28 @@
 //! under however many names. It also has the kin of targets (the pool of a thin volume, the
 //! snapshots of an origin).
 //!
-//! The registry keeps weak references only: a disk is closed when its last user drops it.
+//! The registry keeps weak references only: a disk is closed when its last user drops it, on
+//! whatever thread that is. Dropping must not block. What takes time (a goodbye over a network) the
+//! disk leaves to a task on a reactor, by the [`Post`](crate::Post) of the [`Env`] that opened it;
+//! its opener waits for that task before it opens the device again.
+//!
+//! R1. A device is opened by one task or thread at a time, so it never has two disks.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
+
+use event_listener::Event;
 
 use crate::claiming::Claims;
 use crate::device::{DeviceId, MappedDevice};
-use crate::disk::{Disk, Identity};
+use crate::disk::{Disk, Identity, LocalFuture};
+use crate::env::Env;
 use crate::error::{ConfigError, ConfigKind};
 use crate::failures::FailureCount;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::wait::until_some;
 
 /// Opens what a device argument of a table line names, other than `@VOLUME`.
 pub trait Opener: Send + Sync {
@@ -24,8 +33,8 @@ pub trait Opener: Send + Sync {
     /// There is no such device.
     fn identify(&self, argument: &str) -> Result<Identity, ConfigError>;
 
-    /// Opens and locks it. Called once per identity while it is in use. The disk counts its
-    /// failures in `failures`.
+    /// Opens and locks it; blocks the thread. Called once per identity while it is in use. The disk
+    /// counts its failures in `failures`.
     ///
     /// # Errors
     /// It can't be opened, or another user has it locked.
@@ -35,6 +44,21 @@ pub trait Opener: Send + Sync {
         read_only: bool,
         failures: Arc<FailureCount>,
     ) -> Result<Arc<dyn Disk>, ConfigError>;
+
+    /// The same for a task of a reactor, which must not block. The default is for openers that
+    /// wait for nothing.
+    ///
+    /// # Errors
+    /// Those of [`Opener::open`].
+    fn open_on<'a>(
+        &'a self,
+        _env: &'a Env,
+        argument: &'a str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> LocalFuture<'a, Result<Arc<dyn Disk>, ConfigError>> {
+        Box::pin(std::future::ready(self.open(argument, read_only, failures)))
+    }
 }
 
 type Kin = HashMap<(Identity, TypeId), Weak<dyn Any + Send + Sync>>;
@@ -44,10 +68,26 @@ struct Opened {
     read_only: bool,
 }
 
+/// The turn to open a device, until dropped (R1).
+struct Turn<'a> {
+    registry: &'a Registry,
+    identity: Identity,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.registry.opening.lock().remove(&self.identity);
+        self.registry.turn_ended.notify(usize::MAX);
+    }
+}
+
 /// The names of one world.
 pub struct Registry {
     opener: Box<dyn Opener>,
     disks: Mutex<HashMap<Identity, Opened>>,
+    /// What is being opened.
+    opening: Mutex<HashSet<Identity>>,
+    turn_ended: Event,
     volumes: Mutex<HashMap<String, Arc<MappedDevice>>>,
     kin: Mutex<Kin>,
     claims: Arc<Claims>,
@@ -62,6 +102,8 @@ impl Registry {
         Registry {
             opener,
             disks: Mutex::default(),
+            opening: Mutex::default(),
+            turn_ended: Event::new(),
             volumes: Mutex::default(),
             kin: Mutex::default(),
             claims: Arc::default(),
@@ -130,31 +172,87 @@ impl Registry {
         self.volumes.lock().remove(name)
     }
 
-    /// Opens the device that an argument of a table line names, or finds it open.
+    /// Opens the device that an argument of a table line names, or finds it open. Blocks the
+    /// thread.
     ///
     /// # Errors
-    /// There is no such device, it can't be opened, or it is open read-only and must be
-    /// written.
+    /// There is no such device, it can't be opened, it is being opened by another user, or it is
+    /// open read-only and must be written.
     pub fn open(&self, argument: &str, read_only: bool) -> Result<Arc<dyn Disk>, ConfigError> {
         if let Some(name) = argument.strip_prefix('@') {
             let volume = self.volume(name)?;
             return Ok(volume);
         }
         let identity = self.opener.identify(argument)?;
-        let mut disks = self.disks.lock();
-        if let Some(opened) = disks.get(&identity)
-            && let Some(disk) = opened.disk.upgrade()
-        {
-            if opened.read_only && !read_only {
-                let detail = "access: found it open read-only, expected writable";
-                return Err(ConfigError::new(ConfigKind::Busy, argument, detail));
-            }
+        if let Some(disk) = self.find(&identity, argument, read_only)? {
             return Ok(disk);
         }
-        let disk = self.opener.open(argument, read_only, self.failure_count(&identity))?;
-        disks.retain(|_, opened| opened.disk.strong_count() > 0);
-        disks.insert(identity, Opened { disk: Arc::downgrade(&disk), read_only });
+        let turn = self.turn(identity).ok_or_else(|| {
+            ConfigError::new(ConfigKind::Busy, argument, "another user is opening it; try again")
+        })?;
+        // Another user's turn may have ended since.
+        if let Some(disk) = self.find(&turn.identity, argument, read_only)? {
+            return Ok(disk);
+        }
+        let failures = self.failure_count(&turn.identity);
+        let disk = self.opener.open(argument, read_only, failures)?;
+        Ok(self.keep(&turn, disk, read_only))
+    }
+
+    /// The same for a task of a reactor: waits until the device was opened.
+    ///
+    /// # Errors
+    /// There is no such device, it can't be opened, or it is open read-only and must be written.
+    pub async fn open_on(
+        &self,
+        env: &Env,
+        argument: &str,
+        read_only: bool,
+    ) -> Result<Arc<dyn Disk>, ConfigError> {
+        if let Some(name) = argument.strip_prefix('@') {
+            let volume = self.volume(name)?;
+            return Ok(volume);
+        }
+        let identity = self.opener.identify(argument)?;
+        let turn = until_some(&self.turn_ended, || self.turn(identity.clone())).await;
+        if let Some(disk) = self.find(&turn.identity, argument, read_only)? {
+            return Ok(disk);
+        }
+        let failures = self.failure_count(&turn.identity);
+        let disk = self.opener.open_on(env, argument, read_only, failures).await?;
+        Ok(self.keep(&turn, disk, read_only))
+    }
+
+    /// The turn to open a device, unless somebody has it.
+    fn turn(&self, identity: Identity) -> Option<Turn<'_>> {
+        let begins = self.opening.lock().insert(identity.clone());
+        // Made only if it is this one's: its end is another's begin.
+        begins.then(|| Turn { registry: self, identity })
+    }
+
+    /// The disk of a device that is open.
+    fn find(
+        &self,
+        identity: &Identity,
+        argument: &str,
+        read_only: bool,
+    ) -> Result<Option<Arc<dyn Disk>>, ConfigError> {
+        let disks = self.disks.lock();
+        let Some(opened) = disks.get(identity) else { return Ok(None) };
+        let disk = opened.disk.upgrade();
+        if disk.is_some() && opened.read_only && !read_only {
+            let detail = "access: found it open read-only, expected writable";
+            return Err(ConfigError::new(ConfigKind::Busy, argument, detail));
+        }
         Ok(disk)
+    }
+
+    /// Has others find a disk that was opened.
+    fn keep(&self, turn: &Turn<'_>, disk: Arc<dyn Disk>, read_only: bool) -> Arc<dyn Disk> {
+        let mut disks = self.disks.lock();
+        disks.retain(|_, opened| opened.disk.strong_count() > 0);
+        disks.insert(turn.identity.clone(), Opened { disk: Arc::downgrade(&disk), read_only });
+        disk
     }
 
     /// The identity of the device that an argument names.

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
-    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, FailureCount, Identity, MappedDevice,
-    MessageError, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
-    TableContext, TableLine, TargetTypes, escape_word, unescape_word,
+    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, FailureCount, Identity, LocalFuture,
+    MappedDevice, MessageError, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode,
+    Table, TableContext, TableLine, TargetTypes, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -139,7 +139,7 @@ impl World {
     /// # Errors
     /// There is none, or somebody else holds it.
     pub fn open(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
-        patiently(|| self.names.registry.open(argument, self.read_only()))
+        self.open_as(argument, self.read_only())
     }
 
     /// The same, to look at it.
@@ -147,7 +147,16 @@ impl World {
     /// # Errors
     /// There is none, or somebody else writes it.
     pub fn open_to_read(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
-        patiently(|| self.names.registry.open(argument, true))
+        self.open_as(argument, true)
+    }
+
+    fn open_as(&self, argument: &str, read_only: bool) -> Outcome<Arc<dyn Disk>> {
+        patiently(|| {
+            let (names, argument) = (self.names.clone(), argument.to_owned());
+            self.on_home(&argument.clone(), move |env| async move {
+                names.registry.open_on(&env, &argument, read_only).await
+            })
+        })
     }
 
     /// Who is who.
@@ -794,5 +803,16 @@ impl Opener for BaseOpener {
         failures: Arc<FailureCount>,
     ) -> Outcome<Arc<dyn Disk>> {
         self.opener.open(&self.place(argument), read_only, failures)
+    }
+
+    fn open_on<'a>(
+        &'a self,
+        env: &'a Env,
+        argument: &'a str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> LocalFuture<'a, Outcome<Arc<dyn Disk>>> {
+        let place = self.place(argument);
+        Box::pin(async move { self.opener.open_on(env, &place, read_only, failures).await })
     }
 }

@@ -1,11 +1,15 @@
 //! [`TargetKind`]: a kind of target is its declaration and its constructor.
+//!
+//! The devices that a line names are opened before the constructor runs, by the task that builds
+//! the table: that may wait, for a network or a slow drive. The constructor's parser finds them
+//! open.
 
 use std::future::ready;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Ctor, Env, LocalFuture, Target, TargetType};
+use cairn_block::{ConfigError, Ctor, Disk, Env, LocalFuture, Target, TargetType};
 
-use crate::spec::Spec;
+use crate::spec::{Kind, Spec};
 
 /// A target under construction.
 pub type Constructed<'a> = LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>>;
@@ -34,6 +38,36 @@ impl TargetType for TargetKind {
     }
 
     fn construct<'a>(&'a self, env: &'a Env, ctor: Ctor<'a>) -> Constructed<'a> {
-        (self.construct)(env, ctor)
+        Box::pin(async move {
+            let opened = open_devices(self.spec, env, &ctor).await?;
+            let target = (self.construct)(env, ctor).await;
+            drop(opened);
+            target
+        })
     }
+}
+
+/// Opens the devices of a line, up to the first word that its parser will refuse. (A `mem:` disk
+/// without a name is another one for the parser.)
+async fn open_devices(
+    spec: &Spec,
+    env: &Env,
+    ctor: &Ctor<'_>,
+) -> Result<Vec<Arc<dyn Disk>>, ConfigError> {
+    let mut opened = Vec::new();
+    let (words, Ok(())) = spec.split(ctor.args.iter().copied()) else { return Ok(opened) };
+    for (arg, word) in words.fixed {
+        let is_known = match arg.kind {
+            Kind::Device => {
+                opened.push(ctor.registry.open_on(env, word, ctor.read_only).await?);
+                true
+            }
+            Kind::Offset | Kind::Number(..) => arg.kind.number(word).is_some(),
+            Kind::Word(_) | Kind::Spelled(..) => arg.kind.word(word).is_some(),
+        };
+        if !is_known {
+            break;
+        }
+    }
+    Ok(opened)
 }

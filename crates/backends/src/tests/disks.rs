@@ -298,6 +298,31 @@ fn a_transfer_larger_than_one_bounce_is_whole() {
 }
 
 #[test]
+fn task_opens_a_file_once_and_is_refused_in_the_words_of_a_thread() {
+    for world in worlds() {
+        let scratch = Scratch::of(8192);
+        let registry = Arc::new(Registry::new(Box::new(DeviceOpener::default())));
+        let open = |path: &str| {
+            let (registry, path) = (registry.clone(), path.to_owned());
+            world.block_on(ReactorId(0), move |env| async move {
+                registry.open_on(&env, &path, false).await
+            })
+        };
+        let (first, second) = (open(scratch.path()).unwrap(), open(scratch.path()).unwrap());
+        assert!(Arc::ptr_eq(&first, &second));
+        let folder = std::env::temp_dir();
+        let folder = folder.to_str().unwrap();
+        let refused = registry.open(folder, false).err().unwrap().to_string();
+        assert_eq!(open(folder).err().unwrap().to_string(), refused);
+        assert_eq!(open("mem:1M").unwrap().sectors(), SectorCount(2048));
+        drop((first, second));
+        let _other = scratch.try_open(false).unwrap();
+        let held = open(scratch.path()).err().unwrap();
+        assert!(held.source.unwrap().is::<HeldElsewhere>(), "for who retries");
+    }
+}
+
+#[test]
 fn two_paths_to_one_file_are_one_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (file, link) = (folder.path().join("a"), folder.path().join("b"));

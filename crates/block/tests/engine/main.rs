@@ -1,5 +1,5 @@
 //! The engine in the simulated world: every verdict, nested stacks, suspend and resume under
-//! load, the contract between layers, and the bounded helpers.
+//! load, the contract between layers, opening, and the bounded helpers.
 
 // Clippy takes the helpers for test code only if it is told so.
 #[cfg(test)]
@@ -8,6 +8,8 @@ mod bounded;
 mod contract;
 #[cfg(test)]
 mod failures;
+#[cfg(test)]
+mod opening;
 #[cfg(test)]
 mod probe;
 #[cfg(test)]

@@ -15,6 +15,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::serve::{RingChoice, ServeArgs};
 
+use cairn_control::arguments::sectors;
 use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove};
 use cairn_control::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
 use cairn_control::verbs::server::TargetList;
@@ -340,6 +341,13 @@ pub struct FeatureArgs {
     /// Raise an event when so much of the metadata is in use (default: 85)
     #[arg(long, value_name = "PERCENT")]
     pub metadata_mark: Option<u64>,
+    /// Make the data file so much longer whenever no more blocks than --low-water are free
+    /// (without --low-water: when a quarter of SIZE is free)
+    #[arg(long, value_name = "SIZE", value_parser = sectors())]
+    pub grow: Option<u64>,
+    /// Make the data file no longer than this by itself
+    #[arg(long, value_name = "SIZE", value_parser = sectors(), requires = "grow")]
+    pub grow_max: Option<u64>,
 }
 
 /// `flush`

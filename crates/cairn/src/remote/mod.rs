@@ -26,7 +26,7 @@ use crate::cli::{
 use cairn_control::client::Client;
 use cairn_control::devices::with_absolute_paths;
 use cairn_control::report;
-use cairn_control::verbs::pool::PoolCreate;
+use cairn_control::verbs::pool::{BLOCK_SECTORS, PoolCreate};
 use cairn_control::verbs::server::ServerInfo;
 use cairn_control::verbs::verb::{Done, Verb};
 use cairn_control::verbs::volume::VolumeTable;
@@ -128,6 +128,10 @@ fn pool(server: &Client, verb: PoolCommand) -> Outcome<u8> {
                 return Err(wrong(metadata, "--metadata", found, "another device"));
             }
             verb.features = Some(words_of(&features));
+            if let (Some(grow), None) = (features.grow, verb.low_water_blocks) {
+                let block = verb.block_sectors.unwrap_or(BLOCK_SECTORS);
+                verb.low_water_blocks = Some((grow / block.max(1) / 4).max(1));
+            }
             tell(server, &verb)
         }
         PoolCommand::Status(list) => {
@@ -223,6 +227,8 @@ fn words_of(args: &FeatureArgs) -> Vec<String> {
         ("no_space_timeout", args.no_space_timeout),
         ("data_mark", args.data_mark),
         ("metadata_mark", args.metadata_mark),
+        ("grow", args.grow),
+        ("grow_max", args.grow_max),
     ];
     for (word, value) in numbers {
         words.extend(value.into_iter().flat_map(|value| [word.to_owned(), value.to_string()]));

@@ -206,6 +206,23 @@ fn paths_are_relative_to_the_caller_and_in_a_toml_file_to_the_file() {
 }
 
 #[test]
+fn pool_grows_by_itself_at_its_low_water_mark_up_to_its_limit() {
+    let place = Place::new();
+    place.write("6M", vec![7; 6 << 20]);
+    place.write("11M", vec![8; 11 << 20]);
+    let total = "cairn pool status --json | grep '\"data_total'";
+    let script = format!(
+        "cairn pool create p --data d --data-size 4M --metadata m --grow 4M --grow-max 11M && \
+         cairn thin create p/v 40M && nbdcopy --flush 6M \"$uri\" && {total} && \
+         nbdcopy --flush 11M \"$uri\" && {total}"
+    );
+    let ran = place.serve_run(&["--state", "s", "-v"], &script);
+    let expected = "    \"data_total_bytes\": 8388608,\n    \"data_total_bytes\": 11534336,\n";
+    assert_eq!(ran.out, expected, "{ran:?}");
+    assert!(ran.err.contains("p: the data file grows to 8388608 bytes"), "{ran:?}");
+}
+
+#[test]
 fn wait_returns_at_the_next_event() {
     // A pool whose metadata is full says so, and that it has room again.
     let script = "cairn pool create p --data p.data --data-size 4M --metadata p.meta \

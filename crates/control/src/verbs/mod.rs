@@ -105,15 +105,15 @@ impl Verbs {
         self.state.is_some()
     }
 
-    /// Has the keeper called by a snapshot or merge that needs it, and the state file note if the
+    /// Has the keeper called by a snapshot, merge or pool that needs it, and the state file note if the
     /// content of a snapshot is lost and its store can't say so.
     ///
     /// # Errors
     /// There is no such volume.
     pub(crate) fn set_owner(&self, name: &str) -> Outcome<()> {
-        let Some(parent) = parent_of(name) else { return Ok(()) };
         let volume = self.world.volume(name)?;
         volume.events().set_owner(Keeper::caller(&self.keeper));
+        let Some(parent) = parent_of(name) else { return Ok(()) };
         let is_snapshot = snapshot_of(name, parent).is_some();
         if let Some(state) = self.state.as_ref().filter(|_| is_snapshot) {
             volume.events().set_loss_log(Noting::new(state.clone(), name));

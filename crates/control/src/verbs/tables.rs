@@ -90,6 +90,8 @@ impl Verbs {
             None => resume(),
         };
         self.exports.settle(&self.world);
+        // It may be a pool that grows by itself.
+        self.keeper.poke();
         resumed
     }
 

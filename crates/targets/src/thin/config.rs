@@ -15,10 +15,13 @@ const ERROR_IF_FULL: &str = "error_if_no_space";
 const TIMEOUT: &str = "no_space_timeout";
 const DATA_MARK: &str = "data_mark";
 const METADATA_MARK: &str = "metadata_mark";
+const GROW: &str = "grow";
+const GROW_MAX: &str = "grow_max";
 const DETECT: &str = "detect_zeroes";
 
 const SECONDS: &[Arg] = &[Arg::number("seconds", 0, u32::MAX as u64, "")];
 const PERCENT: &[Arg] = &[Arg::number("percent", 1, 100, "")];
+const SIZE: &[Arg] = &[Arg::number("sectors", 1, u64::MAX >> 9, "")];
 const MODE: Kind = Kind::Word(&["off", "unmap"]);
 
 const FEATURES: &[Opt] = &[
@@ -30,12 +33,14 @@ const FEATURES: &[Opt] = &[
     Opt::new(TIMEOUT, SECONDS, "how long writes wait for space; 0: for ever").default(60).own(),
     Opt::new(DATA_MARK, PERCENT, "raises an event when so much data is used").default(75).own(),
     Opt::new(METADATA_MARK, PERCENT, "the same for metadata").default(85).own(),
+    Opt::new(GROW, SIZE, "the server makes the data file so much longer at low water").own(),
+    Opt::new(GROW_MAX, SIZE, "no longer than this").own(),
     Opt::new(DETECT, &[Arg::word("mode", MODE, "")], "unmap: zeros provision nothing").own(),
 ];
 
-/// What `thin-pool` declares. The group has the kernel's words and our four pairs.
+/// What `thin-pool` declares. The group has the kernel's words and our six pairs.
 pub const POOL_SPEC: Spec = Spec {
-    group: Group::features(12, true, FEATURES),
+    group: Group::features(16, true, FEATURES),
     status_fields: super::status::POOL_FIELDS,
     messages: super::message::MESSAGES,
     ..Spec::plain(

@@ -18,7 +18,7 @@ use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// Sectors of a data block if nobody says otherwise: 64 KiB.
-const BLOCK_SECTORS: u64 = 128;
+pub const BLOCK_SECTORS: u64 = 128;
 /// A block is a multiple of this, and no larger than that.
 const BLOCK_STEP: u64 = 128;
 const BLOCK_MAX: u64 = 1 << 21;
@@ -114,6 +114,7 @@ impl Verbs {
     fn make_pool(&self, changes: &mut Changes, record: Record, table: &str) -> Outcome<()> {
         let name = record.name.clone();
         self.world.create(&name)?;
+        self.set_owner(&name)?;
         self.world.load(&name, table)?;
         changes.record_all(vec![record])?;
         self.step(Step::Recorded);

@@ -15,7 +15,7 @@ use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
 /// The line of a pool's table.
-struct PoolLine(TableLine);
+pub(super) struct PoolLine(pub(super) TableLine);
 
 /// True if `longer` is the table of the same pool with more data.
 pub fn is_growth(table: &str, longer: &str) -> bool {
@@ -67,12 +67,12 @@ pub struct Trimmed {
 }
 
 impl PoolLine {
-    fn of_table(text: &str) -> Option<PoolLine> {
+    pub(super) fn of_table(text: &str) -> Option<PoolLine> {
         let [line] = <[TableLine; 1]>::try_from(TableLine::parse_all(text).ok()?).ok()?;
         (line.target == "thin-pool" && line.args.len() >= 4).then_some(PoolLine(line))
     }
 
-    fn of(record: &Record) -> Outcome<PoolLine> {
+    pub(super) fn of(record: &Record) -> Outcome<PoolLine> {
         let text = record.table.as_deref().unwrap_or_default();
         let refused = || wrong(&record.name, "table", format!("'{text}'"), "one line of thin-pool");
         PoolLine::of_table(text).ok_or_else(refused)
@@ -194,7 +194,7 @@ impl Verbs {
     }
 
     /// The size of the data device now.
-    fn data_sectors(&self, line: &PoolLine) -> Outcome<u64> {
+    pub(super) fn data_sectors(&self, line: &PoolLine) -> Outcome<u64> {
         let disk = self.world.open(line.data())?;
         disk.refresh()?;
         Ok(disk.sectors().0)

@@ -23,6 +23,7 @@
 //! A step that fails without a crash is undone before the refusal, but a file stays as long as it
 //! became.
 
+mod autogrow;
 mod create;
 mod grow;
 pub mod status;
@@ -34,7 +35,7 @@ use cairn_format::thin::Opening;
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_targets::persistent::Store;
 
-pub use create::PoolCreate;
+pub use create::{BLOCK_SECTORS, PoolCreate};
 pub use grow::{PoolGrow, PoolTrim, is_growth};
 pub use status::PoolStatus;
 

@@ -1,6 +1,7 @@
 //! What happens to snapshots while nobody asks: a merge that is finished ends, a store that may
 //! grow does so when it fills up, and one that its file system has no more room for is announced.
-//! A volume that a failed verb left suspended is brought up as soon as its devices let it.
+//! A volume that a failed verb left suspended is brought up as soon as its devices let it. Pools
+//! that may grow by themselves are looked at, too (see `pool::autogrow`).
 //!
 //! One thread, asleep until it is called: by a verb, by an event of a snapshot or a merge, or by a
 //! write that waits for its store to grow. It wakes by itself to try again what failed, and to look
@@ -206,7 +207,8 @@ impl Retries {
 }
 
 fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
-    let (mut retries, mut low, mut sleep) = (Retries::default(), HashSet::new(), None);
+    let (mut retries, mut sleep) = (Retries::default(), None);
+    let (mut low, mut full) = (HashSet::new(), HashSet::new());
     loop {
         let called = match sleep {
             None => receive.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -222,6 +224,11 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         low.retain(|name| watched.iter().any(|watched| watched.name == *name));
         for name in &verbs.stuck() {
             retries.attend(name, || verbs.bring_back(name));
+        }
+        let growing = verbs.growing_pools();
+        full.retain(|name| growing.contains(name));
+        for name in &growing {
+            retries.attend(name, || verbs.grow_if_low(name, &mut full));
         }
         for watched in &watched {
             retries.attend(&watched.name, || verbs.attend(watched, &mut low));

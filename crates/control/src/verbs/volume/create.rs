@@ -58,6 +58,7 @@ impl Verbs {
         table: &str,
         discard_dirty: bool,
     ) -> Outcome<Vec<String>> {
+        self.set_owner(name)?;
         self.world.load(name, table)?;
         let given_up = self.given_up_by(name, discard_dirty)?;
         self.give_up(&given_up)?;

@@ -9,12 +9,10 @@ impl State {
         self.check_state();
         let index = &self.index;
         index.check();
-        if self.broken {
-            // Nothing is committed any more, and what was frozen stays so.
-            return;
+        if !self.broken {
+            self.commits.check_state();
         }
-        self.commits.check_state();
-        if !self.commits.is_running() {
+        if !self.commits.is_running() && !self.broken {
             let frozen = index.runs().find(|run| index.life(run) == Life::Frozen);
             assert_eq!(frozen, None, "I12: only a commit freezes");
         }

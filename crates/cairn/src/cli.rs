@@ -219,7 +219,7 @@ pub enum PoolCommand {
         verb: PoolCreate,
         /// How
         #[command(flatten)]
-        features: FeatureArgs,
+        features: Box<FeatureArgs>,
     },
     /// Show how full pools are, and in which mode
     Status(Listing<PoolStatus>),

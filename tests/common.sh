@@ -6,7 +6,7 @@ await() {
   shift
   until "$@"; do
     if [ "$SECONDS" -ge "$deadline" ]; then echo "FAILED: after a minute, not yet: $what"; exit 1; fi
-    sleep 0.02
+    sleep 0.05
   done
 }
 

@@ -11,7 +11,7 @@ use cairn_tools::args::FormatCommand;
 use clap::{Command, FromArgMatches, Subcommand};
 
 use crate::verbs::pool::{PoolCreate, PoolGrow};
-use crate::verbs::snap::tests::{Bed, Moment, SECTORS, folders};
+use crate::verbs::snap::tests::{Moment, SECTORS, TestServer, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::ThinCreate;
 
@@ -28,9 +28,9 @@ pub(crate) fn params(name: &str) -> PoolCreate {
     }
 }
 
-fn thin(bed: &Bed, name: &str) -> Outcome<()> {
+fn thin(server: &TestServer, name: &str) -> Outcome<()> {
     let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
-    bed.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() })
+    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() })
 }
 
 fn steps(moments: &[Moment]) -> Vec<Step> {
@@ -44,14 +44,14 @@ fn used_bytes(path: &Path) -> u64 {
 #[test]
 fn a_crash_while_a_pool_is_made_leaves_none_or_a_usable_one() {
     let (_all, work, copies) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
-    let moments = bed.moments(&copies, |bed| bed.verbs.pool_create(&params("p")).unwrap());
+    let server = TestServer::start(&work, OTHER).unwrap();
+    let moments = server.moments(&copies, |server| server.verbs.pool_create(&params("p")).unwrap());
     assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded, Step::Arranged, Step::Done]);
-    let table = bed.world.volume("p").unwrap().live_table().unwrap().lines()[0].target.table();
+    let table = server.world.volume("p").unwrap().live_table().unwrap().lines()[0].target.table();
     assert_eq!(table, "p.meta p.data 128 0 2 detect_zeroes unmap");
     assert_eq!(fs::metadata(work.join("p.meta")).unwrap().len(), 4 << 20);
     for Moment { step, folder } in moments {
-        let again = Bed::start(&folder, OTHER).unwrap();
+        let again = TestServer::start(&folder, OTHER).unwrap();
         assert_eq!(again.has("p"), step != Some(Step::StoreMade), "{step:?}");
         if again.has("p") {
             let info = &again.verbs.pool_status(Some("p")).unwrap()[0];
@@ -64,20 +64,20 @@ fn a_crash_while_a_pool_is_made_leaves_none_or_a_usable_one() {
 #[test]
 fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
     let (_all, work, copies) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
-    bed.verbs.pool_create(&params("p")).unwrap();
-    thin(&bed, "p/v").unwrap();
-    bed.write("v", 0, SECTORS, 2);
-    bed.flush("v");
+    let server = TestServer::start(&work, OTHER).unwrap();
+    server.verbs.pool_create(&params("p")).unwrap();
+    thin(&server, "p/v").unwrap();
+    server.write("v", 0, SECTORS, 2);
+    server.flush("v");
     let grow = PoolGrow {
         name: "p".to_owned(),
         data_bytes: Some(8 << 20),
         metadata_bytes: Some(16 << 20),
     };
-    let moments = bed.moments(&copies, |bed| bed.verbs.pool_grow(&grow).unwrap());
+    let moments = server.moments(&copies, |server| server.verbs.pool_grow(&grow).unwrap());
     assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded, Step::Resumed, Step::Done]);
     for Moment { step, folder } in moments {
-        let again = Bed::start(&folder, OTHER).unwrap();
+        let again = TestServer::start(&folder, OTHER).unwrap();
         let info = &again.verbs.pool_status(None).unwrap()[0];
         let had_grown = ![Some(Step::StoreMade), Some(Step::Recorded)].contains(&step);
         let bytes = if had_grown { 8 << 20 } else { 4 << 20 };
@@ -93,70 +93,71 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
     let file = fs::OpenOptions::new().write(true).open(work.join("p.data")).unwrap();
     file.set_len(9 << 20).unwrap();
     let name = "p".to_owned();
-    bed.verbs.pool_grow(&PoolGrow { name, ..PoolGrow::default() }).unwrap();
-    assert_eq!(bed.verbs.pool_status(None).unwrap()[0].data_total_bytes, 9 << 20);
-    let line = bed.verbs.pool_grow(&grow).unwrap_err().to_string();
+    server.verbs.pool_grow(&PoolGrow { name, ..PoolGrow::default() }).unwrap();
+    assert_eq!(server.verbs.pool_status(None).unwrap()[0].data_total_bytes, 9 << 20);
+    let line = server.verbs.pool_grow(&grow).unwrap_err().to_string();
     assert!(line.contains("p.data: --data-size: found 8388608, expected whole sectors"), "{line}");
 }
 
 #[test]
 fn a_growth_that_fails_leaves_a_pool_that_serves_now_and_after_a_restart() {
     let (_all, work, copies) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
-    bed.verbs.pool_create(&params("p")).unwrap();
-    thin(&bed, "p/v").unwrap();
-    bed.write("v", 0, SECTORS, 2);
-    bed.flush("v");
+    let server = TestServer::start(&work, OTHER).unwrap();
+    server.verbs.pool_create(&params("p")).unwrap();
+    thin(&server, "p/v").unwrap();
+    server.write("v", 0, SECTORS, 2);
+    server.flush("v");
     let state = fs::read(work.join("state")).unwrap();
     // The metadata has no room for the counts of so many blocks.
     let (name, data_bytes) = ("p".to_owned(), Some(2 << 40));
     let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
-    let moments = bed.moments(&copies, |bed| {
-        bed.verbs.pool_grow(&grow).unwrap_err();
+    let moments = server.moments(&copies, |server| {
+        server.verbs.pool_grow(&grow).unwrap_err();
     });
     assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded]);
     assert_eq!(fs::read(work.join("state")).unwrap(), state);
-    let check = |bed: &Bed| {
-        let info = &bed.verbs.pool_status(None).unwrap()[0];
+    let check = |server: &TestServer| {
+        let info = &server.verbs.pool_status(None).unwrap()[0];
         assert_eq!((info.mode.as_str(), info.data_total_bytes), ("rw", 4 << 20));
-        assert_eq!(bed.bytes("v"), [(SECTORS, 2)]);
+        assert_eq!(server.bytes("v"), [(SECTORS, 2)]);
     };
-    check(&bed);
-    bed.write("v", 0, 8, 3);
-    bed.write("v", 0, 8, 2);
-    bed.flush("v");
-    drop(bed);
-    check(&Bed::start(&work, OTHER).unwrap());
+    check(&server);
+    server.write("v", 0, 8, 3);
+    server.write("v", 0, 8, 2);
+    server.flush("v");
+    drop(server);
+    check(&TestServer::start(&work, OTHER).unwrap());
     for Moment { folder, .. } in moments {
-        check(&Bed::start(&folder, OTHER).unwrap());
+        check(&TestServer::start(&folder, OTHER).unwrap());
     }
 }
 
 #[test]
 fn a_pool_that_grows_keeps_the_mode_that_a_message_gave_it() {
     let (_all, work, _) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
-    bed.verbs.pool_create(&params("p")).unwrap();
-    let mode = |bed: &Bed| bed.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
+    let server = TestServer::start(&work, OTHER).unwrap();
+    server.verbs.pool_create(&params("p")).unwrap();
+    let mode =
+        |server: &TestServer| server.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
     for (asked, mebibytes) in [("off", 8), ("unmap", 12), ("off", 16)] {
         let words = ["detect_zeroes", asked].map(str::to_owned);
-        bed.world.message("p", 0, &words).unwrap();
+        server.world.message("p", 0, &words).unwrap();
         let (name, data_bytes) = ("p".to_owned(), Some(mebibytes << 20));
         let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
-        bed.verbs.pool_grow(&grow).unwrap();
-        assert_eq!(mode(&bed), asked);
+        server.verbs.pool_grow(&grow).unwrap();
+        assert_eq!(mode(&server), asked);
     }
     // The table is what it was: so is the next start.
-    drop(bed);
-    assert_eq!(mode(&Bed::start(&work, OTHER).unwrap()), "unmap");
+    drop(server);
+    assert_eq!(mode(&TestServer::start(&work, OTHER).unwrap()), "unmap");
 }
 
 #[test]
 fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
     let (_all, work, _) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
-    bed.verbs.pool_create(&params("p")).unwrap();
-    drop(bed);
+    let server = TestServer::start(&work, OTHER).unwrap();
+    server.verbs.pool_create(&params("p")).unwrap();
+    drop(server);
     let meta = work.join("p.meta");
     let mut bytes = fs::read(&meta).unwrap();
     let block: &mut Block = bytes.first_chunk_mut().unwrap();
@@ -164,10 +165,10 @@ fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
     superblock.flags |= FLAG_NEEDS_CHECK;
     *block = superblock.encode(MetadataBlock::SUPERBLOCK);
     fs::write(&meta, bytes).unwrap();
-    let bed = Bed::start(&work, OTHER).unwrap();
+    let server = TestServer::start(&work, OTHER).unwrap();
     let (name, data_bytes) = ("p".to_owned(), Some(8 << 20));
     let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
-    let line = bed.verbs.pool_grow(&grow).unwrap_err().to_string();
+    let line = server.verbs.pool_grow(&grow).unwrap_err().to_string();
     assert!(line.contains("p: mode: found its metadata needs a check"), "{line}");
     assert_eq!(fs::metadata(work.join("p.data")).unwrap().len(), 4 << 20);
 }
@@ -175,30 +176,30 @@ fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
 #[test]
 fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
     let (_all, work, _) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
+    let server = TestServer::start(&work, OTHER).unwrap();
     let mut data = vec![7; 4 << 20];
     data[..4096].fill(0);
     fs::write(work.join("p.data"), &data).unwrap();
-    bed.verbs.pool_create(&PoolCreate { data_bytes: None, ..params("p") }).unwrap();
-    thin(&bed, "p/v").unwrap();
-    bed.write("v", 0, 256, 3);
+    server.verbs.pool_create(&PoolCreate { data_bytes: None, ..params("p") }).unwrap();
+    thin(&server, "p/v").unwrap();
+    server.write("v", 0, 256, 3);
     let before = used_bytes(&work.join("p.data"));
     assert!(before >= 4 << 20);
-    assert_eq!(bed.verbs.pool_trim("p").unwrap(), (4 << 20) - (256 << 9));
+    assert_eq!(server.verbs.pool_trim("p").unwrap(), (4 << 20) - (256 << 9));
     assert!(used_bytes(&work.join("p.data")) <= 256 << 9);
-    assert_eq!(bed.bytes("v"), [(256, 3), (SECTORS - 256, 0)]);
-    bed.write("v", 256, 256, 4);
-    assert_eq!(bed.bytes("v"), [(256, 3), (256, 4), (SECTORS - 512, 0)]);
+    assert_eq!(server.bytes("v"), [(256, 3), (SECTORS - 256, 0)]);
+    server.write("v", 256, 256, 4);
+    assert_eq!(server.bytes("v"), [(256, 3), (256, 4), (SECTORS - 512, 0)]);
 }
 
 #[test]
 fn devices_that_are_not_blank_make_a_pool_once_they_are_formatted() {
     let (_all, work, _) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
+    let server = TestServer::start(&work, OTHER).unwrap();
     let wanted = PoolCreate { data_bytes: None, metadata_bytes: None, ..params("p") };
     fs::write(work.join("p.data"), vec![7; 4 << 20]).unwrap();
     fs::write(work.join("p.meta"), vec![7; 4 << 20]).unwrap();
-    let create = || bed.verbs.pool_create(&wanted).map_err(|error| error.to_string());
+    let create = || server.verbs.pool_create(&wanted).map_err(|error| error.to_string());
     let at_0 = "not blank: found data (a byte that is not zero) at byte 0; to lose that: cairn";
     let line = create().unwrap_err();
     assert_eq!(line, format!("p.data: {at_0} format pool-data p.data --yes"));
@@ -208,14 +209,14 @@ fn devices_that_are_not_blank_make_a_pool_once_they_are_formatted() {
     assert_eq!(line, format!("p.meta: {at_0} format thin-pool p.meta {options} --yes"));
     format(&work, &format!("thin-pool p.meta {options} --yes"));
     create().unwrap();
-    thin(&bed, "p/v").unwrap();
-    bed.write("v", 0, 256, 3);
-    drop(bed);
+    thin(&server, "p/v").unwrap();
+    server.write("v", 0, 256, 3);
+    drop(server);
     // A pool with a volume is not empty.
     fs::remove_file(work.join("state")).unwrap();
-    let bed = Bed::start(&work, OTHER).unwrap();
+    let server = TestServer::start(&work, OTHER).unwrap();
     format(&work, "pool-data p.data --yes");
-    let line = bed.verbs.pool_create(&wanted).unwrap_err().to_string();
+    let line = server.verbs.pool_create(&wanted).unwrap_err().to_string();
     assert!(line.starts_with("p.meta: not blank: found thin-pool-metadata at byte 0; "), "{line}");
 }
 
@@ -233,11 +234,11 @@ fn format(folder: &Path, words: &str) {
 fn a_volume_in_use_is_no_device_of_a_pool() {
     let (_all, work, _) = folders();
     fs::write(work.join("big"), vec![0; 8 << 20]).unwrap();
-    let bed = Bed::start(&work, "d=0 16384 linear big 0").unwrap();
+    let server = TestServer::start(&work, "d=0 16384 linear big 0").unwrap();
     let pool = |name: &str, data: &str, metadata: &str| {
         let (data, metadata) = (data.to_owned(), metadata.to_owned());
         let data_bytes = (!data.starts_with('@')).then_some(4 << 20);
-        bed.verbs.pool_create(&PoolCreate { data, metadata, data_bytes, ..params(name) })
+        server.verbs.pool_create(&PoolCreate { data, metadata, data_bytes, ..params(name) })
     };
     pool("p", "@d", "p.meta").unwrap();
     for (refused, part) in [
@@ -247,17 +248,17 @@ fn a_volume_in_use_is_no_device_of_a_pool() {
     ] {
         let line = refused.unwrap_err().to_string();
         assert!(line.contains(part), "{line}");
-        assert_eq!(bed.files(), ["big", "p.meta", "state"], "{line}");
+        assert_eq!(server.files(), ["big", "p.meta", "state"], "{line}");
     }
-    thin(&bed, "p/v").unwrap();
-    bed.write("v", 0, SECTORS, 2);
-    assert_eq!(bed.bytes("v"), [(SECTORS, 2)]);
+    thin(&server, "p/v").unwrap();
+    server.write("v", 0, SECTORS, 2);
+    assert_eq!(server.bytes("v"), [(SECTORS, 2)]);
 }
 
 #[test]
 fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
     let (_all, work, _) = folders();
-    let bed = Bed::start(&work, OTHER).unwrap();
+    let server = TestServer::start(&work, OTHER).unwrap();
     let mut gpt = vec![0; 1 << 20];
     gpt[512..520].copy_from_slice(b"EFI PART");
     gpt[510..512].copy_from_slice(&[0x55, 0xaa]);
@@ -289,21 +290,21 @@ fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
         (data("@nobody", None), "nobody: there is no volume of this name"),
         (data("a b", Some(1 << 20)), "without spaces"),
     ] {
-        let line = bed.verbs.pool_create(&wrong).unwrap_err().to_string();
+        let line = server.verbs.pool_create(&wrong).unwrap_err().to_string();
         assert!(line.contains(part), "{line}");
-        let files: Vec<_> = bed.files().into_iter().filter(|file| file != "state").collect();
+        let files: Vec<_> = server.files().into_iter().filter(|file| file != "state").collect();
         assert_eq!(files, ["disk"], "{line}");
     }
     assert_eq!(fs::read(work.join("disk")).unwrap(), gpt);
     for line in [
-        bed.verbs.pool_trim("p").unwrap_err().to_string(),
-        bed.verbs.pool_status(Some("x")).unwrap_err().to_string(),
-        thin(&bed, "x/v").unwrap_err().to_string(),
+        server.verbs.pool_trim("p").unwrap_err().to_string(),
+        server.verbs.pool_status(Some("x")).unwrap_err().to_string(),
+        thin(&server, "x/v").unwrap_err().to_string(),
     ] {
         assert!(line.contains("pool: found none of this name, expected one made by"), "{line}");
     }
-    bed.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p")).unwrap();
     let again = PoolCreate { data: "q.data".into(), ..params("q") };
-    let line = bed.verbs.pool_create(&again).unwrap_err().to_string();
+    let line = server.verbs.pool_create(&again).unwrap_err().to_string();
     assert!(line.contains("p.meta"), "in use: {line}");
 }

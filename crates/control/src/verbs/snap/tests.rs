@@ -32,7 +32,7 @@ pub(crate) const SECTORS: u64 = 1024;
 const LINEAR: &str = "v=0 1024 linear disk 0";
 
 /// A server without sockets, over the files of one folder.
-pub(crate) struct Bed {
+pub(crate) struct TestServer {
     pub folder: PathBuf,
     pub world: Arc<World>,
     pub verbs: Arc<Verbs>,
@@ -56,13 +56,13 @@ pub(crate) struct Moment {
     pub folder: PathBuf,
 }
 
-impl Bed {
-    pub fn start(folder: &Path, table: &str) -> Outcome<Bed> {
-        Bed::start_over(folder, table, Box::new(DeviceOpener::default()))
+impl TestServer {
+    pub fn start(folder: &Path, table: &str) -> Outcome<TestServer> {
+        TestServer::start_over(folder, table, Box::new(DeviceOpener::default()))
     }
 
     /// The same, over devices that `opener` opens.
-    pub fn start_over(folder: &Path, table: &str, opener: Box<dyn Opener>) -> Outcome<Bed> {
+    pub fn start_over(folder: &Path, table: &str, opener: Box<dyn Opener>) -> Outcome<TestServer> {
         let state = StateFile::open(&folder.join("state"))?;
         let (name, lines) = table.split_once('=').expect("it names its volume");
         let mut plan = Plan::default();
@@ -87,22 +87,22 @@ impl Bed {
         }
         let records = plan.records().to_vec();
         let verbs = Arc::new(Verbs::new(world.clone(), exports, Some(state), records));
-        Ok(Bed { folder: folder.to_owned(), world, verbs })
+        Ok(TestServer { folder: folder.to_owned(), world, verbs })
     }
 
     /// Starts over a fresh disk of byte 1.
-    pub fn fresh(folder: &Path, table: &str) -> Bed {
+    pub fn fresh(folder: &Path, table: &str) -> TestServer {
         fs::write(folder.join("disk"), vec![1; SECTORS as usize * 512]).unwrap();
         fs::write(folder.join("cache"), vec![0; 1 << 20]).unwrap();
-        Bed::start(folder, table).unwrap()
+        TestServer::start(folder, table).unwrap()
     }
 
     /// The same, with the snapshot `v@mon`, from which 100 sectors differ.
-    fn with_snapshot(folder: &Path) -> Bed {
-        let bed = Bed::fresh(folder, LINEAR);
-        bed.create("v@mon").unwrap();
-        bed.write("v", 0, 100, 2);
-        bed
+    fn with_snapshot(folder: &Path) -> TestServer {
+        let server = TestServer::fresh(folder, LINEAR);
+        server.create("v@mon").unwrap();
+        server.write("v", 0, 100, 2);
+        server
     }
 
     pub fn write(&self, name: &str, start: u64, count: u64, byte: u8) {
@@ -239,7 +239,7 @@ impl Bed {
     }
 
     /// Runs `verb` and copies the files at each of its steps, and at the end.
-    pub fn moments(&self, copies: &Path, verb: impl FnOnce(&Bed)) -> Vec<Moment> {
+    pub fn moments(&self, copies: &Path, verb: impl FnOnce(&TestServer)) -> Vec<Moment> {
         let moments: Arc<Mutex<Vec<Moment>>> = Arc::default();
         let (folder, copies, kept) = (self.folder.clone(), copies.to_owned(), moments.clone());
         let world = self.world.clone();
@@ -310,12 +310,12 @@ pub(crate) fn all_of(byte: u8) -> Content {
 #[test]
 fn a_crash_while_a_snapshot_is_made_leaves_none_or_a_true_one() {
     let (_all, work, copies) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    let moments = bed.moments(&copies, |bed| {
-        bed.create("v@mon").unwrap();
-        bed.write("v", 100, 50, 2);
+    let server = TestServer::fresh(&work, LINEAR);
+    let moments = server.moments(&copies, |server| {
+        server.create("v@mon").unwrap();
+        server.write("v", 100, 50, 2);
     });
-    assert_eq!(bed.changed("v@mon"), [(96, 56)]);
+    assert_eq!(server.changed("v@mon"), [(96, 56)]);
     let steps: Vec<_> = moments.iter().filter_map(|moment| moment.step).collect();
     let expected = [
         Step::StoreMade,
@@ -327,7 +327,7 @@ fn a_crash_while_a_snapshot_is_made_leaves_none_or_a_true_one() {
     ];
     assert_eq!(steps, expected);
     for moment in moments {
-        let again = Bed::start(&moment.folder, LINEAR).unwrap();
+        let again = TestServer::start(&moment.folder, LINEAR).unwrap();
         let recorded = moment.step != Some(Step::StoreMade);
         assert_eq!(again.has("v@mon"), recorded, "{:?}", moment.step);
         if recorded {
@@ -342,18 +342,18 @@ fn a_crash_while_a_snapshot_is_made_leaves_none_or_a_true_one() {
 fn a_crash_while_a_snapshot_is_removed_leaves_a_true_one_or_none() {
     for others in [false, true] {
         let (_all, work, copies) = folders();
-        let bed = Bed::fresh(&work, LINEAR);
-        bed.create("v@mon").unwrap();
+        let server = TestServer::fresh(&work, LINEAR);
+        server.create("v@mon").unwrap();
         if others {
-            bed.create("v@tue").unwrap();
+            server.create("v@tue").unwrap();
         }
-        bed.write("v", 0, SECTORS, 2);
-        let moments = bed.moments(&copies, |bed| {
-            bed.verbs.snap_remove("v@mon").unwrap();
-            bed.write("v", 0, SECTORS, 3);
+        server.write("v", 0, SECTORS, 2);
+        let moments = server.moments(&copies, |server| {
+            server.verbs.snap_remove("v@mon").unwrap();
+            server.write("v", 0, SECTORS, 3);
         });
         for Moment { step, folder } in moments {
-            let again = Bed::start(&folder, LINEAR).unwrap();
+            let again = TestServer::start(&folder, LINEAR).unwrap();
             if again.has("v@mon") {
                 assert!([Some(Step::Suspended), Some(Step::Arranged)].contains(&step), "{step:?}");
                 assert_eq!(again.bytes("v@mon"), all_of(1), "{step:?}");
@@ -366,7 +366,7 @@ fn a_crash_while_a_snapshot_is_removed_leaves_a_true_one_or_none() {
             assert_eq!(again.bytes("v"), all_of(now), "{step:?}");
         }
         let own = ["cache", "disk", "state"].map(str::to_owned);
-        assert!(others || bed.files() == own, "{:?}", bed.files());
+        assert!(others || server.files() == own, "{:?}", server.files());
     }
 }
 
@@ -374,19 +374,19 @@ fn a_crash_while_a_snapshot_is_removed_leaves_a_true_one_or_none() {
 fn a_crash_during_a_rollback_or_merge_ends_it_after_the_next_start() {
     for keep in [true, false] {
         let (_all, work, copies) = folders();
-        let bed = Bed::fresh(&work, LINEAR);
-        bed.create("v@mon").unwrap();
-        bed.create("v@tue").unwrap();
-        bed.write("v", 0, 500, 2);
-        bed.create("v@wed").unwrap();
-        bed.write("v", 0, 100, 3);
-        let (now, wed) = (bed.bytes("v"), bed.bytes("v@wed"));
-        let moments = bed.moments(&copies, |bed| {
-            bed.verbs.snap_merge("v@mon", keep, None).unwrap();
-            bed.end_merge();
+        let server = TestServer::fresh(&work, LINEAR);
+        server.create("v@mon").unwrap();
+        server.create("v@tue").unwrap();
+        server.write("v", 0, 500, 2);
+        server.create("v@wed").unwrap();
+        server.write("v", 0, 100, 3);
+        let (now, wed) = (server.bytes("v"), server.bytes("v@wed"));
+        let moments = server.moments(&copies, |server| {
+            server.verbs.snap_merge("v@mon", keep, None).unwrap();
+            server.end_merge();
         });
         for Moment { step, folder } in moments {
-            let again = Bed::start(&folder, LINEAR).unwrap();
+            let again = TestServer::start(&folder, LINEAR).unwrap();
             let begun = step != Some(Step::StoreMade);
             again.end_merge();
             let expected = if begun { all_of(1) } else { now.clone() };
@@ -406,97 +406,98 @@ fn a_crash_during_a_rollback_or_merge_ends_it_after_the_next_start() {
 #[test]
 fn a_rolled_back_snapshot_does_not_see_what_is_written_meanwhile() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    bed.write("v", 0, SECTORS, 2);
-    bed.verbs.snap_merge("v@mon", true, None).unwrap();
-    bed.write("v", 10, 10, 5);
+    let server = TestServer::fresh(&work, LINEAR);
+    server.create("v@mon").unwrap();
+    server.write("v", 0, SECTORS, 2);
+    server.verbs.snap_merge("v@mon", true, None).unwrap();
+    server.write("v", 10, 10, 5);
     let now = vec![(10, 1), (10, 5), (1004, 1)];
-    assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (now.clone(), all_of(1)));
-    let line = bed.create("v@tue").unwrap_err().to_string();
+    assert_eq!((server.bytes("v"), server.bytes("v@mon")), (now.clone(), all_of(1)));
+    let line = server.create("v@tue").unwrap_err().to_string();
     assert!(line.starts_with("v: state: found a merge under way"), "{line}");
-    bed.end_merge();
-    assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (now, all_of(1)));
-    assert_eq!(bed.changed("v@mon"), [(8, 16)]);
-    bed.verbs.snap_remove("v@mon").unwrap();
-    assert_eq!(bed.files(), ["cache", "disk", "state"]);
+    server.end_merge();
+    assert_eq!((server.bytes("v"), server.bytes("v@mon")), (now, all_of(1)));
+    assert_eq!(server.changed("v@mon"), [(8, 16)]);
+    server.verbs.snap_remove("v@mon").unwrap();
+    assert_eq!(server.files(), ["cache", "disk", "state"]);
 }
 
 #[test]
 fn a_failed_verb_leaves_everything_as_it_was() {
     let (_all, work, _) = folders();
-    let bed = Bed::with_snapshot(&work);
-    let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
+    let server = TestServer::with_snapshot(&work);
+    let (before, state) = (server.files(), fs::read(work.join("state")).unwrap());
     // The state file can't be replaced.
     fs::create_dir(work.join("state.new")).unwrap();
-    bed.create("v@tue").unwrap_err();
-    bed.verbs.snap_remove("v@mon").unwrap_err();
-    bed.verbs.snap_merge("v@mon", true, None).unwrap_err();
-    bed.verbs.snap_merge("v@mon", false, None).unwrap_err();
+    server.create("v@tue").unwrap_err();
+    server.verbs.snap_remove("v@mon").unwrap_err();
+    server.verbs.snap_merge("v@mon", true, None).unwrap_err();
+    server.verbs.snap_merge("v@mon", false, None).unwrap_err();
     fs::remove_dir(work.join("state.new")).unwrap();
-    assert_eq!((bed.files(), fs::read(work.join("state")).unwrap()), (before, state));
-    bed.write("v", 100, 100, 3);
-    assert_eq!(bed.bytes("v@mon"), all_of(1));
-    assert_eq!(bed.changed("v@mon"), [(0, 200)]);
-    bed.verbs.snap_remove("v@mon").unwrap();
-    assert_eq!(bed.bytes("v"), [(100, 2), (100, 3), (824, 1)]);
+    assert_eq!((server.files(), fs::read(work.join("state")).unwrap()), (before, state));
+    server.write("v", 100, 100, 3);
+    assert_eq!(server.bytes("v@mon"), all_of(1));
+    assert_eq!(server.changed("v@mon"), [(0, 200)]);
+    server.verbs.snap_remove("v@mon").unwrap();
+    assert_eq!(server.bytes("v"), [(100, 2), (100, 3), (824, 1)]);
 }
 
 #[test]
 fn a_merge_that_cannot_begin_leaves_volume_and_snapshot_alive() {
     for keep in [true, false] {
         let (_all, work, _) = folders();
-        let bed = Bed::with_snapshot(&work);
-        let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
+        let server = TestServer::with_snapshot(&work);
+        let (before, state) = (server.files(), fs::read(work.join("state")).unwrap());
         let store = work.join("v@mon.cow");
         let header = |version: u8| poke(&store, VERSION_AT, version);
         header(9);
-        let line = bed.verbs.snap_merge("v@mon", keep, None).unwrap_err().to_string();
+        let line = server.verbs.snap_merge("v@mon", keep, None).unwrap_err().to_string();
         assert!(line.contains("header version: found 9"), "{line}");
         header(1);
-        assert_eq!((bed.files(), fs::read(work.join("state")).unwrap()), (before, state));
-        bed.write("v", 100, 100, 3);
-        assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
-        bed.verbs.snap_merge("v@mon", keep, None).unwrap();
-        bed.end_merge();
-        assert_eq!(bed.bytes("v"), all_of(1));
+        assert_eq!((server.files(), fs::read(work.join("state")).unwrap()), (before, state));
+        server.write("v", 100, 100, 3);
+        assert_eq!((server.bytes("v@mon"), server.changed("v@mon")), (all_of(1), vec![(0, 200)]));
+        server.verbs.snap_merge("v@mon", keep, None).unwrap();
+        server.end_merge();
+        assert_eq!(server.bytes("v"), all_of(1));
     }
 }
 
 #[test]
 fn a_volume_is_not_served_without_its_snapshots() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    drop(bed);
+    let server = TestServer::fresh(&work, LINEAR);
+    server.create("v@mon").unwrap();
+    drop(server);
     fs::rename(work.join("v@mon.cow"), work.join("elsewhere")).unwrap();
-    let line = Bed::start(&work, LINEAR).err().expect("refused").to_string();
+    let line = TestServer::start(&work, LINEAR).err().expect("refused").to_string();
     assert!(line.starts_with("v@mon: ") && line.contains("v@mon.cow"), "{line}");
     fs::rename(work.join("elsewhere"), work.join("v@mon.cow")).unwrap();
-    let line = Bed::start(&work, "v=0 512 linear disk 0").err().expect("refused").to_string();
+    let line =
+        TestServer::start(&work, "v=0 512 linear disk 0").err().expect("refused").to_string();
     assert!(line.contains("found another table configured"), "{line}");
-    assert_eq!(Bed::start(&work, LINEAR).unwrap().bytes("v@mon"), all_of(1));
+    assert_eq!(TestServer::start(&work, LINEAR).unwrap().bytes("v@mon"), all_of(1));
 }
 
 #[test]
 fn a_volume_with_a_cache_is_snapshotted_and_gets_its_table_back() {
     let (_all, work, copies) = folders();
     let table = "v=0 1024 writecache s disk cache 4096 0";
-    let bed = Bed::fresh(&work, table);
-    bed.write("v", 0, 512, 2);
-    bed.flush("v");
-    let content = bed.bytes("v");
-    let moments = bed.moments(&copies, |bed| {
-        bed.create("v@mon").unwrap();
-        bed.write("v", 0, 256, 3);
+    let server = TestServer::fresh(&work, table);
+    server.write("v", 0, 512, 2);
+    server.flush("v");
+    let content = server.bytes("v");
+    let moments = server.moments(&copies, |server| {
+        server.create("v@mon").unwrap();
+        server.write("v", 0, 256, 3);
     });
-    assert_eq!(bed.bytes("v@mon"), content);
-    bed.verbs.snap_merge("v@mon", false, None).unwrap();
-    bed.end_merge();
-    assert_eq!(bed.bytes("v"), content);
-    assert!(!bed.has("v@real"));
+    assert_eq!(server.bytes("v@mon"), content);
+    server.verbs.snap_merge("v@mon", false, None).unwrap();
+    server.end_merge();
+    assert_eq!(server.bytes("v"), content);
+    assert!(!server.has("v@real"));
     for Moment { folder, .. } in moments {
-        let again = Bed::start(&folder, table).unwrap();
+        let again = TestServer::start(&folder, table).unwrap();
         if again.has("v@mon") {
             assert_eq!(again.bytes("v@mon"), content);
         }
@@ -506,8 +507,8 @@ fn a_volume_with_a_cache_is_snapshotted_and_gets_its_table_back() {
 #[test]
 fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.verbs.watch_over().unwrap();
+    let server = TestServer::fresh(&work, LINEAR);
+    server.verbs.watch_over().unwrap();
     let params = SnapCreate {
         name: "v@mon".to_owned(),
         chunk_sectors: Some(8),
@@ -516,13 +517,13 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
         grow_bytes: Some(64 << 10),
         ..SnapCreate::default()
     };
-    bed.verbs.snap_create(&params).unwrap();
-    let mon = bed.world.volume("v@mon").unwrap();
+    server.verbs.snap_create(&params).unwrap();
+    let mon = server.world.volume("v@mon").unwrap();
     let seen = mon.event_nr();
     for start in (0..SECTORS).step_by(32) {
-        bed.write("v", start, 32, 2);
+        server.write("v", start, 32, 2);
         let has_room = || {
-            let report = bed.verbs.report_of("v@mon").unwrap();
+            let report = server.verbs.report_of("v@mon").unwrap();
             report.share("allocated/total").is_some_and(|(used, total)| used * 2 < total)
         };
         while !has_room() {
@@ -530,19 +531,19 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
         }
     }
     assert!(mon.event_nr() > seen);
-    assert_eq!(bed.bytes("v@mon"), all_of(1));
-    let infos = bed.verbs.snap_list(Some("v")).unwrap();
+    assert_eq!(server.bytes("v@mon"), all_of(1));
+    let infos = server.verbs.snap_list(Some("v")).unwrap();
     assert_eq!((infos[0].state.as_str(), infos[0].grow_bytes), ("valid", Some(64 << 10)));
-    bed.verbs.snap_grow("v@mon", 8 << 20).unwrap();
-    bed.verbs.snap_grow("v@mon", 1 << 19).unwrap_err();
-    assert_eq!(bed.verbs.snap_list(None).unwrap()[0].size_bytes, Some(8 << 20));
+    server.verbs.snap_grow("v@mon", 8 << 20).unwrap();
+    server.verbs.snap_grow("v@mon", 1 << 19).unwrap_err();
+    assert_eq!(server.verbs.snap_list(None).unwrap()[0].size_bytes, Some(8 << 20));
 }
 
 #[test]
 fn a_write_to_the_volume_waits_while_a_store_grows() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.verbs.watch_over().unwrap();
+    let server = TestServer::fresh(&work, LINEAR);
+    server.verbs.watch_over().unwrap();
     let params = SnapCreate {
         name: "v@mon".to_owned(),
         chunk_sectors: Some(8),
@@ -551,10 +552,10 @@ fn a_write_to_the_volume_waits_while_a_store_grows() {
         grow_bytes: Some(64 << 10),
         ..SnapCreate::default()
     };
-    bed.verbs.snap_create(&params).unwrap();
-    bed.write("v", 0, SECTORS, 2);
-    assert_eq!(bed.bytes("v@mon"), all_of(1));
-    let infos = bed.verbs.snap_list(Some("v")).unwrap();
+    server.verbs.snap_create(&params).unwrap();
+    server.write("v", 0, SECTORS, 2);
+    assert_eq!(server.bytes("v@mon"), all_of(1));
+    let infos = server.verbs.snap_list(Some("v")).unwrap();
     assert_eq!(infos[0].state, "valid");
     assert!(infos[0].size_bytes > Some(SECTORS * 512));
 }
@@ -562,202 +563,202 @@ fn a_write_to_the_volume_waits_while_a_store_grows() {
 #[test]
 fn a_store_that_is_full_overflows_until_it_grows() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
+    let server = TestServer::fresh(&work, LINEAR);
     let params = SnapCreate {
         name: "v@mon".to_owned(),
         chunk_sectors: Some(8),
         size_bytes: Some(16 << 10),
         ..SnapCreate::default()
     };
-    bed.verbs.snap_create(&params).unwrap();
-    bed.write("v@mon", 0, 16, 7);
-    let state = || bed.verbs.snap_list(None).unwrap()[0].state.clone();
-    let disk: Arc<dyn Disk> = bed.world.volume("v@mon").unwrap();
-    let refused = bed.world.on_home("v@mon", move |env| async move {
+    server.verbs.snap_create(&params).unwrap();
+    server.write("v@mon", 0, 16, 7);
+    let state = || server.verbs.snap_list(None).unwrap()[0].state.clone();
+    let disk: Arc<dyn Disk> = server.world.volume("v@mon").unwrap();
+    let refused = server.world.on_home("v@mon", move |env| async move {
         let range = SectorRange::new(Sector(512), SectorCount(8));
         env.io(&disk, Io::write(range, env.segs(range.count))).await
     });
     refused.unwrap_err();
     assert_eq!(state(), "overflow");
-    bed.verbs.snap_grow("v@mon", 64 << 10).unwrap();
+    server.verbs.snap_grow("v@mon", 64 << 10).unwrap();
     assert_eq!(state(), "valid");
-    bed.write("v@mon", 512, 8, 8);
-    bed.write("v", 0, SECTORS, 2);
+    server.write("v@mon", 512, 8, 8);
+    server.write("v", 0, SECTORS, 2);
     assert_eq!(state(), "invalid", "the origin's writes need more than there is");
-    let line = bed.verbs.snap_merge("v@mon", false, None).unwrap_err().to_string();
+    let line = server.verbs.snap_merge("v@mon", false, None).unwrap_err().to_string();
     assert!(line.contains("the content of this one is lost"), "{line}");
-    bed.verbs.snap_remove("v@mon").unwrap();
+    server.verbs.snap_remove("v@mon").unwrap();
 }
 
 #[test]
 fn what_is_not_merged_yet_differs_between_the_volume_and_the_snapshots_beside() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    bed.write("v", 0, 8, 2);
-    bed.write("v", 512, 8, 2);
-    bed.create("v@tue").unwrap();
-    bed.create("v@wed").unwrap();
-    let world = bed.world.clone();
+    let server = TestServer::fresh(&work, LINEAR);
+    server.create("v@mon").unwrap();
+    server.write("v", 0, 8, 2);
+    server.write("v", 512, 8, 2);
+    server.create("v@tue").unwrap();
+    server.create("v@wed").unwrap();
+    let world = server.world.clone();
     let real = move |table: &str| {
         world.load("v@real", table).unwrap();
         world.resume("v@real").unwrap();
     };
     // Once the volume is suspended, with what its disk was given flushed.
     let fails = real.clone();
-    *bed.verbs.at_step.lock() = Box::new(move |step| {
+    *server.verbs.at_step.lock() = Box::new(move |step| {
         if step == Step::Suspended {
             fails("0 1024 flakey disk 0 0 1000000 1 error_writes");
         }
     });
-    bed.verbs.snap_merge("v@mon", true, None).unwrap();
-    bed.whenever();
-    while bed.verbs.merge_of("v").unwrap() != Merge::Failed {
+    server.verbs.snap_merge("v@mon", true, None).unwrap();
+    server.whenever();
+    while server.verbs.merge_of("v").unwrap() != Merge::Failed {
         std::thread::sleep(Duration::from_millis(2));
     }
     let both = [(0, 8), (512, 8)];
-    assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
-    assert_eq!(bed.bytes("v@tue"), [(8, 2), (504, 1), (8, 2), (504, 1)]);
-    assert_eq!(bed.changed("v@tue"), both);
-    assert_eq!(bed.told("v", "cairn:changed:tue"), both);
+    assert_eq!((server.bytes("v"), server.bytes("v@mon")), (all_of(1), all_of(1)));
+    assert_eq!(server.bytes("v@tue"), [(8, 2), (504, 1), (8, 2), (504, 1)]);
+    assert_eq!(server.changed("v@tue"), both);
+    assert_eq!(server.told("v", "cairn:changed:tue"), both);
     assert_eq!(
-        (bed.diff("v@mon", Some("@tue")), bed.diff("v@tue", Some("@mon"))),
+        (server.diff("v@mon", Some("@tue")), server.diff("v@tue", Some("@mon"))),
         (both.into(), both.into())
     );
-    assert_eq!(bed.told("v@tue", "cairn:changed:mon"), both);
-    assert_eq!((bed.changed("v@mon"), bed.told("v", "cairn:changed:mon")), (vec![], vec![]));
-    let kept = bed.diff("v@tue", Some("@wed"));
+    assert_eq!(server.told("v@tue", "cairn:changed:mon"), both);
+    assert_eq!((server.changed("v@mon"), server.told("v", "cairn:changed:mon")), (vec![], vec![]));
+    let kept = server.diff("v@tue", Some("@wed"));
     assert_eq!(kept, [(512, 8)], "the step that failed had them keep what it would overwrite");
     real("0 1024 linear disk 0");
-    bed.verbs.snap_merge("v@mon", true, None).unwrap();
-    bed.end_merge();
-    assert_eq!((bed.bytes("v"), bed.changed("v@tue")), (all_of(1), both.into()));
+    server.verbs.snap_merge("v@mon", true, None).unwrap();
+    server.end_merge();
+    assert_eq!((server.bytes("v"), server.changed("v@tue")), (all_of(1), both.into()));
 }
 
 #[test]
 fn a_volume_whose_rollback_stopped_half_way_is_resumed_on_the_merge_or_not_at_all() {
     let (_all, work, _) = folders();
-    let bed = Bed::with_snapshot(&work);
+    let server = TestServer::with_snapshot(&work);
     let store = work.join("v@mon.1.cow");
-    bed.poke_when(Step::Suspended, &store, VERSION_AT, 9);
-    let line = line_of(bed.verbs.snap_merge("v@mon", true, None));
+    server.poke_when(Step::Suspended, &store, VERSION_AT, 9);
+    let line = line_of(server.verbs.snap_merge("v@mon", true, None));
     assert!(line.contains("the merge has begun"), "{line}");
-    bed.whenever();
-    for refused in [bed.resume("v"), bed.verbs.snap_merge("v@mon", true, None)] {
+    server.whenever();
+    for refused in [server.resume("v"), server.verbs.snap_merge("v@mon", true, None)] {
         let line = line_of(refused);
         assert!(line.contains("header version: found 9"), "{line}");
-        assert!(bed.is_suspended("v"));
+        assert!(server.is_suspended("v"));
     }
     poke(&store, VERSION_AT, 1);
-    bed.resume("v").unwrap();
-    assert_eq!((bed.bytes("v"), bed.bytes("v@mon")), (all_of(1), all_of(1)));
-    bed.write("v", 10, 10, 5);
-    bed.end_merge();
-    assert_eq!(bed.bytes("v"), [(10, 1), (10, 5), (1004, 1)]);
-    assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(8, 16)]));
+    server.resume("v").unwrap();
+    assert_eq!((server.bytes("v"), server.bytes("v@mon")), (all_of(1), all_of(1)));
+    server.write("v", 10, 10, 5);
+    server.end_merge();
+    assert_eq!(server.bytes("v"), [(10, 1), (10, 5), (1004, 1)]);
+    assert_eq!((server.bytes("v@mon"), server.changed("v@mon")), (all_of(1), vec![(8, 16)]));
 }
 
 #[test]
 fn a_volume_is_not_resumed_while_a_recorded_snapshot_of_it_cannot_be() {
     for keep in [true, false] {
         let (_all, work, _) = folders();
-        let bed = Bed::with_snapshot(&work);
-        let (before, state) = (bed.files(), fs::read(work.join("state")).unwrap());
+        let server = TestServer::with_snapshot(&work);
+        let (before, state) = (server.files(), fs::read(work.join("state")).unwrap());
         // The chunk of the second record: once more that of the first.
         let (store, at) = (work.join("v@mon.cow"), 4096 + 16);
-        bed.poke_when(Step::Suspended, &store, at, 0);
-        let line = line_of(bed.verbs.snap_merge("v@mon", keep, None));
+        server.poke_when(Step::Suspended, &store, at, 0);
+        let line = line_of(server.verbs.snap_merge("v@mon", keep, None));
         assert!(line.contains("for the second time"), "{line}");
-        bed.whenever();
-        assert_eq!((bed.files(), fs::read(work.join("state")).unwrap()), (before, state));
-        let line = line_of(bed.resume("v"));
-        assert!(line.contains("for the second time") && bed.is_suspended("v"), "{line}");
+        server.whenever();
+        assert_eq!((server.files(), fs::read(work.join("state")).unwrap()), (before, state));
+        let line = line_of(server.resume("v"));
+        assert!(line.contains("for the second time") && server.is_suspended("v"), "{line}");
         poke(&store, at, 1);
-        bed.resume("v").unwrap();
-        bed.write("v", 100, 100, 3);
-        assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
+        server.resume("v").unwrap();
+        server.write("v", 100, 100, 3);
+        assert_eq!((server.bytes("v@mon"), server.changed("v@mon")), (all_of(1), vec![(0, 200)]));
     }
 }
 
 #[test]
 fn a_snapshot_whose_removal_failed_is_back_before_its_volume_is() {
     let (_all, work, _) = folders();
-    let bed = Bed::with_snapshot(&work);
+    let server = TestServer::with_snapshot(&work);
     fs::create_dir(work.join("state.new")).unwrap();
     let store = work.join("v@mon.cow");
-    bed.poke_when(Step::Arranged, &store, VERSION_AT, 9);
-    bed.verbs.snap_remove("v@mon").unwrap_err();
-    bed.whenever();
-    let line = line_of(bed.resume("v"));
-    assert!(line.contains("header version: found 9") && bed.is_suspended("v"), "{line}");
+    server.poke_when(Step::Arranged, &store, VERSION_AT, 9);
+    server.verbs.snap_remove("v@mon").unwrap_err();
+    server.whenever();
+    let line = line_of(server.resume("v"));
+    assert!(line.contains("header version: found 9") && server.is_suspended("v"), "{line}");
     poke(&store, VERSION_AT, 1);
-    bed.resume("v").unwrap();
-    bed.write("v", 100, 100, 3);
-    assert_eq!((bed.bytes("v@mon"), bed.changed("v@mon")), (all_of(1), vec![(0, 200)]));
+    server.resume("v").unwrap();
+    server.write("v", 100, 100, 3);
+    assert_eq!((server.bytes("v@mon"), server.changed("v@mon")), (all_of(1), vec![(0, 200)]));
     fs::remove_dir(work.join("state.new")).unwrap();
-    bed.verbs.snap_remove("v@mon").unwrap();
-    assert_eq!(bed.files(), ["cache", "disk", "state"]);
+    server.verbs.snap_remove("v@mon").unwrap();
+    assert_eq!(server.files(), ["cache", "disk", "state"]);
 }
 
 #[test]
 fn a_recorded_store_that_has_become_blank_is_not_formatted() {
     let (_all, work, _) = folders();
-    let bed = Bed::with_snapshot(&work);
-    drop(bed);
+    let server = TestServer::with_snapshot(&work);
+    drop(server);
     let store = work.join("v@mon.cow");
     let content = fs::read(&store).unwrap();
     let blank = vec![0; content.len()];
     fs::write(&store, &blank).unwrap();
-    let line = line_of(Bed::start(&work, LINEAR));
+    let line = line_of(TestServer::start(&work, LINEAR));
     assert!(line.starts_with("v@mon: v@mon.cow: header: found a blank device"), "{line}");
     assert!(fs::read(&store).unwrap() == blank);
     fs::write(&store, content).unwrap();
-    assert_eq!(Bed::start(&work, LINEAR).unwrap().bytes("v@mon"), all_of(1));
+    assert_eq!(TestServer::start(&work, LINEAR).unwrap().bytes("v@mon"), all_of(1));
 }
 
 #[test]
 fn a_snapshot_whose_end_only_the_state_file_knows_is_invalid_after_a_restart() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, LINEAR);
-    bed.create("v@mon").unwrap();
-    bed.create("v@tue").unwrap();
-    bed.write("v", 0, 100, 2);
-    let lost = |bed: &Bed, name: &str| {
-        let events = bed.world.volume(name).unwrap().events().clone();
-        bed.world.on_home(name, move |_| async move { events.content_lost().await })
+    let server = TestServer::fresh(&work, LINEAR);
+    server.create("v@mon").unwrap();
+    server.create("v@tue").unwrap();
+    server.write("v", 0, 100, 2);
+    let lost = |server: &TestServer, name: &str| {
+        let events = server.world.volume(name).unwrap().events().clone();
+        server.world.on_home(name, move |_| async move { events.content_lost().await })
     };
-    let states = |bed: &Bed| -> Vec<String> {
-        let infos = bed.verbs.snap_list(None).unwrap().into_iter();
+    let states = |server: &TestServer| -> Vec<String> {
+        let infos = server.verbs.snap_list(None).unwrap().into_iter();
         let mut states: Vec<_> =
             infos.map(|info| format!("{} {}", info.name, info.state)).collect();
         states.sort();
         states
     };
-    assert!(!lost(&bed, "v"), "a volume is no snapshot");
-    assert!(lost(&bed, "v@mon"));
-    drop(bed);
+    assert!(!lost(&server, "v"), "a volume is no snapshot");
+    assert!(lost(&server, "v@mon"));
+    drop(server);
     for _ in 0..2 {
-        let again = Bed::start(&work, LINEAR).unwrap();
+        let again = TestServer::start(&work, LINEAR).unwrap();
         assert_eq!(states(&again), ["v@mon invalid", "v@tue valid"]);
         assert_eq!(again.bytes("v@tue"), all_of(1));
     }
-    let again = Bed::start(&work, LINEAR).unwrap();
+    let again = TestServer::start(&work, LINEAR).unwrap();
     again.verbs.snap_remove("v@mon").unwrap();
     again.create("v@mon").unwrap();
     assert!(lost(&again, "v@tue"), "after a restart too");
     drop(again);
-    let again = Bed::start(&work, LINEAR).unwrap();
+    let again = TestServer::start(&work, LINEAR).unwrap();
     assert_eq!(states(&again), ["v@mon valid", "v@tue invalid"]);
 }
 
 #[test]
 fn what_differs_is_told_from_a_byte_on() {
     let (_all, work, _) = folders();
-    let bed = Bed::with_snapshot(&work);
-    bed.write("v", 512, 8, 2);
+    let server = TestServer::with_snapshot(&work);
+    server.write("v", 512, 8, 2);
     let from = |from| {
         let (name, from) = ("v@mon".to_owned(), Some(from));
-        bed.verbs.snap_diff(&SnapDiff { name, other: None, from }).unwrap().extents
+        server.verbs.snap_diff(&SnapDiff { name, other: None, from }).unwrap().extents
     };
     let extent = |offset: u64, length: u64| Extent { offset: offset * 512, length: length * 512 };
     assert_eq!(from(0), [extent(0, 104), extent(512, 8)]);
@@ -768,10 +769,10 @@ fn what_differs_is_told_from_a_byte_on() {
 #[test]
 fn snapshots_are_not_told_of_by_a_server_that_is_going_away() {
     let (_all, work, _) = folders();
-    let bed = Bed::with_snapshot(&work);
-    bed.verbs.close();
+    let server = TestServer::with_snapshot(&work);
+    server.verbs.close();
     let params = SnapDiff { name: "v@mon".to_owned(), other: None, from: None };
-    for line in [line_of(bed.verbs.snap_list(None)), line_of(bed.verbs.snap_diff(&params))] {
+    for line in [line_of(server.verbs.snap_list(None)), line_of(server.verbs.snap_diff(&params))] {
         assert!(line.contains("a server that is going away"), "{line}");
     }
 }

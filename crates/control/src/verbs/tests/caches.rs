@@ -6,7 +6,7 @@ use std::path::Path;
 use cairn_outcome::failure::Outcome;
 
 use crate::state::{CacheState, StateFile};
-use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, folders};
+use crate::verbs::snap::tests::{Content, Patient, SECTORS, TestServer, all_of, folders};
 use crate::verbs::volume::{VolumeCreate, VolumeReplace};
 
 const CACHED: &str = "0 1024 writecache s disk cache 4096 0";
@@ -14,11 +14,11 @@ const BARE: &str = "0 1024 linear disk 0";
 const LACKS: &str = "32 KiB on cache that disk lacks";
 
 /// The volume `c`, of which its cache alone has the first sectors.
-fn dirty(work: &Path) -> Bed {
-    let bed = Bed::fresh(work, &format!("c={CACHED}"));
-    bed.write("c", 0, 64, 7);
-    bed.flush("c");
-    bed
+fn dirty(work: &Path) -> TestServer {
+    let server = TestServer::fresh(work, &format!("c={CACHED}"));
+    server.write("c", 0, 64, 7);
+    server.flush("c");
+    server
 }
 
 fn new() -> Content {
@@ -27,14 +27,14 @@ fn new() -> Content {
 
 /// The same, when the server is gone: killed, or after `c` was removed.
 fn left(work: &Path, removed: bool) {
-    let bed = dirty(work);
+    let server = dirty(work);
     if removed {
-        bed.verbs.remove("c").unwrap();
+        server.verbs.remove("c").unwrap();
     }
 }
 
-fn start(work: &Path, table: &str) -> Outcome<Bed> {
-    Bed::start(work, table)
+fn start(work: &Path, table: &str) -> Outcome<TestServer> {
+    TestServer::start(work, table)
 }
 
 fn state_of(work: &Path) -> Vec<(CacheState, Option<u64>)> {
@@ -42,9 +42,9 @@ fn state_of(work: &Path) -> Vec<(CacheState, Option<u64>)> {
     caches.iter().map(|record| (record.state, record.bytes)).collect()
 }
 
-fn create(bed: &Bed, table: &str, discard_dirty: bool) -> Outcome<Vec<String>> {
+fn create(server: &TestServer, table: &str, discard_dirty: bool) -> Outcome<Vec<String>> {
     let (name, table) = ("y".to_owned(), table.to_owned());
-    bed.verbs.create_volume(&VolumeCreate { name, table, discard_dirty })
+    server.verbs.create_volume(&VolumeCreate { name, table, discard_dirty })
 }
 
 /// Empties a cache device in place, as `cairn format` would.
@@ -57,31 +57,31 @@ fn zero(work: &Path) {
 #[test]
 fn a_removed_volume_leaves_its_origin_to_its_cache_alone() {
     let (_all, work, _) = folders();
-    let bed = dirty(&work);
+    let server = dirty(&work);
     assert_eq!(state_of(&work), [(CacheState::InUse, None)]);
-    bed.verbs.remove("c").unwrap();
+    server.verbs.remove("c").unwrap();
     assert_eq!(state_of(&work), [(CacheState::Left, Some(32 << 10))]);
     let expected = format!(
         "y: dirty data: found {LACKS}, expected none (a table with cache before disk has it; \
          --discard-dirty loses it)"
     );
-    bed.verbs.create("d", "0 1024 error").unwrap();
+    server.verbs.create("d", "0 1024 error").unwrap();
     for table in [BARE, "0 512 error\n512 8 linear disk 1016", "0 1024 snapshot-origin disk"] {
-        let line = create(&bed, table, false).unwrap_err().to_string();
+        let line = create(&server, table, false).unwrap_err().to_string();
         assert_eq!(line, expected, "{table}");
-        assert!(!bed.has("y"));
+        assert!(!server.has("y"));
     }
-    let replaced = bed.replace("d", BARE, false).unwrap_err().to_string();
+    let replaced = server.replace("d", BARE, false).unwrap_err().to_string();
     assert_eq!(replaced, expected.replacen("y: ", "d: ", 1));
-    bed.verbs.load("d", BARE).unwrap();
-    assert!(bed.resume("d").unwrap_err().to_string().contains(LACKS));
+    server.verbs.load("d", BARE).unwrap();
+    assert!(server.resume("d").unwrap_err().to_string().contains(LACKS));
     // What does not use the origin, and the cache itself, pass.
     for table in ["0 8 zero", "0 1024 writecache s ./disk ./cache 4096 2 high_watermark 60"] {
-        create(&bed, table, false).unwrap();
-        bed.verbs.remove("y").unwrap();
+        create(&server, table, false).unwrap();
+        server.verbs.remove("y").unwrap();
     }
-    create(&bed, CACHED, false).unwrap();
-    assert_eq!(bed.bytes("y"), new());
+    create(&server, CACHED, false).unwrap();
+    assert_eq!(server.bytes("y"), new());
 }
 
 #[test]
@@ -102,66 +102,66 @@ fn a_start_does_not_serve_an_origin_without_its_dirty_cache() {
 #[test]
 fn a_cache_that_is_not_there_keeps_its_origin_from_others() {
     let (_all, work, _) = folders();
-    let bed = dirty(&work);
-    bed.verbs.remove("c").unwrap();
+    let server = dirty(&work);
+    server.verbs.remove("c").unwrap();
     fs::rename(work.join("cache"), work.join("away")).unwrap();
-    let line = create(&bed, BARE, false).unwrap_err().to_string();
+    let line = create(&server, BARE, false).unwrap_err().to_string();
     let told = "y: dirty data: cache keeps 32 KiB that disk lacks, and cannot be looked at (";
     assert!(line.starts_with(told), "{line}");
     assert!(line.ends_with("; put it back, or --discard-dirty loses it"), "{line}");
     // An empty one in its place.
     fs::write(work.join("cache"), vec![0; 1 << 20]).unwrap();
     for table in [BARE, CACHED] {
-        let line = create(&bed, table, false).unwrap_err().to_string();
+        let line = create(&server, table, false).unwrap_err().to_string();
         assert!(line.contains("another device without a cache is in its place"), "{table}: {line}");
     }
     // The same cache under another name.
-    create(&bed, "0 1024 writecache s disk away 4096 0", false).unwrap();
-    assert_eq!(bed.bytes("y"), new());
+    create(&server, "0 1024 writecache s disk away 4096 0", false).unwrap();
+    assert_eq!(server.bytes("y"), new());
 }
 
 #[test]
 fn another_cache_is_not_put_before_an_origin_that_a_dirty_one_has() {
     let (_all, work, _) = folders();
-    let bed = dirty(&work);
-    bed.verbs.remove("c").unwrap();
+    let server = dirty(&work);
+    server.verbs.remove("c").unwrap();
     fs::write(work.join("fresh"), vec![0; 1 << 20]).unwrap();
     let table = "0 1024 writecache s disk fresh 4096 0";
-    assert!(create(&bed, table, false).unwrap_err().to_string().contains(LACKS));
+    assert!(create(&server, table, false).unwrap_err().to_string().contains(LACKS));
     assert_eq!(fs::read(work.join("fresh")).unwrap(), vec![0; 1 << 20], "it is not formatted");
-    let notes = create(&bed, table, true).unwrap();
+    let notes = create(&server, table, true).unwrap();
     let told =
         "cache keeps 32 KiB that disk lacks; given up: format cache before it is a cache again";
     assert_eq!(notes, [told]);
-    assert_eq!(bed.bytes("y"), all_of(1));
+    assert_eq!(server.bytes("y"), all_of(1));
 }
 
 #[test]
 fn a_cache_that_was_given_up_is_no_cache_until_it_is_formatted() {
     for by_create in [false, true] {
         let (_all, work, _) = folders();
-        let bed = dirty(&work);
+        let server = dirty(&work);
         if by_create {
-            bed.verbs.remove("c").unwrap();
-            create(&bed, BARE, true).unwrap();
+            server.verbs.remove("c").unwrap();
+            create(&server, BARE, true).unwrap();
         } else {
             let (name, table) = ("c".to_owned(), BARE.to_owned());
             let params = VolumeReplace { name, table, discard_dirty: true, ..Default::default() };
-            bed.verbs.replace(&params, &Patient).unwrap();
+            server.verbs.replace(&params, &Patient).unwrap();
         }
         let name = if by_create { "y" } else { "c" };
         assert_eq!(state_of(&work), [(CacheState::GivenUp, Some(32 << 10))]);
-        bed.write(name, 0, 64, 9);
-        let line = bed.replace(name, CACHED, false).unwrap_err().to_string();
+        server.write(name, 0, 64, 9);
+        let line = server.replace(name, CACHED, false).unwrap_err().to_string();
         let told = format!(
             "{name}: cache: given up: it has 32 KiB that would overwrite newer data of disk; first: \
              cairn format writecache cache --yes --discard-dirty"
         );
         assert_eq!(line, told);
-        assert_eq!(bed.bytes(name), [(64, 9), (SECTORS - 64, 1)]);
+        assert_eq!(server.bytes(name), [(64, 9), (SECTORS - 64, 1)]);
         zero(&work);
-        bed.replace(name, CACHED, false).unwrap();
-        assert_eq!(bed.bytes(name), [(64, 9), (SECTORS - 64, 1)]);
+        server.replace(name, CACHED, false).unwrap();
+        assert_eq!(server.bytes(name), [(64, 9), (SECTORS - 64, 1)]);
         assert_eq!(state_of(&work), [(CacheState::InUse, None)]);
     }
 }
@@ -169,64 +169,64 @@ fn a_cache_that_was_given_up_is_no_cache_until_it_is_formatted() {
 #[test]
 fn a_swap_that_is_undone_gives_nothing_up() {
     let (_all, work, _) = folders();
-    let bed = dirty(&work);
+    let server = dirty(&work);
     fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
     let before = state_of(&work);
     let (name, table) = ("c".to_owned(), super::TOO_LARGE.to_owned());
     let params = VolumeReplace { name, table, discard_dirty: true, ..Default::default() };
-    bed.verbs.replace(&params, &Patient).unwrap_err();
+    server.verbs.replace(&params, &Patient).unwrap_err();
     assert_eq!(state_of(&work), before);
-    assert_eq!(bed.bytes("c"), new());
+    assert_eq!(server.bytes("c"), new());
 }
 
 #[test]
 fn a_clean_cache_leaves_no_record() {
     let (_all, work, _) = folders();
-    let bed = dirty(&work);
-    bed.replace("c", BARE, true).unwrap();
+    let server = dirty(&work);
+    server.replace("c", BARE, true).unwrap();
     assert_eq!(state_of(&work), []);
-    bed.replace("c", CACHED, false).unwrap();
-    bed.verbs.remove("c").unwrap();
+    server.replace("c", CACHED, false).unwrap();
+    server.verbs.remove("c").unwrap();
     assert_eq!(state_of(&work), []);
-    create(&bed, BARE, false).unwrap();
+    create(&server, BARE, false).unwrap();
 }
 
 #[test]
 fn a_cache_that_others_cleaned_leaves_its_origin() {
     let (_all, work, _) = folders();
-    let bed = dirty(&work);
-    bed.verbs.remove("c").unwrap();
+    let server = dirty(&work);
+    server.verbs.remove("c").unwrap();
     zero(&work);
-    create(&bed, BARE, false).unwrap();
+    create(&server, BARE, false).unwrap();
     assert_eq!(state_of(&work), []);
 }
 
 #[test]
 fn a_forgotten_cache_is_given_up_and_frees_its_origin() {
     let (_all, work, _) = folders();
-    let bed = dirty(&work);
-    assert!(bed.verbs.state_forget("cache", true).unwrap_err().to_string().contains("in use"));
-    bed.verbs.remove("c").unwrap();
-    bed.verbs.state_forget("cache", false).unwrap_err();
-    let told = bed.verbs.state_forget("cache", true).unwrap();
+    let server = dirty(&work);
+    assert!(server.verbs.state_forget("cache", true).unwrap_err().to_string().contains("in use"));
+    server.verbs.remove("c").unwrap();
+    server.verbs.state_forget("cache", false).unwrap_err();
+    let told = server.verbs.state_forget("cache", true).unwrap();
     assert_eq!(told, ["cache: given up: cache keeps 32 KiB that disk lacks"]);
-    create(&bed, BARE, false).unwrap();
-    bed.verbs.remove("y").unwrap();
-    create(&bed, CACHED, false).unwrap_err();
-    bed.verbs.state_forget("cache", false).unwrap();
-    create(&bed, CACHED, false).unwrap();
-    assert_eq!(bed.bytes("y"), new());
+    create(&server, BARE, false).unwrap();
+    server.verbs.remove("y").unwrap();
+    create(&server, CACHED, false).unwrap_err();
+    server.verbs.state_forget("cache", false).unwrap();
+    create(&server, CACHED, false).unwrap();
+    assert_eq!(server.bytes("y"), new());
 }
 
 #[test]
 fn a_kill_at_any_step_of_a_swap_leaves_the_cache_or_says_that_it_is_given_up() {
     let (_all, work, copies) = folders();
-    let bed = dirty(&work);
-    let moments = bed.moments(&copies, |bed| {
+    let server = dirty(&work);
+    let moments = server.moments(&copies, |server| {
         let (name, table) = ("c".to_owned(), BARE.to_owned());
         let params = VolumeReplace { name, table, discard_dirty: true, ..Default::default() };
-        bed.verbs.replace(&params, &Patient).unwrap();
-        bed.write("c", 0, 64, 9);
+        server.verbs.replace(&params, &Patient).unwrap();
+        server.write("c", 0, 64, 9);
     });
     for moment in moments {
         let again = start(&moment.folder, &format!("c={CACHED}")).unwrap();

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use super::half_way::{TABLE, VERBS, Verb, full_house};
 use super::{end, now};
 use crate::verbs::pool::tests::{OTHER, params};
-use crate::verbs::snap::tests::{Bed, Content, Patient, SECTORS, all_of, copy, folders};
+use crate::verbs::snap::tests::{Content, Patient, SECTORS, TestServer, all_of, copy, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::{ThinCreate, ThinSnapshot};
 
@@ -168,19 +168,19 @@ impl Disk for FailingFile {
     }
 }
 
-fn start(folder: &Path) -> (Arc<Bed>, Shared) {
+fn start(folder: &Path) -> (Arc<TestServer>, Shared) {
     let faults = Shared::default();
     let opener = FailingOpener { faults: faults.clone(), opener: DeviceOpener::default() };
-    (Arc::new(Bed::start_over(folder, TABLE, Box::new(opener)).unwrap()), faults)
+    (Arc::new(TestServer::start_over(folder, TABLE, Box::new(opener)).unwrap()), faults)
 }
 
 /// The server is killed.
-fn let_go(bed: Arc<Bed>) {
+fn let_go(server: Arc<TestServer>) {
     // Who was told last may still be about to let go.
-    while Arc::strong_count(&bed) > 1 {
+    while Arc::strong_count(&server) > 1 {
         std::thread::yield_now();
     }
-    drop(bed);
+    drop(server);
 }
 
 /// A volume with a client: it wrote 8 sectors of a byte at a place, and did not flush them.
@@ -201,11 +201,11 @@ fn clients() -> [(&'static str, (u64, u8), [Content; 2]); 4] {
     ]
 }
 
-fn connect(bed: &Bed) -> Vec<Client> {
+fn connect(server: &TestServer) -> Vec<Client> {
     let connected = clients().map(|(volume, wrote, _)| {
-        bed.flush(volume);
-        bed.write(volume, wrote.0, 8, wrote.1);
-        let disk: Arc<dyn Disk> = bed.world.volume(volume).unwrap();
+        server.flush(volume);
+        server.write(volume, wrote.0, 8, wrote.1);
+        let disk: Arc<dyn Disk> = server.world.volume(volume).unwrap();
         let cursor = FailureCursor::new(&disk);
         Client { volume, disk, cursor }
     });
@@ -213,15 +213,15 @@ fn connect(bed: &Bed) -> Vec<Client> {
 }
 
 /// A request as a client sends it, answered however it be.
-fn answered(bed: &Arc<Bed>, volume: &'static str, io: fn(&Env) -> Io) -> IoResult {
-    now(bed, move |bed| {
-        let disk: Arc<dyn Disk> = bed.world.volume(volume).unwrap();
-        bed.world.on_home(volume, move |env| async move { env.io(&disk, io(&env)).await })
+fn answered(server: &Arc<TestServer>, volume: &'static str, io: fn(&Env) -> Io) -> IoResult {
+    now(server, move |server| {
+        let disk: Arc<dyn Disk> = server.world.volume(volume).unwrap();
+        server.world.on_home(volume, move |env| async move { env.io(&disk, io(&env)).await })
     })
 }
 
-fn suspended(bed: &Bed) -> Vec<String> {
-    let volumes = bed.world.volumes();
+fn suspended(server: &TestServer) -> Vec<String> {
+    let volumes = server.world.volumes();
     let suspended = volumes.iter().filter(|volume| volume.is_suspended());
     suspended.map(|volume| volume.volume().to_owned()).collect()
 }
@@ -232,8 +232,8 @@ type Moments = Vec<(Option<Step>, BTreeSet<PathBuf>)>;
 /// The steps of a verb that meets no failure. The first is its beginning.
 fn moments(template: &Path, work: &Path, verb: Verb) -> Moments {
     copy(template, work);
-    let (bed, faults) = start(work);
-    drop(connect(&bed));
+    let (server, faults) = start(work);
+    drop(connect(&server));
     faults.lock().touched.clear();
     let seen: Arc<Mutex<Moments>> = Arc::new(Mutex::new(vec![(None, BTreeSet::new())]));
     let (log, touched) = (seen.clone(), faults.clone());
@@ -244,9 +244,9 @@ fn moments(template: &Path, work: &Path, verb: Verb) -> Moments {
         log.push((step, BTreeSet::new()));
     };
     let at_step = next.clone();
-    *bed.verbs.at_step.lock() = Box::new(move |step| at_step(Some(step)));
-    drop(now(&bed, move |bed| verb.1(bed)));
-    *bed.verbs.at_step.lock() = Box::new(|_| ());
+    *server.verbs.at_step.lock() = Box::new(move |step| at_step(Some(step)));
+    drop(now(&server, move |server| verb.1(server)));
+    *server.verbs.at_step.lock() = Box::new(|_| ());
     next(None);
     let mut moments = seen.lock().clone();
     moments.pop();
@@ -254,21 +254,27 @@ fn moments(template: &Path, work: &Path, verb: Verb) -> Moments {
 }
 
 /// The verb, with a file that fails from its `nth` step on.
-fn run(verb: Verb, nth: usize, file: &Path, bed: &Arc<Bed>, faults: &Shared) -> Outcome<()> {
+fn run(
+    verb: Verb,
+    nth: usize,
+    file: &Path,
+    server: &Arc<TestServer>,
+    faults: &Shared,
+) -> Outcome<()> {
     let fail = move |faults: &Shared, file: &Path| faults.lock().failing = Some(file.to_owned());
     let mut step = 0;
     if nth == 0 {
         fail(faults, file);
     }
     let (failing, file) = (faults.clone(), file.to_owned());
-    *bed.verbs.at_step.lock() = Box::new(move |_| {
+    *server.verbs.at_step.lock() = Box::new(move |_| {
         step += 1;
         if step == nth {
             fail(&failing, &file);
         }
     });
-    let done = end(&super::begin(bed, move |bed| verb.1(bed)));
-    *bed.verbs.at_step.lock() = Box::new(|_| ());
+    let done = end(&super::begin(server, move |server| verb.1(server)));
+    *server.verbs.at_step.lock() = Box::new(|_| ());
     done
 }
 
@@ -283,15 +289,20 @@ fn changes_content(verb: &str, volume: &str) -> bool {
     }
 }
 
-fn check_client(bed: &Arc<Bed>, client: &mut Client, verb: &str, what: &str) -> Option<Content> {
+fn check_client(
+    server: &Arc<TestServer>,
+    client: &mut Client,
+    verb: &str,
+    what: &str,
+) -> Option<Content> {
     let Client { volume, disk, cursor, .. } = client;
-    if !bed.has(volume) {
+    if !server.has(volume) {
         return None;
     }
-    let flushed = answered(bed, volume, |_| Io::flush());
+    let flushed = answered(server, volume, |_| Io::flush());
     let told = cursor.end_of_flush(disk, flushed);
     cursor.was_told(disk);
-    let again = answered(bed, volume, |_| Io::flush());
+    let again = answered(server, volume, |_| Io::flush());
     let again = cursor.end_of_flush(disk, again);
     assert!(told.is_err() || again.is_ok(), "{what}: {volume}: told late");
     let (_, _, [_, new]) = clients().into_iter().find(|(name, ..)| name == volume).unwrap();
@@ -299,37 +310,37 @@ fn check_client(bed: &Arc<Bed>, client: &mut Client, verb: &str, what: &str) -> 
 }
 
 fn fail_at(verb: Verb, nth: usize, file: &str, work: &Path, what: &str) {
-    let (bed, faults) = start(work);
-    let mut connected = connect(&bed);
-    let done = run(verb, nth, &work.join(file), &bed, &faults);
+    let (server, faults) = start(work);
+    let mut connected = connect(&server);
+    let done = run(verb, nth, &work.join(file), &server, &faults);
     for &Client { volume, .. } in &connected {
-        if bed.has(volume) && suspended(&bed).is_empty() {
+        if server.has(volume) && suspended(&server).is_empty() {
             // However it ends.
-            let _ = answered(&bed, volume, |env| {
+            let _ = answered(&server, volume, |env| {
                 let range = SectorRange::new(Sector(0), SectorCount(8));
                 Io::read(range, env.segs(range.count))
             });
         }
     }
-    assert!(done.is_err() || suspended(&bed).is_empty(), "{what}: {:?}", suspended(&bed));
+    assert!(done.is_err() || suspended(&server).is_empty(), "{what}: {:?}", suspended(&server));
     faults.lock().failing = None;
-    for volume in bed.verbs.stuck() {
-        bed.verbs.bring_back(&volume).unwrap_or_else(|error| panic!("{what}: {error}"));
+    for volume in server.verbs.stuck() {
+        server.verbs.bring_back(&volume).unwrap_or_else(|error| panic!("{what}: {error}"));
     }
-    assert!(suspended(&bed).is_empty(), "{what}: {:?}: {done:?}", suspended(&bed));
+    assert!(suspended(&server).is_empty(), "{what}: {:?}: {done:?}", suspended(&server));
     let mut kept = Vec::new();
     for client in &mut connected {
         let volume = client.volume;
-        kept.extend(check_client(&bed, client, verb.0, what).map(|content| (volume, content)));
+        kept.extend(check_client(&server, client, verb.0, what).map(|content| (volume, content)));
     }
     drop(connected);
-    let_go(bed);
-    let bed = Bed::start(work, TABLE).unwrap_or_else(|error| panic!("{what}: {error}"));
-    assert!(suspended(&bed).is_empty(), "{what}: {:?}", suspended(&bed));
-    assert!(bed.has("v"), "{what}");
-    assert!(bed.has("t") || bed.has("w"), "{what}");
+    let_go(server);
+    let server = TestServer::start(work, TABLE).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(suspended(&server).is_empty(), "{what}: {:?}", suspended(&server));
+    assert!(server.has("v"), "{what}");
+    assert!(server.has("t") || server.has("w"), "{what}");
     for (volume, content) in kept {
-        assert_eq!(bed.bytes(volume), content, "{what}: {volume}");
+        assert_eq!(server.bytes(volume), content, "{what}: {volume}");
     }
 }
 
@@ -364,79 +375,79 @@ fn a_file_that_fails_from_any_step_of_a_later_verb_leaves_every_volume_served() 
 }
 
 /// A volume with a snapshot of it over a store that fails from now on, and something in it.
-fn over_a_dead_store(work: &Path) -> (Arc<Bed>, Shared) {
+fn over_a_dead_store(work: &Path) -> (Arc<TestServer>, Shared) {
     std::fs::write(work.join("disk"), vec![1; SECTORS as usize * 512]).unwrap();
-    let (bed, faults) = start(work);
-    bed.create("v@mon").unwrap();
-    bed.write("v", 0, 96, 2);
-    bed.flush("v");
+    let (server, faults) = start(work);
+    server.create("v@mon").unwrap();
+    server.write("v", 0, 96, 2);
+    server.flush("v");
     faults.lock().failing = Some(work.join("v@mon.cow"));
-    (bed, faults)
+    (server, faults)
 }
 
 #[test]
 fn a_snapshot_whose_store_fails_can_be_removed_and_its_volume_is_served() {
     let (_all, work, _) = folders();
-    let (bed, _) = over_a_dead_store(&work);
-    now(&bed, |bed| bed.verbs.snap_remove("v@mon")).unwrap();
-    assert!(!bed.has("v@mon") && !bed.has("v@real") && suspended(&bed).is_empty());
-    assert_eq!(bed.bytes("v"), vec![(96, 2), (SECTORS - 96, 1)]);
-    let_go(bed);
-    assert!(!Bed::start(&work, TABLE).unwrap().has("v@mon"));
+    let (server, _) = over_a_dead_store(&work);
+    now(&server, |server| server.verbs.snap_remove("v@mon")).unwrap();
+    assert!(!server.has("v@mon") && !server.has("v@real") && suspended(&server).is_empty());
+    assert_eq!(server.bytes("v"), vec![(96, 2), (SECTORS - 96, 1)]);
+    let_go(server);
+    assert!(!TestServer::start(&work, TABLE).unwrap().has("v@mon"));
 }
 
 #[test]
 fn a_snapshot_that_cannot_be_brought_up_again_can_be_removed_or_comes_back_with_its_store() {
     for heals in [false, true] {
         let (_all, work, _) = folders();
-        let (bed, faults) = over_a_dead_store(&work);
+        let (server, faults) = over_a_dead_store(&work);
         // The merge has the store opened anew, and so has what undoes it.
         *faults.lock() = Faults::default();
         let (failing, store) = (faults.clone(), work.join("v@mon.cow"));
-        *bed.verbs.at_step.lock() = Box::new(move |step| {
+        *server.verbs.at_step.lock() = Box::new(move |step| {
             if step == Step::Suspended {
                 failing.lock().failing = Some(store.clone());
             }
         });
-        now(&bed, |bed| bed.verbs.snap_merge("v@mon", false, None)).unwrap_err();
-        *bed.verbs.at_step.lock() = Box::new(|_| ());
-        assert!(bed.is_suspended("v"));
-        bed.verbs.bring_back("v").unwrap_err();
+        now(&server, |server| server.verbs.snap_merge("v@mon", false, None)).unwrap_err();
+        *server.verbs.at_step.lock() = Box::new(|_| ());
+        assert!(server.is_suspended("v"));
+        server.verbs.bring_back("v").unwrap_err();
         if heals {
             faults.lock().failing = None;
-            bed.verbs.bring_back("v").unwrap();
-            assert_eq!(bed.bytes("v@mon"), all_of(1));
+            server.verbs.bring_back("v").unwrap();
+            assert_eq!(server.bytes("v@mon"), all_of(1));
         } else {
-            now(&bed, |bed| bed.verbs.snap_remove("v@mon")).unwrap();
-            assert!(!bed.has("v@mon") && !bed.has("v@real"));
+            now(&server, |server| server.verbs.snap_remove("v@mon")).unwrap();
+            assert!(!server.has("v@mon") && !server.has("v@real"));
         }
-        assert!(suspended(&bed).is_empty() && bed.verbs.stuck().is_empty());
-        assert_eq!(bed.bytes("v"), vec![(96, 2), (SECTORS - 96, 1)]);
+        assert!(suspended(&server).is_empty() && server.verbs.stuck().is_empty());
+        assert_eq!(server.bytes("v"), vec![(96, 2), (SECTORS - 96, 1)]);
     }
 }
 
 #[test]
 fn a_volume_that_its_user_suspended_is_not_brought_back() {
     let (_all, work, _) = folders();
-    let (bed, faults) = over_a_dead_store(&work);
-    bed.verbs.suspend("v@mon", false, &Patient).unwrap();
-    assert!(bed.verbs.stuck().is_empty() && bed.is_suspended("v@mon"));
+    let (server, faults) = over_a_dead_store(&work);
+    server.verbs.suspend("v@mon", false, &Patient).unwrap();
+    assert!(server.verbs.stuck().is_empty() && server.is_suspended("v@mon"));
     faults.lock().failing = None;
-    bed.verbs.snap_grow("v@mon", 2 << 20).unwrap();
-    assert!(bed.is_suspended("v@mon"));
-    bed.resume("v@mon").unwrap();
+    server.verbs.snap_grow("v@mon", 2 << 20).unwrap();
+    assert!(server.is_suspended("v@mon"));
+    server.resume("v@mon").unwrap();
 }
 
 #[test]
 fn a_growth_whose_store_fails_leaves_the_snapshot_live_and_fails() {
     let (_all, work, _) = folders();
-    let (bed, faults) = over_a_dead_store(&work);
+    let (server, faults) = over_a_dead_store(&work);
     let dead = std::mem::take(&mut faults.lock().failing);
-    bed.write("v@mon", 0, 8, 3);
+    server.write("v@mon", 0, 8, 3);
     faults.lock().failing = dead;
-    let error = now(&bed, |bed| bed.verbs.snap_grow("v@mon", 2 << 20)).unwrap_err();
+    let error = now(&server, |server| server.verbs.snap_grow("v@mon", 2 << 20)).unwrap_err();
     assert_eq!(error.kind, ConfigKind::Lost, "{error}");
-    assert!(suspended(&bed).is_empty());
+    assert!(suspended(&server).is_empty());
 }
 
 #[test]
@@ -444,18 +455,18 @@ fn thin_snapshot_costs_two_data_flushes() {
     let (_all, work, _) = folders();
     let (faults, opener) = (Shared::default(), DeviceOpener::default());
     let opener = FailingOpener { faults: faults.clone(), opener };
-    let bed = Bed::start_over(&work, OTHER, Box::new(opener)).unwrap();
-    bed.verbs.pool_create(&params("p")).unwrap();
+    let server = TestServer::start_over(&work, OTHER, Box::new(opener)).unwrap();
+    server.verbs.pool_create(&params("p")).unwrap();
     let (name, size_bytes) = ("p/v".to_owned(), SECTORS * 512);
     let thin = ThinCreate { name, size_bytes, ..ThinCreate::default() };
-    bed.verbs.thin_create(&thin).unwrap();
+    server.verbs.thin_create(&thin).unwrap();
     let flushes = || faults.lock().flushes[&work.join("p.data")];
     for (name, byte) in [("v@a", 1), ("v@b", 2)] {
-        bed.write("v", 0, SECTORS, byte);
-        bed.flush("v");
+        server.write("v", 0, SECTORS, byte);
+        server.flush("v");
         let (before, name) = (flushes(), name.to_owned());
         let snapshot = ThinSnapshot { name, ..ThinSnapshot::default() };
-        bed.verbs.thin_snapshot(&snapshot).unwrap();
+        server.verbs.thin_snapshot(&snapshot).unwrap();
         assert_eq!(flushes() - before, 2);
     }
 }

@@ -23,7 +23,7 @@ use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::server::ServerInfo;
 use crate::verbs::snap::SnapCreate;
-use crate::verbs::snap::tests::{Bed, Patient, all_of, copy, folders};
+use crate::verbs::snap::tests::{Patient, TestServer, all_of, copy, folders};
 use crate::verbs::thin::ThinCreate;
 use crate::verbs::verb::Verb;
 use crate::verbs::volume::{VolumeCreate, VolumeLoad, VolumeMessage, VolumeResume, VolumeWait};
@@ -54,11 +54,11 @@ impl Verbs {
 
 /// Does something that may wait.
 fn begin<T: Send + 'static>(
-    bed: &Arc<Bed>,
-    act: impl FnOnce(&Bed) -> T + Send + 'static,
+    server: &Arc<TestServer>,
+    act: impl FnOnce(&TestServer) -> T + Send + 'static,
 ) -> Receiver<T> {
-    let ((send, receive), bed) = (channel(), bed.clone());
-    std::thread::spawn(move || send.send(act(&bed)));
+    let ((send, receive), server) = (channel(), server.clone());
+    std::thread::spawn(move || send.send(act(&server)));
     receive
 }
 
@@ -66,15 +66,18 @@ fn end<T>(begun: &Receiver<T>) -> T {
     begun.recv_timeout(FOREVER).expect("it hangs")
 }
 
-fn now<T: Send + 'static>(bed: &Arc<Bed>, act: impl FnOnce(&Bed) -> T + Send + 'static) -> T {
-    end(&begin(bed, act))
+fn now<T: Send + 'static>(
+    server: &Arc<TestServer>,
+    act: impl FnOnce(&TestServer) -> T + Send + 'static,
+) -> T {
+    end(&begin(server, act))
 }
 
 /// Starts a write, and comes back when it waits somewhere.
-fn begin_write(bed: &Bed, name: &str, start: u64) -> Receiver<IoResult> {
-    let disk: Arc<dyn Disk> = bed.world.volume(name).unwrap();
+fn begin_write(server: &TestServer, name: &str, start: u64) -> Receiver<IoResult> {
+    let disk: Arc<dyn Disk> = server.world.volume(name).unwrap();
     let (send, receive) = channel();
-    bed.world.reactors().spawn(bed.world.home(name), move |env| async move {
+    server.world.reactors().spawn(server.world.home(name), move |env| async move {
         let range = SectorRange::new(Sector(start), SectorCount(8));
         let segs = env.segs(range.count);
         segs.copy_in(0, &[7; 8 * 512]);
@@ -82,22 +85,22 @@ fn begin_write(bed: &Bed, name: &str, start: u64) -> Receiver<IoResult> {
         send.send(written).unwrap();
     });
     // The same reactor, after it.
-    bed.world.on_home(name, |env| async move { env.sleep(Duration::from_millis(1)).await });
+    server.world.on_home(name, |env| async move { env.sleep(Duration::from_millis(1)).await });
     receive
 }
 
 /// The pool `p` with the volume `vm`.
-fn with_pool(features: &[&str]) -> (tempfile::TempDir, Arc<Bed>) {
+fn with_pool(features: &[&str]) -> (tempfile::TempDir, Arc<TestServer>) {
     let (all, work, _) = folders();
-    let bed = Arc::new(Bed::start(&work, OTHER).unwrap());
+    let server = Arc::new(TestServer::start(&work, OTHER).unwrap());
     let features = features.iter().map(|&word| word.to_owned()).collect();
     // One block.
     let (data_bytes, features) = (Some(64 << 10), Some(features));
     let pool = PoolCreate { data_bytes, features, ..params("p") };
-    bed.verbs.pool_create(&pool).unwrap();
+    server.verbs.pool_create(&pool).unwrap();
     let (name, size_bytes) = ("p/vm".to_owned(), 1 << 20);
-    bed.verbs.thin_create(&ThinCreate { name, size_bytes, ..Default::default() }).unwrap();
-    (all, bed)
+    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..Default::default() }).unwrap();
+    (all, server)
 }
 
 fn line_of<T: std::fmt::Debug>(refused: Outcome<T>) -> String {
@@ -109,11 +112,11 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
     let (_all, work, _) = folders();
     fs::write(work.join("big"), vec![0; 8 << 20]).unwrap();
     fs::write(work.join("small"), vec![0; 4 << 20]).unwrap();
-    let bed = Arc::new(Bed::start(&work, "d=0 16384 linear big 0").unwrap());
-    now(&bed, |bed| {
-        bed.verbs.create("m", "0 8192 linear small 0").unwrap();
-        bed.verbs.create("on", "0 8 linear @d 0").unwrap();
-        bed.verbs.suspend("d", false, &Patient).unwrap();
+    let server = Arc::new(TestServer::start(&work, "d=0 16384 linear big 0").unwrap());
+    now(&server, |server| {
+        server.verbs.create("m", "0 8192 linear small 0").unwrap();
+        server.verbs.create("on", "0 8 linear @d 0").unwrap();
+        server.verbs.suspend("d", false, &Patient).unwrap();
     });
     let pool = |data: &str, metadata: &str| {
         let (data, metadata) = (data.to_owned(), metadata.to_owned());
@@ -123,17 +126,17 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
     let table = "0 8192 thin-pool @d @m 128 0";
     let suspended = "state: found @d suspended, expected a live volume";
     for line in [
-        line_of(now(&bed, move |bed| bed.verbs.pool_create(&over))),
-        line_of(now(&bed, move |bed| bed.verbs.pool_create(&beneath))),
-        line_of(now(&bed, move |bed| bed.verbs.create("p", table))),
-        line_of(now(&bed, move |bed| bed.verbs.load("m", "0 8 linear @on 0"))),
-        line_of(now(&bed, |bed| bed.verbs.remove("on"))),
+        line_of(now(&server, move |server| server.verbs.pool_create(&over))),
+        line_of(now(&server, move |server| server.verbs.pool_create(&beneath))),
+        line_of(now(&server, move |server| server.verbs.create("p", table))),
+        line_of(now(&server, move |server| server.verbs.load("m", "0 8 linear @on 0"))),
+        line_of(now(&server, |server| server.verbs.remove("on"))),
     ] {
         assert!(line.ends_with(suspended), "{line}");
     }
-    assert!(!bed.has("p"));
-    now(&bed, |bed| bed.resume("d").and_then(|()| bed.verbs.remove("on"))).unwrap();
-    now(&bed, move |bed| bed.verbs.pool_create(&pool("@d", "@m"))).unwrap();
+    assert!(!server.has("p"));
+    now(&server, |server| server.resume("d").and_then(|()| server.verbs.remove("on"))).unwrap();
+    now(&server, move |server| server.verbs.pool_create(&pool("@d", "@m"))).unwrap();
 }
 
 #[test]
@@ -141,29 +144,32 @@ fn a_length_that_is_left_open_is_recorded_and_printed_as_a_number() {
     let (_all, work, _) = folders();
     fs::write(work.join("big"), vec![0; 8 << 20]).unwrap();
     let configured = "d=0 N linear big 8";
-    let bed = Bed::start(&work, configured).unwrap();
-    bed.verbs.create("on", "0 8 zero\n8 whole linear @d 8").unwrap();
-    bed.verbs.load("on", "0 N linear big 16").unwrap();
-    let len_of = |bed: &Bed, name: &str| {
-        let table = bed.world.volume(name).unwrap().live_table().unwrap();
+    let server = TestServer::start(&work, configured).unwrap();
+    server.verbs.create("on", "0 8 zero\n8 whole linear @d 8").unwrap();
+    server.verbs.load("on", "0 N linear big 16").unwrap();
+    let len_of = |server: &TestServer, name: &str| {
+        let table = server.world.volume(name).unwrap().live_table().unwrap();
         table.lines().last().unwrap().len.0
     };
-    assert_eq!((len_of(&bed, "d"), len_of(&bed, "on")), (16376, 16368));
-    let waiting = bed.world.volume("on").unwrap().inactive_table();
+    assert_eq!((len_of(&server, "d"), len_of(&server, "on")), (16376, 16368));
+    let waiting = server.world.volume("on").unwrap().inactive_table();
     assert_eq!(waiting.unwrap().lines()[0].len.0, 16368);
-    bed.verbs.resume(&VolumeResume { name: "on".into(), ..Default::default() }, &Patient).unwrap();
-    let record = || bed.verbs.change().unwrap().record_of("on");
+    server
+        .verbs
+        .resume(&VolumeResume { name: "on".into(), ..Default::default() }, &Patient)
+        .unwrap();
+    let record = || server.verbs.change().unwrap().record_of("on");
     assert_eq!(record().table.as_deref(), Some("0 16368 linear big 16"));
-    let refused = line_of(bed.verbs.create("z", "0 N zero"));
+    let refused = line_of(server.verbs.create("z", "0 N zero"));
     assert!(refused.contains("the line has no device to take its length from"), "{refused}");
-    drop(bed);
+    drop(server);
     // What is recorded stays; what is configured is looked up at each start.
     fs::File::options().write(true).open(work.join("big")).unwrap().set_len(16 << 20).unwrap();
-    let bed = Bed::start(&work, configured).unwrap();
-    assert_eq!((len_of(&bed, "d"), len_of(&bed, "on")), (32760, 16368));
-    drop(bed);
+    let server = TestServer::start(&work, configured).unwrap();
+    assert_eq!((len_of(&server, "d"), len_of(&server, "on")), (32760, 16368));
+    drop(server);
     fs::remove_file(work.join("big")).unwrap();
-    let refused = line_of(Bed::start(&work, configured).map(drop));
+    let refused = line_of(TestServer::start(&work, configured).map(drop));
     assert!(
         refused.starts_with("d: ") && refused.contains("big: path: found nothing"),
         "{refused}"
@@ -172,78 +178,79 @@ fn a_length_that_is_left_open_is_recorded_and_printed_as_a_number() {
 
 #[test]
 fn a_message_that_changes_the_table_outlives_a_suspend_and_a_restart() {
-    let (_all, bed) = with_pool(&[]);
+    let (_all, server) = with_pool(&[]);
     let message = |words: &str| {
         let words = words.split(' ').map(str::to_owned).collect();
-        VolumeMessage { name: "p".into(), sector: 0, words }.run(&bed.verbs, &Patient)
+        VolumeMessage { name: "p".into(), sector: 0, words }.run(&server.verbs, &Patient)
     };
-    let recorded = || bed.verbs.change().unwrap().record_of("p").table.unwrap();
-    let mode = |bed: &Bed| bed.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
+    let recorded = || server.verbs.change().unwrap().record_of("p").table.unwrap();
+    let mode =
+        |server: &TestServer| server.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
     let as_created = recorded();
     message("detect_zeroes on").unwrap_err();
     message("frob").unwrap_err();
     message("reserve_metadata_snap").unwrap();
-    assert_eq!((recorded(), mode(&bed)), (as_created.clone(), "unmap".to_owned()));
+    assert_eq!((recorded(), mode(&server)), (as_created.clone(), "unmap".to_owned()));
     message("detect_zeroes off").unwrap();
-    assert_eq!(bed.world.printed("p").unwrap(), Some(recorded()));
+    assert_eq!(server.world.printed("p").unwrap(), Some(recorded()));
     assert_eq!(recorded(), as_created.replace("detect_zeroes unmap", "detect_zeroes off"));
-    bed.verbs.suspend("p", false, &Patient).unwrap();
-    bed.resume("p").unwrap();
-    assert_eq!(mode(&bed), "off");
-    let folder = bed.folder.clone();
-    drop(bed);
-    let again = Bed::start(&folder, OTHER).unwrap();
+    server.verbs.suspend("p", false, &Patient).unwrap();
+    server.resume("p").unwrap();
+    assert_eq!(mode(&server), "off");
+    let folder = server.folder.clone();
+    drop(server);
+    let again = TestServer::start(&folder, OTHER).unwrap();
     assert_eq!(mode(&again), "off");
     assert!(again.world.printed("p").unwrap().unwrap().ends_with(" detect_zeroes off"));
 }
 
 #[test]
 fn a_suspend_that_waits_for_requests_holds_up_no_other_verb() {
-    let (_all, bed) = with_pool(&[]);
-    now(&bed, |bed| bed.verbs.suspend("p", false, &Patient)).unwrap();
-    let written = begin_write(&bed, "vm", 0);
-    let suspended = begin(&bed, |bed| bed.verbs.suspend("vm", false, &Patient));
-    while bed.world.under_way().is_empty() {
+    let (_all, server) = with_pool(&[]);
+    now(&server, |server| server.verbs.suspend("p", false, &Patient)).unwrap();
+    let written = begin_write(&server, "vm", 0);
+    let suspended = begin(&server, |server| server.verbs.suspend("vm", false, &Patient));
+    while server.world.under_way().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let waits = "vm: a suspend is under way; `cairn resume vm` ends it";
-    let on = now(&bed, |bed| bed.verbs.create("on", "0 8 linear @vm 0"));
+    let on = now(&server, |server| server.verbs.create("on", "0 8 linear @vm 0"));
     assert_eq!(line_of(on), "on: state: found @vm suspended, expected a live volume");
     for line in [
-        line_of(now(&bed, |bed| bed.verbs.suspend("vm", false, &Patient))),
-        line_of(now(&bed, |bed| bed.verbs.load("vm", "0 8 zero"))),
+        line_of(now(&server, |server| server.verbs.suspend("vm", false, &Patient))),
+        line_of(now(&server, |server| server.verbs.load("vm", "0 8 zero"))),
     ] {
         assert!(line == waits || line.starts_with("vm: load: "), "{line}");
     }
-    now(&bed, |bed| bed.resume("p")).unwrap();
+    now(&server, |server| server.resume("p")).unwrap();
     end(&suspended).unwrap();
     end(&written).unwrap();
-    now(&bed, |bed| bed.resume("vm")).unwrap();
+    now(&server, |server| server.resume("vm")).unwrap();
 }
 
 /// A volume of a full pool, with a write that waits for space.
-fn with_write_for_space() -> (tempfile::TempDir, Arc<Bed>, Receiver<IoResult>) {
-    let (all, bed) = with_pool(&["no_space_timeout", "0"]);
-    bed.write("vm", 0, 128, 1);
-    let written = begin_write(&bed, "vm", 128);
-    (all, bed, written)
+fn with_write_for_space() -> (tempfile::TempDir, Arc<TestServer>, Receiver<IoResult>) {
+    let (all, server) = with_pool(&["no_space_timeout", "0"]);
+    server.write("vm", 0, 128, 1);
+    let written = begin_write(&server, "vm", 128);
+    (all, server, written)
 }
 
 /// Once a suspend was called off: requests pass, and what waits for space goes on when it comes.
-fn serves_on(bed: &Arc<Bed>, written: &Receiver<IoResult>) {
-    assert!(!bed.world.volume("vm").unwrap().is_suspended());
-    now(bed, |bed| bed.write("vm", 0, 8, 2));
+fn serves_on(server: &Arc<TestServer>, written: &Receiver<IoResult>) {
+    assert!(!server.world.volume("vm").unwrap().is_suspended());
+    now(server, |server| server.write("vm", 0, 8, 2));
     assert!(written.try_recv().is_err(), "there is no space yet");
-    now(bed, |bed| {
+    now(server, |server| {
         let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
-        bed.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
+        server.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
     });
     end(written).unwrap();
-    assert!(!bed.world.volume("vm").unwrap().is_suspended());
+    assert!(!server.world.volume("vm").unwrap().is_suspended());
 }
 
-fn until_under_way(bed: &Bed) {
-    while bed.world.under_way().is_empty() {
+fn until_under_way(server: &TestServer) {
+    while server.world.under_way().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -251,17 +258,17 @@ fn until_under_way(bed: &Bed) {
 #[test]
 fn a_resume_calls_off_a_suspend_that_waits_for_requests() {
     for noflush in [false, true] {
-        let (_all, bed, written) = with_write_for_space();
+        let (_all, server, written) = with_write_for_space();
         // A linear volume hands nothing back.
         let on = if noflush { "on" } else { "vm" };
-        now(&bed, |bed| bed.verbs.create("on", "0 2048 linear @vm 0")).unwrap();
-        let late = begin_write(&bed, on, 256);
-        let suspended = begin(&bed, move |bed| bed.verbs.suspend(on, noflush, &Patient));
-        until_under_way(&bed);
-        now(&bed, move |bed| bed.resume(on)).unwrap();
+        now(&server, |server| server.verbs.create("on", "0 2048 linear @vm 0")).unwrap();
+        let late = begin_write(&server, on, 256);
+        let suspended = begin(&server, move |server| server.verbs.suspend(on, noflush, &Patient));
+        until_under_way(&server);
+        now(&server, move |server| server.resume(on)).unwrap();
         assert_eq!(line_of(end(&suspended)), format!("{on}: suspend: called off by a resume"));
-        assert!(!bed.world.volume(on).unwrap().is_suspended());
-        serves_on(&bed, &written);
+        assert!(!server.world.volume(on).unwrap().is_suspended());
+        serves_on(&server, &written);
         end(&late).unwrap();
     }
 }
@@ -269,16 +276,17 @@ fn a_resume_calls_off_a_suspend_that_waits_for_requests() {
 #[test]
 fn a_suspend_whose_caller_goes_lets_requests_go_on() {
     for noflush in [false, true] {
-        let (_all, bed, written) = with_write_for_space();
-        now(&bed, |bed| bed.verbs.create("on", "0 2048 linear @vm 0")).unwrap();
-        let (late, gone) = (begin_write(&bed, "on", 256), Arc::new(AtomicBool::new(false)));
+        let (_all, server, written) = with_write_for_space();
+        now(&server, |server| server.verbs.create("on", "0 2048 linear @vm 0")).unwrap();
+        let (late, gone) = (begin_write(&server, "on", 256), Arc::new(AtomicBool::new(false)));
         let hangs_up = HangsUp(gone.clone());
-        let suspended = begin(&bed, move |bed| bed.verbs.suspend("on", noflush, &hangs_up));
-        until_under_way(&bed);
+        let suspended =
+            begin(&server, move |server| server.verbs.suspend("on", noflush, &hangs_up));
+        until_under_way(&server);
         gone.store(true, Ordering::Relaxed);
         assert_eq!(line_of(end(&suspended)), "on: suspend: interrupted by its caller");
-        assert!(!bed.world.volume("on").unwrap().is_suspended());
-        serves_on(&bed, &written);
+        assert!(!server.world.volume("on").unwrap().is_suspended());
+        serves_on(&server, &written);
         end(&late).unwrap();
     }
 }
@@ -286,66 +294,66 @@ fn a_suspend_whose_caller_goes_lets_requests_go_on() {
 #[test]
 fn a_suspend_whose_caller_goes_before_its_end_is_undone_unless_another_one_was_before() {
     let (_all, work, _) = folders();
-    let bed = Bed::fresh(&work, "d=0 1024 writecache s disk cache 4096 0");
+    let server = TestServer::fresh(&work, "d=0 1024 writecache s disk cache 4096 0");
     let gone = HangsUp(Arc::new(AtomicBool::new(true)));
-    let line = line_of(bed.verbs.suspend("d", false, &gone));
+    let line = line_of(server.verbs.suspend("d", false, &gone));
     assert_eq!(line, "d: suspend: interrupted by its caller");
-    assert!(!bed.is_suspended("d") && bed.verbs.stuck().is_empty());
-    bed.verbs.suspend("d", false, &Patient).unwrap();
-    bed.verbs.suspend("d", false, &gone).unwrap();
-    assert!(bed.is_suspended("d") && bed.verbs.stuck().is_empty());
+    assert!(!server.is_suspended("d") && server.verbs.stuck().is_empty());
+    server.verbs.suspend("d", false, &Patient).unwrap();
+    server.verbs.suspend("d", false, &gone).unwrap();
+    assert!(server.is_suspended("d") && server.verbs.stuck().is_empty());
 }
 
 #[test]
 fn a_table_whose_caller_goes_while_requests_are_waited_for_leaves_the_old_one() {
-    let (_all, bed, written) = with_write_for_space();
-    now(&bed, |bed| bed.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
+    let (_all, server, written) = with_write_for_space();
+    now(&server, |server| server.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
     let gone = Arc::new(AtomicBool::new(false));
     let hangs_up = HangsUp(gone.clone());
-    let resumed = begin(&bed, move |bed| {
+    let resumed = begin(&server, move |server| {
         let name = "vm".to_owned();
-        bed.verbs.resume(&VolumeResume { name, ..Default::default() }, &hangs_up)
+        server.verbs.resume(&VolumeResume { name, ..Default::default() }, &hangs_up)
     });
-    until_under_way(&bed);
+    until_under_way(&server);
     gone.store(true, Ordering::Relaxed);
     assert_eq!(line_of(end(&resumed)), "vm: resume: interrupted by its caller");
-    serves_on(&bed, &written);
-    assert!(bed.world.volume("vm").unwrap().inactive_table().is_some());
+    serves_on(&server, &written);
+    assert!(server.world.volume("vm").unwrap().inactive_table().is_some());
 }
 
 #[test]
 fn a_table_that_waits_for_requests_of_the_old_one_holds_up_no_other_verb() {
-    let (_all, bed) = with_pool(&["no_space_timeout", "0"]);
-    bed.write("vm", 0, 128, 1);
-    let written = begin_write(&bed, "vm", 128);
-    now(&bed, |bed| bed.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
-    let resumed = begin(&bed, |bed| bed.resume("vm"));
-    while bed.world.under_way().is_empty() {
+    let (_all, server) = with_pool(&["no_space_timeout", "0"]);
+    server.write("vm", 0, 128, 1);
+    let written = begin_write(&server, "vm", 128);
+    now(&server, |server| server.verbs.load("vm", "0 2048 thin @p 0")).unwrap();
+    let resumed = begin(&server, |server| server.resume("vm"));
+    while server.world.under_way().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    now(&bed, |bed| {
+    now(&server, |server| {
         let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
-        bed.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
+        server.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
     });
     end(&written).unwrap();
     end(&resumed).unwrap();
-    assert!(!bed.world.volume("vm").unwrap().is_suspended());
-    assert!(bed.world.volume("vm").unwrap().inactive_table().is_none());
+    assert!(!server.world.volume("vm").unwrap().is_suspended());
+    assert!(server.world.volume("vm").unwrap().inactive_table().is_none());
 }
 
 #[test]
 fn a_table_that_cannot_be_recorded_leaves_the_volume_live() {
     let (_all, work, _) = folders();
     let table = "0 1024 linear disk 0";
-    let bed = Arc::new(Bed::fresh(&work, &format!("d={table}")));
-    now(&bed, move |bed| bed.verbs.load("d", table)).unwrap();
+    let server = Arc::new(TestServer::fresh(&work, &format!("d={table}")));
+    now(&server, move |server| server.verbs.load("d", table)).unwrap();
     // The state file can't be replaced.
     fs::create_dir(work.join("state.new")).unwrap();
-    now(&bed, |bed| bed.resume("d")).unwrap_err();
-    assert!(!bed.world.volume("d").unwrap().is_suspended());
+    now(&server, |server| server.resume("d")).unwrap_err();
+    assert!(!server.world.volume("d").unwrap().is_suspended());
     fs::remove_dir(work.join("state.new")).unwrap();
-    now(&bed, |bed| bed.resume("d")).unwrap();
-    assert!(bed.world.volume("d").unwrap().inactive_table().is_none());
+    now(&server, |server| server.resume("d")).unwrap();
+    assert!(server.world.volume("d").unwrap().inactive_table().is_none());
 }
 
 /// A table that is one, and cannot be live: the metadata has no room for so much data.
@@ -355,60 +363,62 @@ const TOO_LARGE: &str = "0 4294967296 thin-pool meta null:2T 128 0";
 fn a_table_that_cannot_be_live_gives_way_to_the_one_before_and_so_does_its_record() {
     let (_all, work, _) = folders();
     fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
-    let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));
+    let server = Arc::new(TestServer::fresh(&work, "d=0 1024 linear disk 0"));
     // Live, and suspended before, as scripts for the kernel do it.
     for suspended in [false, true] {
-        let refused = now(&bed, move |bed| {
-            bed.verbs.load("d", TOO_LARGE).unwrap();
+        let refused = now(&server, move |server| {
+            server.verbs.load("d", TOO_LARGE).unwrap();
             if suspended {
-                bed.verbs.suspend("d", false, &Patient).unwrap();
+                server.verbs.suspend("d", false, &Patient).unwrap();
             }
-            bed.resume("d")
+            server.resume("d")
         });
         assert!(refused.is_err());
-        let volume = bed.world.volume("d").unwrap();
+        let volume = server.world.volume("d").unwrap();
         assert!(!volume.is_suspended() && volume.inactive_table().is_none());
-        assert_eq!(bed.bytes("d"), all_of(1));
-        now(&bed, |bed| bed.resume("d")).unwrap();
-        let record = bed.verbs.told()["d"].clone();
+        assert_eq!(server.bytes("d"), all_of(1));
+        now(&server, |server| server.resume("d")).unwrap();
+        let record = server.verbs.told()["d"].clone();
         assert_eq!(record, Record::as_configured("d", Some("0 1024 linear disk 0")));
     }
-    drop(bed);
-    assert_eq!(Bed::start(&work, "d=0 1024 linear disk 0").unwrap().bytes("d"), all_of(1));
+    drop(server);
+    assert_eq!(TestServer::start(&work, "d=0 1024 linear disk 0").unwrap().bytes("d"), all_of(1));
 }
 
 #[test]
 fn a_volume_that_cannot_be_made_or_taken_away_is_recorded_as_it_is() {
     let (_all, work, _) = folders();
     fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
-    let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));
-    now(&bed, |bed| bed.verbs.create("p", TOO_LARGE)).unwrap_err();
-    assert!(!bed.has("p") && bed.verbs.told()["p"].table.is_none());
-    now(&bed, |bed| bed.verbs.create("e", "0 8 zero")).unwrap();
+    let server = Arc::new(TestServer::fresh(&work, "d=0 1024 linear disk 0"));
+    now(&server, |server| server.verbs.create("p", TOO_LARGE)).unwrap_err();
+    assert!(!server.has("p") && server.verbs.told()["p"].table.is_none());
+    now(&server, |server| server.verbs.create("e", "0 8 zero")).unwrap();
     fs::create_dir(work.join("state.new")).unwrap();
-    now(&bed, |bed| bed.verbs.create("f", "0 8 zero")).unwrap_err();
-    now(&bed, |bed| bed.verbs.remove("e")).unwrap_err();
+    now(&server, |server| server.verbs.create("f", "0 8 zero")).unwrap_err();
+    now(&server, |server| server.verbs.remove("e")).unwrap_err();
     fs::remove_dir(work.join("state.new")).unwrap();
-    assert!(!bed.has("f") && bed.has("e"));
-    drop(bed);
-    let bed = Arc::new(Bed::start(&work, "d=0 1024 linear disk 0").unwrap());
-    assert!(bed.has("e") && !bed.has("f") && !bed.has("p"));
-    now(&bed, |bed| bed.verbs.remove("e")).unwrap();
+    assert!(!server.has("f") && server.has("e"));
+    drop(server);
+    let server = Arc::new(TestServer::start(&work, "d=0 1024 linear disk 0").unwrap());
+    assert!(server.has("e") && !server.has("f") && !server.has("p"));
+    now(&server, |server| server.verbs.remove("e")).unwrap();
 }
 
 #[test]
 fn a_verb_under_way_holds_up_no_verb_that_reads() {
-    let (_all, bed) = with_pool(&[]);
-    let turn = bed.verbs.changes.lock();
-    let infos = now(&bed, |bed| bed.verbs.thin_list(None)).unwrap();
+    let (_all, server) = with_pool(&[]);
+    let turn = server.verbs.changes.lock();
+    let infos = now(&server, |server| server.verbs.thin_list(None)).unwrap();
     assert_eq!(infos.len(), 1);
     assert_eq!(infos[0].name, "vm");
-    assert!(now(&bed, |bed| ServerInfo {}.run(&bed.verbs, &Patient)).unwrap().state.is_some());
+    assert!(
+        now(&server, |server| ServerInfo {}.run(&server.verbs, &Patient)).unwrap().state.is_some()
+    );
     let wait = VolumeWait { name: "vm".to_owned(), event_nr: None };
-    let waited = begin(&bed, |bed| wait.run(&bed.verbs, &Patient));
+    let waited = begin(&server, |server| wait.run(&server.verbs, &Patient));
     // Longer than a step.
     std::thread::sleep(Duration::from_millis(500));
-    bed.world.volume("vm").unwrap().raise_event();
+    server.world.volume("vm").unwrap().raise_event();
     end(&waited).unwrap();
     drop(turn);
 }
@@ -416,7 +426,7 @@ fn a_verb_under_way_holds_up_no_verb_that_reads() {
 #[test]
 fn a_write_that_finds_no_room_in_a_store_that_may_grow_calls_the_owner_of_the_snapshot() {
     let (_all, work, _) = folders();
-    let bed = Arc::new(Bed::fresh(&work, "v=0 1024 linear disk 0"));
+    let server = Arc::new(TestServer::fresh(&work, "v=0 1024 linear disk 0"));
     let params = SnapCreate {
         name: "v@mon".to_owned(),
         chunk_sectors: Some(8),
@@ -425,9 +435,9 @@ fn a_write_that_finds_no_room_in_a_store_that_may_grow_calls_the_owner_of_the_sn
         grow_bytes: Some(64 << 10),
         ..SnapCreate::default()
     };
-    bed.verbs.snap_create(&params).unwrap();
+    server.verbs.snap_create(&params).unwrap();
     let (send, called) = channel();
-    let mon = bed.world.volume("v@mon").unwrap();
+    let mon = server.world.volume("v@mon").unwrap();
     let seen = mon.event_nr();
     mon.events().set_owner(Arc::new(move || {
         // Only the first call is waited for.
@@ -435,10 +445,10 @@ fn a_write_that_finds_no_room_in_a_store_that_may_grow_calls_the_owner_of_the_sn
     }));
     // The store has room for its records, two chunks and half of another one: it is never as full as
     // its mark says.
-    let written: Vec<_> = (0..4).map(|n| begin_write(&bed, "v", n * 8)).collect();
+    let written: Vec<_> = (0..4).map(|n| begin_write(&server, "v", n * 8)).collect();
     called.recv_timeout(FOREVER).expect("it waits for room, and nobody is told");
     assert_eq!(mon.event_nr(), seen);
-    now(&bed, |bed| bed.verbs.snap_grow("v@mon", 1 << 20)).unwrap();
+    now(&server, |server| server.verbs.snap_grow("v@mon", 1 << 20)).unwrap();
     written.iter().for_each(|written| end(written).unwrap());
 }
 
@@ -447,50 +457,51 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
     let error = Err(IoError::new(ErrorKind::Shutdown));
     // At the gate of the suspended pool, without or with a suspend that waits for it.
     for waits in [false, true] {
-        let (_all, bed) = with_pool(&[]);
-        now(&bed, |bed| bed.verbs.suspend("p", false, &Patient)).unwrap();
-        let written = begin_write(&bed, "vm", 0);
-        let suspended = waits.then(|| begin(&bed, |bed| bed.verbs.suspend("vm", false, &Patient)));
-        while waits && bed.world.under_way().is_empty() {
+        let (_all, server) = with_pool(&[]);
+        now(&server, |server| server.verbs.suspend("p", false, &Patient)).unwrap();
+        let written = begin_write(&server, "vm", 0);
+        let suspended =
+            waits.then(|| begin(&server, |server| server.verbs.suspend("vm", false, &Patient)));
+        while waits && server.world.under_way().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        now(&bed, |bed| bed.verbs.close());
-        now(&bed, |bed| bed.world.suspend_all());
+        now(&server, |server| server.verbs.close());
+        now(&server, |server| server.world.suspend_all());
         assert_eq!(end(&written), error);
         suspended.into_iter().for_each(|suspended| end(&suspended).unwrap());
     }
     // For space.
-    let (_all, bed) = with_pool(&["no_space_timeout", "0"]);
-    bed.write("vm", 0, 128, 1);
-    let written = begin_write(&bed, "vm", 128);
-    now(&bed, |bed| bed.verbs.close());
-    now(&bed, |bed| bed.world.suspend_all());
+    let (_all, server) = with_pool(&["no_space_timeout", "0"]);
+    server.write("vm", 0, 128, 1);
+    let written = begin_write(&server, "vm", 128);
+    now(&server, |server| server.verbs.close());
+    now(&server, |server| server.world.suspend_all());
     assert_eq!(end(&written), error);
     // What a cache sends to a volume of the pool: at the gate, or for space.
     for suspended in [true, false] {
-        let (_all, bed) = with_pool(&["no_space_timeout", "0"]);
-        now(&bed, |bed| {
-            fs::write(bed.folder.join("disk"), vec![0; 1 << 20]).unwrap();
-            bed.verbs.create("cached", "0 2048 writecache s disk @vm 4096 0").unwrap();
+        let (_all, server) = with_pool(&["no_space_timeout", "0"]);
+        now(&server, |server| {
+            fs::write(server.folder.join("disk"), vec![0; 1 << 20]).unwrap();
+            server.verbs.create("cached", "0 2048 writecache s disk @vm 4096 0").unwrap();
         });
         if suspended {
-            now(&bed, |bed| bed.verbs.suspend("p", false, &Patient)).unwrap();
+            now(&server, |server| server.verbs.suspend("p", false, &Patient)).unwrap();
         }
-        let written: Vec<_> = (0..64).map(|n| begin_write(&bed, "cached", n * 8)).collect();
-        now(&bed, |bed| bed.verbs.close());
-        now(&bed, |bed| bed.world.suspend_all());
+        let written: Vec<_> = (0..64).map(|n| begin_write(&server, "cached", n * 8)).collect();
+        now(&server, |server| server.verbs.close());
+        now(&server, |server| server.world.suspend_all());
         assert!(written.iter().any(|written| end(written).is_err()));
     }
     // At the gate of a suspended volume.
     let (_all, work, _) = folders();
-    let bed = Arc::new(Bed::fresh(&work, "d=0 1024 linear disk 0"));
-    now(&bed, |bed| {
-        bed.verbs.create("on", "0 8 linear @d 0").unwrap();
-        bed.verbs.suspend("d", false, &Patient).unwrap();
+    let server = Arc::new(TestServer::fresh(&work, "d=0 1024 linear disk 0"));
+    now(&server, |server| {
+        server.verbs.create("on", "0 8 linear @d 0").unwrap();
+        server.verbs.suspend("d", false, &Patient).unwrap();
     });
-    let written = begin_write(&bed, "on", 0);
-    now(&bed, |bed| bed.verbs.close());
-    now(&bed, |bed| bed.world.suspend_all());
+    let written = begin_write(&server, "on", 0);
+    now(&server, |server| server.verbs.close());
+    now(&server, |server| server.world.suspend_all());
     assert_eq!(end(&written), error);
 }
 
@@ -498,17 +509,17 @@ fn a_server_ends_although_requests_wait_for_a_verb() {
 fn a_snapshot_whose_copy_the_end_of_the_server_cuts_short_stays_valid() {
     let (_all, work, copies) = folders();
     let table = "v=0 1024 linear disk 0";
-    let bed = Arc::new(Bed::fresh(&work, table));
-    bed.create("v@mon").unwrap();
-    now(&bed, |bed| bed.verbs.suspend("v@real", false, &Patient)).unwrap();
-    let written = begin_write(&bed, "v", 0);
-    now(&bed, |bed| bed.verbs.close());
+    let server = Arc::new(TestServer::fresh(&work, table));
+    server.create("v@mon").unwrap();
+    now(&server, |server| server.verbs.suspend("v@real", false, &Patient)).unwrap();
+    let written = begin_write(&server, "v", 0);
+    now(&server, |server| server.verbs.close());
     // The copy cannot be made, and the origin must not change without it: the write fails.
-    let ended = now(&bed, |bed| bed.world.suspend_all());
+    let ended = now(&server, |server| server.world.suspend_all());
     assert!(ended.lost.is_empty());
     end(&written).unwrap_err();
     copy(&work, &copies.join("after"));
-    let again = Bed::start(&copies.join("after"), table).unwrap();
+    let again = TestServer::start(&copies.join("after"), table).unwrap();
     for name in ["v", "v@mon"] {
         assert_eq!(again.bytes(name), all_of(1), "{name}");
     }

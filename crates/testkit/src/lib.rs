@@ -1,8 +1,10 @@
 //! Test data and helpers for several crates: the golden images and the fuzzers' seeds, skipping of
-//! tests, and files that fail as drives do. A missing or damaged file fails the test that asks for
-//! it. A program that the machine lacks skips the test, by the rule of `scripts/test`.
+//! tests, files that fail as drives do, and an NBD client. A missing or damaged file fails the test
+//! that asks for it. A program that the machine lacks skips the test, by the rule of `scripts/test`.
 
 mod failing_files;
+#[cfg(feature = "nbd")]
+pub mod nbd;
 
 pub use failing_files::{FailingFiles, Faults};
 

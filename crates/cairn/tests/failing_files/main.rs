@@ -5,9 +5,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "../../../exports/tests/nbd/client.rs"]
-#[expect(dead_code, reason = "the tests of NBD itself ask for more")]
-mod client;
 mod life;
 #[path = "../program/place.rs"]
 #[expect(dead_code, reason = "other tests ask for more")]

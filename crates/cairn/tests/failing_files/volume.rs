@@ -13,8 +13,8 @@ use cairn_exports::nbd::wire::command;
 use cairn_sim::{ClientId, Content, History, OpTicket};
 use cairn_testkit::FailingFiles;
 
-use crate::client::{Client as Connection, Reply, Wishes};
 use crate::stacks::VOLUME_BYTES;
+use cairn_testkit::nbd::{Client as Connection, Reply, Wishes};
 
 /// Every request covers whole blocks of so many bytes.
 const BLOCK: u64 = 4096;

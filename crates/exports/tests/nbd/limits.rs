@@ -7,9 +7,9 @@ use cairn_block::Op;
 use cairn_exports::nbd::NbdOptions;
 use cairn_exports::nbd::wire::{command, option, option_error, option_reply};
 
-use crate::client::{Client, Wishes};
 use crate::disk::TestDisk;
 use crate::world::{World, eventually, on_both_rings};
+use cairn_testkit::nbd::{Client, Wishes};
 
 /// So long that only a stop that waits for the wrong thing reaches it.
 const LONG: Duration = Duration::from_secs(60);

@@ -3,9 +3,9 @@
 use cairn_exports::nbd::NbdExport;
 use cairn_exports::nbd::wire::command;
 
-use crate::client::{Client, Wishes};
 use crate::disk::TestDisk;
 use crate::world::{World, eventually, on_both_rings};
+use cairn_testkit::nbd::{Client, Wishes};
 
 const EIO: u32 = 5;
 

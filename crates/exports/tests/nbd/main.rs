@@ -2,7 +2,6 @@
 //! can also break the protocol.
 
 #[cfg(test)]
-mod client;
 #[cfg(test)]
 mod disk;
 #[cfg(test)]

@@ -12,9 +12,9 @@ use cairn_exports::nbd::wire::{
 };
 use cairn_exports::nbd::{ContextRun, Contexts, ListenAddress, NbdExport};
 
-use crate::client::{Client, Wishes};
 use crate::disk::{Seen, TestDisk};
 use crate::world::{World, eventually, on_both_rings};
+use cairn_testkit::nbd::{Client, Wishes};
 
 const ALL: Wishes = Wishes { structured: true, block_sizes: true, allocation: true };
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use cairn_block::{Flags, Op, StreamId};
 use cairn_exports::nbd::wire::{CommandFlags, command};
 
-use crate::client::{Client, Wishes};
 use crate::disk::TestDisk;
 use crate::world::{World, eventually, on_both_rings};
+use cairn_testkit::nbd::{Client, Wishes};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 16;

@@ -1,5 +1,7 @@
 //! A small NBD client that sends exactly what a test wants, right or wrong.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,33 +13,46 @@ use cairn_exports::nbd::wire::{
 };
 use zerocopy::FromBytes;
 
+/// A connection.
 pub struct Client {
+    /// The socket, for bytes that no method sends.
     pub stream: UnixStream,
+    /// Bytes of the export.
     pub size: u64,
+    /// Transmission flags of the export.
     pub flags: u16,
+    /// Minimum, preferred and largest block, if the server told them.
     pub block_sizes: Option<(u32, u32, u32)>,
+    /// The cookie of the next request.
     pub next_cookie: u64,
 }
 
 /// What the client asks for during the negotiation.
 #[derive(Clone, Copy, Default)]
 pub struct Wishes {
+    /// Structured replies.
     pub structured: bool,
+    /// The block sizes.
     pub block_sizes: bool,
+    /// Contexts for block status.
     pub allocation: bool,
 }
 
 /// One whole reply.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reply {
+    /// That of the request.
     pub cookie: u64,
+    /// An error number of NBD; 0 is success.
     pub error: u32,
+    /// What was read.
     pub data: Vec<u8>,
     /// Of block status: length and state.
     pub extents: Vec<(u32, u32)>,
 }
 
 impl Client {
+    /// Connects and sends the client flags.
     pub fn connect(path: &Path) -> UnixStream {
         let mut stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -47,6 +62,7 @@ impl Client {
         stream
     }
 
+    /// Connects and enters the transmission phase of an export.
     pub fn open(path: &Path, export: &str, wishes: Wishes) -> Client {
         Client::open_with(path, export, wishes, &["base:allocation"])
     }
@@ -89,6 +105,7 @@ impl Client {
         client
     }
 
+    /// Sends an option.
     pub fn option(&mut self, option: u32, payload: &[u8]) {
         let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
         bytes.extend(option.to_be_bytes());
@@ -128,6 +145,7 @@ impl Client {
         cookie
     }
 
+    /// Sends a write with its data; returns its cookie.
     pub fn send_write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u64 {
         let cookie = self.send(command::WRITE, flags, offset, data.len() as u32);
         self.stream.write_all(data).unwrap();
@@ -194,6 +212,7 @@ impl Client {
         reply.error
     }
 
+    /// Reads, which must succeed.
     pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
         let cookie = self.send(command::READ, 0, offset, length);
         let reply = self.reply(length as usize);
@@ -202,6 +221,7 @@ impl Client {
         reply.data
     }
 
+    /// Writes; returns the error of the reply.
     pub fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
         let cookie = self.send_write(flags, offset, data);
         let reply = self.reply(0);

@@ -4,7 +4,7 @@
 //! Every verb runs on its volume's home reactor, and the caller waits; so no function here may be
 //! called from a reactor. What tables change is not remembered here: see `verbs`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
-    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, FailureCount, Identity, LocalFuture,
-    MappedDevice, MessageError, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode,
-    Table, TableContext, TableLine, TargetTypes, escape_word, unescape_word,
+    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, MappedDevice, MessageError,
+    Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
+    TargetTypes, escape_word, unescape_word,
 };
-use cairn_outcome::failure::{Outcome, refused, system};
+use cairn_outcome::failure::{Outcome, system};
 use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
 use cairn_targets::blank::{Formatting, layer_on};
@@ -26,10 +26,14 @@ use event_listener::Event;
 use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 
+use self::opener::BaseOpener;
 use crate::kept::{Conflict, Reserve, needed, owned};
 use crate::measure::measured;
 use crate::names::parent_of;
 use crate::under_way::UnderWay;
+
+mod opener;
+mod stack;
 
 /// What a world is made of.
 pub struct WorldOptions {
@@ -486,56 +490,6 @@ impl World {
         removed.map_err(|error| lost(name, "remove", error))
     }
 
-    /// Refuses if another volume stands on this one.
-    ///
-    /// # Errors
-    /// One does, or there is no such volume.
-    pub fn refuse_users(&self, name: &str) -> Outcome<()> {
-        self.volume(name)?;
-        let Some(user) = self.users_of(name).into_iter().next() else { return Ok(()) };
-        let detail = format!("users: found volume '{user}' on it, expected none");
-        Err(ConfigError::new(ConfigKind::Busy, name, detail))
-    }
-
-    /// Refuses a volume whose requests would wait: it is suspended, or one beneath it is.
-    ///
-    /// # Errors
-    /// It is so, or there is no such volume.
-    pub fn refuse_suspended(&self, name: &str) -> Outcome<()> {
-        refuse_waiting(name, self.waits_in(&*self.volume(name)?))
-    }
-
-    /// Refuses a volume on top of one that is suspended.
-    ///
-    /// # Errors
-    /// It is one, or there is no such volume.
-    pub fn refuse_suspended_beneath(&self, name: &str) -> Outcome<()> {
-        refuse_waiting(name, self.waits_beneath(&*self.volume(name)?))
-    }
-
-    /// Refuses a table for `name` on top of a volume that is suspended.
-    ///
-    /// # Errors
-    /// It is one. What is no table is told by who loads it.
-    pub fn refuse_suspended_in(&self, name: &str, table: &str) -> Outcome<()> {
-        let lines = TableLine::parse_all(table).unwrap_or_default();
-        let named =
-            lines.iter().flat_map(|line| &line.args).filter_map(|arg| arg.strip_prefix('@'));
-        let volumes = named.filter(|on| *on != name).filter_map(|on| self.volume(on).ok());
-        refuse_waiting(name, volumes.into_iter().find_map(|volume| self.waits_in(&volume)))
-    }
-
-    /// The first volume that is suspended, or will be: this one, or one beneath.
-    fn waits_in(&self, volume: &MappedDevice) -> Option<String> {
-        let waits = volume.is_suspended() || self.under_way.on(volume.volume()).is_some();
-        let own = waits.then(|| volume.volume().to_owned());
-        own.or_else(|| self.waits_beneath(volume))
-    }
-
-    fn waits_beneath(&self, volume: &MappedDevice) -> Option<String> {
-        lower_volumes(volume).iter().find_map(|lower| self.waits_in(lower.mapped()?))
-    }
-
     /// What stays dirty, and where, in words.
     pub fn what_stays(&self, dirty: &Dirty) -> String {
         format!("{} keeps {} that {} lacks", dirty.device, size_of(dirty), self.origin_of(dirty))
@@ -544,13 +498,6 @@ impl World {
     /// The origin of dirty data as a table names it.
     pub fn origin_of(&self, dirty: &Dirty) -> String {
         self.argument_of(Path::new(&dirty.origin.name()))
-    }
-
-    /// The volumes that stand on this one.
-    pub fn users_of(&self, name: &str) -> Vec<String> {
-        let volumes = self.volumes();
-        let users = volumes.iter().filter(|user| stands_on(user, name));
-        users.map(|user| user.volume().to_owned()).collect()
     }
 
     /// Sends a message to the target at `sector` of the live table.
@@ -649,15 +596,6 @@ impl World {
         }
         ended
     }
-
-    fn users_first(&self) -> Vec<String> {
-        let (mut seen, mut lowers_first) = (HashSet::new(), Vec::new());
-        for volume in self.volumes() {
-            visit(&volume, &mut seen, &mut lowers_first);
-        }
-        lowers_first.reverse();
-        lowers_first
-    }
 }
 
 /// How the volumes of a server ended.
@@ -708,34 +646,6 @@ async fn build(
     Ok(())
 }
 
-/// Every live and inactive lower volume of `volume`.
-fn lower_volumes(volume: &MappedDevice) -> Vec<Arc<dyn Disk>> {
-    let tables = [volume.live_table(), volume.inactive_table()];
-    let lines = tables.iter().flatten().flat_map(|table| table.lines());
-    lines.flat_map(|line| line.target.lowers()).filter(|lower| lower.mapped().is_some()).collect()
-}
-
-fn refuse_waiting(name: &str, suspended: Option<String>) -> Outcome<()> {
-    let Some(on) = suspended else { return Ok(()) };
-    let found = format!("@{on} suspended");
-    Err(refused(ConfigKind::Busy, name, "state", &found, "a live volume"))
-}
-
-fn visit(volume: &MappedDevice, seen: &mut HashSet<String>, lowers_first: &mut Vec<String>) {
-    if !seen.insert(volume.volume().to_owned()) {
-        return;
-    }
-    for lower in lower_volumes(volume) {
-        visit(lower.mapped().expect("only mapped devices were kept"), seen, lowers_first);
-    }
-    lowers_first.push(volume.volume().to_owned());
-}
-
-fn stands_on(user: &MappedDevice, name: &str) -> bool {
-    let is_it = |lower: &Arc<dyn Disk>| lower.mapped().is_some_and(|on| on.volume() == name);
-    user.volume() != name && lower_volumes(user).iter().any(is_it)
-}
-
 /// The volume did what the verb asked, but acknowledged writes may be lost.
 fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
     let mut lost = of_volume(name, error);
@@ -771,48 +681,4 @@ pub fn of_volume(name: &str, mut error: ConfigError) -> ConfigError {
         error.device = if inner.is_empty() { name.to_owned() } else { format!("{name}: {inner}") };
     }
     error
-}
-
-/// Opens the device that a word of a table names; relative paths begin at a folder of choice.
-struct BaseOpener {
-    base: Option<PathBuf>,
-    opener: Box<dyn Opener>,
-}
-
-impl BaseOpener {
-    fn place(&self, argument: &str) -> String {
-        let scheme = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
-        let path = unescape_word(argument);
-        match &self.base {
-            _ if scheme => argument.to_owned(),
-            Some(base) => base.join(path).to_string_lossy().into_owned(),
-            None => path,
-        }
-    }
-}
-
-impl Opener for BaseOpener {
-    fn identify(&self, argument: &str) -> Outcome<Identity> {
-        self.opener.identify(&self.place(argument))
-    }
-
-    fn open(
-        &self,
-        argument: &str,
-        read_only: bool,
-        failures: Arc<FailureCount>,
-    ) -> Outcome<Arc<dyn Disk>> {
-        self.opener.open(&self.place(argument), read_only, failures)
-    }
-
-    fn open_on<'a>(
-        &'a self,
-        env: &'a Env,
-        argument: &'a str,
-        read_only: bool,
-        failures: Arc<FailureCount>,
-    ) -> LocalFuture<'a, Outcome<Arc<dyn Disk>>> {
-        let place = self.place(argument);
-        Box::pin(async move { self.opener.open_on(env, &place, read_only, failures).await })
-    }
 }

@@ -275,16 +275,25 @@ impl Buf {
     /// Runs `read` on `len` bytes from `offset`. Must not nest inside [`Buf::write`]. Not for
     /// foreign memory.
     pub fn read<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> R {
+        let read = self.lend(offset, len, read);
+        read.expect("the buffer is borrowed for writing, or foreign memory")
+    }
+
+    /// The same; `None` if the buffer is borrowed for writing, or foreign memory.
+    #[inline(always)]
+    fn lend<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let region = self.region();
         assert!(offset <= region.capacity && len <= region.capacity - offset);
-        assert!(region.borrows.get() >= 0, "buffer is borrowed for writing, or foreign memory");
+        if region.borrows.get() < 0 {
+            return None;
+        }
         region.borrows.set(region.borrows.get() + 1);
         // SAFETY: in bounds (asserted), initialised (with zeros), and no `&mut` exists on
         // this thread (flag) nor elsewhere (handles are not Send).
         let slice = unsafe { std::slice::from_raw_parts(region.ptr.as_ptr().add(offset), len) };
         let result = read(slice);
         region.borrows.set(region.borrows.get() - 1);
-        result
+        Some(result)
     }
 
     /// Runs `write` on `len` bytes from `offset`. Must not nest inside another borrow. Not for
@@ -441,7 +450,10 @@ impl Segs {
         assert!(offset <= self.bytes && len <= self.bytes - offset);
         match self.list.as_slice() {
             // Nearly all data is one piece, and no zeros: that is to cost next to nothing.
-            [seg] if seg.buf.lends() => seg.buf.read(seg.offset + offset, len, zero::is_zero),
+            [seg] => match seg.buf.lend(seg.offset + offset, len, zero::is_zero) {
+                Some(is_zero) => is_zero,
+                None => self.pieces_are_zero(offset, len),
+            },
             _ => self.pieces_are_zero(offset, len),
         }
     }

@@ -1,10 +1,15 @@
 //! Opening: formatting, recovery, and the messages of refusals.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use cairn_block::{Op, SectorCount, SuspendMode};
 use cairn_format::writecache::{BlockSize, Entry, Geometry, Seq, Superblock};
 use cairn_sim::Image;
 
-use super::fixture::{CacheFixture, cache_sectors, initial, initial_byte, table, write_io};
+use super::fixture::{
+    CacheFixture, DRIVE_TIME, cache_sectors, initial, initial_byte, table, write_io,
+};
 
 /// The bytes of a cache of 16 slots with three committed blocks: 1, 2, 3 at sectors 0, 16, 32.
 fn used_cache() -> Vec<u8> {
@@ -332,4 +337,26 @@ fn a_cache_on_a_grown_device_keeps_its_size() {
     let test = on(&bytes, 2048);
     test.load(&table(2048, 4096, ""));
     assert_eq!((test.status().0[1], test.status().dirty()), (16, 3));
+}
+
+#[test]
+fn a_fresh_table_that_another_users_failed_flush_lost_gets_no_superblock() {
+    // A device counts as blank by its first 4 KiB: the slots behind may hold an earlier cache's.
+    let test = CacheFixture::new(2048, cache_sectors(16, 4096));
+    test.build("test", &table(2048, 4096, "")).unwrap();
+    let (env, volume) = (test.sim.env(0).clone(), test.volume.clone());
+    let resumed = Rc::new(Cell::new(None));
+    let place = resumed.clone();
+    test.sim.env(0).spawn(async move {
+        place.set(Some(volume.resume(&env).await.is_ok()));
+    });
+    // The other's flush runs when the zeros of the table are completed, and loses them.
+    while !test.seen("cache").iter().any(|seen| seen.op == Op::Write) {
+        assert_eq!(resumed.get(), None);
+        test.run(DRIVE_TIME / 4);
+    }
+    test.lose_by_another("cache");
+    test.settle();
+    assert_eq!(resumed.get(), Some(false));
+    assert_eq!(test.cache.durable().to_vec()[..8], [0; 8]);
 }

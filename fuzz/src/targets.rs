@@ -20,9 +20,11 @@ pub fn table(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     let Ok(lines) = TableLine::parse_all(&text) else { return false };
     let mut end = Sector(0);
-    for line in &lines {
+    for (index, line) in lines.iter().enumerate() {
         assert_eq!(line.start, end, "lines follow each other");
-        assert!(line.len > SectorCount::ZERO && !line.target.is_empty());
+        let may_be_whole = index + 1 == lines.len() && line.len == TableLine::WHOLE;
+        assert!(line.len > SectorCount::ZERO || may_be_whole, "a line has a length");
+        assert!(!line.target.is_empty());
         end = line.start + line.len;
     }
     lines.len() <= LINES_MAX && construct(lines)

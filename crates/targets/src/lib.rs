@@ -1,7 +1,7 @@
 //! The targets: policy only.
 //!
 //! One file (or folder) per kind of target. Read [`linear`] first; [`passthrough`] is the
-//! template with every hook explained. [`spec`] is how a target declares its table line, and
+//! template with every hook explained. [`mod@spec`] is how a target declares its table line, and
 //! [`args`] reads and prints table lines by it.
 //!
 //! Deliberately absent: files, sockets, threads, clocks. A target sees its lower disks, and

@@ -275,17 +275,23 @@ impl Buf {
     /// Runs `read` on `len` bytes from `offset`. Must not nest inside [`Buf::write`]. Not for
     /// foreign memory.
     pub fn read<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> R {
-        let read = self.lend(offset, len, read);
-        read.expect("the buffer is borrowed for writing, or foreign memory")
+        self.read_or(offset, len, read, |_| panic!("buffer is borrowed, or foreign memory"))
     }
 
-    /// The same; `None` if the buffer is borrowed for writing, or foreign memory.
+    /// Runs `read` as [`Buf::read`] does, or calls `other` if the memory may not be referred to: it
+    /// is foreign (or borrowed for writing, a bug that access to foreign memory finds).
     #[inline(always)]
-    fn lend<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    fn read_or<R, F: FnOnce(&[u8]) -> R>(
+        &self,
+        offset: usize,
+        len: usize,
+        read: F,
+        other: impl FnOnce(F) -> R,
+    ) -> R {
         let region = self.region();
         assert!(offset <= region.capacity && len <= region.capacity - offset);
         if region.borrows.get() < 0 {
-            return None;
+            return other(read);
         }
         region.borrows.set(region.borrows.get() + 1);
         // SAFETY: in bounds (asserted), initialised (with zeros), and no `&mut` exists on
@@ -293,15 +299,35 @@ impl Buf {
         let slice = unsafe { std::slice::from_raw_parts(region.ptr.as_ptr().add(offset), len) };
         let result = read(slice);
         region.borrows.set(region.borrows.get() - 1);
-        Some(result)
+        result
+    }
+
+    #[inline(always)]
+    fn is_zero(&self, offset: usize, len: usize) -> bool {
+        let staged = |_| self.read_staged(offset, len, zero::is_zero);
+        self.read_or(offset, len, zero::is_zero, staged)
     }
 
     /// Runs `write` on `len` bytes from `offset`. Must not nest inside another borrow. Not for
     /// foreign memory.
     pub fn write<R>(&self, offset: usize, len: usize, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.write_or(offset, len, write, |_| panic!("buffer is borrowed, or foreign memory"))
+    }
+
+    /// The same for writing.
+    #[inline(always)]
+    fn write_or<R, F: FnOnce(&mut [u8]) -> R>(
+        &self,
+        offset: usize,
+        len: usize,
+        write: F,
+        other: impl FnOnce(F) -> R,
+    ) -> R {
         let region = self.region();
         assert!(offset <= region.capacity && len <= region.capacity - offset);
-        assert_eq!(region.borrows.get(), 0, "buffer is borrowed, or foreign memory");
+        if region.borrows.get() != 0 {
+            return other(write);
+        }
         region.borrows.set(-1);
         // SAFETY: in bounds (asserted), initialised, and the only borrow (flag, not Send).
         let slice = unsafe { std::slice::from_raw_parts_mut(region.ptr.as_ptr().add(offset), len) };
@@ -435,10 +461,8 @@ impl Segs {
         let mut at = 0;
         for (seg, start, len) in self.pieces(offset, bytes.len()) {
             let bytes = &bytes[at..at + len];
-            match seg.buf.lends_mut() {
-                true => seg.buf.write(start, len, |out| out.copy_from_slice(bytes)),
-                false => seg.buf.store(start, bytes),
-            }
+            let copy = |out: &mut [u8]| out.copy_from_slice(bytes);
+            seg.buf.write_or(start, len, copy, |_| seg.buf.store(start, bytes));
             at += len;
         }
         assert_eq!(at, bytes.len(), "write beyond the end of the segments");
@@ -450,43 +474,33 @@ impl Segs {
         assert!(offset <= self.bytes && len <= self.bytes - offset);
         match self.list.as_slice() {
             // Nearly all data is one piece, and no zeros: that is to cost next to nothing.
-            [seg] => match seg.buf.lend(seg.offset + offset, len, zero::is_zero) {
-                Some(is_zero) => is_zero,
-                None => self.pieces_are_zero(offset, len),
-            },
+            [seg] => seg.buf.is_zero(seg.offset + offset, len),
             _ => self.pieces_are_zero(offset, len),
         }
     }
 
     #[inline(never)]
     fn pieces_are_zero(&self, offset: usize, len: usize) -> bool {
-        self.pieces(offset, len).all(|(seg, at, len)| match seg.buf.lends() {
-            true => seg.buf.read(at, len, zero::is_zero),
-            false => seg.buf.read_staged(at, len, zero::is_zero),
-        })
+        self.pieces(offset, len).all(|(seg, at, len)| seg.buf.is_zero(at, len))
     }
 
     /// Runs `read` on contiguous pieces that make up `len` bytes from `offset`, in order.
     pub fn for_each(&self, offset: usize, len: usize, mut read: impl FnMut(&[u8])) {
         for (seg, start, len) in self.pieces(offset, len) {
-            if seg.buf.lends() {
-                seg.buf.read(start, len, &mut read);
-            } else {
+            seg.buf.read_or(start, len, &mut read, |read| {
                 seg.buf.read_staged(start, len, |bytes| {
                     read(bytes);
                     true
                 });
-            }
+            });
         }
     }
 
     /// Runs `write` on contiguous pieces that make up `len` bytes from `offset`, in order.
     pub fn for_each_mut(&self, offset: usize, len: usize, mut write: impl FnMut(&mut [u8])) {
         for (seg, start, len) in self.pieces(offset, len) {
-            match seg.buf.lends_mut() {
-                true => seg.buf.write(start, len, &mut write),
-                false => seg.buf.write_staged(start, len, &mut write),
-            }
+            let staged = |write: &mut _| seg.buf.write_staged(start, len, write);
+            seg.buf.write_or(start, len, &mut write, staged);
         }
     }
 

@@ -54,12 +54,6 @@ impl Buf {
         self.region().borrows.get() >= 0
     }
 
-    /// The same for [`Buf::write`].
-    #[inline(always)]
-    pub(super) fn lends_mut(&self) -> bool {
-        self.region().borrows.get() == 0
-    }
-
     /// Copies foreign bytes from `offset` into `out`.
     pub(super) fn load(&self, offset: usize, out: &mut [u8]) {
         let from = self.address(offset, out.len());

@@ -35,9 +35,12 @@ impl Verbs {
     fn resize(&self, params: VolumeResize, caller: &dyn Caller) -> Outcome<Vec<String>> {
         let VolumeResize { name, size_bytes, shrink } = params;
         self.world.volume(&name)?;
-        let table = self.change()?.record_of(&name).table.unwrap_or_default();
+        let changes = self.change_table(&name, "resize")?;
+        // In the turn that replaces it: no other verb's table is undone.
+        let table = changes.record_of(&name).table.unwrap_or_default();
         let table = resized(&name, &table, size_bytes)?;
-        self.replace(&VolumeReplace { name, table, shrink, ..VolumeReplace::default() }, caller)
+        let params = VolumeReplace { name, table, shrink, ..VolumeReplace::default() };
+        self.replace_in_turn(changes, &params, caller)
     }
 }
 

@@ -168,8 +168,18 @@ impl Verbs {
         params: &VolumeReplace,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
+        let changes = self.change_table(&params.name, "replace")?;
+        self.replace_in_turn(changes, params, caller)
+    }
+
+    /// The same, in a turn that was taken.
+    pub(super) fn replace_in_turn<'a>(
+        &'a self,
+        changes: MutexGuard<'a, Changes>,
+        params: &VolumeReplace,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
-        let changes = self.change_table(name, "replace")?;
         let table = self.world.measured(name, &params.table)?;
         self.refuse_loading(&changes, name, &table)?;
         self.refuse_swaps_above(name)?;

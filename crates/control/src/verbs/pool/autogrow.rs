@@ -61,7 +61,9 @@ impl Verbs {
         if total - used.min(total) > figures.low_water_blocks {
             return Ok(());
         }
-        let line = PoolLine::of(&self.change()?.record_of(name))?;
+        let told = self.told();
+        let table = told.get(name).and_then(|record| record.table.as_deref());
+        let Some(line) = table.and_then(PoolLine::of_table) else { return Ok(()) };
         let Some(growth) = Growth::of_line(&line) else { return Ok(()) };
         let now = self.data_sectors(&line)?;
         let next = growth.next(now);

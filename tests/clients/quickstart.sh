@@ -6,6 +6,7 @@ need nbdinfo nbdcopy qemu-io
 
 cp "$tests/../examples/quickstart.toml" .
 start() {
+  : >log
   "$CAIRN" serve quickstart.toml >log 2>&1 </dev/null &
   server=$!
   await "the URI is printed" prints_uri

@@ -6,7 +6,9 @@
 //! - resume with a loaded table, and replace: see `volume::swap`.
 //! - create: build, resume, record, export. Crash: no volume, or the one that nobody was told of.
 //! - remove: record, then end. Crash: it is gone at the next start.
-//! - clear: record, then drop. suspend and message change nothing that is recorded.
+//! - clear: record, then drop. suspend changes nothing that is recorded.
+//! - message: carried out, then recorded if it changed what the table prints. Crash: the target may
+//!   have done what nobody was told of, and the next start has the table as it was.
 //!
 //! So a verb that fails leaves a record of what is served. What could not be brought up at a start
 //! stays recorded, and no verb gives its name away.

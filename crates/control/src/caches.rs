@@ -151,16 +151,16 @@ impl<'a> Caches<'a> {
         let own = table.map(|table| self.caches_in(name, &table)).unwrap_or_default();
         self.state.record_caches(|all| {
             // One that is recorded already is no change, so that a full disk is in no resume's way.
-            for own in own {
+            for own in &own {
                 match all.iter_mut().find(|known| own.is_same_cache(known)) {
-                    Some(known) => *known = own,
-                    None => all.push(own),
+                    Some(known) => known.clone_from(own),
+                    None => all.push(own.clone()),
                 }
             }
         })?;
         let went = go();
         if went.as_ref().is_err_and(|error| error.kind != ConfigKind::Lost) {
-            self.put_back(name, before);
+            self.put_back(name, &before, &own);
         }
         went
     }
@@ -181,9 +181,16 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// After a verb failed: what was recorded before.
-    pub fn put_back(&self, name: &str, before: Vec<CacheRecord>) {
-        if let Err(error) = self.state.record_caches(|all| *all = before) {
+    /// After a verb failed: what was recorded before of the caches that it changed. Those of other
+    /// verbs stay.
+    pub fn put_back(&self, name: &str, before: &[CacheRecord], changed: &[CacheRecord]) {
+        let is_changed =
+            |known: &CacheRecord| changed.iter().any(|changed| changed.is_same_cache(known));
+        let put_back = self.state.record_caches(|all| {
+            all.retain(|known| !is_changed(known));
+            all.extend(before.iter().filter(|known| is_changed(known)).cloned());
+        });
+        if let Err(error) = put_back {
             tracing::error!("{name}: {error}");
         }
     }

@@ -14,6 +14,7 @@
 //! were several it means nothing; if there was none, the first one that comes.
 
 use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,26 +50,27 @@ pub struct ExportInfo {
 }
 
 /// How a volume may be served.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Access {
-    Full,
-    /// Volumes read it that need it as it is.
-    Read,
     /// A volume has it for itself.
     None,
+    /// Volumes read it that need it as it is.
+    Read,
+    Full,
 }
 
 impl Access {
-    fn to(world: &World, volume: &MappedDevice) -> Access {
+    fn to(world: &World, volume: &MappedDevice, arranged: &Arranged) -> Access {
         if world.kept_for(volume.volume()).is_some() {
             return Access::None;
         }
+        let is_it = |claimed: &&Claimed| claimed.volume == volume.volume();
+        let awaited = arranged.awaited.values().flatten().filter(is_it);
+        let awaited = awaited.map(|claimed| claimed.may_be_read);
         let claimants = volume.claimants();
-        match claimants.iter().all(|claimant| claimant.may_be_read) {
-            true if claimants.is_empty() => Access::Full,
-            true => Access::Read,
-            false => Access::None,
-        }
+        let claims = claimants.iter().map(|claimant| claimant.may_be_read).chain(awaited);
+        let access = |may_be_read| if may_be_read { Access::Read } else { Access::None };
+        claims.map(access).fold(Access::Full, Access::min)
     }
 }
 
@@ -96,6 +98,16 @@ fn only_plain(served: &[Export]) -> Option<&str> {
     plain.next().filter(|_| plain.next().is_none())
 }
 
+/// What is not served as it would be.
+#[derive(Default)]
+struct Arranged {
+    /// Volumes that are claimed or a pool, each with the volume whose table it gave way to, if any.
+    held_back: BTreeMap<String, Option<String>>,
+    /// What the tables of volumes are about to claim, by the name of the volume: until
+    /// [`Exports::settle`] is called for that volume, it is as good as claimed.
+    awaited: BTreeMap<String, Vec<Claimed>>,
+}
+
 /// The exports of one server.
 pub struct Exports {
     server: Arc<NbdServer>,
@@ -105,8 +117,9 @@ pub struct Exports {
     changes: Mutex<ExportChanges>,
     /// As they are served: `read_only` if they are, for whatever reason.
     served: Mutex<Vec<Export>>,
-    /// Volumes that are not served as they would be, as they are claimed or a pool.
-    held_back: Mutex<BTreeSet<String>>,
+    /// Held while exports begin or end, so that two verbs do not undo each other's; not while
+    /// clients are waited for.
+    arranged: Mutex<Arranged>,
     empty_name: Mutex<EmptyName>,
     addresses: Mutex<Vec<ListenAddress>>,
 }
@@ -120,9 +133,9 @@ impl Exports {
         options: NbdOptions,
     ) -> Exports {
         let server = Arc::new(NbdServer::new(world.reactors().post(), options));
-        let (served, held_back, addresses) = Default::default();
+        let (served, arranged, addresses) = Default::default();
         let (changes, empty_name) = (Mutex::new(changes), Mutex::default());
-        Exports { server, configured, changes, served, held_back, empty_name, addresses }
+        Exports { server, configured, changes, served, arranged, empty_name, addresses }
     }
 
     /// Serves a volume under each of its names; those that it has already stay.
@@ -130,10 +143,15 @@ impl Exports {
     /// # Errors
     /// A name is taken or breaks the protocol's limits.
     pub fn add_volume(&self, world: &World, volume: &str) -> Outcome<()> {
+        self.add_in(world, volume, &mut self.arranged.lock())
+    }
+
+    fn add_in(&self, world: &World, volume: &str, arranged: &mut Arranged) -> Outcome<()> {
         let device = world.volume(volume)?;
-        let access = Access::to(world, &device);
+        let access = Access::to(world, &device, arranged);
         if access != Access::Full
-            && self.held_back.lock().insert(volume.to_owned())
+            && let Entry::Vacant(entry) = arranged.held_back.entry(volume.to_owned())
+            && entry.insert(None).is_none()
             && let Some(owner) = world.kept_for(volume)
         {
             tracing::warn!("{volume}: not exported: kept for '{owner}', which is not served");
@@ -261,26 +279,34 @@ impl Exports {
     /// # Errors
     /// Requests are under way that do not end; the exports are gone all the same.
     pub fn remove_volume(&self, world: &World, volume: &str) -> Outcome<()> {
-        self.held_back.lock().remove(volume);
-        self.remove_if(world, |export| export.volume == volume);
+        let gone = {
+            let mut arranged = self.arranged.lock();
+            arranged.held_back.remove(volume);
+            arranged.awaited.remove(volume);
+            self.take_if(|export| export.volume == volume)
+        };
+        self.end(world, &gone);
         Ok(())
     }
 
     /// Stops serving a volume under one of its names.
     pub fn remove_export(&self, world: &World, name: &str) {
-        self.remove_if(world, |export| export.name == name);
+        let gone = self.take_if(|export| export.name == name);
+        self.end(world, &gone);
     }
 
-    /// Stops serving some exports. True if there were any.
-    fn remove_if(&self, world: &World, is_it: impl Fn(&Export) -> bool) -> bool {
-        let gone: Vec<Export> = {
-            let mut served = self.served.lock();
-            let (gone, kept) = served.drain(..).partition(is_it);
-            *served = kept;
-            gone
-        };
+    /// Takes some exports from those that are served.
+    fn take_if(&self, is_it: impl Fn(&Export) -> bool) -> Vec<Export> {
+        let mut served = self.served.lock();
+        let (gone, kept) = served.drain(..).partition(is_it);
+        *served = kept;
+        gone
+    }
+
+    /// Stops serving exports that were taken from the list.
+    fn end(&self, world: &World, gone: &[Export]) {
         self.settle_default();
-        for export in &gone {
+        for export in gone {
             let (server, name) = (self.server.clone(), export.name.clone());
             let left = world.on_home(&export.volume, move |env| async move {
                 server.remove_export(&env, &name, DRAIN).await
@@ -289,7 +315,6 @@ impl Exports {
                 tracing::warn!("export '{}': {left} connections wait for requests", export.name);
             }
         }
-        !gone.is_empty()
     }
 
     /// Stops serving what `user` is about to claim; if it claims itself, it becomes a pool.
@@ -301,19 +326,28 @@ impl Exports {
             let asked = claimed.volume == user && self.is_configured(export);
             claimed.volume == export.volume && !asked && !(claimed.may_be_read && export.read_only)
         };
+        self.arranged.lock().awaited.insert(user.to_owned(), claimed.to_vec());
         for claimed in claimed {
             if !self.wait_for_clients_of(|export| is_in_the_way(claimed, export)) {
+                self.settle(world, user);
                 let expected = format!("none, as volume '{user}' needs it for itself");
                 let found = "clients that are connected";
                 return Err(refused(ConfigKind::Busy, &claimed.volume, "users", found, expected));
             }
         }
-        for claimed in claimed {
-            if self.remove_if(world, |export| is_in_the_way(claimed, export)) {
-                tracing::warn!("{}: no longer exported: '{user}' uses it", claimed.volume);
-                self.held_back.lock().insert(claimed.volume.clone());
-            }
+        let gone = {
+            let mut arranged = self.arranged.lock();
+            let in_the_way =
+                |export: &Export| claimed.iter().any(|claimed| is_in_the_way(claimed, export));
+            let gone = self.take_if(in_the_way);
+            let to = || Some(user.to_owned());
+            arranged.held_back.extend(gone.iter().map(|export| (export.volume.clone(), to())));
+            gone
+        };
+        for volume in gone.iter().map(|export| &export.volume).collect::<BTreeSet<_>>() {
+            tracing::warn!("{volume}: no longer exported: '{user}' uses it");
         }
+        self.end(world, &gone);
         Ok(())
     }
 
@@ -323,24 +357,34 @@ impl Exports {
         named.any(|named| (&named.name, &named.volume) == (&export.name, &export.volume))
     }
 
-    /// Serves again what nobody claims any more, and to be read what may be.
-    pub fn settle(&self, world: &World) {
-        let held_back: Vec<String> = self.held_back.lock().iter().cloned().collect();
+    /// True if `volume` is not served as it would be, as the table of `user` claims it.
+    pub fn gave_way(&self, volume: &str, user: &str) -> bool {
+        let arranged = self.arranged.lock();
+        arranged.held_back.get(volume).is_some_and(|to| to.as_deref() == Some(user))
+    }
+
+    /// The volume `user` has claimed what it was about to claim, or will not. Serves again what
+    /// nobody claims any more, and to be read what may be.
+    pub fn settle(&self, world: &World, user: &str) {
+        let mut arranged = self.arranged.lock();
+        arranged.awaited.remove(user);
+        let held_back: Vec<String> = arranged.held_back.keys().cloned().collect();
         for name in held_back {
             let Ok(volume) = world.volume(&name) else {
-                self.held_back.lock().remove(&name);
+                arranged.held_back.remove(&name);
                 continue;
             };
-            let access = Access::to(world, &volume);
+            let access = Access::to(world, &volume, &arranged);
             if access == Access::Full && !is_pool(&volume) {
                 let other = |export: &Export| export.volume == name && !self.is_as_named(export);
                 if world.read_only() || self.are_used(other) {
                     continue; // Who reads goes on; the next verb looks again.
                 }
-                self.remove_if(world, other);
-                self.held_back.lock().remove(&name);
+                // Nobody is connected: this waits for nobody.
+                self.end(world, &self.take_if(other));
+                arranged.held_back.remove(&name);
             }
-            if let Err(error) = self.add_volume(world, &name) {
+            if let Err(error) = self.add_in(world, &name, &mut arranged) {
                 tracing::warn!("not exported: {error}");
             }
         }

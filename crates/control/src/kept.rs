@@ -33,7 +33,8 @@ const END: Sector = Sector(1 << 55);
 pub struct Part {
     /// The device, as the line names it.
     pub argument: String,
-    range: SectorRange,
+    /// Which part of it.
+    pub range: SectorRange,
 }
 
 impl Part {
@@ -71,7 +72,7 @@ pub struct Conflict {
 }
 
 /// The volume that this one is a part of.
-fn family_of(name: &str) -> &str {
+pub fn family_of(name: &str) -> &str {
     parent_of(name).unwrap_or(name)
 }
 
@@ -161,6 +162,11 @@ pub fn owned<'a>(
     lines.flat_map(move |line| needed_by(&line, has_snapshots))
 }
 
+/// What a line uses of devices, for itself or with others.
+pub fn used_by(line: &TableLine) -> Vec<Part> {
+    needed_by(line, true)
+}
+
 /// What a line needs for itself.
 fn needed_by(line: &TableLine, has_snapshots: bool) -> Vec<Part> {
     match line.target.as_str() {
@@ -220,14 +226,18 @@ fn remapped_by(line: &TableLine) -> Vec<Part> {
     };
     let range = |at: usize| match number(at + 1).unwrap_or(0) {
         start if start < END.0 => SectorRange::new(Sector(start), SectorCount(sectors)),
-        _ => SectorRange::between(Sector(0), END),
+        _ => whole_device(),
     };
     devices.into_iter().filter_map(|at| part(line, at, range(at))).collect()
 }
 
+/// A device as a whole.
+pub fn whole_device() -> SectorRange {
+    SectorRange::between(Sector(0), END)
+}
+
 fn whole(line: &TableLine, devices: &[usize]) -> Vec<Part> {
-    let range = SectorRange::between(Sector(0), END);
-    devices.iter().filter_map(|&at| part(line, at, range)).collect()
+    devices.iter().filter_map(|&at| part(line, at, whole_device())).collect()
 }
 
 fn part(line: &TableLine, at: usize, range: SectorRange) -> Option<Part> {

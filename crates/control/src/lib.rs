@@ -7,6 +7,7 @@
 //! - [`caches`]: what tables may do about caches that were left dirty.
 //! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`devices`], [`report`]: what verbs are
 //!   made of.
+//! - [`reach`], [`turns`]: which verbs may change something at the same time.
 //! - [`verbs`]: one struct for each, as the command line, the client and the server know it.
 //! - [`plan`]: what is brought up at a start. [`client`]: asks a running server.
 //!
@@ -26,10 +27,12 @@ pub mod live_pool;
 pub mod measure;
 pub mod names;
 pub mod plan;
+pub mod reach;
 pub mod report;
 pub mod sockets;
 pub mod state;
 pub mod thin_line;
+pub mod turns;
 pub mod under_way;
 pub mod verbs;
 pub mod world;

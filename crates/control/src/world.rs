@@ -526,6 +526,12 @@ impl World {
         Ok(table.map(text))
     }
 
+    /// The lines of a volume's tables, the live one and the one that is loaded.
+    pub fn lines_in(&self, volume: &MappedDevice) -> Vec<TableLine> {
+        let tables = [volume.live_table(), volume.inactive_table()];
+        tables.iter().flatten().flat_map(|table| lines_of(table)).collect()
+    }
+
     /// Has the caches of a volume write back what is dirty, and waits for it.
     ///
     /// # Errors

@@ -10,41 +10,39 @@ use crate::state::{Record, StateFile};
 
 /// Records by the names of their volumes.
 pub type Records = Arc<HashMap<String, Record>>;
-/// The same, for those that read them at any time.
-pub type Told = Arc<Mutex<Records>>;
 
-/// What verbs changed.
+/// What verbs changed. A verb changes the records of volumes that its turn holds, and no others.
 pub(crate) struct Changes {
     /// Where it is kept.
     pub(crate) state: Option<StateFile>,
+    /// What the state file could not be given. The next change writes it, too. Held while the file
+    /// is written, so that the file and what is told are changed in the same order.
+    owed: Mutex<Vec<Record>>,
     /// Every volume's, by name.
-    pub(crate) records: Records,
-    /// Of these, what the state file could not be given. The next change writes it, too.
-    owed: Vec<Record>,
-    told: Told,
+    told: Mutex<Records>,
 }
 
 impl Changes {
     /// What is recorded at the start.
     pub(super) fn new(state: Option<StateFile>, records: Vec<Record>) -> Changes {
         let named = records.into_iter().map(|record| (record.name.clone(), record));
-        let records: Records = Arc::new(named.collect());
-        let told = Arc::new(Mutex::new(records.clone()));
-        Changes { state, records, owed: Vec::new(), told }
+        let told = Mutex::new(Arc::new(named.collect()));
+        Changes { state, owed: Mutex::default(), told }
     }
 
-    /// The records, as they are at any time.
-    pub(super) fn told(&self) -> Told {
-        self.told.clone()
+    /// The records, as they are now. Waits for no verb and no file.
+    pub(crate) fn records(&self) -> Records {
+        self.told.lock().clone()
     }
 
     /// Writes what the state file could not be given before.
-    pub(super) fn record_owed(&mut self) -> Outcome<()> {
-        if self.owed.is_empty() { Ok(()) } else { self.record_all(Vec::new()) }
+    pub(super) fn record_owed(&self) -> Outcome<()> {
+        let mut owed = self.owed.lock();
+        if owed.is_empty() { Ok(()) } else { self.write(&mut owed, Vec::new()) }
     }
 
     /// Changes what is recorded of a volume, in the state file first.
-    pub(super) fn record(&mut self, name: &str, change: impl FnOnce(&mut Record)) -> Outcome<()> {
+    pub(super) fn record(&self, name: &str, change: impl FnOnce(&mut Record)) -> Outcome<()> {
         let mut record = self.record_of(name);
         change(&mut record);
         self.record_all(vec![record])
@@ -54,13 +52,17 @@ impl Changes {
     ///
     /// # Errors
     /// The system refused to write.
-    pub(crate) fn record_all(&mut self, records: Vec<Record>) -> Outcome<()> {
-        if let Some(state) = &mut self.state {
+    pub(crate) fn record_all(&self, records: Vec<Record>) -> Outcome<()> {
+        self.write(&mut self.owed.lock(), records)
+    }
+
+    fn write(&self, owed: &mut Vec<Record>, records: Vec<Record>) -> Outcome<()> {
+        if let Some(state) = &self.state {
             let is_new = |owed: &&Record| records.iter().all(|record| record.name != owed.name);
-            let owed = self.owed.iter().filter(is_new).cloned();
-            state.record(owed.chain(records.iter().cloned()).collect())?;
+            let before = owed.iter().filter(is_new).cloned();
+            state.record(before.chain(records.iter().cloned()).collect())?;
         }
-        self.owed.clear();
+        owed.clear();
         self.tell(records);
         Ok(())
     }
@@ -70,25 +72,25 @@ impl Changes {
     ///
     /// # Errors
     /// The system refused to write.
-    pub(crate) fn record_fact(&mut self, record: Record) -> Outcome<()> {
-        let recorded = self.record_all(vec![record.clone()]);
+    pub(crate) fn record_fact(&self, record: Record) -> Outcome<()> {
+        let mut owed = self.owed.lock();
+        let recorded = self.write(&mut owed, vec![record.clone()]);
         if recorded.is_err() {
-            self.owed.retain(|owed| owed.name != record.name);
-            self.owed.push(record.clone());
+            owed.retain(|owed| owed.name != record.name);
+            owed.push(record.clone());
             self.tell(vec![record]);
         }
         recorded
     }
 
-    fn tell(&mut self, records: Vec<Record>) {
+    fn tell(&self, records: Vec<Record>) {
         let named = records.into_iter().map(|record| (record.name.clone(), record));
-        Arc::make_mut(&mut self.records).extend(named);
-        *self.told.lock() = self.records.clone();
+        Arc::make_mut(&mut *self.told.lock()).extend(named);
     }
 
     /// What is recorded of a volume.
     pub(crate) fn record_of(&self, name: &str) -> Record {
-        let known = self.records.get(name).cloned();
+        let known = self.records().get(name).cloned();
         known.unwrap_or_else(|| Record::as_configured(name, None))
     }
 

@@ -10,6 +10,7 @@ use super::Verbs;
 use crate::exports::ExportInfo;
 use crate::live_pool::is_pool;
 use crate::names::is_hidden;
+use crate::reach::Named;
 use crate::state::Export;
 use crate::state::ExportChanges;
 use crate::verbs::steps::log_undo_failure;
@@ -60,7 +61,7 @@ impl Verbs {
     /// Everything is as it was.
     pub(super) fn export_add(&self, params: ExportAdd) -> Outcome<()> {
         let volume = params.volume;
-        let _turn = self.change_table(&volume, "export add")?;
+        let _turn = self.change_table(&Named::volume(&volume).with_export_names(), "export add")?;
         let device = self.world.volume(&volume)?;
         if is_hidden(&volume) || is_pool(&device) {
             let found = "what other volumes are made of";
@@ -108,7 +109,9 @@ impl Verbs {
     /// Everything is as it was.
     pub(super) fn export_remove(&self, params: &ExportRemove) -> Outcome<()> {
         let (name, device) = (&params.name, format!("export '{}'", params.name));
-        let _turn = self.change_table(&device, "export remove")?;
+        let volume = self.exports.volume_of(name);
+        let named = Named::volume(&volume).with_export_names();
+        let _turn = self.change_table(&named, "export remove")?;
         let mut changes = self.exports.changes();
         let added = changes.added.iter().any(|added| added.name == *name);
         let served = self.exports.served_as(name);

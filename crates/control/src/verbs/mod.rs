@@ -13,12 +13,13 @@
 //! So a verb that fails leaves a record of what is served. What could not be brought up at a start
 //! stays recorded, and no verb gives its name away.
 //!
-//! Without a state file the verbs that change tables refuse. One such verb runs at a time, and
-//! `snap list` and `snap diff` wait for it, to tell of one moment; other reading verbs never do.
+//! Without a state file the verbs that change tables refuse. A verb that changes something has its
+//! turn: no other verb changes what it reaches until it ends (see `turns` and `reach`). `snap list`
+//! and `snap diff` take turns, too, to tell of one moment of a volume; other reading verbs do not.
 //!
-//! What that verb waits for must not need another verb. So suspend, and resume with a new table,
-//! wait for requests outside their turn, other verbs on their volume being refused meanwhile; and a
-//! verb that would read through a suspended volume, or wait for requests that do, is refused.
+//! What a verb waits for in its turn must not need another verb. So suspend, and resume with a new
+//! table, wait for requests outside their turn, other verbs on their volume being refused meanwhile;
+//! and a verb that would read through a suspended volume, or wait for requests that do, is refused.
 //! [`Verbs::close`] refuses all further changes and gives up what verbs under way wait for.
 
 mod changes;
@@ -36,23 +37,26 @@ pub mod thin;
 pub mod verb;
 pub mod volume;
 
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, refused};
-use parking_lot::{Mutex, MutexGuard};
+#[cfg(test)]
+use parking_lot::Mutex;
 
 pub(crate) use self::changes::Changes;
-use self::changes::{Records, Told};
+use self::changes::Records;
 #[cfg(test)]
 use self::steps::Step;
 use self::steps::log_undo_failure;
 use crate::exports::Exports;
 use crate::keeper::Keeper;
 use crate::names::{parent_of, snapshot_of};
+use crate::reach::{Named, Reach};
 use crate::state::{Noting, Record, StateFile};
+use crate::turns::{Turn, Turns};
 use crate::world::World;
 
 /// The verbs of one server.
@@ -65,11 +69,8 @@ pub struct Verbs {
     pub(crate) keeper: Arc<Keeper>,
     /// The state file, for what is noted beside the verbs.
     state: Option<StateFile>,
-    changes: Mutex<Changes>,
-    /// What is recorded, for those who do not wait for their turn.
-    told: Told,
-    /// The server is going away.
-    closed: AtomicBool,
+    changes: Changes,
+    turns: Turns,
     /// Sees each step of a verb on snapshots.
     #[cfg(test)]
     pub(crate) at_step: Mutex<Box<dyn FnMut(Step) + Send>>,
@@ -89,9 +90,8 @@ impl Verbs {
             exports,
             keeper: Arc::default(),
             state,
-            told: changes.told(),
-            changes: Mutex::new(changes),
-            closed: AtomicBool::new(false),
+            changes,
+            turns: Turns::default(),
             #[cfg(test)]
             at_step: Mutex::new(Box::new(|_| ())),
         };
@@ -123,9 +123,9 @@ impl Verbs {
         Ok(())
     }
 
-    /// What verbs recorded, for who does not wait for the one under way.
+    /// What verbs recorded, for those that take no turn.
     pub(crate) fn told(&self) -> Records {
-        self.told.lock().clone()
+        self.changes.records()
     }
 
     /// Keeps in the state file which losses no client was told of, for the next start, and which
@@ -153,20 +153,20 @@ impl Verbs {
         const STEP: Duration = Duration::from_millis(100);
         /// Most verbs end by themselves, and no request fails for them.
         const PATIENCE_STEPS: u32 = 20;
-        self.closed.store(true, Ordering::Release);
+        self.turns.close();
         let mut steps = 0;
-        while self.changes.try_lock_for(STEP).is_none() || !self.world.under_way().is_empty() {
+        while !self.turns.is_idle() || !self.world.under_way().is_empty() {
             steps += 1;
             if steps > PATIENCE_STEPS {
                 self.world.give_up_waiting();
             }
             std::thread::sleep(STEP);
         }
-        log_undo_failure("state", self.changes.lock().record_owed());
+        log_undo_failure("state", self.changes.record_owed());
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.turns.is_closed()
     }
 
     fn refuse_closed(&self) -> Outcome<()> {
@@ -177,27 +177,44 @@ impl Verbs {
         Err(refused(ConfigKind::Busy, "", "server", found, "a running one"))
     }
 
-    /// The right to change something, or to look at several things of one moment.
+    /// A turn with what these names reach: to change it, or to look at it as it is at one moment.
     ///
     /// # Errors
     /// The server is going away.
-    pub(crate) fn change(&self) -> Outcome<MutexGuard<'_, Changes>> {
-        let changes = self.changes.lock();
-        self.refuse_closed().map(|()| changes)
+    pub(crate) fn change(&self, named: &Named<'_>) -> Outcome<InTurn<'_>> {
+        let reach = || Reach::of(named, &self.world, &self.changes.records());
+        let turn = self.turns.take(reach);
+        self.refuse_closed()?;
+        let turn = turn.expect("only a server that goes away gives no turn");
+        Ok(InTurn { changes: &self.changes, _turn: turn })
     }
 
-    /// The right to change a table of `name`.
+    /// The same, to change tables.
     ///
     /// # Errors
     /// The server is going away, or there is no state file.
-    pub(crate) fn change_table(&self, name: &str, verb: &str) -> Outcome<MutexGuard<'_, Changes>> {
-        let changes = self.change()?;
+    pub(crate) fn change_table(&self, named: &Named<'_>, verb: &str) -> Outcome<InTurn<'_>> {
+        let changes = self.change(named)?;
         if changes.state.is_none() {
             let expected = "a server started with --state FILE or a TOML file, to keep the change";
             let field = format!("{verb} state file");
-            return Err(refused(ConfigKind::Argument, name, &field, "none", expected));
+            return Err(refused(ConfigKind::Argument, named.first(), &field, "none", expected));
         }
         Ok(changes)
+    }
+}
+
+/// What is recorded, while nobody else changes what concerns the verb.
+pub(crate) struct InTurn<'a> {
+    changes: &'a Changes,
+    _turn: Turn<'a>,
+}
+
+impl Deref for InTurn<'_> {
+    type Target = Changes;
+
+    fn deref(&self) -> &Changes {
+        self.changes
     }
 }
 

@@ -4,6 +4,7 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused};
 
 use super::Verbs;
+use crate::reach::Named;
 use crate::state::{Shown, StateFile, forget, forget_cache, shown};
 use crate::verbs::verb::declare;
 
@@ -46,10 +47,10 @@ impl Verbs {
     /// # Errors
     /// Everything is as it was.
     pub(crate) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
-        let mut changes = self.change_table(name, "state forget")?;
+        let changes = self.change_table(&Named::volume(name).with_all(), "state forget")?;
         let records = self.state_file()?.records();
         if records.iter().all(|record| record.name != name) && self.world.let_go(name) {
-            self.exports.settle(&self.world);
+            self.exports.settle(&self.world, name);
             return Ok(vec![format!("{name}: nothing is recorded; its devices are free for now")]);
         }
         if records.iter().all(|record| record.name != name)
@@ -70,7 +71,7 @@ impl Verbs {
         for name in &names {
             self.world.let_go(name);
         }
-        self.exports.settle(&self.world);
+        self.exports.settle(&self.world, name);
         Ok(forgotten.told)
     }
 

@@ -11,6 +11,7 @@ use cairn_tools::source::{Source, sync_folder};
 use crate::arguments::{bytes, device, is_path, sectors};
 use crate::live_pool::is_pool;
 use crate::names::refuse_at_sign;
+use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::snap::store::{check_argument, discard};
 use crate::verbs::steps::{Step, log_undo_failure, now_s};
@@ -80,7 +81,9 @@ impl Verbs {
     pub fn pool_create(&self, params: &PoolCreate) -> Outcome<()> {
         let name = &params.name;
         refuse_at_sign(name)?;
-        let mut changes = self.change_table(name, "pool create")?;
+        let named = Named::volume(name).with_device(Some(&params.data));
+        let named = named.with_device(Some(&params.metadata));
+        let changes = self.change_table(&named, "pool create")?;
         if self.world.read_only() {
             return Err(wrong(name, "access", "a read-only server", "a writable one"));
         }
@@ -97,7 +100,7 @@ impl Verbs {
         let before = changes.record_of(name);
         let (live, pool_made_s) = (Some(table.clone()), Some(now_s()));
         let record = Record { table: live, pool_made_s, ..before.clone() };
-        let up = self.make_pool(&mut changes, record, &table);
+        let up = self.make_pool(&changes, record, &table);
         if up.is_err() {
             log_undo_failure(name, changes.record_all(vec![before]));
             log_undo_failure(name, self.take_down(name));
@@ -111,7 +114,7 @@ impl Verbs {
     }
 
     /// Steps 2 to 4.
-    fn make_pool(&self, changes: &mut Changes, record: Record, table: &str) -> Outcome<()> {
+    fn make_pool(&self, changes: &Changes, record: Record, table: &str) -> Outcome<()> {
         let name = record.name.clone();
         self.world.create(&name)?;
         self.set_owner(&name)?;

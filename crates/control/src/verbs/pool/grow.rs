@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::LivePool;
 use crate::arguments::{bytes, is_path};
+use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::snap::store::grow;
 use crate::verbs::steps::{Step, log_undo_failure};
@@ -110,11 +111,11 @@ impl Verbs {
     /// The pool is as it was, unless the line says otherwise; a file may be longer.
     pub fn pool_grow(&self, params: &PoolGrow) -> Outcome<()> {
         let name = &params.name;
-        let mut changes = self.change_table(name, "pool grow")?;
+        let changes = self.change_table(&Named::volume(name), "pool grow")?;
         let pool = self.pool(name)?;
         let mut line = PoolLine::of(&changes.record_of(name))?;
         refuse_unchangeable(&pool, &line)?;
-        self.drop_growth(&mut changes, name)?;
+        self.drop_growth(&changes, name)?;
         self.ready(name)?;
         let before = changes.record_of(name);
         self.lengthen(line.metadata(), "--metadata-size", params.metadata_bytes)?;
@@ -124,7 +125,7 @@ impl Verbs {
         let block = figures.block.0;
         let sectors = self.data_sectors(&line)? / block * block;
         line.0.len.0 = sectors.max(line.0.len.0);
-        self.swap_for_longer(&mut changes, before, line.text())?;
+        self.swap_for_longer(&changes, before, line.text())?;
         self.set_detect(name, figures.detect_zeroes)?;
         // A commit may have failed meanwhile: then it is live, and as large as it was.
         refuse_unchangeable(&self.pool(name)?, &line)?;
@@ -133,7 +134,7 @@ impl Verbs {
     }
 
     /// Steps 2 to 4.
-    fn swap_for_longer(&self, changes: &mut Changes, before: Record, table: String) -> Outcome<()> {
+    fn swap_for_longer(&self, changes: &Changes, before: Record, table: String) -> Outcome<()> {
         let name = before.name.clone();
         let waiting = Record { inactive: Some(table.clone()), ..before.clone() };
         let after = Record { table: Some(table.clone()), ..before.clone() };
@@ -167,7 +168,7 @@ impl Verbs {
     }
 
     /// Takes the table back that a crash in the middle of a growth left waiting.
-    fn drop_growth(&self, changes: &mut Changes, name: &str) -> Outcome<()> {
+    fn drop_growth(&self, changes: &Changes, name: &str) -> Outcome<()> {
         let record = changes.record_of(name);
         if !is_growth_of(&record) {
             return Ok(());

@@ -41,7 +41,8 @@ impl Verbs {
     /// acknowledged writes may be lost.
     pub(crate) fn assemble(&self, changes: &Changes, volume: &str) -> Outcome<()> {
         let device = self.world.volume(volume)?;
-        let parts = family(changes.records.values(), volume);
+        let records = changes.records();
+        let parts = family(records.values(), volume);
         let mut losses = Losses::default();
         if !device.is_suspended() || !parts.iter().any(|part| part.name == real_of(volume)) {
             losses.keep(self.make_live(volume))?;

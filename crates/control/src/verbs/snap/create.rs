@@ -12,6 +12,7 @@ use super::{
 };
 use crate::arguments::{bytes, device};
 use crate::names::{SnapName, real_of};
+use crate::reach::Named;
 use crate::state::{Record, Store};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
@@ -49,7 +50,8 @@ impl Verbs {
     /// Everything is as it was.
     pub fn snap_create(&self, params: &SnapCreate) -> Outcome<()> {
         let snap = SnapName::parse(&params.name)?;
-        let mut changes = self.change_table(&snap.volume, "snap create")?;
+        let named = Named::volume(&snap.volume).with_device(params.store.as_deref());
+        let changes = self.change_table(&named, "snap create")?;
         let volume = self.ready(&snap.volume)?;
         self.refuse_recorded(&snap.full())?;
         if self.world.volume(&snap.full()).is_ok() {
@@ -76,9 +78,9 @@ impl Verbs {
         };
         let line = snapshot_line(&words, &real_of(&snap.volume));
         let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
-        let inserted = self.insert(&mut changes, &snap, &words, line, store);
+        let inserted = self.insert(&changes, &snap, &words, line, store);
         if inserted.is_err() {
-            let undone = self.take_out(&mut changes, &snap, before, Loss::Told);
+            let undone = self.take_out(&changes, &snap, before, Loss::Told);
             if let Err(error) = undone {
                 tracing::error!("{}: {error}", snap.volume);
                 // Never live in another way than it is recorded.
@@ -133,7 +135,7 @@ impl Verbs {
     /// Steps 2 and 3.
     fn insert(
         &self,
-        changes: &mut Changes,
+        changes: &Changes,
         snap: &SnapName,
         words: &SnapWords,
         line: String,

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contexts::changed::{changed, union, unmerged};
 use crate::names::SnapName;
+use crate::reach::Named;
 use crate::verbs::Verbs;
 use crate::verbs::verb::declare;
 
@@ -73,7 +74,7 @@ impl Verbs {
     pub fn snap_diff(&self, params: &SnapDiff) -> Outcome<Differences> {
         let snap = SnapName::parse(&params.name)?;
         let other = params.other.as_ref().map(|name| self.sibling(&snap, name)).transpose()?;
-        let changes = self.change()?;
+        let changes = self.change(&Named::volume(&snap.volume).to_look())?;
         let snaps = [Some(&snap), other.as_ref()];
         for snap in snaps.into_iter().flatten() {
             self.record_of_snapshot(&changes, snap)?;

@@ -6,6 +6,7 @@ use cairn_outcome::failure::{Losses, Outcome};
 use super::store;
 use crate::arguments::bytes;
 use crate::names::SnapName;
+use crate::reach::Named;
 use crate::verbs::Verbs;
 use crate::verbs::verb::{Done, declare};
 
@@ -30,7 +31,7 @@ impl Verbs {
     /// acknowledged writes may be lost.
     pub fn snap_grow(&self, name: &str, bytes: u64) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
-        let changes = self.change_table(&snap.volume, "snap grow")?;
+        let changes = self.change_table(&Named::volume(&snap.volume), "snap grow")?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
         let volume = self.world.volume(name)?;
         self.refuse_being_suspended(name)?;

@@ -18,6 +18,7 @@ use cairn_targets::snapshot;
 use super::SnapWords;
 use super::rollback::Merge;
 use crate::names::{is_hidden, parent_of, snapshot_of};
+use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::Verbs;
 
@@ -159,7 +160,7 @@ impl Verbs {
     /// # Errors
     /// It is still suspended.
     pub(crate) fn bring_back(&self, name: &str) -> Outcome<()> {
-        let changes = self.change()?;
+        let changes = self.change(&Named::volume(name))?;
         if !self.keeper.is_stuck(name) {
             return Ok(());
         }
@@ -173,7 +174,7 @@ impl Verbs {
             (false, Some(_)) => self.world.resume_live(name),
             (false, None) => self.assemble(&changes, name),
         })?;
-        self.exports.settle(&self.world);
+        self.exports.settle(&self.world, name);
         self.keeper.leave_alone(name);
         tracing::warn!("{name}: live again");
         Ok(())

@@ -1,5 +1,7 @@
 //! What there is: snapshots with their stores, and merges under way.
 
+use std::collections::BTreeSet;
+
 use cairn_block::Report;
 use cairn_outcome::failure::Outcome;
 use cairn_targets::snapshot;
@@ -7,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::SnapWords;
 use super::rollback::Merge;
+use crate::kept::family_of;
 use crate::names::{SnapName, is_hidden, merge_of, parent_of};
+use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::verb::declare;
 use crate::verbs::{Changes, Verbs};
@@ -48,23 +52,35 @@ declare! {
 }
 
 impl Verbs {
-    /// The snapshots of a volume, or all; by volume and age.
+    /// The snapshots of a volume, or all; by volume and age. Those of one volume are told of as they
+    /// are at one moment.
     ///
     /// # Errors
     /// There is no such volume, or the server is going away.
     pub fn snap_list(&self, name: Option<&str>) -> Outcome<Vec<SnapInfo>> {
-        if let Some(name) = name {
-            self.world.volume(name)?;
-        }
-        let changes = self.change()?;
-        let wanted = |record: &&Record| {
-            let parent = parent_of(&record.name);
-            let asked = name.is_none_or(|name| record.name == name || parent == Some(name));
-            asked && record.table.is_some() && record.store.is_some()
+        let told = self.told();
+        let families: BTreeSet<&str> = match name {
+            Some(name) => {
+                self.world.volume(name)?;
+                [family_of(name)].into()
+            }
+            None => {
+                let snapshots = told.values().filter(|record| record.store.is_some());
+                snapshots.map(|record| family_of(&record.name)).collect()
+            }
         };
         let mut infos = Vec::new();
-        for record in changes.records.values().filter(wanted) {
-            infos.extend(self.info(&changes, record)?);
+        for family in families {
+            let changes = self.change(&Named::volume(family).to_look())?;
+            let wanted = |record: &&Record| {
+                let parent = parent_of(&record.name);
+                let asked = name.is_none_or(|name| record.name == name || parent == Some(name));
+                let is_there = record.table.is_some() && record.store.is_some();
+                asked && is_there && family_of(&record.name) == family
+            };
+            for record in changes.records().values().filter(wanted) {
+                infos.extend(self.info(&changes, record)?);
+            }
         }
         infos.sort_by(|a, b| {
             (&a.volume, a.created_s, &a.name).cmp(&(&b.volume, b.created_s, &b.name))

@@ -165,7 +165,8 @@ impl Verbs {
 impl Changes {
     /// The names of a volume's snapshots, in the order they were made.
     fn snapshots_of(&self, volume: &str) -> Vec<String> {
-        let there = self.records.values().filter(|record| record.table.is_some());
+        let records = self.records();
+        let there = records.values().filter(|record| record.table.is_some());
         let own = |record: &Record| {
             let name = snapshot_of(&record.name, volume)?.to_owned();
             Some((record.store.as_ref()?.created_s, name))

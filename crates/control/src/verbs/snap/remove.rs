@@ -5,6 +5,7 @@ use cairn_outcome::failure::{Losses, Outcome, refused};
 
 use super::{Step, log_undo_failure, store};
 use crate::names::{SnapName, parent_of, real_of};
+use crate::reach::Named;
 use crate::state::Record;
 use crate::thin_line::ThinLine;
 use crate::verbs::verb::{Done, declare};
@@ -60,7 +61,7 @@ impl Verbs {
     /// [`ConfigKind::Lost`]: it is gone, but acknowledged writes of its volume may be lost.
     pub fn snap_remove(&self, name: &str) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
-        let mut changes = self.change_table(&snap.volume, "snap remove")?;
+        let changes = self.change_table(&Named::volume(&snap.volume), "snap remove")?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
         match self.keeper.is_stuck(&snap.volume) {
             true => self.refuse_changing(&snap.volume)?,
@@ -71,10 +72,10 @@ impl Verbs {
         }
         let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
         let after = changes.without(&snap);
-        let losses = match self.take_out(&mut changes, &snap, after.clone(), Loss::Undoes) {
+        let losses = match self.take_out(&changes, &snap, after.clone(), Loss::Undoes) {
             Err(error) if changes.record_of(&snap.full()).table.is_some() => {
                 tracing::error!("{error}");
-                self.put_back_or_end(&mut changes, &snap, before, after, error)
+                self.put_back_or_end(&changes, &snap, before, after, error)
             }
             taken => taken,
         };
@@ -91,7 +92,7 @@ impl Verbs {
     /// table back. On the way `after` is recorded. What the snapshot loses goes with its content.
     pub(super) fn take_out(
         &self,
-        changes: &mut Changes,
+        changes: &Changes,
         snap: &SnapName,
         after: Vec<Record>,
         loss: Loss,
@@ -150,7 +151,7 @@ impl Verbs {
     /// `error`, if the snapshot is there; else why neither can be.
     fn put_back_or_end(
         &self,
-        changes: &mut Changes,
+        changes: &Changes,
         snap: &SnapName,
         before: Vec<Record>,
         after: Vec<Record>,
@@ -168,7 +169,7 @@ impl Verbs {
 
     /// After a failure: the snapshot as it was. What is lost is told to the clients alone: the
     /// verb failed as it is.
-    fn put_back(&self, changes: &mut Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
+    fn put_back(&self, changes: &Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
         log_undo_failure(&snap.volume, changes.record_all(before));
         self.world.clear(&snap.volume)?;
         Losses::default().keep(self.assemble(changes, &snap.volume))

@@ -11,6 +11,7 @@ use super::SnapCreate;
 use super::{SnapWords, Step, log_undo_failure, merge_line, origin_line, snapshot_line, store};
 use crate::arguments::device;
 use crate::names::{SnapName, merge_of, real_of};
+use crate::reach::Named;
 use crate::state::{Record, Store};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
@@ -81,7 +82,7 @@ impl Verbs {
     pub fn snap_merge(&self, name: &str, keep: bool, store: Option<&str>) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
         let verb = if keep { "snap rollback" } else { "snap merge" };
-        let mut changes = self.change_table(&snap.volume, verb)?;
+        let changes = self.change_table(&Named::volume(&snap.volume).with_device(store), verb)?;
         if self.is_merging(&changes, &snap) {
             return self.go_on_merging(&changes, &snap);
         }
@@ -109,7 +110,7 @@ impl Verbs {
         };
         self.step(Step::StoreMade);
         let kept = next.as_ref().map(|(words, made)| Kept::new(&snap, words, *made, &former));
-        let begun = self.begin(&mut changes, &snap, &words, former, kept.as_ref());
+        let begun = self.begin(&changes, &snap, &words, former, kept.as_ref());
         if let (Err(_), Some((words, true))) = (&begun, &next)
             && changes.is_sure()
             && !self.is_merging(&changes, &snap)
@@ -135,7 +136,7 @@ impl Verbs {
     /// Steps 2 and 3.
     fn begin(
         &self,
-        changes: &mut Changes,
+        changes: &Changes,
         snap: &SnapName,
         words: &SnapWords,
         former: Store,
@@ -194,7 +195,7 @@ impl Verbs {
     /// Undoes [`Verbs::start_merging`].
     fn call_off(
         &self,
-        changes: &mut Changes,
+        changes: &Changes,
         snap: &SnapName,
         before: Vec<Record>,
         keep: bool,
@@ -222,11 +223,11 @@ impl Verbs {
     /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged writes
     /// may be lost.
     pub(super) fn end_merge(&self, volume: &str) -> Outcome<bool> {
-        let mut changes = self.change_table(volume, "snap merge")?;
-        self.end_merge_in(&mut changes, volume).inspect_err(|_| self.note_if_stuck(volume))
+        let changes = self.change_table(&Named::volume(volume), "snap merge")?;
+        self.end_merge_in(&changes, volume).inspect_err(|_| self.note_if_stuck(volume))
     }
 
-    fn end_merge_in(&self, changes: &mut Changes, volume: &str) -> Outcome<bool> {
+    fn end_merge_in(&self, changes: &Changes, volume: &str) -> Outcome<bool> {
         if self.world.volume(&merge_of(volume)).is_err() || self.merge_of(volume)? != Merge::Done {
             return Ok(false);
         }
@@ -235,7 +236,7 @@ impl Verbs {
             return Err(refused(ConfigKind::Busy, volume, "end of merge", found, "a live one"));
         }
         let ending = Ending::of(changes, volume)?;
-        let before = changes.records.values().cloned().collect();
+        let before = ending.before(changes);
         let arranged = self.arrange_end(changes, &ending);
         if arranged.is_err() {
             log_undo_failure(volume, self.go_on(changes, &ending, before));
@@ -261,7 +262,7 @@ impl Verbs {
     }
 
     /// Suspends all, loads the tables without the merge, and records them.
-    fn arrange_end(&self, changes: &mut Changes, ending: &Ending) -> Outcome<()> {
+    fn arrange_end(&self, changes: &Changes, ending: &Ending) -> Outcome<()> {
         let Ending { volume, kept, names, .. } = ending;
         self.hold(volume)?;
         if let Some((kept, _)) = kept {
@@ -281,7 +282,7 @@ impl Verbs {
     }
 
     /// After a failure: all as before.
-    fn go_on(&self, changes: &mut Changes, ending: &Ending, before: Vec<Record>) -> Outcome<()> {
+    fn go_on(&self, changes: &Changes, ending: &Ending, before: Vec<Record>) -> Outcome<()> {
         let Ending { volume, kept, .. } = ending;
         log_undo_failure(volume, changes.record_all(before));
         for name in kept.iter().map(|(name, _)| name).chain([volume]) {
@@ -340,6 +341,11 @@ impl Ending {
         let own = changes.own_table(volume).filter(|_| names.is_empty());
         let top = own.unwrap_or_else(|| origin_line(words.sectors, &real));
         Ok(Ending { volume: volume.to_owned(), former, kept, names, top })
+    }
+
+    /// What is recorded before the end of what the end changes.
+    fn before(&self, changes: &Changes) -> Vec<Record> {
+        self.records(changes).iter().map(|record| changes.record_of(&record.name)).collect()
     }
 
     fn records(&self, changes: &Changes) -> Vec<Record> {

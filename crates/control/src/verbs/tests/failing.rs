@@ -175,7 +175,7 @@ fn start(folder: &Path) -> (Arc<TestServer>, Shared) {
 }
 
 /// The server is killed.
-fn let_go(server: Arc<TestServer>) {
+pub(super) fn let_go(server: Arc<TestServer>) {
     // Who was told last may still be about to let go.
     while Arc::strong_count(&server) > 1 {
         std::thread::yield_now();

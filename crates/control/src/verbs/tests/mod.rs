@@ -5,6 +5,7 @@ mod content;
 mod failing;
 mod half_way;
 mod replace;
+mod turns;
 
 use std::fs;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use cairn_outcome::failure::Outcome;
 
 use super::Verbs;
 use crate::control::server::Caller;
+use crate::reach::Named;
 use crate::state::Record;
 use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
@@ -158,7 +160,7 @@ fn a_length_that_is_left_open_is_recorded_and_printed_as_a_number() {
         .verbs
         .resume(&VolumeResume { name: "on".into(), ..Default::default() }, &Patient)
         .unwrap();
-    let record = || server.verbs.change().unwrap().record_of("on");
+    let record = || server.verbs.changes.record_of("on");
     assert_eq!(record().table.as_deref(), Some("0 16368 linear big 16"));
     let refused = line_of(server.verbs.create("z", "0 N zero"));
     assert!(refused.contains("the line has no device to take its length from"), "{refused}");
@@ -183,7 +185,7 @@ fn a_message_that_changes_the_table_outlives_a_suspend_and_a_restart() {
         let words = words.split(' ').map(str::to_owned).collect();
         VolumeMessage { name: "p".into(), sector: 0, words }.run(&server.verbs, &Patient)
     };
-    let recorded = || server.verbs.change().unwrap().record_of("p").table.unwrap();
+    let recorded = || server.verbs.changes.record_of("p").table.unwrap();
     let mode =
         |server: &TestServer| server.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
     let as_created = recorded();
@@ -407,7 +409,7 @@ fn a_volume_that_cannot_be_made_or_taken_away_is_recorded_as_it_is() {
 #[test]
 fn a_verb_under_way_holds_up_no_verb_that_reads() {
     let (_all, server) = with_pool(&[]);
-    let turn = server.verbs.changes.lock();
+    let turn = server.verbs.change(&Named::volume("vm").with_all()).unwrap();
     let infos = now(&server, |server| server.verbs.thin_list(None)).unwrap();
     assert_eq!(infos.len(), 1);
     assert_eq!(infos[0].name, "vm");

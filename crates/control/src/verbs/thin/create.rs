@@ -7,6 +7,7 @@ use super::names::Spot;
 use crate::arguments::{bytes, device};
 use crate::live_pool::LivePool;
 use crate::names::parent_of;
+use crate::reach::Named;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::snap::store::check_argument;
@@ -77,7 +78,8 @@ impl Verbs {
             return Err(wrong(&name, "size", format!("{} bytes", params.size_bytes), expected));
         }
         check_origin(params.origin.as_deref())?;
-        let mut changes = self.change_table(&name, "thin create")?;
+        let named = Named::volume(&name).and(&pool).with_device(params.origin.as_deref());
+        let changes = self.change_table(&named, "thin create")?;
         let pool = self.pool(&pool)?;
         self.ready(&pool.name)?;
         self.refuse_taken(&changes, &name)?;
@@ -87,7 +89,7 @@ impl Verbs {
             pool: pool.name.clone(),
             origin: params.origin.clone(),
         };
-        self.bring_in(&mut changes, &pool, Newcomer { name, line, origin: None })
+        self.bring_in(&changes, &pool, Newcomer { name, line, origin: None })
     }
 
     /// `thin snapshot`
@@ -104,7 +106,8 @@ impl Verbs {
                 return Err(wrong(&name, "name", format!("'{name}'"), expected));
             }
         };
-        let mut changes = self.change_table(&name, "thin snapshot")?;
+        let named = Named::volume(&name).and(&source).with_pools();
+        let changes = self.change_table(&named, "thin snapshot")?;
         self.ready(&source)?;
         let of = self.thin_line(&source)?;
         refuse_other_pool(&source, &of.pool, said.as_deref())?;
@@ -114,7 +117,7 @@ impl Verbs {
         self.refuse_taken(&changes, &name)?;
         let id = changes.new_id(&pool, params.id)?;
         let (origin, line) = (Some(of.id), ThinLine { id, ..of });
-        self.bring_in(&mut changes, &pool, Newcomer { name, line, origin })
+        self.bring_in(&changes, &pool, Newcomer { name, line, origin })
     }
 
     /// The pool of a volume, which must be the one that was said.
@@ -128,7 +131,7 @@ impl Verbs {
         self.pool(&line.pool)
     }
 
-    fn bring_in(&self, changes: &mut Changes, pool: &LivePool, new: Newcomer) -> Outcome<()> {
+    fn bring_in(&self, changes: &Changes, pool: &LivePool, new: Newcomer) -> Outcome<()> {
         let Newcomer { name, line, origin } = &new;
         let plan = self.plan(changes, pool)?;
         let thin = Thin {

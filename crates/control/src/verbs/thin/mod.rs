@@ -177,12 +177,12 @@ impl Verbs {
 
 impl Changes {
     /// The names of a pool's volumes that are recorded.
-    fn thin_records<'a>(&'a self, pool: &'a str) -> impl Iterator<Item = (&'a Record, &'a Thin)> {
-        let named = move |record: &'a Record| {
+    fn thin_records(&self, pool: &str) -> Vec<(String, Thin)> {
+        let named = |record: &Record| {
             let thin = record.thin.as_ref().filter(|thin| thin.pool == pool)?;
-            record.table.is_some().then_some((record, thin))
+            record.table.is_some().then(|| (record.name.clone(), thin.clone()))
         };
-        self.records.values().filter_map(named)
+        self.records().values().filter_map(named).collect()
     }
 
     /// The number for a new volume: the one asked for, or the lowest that is free.
@@ -191,10 +191,11 @@ impl Changes {
     /// It is in use, or too large, or there is none.
     fn new_id(&self, pool: &LivePool, wanted: Option<u64>) -> Outcome<u32> {
         let mut taken: Vec<u32> = pool.devices()?.iter().map(|device| device.id).collect();
-        taken.extend(self.thin_records(&pool.name).map(|(_, thin)| thin.id));
+        taken.extend(self.thin_records(&pool.name).iter().map(|(_, thin)| thin.id));
         // Free or not, such a number names its volume again when what is recorded of it goes.
         let configured = |record: &Record| ThinLine::of_table(record.configured.as_deref()?);
-        let configured = self.records.values().filter_map(configured);
+        let records = self.records();
+        let configured = records.values().filter_map(configured);
         taken.extend(configured.filter(|line| line.pool == pool.name).map(|line| line.id));
         let Some(wanted) = wanted else {
             taken.sort_unstable();

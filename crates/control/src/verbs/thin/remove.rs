@@ -6,6 +6,7 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use super::names::{Spot, nameless};
 use crate::live_pool::LivePool;
 use crate::names::parent_of;
+use crate::reach::Named;
 use crate::state::Record;
 use crate::thin_line::ThinLine;
 use crate::verbs::steps::{Step, log_undo_failure};
@@ -41,7 +42,7 @@ impl Verbs {
     }
 
     fn remove_named(&self, name: &str, said: Option<&str>) -> Outcome<()> {
-        let mut changes = self.change_table(name, "thin remove")?;
+        let changes = self.change_table(&Named::volume(name).with_pools(), "thin remove")?;
         let record = self.thin_record(&changes, name)?;
         let line = self.thin_line(name)?;
         let pool = self.pool_of_line(name, &line, said)?;
@@ -97,7 +98,7 @@ impl Verbs {
     }
 
     fn remove_nameless(&self, pool: &str, id: u32) -> Outcome<()> {
-        let changes = self.change_table(pool, "thin remove")?;
+        let changes = self.change_table(&Named::volume(pool), "thin remove")?;
         let pool: LivePool = self.pool(pool)?;
         self.ready(&pool.name)?;
         self.nameless_device(&changes, &pool, id)?;
@@ -122,8 +123,9 @@ impl Verbs {
             .into_iter()
             .find(|volume| ThinLine::of_volume(volume).is_some_and(serves));
         let served = served.map(|volume| volume.volume().to_owned());
-        let recorded = changes.thin_records(&pool.name).find(|(_, thin)| thin.id == id);
-        if let Some(name) = served.or_else(|| recorded.map(|(record, _)| record.name.clone())) {
+        let mut recorded = changes.thin_records(&pool.name).into_iter();
+        let recorded = recorded.find(|(_, thin)| thin.id == id);
+        if let Some(name) = served.or_else(|| recorded.map(|(name, _)| name)) {
             let found = format!("one with a name, '{name}'");
             return Err(refused(ConfigKind::Busy, shown, "volume", found, "one without"));
         }
@@ -140,8 +142,9 @@ impl Changes {
                 && record.table.is_some()
                 && parent_of(&record.name) == Some(volume)
         };
-        let mut names: Vec<String> =
-            self.records.values().filter(own).map(|record| record.name.clone()).collect();
+        let records = self.records();
+        let own = records.values().filter(own);
+        let mut names: Vec<String> = own.map(|record| record.name.clone()).collect();
         names.sort();
         names
     }

@@ -6,6 +6,7 @@ use super::create::{check_origin, refuse_other_pool};
 use super::names::Spot;
 use crate::arguments::{bytes, device};
 use crate::names::parent_of;
+use crate::reach::Named;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::steps::{Step, log_undo_failure};
@@ -66,7 +67,8 @@ impl Verbs {
     }
 
     fn rename_named(&self, name: &str, to: &str, said: [Option<&str>; 2]) -> Outcome<()> {
-        let mut changes = self.change_table(name, "thin rename")?;
+        let changes =
+            self.change_table(&Named::volume(name).and(to).with_pools(), "thin rename")?;
         self.thin_record(&changes, name)?;
         let pool = self.pool_of_line(name, &self.thin_line(name)?, said[0])?;
         refuse_other_pool(to, &pool.name, said[1])?;
@@ -85,10 +87,10 @@ impl Verbs {
             self.refuse_thin_users(&from)?;
             moves.push(Move { from, to, line });
         }
-        self.carry_over(&mut changes, &moves)
+        self.carry_over(&changes, &moves)
     }
 
-    fn carry_over(&self, changes: &mut Changes, moves: &[Move]) -> Outcome<()> {
+    fn carry_over(&self, changes: &Changes, moves: &[Move]) -> Outcome<()> {
         let mut untold = self.world.untold_losses();
         let down = moves.iter().try_for_each(|one| self.take_down(&one.from));
         self.step(Step::Arranged);
@@ -127,7 +129,8 @@ impl Verbs {
     /// A volume of the pool that has no name gets one, and what else a pool does not know of it.
     fn give_name(&self, pool: &str, id: u32, to: &str, said: &ThinRename) -> Outcome<()> {
         check_origin(said.origin.as_deref())?;
-        let mut changes = self.change_table(to, "thin rename")?;
+        let named = Named::volume(to).and(pool).with_device(said.origin.as_deref());
+        let changes = self.change_table(&named, "thin rename")?;
         let pool = self.pool(pool)?;
         self.ready(&pool.name)?;
         self.refuse_stray(to, &pool.name)?;

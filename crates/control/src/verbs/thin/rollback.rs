@@ -8,6 +8,7 @@ use super::create::refuse_other_pool;
 use super::names::Spot;
 use crate::live_pool::LivePool;
 use crate::names::{SnapName, parent_of};
+use crate::reach::Named;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::steps::{Step, log_undo_failure, now_s};
@@ -47,7 +48,9 @@ impl Verbs {
     pub fn thin_rollback(&self, params: &ThinRollback) -> Outcome<()> {
         let (said, name) = Spot::parse(&params.name)?.named()?;
         let SnapName { volume, .. } = SnapName::parse(&name)?;
-        let mut changes = self.change_table(&volume, "thin rollback")?;
+        let kept = params.keep.as_deref().unwrap_or(&volume);
+        let named = Named::volume(&volume).and(&name).and(kept).with_pools();
+        let changes = self.change_table(&named, "thin rollback")?;
         self.ready(&volume)?;
         let (former, source) = (self.thin_line(&volume)?, self.thin_line(&name)?);
         let pool = self.pool_of_line(&volume, &former, said.as_deref())?;
@@ -66,7 +69,7 @@ impl Verbs {
         let act = Rollback { volume, former, line, made, keep };
         self.step(Step::Pooled);
         let before = changes.record_of(&act.volume);
-        if let Err(error) = self.exchange(&mut changes, &pool, &act) {
+        if let Err(error) = self.exchange(&changes, &pool, &act) {
             log_undo_failure(&act.volume, self.world.clear(&act.volume));
             log_undo_failure(&act.volume, self.make_live(&act.volume));
             self.note_if_stuck(&act.volume);
@@ -77,7 +80,7 @@ impl Verbs {
         }
         let mut losses = Losses::default();
         if let Err(error) = losses.keep(self.make_live(&act.volume)) {
-            let error = self.go_back(&mut changes, before, error);
+            let error = self.go_back(&changes, before, error);
             self.note_if_stuck(&act.volume);
             if let Some(keep) = &act.keep {
                 let mut kept = changes.record_of(keep);
@@ -114,7 +117,7 @@ impl Verbs {
     }
 
     /// Steps 2 and 3.
-    fn exchange(&self, changes: &mut Changes, pool: &LivePool, act: &Rollback) -> Outcome<()> {
+    fn exchange(&self, changes: &Changes, pool: &LivePool, act: &Rollback) -> Outcome<()> {
         let Rollback { volume, former, line, made, keep } = act;
         let thin_of =
             |device: &ThinDevice, created_s| Some(Thin::of_device(&pool.name, device, created_s));

@@ -3,6 +3,7 @@
 use cairn_outcome::failure::Outcome;
 
 use crate::names::refuse_at_sign;
+use crate::reach::Named;
 use crate::state::{CacheRecord, Record};
 use crate::verbs::Verbs;
 use crate::verbs::changes::Changes;
@@ -29,21 +30,21 @@ impl Verbs {
     pub(in crate::verbs) fn create_volume(&self, params: &VolumeCreate) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
         refuse_at_sign(name)?;
-        let mut changes = self.change_table(name, "create")?;
+        let named = Named::volume(name).with_table(&params.table);
+        let changes = self.change_table(&named, "create")?;
         self.refuse_recorded(name)?;
         let table = self.world.measured(name, &params.table)?;
         let table = table.as_str();
         self.world.refuse_suspended_in(name, table)?;
         self.world.create(name)?;
         let served = self.exports.served();
-        let before = self.caches().map(|caches| caches.recorded());
-        let made = self.bring_up(&mut changes, name, table, params.discard_dirty);
+        let before = self.caches().map(|caches| caches.recorded()).unwrap_or_default();
+        let mut touched = Vec::new();
+        let made = self.bring_up(&changes, name, table, params.discard_dirty, &mut touched);
         if made.is_err() {
             log_undo_failure(name, changes.record(name, Record::clear));
             log_undo_failure(name, self.take_down(name));
-            if let (Some(caches), Some(before)) = (self.caches(), before) {
-                caches.put_back(name, before);
-            }
+            self.put_back_caches(name, &before, &touched);
         }
         made.map(|mut notes| {
             notes.extend(self.exports_ended(name, &served));
@@ -51,16 +52,20 @@ impl Verbs {
         })
     }
 
+    /// `touched`: the caches whose records it changes, for who undoes it.
     fn bring_up(
         &self,
-        changes: &mut Changes,
+        changes: &Changes,
         name: &str,
         table: &str,
         discard_dirty: bool,
+        touched: &mut Vec<CacheRecord>,
     ) -> Outcome<Vec<String>> {
         self.set_owner(name)?;
         self.world.load(name, table)?;
+        touched.extend(self.caches_of_loaded(name));
         let given_up = self.given_up_by(name, discard_dirty)?;
+        touched.extend(given_up.iter().cloned());
         self.give_up(&given_up)?;
         self.make_live(name)?;
         self.step(Step::Resumed);

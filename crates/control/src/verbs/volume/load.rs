@@ -2,6 +2,7 @@
 
 use cairn_outcome::failure::Outcome;
 
+use crate::reach::Named;
 use crate::verbs::Verbs;
 use crate::verbs::changes::Changes;
 use crate::verbs::steps::{Step, log_undo_failure};
@@ -38,7 +39,8 @@ const LOAD_BENEATH: &str = "none (VOLUME@real takes a table with the same conten
 impl Verbs {
     pub(in crate::verbs) fn load_table(&self, params: &VolumeLoad) -> Outcome<()> {
         let name = params.name.as_str();
-        let mut changes = self.change_table(name, "load")?;
+        let named = Named::volume(name).with_table(&params.table);
+        let changes = self.change_table(&named, "load")?;
         let table = self.world.measured(name, &params.table)?;
         let table = table.as_str();
         self.refuse_loading(&changes, name, table)?;
@@ -71,7 +73,7 @@ impl Verbs {
     }
 
     pub(in crate::verbs) fn clear(&self, name: &str) -> Outcome<()> {
-        let mut changes = self.change()?;
+        let changes = self.change(&Named::volume(name))?;
         self.world.volume(name)?;
         self.refuse_being_suspended(name)?;
         changes.record(name, |tables| tables.inactive = None)?;

@@ -4,6 +4,7 @@ use cairn_outcome::failure::Outcome;
 use serde::{Deserialize, Serialize};
 
 use crate::names::real_of;
+use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::Verbs;
 use crate::verbs::verb::declare;
@@ -38,7 +39,7 @@ impl Verbs {
     /// # Errors
     /// The system refused to write; it is written with the next change.
     fn record_printed(&self, name: &str) -> Outcome<()> {
-        let mut changes = self.change()?;
+        let changes = self.change(&Named::volume(name))?;
         // Only now: another verb may have made another table live.
         let table = self.world.printed(name)?;
         if table.is_none() || self.world.read_only() {

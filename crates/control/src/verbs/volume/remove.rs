@@ -2,6 +2,7 @@
 
 use cairn_outcome::failure::Outcome;
 
+use crate::reach::Named;
 use crate::state::Record;
 use crate::thin_line::ThinLine;
 use crate::verbs::Verbs;
@@ -38,7 +39,7 @@ impl Verbs {
 
     /// `remove`: answers what a person should know.
     pub(in crate::verbs) fn remove(&self, name: &str) -> Outcome<Vec<String>> {
-        let mut changes = self.change_table(name, "remove")?;
+        let changes = self.change_table(&Named::volume(name), "remove")?;
         self.refuse_thin(&changes, name, "remove")?;
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
         self.world.refuse_users(name)?;

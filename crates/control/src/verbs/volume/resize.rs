@@ -10,6 +10,7 @@ use cairn_outcome::failure::{Outcome, wrong};
 use super::VolumeReplace;
 use crate::arguments::bytes;
 use crate::control::server::Caller;
+use crate::reach::Named;
 use crate::verbs::Verbs;
 use crate::verbs::verb::{Done, declare};
 
@@ -35,7 +36,7 @@ impl Verbs {
     fn resize(&self, params: VolumeResize, caller: &dyn Caller) -> Outcome<Vec<String>> {
         let VolumeResize { name, size_bytes, shrink } = params;
         self.world.volume(&name)?;
-        let changes = self.change_table(&name, "resize")?;
+        let changes = self.change_table(&Named::volume(&name), "resize")?;
         // In the turn that replaces it: no other verb's table is undone.
         let table = changes.record_of(&name).table.unwrap_or_default();
         let table = resized(&name, &table, size_bytes)?;

@@ -6,6 +6,7 @@ use cairn_block::{ConfigError, ConfigKind, SuspendMode};
 use cairn_outcome::failure::{Outcome, refused};
 
 use crate::control::server::Caller;
+use crate::reach::Named;
 use crate::under_way::Doing;
 use crate::verbs::steps::log_undo_failure;
 use crate::verbs::verb::{Done, declare};
@@ -32,7 +33,7 @@ impl Verbs {
         noflush: bool,
         caller: &dyn Caller,
     ) -> Outcome<()> {
-        let turn = self.change()?;
+        let turn = self.change(&Named::volume(name))?;
         self.refuse_being_suspended(name)?;
         self.refuse_swaps_above(name)?;
         let is_suspended = self.world.volume(name)?.is_suspended();

@@ -38,16 +38,16 @@ use cairn_block::{
     CallOff, ConfigError, ConfigKind, Dirty, Fate, MappedDevice, Sector, SuspendMode, Table, Target,
 };
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
-use parking_lot::MutexGuard;
 
 use crate::control::server::Caller;
 use crate::names::{parent_of, real_of, snapshot_of};
+use crate::reach::Named;
 use crate::state::{CacheRecord, Record};
 use crate::under_way::Doing;
 use crate::verbs::changes::Changes;
 use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
-use crate::verbs::{Verbs, interrupted};
+use crate::verbs::{InTurn, Verbs, interrupted};
 use crate::world::{message_refused, size_of};
 
 /// Why a volume is swapped, and for what.
@@ -142,10 +142,10 @@ impl Verbs {
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
         self.call_off_suspend(name, caller)?;
-        let mut changes = self.change()?;
+        let changes = self.change(&Named::volume(name))?;
         self.refuse_being_suspended(name)?;
         if self.world.volume(name)?.inactive_table().is_none() {
-            return self.bring_live(&mut changes, name, |_| ()).map(|()| Vec::new());
+            return self.bring_live(&changes, name, |_| ()).map(|()| Vec::new());
         }
         self.refuse_swaps_above(name)?;
         // Of a volume with snapshots, what is suspended beneath is brought up first.
@@ -168,14 +168,15 @@ impl Verbs {
         params: &VolumeReplace,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
-        let changes = self.change_table(&params.name, "replace")?;
+        let named = Named::volume(&params.name).with_table(&params.table);
+        let changes = self.change_table(&named, "replace")?;
         self.replace_in_turn(changes, params, caller)
     }
 
     /// The same, in a turn that was taken.
     pub(super) fn replace_in_turn<'a>(
         &'a self,
-        changes: MutexGuard<'a, Changes>,
+        changes: InTurn<'a>,
         params: &VolumeReplace,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
@@ -191,7 +192,7 @@ impl Verbs {
 
     fn swap_tables<'a>(
         &'a self,
-        changes: MutexGuard<'a, Changes>,
+        changes: InTurn<'a>,
         swap: &Swap<'_>,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
@@ -208,37 +209,39 @@ impl Verbs {
         drop(changes);
         let held = self.drain(swap, caller);
         let held = held.and_then(|()| self.suspend_for(swap, under_way.call_off(), caller));
-        let mut changes = self.change()?;
+        let changes = self.change(&Named::volume(swap.name).with_table(&swap.table))?;
         drop(under_way);
         let caches_before = self.caches().map(|caches| caches.recorded()).unwrap_or_default();
+        let mut touched = self.caches_of_loaded(swap.name);
         let judged = held.and_then(|lost| {
             let (mut notes, mut given_up) = self.judge(swap)?;
             let others = self.given_up_by(swap.name, swap.allowed.discard_dirty)?;
             notes.extend(others.iter().map(CacheRecord::farewell));
             given_up.extend(others);
+            touched.extend(given_up.iter().cloned());
             self.give_up(&given_up)?;
-            let (before, after) = self.record_swap(&mut changes, swap)?;
+            let (before, after) = self.record_swap(&changes, swap)?;
             Ok((lost, notes, before, after))
         });
         let (lost, mut notes, before, after) = match judged {
             Ok(judged) => judged,
             Err(error) => {
-                self.put_back_caches(swap.name, caches_before);
+                self.put_back_caches(swap.name, &caches_before, &touched);
                 return Err(self.serve_on(swap, error));
             }
         };
         let old = self.world.volume(swap.name)?.live_table();
         self.step(Step::Recorded);
-        let started = |changes: &mut Changes| {
+        let started = |changes: &Changes| {
             self.step(Step::Started);
             // Tried once more below.
             drop(changes.record_fact(after.clone()));
         };
-        let also_lost = match unless_lost(self.bring_live(&mut changes, swap.name, started)) {
+        let also_lost = match unless_lost(self.bring_live(&changes, swap.name, started)) {
             Ok(also_lost) => also_lost,
             Err(error) => {
-                self.put_back_caches(swap.name, caches_before);
-                return Err(self.go_back(&mut changes, before, error));
+                self.put_back_caches(swap.name, &caches_before, &touched);
+                return Err(self.go_back(&changes, before, error));
             }
         };
         self.step(Step::Resumed);
@@ -257,9 +260,9 @@ impl Verbs {
     /// recorded beneath. `started` runs before a table that a user loaded serves a request.
     fn bring_live(
         &self,
-        changes: &mut Changes,
+        changes: &Changes,
         name: &str,
-        started: impl FnOnce(&mut Changes),
+        started: impl FnOnce(&Changes),
     ) -> Outcome<()> {
         match parent_of(name) {
             Some(volume) if snapshot_of(name, volume).is_some() => {
@@ -396,7 +399,7 @@ impl Verbs {
     }
 
     /// Step 5. Answers the record to go back to, and that of the new table.
-    fn record_swap(&self, changes: &mut Changes, swap: &Swap<'_>) -> Outcome<(Record, Record)> {
+    fn record_swap(&self, changes: &Changes, swap: &Swap<'_>) -> Outcome<(Record, Record)> {
         let before = changes.record_of(swap.name);
         let (table, inactive) = (Some(swap.table.clone()), None);
         let after = Record { table, inactive, ..before.clone() };
@@ -436,7 +439,7 @@ impl Verbs {
             log_undo_failure(swap.name, self.world.clear(swap.name));
         }
         let back = self.world.resume_live(swap.name);
-        self.exports.settle(&self.world);
+        self.exports.settle(&self.world, swap.name);
         let Err(second) = back else { return error };
         self.note_if_stuck(swap.name);
         let kind = error.kind;
@@ -459,12 +462,6 @@ impl Verbs {
     pub(super) fn record_left(&self, name: &str, table: Option<&Table>) {
         if let (Some(caches), Some(table)) = (self.caches(), table) {
             log_undo_failure(name, caches.left_by(name, table));
-        }
-    }
-
-    fn put_back_caches(&self, name: &str, before: Vec<CacheRecord>) {
-        if let Some(caches) = self.caches() {
-            caches.put_back(name, before);
         }
     }
 

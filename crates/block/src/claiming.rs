@@ -316,11 +316,13 @@ fn refusal(clash: &Clash) -> ConfigError {
             format!("'{name}' would use it twice{sectors}, as {first} and as {second}")
         }
         Use::Claim(..) => format!(
-            "in use as {} of volume '{name}'{sectors}; name another device, or remove '{name}' first",
+            "in use as {} of volume '{name}'{sectors}; name another device, or remove '{name}' \
+             first",
             role(held)
         ),
         Use::Writer => format!(
-            "volume '{name}' writes to it{sectors}; name '@{name}' instead, or remove '{name}' first"
+            "volume '{name}' writes to it{sectors}; name '@{name}' instead, or remove '{name}' \
+             first"
         ),
     };
     ConfigError::new(ConfigKind::Busy, &held.name, detail)

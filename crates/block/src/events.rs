@@ -50,13 +50,14 @@ impl Events {
         self.call_owner();
     }
 
-    /// From now on `owner` is called at each event, and when a target needs the owner of its volume.
-    /// It does not block.
+    /// From now on `owner` is called at each event, and when a target needs the owner of its
+    /// volume. It does not block.
     pub fn set_owner(&self, owner: Arc<dyn Fn() + Send + Sync>) {
         *self.0.owner.lock() = Some(owner);
     }
 
-    /// A target needs what only the owner of its volume does, say a larger device. This is no event.
+    /// A target needs what only the owner of its volume does, say a larger device. This is no
+    /// event.
     pub fn call_owner(&self) {
         let owner = self.0.owner.lock().clone();
         if let Some(owner) = owner {

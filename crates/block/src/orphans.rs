@@ -159,8 +159,8 @@ pub fn claimed_by_line(line: &Line) -> Vec<(&'static str, Ranges)> {
     followed.collect()
 }
 
-/// What becomes of the dirty data of a cache that no table has if `table` is live: of one with these
-/// claims, as [`claimed_by_line`] tells them, and an origin that lies in these ranges.
+/// What becomes of the dirty data of a cache that no table has if `table` is live: of one with
+/// these claims, as [`claimed_by_line`] tells them, and an origin that lies in these ranges.
 pub fn fate_of_claimed(table: &Table, claims: &[(&'static str, Ranges)], origin: &Ranges) -> Fate {
     let claims = claims.iter().map(|(role, ranges)| (*role, parts(ranges))).collect();
     let cache = Cache { claims, origin: parts(origin) };

@@ -1,5 +1,5 @@
-//! [`Report`]: a target's typed report, and [`Attribute`]: an option as it is now. The kernel's status line, JSON and metrics are made from
-//! it; no code parses a status line.
+//! [`Report`]: a target's typed report, and [`Attribute`]: an option as it is now. The kernel's
+//! status line, JSON and metrics are made from it; no code parses a status line.
 
 use std::fmt;
 

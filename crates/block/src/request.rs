@@ -70,8 +70,8 @@ bitflags::bitflags! {
         const NO_UNMAP = 4;
         /// Write-zeroes fails with [`crate::ErrorKind::Unsupported`] unless it is fast.
         const FAST_ZERO = 8;
-        /// A hint: a copy or discard that a target makes for its own sake (writeback, merge, copy on
-        /// write, trim). No client waits for just this data, so a cache need not keep it.
+        /// A hint: a copy or discard that a target makes for its own sake (writeback, merge, copy
+        /// on write, trim). No client waits for just this data, so a cache need not keep it.
         const BACKGROUND = 16;
     }
 }

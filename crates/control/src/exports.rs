@@ -418,7 +418,8 @@ impl Exports {
         *self.empty_name.lock() = EmptyName::Fixed(Some(name.to_owned()));
     }
 
-    /// The same for an export that may come: until then the empty name means nothing, never another.
+    /// The same for an export that may come: until then the empty name means nothing, never
+    /// another.
     pub fn await_default(&self, wanted: &str) {
         self.choose(wanted);
     }

@@ -2,7 +2,8 @@
 //!
 //! Each of these imports only those above it; a test keeps it so.
 //! - [`names`], [`kept`], [`measure`], [`under_way`], [`world`]: reactors, volumes and their names.
-//! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are served.
+//! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are
+//!   served.
 //! - [`state`], [`exports`]: what the state file records, and what clients find.
 //! - [`caches`]: what tables may do about caches that were left dirty.
 //! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`devices`], [`report`]: what verbs are

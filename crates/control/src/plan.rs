@@ -9,17 +9,17 @@
 //! A volume with snapshots is brought up as a whole, whoever names a part of it first: its own
 //! table, then its snapshots, then a merge, then what stands on that, then the volume itself. So
 //! nothing can write to an origin before every recorded snapshot of it is there. The store of a
-//! recorded snapshot is never formatted, and marked invalid if the record says that it ended; nor is
-//! the metadata of a pool that a recorded volume is of.
+//! recorded snapshot is never formatted, and marked invalid if the record says that it ended; nor
+//! is the metadata of a pool that a recorded volume is of.
 //!
 //! A volume that cannot be brought up is left out, with all that stands on it, and with its whole
 //! family if it has snapshots; the others are brought up. It stays recorded.
 //!
-//! The devices that it needs for itself are kept for it (see `kept`), and what it owns already while
-//! it has not had its turn.
+//! The devices that it needs for itself are kept for it (see `kept`), and what it owns already
+//! while it has not had its turn.
 //!
-//! A volume that was killed while one table took another's place has the latter recorded as `former`:
-//! the start serves it if the new table cannot start. See `verbs::volume::swap`.
+//! A volume that was killed while one table took another's place has the latter recorded as
+//! `former`: the start serves it if the new table cannot start. See `verbs::volume::swap`.
 //!
 //! A pool whose growth was under way has the longer table waiting beside the one it had. The start
 //! brings up the latter, or the longer if the metadata has grown already: see `pool`.
@@ -576,8 +576,8 @@ fn contradiction(record: &Record, state: &StateFile) -> Failure {
 }
 
 /// Refuses exports of volumes that nothing is known of. Of one that verbs removed a line says that
-/// its export is not served. Answers which volumes of verbs the configuration exports, to be known at
-/// the next start too (see `StateFile::exported`).
+/// its export is not served. Answers which volumes of verbs the configuration exports, to be known
+/// at the next start too (see `StateFile::exported`).
 ///
 /// # Errors
 /// There is such an export.

@@ -1,17 +1,17 @@
-//! What a verb reaches: the volumes that it changes, all that their tables stand on, and the parts of
-//! devices that these use.
+//! What a verb reaches: the volumes that it changes, all that their tables stand on, and the parts
+//! of devices that these use.
 //!
 //! - R1. A volume and the parts that its snapshots made of it are one.
 //! - R2. With a volume comes what its tables name: the live one, the loaded one, those that are
-//!   recorded, and the one that the verb is to give it. A verb waits for requests of its volume (rule
-//!   U3 of `under_way`), so nothing beneath it is suspended meanwhile; and a volume is not taken away
-//!   while a table on it is built.
-//! - R3. A pool beneath a thin volume is shared: verbs on two volumes of a pool run at once. One that
-//!   changes the pool, or makes or deletes volumes in it, has it alone.
+//!   recorded, and the one that the verb is to give it. A verb waits for requests of its volume
+//!   (rule U3 of `under_way`), so nothing beneath it is suspended meanwhile; and a volume is not
+//!   taken away while a table on it is built.
+//! - R3. A pool beneath a thin volume is shared: verbs on two volumes of a pool run at once. One
+//!   that changes the pool, or makes or deletes volumes in it, has it alone.
 //! - R4. Parts of devices are told apart by ranges, so that two volumes on one disk do not wait for
 //!   each other. A file is known by its identity, and by its path if it is still to be made.
-//! - R5. What stands on a volume is not reached: a verb on that reaches the volume, and the two meet
-//!   there.
+//! - R5. What stands on a volume is not reached: a verb on that reaches the volume, and the two
+//!   meet there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

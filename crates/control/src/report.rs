@@ -174,8 +174,8 @@ fn lines_of(table: Option<&Table>, tell: impl Fn(&Line) -> (String, Fields)) -> 
         .collect()
 }
 
-/// A report's fields as JSON. A share is two numbers beside its text; a target that has no fields to
-/// show has its state.
+/// A report's fields as JSON. A share is two numbers beside its text; a target that has no fields
+/// to show has its state.
 fn fields_of(report: &Report) -> Fields {
     let mut fields = Fields::new();
     let mut add = |name: &str, value: Value| _ = fields.insert(name.to_owned(), value);

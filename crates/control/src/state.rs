@@ -234,8 +234,8 @@ impl Contents {
     fn parse(shown: &str, text: &str) -> Outcome<Contents> {
         let damaged = |found: String| {
             let detail = format!(
-                "not a state file of version 1: {found}; restore a copy of the file (without it the \
-                 snapshots and the names of volumes in pools are lost)"
+                "not a state file of version 1: {found}; restore a copy of the file (without it \
+                 the snapshots and the names of volumes in pools are lost)"
             );
             ConfigError::new(ConfigKind::Damaged, shown, detail)
         };

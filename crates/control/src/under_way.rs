@@ -9,7 +9,8 @@
 //!     or one beneath it, is suspended or has an entry.
 //! U4. A volume beneath one whose tables are being swapped is not suspended: the swap starts a
 //!     table in its turn.
-//! U5. A `resume` calls off a suspend under way and waits, without the turn, until its entry has ended.
+//! U5. A `resume` calls off a suspend under way and waits, without the turn, until its entry has
+//! ended.
 
 use std::sync::Arc;
 

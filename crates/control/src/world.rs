@@ -368,8 +368,8 @@ impl World {
     /// and before it serves a request.
     ///
     /// # Errors
-    /// There is no table, or a target cannot start. Of kind [`ConfigKind::Lost`]: the table is live,
-    /// but acknowledged writes may be lost.
+    /// There is no table, or a target cannot start. Of kind [`ConfigKind::Lost`]: the table is
+    /// live, but acknowledged writes may be lost.
     pub fn resume_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
         let volume = self.volume(name)?;
         let (tell, told) = channel();
@@ -422,8 +422,8 @@ impl World {
         suspended.map_err(|error| lost(name, "suspend", error))
     }
 
-    /// The same, unless it is called off while requests are waited for, as it is once `is_gone` says
-    /// so: then the volume serves on, and this answers false.
+    /// The same, unless it is called off while requests are waited for, as it is once `is_gone`
+    /// says so: then the volume serves on, and this answers false.
     ///
     /// # Errors
     /// There is no such volume.

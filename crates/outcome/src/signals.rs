@@ -1,9 +1,9 @@
 //! Signals and other things that end a wait of the main thread.
 //!
-//! The first SIGINT or SIGTERM is an [`Event`], the second ends the process at once, unless it is the
-//! same one sent twice. SIGHUP is
-//! ignored: a server outlives its terminal; and so is SIGXFSZ, from the program's beginning. What is
-//! [`Unfinished`] is taken away whichever way the process ends, short of being killed.
+//! The first SIGINT or SIGTERM is an [`Event`], the second ends the process at once, unless it is
+//! the same one sent twice. SIGHUP is ignored: a server outlives its terminal; and so is SIGXFSZ,
+//! from the program's beginning. What is [`Unfinished`] is taken away whichever way the process
+//! ends, short of being killed.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -71,8 +71,8 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
     Ok((send, receive))
 }
 
-/// True if a signal, with the time when it came, was sent twice at once: `timeout` signals its child
-/// and then their group.
+/// True if a signal, with the time when it came, was sent twice at once: `timeout` signals its
+/// child and then their group.
 fn is_repeat(first: (i32, Instant), next: (i32, Instant)) -> bool {
     const AT_ONCE: Duration = Duration::from_millis(50);
     next.0 == first.0 && next.1.duration_since(first.1) < AT_ONCE

@@ -1,7 +1,7 @@
 //! Lines on stderr: errors, notes and the log.
 //!
-//! E1. Nothing ends because stderr cannot be written: a disk that is full, a pipe without a reader or
-//!     a terminal that is gone costs lines, no volume.
+//! E1. Nothing ends because stderr cannot be written: a disk that is full, a pipe without a reader
+//!     or a terminal that is gone costs lines, no volume.
 //! E2. The threads of a server never wait for who reads the log: they leave lines to a thread that
 //!     writes them, which drops lines when too many wait. What was logged is written before the
 //!     program ends, for a second at most.

@@ -1,8 +1,9 @@
 //! The ring over io_uring: one kernel ring per reactor thread, one system call per batch.
 //!
 //! Owns the slots that keep what the kernel reads (iovec arrays, message headers, addresses) at a
-//! fixed address until the completion, and the list of operations that did not fit into the kernel's
-//! queue. A wake arrives as the completion of an eventfd read that is in flight in the ring itself.
+//! fixed address until the completion, and the list of operations that did not fit into the
+//! kernel's queue. A wake arrives as the completion of an eventfd read that is in flight in the
+//! ring itself.
 //!
 //! Promises: the ring's promises (`ring.rs`). Must never free a slot or itself while the kernel
 //! holds an operation that names it.

@@ -775,7 +775,7 @@ impl Disk for SimDrive {
             }
             Err(error) => Err(CopyError::Read(error)),
         };
-        // After a power cut nothing is returned: the caller then copies by requests, which never end.
+        // After a power cut the caller gets no answer here. It copies by requests, which never end.
         (!mechanics.is_powerless()).then_some(copied)
     }
 

@@ -211,8 +211,8 @@ impl Args {
         Ok(areas.pop().expect("an area that is declared and must stand"))
     }
 
-    /// Changes the number of an argument or option that is declared; one that was not given is given
-    /// from now on.
+    /// Changes the number of an argument or option that is declared; one that was not given is
+    /// given from now on.
     pub fn set_number(&mut self, name: &str, number: u64) {
         self.set(name, Some(vec![Value::Number(number)]));
     }
@@ -399,8 +399,8 @@ mod tests {
         assert_eq!((printed.as_str(), areas), ("2 /o 0 /c 8", vec!["/o 0".into(), "/c 8".into()]));
         assert_eq!(rows("2 /o 0").unwrap_err(), "rows: device: found nothing, expected a device");
         assert_eq!(rows("0").unwrap_err(), "rows: #rows: found '0', expected a number from 1 to 9");
-        let outside = "/c: rows offset: found 4096 for 8 sectors, expected a range inside the device, \
-                       which has 4096 sectors";
+        let outside = "/c: rows offset: found 4096 for 8 sectors, expected a range inside the \
+                       device, which has 4096 sectors";
         assert_eq!(rows("1 /c 4096").unwrap_err(), outside);
     }
 

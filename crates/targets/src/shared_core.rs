@@ -5,8 +5,9 @@
 //! Another user takes it over when the first is suspended, or was dropped without closing it.
 //!
 //! ```text
-//!   join -> [user] --find, open or take over, serve--> [live] --pause--> [paused] --serve--> [live]
-//!                                                                            `--leave--> gone
+//!   join -> [user] --find, open or take over, serve--> [live] --pause--> [paused]
+//!                                                       [paused] --serve--> [live]
+//!                                                       [paused] --leave--> gone
 //! ```
 //!
 //! H1. A device has one core in use. Another one is made only when no task works with the old one.

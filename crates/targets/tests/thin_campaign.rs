@@ -405,8 +405,8 @@ fn check_metadata(image: &Image) -> Result<(), String> {
     }
 }
 
-/// Has thin_check look at some of the survivors, for it takes longer than a cut: at the same ones in
-/// a replay.
+/// Has thin_check look at some of the survivors, for it takes longer than a cut: at the same ones
+/// in a replay.
 fn sound_to_others(bytes: &[u8]) -> Result<(), String> {
     let every: u32 = std::env::var("CAIRN_THIN_CHECK_EVERY").map_or(50, |every| {
         let every = every.parse().ok().filter(|every| *every > 0);

@@ -5,8 +5,8 @@
 //! 1. zeros over the first 4 KiB and every signature of a device that is not blank, then a flush: a
 //!    blank device;
 //! 2. everything but the header, then a flush: a blank device. A cache is the exception: its
-//!    metadata area has version 1 with the magic still zero. Every activation refuses that, and this
-//!    verb formats it again with `--yes`;
+//!    metadata area has version 1 with the magic still zero. Every activation refuses that, and
+//!    this verb formats it again with `--yes`;
 //! 3. the header or superblock, then a flush: empty and valid.
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};

@@ -43,9 +43,9 @@ impl Kind {
         })
     }
 
-    /// The format of a device on which probing found nothing. The metadata of a pool whose superblock
-    /// is lost is recognised by its other blocks: each has the checksum of its kind and its own
-    /// block number.
+    /// The format of a device on which probing found nothing. The metadata of a pool whose
+    /// superblock is lost is recognised by its other blocks: each has the checksum of its kind and
+    /// its own block number.
     ///
     /// # Errors
     /// The sector lies beyond the end.

@@ -3,8 +3,8 @@
 //! Each verb is a file with a `run` that takes its arguments ([`args`]), prints, and returns the
 //! exit code. [`source`]: the device. [`progress`]: the progress of a drain, on stderr.
 //!
-//! `probe`, `check` and `dump` only read, under a shared lock; a device that another process writes is
-//! refused as busy. Each format has a folder with what the verbs need to know of it; a verb asks
+//! `probe`, `check` and `dump` only read, under a shared lock; a device that another process writes
+//! is refused as busy. Each format has a folder with what the verbs need to know of it; a verb asks
 //! [`kind`] which format a device holds.
 
 pub mod args;

@@ -69,8 +69,9 @@ impl Source {
     }
 
     /// Opens for reading without a lock, while another process may write: only for blocks that the
-    /// writer does not change. Reads bypass the page cache, since the kernel writes metadata past it
-    /// and it may hold older content. A file system without direct I/O has no writes past the cache.
+    /// writer does not change. Reads bypass the page cache, since the kernel writes metadata past
+    /// it and it may hold older content. A file system without direct I/O has no writes past the
+    /// cache.
     ///
     /// # Errors
     /// There is none, or the system refused.

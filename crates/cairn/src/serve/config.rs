@@ -1,9 +1,9 @@
 //! The TOML file: volumes, exports, sockets, state and images to make.
 //!
 //! Owns the schema and its judgement; makes nothing itself. `keys.toml` explains every key, for
-//! `cairn serve --help` and `docs/cli.md`. Unknown keys are refused. Paths are relative to the file: those of sockets, state and images are joined
-//! here; those in tables stay as written, so that they print as given, and the opener joins them
-//! to [`Config::base`].
+//! `cairn serve --help` and `docs/cli.md`. Unknown keys are refused. Paths are relative to the
+//! file: those of sockets, state and images are joined here; those in tables stay as written, so
+//! that they print as given, and the opener joins them to [`Config::base`].
 
 use std::path::{Path, PathBuf};
 

@@ -1,10 +1,11 @@
 //! Images that the TOML file asks for: sparse files, made where they are missing.
 //!
-//! An image is made only for a volume that has none of its images: if some are there, the others were
-//! lost or are not mounted, and an empty one in their place would show old data, or lose what a cache
-//! keeps. Such a volume is not served (I1). What lies beneath a volume with `@` is its own. An image that
-//! a volume lacks that is not served is not made for another one either, which is then not served for
-//! the same reason (I2). Nor is an image made that the state file has as part of a dirty cache (I3).
+//! An image is made only for a volume that has none of its images: if some are there, the others
+//! were lost or are not mounted, and an empty one in their place would show old data, or lose what
+//! a cache keeps. Such a volume is not served (I1). What lies beneath a volume with `@` is its own.
+//! An image that a volume lacks that is not served is not made for another one either, which is
+//! then not served for the same reason (I2). Nor is an image made that the state file has as part
+//! of a dirty cache (I3).
 //!
 //! Order, and what a crash between two steps leaves:
 //! 1. `PATH.new` is made in its full size and flushed: a file that the next start makes anew;

@@ -263,7 +263,8 @@ impl Server {
         if let Some(name) = &wanted.default {
             let chosen = self.exports.set_default(name, wanted.asked_by);
             match chosen {
-                // Verbs may have renamed or removed it: that must not keep others from being served.
+                // Verbs may have renamed or removed it: that must not keep others from being
+                // served.
                 Err(error) if state.as_ref().is_some_and(StateFile::has_changes) => {
                     tracing::warn!(
                         "{error}: the empty export name means nothing until it is there"

@@ -60,7 +60,8 @@ fn dirty_data_that_is_given_up_or_left_is_told() {
 #[test]
 fn a_volume_with_a_client_gets_no_shorter_table_without_a_word() {
     let place = place();
-    let script = "stdbuf -oL qemu-io -f raw -c 'write 0 4k' -c 'sleep 60000' \"$uri\" >acks & client=$!; \
+    let script = "stdbuf -oL qemu-io -f raw -c 'write 0 4k' -c 'sleep 60000' \"$uri\" \
+                  >acks & client=$!; \
                   until grep -q wrote acks; do sleep 0.1; done; \
                   cairn replace disk --table '0 1024 zero'; echo $?; \
                   cairn replace disk --shrink --table '0 1024 zero'; echo $?; \

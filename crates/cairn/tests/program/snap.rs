@@ -17,17 +17,20 @@ fn a_snapshot_shows_in_every_listing_and_survives_the_server() {
     let place = place();
     let script = "cairn snap list; cairn snap create vm@mon --chunk 8 --size 128K --fill 50; \
                   cairn ls; cairn table; cairn status; cairn snap list; \
-                  cairn exports --bytes | awk 'NR > 1 { print $1, $2, $3 }'; nbdinfo --size \"$uri\"";
+                  cairn exports --bytes | awk 'NR > 1 { print $1, $2, $3 }'; \
+                  nbdinfo --size \"$uri\"";
     let expected = "No snapshots found\nvm\nvm@mon\nvm@real\n\
                     vm: 0 2048 snapshot-origin @vm@real\n\
                     vm@mon: 0 2048 snapshot @vm@real vm@mon.cow PO 8 2 fill_event 50\n\
                     vm@real: 0 2048 linear disk 0\n\
                     vm: 0 2048 snapshot-origin \nvm@mon: 0 2048 snapshot 16/256 16\n\
                     vm@real: 0 2048 linear \n\
-                    NAME    STATE  USED  SIZE  CHUNK  STORE\nvm@mon  valid    8K  128K     4K  vm@mon.cow\n\
+                    NAME    STATE  USED  SIZE  CHUNK  STORE\n\
+                    vm@mon  valid    8K  128K     4K  vm@mon.cow\n\
                     vm vm 1048576\nvm@mon vm@mon 1048576\n1048576\n";
     assert_eq!(place.serve_run(&ARGS, script).ok(), expected);
-    let script = "cairn snap list --json; cairn table --kernel vm@mon | grep '^0'; cairn info vm | grep State; \
+    let script = "cairn snap list --json; cairn table --kernel vm@mon | grep '^0'; \
+                  cairn info vm | grep State; \
                   nbdinfo --size \"$uri\" && cairn snap remove vm@mon; cairn table; ls";
     let out = place.serve_run(&ARGS, script).ok();
     let (json, rest) = out.split_once("]\n").unwrap();

@@ -140,7 +140,8 @@ fn volumes_come_and_go_with_their_exports() {
     let args = [&ZERO[..], &["--state", "vm.state"]].concat();
     let script = "cairn create w --table '0 24 linear @vm 0'; echo $?; cairn create w --table x; \
                   echo $?; cairn create w --table '0 8 linear @vm 0'; cairn remove vm; echo $?; \
-                  cairn exports --bytes | awk 'NR > 1 { print $1, $2, $3 }'; nbdinfo --list \"$uri\" | grep -c 'export='";
+                  cairn exports --bytes | awk 'NR > 1 { print $1, $2, $3 }'; \
+                  nbdinfo --list \"$uri\" | grep -c 'export='";
     let ran = place.serve_run(&args, script);
     assert_eq!(ran.out, "1\n1\n4\nvm vm 4096\nw w 4096\n2\n", "{ran:?}");
     assert!(ran.err.contains("vm: users: found volume 'w' on it"), "{ran:?}");
@@ -192,7 +193,8 @@ fn paths_are_relative_to_the_caller_and_in_a_toml_file_to_the_file() {
     let args = ["sub/vm.toml", "--table", "arg=0 16 linear caller 0"];
     let script = "cairn create verb --table '0 8 linear caller 8' && \
                   cd sub && cairn create near --table '0 8 linear a\\040disk/near 0' && \
-                  cairn snap create vm@mon --store 'a disk/mon' && cairn ls -l | awk '{ print $1, $2 }'";
+                  cairn snap create vm@mon --store 'a disk/mon' && \
+                  cairn ls -l | awk '{ print $1, $2 }'";
     let out = place.serve_run(&args, script).ok();
     let expected = "NAME SIZE\narg 8K\nnear 4K\nverb 4K\nvm 4K\nvm@mon 4K\nvm@real 4K\n";
     assert_eq!(out, expected);

@@ -1,19 +1,21 @@
 //! Caches that may hold what their origins lack, as the state file remembers them.
 //!
 //! Nothing in the format of a cache ties it to its origin. A table that uses the origin without the
-//! cache serves old data, and a later writeback overwrites what clients wrote through that table. While
-//! a cache is live, claims and the rules for dirty data keep other tables away (`verbs::volume::swap`). These
-//! records do so when it is not: after `remove`, a stop, a kill, or with a changed configuration.
+//! cache serves old data, and a later writeback overwrites what clients wrote through that table.
+//! While a cache is live, claims and the rules for dirty data keep other tables away
+//! (`verbs::volume::swap`). These records do so when it is not: after `remove`, a stop, a kill, or
+//! with a changed configuration.
 //!
 //! C1. Before a table with a cache serves a request, the file has a record of the cache, `in-use`.
-//! C2. `remove`, a swap of tables and a stop change the record of a cache that they leave: to `left`
-//!     with its dirty bytes, or they drop it if the cache is clean. What loses writes leaves it
-//!     `in-use`.
-//! C3. `--discard-dirty` and `state forget` change it to `given-up` before a table that uses the origin
-//!     without the cache is live.
-//! C4. `in-use` and `left` say the same: the cache may be dirty. Whether it is, its device says when a
-//!     table would use the origin without it. A record goes when its device is found clean, or without
-//!     a cache. So tools that do not know the file (`format`, `flush`) need not change it.
+//! C2. `remove`, a swap of tables and a stop change the record of a cache that they leave: to
+//!     `left` with its dirty bytes, or they drop it if the cache is clean. What loses writes leaves
+//!     it `in-use`.
+//! C3. `--discard-dirty` and `state forget` change it to `given-up` before a table that uses the
+//!     origin without the cache is live.
+//! C4. `in-use` and `left` say the same: the cache may be dirty. Whether it is, its device says
+//!     when a table would use the origin without it. A record goes when its device is found clean,
+//!     or without a cache. So tools that do not know the file (`format`, `flush`) need not change
+//!     it.
 //! C5. A record never makes an origin unusable for good: `state forget` ends it.
 //!
 //! What a crash leaves: between a table that goes live and its record nothing, as the record comes

@@ -18,9 +18,10 @@
 //! and `snap diff` take turns, too, to tell of one moment of a volume; other reading verbs do not.
 //!
 //! What a verb waits for in its turn must not need another verb. So suspend, and resume with a new
-//! table, wait for requests outside their turn, other verbs on their volume being refused meanwhile;
-//! and a verb that would read through a suspended volume, or wait for requests that do, is refused.
-//! [`Verbs::close`] refuses all further changes and gives up what verbs under way wait for.
+//! table, wait for requests outside their turn, other verbs on their volume being refused
+//! meanwhile; and a verb that would read through a suspended volume, or wait for requests that do,
+//! is refused. [`Verbs::close`] refuses all further changes and gives up what verbs under way wait
+//! for.
 
 mod changes;
 pub mod export;
@@ -107,8 +108,8 @@ impl Verbs {
         self.state.is_some()
     }
 
-    /// Has the keeper called by a snapshot, merge or pool that needs it, and the state file note if the
-    /// content of a snapshot is lost and its store can't say so.
+    /// Has the keeper called by a snapshot, merge or pool that needs it, and the state file note if
+    /// the content of a snapshot is lost and its store can't say so.
     ///
     /// # Errors
     /// There is no such volume.

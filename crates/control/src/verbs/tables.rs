@@ -153,7 +153,8 @@ impl Verbs {
     /// Suspends a volume for a verb that exchanges what is beneath it or its table.
     ///
     /// # Errors
-    /// It is not suspended. Of kind [`ConfigKind::Lost`]: it is, but acknowledged writes may be lost.
+    /// It is not suspended. Of kind [`ConfigKind::Lost`]: it is, but acknowledged writes may be
+    /// lost.
     pub(crate) fn hold(&self, name: &str) -> Outcome<()> {
         self.refuse_being_suspended(name)?;
         self.world.hold(name, SuspendMode::Flush)

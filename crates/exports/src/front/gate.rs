@@ -62,7 +62,8 @@ impl WriteGate {
         }
     }
 
-    /// From now on every write holds a cell, until as many calls of [`WriteGate::stop_requiring_cells`].
+    /// From now on every write holds a cell, until as many calls of
+    /// [`WriteGate::stop_requiring_cells`].
     pub(super) fn require_cells(&self) {
         self.cells_required.fetch_add(1, Ordering::SeqCst);
     }

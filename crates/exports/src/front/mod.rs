@@ -1,15 +1,16 @@
 //! The front: what every protocol does in the same way before a disk sees a client's request.
 //!
-//! - [`Front`]: what all servers of a world share: the memory budget, and the disks that they serve.
-//! - [`SharedDisk`]: a disk with the state that its clients share, whatever their protocol: the gate
-//!   between partial and whole writes, and the account of its memory.
+//! - [`Front`]: what all servers of a world share: the memory budget, and the disks that they
+//!   serve.
+//! - [`SharedDisk`]: a disk with the state that its clients share, whatever their protocol: the
+//!   gate between partial and whole writes, and the account of its memory.
 //! - [`Queue`]: the requests of one client on one reactor: admission, memory, completion, losses.
 //! - [`widen`]: byte ranges on a disk of blocks, by read-modify-write.
 //! - [`Shutdown`]: draining and cutting what clients use; [`Intake`]: whether one client is heard.
 //!
 //! F1. Within a front, a disk has one [`SharedDisk`] as long as any server uses it. (The registry
-//!     sees to it that a device has one [`Disk`].) So a read-modify-write of any client excludes the
-//!     writes of all others. A world has one front.
+//!     sees to it that a device has one [`Disk`].) So a read-modify-write of any client excludes
+//!     the writes of all others. A world has one front.
 //!
 //! Must never: know a wire format, a socket or a shared ring; decide what an error is called.
 
@@ -48,8 +49,8 @@ pub struct Front {
 }
 
 impl Front {
-    /// A front for the reactors of `post`. The payloads of all clients, about `clients` of them, may
-    /// take `memory_bytes`. The reactors keep free buffers in addition: 1 / [`IDLE_PART`] of it
+    /// A front for the reactors of `post`. The payloads of all clients, about `clients` of them,
+    /// may take `memory_bytes`. The reactors keep free buffers in addition: 1 / [`IDLE_PART`] of it
     /// together, and never less than a few MiB per reactor.
     pub fn new(post: &dyn Post, memory_bytes: usize, clients: usize) -> Arc<Front> {
         let reactors = post.reactors();

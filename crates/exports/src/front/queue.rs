@@ -1,4 +1,5 @@
-//! [`Queue`]: the requests of one client on one reactor, from admission to the end of their replies.
+//! [`Queue`]: the requests of one client on one reactor, from admission to the end of their
+//! replies.
 //!
 //! The protocol decodes a request, waits for room, admits it, and starts it with a token of its own
 //! (whatever it needs to answer). When the disk is done, it takes the token back, and gives the

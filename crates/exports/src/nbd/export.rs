@@ -1,8 +1,8 @@
 //! [`Export`]: one disk under one name, as connections use it.
 //!
 //! Owns what all connections of an export share: the disk with what all its clients share, and the
-//! export's shutdown. The facts told to clients are read from the disk at each negotiation, so that a volume that grew
-//! shows its new size.
+//! export's shutdown. The facts told to clients are read from the disk at each negotiation, so that
+//! a volume that grew shows its new size.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The receiver of a connection: takes requests one after another and starts them.
 //!
 //! A request that can start at once goes straight to the disk, without a task. One that must wait
-//! (for a cell, a read-modify-write, extents, the flush after a trim) becomes a task of its own. The
-//! receiver never waits for the end of a request.
+//! (for a cell, a read-modify-write, extents, the flush after a trim) becomes a task of its own.
+//! The receiver never waits for the end of a request.
 
 use std::rc::Rc;
 

@@ -11,7 +11,8 @@
 //!     counted when it must be.
 //! W3. Metadata that was opened read-only may be in the drive's cache only, and blocks that are
 //!     free in it may be in use by the durable state. Changes are refused until it was flushed.
-//! W4. `most_mapped` is a bound of the blocks that any device maps, and the time counter never falls.
+//! W4. `most_mapped` is a bound of the blocks that any device maps, and the time counter never
+//! falls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -428,8 +428,8 @@ impl Target for Merge {
         self.side.presuspend();
     }
 
-    /// The task that merges has seen the suspend, or never will: once all tasks have ended a new one
-    /// begins.
+    /// The task that merges has seen the suspend, or never will: once all tasks have ended a new
+    /// one begins.
     fn presuspend_undo<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, ()> {
         Box::pin(async move {
             self.attachment.tasks.idle().await;

@@ -5,9 +5,10 @@
 //!    the next commit. Requests are served throughout.
 //! 1. Flush the data device: the data of the frozen mappings is durable (T1). *Crash*: the former
 //!    mappings, none of whose data blocks was overwritten (T2).
-//! 2. Apply the changes to shadows of the trees, and the edit of a verb if one waits (`edits`), write
-//!    them, flush, and write the superblock with a flush (steps 2 to 4 of the store). *Crash*: the
-//!    former superblock or the new one. Now flushes and FUA writes that waited complete.
+//! 2. Apply the changes to shadows of the trees, and the edit of a verb if one waits (`edits`),
+//!    write them, flush, and write the superblock with a flush (steps 2 to 4 of the store).
+//!    *Crash*: the former superblock or the new one. Now flushes and FUA writes that waited
+//!    complete.
 //! 3. The data blocks that the commit freed are in quarantine. No lookup finds them any more, but
 //!    requests that found them earlier may be in flight, even writes. The blocks may be taken again
 //!    (T3) when those requests have ended, and client discards have been sent to the data device.

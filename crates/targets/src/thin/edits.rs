@@ -15,7 +15,8 @@
 //! # The steps of a snapshot, and what a crash between them leaves
 //! 1. A commit, with the gate open: step 3 will find little to flush and to write. *Crash*: the
 //!    state before the edit, with more of the writes.
-//! 2. The gate of the origin closes, and the requests in flight to the pool end. *Crash*: as before.
+//! 2. The gate of the origin closes, and the requests in flight to the pool end. *Crash*: as
+//!    before.
 //! 3. One commit: flush the data device, apply the frozen changes, make the edit, raise the
 //!    transaction id, write the superblock. *Crash* before the superblock is durable: no snapshot,
 //!    and the old transaction id; after it: the snapshot, and the new one.

@@ -79,8 +79,8 @@ pub(super) enum MetadataError {
     NotWritable,
     /// The pool changed after the caller had planned its edit.
     #[error(
-        "transaction id and snapshots: found {} and {}, expected {} and {}: the pool was changed by a \
-         message; try again",
+        "transaction id and snapshots: found {} and {}, expected {} and {}: the pool was changed \
+         by a message; try again",
         found.0, found.1, expected.0, expected.1
     )]
     Planned {

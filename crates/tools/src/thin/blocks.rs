@@ -1,7 +1,7 @@
 //! Reads metadata blocks of a device in large pieces; a second thread reads ahead.
 //!
-//! The wanted blocks are sorted; neighbours are read together. If a piece cannot be read, its blocks
-//! are read one by one, so that one bad sector costs one block.
+//! The wanted blocks are sorted; neighbours are read together. If a piece cannot be read, its
+//! blocks are read one by one, so that one bad sector costs one block.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -66,8 +66,8 @@ impl<'a> MetadataDevice<'a> {
         self.progress.expect(metadata_used);
     }
 
-    /// Sets the total for reading volume by volume, with so many mappings in all: blocks that several
-    /// volumes share are read once for each.
+    /// Sets the total for reading volume by volume, with so many mappings in all: blocks that
+    /// several volumes share are read once for each.
     pub fn expect_mappings(&mut self, mappings: u64) {
         let (metadata, data) = (u128::from(self.used.0), u128::from(self.used.1.max(1)));
         let blocks = u64::try_from(metadata * u128::from(mappings) / data).unwrap_or(u64::MAX);

@@ -1,7 +1,7 @@
 //! The output of new metadata: a new file, or a device that may be overwritten.
 //!
-//! Opening writes nothing: if the caller fails before the first write, the device is unchanged. What
-//! a crash between two steps leaves:
+//! Opening writes nothing: if the caller fails before the first write, the device is unchanged.
+//! What a crash between two steps leaves:
 //! 1. once 1 MiB of blocks is there to write, or all of them, a device that is not blank gets zeros
 //!    over its superblock and every signature, then a flush: it is no pool any more, so the old
 //!    superblock can never lead to new trees;

@@ -3,9 +3,9 @@
 //! The damaged metadata is only read, so a repair can be repeated. In place, only the needs-check
 //! flag is cleared, by one write of the superblock, and only if the check finds nothing else.
 //!
-//! Something is lost where the repair says so, and where a check of the old metadata finds damage: a
-//! count below the references is none to the trees, but the block may have been written over. Then
-//! every mapping is made to look shared.
+//! Something is lost where the repair says so, and where a check of the old metadata finds damage:
+//! a count below the references is none to the trees, but the block may have been written over.
+//! Then every mapping is made to look shared.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Pools that grow by themselves: when no more data blocks are free than the low-water mark says,
 //! the data file gets longer by `grow` of the table line, up to `grow_max`, as by `pool grow`.
 //!
-//! The thread that keeps snapshots acts, called by the events of the pool: its low-water mark, and a
-//! write that finds no space. A pool that has grown has a new table, and raises them again.
+//! The thread that keeps snapshots acts, called by the events of the pool: its low-water mark, and
+//! a write that finds no space. A pool that has grown has a new table, and raises them again.
 
 use std::collections::HashSet;
 

@@ -57,7 +57,8 @@ declare! {
         /// Size of the data file to make, like 100G (sparse)
         #[arg(long = "data-size", value_name = "SIZE", value_parser = bytes())]
         data_bytes: Option<u64>,
-        /// Size of the metadata file to make (default: 64 bytes per data block, at least 4M; sparse)
+        /// Size of the metadata file to make (default: 64 bytes per data block, at least 4M;
+        /// sparse)
         #[arg(long = "metadata-size", value_name = "SIZE", value_parser = bytes())]
         metadata_bytes: Option<u64>,
         /// Size of a data block: a multiple of 64K, up to 1G (default: 64K)

@@ -155,8 +155,8 @@ impl Verbs {
         };
         match resumed {
             Err(error) if !is_live => Err(self.go_back(changes, before, error)),
-            // Live, though writes may be lost: the pool has grown. If it can't be changed, it may not
-            // have: the next start finds out.
+            // Live, though writes may be lost: the pool has grown. If it can't be changed, it may
+            // not have: the next start finds out.
             resumed => {
                 self.step(Step::Resumed);
                 let can_change = refuse_unchangeable(&self.pool(&name)?, &PoolLine::of(&before)?);

@@ -43,8 +43,8 @@ use crate::live_pool::LivePool;
 use crate::verbs::Verbs;
 use crate::world::World;
 
-/// At the start, before the pool `name` is up: refuses to format what the volume `held` is to be in.
-/// A blank metadata device is another one then, or has lost what it held.
+/// At the start, before the pool `name` is up: refuses to format what the volume `held` is to be
+/// in. A blank metadata device is another one then, or has lost what it held.
 ///
 /// # Errors
 /// It is blank, or can't be opened.

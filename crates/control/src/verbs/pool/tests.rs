@@ -284,7 +284,8 @@ fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
         (data("mem:1M", None), "found 'mem:1M'"),
         (
             data("disk", None),
-            "disk: not blank: found gpt at byte 512, mbr at byte 0; to lose that: cairn format pool-data disk --yes",
+            "disk: not blank: found gpt at byte 512, mbr at byte 0; to lose that: \
+             cairn format pool-data disk --yes",
         ),
         (data("disk", Some(1 << 20)), "--data-size: found 1048576, expected none"),
         (data("@nobody", None), "nobody: there is no volume of this name"),

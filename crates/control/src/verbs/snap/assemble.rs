@@ -37,8 +37,8 @@ impl Verbs {
     /// is a plain resume.
     ///
     /// # Errors
-    /// A part can't be live as it is recorded: the volume stays suspended. Or all of it is live, but
-    /// acknowledged writes may be lost.
+    /// A part can't be live as it is recorded: the volume stays suspended. Or all of it is live,
+    /// but acknowledged writes may be lost.
     pub(crate) fn assemble(&self, changes: &Changes, volume: &str) -> Outcome<()> {
         let device = self.world.volume(volume)?;
         let records = changes.records();

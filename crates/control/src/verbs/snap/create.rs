@@ -23,8 +23,8 @@ declare! {
         /// The snapshot
         #[arg(value_name = "VOLUME@NAME")]
         name: String,
-        /// The exception store: a blank file or block device, or a file to make (default: VOLUME@NAME.cow
-        /// beside the state file)
+        /// The exception store: a blank file or block device, or a file to make (default:
+        /// VOLUME@NAME.cow beside the state file)
         #[arg(long, value_name = "PATH", value_parser = device())]
         store: Option<String>,
         /// Size of a chunk in sectors (default: 32, or one block if that is larger)

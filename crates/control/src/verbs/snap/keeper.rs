@@ -140,8 +140,8 @@ impl Verbs {
         Ok(())
     }
 
-    /// After a verb failed that suspended a live volume: if it still is, it is brought up as soon as
-    /// that can be done.
+    /// After a verb failed that suspended a live volume: if it still is, it is brought up as soon
+    /// as that can be done.
     pub(crate) fn note_if_stuck(&self, name: &str) {
         if self.world.volume(name).is_ok_and(|volume| volume.is_suspended()) {
             self.keeper.note_stuck(name);

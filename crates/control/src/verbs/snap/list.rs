@@ -52,8 +52,8 @@ declare! {
 }
 
 impl Verbs {
-    /// The snapshots of a volume, or all; by volume and age. Those of one volume are told of as they
-    /// are at one moment.
+    /// The snapshots of a volume, or all; by volume and age. Those of one volume are told of as
+    /// they are at one moment.
     ///
     /// # Errors
     /// There is no such volume, or the server is going away.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   V with its table          V: snapshot-origin @V@real      V: snapshot-origin @V@merge
-//!                     create        |    V@mon: snapshot            |   V@mon: snapshot (new store)
+//!                     create        |    V@mon: snapshot            |   V@mon: snapshot, new store
 //!   V: linear disk   ------->       v   v                  merge    v   v
 //!                   <-------  V@real: linear disk         ------> V@merge: snapshot-merge
 //!                     remove                                        v   (V@mon's former store)
@@ -41,12 +41,12 @@
 //!
 //! A step that fails without a crash is undone before the refusal. What can't be undone, or once a
 //! merge has begun, leaves the volume suspended: the same verb again, a resume or a restart brings
-//! up what is recorded, or is refused (see `assemble`), and the keeper tries so by itself. A removal
-//! whose snapshot can't be brought up again goes on to its end, as nothing else lets the volume go
-//! on.
+//! up what is recorded, or is refused (see `assemble`), and the keeper tries so by itself. A
+//! removal whose snapshot can't be brought up again goes on to its end, as nothing else lets the
+//! volume go on.
 //!
-//! A step that was done, but lost acknowledged writes, counts as done: before the record the verb is
-//! undone all the same, after it the verb goes on and tells of it at its end.
+//! A step that was done, but lost acknowledged writes, counts as done: before the record the verb
+//! is undone all the same, after it the verb goes on and tells of it at its end.
 
 pub mod assemble;
 mod content;

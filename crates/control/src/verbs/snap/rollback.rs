@@ -220,8 +220,8 @@ impl Verbs {
     /// Ends a merge whose last record is home: steps 4 to 7. False if it is not.
     ///
     /// # Errors
-    /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged writes
-    /// may be lost.
+    /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged
+    /// writes may be lost.
     pub(super) fn end_merge(&self, volume: &str) -> Outcome<bool> {
         let changes = self.change_table(&Named::volume(volume), "snap merge")?;
         self.end_merge_in(&changes, volume).inspect_err(|_| self.note_if_stuck(volume))

@@ -1,10 +1,11 @@
 //! Exception stores as files and block devices: made, chosen, grown, taken away.
 //!
-//! A store that is recorded is durable before, so that a record never names something a crash
-//! has undone: the first area is zeroed and flushed, then the header, then the folder of a new
-//! file. The zeros are written even to a new file, so that records always find room. Nothing is formatted but a blank device, and not for an origin that is itself a cache,
-//! store or pool; an empty store is used as it is, one with records refused. A file made here is as large as the snapshot can ever
-//! need, and sparse.
+//! A store that is recorded is durable before, so that a record never names something a crash has
+//! undone: the first area is zeroed and flushed, then the header, then the folder of a new file.
+//! The zeros are written even to a new file, so that records always find room. Nothing is formatted
+//! but a blank device, and not for an origin that is itself a cache, store or pool; an empty store
+//! is used as it is, one with records refused. A file made here is as large as the snapshot can
+//! ever need, and sparse.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;

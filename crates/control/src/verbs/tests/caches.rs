@@ -154,8 +154,8 @@ fn a_cache_that_was_given_up_is_no_cache_until_it_is_formatted() {
         server.write(name, 0, 64, 9);
         let line = server.replace(name, CACHED, false).unwrap_err().to_string();
         let told = format!(
-            "{name}: cache: given up: it has 32 KiB that would overwrite newer data of disk; first: \
-             cairn format writecache cache --yes --discard-dirty"
+            "{name}: cache: given up: it has 32 KiB that would overwrite newer data of disk; \
+             first: cairn format writecache cache --yes --discard-dirty"
         );
         assert_eq!(line, told);
         assert_eq!(server.bytes(name), [(64, 9), (SECTORS - 64, 1)]);

@@ -10,9 +10,9 @@ use crate::verbs::snap::tests::{Patient, SECTORS, TestServer, all_of, folders};
 use crate::verbs::volume::{VolumeLoad, VolumeReplace, VolumeResume};
 
 const OWN: &str = "0 1024 linear disk 0";
-const RUINED: &str = "v@real: table: found other content than now, which ruins v@mon, v@tue, expected \
-                      the same device, with a cache or without (remove or merge the snapshots first; \
-                      --same-content if it is a copy)";
+const RUINED: &str = "v@real: table: found other content than now, which ruins v@mon, v@tue, \
+                      expected the same device, with a cache or without (remove or merge the \
+                      snapshots first; --same-content if it is a copy)";
 
 /// The volume `v` of byte 1 with two snapshots, beside volumes on other devices.
 fn snapped(work: &Path) -> TestServer {

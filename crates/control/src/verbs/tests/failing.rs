@@ -1,7 +1,7 @@
-//! Every verb that changes tables, while one file fails: from each of its steps on, the file's writes
-//! and flushes fail, and a failed flush drops what was written since the last good one, as a drive
-//! may. Whatever becomes of the verb, it ends, no volume is left suspended, no request hangs, each
-//! client whose flush succeeds has what it wrote, and the next start serves every volume.
+//! Every verb that changes tables, while one file fails: from each of its steps on, the file's
+//! writes and flushes fail, and a failed flush drops what was written since the last good one, as a
+//! drive may. Whatever becomes of the verb, it ends, no volume is left suspended, no request hangs,
+//! each client whose flush succeeds has what it wrote, and the next start serves every volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};

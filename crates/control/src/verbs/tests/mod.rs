@@ -445,8 +445,8 @@ fn a_write_that_finds_no_room_in_a_store_that_may_grow_calls_the_owner_of_the_sn
         // Only the first call is waited for.
         let _ = send.send(());
     }));
-    // The store has room for its records, two chunks and half of another one: it is never as full as
-    // its mark says.
+    // The store has room for its records, two chunks and half of another one: it is never as full
+    // as its mark says.
     let written: Vec<_> = (0..4).map(|n| begin_write(&server, "v", n * 8)).collect();
     called.recv_timeout(FOREVER).expect("it waits for room, and nobody is told");
     assert_eq!(mon.event_nr(), seen);

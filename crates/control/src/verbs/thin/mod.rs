@@ -19,7 +19,8 @@
 //! Create and snapshot: 1. recorded, with the transaction id and the count of snapshots that the
 //! pool has; 2. created in the pool, which raises its transaction id in the same commit and refuses
 //! if its counters are not those of the record; 3. brought up; then the answer.
-//! - Between 1 and 2: a name without a volume, and the old transaction id: the start drops the name.
+//! - Between 1 and 2: a name without a volume, and the old transaction id: the start drops the
+//!   name.
 //! - After 2: the volume, and the new transaction id. The record names this volume and none that is
 //!   created later. A snapshot is of the moment of step 2, and holds every write that was
 //!   acknowledged before.

@@ -31,8 +31,8 @@ declare! {
         /// The size of a volume that had no name
         #[arg(long = "size", value_name = "SIZE", value_parser = bytes())]
         size_bytes: Option<u64>,
-        /// Its external origin, which a pool does not know (default: none, and what it has not written
-        /// itself reads as zeros)
+        /// Its external origin, which a pool does not know (default: none, and what it has not
+        /// written itself reads as zeros)
         #[arg(long, value_name = "PATH|@VOLUME", value_parser = device())]
         origin: Option<String>,
     }

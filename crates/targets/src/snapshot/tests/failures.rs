@@ -331,8 +331,8 @@ fn a_transient_snapshot_survives_its_close() {
     assert_eq!(test.bytes("s", 0, 64), initial_bytes(0, 64));
 }
 
-/// A process that was killed left a record in the drive, and a flush that failed before the next one
-/// opened the store has dropped it: reads show it all the same.
+/// A process that was killed left a record in the drive, and a flush that failed before the next
+/// one opened the store has dropped it: reads show it all the same.
 #[test]
 fn records_that_a_failed_flush_dropped_before_the_store_was_opened_are_written_again() {
     let before = fixture();

@@ -1,4 +1,5 @@
-//! An origin with snapshots against the reference model: whole contents, copied when a snapshot is made.
+//! An origin with snapshots against the reference model: whole contents, copied when a snapshot is
+//! made.
 
 use cairn_block::{Flags, Io, Op, SuspendMode};
 use proptest::prelude::{ProptestConfig, Strategy, any, prop_oneof};

@@ -270,8 +270,8 @@ fn identical_sequence_numbers_are_read_but_never_written() {
     assert_eq!(cache_sectors(16, 4096) * 512, bytes.len() as u64);
 }
 
-/// A cache with a dirty block, and an origin that has something to flush: its next flush takes long,
-/// and fails.
+/// A cache with a dirty block, and an origin that has something to flush: its next flush takes
+/// long, and fails.
 fn about_to_lose_a_flush() -> CacheFixture {
     let test = CacheFixture::live(4, "pause_writeback 60000");
     test.write_fua(0, 8, 1).unwrap();

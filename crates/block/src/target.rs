@@ -257,6 +257,9 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Has the next suspend write back all dirty content, too.
+    fn drain_in_suspend(&self) {}
+
     /// The concrete target, for verbs that belong to one kind of target only.
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None

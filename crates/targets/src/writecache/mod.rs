@@ -479,6 +479,10 @@ impl Target for WriteCache {
         Box::pin(self.write_all_back(env))
     }
 
+    fn drain_in_suspend(&self) {
+        self.state.lock().flush_on_suspend = true;
+    }
+
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         Some(self)
     }

@@ -2,7 +2,7 @@
 
 use cairn_block::{
     Dirty, Env, Extent, ExtentKind, Field, IoError, MessageError, Report, SectorCount, SectorRange,
-    Unit, Value,
+    Target, Unit, Value,
 };
 
 use super::writeback::Undrained;
@@ -71,7 +71,7 @@ impl WriteCache {
         };
         match word.to_ascii_lowercase().as_str() {
             "flush" => self.write_all_back(env).await?,
-            "flush_on_suspend" => self.state.lock().flush_on_suspend = true,
+            "flush_on_suspend" => self.drain_in_suspend(),
             "cleaner" => {
                 self.state.lock().cleaner = true;
                 self.changed.notify(usize::MAX);

@@ -35,7 +35,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use cairn_block::{
-    CallOff, ConfigError, ConfigKind, Dirty, Fate, MappedDevice, Sector, SuspendMode, Table, Target,
+    CallOff, ConfigError, ConfigKind, Dirty, Fate, MappedDevice, SuspendMode, Table, Target,
 };
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 
@@ -126,9 +126,6 @@ impl Swap<'_> {
         if self.loaded { Doing::Resume } else { Doing::Replace }
     }
 }
-
-/// The target whose dirty data is written back on demand.
-const CACHE: &str = "writecache";
 
 impl Verbs {
     /// `resume`: answers what a person should know.
@@ -289,50 +286,37 @@ impl Verbs {
         let volume = self.world.volume(swap.name)?;
         // A suspended cache writes nothing back.
         self.world.resume_live(swap.name)?;
-        let table = volume.live_table();
-        let lines = table.iter().flat_map(|table| table.lines());
-        let caches: Vec<Sector> =
-            lines.filter(|line| line.name == CACHE).map(|line| line.start).collect();
         let mut left = dirty_sectors(&volume);
         while left > 0 {
-            for &sector in &caches {
-                self.tell_cache(swap.name, sector, "flush", caller)?;
-            }
+            self.drain_caches(swap.name, caller)?;
             let before = std::mem::replace(&mut left, dirty_sectors(&volume));
             if left > before / 2 {
                 break;
             }
         }
-        let told =
-            |&sector: &Sector| self.tell_cache(swap.name, sector, "flush_on_suspend", caller);
-        caches.iter().try_for_each(told)
+        caches_of(&volume).iter().for_each(|cache| cache.drain_in_suspend());
+        Ok(())
     }
 
-    /// Sends a message, and waits for as long as the server runs and the caller listens. A cache
-    /// writes on after that.
-    fn tell_cache(
-        &self,
-        name: &str,
-        sector: Sector,
-        word: &'static str,
-        caller: &dyn Caller,
-    ) -> Outcome<()> {
+    /// Has the caches of a volume write back what is dirty now, and waits for as long as the server
+    /// runs and the caller listens. A cache writes on after that.
+    fn drain_caches(&self, name: &str, caller: &dyn Caller) -> Outcome<()> {
         const STEP: Duration = Duration::from_millis(100);
         let volume = self.world.volume(name)?;
         let (send, receive) = channel();
         self.world.reactors().spawn(self.world.home(name), move |env| async move {
-            let said = volume.message(&env, sector, &[word]).await;
+            let drained = volume.drain_caches(&env).await;
             // Nobody listens any more if the wait was given up.
-            drop(send.send(said));
+            drop(send.send(drained));
         });
         loop {
-            let said = receive.recv_timeout(STEP);
+            let drained = receive.recv_timeout(STEP);
             self.refuse_closed()?;
             if caller.is_gone() {
                 return Err(interrupted(name, "flush"));
             }
-            match said {
-                Ok(said) => return said.map(drop).map_err(|error| message_refused(name, &error)),
+            match drained {
+                Ok(drained) => return drained.map_err(|error| message_refused(name, &error)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     let found = "no answer of the cache";
@@ -493,11 +477,11 @@ impl Verbs {
     }
 }
 
-/// The caches of a volume.
+/// The targets of a volume that write back what is dirty on demand.
 fn caches_of(volume: &MappedDevice) -> Vec<Arc<dyn Target>> {
     let table = volume.live_table();
     let lines = table.iter().flat_map(|table| table.lines());
-    lines.filter(|line| line.name == CACHE).map(|line| line.target.clone()).collect()
+    lines.map(|line| line.target.clone()).filter(|target| target.drains()).collect()
 }
 
 fn dirty_sectors(volume: &MappedDevice) -> u64 {

@@ -196,6 +196,16 @@ impl Straight {
 }
 
 impl Line {
+    /// The line as text has it, in words.
+    pub fn to_table_line(&self) -> TableLine {
+        TableLine {
+            start: self.start,
+            len: self.len,
+            target: self.name.clone(),
+            args: self.target.table().split_whitespace().map(str::to_owned).collect(),
+        }
+    }
+
     /// The range on the device.
     pub fn range(&self) -> SectorRange {
         SectorRange::new(self.start, self.len)

@@ -21,6 +21,7 @@
 //!     kin, under any name: these keep nothing until they were refused.
 
 use cairn_block::{Identity, Sector, SectorCount, SectorRange, TableLine};
+use cairn_targets::spec::{Arg, Kind, Span, Use, words_of};
 use parking_lot::Mutex;
 
 use crate::names::parent_of;
@@ -157,7 +158,7 @@ pub fn owned<'a>(
     has_snapshots: bool,
 ) -> impl Iterator<Item = Part> {
     let lines = tables.into_iter().filter_map(|text| TableLine::parse_all(text).ok()).flatten();
-    let owns = |line: &TableLine| matches!(line.target.as_str(), "writecache" | "thin-pool");
+    let owns = |line: &TableLine| devices_of(line).any(|(used, _)| matches!(used, Use::Owns(_)));
     let lines = lines.filter(move |line| has_snapshots || owns(line));
     lines.flat_map(move |line| needed_by(&line, has_snapshots))
 }
@@ -169,28 +170,47 @@ pub fn used_by(line: &TableLine) -> Vec<Part> {
 
 /// What a line needs for itself.
 fn needed_by(line: &TableLine, has_snapshots: bool) -> Vec<Part> {
-    match line.target.as_str() {
-        "writecache" => cached(line),
-        "thin-pool" => pooled(line),
-        "snapshot" | "snapshot-merge" => whole(line, &[0, 1]),
-        "snapshot-origin" => whole(line, &[0]),
-        // Its external origin.
-        "thin" => whole(line, &[2]),
-        _ if has_snapshots => remapped_by(line),
-        _ => Vec::new(),
-    }
+    let needs = |used| used != Use::Maps || has_snapshots;
+    devices_of(line).filter(|(used, _)| needs(*used)).map(|(_, part)| part).collect()
 }
 
 /// What a line writes.
 fn written_by(line: &TableLine) -> Vec<Part> {
-    match line.target.as_str() {
-        "writecache" => cached(line),
-        "thin-pool" => pooled(line),
-        "snapshot-merge" => whole(line, &[0, 1]),
-        "snapshot" => whole(line, &[1]),
-        "snapshot-origin" => whole(line, &[0]),
-        _ => remapped_by(line),
-    }
+    devices_of(line).filter(|(used, _)| *used != Use::Reads).map(|(_, part)| part).collect()
+}
+
+/// The parts of devices that a line uses, by the declaration of its target.
+fn devices_of(line: &TableLine) -> impl Iterator<Item = (Use, Part)> {
+    let parts = words_of(line).map(|(spec, words)| {
+        let devices = words.fixed.iter().enumerate();
+        let devices = devices.filter(|(_, (arg, _))| arg.used != Use::Nothing);
+        let part = |(at, (arg, word)): (usize, &(&Arg, &str))| {
+            let range = match arg.used {
+                Use::Maps => mapped(line, &words.fixed, at),
+                Use::Owns(Span::Line) => SectorRange::new(Sector(0), len_of(line)),
+                Use::Owns(Span::From(option)) => {
+                    let start = words.option(spec, option).and_then(|values| values.first());
+                    let start = start.and_then(|word| word.parse().ok());
+                    SectorRange::between(Sector(start.filter(|at| *at < END.0).unwrap_or(0)), END)
+                }
+                _ => whole_device(),
+            };
+            (arg.used, Part { argument: (*word).to_owned(), range })
+        };
+        devices.map(part).collect::<Vec<_>>()
+    });
+    parts.into_iter().flatten()
+}
+
+/// The range that a line maps its own to: it begins at the offset that follows the device, and is
+/// as long as the line, or as one of its stripes.
+fn mapped(line: &TableLine, words: &[(&'static Arg, &str)], device: usize) -> SectorRange {
+    let offset = words.get(device + 1).filter(|(arg, _)| matches!(arg.kind, Kind::Offset));
+    let start = offset.and_then(|(_, word)| word.parse().ok()).unwrap_or(0);
+    let stripes = words.first().filter(|_| words[device].0.repeated);
+    let stripes = stripes.and_then(|(_, word)| word.parse().ok()).unwrap_or(1_u64).max(1);
+    let count = SectorCount(len_of(line).0.div_ceil(stripes));
+    if start < END.0 { SectorRange::new(Sector(start), count) } else { whole_device() }
 }
 
 /// A length that is left to what the line stands on, and was not found, may be any.
@@ -198,50 +218,9 @@ fn len_of(line: &TableLine) -> SectorCount {
     if line.len == TableLine::WHOLE { END - Sector(0) } else { line.len }
 }
 
-/// The origin, and the cache device from where its header is.
-fn cached(line: &TableLine) -> Vec<Part> {
-    let place = line.args.iter().position(|word| word == "start_sector");
-    let start = place.and_then(|at| line.args.get(at + 1)?.parse().ok()).filter(|at| *at < END.0);
-    let cache = SectorRange::between(Sector(start.unwrap_or(0)), END);
-    whole(line, &[1]).into_iter().chain(part(line, 2, cache)).collect()
-}
-
-/// The metadata device, and as much of the data device as the pool is long.
-fn pooled(line: &TableLine) -> Vec<Part> {
-    let data = SectorRange::new(Sector(0), len_of(line));
-    whole(line, &[0]).into_iter().chain(part(line, 1, data)).collect()
-}
-
-/// Where remappers lead.
-fn remapped_by(line: &TableLine) -> Vec<Part> {
-    let number = |at: usize| line.args.get(at).and_then(|word| word.parse::<u64>().ok());
-    let (devices, sectors) = match line.target.as_str() {
-        "linear" | "flakey" | "passthrough" => (vec![0], len_of(line).0),
-        "delay" => ((0..line.args.len()).step_by(3).collect(), len_of(line).0),
-        "striped" => {
-            let stripes = number(0).unwrap_or(1).max(1);
-            ((2..line.args.len()).step_by(2).collect(), len_of(line).0.div_ceil(stripes))
-        }
-        _ => (Vec::new(), 0),
-    };
-    let range = |at: usize| match number(at + 1).unwrap_or(0) {
-        start if start < END.0 => SectorRange::new(Sector(start), SectorCount(sectors)),
-        _ => whole_device(),
-    };
-    devices.into_iter().filter_map(|at| part(line, at, range(at))).collect()
-}
-
 /// A device as a whole.
 pub fn whole_device() -> SectorRange {
     SectorRange::between(Sector(0), END)
-}
-
-fn whole(line: &TableLine, devices: &[usize]) -> Vec<Part> {
-    devices.iter().filter_map(|&at| part(line, at, whole_device())).collect()
-}
-
-fn part(line: &TableLine, at: usize, range: SectorRange) -> Option<Part> {
-    Some(Part { argument: line.args.get(at)?.clone(), range })
 }
 
 #[cfg(test)]

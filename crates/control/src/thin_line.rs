@@ -1,6 +1,7 @@
 //! The table line of a thin volume, as verbs take it apart and put it together.
 
 use cairn_block::{MappedDevice, TableLine};
+use cairn_targets::spec::words_of;
 
 /// `0 SECTORS thin @POOL ID [ORIGIN]`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,24 +21,22 @@ impl ThinLine {
     pub fn of_table(text: &str) -> Option<ThinLine> {
         let lines = TableLine::parse_all(text).ok()?;
         let [line] = lines.as_slice() else { return None };
-        let words: Vec<&str> = line.args.iter().map(String::as_str).collect();
-        ThinLine::of_words(&line.target, line.len.0, &words)
+        ThinLine::of_line(line)
     }
 
     /// Of a volume whose live table is one such line.
     pub fn of_volume(volume: &MappedDevice) -> Option<ThinLine> {
         let table = volume.live_table()?;
         let [line] = table.lines() else { return None };
-        let words = line.target.table();
-        let words: Vec<&str> = words.split_whitespace().collect();
-        ThinLine::of_words(&line.name, line.len.0, &words)
+        ThinLine::of_line(&line.to_table_line())
     }
 
-    fn of_words(target: &str, sectors: u64, words: &[&str]) -> Option<ThinLine> {
-        let [pool, id, origin @ ..] = words else { return None };
-        let pool = pool.strip_prefix('@').filter(|_| target == "thin")?.to_owned();
-        let origin = origin.first().map(|&origin| origin.to_owned());
-        Some(ThinLine { sectors, pool, id: id.parse().ok()?, origin })
+    fn of_line(line: &TableLine) -> Option<ThinLine> {
+        let words = words_of(line).filter(|_| line.target == "thin")?.1;
+        let pool = words.argument("pool")?.strip_prefix('@')?.to_owned();
+        let id = words.argument("id")?.parse().ok()?;
+        let origin = words.argument("origin").map(str::to_owned);
+        Some(ThinLine { sectors: line.len.0, pool, id, origin })
     }
 
     /// The line.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
-    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, MappedDevice, MessageError,
+    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice, MessageError,
     Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
     TargetTypes, escape_word, unescape_word,
 };
@@ -627,12 +627,7 @@ pub fn is_of(device: &str, volume: &str) -> bool {
 
 /// The lines of a table as it is printed.
 fn lines_of(table: &Table) -> impl Iterator<Item = TableLine> {
-    table.lines().iter().map(|line| TableLine {
-        start: line.start,
-        len: line.len,
-        target: line.name.clone(),
-        args: line.target.table().split_whitespace().map(str::to_owned).collect(),
-    })
+    table.lines().iter().map(Line::to_table_line)
 }
 
 /// Builds a table and loads it.

@@ -278,7 +278,7 @@ fn open(argument: &str, ctor: &Ctor<'_>) -> Result<Device, ConfigError> {
 mod tests {
     use super::*;
     use crate::fixture::with_ctor;
-    use crate::spec::Group;
+    use crate::spec::{Group, Use};
 
     const ANY: Arg = Arg::number("left", 0, u64::MAX, "");
     const SPEC: Spec = Spec {
@@ -306,7 +306,7 @@ mod tests {
         [1, 0, 0],
         &[
             Arg::number("#rows", 1, 9, ""),
-            Arg::device("device", "").repeated(),
+            Arg::device("device", Use::Maps, "").repeated(),
             Arg::offset("offset"),
         ],
     );

@@ -35,7 +35,7 @@ use futures_util::future::select;
 use crate::area::Area;
 use crate::args::{Args, refuse};
 use crate::kind::{TargetKind, built};
-use crate::spec::{Arg, Spec};
+use crate::spec::{Arg, Spec, Use};
 
 /// The fields of the report: how many requests of each class wait now.
 const FIELDS: &[Field] = &[
@@ -58,13 +58,17 @@ pub const SPEC: Spec = Spec {
         "delay",
         [1, 3, 0],
         &[
-            Arg::device("device", "the device for reads").gives_length(),
+            Arg::device("device", Use::Maps, "the device for reads").gives_length(),
             Arg::offset("offset"),
             millis(0, "how long a read waits, in ms"),
-            Arg::device("write_device", "the device for writes").optional().gives_length(),
+            Arg::device("write_device", Use::Maps, "the device for writes")
+                .optional()
+                .gives_length(),
             Arg::offset("write_offset"),
             millis(1, "how long a write, discard or write-zeroes waits, in ms"),
-            Arg::device("flush_device", "the device for flushes").optional().gives_length(),
+            Arg::device("flush_device", Use::Maps, "the device for flushes")
+                .optional()
+                .gives_length(),
             Arg::offset("flush_offset"),
             millis(2, "how long a flush waits, in ms"),
         ],

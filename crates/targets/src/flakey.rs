@@ -20,7 +20,7 @@ use cairn_block::{
 use crate::area::Area;
 use crate::args::Args;
 use crate::kind::{TargetKind, built};
-use crate::spec::{Arg, Group, Kind, Opt, Spec};
+use crate::spec::{Arg, Group, Kind, Opt, Spec, Use};
 
 const SECONDS_MAX: u64 = u32::MAX as u64;
 
@@ -53,7 +53,7 @@ pub const SPEC: Spec = Spec {
         "flakey",
         [1, 5, 0],
         &[
-            Arg::device("device", "the device").gives_length(),
+            Arg::device("device", Use::Maps, "the device").gives_length(),
             Arg::offset("offset"),
             Arg::number("up_interval", 0, SECONDS_MAX, "how many seconds it is reliable"),
             Arg::number("down_interval", 0, SECONDS_MAX, "how many seconds it is not"),

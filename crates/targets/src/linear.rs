@@ -18,13 +18,13 @@ use cairn_block::{
 use crate::area::Area;
 use crate::args::Args;
 use crate::kind::{TargetKind, built};
-use crate::spec::{Arg, Spec};
+use crate::spec::{Arg, Spec, Use};
 
 /// What `linear` declares.
 pub const SPEC: Spec = Spec::plain(
     "linear",
     [1, 4, 0],
-    &[Arg::device("device", "the device").gives_length(), Arg::offset("offset")],
+    &[Arg::device("device", Use::Maps, "the device").gives_length(), Arg::offset("offset")],
 );
 
 /// The kind of target.

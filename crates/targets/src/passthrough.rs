@@ -23,7 +23,7 @@ use cairn_block::{
 use crate::area::Area;
 use crate::args::Args;
 use crate::kind::{TargetKind, built};
-use crate::spec::{Arg, Spec};
+use crate::spec::{Arg, Spec, Use};
 
 /// The fields of the report: how many requests of each kind came, and how many failed.
 const FIELDS: &[Field] = &[
@@ -47,7 +47,10 @@ pub const SPEC: Spec = Spec {
     ..Spec::plain(
         "passthrough",
         [1, 0, 0],
-        &[Arg::device("device", "the device").gives_length(), Arg::offset("offset").optional()],
+        &[
+            Arg::device("device", Use::Maps, "the device").gives_length(),
+            Arg::offset("offset").optional(),
+        ],
     )
 };
 

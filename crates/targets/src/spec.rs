@@ -8,7 +8,7 @@
 
 use std::fmt::{self, Write};
 
-use cairn_block::{ConfigError, Field, SectorCount};
+use cairn_block::{ConfigError, Field, SectorCount, TableLine};
 
 use crate::args::{MAX_SECTORS, refuse};
 
@@ -61,6 +61,33 @@ impl Kind {
     }
 }
 
+/// What a line does with one of its devices while it is live. By this the control crate keeps the
+/// devices of volumes that are not served, and tells which verbs meet on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It is no device, or a pool, which all its volumes share.
+    Nothing,
+    /// It maps its own range to a range of the device, which belongs to nobody.
+    Maps,
+    /// It reads the device, which must not change.
+    Reads,
+    /// It writes the device, together with other lines over the same one.
+    Shares,
+    /// It has the device for itself.
+    Owns(Span),
+}
+
+/// A part of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    /// All of it.
+    Whole,
+    /// As much as the line is long.
+    Line,
+    /// From the sector on that this option says; without the option all of it.
+    From(&'static str),
+}
+
 /// An argument of a line, or a value of an option.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
@@ -76,16 +103,19 @@ pub struct Arg {
     pub repeated: bool,
     /// The length of a line may be taken from this device.
     pub gives_length: bool,
+    /// What the line does with this device.
+    pub used: Use,
 }
 
 impl Arg {
     const fn new(name: &'static str, kind: Kind, doc: &'static str) -> Arg {
-        Arg { name, kind, doc, optional: false, repeated: false, gives_length: false }
+        let (optional, repeated, gives_length, used) = (false, false, false, Use::Nothing);
+        Arg { name, kind, doc, optional, repeated, gives_length, used }
     }
 
-    /// A device.
-    pub const fn device(name: &'static str, doc: &'static str) -> Arg {
-        Arg::new(name, Kind::Device, doc)
+    /// A device, and what the line does with it.
+    pub const fn device(name: &'static str, used: Use, doc: &'static str) -> Arg {
+        Arg { used, ..Arg::new(name, Kind::Device, doc) }
     }
 
     /// Where the range begins on the device before it.
@@ -230,10 +260,22 @@ pub struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
+    /// The values of an option, if it stands.
+    pub fn option(&self, spec: &Spec, word: &str) -> Option<&[&'a str]> {
+        self.options[spec.option(word)?.0].as_deref()
+    }
+
     /// The word of an argument.
     pub fn argument(&self, name: &str) -> Option<&'a str> {
         self.fixed.iter().find(|(arg, _)| arg.name == name).map(|(_, word)| *word)
     }
+}
+
+/// The words of a table line, with the declaration of its target. None if there is no such target.
+/// Of a line that is wrong, the words before the first wrong one.
+pub fn words_of(line: &TableLine) -> Option<(&'static Spec, Words<'_>)> {
+    let spec = crate::spec(&line.target)?;
+    Some((spec, spec.split(line.args.iter().map(String::as_str)).0))
 }
 
 impl Spec {

@@ -24,7 +24,7 @@ use cairn_block::{
 use crate::area::Area;
 use crate::args::Args;
 use crate::kind::{TargetKind, built};
-use crate::spec::{Arg, Spec};
+use crate::spec::{Arg, Spec, Use};
 
 /// The fields of the report. `health` has a letter per stripe: `A` alive, `D` had an error.
 const FIELDS: &[Field] = &[
@@ -43,7 +43,7 @@ pub const SPEC: Spec = Spec {
         &[
             Arg::number("#stripes", 1, u16::MAX as u64, "how many devices follow"),
             Arg::number("chunk_size", 1, u32::MAX as u64, "the length of a chunk in sectors"),
-            Arg::device("device", "a device; one per stripe").repeated().gives_length(),
+            Arg::device("device", Use::Maps, "a device; one per stripe").repeated().gives_length(),
             Arg::offset("offset"),
         ],
     )

@@ -4,7 +4,7 @@ use cairn_block::{Attribute, ConfigError, ConfigKind, Ctor, Sector};
 use cairn_format::snapshot::ChunkSize;
 
 use crate::args::{Args, Device};
-use crate::spec::{self, Arg, Group, Opt, Spec};
+use crate::spec::{self, Arg, Group, Opt, Spec, Use};
 
 const ZEROES: &str = "discard_zeroes_cow";
 const PASSDOWN: &str = "discard_passdown_origin";
@@ -23,35 +23,38 @@ const FEATURES: &[Opt] = &[
     .own(),
 ];
 
-const fn spec(name: &'static str, version: [u32; 3], origin: &'static [Arg]) -> Spec {
+const fn spec(name: &'static str, version: [u32; 3], arguments: &'static [Arg]) -> Spec {
     // Both features of the kernel and our pairs.
     let group = Group::features(6, false, FEATURES);
     let status_fields = super::status::STATUS_FIELDS;
-    Spec { group, status_fields, ..Spec::plain(name, version, origin) }
+    Spec { group, status_fields, ..Spec::plain(name, version, arguments) }
 }
 
-const ARGUMENTS: &[Arg] = &[
-    Arg::device("origin", "the device whose content is kept").gives_length(),
-    Arg::device("cow", "the device that keeps it"),
-    Arg::word(
-        "store",
-        spec::Kind::Spelled("P, PO or N", Kind::spelled),
-        "where exceptions are kept",
-    ),
-    Arg::number("chunk_size", 0, u32::MAX as u64, "in sectors; 0: as the store, or 32"),
-];
+const fn arguments(origin: Use) -> [Arg; 4] {
+    let store = spec::Kind::Spelled("P, PO or N", Kind::spelled);
+    [
+        Arg::device("origin", origin, "the device whose content is kept").gives_length(),
+        Arg::device("cow", Use::Shares, "the device that keeps it"),
+        Arg::word("store", store, "where exceptions are kept"),
+        Arg::number("chunk_size", 0, u32::MAX as u64, "in sectors; 0: as the store, or 32"),
+    ]
+}
+
+const ARGUMENTS: &[Arg] = &arguments(Use::Reads);
+/// A merge writes the origin.
+const MERGE_ARGUMENTS: &[Arg] = &arguments(Use::Shares);
 
 /// What `snapshot` declares.
 pub const SNAPSHOT_SPEC: Spec = spec("snapshot", [1, 16, 0], ARGUMENTS);
 
 /// What `snapshot-merge` declares.
-pub const MERGE_SPEC: Spec = spec("snapshot-merge", [1, 5, 0], ARGUMENTS);
+pub const MERGE_SPEC: Spec = spec("snapshot-merge", [1, 5, 0], MERGE_ARGUMENTS);
 
 /// What `snapshot-origin` declares.
 pub const ORIGIN_SPEC: Spec = Spec::plain(
     "snapshot-origin",
     [1, 9, 0],
-    &[Arg::device("origin", "the device").gives_length()],
+    &[Arg::device("origin", Use::Shares, "the device").gives_length()],
 );
 
 /// Where exceptions are kept.

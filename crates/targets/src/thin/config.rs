@@ -5,7 +5,7 @@ use std::time::Duration;
 use cairn_block::{ConfigError, Ctor, SectorCount};
 
 use crate::args::{Args, Device};
-use crate::spec::{Arg, Group, Kind, Opt, Spec};
+use crate::spec::{Arg, Group, Kind, Opt, Span, Spec, Use};
 
 const SKIP_ZEROING: &str = "skip_block_zeroing";
 const IGNORE_DISCARD: &str = "ignore_discard";
@@ -47,8 +47,8 @@ pub const POOL_SPEC: Spec = Spec {
         "thin-pool",
         [1, 22, 0],
         &[
-            Arg::device("metadata", "the metadata device"),
-            Arg::device("data", "the data device").gives_length(),
+            Arg::device("metadata", Use::Owns(Span::Whole), "the metadata device"),
+            Arg::device("data", Use::Owns(Span::Line), "the data device").gives_length(),
             Arg::number(
                 "block_sectors",
                 BLOCK_SECTORS_MIN,
@@ -67,9 +67,9 @@ pub const THIN_SPEC: Spec = Spec {
         "thin",
         [1, 22, 0],
         &[
-            Arg::device("pool", "the pool, as @NAME"),
+            Arg::device("pool", Use::Nothing, "the pool, as @NAME"),
             Arg::number("id", 0, (1 << 24) - 1, "which volume of the pool"),
-            Arg::device("origin", "an external origin").optional().gives_length(),
+            Arg::device("origin", Use::Reads, "an external origin").optional().gives_length(),
         ],
     )
 };

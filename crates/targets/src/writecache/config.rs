@@ -8,7 +8,7 @@ use cairn_block::{Attribute, ConfigError, ConfigKind, Ctor, SectorCount};
 use cairn_format::writecache::BlockSize;
 
 use crate::args::{Args, Device};
-use crate::spec::{Arg, Group, Kind, Opt, Spec};
+use crate::spec::{Arg, Group, Kind, Opt, Span, Spec, Use};
 
 /// The mode: the letter of the table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ pub const SPEC: Spec = Spec {
         [1, 6, 0],
         &[
             Arg::word("mode", Kind::Word(&["p", "s"]), "persistent memory, or a block device"),
-            Arg::device("origin", "the slow device").gives_length(),
-            Arg::device("cache", "the fast device"),
+            Arg::device("origin", Use::Owns(Span::Whole), "the slow device").gives_length(),
+            Arg::device("cache", Use::Owns(Span::From("start_sector")), "the fast device"),
             Arg::number("block_size", 0, u32::MAX as u64, "the size of a cache block in bytes"),
         ],
     )

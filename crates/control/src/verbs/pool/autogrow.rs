@@ -22,12 +22,7 @@ struct Growth {
 impl Growth {
     /// What the words of a pool's line say; none: it does not grow by itself.
     fn of_line(line: &PoolLine) -> Option<Growth> {
-        let spec = cairn_targets::spec(&line.0.target)?;
-        let (words, _) = spec.split(line.0.args.iter().map(String::as_str));
-        let number = |option: &str| {
-            let (at, _) = spec.option(option)?;
-            words.options[at].as_ref()?.first()?.parse::<u64>().ok()
-        };
+        let number = |option| line.option(option)?.first()?.parse::<u64>().ok();
         Some(Growth { step: number("grow")?, most: number("grow_max").unwrap_or(u64::MAX) })
     }
 

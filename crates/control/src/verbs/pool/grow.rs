@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cairn_block::TableLine;
 use cairn_outcome::failure::{Outcome, wrong};
+use cairn_targets::spec::words_of;
 use serde::{Deserialize, Serialize};
 
 use super::LivePool;
@@ -15,6 +16,9 @@ use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
+/// The target of a pool.
+pub(super) const POOL: &str = "thin-pool";
+
 /// The line of a pool's table.
 pub(super) struct PoolLine(pub(super) TableLine);
 
@@ -23,8 +27,10 @@ pub fn is_growth(table: &str, longer: &str) -> bool {
     let (Some(now), Some(then)) = (PoolLine::of_table(table), PoolLine::of_table(longer)) else {
         return false;
     };
-    let devices = |line: &PoolLine| line.0.args[..3].to_vec();
-    devices(&now) == devices(&then) && now.0.len < then.0.len
+    let is_same = ["metadata", "data", "block_sectors"]
+        .into_iter()
+        .all(|argument| now.argument(argument) == then.argument(argument));
+    is_same && now.0.len < then.0.len
 }
 
 /// The same of the table that waits for a resume.
@@ -70,7 +76,8 @@ pub struct Trimmed {
 impl PoolLine {
     pub(super) fn of_table(text: &str) -> Option<PoolLine> {
         let [line] = <[TableLine; 1]>::try_from(TableLine::parse_all(text).ok()?).ok()?;
-        (line.target == "thin-pool" && line.args.len() >= 4).then_some(PoolLine(line))
+        let line = Some(PoolLine(line)).filter(|line| line.0.target == POOL)?;
+        line.argument("low_water_blocks").is_some().then_some(line)
     }
 
     pub(super) fn of(record: &Record) -> Outcome<PoolLine> {
@@ -79,16 +86,27 @@ impl PoolLine {
         PoolLine::of_table(text).ok_or_else(refused)
     }
 
+    /// The word of an argument that a pool's line must have.
+    fn argument(&self, name: &str) -> Option<&str> {
+        words_of(&self.0)?.1.argument(name)
+    }
+
     fn metadata(&self) -> &str {
-        &self.0.args[0]
+        self.argument("metadata").unwrap_or_default()
     }
 
     fn data(&self) -> &str {
-        &self.0.args[1]
+        self.argument("data").unwrap_or_default()
+    }
+
+    /// The values of an option, if it stands.
+    pub(super) fn option(&self, word: &str) -> Option<Vec<&str>> {
+        let (spec, words) = words_of(&self.0)?;
+        words.option(spec, word).map(<[&str]>::to_vec)
     }
 
     fn text(&self) -> String {
-        format!("0 {} thin-pool {}", self.0.len.0, self.0.args.join(" "))
+        self.0.to_string()
     }
 }
 
@@ -98,7 +116,7 @@ fn refuse_unchangeable(pool: &LivePool, line: &PoolLine) -> Outcome<()> {
     let found = match figures.mode {
         "failed" => "failed",
         _ if figures.needs_check => "its metadata needs a check",
-        _ if line.0.args.iter().skip(4).any(|word| word == "read_only") => "read_only",
+        _ if line.option("read_only").is_some() => "read_only",
         _ => return Ok(()),
     };
     Err(wrong(&pool.name, "mode", found, "a pool that can be changed"))

@@ -34,8 +34,10 @@ use cairn_block::{ConfigKind, TableLine};
 use cairn_format::thin::Opening;
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_targets::persistent::Store;
+use cairn_targets::spec::words_of;
 
 pub use create::{BLOCK_SECTORS, PoolCreate};
+use grow::POOL;
 pub use grow::{PoolGrow, PoolTrim, is_growth};
 pub use status::PoolStatus;
 
@@ -51,8 +53,8 @@ use crate::world::World;
 pub fn refuse_blank(world: &World, name: &str, table: &str, held: &str) -> Outcome<()> {
     // What is wrong in other ways is the target's to tell.
     let lines = TableLine::parse_all(table).unwrap_or_default();
-    let pools = lines.iter().filter(|line| line.target == "thin-pool");
-    for metadata in pools.filter_map(|line| line.args.first()) {
+    let pools = lines.iter().filter(|line| line.target == POOL);
+    for metadata in pools.filter_map(|line| words_of(line)?.1.argument("metadata")) {
         let disk = world.open(metadata)?;
         let look = async move |env| Store::look(&env, &disk).await;
         if let Ok(Opening::Blank) = world.on_home(name, look) {

@@ -5,7 +5,9 @@
 //! volume that is being merged but through the merge. So parts come up from below, and the volume
 //! last: if one of them can't, the volume stays as it is, suspended.
 
+use cairn_block::TableLine;
 use cairn_outcome::failure::{Losses, Outcome};
+use cairn_targets::spec::words_of;
 
 use super::log_undo_failure;
 use super::rollback::Merge;
@@ -118,8 +120,10 @@ impl Verbs {
         let lowers = live.as_ref().and_then(|table| table.lines().first());
         let lowers = lowers.map(|line| line.target.lowers()).unwrap_or_default();
         let lower = lowers.first().map(|lower| lower.name());
-        let table = part.table.as_deref().unwrap_or_default();
-        lower.is_some_and(|lower| table.split_whitespace().nth(3) == Some(lower.as_str()))
+        let recorded = TableLine::parse_all(part.table.as_deref().unwrap_or_default());
+        let recorded = recorded.unwrap_or_default();
+        let origin = recorded.first().and_then(|line| words_of(line)?.1.argument("origin"));
+        lower.is_some_and(|lower| origin == Some(lower.as_str()))
     }
 
     /// Watching a merge again: a failed one tries again, and what was left undone is done.

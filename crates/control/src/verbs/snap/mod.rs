@@ -63,6 +63,7 @@ pub(crate) mod tests;
 
 use cairn_block::{ConfigKind, TableLine};
 use cairn_outcome::failure::{Losses, Outcome, wrong};
+use cairn_targets::spec::words_of;
 
 pub use create::SnapCreate;
 pub use diff::SnapDiff;
@@ -98,11 +99,10 @@ impl SnapWords {
     fn of(record: &Record) -> Outcome<SnapWords> {
         let lines = TableLine::parse_all(record.table.as_deref().unwrap_or_default())?;
         let words = lines.first().and_then(|line| {
-            let (store, chunk) = (line.args.get(1)?.clone(), line.args.get(3)?.parse().ok()?);
-            let number = |name: &str| {
-                let value = line.args.iter().skip_while(|word| *word != name).nth(1);
-                value.and_then(|value| value.parse().ok())
-            };
+            let (spec, words) = words_of(line)?;
+            let store = words.argument("cow")?.to_owned();
+            let chunk = words.argument("chunk_size")?.parse().ok()?;
+            let number = |option| words.option(spec, option)?.first()?.parse().ok();
             let fill_percent = number("fill_event").unwrap_or(FILL_PERCENT);
             let (sectors, wait_for_room_s) = (line.len.0, number("wait_for_room"));
             Some(SnapWords { sectors, store, chunk, fill_percent, wait_for_room_s })

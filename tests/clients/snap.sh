@@ -92,8 +92,8 @@ refuse() { # PART VERB ARG...
 }
 refuse 'not of a snapshot' create vm@mon@again
 refuse 'another name' create vm@real
-refuse 'found none of this name' remove vm@nobody
-refuse 'found none of this name' rollback vm@nobody
+refuse 'there is no snapshot of this name' remove vm@nobody
+refuse 'there is no snapshot of this name' rollback vm@nobody
 refuse 'there is no volume of this name' create nobody@mon
 expect 4 snap create vm@x --store "$work/disk"
 expect 4 snap create vm@mon

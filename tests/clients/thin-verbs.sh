@@ -137,8 +137,8 @@ refuse() { # CODE PART VERB ARG...
   same "$(wc -l <said)" 1 "lines of a refusal"
   grep -q -- "$2" said || fail "expected '$2' in: $(cat said)"
 }
-refuse 1 'found none of this name' pool status nobody
-refuse 1 'found none of this name' thin create nobody/vm 1G
+refuse 1 'there is no pool of this name' pool status nobody
+refuse 1 'there is no pool of this name' thin create nobody/vm 1G
 refuse 4 'a volume of this name' thin create p/vm 1G
 refuse 1 'in whole sectors' thin create p/new 1000
 refuse 1 'a number from 0 to 16777215' thin create p/new 1G --id 16777216

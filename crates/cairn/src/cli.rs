@@ -105,7 +105,7 @@ pub enum Command {
     Resume(VolumeResume),
     /// Make the last line of a volume's table longer or shorter: linear or thin
     Resize(VolumeResize),
-    /// Give a volume another table while it is in use, or leave everything as it was
+    /// Give a volume in use another table; after a failure it keeps the old one
     Replace(WithTable<VolumeReplace>),
     /// Drop the loaded table
     Clear(VolumeClear),
@@ -317,7 +317,7 @@ pub struct UntilArgs {
 /// The features of a pool.
 #[derive(Args)]
 pub struct FeatureArgs {
-    /// What becomes of zeros that clients write: unmap (the default) or off
+    /// How all-zero writes are handled: unmap (the default) or off
     #[arg(long, value_name = "MODE")]
     pub detect_zeroes: Option<String>,
     /// Do not zero new blocks around what is written to them

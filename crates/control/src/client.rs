@@ -47,8 +47,8 @@ impl Client {
     fn call(&self, method: &str, params: Value) -> Outcome<Value> {
         let shown = self.path.display().to_string();
         let mut stream = UnixStream::connect(&self.path).map_err(|error| {
-            let detail = "control socket: found no server, expected one (cairn serve, or \
-                          --control PATH)";
+            let detail = "no server listens on this control socket; start one with cairn serve, \
+                          or name its socket with --control PATH";
             ConfigError::new(ConfigKind::System, &shown, detail).with_source(error)
         })?;
         let failed = |error| system(&shown, "control socket", error);
@@ -60,7 +60,7 @@ impl Client {
         let mut answer = String::new();
         BufReader::new(stream.take(LINE_BYTES_MAX * 64)).read_line(&mut answer).map_err(failed)?;
         if answer.is_empty() {
-            let detail = "control socket: found no answer, expected one (the server is going away)";
+            let detail = "control socket: the server ended without an answer";
             return Err(ConfigError::new(ConfigKind::System, shown, detail));
         }
         let response: Response =

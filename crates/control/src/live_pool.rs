@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Call, Env, MappedDevice, MessageError, Target};
-use cairn_outcome::failure::{Outcome, wrong};
+use cairn_block::{Call, ConfigError, ConfigKind, Env, MappedDevice, MessageError, Target};
+use cairn_outcome::failure::Outcome;
 use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
 
 use crate::world::{Names, World, message_refused};
@@ -48,11 +48,12 @@ impl LivePool {
     pub fn of(names: &Names, name: &str) -> Outcome<LivePool> {
         names.volume(name).ok().and_then(LivePool::in_volume).ok_or_else(|| {
             let all: Vec<String> = LivePool::all(names).into_iter().map(|pool| pool.name).collect();
-            let expected = match all.is_empty() {
-                true => "one made by cairn pool create".to_owned(),
-                false => format!("one of {}", all.join(", ")),
+            let hint = match all.is_empty() {
+                true => "cairn pool create makes one".to_owned(),
+                false => format!("pools: {}", all.join(", ")),
             };
-            wrong(name, "pool", "none of this name", expected)
+            let detail = format!("there is no pool of this name; {hint}");
+            ConfigError::new(ConfigKind::Argument, name, detail)
         })
     }
 

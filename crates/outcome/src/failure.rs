@@ -33,7 +33,8 @@ pub fn refused(
 /// The system said no while doing `what` to `device`.
 pub fn system(device: impl Into<String>, what: &str, error: io::Error) -> ConfigError {
     if error.kind() == io::ErrorKind::NotFound {
-        return refused(ConfigKind::System, device, what, "nothing there", "an existing path");
+        let detail = format!("{what}: there is no such file or folder");
+        return ConfigError::new(ConfigKind::System, device, detail);
     }
     ConfigError::new(ConfigKind::System, device, what).with_source(error)
 }

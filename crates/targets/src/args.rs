@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_as_long_as_what_it_stands_on() {
+    fn a_line_of_length_n_is_as_long_as_its_devices_allow() {
         let length = |target: &str, words: &str| {
             let size_of = |device: &str| match device {
                 "/big" => Ok(SectorCount(1000)),

@@ -123,7 +123,7 @@ fn open_as(path: &str, what: &str, flags: OFlags) -> Result<OwnedFd, ConfigError
 
 pub(super) fn system(path: &str, what: &str, error: Errno) -> ConfigError {
     if error == Errno::NOENT {
-        let detail = "path: found nothing there, expected a file or block device";
+        let detail = "there is no file or block device of this name";
         return ConfigError::new(ConfigKind::System, path, detail);
     }
     ConfigError::new(ConfigKind::System, path, what).with_source(error)

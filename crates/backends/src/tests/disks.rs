@@ -139,7 +139,10 @@ fn paths_that_are_not_disks_are_refused_in_one_line() {
     assert!(line.contains("found a character device"), "{line}");
     let absent = format!("{directory}/absent");
     let line = refused(open(&absent), ConfigKind::System);
-    assert!(line.starts_with(&absent) && line.contains("found nothing there"), "{line}");
+    assert!(
+        line.starts_with(&absent) && line.contains("there is no file or block device"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -17,8 +17,8 @@ use cairn_control::verbs::verb::{Done, Verb};
 /// How often a merge is looked at.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Has a merge begin, and shows how far it is until it ends. Whoever stops watching does not stop
-/// the merge.
+/// Begins a merge and shows its progress until it ends. Ctrl-C and `--timeout` stop the display;
+/// the merge continues in the server.
 ///
 /// # Errors
 /// There is no server, it refuses, or the merge failed.

@@ -113,10 +113,10 @@ fn wrong_table_lines_are_refused_with_the_word() {
 #[test]
 fn a_missing_file_is_named_with_what_was_expected() {
     let line = Place::new().serve_run(&["--table", "0 8 linear nofile 0"], "true").refused(1);
-    let expected = "nofile: path: found nothing there, expected a file or block device";
+    let expected = "nofile: there is no file or block device of this name";
     assert!(line.contains(expected), "{line}");
     let line = Place::new().cairn(&["serve", "nofile.toml"]).refused(1);
-    assert!(line.contains("nofile.toml: read: found nothing there, expected"), "{line}");
+    assert!(line.contains("nofile.toml: read: there is no such file or folder"), "{line}");
 }
 
 #[test]

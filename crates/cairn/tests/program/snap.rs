@@ -64,12 +64,12 @@ fn what_makes_no_sense_is_refused_with_one_line_and_changes_nothing() {
         ("create vm@mon --store mem:1M", "store: path: found 'mem:1M'"),
         ("create vm@mon --store blank --size 1M", "--size: found 1048576, expected none"),
         ("create vm@mon --store no/where", "no/where"),
-        ("diff vm@mon", "vm@mon: snapshot: found none of this name"),
+        ("diff vm@mon", "vm@mon: there is no snapshot of this name"),
         ("diff vm", "expected VOLUME@NAME"),
-        ("remove vm@mon", "vm@mon: snapshot: found none of this name"),
-        ("rollback vm@mon", "vm@mon: snapshot: found none of this name"),
-        ("merge vm@mon", "vm@mon: snapshot: found none of this name"),
-        ("grow vm@mon --size 1M", "vm@mon: snapshot: found none of this name"),
+        ("remove vm@mon", "vm@mon: there is no snapshot of this name"),
+        ("rollback vm@mon", "vm@mon: there is no snapshot of this name"),
+        ("merge vm@mon", "vm@mon: there is no snapshot of this name"),
+        ("grow vm@mon --size 1M", "vm@mon: there is no snapshot of this name"),
         ("list nope", "nope: there is no volume of this name"),
     ];
     let script: String = cases.iter().map(|(verb, _)| format!("cairn snap {verb}; ")).collect();

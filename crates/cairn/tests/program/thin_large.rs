@@ -57,7 +57,7 @@ fn a_dump_is_printed_before_the_rest_is_read() {
 }
 
 #[test]
-fn a_look_that_takes_long_says_how_far_it_is() {
+fn a_long_dump_prints_its_progress() {
     let place = Place::new();
     place.pool_xml("xml", 200_000);
     place.cairn(&["restore", "xml", "--output", "meta"]).ok();

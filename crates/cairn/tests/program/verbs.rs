@@ -236,7 +236,7 @@ fn wait_returns_at_the_next_event() {
 }
 
 #[test]
-fn who_waits_and_hangs_up_takes_up_no_room() {
+fn clients_that_hang_up_while_waiting_free_their_connections() {
     let place = Place::new();
     let _server = place.serve(&[&ZERO[..], &["--control", "control"]].concat());
     let wait = r#"{"jsonrpc":"2.0","id":1,"method":"volume_wait","params":{"name":"vm"}}"#;
@@ -277,7 +277,7 @@ fn targets_are_listed_as_dmsetup_does() {
 fn without_a_server_the_verbs_say_where_they_looked() {
     let place = Place::new();
     let line = place.cairn(&["ls"]).refused(1);
-    assert!(line.contains("control.sock: control socket: found no server"), "{line}");
+    assert!(line.contains("control.sock: no server listens on this control socket"), "{line}");
 }
 
 #[test]

@@ -43,8 +43,8 @@ impl Verbs {
         }
         self.refuse_being_suspended(name)?;
         if self.world.volume(&merge_of(name)).is_ok() {
-            let found = "a merge under way";
-            return Err(refused(ConfigKind::Busy, name, "state", found, "none"));
+            let detail = "a merge is under way; cairn snap list shows how far it is";
+            return Err(ConfigError::new(ConfigKind::Busy, name, detail));
         }
         Ok(())
     }

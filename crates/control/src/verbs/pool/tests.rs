@@ -302,7 +302,7 @@ fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
         server.verbs.pool_status(Some("x")).unwrap_err().to_string(),
         thin(&server, "x/v").unwrap_err().to_string(),
     ] {
-        assert!(line.contains("pool: found none of this name, expected one made by"), "{line}");
+        assert!(line.contains("there is no pool of this name; cairn pool create"), "{line}");
     }
     server.verbs.pool_create(&params("p")).unwrap();
     let again = PoolCreate { data: "q.data".into(), ..params("q") };

@@ -1,5 +1,5 @@
-//! What differs between a snapshot and its volume, or another snapshot of it: told from metadata,
-//! in whole chunks, never too little.
+//! The difference between a snapshot and its volume, or another snapshot of the volume. It is read
+//! from metadata. It reports whole chunks and may over-report, never under-report.
 //!
 //! A chunk of the volume that was written since the snapshot has an exception in it, as has one of
 //! the snapshot that was written itself. Between two snapshots a chunk can only differ if one of

@@ -61,7 +61,7 @@ pub mod store;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use cairn_block::{ConfigKind, TableLine};
+use cairn_block::{ConfigError, ConfigKind, TableLine};
 use cairn_outcome::failure::{Losses, Outcome, wrong};
 use cairn_targets::spec::words_of;
 
@@ -142,11 +142,12 @@ impl Verbs {
             (Some(_), Some(store)) => Ok((record, store)),
             _ => {
                 let names = changes.snapshots_of(&snap.volume);
-                let expected = match names.is_empty() {
-                    true => "one made by cairn snap create".to_owned(),
-                    false => format!("one of {}", names.join(", ")),
+                let hint = match names.is_empty() {
+                    true => "cairn snap create makes one".to_owned(),
+                    false => format!("snapshots of {}: {}", snap.volume, names.join(", ")),
                 };
-                Err(wrong(snap.full(), "snapshot", "none of this name", expected))
+                let detail = format!("there is no snapshot of this name; {hint}");
+                Err(ConfigError::new(ConfigKind::Argument, snap.full(), detail))
             }
         }
     }

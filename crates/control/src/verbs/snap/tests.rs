@@ -414,7 +414,7 @@ fn a_rolled_back_snapshot_does_not_see_what_is_written_meanwhile() {
     let now = vec![(10, 1), (10, 5), (1004, 1)];
     assert_eq!((server.bytes("v"), server.bytes("v@mon")), (now.clone(), all_of(1)));
     let line = server.create("v@tue").unwrap_err().to_string();
-    assert!(line.starts_with("v: state: found a merge under way"), "{line}");
+    assert!(line.starts_with("v: a merge is under way"), "{line}");
     server.end_merge();
     assert_eq!((server.bytes("v"), server.bytes("v@mon")), (now, all_of(1)));
     assert_eq!(server.changed("v@mon"), [(8, 16)]);

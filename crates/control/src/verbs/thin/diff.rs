@@ -1,5 +1,6 @@
-//! What differs between a snapshot and its volume, or any other volume of the pool: told from
-//! metadata, in whole blocks, never too little. What both share is passed over without being read.
+//! The difference between a snapshot and its volume, or any other volume of the pool. It is read
+//! from metadata. It reports whole blocks and may over-report, never under-report. Subtrees that
+//! both volumes share are skipped unread.
 
 use cairn_block::{ConfigError, ConfigKind, IoError, Sector, SectorCount, SectorRange};
 use cairn_outcome::failure::{Outcome, refused, wrong};

@@ -1,6 +1,6 @@
 //! Deleting volumes of a pool, with a name or without.
 
-use cairn_block::ConfigKind;
+use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, refused, wrong};
 
 use super::names::{Spot, nameless};
@@ -130,7 +130,10 @@ impl Verbs {
             return Err(refused(ConfigKind::Busy, shown, "volume", found, "one without"));
         }
         let device = pool.device(id)?;
-        device.ok_or_else(|| wrong(shown, "volume", "none of this id", "one of cairn thin list"))
+        device.ok_or_else(|| {
+            let detail = "the pool has no volume of this id; cairn thin list shows them";
+            ConfigError::new(ConfigKind::Argument, shown, detail)
+        })
     }
 }
 

@@ -297,7 +297,7 @@ fn a_loss_that_no_client_was_told_of_goes_with_a_new_name() {
 }
 
 #[test]
-fn a_name_whose_volume_is_gone_or_another_one_is_dropped_with_a_notice() {
+fn a_start_drops_names_whose_device_was_deleted_or_replaced() {
     let (_all, work, _) = folders();
     let server = TestServer::with_thin(&work);
     for name in ["v@a", "v@b", "v@c"] {
@@ -446,8 +446,8 @@ fn what_makes_no_sense_is_refused_on_one_line() {
     };
     for (refused, part) in [
         (create("w", 512, None), "POOL/NAME"),
-        (create("nobody/w", 512, None), "nobody: pool: found none of this name, expected one of p"),
-        (create("x/w", 512, None), "x: pool: found none of this name"),
+        (create("nobody/w", 512, None), "nobody: there is no pool of this name; pools: p"),
+        (create("x/w", 512, None), "x: there is no pool of this name"),
         (create("p/v", 512, None), "v: name: found a volume of this name"),
         (create("p/x", 512, None), "x: name: found a volume of this name"),
         (create("p/w@a", 512, None), "cairn thin snapshot makes snapshots"),
@@ -467,7 +467,7 @@ fn what_makes_no_sense_is_refused_on_one_line() {
         (server.verbs.thin_remove("v"), "snapshots: found snapshots of it (v@mon)"),
         (server.verbs.thin_remove("x"), "a volume with a table of its own"),
         (server.verbs.thin_remove("p"), "a volume with a table of its own"),
-        (server.verbs.thin_remove("p/thin-9"), "p/thin-9: volume: found none of this id"),
+        (server.verbs.thin_remove("p/thin-9"), "p/thin-9: the pool has no volume of this id"),
         (server.verbs.thin_remove("p/thin-0"), "found one with a name, 'v'"),
         (server.rename("v", "x", None), "x: name: found a volume of this name"),
         (server.rename("v", "w@mon", None), "w: there is no volume of this name"),

@@ -4,7 +4,7 @@
 //! [`replace`](super::VolumeReplace) by the same table with that length: its checks, its order, and
 //! what a crash leaves.
 
-use cairn_block::{Sector, TableLine};
+use cairn_block::{ConfigError, ConfigKind, Sector, TableLine};
 use cairn_outcome::failure::{Outcome, wrong};
 
 use super::VolumeReplace;
@@ -48,9 +48,11 @@ impl Verbs {
 /// A table whose last line ends at so many bytes.
 fn resized(name: &str, table: &str, bytes: u64) -> Outcome<String> {
     let mut lines = TableLine::parse_all(table)?;
-    let expected = "a table whose last line is linear or thin";
     let last = lines.last_mut().filter(|line| RESIZABLE.contains(&line.target.as_str()));
-    let last = last.ok_or_else(|| wrong(name, "table", "one of other targets", expected))?;
+    let last = last.ok_or_else(|| {
+        let detail = "the last line of the table is neither linear nor thin; replace the table";
+        ConfigError::new(ConfigKind::Argument, name, detail)
+    })?;
     let end = Sector(bytes / 512);
     if !bytes.is_multiple_of(512) || end <= last.start {
         let expected = format!("whole sectors, beyond the {} that other lines take", last.start);
@@ -72,7 +74,7 @@ mod tests {
         for (table, bytes, found) in [
             (table, 4096, "size: found 4096 bytes"),
             (table, 5000, "size: found 5000 bytes"),
-            ("0 8 zero", 8192, "expected a table whose last line is linear or thin"),
+            ("0 8 zero", 8192, "the last line of the table is neither linear nor thin"),
         ] {
             let line = resized("v", table, bytes).unwrap_err().to_string();
             assert!(line.contains(found), "{line}");

@@ -54,7 +54,7 @@ fn a_large_block_is_zero_around_the_first_write() {
 }
 
 #[test]
-fn a_large_block_is_not_zeroed_if_told_so() {
+fn a_large_block_is_not_zeroed_with_skip_block_zeroing() {
     let test = large("0 1 skip_block_zeroing", "");
     write_own(&test, 1000, 7);
     let mut expected: Vec<u8> = (0..LARGE).map(initial_byte).collect();
@@ -115,7 +115,7 @@ fn a_large_block_in_which_the_origin_ends_is_copied_so_far_and_zero_after_it() {
 }
 
 #[test]
-fn a_large_block_behind_the_origin_is_not_zeroed_if_told_so() {
+fn a_large_block_behind_the_origin_is_not_zeroed_with_skip_block_zeroing() {
     let test = large("0 1 skip_block_zeroing", " origin");
     test.forget();
     write_own(&test, 2000, 9);

@@ -1,17 +1,20 @@
-//! Which volumes are served under which names.
+//! The registry of exports: which volumes are served to clients, and under which names.
 //!
-//! What verbs added and took away is kept in the state file and laid over the rest: an export that
-//! was added is served whenever its volume is, one that was removed is not, whoever named it.
+//! The state file has the changes that verbs made: exports that were added and that were removed.
+//! They override the configuration. An added export is served whenever its volume is live, a
+//! removed one is not, even if the configuration names it.
 //!
-//! Without a word in the TOML file every volume is served under its own name, those made at run
-//! time too. A snapshot is served under its own name wherever its volume is served; what lies
-//! beneath a volume with snapshots never is, nor is a pool: it is its own data device. What another
-//! volume claims is not served as long as it does; an external origin is, to be read. What is kept
-//! for a volume that is not served is not either.
+//! If the TOML file names no export, every volume is served under its own name, also a volume that
+//! is made at run time. A snapshot is served under its own name wherever its volume is served.
+//! Never served are the volumes beneath a volume with snapshots, and pools (a pool is its own data
+//! device). A volume that another volume claims is not served while the claim lasts, except an
+//! external origin, which is served for reading. A volume that is kept for one that is not served
+//! (see `kept`) is not served either.
 //!
-//! The empty export name means one export for as long as the server runs, and nothing while that is
-//! not there: that of `--export`, or else the only one at the start that is no snapshot. If there
-//! were several it means nothing; if there was none, the first one that comes.
+//! The empty export name means one export for the life of the server, and no export while that one
+//! is missing. It is the export that `--export` names, or else the only one at the start that is
+//! not a snapshot. If there were several at the start, the empty name means none; if there was
+//! none, it means the first one that comes.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -31,7 +34,7 @@ use crate::names::{is_hidden, parent_of};
 use crate::state::{Export, ExportChanges};
 use crate::world::World;
 
-/// How long connections may finish what they have begun when their export goes.
+/// How long connections may finish their requests when their export is removed.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// One export, as `exports` shows it.
@@ -52,10 +55,11 @@ pub struct ExportInfo {
 /// How a volume may be served.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Access {
-    /// A volume has it for itself.
+    /// Another volume claims it, or it is kept: not at all.
     None,
-    /// Volumes read it that need it as it is.
+    /// Other volumes read it and need it unchanged: for reading.
     Read,
+    /// For reading and writing.
     Full,
 }
 
@@ -86,46 +90,47 @@ enum EmptyName {
     Fixed(Option<String>),
 }
 
-/// The exports of what is no snapshot.
+/// The names of the exports whose volumes are not snapshots.
 fn plain(served: &[Export]) -> impl Iterator<Item = &str> {
     let plain = served.iter().filter(|export| parent_of(&export.volume).is_none());
     plain.map(|export| export.name.as_str())
 }
 
-/// The same, if it is one.
+/// The only such name, if there is exactly one.
 fn only_plain(served: &[Export]) -> Option<&str> {
     let mut plain = plain(served);
     plain.next().filter(|_| plain.next().is_none())
 }
 
-/// What is not served as it would be.
+/// The volumes that are not served, or not fully, because of claims.
 #[derive(Default)]
 struct Arranged {
-    /// Volumes that are claimed or a pool, each with the volume whose table it gave way to, if any.
+    /// Volumes that are claimed or a pool, each with the volume for whose table its exports were
+    /// removed, if any.
     held_back: BTreeMap<String, Option<String>>,
-    /// What the tables of volumes are about to claim, by the name of the volume: until
-    /// [`Exports::settle`] is called for that volume, it is as good as claimed.
+    /// The claims that tables are about to make, by the name of their volume. They count as claims
+    /// until [`Exports::settle`] is called for that volume.
     awaited: BTreeMap<String, Vec<Claimed>>,
 }
 
 /// The exports of one server.
 pub struct Exports {
     server: Arc<NbdServer>,
-    /// What the configuration names; none means every volume.
+    /// The exports that the configuration names; none means every volume.
     configured: Vec<Export>,
-    /// What verbs changed.
+    /// The changes that verbs made.
     changes: Mutex<ExportChanges>,
-    /// As they are served: `read_only` if they are, for whatever reason.
+    /// The exports that are served; `read_only` is set for any reason.
     served: Mutex<Vec<Export>>,
-    /// Held while exports begin or end, so that two verbs do not undo each other's; not while
-    /// clients are waited for.
+    /// Held while exports begin or end, so that one verb does not undo another verb's changes. Not
+    /// held while a verb waits for clients.
     arranged: Mutex<Arranged>,
     empty_name: Mutex<EmptyName>,
     addresses: Mutex<Vec<ListenAddress>>,
 }
 
 impl Exports {
-    /// Nothing served yet.
+    /// A registry that serves no volume yet.
     pub fn new(
         world: &World,
         configured: Vec<Export>,
@@ -138,7 +143,7 @@ impl Exports {
         Exports { server, configured, changes, served, arranged, empty_name, addresses }
     }
 
-    /// Serves a volume under each of its names; those that it has already stay.
+    /// Serves a volume under each of its names. Its present exports stay.
     ///
     /// # Errors
     /// A name is taken or breaks the protocol's limits.
@@ -211,17 +216,18 @@ impl Exports {
         configured(volume)
     }
 
-    /// What verbs changed so far.
+    /// The changes that verbs made so far.
     pub fn changes(&self) -> ExportChanges {
         self.changes.lock().clone()
     }
 
-    /// Lays other changes over the rest. Serves and stops nothing.
+    /// Replaces the changes that verbs made. Begins and ends no export.
     pub fn set_changes(&self, changes: ExportChanges) {
         *self.changes.lock() = changes;
     }
 
-    /// The export of this name that the configuration, or the name of a volume, would have.
+    /// The export of this name by the configuration, or by the name of a volume, without the
+    /// changes of verbs.
     pub fn without_changes(&self, world: &World, name: &str) -> Option<Export> {
         let volumes = world.volumes();
         let mut exports = volumes
@@ -235,7 +241,7 @@ impl Exports {
         self.served.lock().iter().find(|export| export.name == name).cloned()
     }
 
-    /// The volume that is meant by the name of an export or of itself.
+    /// The volume with an export of this name, or the volume of this name.
     pub fn volume_of(&self, name: &str) -> String {
         let changes = self.changes.lock();
         let mut all = changes.added.iter().chain(&self.configured);
@@ -243,7 +249,7 @@ impl Exports {
             .map_or_else(|| name.to_owned(), |export| export.volume.clone())
     }
 
-    /// While the empty name may still change: it means the only export that is no snapshot.
+    /// Sets the empty name to the only export that is not a snapshot, unless its meaning is fixed.
     fn settle_default(&self) {
         let served = self.served.lock();
         let mut empty_name = self.empty_name.lock();
@@ -257,7 +263,7 @@ impl Exports {
         }
     }
 
-    /// The start is over: from now on the empty name means what it does now.
+    /// Ends the start: fixes the present meaning of the empty name.
     pub fn fix_default(&self) {
         let served = self.served.lock();
         let mut empty_name = self.empty_name.lock();
@@ -274,10 +280,10 @@ impl Exports {
         }
     }
 
-    /// Stops serving a volume; connections may finish what they have begun.
+    /// Stops serving a volume; connections may finish their requests.
     ///
     /// # Errors
-    /// Requests are under way that do not end; the exports are gone all the same.
+    /// Requests in flight do not end; the exports are removed all the same.
     pub fn remove_volume(&self, world: &World, volume: &str) -> Outcome<()> {
         let gone = {
             let mut arranged = self.arranged.lock();
@@ -317,10 +323,11 @@ impl Exports {
         }
     }
 
-    /// Stops serving what `user` is about to claim; if it claims itself, it becomes a pool.
+    /// Stops serving the volumes that `user` is about to claim. A volume that claims itself becomes
+    /// a pool.
     ///
     /// # Errors
-    /// Clients are connected to some of it: nothing is changed.
+    /// A client is connected to one of them. Nothing has changed.
     pub fn give_way(&self, world: &World, user: &str, claimed: &[Claimed]) -> Outcome<()> {
         let is_in_the_way = |claimed: &Claimed, export: &Export| {
             let asked = claimed.volume == user && self.is_configured(export);
@@ -351,20 +358,20 @@ impl Exports {
         Ok(())
     }
 
-    /// The configuration names this export of this volume.
+    /// True if the configuration names this export of this volume.
     fn is_configured(&self, export: &Export) -> bool {
         let mut named = self.configured.iter();
         named.any(|named| (&named.name, &named.volume) == (&export.name, &export.volume))
     }
 
-    /// True if `volume` is not served as it would be, as the table of `user` claims it.
+    /// True if exports of `volume` were removed for the table of `user`.
     pub fn gave_way(&self, volume: &str, user: &str) -> bool {
         let arranged = self.arranged.lock();
         arranged.held_back.get(volume).is_some_and(|to| to.as_deref() == Some(user))
     }
 
-    /// The volume `user` has claimed what it was about to claim, or will not. Serves again what
-    /// nobody claims any more, and to be read what may be.
+    /// Called when the volume `user` has made its claims, or will not make them. Serves again the
+    /// volumes without claims, and for reading those whose claims allow it.
     pub fn settle(&self, world: &World, user: &str) {
         let mut arranged = self.arranged.lock();
         arranged.awaited.remove(user);
@@ -378,9 +385,9 @@ impl Exports {
             if access == Access::Full && !is_pool(&volume) {
                 let other = |export: &Export| export.volume == name && !self.is_as_named(export);
                 if world.read_only() || self.are_used(other) {
-                    continue; // Who reads goes on; the next verb looks again.
+                    continue; // The readers stay connected; the next verb tries again.
                 }
-                // Nobody is connected: this waits for nobody.
+                // No client is connected, so this does not wait.
                 self.end(world, &self.take_if(other));
                 arranged.held_back.remove(&name);
             }
@@ -390,13 +397,14 @@ impl Exports {
         }
     }
 
-    /// True if an export is served as it would be if nobody claimed its volume.
+    /// True if an export is served as without any claim of its volume.
     fn is_as_named(&self, export: &Export) -> bool {
         let names = self.names_of(&export.volume, false);
         names.iter().any(|named| named.name == export.name && named.read_only == export.read_only)
     }
 
-    /// Says which volume or export the empty name means, as an option or a key of the file asks.
+    /// Sets the meaning of the empty name to a volume or export, as the option or key `asked_by`
+    /// demands.
     ///
     /// # Errors
     /// It is not served.
@@ -418,8 +426,7 @@ impl Exports {
         *self.empty_name.lock() = EmptyName::Fixed(Some(name.to_owned()));
     }
 
-    /// The same for an export that may come: until then the empty name means nothing, never
-    /// another.
+    /// The same for an export that may come later. Until then the empty name means no export.
     pub fn await_default(&self, wanted: &str) {
         self.choose(wanted);
     }
@@ -432,7 +439,7 @@ impl Exports {
     /// Listens at another address; the first is the one that URIs name.
     ///
     /// # Errors
-    /// Somebody listens there, or the system refuses.
+    /// Another program listens there, or the system refuses.
     pub fn listen(&self, address: &ListenAddress) -> Outcome<()> {
         let bound = self.server.listen(address)?;
         self.addresses.lock().push(bound);
@@ -472,18 +479,18 @@ impl Exports {
         self.served.lock().iter().filter(|export| export.volume == volume).count()
     }
 
-    /// Refuses a volume that clients use, after a moment.
+    /// Refuses a volume that clients still use after a second.
     ///
     /// # Errors
-    /// Some are connected to it.
+    /// A client is connected to it.
     pub fn refuse_clients(&self, volume: &str, expected: &str) -> Outcome<()> {
         self.refuse_users(volume, expected, |export| export.volume == volume)
     }
 
-    /// Refuses an export that clients use, after a moment.
+    /// Refuses an export that clients still use after a second.
     ///
     /// # Errors
-    /// Some are connected to it.
+    /// A client is connected to it.
     pub fn refuse_clients_of(&self, name: &str, expected: &str) -> Outcome<()> {
         self.refuse_users(&format!("export '{name}'"), expected, |export| export.name == name)
     }
@@ -501,11 +508,11 @@ impl Exports {
         Err(refused(ConfigKind::Busy, device, "users", found, expected))
     }
 
-    /// Waits a moment until no client uses some exports; false if one still does.
+    /// Waits up to a second until no client uses these exports; false if one still does.
     fn wait_for_clients_of(&self, is_it: impl Fn(&Export) -> bool) -> bool {
         const TRIES: u32 = 50;
         const PAUSE: Duration = Duration::from_millis(20);
-        // Who has just gone may not have been seen to go.
+        // The server may not have seen yet that a client hung up.
         (0..TRIES).any(|attempt| {
             if attempt > 0 {
                 std::thread::sleep(PAUSE);
@@ -536,7 +543,7 @@ impl Exports {
         self.served().into_iter().map(info).collect()
     }
 
-    /// Accepts nothing more and lets connections finish what they have begun.
+    /// Accepts no more connections and lets the present ones finish their requests.
     pub fn stop(&self, world: &World) {
         let server = self.server.clone();
         let stopped = move |env| async move { server.stop(&env, DRAIN).await };

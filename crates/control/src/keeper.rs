@@ -1,5 +1,5 @@
-//! What verbs tell the thread that keeps snapshots (see `verbs::snap`): that there may be something
-//! to do, and which volumes they left suspended.
+//! Calls to the keeper thread (see `verbs::snap::keeper`): that a snapshot, merge or pool may need
+//! it, and which volumes a verb left suspended.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use parking_lot::Mutex;
 
-/// What is known of snapshots beside what is recorded.
+/// The keeper's wake-up channel, and the volumes that it must bring up.
 #[derive(Default)]
 pub struct Keeper {
-    /// The way to wake the thread.
+    /// Wakes the thread.
     wake: Mutex<Option<Sender<()>>>,
-    /// Volumes that a verb suspended and could not bring up again, as a device failed. Others that
-    /// are suspended are so by their user's wish.
+    /// Volumes that a verb suspended and could not bring up again, because a device failed. All
+    /// other suspended volumes were suspended by their users.
     stuck: Mutex<HashSet<String>>,
 }
 
 impl Keeper {
-    /// What calls it, for volumes that may need it after it has ended.
+    /// A callback that wakes the thread. It may be called after the thread has ended.
     pub fn caller(keeper: &Arc<Keeper>) -> Arc<dyn Fn() + Send + Sync> {
         let keeper = Arc::downgrade(keeper);
         Arc::new(move || {
@@ -28,7 +28,8 @@ impl Keeper {
         })
     }
 
-    /// What wakes the thread from now on. It is awake at first: a restart may have left something.
+    /// The receiver of the wake-ups. The first one is there already, as a restart may have left
+    /// work.
     pub fn start(&self) -> Receiver<()> {
         let (send, receive) = channel();
         let _ = send.send(());
@@ -36,7 +37,7 @@ impl Keeper {
         receive
     }
 
-    /// A verb left this volume suspended, as a device failed.
+    /// Notes that a verb left this volume suspended because a device failed.
     pub fn note_stuck(&self, name: &str) {
         self.stuck.lock().insert(name.to_owned());
         self.poke();
@@ -49,20 +50,20 @@ impl Keeper {
         stuck.iter().cloned().collect()
     }
 
-    /// There may be something to watch.
+    /// Wakes the thread.
     pub fn poke(&self) {
         if let Some(send) = &*self.wake.lock() {
-            // A thread that ended needs no waking.
+            // The thread may have ended.
             let _ = send.send(());
         }
     }
 
-    /// A verb left this volume suspended.
+    /// True if a verb left this volume suspended.
     pub fn is_stuck(&self, name: &str) -> bool {
         self.stuck.lock().contains(name)
     }
 
-    /// Whether it is suspended is its user's affair from now on.
+    /// Forgets the volume: a user has suspended or resumed it.
     pub fn leave_alone(&self, name: &str) {
         self.stuck.lock().remove(name);
     }

@@ -1,24 +1,26 @@
-//! What is kept for volumes that are not served: the devices that their tables need for themselves,
-//! so that no other volume writes to them until they are served again or forgotten.
+//! The reserve: devices that are kept for volumes that are not served, so that no other volume
+//! writes to them before their owner is served again or forgotten.
 //!
-//! Claims (`cairn_block`) are those of tables that exist. A volume that could not be brought up has
-//! none, while its dirty cache, its snapshots or its pool rest on devices that must not change. So
-//! the start keeps these by name, and every table is asked for what it writes before it is built.
+//! A claim (`cairn_block`) belongs to a table that exists. A volume that could not be brought up
+//! has no table, but its dirty cache, its snapshots or its pool are on devices that must not
+//! change. So the start enters these devices here, by name, and every table is checked against them
+//! before it is built.
 //!
-//! K1. What a table keeps, and what it writes, is a matter of its text: the device may be missing,
-//!     or its metadata damaged. Arguments are compared by what they lead to when a table is asked
-//!     for; one that leads nowhere keeps nothing.
-//! K2. Remappers keep nothing, as they own nothing, but beneath a volume with snapshots: what is
-//!     written there is missing in these.
-//! K3. What a volume writes that is served is not kept from it: that came first, and goes on.
-//! K4. What several volumes need is kept for the one that was refused first. A volume and the
-//!     parts that its snapshots made of it are one.
-//!
-//! K5. A volume `@VOLUME` that is kept is not exported either, as its clients would write to it.
-//! K6. What a cache or pool owns, and what lies beneath a volume with snapshots, is kept from the
-//!     beginning of the start until that volume has its turn, so that the order of volumes decides
-//!     nothing. Then its claims take over, or it is kept on. Other targets share devices with their
-//!     kin, under any name: these keep nothing until they were refused.
+//! K1. The text of a table decides what the table keeps and what it writes: the device may be
+//!     missing, or its metadata damaged. A check compares the devices that the arguments lead to at
+//!     that time. An argument that leads nowhere keeps nothing.
+//! K2. A remapper keeps nothing, because it owns nothing. The exception is a remapper beneath a
+//!     volume with snapshots: a write to its device would be missing in the snapshots.
+//! K3. A device that a served volume writes is not kept from that volume. It was there first.
+//! K4. If several volumes need a device, it is kept for the one that was refused first. A volume
+//!     and the parts that its snapshots made of it count as one.
+//! K5. A volume that is named as `@VOLUME` and kept is not exported, because its clients would
+//!     write to it.
+//! K6. The devices that a cache or pool owns, and those beneath a volume with snapshots, are kept
+//!     from the beginning of the start until that volume has its turn. So the order of the volumes
+//!     does not matter. Then the claims of the volume take over, or the device stays kept. Other
+//!     targets share devices with their kin, under any name; they keep nothing until they were
+//!     refused.
 
 use cairn_block::{Identity, Sector, SectorCount, SectorRange, TableLine};
 use cairn_targets::spec::{Arg, Kind, Span, Use, words_of};
@@ -26,20 +28,20 @@ use parking_lot::Mutex;
 
 use crate::names::parent_of;
 
-/// No disk is longer.
+/// The end of the longest possible disk.
 const END: Sector = Sector(1 << 55);
 
-/// A range of what a table line names.
+/// A range of a device that a table line names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The device, as the line names it.
     pub argument: String,
-    /// Which part of it.
+    /// The range on the device.
     pub range: SectorRange,
 }
 
 impl Part {
-    /// True if both are of one device, and overlap there.
+    /// True if both are on one device and overlap.
     fn meets(&self, other: &Part, identify: &impl Fn(&str) -> Option<Identity>) -> bool {
         let is_it = || {
             let own = identify(&self.argument);
@@ -49,37 +51,37 @@ impl Part {
     }
 }
 
-/// What is kept for one volume.
+/// The ranges that are kept for one volume.
 struct Kept {
     volume: String,
     parts: Vec<Part>,
-    /// It has not had its turn (K6).
+    /// The volume has not had its turn (K6).
     awaited: bool,
 }
 
-/// What is kept for all of them, in the order in which they were refused.
+/// The ranges of all volumes, in the order in which the volumes were refused.
 #[derive(Default)]
 pub struct Reserve(Mutex<Vec<Kept>>);
 
-/// A part that a table writes and that is kept for another volume.
+/// A range that a table writes and that is kept for another volume.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// The device, as the table names it.
     pub argument: String,
     /// The volume that it is kept for.
     pub volume: String,
-    /// That may still be served.
+    /// That volume has not had its turn, and may still be served.
     pub awaited: bool,
 }
 
-/// The volume that this one is a part of.
+/// The volume whose snapshots made this one, or the volume itself.
 pub fn family_of(name: &str) -> &str {
     parent_of(name).unwrap_or(name)
 }
 
 impl Reserve {
-    /// Keeps what the volume `name` needs, unless it is kept already. `live` are the lines of
-    /// volumes that are served.
+    /// Keeps the ranges that the volume `name` needs, unless the volume has an entry. `live` are
+    /// the lines of the served volumes (K3).
     pub fn keep(
         &self,
         name: &str,
@@ -99,7 +101,7 @@ impl Reserve {
         }
     }
 
-    /// Keeps what the volume `name` owns until it has its turn (K6), unless it is kept already.
+    /// Keeps the ranges that the volume `name` owns until its turn (K6), unless it has an entry.
     pub fn await_turn(&self, name: &str, owned: impl IntoIterator<Item = Part>) {
         let mut all = self.0.lock();
         if all.iter().all(|kept| kept.volume != name) {
@@ -108,7 +110,7 @@ impl Reserve {
         }
     }
 
-    /// The volume that the volume `name` is kept for (K5).
+    /// The owner for which the volume `name` is kept (K5).
     pub fn owner_of(&self, name: &str) -> Option<String> {
         let is_it = |part: &Part| part.argument.strip_prefix('@') == Some(name);
         let all = self.0.lock();
@@ -118,12 +120,13 @@ impl Reserve {
         (owner != family_of(name)).then(|| owner.to_owned())
     }
 
-    /// Ends what is kept for the volume `name`.
+    /// Removes the entry of the volume `name`.
     pub fn release(&self, name: &str) {
         self.0.lock().retain(|kept| kept.volume != name);
     }
 
-    /// What a table of the volume `name` would write that is kept for another one.
+    /// The first range that a table of the volume `name` would write and that is kept for another
+    /// volume.
     pub fn conflict(
         &self,
         name: &str,
@@ -143,7 +146,7 @@ impl Reserve {
     }
 }
 
-/// What these tables need for themselves.
+/// The ranges that these tables need for themselves.
 pub fn needed<'a>(
     tables: impl IntoIterator<Item = &'a str>,
     has_snapshots: bool,
@@ -152,7 +155,7 @@ pub fn needed<'a>(
     lines.flat_map(move |line| needed_by(&line, has_snapshots))
 }
 
-/// What these tables own, whoever comes first (K6).
+/// The ranges that these tables own from the beginning of the start (K6).
 pub fn owned<'a>(
     tables: impl IntoIterator<Item = &'a str>,
     has_snapshots: bool,
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn others_do_not_write_what_is_kept_until_it_is_released() {
+    fn other_volumes_do_not_write_a_kept_range_until_its_release() {
         let reserve = Reserve::default();
         keep(&reserve, "v@s", "0 8 snapshot @v@real gone P 8");
         keep(&reserve, "v@real", "0 8 linear a 16");
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_need_is_kept_for_the_first() {
+    fn a_range_that_two_volumes_need_is_kept_for_the_first() {
         let reserve = Reserve::default();
         for name in ["one", "two"] {
             keep(&reserve, name, "0 8 writecache s slow fast 4096 0");
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volume_owns_is_kept_until_its_turn_and_on_if_it_is_refused() {
+    fn owned_ranges_are_kept_until_the_turn_and_longer_if_the_volume_is_refused() {
         let reserve = Reserve::default();
         let tables = ["0 8 writecache s @slow fast 4096 2 start_sector 16", "8 8 linear a 0"];
         reserve.await_turn("v", owned(tables, false));
@@ -334,10 +337,10 @@ mod tests {
         assert_eq!(reserve.owner_of("slow").as_deref(), Some("v"));
         reserve.release("v");
         assert_eq!((taken("0 8 linear @slow 0"), reserve.owner_of("slow")), (None, None));
-        // The rest of a data device is for others.
+        // Other volumes may use the rest of a data device.
         reserve.await_turn("p", owned(["0 64 thin-pool m d 128 0"], false));
         assert!(taken("0 8 linear d 56").is_some() && taken("0 8 linear d 64").is_none());
-        // Kin share, but for what verbs made beneath a volume.
+        // Kin share their origin, except the tables that verbs made beneath a volume.
         reserve.await_turn("s", owned(["0 8 snapshot o cow P 8"], false));
         assert_eq!(taken("0 8 snapshot-origin o"), None);
         reserve.await_turn("o@real", owned(["0 8 linear o 0"], true));
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_served_volume_writes_is_not_kept_from_it() {
+    fn a_range_that_a_served_volume_writes_is_not_kept() {
         let reserve = Reserve::default();
         let live = lines("0 8 linear SLOW 0");
         let needs = needed(["0 8 writecache s slow fast 4096 0"], false);

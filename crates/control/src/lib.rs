@@ -1,16 +1,15 @@
-//! Volumes as a library: what a server keeps, and the verbs that change it.
+//! Volumes as a library: the state of a server, and the verbs that change it.
 //!
 //! Each of these imports only those above it; a test keeps it so.
 //! - [`names`], [`kept`], [`measure`], [`under_way`], [`world`]: reactors, volumes and their names.
-//! - [`thin_line`], [`live_pool`], [`contexts`]: what is asked of snapshots and pools that are
-//!   served.
-//! - [`state`], [`exports`]: what the state file records, and what clients find.
-//! - [`caches`]: what tables may do about caches that were left dirty.
-//! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`devices`], [`report`]: what verbs are
-//!   made of.
+//! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
+//! - [`state`], [`exports`]: the state file, and the exports that clients find.
+//! - [`caches`]: rules for tables that touch caches that were left dirty.
+//! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`devices`], [`report`]: the parts
+//!   of verbs.
 //! - [`reach`], [`turns`]: which verbs may change something at the same time.
-//! - [`verbs`]: one struct for each, as the command line, the client and the server know it.
-//! - [`plan`]: what is brought up at a start. [`client`]: asks a running server.
+//! - [`verbs`]: one struct per verb, which the command line, the client and the server share.
+//! - [`plan`]: the order of a start. [`client`]: asks a running server.
 //!
 //! Deliberately absent: policy (targets), mechanism (backends, exports), the command line but for
 //! the parameters of verbs, and text for a person (cairn).

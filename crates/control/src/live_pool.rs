@@ -1,4 +1,4 @@
-//! A thin pool that is served: the volume, and the pool behind it.
+//! [`LivePool`]: a pool that is served, with its volume and its target.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl LivePool {
         Some(LivePool { name: volume.volume().to_owned(), volume, target })
     }
 
-    /// Begins a call into it.
+    /// Begins a call into the pool.
     pub async fn begin_call(&self) -> Call<'_> {
         self.volume.begin_call().await
     }
@@ -101,7 +101,7 @@ impl LivePool {
         Ok(self.devices()?.into_iter().find(|device| device.id == id))
     }
 
-    /// Asks the pool something that waits, but not for long: no verb stops the pool meanwhile.
+    /// Runs a short query in the pool. No verb stops the pool while it runs.
     pub fn ask<T: Send + 'static>(
         &self,
         world: &World,
@@ -114,7 +114,7 @@ impl LivePool {
         })
     }
 
-    /// Has the pool change something, durably.
+    /// Makes a durable change in the pool.
     ///
     /// # Errors
     /// The pool refuses, or fails.
@@ -134,7 +134,7 @@ impl LivePool {
         self.change(world, async move |env, pool| pool.delete(env, id).await)
     }
 
-    /// Asks the pool something that takes long, and ends by itself when a verb stops the pool.
+    /// Runs a long query in the pool. It ends early when a verb stops the pool.
     pub fn ask_at_length<T: Send + 'static>(
         &self,
         world: &World,

@@ -1,13 +1,12 @@
-//! Lengths that a table line takes from what it stands on: `N` or `whole` in place of the number.
+//! Lengths given as `N` or `whole`: the line is as long as its device allows.
 //!
-//! They are looked up once, before the table is loaded. What is recorded and printed has the
+//! The number is computed once, before the table is loaded. Records and printed tables have the
 //! number, so that a device that grows later changes no table.
 
 use cairn_block::{SectorCount, TableLine};
 use cairn_outcome::failure::Outcome;
 
-/// The text with the number, which is the text itself if it has numbers only. `size_of` is asked
-/// for the sizes of devices.
+/// The text with the number in place of `N` or `whole`. `size_of` gives the sizes of devices.
 ///
 /// # Errors
 /// The text is no table, or there is no length to take.

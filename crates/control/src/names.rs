@@ -2,7 +2,7 @@
 //!
 //! A volume `V` with snapshots is several volumes: `V@NAME` for each snapshot, `V@real` with the
 //! table that `V` had before, and while a snapshot is merged `V@merge`. No volume that a user
-//! makes has an `@` in its name, so none of these can meet one of his.
+//! makes has an `@` in its name, so the names never collide.
 
 use cairn_outcome::failure::{Outcome, wrong};
 
@@ -22,7 +22,7 @@ impl SnapName {
     /// Parses `VOLUME@NAME`.
     ///
     /// # Errors
-    /// A part is missing, or the name is taken by the machinery.
+    /// A part is missing, or the name is reserved.
     pub fn parse(text: &str) -> Outcome<SnapName> {
         let refuse = |expected: &str| Err(wrong(text, "name", format!("'{text}'"), expected));
         let Some((volume, name)) = text.split_once('@') else {
@@ -61,7 +61,7 @@ pub fn merge_of(volume: &str) -> String {
     format!("{volume}@{MERGE}")
 }
 
-/// The volume that `name` belongs to, if it is a snapshot or a part of the machinery.
+/// The volume that `name` belongs to, if it is a snapshot, `V@real` or `V@merge`.
 pub fn parent_of(name: &str) -> Option<&str> {
     name.split_once('@').map(|(volume, _)| volume)
 }

@@ -1,28 +1,28 @@
-//! What a server brings up at its start, in which order: configured volumes and messages, and what
-//! the state file recorded over them.
+//! The plan of a start: which volumes a server brings up, in which order. It merges the configured
+//! volumes and messages with the records of the state file.
 //!
-//! A volume is brought up with all its lines at its place in the order, or earlier if a volume
-//! before it names it with `@`. A record wins over the configuration it was made under. If the
-//! configuration has changed since, it must be what is recorded; otherwise the volume is not
-//! brought up, rather than either lost.
+//! A volume is brought up with all its lines at its place in the order, or earlier if the table of
+//! an earlier volume names it with `@`. A record wins over the configuration under which it was
+//! made. If the configuration has changed since, it must be equal to the record; otherwise the
+//! volume is not brought up, so that neither the record nor the change is lost.
 //!
-//! A volume with snapshots is brought up as a whole, whoever names a part of it first: its own
-//! table, then its snapshots, then a merge, then what stands on that, then the volume itself. So
-//! nothing can write to an origin before every recorded snapshot of it is there. The store of a
-//! recorded snapshot is never formatted, and marked invalid if the record says that it ended; nor
-//! is the metadata of a pool that a recorded volume is of.
+//! A volume with snapshots is brought up as a whole when any part of it is named: first its own
+//! table, then its snapshots, a merge, the volumes that stand on the merge, and the volume itself.
+//! So no client writes to an origin before every recorded snapshot of it is live. The store of a
+//! recorded snapshot is never formatted; it is marked invalid if the record says that the snapshot
+//! ended. The metadata of a pool with recorded volumes is never formatted either.
 //!
-//! A volume that cannot be brought up is left out, with all that stands on it, and with its whole
-//! family if it has snapshots; the others are brought up. It stays recorded.
+//! A volume that cannot be brought up is left out, with all volumes that stand on it, and with its
+//! whole family if it has snapshots. The other volumes are brought up. Its record stays.
 //!
-//! The devices that it needs for itself are kept for it (see `kept`), and what it owns already
-//! while it has not had its turn.
+//! The devices that such a volume needs are kept for it (see `kept`). The devices that a volume
+//! owns are also kept before its turn.
 //!
-//! A volume that was killed while one table took another's place has the latter recorded as
-//! `former`: the start serves it if the new table cannot start. See `verbs::volume::swap`.
+//! If the server was killed during a swap of tables, the record has the old table as `former`. The
+//! start serves `former` if the new table cannot start. See `verbs::volume::swap`.
 //!
-//! A pool whose growth was under way has the longer table waiting beside the one it had. The start
-//! brings up the latter, or the longer if the metadata has grown already: see `pool`.
+//! A pool that was being grown has the longer table as its inactive table. The start brings up the
+//! shorter one, or the longer one if the metadata has already grown: see `verbs::pool`.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -41,7 +41,7 @@ use crate::verbs::thin::lost_name;
 use crate::verbs::volume::VolumeMessage;
 use crate::world::{World, of_volume};
 
-/// One act of the start.
+/// One step of the start.
 #[derive(Debug, PartialEq, Eq)]
 enum Act {
     /// Bring up a volume.
@@ -50,13 +50,13 @@ enum Act {
     Message(VolumeMessage),
 }
 
-/// What was brought up, or tried.
+/// The volumes that were brought up or tried.
 #[derive(Default)]
 struct Begun<'a> {
     all: HashSet<&'a str>,
-    /// Names that stand for nothing any more, and pools that have grown: as they are now.
+    /// New records: of names without a volume, and of pools that have grown.
     changed: Vec<Record>,
-    /// What could not be brought up, in the order in which it was tried.
+    /// The volumes that could not be brought up, in the order of the attempts.
     failed: Vec<Failure>,
 }
 
@@ -81,27 +81,27 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// As the error that it was.
+    /// The failure as an error.
     pub fn error(&self) -> ConfigError {
         ConfigError::new(self.kind, "", self.why.clone())
     }
 
-    /// Why, on one line.
+    /// The reason, on one line.
     pub fn why(&self) -> &str {
         &self.why
     }
 }
 
-/// What a start came to.
+/// The result of a start.
 #[derive(Debug, Default)]
 pub struct BroughtUp {
     /// Records that are to be replaced.
     pub changed: Vec<Record>,
-    /// The volumes that are missing, in the order in which they were tried.
+    /// The volumes that are missing, in the order of the attempts.
     pub failed: Vec<Failure>,
 }
 
-/// What to bring up.
+/// The volumes to bring up, and the messages to send.
 #[derive(Debug, Default)]
 pub struct Plan {
     acts: Vec<Act>,
@@ -111,16 +111,16 @@ pub struct Plan {
     /// Volumes whose configuration contradicts what is recorded, or whose images are missing, with
     /// the refusal.
     contradicted: HashMap<String, Failure>,
-    /// Records of what is configured like that by now.
+    /// Records that are equal to the configuration by now.
     settled: Vec<Record>,
-    /// What could not be brought up.
+    /// The names of volumes that could not be brought up.
     missing: HashSet<String>,
-    /// Where caches are remembered.
+    /// The state file, which has the records of caches.
     state: Option<StateFile>,
 }
 
 impl Plan {
-    /// Has a volume brought up with these lines, after those that it has already.
+    /// Adds a volume with these lines, or the lines to the volume that the plan has already.
     ///
     /// # Errors
     /// The name is that of a snapshot.
@@ -130,7 +130,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Has a message sent when it is its turn.
+    /// Adds a message, which is sent after the steps before it.
     pub fn add_message(&mut self, message: VolumeMessage) {
         self.acts.push(Act::Message(message));
     }
@@ -145,8 +145,8 @@ impl Plan {
         self.acts.push(Act::Volume(name.to_owned()));
     }
 
-    /// Lays what the state file recorded over the configuration, and says where they differ. A
-    /// volume that is configured as it is recorded needs no record any more.
+    /// Lets the records of the state file override the configuration, and logs each difference. A
+    /// record that is equal to the configuration is no longer needed.
     pub fn restore(&mut self, state: &StateFile) {
         self.state = Some(state.clone());
         let records = state.records();
@@ -189,7 +189,7 @@ impl Plan {
         &self.volumes
     }
 
-    /// The volumes that will be there.
+    /// The names of the volumes that the start brings up, without those that failed.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let there = self.volumes.iter().filter(|record| record.table.is_some());
         let names = there.map(|record| record.name.as_str());
@@ -216,27 +216,29 @@ impl Plan {
         self.names().map(|name| (name.to_owned(), all_of(name))).collect()
     }
 
-    /// Has a volume refused when it is its turn.
+    /// Refuses a volume at its turn, with this error.
     pub fn refuse(&mut self, name: &str, error: ConfigError) {
         let failure = Failure { name: name.to_owned(), kind: error.kind, why: one_line(&error) };
         self.contradicted.entry(name.to_owned()).or_insert(failure);
     }
 
-    /// True for a volume that is configured or recorded, though it be removed.
+    /// True for a volume that is configured or recorded, even if it was removed.
     pub fn knows(&self, name: &str) -> bool {
         self.volumes.iter().any(|record| record.name == name)
     }
 
-    /// True for a volume that is configured, and not a verb's alone.
+    /// True for a volume that is configured, not only made by a verb.
     pub fn is_configured(&self, name: &str) -> bool {
         let mut volumes = self.volumes.iter();
         volumes.any(|record| record.name == name && record.configured.is_some())
     }
 
-    /// Acts. Names of volumes that their pools do not have any more are dropped, with a notice.
+    /// Brings up the volumes and sends the messages. The name of a thin volume that its pool does
+    /// not have any more is dropped, with a notice.
     ///
     /// # Errors
-    /// A message is refused; what is up then stays up. What cannot be brought up is no error here.
+    /// A message is refused; the volumes that are up stay up. A volume that cannot be brought up is
+    /// not an error.
     pub fn bring_up(&mut self, world: &World) -> Outcome<BroughtUp> {
         self.measure(world);
         let Begun { changed, failed, .. } = self.act(world)?;
@@ -251,8 +253,8 @@ impl Plan {
         Ok(BroughtUp { changed, failed })
     }
 
-    /// Gives a number to lines whose length is left to what they stand on. A volume whose device is
-    /// not there is refused when it is its turn.
+    /// Replaces the lengths `N` and `whole` by numbers. A volume whose device is missing is refused
+    /// at its turn.
     fn measure(&mut self, world: &World) {
         let mut goes_on = true;
         while std::mem::take(&mut goes_on) {
@@ -274,7 +276,7 @@ impl Plan {
         }
     }
 
-    /// How large a device is, or will be once it is brought up.
+    /// The size of a device, also of a volume that is not up yet.
     fn size_of(&self, world: &World, argument: &str) -> Outcome<SectorCount> {
         let Some(name) = argument.strip_prefix('@') else { return world.sectors_of(argument) };
         let table = self.volumes.iter().find(|record| record.name == name);
@@ -320,7 +322,7 @@ impl Plan {
         self.volumes.iter().any(|record| record.name == name && record.table.is_none())
     }
 
-    /// A volume that a verb has put into this pool: it was there before this start.
+    /// A recorded volume that a verb made in this pool.
     fn held_by(&self, pool: &str) -> Option<&str> {
         let mut recorded = self.volumes.iter().filter(|record| record.table != record.configured);
         let is_held = |record: &&Record| {
@@ -330,8 +332,8 @@ impl Plan {
         recorded.find(is_held).map(|record| record.name.as_str())
     }
 
-    /// Has a volume up, with its whole family if it has snapshots. A failure is noted for each
-    /// volume that is missing by it.
+    /// Brings a volume up, with its whole family if it has snapshots. Notes a failure for each
+    /// volume that is missing in consequence.
     fn ensure_up<'a>(&'a self, world: &World, name: &str, begun: &mut Begun<'a>) -> Outcome<()> {
         let family = parent_of(name).unwrap_or(name);
         if self.is_there(&real_of(family)) {
@@ -343,7 +345,7 @@ impl Plan {
         self.ensure_one_up(world, name, begun)
     }
 
-    /// All of them, or none: an origin is never there without its snapshots.
+    /// Brings up all members or none: an origin is never live without its snapshots.
     fn ensure_family_up<'a>(
         &'a self,
         world: &World,
@@ -397,7 +399,7 @@ impl Plan {
         up
     }
 
-    /// Nobody else writes to what these volumes need, with the parts of those with snapshots.
+    /// Keeps the devices of the contradicted volumes, and of their families.
     fn keep_contradicted(&self, world: &World) {
         let mut families: Vec<&str> =
             self.contradicted.keys().map(|name| parent_of(name).unwrap_or(name)).collect();
@@ -414,7 +416,7 @@ impl Plan {
         world.keep(&record.name, tables, has_snapshots);
     }
 
-    /// The tables that may be live, and whether the volume has snapshots beside it.
+    /// The tables that may be live, and whether the volume has snapshots.
     fn tables_of<'a>(&self, record: &'a Record) -> (impl Iterator<Item = &'a str>, bool) {
         let tables = [&record.table, &record.former].into_iter().flatten();
         let real = real_of(parent_of(&record.name).unwrap_or(&record.name));
@@ -445,7 +447,7 @@ impl Plan {
             tracing::warn!("{name}: its former table serves, as the new one cannot start: {error}");
             serves = Some(former.clone());
         }
-        // Else its name is dropped.
+        // Without a volume its name is dropped.
         if world.volume(name).is_ok() {
             begun.changed.push(Record { table: serves, former: None, ..record.clone() });
         }
@@ -484,11 +486,12 @@ impl Plan {
         }
         let (inactive, state) = (record.inactive.as_deref(), self.state.as_ref());
         let Err(error) = try_table(world, state, name, table) else {
-            // Nobody was told that the pool grows, and it would be in every other verb's way.
+            // No client was told that the pool grows, and the inactive table would block other
+            // verbs.
             if record.former.is_none()
                 && inactive.is_some_and(|longer| pool::is_growth(table, longer))
             {
-                tracing::warn!("{name}: growing it was cut short: it is as large as it was");
+                tracing::warn!("{name}: the growth was interrupted: the size is unchanged");
                 begun.changed.push(Record { inactive: None, ..record.clone() });
             } else if let Some(inactive) = inactive
                 && let Err(error) = world.load(name, inactive)
@@ -500,7 +503,7 @@ impl Plan {
         let Some(longer) = inactive.filter(|longer| pool::is_growth(table, longer)) else {
             return Err(error);
         };
-        // Its metadata is that of the longer table already; or the first error is what to tell.
+        // The metadata may belong to the longer table already; if not, return the first error.
         try_table(world, state, name, longer).map_err(|_| error)?;
         tracing::info!("{name}: the pool had grown: '{longer}'");
         let table = Some(longer.to_owned());
@@ -508,7 +511,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses a recorded volume over something else than before: a blank store, or blank metadata.
+    /// Refuses a recorded volume whose store or pool metadata has become blank.
     fn refuse_what_changed_beneath(
         &self,
         world: &World,
@@ -530,7 +533,7 @@ impl Plan {
     }
 }
 
-/// A volume with this table, or none at all.
+/// Makes a volume with this table; removes it again after a failure.
 fn try_table(world: &World, state: Option<&StateFile>, name: &str, table: &str) -> Outcome<()> {
     world.create(name)?;
     let up = world.load(name, table).and_then(|()| match Caches::of(world, state) {
@@ -575,9 +578,9 @@ fn contradiction(record: &Record, state: &StateFile) -> Failure {
     Failure { name: name.clone(), kind: error.kind, why: one_line(&error) }
 }
 
-/// Refuses exports of volumes that nothing is known of. Of one that verbs removed a line says that
-/// its export is not served. Answers which volumes of verbs the configuration exports, to be known
-/// at the next start too (see `StateFile::exported`).
+/// Refuses an export of an unknown volume. If a verb removed the volume, a log line says that the
+/// export is not served. Returns the volumes of verbs that the configuration exports, so that the
+/// next start knows them too (see `StateFile::exported`).
 ///
 /// # Errors
 /// There is such an export.

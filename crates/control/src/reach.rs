@@ -1,17 +1,17 @@
-//! What a verb reaches: the volumes that it changes, all that their tables stand on, and the parts
-//! of devices that these use.
+//! The reach of a verb: the volumes that it changes, the volumes beneath them, and the ranges of
+//! devices that the tables of all these use.
 //!
-//! - R1. A volume and the parts that its snapshots made of it are one.
-//! - R2. With a volume comes what its tables name: the live one, the loaded one, those that are
-//!   recorded, and the one that the verb is to give it. A verb waits for requests of its volume
-//!   (rule U3 of `under_way`), so nothing beneath it is suspended meanwhile; and a volume is not
-//!   taken away while a table on it is built.
-//! - R3. A pool beneath a thin volume is shared: verbs on two volumes of a pool run at once. One
-//!   that changes the pool, or makes or deletes volumes in it, has it alone.
-//! - R4. Parts of devices are told apart by ranges, so that two volumes on one disk do not wait for
-//!   each other. A file is known by its identity, and by its path if it is still to be made.
-//! - R5. What stands on a volume is not reached: a verb on that reaches the volume, and the two
-//!   meet there.
+//! - R1. A volume and the parts that its snapshots made of it count as one.
+//! - R2. A volume brings in the devices and volumes that its tables name: the live table, the
+//!   loaded one, the recorded ones, and the table that the verb gives it. A verb waits for requests
+//!   of its volume (rule U3 of `under_way`), so no other verb suspends a volume beneath it. No
+//!   volume is removed while a table on it is built.
+//! - R3. A pool beneath a thin volume is shared: verbs on two volumes of a pool run at once. A verb
+//!   that changes the pool, or makes or deletes volumes in it, holds it alone.
+//! - R4. Devices are told apart by ranges, so that two volumes on one disk do not wait for each
+//!   other. A file is known by its identity, or by its path if it does not exist yet.
+//! - R5. A verb does not reach the volumes that stand on its volume. A verb on one of these reaches
+//!   downwards, so the two verbs meet there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -23,21 +23,21 @@ use crate::kept::{Part, family_of, used_by, whole_device};
 use crate::state::Record;
 use crate::world::World;
 
-/// How something is held.
+/// How a verb holds a thing or a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hold {
-    /// With others that share it.
+    /// Shared with other verbs.
     Shared,
     /// Alone.
     Alone,
 }
 
-/// Something that is held as a whole.
+/// A thing that is held as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Thing {
     /// A volume with its parts (R1).
     Family(String),
-    /// What users changed of the names of exports.
+    /// The changes of exports that verbs made.
     ExportNames,
 }
 
@@ -48,7 +48,7 @@ enum Place {
     Path(PathBuf),
 }
 
-/// All that a verb holds.
+/// Everything that a verb holds.
 #[derive(Debug, Default)]
 pub struct Reach {
     /// Everything there is.
@@ -57,7 +57,7 @@ pub struct Reach {
     parts: Vec<(Place, SectorRange, Hold)>,
 }
 
-/// What a verb names, from which its reach is found.
+/// The names in a verb's parameters, from which its reach is computed.
 #[derive(Clone)]
 pub struct Named<'a> {
     volumes: Vec<&'a str>,

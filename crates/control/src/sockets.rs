@@ -1,7 +1,7 @@
-//! Where sockets are: the runtime folder, and unix sockets that take over what a dead server left.
+//! Unix sockets and their folder. A new server replaces the socket that a dead server left.
 //!
-//! Promises: a socket is made with mode 0600 from its first moment, in a folder only its owner
-//! can enter when it is the default one; a socket that somebody listens on is never taken.
+//! Promises: a socket has mode 0600 from the moment when it is made. Only its owner can enter the
+//! default folder. A socket on which a server listens is never replaced.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
@@ -23,7 +23,7 @@ pub const NBD_NAME: &str = "nbd.sock";
 /// is missing.
 ///
 /// # Errors
-/// It can't be made, or belongs to somebody else.
+/// It can't be made, or belongs to another user.
 pub fn runtime_folder() -> Outcome<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let folder = match std::env::var_os("XDG_RUNTIME_DIR") {
@@ -46,11 +46,11 @@ pub fn runtime_folder() -> Outcome<PathBuf> {
     Ok(folder)
 }
 
-/// Listens on a unix socket at `path`, in the place of one that nobody listens on any more. Waits
-/// for a moment if somebody does.
+/// Listens on a unix socket at `path`, and replaces a socket on which no server listens. Waits a
+/// moment for a server that is ending.
 ///
 /// # Errors
-/// Somebody listens there, something else is there, or the system refuses.
+/// A server listens there, the path is not a socket, or the system refuses.
 pub fn listen_unix(path: &Path) -> Outcome<UnixListener> {
     once_free(|| is_path_held(path), || listen_now(path))
 }

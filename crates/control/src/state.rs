@@ -1,36 +1,38 @@
-//! The state file: tables that verbs changed at run time, so that they survive the server.
+//! The state file: the tables that verbs changed at run time, so that the next start has them.
 //!
 //! Owns the file's schema and its replacement. A volume is recorded only while its tables differ
-//! from what the command line or TOML file configures; the configured text is kept beside, so
-//! that a later change of the configuration is noticed instead of silently losing to the record.
+//! from those that the command line or the TOML file configures. The record has the configured text
+//! too, so that the start notices a later change of the configuration instead of overriding it
+//! silently.
 //!
 //! Replacement, and what a crash between two steps leaves:
 //! 1. write `FILE.new` and fsync it: the old record (and a stray file, overwritten next time);
 //! 2. rename it over `FILE`: the old or the new record, whole;
 //! 3. fsync the folder: the new record, durable. Only now a verb answers.
 //!
-//! If 3 fails, the file may be the new one although the verb is refused: the old one is put back
-//! at once, or, should that fail too, with the next change.
+//! If step 3 fails, `FILE` may be the new one although the verb is refused. The old record is
+//! written again at once or, if that fails too, with the next change.
 //!
-//! A snapshot whose store can't say that it ended is noted as *lost*, beside the records and
-//! whatever verb runs: the origin waits for it (see `cairn_block::LossLog`). A note that the file
-//! did not take is *owed*: it holds for this server at once, goes out with the next replacement,
-//! whatever that is for, and is tried again by itself every minute, until the file has it or the
-//! store can say so after all. A server that stops while one is owed says so and fails.
+//! A snapshot has *lost* its content without its store saying so, if the store could not be
+//! written. The state file has a note of it, independent of any verb; the write to the origin waits
+//! for the note (see `cairn_block::LossLog`). A note that could not be written is *owed*. It holds
+//! for this server at once. It is written with the next replacement, and the server tries every
+//! minute, until the file has it or the store is marked after all. A server that stops with an owed
+//! note reports it and fails.
 //!
-//! Caches that may hold what their origins lack are recorded, too: see `caches`.
+//! The file also records caches that may hold data that their origins lack: see `caches`.
 //!
-//! Losses of acknowledged writes that no client was told of when the server ended are kept by the
-//! volumes' names, and told to the clients of the next start.
+//! If acknowledged writes were lost and no client was told before the server ended, the file has
+//! the names of their volumes. The clients of the next start are told.
 //!
-//! A server that may change the file holds a lock on `FILE.lock`, which stays behind empty: the
-//! file itself is another one after each replacement. It is refused at its start, not at its first
-//! verb, if it could not replace the file.
+//! A server that may change the file holds a lock on `FILE.lock`, an empty file that stays. `FILE`
+//! itself cannot be locked, because each replacement makes a new file. If the server cannot replace
+//! `FILE`, it is refused at its start, not at its first verb.
 //!
-//! What is missing in a file of an older version is empty. What a newer version added is refused:
-//! leaving it out would lose it with the next change.
+//! A field that a file of an older version lacks is empty. A field that a newer version added is
+//! refused, because the next change would drop it.
 //!
-//! After a replacement that failed the file may name what the verb is about to undo: while
+//! After a failed replacement the file may name objects that the verb is about to undo. While
 //! [`StateFile::is_sure`] is false, a verb deletes nothing that its refused record names.
 
 mod caches;
@@ -74,8 +76,7 @@ pub struct Export {
     pub read_only: bool,
 }
 
-/// How often the lock is asked for, and the pause in between: a server that was killed is gone
-/// within a moment.
+/// Number of attempts to lock, and the pause between two. A killed server needs a moment to end.
 const TRIES: usize = 200;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -85,20 +86,20 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct Record {
     /// The volume.
     pub name: String,
-    /// What the command line or TOML file says; none for a volume made by `create`.
+    /// The table of the command line or TOML file; none for a volume made by `create`.
     pub configured: Option<String>,
     /// The live table; none if the volume was removed or has none yet.
     pub table: Option<String>,
-    /// The table that waits for a resume.
+    /// The loaded table, which a resume makes live.
     pub inactive: Option<String>,
-    /// The table that is live if `table` cannot start: a swap is under way, in which no request has
+    /// The table to serve if `table` cannot start. It is set during a swap, while no request has
     /// reached `table` yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former: Option<String>,
     /// The exception store of a snapshot, or of the merge of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<Store>,
-    /// The volume of a pool that has this name.
+    /// The thin volume that has this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thin: Option<Thin>,
     /// When `pool create` made the pool, in seconds since 1970.
@@ -106,17 +107,17 @@ pub struct Record {
     pub pool_made_s: Option<u64>,
 }
 
-/// A volume of a pool, and how to know that it is still the one that was named.
+/// A thin volume, with fields that tell it from a later volume of the same id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Thin {
     /// The pool.
     pub pool: String,
-    /// The number by which the pool knows the volume.
+    /// The device id in the pool.
     pub id: u32,
-    /// The pool's transaction id when it was created.
+    /// The pool's transaction id when the volume was created.
     pub transaction_id: u64,
-    /// How many snapshots the pool had made then, itself included.
+    /// The pool's time then: the number of snapshots that it had made, this one included.
     pub creation_time: u32,
     /// When it was created, in seconds since 1970; none if it was only given a name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -131,11 +132,11 @@ pub struct Store {
     pub snapshot: String,
     /// The store as the table names it.
     pub argument: String,
-    /// It is a file that was made for the snapshot, and goes with it.
+    /// The store is a file that was made for the snapshot and is removed with it.
     pub made: bool,
     /// When the snapshot was made, in seconds since 1970.
     pub created_s: u64,
-    /// How much longer the file gets when it fills up; none: not at all.
+    /// How many bytes the file grows by when it is nearly full; none: it does not grow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grow_bytes: Option<u64>,
 }
@@ -157,22 +158,21 @@ impl Record {
         }
     }
 
-    /// Without any table: the volume is removed.
+    /// Removes all tables: the volume is removed.
     pub fn clear(&mut self) {
         let (name, configured) = (std::mem::take(&mut self.name), self.configured.take());
         *self = Record { configured, table: None, ..Record::as_configured(&name, None) };
     }
 
-    /// True if the configuration says it all.
+    /// True if the record adds nothing to the configuration.
     fn is_as_configured(&self) -> bool {
         let same = is_same_table(self.table.as_deref(), self.configured.as_deref());
         same && self.inactive.is_none() && self.former.is_none() && self.pool_made_s.is_none()
     }
 }
 
-/// True if two tables have the same lines, however they are written. A length that is left to what
-/// the line stands on is the same as any: the record has the number that the configuration leaves
-/// open.
+/// True if two tables have the same lines, independent of spaces. The length `N` or `whole` is
+/// equal to any number, because a record has the number in its place.
 pub fn is_same_table(one: Option<&str>, other: Option<&str>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return one == other };
     let lines = |text| TableLine::parse_all(text).unwrap_or_default();
@@ -185,14 +185,14 @@ pub fn is_same_table(one: Option<&str>, other: Option<&str>) -> bool {
     one == other || (!lines_of_one.is_empty() && lines_of_one == lines_of_other)
 }
 
-/// The exports that verbs added and took away.
+/// The exports that verbs added and removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportChanges {
     /// Served whenever their volumes are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub added: Vec<Export>,
-    /// Names that are not served, though the configuration has them or volumes are called so.
+    /// Names that are not served, although the configuration has them or a volume has the name.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub removed: BTreeSet<String>,
 }
@@ -215,22 +215,22 @@ struct Contents {
     lost: BTreeSet<String>,
     #[serde(default, skip_serializing_if = "ExportChanges::is_empty")]
     exports: ExportChanges,
-    /// Volumes of verbs that the configuration exported at the last start.
+    /// Volumes made by verbs that the configuration exported at the last start.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     exported: BTreeSet<String>,
-    /// Volumes that lost acknowledged writes when no client was left to tell.
+    /// Volumes that lost acknowledged writes of which no client was told.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     untold: BTreeSet<String>,
     /// Caches that may be dirty, or are given up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     caches: Vec<CacheRecord>,
-    /// No verb has changed anything yet: the file is there for the caches.
+    /// No verb has changed anything: the file exists only for the caches.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     caches_only: bool,
 }
 
 impl Contents {
-    /// Judges the text of a file.
+    /// Parses and checks the text of a file.
     fn parse(shown: &str, text: &str) -> Outcome<Contents> {
         let damaged = |found: String| {
             let detail = format!(
@@ -240,7 +240,7 @@ impl Contents {
             ConfigError::new(ConfigKind::Damaged, shown, detail)
         };
         let newer = |found: String| {
-            let expected = "what this version knows: a newer cairn wrote the file";
+            let expected = "only what this version knows: a newer cairn wrote the file";
             refused(ConfigKind::Unsupported, shown, "state", found, expected)
         };
         let value: Value =
@@ -265,7 +265,7 @@ impl Contents {
         self.volumes.iter().find(|record| record.name == name)
     }
 
-    /// With some records changed. What is lost stays so for as long as the store is the same.
+    /// The contents with some records changed. A snapshot stays lost while its store is the same.
     fn with(&self, records: Vec<Record>) -> Contents {
         let mut next = self.clone();
         for record in records {
@@ -292,11 +292,11 @@ impl Contents {
 #[derive(Debug)]
 struct Inner {
     contents: Contents,
-    /// Lost snapshots that the file does not say.
+    /// Lost snapshots whose notes are not in the file.
     owed: BTreeSet<String>,
-    /// Somebody tries those again.
+    /// A thread tries to write those notes.
     tried_again: bool,
-    /// The file is perhaps not what `contents` says.
+    /// The file may differ from `contents`.
     unsure: bool,
     /// How the folder is made durable.
     sync_folder: fn(&File) -> io::Result<()>,
@@ -305,14 +305,14 @@ struct Inner {
 }
 
 impl Inner {
-    /// What the file is to say: what it says, and what it is owed.
+    /// The contents of the next replacement: those of the file, with the owed notes.
     fn latest(&self) -> Contents {
         let mut latest = self.contents.clone();
         latest.lost.extend(self.owed.iter().cloned());
         latest
     }
 
-    /// The file says this now, and it was made of [`latest`](Inner::latest).
+    /// Notes that the file has these contents, which were made from [`latest`](Inner::latest).
     fn keeps(&mut self, contents: Contents) {
         self.contents = contents;
         self.owed.clear();
@@ -451,7 +451,7 @@ impl StateFile {
         self.put(&mut inner, next)
     }
 
-    /// Volumes that lost acknowledged writes when no client was left to tell.
+    /// Volumes that lost acknowledged writes of which no client was told.
     pub fn untold(&self) -> BTreeSet<String> {
         self.inner.lock().contents.untold.clone()
     }

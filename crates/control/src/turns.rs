@@ -1,16 +1,17 @@
-//! Which verbs may change something now: each holds what it reaches, from its beginning to its end.
+//! Turns: which verbs may change something at the same time. A verb holds its reach (see `reach`)
+//! from its beginning to its end.
 //!
 //! Invariants:
 //! - T1. No two turns that hold the same thing run at once, unless both only share it.
-//! - T2. A turn gets all that it reaches at once, and a verb that waits holds nothing. So no two
-//!   verbs wait for each other, in whatever order they come to the same volumes.
-//! - T3. Of two verbs that reach the same thing, the one that asked first comes first.
-//! - T4. A turn holds what its verb reaches at the moment in which it is given, not what it reached
-//!   when it asked: the reach is found again whenever a turn has ended since.
+//! - T2. A turn gets its whole reach at once, and a waiting verb holds nothing. So no two verbs
+//!   wait for each other, whatever the order in which they name the same volumes.
+//! - T3. Of two verbs that reach the same thing, the one that asked first gets its turn first.
+//! - T4. A turn holds the reach of its verb at the moment when the turn is given, not when the verb
+//!   asked: the reach is computed again whenever a turn has ended since.
 //!
-//! T4 needs no lock on what the reach is found in. A verb changes only what it holds. A reach that
-//! shares nothing with the turns of that moment cannot have been changed by them; one that shares
-//! something waits, and is found again.
+//! T4 needs no lock on the state from which a reach is computed. A verb changes only what it holds.
+//! So the turns of that moment cannot change a reach that shares nothing with them. A reach that
+//! shares something waits and is computed again.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -29,20 +30,20 @@ struct State {
     asked: u64,
     /// How often a turn ended, or a verb gave up waiting.
     ended: u64,
-    /// With the number under which each asked.
+    /// Each with the number under which its verb asked.
     turns: Vec<(u64, Reach)>,
     waiting: Vec<(u64, Reach)>,
     closed: bool,
 }
 
-/// A turn, until it is dropped, if only by a panic.
+/// A turn. It ends when this is dropped, also by a panic.
 pub struct Turn<'a> {
     turns: &'a Turns,
     number: u64,
 }
 
 impl State {
-    /// True if nobody who is before it reaches the same (T1, T3).
+    /// True if no turn and no earlier waiting verb reaches the same things (T1, T3).
     fn is_free(&self, number: u64, reach: &Reach) -> bool {
         let earlier = self.waiting.iter().filter(|(other, _)| *other < number);
         let mut before = self.turns.iter().chain(earlier);
@@ -51,7 +52,7 @@ impl State {
 }
 
 impl Turns {
-    /// Waits for a turn with all that `reach` finds. None if there are no more turns.
+    /// Waits for a turn with the reach that `reach` computes. None after [`Turns::close`].
     pub fn take(&self, reach: impl Fn() -> Reach) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
         state.asked += 1;
@@ -80,18 +81,18 @@ impl Turns {
         }
     }
 
-    /// Gives no more turns, also to those that wait.
+    /// Gives no more turns, and ends the waits.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// True once there are no more turns.
+    /// True after [`Turns::close`].
     pub fn is_closed(&self) -> bool {
         self.state.lock().closed
     }
 
-    /// True if nobody has a turn.
+    /// True if no verb has a turn.
     pub fn is_idle(&self) -> bool {
         self.state.lock().turns.is_empty()
     }

@@ -1,15 +1,15 @@
-//! Verbs under way that wait for the requests of a volume, and do not hold the turn of other verbs.
+//! The register of verbs that wait for the requests of a volume without holding a turn.
 //!
-//! Rules, so that no verb waits for a volume that waits for a verb (the turn is
+//! The rules keep a verb from waiting for a volume that waits for a verb (a turn begins in
 //! `verbs::Verbs::change`):
-//! U1. An entry is made in turn. That of a swap of tables ends in the turn in which the swap ends;
-//!     that of a suspend ends at any time.
+//! U1. An entry is made in a turn. The entry of a swap of tables ends in the turn in which the swap
+//!     ends; the entry of a suspend ends at any time.
 //! U2. A verb on a volume with an entry is refused.
 //! U3. A verb that may wait in its turn for the requests of a volume is refused while that volume,
 //!     or one beneath it, is suspended or has an entry.
 //! U4. A volume beneath one whose tables are being swapped is not suspended: the swap starts a
 //!     table in its turn.
-//! U5. A `resume` calls off a suspend under way and waits, without the turn, until its entry has
+//! U5. A `resume` calls off a suspend under way and waits, without a turn, until its entry has
 //! ended.
 
 use std::sync::Arc;
@@ -47,18 +47,18 @@ struct Verb {
     call_off: Arc<CallOff>,
 }
 
-/// All of them.
+/// The register.
 #[derive(Default)]
 pub struct UnderWay(Mutex<Vec<Verb>>);
 
-/// One, until it is dropped, if only by a panic.
+/// An entry. It ends when this is dropped, also by a panic.
 pub struct Entry<'a> {
     all: &'a UnderWay,
     call_off: Arc<CallOff>,
 }
 
 impl Entry<'_> {
-    /// Calls its suspend off.
+    /// Calls off the suspend of this entry.
     pub fn call_off(&self) -> &Arc<CallOff> {
         &self.call_off
     }
@@ -80,12 +80,12 @@ impl UnderWay {
         suspend.inspect(|suspend| suspend.call_off.call()).is_some()
     }
 
-    /// What is under way on a volume.
+    /// The verb under way on a volume.
     pub fn on(&self, volume: &str) -> Option<Doing> {
         self.0.lock().iter().find(|verb| verb.volume == volume).map(|verb| verb.doing)
     }
 
-    /// True if nothing is.
+    /// True if no verb is under way.
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
@@ -93,7 +93,7 @@ impl UnderWay {
     /// Refuses a verb on a volume that has an entry (U2).
     ///
     /// # Errors
-    /// It has one.
+    /// The volume has an entry.
     pub fn refuse(&self, volume: &str) -> Outcome<()> {
         let Some(doing) = self.on(volume) else { return Ok(()) };
         let verb = doing.verb();

@@ -1,4 +1,4 @@
-//! What verbs changed: every volume's record, kept in the state file first.
+//! The records of all volumes. A change is written to the state file first.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::state::{Record, StateFile};
 /// Records by the names of their volumes.
 pub type Records = Arc<HashMap<String, Record>>;
 
-/// What verbs changed. A verb changes the records of volumes that its turn holds, and no others.
+/// The records. A verb changes only those of volumes that its turn holds.
 pub(crate) struct Changes {
-    /// Where it is kept.
+    /// The state file, if there is one.
     pub(crate) state: Option<StateFile>,
-    /// What the state file could not be given. The next change writes it, too. Held while the file
-    /// is written, so that the file and what is told are changed in the same order.
+    /// Records that could not be written. The next change writes them, too. Held while the file is
+    /// written, so that the file and `records` change in the same order.
     owed: Mutex<Vec<Record>>,
-    /// Every volume's, by name.
+    /// Every volume's record, by name.
     told: Mutex<Records>,
 }
 
 impl Changes {
-    /// What is recorded at the start.
+    /// The records of the start.
     pub(super) fn new(state: Option<StateFile>, records: Vec<Record>) -> Changes {
         let named = records.into_iter().map(|record| (record.name.clone(), record));
         let told = Mutex::new(Arc::new(named.collect()));
@@ -35,20 +35,20 @@ impl Changes {
         self.told.lock().clone()
     }
 
-    /// Writes what the state file could not be given before.
+    /// Writes the records that could not be written before.
     pub(super) fn record_owed(&self) -> Outcome<()> {
         let mut owed = self.owed.lock();
         if owed.is_empty() { Ok(()) } else { self.write(&mut owed, Vec::new()) }
     }
 
-    /// Changes what is recorded of a volume, in the state file first.
+    /// Changes the record of a volume, in the state file first.
     pub(super) fn record(&self, name: &str, change: impl FnOnce(&mut Record)) -> Outcome<()> {
         let mut record = self.record_of(name);
         change(&mut record);
         self.record_all(vec![record])
     }
 
-    /// Changes what is recorded of several volumes, in the state file first: all of it or nothing.
+    /// Changes the records of several volumes, in the state file first: all of them or none.
     ///
     /// # Errors
     /// The system refused to write.
@@ -67,8 +67,8 @@ impl Changes {
         Ok(())
     }
 
-    /// Records what a volume has already: what cannot be written now is written with the next
-    /// change, or at the end.
+    /// Records a change that has already happened. If it cannot be written now, the next change or
+    /// the stop writes it.
     ///
     /// # Errors
     /// The system refused to write.
@@ -88,18 +88,19 @@ impl Changes {
         Arc::make_mut(&mut *self.told.lock()).extend(named);
     }
 
-    /// What is recorded of a volume.
+    /// The record of a volume.
     pub(crate) fn record_of(&self, name: &str) -> Record {
         let known = self.records().get(name).cloned();
         known.unwrap_or_else(|| Record::as_configured(name, None))
     }
 
-    /// False if the state file may name what a refused record named: nothing of that is deleted.
+    /// False if the state file may have a record that was refused. The caller then deletes nothing
+    /// that this record names.
     pub(crate) fn is_sure(&self) -> bool {
         self.state.as_ref().is_none_or(StateFile::is_sure)
     }
 
-    /// What is recorded of some volumes.
+    /// The records of some volumes.
     pub(crate) fn records_of(&self, names: &[&str]) -> Vec<Record> {
         names.iter().map(|name| self.record_of(name)).collect()
     }

@@ -1,7 +1,7 @@
 //! `export add` and `export remove`: names under which volumes are served, kept in the state file.
 //!
-//! Order, and what a crash between two steps leaves: recorded, then served or not. After the record
-//! the next start does what was asked.
+//! Order, and what a crash between two steps leaves: the change is recorded, then the export begins
+//! or ends. After the record the next start makes the change.
 
 use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, wrong};
@@ -58,7 +58,7 @@ impl Verbs {
     /// `export add`
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub(super) fn export_add(&self, params: ExportAdd) -> Outcome<()> {
         let volume = params.volume;
         let _turn = self.change_table(&Named::volume(&volume).with_export_names(), "export add")?;
@@ -106,7 +106,7 @@ impl Verbs {
     /// `export remove`
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub(super) fn export_remove(&self, params: &ExportRemove) -> Outcome<()> {
         let (name, device) = (&params.name, format!("export '{}'", params.name));
         let volume = self.exports.volume_of(name);
@@ -131,7 +131,7 @@ impl Verbs {
         Ok(())
     }
 
-    /// Records and applies; answers what was before.
+    /// Records and applies the changes; returns the former ones.
     fn record_exports(&self, changes: ExportChanges) -> Outcome<ExportChanges> {
         if let Some(state) = &self.state {
             state.record_exports(changes.clone())?;

@@ -1,27 +1,28 @@
-//! The device-mapper verbs of a running server, as the control socket calls them.
+//! The verbs of a running server, as the control socket calls them.
 //!
-//! Owns what tables verbs changed: kept in the state file before a verb answers. Order, and what
-//! a crash between two steps leaves:
-//! - load: build, then record, then answer. Crash: the old tables, or the loaded one waiting.
+//! Owns the records of the tables that verbs changed. A record is in the state file before the verb
+//! answers. Order, and what a crash between two steps leaves:
+//! - load: build, record, answer. Crash: the old tables, or the loaded one as inactive table.
 //! - resume with a loaded table, and replace: see `volume::swap`.
-//! - create: build, resume, record, export. Crash: no volume, or the one that nobody was told of.
-//! - remove: record, then end. Crash: it is gone at the next start.
-//! - clear: record, then drop. suspend changes nothing that is recorded.
-//! - message: carried out, then recorded if it changed what the table prints. Crash: the target may
-//!   have done what nobody was told of, and the next start has the table as it was.
+//! - create: build, resume, record, export. Crash: no volume, or one that no caller was told of.
+//! - remove: record, then end. Crash: the next start does not have the volume.
+//! - clear: record, then drop. suspend changes no record.
+//! - message: send, then record if it changed what the table prints. Crash: the target may have
+//!   acted although no caller was told, and the next start has the table without the change.
 //!
-//! So a verb that fails leaves a record of what is served. What could not be brought up at a start
-//! stays recorded, and no verb gives its name away.
+//! So after a failed verb the record is that of the served table. A volume that could not be
+//! brought up at a start stays recorded, and no verb gives its name to another volume.
 //!
-//! Without a state file the verbs that change tables refuse. A verb that changes something has its
-//! turn: no other verb changes what it reaches until it ends (see `turns` and `reach`). `snap list`
-//! and `snap diff` take turns, too, to tell of one moment of a volume; other reading verbs do not.
+//! Without a state file the verbs that change tables refuse. A verb that changes something takes a
+//! turn: until it ends, no other verb changes anything in its reach (see `turns` and `reach`).
+//! `snap list` and `snap diff` also take turns, so that they report one moment of a volume; other
+//! reading verbs do not.
 //!
-//! What a verb waits for in its turn must not need another verb. So suspend, and resume with a new
-//! table, wait for requests outside their turn, other verbs on their volume being refused
-//! meanwhile; and a verb that would read through a suspended volume, or wait for requests that do,
-//! is refused. [`Verbs::close`] refuses all further changes and gives up what verbs under way wait
-//! for.
+//! A verb in its turn must not wait for something that needs another verb. So suspend, and resume
+//! with a new table, wait for requests outside their turn; other verbs on their volume are refused
+//! during the wait. A verb that would read through a suspended volume, or wait for requests that
+//! read through one, is refused. [`Verbs::close`] refuses all further changes and ends the waits of
+//! verbs under way.
 
 mod changes;
 pub mod export;

@@ -42,10 +42,10 @@ impl Verbs {
         Ok(told)
     }
 
-    /// `state forget`: answers what is forgotten. What is served is not.
+    /// `state forget`: returns messages about what was forgotten. A served volume is refused.
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub(crate) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
         let changes = self.change_table(&Named::volume(name).with_all(), "state forget")?;
         let records = self.state_file()?.records();
@@ -75,7 +75,8 @@ impl Verbs {
         Ok(forgotten.told)
     }
 
-    /// Gives up what a cache keeps that is not live. Answers what to tell; none if there is none.
+    /// Gives up the dirty blocks of a recorded cache. Returns the message; none if there is no such
+    /// cache.
     fn forget_cache(&self, name: &str, yes: bool) -> Outcome<Option<String>> {
         let Some(caches) = self.caches() else { return Ok(None) };
         let Some((after, told)) = forget_cache(&caches.recorded(), name, yes)? else {
@@ -96,12 +97,12 @@ impl Verbs {
         self.state.as_ref().ok_or_else(none)
     }
 
-    /// True if the state file has a table of it.
+    /// True if the state file has a table of the volume.
     pub(crate) fn is_recorded(&self, name: &str) -> bool {
         self.told().get(name).is_some_and(|record| record.table.is_some())
     }
 
-    /// Refuses to make a volume whose name a record keeps that could not be brought up.
+    /// Refuses to make a volume with the name of a recorded one that could not be brought up.
     ///
     /// # Errors
     /// There is such a record.

@@ -1,21 +1,21 @@
-//! The steps of verbs, and what they share.
+//! The points between two steps of a verb, at which tests look; and helpers that verbs share.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cairn_outcome::failure::Outcome;
 
-/// Between two steps of a verb: where the tests look at what a crash would leave.
+/// The end of a step. The tests look here at what a crash would leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// An empty store is durable, or the devices of a pool.
     StoreMade,
-    /// The state file says what is to be.
+    /// The state file has the new records.
     Recorded,
     /// The volume is suspended.
     Suspended,
-    /// The volumes beneath are up, or gone.
+    /// The volumes beneath are live, or removed.
     Arranged,
-    /// The pool's metadata has what is to be, durably.
+    /// The change of the pool's metadata is durable.
     Pooled,
     /// The new table has started, and serves no request yet.
     Started,

@@ -1,8 +1,8 @@
-//! What verbs do with the tables of a volume: they make them live, take volumes down, and go back
-//! to the table before.
+//! The steps that verbs share: making tables live, taking volumes down, and going back to the
+//! former table.
 //!
-//! Every table becomes live through [`Verbs::make_live`]: what it claims is no longer exported, and
-//! the caches that the state file remembers have their say.
+//! Every table becomes live through [`Verbs::make_live`]: the volumes that it claims are no longer
+//! exported, and the rules for recorded caches are applied (see `caches`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Verbs {
         Ok(volume)
     }
 
-    /// Refuses a change of a volume that cannot be changed, though it be suspended.
+    /// Refuses a change of a volume that cannot be changed now, even while suspended.
     pub(super) fn refuse_changing(&self, name: &str) -> Outcome<()> {
         if self.world.read_only() {
             return Err(wrong(name, "access", "a read-only server", "a writable one"));
@@ -57,7 +57,7 @@ impl Verbs {
 
 /// Making tables live.
 impl Verbs {
-    /// A volume with its table, live; not there at all if that fails.
+    /// Makes a volume with its table and brings it up. Removes it again after a failure.
     pub(crate) fn bring_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
         self.world.create(name)?;
         self.set_owner(name)?;
@@ -69,11 +69,11 @@ impl Verbs {
         up
     }
 
-    /// Makes the loaded table live. What it claims is no longer exported, and what it claims no
-    /// longer is again.
+    /// Makes the loaded table live. Stops exporting the volumes that it claims, and exports those
+    /// again that the former table claimed.
     ///
     /// # Errors
-    /// Somebody else claims or uses what it claims, or a target cannot start.
+    /// Another volume or client uses a device that it claims, or a target cannot start.
     pub(crate) fn make_live(&self, name: &str) -> Outcome<()> {
         self.make_live_with(name, || ())
     }
@@ -95,10 +95,11 @@ impl Verbs {
         resumed
     }
 
-    /// Refuses a resume that claims would refuse, and stops exporting what it is about to claim.
+    /// Refuses a resume that claims would refuse, and stops exporting the volumes that the loaded
+    /// table is about to claim.
     ///
     /// # Errors
-    /// Somebody claims it, writes to it, or is connected to it.
+    /// Another volume claims one of them or writes to it, or a client is connected to it.
     pub(super) fn clear_the_way(&self, name: &str) -> Outcome<()> {
         self.world.refuse_claimed(name)?;
         let volume = self.world.volume(name)?;
@@ -109,7 +110,7 @@ impl Verbs {
         self.exports.give_way(&self.world, name, &claimed)
     }
 
-    /// The exports that ended since, as `name` took their volumes, in words.
+    /// Messages about the exports that ended since `before` because `name` claims their volumes.
     pub(super) fn exports_ended(&self, name: &str, before: &[Export]) -> Vec<String> {
         let ended = before.iter().filter(|export| {
             let gave_way = self.exports.gave_way(&export.volume, name);
@@ -121,8 +122,8 @@ impl Verbs {
         ended.map(told).collect()
     }
 
-    /// After a table could not become live: the one before it is, and is recorded. Answers what to
-    /// tell.
+    /// Undoes a table that could not become live: makes the former one live and records it. Returns
+    /// the error for the caller.
     pub(crate) fn go_back(
         &self,
         changes: &Changes,
@@ -150,7 +151,7 @@ impl Verbs {
 
 /// Suspending volumes and taking them down.
 impl Verbs {
-    /// Suspends a volume for a verb that exchanges what is beneath it or its table.
+    /// Suspends a volume for a verb that replaces its table or a volume beneath it.
     ///
     /// # Errors
     /// It is not suspended. Of kind [`ConfigKind::Lost`]: it is, but acknowledged writes may be
@@ -171,7 +172,7 @@ impl Verbs {
         removed
     }
 
-    /// The same, of one whose content goes with it: that some of it is lost is no failure.
+    /// The same for a volume whose content is deleted: lost writes are not a failure.
     pub(crate) fn discard_volume(&self, name: &str) -> Outcome<()> {
         if let Some(lost) = unless_lost(self.take_down(name))? {
             tracing::warn!("{lost}");
@@ -187,14 +188,14 @@ impl Verbs {
         Caches::of(&self.world, self.state.as_ref())
     }
 
-    /// The caches of the table that was loaded for `name`, as they are recorded when it is live.
+    /// The records of the caches in the loaded table of `name`, for when it is live.
     pub(super) fn caches_of_loaded(&self, name: &str) -> Vec<CacheRecord> {
         let table = self.world.volume(name).ok().and_then(|volume| volume.inactive_table());
         let caches = self.caches().zip(table).map(|(all, table)| all.caches_in(name, &table));
         caches.unwrap_or_default()
     }
 
-    /// After a verb failed: what was recorded before of the caches that it changed.
+    /// Restores the former records of the caches that a failed verb changed.
     pub(super) fn put_back_caches(
         &self,
         name: &str,
@@ -206,21 +207,21 @@ impl Verbs {
         }
     }
 
-    /// What the state file remembers of caches, and a table gives up that was loaded for `name`.
+    /// The recorded caches that the loaded table of `name` would give up.
     ///
     /// # Errors
-    /// It must not be live (see `caches`).
+    /// The table must not become live (see `caches`).
     pub(crate) fn given_up_by(&self, name: &str, discard_dirty: bool) -> Outcome<Vec<CacheRecord>> {
         let judged = self.caches().map(|all| all.judge(name, Leave::Option(discard_dirty)));
         judged.unwrap_or(Ok(Vec::new()))
     }
 
-    /// Records that what these keep is lost.
+    /// Records that the dirty blocks of these caches are given up.
     pub(crate) fn give_up(&self, lost: &[CacheRecord]) -> Outcome<()> {
         self.caches().map_or(Ok(()), |caches| caches.give_up(lost))
     }
 
-    /// The server stops: records what its caches are left with.
+    /// Called when the server stops: records the dirty bytes that its caches are left with.
     pub fn keep_caches(&self, ended: &Ended) {
         let Some(caches) = self.caches() else { return };
         if let Err(error) = caches.left_by_all(|name| ended.has_lost(name)) {
@@ -229,9 +230,9 @@ impl Verbs {
     }
 }
 
-/// What verbs look at.
+/// What verbs read.
 impl Verbs {
-    /// What the target of a volume of one line says.
+    /// The report of the target of a volume with one line.
     pub(crate) fn report_of(&self, name: &str) -> Outcome<Report> {
         let table = self.world.volume(name)?.live_table();
         let line = table.as_ref().and_then(|table| table.lines().first());
@@ -242,7 +243,7 @@ impl Verbs {
         self.world.place(argument)
     }
 
-    /// Tells the tests that a step is over.
+    /// Tells the tests that a step has ended.
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the tests look here"))]
     pub(crate) fn step(&self, step: Step) {
         tracing::debug!("{step:?}");

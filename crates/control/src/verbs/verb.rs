@@ -31,10 +31,10 @@ pub trait Verb: Args + Default + Serialize + DeserializeOwned {
     /// Carries it out.
     ///
     /// # Errors
-    /// As each verb says.
+    /// Each verb documents its own.
     fn run(self, verbs: &Verbs, caller: &dyn Caller) -> Outcome<Self::Answer>;
 
-    /// Its parameters for the control socket, without those that say nothing.
+    /// Its parameters for the control socket, without those that have their default.
     fn params(&self) -> Value {
         let mut params = serde_json::to_value(self).unwrap_or_default();
         if let Some(params) = params.as_object_mut() {
@@ -48,8 +48,8 @@ fn says_nothing(value: &Value) -> bool {
     value.is_null() || *value == false
 }
 
-/// Declares a verb: its name and its method's, its answer, its parameters, its flags, and how it is
-/// carried out, which may answer what the answer is made from.
+/// Declares a verb: its name, method, answer, parameters and flags, and the expression that runs
+/// it. The result of that expression is converted to the answer.
 macro_rules! declare {
     (
         $(#[$doc:meta])*
@@ -89,7 +89,7 @@ pub(super) use declare;
 /// The answer of a verb that changes something.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// What a person should know.
+    /// Notes for a person.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notes: Option<Vec<String>>,
 }
@@ -114,7 +114,7 @@ pub struct Entry {
     pub waits: bool,
     /// Its parameters, as the manual lists them.
     pub params: fn() -> String,
-    /// Decodes parameters, and does no more.
+    /// Decodes parameters and discards them: a check.
     pub decode: fn(Value) -> Result<(), RpcError>,
     /// Decodes parameters, carries the verb out and encodes its answer.
     pub run: fn(&Verbs, Value, &dyn Caller) -> Result<Value, RpcError>,
@@ -133,7 +133,7 @@ impl Entry {
     }
 }
 
-/// None at all means an empty object. Methods without parameters take whatever is there.
+/// No parameters mean an empty object. A method without parameters ignores those that it gets.
 fn decode<V: Verb>(params: Value) -> Result<V, RpcError> {
     let is_empty = params.is_null() || fields::<V>().is_empty();
     let params = if is_empty { json!({}) } else { params };

@@ -1,4 +1,4 @@
-//! Making a pool: its devices, its table, its metadata.
+//! `pool create`: the devices, the table and the metadata of a new pool.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
-/// Sectors of a data block if nobody says otherwise: 64 KiB.
+/// The default size of a data block in sectors: 64 KiB.
 pub const BLOCK_SECTORS: u64 = 128;
 /// A block is a multiple of this, and no larger than that.
 const BLOCK_STEP: u64 = 128;
@@ -78,7 +78,7 @@ impl Verbs {
     /// `pool create`
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub fn pool_create(&self, params: &PoolCreate) -> Outcome<()> {
         let name = &params.name;
         refuse_at_sign(name)?;
@@ -127,7 +127,7 @@ impl Verbs {
         self.exports.add_volume(&self.world, &name)
     }
 
-    /// Has the devices there, and answers the table over them.
+    /// Makes or checks the devices, and returns the table over them.
     fn pool_table(
         &self,
         params: &PoolCreate,
@@ -183,7 +183,7 @@ impl Verbs {
             if let Some(bytes) = bytes {
                 return Err(wrong(argument, &option, bytes, "none: the device exists"));
             }
-            // First whether somebody uses it.
+            // First check whether another volume or client uses it.
             let sectors = Source::write(&path)?.bytes / SECTOR_BYTES;
             self.refuse_used(part)?;
             return Ok(sectors);
@@ -223,7 +223,7 @@ impl Verbs {
         self.world.refuse_unless_blank(part.argument, "thin-pool", options)
     }
 
-    /// Refuses a volume that somebody uses: a volume, a client, or itself, as a pool.
+    /// Refuses a volume that another volume, a client, or itself as a pool uses.
     fn refuse_in_use(&self, volume: &MappedDevice) -> Outcome<()> {
         let name = volume.volume();
         self.world.refuse_users(name)?;

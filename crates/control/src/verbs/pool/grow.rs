@@ -1,4 +1,4 @@
-//! Making a pool larger while it is in use, and giving the room of free blocks back.
+//! `pool grow` and `pool trim`: a larger pool while it is in use, and discards of its free blocks.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub fn is_growth(table: &str, longer: &str) -> bool {
     is_same && now.0.len < then.0.len
 }
 
-/// The same of the table that waits for a resume.
+/// The same for the inactive table of a record.
 fn is_growth_of(record: &Record) -> bool {
     let (Some(table), Some(waiting)) = (&record.table, &record.inactive) else { return false };
     is_growth(table, waiting)
@@ -110,7 +110,7 @@ impl PoolLine {
     }
 }
 
-/// Refuses a pool whose metadata must not change: a resume brings it up as large as it was.
+/// Refuses a pool whose metadata must not change: a resume would bring it up with its old size.
 fn refuse_unchangeable(pool: &LivePool, line: &PoolLine) -> Outcome<()> {
     let figures = pool.figures()?;
     let found = match figures.mode {
@@ -123,10 +123,10 @@ fn refuse_unchangeable(pool: &LivePool, line: &PoolLine) -> Outcome<()> {
 }
 
 impl Verbs {
-    /// `pool grow`: to the sizes said, of files; and to whatever size the devices have.
+    /// `pool grow`: makes files as long as the caller says, and the pool as large as its devices.
     ///
     /// # Errors
-    /// The pool is as it was, unless the line says otherwise; a file may be longer.
+    /// The pool is unchanged, unless the message says otherwise; a file may be longer.
     pub fn pool_grow(&self, params: &PoolGrow) -> Outcome<()> {
         let name = &params.name;
         let changes = self.change_table(&Named::volume(name), "pool grow")?;
@@ -145,7 +145,7 @@ impl Verbs {
         line.0.len.0 = sectors.max(line.0.len.0);
         self.swap_for_longer(&changes, before, line.text())?;
         self.set_detect(name, figures.detect_zeroes)?;
-        // A commit may have failed meanwhile: then it is live, and as large as it was.
+        // A commit may have failed since: then the pool is live with its old size.
         refuse_unchangeable(&self.pool(name)?, &line)?;
         self.step(Step::Done);
         Ok(())
@@ -156,7 +156,7 @@ impl Verbs {
         let name = before.name.clone();
         let waiting = Record { inactive: Some(table.clone()), ..before.clone() };
         let after = Record { table: Some(table.clone()), ..before.clone() };
-        // Else only the metadata grows, which no table tells.
+        // Otherwise only the metadata grows; the table is the same.
         let longer = is_growth_of(&waiting);
         self.world.load(&name, &table)?;
         if let Err(error) = if longer { changes.record_all(vec![waiting]) } else { Ok(()) } {
@@ -185,7 +185,7 @@ impl Verbs {
         }
     }
 
-    /// Takes the table back that a crash in the middle of a growth left waiting.
+    /// Drops the inactive table that a crash during a growth left.
     fn drop_growth(&self, changes: &Changes, name: &str) -> Outcome<()> {
         let record = changes.record_of(name);
         if !is_growth_of(&record) {

@@ -1,27 +1,26 @@
 //! `cairn pool`: thin pools of a running server, made, looked at, grown and trimmed.
 //!
-//! A pool is a volume with a table of one line, `thin-pool`; what it is made of is files, block
-//! devices or other volumes. It is never exported unless a TOML file says so: it is its own data
-//! device.
+//! A pool is a volume with a table of one line, `thin-pool`. Its devices are files, block devices
+//! or other volumes. It is never exported unless a TOML file says so: it is its own data device.
 //!
 //! # Orders, and what a crash between two steps leaves
 //! Create: 1. the files, blank and durable; 2. the table built; 3. recorded; 4. made live, which
 //! formats the metadata; then the answer.
-//! - Before 3: blank files that nobody knows. After 3: the start formats what is still blank.
+//! - Before 3: blank files without a record. After 3: the start formats a device that is still
+//!   blank.
 //!
-//! Grow: 1. the files longer, durably; 2. the longer table recorded as one that waits; 3. made
-//! live, which grows the maps in one commit; 4. recorded as the pool's; then the answer.
-//! - Before 2: files longer than the pool. From 2 to 3: the pool as it was, with a longer table
-//!   waiting: a resume, or the same verb again, grows it. From 3 to 4: the metadata refuses the
-//!   shorter table then, and the start takes the longer.
-//! - A growth that fails (the metadata has no room) leaves the pool live as it was, and the shorter
-//!   table alone recorded. Recorded before the maps have grown, the longer one would keep the pool,
-//!   and its volumes, from the next start.
+//! Grow: 1. the files longer, durably; 2. the longer table recorded as the inactive one; 3. made
+//! live, which grows the maps in one commit; 4. recorded as the live one; then the answer.
+//! - Before 2: files longer than the pool. From 2 to 3: the pool with its old size, and a longer
+//!   inactive table: a resume, or the same verb again, grows the pool. From 3 to 4: the metadata
+//!   refuses the shorter table, and the start takes the longer one.
+//! - A growth that fails (the metadata has no room) leaves the pool live with its old size, and
+//!   only the shorter table recorded. If the longer one were recorded as live before the maps have
+//!   grown, the next start could not bring up the pool and its volumes.
 //!
 //! Trim changes nothing that is recorded anywhere: see the target.
 //!
-//! A step that fails without a crash is undone before the refusal, but a file stays as long as it
-//! became.
+//! A step that fails without a crash is undone before the refusal, but a file keeps its new length.
 
 mod autogrow;
 mod create;

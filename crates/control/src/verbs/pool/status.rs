@@ -1,4 +1,4 @@
-//! What pools there are, and how full they are.
+//! `pool status`: the pools, and how full they are.
 
 use cairn_outcome::failure::Outcome;
 use cairn_targets::thin::Figures;
@@ -28,7 +28,7 @@ pub struct PoolInfo {
     pub metadata_used_bytes: u64,
     /// All of the metadata that can be used.
     pub metadata_total_bytes: u64,
-    /// Of that, what is kept for what must always be possible.
+    /// The part of it that is reserved for changes that must always be possible.
     pub metadata_reserve_bytes: u64,
     /// An event is raised when so much of the data is in use.
     pub data_mark_percent: u64,
@@ -38,11 +38,11 @@ pub struct PoolInfo {
     pub low_water_bytes: u64,
     /// The same for the metadata.
     pub metadata_low_bytes: u64,
-    /// `queue` or `error`: what becomes of writes when no data block is free.
+    /// `queue` or `error`: how writes are handled when no data block is free.
     pub no_space: String,
     /// `discard_passdown`, `no_discard_passdown` or `ignore_discard`.
     pub discards: String,
-    /// `off` or `unmap`: what is done with zeros that clients write.
+    /// `off` or `unmap`: how all-zero writes are handled.
     pub detect_zeroes: String,
     /// The metadata has to be checked before it may be changed.
     pub needs_check: bool,

@@ -1,9 +1,9 @@
-//! Having everything that is recorded of a volume with snapshots live: at the start, and before
-//! the volume is resumed after a verb that failed half way.
+//! Assembling a volume with snapshots: bringing up all its recorded parts. The start does this, and
+//! a resume after a verb that failed half way.
 //!
-//! Nothing may write to an origin before every recorded snapshot of it is there, and nothing to a
-//! volume that is being merged but through the merge. So parts come up from below, and the volume
-//! last: if one of them can't, the volume stays as it is, suspended.
+//! No client may write to an origin before every recorded snapshot of it is live, and a volume that
+//! is being merged is written only through the merge. So the parts come up from the lowest to the
+//! volume. If one of them cannot be brought up, the volume stays suspended.
 
 use cairn_block::TableLine;
 use cairn_outcome::failure::{Losses, Outcome};
@@ -15,8 +15,8 @@ use crate::names::{SnapName, merge_of, parent_of, real_of, snapshot_of};
 use crate::state::Record;
 use crate::verbs::{Changes, Verbs};
 
-/// What is recorded of a volume and of the parts that its snapshots made of it, in the order in
-/// which they come up: its own table, the snapshots, a merge, what stands on that, the volume.
+/// The records of a volume and of its parts, in the order in which they come up: its own table, the
+/// snapshots, a merge, the volumes that stand on the merge, the volume.
 pub fn family<'a>(records: impl IntoIterator<Item = &'a Record>, volume: &str) -> Vec<&'a Record> {
     let (real, merge) = (real_of(volume), merge_of(volume));
     let on_merge = format!(" @{merge} ");
@@ -35,8 +35,8 @@ pub fn family<'a>(records: impl IntoIterator<Item = &'a Record>, volume: &str) -
 }
 
 impl Verbs {
-    /// Has a suspended volume live with all that is recorded of it; if it has no snapshots, this
-    /// is a plain resume.
+    /// Brings up a suspended volume with all its recorded parts. Without snapshots this is a plain
+    /// resume.
     ///
     /// # Errors
     /// A part can't be live as it is recorded: the volume stays suspended. Or all of it is live,
@@ -64,7 +64,7 @@ impl Verbs {
         losses.told()
     }
 
-    /// Snapshots of a volume that are there, but not recorded.
+    /// Live snapshots of a volume that are not recorded.
     fn left_over(&self, changes: &Changes, volume: &str) -> Vec<String> {
         let volumes = self.world.volumes();
         let names = volumes.iter().map(|part| part.volume().to_owned());
@@ -72,7 +72,7 @@ impl Verbs {
         names.filter(|name| snapshot_of(name, volume).is_some()).filter(unknown).collect()
     }
 
-    /// Has one part live as it is recorded.
+    /// Brings up one part with its recorded table.
     ///
     /// # Errors
     /// It cannot be. Or it is, but acknowledged writes may be lost.
@@ -85,8 +85,8 @@ impl Verbs {
             return if is_snapshot { self.exports.add_volume(&self.world, name) } else { Ok(()) };
         };
         let waits = device.inactive_table().is_some();
-        // The tables of the volume and of its snapshots are these verbs' alone; what a user loaded
-        // beneath waits for his resume.
+        // Only these verbs load tables for the volume and its snapshots. A table that a user loaded
+        // for a volume beneath stays inactive until the user's resume.
         let own = is_snapshot || name == volume;
         let reload = own && (waits || !self.stands_as_recorded(part));
         if !reload && (!device.is_suspended() || waits) {
@@ -98,12 +98,12 @@ impl Verbs {
         let mut losses = Losses::default();
         let mut resumed = losses.keep(self.make_live(name));
         if resumed.is_err() && is_snapshot && !reload {
-            // Its store was handed over, and comes back to a fresh table only.
+            // Its store was handed over; only a new table gets it back.
             self.world.load(name, table)?;
             resumed = losses.keep(self.make_live(name));
         }
         if resumed.is_err() && is_snapshot && device.is_suspended() && reload {
-            // Its former store is another volume's by now: nothing of it is to be kept.
+            // Its former store belongs to another volume now: drop all state.
             self.discard_volume(name)?;
             return self.bring_in_line(part);
         }
@@ -126,7 +126,8 @@ impl Verbs {
         lower.is_some_and(|lower| origin == Some(lower.as_str()))
     }
 
-    /// Watching a merge again: a failed one tries again, and what was left undone is done.
+    /// Continues a merge when its verb is called again: retries a failed one and completes the
+    /// steps that are left.
     pub(super) fn go_on_merging(&self, changes: &Changes, snap: &SnapName) -> Outcome<()> {
         let merge = merge_of(&snap.volume);
         let mut losses = Losses::default();

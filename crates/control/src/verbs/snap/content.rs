@@ -1,6 +1,6 @@
-//! Whether two tables show the same content: the table beneath a volume with snapshots may be
-//! replaced only by one that does. The stores of its snapshots hold what the volume has
-//! overwritten; the rest of a snapshot is read from the volume's own table.
+//! Whether two tables show the same content. The table beneath a volume with snapshots may be
+//! replaced only by a table with the same content: the stores of the snapshots have only what the
+//! volume has overwritten, and the rest of a snapshot is read from the volume's own table.
 //!
 //! A table is brought to a list of runs: each is a range of the table and what it shows.
 //!

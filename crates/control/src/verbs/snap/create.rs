@@ -47,7 +47,7 @@ impl Verbs {
     /// `snap create`
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub fn snap_create(&self, params: &SnapCreate) -> Outcome<()> {
         let snap = SnapName::parse(&params.name)?;
         let named = Named::volume(&snap.volume).with_device(params.store.as_deref());

@@ -1,11 +1,12 @@
-//! What happens to snapshots while nobody asks: a merge that is finished ends, a store that may
-//! grow does so when it fills up, and one that its file system has no more room for is announced.
-//! A volume that a failed verb left suspended is brought up as soon as its devices let it. Pools
-//! that may grow by themselves are looked at, too (see `pool::autogrow`).
+//! The keeper: the thread that does the work on snapshots and pools that no user asks for. It ends
+//! a merge that is complete. It grows a store or pool that may grow by itself (see
+//! `pool::autogrow`). It announces a store whose file system has no more room. It brings up a
+//! volume that a failed verb left suspended, as soon as the volume's devices work.
 //!
-//! One thread, asleep until it is called: by a verb, by an event of a snapshot or a merge, or by a
-//! write that waits for its store to grow. It wakes by itself to try again what failed, and to look
-//! at the file systems of stores, which call nobody. It acts through the same verbs as a user.
+//! The thread sleeps until it is called: by a verb, by an event of a snapshot or a merge, or by a
+//! write that waits for its store to grow. It also wakes by itself to retry what failed, and to
+//! check the file systems of stores, which raise no event. It acts through the same verbs as a
+//! user.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -22,9 +23,9 @@ use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::Verbs;
 
-/// How often the file systems of stores are looked at.
+/// How often the keeper checks the file systems of stores.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long to leave alone what failed.
+/// The pause before a retry.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Something to watch.
@@ -43,7 +44,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// True if `used` of `total` sectors is what the snapshot's mark says.
+    /// True if `used` of `total` sectors reaches the snapshot's mark.
     fn reaches_mark(&self, used: u64, total: u64) -> bool {
         used * 100 >= total * self.words.fill_percent
     }
@@ -88,7 +89,7 @@ impl Verbs {
         Some(all)
     }
 
-    /// `low`: the snapshots whose file systems were announced.
+    /// Does what a watched snapshot needs. `low`: the snapshots whose file systems were announced.
     fn attend(&self, watched: &Watched, low: &mut HashSet<String>) -> Outcome<()> {
         match &watched.store {
             Some(store) => self.attend_store(&watched.name, store, low),
@@ -117,8 +118,8 @@ impl Verbs {
         }
     }
 
-    /// Announces, once, that the file system beneath a store has so little left that the store
-    /// is as full as its mark says. (That it is full of itself its volume announces.)
+    /// Announces, once, that the file system of a store has so little space that the store has
+    /// reached its mark. (The volume itself announces a store that is full.)
     fn look_at_file_system(
         &self,
         name: &str,
@@ -140,8 +141,8 @@ impl Verbs {
         Ok(())
     }
 
-    /// After a verb failed that suspended a live volume: if it still is, it is brought up as soon
-    /// as that can be done.
+    /// Called after a verb failed that had suspended a live volume. If the volume is still
+    /// suspended, the keeper brings it up as soon as it can.
     pub(crate) fn note_if_stuck(&self, name: &str) {
         if self.world.volume(name).is_ok_and(|volume| volume.is_suspended()) {
             self.keeper.note_stuck(name);
@@ -170,7 +171,7 @@ impl Verbs {
         let record = changes.record_of(name);
         losses.keep(match (is_snapshot, &record.inactive) {
             (true, _) => self.bring_in_line(&record),
-            // What a user loaded waits on.
+            // A table that a user loaded stays inactive.
             (false, Some(_)) => self.world.resume_live(name),
             (false, None) => self.assemble(&changes, name),
         })?;
@@ -181,12 +182,12 @@ impl Verbs {
     }
 }
 
-/// When to try again what failed.
+/// When to retry.
 #[derive(Default)]
 struct Retries(HashMap<String, Instant>);
 
 impl Retries {
-    /// Does something for a volume, unless it failed a short while ago.
+    /// Runs `act` for a volume, unless it failed a short time ago.
     fn attend(&mut self, name: &str, act: impl FnOnce() -> Outcome<()>) {
         if self.0.get(name).is_some_and(|until| Instant::now() < *until) {
             return;
@@ -218,7 +219,7 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         if called == Err(RecvTimeoutError::Disconnected) {
             return;
         }
-        // However often it was called, it looks once.
+        // Several calls need one pass.
         while receive.try_recv().is_ok() {}
         let Some(verbs) = verbs.upgrade() else { return };
         let Some(watched) = verbs.watched() else { return };

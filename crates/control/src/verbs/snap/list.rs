@@ -1,4 +1,4 @@
-//! What there is: snapshots with their stores, and merges under way.
+//! `snap list`: snapshots with their stores, and merges under way.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ pub struct SnapInfo {
     pub created_s: u64,
     /// How much the store grows when it fills up.
     pub grow_bytes: Option<u64>,
-    /// What a merge or rollback has still to bring home.
+    /// Bytes that a merge or rollback has still to copy to the origin.
     pub merge_left_bytes: Option<u64>,
 }
 

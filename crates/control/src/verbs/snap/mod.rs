@@ -9,44 +9,46 @@
 //!                                                             V@real: linear disk
 //! ```
 //!
-//! The volume `V` stays the same object throughout: its table is exchanged under suspend, so that
-//! its clients only see a pause. Snapshots are volumes of their own, `V@NAME`. With the last one
-//! `V` gets its own table back. A merge puts `snapshot-merge` between; a rollback keeps the
-//! snapshot, with a new and empty store, above it: what is written to `V` meanwhile is not in it.
+//! The volume `V` stays the same object throughout. Its table is replaced under suspend, so its
+//! clients only see a pause. Snapshots are volumes of their own, `V@NAME`. When the last one is
+//! removed, `V` gets its own table back. A merge inserts `snapshot-merge`. A rollback keeps the
+//! snapshot above the merge, with a new and empty store: it does not have the writes to `V` that
+//! happen during the merge.
 //!
 //! # Orders, and what a crash between two steps leaves
-//! What is recorded in the state file is assembled by the next start, snapshots first, before
-//! anything can write to the origin; if that fails the start is refused. So each change must leave
-//! what is recorded true at every moment:
+//! The next start assembles what the state file records, snapshots first, before any client can
+//! write to the origin. If that fails, the start leaves the volume out. So the records must be true
+//! at every moment of a change:
 //!
 //! Create: 1. the store, empty, durable; 2. recorded; 3. `V` suspended, targets inserted, resumed;
 //! then the answer.
-//! - Before 2: an empty store that nobody knows; the volume as it was.
-//! - After 2: the snapshot is assembled with an empty store: it is of the moment of the crash.
-//!   Nobody was told of an earlier moment.
+//! - Before 2: an empty store without a record; the volume is unchanged.
+//! - After 2: the snapshot is assembled with an empty store: it is of the moment of the crash. No
+//!   caller was told of an earlier moment.
 //! - After 3: every exception is in the store before its chunk of the origin is overwritten.
 //!
 //! Remove: 1. `V` suspended, the snapshot ended; 2. recorded; 3. `V` resumed; 4. the store removed.
 //! - Before 2: the snapshot is assembled; nothing was written since, as `V` is suspended.
-//! - After 2: the volume without the snapshot, perhaps a file that nobody knows.
+//! - After 2: the volume without the snapshot, perhaps a file without a record.
 //!
 //! Merge and rollback: 1. the new store (rollback) durable; 2. recorded: `V@merge` with the former
 //! store; 3. `V` and the snapshot suspended, `V@merge` started, both resumed above it. The end,
 //! when the last record is merged: 4. all suspended; 5. recorded without `V@merge`; 6. resumed; 7.
 //! the former store removed.
-//! - Before 2: as before, and an empty store that nobody knows.
-//! - From 2 to 5: the merge goes on where it was; `V` has the snapshot's content at once. Merging
-//!   a record again changes nothing, and a record goes only when the origin has its chunk durably.
+//! - Before 2: as before, and an empty store without a record.
+//! - From 2 to 5: the merge continues where it was; `V` has the snapshot's content at once. Merging
+//!   a record again changes nothing, and a record is cleared only when the origin has its chunk
+//!   durably.
 //! - After 5: the store had no record left, so leaving it out changes nothing.
 //!
-//! A step that fails without a crash is undone before the refusal. What can't be undone, or once a
-//! merge has begun, leaves the volume suspended: the same verb again, a resume or a restart brings
-//! up what is recorded, or is refused (see `assemble`), and the keeper tries so by itself. A
-//! removal whose snapshot can't be brought up again goes on to its end, as nothing else lets the
-//! volume go on.
+//! A step that fails without a crash is undone before the refusal. If it cannot be undone, or if a
+//! merge has begun, the volume stays suspended. The same verb again, a resume or a restart brings
+//! up what is recorded, or is refused (see `assemble`); the keeper also tries. A removal whose
+//! snapshot cannot be brought up again continues to its end, because only that lets the volume
+//! serve again.
 //!
-//! A step that was done, but lost acknowledged writes, counts as done: before the record the verb
-//! is undone all the same, after it the verb goes on and tells of it at its end.
+//! A step that succeeded but lost acknowledged writes counts as done. Before the record, the verb
+//! is undone nevertheless. After the record, the verb continues and reports the loss at its end.
 
 pub mod assemble;
 mod content;

@@ -1,4 +1,4 @@
-//! Taking a snapshot away, and giving a volume its own table back.
+//! `snap remove`: ends a snapshot. With the last one the volume gets its own table back.
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Losses, Outcome, refused};
@@ -11,12 +11,12 @@ use crate::thin_line::ThinLine;
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
-/// What a step does that loses acknowledged writes.
+/// What a verb does when a step loses acknowledged writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// It fails, and the verb is undone.
+    /// Fails, and is undone.
     Undoes,
-    /// The verb goes on, and tells of it at its end.
+    /// Continues, and reports the loss at its end.
     Told,
 }
 
@@ -57,8 +57,8 @@ impl Verbs {
     /// volume suspended.
     ///
     /// # Errors
-    /// The snapshot is there as before, unless the line says otherwise. Of kind
-    /// [`ConfigKind::Lost`]: it is gone, but acknowledged writes of its volume may be lost.
+    /// The snapshot is unchanged, unless the message says otherwise. Of kind [`ConfigKind::Lost`]:
+    /// it is removed, but acknowledged writes of its volume may be lost.
     pub fn snap_remove(&self, name: &str) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
         let changes = self.change_table(&Named::volume(&snap.volume), "snap remove")?;
@@ -88,8 +88,9 @@ impl Verbs {
         losses.told()
     }
 
-    /// Ends the snapshot while its volume is suspended; with the last one the volume gets its own
-    /// table back. On the way `after` is recorded. What the snapshot loses goes with its content.
+    /// Ends the snapshot while its volume is suspended, and records `after`. With the last snapshot
+    /// the volume gets its own table back. Lost writes of the snapshot do not matter: its content
+    /// is deleted.
     pub(super) fn take_out(
         &self,
         changes: &Changes,
@@ -144,11 +145,12 @@ impl Verbs {
         Ok(losses)
     }
 
-    /// After a removal failed with `error`: the snapshot as it was. If its device is so broken that
-    /// it cannot be brought up again, it is gone after all, as nothing else lets its volume go on.
+    /// Undoes a removal that failed with `error`. If the snapshot's device is so broken that it
+    /// cannot be brought up again, removes the snapshot after all, because only that lets its
+    /// volume serve again.
     ///
     /// # Errors
-    /// `error`, if the snapshot is there; else why neither can be.
+    /// `error`, if the snapshot is live again; else the reason why neither is possible.
     fn put_back_or_end(
         &self,
         changes: &Changes,
@@ -167,8 +169,8 @@ impl Verbs {
         taken
     }
 
-    /// After a failure: the snapshot as it was. What is lost is told to the clients alone: the
-    /// verb failed as it is.
+    /// Brings the snapshot up again after a failure. A loss is reported only to the clients,
+    /// because the verb has failed already.
     fn put_back(&self, changes: &Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
         log_undo_failure(&snap.volume, changes.record_all(before));
         self.world.clear(&snap.volume)?;
@@ -180,7 +182,7 @@ impl Verbs {
     /// # Errors
     /// It has some, or is one.
     pub fn refuse_snapshots(&self, name: &str, verb: &str, hint: &str) -> Outcome<()> {
-        // A snapshot in a pool is no part of its volume: it stands alone.
+        // A snapshot in a pool is not a part of its volume.
         let thin = self.world.volume(name).is_ok_and(|it| ThinLine::of_volume(&it).is_some());
         let part = !thin && parent_of(name).is_some_and(|parent| name != real_of(parent));
         if part || self.world.volume(&real_of(name)).is_ok() {
@@ -192,7 +194,7 @@ impl Verbs {
 }
 
 impl Changes {
-    /// The records when `snap` is gone.
+    /// The records without `snap`.
     pub(super) fn without(&self, snap: &SnapName) -> Vec<Record> {
         let volume = &snap.volume;
         let mut gone = self.record_of(&snap.full());

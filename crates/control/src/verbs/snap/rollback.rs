@@ -1,7 +1,7 @@
-//! Rolling a volume back to a snapshot, and merging one away: beginning, watching, ending.
+//! `snap rollback` and `snap merge`: the beginning, the progress and the end of a merge.
 //!
-//! Whether the snapshot is kept can be seen from what is recorded: it is, if it stands on the
-//! merging volume. So the end needs nothing but the records, whoever began.
+//! The records say whether the snapshot is kept: it is, if it stands on the merging volume. So the
+//! end needs only the records, also after a restart.
 
 use cairn_block::{ConfigError, ConfigKind, Report};
 use cairn_outcome::failure::{Losses, Outcome, refused, wrong};
@@ -16,10 +16,10 @@ use crate::state::{Record, Store};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
-/// How a merge stands.
+/// The state of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Merge {
-    /// So much of the former store is still to be brought home.
+    /// This much of the former store is still to be copied to the origin.
     Left {
         /// In bytes, with its records.
         bytes: u64,
@@ -74,11 +74,11 @@ impl Merge {
 }
 
 impl Verbs {
-    /// `snap rollback` (with `keep`) and `snap merge`: returns when the merge has begun. Of one
-    /// that is under way already nothing is changed, but a failed one tries again.
+    /// `snap rollback` (with `keep`) and `snap merge`: returns when the merge has begun. A merge
+    /// that is under way already is not changed; a failed one is retried.
     ///
     /// # Errors
-    /// Everything is as it was, unless the line says otherwise.
+    /// Nothing has changed, unless the message says otherwise.
     pub fn snap_merge(&self, name: &str, keep: bool, store: Option<&str>) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
         let verb = if keep { "snap rollback" } else { "snap merge" };
@@ -128,7 +128,7 @@ impl Verbs {
         record.table.is_some() && record.store.is_some_and(|store| store.snapshot == snap.name)
     }
 
-    /// How the merge of a snapshot of `volume` stands.
+    /// The state of the merge of a snapshot of `volume`.
     pub(super) fn merge_of(&self, volume: &str) -> Outcome<Merge> {
         Ok(Merge::of_report(&self.report_of(&merge_of(volume))?))
     }
@@ -168,7 +168,7 @@ impl Verbs {
             None => self.remove_beneath(&snap.volume, &full, &mut losses),
         };
         let swapped = swapped.and_then(|()| losses.keep(self.swap(&snap.volume, &top)));
-        // As it is recorded: what failed may have been of the moment.
+        // Bring up what is recorded: the failure may have been temporary.
         let swapped = swapped.or_else(|error| {
             tracing::error!("{error}");
             losses.keep(self.assemble(changes, &snap.volume))
@@ -180,8 +180,8 @@ impl Verbs {
         })
     }
 
-    /// Has the merge run, with everything above it suspended. Failing, nothing is merged, and the
-    /// snapshot can go on.
+    /// Starts the merge, with everything above it suspended. If it fails, nothing is merged, and
+    /// the snapshot can serve again.
     fn start_merging(&self, snap: &SnapName, line: &str, keep: bool) -> Outcome<()> {
         if !keep {
             self.exports.remove_volume(&self.world, &snap.full())?;
@@ -202,7 +202,7 @@ impl Verbs {
     ) -> Outcome<()> {
         let mut losses = Losses::default();
         let recorded = changes.record_all(before);
-        // As it is recorded, though that be the merge.
+        // Bring up what is recorded, even if that is the merge.
         losses.keep(self.assemble(changes, &snap.volume))?;
         recorded?;
         if !keep {
@@ -217,7 +217,7 @@ impl Verbs {
         self.make_live(name)
     }
 
-    /// Ends a merge whose last record is home: steps 4 to 7. False if it is not.
+    /// Ends a merge whose last record is merged: steps 4 to 7. False if records are left.
     ///
     /// # Errors
     /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged
@@ -261,7 +261,7 @@ impl Verbs {
         losses.told().map(|()| true)
     }
 
-    /// Suspends all, loads the tables without the merge, and records them.
+    /// Suspends the volumes, loads the tables without the merge, and records them.
     fn arrange_end(&self, changes: &Changes, ending: &Ending) -> Outcome<()> {
         let Ending { volume, kept, names, .. } = ending;
         self.hold(volume)?;
@@ -281,7 +281,7 @@ impl Verbs {
         changes.record_all(ending.records(changes))
     }
 
-    /// After a failure: all as before.
+    /// Undoes `arrange_end` after a failure: continues the merge.
     fn go_on(&self, changes: &Changes, ending: &Ending, before: Vec<Record>) -> Outcome<()> {
         let Ending { volume, kept, .. } = ending;
         log_undo_failure(volume, changes.record_all(before));
@@ -292,7 +292,7 @@ impl Verbs {
     }
 }
 
-/// The snapshot as a rollback leaves it.
+/// The snapshot that a rollback keeps.
 struct Kept {
     line: String,
     store: Store,
@@ -312,7 +312,7 @@ impl Kept {
     }
 }
 
-/// What the end of a merge needs to know.
+/// The names and lines that the end of a merge needs.
 struct Ending {
     volume: String,
     former: Store,
@@ -343,7 +343,7 @@ impl Ending {
         Ok(Ending { volume: volume.to_owned(), former, kept, names, top })
     }
 
-    /// What is recorded before the end of what the end changes.
+    /// The records that the end changes, as they are before it.
     fn before(&self, changes: &Changes) -> Vec<Record> {
         self.records(changes).iter().map(|record| changes.record_of(&record.name)).collect()
     }

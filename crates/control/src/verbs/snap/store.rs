@@ -1,11 +1,12 @@
-//! Exception stores as files and block devices: made, chosen, grown, taken away.
+//! Exception stores as files and block devices: choosing, making, growing and removing them.
 //!
-//! A store that is recorded is durable before, so that a record never names something a crash has
-//! undone: the first area is zeroed and flushed, then the header, then the folder of a new file.
-//! The zeros are written even to a new file, so that records always find room. Nothing is formatted
-//! but a blank device, and not for an origin that is itself a cache, store or pool; an empty store
-//! is used as it is, one with records refused. A file made here is as large as the snapshot can
-//! ever need, and sparse.
+//! A store is durable before it is recorded, so that no record names a store that a crash has
+//! undone. The order is: zero the first area and flush, write the header, sync the folder of a new
+//! file. Zeros are written even to a new file, so that its records always find room.
+//!
+//! Only a blank device is formatted, and not for an origin that is itself a cache, store or pool.
+//! An empty store is used without formatting; a store with records is refused. A new file is sparse
+//! and as large as the snapshot can ever need.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
@@ -19,14 +20,14 @@ use cairn_outcome::failure::{Outcome, refused, system, wrong};
 use cairn_tools::snapshot::format::{check_size, format};
 use cairn_tools::source::{Source, refuse_unless_blank, sync_folder};
 
-/// Most stores with a default name that are passed over because their files exist.
+/// The limit of default names that are tried because files of earlier ones exist.
 const NAMES_MAX: u32 = 1000;
 
-/// What a store is to be like.
+/// The parameters of a store.
 pub struct Wanted {
-    /// As the table names it.
+    /// The path as the table names it.
     pub argument: String,
-    /// The same for the system.
+    /// The path for the system.
     pub path: PathBuf,
     /// The chunk size.
     pub chunk: ChunkSize,
@@ -34,7 +35,7 @@ pub struct Wanted {
     pub bytes: Option<u64>,
     /// The origin's size.
     pub origin_sectors: u64,
-    /// It is to grow by itself.
+    /// The server grows the store by itself.
     pub grows: bool,
     /// The signature in the origin's content by which it is itself a cache, store or pool.
     pub origin_layer: Option<String>,
@@ -95,7 +96,7 @@ pub fn default_path(state: &Path, name: &str) -> Outcome<PathBuf> {
     free.ok_or_else(|| wrong(name, "store", format!("{NAMES_MAX} files"), "a free name"))
 }
 
-/// Refuses an argument that a table line could not carry, or that does not last.
+/// Refuses an argument that cannot stand in a table line, or that names no durable device.
 ///
 /// # Errors
 /// It is such an argument.
@@ -107,10 +108,11 @@ pub fn check_argument(argument: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// Has an empty store there, durably. True if the file was made.
+/// Makes an empty, durable store at the path, or accepts the empty one there. True if the file was
+/// made.
 ///
 /// # Errors
-/// The device is in use, not blank, too small, or the system refused; nothing is left behind.
+/// The device is in use, not blank or too small, or the system refused. No new file is left.
 pub fn prepare(wanted: &Wanted) -> Outcome<bool> {
     if fs::symlink_metadata(&wanted.path).is_err() {
         return make(wanted).map(|()| true);
@@ -127,7 +129,7 @@ pub fn prepare(wanted: &Wanted) -> Outcome<bool> {
 
 fn make(wanted: &Wanted) -> Outcome<()> {
     wanted.refuse_layer()?;
-    // A file that somebody else has made meanwhile is refused, and stays.
+    // If another program has made the file since the test, it is refused and stays.
     let source = Source::create(&wanted.path, wanted.new_file_bytes()?)?;
     let written = format(&source, wanted.chunk).and_then(|()| sync_folder(&wanted.path));
     if written.is_err() {
@@ -177,7 +179,7 @@ fn adopt(wanted: &Wanted) -> Outcome<()> {
     }
 }
 
-/// Refuses a recorded store without a header: what was in it is gone.
+/// Refuses a recorded store without a header: its content is lost.
 ///
 /// # Errors
 /// It is blank, or can't be read.
@@ -191,10 +193,10 @@ pub fn refuse_blank(argument: &str, path: &Path) -> Outcome<()> {
     }
 }
 
-/// Marks a recorded store invalid whose snapshot ended without that.
+/// Marks a recorded store invalid if its snapshot ended while the store could not be written.
 ///
 /// # Errors
-/// It looks valid, and can't be written.
+/// The store looks valid and cannot be written.
 pub fn mark_lost(argument: &str, path: &Path, read_only: bool) -> Outcome<()> {
     let Opening::Existing(header) = opening(argument, &Source::read(path)?)? else {
         return Ok(());
@@ -217,11 +219,11 @@ fn opening(argument: &str, source: &Source) -> Outcome<Opening> {
     opening.map_err(|error| ConfigError::new(ConfigKind::Damaged, argument, error.to_string()))
 }
 
-/// Makes a file longer, durably; it may be in use. Answers its size before: a file that is as long
-/// already is what a crash leaves. The option says the size.
+/// Makes a file longer, durably; it may be in use. Returns its former size. A file that has the new
+/// length already, as after a crash, is accepted. `option` is the option that gave the size.
 ///
 /// # Errors
-/// It is no file, longer, or the system refused.
+/// It is not a file, it is longer, or the system refused.
 pub fn grow(argument: &str, path: &Path, option: &str, bytes: u64) -> Outcome<u64> {
     let failed = |what: &str| {
         let (argument, what) = (argument.to_owned(), what.to_owned());
@@ -241,17 +243,17 @@ pub fn grow(argument: &str, path: &Path, option: &str, bytes: u64) -> Outcome<u6
     Ok(meta.len())
 }
 
-/// What a file has room for, in bytes.
+/// The space that a file has, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Of the file, the file system has given it so much.
+    /// Allocated to the file.
     pub allocated: u64,
-    /// The file system has so much left.
+    /// Free on its file system.
     pub available: u64,
 }
 
 impl Room {
-    /// Of a file; none if it is no file, or the system does not tell.
+    /// The space of a file; none if the path is not a file, or the system does not know.
     pub fn of(path: &Path) -> Option<Room> {
         let meta = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
         let system = rustix::fs::statvfs(path).ok()?;
@@ -259,7 +261,7 @@ impl Room {
         Some(Room { allocated: meta.blocks() * 512, available })
     }
 
-    /// How many of the sectors that are left to a store its file system has room for.
+    /// How many of the unused sectors of a store its file system has space for.
     pub fn left_sectors(&self, used: u64, total: u64) -> u64 {
         let ahead = (self.allocated / SECTOR_BYTES).saturating_sub(used);
         let left = self.available / SECTOR_BYTES;
@@ -267,12 +269,12 @@ impl Room {
     }
 }
 
-/// Takes away a file that was made here, or was to be. What can't be removed is told, and stays.
+/// Removes a file that `prepare` made. If that fails, logs it, and the file stays.
 pub fn discard(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != ErrorKind::NotFound
     {
-        tracing::warn!("{}: cannot remove what is not used any more: {error}", path.display());
+        tracing::warn!("{}: cannot remove the unused file: {error}", path.display());
     }
 }
 

@@ -15,7 +15,7 @@ use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
-/// A volume to be.
+/// A volume that is being made.
 struct Newcomer {
     name: String,
     line: ThinLine,
@@ -62,7 +62,7 @@ impl Verbs {
     /// `thin create`
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub fn thin_create(&self, params: &ThinCreate) -> Outcome<()> {
         let (pool, name) = Spot::parse(&params.name)?.named()?;
         let Some(pool) = pool else {
@@ -95,7 +95,7 @@ impl Verbs {
     /// `thin snapshot`
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub fn thin_snapshot(&self, params: &ThinSnapshot) -> Outcome<()> {
         let (pool, name) = Spot::parse(&params.name)?.named()?;
         let (said, source) = match (&params.of, parent_of(&name)) {

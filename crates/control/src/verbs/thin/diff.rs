@@ -81,7 +81,7 @@ impl Verbs {
     }
 }
 
-/// Why a step failed: one that met a volume's end says nothing of the metadata.
+/// The error of a failed step. The end of a volume is not an error of the metadata.
 fn unreadable(pool: &ThinPool, ids: [u32; 2], error: IoError) -> ConfigError {
     let known = match pool.devices() {
         Ok(known) => known,

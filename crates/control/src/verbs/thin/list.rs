@@ -1,4 +1,4 @@
-//! What volumes pools have, with a name or without, and how much only one of them holds.
+//! `thin list`: the volumes of pools, with a name or without, and how much of each is exclusive.
 
 use std::collections::HashMap;
 

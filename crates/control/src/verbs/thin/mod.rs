@@ -6,14 +6,14 @@
 //!   V: thin @P 3 ---- rollback ---->  V: thin @P 5 (a snapshot of 4; 3 is deleted, or kept)
 //! ```
 //!
-//! A pool knows its volumes by number. Names live in the state file, each with the number and what
-//! tells that it is still the same volume: the pool's transaction id and its count of snapshots
-//! when it was created. In a pool that `pool create` made, every creation raises the transaction
-//! id in the commit that creates the volume, so that no two volumes have the same. At the start a
-//! name whose volume is not there any more is dropped, with a notice. A volume without a name shows
-//! as `thin-ID`.
+//! A pool knows its volumes by id. Their names are in the state file. The record of a name has the
+//! id, and two numbers that tell the volume from a later one of the same id: the pool's transaction
+//! id and its count of snapshots when the volume was created. In a pool that `pool create` made,
+//! every creation raises the transaction id in the commit that creates the volume, so that no two
+//! volumes have the same. The start drops a name whose volume does not exist any more, with a
+//! notice. A volume without a name shows as `thin-ID`.
 //!
-//! A snapshot is a volume like any other, `V@NAME`: writable, and alive without `V`.
+//! A snapshot is a volume like any other, `V@NAME`: writable, and independent of `V`.
 //!
 //! # Orders, and what a crash between two steps leaves
 //! Create and snapshot: 1. recorded, with the transaction id and the count of snapshots that the
@@ -21,14 +21,15 @@
 //! if its counters are not those of the record; 3. brought up; then the answer.
 //! - Between 1 and 2: a name without a volume, and the old transaction id: the start drops the
 //!   name.
-//! - After 2: the volume, and the new transaction id. The record names this volume and none that is
-//!   created later. A snapshot is of the moment of step 2, and holds every write that was
-//!   acknowledged before.
+//! - After 2: the volume, and the new transaction id. The record names this volume and no later
+//!   one. A snapshot is of the moment of step 2, and has every write that was acknowledged before.
 //!
 //! Rollback: 1. a snapshot of the snapshot in the pool; 2. `V` suspended, its new table loaded;
-//! 3. recorded; 4. resumed; 5. what `V` was is deleted, or brought up under a name of its own.
-//! - Before 3: `V` as it was. After 3: `V` has the snapshot's content. A crash may leave a volume
-//!   without a name that shares everything, or is what `V` was: `thin-ID`, which can be removed.
+//! 3. recorded; 4. resumed; 5. the former device of `V` is deleted, or brought up under its own
+//!    name.
+//! - Before 3: `V` is unchanged. After 3: `V` has the snapshot's content. A crash may leave a
+//!   volume without a name, `thin-ID`, which can be removed: the new snapshot, or the former device
+//!   of `V`.
 //!
 //! Remove: 1. the volume taken down; 2. recorded; 3. deleted in the pool, durably.
 //! - Before 2: the volume. Between 2 and 3: a volume without a name, `thin-ID`.

@@ -1,5 +1,5 @@
-//! What users call a volume of a pool: `VOLUME` or `VOLUME@NAME`, with or without `POOL/` in
-//! front, or `POOL/thin-ID` if it has no name.
+//! The names of thin volumes on the command line: `VOLUME` or `VOLUME@NAME`, with or without
+//! `POOL/` in front, or `POOL/thin-ID` for a volume without a name.
 
 use cairn_outcome::failure::{Outcome, wrong};
 
@@ -66,12 +66,12 @@ impl Spot {
     }
 }
 
-/// What a volume without a name is called.
+/// The name shown for a volume without a name.
 pub fn nameless(id: u32) -> String {
     format!("{NAMELESS}{id}")
 }
 
-/// True for what a volume without a name is called.
+/// True for a name of the form `thin-ID`.
 pub fn is_nameless(name: &str) -> bool {
     nameless_id(name).is_some()
 }

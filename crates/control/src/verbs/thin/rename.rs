@@ -43,7 +43,7 @@ impl Verbs {
     /// `thin rename`: a volume with its snapshots, or one snapshot, or a volume without a name.
     ///
     /// # Errors
-    /// Everything is as it was.
+    /// Nothing has changed.
     pub fn thin_rename(&self, params: &ThinRename) -> Outcome<()> {
         let (said, to) = Spot::parse(&params.to)?.named()?;
         let said = said.as_deref();

@@ -1,4 +1,4 @@
-//! Rolling a volume back to a snapshot of it: at once, whatever was written since.
+//! `thin rollback`: a volume gets the content of one of its snapshots at once.
 
 use cairn_block::SuspendMode;
 use cairn_outcome::failure::{Losses, Outcome, wrong};
@@ -15,7 +15,7 @@ use crate::verbs::steps::{Step, log_undo_failure, now_s};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
-/// What a rollback works on.
+/// The parameters of a rollback.
 struct Rollback {
     volume: String,
     /// What the volume is now, and what it is to be.
@@ -44,7 +44,7 @@ impl Verbs {
     /// `thin rollback`
     ///
     /// # Errors
-    /// Everything is as it was, unless the line says otherwise.
+    /// Nothing has changed, unless the message says otherwise.
     pub fn thin_rollback(&self, params: &ThinRollback) -> Outcome<()> {
         let (said, name) = Spot::parse(&params.name)?.named()?;
         let SnapName { volume, .. } = SnapName::parse(&name)?;

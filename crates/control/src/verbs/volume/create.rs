@@ -19,14 +19,14 @@ declare! {
         #[arg(skip)]
         table: String,
     } flags {
-        /// Leave behind what only a cache has, though the table uses its origin: it is lost
+        /// Give up what only a cache has, although the table uses its origin
         discard_dirty,
     }
     |verb, verbs, _| verbs.create_volume(&verb)
 }
 
 impl Verbs {
-    /// `create`: answers what a person should know.
+    /// `create`: returns notes for a person.
     pub(in crate::verbs) fn create_volume(&self, params: &VolumeCreate) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
         refuse_at_sign(name)?;

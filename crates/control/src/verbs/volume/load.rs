@@ -1,4 +1,4 @@
-//! `load` and `clear`: a table beside the live one, and none again.
+//! `load` and `clear`: sets and drops the inactive table.
 
 use cairn_outcome::failure::Outcome;
 

@@ -1,4 +1,4 @@
-//! `message`: a word to the target at a sector.
+//! `message`: a command to the target at a sector.
 
 use cairn_outcome::failure::Outcome;
 use serde::{Deserialize, Serialize};

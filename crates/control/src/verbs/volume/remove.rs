@@ -1,4 +1,4 @@
-//! `remove`: a volume is taken away.
+//! `remove`: removes a volume.
 
 use cairn_outcome::failure::Outcome;
 
@@ -37,7 +37,7 @@ impl Verbs {
         if force { Ok(()) } else { self.exports.refuse_clients(volume, expected) }
     }
 
-    /// `remove`: answers what a person should know.
+    /// `remove`: returns notes for a person.
     pub(in crate::verbs) fn remove(&self, name: &str) -> Outcome<Vec<String>> {
         let changes = self.change_table(&Named::volume(name), "remove")?;
         self.refuse_thin(&changes, name, "remove")?;

@@ -1,8 +1,8 @@
-//! `resize`: the last line of a volume's table gets another length, while clients use the volume.
+//! `resize`: gives the last line of a volume's table another length while clients use the volume.
 //!
-//! Only a `linear` or `thin` line can: its content does not depend on its length. The rest is a
-//! [`replace`](super::VolumeReplace) by the same table with that length: its checks, its order, and
-//! what a crash leaves.
+//! Only the content of a `linear` or `thin` line does not depend on its length. The verb is a
+//! [`replace`](super::VolumeReplace) by the same table with the new length: it has the checks, the
+//! order and the crash argument of `replace`.
 
 use cairn_block::{ConfigError, ConfigKind, Sector, TableLine};
 use cairn_outcome::failure::{Outcome, wrong};

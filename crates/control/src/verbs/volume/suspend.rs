@@ -1,4 +1,4 @@
-//! `suspend`: no request goes in, and those under way end.
+//! `suspend`: stops admitting requests, and waits for those in flight.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ declare! {
 }
 
 impl Verbs {
-    /// Other verbs go on while requests are waited for: one of them may be what these wait for. If
-    /// the caller goes meanwhile, or a `resume` comes, the volume serves on.
+    /// Other verbs continue during the wait, because a request in flight may need one of them. If
+    /// the caller hangs up or a `resume` comes during the wait, the volume continues to serve.
     pub(in crate::verbs) fn suspend(
         &self,
         name: &str,

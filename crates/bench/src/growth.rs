@@ -20,11 +20,11 @@ use cairn_block::{
 use cairn_format::writecache::Geometry;
 use cairn_outcome::failure::Outcome;
 
-use super::Settings;
 use super::clock::Moment;
 use super::fixture::Fixture;
 use super::image;
 use super::row::{Report, Row, Samples};
+use super::settings::Settings;
 
 const BLOCK_BYTES: u32 = 4096;
 const MIB: u64 = 1 << 20;

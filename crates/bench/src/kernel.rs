@@ -11,11 +11,12 @@ use cairn_block::{Disk, SectorCount};
 use cairn_outcome::failure::{Outcome, refused, system};
 
 use super::cachefixture::{CacheFixture, NO_WRITEBACK, touch};
+use super::cachesizes::Sizes;
 use super::clock::mib_per_s;
+use super::image;
 use super::load::run as run_job;
 use super::row::{Report, Row, Samples};
-use super::writecache::Sizes;
-use super::{Settings, image};
+use super::settings::Settings;
 
 const GUEST: &str = include_str!("kernel-guest.sh");
 /// The exit status of the boot script if there is no kernel.

@@ -11,7 +11,6 @@ use cairn_block::{Disk, Op, SectorCount};
 use cairn_format::writecache::Geometry;
 use cairn_outcome::failure::Outcome;
 
-use super::Settings;
 use super::arena::Arena;
 use super::cachefixture::{CacheFixture, NO_WRITEBACK, touch};
 use super::fixture::Fixture;
@@ -19,6 +18,7 @@ use super::image;
 use super::load::{Job, run as run_job, scattered, shuffled};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
+use super::settings::Settings;
 use super::styles;
 
 const NAME: &str = "layers";

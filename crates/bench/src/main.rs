@@ -7,13 +7,16 @@
 //! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
 //! - [`fixture`]: reactors, disks by name, volumes. [`load`]: requests, `depth` at a time.
 //! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
-//! - one file per benchmark, listed in [`Bench::run`].
+//! - [`settings`]: how to measure.
+//! - one file per benchmark, listed in [`Bench::run`], and files of its parts, which import no
+//!   benchmark: a test keeps the imports in one direction.
 //!
 //! Promises: every ratio is between figures of one run, taken in turns; nothing outside a folder
 //! of its own is written. Must never: tune anything for itself.
 
 mod arena;
 mod cachefixture;
+mod cachesizes;
 mod clock;
 mod counting;
 mod fixture;
@@ -21,6 +24,7 @@ mod growth;
 mod image;
 mod kernel;
 mod larger;
+mod largercase;
 mod layers;
 mod load;
 mod nbd;
@@ -28,6 +32,7 @@ mod peers;
 mod recovery;
 mod row;
 mod sample;
+mod settings;
 mod slow;
 mod snapshot;
 mod snapshotfixture;
@@ -52,6 +57,7 @@ use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, program, stderr, stdout};
 use clap::{Parser, ValueEnum};
 use row::Report;
+use settings::Settings;
 
 /// Measure cairn on this machine.
 #[derive(Parser)]
@@ -105,24 +111,6 @@ enum Bench {
     Growth,
     /// All of these in turn
     All,
-}
-
-/// How to measure.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Small and short.
-    pub quick: bool,
-    /// Rounds that count; one more is run before them.
-    pub runs: usize,
-    /// The script that boots user-mode Linux, if the kernel is to be measured.
-    pub uml: Option<std::path::PathBuf>,
-}
-
-impl Settings {
-    /// One of two values: for real, or for `--quick`.
-    pub fn pick<T>(&self, real: T, quick: T) -> T {
-        if self.quick { quick } else { real }
-    }
 }
 
 impl Bench {

@@ -11,10 +11,10 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, system};
 use serde_json::Value;
 
-use super::Settings;
 use super::peers::{Folder, Peer, Server, is_there};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
+use super::settings::Settings;
 
 const NAME: &str = "nbd";
 const MIB: u64 = 1 << 20;

@@ -17,8 +17,9 @@ use cairn_outcome::stdout;
 
 use super::clock::Moment;
 use super::fixture::Fixture;
+use super::image;
 use super::row::{Report, Row, Samples};
-use super::{Settings, image};
+use super::settings::Settings;
 
 const BLOCK_BYTES: u32 = 4096;
 const GIB: u64 = 1 << 30;

@@ -16,12 +16,11 @@ use cairn_block::{
 use cairn_outcome::failure::{Outcome, wrong};
 use cairn_sim::{DriveModel, DriveOptions, Image, SimWorld, Spindle};
 
-use super::Settings;
-use super::larger::{Case, PATTERNS, SIZES, WRITEBACKS};
+use super::largercase::{Case, MIB, PATTERNS, SIZES, WRITEBACKS};
 use super::load::shuffled;
 use super::row::{Report, Samples};
+use super::settings::Settings;
 
-const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 64 << 30;
 /// Writes in flight.
 const DEPTH: usize = 32;

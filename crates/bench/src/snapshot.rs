@@ -21,11 +21,10 @@ use cairn_targets::snapshot::Locks;
 
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::snapshotfixture::{Figures, Phase, Shape, Side, SnapshotFixture, disks};
-use super::{Settings, snapshotkernel, snapshotpeers};
+use super::settings::Settings;
+use super::snapshotfixture::{Figures, MIB, NAME, Phase, Shape, Side, SnapshotFixture, disks};
+use super::{snapshotkernel, snapshotpeers};
 
-pub const NAME: &str = "snapshot";
-pub const MIB: u64 = 1 << 20;
 const WORKERS: &[u16] = &[1, 2, 4, 8];
 /// Sectors.
 const CHUNK: u64 = 8;

@@ -14,6 +14,10 @@ use super::clock::Took;
 use super::fixture::Fixture;
 use super::load::{Job, run, run_each, sequential, shuffled};
 
+/// The benchmark, in its rows.
+pub const NAME: &str = "snapshot";
+pub const MIB: u64 = 1 << 20;
+
 /// Which volume a phase uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {

@@ -8,11 +8,10 @@ use cairn_block::Op;
 use cairn_outcome::failure::Outcome;
 use cairn_targets::snapshot::Locks;
 
-use super::Settings;
 use super::kernel::boot;
 use super::row::{Report, Row, Samples};
-use super::snapshot::{MIB, NAME};
-use super::snapshotfixture::{Phase, Shape, Side, SnapshotFixture, cow_bytes, disks};
+use super::settings::Settings;
+use super::snapshotfixture::{MIB, NAME, Phase, Shape, Side, SnapshotFixture, cow_bytes, disks};
 
 const GUEST: &str = include_str!("snapshot-guest.sh");
 

@@ -10,10 +10,9 @@ use cairn_block::lock_stats::{self, LockUse};
 use cairn_outcome::failure::Outcome;
 use cairn_targets::snapshot::Locks;
 
-use super::Settings;
 use super::row::{Report, Row, Samples};
-use super::snapshot::{MIB, NAME};
-use super::snapshotfixture::{Phase, Shape, Side, SnapshotFixture, disks};
+use super::settings::Settings;
+use super::snapshotfixture::{MIB, NAME, Phase, Shape, Side, SnapshotFixture, disks};
 
 /// Sectors.
 const CHUNK: u64 = 8;

@@ -8,15 +8,16 @@ use cairn_block::{Disk, Op, SectorCount};
 use cairn_outcome::failure::Outcome;
 use cairn_targets::snapshot::Locks;
 
-use super::Settings;
 use super::arena::{self, Arena};
 use super::fixture::Fixture;
 use super::load::run as run_job;
 use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::snapshot::{MIB, NAME};
-use super::snapshotfixture::{Figures, Phase, Shape, Side, SnapshotFixture, cow_bytes, disks};
+use super::settings::Settings;
+use super::snapshotfixture::{
+    Figures, MIB, NAME, Phase, Shape, Side, SnapshotFixture, cow_bytes, disks,
+};
 
 const CHUNK_BYTES: usize = 64 << 10;
 /// Sectors.

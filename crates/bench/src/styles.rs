@@ -12,11 +12,11 @@ use std::task::{Context, Poll, Waker};
 
 use cairn_outcome::failure::Outcome;
 
-use super::Settings;
 use super::clock::Moment;
 use super::fixture::Fixture;
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
+use super::settings::Settings;
 
 type Answer = Result<u64, u32>;
 type Boxed<'a> = Pin<Box<dyn Future<Output = Answer> + 'a>>;

@@ -14,10 +14,8 @@
 use cairn_outcome::failure::Outcome;
 
 use super::row::Report;
-use super::{Settings, thinbeside, thinkernel, thinmaps, thinpeers, thinzeros};
-
-pub const NAME: &str = "thin";
-pub const MIB: u64 = 1 << 20;
+use super::settings::Settings;
+use super::{thinbeside, thinkernel, thinmaps, thinpeers, thinzeros};
 
 /// Runs the benchmark.
 ///

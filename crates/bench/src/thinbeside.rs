@@ -11,14 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::Op;
 use cairn_outcome::failure::Outcome;
 
-use super::Settings;
 use super::clock::Moment;
 use super::load::{Data, Job, run as run_job};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
+use super::settings::Settings;
 use super::snapshotfixture::{Phase, Side};
-use super::thin::{MIB, NAME};
-use super::thinfixture::{BLOCK_BYTES, ThinFixture, disks};
+use super::thinfixture::{BLOCK_BYTES, MIB, NAME, ThinFixture, disks};
 
 /// Memory of the other program: places of a cache line each.
 const PLACES: usize = 4 << 20 >> 6;

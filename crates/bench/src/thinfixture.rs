@@ -14,6 +14,9 @@ use super::fixture::Fixture;
 use super::load::{Data, Job, run, run_each};
 use super::snapshotfixture::{Figures, Phase, Side};
 
+/// The benchmark, in its rows.
+pub const NAME: &str = "thin";
+pub const MIB: u64 = 1 << 20;
 /// Sectors of a data block.
 pub const BLOCK: u64 = 128;
 /// Bytes of a data block.

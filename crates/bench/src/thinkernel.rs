@@ -7,12 +7,11 @@ use std::path::Path;
 use cairn_block::Op;
 use cairn_outcome::failure::Outcome;
 
-use super::Settings;
 use super::kernel::boot;
 use super::row::{Report, Row, Samples};
+use super::settings::Settings;
 use super::snapshotfixture::{Phase, Side};
-use super::thin::{MIB, NAME};
-use super::thinfixture::{How, Step, ThinFixture, disks};
+use super::thinfixture::{How, MIB, NAME, Step, ThinFixture, disks};
 
 const GUEST: &str = include_str!("thin-guest.sh");
 /// Bytes of each write.

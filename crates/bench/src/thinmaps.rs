@@ -20,9 +20,9 @@ use super::clock::Took;
 use super::load::{Job, run as run_job, scattered};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::thin::NAME;
-use super::thinfixture::{BLOCK, BLOCK_BYTES, ThinFixture};
-use super::{Settings, image, thintools};
+use super::settings::Settings;
+use super::thinfixture::{BLOCK, BLOCK_BYTES, NAME, ThinFixture};
+use super::{image, thintools};
 
 const READ_BYTES: usize = 4 << 10;
 /// A prime that divides no number of mappings here: multiples of it visit every block once.

@@ -9,15 +9,14 @@
 use cairn_block::Op;
 use cairn_outcome::failure::Outcome;
 
-use super::Settings;
 use super::arena::{self, Arena};
 use super::clock::Took;
 use super::load::Job;
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
+use super::settings::Settings;
 use super::snapshotfixture::{Figures, Phase, Side};
-use super::thin::{MIB, NAME};
-use super::thinfixture::{BLOCK_BYTES, How, Step, ThinFixture, disks};
+use super::thinfixture::{BLOCK_BYTES, How, MIB, NAME, Step, ThinFixture, disks};
 
 const SKIP: &str = "1 skip_block_zeroing";
 const ZERO: &str = "0";

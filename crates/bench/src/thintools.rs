@@ -10,13 +10,12 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_outcome::program::sibling;
 
-use super::Settings;
 use super::clock::Moment;
 use super::peers::{Folder, is_there};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::thin::NAME;
-use super::thinfixture::BLOCK;
+use super::settings::Settings;
+use super::thinfixture::{BLOCK, NAME};
 
 /// Most blocks in which two volumes differ.
 const DIFFERING_MAX: u64 = 1000;

@@ -12,15 +12,14 @@ use std::sync::{Arc, Barrier};
 use cairn_block::{Op, Segs};
 use cairn_outcome::failure::Outcome;
 
-use super::Settings;
 use super::clock::{Moment, Took};
 use super::fixture::Fixture;
 use super::load::{Data, Job};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
+use super::settings::Settings;
 use super::snapshotfixture::{Figures, Phase, Side};
-use super::thin::{MIB, NAME};
-use super::thinfixture::{How, Step, ThinFixture, disks};
+use super::thinfixture::{How, MIB, NAME, Step, ThinFixture, disks};
 
 const KIB: usize = 1 << 10;
 /// The pool looks for zeros.

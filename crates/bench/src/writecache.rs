@@ -23,16 +23,15 @@ use cairn_outcome::failure::Outcome;
 
 use super::arena::Arena;
 use super::cachefixture::{CacheFixture, Measured, NO_WRITEBACK, touch};
+use super::cachesizes::{Sizes, WRITE_BYTES};
 use super::clock::{Took, mib_per_s};
-use super::load::{Job, run as run_job, scattered, shuffled};
+use super::load::{Job, run as run_job, scattered};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
-use super::{Settings, image, kernel, larger};
+use super::settings::Settings;
+use super::{image, kernel, larger};
 
 const NAME: &str = "writecache";
-const MIB: u64 = 1 << 20;
-/// Bytes of each write of the job.
-pub const WRITE_BYTES: usize = 512 << 10;
 /// Bytes of each write that ages the cache.
 const AGING_BYTES: usize = 4 << 10;
 /// Writeback keeps the cache about half full.
@@ -43,42 +42,6 @@ const MENDING_OPTIONS: &str = "6 high_watermark 100 low_watermark 100 pause_writ
 const LARGER_BLOCKS: &str = "writecache: blocks of 8 KiB and more left out: the format ends at the \
     page size of the kernel (4 KiB here), which refuses them, as does this program";
 const PHASES: [&str; 2] = ["insert", "overwrite"];
-
-/// Sizes of one run.
-pub struct Sizes {
-    /// Bytes that the job writes.
-    pub span: u64,
-    /// Bytes of the cache device.
-    pub cache: u64,
-    /// How often random writes turn the cache over.
-    turnovers: u64,
-    /// Block sizes of the cache.
-    pub blocks: &'static [u32],
-}
-
-impl Sizes {
-    /// What the published table used, or less.
-    pub fn of(settings: &Settings) -> Sizes {
-        let span = settings.pick(400 * MIB, 4 * MIB);
-        Sizes {
-            span,
-            // Half of it is in use when aged, and the other half holds the span.
-            cache: span * 9 / 4 / MIB * MIB,
-            turnovers: settings.pick(10, 2),
-            blocks: settings.pick(&[512, 1024, 2048, 4096], &[512, 4096]),
-        }
-    }
-
-    /// The job on the span.
-    pub fn job(&self, seed: u64) -> Job {
-        Job::new(Op::Write, WRITE_BYTES, shuffled(self.span, WRITE_BYTES, seed)).flushed()
-    }
-
-    /// Bytes of the origin beyond the span, for what ages the cache.
-    fn elsewhere(&self) -> u64 {
-        self.cache * 2
-    }
-}
 
 /// One way to do the job, once.
 struct Pass {

@@ -9,11 +9,7 @@
 
 use event_listener::Event;
 
-use crate::device::MappedDevice;
-use crate::env::Env;
 use crate::sync::Mutex;
-use crate::target::MessageError;
-use crate::units::Sector;
 use crate::wait::until_some;
 
 #[derive(Default)]
@@ -75,41 +71,5 @@ impl Calls {
 
     async fn until<T>(&self, mut condition: impl FnMut(&mut State) -> Option<T>) -> T {
         until_some(&self.changed, || condition(&mut self.state.lock())).await
-    }
-}
-
-impl MappedDevice {
-    /// Sends a message to the target at `sector` of the live table.
-    ///
-    /// # Errors
-    /// There is no target there, or it refuses.
-    pub async fn message(
-        &self,
-        env: &Env,
-        sector: Sector,
-        words: &[&str],
-    ) -> Result<String, MessageError> {
-        let _call = self.calls.begin().await;
-        let Some(table) = self.live_table() else {
-            return Err(MessageError::Invalid("no table is live; resume the volume".to_owned()));
-        };
-        let Some((_, line)) = table.line_at(sector) else {
-            let end = table.sectors();
-            let text = format!("sector: found {sector}, expected one below {end}");
-            return Err(MessageError::Invalid(text));
-        };
-        line.target.message(env, words).await
-    }
-
-    /// Has the targets of the live table drain what is dirty, one after the other.
-    ///
-    /// # Errors
-    /// The first that cannot.
-    pub async fn drain_caches(&self, env: &Env) -> Result<(), MessageError> {
-        let _call = self.calls.begin().await;
-        for line in self.live_table().iter().flat_map(|table| table.lines()) {
-            line.target.drain(env).await?;
-        }
-        Ok(())
     }
 }

@@ -8,7 +8,9 @@
 use crate::disk::{Disk, Limits};
 use crate::env::Env;
 use crate::error::IoError;
-use crate::request::{Flags, Op, Request, RequestId};
+use crate::ids::RequestId;
+use crate::op::{Flags, Op};
+use crate::request::Request;
 use crate::units::{SectorCount, SectorRange};
 
 #[derive(Debug)]

@@ -24,7 +24,7 @@ use crate::disk::{CopyError, Disk};
 use crate::env::{Env, Io};
 use crate::error::{IoError, IoResult};
 use crate::invariants;
-use crate::request::Flags;
+use crate::op::Flags;
 use crate::sync::Mutex;
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;

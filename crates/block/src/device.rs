@@ -37,9 +37,10 @@ use crate::claiming::{Claimant, Claimed, Claims, claimed_by};
 use crate::claims::Holder;
 use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
 use crate::env::{Env, Io};
-use crate::error::{ConfigError, ConfigKind, ErrorKind, IoError};
+use crate::error::{ConfigError, ConfigKind, IoError};
 use crate::events::Events;
 use crate::failures::FailureCount;
+use crate::ids::DeviceId;
 use crate::local::{Latch, everywhere};
 use crate::mutants;
 use crate::nature::{Nature, Shape};
@@ -50,13 +51,6 @@ use crate::table::Table;
 use crate::target::SuspendMode;
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;
-
-/// The error of a request to a removed device.
-pub(crate) const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
-
-/// Names a mapped device inside a world.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct DeviceId(pub(crate) u32);
 
 #[derive(Default)]
 struct State {
@@ -622,7 +616,7 @@ impl MappedDevice {
             let resumed = self.resumed.listen();
             if self.is_suspended() {
                 if self.ended.load(Ordering::Acquire) {
-                    return Err(SHUTDOWN);
+                    return Err(IoError::SHUTDOWN);
                 }
                 resumed.await;
                 continue;

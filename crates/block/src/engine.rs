@@ -18,12 +18,14 @@
 use std::sync::Arc;
 
 use crate::check::{self, Bounds};
-use crate::device::{DeviceId, MappedDevice, SHUTDOWN};
+use crate::device::MappedDevice;
 use crate::disk::{Disk, Flow};
 use crate::env::Env;
 use crate::error::{IoError, IoResult};
+use crate::ids::{DeviceId, RequestId};
 use crate::local::{LocalDevice, Tables};
-use crate::request::{Completion, Frame, FrameFlags, MAX_DEPTH, Op, Request, RequestId};
+use crate::op::Op;
+use crate::request::{Completion, Frame, FrameFlags, MAX_DEPTH, Request};
 use crate::table::{Line, Straight, Table};
 use crate::target::{EndIo, Verdict};
 use crate::units::{Sector, SectorCount, SectorRange};
@@ -253,7 +255,7 @@ fn pass<'t>(
 ) -> Next<'t> {
     if local.is_closed() {
         if local.is_removed() || (!admitted && local.is_given_up()) {
-            finish(env, tables, request, Err(SHUTDOWN));
+            finish(env, tables, request, Err(IoError::SHUTDOWN));
             return Next::Consumed;
         }
         if !admitted {
@@ -469,7 +471,7 @@ fn leave_frame(
     if flags.contains(FrameFlags::HANDED_BACK) && result.is_ok() {
         if local.is_given_up() {
             local.leave();
-            return Left::Passed(request, Err(SHUTDOWN));
+            return Left::Passed(request, Err(IoError::SHUTDOWN));
         }
         let child = matches!(request.completion, Completion::Child { .. });
         if request.depth > 0 || !child {

@@ -15,14 +15,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use event_listener::Event;
+use futures_util::future::select;
+
 use crate::buf::{Buf, BufPool, Segs};
-use crate::device::DeviceId;
 use crate::disk::{CopyError, Disk};
 use crate::engine::{self, Work};
 use crate::error::IoResult;
+use crate::ids::{DeviceId, ReactorId, RequestId, StreamId};
 use crate::local::{LocalDevice, Locals, Tables};
 use crate::log_limit::LogLimit;
-use crate::request::{Client, Completion, Flags, Op, ReactorId, Request, RequestId, StreamId};
+use crate::op::{Flags, Op};
+use crate::request::{Client, Completion, Request};
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::units::{Sector, SectorCount, SectorRange, Time};
@@ -235,6 +239,26 @@ impl Env {
     /// Completes at `at`, or at once if it has passed.
     pub fn sleep_until(&self, at: Time) -> Sleep {
         Sleep { env: self.clone(), at, key: None }
+    }
+
+    /// Waits until `condition` holds, at most until the time `end`, if there is one. Code that
+    /// changes what the condition reads notifies `event`.
+    pub async fn until_or_time(
+        &self,
+        event: &Event,
+        end: Option<Time>,
+        mut condition: impl FnMut() -> bool,
+    ) {
+        loop {
+            let notified = event.listen();
+            if condition() || end.is_some_and(|end| self.now() >= end) {
+                return;
+            }
+            match end {
+                Some(end) => drop(select(self.sleep_until(end), notified).await),
+                None => notified.await,
+            }
+        }
     }
 
     // Requests.

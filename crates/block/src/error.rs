@@ -56,6 +56,8 @@ impl IoError {
     pub const UNSUPPORTED: IoError = IoError::new(ErrorKind::Unsupported);
     /// The disk is read-only.
     pub const READ_ONLY: IoError = IoError::new(ErrorKind::ReadOnly);
+    /// The device was removed.
+    pub const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
 
     /// The error of a negative `-errno` or positive `errno` of Linux.
     pub fn from_errno(errno: i32) -> IoError {

@@ -11,10 +11,12 @@ use std::sync::Arc;
 use event_listener::Event;
 
 use crate::check::Bounds;
-use crate::device::{DeviceId, SHUTDOWN};
 use crate::engine::Work;
 use crate::env::Env;
-use crate::request::{Op, Request, RequestId};
+use crate::error::IoError;
+use crate::ids::{DeviceId, RequestId};
+use crate::op::Op;
+use crate::request::Request;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::table::{Straight, Table};
 use crate::units::{Sector, SectorRange};
@@ -270,7 +272,7 @@ impl LocalDevice {
 
     fn fail_parked(&self, env: &Env) {
         for id in self.parked.borrow_mut().drain(..) {
-            env.push_work(Work::Fail(id, SHUTDOWN));
+            env.push_work(Work::Fail(id, IoError::SHUTDOWN));
         }
     }
 }

@@ -31,7 +31,7 @@ mod planted {
 #[cfg(feature = "canary")]
 pub use planted::{skip, skips};
 
-use crate::request::Flags;
+use crate::op::Flags;
 
 /// True if what has this name is taken out.
 #[cfg(not(feature = "canary"))]

@@ -16,11 +16,12 @@ use std::sync::{Arc, Weak};
 use event_listener::Event;
 
 use crate::claiming::Claims;
-use crate::device::{DeviceId, MappedDevice};
+use crate::device::MappedDevice;
 use crate::disk::{Disk, Identity, LocalFuture};
 use crate::env::Env;
 use crate::error::{ConfigError, ConfigKind};
 use crate::failures::FailureCount;
+use crate::ids::DeviceId;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::until_some;

@@ -7,7 +7,8 @@
 use std::cell::RefCell;
 
 use crate::buf::Segs;
-use crate::request::{ReactorId, Request, RequestId};
+use crate::ids::{ReactorId, RequestId};
+use crate::request::Request;
 
 struct Slot {
     generation: u32,

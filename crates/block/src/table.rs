@@ -3,15 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::device::{DeviceId, MappedDevice};
+use crate::device::MappedDevice;
 use crate::disk::{Disk, Limits};
-use crate::env::Env;
 use crate::error::ConfigError;
+use crate::ids::DeviceId;
 use crate::local::Way;
 use crate::nature::{Nature, Shape};
-use crate::registry::Registry;
-use crate::request::MAX_DEPTH;
-use crate::target::{Ctor, Target, TargetType};
+use crate::target::Target;
 use crate::units::{Sector, SectorCount, SectorRange};
 
 /// A table line as text: `start length target args...`, numbers in sectors.
@@ -137,30 +135,6 @@ impl fmt::Display for TableLine {
     }
 }
 
-/// The kinds of target this program knows.
-#[derive(Clone, Default)]
-pub struct TargetTypes(Vec<Arc<dyn TargetType>>);
-
-impl TargetTypes {
-    /// A list of kinds.
-    pub fn new(types: Vec<Arc<dyn TargetType>>) -> TargetTypes {
-        TargetTypes(types)
-    }
-
-    /// All kinds, in their order.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn TargetType>> {
-        self.0.iter()
-    }
-
-    fn find(&self, name: &str) -> Result<&Arc<dyn TargetType>, ConfigError> {
-        self.0.iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let names: Vec<_> = self.0.iter().map(|kind| kind.name()).collect();
-            let expected = format!("one of {}", names.join(", "));
-            ConfigError::argument("table", "target", format!("'{name}'"), &expected)
-        })
-    }
-}
-
 /// One line of a table with its target.
 pub struct Line {
     /// First sector on the device.
@@ -184,7 +158,7 @@ pub(crate) struct Straight {
 }
 
 impl Straight {
-    fn of(target: &dyn Target) -> Option<Straight> {
+    pub fn of(target: &dyn Target) -> Option<Straight> {
         let (disk, start) = target.straight()?;
         let device = disk.mapped().map(MappedDevice::id);
         Some(Straight { disk, device, start })
@@ -219,80 +193,10 @@ pub struct Table {
     read_only: bool,
 }
 
-/// What [`Table::build`] needs besides the lines.
-#[derive(Clone, Copy)]
-pub struct TableContext<'a> {
-    /// The kinds of target.
-    pub types: &'a TargetTypes,
-    /// Opens devices and finds kin.
-    pub registry: &'a Registry,
-    /// Open everything read-only and write no byte.
-    pub read_only: bool,
-}
-
 impl Table {
-    /// Constructs the targets of `lines`.
-    ///
-    /// # Errors
-    /// A constructor's refusal, a line that is not aligned to the logical block size, a stack
-    /// that is too deep or leads back to `device`.
-    pub async fn build(
-        env: &Env,
-        device: &MappedDevice,
-        lines: &[TableLine],
-        context: TableContext<'_>,
-    ) -> Result<Table, ConfigError> {
-        let mut built = Vec::with_capacity(lines.len());
-        for line in lines {
-            let kind = context.types.find(&line.target)?;
-            if line.len == TableLine::WHOLE {
-                return Err(ConfigError::argument(kind.name(), "length", "'N'", "a number"));
-            }
-            let args: Vec<&str> = line.args.iter().map(String::as_str).collect();
-            let (registry, read_only) = (context.registry, context.read_only);
-            // The device has no size yet, and a refusal for that would say less.
-            if args.iter().any(|arg| arg.strip_prefix('@') == Some(device.volume())) {
-                return Err(refuse_loop(device, device));
-            }
-            let (start, len, events) = (line.start, line.len, device.events());
-            let failures = device.failure_count();
-            let ctor = Ctor { start, len, args: &args, registry, events, failures, read_only };
-            let target = kind.construct(env, ctor).await?;
-            let (name, straight) = (line.target.clone(), Straight::of(target.as_ref()));
-            built.push(Line { start: line.start, len: line.len, name, target, straight });
-        }
-        Table::of_lines(device, built, context.read_only)
-    }
-
-    fn of_lines(
-        device: &MappedDevice,
-        lines: Vec<Line>,
-        read_only: bool,
-    ) -> Result<Table, ConfigError> {
-        let mut limits: Option<Limits> = None;
-        for line in &lines {
-            let own = limits_of(line);
-            limits = Some(limits.map_or(own, |limits| limits.stack(own)));
-            for lower in line.target.lowers() {
-                refuse_loops(device, lower.as_ref(), 1)?;
-            }
-        }
-        let mut limits = limits.unwrap_or_default();
-        limits.read_only |= read_only;
-        let block = limits.logical_sectors();
-        for line in &lines {
-            if !line.range().is_aligned(block) {
-                let expected = format!("a multiple of the logical block size, {block} sectors");
-                let field = format!("line {} {}", line.range(), line.name);
-                return Err(ConfigError::argument(
-                    device.volume(),
-                    &field,
-                    "misaligned",
-                    &expected,
-                ));
-            }
-        }
-        Ok(Table { lines, limits, read_only })
+    /// A table of gapless lines with these limits.
+    pub(crate) fn new(lines: Vec<Line>, limits: Limits, read_only: bool) -> Table {
+        Table { lines, limits, read_only }
     }
 
     /// The lines in order.
@@ -379,36 +283,6 @@ impl Table {
             (0..line.target.flush_copies()).map(move |copy| (index as u16, copy))
         })
     }
-}
-
-fn limits_of(line: &Line) -> Limits {
-    let stacked = line.target.lowers().iter().map(|lower| lower.limits()).reduce(Limits::stack);
-    line.target.limits(stacked.unwrap_or_default())
-}
-
-fn refuse_loop(device: &MappedDevice, through: &MappedDevice) -> ConfigError {
-    let found = format!("a loop through '@{}'", through.volume());
-    ConfigError::argument(device.volume(), "table", found, "other volumes beneath")
-}
-
-/// A stack must not lead back to the device it is for, nor be deeper than [`MAX_DEPTH`].
-fn refuse_loops(device: &MappedDevice, lower: &dyn Disk, depth: usize) -> Result<(), ConfigError> {
-    let Some(mapped) = lower.mapped() else { return Ok(()) };
-    if mapped.id() == device.id() {
-        return Err(refuse_loop(device, mapped));
-    }
-    if depth >= MAX_DEPTH {
-        let found = format!("a stack deeper than {MAX_DEPTH} devices");
-        let expected = format!("at most {MAX_DEPTH}");
-        return Err(ConfigError::argument(device.volume(), "table", found, &expected));
-    }
-    let Some(table) = mapped.newest_table() else { return Ok(()) };
-    for line in table.lines() {
-        for lower in line.target.lowers() {
-            refuse_loops(device, lower.as_ref(), depth + 1)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -13,10 +13,7 @@ use crate::claiming::Claim;
 use crate::disk::{Disk, Extent, ExtentKind, Limits, LocalFuture};
 use crate::env::Env;
 use crate::error::{ConfigError, IoError, IoResult};
-use crate::events::Events;
-use crate::failures::FailureCount;
 use crate::nature::Nature;
-use crate::registry::Registry;
 use crate::report::{Attribute, Report};
 use crate::request::Request;
 use crate::units::{Sector, SectorCount, SectorRange};
@@ -181,7 +178,7 @@ pub trait Target: Send + Sync {
 
     /// The failures of lower disks that concern the writers of the target. A target that only
     /// remaps passes on those of its lower disks. A target that can write lost data again absorbs
-    /// them, and raises [`Ctor::failures`] for acknowledged writes that it cannot restore.
+    /// them, and raises [`crate::Ctor::failures`] for acknowledged writes that it cannot restore.
     fn failures(&self) -> u64 {
         self.lowers().iter().map(|lower| lower.failures()).sum()
     }
@@ -264,42 +261,4 @@ pub trait Target: Send + Sync {
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None
     }
-}
-
-/// Arguments of a constructor.
-pub struct Ctor<'a> {
-    /// Where the table line begins on the mapped device.
-    pub start: Sector,
-    /// Length of the table line.
-    pub len: SectorCount,
-    /// The words after the target's name.
-    pub args: &'a [&'a str],
-    /// Opens devices and finds kin.
-    pub registry: &'a Registry,
-    /// The events of the mapped device, to raise when something deserves attention.
-    pub events: &'a Events,
-    /// The failure count of the mapped device, to raise when acknowledged writes may be lost.
-    pub failures: &'a Arc<FailureCount>,
-    /// Open everything read-only and write no byte.
-    pub read_only: bool,
-}
-
-/// A kind of target, by name.
-pub trait TargetType: Send + Sync {
-    /// The word in the table line.
-    fn name(&self) -> &'static str;
-
-    /// The kernel's version of the same target, for `targets`.
-    fn version(&self) -> [u32; 3];
-
-    /// Builds a target from its table line. Checks arguments and fixed header fields only; no
-    /// byte is written.
-    ///
-    /// # Errors
-    /// One line that names the argument or device, what was found and what was expected.
-    fn construct<'a>(
-        &'a self,
-        env: &'a Env,
-        ctor: Ctor<'a>,
-    ) -> LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>>;
 }

@@ -4,10 +4,6 @@
 //! the check wakes the caller, so none is missed.
 
 use event_listener::Event;
-use futures_util::future::select;
-
-use crate::env::Env;
-use crate::units::Time;
 
 /// Waits until `value` returns `Some`. Code that changes its inputs notifies `event`.
 pub async fn until_some<T>(event: &Event, mut value: impl FnMut() -> Option<T>) -> T {
@@ -23,23 +19,4 @@ pub async fn until_some<T>(event: &Event, mut value: impl FnMut() -> Option<T>) 
 /// Waits until `condition` holds. Code that changes its inputs notifies `event`.
 pub async fn until(event: &Event, mut condition: impl FnMut() -> bool) {
     until_some(event, || condition().then_some(())).await;
-}
-
-/// Waits until `condition` holds, at most until the time `end`, if there is one.
-pub async fn until_or_time(
-    env: &Env,
-    event: &Event,
-    end: Option<Time>,
-    mut condition: impl FnMut() -> bool,
-) {
-    loop {
-        let notified = event.listen();
-        if condition() || end.is_some_and(|end| env.now() >= end) {
-            return;
-        }
-        match end {
-            Some(end) => drop(select(env.sleep_until(end), notified).await),
-            None => notified.await,
-        }
-    }
 }

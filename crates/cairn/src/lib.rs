@@ -1,6 +1,7 @@
 //! `cairn`: the program, as a library of its own `main`.
 //!
-//! Each of these imports only those above it; a test keeps it so.
+//! The modules of a line import only those of the lines above it and of their own line, and no two
+//! import each other in a circle. A test keeps it so (`cairn/tests/imports.rs`).
 //! - [`serve`]: volumes from tables, served until told to stop.
 //! - [`cli`]: the command line. [`remote`]: verbs as a client sends them, and prints the answers.
 //! - [`flush`]: drains a cache without a server. [`mod@bench`]: runs `cairn-bench`.

@@ -1,6 +1,7 @@
 //! Volumes as a library: the state of a server, and the verbs that change it.
 //!
-//! Each of these imports only those above it; a test keeps it so.
+//! The modules of a line import only those of the lines above it and of their own line, and no two
+//! import each other in a circle. A test keeps it so (`cairn/tests/imports.rs`).
 //! - [`names`], [`kept`], [`measure`], [`under_way`], [`world`]: reactors, volumes and their names.
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`state`], [`exports`]: the state file, and the exports that clients find.

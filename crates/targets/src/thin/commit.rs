@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, ErrorKind, IoError, IoResult, invariants, mutants, until_or_time};
+use cairn_block::{Env, ErrorKind, IoError, IoResult, invariants, mutants};
 
 use super::canary::{self, Bug};
 use super::config::Discards;
@@ -433,7 +433,7 @@ impl Pool {
     /// Waits for a while, or until the pool is stopped.
     pub async fn rest_until_stopped(&self, env: &Env, time: Duration) {
         let end = Some(env.now() + time);
-        until_or_time(env, &self.changed, end, || self.state.lock().stopping).await;
+        env.until_or_time(&self.changed, end, || self.state.lock().stopping).await;
     }
 
     /// Stops every task, with everything durable. No request is under way.

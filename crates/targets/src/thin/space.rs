@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use cairn_block::{Env, until_or_time};
+use cairn_block::Env;
 
 use super::pool::{Mode, Parked, Pool, State};
 use super::stock::Purpose;
@@ -164,7 +164,7 @@ impl Pool {
     async fn rest_while_full(&self, env: &Env, time: Option<Duration>) {
         let end = time.map(|time| env.now() + time);
         let is_over = || self.mode() != Mode::OutOfData || self.state.lock().stopping;
-        until_or_time(env, &self.changed, end, is_over).await;
+        env.until_or_time(&self.changed, end, is_over).await;
     }
 
     /// Data blocks may have come free.

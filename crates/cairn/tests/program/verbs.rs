@@ -171,6 +171,21 @@ fn resize_changes_the_last_line_while_clients_are_served_and_is_recorded() {
 }
 
 #[test]
+fn resize_makes_a_thin_volume_longer_and_the_next_start_has_it_so() {
+    let place = Place::new();
+    place.sparse("disk", 8 << 9);
+    let args = ["--table", "vm=0 8 linear disk 0", "--state", "s"];
+    let script = "cairn pool create p --data d --data-size 4M --metadata m && \
+                  cairn thin create p/t 1M && cairn resize t 2M && cairn table t";
+    assert_eq!(place.serve_run(&args, script).ok(), "0 4096 thin @p 0\n");
+    // Longer than its pool, which it may be; and shorter again, as no client uses it.
+    let script = "cairn table t; cairn resize t 8M && cairn resize t 512K --shrink; echo $?; \
+                  cairn table t";
+    let expected = "0 4096 thin @p 0\n0\n0 1024 thin @p 0\n";
+    assert_eq!(place.serve_run(&args, script).ok(), expected);
+}
+
+#[test]
 fn tree_shows_volumes_over_their_lower_devices() {
     let place = Place::new();
     place.sparse("disk", 1 << 20);

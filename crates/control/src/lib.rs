@@ -6,7 +6,7 @@
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`state`], [`exports`]: the state file, and the exports that clients find.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
-//! - [`sockets`], [`control`], [`keeper`], [`arguments`], [`devices`], [`report`]: the parts
+//! - [`sockets`], [`control`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts
 //!   of verbs.
 //! - [`reach`], [`turns`]: which verbs may change something at the same time.
 //! - [`verbs`]: one struct per verb, which the command line, the client and the server share.
@@ -22,7 +22,7 @@ pub mod contexts;
 pub mod control;
 pub mod devices;
 pub mod exports;
-pub mod keeper;
+pub mod keeper_calls;
 pub mod kept;
 pub mod live_pool;
 pub mod measure;

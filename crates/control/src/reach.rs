@@ -43,7 +43,7 @@ enum Thing {
 
 /// What a device is known by.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum DeviceKey {
     Device(Identity),
     Path(PathBuf),
 }
@@ -54,7 +54,7 @@ pub struct Reach {
     /// Everything there is.
     all: bool,
     things: BTreeMap<Thing, Hold>,
-    parts: Vec<(Place, SectorRange, Hold)>,
+    parts: Vec<(DeviceKey, SectorRange, Hold)>,
 }
 
 /// The names in a verb's parameters, from which its reach is computed.
@@ -159,7 +159,7 @@ impl Reach {
         let same_thing = |(thing, hold): (&Thing, &Hold)| {
             other.things.get(thing).is_some_and(|theirs| clash(*hold, *theirs))
         };
-        let same_part = |(place, range, hold): &(Place, SectorRange, Hold)| {
+        let same_part = |(place, range, hold): &(DeviceKey, SectorRange, Hold)| {
             let mut theirs = other.parts.iter().filter(|theirs| theirs.0 == *place);
             theirs.any(|(_, theirs, held)| range.overlaps(*theirs) && clash(*hold, *held))
         };
@@ -221,8 +221,8 @@ impl Finding<'_> {
         if argument.starts_with('@') {
             return;
         }
-        let device = self.world.registry().identify(argument).ok().map(Place::Device);
-        let path = is_path(argument).then(|| Place::Path(full(&self.world.place(argument))));
+        let device = self.world.registry().identify(argument).ok().map(DeviceKey::Device);
+        let path = is_path(argument).then(|| DeviceKey::Path(full(&self.world.place(argument))));
         let places = device.into_iter().chain(path);
         self.reach.parts.extend(places.map(|place| (place, *range, hold)));
     }

@@ -12,7 +12,7 @@ use std::task::Waker;
 use cairn_block::{Env, Mail, Post, ReactorId, Tasks, Time, World};
 
 use crate::executor::Executor;
-use crate::mailbox::Bell;
+use crate::mailbox::ReactorWaker;
 use crate::timers::Timers;
 
 struct LocalTasks {
@@ -43,7 +43,7 @@ pub struct CoreParts {
     /// The mailboxes.
     pub post: Arc<dyn Post>,
     /// Rung when a task becomes runnable.
-    pub bell: Arc<Bell>,
+    pub reactor_waker: Arc<ReactorWaker>,
     /// What disks and exports need of their reactor: its [`Driver`](crate::Driver) in the real
     /// world.
     pub mechanism: Rc<dyn Any>,
@@ -58,7 +58,7 @@ pub struct Core {
 impl Core {
     /// A core at time zero, without tasks.
     pub fn new(parts: CoreParts) -> Core {
-        let executor = Executor::new(parts.bell);
+        let executor = Executor::new(parts.reactor_waker);
         let tasks = Rc::new(LocalTasks { executor, timers: RefCell::default() });
         let env = Env::new(World {
             reactor: parts.reactor,

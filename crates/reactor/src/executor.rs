@@ -20,7 +20,7 @@ use async_task::Runnable;
 use cairn_block::sync::Padded;
 use parking_lot::Mutex;
 
-use crate::mailbox::Bell;
+use crate::mailbox::ReactorWaker;
 
 /// The tasks that are runnable next.
 type Queue = Padded<Mutex<VecDeque<Runnable>>>;
@@ -46,7 +46,7 @@ impl Drop for Listed {
 /// The runnable tasks of one reactor.
 pub(crate) struct Executor {
     queue: Arc<Queue>,
-    bell: Arc<Bell>,
+    reactor_waker: Arc<ReactorWaker>,
     unfinished: Rc<Unfinished>,
     next_key: Cell<u64>,
     /// The tasks that run in this pass; those woken by it go to `queue`.
@@ -63,10 +63,10 @@ fn this_thread() -> usize {
 }
 
 impl Executor {
-    pub fn new(bell: Arc<Bell>) -> Executor {
+    pub fn new(reactor_waker: Arc<ReactorWaker>) -> Executor {
         Executor {
             queue: Arc::default(),
-            bell,
+            reactor_waker,
             unfinished: Rc::default(),
             next_key: Cell::default(),
             batch: RefCell::default(),
@@ -74,12 +74,13 @@ impl Executor {
     }
 
     pub fn spawn(&self, task: Pin<Box<dyn Future<Output = ()>>>) {
-        let (queue, bell, owner) = (self.queue.clone(), self.bell.clone(), this_thread());
+        let (queue, reactor_waker, owner) =
+            (self.queue.clone(), self.reactor_waker.clone(), this_thread());
         let schedule = move |runnable| {
             queue.0.lock().push_back(runnable);
             // The reactor's own thread checks the queue before it sleeps.
             if this_thread() != owner {
-                bell.ring();
+                reactor_waker.wake();
             }
         };
         let key = self.next_key.get();

@@ -17,6 +17,6 @@ pub mod uring;
 
 pub use crate::core::{Core, CoreParts};
 pub use driver::{Direction, Driver, Keep, OpFuture, TransferFile};
-pub use mailbox::{Bell, PostOffice};
+pub use mailbox::{PostOffice, ReactorWaker};
 pub use reactors::{Clock, MonotonicClock, Options, Reactors};
 pub use ring::RingKind;

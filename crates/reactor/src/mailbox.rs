@@ -12,11 +12,11 @@ use crate::ring::Wake;
 
 /// Ends a reactor's sleep. Not connected in the simulated world, where no thread sleeps.
 #[derive(Default)]
-pub struct Bell(OnceLock<Arc<dyn Wake>>);
+pub struct ReactorWaker(OnceLock<Arc<dyn Wake>>);
 
-impl Bell {
+impl ReactorWaker {
     /// Wakes the reactor, if one is connected.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         if let Some(waker) = self.0.get() {
             waker.wake();
         }
@@ -31,7 +31,7 @@ impl Bell {
 #[derive(Default)]
 struct Mailbox {
     mail: Mutex<Vec<Mail>>,
-    bell: Arc<Bell>,
+    reactor_waker: Arc<ReactorWaker>,
 }
 
 /// The mailboxes of all reactors of a real world.
@@ -51,9 +51,9 @@ impl PostOffice {
         &self.mailboxes[usize::from(of.0)].0
     }
 
-    /// The bell of one reactor.
-    pub fn bell(&self, of: ReactorId) -> Arc<Bell> {
-        self.mailbox(of).bell.clone()
+    /// The waker of one reactor.
+    pub fn reactor_waker(&self, of: ReactorId) -> Arc<ReactorWaker> {
+        self.mailbox(of).reactor_waker.clone()
     }
 
     /// Takes all messages out of a mailbox into `mail`, which must be empty.
@@ -77,7 +77,7 @@ impl Post for PostOffice {
             queue.len() == 1
         };
         if first {
-            mailbox.bell.ring();
+            mailbox.reactor_waker.wake();
         }
     }
 

@@ -157,7 +157,7 @@ impl Drop for Reactors {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         for (index, thread) in self.threads.drain(..).enumerate() {
-            self.post.bell(ReactorId(index as u16)).ring();
+            self.post.reactor_waker(ReactorId(index as u16)).wake();
             if thread.join().is_err() {
                 tracing::error!("reactor {index} panicked");
             }
@@ -193,13 +193,13 @@ struct Reactor {
 impl Reactor {
     fn new(id: ReactorId, post: Arc<PostOffice>, clock: Box<dyn Clock>, driver: Driver) -> Reactor {
         let driver = Rc::new(driver);
-        let bell = post.bell(id);
-        bell.connect(driver.ring().waker());
+        let reactor_waker = post.reactor_waker(id);
+        reactor_waker.connect(driver.ring().waker());
         let core = Core::new(CoreParts {
             reactor: id,
             seed: random_seed(),
             post: post.clone(),
-            bell,
+            reactor_waker,
             mechanism: Rc::new(driver.clone()),
         });
         Reactor { id, core, driver, clock, post }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{Disk, Env, ReactorId, Time};
-use cairn_reactor::{Bell, Core, CoreParts};
+use cairn_reactor::{Core, CoreParts, ReactorWaker};
 
 use crate::drive::{DriveOptions, SimDrive};
 use crate::image::Image;
@@ -79,7 +79,7 @@ impl SimWorld {
                 reactor: ReactorId(id),
                 seed: seeds.u64(..),
                 post: post.clone(),
-                bell: Arc::new(Bell::default()),
+                reactor_waker: Arc::new(ReactorWaker::default()),
                 mechanism: Rc::new(mechanics.clone()),
             });
             Reactor { core, ready: Cell::new(true) }

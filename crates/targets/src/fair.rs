@@ -38,7 +38,7 @@ pub(crate) struct Held<'a, T> {
 }
 
 /// A position in the queue.
-struct Place<'a, T> {
+struct QueuedWaiter<'a, T> {
     lock: &'a Fair<T>,
     event: Arc<Event>,
 }
@@ -59,7 +59,7 @@ impl<T> Fair<T> {
             }
             let event = Arc::new(Event::new());
             inner.waiting.push_back(event.clone());
-            Place { lock: self, event }
+            QueuedWaiter { lock: self, event }
         };
         loop {
             let told = place.event.listen();
@@ -71,7 +71,7 @@ impl<T> Fair<T> {
     }
 }
 
-impl<T> Place<'_, T> {
+impl<T> QueuedWaiter<'_, T> {
     /// The value, if this waiter is at the head.
     fn take(&self) -> Option<T> {
         let mut inner = self.lock.0.lock();
@@ -80,7 +80,7 @@ impl<T> Place<'_, T> {
     }
 }
 
-impl<T> Drop for Place<'_, T> {
+impl<T> Drop for QueuedWaiter<'_, T> {
     fn drop(&mut self) {
         let mut inner = self.lock.0.lock();
         inner.waiting.retain(|event| !Arc::ptr_eq(event, &self.event));

@@ -119,15 +119,15 @@ fn accept(listener: &UnixListener, answer: &Arc<dyn Answer>) {
                 continue;
             }
         };
-        let Some(place) = Place::try_take(&open, CONNECTIONS_MAX) else {
+        let Some(slot) = ConnectionSlot::try_take(&open, CONNECTIONS_MAX) else {
             let key = "control socket: connection refused";
             answer.warn(key, format!("{key}: {CONNECTIONS_MAX} are open, the most allowed"));
             continue;
         };
         let (server, waiting) = (answer.clone(), Arc::clone(&waiting));
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            let places = Places { place, waiting };
-            if let Err(error) = converse(&stream, server.as_ref(), places) {
+            let slots = ConnectionSlots { slot, waiting };
+            if let Err(error) = converse(&stream, server.as_ref(), slots) {
                 tracing::debug!("control socket: {error}");
             }
         });
@@ -138,43 +138,45 @@ fn accept(listener: &UnixListener, answer: &Arc<dyn Answer>) {
     }
 }
 
-/// One of a number of places, given back even by a verb that panics.
-struct Place(Arc<AtomicUsize>);
+/// One of a limited number of slots. It is given back even by a verb that panics.
+struct ConnectionSlot(Arc<AtomicUsize>);
 
-impl Place {
-    fn take(taken: &Arc<AtomicUsize>) -> Place {
+impl ConnectionSlot {
+    fn take(taken: &Arc<AtomicUsize>) -> ConnectionSlot {
         taken.fetch_add(1, Ordering::AcqRel);
-        Place(taken.clone())
+        ConnectionSlot(taken.clone())
     }
 
-    fn try_take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Place> {
-        let place = Place::take(taken);
-        (taken.load(Ordering::Acquire) <= most).then_some(place)
+    fn try_take(taken: &Arc<AtomicUsize>, most: usize) -> Option<ConnectionSlot> {
+        let slot = ConnectionSlot::take(taken);
+        (taken.load(Ordering::Acquire) <= most).then_some(slot)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// The place of a connection, and those of the connections that wait.
-struct Places {
-    place: Place,
+/// The slot of a connection, and the count of waiting connections.
+struct ConnectionSlots {
+    slot: ConnectionSlot,
     waiting: Arc<AtomicUsize>,
 }
 
-impl Places {
-    /// Runs `work`, which waits, while another connection may have the place.
-    fn aside(self, work: impl FnOnce() -> Response) -> (Places, Option<Response>) {
-        let Some(aside) = Place::try_take(&self.waiting, WAITERS_MAX) else { return (self, None) };
-        let Places { place, waiting } = self;
-        let connections = place.0.clone();
-        drop(place);
+impl ConnectionSlots {
+    /// Runs `work`, which waits, and gives the slot to other connections during the wait.
+    fn aside(self, work: impl FnOnce() -> Response) -> (ConnectionSlots, Option<Response>) {
+        let Some(aside) = ConnectionSlot::try_take(&self.waiting, WAITERS_MAX) else {
+            return (self, None);
+        };
+        let ConnectionSlots { slot, waiting } = self;
+        let connections = slot.0.clone();
+        drop(slot);
         let response = work();
         drop(aside);
-        (Places { place: Place::take(&connections), waiting }, Some(response))
+        (ConnectionSlots { slot: ConnectionSlot::take(&connections), waiting }, Some(response))
     }
 }
 
@@ -198,7 +200,7 @@ impl Read for Patient<'_> {
 fn converse(
     mut stream: &UnixStream,
     answer: &dyn Answer,
-    mut places: Places,
+    mut slots: ConnectionSlots,
 ) -> std::io::Result<()> {
     stream.set_write_timeout(Some(IDLE))?;
     let mut reader = BufReader::new(Patient { stream, until: Instant::now() });
@@ -216,8 +218,8 @@ fn converse(
         let response = match request {
             Ok(asked) if answer.waits(&asked.request.method) => {
                 let id = asked.id.clone();
-                let (again, response) = places.aside(|| asked.respond(answer, stream));
-                places = again;
+                let (again, response) = slots.aside(|| asked.respond(answer, stream));
+                slots = again;
                 response.unwrap_or_else(|| too_many_wait(id, answer))
             }
             Ok(asked) => asked.respond(answer, stream),
@@ -278,8 +280,8 @@ pub fn respond(line: &str, answer: &dyn Answer, caller: &dyn Caller) -> Response
 #[cfg(test)]
 mod tests {
     use super::{
-        Answer, CONNECTIONS_MAX, Caller, ControlServer, Patient, Place, Places, WAITERS_MAX,
-        respond, too_many_wait,
+        Answer, CONNECTIONS_MAX, Caller, ConnectionSlot, ConnectionSlots, ControlServer, Patient,
+        WAITERS_MAX, respond, too_many_wait,
     };
     use crate::control::rpc::{Response, RpcError};
     use cairn_block::ConfigKind;
@@ -406,21 +408,22 @@ mod tests {
     #[test]
     fn more_connections_that_wait_than_allowed_are_refused_with_a_reason() {
         let (open, waiting) = (Arc::default(), Arc::default());
-        let mut aside: Vec<_> =
-            (0..WAITERS_MAX).map(|_| Place::try_take(&waiting, WAITERS_MAX).unwrap()).collect();
-        let (place, count) = (Place::take(&open), waiting.clone());
-        let places = Places { place, waiting: count };
-        let (places, response) = places.aside(|| unreachable!("there is no place to wait"));
+        let mut aside: Vec<_> = (0..WAITERS_MAX)
+            .map(|_| ConnectionSlot::try_take(&waiting, WAITERS_MAX).unwrap())
+            .collect();
+        let (slot, count) = (ConnectionSlot::take(&open), waiting.clone());
+        let slots = ConnectionSlots { slot, waiting: count };
+        let (slots, response) = slots.aside(|| unreachable!("there is no slot to wait"));
         assert!(response.is_none());
         let refused = too_many_wait(json!(7), &Echo).error.unwrap().into_error();
         assert_eq!(refused.kind, ConfigKind::Busy);
         aside.pop();
-        let (places, response) = places.aside(|| {
+        let (slots, response) = slots.aside(|| {
             assert_eq!(open.load(Ordering::Acquire), 0, "another connection may have it");
             Response::new(json!(7), Ok(Value::Null))
         });
         assert!(response.is_some() && open.load(Ordering::Acquire) == 1);
-        drop(places);
+        drop(slots);
         assert_eq!(open.load(Ordering::Acquire), 0);
     }
 

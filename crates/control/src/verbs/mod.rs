@@ -54,7 +54,7 @@ use self::changes::Records;
 use self::steps::Step;
 use self::steps::log_undo_failure;
 use crate::exports::Exports;
-use crate::keeper::Keeper;
+use crate::keeper_calls::KeeperCalls;
 use crate::names::{parent_of, snapshot_of};
 use crate::reach::{Named, Reach};
 use crate::state::{Noting, Record, StateFile};
@@ -68,7 +68,7 @@ pub struct Verbs {
     /// What is served.
     pub(crate) exports: Arc<Exports>,
     /// Ends merges and lets stores grow.
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) keeper: Arc<KeeperCalls>,
     /// The state file, for what is noted beside the verbs.
     state: Option<StateFile>,
     changes: Changes,
@@ -116,7 +116,7 @@ impl Verbs {
     /// There is no such volume.
     pub(crate) fn set_owner(&self, name: &str) -> Outcome<()> {
         let volume = self.world.volume(name)?;
-        volume.events().set_owner(Keeper::caller(&self.keeper));
+        volume.events().set_owner(KeeperCalls::caller(&self.keeper));
         let Some(parent) = parent_of(name) else { return Ok(()) };
         let is_snapshot = snapshot_of(name, parent).is_some();
         if let Some(state) = self.state.as_ref().filter(|_| is_snapshot) {

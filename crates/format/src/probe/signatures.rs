@@ -12,19 +12,19 @@ use super::{Kind, SECTOR_BYTES, Signature};
 
 /// Where a structure begins.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum MagicLocation {
     /// This many bytes after the start of the device.
     Start(u64),
     /// `back` bytes before the device's end, which is first rounded down to a multiple of `align`.
     End { back: u64, align: u64 },
 }
 
-impl Place {
+impl MagicLocation {
     /// The byte offset on a device of this size; none if the device is too small.
     pub(super) fn offset(self, device_bytes: u64) -> Option<u64> {
         match self {
-            Place::Start(offset) => (offset < device_bytes).then_some(offset),
-            Place::End { back, align } => (device_bytes / align * align).checked_sub(back),
+            MagicLocation::Start(offset) => (offset < device_bytes).then_some(offset),
+            MagicLocation::End { back, align } => (device_bytes / align * align).checked_sub(back),
         }
     }
 }
@@ -35,7 +35,7 @@ type Check = fn(&View<'_>, u64) -> bool;
 /// One signature in one place.
 pub(super) struct Row {
     pub(super) name: &'static str,
-    place: Place,
+    place: MagicLocation,
     /// Offset of the magic within the structure.
     at: u64,
     /// Any of these.
@@ -46,7 +46,7 @@ pub(super) struct Row {
 impl Row {
     const fn new(
         name: &'static str,
-        place: Place,
+        place: MagicLocation,
         at: u64,
         magics: &'static [&'static [u8]],
     ) -> Row {
@@ -95,13 +95,13 @@ pub(super) fn find(view: &View<'_>, found: &mut Vec<Signature>) {
     found.extend(log.map(|offset| Signature::new(Kind::Other("xfs-log"), offset)));
 }
 
-const fn start(offset: u64) -> Place {
-    Place::Start(offset)
+const fn start(offset: u64) -> MagicLocation {
+    MagicLocation::Start(offset)
 }
 
 /// `back` bytes before the end of the last whole sector.
-const fn end(back: u64) -> Place {
-    Place::End { back, align: SECTOR_BYTES }
+const fn end(back: u64) -> MagicLocation {
+    MagicLocation::End { back, align: SECTOR_BYTES }
 }
 
 const BCACHEFS: &[&[u8]] = &[b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"];
@@ -147,8 +147,8 @@ const ZFS_LABEL_BYTES: u64 = 256 << 10;
 const ZFS_LIST_OFFSET: u64 = 16 << 10;
 
 /// The list in the last label, or `labels - 1` labels before it.
-const fn zfs_end(labels: u64) -> Place {
-    Place::End { back: labels * ZFS_LABEL_BYTES - ZFS_LIST_OFFSET, align: ZFS_LABEL_BYTES }
+const fn zfs_end(labels: u64) -> MagicLocation {
+    MagicLocation::End { back: labels * ZFS_LABEL_BYTES - ZFS_LIST_OFFSET, align: ZFS_LABEL_BYTES }
 }
 
 const fn promise(sectors: u64) -> Row {
@@ -225,14 +225,14 @@ pub(super) const TABLE: &[Row] = &[
     Row::new("dm-era-metadata", start(0), 32, &[b"\x7b\x07\xc1\x7e\0\0\0\0"]),
     Row::new("dm-integrity", start(0), 0, &[b"integrt\0"]),
     Row::new("dm-verity", start(0), 0, &[b"verity\0\0"]),
-    Row::new("drbd", Place::End { back: 4 << 10, align: 4 << 10 }, DRBD_MAGIC, DRBD),
+    Row::new("drbd", MagicLocation::End { back: 4 << 10, align: 4 << 10 }, DRBD_MAGIC, DRBD),
     Row::new("drbd", end(4 << 10), DRBD_MAGIC, DRBD),
     Row::new("drbdmanage", start(0), 0, &[b"$DRBDmgr=q"]),
     Row::new("drbdproxy", start(0), 0, &[b"DRBDdlh*"]),
     Row::new("highpoint-raid", start(4608), 32, HPT37X),
     Row::new("highpoint-raid", end(11 * 512), 0, HPT45X),
     Row::new("intel-raid", end(2 * 512), 0, ISW),
-    Row::new("intel-raid", Place::End { back: 2 * 4096, align: 4096 }, 0, ISW),
+    Row::new("intel-raid", MagicLocation::End { back: 2 * 4096, align: 4096 }, 0, ISW),
     Row::new("jmicron-raid", end(512), 0, &[b"JM"]).when(checks::jmicron),
     Row::new("lsi-raid", end(512), 0, &[b"$XIDE$"]),
     Row::new("lvm1-pv", start(0), 0, &[b"HM\x01\0", b"HM\x02\0"]),

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::block::{BLOCK_BYTES, Block};
 use super::blocks::{Bad, Blocks};
-use super::walk::{Fault, Place, Tree};
+use super::walk::{Fault, NodeLocation, Tree};
 use super::{MetadataBlock, Node, Value};
 
 /// More levels than any tree has.
@@ -38,8 +38,8 @@ impl LeafAt {
 
     /// The place, for a finding.
     #[must_use]
-    pub fn place(&self, tree: Tree) -> Place {
-        Place { tree, block: self.block, first: self.first, last: self.last }
+    pub fn place(&self, tree: Tree) -> NodeLocation {
+        NodeLocation { tree, block: self.block, first: self.first, last: self.last }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::blocks::{Bad, Blocks};
 use super::leaves::{LeafAt, each_leaf};
-use super::walk::{Family, Fault, Place, Tree};
+use super::walk::{Family, Fault, NodeLocation, Tree};
 use super::{DataBlockSize, DeviceDetails, DeviceId, Mapping, MetadataBlock, Superblock, Value};
 
 /// The properties of the pool as a whole.
@@ -107,7 +107,7 @@ pub enum Stop<E> {
     /// Reading or writing has to end.
     Ended(E),
     /// Part of the metadata is damaged.
-    Damaged(Place, Fault),
+    Damaged(NodeLocation, Fault),
 }
 
 impl<E> From<E> for Stop<E> {
@@ -152,7 +152,7 @@ pub fn devices<B: Blocks>(
     let roots = whole::<MetadataBlock, B>(blocks, tree(Family::TopLevel, held), top_root)?;
     if let Some((id, missing)) = odd(details.iter().map(|e| e.0), roots.iter().map(|e| e.0)) {
         let (tree, block) = (tree(Family::TopLevel, held), top_root);
-        let place = Place { tree, block, first: id, last: id };
+        let place = NodeLocation { tree, block, first: id, last: id };
         return Err(Stop::Damaged(place, Fault::OtherDevices { at: block, id, missing }));
     }
     let pairs = details.into_iter().zip(roots);
@@ -160,7 +160,7 @@ pub fn devices<B: Blocks>(
         Ok(id) => Ok((id, details, root)),
         Err(error) => {
             let (tree, block) = (tree(Family::TopLevel, held), top_root);
-            let place = Place { tree, block, first: key, last: key };
+            let place = NodeLocation { tree, block, first: key, last: key };
             Err(Stop::Damaged(place, Bad::from(error).into()))
         }
     };

@@ -94,7 +94,7 @@ impl fmt::Display for Tree {
 
 /// A place in a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct NodeLocation {
     /// One of the trees that lead there.
     pub tree: Tree,
     /// The block.
@@ -105,7 +105,7 @@ pub struct Place {
     pub last: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for NodeLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.tree.fmt(f)?;
         match (self.first, self.last) {
@@ -223,7 +223,7 @@ pub trait Visit {
     /// A sound internal node; called once for each.
     fn internal(&mut self, node: &Node<'_>);
     /// A fault.
-    fn fault(&mut self, place: Place, fault: Fault);
+    fn fault(&mut self, place: NodeLocation, fault: Fault);
 }
 
 /// Limit on the pointers of a level that are walked together; the last nodes read may exceed it.
@@ -445,15 +445,15 @@ impl<'a, V: Value> Walk<'a, V> {
             Ok(child) if at.0 < count => self.found.push(Edge { first, last, child, tree }),
             _ => {
                 let tree = self.trees[(tree & !ROOT) as usize];
-                let place = Place { tree, block: at, first, last };
+                let place = NodeLocation { tree, block: at, first, last };
                 visit.fault(place, Bad::Outside { at, count }.into());
             }
         }
     }
 
-    fn place(&self, edge: &Edge) -> Place {
+    fn place(&self, edge: &Edge) -> NodeLocation {
         let tree = self.trees[edge.tree()];
-        Place { tree, block: edge.child(), first: edge.first, last: edge.last }
+        NodeLocation { tree, block: edge.child(), first: edge.first, last: edge.last }
     }
 
     /// Handles a block that was read, given the pointers to it.
@@ -516,7 +516,7 @@ impl<'a, V: Value> Walk<'a, V> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Family, Fault, Graph, Place, Seen, Tree, Visit, Walk};
+    use super::{Family, Fault, Graph, NodeLocation, Seen, Tree, Visit, Walk};
     use crate::thin::blocks::{Blocks, MemoryBlocks};
     use crate::thin::{BLOCK_BYTES, DeviceId, Mapping, MetadataBlock, Node, Superblock, block};
 
@@ -537,7 +537,7 @@ mod tests {
             self.internal.push(node.at());
         }
 
-        fn fault(&mut self, place: Place, fault: Fault) {
+        fn fault(&mut self, place: NodeLocation, fault: Fault) {
             self.faults.push((place.block, fault));
         }
     }

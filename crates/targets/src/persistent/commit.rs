@@ -46,7 +46,7 @@ use super::canary::{Bug, planted};
 use super::counts::Counts;
 use super::disk::MetaDisk;
 use super::edit::Editor;
-use super::error::{Error, Place};
+use super::error::{Error, MetadataPart};
 use super::nodes::TreeValue;
 use super::store::{Options, Store, check_device, read_superblock};
 use super::transaction::{Transaction, outside};
@@ -117,7 +117,8 @@ impl Working {
         if once && sources.len() == self.txn.fresh.len() {
             return Ok(());
         }
-        let path = outside(Place::MetadataIndex, self.durable.metadata_space_map.bitmap_root);
+        let path =
+            outside(MetadataPart::MetadataIndex, self.durable.metadata_space_map.bitmap_root);
         let detail = "counts: found 0 for blocks of a space map, expected 1";
         Err(Error::damaged(path, detail))
     }
@@ -130,16 +131,16 @@ impl Working {
         let roots: Vec<_> = changed().map(|(id, own)| (id, own.map(|own| own.root))).collect();
         let details: Vec<_> = changed().map(|(id, own)| (id, own.map(|own| own.details))).collect();
         let (top, own) = (self.next.mapping_root, self.next.details_root);
-        self.next.mapping_root = self.edit_tree(env, Place::TopLevel, top, &roots).await?;
+        self.next.mapping_root = self.edit_tree(env, MetadataPart::TopLevel, top, &roots).await?;
         self.next.details_root =
-            self.edit_tree::<DeviceDetails>(env, Place::Details, own, &details).await?;
+            self.edit_tree::<DeviceDetails>(env, MetadataPart::Details, own, &details).await?;
         Ok(())
     }
 
     async fn edit_tree<V: TreeValue>(
         &mut self,
         env: &Env,
-        place: Place,
+        place: MetadataPart,
         root: MetadataBlock,
         changes: &[(u64, Option<V>)],
     ) -> Result<MetadataBlock, Error> {
@@ -156,20 +157,20 @@ impl Working {
         let large = self.txn.data.take_changed_large();
         let root = self.next.data_space_map.ref_count_root;
         self.next.data_space_map.ref_count_root =
-            self.edit_tree::<RefCount>(env, Place::DataCounts, root, &large).await?;
+            self.edit_tree::<RefCount>(env, MetadataPart::DataCounts, root, &large).await?;
         let mut sources = Vec::new();
         let mut entries: Vec<(u64, Option<IndexEntry>)> = Vec::new();
         for page in self.txn.data.take_changed_pages() {
             let shadow = self.txn.allocate()?;
             if let Some(old) = self.txn.data.move_page(page, shadow) {
-                self.txn.lower(&outside(Place::DataBitmap, old), old)?;
+                self.txn.lower(&outside(MetadataPart::DataBitmap, old), old)?;
             }
             entries.push((page as u64, Some(self.txn.data.index_entry(page))));
             sources.push((shadow, Source::DataPage(page)));
         }
         let root = self.next.data_space_map.bitmap_root;
         self.next.data_space_map.bitmap_root =
-            self.edit_tree(env, Place::DataIndex, root, &entries).await?;
+            self.edit_tree(env, MetadataPart::DataIndex, root, &entries).await?;
         Ok(sources)
     }
 
@@ -181,7 +182,7 @@ impl Working {
         let index = self.txn.allocate()?;
         let old = self.next.metadata_space_map.bitmap_root;
         if old != MetadataBlock::SUPERBLOCK {
-            self.txn.lower(&outside(Place::MetadataIndex, old), old)?;
+            self.txn.lower(&outside(MetadataPart::MetadataIndex, old), old)?;
         }
         self.next.metadata_space_map.bitmap_root = index;
         let mut sources = vec![(index, Source::MetadataIndex)];
@@ -190,7 +191,7 @@ impl Working {
             let large = self.txn.metadata.take_changed_large();
             let root = self.next.metadata_space_map.ref_count_root;
             self.next.metadata_space_map.ref_count_root =
-                self.edit_tree::<RefCount>(env, Place::MetadataCounts, root, &large).await?;
+                self.edit_tree::<RefCount>(env, MetadataPart::MetadataCounts, root, &large).await?;
             let pages = self.txn.metadata.take_changed_pages();
             if large.is_empty() && pages.iter().all(|&page| shadowed[page]) {
                 return Ok(sources);
@@ -201,7 +202,7 @@ impl Working {
                 }
                 let shadow = self.txn.allocate()?;
                 if let Some(old) = self.txn.metadata.move_page(page, shadow) {
-                    self.txn.lower(&outside(Place::MetadataBitmap, old), old)?;
+                    self.txn.lower(&outside(MetadataPart::MetadataBitmap, old), old)?;
                 }
                 sources.push((shadow, Source::MetadataPage(page)));
             }
@@ -345,7 +346,7 @@ impl Store {
         let disk = MetaDisk(disk.clone());
         check_device(&disk)?;
         if read_superblock(env, &disk).await? != Opening::Blank {
-            let path = outside(Place::Superblock, MetadataBlock::SUPERBLOCK);
+            let path = outside(MetadataPart::Superblock, MetadataBlock::SUPERBLOCK);
             return Err(Error::damaged(path, "superblock: found one, expected zeros"));
         }
         let blocks = disk.blocks().min(METADATA_BLOCKS_MAX);
@@ -365,17 +366,17 @@ impl Working {
     fn plant(&mut self, env: &Env) -> Result<(), Error> {
         let store = self.store.clone();
         let (nodes, txn, next) = (&store.nodes, &mut self.txn, &mut self.next);
-        let place = Place::TopLevel;
+        let place = MetadataPart::TopLevel;
         next.mapping_root = Editor::<MetadataBlock>::new(env, nodes, txn, place).create()?;
-        let place = Place::Details;
+        let place = MetadataPart::Details;
         next.details_root = Editor::<DeviceDetails>::new(env, nodes, txn, place).create()?;
-        let place = Place::DataIndex;
+        let place = MetadataPart::DataIndex;
         next.data_space_map.bitmap_root =
             Editor::<IndexEntry>::new(env, nodes, txn, place).create()?;
-        let place = Place::DataCounts;
+        let place = MetadataPart::DataCounts;
         next.data_space_map.ref_count_root =
             Editor::<RefCount>::new(env, nodes, txn, place).create()?;
-        let place = Place::MetadataCounts;
+        let place = MetadataPart::MetadataCounts;
         next.metadata_space_map.ref_count_root =
             Editor::<RefCount>::new(env, nodes, txn, place).create()?;
         Ok(())

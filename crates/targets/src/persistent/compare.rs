@@ -10,9 +10,9 @@ use std::ops::Range;
 use cairn_block::Env;
 use cairn_format::thin::{DeviceId, Mapping, MetadataBlock};
 
-use super::error::{Error, Path, Place};
+use super::error::{Error, MetadataPart, Path};
 use super::nodes::{ALL_KEYS, Bounds, DEPTH_MAX, Entries, decode, too_deep};
-use super::read::{Start, Step, steps};
+use super::read::{Ancestor, Start, steps};
 use super::store::Store;
 use super::working::Working;
 
@@ -29,7 +29,7 @@ pub struct Stretch {
 /// A path from a root down to a leaf, as far as it was walked.
 struct Way {
     start: Start,
-    steps: Vec<Step>,
+    steps: Vec<Ancestor>,
     /// The entries of each node but the last, and which of them the way takes.
     turns: Vec<(Vec<(u64, MetadataBlock)>, usize)>,
     leaf: Option<Vec<(u64, Mapping)>>,
@@ -37,9 +37,10 @@ struct Way {
 
 impl Way {
     fn new(device: DeviceId, start: Start) -> Result<Way, Error> {
-        let path = Path { place: Place::Mappings(device), block: start.root, keys: ALL_KEYS };
+        let path =
+            Path { place: MetadataPart::Mappings(device), block: start.root, keys: ALL_KEYS };
         start.bounds.check(&path, "root", start.root)?;
-        let steps = vec![Step { path, covers: ALL_KEYS }];
+        let steps = vec![Ancestor { path, covers: ALL_KEYS }];
         Ok(Way { start, steps, turns: Vec::new(), leaf: None })
     }
 
@@ -49,7 +50,7 @@ impl Way {
         &entries[index + 1..]
     }
 
-    fn last(&self) -> &Step {
+    fn last(&self) -> &Ancestor {
         self.steps.last().expect("a way begins at a root")
     }
 
@@ -141,7 +142,7 @@ impl Store {
 fn common_end(ways: &[Way; 2]) -> Option<u64> {
     let [one, other] = ways;
     let (at, matching) = one.steps.iter().enumerate().find_map(|(at, step)| {
-        let same = |matching: &Step| matching.path.block == step.path.block;
+        let same = |matching: &Ancestor| matching.path.block == step.path.block;
         Some((at, other.steps.iter().position(same)?))
     })?;
     let (Some(above), Some(beside)) = (at.checked_sub(1), matching.checked_sub(1)) else {
@@ -149,7 +150,7 @@ fn common_end(ways: &[Way; 2]) -> Option<u64> {
     };
     let (one_after, other_after) = (one.after(above), other.after(beside));
     let same = one_after.iter().zip(other_after).take_while(|(a, b)| a == b).count();
-    let end = |after: &[(u64, MetadataBlock)], above: &Step| {
+    let end = |after: &[(u64, MetadataBlock)], above: &Ancestor| {
         after.get(same).map_or(above.covers.end, |(key, _)| *key)
     };
     Some(end(one_after, &one.steps[above]).min(end(other_after, &other.steps[beside])))
@@ -219,7 +220,7 @@ impl Working {
         &self,
         env: &Env,
         start: &Start,
-        above: &Step,
+        above: &Ancestor,
         key: u64,
     ) -> Result<(u64, u64), Error> {
         let (generation, bounds): (u64, &Bounds) = (start.generation, &start.bounds);

@@ -24,7 +24,7 @@ use cairn_block::{Env, LocalFuture};
 use cairn_format::thin::{BLOCK_BYTES, MetadataBlock, NodeKind, Value, capacity};
 
 use super::canary::{Bug, planted};
-use super::error::{Error, Path, Place};
+use super::error::{Error, MetadataPart, Path};
 use super::nodes::{
     self, ALL_KEYS, DEPTH_MAX, Entries, Nodes, Referent, TreeValue, children, too_deep,
 };
@@ -70,7 +70,7 @@ pub(super) struct Editor<'a, V> {
     env: &'a Env,
     nodes: &'a Nodes,
     txn: &'a mut Transaction,
-    place: Place,
+    place: MetadataPart,
     /// Leaves are rewritten even if their values stay the same: to have them fresh.
     pub rewrite: bool,
     pub tally: Tally,
@@ -81,7 +81,12 @@ pub(super) struct Editor<'a, V> {
 
 impl<'a, V: TreeValue> Editor<'a, V> {
     /// An editor of the trees at `place`.
-    pub fn new(env: &'a Env, nodes: &'a Nodes, txn: &'a mut Transaction, place: Place) -> Self {
+    pub fn new(
+        env: &'a Env,
+        nodes: &'a Nodes,
+        txn: &'a mut Transaction,
+        place: MetadataPart,
+    ) -> Self {
         let (tally, orphans) = (Tally::default(), Vec::new());
         Editor { env, nodes, txn, place, rewrite: false, tally, orphans, values: PhantomData }
     }

@@ -11,7 +11,7 @@ use cairn_format::thin::{DeviceId, MetadataBlock};
 
 /// A tree or table of the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MetadataPart {
     /// Metadata block 0, or the held copy of it.
     Superblock,
     /// Device id to root of the device's mappings.
@@ -36,20 +36,20 @@ pub enum Place {
     MetadataCounts,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MetadataPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Superblock => f.write_str("superblock"),
-            Place::TopLevel => f.write_str("top-level tree"),
-            Place::Mappings(device) => write!(f, "device {device}, mapping tree"),
-            Place::SomeMappings => f.write_str("mapping tree"),
-            Place::Details => f.write_str("details tree"),
-            Place::DataIndex => f.write_str("data space map, index tree"),
-            Place::DataBitmap => f.write_str("data space map, bitmap"),
-            Place::DataCounts => f.write_str("data space map, count tree"),
-            Place::MetadataIndex => f.write_str("metadata space map, index block"),
-            Place::MetadataBitmap => f.write_str("metadata space map, bitmap"),
-            Place::MetadataCounts => f.write_str("metadata space map, count tree"),
+            MetadataPart::Superblock => f.write_str("superblock"),
+            MetadataPart::TopLevel => f.write_str("top-level tree"),
+            MetadataPart::Mappings(device) => write!(f, "device {device}, mapping tree"),
+            MetadataPart::SomeMappings => f.write_str("mapping tree"),
+            MetadataPart::Details => f.write_str("details tree"),
+            MetadataPart::DataIndex => f.write_str("data space map, index tree"),
+            MetadataPart::DataBitmap => f.write_str("data space map, bitmap"),
+            MetadataPart::DataCounts => f.write_str("data space map, count tree"),
+            MetadataPart::MetadataIndex => f.write_str("metadata space map, index block"),
+            MetadataPart::MetadataBitmap => f.write_str("metadata space map, bitmap"),
+            MetadataPart::MetadataCounts => f.write_str("metadata space map, count tree"),
         }
     }
 }
@@ -58,7 +58,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Which tree or table.
-    pub place: Place,
+    pub place: MetadataPart,
     /// Which metadata block.
     pub block: MetadataBlock,
     /// The keys that the block may hold; all keys if it is not part of a tree.

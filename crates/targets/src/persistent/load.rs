@@ -9,7 +9,7 @@ use cairn_format::thin::{
 };
 
 use super::counts::Counts;
-use super::error::{Error, Path, Place};
+use super::error::{Error, MetadataPart, Path};
 use super::nodes::{Bounds, Nodes};
 use super::store::Device;
 use super::transaction::{Transaction, outside};
@@ -34,7 +34,7 @@ pub(super) async fn load(
     let data = load_data_map(env, nodes, &superblock.data_space_map, &bounds).await?;
     let devices = load_devices(env, nodes, superblock, &bounds).await?;
     if let Some(held) = superblock.held_root {
-        let path = outside(Place::Superblock, MetadataBlock::SUPERBLOCK);
+        let path = outside(MetadataPart::Superblock, MetadataBlock::SUPERBLOCK);
         bounds.check(&path, "held_root", held)?;
     }
     refuse_free_metadata(superblock, [&metadata, &data], &devices)?;
@@ -50,21 +50,21 @@ fn refuse_free_metadata(
     devices: &BTreeMap<DeviceId, Device>,
 ) -> Result<(), Error> {
     let (own_map, data_map) = (&superblock.metadata_space_map, &superblock.data_space_map);
-    let bitmaps = [(Place::MetadataBitmap, metadata), (Place::DataBitmap, data)];
+    let bitmaps = [(MetadataPart::MetadataBitmap, metadata), (MetadataPart::DataBitmap, data)];
     let bitmaps = bitmaps.iter().flat_map(|(place, counts)| {
         counts.pages().iter().filter_map(|page| Some((*place, page.at?)))
     });
     let used = [
-        (Place::Superblock, MetadataBlock::SUPERBLOCK),
-        (Place::MetadataIndex, own_map.bitmap_root),
-        (Place::MetadataCounts, own_map.ref_count_root),
-        (Place::DataIndex, data_map.bitmap_root),
-        (Place::DataCounts, data_map.ref_count_root),
-        (Place::TopLevel, superblock.mapping_root),
-        (Place::Details, superblock.details_root),
+        (MetadataPart::Superblock, MetadataBlock::SUPERBLOCK),
+        (MetadataPart::MetadataIndex, own_map.bitmap_root),
+        (MetadataPart::MetadataCounts, own_map.ref_count_root),
+        (MetadataPart::DataIndex, data_map.bitmap_root),
+        (MetadataPart::DataCounts, data_map.ref_count_root),
+        (MetadataPart::TopLevel, superblock.mapping_root),
+        (MetadataPart::Details, superblock.details_root),
     ];
-    let held = superblock.held_root.map(|held| (Place::Superblock, held));
-    let roots = devices.iter().map(|(id, device)| (Place::Mappings(*id), device.root));
+    let held = superblock.held_root.map(|held| (MetadataPart::Superblock, held));
+    let roots = devices.iter().map(|(id, device)| (MetadataPart::Mappings(*id), device.root));
     let mut used = used.into_iter().chain(held).chain(bitmaps).chain(roots);
     match used.find(|(_, block)| metadata.get(block.0) == Some(0)) {
         None => Ok(()),
@@ -93,7 +93,7 @@ fn refuse_free_data(
     if found >= least {
         return Ok(());
     }
-    let path = outside(Place::Details, superblock.details_root);
+    let path = outside(MetadataPart::Details, superblock.details_root);
     let detail = format!("mapped_blocks: found {least}, expected up to {found}, as are in use");
     Err(Error::damaged(path, detail))
 }
@@ -106,7 +106,7 @@ fn bounds_of(nodes: &Nodes, superblock: &Superblock) -> Result<Bounds, Error> {
             "metadata device: found {device} blocks, expected {found} as in its space map"
         )));
     }
-    let path = || outside(Place::Superblock, MetadataBlock::SUPERBLOCK);
+    let path = || outside(MetadataPart::Superblock, MetadataBlock::SUPERBLOCK);
     if found == 0 || found > METADATA_BLOCKS_MAX {
         let detail = format!(
             "metadata_space_map_root nr_blocks: found {found}, expected 1 to {METADATA_BLOCKS_MAX}"
@@ -129,7 +129,7 @@ async fn load_metadata_map(
     bounds: &Bounds,
 ) -> Result<Counts, Error> {
     let at = root.bitmap_root;
-    let path = outside(Place::MetadataIndex, at);
+    let path = outside(MetadataPart::MetadataIndex, at);
     bounds.check(&path, "index block", at)?;
     let mut entries: Vec<IndexEntry> = Vec::new();
     let take = |_, bytes: &[u8]| {
@@ -140,8 +140,9 @@ async fn load_metadata_map(
         Ok(())
     };
     nodes.disk.read(env, &[at], take).await?;
-    let pages = load_pages(env, nodes, Place::MetadataBitmap, &path, &entries, bounds).await?;
-    let place = Place::MetadataCounts;
+    let pages =
+        load_pages(env, nodes, MetadataPart::MetadataBitmap, &path, &entries, bounds).await?;
+    let place = MetadataPart::MetadataCounts;
     let large = nodes.all::<RefCount>(env, place, root.ref_count_root, bounds).await?;
     counts_of(root, pages, large, place)
 }
@@ -152,7 +153,7 @@ async fn load_data_map(
     root: &SpaceMapRoot,
     bounds: &Bounds,
 ) -> Result<Counts, Error> {
-    let place = Place::DataIndex;
+    let place = MetadataPart::DataIndex;
     let index = nodes.all::<IndexEntry>(env, place, root.bitmap_root, bounds).await?;
     let path = outside(place, root.bitmap_root);
     let (found, expected) = (index.len() as u64, root.bitmaps());
@@ -162,8 +163,8 @@ async fn load_data_map(
         return Err(Error::damaged(path, detail));
     }
     let entries: Vec<IndexEntry> = index.into_iter().map(|(_, entry)| entry).collect();
-    let pages = load_pages(env, nodes, Place::DataBitmap, &path, &entries, bounds).await?;
-    let place = Place::DataCounts;
+    let pages = load_pages(env, nodes, MetadataPart::DataBitmap, &path, &entries, bounds).await?;
+    let place = MetadataPart::DataCounts;
     let large = nodes.all::<RefCount>(env, place, root.ref_count_root, bounds).await?;
     counts_of(root, pages, large, place)
 }
@@ -172,7 +173,7 @@ fn counts_of(
     root: &SpaceMapRoot,
     pages: Vec<(MetadataBlock, Box<Block>)>,
     large: Vec<(u64, RefCount)>,
-    place: Place,
+    place: MetadataPart,
 ) -> Result<Counts, Error> {
     let large = large.into_iter().map(|(block, count)| (block, count.0));
     Counts::load(root.blocks, pages, large).map_err(|block| {
@@ -188,7 +189,7 @@ fn counts_of(
 async fn load_pages(
     env: &Env,
     nodes: &Nodes,
-    place: Place,
+    place: MetadataPart,
     from: &Path,
     entries: &[IndexEntry],
     bounds: &Bounds,
@@ -227,8 +228,8 @@ async fn load_devices(
     bounds: &Bounds,
 ) -> Result<BTreeMap<DeviceId, Device>, Error> {
     let (top, details) = (superblock.mapping_root, superblock.details_root);
-    let roots = nodes.all::<MetadataBlock>(env, Place::TopLevel, top, bounds).await?;
-    let all = nodes.all::<DeviceDetails>(env, Place::Details, details, bounds).await?;
+    let roots = nodes.all::<MetadataBlock>(env, MetadataPart::TopLevel, top, bounds).await?;
+    let all = nodes.all::<DeviceDetails>(env, MetadataPart::Details, details, bounds).await?;
     let mut devices = BTreeMap::new();
     let (mut roots, mut all) = (roots.into_iter().peekable(), all.into_iter().peekable());
     loop {
@@ -236,22 +237,23 @@ async fn load_devices(
             (None, None) => return Ok(devices),
             (Some(&(key, root)), Some(&(same, own))) if key == same => (key, root, own),
             (Some(&(key, _)), other) if other.is_none_or(|(other, _)| *other > key) => {
-                return Err(missing(key, Place::Details, details));
+                return Err(missing(key, MetadataPart::Details, details));
             }
             (_, other) => {
                 let key = other.map_or(0, |(key, _)| *key);
-                return Err(missing(key, Place::TopLevel, top));
+                return Err(missing(key, MetadataPart::TopLevel, top));
             }
         };
-        let id = DeviceId::new(key)
-            .map_err(|error| Error::damaged(outside(Place::TopLevel, top), error.to_string()))?;
+        let id = DeviceId::new(key).map_err(|error| {
+            Error::damaged(outside(MetadataPart::TopLevel, top), error.to_string())
+        })?;
         devices.insert(id, Device { root, details: own });
         roots.next();
         all.next();
     }
 }
 
-fn missing(key: u64, place: Place, root: MetadataBlock) -> Error {
+fn missing(key: u64, place: MetadataPart, root: MetadataBlock) -> Error {
     let detail = format!("device {key}: found in one of top-level and details tree, not in this");
     Error::damaged(outside(place, root), detail)
 }

@@ -64,7 +64,7 @@ mod working;
 pub use allocator::{DataAllocator, DataRun};
 pub use compare::Stretch;
 pub use cost::Change;
-pub use error::{Error, Path, Place};
+pub use error::{Error, MetadataPart, Path};
 pub use read::Leaf;
 pub use store::{Device, MetadataUse, Options, Store};
 pub use working::Working;

@@ -19,7 +19,7 @@ use rustc_hash::FxHashSet;
 
 use super::cache::Cache;
 use super::disk::MetaDisk;
-use super::error::{Error, Path, Place};
+use super::error::{Error, MetadataPart, Path};
 
 /// No tree is this deep; a loop of pointers is.
 pub(super) const DEPTH_MAX: usize = 64;
@@ -234,7 +234,7 @@ impl Nodes {
     pub async fn all<V: TreeValue>(
         &self,
         env: &Env,
-        place: Place,
+        place: MetadataPart,
         root: MetadataBlock,
         bounds: &Bounds,
     ) -> Result<Vec<(u64, V)>, Error> {

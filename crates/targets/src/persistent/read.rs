@@ -18,7 +18,7 @@ use cairn_format::thin::{DeviceId, Mapping, MetadataBlock};
 
 use super::canary::{Bug, planted};
 use super::cost;
-use super::error::{Error, Path, Place};
+use super::error::{Error, MetadataPart, Path};
 use super::nodes::{ALL_KEYS, Bounds, DEPTH_MAX, Entries, children, decode, too_deep};
 use super::store::Store;
 
@@ -42,7 +42,7 @@ pub(super) struct Start {
 }
 
 /// A node on the way to a leaf.
-pub(super) struct Step {
+pub(super) struct Ancestor {
     pub path: Path,
     /// The keys that it covers. They begin before its first key if no node comes before it.
     pub covers: Range<u64>,
@@ -102,10 +102,11 @@ impl Store {
         key: u64,
         ahead: usize,
     ) -> Result<Vec<Leaf>, Error> {
-        let path = Path { place: Place::Mappings(device), block: start.root, keys: ALL_KEYS };
+        let path =
+            Path { place: MetadataPart::Mappings(device), block: start.root, keys: ALL_KEYS };
         start.bounds.check(&path, "root", start.root)?;
-        let mut own = Step { path, covers: ALL_KEYS };
-        let mut after: Vec<Step> = Vec::new();
+        let mut own = Ancestor { path, covers: ALL_KEYS };
+        let mut after: Vec<Ancestor> = Vec::new();
         for _ in 0..DEPTH_MAX {
             let node = self
                 .nodes
@@ -132,7 +133,7 @@ impl Store {
         &self,
         env: &Env,
         start: &Start,
-        after: Vec<Step>,
+        after: Vec<Ancestor>,
         leaves: &mut Vec<Leaf>,
     ) -> Result<(), Error> {
         if after.is_empty() {
@@ -155,7 +156,7 @@ impl Store {
     fn leaf(
         &self,
         start: &Start,
-        step: Step,
+        step: Ancestor,
         mappings: Vec<(u64, Mapping)>,
     ) -> Result<Leaf, Error> {
         let generation = start.generation;
@@ -217,10 +218,10 @@ impl Store {
 /// The child at `index` and up to `ahead` that follow it.
 pub(super) fn steps(
     entries: &[(u64, MetadataBlock)],
-    parent: &Step,
+    parent: &Ancestor,
     index: usize,
     ahead: usize,
-) -> Vec<Step> {
+) -> Vec<Ancestor> {
     let end = (index + 1).saturating_add(ahead).min(entries.len());
     let keys_end = entries.get(end).map_or(parent.path.keys.end, |(key, _)| *key);
     let keys = parent.path.keys.start..keys_end;
@@ -230,7 +231,7 @@ pub(super) fn steps(
     let step = |path: Path| {
         let covers = covered..path.keys.end;
         covered = path.keys.end;
-        Step { covers, path }
+        Ancestor { covers, path }
     };
     own.into_iter().map(step).collect()
 }

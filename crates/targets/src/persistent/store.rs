@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use super::allocator::{DataAllocator, DataRun};
 use super::cache::Cache;
 use super::disk::MetaDisk;
-use super::error::{Error, Path, Place};
+use super::error::{Error, MetadataPart, Path};
 use super::nodes::{Bounds, Nodes};
 use super::transaction::outside;
 use super::working::Working;
@@ -234,7 +234,7 @@ impl Store {
 }
 
 fn superblock_path() -> Path {
-    outside(Place::Superblock, MetadataBlock::SUPERBLOCK)
+    outside(MetadataPart::Superblock, MetadataBlock::SUPERBLOCK)
 }
 
 pub(super) fn check_device(disk: &MetaDisk) -> Result<(), Error> {
@@ -273,7 +273,7 @@ pub(super) async fn read_existing(
 ) -> Result<Superblock, Error> {
     let mut found = None;
     let damaged = |error: cairn_format::thin::Error| {
-        Error::damaged(outside(Place::Superblock, at), error.to_string())
+        Error::damaged(outside(MetadataPart::Superblock, at), error.to_string())
     };
     let take = |_, bytes: &[u8]| {
         let bytes = block::of(bytes).map_err(damaged)?;

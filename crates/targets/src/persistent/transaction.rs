@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::allocator::DataRun;
 use super::canary::{Bug, planted};
 use super::counts::{Counts, Misfit};
-use super::error::{Error, Path, Place};
+use super::error::{Error, MetadataPart, Path};
 use super::nodes::Bounds;
 
 /// The next durable state.
@@ -242,7 +242,7 @@ fn misfit(path: &Path, what: &str, block: u64, misfit: Misfit) -> Error {
 }
 
 /// The path of a block that is no part of a tree.
-pub(super) fn outside(place: Place, block: MetadataBlock) -> Path {
+pub(super) fn outside(place: MetadataPart, block: MetadataBlock) -> Path {
     Path { place, block, keys: super::nodes::ALL_KEYS }
 }
 

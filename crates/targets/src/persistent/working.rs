@@ -27,7 +27,7 @@ use cairn_format::thin::{
 use super::allocator::DataRun;
 use super::cost;
 use super::edit::Editor;
-use super::error::{Error, Place};
+use super::error::{Error, MetadataPart};
 use super::load::load;
 use super::nodes::Bounds;
 use super::store::{Device, Store, read_existing};
@@ -301,7 +301,7 @@ impl Working {
     /// There is one of this id; or no metadata block is left.
     pub fn create_device(&mut self, env: &Env, device: DeviceId) -> Result<(), Error> {
         self.unknown(device)?;
-        let place = Place::Mappings(device);
+        let place = MetadataPart::Mappings(device);
         let store = self.store.clone();
         let created = Editor::<Mapping>::new(env, &store.nodes, &mut self.txn, place).create();
         let root = self.settle(created)?;
@@ -321,7 +321,7 @@ impl Working {
         if self.next.time >= TIME_MAX {
             return Err(Error::TimeExhausted(self.next.time));
         }
-        let path = outside(Place::Mappings(origin), from.root);
+        let path = outside(MetadataPart::Mappings(origin), from.root);
         let raised = self.txn.raise(&path, from.root);
         self.settle(raised)?;
         self.next.time += 1;
@@ -358,7 +358,7 @@ impl Working {
         root: MetadataBlock,
     ) -> Result<(), Error> {
         self.unshare_top_level(env, device, root).await?;
-        let (place, store) = (Place::Mappings(device), self.store.clone());
+        let (place, store) = (MetadataPart::Mappings(device), self.store.clone());
         Editor::<Mapping>::new(env, &store.nodes, &mut self.txn, place).delete(root).await
     }
 
@@ -373,7 +373,7 @@ impl Working {
             return Ok(());
         }
         let (top, store) = (self.next.mapping_root, self.store.clone());
-        let mut editor = Editor::new(env, &store.nodes, &mut self.txn, Place::TopLevel);
+        let mut editor = Editor::new(env, &store.nodes, &mut self.txn, MetadataPart::TopLevel);
         editor.rewrite = true;
         let put = [(device.key(), Some(root))];
         self.next.mapping_root = editor.edit(top, &put).await?;
@@ -421,12 +421,12 @@ impl Working {
         let mut device = self.known(id)?;
         self.unshare_top_level(env, id, device.root).await?;
         let store = self.store.clone();
-        let mut editor = Editor::new(env, &store.nodes, &mut self.txn, Place::Mappings(id));
+        let mut editor = Editor::new(env, &store.nodes, &mut self.txn, MetadataPart::Mappings(id));
         let root = editor.edit(device.root, changes).await?;
         let tally = editor.tally;
         let mapped = device.details.mapped_blocks.checked_add(tally.inserted);
         let Some(mapped) = mapped.and_then(|mapped| mapped.checked_sub(tally.removed)) else {
-            let path = outside(Place::Details, self.next.details_root);
+            let path = outside(MetadataPart::Details, self.next.details_root);
             let detail = format!(
                 "mapped_blocks of device {id}: found {}, of which {} were removed",
                 device.details.mapped_blocks, tally.removed
@@ -498,9 +498,10 @@ impl Working {
 
     fn hold(&mut self) -> Result<(), Error> {
         let at = self.txn.allocate()?;
-        for (place, root) in
-            [(Place::TopLevel, self.next.mapping_root), (Place::Details, self.next.details_root)]
-        {
+        for (place, root) in [
+            (MetadataPart::TopLevel, self.next.mapping_root),
+            (MetadataPart::Details, self.next.details_root),
+        ] {
             self.txn.raise(&outside(place, root), root)?;
         }
         self.held = Some((at, Box::new(self.durable.held_copy().encode(at))));
@@ -525,17 +526,19 @@ impl Working {
 
     async fn release(&mut self, env: &Env, held: MetadataBlock) -> Result<(), Error> {
         let store = self.store.clone();
-        let path = outside(Place::Superblock, held);
+        let path = outside(MetadataPart::Superblock, held);
         self.bounds().check(&path, "held_root", held)?;
         let copy = read_existing(env, &store.nodes.disk, held).await?;
         let nodes = &store.nodes;
-        let mut top = Editor::<MetadataBlock>::new(env, nodes, &mut self.txn, Place::TopLevel);
+        let mut top =
+            Editor::<MetadataBlock>::new(env, nodes, &mut self.txn, MetadataPart::TopLevel);
         top.delete(copy.mapping_root).await?;
         for root in std::mem::take(&mut top.orphans) {
-            let place = Place::SomeMappings;
+            let place = MetadataPart::SomeMappings;
             Editor::<Mapping>::new(env, nodes, &mut self.txn, place).delete(root).await?;
         }
-        let mut details = Editor::<DeviceDetails>::new(env, nodes, &mut self.txn, Place::Details);
+        let mut details =
+            Editor::<DeviceDetails>::new(env, nodes, &mut self.txn, MetadataPart::Details);
         details.delete(copy.details_root).await?;
         self.txn.lower(&path, held)?;
         self.next.held_root = None;

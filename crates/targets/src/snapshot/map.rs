@@ -50,7 +50,7 @@ pub struct Snapshot {
 }
 
 /// A request as the chunks it touches.
-pub(super) struct Place {
+pub(super) struct ChunkSpan {
     /// Its first sector, on the origin.
     pub sector: Sector,
     /// Its first chunk.
@@ -63,14 +63,14 @@ pub(super) struct Place {
     sectors: u64,
 }
 
-impl Place {
-    pub fn of(core: &Core, start: Sector, range: SectorRange) -> Place {
+impl ChunkSpan {
+    pub fn of(core: &Core, start: Sector, range: SectorRange) -> ChunkSpan {
         let sector = start + SectorCount(range.start.0);
         let (chunk, size) = (core.chunk().chunk_of(sector.0).0, core.chunk());
         let (offset, sectors) = (size.offset_in_chunk(sector.0), range.count.0);
         let chunk_sectors = core.chunk_sectors();
         let chunks = (offset + sectors).div_ceil(chunk_sectors);
-        Place { sector, chunk, offset, chunks, chunk_sectors, sectors }
+        ChunkSpan { sector, chunk, offset, chunks, chunk_sectors, sectors }
     }
 
     /// How many chunks it covers from the first on.
@@ -104,65 +104,62 @@ impl Snapshot {
         self.attachment.core_if_live().filter(|core| core.is_readable()).ok_or(IoError::IO)
     }
 
-    fn place(&self, request: &Request) -> Place {
-        Place::of(self.core(), self.attachment.config.start, request.range)
+    fn span(&self, request: &Request) -> ChunkSpan {
+        ChunkSpan::of(self.core(), self.attachment.config.start, request.range)
     }
 
-    fn to_origin(&self, place: &Place) -> Verdict<'_> {
-        Verdict::Remapped {
-            disk: self.attachment.config.origin.disk.as_ref(),
-            sector: place.sector,
-        }
+    fn to_origin(&self, span: &ChunkSpan) -> Verdict<'_> {
+        Verdict::Remapped { disk: self.attachment.config.origin.disk.as_ref(), sector: span.sector }
     }
 
-    fn to_cow(&self, place: &Place, chunk: u64) -> Verdict<'_> {
-        let sector = self.core().cow_sector(chunk) + SectorCount(place.offset);
+    fn to_cow(&self, span: &ChunkSpan, chunk: u64) -> Verdict<'_> {
+        let sector = self.core().cow_sector(chunk) + SectorCount(span.offset);
         Verdict::Remapped { disk: self.core().cow().as_ref(), sector }
     }
 
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let (core, place) = (self.core(), self.place(request));
-        let epoch = core.readers.announce(env.reactor(), stripe_of(place.chunk));
+        let (core, span) = (self.core(), self.span(request));
+        let epoch = core.readers.announce(env.reactor(), stripe_of(span.chunk));
         // Announced first, so that the task that ends the snapshot waits for this read, or this
         // read sees the end.
         if !core.is_readable() {
             core.readers.leave(env.reactor(), epoch);
             return Verdict::Failed(IoError::IO);
         }
-        let Run { cow, count } = core.exceptions.find(place.chunk, place.chunks);
-        request.accept(place.head(count));
+        let Run { cow, count } = core.exceptions.find(span.chunk, span.chunks);
+        request.accept(span.head(count));
         match cow {
             Some(chunk) => {
                 core.readers.leave(env.reactor(), epoch);
-                self.to_cow(&place, chunk)
+                self.to_cow(&span, chunk)
             }
             None => {
                 request.watch(epoch.to_word());
-                self.to_origin(&place)
+                self.to_origin(&span)
             }
         }
     }
 
     fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let (core, place) = (self.core(), self.place(request));
+        let (core, span) = (self.core(), self.span(request));
         if core.condition() != Condition::Valid {
             return Verdict::Failed(IoError::IO);
         }
         let id = request.id();
-        match core.exceptions.plan_write(place.chunk, place.chunks, place.whole(), id) {
+        match core.exceptions.plan_write(span.chunk, span.chunks, span.whole(), id) {
             WritePlan::Cow { first, count } => {
                 core.losses.writes_in_place();
-                request.accept(place.head(count));
-                self.to_cow(&place, first)
+                request.accept(span.head(count));
+                self.to_cow(&span, first)
             }
             WritePlan::Waits => {
-                request.accept(place.head(1));
+                request.accept(span.head(1));
                 Verdict::Queued
             }
-            WritePlan::Claimed { count } => self.map_claimed(env, request, &place, count),
+            WritePlan::Claimed { count } => self.map_claimed(env, request, &span, count),
             WritePlan::Missing => {
-                request.accept(place.head(1));
-                let range = SectorRange::new(place.sector, place.head(1));
+                request.accept(span.head(1));
+                let range = SectorRange::new(span.sector, span.head(1));
                 let want = Want { by: Wanter::Request(id), range };
                 self.copying.want(env, want, Some(core));
                 Verdict::Queued
@@ -175,13 +172,13 @@ impl Snapshot {
         &'a self,
         env: &Env,
         request: &mut Request,
-        place: &Place,
+        span: &ChunkSpan,
         count: u64,
     ) -> Verdict<'a> {
-        request.accept(place.head(count));
+        request.accept(span.head(count));
         let cover = Cover {
             id: request.id(),
-            chunk: place.chunk,
+            chunk: span.chunk,
             count,
             zeroes: request.op == Op::WriteZeroes,
             flags: request.flags,
@@ -207,45 +204,45 @@ impl Snapshot {
     }
 
     fn map_discard<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
-        let (core, place) = (self.core(), self.place(request));
+        let (core, span) = (self.core(), self.span(request));
         if !self.attachment.config.discard_zeroes_cow {
             return Verdict::Failed(IoError::UNSUPPORTED);
         }
         if core.condition() != Condition::Valid {
             return Verdict::Failed(IoError::IO);
         }
-        let Run { cow, count } = core.exceptions.find(place.chunk, place.chunks);
+        let Run { cow, count } = core.exceptions.find(span.chunk, span.chunks);
         let passes_down = self.attachment.config.discard_passdown_origin;
         let Some(chunk) = cow else {
-            request.accept(place.head(count));
-            return if passes_down { self.to_origin(&place) } else { Verdict::Completed };
+            request.accept(span.head(count));
+            return if passes_down { self.to_origin(&span) } else { Verdict::Completed };
         };
         // Whole chunks are zeroed, parts are passed down as they are.
-        let whole = place.whole().min(count);
-        request.accept(place.head(whole.max(1)));
+        let whole = span.whole().min(count);
+        request.accept(span.head(whole.max(1)));
         if passes_down {
-            return self.discard_both(env, request, &place, chunk, whole > 0);
+            return self.discard_both(env, request, &span, chunk, whole > 0);
         }
         if whole > 0 {
             request.op = Op::WriteZeroes;
         }
-        self.to_cow(&place, chunk)
+        self.to_cow(&span, chunk)
     }
 
     fn discard_both<'a>(
         &'a self,
         env: &Env,
         request: &Request,
-        place: &Place,
+        span: &ChunkSpan,
         chunk: u64,
         whole: bool,
     ) -> Verdict<'a> {
         let (core, id) = (self.core().clone(), request.id());
         let op = if whole { Op::WriteZeroes } else { Op::Discard };
-        let on_cow = core.cow_sector(chunk) + SectorCount(place.offset);
+        let on_cow = core.cow_sector(chunk) + SectorCount(span.offset);
         let (cow, origin) = (
             SectorRange::new(on_cow, request.range.count),
-            SectorRange::new(place.sector, request.range.count),
+            SectorRange::new(span.sector, request.range.count),
         );
         self.attachment.tasks.spawn(env, async move |env| {
             let zeroed = env.io(core.cow(), Io::on(op, cow)).await;
@@ -358,18 +355,18 @@ impl Snapshot {
     /// instead of announcing itself.
     async fn extents_of(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
         let core = self.readable_core()?;
-        let place = Place::of(core, self.attachment.config.start, range);
-        let run = core.exceptions.find(place.chunk, place.chunks);
-        let count = place.head(run.count);
+        let span = ChunkSpan::of(core, self.attachment.config.start, range);
+        let run = core.exceptions.find(span.chunk, span.chunks);
+        let count = span.head(run.count);
         let data = Ok(vec![Extent { count, kind: ExtentKind::Data }]);
         if run.cow.is_some() {
             return data;
         }
-        let found = core.origin.disk.extents(env, SectorRange::new(place.sector, count)).await?;
+        let found = core.origin.disk.extents(env, SectorRange::new(span.sector, count)).await?;
         // The exceptions of chunks that changed on the origin since were published before the
         // change (I4).
         self.readable_core()?;
-        match core.exceptions.find(place.chunk, run.count) {
+        match core.exceptions.find(span.chunk, run.count) {
             Run { cow: None, count } if count >= run.count => Ok(found),
             _ => data,
         }

@@ -40,7 +40,7 @@ use super::attachment::Attachment;
 use super::canary::{self, Bug};
 use super::config::MERGE_SPEC;
 use super::core::{Condition, Core, wake};
-use super::map::Place;
+use super::map::ChunkSpan;
 use super::origin::OriginSide;
 use super::store::TailPiece;
 use super::table::{Run, stripe_of};
@@ -132,43 +132,43 @@ impl Merge {
         self.attachment.core()
     }
 
-    fn to_cow(&self, place: &Place, chunk: u64) -> Verdict<'_> {
-        let sector = self.core().cow_sector(chunk) + SectorCount(place.offset);
+    fn to_cow(&self, span: &ChunkSpan, chunk: u64) -> Verdict<'_> {
+        let sector = self.core().cow_sector(chunk) + SectorCount(span.offset);
         Verdict::Remapped { disk: self.core().cow().as_ref(), sector }
     }
 
-    fn map_read<'a>(&'a self, request: &mut Request, place: &Place) -> Verdict<'a> {
-        let Run { cow, count } = self.core().exceptions.find(place.chunk, place.chunks);
-        request.accept(place.head(count));
+    fn map_read<'a>(&'a self, request: &mut Request, span: &ChunkSpan) -> Verdict<'a> {
+        let Run { cow, count } = self.core().exceptions.find(span.chunk, span.chunks);
+        request.accept(span.head(count));
         match cow {
-            Some(chunk) => self.to_cow(place, chunk),
-            None => self.side.pass(place.sector),
+            Some(chunk) => self.to_cow(span, chunk),
+            None => self.side.pass(span.sector),
         }
     }
 
-    fn map_write<'a>(&'a self, env: &Env, request: &mut Request, place: &Place) -> Verdict<'a> {
+    fn map_write<'a>(&'a self, env: &Env, request: &mut Request, span: &ChunkSpan) -> Verdict<'a> {
         let core = self.core();
-        let epoch = core.writers.announce(env.reactor(), stripe_of(place.chunk));
-        let run = core.exceptions.plan_merging_write(place.chunk, place.chunks, request.id());
+        let epoch = core.writers.announce(env.reactor(), stripe_of(span.chunk));
+        let run = core.exceptions.plan_merging_write(span.chunk, span.chunks, request.id());
         let Some(Run { cow, count }) = run else {
             core.writers.leave(env.reactor(), epoch);
-            request.accept(place.head(1));
+            request.accept(span.head(1));
             return Verdict::Queued;
         };
-        request.accept(place.head(count));
+        request.accept(span.head(count));
         match cow {
-            Some(_) if self.is_stuck(place.chunk..place.chunk + count) => {
+            Some(_) if self.is_stuck(span.chunk..span.chunk + count) => {
                 core.writers.leave(env.reactor(), epoch);
                 Verdict::Failed(IoError::IO)
             }
             Some(chunk) => {
                 core.losses.writes_in_place();
                 request.watch(epoch.to_word());
-                self.to_cow(place, chunk)
+                self.to_cow(span, chunk)
             }
             None => {
                 core.writers.leave(env.reactor(), epoch);
-                self.side.map_write(env, request, place.sector)
+                self.side.map_write(env, request, span.sector)
             }
         }
     }
@@ -367,13 +367,13 @@ impl Target for Merge {
         if request.op == Op::Flush {
             return self.map_flush(request);
         }
-        let place = Place::of(self.core(), self.attachment.config.start, request.range);
+        let span = ChunkSpan::of(self.core(), self.attachment.config.start, request.range);
         match request.op {
-            Op::Read => self.map_read(request, &place),
+            Op::Read => self.map_read(request, &span),
             // A discard leaves contents undefined: nothing need change, as in the kernel.
             Op::Discard if self.attachment.config.discard_zeroes_cow => Verdict::Completed,
             Op::Discard => Verdict::Failed(IoError::UNSUPPORTED),
-            _ => self.map_write(env, request, &place),
+            _ => self.map_write(env, request, &span),
         }
     }
 
@@ -479,14 +479,14 @@ impl Target for Merge {
     ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
         Box::pin(async move {
             let core = self.attachment.core_if_live().ok_or(IoError::IO)?;
-            let place = Place::of(core, self.attachment.config.start, range);
-            let run = core.exceptions.find(place.chunk, place.chunks);
-            let count = place.head(run.count);
+            let span = ChunkSpan::of(core, self.attachment.config.start, range);
+            let run = core.exceptions.find(span.chunk, span.chunks);
+            let count = span.head(run.count);
             if run.cow.is_some() {
                 return Ok(vec![Extent { count, kind: ExtentKind::Data }]);
             }
             // Nothing leaves the origin for the COW device: what it says is true when it says so.
-            let range = SectorRange::new(place.sector, count);
+            let range = SectorRange::new(span.sector, count);
             self.side.device.disk.extents(env, range).await
         })
     }

@@ -15,8 +15,8 @@ use cairn_format::thin::{DataBlock, Mapping};
 
 use super::index::Shard;
 use super::losses::PassedOn;
-use super::place::Place;
 use super::pool::{Parked, Pool};
+use super::span::BlockSpan;
 use super::volume::Volume;
 use crate::persistent::DataRun;
 
@@ -28,7 +28,7 @@ pub(super) struct Origin {
 }
 
 /// See the module's description.
-pub(super) struct Attachment {
+pub(super) struct VolumeAttachment {
     pub pool: Arc<Pool>,
     pub volume: Arc<Volume>,
     pub origin: Option<Origin>,
@@ -42,16 +42,16 @@ pub(super) struct Attachment {
     /// The table serves no more, and does not block a deletion of the volume.
     left: AtomicBool,
     /// Where the table went on.
-    next: OnceLock<Arc<Attachment>>,
+    next: OnceLock<Arc<VolumeAttachment>>,
 }
 
-impl Drop for Attachment {
+impl Drop for VolumeAttachment {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-impl Attachment {
+impl VolumeAttachment {
     /// A place at an open volume, of which the caller became a user for `failures`. The table has
     /// passed on so many failures before.
     pub fn new(
@@ -60,8 +60,8 @@ impl Attachment {
         origin: Option<Origin>,
         failures: &Arc<FailureCount>,
         before: u64,
-    ) -> Attachment {
-        Attachment {
+    ) -> VolumeAttachment {
+        VolumeAttachment {
             attachment: pool.new_attachment(),
             passed_on: PassedOn::new(pool.data_disk().failures_told(), before),
             pool,
@@ -75,19 +75,19 @@ impl Attachment {
     }
 
     /// Where a range lies.
-    pub fn place(&self, range: SectorRange) -> Place {
-        Place::of(range, self.pool.block.0)
+    pub fn span(&self, range: SectorRange) -> BlockSpan {
+        BlockSpan::of(range, self.pool.block.0)
     }
 
     /// A request at this place goes to this data block, and those after it.
-    pub fn to_data(&self, place: &Place, data: DataBlock) -> Verdict<'_> {
-        let sector = self.pool.data_range(data, 1).start + SectorCount(place.offset);
+    pub fn to_data(&self, span: &BlockSpan, data: DataBlock) -> Verdict<'_> {
+        let sector = self.pool.data_range(data, 1).start + SectorCount(span.offset);
         Verdict::Remapped { disk: self.pool.data_disk().as_ref(), sector }
     }
 
     /// The last of the chain.
     #[inline(always)]
-    pub fn last(first: &Arc<Attachment>) -> &Arc<Attachment> {
+    pub fn last(first: &Arc<VolumeAttachment>) -> &Arc<VolumeAttachment> {
         let mut attachment = first;
         while let Some(next) = attachment.next.get() {
             attachment = next;
@@ -97,7 +97,7 @@ impl Attachment {
 
     /// The table continues there. Verbs of a device run one at a time, so there is no concurrent
     /// call.
-    pub fn go_on(&self, next: Arc<Attachment>) {
+    pub fn go_on(&self, next: Arc<VolumeAttachment>) {
         self.next.get_or_init(|| next);
     }
 

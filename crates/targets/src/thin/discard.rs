@@ -7,7 +7,7 @@
 use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict, yield_once};
 
 use super::arena::GROUP_BLOCKS;
-use super::attachment::Attachment;
+use super::attachment::VolumeAttachment;
 use super::config::Discards;
 use super::index::Shard;
 use super::map::{NO_SPACE, Thin};
@@ -69,7 +69,7 @@ impl Thin {
 }
 
 /// Unmaps the mapped blocks of a range of one loaded group. The changes were granted.
-fn unmap(attachment: &Attachment, shard: &mut Shard, first: u64, end: u64) {
+fn unmap(attachment: &VolumeAttachment, shard: &mut Shard, first: u64, end: u64) {
     let stamp = attachment.pool.stamp(&attachment.volume);
     for block in first..end {
         if shard.get(block).is_some() {
@@ -78,7 +78,7 @@ fn unmap(attachment: &Attachment, shard: &mut Shard, first: u64, end: u64) {
     }
 }
 
-impl Attachment {
+impl VolumeAttachment {
     /// Unmaps a range, group by group.
     async fn discard(&self, env: &Env, first: u64, end: u64) -> IoResult {
         let mut next = first;
@@ -169,7 +169,7 @@ impl Attachment {
 
 /// Unmaps up to `can` mapped blocks from `first` on; answers the first that was not looked at.
 fn unmap_some(
-    attachment: &Attachment,
+    attachment: &VolumeAttachment,
     shard: &mut Shard,
     first: u64,
     end: u64,

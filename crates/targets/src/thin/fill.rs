@@ -14,10 +14,10 @@ use cairn_block::{
 use cairn_format::thin::DataBlock;
 use futures_util::future::{join, join_all};
 
-use super::attachment::{Attachment, Origin};
+use super::attachment::{Origin, VolumeAttachment};
 use super::canary::{self, Bug};
 use super::map::Thin;
-use super::place::Place;
+use super::span::BlockSpan;
 use crate::epochs::Epoch;
 use crate::group_commit::Waiter;
 
@@ -26,7 +26,7 @@ const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// One block that is being filled.
 struct Fill {
-    attachment: Arc<Attachment>,
+    attachment: Arc<VolumeAttachment>,
     id: RequestId,
     fua: bool,
     epoch: Epoch,
@@ -63,23 +63,23 @@ impl Thin {
         &self,
         env: &Env,
         request: &Request,
-        place: &Place,
+        span: &BlockSpan,
         (old, new): (Option<DataBlock>, DataBlock),
         epoch: Epoch,
     ) {
         let attachment = self.attachment().clone();
         let whole = attachment.pool.data_range(new, 1);
-        let range = SectorRange::new(whole.start + SectorCount(place.offset), request.range.count);
+        let range = SectorRange::new(whole.start + SectorCount(span.offset), request.range.count);
         let fill = Fill {
             id: request.id(),
             fua: request.is_fua(),
             epoch,
-            block: place.block,
+            block: span.block,
             range,
             data: (request.op == Op::Write)
                 .then(|| request.segs.slice(0, request.range.to_bytes() as usize)),
             whole,
-            rest: rest_of(&attachment, self.origin(), place.block, old),
+            rest: rest_of(&attachment, self.origin(), span.block, old),
             attachment,
         };
         let tasks = fill.attachment.pool.tasks.clone();
@@ -89,7 +89,7 @@ impl Thin {
 
 /// Where the rest of a block comes from.
 fn rest_of(
-    attachment: &Attachment,
+    attachment: &VolumeAttachment,
     origin: Option<&Origin>,
     block: u64,
     old: Option<DataBlock>,

@@ -16,13 +16,13 @@ use cairn_block::{
 use cairn_format::thin::{DataBlock, DeviceId};
 
 use super::arena::GROUP_BLOCKS;
-use super::attachment::{Attachment, Origin, map_blocks};
+use super::attachment::{Origin, VolumeAttachment, map_blocks};
 use super::canary::{self, Bug};
 use super::config::{Discards, THIN_SPEC, ThinConfig};
 use super::index::{Run, Shard};
-use super::place::Place;
 use super::pool::{Mode, Pool};
 use super::recover::{ThinPool, config_error};
+use super::span::BlockSpan;
 use super::status;
 use super::stock::Taken;
 use crate::epochs::Epoch;
@@ -65,7 +65,7 @@ fn refuse_own_pool(config: &ThinConfig) -> Result<(), ConfigError> {
         return Ok(());
     }
     let found = "a volume of the same pool";
-    let expected = "a device that does not need the pool, or a snapshot in its place";
+    let expected = "a device that does not need the pool, or a snapshot in its span";
     Err(ConfigError::argument(&origin.argument, "origin", found, expected))
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Thin {
     /// The mapped device's own count.
     failures: Arc<FailureCount>,
     /// The first of the chain.
-    attachment: OnceLock<Arc<Attachment>>,
+    attachment: OnceLock<Arc<VolumeAttachment>>,
 }
 
 /// The bit of a word that tells the epoch.
@@ -109,12 +109,12 @@ impl Thin {
         Ok(Thin { config, failures: ctor.failures.clone(), attachment: OnceLock::new() })
     }
 
-    pub(super) fn attachment(&self) -> &Arc<Attachment> {
+    pub(super) fn attachment(&self) -> &Arc<VolumeAttachment> {
         self.attached().expect("a table serves after its resume")
     }
 
-    fn attached(&self) -> Option<&Arc<Attachment>> {
-        self.attachment.get().map(Attachment::last)
+    fn attached(&self) -> Option<&Arc<VolumeAttachment>> {
+        self.attachment.get().map(VolumeAttachment::last)
     }
 
     /// How many blocks from the first one on show the external origin while they are not mapped.
@@ -144,12 +144,12 @@ impl Thin {
         env: &Env,
         request: &mut Request,
         mut shard: Locked<'_>,
-        place: &Place,
+        span: &BlockSpan,
     ) -> Verdict<'a> {
-        let (attachment, group) = (self.attachment(), place.block / GROUP_BLOCKS);
+        let (attachment, group) = (self.attachment(), span.block / GROUP_BLOCKS);
         // The parts in other groups are mapped separately.
-        let in_group = GROUP_BLOCKS - place.block % GROUP_BLOCKS;
-        request.accept(place.head(place.blocks.min(in_group)));
+        let in_group = GROUP_BLOCKS - span.block % GROUP_BLOCKS;
+        request.accept(span.head(span.blocks.min(in_group)));
         let must_load = shard.wait_for_group(group, Some(request.id()));
         drop(shard);
         if must_load {
@@ -160,8 +160,8 @@ impl Thin {
 
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let attachment = self.attachment();
-        let place = attachment.place(request.range);
-        let mut shard = attachment.volume.map.shard(place.block);
+        let span = attachment.span(request.range);
+        let mut shard = attachment.volume.map.shard(span.block);
         if attachment.pool.holds_back(&attachment.volume) {
             drop(shard);
             return self.wait_at_gate(env, request);
@@ -169,31 +169,31 @@ impl Thin {
         if attachment.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
-        match attachment.volume.look(&mut shard, place.block, place.blocks) {
-            Run::Absent => self.wait_for_group(env, request, shard, &place),
+        match attachment.volume.look(&mut shard, span.block, span.blocks) {
+            Run::Absent => self.wait_for_group(env, request, shard, &span),
             Run::Hole { count } => {
                 drop(shard);
-                request.accept(place.head(count));
-                self.read_hole(request, &place)
+                request.accept(span.head(count));
+                self.read_hole(request, &span)
             }
             Run::Mapped { data, count, .. } => {
                 let epoch = attachment.pool.epochs.enter(env.reactor(), 0);
                 drop(shard);
-                request.accept(place.head(count));
+                request.accept(span.head(count));
                 request.watch(PLAIN | epoch.to_word());
-                attachment.to_data(&place, data)
+                attachment.to_data(&span, data)
             }
         }
     }
 
     /// Not mapped: the external origin, or zeros.
-    fn read_hole<'a>(&'a self, request: &mut Request, place: &Place) -> Verdict<'a> {
+    fn read_hole<'a>(&'a self, request: &mut Request, span: &BlockSpan) -> Verdict<'a> {
         if let Some(origin) = self.origin()
-            && place.sector < origin.sectors
+            && span.sector < origin.sectors
         {
-            let there = origin.sectors - place.sector;
+            let there = origin.sectors - span.sector;
             request.accept(SectorCount(request.range.count.0.min(there)));
-            let (disk, sector) = (origin.disk.as_ref(), Sector(place.sector));
+            let (disk, sector) = (origin.disk.as_ref(), Sector(span.sector));
             return Verdict::Remapped { disk, sector };
         }
         request.segs.zero(0, request.range.to_bytes() as usize);
@@ -202,10 +202,10 @@ impl Thin {
 
     fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let attachment = self.attachment();
-        let place = attachment.place(request.range);
+        let span = attachment.span(request.range);
         // Data is not read under a lock.
-        let alike = alike(attachment, request, &place);
-        let mut shard = attachment.volume.map.shard(place.block);
+        let alike = alike(attachment, request, &span);
+        let mut shard = attachment.volume.map.shard(span.block);
         if attachment.pool.holds_back(&attachment.volume) {
             drop(shard);
             return self.wait_at_gate(env, request);
@@ -213,29 +213,29 @@ impl Thin {
         if attachment.pool.mode() == Mode::Fail {
             return Verdict::Failed(IoError::IO);
         }
-        let clear = shard.clear_of_cells(place.block, place.blocks);
+        let clear = shard.clear_of_cells(span.block, span.blocks);
         if clear == 0 {
-            shard.wait_for_cell(place.block, request.id());
-            request.accept(place.head(1));
+            shard.wait_for_cell(span.block, request.id());
+            request.accept(span.head(1));
             return Verdict::Queued;
         }
-        match attachment.volume.look(&mut shard, place.block, clear) {
-            Run::Absent => self.wait_for_group(env, request, shard, &place),
+        match attachment.volume.look(&mut shard, span.block, clear) {
+            Run::Absent => self.wait_for_group(env, request, shard, &span),
             Run::Mapped { data, shared, count } if !shared || canary::planted(Bug::WriteShared) => {
-                self.overwrite(env, request, shard, &place, alike, (data, count))
+                self.overwrite(env, request, shard, &span, alike, (data, count))
             }
             Run::Mapped { data, count, .. } => {
                 let asked = request.op == Op::WriteZeroes;
                 let alike = Alike { zeros: alike.zeros && asked, ..alike };
-                let count = match self.released(env, request, &mut shard, &place, alike, count) {
+                let count = match self.released(env, request, &mut shard, &span, alike, count) {
                     Released::Blocks(count) => {
-                        return self.end_elided(env, request, shard, &place, count);
+                        return self.end_elided(env, request, shard, &span, count);
                     }
                     Released::None(count) => count,
                 };
-                self.fill(env, request, shard, &place, Some(data), count)
+                self.fill(env, request, shard, &span, Some(data), count)
             }
-            Run::Hole { count } => self.write_hole(env, request, shard, &place, alike, count),
+            Run::Hole { count } => self.write_hole(env, request, shard, &span, alike, count),
         }
     }
 
@@ -245,17 +245,17 @@ impl Thin {
         env: &Env,
         request: &mut Request,
         mut shard: Locked<'_>,
-        place: &Place,
+        span: &BlockSpan,
         alike: Alike,
         (data, count): (DataBlock, u64),
     ) -> Verdict<'a> {
         let attachment = self.attachment();
         // Most writes cover no whole block.
-        let count = match place.whole() {
+        let count = match span.whole() {
             0 => count,
-            _ => match self.released(env, request, &mut shard, place, alike, count) {
+            _ => match self.released(env, request, &mut shard, span, alike, count) {
                 Released::Blocks(count) => {
-                    return self.end_elided(env, request, shard, place, count);
+                    return self.end_elided(env, request, shard, span, count);
                 }
                 Released::None(count) => count,
             },
@@ -264,13 +264,13 @@ impl Thin {
         let waits = !mutants::skips("thin: wait of a FUA write for its commit");
         let commits = waits && request.is_fua() && shard.is_dirty(attachment.pool.durable());
         drop(shard);
-        request.accept(place.head(count));
+        request.accept(span.head(count));
         if commits {
             // The commit's flush makes the data durable.
             request.flags.remove(Flags::FUA);
         }
         request.watch(if commits { committing(&attachment.pool) } else { PLAIN } | epoch.to_word());
-        attachment.to_data(place, data)
+        attachment.to_data(span, data)
     }
 
     /// A write to blocks that are not mapped.
@@ -279,30 +279,30 @@ impl Thin {
         env: &Env,
         request: &mut Request,
         mut shard: Locked<'_>,
-        place: &Place,
+        span: &BlockSpan,
         alike: Alike,
         count: u64,
     ) -> Verdict<'a> {
         let attachment = self.attachment();
-        let over_origin = self.origin_blocks().saturating_sub(place.block).min(count);
+        let over_origin = self.origin_blocks().saturating_sub(span.block).min(count);
         if over_origin > 0 {
             // Zeros over an origin are data.
-            return self.fill(env, request, shard, place, None, over_origin);
+            return self.fill(env, request, shard, span, None, over_origin);
         }
         let count = count.min(alike.count);
         if alike.zeros && attachment.pool.elides_zeroes() {
-            return self.end_elided(env, request, shard, place, count);
+            return self.end_elided(env, request, shard, span, count);
         }
-        if !shard.is_loaded(place.block) {
+        if !shard.is_loaded(span.block) {
             // M4: look() knew without the group, but a mapping needs it.
-            if place.block / GROUP_BLOCKS * GROUP_BLOCKS < attachment.volume.map.end() {
-                return self.wait_for_group(env, request, shard, place);
+            if span.block / GROUP_BLOCKS * GROUP_BLOCKS < attachment.volume.map.end() {
+                return self.wait_for_group(env, request, shard, span);
             }
             let (pool, map) = (&attachment.pool, &attachment.volume.map);
-            map.add_empty(&mut shard, place.block, pool.durable());
+            map.add_empty(&mut shard, span.block, pool.durable());
         }
-        let in_group = GROUP_BLOCKS - place.block % GROUP_BLOCKS;
-        self.fill(env, request, shard, place, None, count.min(in_group))
+        let in_group = GROUP_BLOCKS - span.block % GROUP_BLOCKS;
+        self.fill(env, request, shard, span, None, count.min(in_group))
     }
 
     /// Ends a zero write that needs no further work. With FUA it completes after the changes that
@@ -312,7 +312,7 @@ impl Thin {
         env: &Env,
         request: &mut Request,
         shard: Locked<'_>,
-        place: &Place,
+        span: &BlockSpan,
         count: u64,
     ) -> Verdict<'a> {
         let attachment = self.attachment();
@@ -321,7 +321,7 @@ impl Thin {
             && shard.is_dirty(attachment.pool.durable())
             && !canary::planted(Bug::ElideWithoutCommit);
         drop(shard);
-        request.accept(place.head(count));
+        request.accept(span.head(count));
         if commits {
             attachment.pool.join_commit(env, Waiter::Request(request.id()));
             return Verdict::Queued;
@@ -336,7 +336,7 @@ impl Thin {
         env: &Env,
         request: &mut Request,
         mut shard: Locked<'_>,
-        place: &Place,
+        span: &BlockSpan,
         old: Option<DataBlock>,
         count: u64,
     ) -> Verdict<'a> {
@@ -349,41 +349,41 @@ impl Thin {
         if !mode.provides() {
             return Verdict::Failed(NO_SPACE);
         }
-        if !shard.is_loaded(place.block) {
-            return self.wait_for_group(env, request, shard, place);
+        if !shard.is_loaded(span.block) {
+            return self.wait_for_group(env, request, shard, span);
         }
-        let is_plain_hole = old.is_none() && place.block >= self.origin_blocks();
+        let is_plain_hole = old.is_none() && span.block >= self.origin_blocks();
         let at_once = is_plain_hole && pool.skips_zeroing() && request.op == Op::Write;
-        let want = if at_once { count } else { place.whole().clamp(1, count) };
+        let want = if at_once { count } else { span.whole().clamp(1, count) };
         let got = match pool.take(env, want) {
             Taken::Blocks(run) => run,
-            Taken::NoData => return self.wait_for_data(env, request, shard, place),
+            Taken::NoData => return self.wait_for_data(env, request, shard, span),
             Taken::NoMetadata => {
                 drop(shard);
-                request.accept(place.head(want));
+                request.accept(span.head(want));
                 attachment.wait(env, request, |parked| pool.crowd(env, parked));
                 return Verdict::Queued;
             }
         };
-        volume.map.raise_end(place.block + got.count);
-        request.accept(place.head(got.count));
+        volume.map.raise_end(span.block + got.count);
+        request.accept(span.head(got.count));
         let epoch = pool.epochs.enter(env.reactor(), 0);
         if at_once {
-            map_blocks(pool, volume, &mut shard, place.block, got);
+            map_blocks(pool, volume, &mut shard, span.block, got);
             drop(shard);
             let commits = if request.is_fua() { committing(pool) } else { PLAIN };
             request.flags.remove(Flags::FUA);
             request.watch(commits | epoch.to_word());
-            return attachment.to_data(place, got.start);
+            return attachment.to_data(span, got.start);
         }
-        shard.hold(place.block, got.count, got.start);
+        shard.hold(span.block, got.count, got.start);
         drop(shard);
-        if place.whole() > 0 {
+        if span.whole() > 0 {
             request.flags.remove(Flags::FUA);
             request.watch(FILLS | epoch.to_word());
-            return attachment.to_data(place, got.start);
+            return attachment.to_data(span, got.start);
         }
-        self.fill_part(env, request, place, (old, got.start), epoch);
+        self.fill_part(env, request, span, (old, got.start), epoch);
         Verdict::Queued
     }
 
@@ -392,11 +392,11 @@ impl Thin {
         env: &Env,
         request: &mut Request,
         shard: Locked<'_>,
-        place: &Place,
+        span: &BlockSpan,
     ) -> Verdict<'a> {
         drop(shard);
         let attachment = self.attachment();
-        request.accept(place.head(1));
+        request.accept(span.head(1));
         if attachment.pool.mode() == Mode::OutOfData && attachment.pool.fails_when_full() {
             return Verdict::Failed(NO_SPACE);
         }
@@ -425,8 +425,8 @@ impl Thin {
     /// A write to data blocks in a cell has ended.
     fn end_fill(&self, env: &Env, request: &Request, result: IoResult) -> EndIo {
         let attachment = self.attachment();
-        let place = attachment.place(request.range);
-        let result = attachment.finish_fill(env, place.block, result);
+        let span = attachment.span(request.range);
+        let result = attachment.finish_fill(env, span.block, result);
         if result.is_ok() && request.is_fua() {
             attachment.pool.join_commit(env, Waiter::Request(request.id()));
             return EndIo::Held;
@@ -454,16 +454,16 @@ enum Released {
 
 /// Looks for zeros in a write, no further than its first group.
 #[inline(always)]
-fn alike(attachment: &Attachment, request: &Request, place: &Place) -> Alike {
+fn alike(attachment: &VolumeAttachment, request: &Request, span: &BlockSpan) -> Alike {
     if request.op == Op::WriteZeroes || !attachment.pool.detects_zeroes() {
-        return Alike { zeros: request.op == Op::WriteZeroes, count: place.blocks };
+        return Alike { zeros: request.op == Op::WriteZeroes, count: span.blocks };
     }
     let is_zero = |index: u64| {
-        let (offset, len) = place.bytes(index);
+        let (offset, len) = span.bytes(index);
         request.segs.is_zero(offset, len)
     };
     let zeros = is_zero(0);
-    let most = place.blocks.min(GROUP_BLOCKS - place.block % GROUP_BLOCKS);
+    let most = span.blocks.min(GROUP_BLOCKS - span.block % GROUP_BLOCKS);
     let more = (1..most).take_while(|index| is_zero(*index) == zeros).count() as u64;
     Alike { zeros, count: 1 + more }
 }
@@ -476,15 +476,15 @@ impl Thin {
         env: &Env,
         request: &Request,
         shard: &mut Shard,
-        place: &Place,
+        span: &BlockSpan,
         alike: Alike,
         count: u64,
     ) -> Released {
         let attachment = self.attachment();
         let pool = &attachment.pool;
-        let whole = place.whole().min(count);
+        let whole = span.whole().min(count);
         let kept = request.op == Op::WriteZeroes && request.flags.contains(Flags::NO_UNMAP);
-        let is_hole_zeros = place.block >= self.origin_blocks() && pool.elides_zeroes();
+        let is_hole_zeros = span.block >= self.origin_blocks() && pool.elides_zeroes();
         if kept || whole == 0 || !is_hole_zeros || !pool.mode().is_writable() {
             return Released::None(count);
         }
@@ -498,7 +498,7 @@ impl Thin {
             return Released::None(count);
         }
         let stamp = pool.stamp(&attachment.volume);
-        for block in place.block..place.block + can {
+        for block in span.block..span.block + can {
             shard.change(block, None, stamp, true);
         }
         Released::Blocks(can)
@@ -655,7 +655,8 @@ impl Thin {
             .origin
             .as_ref()
             .map(|origin| Origin { disk: origin.disk.clone(), sectors: origin.disk.sectors().0 });
-        let attachment = Attachment::new(pool, volume, origin, &self.failures, self.failures());
+        let attachment =
+            VolumeAttachment::new(pool, volume, origin, &self.failures, self.failures());
         match self.attached() {
             Some(last) => last.go_on(Arc::new(attachment)),
             None => _ = self.attachment.get_or_init(|| Arc::new(attachment)),
@@ -665,30 +666,30 @@ impl Thin {
 
     async fn extents_of(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
         let attachment = self.attached().ok_or(IoError::IO)?;
-        let place = attachment.place(range);
+        let span = attachment.span(range);
         let run = loop {
             let run = {
-                let mut shard = attachment.volume.map.shard(place.block);
+                let mut shard = attachment.volume.map.shard(span.block);
                 // A block that a failed pool rolled back is neither data nor a hole: reads of it
                 // fail too.
                 if attachment.pool.mode() == Mode::Fail {
                     return Err(IoError::IO);
                 }
-                attachment.volume.look(&mut shard, place.block, place.blocks)
+                attachment.volume.look(&mut shard, span.block, span.blocks)
             };
             if run != Run::Absent {
                 break run;
             }
-            attachment.pool.loaded(env, &attachment.volume, place.block / GROUP_BLOCKS).await?;
+            attachment.pool.loaded(env, &attachment.volume, span.block / GROUP_BLOCKS).await?;
         };
         let (count, kind) = match run {
             Run::Mapped { count, .. } => (count, ExtentKind::Data),
-            Run::Hole { count } if place.block < self.origin_blocks() => {
-                (count.min(self.origin_blocks() - place.block), ExtentKind::Data)
+            Run::Hole { count } if span.block < self.origin_blocks() => {
+                (count.min(self.origin_blocks() - span.block), ExtentKind::Data)
             }
             Run::Hole { count } => (count, ExtentKind::Hole),
             Run::Absent => unreachable!("the loop ends with a group"),
         };
-        Ok(vec![Extent { count: place.head(count), kind }])
+        Ok(vec![Extent { count: span.head(count), kind }])
     }
 }

@@ -66,10 +66,10 @@ mod message;
 mod metadata;
 #[cfg(test)]
 mod model;
-mod place;
 mod pool;
 mod recover;
 mod space;
+mod span;
 mod status;
 mod stock;
 #[cfg(test)]

@@ -40,7 +40,7 @@ use futures_util::future::{self, Either};
 use super::canary::{self, Bug};
 use super::hand::Met;
 use super::index::{
-    COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, Place, Run, Stock,
+    COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, QueuePosition, Run, Stock,
 };
 use super::{State, WriteCache};
 
@@ -349,10 +349,11 @@ impl WriteCache {
         let mut batch = Batch { jobs: Vec::new(), blocks: 0, most };
         // Insertions before the position of the last victim were not eligible then.
         let from = state.index.scan();
-        state.index.set_scan(Place::default());
+        state.index.set_scan(QueuePosition::default());
         let mut action = self.collect_from(state, now, (from, None), &mut batch);
-        if batch.jobs.is_empty() && from != Place::default() {
-            action = self.collect_from(state, now, (Place::default(), Some(from)), &mut batch);
+        if batch.jobs.is_empty() && from != QueuePosition::default() {
+            action =
+                self.collect_from(state, now, (QueuePosition::default(), Some(from)), &mut batch);
         }
         state.judge_space();
         action = match action {
@@ -376,7 +377,7 @@ impl WriteCache {
         &self,
         state: &mut State,
         now: Time,
-        (mut at, end): (Place, Option<Place>),
+        (mut at, end): (QueuePosition, Option<QueuePosition>),
         batch: &mut Batch,
     ) -> Action {
         let max_age = self.config.max_age;

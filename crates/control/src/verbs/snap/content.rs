@@ -27,7 +27,7 @@ const CACHE: &str = "writecache";
 
 /// A device that is not followed further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum LowerDisk {
     Disk(usize),
     Volume(DeviceId),
 }
@@ -36,7 +36,7 @@ enum Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shown {
     /// A range of a device.
-    Range(Place),
+    Range(LowerDisk),
     /// A line of another kind (S3): its words, and what its disks show.
     Line { words: String, disks: Vec<Vec<Run>> },
 }
@@ -89,8 +89,8 @@ fn in_disk(disk: &Arc<dyn Disk>, range: SectorRange, runs: &mut Vec<Run>) {
         return in_table(&table, range, runs);
     }
     let place = match disk.mapped() {
-        Some(device) => Place::Volume(device.id()),
-        None => Place::Disk(Arc::as_ptr(disk).cast::<()>().addr()),
+        Some(device) => LowerDisk::Volume(device.id()),
+        None => LowerDisk::Disk(Arc::as_ptr(disk).cast::<()>().addr()),
     };
     runs.push(Run { len: range.count.0, offset: range.start.0, shown: Shown::Range(place) });
 }

@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::severity::Severity;
 use crate::thin::blocks::Bad;
-use crate::thin::walk::{Family, Fault, Place};
+use crate::thin::walk::{Family, Fault, NodeLocation};
 use crate::thin::{DeviceId, Error, Mapping, SpaceMapRoot, TIME_MAX};
 
 /// Which of the two space maps.
@@ -55,7 +55,7 @@ pub enum Finding {
     /// A fault in a tree, or in a block that should be part of one.
     Tree {
         /// Where.
-        place: Place,
+        place: NodeLocation,
         /// What is wrong.
         fault: Fault,
     },
@@ -107,7 +107,7 @@ pub enum Finding {
     /// A mapping to a data block that does not exist, or with a time after the pool's.
     Mapping {
         /// Where.
-        place: Place,
+        place: NodeLocation,
         /// The virtual block.
         key: u64,
         /// What it is mapped to.
@@ -271,7 +271,7 @@ fn held_text(held: bool) -> &'static str {
 
 fn mapping_text(
     f: &mut fmt::Formatter<'_>,
-    place: &Place,
+    place: &NodeLocation,
     key: u64,
     mapping: &Mapping,
     (blocks, time): (u64, u32),

@@ -4,7 +4,7 @@
 use super::{Check, Finding, Map, Report, bad, outside};
 use crate::thin::blocks::{Bad, Blocks, read_one};
 use crate::thin::counts::Counts;
-use crate::thin::walk::{Family, Fault, Place, Tree, Visit, Walk};
+use crate::thin::walk::{Family, Fault, NodeLocation, Tree, Visit, Walk};
 use crate::thin::{
     BITMAP_ENTRIES, BITMAPS_MAX, Bitmap, COUNT_IN_TREE, IndexBlock, IndexEntry, MetadataBlock,
     Node, RefCount,
@@ -35,7 +35,7 @@ impl Check {
             .and_then(|entries| self.seen.enter(at, Family::MetadataIndex).map(|_| entries));
         let found = entries.unwrap_or_else(|fault| {
             let tree = Tree::of(Family::MetadataIndex);
-            let place = Place { tree, block: at, first: 0, last: u64::MAX };
+            let place = NodeLocation { tree, block: at, first: 0, last: u64::MAX };
             self.report.add(Finding::Tree { place, fault });
             Vec::new()
         });
@@ -151,7 +151,7 @@ impl Visit for LargeCounts<'_> {
         super::count_children(self.metadata, node);
     }
 
-    fn fault(&mut self, place: Place, fault: Fault) {
+    fn fault(&mut self, place: NodeLocation, fault: Fault) {
         self.compare.report.add(Finding::Tree { place, fault });
     }
 }

@@ -31,7 +31,7 @@ use super::block::Block;
 use super::blocks::{Bad, Blocks, read_one};
 use super::counts::Counts;
 use super::leaves::entries;
-use super::walk::{Family, Fault, Graph, Place, Seen, Tree, Visit, Walk};
+use super::walk::{Family, Fault, Graph, NodeLocation, Seen, Tree, Visit, Walk};
 use super::{
     BITMAP_ENTRIES, DeviceDetails, DeviceId, METADATA_BLOCKS_MAX, Mapping, MetadataBlock, Node,
     Opening, Superblock, TIME_MAX, Value,
@@ -239,7 +239,7 @@ impl Check {
             (Err(bad), _) => self.report.add(Finding::Held(bad)),
             (Ok(_), Err(fault)) => {
                 let tree = Tree { held: true, ..Tree::of(Family::Superblock) };
-                let place = Place { tree, block: at, first: 0, last: u64::MAX };
+                let place = NodeLocation { tree, block: at, first: 0, last: u64::MAX };
                 self.report.add(Finding::Tree { place, fault });
             }
         }
@@ -316,7 +316,7 @@ impl Check {
         let below = below.into_iter().zip(trees);
         let counted = below.map(|(counted, (tree, root))| {
             counted.unwrap_or_else(|fault| {
-                let place = Place { tree: *tree, block: *root, first: 0, last: u64::MAX };
+                let place = NodeLocation { tree: *tree, block: *root, first: 0, last: u64::MAX };
                 self.report.add(Finding::Tree { place, fault });
                 None
             })
@@ -390,7 +390,7 @@ impl<F: FnMut(&mut Counts, &Node<'_>)> Visit for Other<'_, F> {
         count_children(self.counts, node);
     }
 
-    fn fault(&mut self, place: Place, fault: Fault) {
+    fn fault(&mut self, place: NodeLocation, fault: Fault) {
         self.report.add(Finding::Tree { place, fault });
     }
 }
@@ -410,7 +410,7 @@ impl Visit for Mappings<'_> {
         for (key, mapping) in leaf.entries::<Mapping>() {
             self.data.add(mapping.block.0);
             if mapping.block.0 >= blocks || mapping.time > time {
-                let place = Place { tree, block: leaf.at(), first: key, last: key };
+                let place = NodeLocation { tree, block: leaf.at(), first: key, last: key };
                 self.report.add(Finding::Mapping { place, key, mapping, blocks, time });
             }
         }
@@ -420,7 +420,7 @@ impl Visit for Mappings<'_> {
         count_children(self.metadata, node);
     }
 
-    fn fault(&mut self, place: Place, fault: Fault) {
+    fn fault(&mut self, place: NodeLocation, fault: Fault) {
         self.report.add(Finding::Tree { place, fault });
     }
 }

@@ -203,7 +203,7 @@ fn a_shared_data_block_that_counts_as_free_is_damage() {
         let leaves = store.read_leaves(env, devices[0], 0, 0).await.unwrap();
         let (key, mapping) = leaves[0].mappings[0];
         let path = crate::persistent::error::Path {
-            place: crate::persistent::error::Place::Mappings(devices[0]),
+            place: crate::persistent::error::MetadataPart::Mappings(devices[0]),
             block: cairn_format::thin::MetadataBlock(1),
             keys: 0..1,
         };

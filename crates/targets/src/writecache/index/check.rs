@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::order::{Order, Place};
+use super::order::{Order, QueuePosition};
 use super::{COVERED, DIAGONAL, IN_WRITEBACK, Index, LEAVING, Life, STRETCH};
 
 impl Index {
@@ -73,7 +73,7 @@ impl Index {
 
     fn check_order(&self) {
         let mut linked = BTreeMap::new();
-        let mut place = Place::default();
+        let mut place = QueuePosition::default();
         while let Some(inserted) = self.inserted_from(place) {
             for run in self.left_of(&inserted) {
                 (run.slot..run.end()).for_each(|slot| _ = linked.insert(slot, inserted.number));

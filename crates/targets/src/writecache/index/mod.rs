@@ -65,7 +65,7 @@ use groups::{DIAGONAL, Group, Groups, granule_end};
 use list::Words;
 use lookup::{BIAS, Key, Lookup, STRETCH, Unit};
 use order::Record;
-pub(super) use order::{Inserted, Order, Place};
+pub(super) use order::{Inserted, Order, QueuePosition};
 use pool::Slab;
 use space::FreeSpace;
 
@@ -96,7 +96,7 @@ pub(super) struct Index {
     /// Granules with slots filled since the last freeze: a bit for each.
     filled: Vec<u64>,
     /// Where writeback's search continues.
-    scan: Place,
+    scan: QueuePosition,
     /// The superblock's seq on disk: entries below it are committed.
     pub durable_seq: Seq,
     /// The seq that a fill gets when it completes.
@@ -154,7 +154,7 @@ impl Index {
             older: FxHashMap::default(),
             doomed: Vec::new(),
             filled: vec![0; granule_of(slots) as usize / 64 + 1],
-            scan: Place::default(),
+            scan: QueuePosition::default(),
             durable_seq: Seq::ZERO,
             stamp_seq: Seq::ZERO,
             in_writeback: 0,
@@ -424,7 +424,7 @@ impl Index {
         let Index { order, groups, cached, in_writeback, scan, .. } = self;
         let linked = *cached + u64::from(*in_writeback);
         if order.tend(linked, |record| is_live(groups, record)) {
-            *scan = Place::default();
+            *scan = QueuePosition::default();
         }
         freed
     }
@@ -753,11 +753,13 @@ impl Index {
     pub fn oldest_number(&mut self) -> Option<u64> {
         let Index { order, groups, .. } = self;
         order.drop_stale(|record| is_live(groups, record));
-        order.next_live(Place::default(), |record| is_live(groups, record)).map(|at| at.number)
+        order
+            .next_live(QueuePosition::default(), |record| is_live(groups, record))
+            .map(|at| at.number)
     }
 
     /// The oldest insertion at or after a place.
-    pub fn inserted_from(&self, from: Place) -> Option<Inserted> {
+    pub fn inserted_from(&self, from: QueuePosition) -> Option<Inserted> {
         self.order.next_live(from, |record| is_live(&self.groups, record))
     }
 
@@ -769,11 +771,11 @@ impl Index {
     }
 
     /// Where writeback's search continues. The begin is always a valid answer.
-    pub fn scan(&self) -> Place {
+    pub fn scan(&self) -> QueuePosition {
         self.scan
     }
 
-    pub fn set_scan(&mut self, place: Place) {
+    pub fn set_scan(&mut self, place: QueuePosition) {
         self.scan = place;
         let Index { order, groups, .. } = self;
         order.drop_stale(|record| is_live(groups, record));

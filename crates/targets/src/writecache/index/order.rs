@@ -72,12 +72,12 @@ pub(in super::super) struct Inserted {
     pub record: Record,
     pub number: u64,
     pub born: Time,
-    at: Place,
+    at: QueuePosition,
 }
 
 /// A position in the queue: number of a page, and a record in it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(in super::super) struct Place(u64, usize);
+pub(in super::super) struct QueuePosition(u64, usize);
 
 /// The queue.
 pub(in super::super) struct Order {
@@ -173,7 +173,11 @@ impl Order {
     }
 
     /// The first record at or after a place that is live.
-    pub fn next_live(&self, from: Place, live: impl Fn(Record) -> bool) -> Option<Inserted> {
+    pub fn next_live(
+        &self,
+        from: QueuePosition,
+        live: impl Fn(Record) -> bool,
+    ) -> Option<Inserted> {
         let mut index = self.index_of(from.0);
         let mut at = if self.pages.get(index)?.number == from.0 { from.1 } else { 0 };
         if index == 0 {
@@ -182,7 +186,7 @@ impl Order {
         while let Some(page) = self.pages.get(index) {
             while let Some(record) = page.get(&self.words, at) {
                 if live(record) {
-                    let place = Place(page.number, at);
+                    let place = QueuePosition(page.number, at);
                     return Some(Inserted {
                         record,
                         number: page.number,
@@ -204,12 +208,12 @@ impl Order {
     }
 
     /// The place after a record.
-    pub fn after(inserted: &Inserted) -> Place {
-        Place(inserted.at.0, inserted.at.1 + 1)
+    pub fn after(inserted: &Inserted) -> QueuePosition {
+        QueuePosition(inserted.at.0, inserted.at.1 + 1)
     }
 
     /// The place of a record.
-    pub fn place(inserted: &Inserted) -> Place {
+    pub fn place(inserted: &Inserted) -> QueuePosition {
         inserted.at
     }
 
@@ -301,7 +305,7 @@ mod tests {
             (record.slot()..record.slot() + record.len())
                 .any(|slot| seqs[slot as usize].is_some_and(|seq| record.is_of(Seq(seq))))
         };
-        let (mut slots, mut at) = (Vec::new(), Place::default());
+        let (mut slots, mut at) = (Vec::new(), QueuePosition::default());
         while let Some(inserted) = order.next_live(at, live) {
             at = Order::after(&inserted);
             let record = inserted.record;
@@ -371,14 +375,18 @@ mod tests {
         }
         assert!(most < 64, "{most} pages for two records");
         let live = |record: Record| record.slot() == 0 || record.slot() == 799_998;
-        let first = order.next_live(Place::default(), live).expect("it stays");
+        let first = order.next_live(QueuePosition::default(), live).expect("it stays");
         let second = order.next_live(Order::after(&first), live).expect("the last one");
         assert_eq!((first.record.slot(), second.record.slot()), (0, 799_998));
         // Places in pages that are gone lead to what comes after.
-        let between = order.next_live(Place(first.number + 1, 300), live).expect("the last one");
+        let between =
+            order.next_live(QueuePosition(first.number + 1, 300), live).expect("the last one");
         assert_eq!(between.record.slot(), 799_998);
         order.drop_stale(|record| record.slot() == 799_998);
-        assert_eq!(order.next_live(Place::default(), live).expect("left").record.slot(), 799_998);
+        assert_eq!(
+            order.next_live(QueuePosition::default(), live).expect("left").record.slot(),
+            799_998
+        );
     }
 
     #[test]
@@ -387,7 +395,7 @@ mod tests {
         order.push(0, 1, Seq(0), Time(0));
         order.drop_stale(|_| false);
         order.push(1, 1, Seq(0), Time(0));
-        let live = order.next_live(Place::default(), |_| true).expect("it has its place");
+        let live = order.next_live(QueuePosition::default(), |_| true).expect("it has its place");
         assert_eq!((live.record.slot(), live.record.len()), (1, 1));
     }
 
@@ -397,7 +405,7 @@ mod tests {
         order.push(0, 3, Seq(1), Time(1));
         let mark = order.seal();
         order.push(3, 1, Seq(1), Time(1));
-        let first = order.next_live(Place::default(), |_| true).unwrap();
+        let first = order.next_live(QueuePosition::default(), |_| true).unwrap();
         let second = order.next_live(Order::after(&first), |_| true).unwrap();
         assert!(first.number < mark && second.number >= mark);
         assert_eq!((first.record.len(), second.record.slot()), (3, 3));

@@ -1,10 +1,10 @@
-//! [`Place`]: the range of a request on its volume, in blocks and in sectors.
+//! [`BlockSpan`]: the range of a request on its volume, in blocks and in sectors.
 
 use cairn_block::{SectorCount, SectorRange};
 
 /// A request as the virtual blocks it touches.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct BlockSpan {
     pub sector: u64,
     /// The first.
     pub block: u64,
@@ -16,12 +16,12 @@ pub(super) struct Place {
     block_sectors: u64,
 }
 
-impl Place {
-    pub fn of(range: SectorRange, block_sectors: u64) -> Place {
+impl BlockSpan {
+    pub fn of(range: SectorRange, block_sectors: u64) -> BlockSpan {
         let (sector, sectors) = (range.start.0, range.count.0);
         let (block, offset) = (sector / block_sectors, sector % block_sectors);
         let blocks = (offset + sectors).div_ceil(block_sectors);
-        Place { sector, block, offset, blocks, sectors, block_sectors }
+        BlockSpan { sector, block, offset, blocks, sectors, block_sectors }
     }
 
     /// How many blocks it covers from the first on.

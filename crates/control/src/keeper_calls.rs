@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 /// The keeper's wake-up channel, and the volumes that it must bring up.
 #[derive(Default)]
-pub struct Keeper {
+pub struct KeeperCalls {
     /// Wakes the thread.
     wake: Mutex<Option<Sender<()>>>,
     /// Volumes that a verb suspended and could not bring up again, because a device failed. All
@@ -17,9 +17,9 @@ pub struct Keeper {
     stuck: Mutex<HashSet<String>>,
 }
 
-impl Keeper {
+impl KeeperCalls {
     /// A callback that wakes the thread. It may be called after the thread has ended.
-    pub fn caller(keeper: &Arc<Keeper>) -> Arc<dyn Fn() + Send + Sync> {
+    pub fn caller(keeper: &Arc<KeeperCalls>) -> Arc<dyn Fn() + Send + Sync> {
         let keeper = Arc::downgrade(keeper);
         Arc::new(move || {
             if let Some(keeper) = keeper.upgrade() {

@@ -89,7 +89,7 @@ pub enum Command {
     State(StateCommand),
     /// Send a message to the target at a sector
     Message(VolumeMessage),
-    /// Let no request in and finish those under way
+    /// Admit no more requests and finish those in flight
     Suspend {
         /// Which and how
         #[command(flatten)]
@@ -98,10 +98,10 @@ pub enum Command {
         #[arg(long)]
         nolockfs: bool,
     },
-    /// Load a table beside the live one; resume makes it live
+    /// Load an inactive table; resume makes it live
     #[command(visible_alias = "reload")]
     Load(WithTable<VolumeLoad>),
-    /// Make the loaded table live and let requests in
+    /// Make the loaded table live and admit requests
     Resume(VolumeResume),
     /// Make the last line of a volume's table longer or shorter: linear or thin
     Resize(VolumeResize),
@@ -111,7 +111,7 @@ pub enum Command {
     Clear(VolumeClear),
     /// Create a volume, load its table and resume it
     Create(WithTable<VolumeCreate>),
-    /// Take a volume away
+    /// Remove a volume
     Remove(VolumeRemove),
     /// Wait for an event of a volume
     Wait(VolumeWait),
@@ -124,15 +124,15 @@ pub enum Command {
     /// Volumes of thin pools: create, snapshot, list, diff, rollback, remove, rename
     #[command(subcommand)]
     Thin(Box<ThinCommand>),
-    /// What is this? Exit code 5: a dirty cache
+    /// Show which formats a device has. Exit code 5: a dirty cache
     Probe(DevicesArgs),
-    /// Is it sound? Exit codes 0, 5, 3, 2
+    /// Check whether metadata is sound. Exit codes 0, 5, 3, 2
     Check(CheckArgs),
     /// Show the metadata of a device; of a thin pool as XML
     Dump(DumpArgs),
-    /// Save what can be saved of a damaged exception store or pool. Exit code 2: something was lost
+    /// Recover what is readable of a damaged exception store or pool. Exit code 2: data was lost
     Repair(RepairArgs),
-    /// Make the metadata of a thin pool out of XML
+    /// Make the metadata of a thin pool from XML
     Restore(RestoreArgs),
     /// Show which volumes of a thin pool map a data block
     Rmap(RmapArgs),
@@ -155,14 +155,14 @@ pub enum Command {
 pub enum ExportCommand {
     /// Serve a volume under another name, also after the next start
     Add(ExportAdd),
-    /// Serve an export no more, also after the next start
+    /// Stop serving an export, also after the next start
     Remove(ExportRemove),
 }
 
 /// `state`
 #[derive(Subcommand)]
 pub enum StateCommand {
-    /// Show what is recorded of volumes and exports
+    /// Show the records of volumes, exports and caches
     Show {
         /// Where
         #[command(flatten)]
@@ -171,7 +171,7 @@ pub enum StateCommand {
         #[command(flatten)]
         query: Query<StateShow>,
     },
-    /// Drop what is recorded of a volume that is not served: the configuration counts again
+    /// Drop the record of a volume that is not served; the next start uses the configuration
     Forget {
         /// Where
         #[command(flatten)]
@@ -199,11 +199,11 @@ pub enum SnapCommand {
     List(Listing<SnapList>),
     /// List the ranges that may differ: of a snapshot and its volume now, or another snapshot
     Diff(Query<SnapDiff>),
-    /// Give the volume the content of a snapshot, which stays; what was written since is lost
+    /// Give the volume the content of a snapshot and keep the snapshot; later writes are lost
     Rollback(Merging<SnapRollback>),
-    /// The volume gets the snapshot's content, what was written since is lost; the snapshot goes
+    /// Give the volume the content of a snapshot and delete the snapshot; later writes are lost
     Merge(Merging<SnapMerge>),
-    /// Take a snapshot away; the volume stays as it is
+    /// Delete a snapshot; the volume is unchanged
     Remove(SnapRemove),
     /// Make the store of a snapshot larger
     Grow(SnapGrow),
@@ -223,9 +223,9 @@ pub enum PoolCommand {
     },
     /// Show how full pools are, and in which mode
     Status(Listing<PoolStatus>),
-    /// Make a pool larger: by the sizes said, or as its devices have grown
+    /// Make a pool larger: to the given sizes, or to the sizes of its devices
     Grow(PoolGrow),
-    /// Tell the data device of every free block, so that a file gets its room back
+    /// Discard every free block on the data device; a sparse file gives its space back
     Trim(Query<PoolTrim>),
 }
 
@@ -234,13 +234,13 @@ pub enum PoolCommand {
 pub enum ThinCommand {
     /// Make an empty volume of a pool
     Create(ThinCreate),
-    /// Make a snapshot of a volume: a volume of its own that shares everything
+    /// Make a snapshot of a volume: another volume that shares all blocks
     Snapshot(ThinSnapshot),
     /// List the volumes of a pool, a volume with its snapshots, or all; with their own bytes
     List(Listing<ThinList>),
     /// List the ranges that may differ: of a snapshot and its volume now, or any two of a pool
     Diff(Query<ThinDiff>),
-    /// Give a volume the content of a snapshot, which stays; what was written since is lost
+    /// Give a volume the content of a snapshot and keep the snapshot; later writes are lost
     Rollback(ThinRollback),
     /// Delete a volume or snapshot, or POOL/thin-ID
     Remove(ThinRemove),
@@ -303,13 +303,13 @@ pub struct Merging<V: Verb> {
     pub until: UntilArgs,
 }
 
-/// How long a merge is watched.
+/// When the progress display of a merge ends.
 #[derive(Args)]
 pub struct UntilArgs {
-    /// Return when it has begun, and leave the rest to the server
+    /// Return when the merge has begun; the server continues it
     #[arg(long)]
     pub no_wait: bool,
-    /// Stop watching after this many seconds; exit code 124 if work is left, which goes on
+    /// Stop the progress display after this many seconds; exit code 124 if the merge continues
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,
 }
@@ -326,7 +326,7 @@ pub struct FeatureArgs {
     /// Take no discards
     #[arg(long)]
     pub ignore_discard: bool,
-    /// Free blocks at a discard, and do not tell the data device
+    /// Free blocks at a discard without discarding on the data device
     #[arg(long)]
     pub no_discard_passdown: bool,
     /// Writes that find no free block fail at once, instead of waiting
@@ -341,7 +341,7 @@ pub struct FeatureArgs {
     /// Raise an event when so much of the metadata is in use (default: 85)
     #[arg(long, value_name = "PERCENT")]
     pub metadata_mark: Option<u64>,
-    /// Make the data file so much longer whenever no more blocks than --low-water are free
+    /// Make the data file longer by SIZE whenever no more blocks than --low-water are free
     /// (without --low-water: when a quarter of SIZE is free)
     #[arg(long, value_name = "SIZE", value_parser = sectors())]
     pub grow: Option<u64>,
@@ -381,7 +381,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
     Ok(cli)
 }
 
-/// Adds the list of second words to the refusal of one that is like none of them.
+/// Adds the list of subcommands to the refusal of an unknown one.
 fn with_verbs(mut error: clap::Error, args: &[OsString]) -> clap::Error {
     let mut command = &Cli::command();
     for arg in args.iter().skip(1) {

@@ -1,8 +1,8 @@
-//! `cairn flush`: drains a cache to its origin, with nobody served.
+//! `cairn flush`: drains a cache to its origin without serving clients.
 //!
-//! The table is built and resumed (which recovers), then drained; meanwhile its targets say how
-//! much is left. Ctrl-C or `--timeout` suspends, which commits what was done:
-//! the blocks written back so far are free on the cache, and the next run goes on with the rest.
+//! The table is built and resumed (which recovers), then drained, while its targets report how much
+//! is left. Ctrl-C or `--timeout` suspends, which commits: the blocks written back so far are free
+//! on the cache, and the next run continues with the rest.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -18,14 +18,14 @@ use crate::cli::FlushArgs;
 use cairn_control::world::{World, WorldOptions};
 
 const VOLUME: &str = "flush";
-/// How often the progress is looked at.
+/// How often the progress is read.
 const TICK: Duration = Duration::from_millis(200);
 
 /// How the drain ended.
 enum End {
-    /// Every cache said so.
+    /// Every cache is drained.
     Drained,
-    /// A cache could not.
+    /// A cache could not be drained.
     Failed(cairn_block::ConfigError),
     /// Asked to stop.
     Stopped,
@@ -73,8 +73,8 @@ fn drain(
 ) -> End {
     let (send, done) = channel();
     let drained = world.clone();
-    // It waits until all is written back, hence a thread. Nobody listens any more if the drain was
-    // stopped.
+    // The call waits until all is written back, so it has a thread. After a stop no one receives
+    // its result.
     std::thread::spawn(move || drop(send.send(drained.drain(VOLUME))));
     let mut progress = Progress::begin(left(volume));
     loop {
@@ -108,7 +108,7 @@ fn conclude(end: End, left: Left) -> Outcome<u8> {
     }
 }
 
-/// What the origin does not have yet.
+/// The bytes that the origin does not have yet.
 fn left(volume: &MappedDevice) -> Left {
     let mut left = Left::default();
     for dirty in volume.dirty() {

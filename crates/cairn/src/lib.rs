@@ -2,10 +2,10 @@
 //!
 //! The modules of a line import only those of the lines above it and of their own line, and no two
 //! import each other in a circle. A test keeps it so (`cairn/tests/imports.rs`).
-//! - [`serve`]: volumes from tables, served until told to stop.
+//! - [`serve`]: brings up volumes from tables and serves them until a signal.
 //! - [`cli`]: the command line. [`remote`]: verbs as a client sends them, and prints the answers.
 //! - [`flush`]: drains a cache without a server. [`mod@bench`]: runs `cairn-bench`.
-//! - [`untrusted`]: decoders of what comes from outside, for the fuzzers.
+//! - [`untrusted`]: decoders of untrusted input, for the fuzzers.
 //!
 //! Deliberately absent: policy (targets), mechanism (backends, exports), and what a server does
 //! with its volumes (control).
@@ -23,7 +23,7 @@ use cairn_outcome::failure::Outcome;
 use cairn_outcome::{program, stderr};
 use cli::{Cli, Command};
 
-/// The program: reads the command line, runs the verb, and says what was wrong on one line.
+/// The program: reads the command line, runs the verb, and prints an error on one line.
 #[must_use]
 pub fn main() -> ExitCode {
     program::run(cli::parse(std::env::args_os()), |cli| {

@@ -1,5 +1,5 @@
-//! Decoders of what the program reads from outside, without the rest: for fuzzers and property
-//! tests. Nothing here opens, makes or changes anything.
+//! The decoders of untrusted input, for fuzzers and property tests. Nothing here opens, makes or
+//! changes a file or device.
 
 use std::path::{Path, PathBuf};
 

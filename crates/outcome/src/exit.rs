@@ -1,4 +1,4 @@
-//! Exit codes: what the program says to a script.
+//! Exit codes: the result of the program for a script.
 //!
 //! Owns the one table of codes; `--help` and `docs/cli.md` repeat it and a test holds them to it.
 //! Every refusal is a [`ConfigError`], and its kind alone decides the code. A check or probe of
@@ -14,7 +14,7 @@ pub const FAILURE: u8 = 1;
 pub const DAMAGED: u8 = 2;
 /// Can be repaired; nothing is lost.
 pub const REPAIRABLE: u8 = 3;
-/// Somebody else holds the device, file or socket.
+/// Another process or volume holds the device, file or socket.
 pub const BUSY: u8 = 4;
 /// Sound after the recovery that every activation does; dirty.
 pub const RECOVERS: u8 = 5;
@@ -29,7 +29,7 @@ pub const TABLE: [(u8, &str); 8] = [
     (FAILURE, "failure: a wrong argument, or the system refused"),
     (DAMAGED, "damaged, or the answer is no"),
     (REPAIRABLE, "repairable, nothing is lost"),
-    (BUSY, "busy: somebody else holds the device, file or socket"),
+    (BUSY, "busy: another process or volume holds the device, file or socket"),
     (RECOVERS, "sound after the recovery that every activation does (check); dirty (probe)"),
     (UNSUPPORTED, "unsupported"),
     (TIMEOUT, "the time given by --timeout passed with work left"),

@@ -1,5 +1,6 @@
-//! Refusals, short to write: every error of the program is a [`ConfigError`], one line that names
-//! the device, the field, what was found and what was expected.
+//! Constructors of errors. Every error of the program is a [`ConfigError`]: one line that names the
+//! object first, then says what happened. [`wrong`] and [`refused`] are for values: the field, the
+//! value found and the value expected. For a state use [`ConfigError::new`] and say it directly.
 
 use std::fmt::Display;
 use std::io;
@@ -30,7 +31,7 @@ pub fn refused(
     ConfigError::new(kind, device, format!("{field}: found {found}, expected {expected}"))
 }
 
-/// The system said no while doing `what` to `device`.
+/// A system call failed while doing `what` to `device`.
 pub fn system(device: impl Into<String>, what: &str, error: io::Error) -> ConfigError {
     if error.kind() == io::ErrorKind::NotFound {
         let detail = format!("{what}: there is no such file or folder");
@@ -39,7 +40,7 @@ pub fn system(device: impl Into<String>, what: &str, error: io::Error) -> Config
     ConfigError::new(ConfigKind::System, device, what).with_source(error)
 }
 
-/// Splits off the result that something was done, but that acknowledged writes may be lost.
+/// Separates [`ConfigKind::Lost`] (it was done, but acknowledged writes may be lost) from errors.
 ///
 /// # Errors
 /// It was not done.
@@ -51,7 +52,7 @@ pub fn unless_lost(result: Outcome<()>) -> Outcome<Option<ConfigError>> {
     }
 }
 
-/// What the steps of a verb lost that goes on all the same: told at its end.
+/// The first loss in the steps of a verb that continues. The verb reports it at its end.
 #[derive(Debug, Default)]
 pub struct Losses(Option<ConfigError>);
 
@@ -68,7 +69,7 @@ impl Losses {
         Ok(())
     }
 
-    /// What a verb answers that has done everything.
+    /// The result of a verb that has done all its steps.
     ///
     /// # Errors
     /// Acknowledged writes may be lost.

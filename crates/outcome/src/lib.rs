@@ -1,4 +1,4 @@
-//! How the operations and the programs of this project end: the same for all of them.
+//! How operations and programs end: one way for all programs of the project.
 //!
 //! - [`failure`]: what operations return. [`exit`]: exit codes.
 //! - [`stdout`]: results. [`stderr`]: errors, notes and the log.

@@ -50,7 +50,7 @@ pub fn usage(error: &clap::Error) -> String {
     }
 }
 
-/// What verbs there are instead of a wrong one.
+/// The verbs to try instead of a wrong one.
 fn way_on(error: &clap::Error) -> String {
     let words = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => vec![word.clone()],

@@ -1,9 +1,9 @@
 //! Signals and other things that end a wait of the main thread.
 //!
-//! The first SIGINT or SIGTERM is an [`Event`], the second ends the process at once, unless it is
-//! the same one sent twice. SIGHUP is ignored: a server outlives its terminal; and so is SIGXFSZ,
-//! from the program's beginning. What is [`Unfinished`] is taken away whichever way the process
-//! ends, short of being killed.
+//! The first SIGINT or SIGTERM is an [`Event`]. The second one ends the process at once, unless it
+//! is the same signal sent twice. SIGHUP is ignored, because a server outlives its terminal.
+//! SIGXFSZ is ignored from the beginning of the program. An [`Unfinished`] file is removed at every
+//! end of the process, except a SIGKILL.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 use crate::failure::{Outcome, system};
 use crate::stderr::say;
 
-/// Something the main thread waits for.
+/// An event that the main thread waits for.
 #[derive(Debug)]
 pub enum Event {
     /// Asked to end.
@@ -29,8 +29,8 @@ pub enum Event {
     CommandEnded(ExitStatus),
 }
 
-/// Has writes beyond the limit of a file's size fail, where they ended the process: one client may
-/// write there, and others have something to lose. A process that is started has the default again.
+/// Makes writes beyond the limit of a file's size fail instead of ending the process, because one
+/// client's write must not end the server of others. Child processes have the default again.
 ///
 /// # Errors
 /// The system refused.
@@ -57,13 +57,13 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
                     continue;
                 }
                 say("second signal: leaving at once");
-                // Held to the end: nothing is finished any more.
+                // Held until the process ends, so that no file becomes finished any more.
                 let unfinished = UNFINISHED.lock();
                 unfinished.iter().for_each(|path| remove(path));
                 std::process::exit(128 + signal);
             }
             first = Some((signal, now));
-            // Nobody waits any more only when the process is ending anyway.
+            // The receiver is gone only when the process is ending.
             drop(stop.send(Event::Stop));
         }
     };
@@ -78,10 +78,10 @@ fn is_repeat(first: (i32, Instant), next: (i32, Instant)) -> bool {
     next.0 == first.0 && next.1.duration_since(first.1) < AT_ONCE
 }
 
-/// The paths of all that is unfinished.
+/// The paths of all unfinished files.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A file made here that is of no use before it is finished.
+/// A new file that is useless until it is finished.
 pub struct Unfinished {
     path: PathBuf,
     finished: bool,
@@ -94,7 +94,7 @@ impl Unfinished {
         Unfinished { path: path.to_owned(), finished: false }
     }
 
-    /// Keeps it.
+    /// Keeps the file.
     pub fn finish(mut self) {
         self.finished = true;
     }
@@ -110,7 +110,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// That it can't go is not what to tell at an end.
+/// An error is dropped: the program is ending with another result.
 fn remove(path: &Path) {
     drop(std::fs::remove_file(path));
 }

@@ -1,10 +1,10 @@
 //! Lines on stderr: errors, notes and the log.
 //!
-//! E1. Nothing ends because stderr cannot be written: a disk that is full, a pipe without a reader
-//!     or a terminal that is gone costs lines, no volume.
-//! E2. The threads of a server never wait for who reads the log: they leave lines to a thread that
-//!     writes them, which drops lines when too many wait. What was logged is written before the
-//!     program ends, for a second at most.
+//! E1. No volume and no process ends because stderr cannot be written: a full disk, a pipe without
+//!     a reader or a lost terminal only drops lines.
+//! E2. The threads of a server never wait for the reader of the log: they queue lines for a thread
+//!     that writes them, which drops lines when too many wait. The program writes the queued lines
+//!     before it ends, for a second at most.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -29,7 +29,7 @@ pub fn say(line: impl Display) {
     let _ = io::stderr().write_all(format!("cairn: {line}\n").as_bytes());
 }
 
-/// What cannot be written is dropped (E1).
+/// Drops what cannot be written (E1).
 struct Stderr;
 
 impl Write for Stderr {
@@ -43,8 +43,8 @@ impl Write for Stderr {
     }
 }
 
-/// Starts the log: warnings, and more with `-v`. A server's lines bear the time, and tell of verbs
-/// and recoveries unless it serves one command. What the guard keeps is written when it is dropped.
+/// Starts the log: warnings, and more with `-v`. A server's lines have the time; they include verbs
+/// and recoveries unless it serves one command. Dropping the guard writes the queued lines.
 #[must_use]
 pub fn start_log(of: Log, verbose: u8) -> Option<WorkerGuard> {
     let level = match verbose {

@@ -1,8 +1,8 @@
-//! `table --kernel`: a script that sets volumes up in the kernel, those beneath them first.
+//! `table --kernel`: a script that sets volumes up in the kernel, the lowest first.
 //!
-//! The kernel takes block devices only: a file gets a loop device. What only cairn knows is left
-//! out, and the line that cairn has stands above each; a target or device that the kernel does not
-//! have is refused.
+//! The kernel takes block devices only, so the script makes a loop device for each file. Options
+//! that only cairn has are left out; cairn's own line stands as a comment above each line. A target
+//! or device that the kernel does not have is refused.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ device() { if [ -b \"$1\" ]; then echo \"$1\"; else losetup --find --show \"$1\"
 
 struct Script<'a> {
     server: &'a Client,
-    /// Where the server's relative paths begin.
+    /// The folder of the server's relative paths.
     folder: PathBuf,
     text: String,
     /// Paths in the order of their variables.

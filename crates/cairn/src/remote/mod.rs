@@ -158,13 +158,13 @@ fn thin(server: &Client, verb: ThinCommand) -> Outcome<u8> {
     }
 }
 
-/// Asks for a change, and tells what a person should know.
+/// Asks for a change, and prints the notes of the answer.
 fn tell<V: Verb<Answer = Done>>(server: &Client, verb: &V) -> Outcome<u8> {
     let answer = server.ask(verb)?;
     pass_on(verb.params()["name"].as_str().unwrap_or_default(), &answer)
 }
 
-/// Tells on stderr what an answer notes about a volume.
+/// Prints the notes of an answer about a volume on stderr.
 fn pass_on(name: &str, answer: &Done) -> Outcome<u8> {
     answer.notes.iter().flatten().for_each(|note| say(format_args!("{name}: {note}")));
     Ok(exit::OK)
@@ -190,8 +190,8 @@ fn list_sizes<V: Verb>(
     show(server, &list.query, |answer| text(answer, sizes))
 }
 
-/// The verb with the table that a command line gives, or names. Its paths are relative to the
-/// folder of the caller: if the server's begin elsewhere, they are made absolute.
+/// The verb with the table of the command line or of the file that it names. Paths are relative to
+/// the caller's folder; if the server has another folder, they are made absolute.
 fn with_table<V: Verb>(
     server: &Client,
     WithTable { mut verb, table }: WithTable<V>,

@@ -1,5 +1,4 @@
-//! `cairn resume` and `cairn replace`, the client's side: what a swap of tables may do, and how far
-//! a flush before it is.
+//! The client's side of `cairn resume` and `cairn replace`, with the progress of `--flush`.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -12,10 +11,10 @@ use cairn_control::client::Client;
 use cairn_control::verbs::verb::{Done, Verb};
 use cairn_control::verbs::volume::VolumeInfo;
 
-/// How often the server is asked how much is left.
+/// How often the client asks how much is left.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Asks for a swap of tables; with `flush` it shows how much is left until the answer comes.
+/// Asks for a swap of tables. With `flush`, shows how much is left until the answer comes.
 ///
 /// # Errors
 /// There is no server, or it refuses.
@@ -28,7 +27,8 @@ where
     }
     let (asker, total) = (server.clone(), left(server, name)?);
     let (send, answered) = channel();
-    // It waits for the answer; whoever ends this process hangs up, which ends the flush.
+    // The thread waits for the answer. The end of this process closes the connection, which ends
+    // the flush.
     std::thread::spawn(move || drop(send.send(asker.ask(&verb))));
     let mut progress = (total.bytes > 0).then(|| Progress::begin_drain(total));
     loop {
@@ -46,14 +46,14 @@ where
             }
         };
         if let Some(progress) = &mut progress {
-            // Of the new table, which has none of it, if it is live.
+            // If the new table is live already, it has no dirty bytes.
             progress.finish(left(server, name).unwrap_or_default(), ());
         }
         return pass_on(name, &answer?);
     }
 }
 
-/// What only the caches of a volume have.
+/// The bytes that only the caches of a volume have.
 fn left(server: &Client, name: &str) -> Outcome<Left> {
     let infos = server.ask(&VolumeInfo { name: Some(name.to_owned()) })?;
     let bytes = infos.iter().map(|info| info.dirty_bytes).sum();

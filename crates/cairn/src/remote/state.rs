@@ -39,7 +39,7 @@ fn print_shown(shown: &Shown, as_json: bool) -> Outcome<u8> {
     if as_json { print_json(&json!(shown)) } else { print(&shown.text()) }
 }
 
-/// The file may be missing for a server, but not for somebody who names it.
+/// A server may start without the file; a user who names it needs it.
 fn look_at(path: &Path) -> Outcome<()> {
     let found = std::fs::metadata(path);
     found.map(drop).map_err(|error| system(path.display().to_string(), "state", error))

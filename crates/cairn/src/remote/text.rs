@@ -1,4 +1,4 @@
-//! What reading verbs answered, as a person reads it: where dmsetup has such a verb, in its words.
+//! The answers of reading verbs as text for a person. A verb that dmsetup has prints in its form.
 
 use std::fmt::Write;
 

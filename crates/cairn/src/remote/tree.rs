@@ -20,7 +20,7 @@ fn lowers(volume: &VolumeLines) -> Vec<String> {
     all
 }
 
-/// Volumes on which none stands are at the left.
+/// The tree. Volumes that no other volume stands on are at the left.
 pub fn tree(volumes: &[VolumeLines]) -> String {
     let beneath: Vec<String> = volumes.iter().flat_map(lowers).collect();
     let is_top = |volume: &&VolumeLines| !beneath.contains(&format!("@{}", volume.name));

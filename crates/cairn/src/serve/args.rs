@@ -12,7 +12,7 @@ use cairn_reactor::RingKind;
 use super::config::KEYS;
 use super::limits::{CONNECTIONS, parse_memory};
 
-/// The longest a reactor may look around before it sleeps, in microseconds.
+/// The longest time that an idle reactor may poll before it sleeps, in microseconds.
 pub const SPIN_US_MAX: i64 = 10_000;
 
 /// The volume of a table without a name.
@@ -47,10 +47,10 @@ pub struct ServeArgs {
     /// Volumes, exports, sockets and images to make; paths in it are relative to it
     #[arg(value_name = "FILE.toml")]
     pub file: Option<PathBuf>,
-    /// Where tables changed at run time are kept (default: beside FILE.toml)
+    /// The state file, for tables changed at run time (default: beside FILE.toml)
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
-    /// The volume that clients get who name no export (default: the only one)
+    /// The volume for clients that name no export (default: the only one)
     #[arg(long, value_name = "NAME")]
     pub export: Option<String>,
     /// Where clients connect: unix:PATH or tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
@@ -75,7 +75,7 @@ pub struct ServeArgs {
     /// How requests reach the system
     #[arg(long, value_enum)]
     pub ring: Option<RingChoice>,
-    /// How long a reactor looks around before it sleeps, in microseconds, while requests come
+    /// How long an idle reactor polls before it sleeps, in microseconds, while requests come
     /// at least that often (default: 0, sleep at once)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SPIN_US_MAX))]
     pub spin_us: Option<u32>,
@@ -104,7 +104,7 @@ pub enum RingChoice {
 }
 
 impl RingChoice {
-    /// The reactor's word for it.
+    /// The choice as the reactor's type.
     pub fn kind(self) -> RingKind {
         match self {
             RingChoice::Auto => RingKind::Auto,

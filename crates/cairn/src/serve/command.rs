@@ -12,11 +12,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use cairn_control::exports::Exports;
 
-/// A folder that only this user enters; gone when dropped.
+/// A folder that only this user can enter. Removed when dropped.
 pub struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
-    /// Makes one with a name nobody has.
+    /// Makes a folder with an unused name.
     ///
     /// # Errors
     /// The system refused.

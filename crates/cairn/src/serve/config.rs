@@ -1,6 +1,6 @@
 //! The TOML file: volumes, exports, sockets, state and images to make.
 //!
-//! Owns the schema and its judgement; makes nothing itself. `keys.toml` explains every key, for
+//! Owns the schema and its checks; makes no file itself. `keys.toml` explains every key, for
 //! `cairn serve --help` and `docs/cli.md`. Unknown keys are refused. Paths are relative to the
 //! file: those of sockets, state and images are joined here; those in tables stay as written, so
 //! that they print as given, and the opener joins them to [`Config::base`].
@@ -20,12 +20,12 @@ use cairn_control::verbs::volume::VolumeMessage;
 /// A file with every key, explained.
 pub const KEYS: &str = include_str!("keys.toml");
 
-/// What a TOML file says.
+/// The contents of a TOML file.
 #[derive(Debug, Default)]
 pub struct Config {
     /// The file's folder.
     pub base: PathBuf,
-    /// The file's state file: beside it, unless it says otherwise.
+    /// The state file: beside the TOML file, unless a key names another.
     pub state: PathBuf,
     /// Where to listen, as written.
     pub listen: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Config {
     pub reactors: Option<u16>,
     /// Which ring.
     pub ring: Option<RingChoice>,
-    /// How long a reactor looks around before it sleeps, in microseconds.
+    /// How long an idle reactor polls before it sleeps, in microseconds.
     pub spin_us: Option<u32>,
     /// Most NBD connections.
     pub connections: Option<u16>,
@@ -178,7 +178,7 @@ impl Config {
         Config::parse(&text, path, base)
     }
 
-    /// Judges the text of a file at `path` in folder `base`.
+    /// Parses and checks the text of a file at `path` in folder `base`.
     ///
     /// # Errors
     /// It is no TOML, or says something that has no meaning.

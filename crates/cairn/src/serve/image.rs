@@ -1,15 +1,16 @@
 //! Images that the TOML file asks for: sparse files, made where they are missing.
 //!
-//! An image is made only for a volume that has none of its images: if some are there, the others
-//! were lost or are not mounted, and an empty one in their place would show old data, or lose what
-//! a cache keeps. Such a volume is not served (I1). What lies beneath a volume with `@` is its own.
-//! An image that a volume lacks that is not served is not made for another one either, which is
-//! then not served for the same reason (I2). Nor is an image made that the state file has as part
-//! of a dirty cache (I3).
+//! I1. An image is made only for a volume that has none of its images. If some exist, the others
+//!     were lost or are not mounted; an empty one in their place would show old data, or lose the
+//!     dirty data of a cache. Such a volume is not served. The images of a volume include those of
+//!     the volumes that its table names with `@`.
+//! I2. If a volume is not served because it lacks an image, that image is not made for another
+//!     volume either, which then lacks it too.
+//! I3. An image is not made if the state file records it as part of a dirty cache.
 //!
 //! Order, and what a crash between two steps leaves:
-//! 1. `PATH.new` is made in its full size and flushed: a file that the next start makes anew;
-//! 2. renamed to PATH, which must not be there: the image, whole;
+//! 1. `PATH.new` is made in its full size and flushed: a file that the next start replaces;
+//! 2. renamed to PATH, which must not exist: the image, whole;
 //! 3. the folder is flushed: the image, durable. Only now a volume uses it.
 //!
 //! A crash between two images of a volume leaves one of them: the next start names the other.
@@ -38,7 +39,7 @@ struct Lack {
     there: Option<usize>,
 }
 
-/// Makes the images that are missing, and has volumes refused that lack some of theirs.
+/// Makes the missing images, and refuses the volumes that lack some of theirs.
 ///
 /// # Errors
 /// The system refused.
@@ -121,14 +122,14 @@ fn lacks(is_there: &[bool], is_recorded: &[bool], needs: &[(String, Vec<usize>)]
     }
 }
 
-/// A size as `truncate` and the TOML file take it.
+/// A size in the form of `truncate` and the TOML file.
 fn size_text(bytes: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     let unit = UNITS.iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
     unit.map_or(bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
 }
 
-/// Makes a sparse image if it is missing. What is there is left as it is, whatever its size.
+/// Makes a sparse image if it is missing. An existing file is not changed, whatever its size.
 fn make_image(image: &Image) -> Outcome<()> {
     if fs::symlink_metadata(&image.path).is_ok() {
         return Ok(());
@@ -137,7 +138,7 @@ fn make_image(image: &Image) -> Outcome<()> {
     let unfinished = beside(&image.path);
     let made = make(&unfinished, image.bytes).and_then(|()| put(&unfinished, &image.path));
     if made.is_err() {
-        // That it cannot go is not what to tell.
+        // The caller gets the first error, not that of the removal.
         drop(fs::remove_file(&unfinished));
     }
     made.map_err(failed)?;
@@ -152,7 +153,7 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 fn make(path: &Path, bytes: u64) -> io::Result<()> {
-    // What a crash left there is no image yet.
+    // A file that a crash left there is not an image yet.
     if let Err(error) = fs::remove_file(path)
         && error.kind() != ErrorKind::NotFound
     {
@@ -163,7 +164,7 @@ fn make(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Gives it its name, in the place of nothing.
+/// Gives the file its final name, which must be unused.
 fn put(unfinished: &Path, path: &Path) -> io::Result<()> {
     match renameat_with(CWD, unfinished, CWD, path, RenameFlags::NOREPLACE) {
         // Another process made it at the same time.

@@ -1,4 +1,4 @@
-//! How much a server takes for its clients: how many connections, and memory for their payloads.
+//! The limits of a server: the number of connections, and the memory for their payloads.
 
 use std::ops::RangeInclusive;
 
@@ -8,13 +8,13 @@ use cairn_exports::nbd::NbdOptions;
 use super::args::ServeArgs;
 use super::config::Config;
 
-/// How many connections a server may be told to take.
+/// The range of the limit of connections.
 pub const CONNECTIONS: RangeInclusive<i64> = 1..=65_535;
 
 /// The least memory for payloads: a volume may hold half of it, and one request takes up to 32 MiB.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
-/// What the memory for payloads may be.
+/// The range of the memory for payloads, as text.
 pub const MEMORY_EXPECTED: &str = "a size of 64M or more, like 1G";
 
 /// The memory for payloads that a text names.

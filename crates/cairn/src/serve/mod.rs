@@ -1,13 +1,13 @@
-//! `cairn serve`: from tables to served volumes, and back to quiet images.
+//! `cairn serve`: the start, the run and the stop of a server.
 //!
-//! The story: images are made, volumes brought up in order, exported, and the sockets opened;
-//! then the main thread waits for a signal, or for the command of `--run`. Shutting down: verbs
-//! are refused, clients let go, every volume suspended (which commits), what is still dirty said.
-//! A start that fails half way shuts down the same way, so nothing acknowledged is lost.
+//! The start makes images, brings up volumes in order, exports them and opens the sockets. Then the
+//! main thread waits for a signal, or for the command of `--run`. The stop refuses verbs, ends
+//! connections, suspends every volume (which commits), and reports what is still dirty. A start
+//! that fails half way stops the same way, so no acknowledged write is lost.
 //!
-//! A volume that cannot be brought up does not keep the others down: each is told with its reason
-//! and stays recorded. The start fails with `--strict`, with `--run`, if it is the volume that
-//! clients get who name no export, and if nothing else is there.
+//! If a volume cannot be brought up, the others are served. The server logs its name and the
+//! reason, and its record stays. The start fails with `--strict`, with `--run`, if the volume is
+//! the default export, and if no other volume is there.
 
 pub mod args;
 mod command;
@@ -112,7 +112,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         }
         Ok(wait(&happened, command.as_ref()))
     });
-    // After a failed start the one line that says why stands alone.
+    // After a failed start only the line with the reason is printed.
     let ended = server.shut_down(served.is_ok());
     served.and_then(|code| ended.map(|()| code))
 }
@@ -164,7 +164,7 @@ fn wait(happened: &std::sync::mpsc::Receiver<Event>, command: Option<&Running>) 
 struct Sockets {
     listen: Vec<ListenAddress>,
     control: PathBuf,
-    /// Without the control socket there is still something to serve, unless it was asked for.
+    /// A failure to make the control socket ends the start only if an option named it.
     control_asked: bool,
     /// Removed when the server ends.
     _private: Option<PrivateFolder>,
@@ -198,7 +198,7 @@ impl Sockets {
     }
 }
 
-/// Tells which volumes are missing, and why.
+/// Logs which volumes are missing, and why.
 fn tell_missing<'a>(failed: impl IntoIterator<Item = &'a Failure>) {
     lines_of(failed).iter().for_each(|line| tracing::error!("{line}"));
 }
@@ -208,7 +208,7 @@ fn lines_of<'a>(failed: impl IntoIterator<Item = &'a Failure>) -> Vec<String> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for one in failed {
         match reasons.iter_mut().find(|(why, _)| *why == one.why()) {
-            // What lies beneath a volume with snapshots is not for clients anyway.
+            // A volume beneath one with snapshots is never exported.
             Some(_) if is_hidden(&one.name) => {}
             Some((_, names)) => names.push(&one.name),
             None => reasons.push((one.why(), vec![&one.name])),
@@ -221,9 +221,9 @@ fn lines_of<'a>(failed: impl IntoIterator<Item = &'a Failure>) -> Vec<String> {
     reasons.into_iter().map(line).collect()
 }
 
-/// What a start must come to.
+/// What a start must achieve.
 struct Wanted {
-    /// The volume or export that clients get who name none.
+    /// The volume or export of clients that name none.
     default: Option<String>,
     /// The option or key that says so.
     asked_by: &'static str,
@@ -247,7 +247,7 @@ impl Server {
         sockets: &Sockets,
         state: Option<StateFile>,
     ) -> Outcome<()> {
-        // Before any table starts: to what stands above a volume it is then no failure of now.
+        // Before any table starts, so that the tables above do not count it as a new failure.
         for name in state.iter().flat_map(|state| state.untold()) {
             tracing::warn!("{name}: acknowledged writes may be lost; its clients are told");
             self.world.tell_of_loss(&name);
@@ -295,8 +295,8 @@ impl Server {
         Ok(())
     }
 
-    /// Whether to serve without what could not be brought up. Of a start that fails the first
-    /// reason is the answer, and what else failed is told before.
+    /// Decides whether to serve without the missing volumes. If not, returns the first reason, and
+    /// logs the others before.
     fn judge(&self, plan: &Plan, failed: &[Failure], wanted: &Wanted) -> Outcome<()> {
         let Some(first) = failed.first() else { return Ok(()) };
         let default = wanted.default.as_deref().map(|name| self.exports.volume_of(name));
@@ -335,7 +335,7 @@ impl Server {
             let uri = self.exports.uri(name).unwrap_or_default();
             let mut lines = listen::attach_lines(&address, &export.name, &uri).to_vec();
             if sole && volumes_may_come {
-                // After the next start it may not be the only one.
+                // At the next start it may not be the only export.
                 let by_name = self.exports.uri(&export.name).unwrap_or_default();
                 lines.push(format!("by name: {by_name}"));
             }
@@ -349,11 +349,11 @@ impl Server {
         written.map_err(|error| system("stdout", "write", error))
     }
 
-    /// Refuses verbs, lets clients go, suspends every volume, says what is dirty.
+    /// Refuses verbs, ends connections, suspends every volume, reports what is dirty.
     ///
     /// # Errors
-    /// A volume's last commit failed: acknowledged writes may be lost. Or nothing keeps that a
-    /// snapshot ended.
+    /// A volume's last commit failed: acknowledged writes may be lost. Or the end of a snapshot is
+    /// recorded nowhere.
     fn shut_down(self, aloud: bool) -> Outcome<()> {
         if let Some(verbs) = &self.verbs {
             verbs.close();
@@ -361,7 +361,7 @@ impl Server {
         drop(self.control);
         self.exports.stop(&self.world);
         let ended = self.world.suspend_all();
-        // Before anything is said, which may wait for a reader.
+        // Before any output, which may wait for its reader.
         let mut not_kept = self.verbs.as_ref().map_or_else(Vec::new, |verbs| verbs.keep_untold());
         if let Some(verbs) = &self.verbs {
             verbs.keep_caches(&ended);
@@ -369,7 +369,7 @@ impl Server {
         for (volume, words) in ended.said.iter().filter(|_| aloud) {
             say(format_args!("{volume}: {words}"));
         }
-        // Of these their tables have said it.
+        // The tables of these have reported it.
         not_kept.retain(|error| !ended.has_lost(&error.device));
         let mut lost = ended.lost.into_iter().chain(not_kept);
         let first = lost.next();

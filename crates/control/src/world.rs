@@ -1,8 +1,8 @@
-//! The real world put together: reactors, devices' names, kinds of target, and the verbs on one
+//! The real world: reactors, the registry of devices, kinds of target, and the operations on one
 //! volume.
 //!
-//! Every verb runs on its volume's home reactor, and the caller waits; so no function here may be
-//! called from a reactor. What tables change is not remembered here: see `verbs`.
+//! Every operation runs on its volume's home reactor while the caller waits, so no function here
+//! may be called from a reactor. Records are not kept here: see `verbs`.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -35,7 +35,7 @@ use crate::under_way::UnderWay;
 mod opener;
 mod stack;
 
-/// What a world is made of.
+/// The parameters of a world.
 pub struct WorldOptions {
     /// How many reactors; none means one per processor, at most four.
     pub reactors: Option<u16>,
@@ -141,15 +141,15 @@ impl World {
     /// The device that an argument of a table names.
     ///
     /// # Errors
-    /// There is none, or somebody else holds it.
+    /// There is none, or another process holds it.
     pub fn open(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
         self.open_as(argument, self.read_only())
     }
 
-    /// The same, to look at it.
+    /// The same, for reading.
     ///
     /// # Errors
-    /// There is none, or somebody else writes it.
+    /// There is none, or another process writes it.
     pub fn open_to_read(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
         self.open_as(argument, true)
     }
@@ -168,8 +168,8 @@ impl World {
         &self.names.registry
     }
 
-    /// Refuses a device that is not blank. `kind` is what `cairn format` calls what it is for, and
-    /// `options` follow the device there.
+    /// Refuses a device that is not blank. `kind` and `options` are those of the `cairn format`
+    /// command that the message proposes.
     ///
     /// # Errors
     /// It is not; or it can't be opened or read.
@@ -207,7 +207,7 @@ impl World {
         &self.under_way
     }
 
-    /// Keeps the devices that the tables of a volume need which is not served.
+    /// Keeps the devices of a volume that is not served (see `kept`).
     pub fn keep<'a>(
         &self,
         name: &str,
@@ -222,7 +222,7 @@ impl World {
         self.reserve.keep(name, needed(tables, has_snapshots), &live, identify);
     }
 
-    /// Keeps what the tables of a volume own until it has its turn.
+    /// Keeps the devices that a volume owns until its turn (K6 of `kept`).
     pub fn await_turn<'a>(
         &self,
         name: &str,
@@ -232,18 +232,18 @@ impl World {
         self.reserve.await_turn(name, owned(tables, has_snapshots));
     }
 
-    /// The volume that is not served and that this one is kept for.
+    /// The unserved volume for which this one is kept.
     pub fn kept_for(&self, name: &str) -> Option<String> {
         if self.read_only() { None } else { self.reserve.owner_of(name) }
     }
 
-    /// Ends what is kept for a volume that is not served; false if it was not one.
+    /// Releases the devices that were kept for a volume; false if it was served.
     pub fn let_go(&self, name: &str) -> bool {
         self.reserve.release(name);
         self.not_served.lock().remove(name).is_some()
     }
 
-    /// Remembers what could not be brought up, with the reasons.
+    /// Notes the volumes that could not be brought up, with the reasons.
     pub fn note_not_served(&self, failures: impl IntoIterator<Item = (String, String)>) {
         self.not_served.lock().extend(failures);
     }
@@ -283,7 +283,7 @@ impl World {
         self.names.registry.create_part(name, family).map(drop)
     }
 
-    /// Builds a table beside the live one. Sizes of what lies beneath are looked at again first.
+    /// Builds the inactive table. Reads the sizes of the lower devices again first.
     ///
     /// # Errors
     /// The text is no table, a target refuses it, or it would write to what is kept for another
@@ -293,7 +293,7 @@ impl World {
         let text = self.measured(name, text)?;
         let lines = TableLine::parse_all(&text).map_err(|error| of_volume(name, error))?;
         self.refuse_kept(name, &lines)?;
-        // Reactors do not wait for other programs' locks: this thread does.
+        // This thread waits for other programs' locks, so that no reactor does.
         let built = patiently(|| {
             let (names, volume, lines) = (self.names.clone(), volume.clone(), lines.clone());
             self.on_home(name, |env| build(env, names, volume, lines))
@@ -301,8 +301,7 @@ impl World {
         built.map_err(|error| of_volume(name, error))
     }
 
-    /// The text of a table for the volume `name`, with a number where the length of a line is left
-    /// to what it stands on.
+    /// The text of a table for the volume `name`, with a number in place of `N` or `whole`.
     ///
     /// # Errors
     /// The text is no table, or there is no length to take.
@@ -338,7 +337,7 @@ impl World {
         Err(of_volume(name, ConfigError::new(ConfigKind::Busy, argument, detail)))
     }
 
-    /// Refuses if a resume would be refused for what other volumes own or write.
+    /// Refuses what a resume would refuse because of the claims and writes of other volumes.
     ///
     /// # Errors
     /// One line about the device and its owner.
@@ -351,12 +350,12 @@ impl World {
         self.names.registry.untold_losses()
     }
 
-    /// The clients of a volume are to be told that acknowledged writes may be lost.
+    /// Makes the clients of a volume be told that acknowledged writes may be lost.
     pub fn tell_of_loss(&self, name: &str) {
         self.names.registry.failure_count(&Identity::Volume(name.to_owned())).raise();
     }
 
-    /// Makes the loaded table live, if there is one, and lets requests in.
+    /// Makes the loaded table live, if there is one, and admits requests.
     ///
     /// # Errors
     /// There is no table, or a target cannot start.
@@ -401,7 +400,7 @@ impl World {
         }
     }
 
-    /// Lets requests in to the live table again, whatever other table waits.
+    /// Admits requests to the live table again, even if another table is loaded.
     ///
     /// # Errors
     /// There is no such volume, or its table cannot start: it stays suspended.
@@ -411,7 +410,7 @@ impl World {
         resumed.map_err(|error| of_volume(name, error))
     }
 
-    /// Lets no request in and waits until the targets have stopped.
+    /// Admits no more requests and waits until the targets have stopped.
     ///
     /// # Errors
     /// There is no such volume.
@@ -456,8 +455,8 @@ impl World {
         }
     }
 
-    /// Suspends a volume whose table a verb is about to replace, and makes durable what the disks
-    /// of that table were given: what stands beneath may be suspended by the time of the swap.
+    /// Suspends a volume whose table a verb is about to replace, and flushes the disks of that
+    /// table: at the time of the swap a volume beneath may be suspended.
     ///
     /// # Errors
     /// There is no such volume; or it is suspended, but acknowledged writes may be lost.
@@ -490,7 +489,7 @@ impl World {
         removed.map_err(|error| lost(name, "remove", error))
     }
 
-    /// What stays dirty, and where, in words.
+    /// A message: how much stays dirty, and where.
     pub fn what_stays(&self, dirty: &Dirty) -> String {
         format!("{} keeps {} that {} lacks", dirty.device, size_of(dirty), self.origin_of(dirty))
     }
@@ -532,7 +531,7 @@ impl World {
         tables.iter().flatten().flat_map(|table| lines_of(table)).collect()
     }
 
-    /// Has the caches of a volume write back what is dirty, and waits for it.
+    /// Makes the caches of a volume write back their dirty blocks, and waits.
     ///
     /// # Errors
     /// The first that cannot.
@@ -558,8 +557,8 @@ impl World {
         ReactorId(sum % self.count)
     }
 
-    /// The server ends: requests that wait for a resume fail, and suspends that wait for a target
-    /// go on. Verbs that wait for these come to their end.
+    /// Ends the waits when the server stops: requests that wait for a resume fail, and suspends no
+    /// longer wait for a target. So the verbs that wait for these end.
     pub fn give_up_waiting(&self) {
         for volume in self.volumes() {
             let name = volume.volume().to_owned();
@@ -567,12 +566,12 @@ impl World {
         }
     }
 
-    /// Suspends every volume, those that stand on others first, so that what they commit goes
-    /// down before the lower ones commit theirs; then flushes its drives. So what was acknowledged
-    /// is durable, whatever the target.
+    /// Suspends every volume, the upper ones first, so that their commits go down before the lower
+    /// volumes commit. Then flushes the drives. So every acknowledged write is durable, with any
+    /// target.
     ///
-    /// Requests that would wait for a suspended volume, or for space, are not waited for: whoever
-    /// sent them is gone. What a volume itself sends down may wait for a while, as for a commit.
+    /// Does not wait for requests that wait for a suspended volume or for space: their clients are
+    /// gone. Requests of a volume itself may take a while, for instance those of a commit.
     pub fn suspend_all(&self) -> Ended {
         const PATIENCE: Duration = Duration::from_secs(5);
         self.give_up_waiting();
@@ -607,7 +606,7 @@ impl World {
 /// How the volumes of a server ended.
 #[derive(Debug, Default)]
 pub struct Ended {
-    /// What a person should know: volume, words.
+    /// Notes for a person: volume and text.
     pub said: Vec<(String, String)>,
     /// Volumes whose last commit failed: acknowledged writes may be lost.
     pub lost: Vec<ConfigError>,
@@ -647,11 +646,11 @@ async fn build(
     Ok(())
 }
 
-/// The volume did what the verb asked, but acknowledged writes may be lost.
+/// The error of kind `Lost`: the verb has succeeded, but acknowledged writes may be lost.
 fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
     let mut lost = of_volume(name, error);
     if lost.kind == ConfigKind::Lost {
-        // It says itself what is lost.
+        // The error says what is lost.
         return lost;
     }
     lost.kind = ConfigKind::Lost;
@@ -660,12 +659,12 @@ fn lost(name: &str, verb: &str, error: ConfigError) -> ConfigError {
     lost
 }
 
-/// How much is dirty, for a person.
+/// The dirty bytes as text.
 pub fn size_of(dirty: &Dirty) -> String {
     format!("{} KiB", dirty.sectors.to_bytes().div_ceil(1024))
 }
 
-/// What the caller hears of a message that a target refused.
+/// The error for a message that a target refused.
 pub fn message_refused(name: &str, error: &MessageError) -> ConfigError {
     let kind = match error {
         MessageError::Invalid(_) => ConfigKind::Argument,

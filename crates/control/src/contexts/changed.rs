@@ -1,5 +1,5 @@
-//! Where a live snapshot differs from its origin or from another snapshot: told from exceptions, in
-//! whole chunks. More may be reported than differs, never less.
+//! Where a live snapshot differs from its origin or from another snapshot. The answer comes from
+//! the exceptions, in whole chunks. It may over-report, never under-report.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The NBD metadata contexts `cairn:changed:NAME` of a volume and of its snapshots: which ranges
 //! may differ from snapshot NAME. State 1 means changed, 0 the same.
 //!
-//! Called on reactors. Of snapshots with a store memory tells it; of those in a pool its metadata
-//! does.
+//! Called on reactors. For a snapshot with a store the answer comes from memory, for one in a pool
+//! from the pool's metadata.
 
 pub mod changed;
 mod thin;
@@ -19,7 +19,8 @@ use thin::ThinContext;
 
 const PREFIX: &str = "cairn:changed:";
 const CHANGED: u32 = 1;
-/// Most that is told at once: 64 MiB. Who asks for more asks again, and others have their turn.
+/// The longest range of one answer: 64 MiB. A client asks again for the rest, so that other
+/// requests are served in between.
 const SECTORS_MAX: u64 = 1 << 17;
 
 /// The contexts of one exported volume.

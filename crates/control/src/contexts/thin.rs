@@ -1,5 +1,5 @@
 //! The NBD metadata context `cairn:changed:NAME` of a thin volume and of its snapshots: which
-//! ranges may differ from snapshot NAME, told from the pool's metadata.
+//! ranges may differ from snapshot NAME, by the pool's metadata.
 
 use cairn_block::{Env, IoError, Sector, SectorCount, SectorRange};
 
@@ -7,7 +7,7 @@ use crate::live_pool::LivePool;
 use crate::thin_line::ThinLine;
 use crate::world::Names;
 
-/// How many steps of a comparison one answer takes at most: others have their turn.
+/// The most steps of a comparison in one answer, so that other requests are served in between.
 const STEPS_MAX: usize = 256;
 
 /// Two volumes of one pool.
@@ -31,8 +31,8 @@ impl ThinContext {
         Some(ThinContext { pool, ids: [own.id, with.id] })
     }
 
-    /// What differs inside a range, from its start on, in order; also how far that was told. Parts
-    /// may touch: who sends them on joins them.
+    /// The ranges that differ inside a range, from its start on, in order; and how far the
+    /// comparison came. Ranges may touch; the caller joins them.
     ///
     /// # Errors
     /// The metadata can't be read.
@@ -43,7 +43,7 @@ impl ThinContext {
     ) -> Result<(SectorRange, Vec<SectorRange>), IoError> {
         let _call = self.pool.begin_call().await;
         let pool = self.pool.target();
-        // What a client wrote before is to be told.
+        // The answer must include the client's earlier writes.
         pool.settle(env).await.map_err(|_| IoError::IO)?;
         let (mut at, mut parts) = (range.start, Vec::<SectorRange>::new());
         for _ in 0..STEPS_MAX {

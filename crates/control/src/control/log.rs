@@ -1,7 +1,7 @@
-//! What the log says of verbs: who asked for what, and what came of it.
+//! The log of verbs: the caller, the request and the result.
 //!
-//! One line for each request that may change something, when it has been answered. Requests that
-//! only read leave none.
+//! One line for each request that may change something, after its answer. Requests that only read
+//! are not logged.
 
 use std::time::Instant;
 

@@ -2,7 +2,7 @@
 //!
 //! - [`rpc`]: requests, responses and errors.
 //! - [`server`]: the socket and its connections.
-//! - `log`: what the log says of verbs.
+//! - `log`: the log of verbs.
 //!
 //! The methods are the verbs' own (see `verbs::methods`).
 

@@ -1,7 +1,7 @@
 //! JSON-RPC 2.0: the documents and the error codes.
 //!
 //! A refusal of a verb has the code `-errno` and carries its kind and device in `data`, so that a
-//! client prints the same line and exits with the same code as if it had done the work itself.
+//! client prints the same line and exits with the same code as an offline verb.
 
 use cairn_block::{ConfigError, ConfigKind};
 use serde::{Deserialize, Serialize};

@@ -1,13 +1,14 @@
 //! The server of the control socket: one thread accepts, one thread per connection answers.
 //!
-//! Verbs wait for reactors, hence threads and not tasks. Bounded: at most [`CONNECTIONS_MAX`]
-//! connections, lines of at most [`LINE_BYTES_MAX`], [`IDLE`] for each line to come and each answer
-//! to go. A connection that breaks a limit is closed; one that sends nonsense is told so and kept.
+//! Verbs wait for reactors, so connections are threads, not tasks. Limits: [`CONNECTIONS_MAX`]
+//! connections, lines of [`LINE_BYTES_MAX`], [`IDLE`] for receiving a line and for sending an
+//! answer. A connection that breaks a limit is closed. One that sends an invalid line gets an error
+//! and stays open.
 //!
-//! A method that waits for something to happen ([`Answer::waits`]) gives its connection's place
-//! back while it does so, and takes one of [`WAITERS_MAX`] others: those who wait keep no verb
-//! from being answered. It has its place again for the answer, at once: for that moment there may
-//! be more connections than the most.
+//! A method that waits for an event ([`Answer::waits`]) gives its connection's slot back during the
+//! wait, and takes one of [`WAITERS_MAX`] waiting slots instead, so that waiting clients do not
+//! keep other verbs from being answered. For the answer it takes a connection slot again at once,
+//! even if that exceeds the limit for a moment.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -28,7 +29,7 @@ use crate::sockets;
 
 const CONNECTIONS_MAX: usize = 64;
 
-/// How many connections may wait for something to happen.
+/// The most connections that may wait for an event.
 const WAITERS_MAX: usize = 256;
 
 /// How long a connection may take for a line, or to take an answer.
@@ -36,10 +37,10 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// What answers requests.
 pub trait Answer: Send + Sync {
-    /// Answers one request; may wait, as long as somebody waits for the answer.
+    /// Answers one request. May wait until the caller is gone.
     fn answer(&self, method: &str, params: Value, caller: &dyn Caller) -> Result<Value, RpcError>;
 
-    /// Whether a method waits for something to happen, however long that takes.
+    /// True if a method waits for an event without a time limit.
     fn waits(&self, _method: &str) -> bool {
         false
     }
@@ -50,12 +51,12 @@ pub trait Answer: Send + Sync {
     }
 }
 
-/// Who asked.
+/// The caller of a request.
 pub trait Caller {
-    /// True if nobody waits for the answer any more.
+    /// True if the caller has hung up.
     fn is_gone(&self) -> bool;
 
-    /// Who it is, for the log.
+    /// The caller's name, for the log.
     fn who(&self) -> String {
         "unknown".to_owned()
     }
@@ -63,7 +64,8 @@ pub trait Caller {
 
 impl Caller for UnixStream {
     fn is_gone(&self) -> bool {
-        // Told only when the other end is closed: who has no more to say may still listen.
+        // Only a closed connection counts: a client that has shut down its sending side may still
+        // read.
         let mut polled = [PollFd::new(self, PollFlags::empty())];
         let gone = PollFlags::HUP | PollFlags::ERR;
         poll(&mut polled, Some(&Timespec::default())).is_ok()
@@ -85,7 +87,7 @@ pub struct ControlServer {
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        // A path already gone is as good.
+        // The path may be removed already.
         drop(std::fs::remove_file(&self.path));
     }
 }
@@ -114,7 +116,7 @@ fn accept(listener: &UnixListener, answer: &Arc<dyn Answer>) {
             Err(error) => {
                 let key = "control socket: accept";
                 answer.warn(key, format!("{key}: {error}"));
-                // Out of descriptors, most likely: some will come back.
+                // Probably out of descriptors; others will be closed.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
@@ -180,7 +182,7 @@ impl ConnectionSlots {
     }
 }
 
-/// A connection that gives up when a line has not come by its time.
+/// A connection that fails when a line has not arrived in time.
 struct Patient<'a> {
     stream: &'a UnixStream,
     until: Instant,

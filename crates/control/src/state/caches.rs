@@ -1,4 +1,4 @@
-//! Caches that may hold what their origins lack, as the state file remembers them.
+//! The records of caches that may have data that their origins lack.
 //!
 //! Nothing in the format of a cache ties it to its origin. A table that uses the origin without the
 //! cache serves old data, and a later writeback overwrites what clients wrote through that table.
@@ -8,23 +8,24 @@
 //!
 //! C1. Before a table with a cache serves a request, the file has a record of the cache, `in-use`.
 //! C2. `remove`, a swap of tables and a stop change the record of a cache that they leave: to
-//!     `left` with its dirty bytes, or they drop it if the cache is clean. What loses writes leaves
-//!     it `in-use`.
+//!     `left` with its dirty bytes, or they drop it if the cache is clean. If writes were lost,
+//!     it stays `in-use`.
 //! C3. `--discard-dirty` and `state forget` change it to `given-up` before a table that uses the
 //!     origin without the cache is live.
-//! C4. `in-use` and `left` say the same: the cache may be dirty. Whether it is, its device says
-//!     when a table would use the origin without it. A record goes when its device is found clean,
-//!     or without a cache. So tools that do not know the file (`format`, `flush`) need not change
-//!     it.
-//! C5. A record never makes an origin unusable for good: `state forget` ends it.
+//! C4. `in-use` and `left` both mean that the cache may be dirty. When a table would use the origin
+//!     without the cache, the server reads the cache device to find out. The record is dropped if
+//!     the device is clean or has no cache. So tools that do not know the file (`format`, `flush`)
+//!     need not change it.
+//! C5. A record never makes an origin unusable permanently: `state forget` drops it.
 //!
-//! What a crash leaves: between a table that goes live and its record nothing, as the record comes
-//! first. Between the end of a cache and its record, `in-use`: the device is looked at. After a
-//! `given-up` whose table was never live, a cache that must be formatted, or forgotten once more.
+//! What a crash leaves: before a table goes live its record is written, so a live table always has
+//! one. Between the end of a cache and its record, `in-use` stays, and the device decides (C4).
+//! After a `given-up` whose table was never live, the cache must be formatted, or forgotten once
+//! more.
 //!
-//! A device is known again by its identity or by the argument that names it: a file that was copied
-//! back has another identity, one that was moved has another name. Devices that end with the server
-//! (`mem:`, `null:`) are not recorded.
+//! A device is recognised by its identity or by the argument that names it: a file that was copied
+//! back has another identity, a file that was moved has another name. Devices that end with the
+//! server (`mem:`, `null:`) are not recorded.
 
 use std::path::Path;
 
@@ -46,14 +47,14 @@ pub struct CacheRecord {
     pub volume: String,
     /// The cache device and the origin, as that table names them.
     pub names: (String, String),
-    /// What is known of it.
+    /// Its state.
     pub state: CacheState,
-    /// What the origin lacks, as far as it is known.
+    /// The bytes that the origin lacks, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
 
-/// What is known of a cache.
+/// The state of a recorded cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheState {
@@ -61,7 +62,7 @@ pub enum CacheState {
     InUse,
     /// It was left dirty.
     Left,
-    /// What it holds is lost: it must be formatted before it is a cache again.
+    /// Its dirty blocks are given up: it must be formatted before it is used again.
     GivenUp,
 }
 
@@ -71,7 +72,7 @@ pub enum CacheState {
 pub struct Extent {
     /// The device, as an argument of a table names it.
     pub device: String,
-    /// What it was then.
+    /// Its identity then.
     pub identity: Known,
     /// In sectors.
     pub start: u64,
@@ -99,7 +100,7 @@ pub enum Known {
 }
 
 impl Known {
-    /// None for what ends with the server.
+    /// None for a device that ends with the server.
     pub fn of(identity: &Identity) -> Option<Known> {
         match identity {
             Identity::File { device, inode, birth_ns } => {
@@ -135,17 +136,17 @@ impl CacheRecord {
         one.start == another.start && same_device
     }
 
-    /// True if a person means its cache device.
+    /// True if this argument names its cache device.
     pub fn is_called(&self, name: &str) -> bool {
         self.names.0 == name || self.cache.iter().any(|extent| extent.device == name)
     }
 
-    /// True unless what it holds is lost.
+    /// True unless its dirty blocks are given up.
     pub fn may_be_dirty(&self) -> bool {
         self.state != CacheState::GivenUp
     }
 
-    /// What it keeps, and the verb that gives it up, to be told without an option of a verb.
+    /// A message: the dirty bytes, and the verb that gives them up.
     pub fn way_out(&self, state: &Path) -> (String, String) {
         let (device, state) = (&self.cache[0].device, state.display());
         let way = format!(
@@ -154,7 +155,7 @@ impl CacheRecord {
         (self.what_it_keeps(), way)
     }
 
-    /// What is said when it is given up.
+    /// The message when its dirty bytes are given up.
     pub fn farewell(&self) -> String {
         format!(
             "{}; given up: format {} before it is a cache again",
@@ -163,7 +164,7 @@ impl CacheRecord {
         )
     }
 
-    /// What it keeps, in words.
+    /// Its dirty bytes, in words.
     pub fn what_it_keeps(&self) -> String {
         let (cache, origin) = &self.names;
         match self.bytes {
@@ -175,11 +176,11 @@ impl CacheRecord {
     }
 }
 
-/// Forgets the cache that is called so: what it holds is given up, and one that is given up already
-/// goes. None if there is none; else what to record, and what to tell.
+/// Forgets the cache of this name: gives up its dirty bytes, or drops the record if they are given
+/// up already. None if there is no such cache; else the new records and the message.
 ///
 /// # Errors
-/// Something would be lost, and `yes` is missing.
+/// Data would be lost, and `yes` is missing.
 pub fn forget_cache(
     records: &[CacheRecord],
     name: &str,
@@ -208,7 +209,7 @@ impl StateFile {
         self.inner.lock().contents.caches.clone()
     }
 
-    /// Changes what is recorded of caches. Durable when it returns.
+    /// Changes the records of caches. Durable when it returns.
     ///
     /// # Errors
     /// The system refused to write.

@@ -1,9 +1,8 @@
-//! What is left of the records when one volume's are forgotten: a pure function, for a running
-//! server and for a file alone.
+//! `state forget` as a pure function over the records, for a running server and for a file alone.
 //!
-//! A volume is forgotten with everything that only makes sense with it: its snapshots with their
-//! stores, and a merge. The content of such snapshots cannot be had back, since nothing keeps their
-//! stores up to date from then on: hence `--yes`. The next start brings up what is configured.
+//! A volume is forgotten with its snapshots, their stores, and a merge. The content of these
+//! snapshots is lost, because the server no longer copies chunks to their stores. So the verb needs
+//! `--yes`. The next start brings up the configured table.
 
 use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, wrong};
@@ -11,12 +10,12 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use super::Record;
 use crate::names::{is_hidden, merge_of, parent_of, real_of};
 
-/// What to record, and what to tell.
+/// The new records, and the messages.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Forgotten {
-    /// The records as they are to be.
+    /// The new records.
     pub after: Vec<Record>,
-    /// One line for each that goes.
+    /// One line for each dropped record.
     pub told: Vec<String>,
 }
 
@@ -55,7 +54,7 @@ pub fn forget(all: &[Record], name: &str, yes: bool) -> Outcome<Forgotten> {
     Ok(Forgotten { told: gone.iter().map(|gone| farewell(gone)).collect(), after })
 }
 
-/// True for a volume and all that its snapshots with stores made of it.
+/// True for a volume and the parts that its snapshots with stores made of it.
 fn is_of_family(record: &Record, volume: &str) -> bool {
     let part = parent_of(&record.name) == Some(volume);
     record.name == volume || (part && (record.store.is_some() || is_hidden(&record.name)))
@@ -65,7 +64,8 @@ fn without(record: &Record) -> Record {
     Record::as_configured(&record.name, record.configured.as_deref())
 }
 
-/// What else changes when a snapshot goes: with the last one the volume has its own table again.
+/// The other changes when a snapshot is forgotten: with the last one the volume gets its own table
+/// back.
 fn after_a_snapshot(all: &[Record], snapshot: &Record) -> Outcome<Vec<Record>> {
     let volume = parent_of(&snapshot.name).unwrap_or_default();
     let record_of = |name: &str| all.iter().find(|record| record.name == name);
@@ -86,7 +86,7 @@ fn after_a_snapshot(all: &[Record], snapshot: &Record) -> Outcome<Vec<Record>> {
     Ok(vec![Record { table: real.table.clone(), ..top.clone() }, without(real)])
 }
 
-/// Refuses if another record stands on a volume that is not there any more.
+/// Refuses if another record stands on a forgotten volume.
 fn refuse_users(all: &[Record], name: &str, after: &[Record]) -> Outcome<()> {
     let is_gone =
         |lower: &str| after.iter().any(|record| record.name == lower && record.table.is_none());
@@ -102,7 +102,7 @@ fn refuse_users(all: &[Record], name: &str, after: &[Record]) -> Outcome<()> {
     Err(refused(ConfigKind::Busy, name, "forget", found, expected))
 }
 
-/// What somebody who wants it back would need.
+/// The data that a user needs to restore the record by hand.
 fn farewell(record: &Record) -> String {
     let table = record.table.as_deref().map_or_else(
         || "it was removed".to_owned(),

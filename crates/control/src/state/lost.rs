@@ -1,10 +1,10 @@
-//! Which snapshots are lost although their stores look valid, and the notes of it that the file did
-//! not take yet.
+//! Notes of lost snapshots: their content is lost although their stores look valid.
 //!
-//! N1. A note holds for this server from the moment it is made, and is owed until the file has it.
-//! N2. Whatever is written to the file has every note that is owed: see `Inner::latest`.
-//! N3. A note goes when the snapshot is removed or gets another store, or when its store says
-//!     itself that it ended; never because it could not be written.
+//! N1. A note holds for this server from the moment when it is made. It is owed until the file has
+//!     it.
+//! N2. Every replacement of the file writes all owed notes: see `Inner::latest`.
+//! N3. A note is dropped when the snapshot is removed or gets another store, or when its store is
+//!     marked invalid; never because it could not be written.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -15,7 +15,7 @@ use cairn_outcome::failure::Outcome;
 
 use super::StateFile;
 
-/// How often a note that the file did not take is tried again.
+/// The pause between two attempts to write an owed note.
 const NOTE_PAUSE: Duration = Duration::from_secs(60);
 
 impl StateFile {
@@ -36,17 +36,17 @@ impl StateFile {
         self.put(&mut inner, next)
     }
 
-    /// The store of a lost snapshot says so itself: the note is not owed any more.
+    /// The store of a lost snapshot is marked: the note is no longer owed.
     pub fn forgive_lost(&self, name: &str) {
         self.inner.lock().owed.remove(name);
     }
 
-    /// Snapshots whose content is lost, and neither their stores nor the file say so.
+    /// Lost snapshots that neither their stores nor the file record.
     pub fn owed(&self) -> BTreeSet<String> {
         self.inner.lock().owed.clone()
     }
 
-    /// Tries again to write what is owed.
+    /// Tries again to write the owed notes.
     ///
     /// # Errors
     /// The system refused to write: it stays owed.
@@ -56,7 +56,7 @@ impl StateFile {
         self.put(&mut inner, next)
     }
 
-    /// Tries again from now on, until nothing is owed or the file is closed.
+    /// Starts to retry, until no note is owed or the file is closed.
     fn pay_later(&self, pause: Duration) {
         if std::mem::replace(&mut self.inner.lock().tried_again, true) {
             return;
@@ -67,7 +67,7 @@ impl StateFile {
                 std::thread::sleep(pause);
                 let Some(inner) = Weak::upgrade(&inner) else { return };
                 let state = StateFile { path: path.clone(), inner };
-                // Told already, and told again at the stop.
+                // Logged already; the stop reports it again.
                 let _ = state.pay();
                 let mut inner = state.inner.lock();
                 if inner.owed.is_empty() {

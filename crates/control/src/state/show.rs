@@ -1,5 +1,4 @@
-//! What `cairn state show` tells: the records as they are, and of a running server what it could
-//! not bring up.
+//! `state show`: the records, and the volumes that a running server could not bring up.
 
 use std::path::PathBuf;
 
@@ -34,7 +33,7 @@ pub struct ShownVolume {
     pub not_served: Option<String>,
 }
 
-/// What a state file has, of one volume with its snapshots or of all.
+/// The records of a state file: of one volume with its snapshots, or all.
 ///
 /// # Errors
 /// Nothing is recorded of the volume.
@@ -58,7 +57,7 @@ pub fn shown(state: &StateFile, name: Option<&str>) -> Outcome<Shown> {
 }
 
 impl Shown {
-    /// As a person reads it.
+    /// The answer as text.
     pub fn text(&self) -> String {
         let mut lines = Vec::new();
         for volume in &self.volumes {

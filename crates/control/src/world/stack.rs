@@ -1,4 +1,4 @@
-//! Which volumes stand on which, and which of them wait because one beneath is suspended.
+//! Which volumes stand on which, and which of them wait because a lower volume is suspended.
 
 use std::collections::HashSet;
 use std::sync::Arc;

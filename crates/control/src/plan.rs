@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_that_is_what_is_recorded_ends_the_record() {
+    fn a_configuration_equal_to_the_record_drops_the_record() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFile::open(&folder.path().join("s")).unwrap();
         let record = |name: &str, configured, table: &str| Record {

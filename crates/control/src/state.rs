@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_that_may_have_happened_is_taken_back_at_once_or_with_the_next_change() {
+    fn a_doubtful_replacement_is_undone_at_once_or_with_the_next_change() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
         let state = StateFile::open(&path).unwrap();
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_file_is_refused() {
+    fn a_file_that_is_not_a_state_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
         for text in ["", "frob", "[]", r#"{"version":0}"#, r#"{"version":1,"volumes":7}"#] {
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_version_wrote_is_refused_and_what_an_older_one_left_out_is_empty() {
+    fn fields_of_a_newer_version_are_refused_and_missing_ones_are_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.state");
         let volume = r#"{"name":"v","configured":null,"table":"0 8 zero","inactive":null"#;

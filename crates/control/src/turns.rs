@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_verb_reaches_is_found_again_when_a_turn_has_ended() {
+    fn a_reach_is_computed_again_when_a_turn_has_ended() {
         let turns = Arc::new(Turns::default());
         let first = turns.take(|| alone(&["a"]));
         let stands_on: Arc<Mutex<&[&str]>> = Arc::new(Mutex::new(&["a"]));

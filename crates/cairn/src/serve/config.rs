@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_meaning_is_one_line_that_names_the_place() {
+    fn an_invalid_configuration_prints_one_line_that_names_the_key() {
         let cases = [
             ("\n\nfrob = 1", "vm.toml: line 3: unknown field `frob`, expected one of `listen`"),
             ("[[volume]]\nname = 'v'", "volume 'v': found no table, expected table or line"),

@@ -131,7 +131,7 @@ fn a_failed_message_stops_the_start() {
 }
 
 #[test]
-fn what_somebody_else_holds_is_busy() {
+fn a_device_that_another_process_holds_is_busy() {
     let place = place();
     let script = "cairn serve --table '0 8 linear origin 0' --listen unix:second.sock --run true;
                   echo $?; cairn probe cache >&2; echo $?; cairn format writecache cache --yes;

@@ -123,7 +123,7 @@ fn a_volume_that_a_client_has_open_is_busy() {
 }
 
 #[test]
-fn a_table_that_claims_what_is_used_is_refused_and_the_old_one_goes_on() {
+fn a_table_that_claims_a_used_device_is_refused_and_the_old_one_serves() {
     let place = place();
     let tables = ["one=0 8192 writecache s a b 4096 0", "v=0 8192 linear c 0"];
     let server = place.serve(&["--state", "state", "--table", tables[0], "--table", tables[1]]);
@@ -183,7 +183,7 @@ fn an_external_origin_is_exported_to_be_read() {
 }
 
 #[test]
-fn a_verb_that_takes_a_volume_away_is_refused_while_clients_use_it_unless_forced() {
+fn removal_is_refused_while_clients_use_the_volume_unless_forced() {
     let place = place();
     let server = place.serve(&["--state", "state", "--table", "v=0 8192 linear c 0"]);
     place.cairn(&["pool", "create", "p", "--data", "b", "--metadata", "a"]).ok();

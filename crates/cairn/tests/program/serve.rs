@@ -31,7 +31,7 @@ fn run_serves_while_its_command_runs_and_repeats_its_exit_status() {
 }
 
 #[test]
-fn what_a_client_writes_is_in_the_file() {
+fn client_writes_are_in_the_file() {
     let place = Place::new();
     place.sparse("file", 1 << 20);
     let data: Vec<u8> = (0..1u32 << 18).flat_map(|n| n.to_le_bytes()).collect();

@@ -46,7 +46,7 @@ fn a_snapshot_shows_in_every_listing_and_survives_the_server() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_one_line_and_changes_nothing() {
+fn invalid_input_is_refused_on_one_line_and_changes_nothing() {
     let place = place();
     place.write("ours", vec![9; 1 << 16]);
     place.sparse("blank", 1 << 16);

@@ -101,7 +101,7 @@ fn records_are_shown_and_forgotten_without_a_server_too() {
 }
 
 #[test]
-fn what_the_state_file_overrides_is_told_and_ends_when_it_is_configured() {
+fn overridden_configuration_is_logged_until_it_equals_the_record() {
     let place = Place::new();
     let changes = "cairn load b --table '0 16 zero' && cairn resume b";
     beside(&place, &ZERO, changes).0.ok();

@@ -15,7 +15,7 @@ fn waiting(place: &Place) -> Child {
 }
 
 #[test]
-fn what_is_restored_over_stays_until_there_is_something_to_write() {
+fn the_output_of_a_restore_is_unchanged_until_the_first_write() {
     let place = Place::new();
     place.golden("thin", "basic.meta");
     place.golden("thin", "big.thin_dump.xml");

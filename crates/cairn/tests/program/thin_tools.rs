@@ -41,7 +41,7 @@ fn check_counts_what_is_in_a_pool_and_names_what_is_wrong() {
 }
 
 #[test]
-fn what_comes_before_an_error_is_shown() {
+fn output_before_an_error_is_printed() {
     let place = Place::new();
     place.golden("thin", "snaps.meta");
     place.golden("thin", "big.meta");
@@ -83,7 +83,7 @@ fn dump_restore_and_repair_say_the_same_of_a_pool() {
 }
 
 #[test]
-fn what_is_there_is_not_written_over_and_a_failure_leaves_nothing() {
+fn an_existing_output_is_not_overwritten_and_a_failure_leaves_no_file() {
     let place = Place::new();
     place.golden("thin", "basic.meta");
     place.golden("thin", "big.thin_dump.xml");

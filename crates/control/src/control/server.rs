@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_closed_the_connection_is_gone_and_who_only_listens_is_not() {
+    fn a_caller_is_gone_when_it_closed_the_connection_not_when_it_only_reads() {
         let (caller, server) = UnixStream::pair().unwrap();
         assert!(!server.is_gone());
         caller.shutdown(Shutdown::Write).unwrap();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_that_panics_gives_its_place_back() {
+    fn a_verb_that_panics_gives_its_slot_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let _server = ControlServer::start(&path, Arc::new(Careless)).unwrap();

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_the_file_did_not_take_goes_out_with_whatever_is_written_next() {
+    fn an_owed_note_is_written_with_the_next_replacement() {
         let folder = tempfile::tempdir().unwrap();
         let (path, fresh) = (folder.path().join("vm.state"), folder.path().join("vm.state.new"));
         let store = Store {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_is_owed_is_tried_again_by_itself_while_the_file_is_open() {
+    fn an_owed_note_is_retried_while_the_file_is_open() {
         let folder = tempfile::tempdir().unwrap();
         let (path, fresh) = (folder.path().join("vm.state"), folder.path().join("vm.state.new"));
         let state = StateFile::open_alone(&path).unwrap();

@@ -256,7 +256,7 @@ fn a_volume_in_use_is_no_device_of_a_pool() {
 }
 
 #[test]
-fn what_can_not_be_a_pool_is_one_line_and_leaves_nothing_behind() {
+fn a_refused_pool_create_prints_one_line_and_leaves_no_file() {
     let (_all, work, _) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();
     let mut gpt = vec![0; 1 << 20];

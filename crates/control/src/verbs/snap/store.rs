@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_blank_or_too_small_is_refused_and_left_alone() {
+    fn a_store_that_is_not_blank_or_too_small_is_refused_and_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s.cow");
         prepare(&wanted(&path, Some(1 << 16))).unwrap();

@@ -591,7 +591,7 @@ fn a_store_that_is_full_overflows_until_it_grows() {
 }
 
 #[test]
-fn what_is_not_merged_yet_differs_between_the_volume_and_the_snapshots_beside() {
+fn unmerged_chunks_differ_between_the_volume_and_its_other_snapshots() {
     let (_all, work, _) = folders();
     let server = TestServer::fresh(&work, LINEAR);
     server.create("v@mon").unwrap();
@@ -752,7 +752,7 @@ fn a_snapshot_whose_end_only_the_state_file_knows_is_invalid_after_a_restart() {
 }
 
 #[test]
-fn what_differs_is_told_from_a_byte_on() {
+fn differences_are_listed_from_a_given_byte() {
     let (_all, work, _) = folders();
     let server = TestServer::with_snapshot(&work);
     server.write("v", 512, 8, 2);

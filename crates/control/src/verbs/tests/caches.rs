@@ -100,7 +100,7 @@ fn a_start_does_not_serve_an_origin_without_its_dirty_cache() {
 }
 
 #[test]
-fn a_cache_that_is_not_there_keeps_its_origin_from_others() {
+fn a_missing_cache_keeps_its_origin_from_other_tables() {
     let (_all, work, _) = folders();
     let server = dirty(&work);
     server.verbs.remove("c").unwrap();

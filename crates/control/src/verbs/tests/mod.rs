@@ -362,7 +362,7 @@ fn a_table_that_cannot_be_recorded_leaves_the_volume_live() {
 const TOO_LARGE: &str = "0 4294967296 thin-pool meta null:2T 128 0";
 
 #[test]
-fn a_table_that_cannot_be_live_gives_way_to_the_one_before_and_so_does_its_record() {
+fn a_table_that_cannot_start_is_replaced_by_the_former_one_also_in_the_record() {
     let (_all, work, _) = folders();
     fs::write(work.join("meta"), vec![0; 4 << 20]).unwrap();
     let server = Arc::new(TestServer::fresh(&work, "d=0 1024 linear disk 0"));

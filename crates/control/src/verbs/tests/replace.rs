@@ -81,7 +81,7 @@ fn a_resume_that_would_orphan_dirty_data_is_refused_and_clients_are_served() {
 }
 
 #[test]
-fn a_replace_that_would_orphan_dirty_data_leaves_everything_as_it_was() {
+fn a_replace_that_would_orphan_dirty_data_changes_nothing() {
     let (_all, work, _) = folders();
     let server = dirty(&work);
     server.verbs.create("o", "0 8 zero").unwrap();
@@ -178,7 +178,7 @@ fn tables_that_lose_nothing_pass_and_say_what_stays_dirty() {
 }
 
 #[test]
-fn what_a_suspend_drains_is_not_lost_by_the_table_after_it() {
+fn data_that_a_suspend_drains_is_not_lost_by_the_next_table() {
     for word in ["flush_on_suspend", "cleaner"] {
         let (_all, work, _) = folders();
         let server = dirty(&work);

@@ -198,7 +198,7 @@ fn an_undone_verb_leaves_the_records_of_other_caches() {
 }
 
 #[test]
-fn what_a_table_is_about_to_claim_is_not_exported_by_another_verb() {
+fn a_volume_about_to_be_claimed_is_not_exported_by_another_verb() {
     let (_all, server) = server();
     let exports = &server.verbs.exports;
     let claimed = Claimed { volume: "v".to_owned(), may_be_read: false };
@@ -235,7 +235,7 @@ fn act(server: &TestServer, own: &str, round: usize) -> usize {
 }
 
 #[test]
-fn what_many_threads_changed_is_recorded_as_it_is_served() {
+fn concurrent_changes_are_recorded_as_they_are_served() {
     const ROUNDS: usize = 24;
     let (_all, server) = server();
     server.verbs.create("shared", "0 1024 linear big 0").unwrap();

@@ -435,7 +435,7 @@ fn the_configured_number_of_a_volume_that_was_rolled_back_is_not_given_to_anothe
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_on_one_line() {
+fn invalid_parameters_are_refused_on_one_line() {
     let (_all, work, _) = folders();
     let server = TestServer::with_thin(&work);
     server.snapshot("v@mon").unwrap();

@@ -240,7 +240,7 @@ impl Contents {
             ConfigError::new(ConfigKind::Damaged, shown, detail)
         };
         let newer = |found: String| {
-            let expected = "only what this version knows: a newer cairn wrote the file";
+            let expected = "what this version knows: a newer cairn wrote the file";
             refused(ConfigKind::Unsupported, shown, "state", found, expected)
         };
         let value: Value =

@@ -5,8 +5,9 @@
 //! whose flush met it. Each disk has a count that only rises. Every user that relies on completed
 //! writes remembers a value of it and compares:
 //!
-//! - a *client* has a [`crate::FailureCursor`]: set when it connects, compared at the end of each of its
-//!   flushes, moved only when the flush reports the loss. So each client gets the error once;
+//! - a *client* has a [`crate::FailureCursor`]: set when it connects, compared at the end of each
+//!   of its flushes, moved only when the flush reports the loss. So each client gets the error
+//!   once;
 //! - an *internal user* (commit group, batch, merge step, copy) reads the count before the first
 //!   write of its unit and compares after the unit's flush. After a failure it reads the count
 //!   again and writes again, from its own copy.

@@ -1,5 +1,5 @@
-//! The modules at the top of a crate import each other in one direction. Where the head of the crate
-//! lists them in an order, it is that direction.
+//! The modules at the top of a crate import each other in one direction. Where the head of the
+//! crate lists them in an order, it is that direction.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

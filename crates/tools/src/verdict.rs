@@ -63,6 +63,9 @@ pub fn findings_text(device: &str, findings: &[(Severity, String)], left_out: u6
 
 /// Findings with stable field names.
 pub fn findings_json(findings: &[(Severity, String)]) -> Value {
-    let finding = |(severity, text): &(Severity, String)| json!({ "severity": severity.to_string(), "text": text });
+    let finding = |(severity, text): &(Severity, String)| {
+        let severity = severity.to_string();
+        json!({ "severity": severity, "text": text })
+    };
     findings.iter().map(finding).collect()
 }

@@ -222,8 +222,9 @@ struct Stack {
 impl Stack {
     fn build(beneath: &str, targets: &[&str]) -> Stack {
         let post = PostOffice::new(1);
-        let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
-        let core = Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) });
+        let (reactor, reactor_waker) = (ReactorId(0), post.reactor_waker(ReactorId(0)));
+        let core =
+            Core::new(CoreParts { reactor, seed: 1, post, reactor_waker, mechanism: Rc::new(()) });
         let registry = Rc::new(Registry::new(Box::new(Shelf)));
         let top = registry.open(beneath, false).expect("it is on the shelf");
         let mut stack = Stack { core, registry, top };

@@ -57,8 +57,9 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let post = PostOffice::new(1);
-        let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
-        let core = Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) });
+        let (reactor, reactor_waker) = (ReactorId(0), post.reactor_waker(ReactorId(0)));
+        let core =
+            Core::new(CoreParts { reactor, seed: 1, post, reactor_waker, mechanism: Rc::new(()) });
         let registry = Rc::new(Registry::new(Box::new(Shelf)));
         Bench { core, registry, ended: Rc::default(), sent: Cell::new(0) }
     }

@@ -116,8 +116,8 @@ fn spare_bytes_serve_small_requests_and_are_collected_for_those_that_wait() {
 
 fn core() -> Core {
     let post = PostOffice::new(1);
-    let (reactor, bell) = (ReactorId(0), post.bell(ReactorId(0)));
-    Core::new(CoreParts { reactor, seed: 1, post, bell, mechanism: Rc::new(()) })
+    let (reactor, reactor_waker) = (ReactorId(0), post.reactor_waker(ReactorId(0)));
+    Core::new(CoreParts { reactor, seed: 1, post, reactor_waker, mechanism: Rc::new(()) })
 }
 
 /// A task that always has one or two requests of `bytes` in progress, until `stop` is set.

@@ -1,18 +1,27 @@
 //! A core that several tables share and that outlives each of them: the in-memory state of a device
 //! with metadata.
 //!
-//! Every table that was constructed on the device is a user. One user at a time serves the core.
-//! Another user takes it over when the first is suspended, or was dropped without closing it.
+//! Every table that was constructed on the device is a user of its core. A user serves the core
+//! from a resume until it is paused. One user may serve it (a snapshot's store, a pool), or several
+//! (the set of a cache device, with a user for each backing device): a user that finds others
+//! serving it decides whether it takes part.
 //!
 //! ```text
-//!   join -> [user] --find, open or take over, serve--> [live] --pause--> [paused]
-//!                                                       [paused] --serve--> [live]
-//!                                                       [paused] --leave--> gone
+//!   join -> [user] --serve_or: take the core, or open one--> [serves] --pause--> [paused]
+//!              ^                                                ^                   |
+//!              |                                                `----- serve_or ----+
+//!              `--leave: the last user takes the core along-------------------------'
 //! ```
 //!
-//! H1. A device has one core in use. Another one is made only when no task works with the old one.
-//! H2. A task that finds, opens or closes a core holds the handover lock.
+//! H1. A device has one core in use. Another one is opened only when no user serves the old one.
+//!     Who opens it waits for the tasks that still work with the old one ([`Former`]).
+//! H2. A task that finds, opens or closes a core holds the handover lock, until the core serves.
+//! H3. A user serves only the core that is held here. Without a core no user serves, and none is
+//!     the last that served.
+//! H4. The core is held as long as there is a user; the last user takes it along. Every user that
+//!     serves is counted.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use cairn_block::invariants;
@@ -21,22 +30,31 @@ use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
 struct State<C> {
     next_user: u64,
-    users: u64,
-    /// The user that serves the core, or served it last.
-    owner: Option<u64>,
-    /// The owner serves requests.
-    live: bool,
+    users: usize,
+    /// The users that serve the core now.
+    live: BTreeSet<u64>,
+    /// The user that began to serve it last.
+    last: Option<u64>,
     core: Option<Arc<C>>,
     /// The core that was served last, perhaps in use by a task.
     former: Weak<C>,
 }
 
 impl<C> State<C> {
+    /// Takes the core out of use, which no other user than this serves.
+    fn clear(&mut self, user: u64) {
+        self.live.remove(&user);
+        assert!(self.live.is_empty(), "H1: no user serves a core that is replaced");
+        self.core = None;
+        self.last = None;
+    }
+
     /// Checks what must hold whenever the lock is free.
     fn check_state(&self) {
-        assert!(!self.live || self.owner.is_some(), "H1: a live core has one owner");
-        assert!(self.owner.is_none() || self.core.is_some(), "H1: an owner has served the core");
-        assert!(self.users > 0 || self.core.is_none(), "H1: the last user takes the core along");
+        assert!(self.live.is_empty() || self.core.is_some(), "H3: a user serves the core");
+        assert!(self.last.is_none() || self.core.is_some(), "H3: a user has served the core");
+        assert!(self.live.len() <= self.users, "H4: who serves is a user");
+        assert!(self.users > 0 || self.core.is_none(), "H4: the last user takes the core along");
     }
 }
 
@@ -48,8 +66,8 @@ pub(crate) struct SharedCore<C> {
 
 impl<C> Default for SharedCore<C> {
     fn default() -> SharedCore<C> {
-        let (owner, core, former) = (None, None, Weak::new());
-        let state = State { next_user: 0, users: 0, owner, live: false, core, former };
+        let (live, last, core, former) = (BTreeSet::new(), None, None, Weak::new());
+        let state = State { next_user: 0, users: 0, live, last, core, former };
         SharedCore { state: Mutex::new(state), handover: AsyncMutex::default() }
     }
 }
@@ -60,17 +78,29 @@ pub(crate) struct User<C> {
     id: u64,
 }
 
-/// The result of [`User::find`], for a user that is about to serve.
-pub(crate) enum Found<C> {
-    /// The core that it served before.
-    Own(Arc<C>),
-    /// The core of a user that is paused or gone.
-    Other(Arc<C>),
-    /// No core. Tasks may still work with the former one.
-    Nothing(Weak<C>),
-    /// Another user is live.
-    Busy,
+/// Which user serves the core that a user found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    /// Other users, now.
+    ByOthers,
+    /// None now; the user that found it was the last.
+    ByUser,
+    /// None now; another user was the last, and is paused or gone.
+    ByNone,
 }
+
+/// The core before the one that a user opens (H1). Tasks may still work with it.
+pub(crate) enum Former<C> {
+    /// The user did not take it: its service ends now.
+    Refused(Arc<C>),
+    /// Its service has ended.
+    Ended(Arc<C>),
+    /// There is none.
+    None,
+}
+
+/// The lock of H2.
+pub(crate) type Handover<'a> = AsyncMutexGuard<'a, ()>;
 
 impl<C> SharedCore<C> {
     /// Adds a user.
@@ -89,20 +119,50 @@ impl<C> User<C> {
     }
 
     /// The lock of H2.
-    pub async fn handover(&self) -> AsyncMutexGuard<'_, ()> {
+    pub async fn handover(&self) -> Handover<'_> {
         self.shared.handover.lock().await
     }
 
-    /// Looks for a core to serve.
-    pub fn find(&self) -> Found<C> {
+    /// Begins to serve: the core that there is, if `takes` accepts it, or the one that `open` makes
+    /// in its place. `set_up` is the last step that may refuse. The core serves on return; the
+    /// caller keeps the lock of H2 until other users may find it.
+    ///
+    /// A core that other users serve can be taken or be an error, but cannot be replaced (H1).
+    ///
+    /// # Errors
+    /// Those of the three steps. If `open` was called, no core is held.
+    pub async fn serve_or<E>(
+        &self,
+        takes: impl FnOnce(&Arc<C>, Served) -> Result<bool, E>,
+        open: impl AsyncFnOnce(Former<C>) -> Result<Arc<C>, E>,
+        set_up: impl AsyncFnOnce(&Arc<C>) -> Result<(), E>,
+    ) -> Result<(Arc<C>, Handover<'_>), E> {
+        let handover = self.handover().await;
+        let core = match self.find() {
+            Some((core, served)) if takes(&core, served)? => core,
+            Some((core, _)) => {
+                self.clear();
+                open(Former::Refused(core)).await?
+            }
+            None => {
+                let former = self.shared.state.lock().former.upgrade();
+                open(former.map_or(Former::None, Former::Ended)).await?
+            }
+        };
+        set_up(&core).await?;
+        self.serve(&core);
+        Ok((core, handover))
+    }
+
+    /// The core, and which user serves it.
+    fn find(&self) -> Option<(Arc<C>, Served)> {
         let state = self.shared.state.lock();
-        let own = state.owner == Some(self.id);
-        match &state.core {
-            Some(_) if state.live && !own => Found::Busy,
-            Some(core) if own => Found::Own(core.clone()),
-            Some(core) => Found::Other(core.clone()),
-            None => Found::Nothing(state.former.clone()),
-        }
+        let served = match state.live.iter().any(|user| *user != self.id) {
+            true => Served::ByOthers,
+            false if state.last == Some(self.id) => Served::ByUser,
+            false => Served::ByNone,
+        };
+        state.core.clone().map(|core| (core, served))
     }
 
     /// The core that some user serves, or served last.
@@ -110,11 +170,12 @@ impl<C> User<C> {
         self.shared.state.lock().core.clone()
     }
 
-    /// The user serves `core` from now on.
-    pub fn serve(&self, core: &Arc<C>) {
+    fn serve(&self, core: &Arc<C>) {
         let mut state = self.shared.state.lock();
-        state.owner = Some(self.id);
-        state.live = true;
+        let same = state.core.as_ref().is_none_or(|held| Arc::ptr_eq(held, core));
+        assert!(same, "H1: a device has one core in use");
+        state.live.insert(self.id);
+        state.last = Some(self.id);
         state.former = Arc::downgrade(core);
         state.core = Some(core.clone());
         invariants::always(|| state.check_state());
@@ -122,40 +183,35 @@ impl<C> User<C> {
 
     /// True if the user serves the core.
     pub fn is_live(&self) -> bool {
-        let state = self.shared.state.lock();
-        state.live && state.owner == Some(self.id)
+        self.shared.state.lock().live.contains(&self.id)
     }
 
     /// The user is suspended.
     pub fn pause(&self) {
         let mut state = self.shared.state.lock();
-        if state.owner == Some(self.id) {
-            state.live = false;
-        }
+        state.live.remove(&self.id);
         invariants::always(|| state.check_state());
     }
 
-    /// No user serves the core any more: the next one is new.
+    /// The user serves the core no more, and no other does: the next one is new. The caller holds
+    /// the lock of H2.
     pub fn clear(&self) {
-        let mut state = self.shared.state.lock();
-        state.core = None;
-        state.owner = None;
-        state.live = false;
+        self.shared.state.lock().clear(self.id);
     }
 
-    /// True if the user owns the core and there is no other user.
+    /// True if the user is the last that served the core, and there is no other user.
     pub fn is_alone(&self) -> bool {
         let state = self.shared.state.lock();
-        state.users == 1 && state.owner == Some(self.id)
+        state.users == 1 && state.last == Some(self.id)
     }
 
     /// The user has ended; it does nothing after this. Returns the core if it was the last user.
     pub fn leave(&self) -> Option<Arc<C>> {
         let mut state = self.shared.state.lock();
         state.users -= 1;
-        if state.owner == Some(self.id) {
-            state.owner = None;
-            state.live = false;
+        state.live.remove(&self.id);
+        if state.last == Some(self.id) {
+            state.last = None;
         }
         let last = if state.users == 0 { state.core.take() } else { None };
         invariants::always(|| state.check_state());
@@ -163,42 +219,8 @@ impl<C> User<C> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{Found, SharedCore};
-    use std::sync::Arc;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
 
-    #[test]
-    fn a_user_takes_the_core_over_once_its_owner_is_paused() {
-        let shared = Arc::<SharedCore<u32>>::default();
-        let (first, second) = (shared.join(), shared.join());
-        assert!(matches!(first.find(), Found::Nothing(_)));
-        first.serve(&Arc::new(7));
-        assert!(matches!(second.find(), Found::Busy), "H1");
-        first.pause();
-        assert!(matches!(first.find(), Found::Own(core) if *core == 7));
-        let Found::Other(core) = second.find() else { panic!("it is paused") };
-        second.serve(&core);
-        assert!(second.is_live() && !first.is_live() && !second.is_alone());
-    }
-
-    #[test]
-    #[should_panic = "H1"]
-    fn a_live_core_without_an_owner_is_noticed() {
-        let shared = Arc::<SharedCore<u32>>::default();
-        let user = shared.join();
-        user.serve(&Arc::new(7));
-        shared.state.lock().owner = None;
-        shared.state.lock().check_state();
-    }
-
-    #[test]
-    fn the_last_user_takes_the_core_along() {
-        let shared = Arc::<SharedCore<u32>>::default();
-        let (first, second) = (shared.join(), shared.join());
-        first.serve(&Arc::new(7));
-        assert!(first.leave().is_none());
-        assert!(matches!(second.find(), Found::Other(_)), "left behind for the second");
-        assert_eq!(second.leave().as_deref(), Some(&7));
-    }
-}
+#[cfg(all(test, shuttle))]
+mod interleavings;

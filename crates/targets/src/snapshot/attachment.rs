@@ -29,7 +29,7 @@ use super::store::LoadError;
 use super::table::Locks;
 use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
-use crate::shared_core::{Found, SharedCore, User};
+use crate::shared_core::{Former, Served, SharedCore, User};
 use crate::spec::Spec;
 
 /// See the module's description.
@@ -217,33 +217,18 @@ impl Attachment {
 
     /// Begins to serve.
     pub async fn resume(&self, env: &Env) -> Result<(), ConfigError> {
-        let _handover = self.user.handover().await;
-        let (core, former) = match self.user.find() {
-            Found::Busy => {
-                let detail = "cow: found it served by a live snapshot, expected a suspended one";
-                return Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail));
-            }
-            Found::Own(core) => (core, None),
-            Found::Other(core) if self.was_served(&core) && self.fits(&core) => (core, None),
-            Found::Other(former) => {
-                self.retire(env, &former).await;
-                (self.open(env).await?, Some(former))
-            }
-            Found::Nothing(former) => {
-                let former = former.upgrade();
-                if let Some(former) = &former {
-                    former.unused().await;
-                }
-                (self.open(env).await?, former)
-            }
-        };
+        let mut former = None;
+        let serve = self.user.serve_or(
+            |core, served| self.takes(core, served),
+            async |old| {
+                former = self.retire_former(env, old).await;
+                self.open(env).await
+            },
+            async |core| self.begin_merging(core),
+        );
+        let (core, _handover) = serve.await?;
         let former = former.filter(|former| !Arc::ptr_eq(former, &core));
-        if self.merging && !self.kin.begin_merging(&core) {
-            let detail = "origin: found another snapshot merging, expected none";
-            return Err(ConfigError::new(ConfigKind::Busy, &self.config.origin.argument, detail));
-        }
         self.core.get_or_init(|| core.clone());
-        self.user.serve(&core);
         core.serve(&Terms {
             end: self.config.end,
             overflows: self.config.kind == super::config::Kind::PersistentOverflow,
@@ -264,6 +249,42 @@ impl Attachment {
         }
         if missed {
             core.invalidate(env, "the origin was written while nothing served it").await;
+        }
+        Ok(())
+    }
+
+    /// True if the table serves a core that is there; false if the store is to be opened again.
+    fn takes(&self, core: &Arc<Core>, served: Served) -> Result<bool, ConfigError> {
+        match served {
+            Served::ByOthers => {
+                let detail = "cow: found it served by a live snapshot, expected a suspended one";
+                Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail))
+            }
+            Served::ByUser => Ok(true),
+            Served::ByNone => Ok(self.was_served(core) && self.fits(core)),
+        }
+    }
+
+    /// Waits until no task uses the COW device for the core before the one that is opened now.
+    async fn retire_former(&self, env: &Env, former: Former<Core>) -> Option<Arc<Core>> {
+        match former {
+            Former::Refused(former) => {
+                self.retire(env, &former).await;
+                Some(former)
+            }
+            Former::Ended(former) => {
+                former.unused().await;
+                Some(former)
+            }
+            Former::None => None,
+        }
+    }
+
+    /// A merge is the only one of its origin.
+    fn begin_merging(&self, core: &Arc<Core>) -> Result<(), ConfigError> {
+        if self.merging && !self.kin.begin_merging(core) {
+            let detail = "origin: found another snapshot merging, expected none";
+            return Err(ConfigError::new(ConfigKind::Busy, &self.config.origin.argument, detail));
         }
         Ok(())
     }
@@ -348,12 +369,12 @@ impl Attachment {
         Core::new(env, parts)
     }
 
-    /// Reads the store of a core, or formats it.
     /// The volume, for the log.
     pub fn volume(&self) -> &str {
         self.events.volume()
     }
 
+    /// Reads the store of a core, or formats it.
     async fn fill(&self, env: &Env, core: &Arc<Core>) -> Result<(), ConfigError> {
         let config = &self.config;
         if !config.kind.is_persistent() {

@@ -29,7 +29,7 @@ use crate::args::{Args, Device};
 use crate::blank::Formatting;
 use crate::kind::TargetKind;
 use crate::persistent::{Error, Store, Working};
-use crate::shared_core::{Found, SharedCore, User};
+use crate::shared_core::{Served, SharedCore, User};
 
 /// The kind of target `thin-pool`.
 pub const KIND: TargetKind =
@@ -168,12 +168,14 @@ impl ThinPool {
     }
 
     async fn start(&self, env: &Env) -> Result<(), ConfigError> {
-        let _handover = self.user.handover().await;
-        let pool = self.find_or_open(env).await?;
-        self.set_up(env, &pool).await?;
+        let serve = self.user.serve_or(
+            |pool, served| self.takes(pool, served),
+            async |_| self.open(env).await,
+            async |pool| self.set_up(env, pool).await,
+        );
+        let (pool, _handover) = serve.await?;
         // Only now: a pool whose setup failed has no table.
         *self.pool.lock() = Some(pool.clone());
-        self.user.serve(&pool);
         pool.know_data();
         pool.start_keeper(env);
         pool.open(env);
@@ -181,20 +183,15 @@ impl ThinPool {
         Ok(())
     }
 
-    async fn find_or_open(&self, env: &Env) -> Result<Arc<Pool>, ConfigError> {
-        let pool = match self.user.find() {
-            Found::Busy => return Err(self.busy("it served by a live table", "a suspended one")),
-            Found::Nothing(_) => return self.open(env).await,
-            Found::Own(pool) | Found::Other(pool) => pool,
-        };
-        if pool.block != self.config.block() || !self.has_same_devices(&pool) {
+    /// True if the table serves a pool that is there; false if it is to be opened again.
+    fn takes(&self, pool: &Pool, served: Served) -> Result<bool, ConfigError> {
+        if served == Served::ByOthers {
+            return Err(self.busy("it served by a live table", "a suspended one"));
+        }
+        if pool.block != self.config.block() || !self.has_same_devices(pool) {
             return Err(self.busy("other devices or another block size", "those it serves"));
         }
-        if !goes_on(&pool) {
-            return self.open(env).await;
-        }
-        self.refuse_other_discards(&pool)?;
-        Ok(pool)
+        if goes_on(pool) { self.refuse_other_discards(pool).map(|()| true) } else { Ok(false) }
     }
 
     /// Volumes have told their clients whether they take discards: that cannot change while the

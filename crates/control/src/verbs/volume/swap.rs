@@ -3,32 +3,35 @@
 //! Order, and what a kill between two steps leaves:
 //! 1. Checks: claims, the content beneath snapshots, and the size of a volume that is in use.
 //! 2. With `--flush`, the caches of the old table write back while clients are served.
-//! 3. The old table is suspended, which drains what it would.
+//! 3. The old table is suspended. A target that drains at a suspend does so.
 //! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
 //! 5. Recorded: the caches that are given up; then the new table, with the old one as `former`.
 //! 6. The new table starts.
 //! 7. Recorded: the new table alone.
 //! 8. The new table serves requests.
 //!
-//! A kill before 5 leaves the old table. Between 5 and 7 the next start tries the new table, and
-//! serves the old one if the new one cannot start: no request has reached the new table, so the old
-//! one has all that clients wrote. The new one comes first, as its start may have begun what must
-//! go on: a merge, or the growth of a pool. After 7 the next start serves the new table or refuses
-//! the volume: the old table lacks what clients wrote to the new one.
+//! A kill before 5 leaves the old table. After a kill between 5 and 7 the next start tries the new
+//! table, and serves the old one if the new one cannot start: no request has reached the new table,
+//! so the old one has all writes of clients. The start tries the new one first, because step 6 may
+//! have begun something that must continue: a merge, or the growth of a pool. After 7 the next
+//! start serves the new table or refuses the volume, because the old table lacks the writes to the
+//! new one.
 //!
-//! A new table that cannot start at 6 is dropped; the old one is live and recorded again. If the old
-//! one cannot start either, it is recorded with the new one waiting. If the state file cannot be
-//! written at 7, or to take 5 back, the verb goes on: the next change that can be written puts it
-//! right. Until then a kill leaves the record of 5.
+//! A new table that cannot start at 6 is dropped; the old one is live and recorded again. If the
+//! old one cannot start either, it is recorded with the new one as inactive table. If the state
+//! file cannot be written at 7, or for undoing 5, the verb continues; the next change that can be
+//! written corrects the file. Until then a kill leaves the record of 5.
 //!
-//! If step 3 loses writes, `replace` is undone. `resume` goes on and says so at its end: it may be
-//! what replaces a failed device.
+//! If step 3 loses writes, `replace` is undone. `resume` continues and reports the loss at its end,
+//! because it may be the verb that replaces a failed device.
 //!
-//! A refusal lets clients in to the old table again, also if the volume was suspended before. A
-//! table that `load` left waits on; that of `replace`, which is recorded nowhere, is dropped.
+//! After a refusal the old table serves again, also if the volume was suspended before. A table
+//! that `load` had loaded stays inactive; the table of `replace`, which is not recorded, is
+//! dropped.
 //!
-//! Steps 2 and 3 may take long, so they do not take the turn of other verbs: `under_way` says which
-//! verbs are refused until they end. If the caller is gone by the end of step 3, the old table serves on.
+//! Steps 2 and 3 may take long, so they run outside the turn: `under_way` says which verbs are
+//! refused until they end. If the caller is gone by the end of step 3, the old table continues to
+//! serve.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -50,11 +53,11 @@ use crate::verbs::verb::{Done, declare};
 use crate::verbs::{InTurn, Verbs, interrupted};
 use crate::world::{message_refused, size_of};
 
-/// Why a volume is swapped, and for what.
+/// The reason of a swap, and its new table.
 struct Swap<'a> {
     name: &'a str,
     table: String,
-    /// It waits on if it is refused.
+    /// A loaded table; it stays inactive if it is refused.
     loaded: bool,
     allowed: Allowed,
 }
@@ -65,9 +68,9 @@ declare! {
         /// The volume
         name: String,
     } flags {
-        /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
+        /// Make caches write back first, while clients are served; Ctrl-C keeps the old table
         flush,
-        /// Leave behind what only a cache has, though the new table uses its origin: it is lost
+        /// Give up what only a cache has, although the new table uses its origin
         discard_dirty,
         /// Make a volume shorter although clients or other volumes use it
         shrink,
@@ -86,9 +89,9 @@ declare! {
         #[arg(skip)]
         table: String,
     } flags {
-        /// Have caches write back first, while clients are served; Ctrl-C leaves the old table
+        /// Make caches write back first, while clients are served; Ctrl-C keeps the old table
         flush,
-        /// Leave behind what only a cache has, though the new table uses its origin: it is lost
+        /// Give up what only a cache has, although the new table uses its origin
         discard_dirty,
         /// Make a volume shorter although clients or other volumes use it
         shrink,
@@ -128,10 +131,10 @@ impl Swap<'_> {
 }
 
 impl Verbs {
-    /// `resume`: answers what a person should know.
+    /// `resume`: returns notes for a person.
     ///
     /// # Errors
-    /// The table that it had is live again, unless the line says otherwise.
+    /// The old table is live again, unless the message says otherwise.
     pub(crate) fn resume(
         &self,
         params: &VolumeResume,
@@ -145,7 +148,7 @@ impl Verbs {
             return self.bring_live(&changes, name, |_| ()).map(|()| Vec::new());
         }
         self.refuse_swaps_above(name)?;
-        // Of a volume with snapshots, what is suspended beneath is brought up first.
+        // With snapshots, the suspended volumes beneath are brought up first.
         let is_part = parent_of(name).is_some_and(|volume| snapshot_of(name, volume).is_some());
         if !is_part && changes.record_of(&real_of(name)).table.is_none() {
             self.world.refuse_suspended_beneath(name)?;
@@ -156,10 +159,10 @@ impl Verbs {
         self.swap_tables(changes, &swap, caller)
     }
 
-    /// `replace`: answers what a person should know.
+    /// `replace`: returns notes for a person.
     ///
     /// # Errors
-    /// All is as it was, unless the line says otherwise.
+    /// Nothing has changed, unless the message says otherwise.
     pub(crate) fn replace(
         &self,
         params: &VolumeReplace,
@@ -170,7 +173,7 @@ impl Verbs {
         self.replace_in_turn(changes, params, caller)
     }
 
-    /// The same, in a turn that was taken.
+    /// The same, in the caller's turn.
     pub(super) fn replace_in_turn<'a>(
         &'a self,
         changes: InTurn<'a>,
@@ -231,7 +234,7 @@ impl Verbs {
         self.step(Step::Recorded);
         let started = |changes: &Changes| {
             self.step(Step::Started);
-            // Tried once more below.
+            // Retried below.
             drop(changes.record_fact(after.clone()));
         };
         let also_lost = match unless_lost(self.bring_live(&changes, swap.name, started)) {
@@ -253,8 +256,8 @@ impl Verbs {
         lost.or(also_lost).map_or(Ok(notes), Err)
     }
 
-    /// Makes the loaded table live, if there is one, and lets requests in; with all that is
-    /// recorded beneath. `started` runs before a table that a user loaded serves a request.
+    /// Makes the loaded table live, if there is one, with all recorded parts beneath, and admits
+    /// requests. `started` runs before a table that a user loaded serves a request.
     fn bring_live(
         &self,
         changes: &Changes,
@@ -266,7 +269,7 @@ impl Verbs {
                 self.bring_in_line(&changes.record_of(name))
             }
             Some(_) => self.make_live_with(name, || started(changes)),
-            // With snapshots, its table is these verbs' own, and others come up before it.
+            // With snapshots, only these verbs load its table, and its parts come up first.
             None if changes.record_of(&real_of(name)).table.is_some() => {
                 self.assemble(changes, name)
             }
@@ -277,14 +280,14 @@ impl Verbs {
         }
     }
 
-    /// Step 2. What is written meanwhile comes home in further rounds, each with less to do, and
-    /// the rest in the suspend.
+    /// Step 2. Writes during a round are written back in further rounds, each shorter than the
+    /// last; the rest is written back in the suspend.
     fn drain(&self, swap: &Swap<'_>, caller: &dyn Caller) -> Outcome<()> {
         if !swap.allowed.flush {
             return Ok(());
         }
         let volume = self.world.volume(swap.name)?;
-        // A suspended cache writes nothing back.
+        // A suspended cache does not write back.
         self.world.resume_live(swap.name)?;
         let mut left = dirty_sectors(&volume);
         while left > 0 {
@@ -298,15 +301,15 @@ impl Verbs {
         Ok(())
     }
 
-    /// Has the caches of a volume write back what is dirty now, and waits for as long as the server
-    /// runs and the caller listens. A cache writes on after that.
+    /// Makes the caches of a volume write back the blocks that are dirty now, and waits until the
+    /// server stops or the caller is gone. A cache continues to write back after that.
     fn drain_caches(&self, name: &str, caller: &dyn Caller) -> Outcome<()> {
         const STEP: Duration = Duration::from_millis(100);
         let volume = self.world.volume(name)?;
         let (send, receive) = channel();
         self.world.reactors().spawn(self.world.home(name), move |env| async move {
             let drained = volume.drain_caches(&env).await;
-            // Nobody listens any more if the wait was given up.
+            // After the wait was given up, no one receives the result.
             drop(send.send(drained));
         });
         loop {
@@ -326,8 +329,8 @@ impl Verbs {
         }
     }
 
-    /// Step 3. Answers what was lost by it; that undoes `replace`, while `resume` goes on, as it may
-    /// be what replaces a failed device.
+    /// Step 3. Returns the loss, if there was one. A loss undoes `replace`; `resume` continues,
+    /// because it may be the verb that replaces a failed device.
     fn suspend_for(
         &self,
         swap: &Swap<'_>,
@@ -349,7 +352,8 @@ impl Verbs {
         }
     }
 
-    /// Step 4. Answers what is left behind, in words, and the caches that are given up.
+    /// Step 4. Returns messages about the dirty data that is left behind, and the caches that are
+    /// given up.
     fn judge(&self, swap: &Swap<'_>) -> Outcome<(Vec<String>, Vec<CacheRecord>)> {
         let Allowed { flush, discard_dirty, .. } = swap.allowed;
         let (mut notes, mut given_up) = (Vec::new(), Vec::new());
@@ -382,7 +386,7 @@ impl Verbs {
         Ok((notes, given_up))
     }
 
-    /// Step 5. Answers the record to go back to, and that of the new table.
+    /// Step 5. Returns the former record and that of the new table.
     fn record_swap(&self, changes: &Changes, swap: &Swap<'_>) -> Outcome<(Record, Record)> {
         let before = changes.record_of(swap.name);
         let (table, inactive) = (Some(swap.table.clone()), None);
@@ -417,7 +421,7 @@ impl Verbs {
         Err(refused(ConfigKind::Busy, swap.name, "size", found, expected))
     }
 
-    /// After a table was refused: clients are let in to the old one. Answers what to tell.
+    /// Makes the old table serve again after a refusal. Returns the error for the caller.
     fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
         if !swap.loaded {
             log_undo_failure(swap.name, self.world.clear(swap.name));
@@ -432,17 +436,17 @@ impl Verbs {
     }
 }
 
-/// What becomes of dirty data, in words.
+/// Messages about dirty data.
 impl Verbs {
-    /// What stays dirty of a table that is no more.
+    /// The message about the dirty bytes of a table that was replaced.
     pub(super) fn left_by(&self, table: Option<&Table>) -> Vec<String> {
         let lines = table.into_iter().flat_map(|table| table.lines());
         let dirty = lines.filter_map(|line| line.target.dirty());
         dirty.map(|dirty| self.world.what_stays(&dirty)).collect()
     }
 
-    /// Has the state file remember what a table leaves behind that is no more. If it can't now, its
-    /// caches count as in use, and are looked at when it matters.
+    /// Records the dirty bytes that a replaced table leaves. If that fails, its caches count as in
+    /// use, and their devices are read when a table needs to know.
     pub(super) fn record_left(&self, name: &str, table: Option<&Table>) {
         if let (Some(caches), Some(table)) = (self.caches(), table) {
             log_undo_failure(name, caches.left_by(name, table));
@@ -457,7 +461,7 @@ impl Verbs {
         Some(CacheRecord { bytes: Some(dirty.sectors.to_bytes()), ..record })
     }
 
-    /// True if a cache of a volume has it, and not a merge, which ends by itself.
+    /// True if a cache of a volume has the dirty data, not a merge, which ends by itself.
     fn is_cached(&self, name: &str, dirty: &Dirty) -> Outcome<bool> {
         let caches = caches_of(self.world.volume(name)?.as_ref());
         let mut cached = caches.iter().filter_map(|cache| cache.dirty());
@@ -477,7 +481,7 @@ impl Verbs {
     }
 }
 
-/// The targets of a volume that write back what is dirty on demand.
+/// The targets of a volume that write back their dirty blocks on demand.
 fn caches_of(volume: &MappedDevice) -> Vec<Arc<dyn Target>> {
     let table = volume.live_table();
     let lines = table.iter().flat_map(|table| table.lines());

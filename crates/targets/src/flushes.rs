@@ -12,6 +12,14 @@
 //!     when a failure is handled, the owner counts a loss for its clients.
 //! F3. A write that was in flight during a failure may have been done before it: if `known` has
 //!     changed since the write began, it counts as lost when it completes.
+//!
+//! Counting takes the owner's lock at each completed write. The origin of a write cache needs it:
+//! most of what the cache writes there is its own and can be written again, so only the counts say
+//! whether a client lost something. A snapshot's COW device and a pool's data device do without,
+//! and spare their ready paths the lock. They compare the failure count with the last one that they
+//! handled. After a failure a snapshot reports a loss if a client wrote in place since the last
+//! suspend (`snapshot/losses.rs`). A pool passes the failure on to its volumes, and fails the
+//! commit of new blocks (`thin/losses.rs`).
 
 /// See the module's description. The owner guards it with its lock.
 pub(crate) struct Flushes {

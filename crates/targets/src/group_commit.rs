@@ -1,5 +1,7 @@
 //! Group commit: the waiters that share one commit, held requests and tasks.
 //!
+//! Commits whose waiters have an order have another queue: `docs/decisions/0009`.
+//!
 //! G1. One commit runs at a time. Waiters that join while it runs share the next one.
 //! G2. A commit takes all waiters before it looks at what to write: it covers their changes from
 //!     before they joined. Each waiter gets its result once.
@@ -73,14 +75,16 @@ pub(crate) fn tell(env: &Env, waiters: Vec<Waiter>, result: IoResult) {
 }
 
 /// Like [`tell`], but fails each write that a failure may have dropped: its device's count was not
-/// `failures` when it was sent.
-pub(crate) fn tell_of_failures(env: &Env, waiters: Vec<Waiter>, result: IoResult, failures: u64) {
+/// `failures` when it was sent. The comparison has the name `compared` (`mutants`).
+pub(crate) fn tell_of_failures(
+    env: &Env,
+    waiters: Vec<Waiter>,
+    result: IoResult,
+    (compared, failures): (&str, u64),
+) {
+    let failures = u64::from(failures as u32);
     let is_kept = |waiter: &Waiter| match waiter {
-        Waiter::Write(_, before) => mutants::same(
-            "thin: failure count of a FUA write",
-            (*before).into(),
-            failures as u32 as u64,
-        ),
+        Waiter::Write(_, before) => mutants::same(compared, u64::from(*before), failures),
         Waiter::Request(_) | Waiter::Ticket(_) => true,
     };
     let (kept, lost): (Vec<_>, Vec<_>) = waiters.into_iter().partition(is_kept);

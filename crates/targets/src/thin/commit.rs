@@ -260,7 +260,8 @@ impl Pool {
                 result
             }
         };
-        tell_of_failures(env, waiters, result, self.data_disk().failures());
+        let compared = ("thin: failure count of a FUA write", self.data_disk().failures());
+        tell_of_failures(env, waiters, result, compared);
         self.look_at_data(env);
         self.after_commit();
         invariants::sample(|| self.check_state());

@@ -82,11 +82,11 @@ pub(crate) struct User<C> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
     /// Other users, now.
-    ByOthers,
+    Live,
     /// None now; the user that found it was the last.
-    ByUser,
+    Own,
     /// None now; another user was the last, and is paused or gone.
-    ByNone,
+    Paused,
 }
 
 /// The core before the one that a user opens (H1). Tasks may still work with it.
@@ -158,9 +158,9 @@ impl<C> User<C> {
     fn find(&self) -> Option<(Arc<C>, Served)> {
         let state = self.shared.state.lock();
         let served = match state.live.iter().any(|user| *user != self.id) {
-            true => Served::ByOthers,
-            false if state.last == Some(self.id) => Served::ByUser,
-            false => Served::ByNone,
+            true => Served::Live,
+            false if state.last == Some(self.id) => Served::Own,
+            false => Served::Paused,
         };
         state.core.clone().map(|core| (core, served))
     }

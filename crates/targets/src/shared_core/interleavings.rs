@@ -26,9 +26,9 @@ fn serve_in_turns(most: u64) {
             for _ in 0..2 {
                 let served = block_on(user.serve_or(
                     |_, served| match served {
-                        Served::ByOthers if most == 1 => Err(()),
+                        Served::Live if most == 1 => Err(()),
                         // Alone, so that it may replace the core.
-                        Served::ByNone if most == 1 => Ok(false),
+                        Served::Paused if most == 1 => Ok(false),
                         _ => Ok(true),
                     },
                     async |_| {

@@ -13,7 +13,7 @@ fn serve(user: &User<u32>, new: u32, takes: bool) -> Result<(u32, Option<Served>
     let served = user.serve_or(
         |_, served| {
             seen = Some(served);
-            if served == Served::ByOthers && !takes { Err(served) } else { Ok(takes) }
+            if served == Served::Live && !takes { Err(served) } else { Ok(takes) }
         },
         async |old| {
             former = match old {
@@ -39,11 +39,11 @@ fn users() -> (Arc<SharedCore<u32>>, User<u32>, User<u32>) {
 fn a_user_takes_the_core_over_once_its_server_is_paused() {
     let (_shared, first, second) = users();
     assert_eq!(serve(&first, 7, true), Ok((7, None, "none".to_owned())));
-    assert_eq!(serve(&second, 8, false), Err(Served::ByOthers), "H1");
+    assert_eq!(serve(&second, 8, false), Err(Served::Live), "H1");
     first.pause();
-    assert_eq!(serve(&first, 8, true), Ok((7, Some(Served::ByUser), String::new())));
+    assert_eq!(serve(&first, 8, true), Ok((7, Some(Served::Own), String::new())));
     first.pause();
-    assert_eq!(serve(&second, 8, true), Ok((7, Some(Served::ByNone), String::new())));
+    assert_eq!(serve(&second, 8, true), Ok((7, Some(Served::Paused), String::new())));
     assert!(second.is_live() && !first.is_live() && !second.is_alone());
 }
 
@@ -52,10 +52,10 @@ fn several_users_serve_one_core() {
     let (shared, first, second) = users();
     let third = shared.join();
     assert_eq!(serve(&first, 7, true), Ok((7, None, "none".to_owned())));
-    assert_eq!(serve(&second, 8, true), Ok((7, Some(Served::ByOthers), String::new())));
+    assert_eq!(serve(&second, 8, true), Ok((7, Some(Served::Live), String::new())));
     assert!(first.is_live() && second.is_live());
     first.pause();
-    assert_eq!(serve(&third, 8, true), Ok((7, Some(Served::ByOthers), String::new())));
+    assert_eq!(serve(&third, 8, true), Ok((7, Some(Served::Live), String::new())));
     assert!(second.leave().is_none() && third.is_live() && !first.is_live());
 }
 
@@ -65,7 +65,7 @@ fn a_core_that_is_not_taken_is_replaced_and_handed_to_the_opener() {
     serve(&first, 7, true).unwrap();
     let kept = first.core().unwrap();
     first.pause();
-    assert_eq!(serve(&second, 8, false), Ok((8, Some(Served::ByNone), "refused 7".to_owned())));
+    assert_eq!(serve(&second, 8, false), Ok((8, Some(Served::Paused), "refused 7".to_owned())));
     second.pause();
     second.clear();
     drop(kept);
@@ -119,6 +119,6 @@ fn the_last_user_takes_the_core_along() {
     let (_shared, first, second) = users();
     serve(&first, 7, true).unwrap();
     assert!(first.leave().is_none());
-    assert_eq!(serve(&second, 8, true), Ok((7, Some(Served::ByNone), String::new())));
+    assert_eq!(serve(&second, 8, true), Ok((7, Some(Served::Paused), String::new())));
     assert_eq!(second.leave().as_deref(), Some(&7));
 }

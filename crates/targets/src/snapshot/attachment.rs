@@ -256,12 +256,12 @@ impl Attachment {
     /// True if the table serves a core that is there; false if the store is to be opened again.
     fn takes(&self, core: &Arc<Core>, served: Served) -> Result<bool, ConfigError> {
         match served {
-            Served::ByOthers => {
+            Served::Live => {
                 let detail = "cow: found it served by a live snapshot, expected a suspended one";
                 Err(ConfigError::new(ConfigKind::Busy, &self.config.cow.argument, detail))
             }
-            Served::ByUser => Ok(true),
-            Served::ByNone => Ok(self.was_served(core) && self.fits(core)),
+            Served::Own => Ok(true),
+            Served::Paused => Ok(self.was_served(core) && self.fits(core)),
         }
     }
 

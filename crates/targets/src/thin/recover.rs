@@ -185,7 +185,7 @@ impl ThinPool {
 
     /// True if the table serves a pool that is there; false if it is to be opened again.
     fn takes(&self, pool: &Pool, served: Served) -> Result<bool, ConfigError> {
-        if served == Served::ByOthers {
+        if served == Served::Live {
             return Err(self.busy("it served by a live table", "a suspended one"));
         }
         if pool.block != self.config.block() || !self.has_same_devices(pool) {

@@ -9,7 +9,8 @@
 //! B2. Waiters are in order of arrival, each once.
 //!
 //! A granted job has two steps: [`CopyGrant::read`] and [`CopyData::write`]. A caller may do
-//! other things between them: hold the data of several jobs, order them, write them as one.
+//! other things between them: hold the data of several jobs, order them, write them as one, or
+//! write to several disks. All copies are read by the first step.
 //! Requests of a copier carry [`Flags::BACKGROUND`].
 //! [`Copier::copy`] does without the steps where the disks copy by themselves ([`Env::copy`]).
 
@@ -138,23 +139,29 @@ impl<'a> CopyGrant<'a> {
         for read in reads {
             result = result.and(read.await);
         }
-        result.map(|()| CopyData { segs, _grant: self })
+        result.map(|()| CopyData { segs, grant: self })
     }
 }
 
 /// The data of a job between its two steps, with the grant that it counts against.
 pub struct CopyData<'a> {
     segs: Segs,
-    _grant: CopyGrant<'a>,
+    grant: CopyGrant<'a>,
 }
 
-impl CopyData<'_> {
+impl<'a> CopyData<'a> {
     /// The data, for a caller that writes it together with other data.
     pub fn segs(&self) -> &Segs {
         &self.segs
     }
 
-    /// The second step: writes the data from `start` on; the grant returns.
+    /// The grant, for the next piece of the same job. The data must not be in use any more.
+    pub fn into_grant(self) -> CopyGrant<'a> {
+        self.grant
+    }
+
+    /// The second step: writes the data to `range`, as much as it needs from the start; the grant
+    /// returns.
     ///
     /// # Errors
     /// The error of the write. The destination holds any part of the data.
@@ -162,12 +169,11 @@ impl CopyData<'_> {
         self,
         env: &Env,
         to: &Arc<dyn Disk>,
-        start: Sector,
+        range: SectorRange,
         flags: Flags,
     ) -> IoResult {
-        let range = SectorRange::new(start, SectorCount::of_bytes(self.segs.bytes() as u64));
-        let write = Io::write(range, self.segs.clone()).with(flags | Flags::BACKGROUND);
-        env.io(to, write).await
+        let data = self.segs.slice(0, range.to_bytes() as usize);
+        env.io(to, Io::write(range, data).with(flags | Flags::BACKGROUND)).await
     }
 }
 
@@ -255,7 +261,8 @@ impl Copier {
         let began = env.now();
         let data = grant.read(env, batch).await.map_err(CopyError::Read)?;
         let read = env.now();
-        data.write(env, &job.to, start, job.flags).await.map_err(CopyError::Write)?;
+        let to = SectorRange::new(start, count);
+        data.write(env, &job.to, to, job.flags).await.map_err(CopyError::Write)?;
         times.read += read.since(began);
         times.write += env.now().since(read);
         Ok(())

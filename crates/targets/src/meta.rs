@@ -70,3 +70,15 @@ fn copy_on_write_and_merge_are_background_and_the_clients_write_is_not() {
     assert_eq!(marks(&test, "c", &[Op::Write]), [(Op::Write, true)]);
     assert_eq!(marks(&test, "o", &[Op::Read, Op::Write]), [(Op::Read, true), (Op::Write, false)]);
 }
+
+#[test]
+fn a_partial_first_write_reads_the_rest_of_its_block_in_the_background() {
+    let test = Fixture::new(["o", "m", "d"].map(|name| (name, image(8192, |_| 0))));
+    test.load("pool", "0 8192 thin-pool m d 128 0");
+    test.message("pool", &["create_thin", "0"]).unwrap();
+    test.load("thin", "0 4096 thin @pool 0 o");
+    test.forget();
+    test.write("thin", 8, 8, 7).unwrap();
+    assert_eq!(marks(&test, "o", &[Op::Read]), [(Op::Read, true); 2]);
+    assert_eq!(marks(&test, "d", &[Op::Write]), [(Op::Write, false)]);
+}

@@ -28,8 +28,8 @@ use std::sync::Arc;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
-    Buf, CopyError, CopyGrant, Env, Flags, Io, IoError, IoResult, RequestId, Sector, SectorCount,
-    SectorRange, Segs,
+    CopyError, CopyGrant, CopyPiece, Env, Flags, Io, IoError, IoResult, RequestId, Sector,
+    SectorCount, SectorRange, Segs,
 };
 use cairn_format::snapshot::Record;
 use futures_util::future::join_all;
@@ -185,8 +185,7 @@ impl Job {
                 shares.extend(self.take_share(env, core, in_use, &mut parked).await);
             }
         }
-        copy(env, &mut shares, &grant).await;
-        drop(grant);
+        copy(env, &mut shares, grant).await;
         if canary::planted(Bug::OriginBeforeRecord) && self.until == Until::Settled {
             for share in &shares {
                 wake(env, share.core.exceptions.publish(&share.batch.records));
@@ -321,7 +320,7 @@ impl Share {
             let bytes = self.batch.records.len() as u64 * self.core.chunk_sectors() * 512;
             let grant = kin.budget.grant(bytes.min(JOB_BYTES)).await;
             self.batch.begin(self.core.cow().failures());
-            copy(env, std::slice::from_mut(self), &grant).await;
+            copy(env, std::slice::from_mut(self), grant).await;
         }
     }
 
@@ -352,7 +351,7 @@ impl Share {
     }
 
     /// The writes that put the pieces in memory where they belong.
-    fn writes(&self, env: &Env, pieces: &[Piece], buf: &Buf) -> Vec<(SectorRange, Segs)> {
+    fn writes(&self, env: &Env, pieces: &[Piece], data: &Segs) -> Vec<(SectorRange, Segs)> {
         let mut writes: Vec<(SectorRange, Segs)> = Vec::new();
         for record in &self.batch.records {
             let chunk = self.core.origin_range(record.old.0, 1);
@@ -365,11 +364,11 @@ impl Share {
                 match writes.last_mut() {
                     Some((range, segs)) if range.end() == to => {
                         range.count += part.count;
-                        segs.push(buf.clone(), offset, bytes);
+                        segs.extend(data, offset, bytes);
                     }
                     _ => {
                         let range = SectorRange::new(to, part.count);
-                        writes.push((range, Segs::of(buf, offset, bytes)));
+                        writes.push((range, data.slice(offset, bytes)));
                     }
                 }
             }
@@ -391,7 +390,7 @@ impl Share {
 }
 
 /// Copies every share's chunks, in pieces of the grant; what fails is noted in the shares.
-async fn copy(env: &Env, shares: &mut [Share], grant: &CopyGrant<'_>) {
+async fn copy(env: &Env, shares: &mut [Share], mut grant: CopyGrant<'_>) {
     for share in shares.iter_mut() {
         share.copied = share.core.is_readable() && share.copy_at_once(env);
     }
@@ -403,32 +402,28 @@ async fn copy(env: &Env, shares: &mut [Share], grant: &CopyGrant<'_>) {
     let mut rest = union_of(shares);
     rest.reverse();
     while let Some(pieces) = next_pieces(&mut rest, room) {
-        let bytes: u64 = pieces.iter().map(|piece| piece.range.to_bytes()).sum();
-        let buf = env.buf(bytes as usize);
-        let reads: Vec<_> = pieces
-            .iter()
-            .map(|piece| {
-                let segs = Segs::of(&buf, piece.offset, piece.range.to_bytes() as usize);
-                env.io(&origin, Io::read(piece.range, segs).with(Flags::BACKGROUND))
-            })
-            .collect();
-        let read = join_all(reads).await.into_iter().collect::<Result<(), IoError>>();
-        if let Err(error) = read {
-            for share in shares.iter_mut().filter(|share| !share.copied) {
-                share.failed = Some(Failed::reading(&share.core.origin.argument, error));
+        let piece = |piece: &Piece| CopyPiece { disk: origin.clone(), range: piece.range };
+        let read = grant.read(env, &pieces.iter().map(piece).collect::<Vec<_>>()).await;
+        let data = match read {
+            Ok(data) => data,
+            Err(error) => {
+                for share in shares.iter_mut().filter(|share| !share.copied) {
+                    share.failed = Some(Failed::reading(&share.core.origin.argument, error));
+                }
+                return;
             }
-            return;
-        }
-        write_shares(env, shares, &pieces, &buf).await;
+        };
+        write_shares(env, shares, &pieces, data.segs()).await;
+        grant = data.into_grant();
     }
 }
 
-async fn write_shares(env: &Env, shares: &mut [Share], pieces: &[Piece], buf: &Buf) {
+async fn write_shares(env: &Env, shares: &mut [Share], pieces: &[Piece], data: &Segs) {
     let started: Vec<_> = shares
         .iter()
         .map(|share| {
             let writes =
-                if share.takes_part() { share.writes(env, pieces, buf) } else { Vec::new() };
+                if share.takes_part() { share.writes(env, pieces, data) } else { Vec::new() };
             let write = |(range, segs)| {
                 env.io(share.core.cow(), Io::write(range, segs).with(Flags::BACKGROUND))
             };

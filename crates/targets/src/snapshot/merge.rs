@@ -30,9 +30,9 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Attribute, Claim, ConfigError, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind, Flags, Io,
-    IoError, IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount, SectorRange,
-    SuspendMode, Target, Verdict, mutants,
+    Attribute, Claim, ConfigError, CopyPiece, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind,
+    Flags, IoError, IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount,
+    SectorRange, SuspendMode, Target, Verdict, mutants,
 };
 use cairn_format::snapshot::{Layout, Record};
 
@@ -342,18 +342,15 @@ impl Merge {
         let (mut from, mut rest) = (from, range);
         while !rest.is_empty() {
             let take = SectorCount(rest.count.0.min(PIECE_SECTORS));
-            let _grant = self.attachment.kin.budget.grant(take.to_bytes()).await;
             // The origin may end inside a block of the COW device.
             let wide = SectorRange::new(from, take).widen(block);
-            let segs = env.segs(wide.count);
-            let read = Io::read(wide, segs.clone()).with(Flags::BACKGROUND);
-            let read = env.io(self.core().cow(), read).await;
-            read.map_err(|error| format!("could not be read: {error}"))?;
-            let data = segs.slice(0, take.to_bytes() as usize);
+            let grant = self.attachment.kin.budget.grant(wide.to_bytes()).await;
+            let piece = CopyPiece { disk: self.core().cow().clone(), range: wide };
+            let read = grant.read(env, &[piece]).await;
+            let data = read.map_err(|error| format!("could not be read: {error}"))?;
+            let Device { argument: name, disk: origin } = &self.side.device;
             let to = SectorRange::new(rest.start, take);
-            let write = Io::write(to, data).with(Flags::BACKGROUND);
-            let written = env.io(&self.side.device.disk, write).await;
-            let name = &self.side.device.argument;
+            let written = data.write(env, origin, to, Flags::empty()).await;
             written.map_err(|error| format!("{name}: could not be written: {error}"))?;
             from += take;
             rest = SectorRange::new(rest.start + take, rest.count - take);

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    CopyError, CopyJob, CopyPiece, Disk, Env, Flags, Io, IoError, IoResult, Op, Request, RequestId,
-    Sector, SectorCount, SectorRange, Segs,
+    CopyError, CopyJob, CopyPiece, Disk, Env, Flags, Io, IoResult, Op, Request, RequestId, Sector,
+    SectorCount, SectorRange, Segs,
 };
 use cairn_format::thin::DataBlock;
 use futures_util::future::{join, join_all};
@@ -170,45 +170,53 @@ impl Fill {
 
     /// Reads the rest, then writes the block in one request.
     async fn write_whole(&self, env: &Env) -> IoResult {
-        let pool = &self.attachment.pool;
-        let _grant = match self.rest {
-            Rest::Of { .. } => Some(pool.copier.grant(self.whole.to_bytes()).await),
-            _ => None,
+        let around = self.around();
+        let piece =
+            |(disk, range, _): (&Arc<dyn Disk>, _, _)| CopyPiece { disk: disk.clone(), range };
+        let pieces = around.iter().filter_map(|range| self.source(*range).map(piece));
+        let pieces: Vec<CopyPiece> = pieces.collect();
+        // The data counts against the grant until the block is written.
+        let read = if pieces.is_empty() {
+            None
+        } else {
+            let copier = &self.attachment.pool.copier;
+            Some(copier.grant(self.whole.to_bytes()).await.read(env, &pieces).await?)
         };
-        let [before, after] = self.around();
-        let (head, tail) = join(self.read_rest(env, before), self.read_rest(env, after)).await;
-        let mut segs = Segs::default();
+        let mut read_segs = read.as_ref().map(|read| read.segs().clone()).unwrap_or_default();
+        let [head, tail] = around.map(|range| self.rest_of_range(env, range, &mut read_segs));
         let data = self.data.clone().unwrap_or_else(|| env.zeros(self.range.count));
-        let mut start = self.range.start;
-        let (head, tail) = (head?, tail?);
-        if head.bytes() > 0 {
-            start = before.start;
-        }
-        for part in [&head, &data, &tail] {
+        let start = if head.bytes() > 0 { self.whole.start } else { self.range.start };
+        let mut segs = head;
+        for part in [&data, &tail] {
             segs.extend(part, 0, part.bytes());
         }
         let count = SectorCount::of_bytes(segs.bytes() as u64);
-        env.io(self.data_disk(), Io::write(SectorRange::new(start, count), segs)).await
+        let written = env.io(self.data_disk(), Io::write(SectorRange::new(start, count), segs));
+        let written = written.await;
+        drop(read);
+        written
     }
 
-    /// The rest of the block in a range of it, in memory; nothing if it does not matter.
-    async fn read_rest(&self, env: &Env, range: SectorRange) -> Result<Segs, IoError> {
+    /// The rest of the block in a range of it; nothing if it does not matter. What was read of it is
+    /// taken from the start of `read`.
+    fn rest_of_range(&self, env: &Env, range: SectorRange, read: &mut Segs) -> Segs {
         if range.is_empty() {
-            return Ok(Segs::default());
+            return Segs::default();
         }
-        let Some((disk, from, zeros)) = self.source(range) else {
-            return Ok(match self.rest {
+        let Some((_, from, zeros)) = self.source(range) else {
+            return match self.rest {
                 Rest::Anything => Segs::default(),
                 _ => env.zeros(range.count),
-            });
+            };
         };
-        let mut segs = env.segs(from.count);
-        env.io(disk, Io::read(from, segs.clone())).await?;
+        let bytes = from.to_bytes() as usize;
+        let mut segs = read.slice(0, bytes);
+        read.advance(bytes);
         if zeros > SectorCount::ZERO {
             let zeros = env.zeros(zeros);
             segs.extend(&zeros, 0, zeros.bytes());
         }
-        Ok(segs)
+        segs
     }
 
     /// Where a range of the block is to be read, and how much after that is zeros; none if there is

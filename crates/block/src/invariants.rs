@@ -1,13 +1,17 @@
-//! When the numbered invariants of a shared state are checked, in builds with debug assertions.
+//! When the numbered invariants of a shared state are checked: in builds with debug assertions, and
+//! in builds with the feature `canary`, which are those of the crash campaigns and mutants.
 //!
 //! A shared state has a `check_state()` that asserts its invariants and cites their numbers. It is
 //! called through this file: at entries of the state one time in [`EVERY`], at suspends always, and
-//! in a crash campaign at every entry. A release build checks nothing here.
+//! in a crash campaign at every entry. The released program checks nothing here.
 
 use std::cell::Cell;
 
 /// One entry in so many is checked.
 const EVERY: u32 = 64;
+
+/// This build checks.
+const CHECKS: bool = cfg!(any(debug_assertions, feature = "canary"));
 
 thread_local! {
     /// Entries of this thread since the last check.
@@ -18,7 +22,7 @@ thread_local! {
 /// At an entry of a shared state: runs `check` one time in [`EVERY`].
 #[inline(always)]
 pub fn sample(check: impl FnOnce()) {
-    if cfg!(debug_assertions) && is_due() {
+    if CHECKS && is_due() {
         check();
     }
 }
@@ -26,7 +30,7 @@ pub fn sample(check: impl FnOnce()) {
 /// At a suspend, or where a check costs no more than the step before it: runs `check`.
 #[inline(always)]
 pub fn always(check: impl FnOnce()) {
-    if cfg!(debug_assertions) {
+    if CHECKS {
         check();
     }
 }

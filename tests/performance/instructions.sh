@@ -6,7 +6,7 @@
 # pinned. A path that became cheaper passes, and asks for an update.
 set -eu
 cd "$(dirname "$0")/../.."
-tolerance_percent=5
+tolerance_percent=2
 counts=tests/performance/instructions.txt
 command -v valgrind >/dev/null || { echo "SKIP: needs valgrind"; exit 77; }
 

@@ -1,5 +1,5 @@
 //! [`Report`]: a target's typed report, and [`Attribute`]: an option as it is now. The kernel's
-//! status line, JSON and metrics are made from it; no code parses a status line.
+//! status line and the fields in JSON are made from them; no code parses a status line.
 
 use std::fmt;
 
@@ -14,6 +14,18 @@ pub enum Unit {
     Blocks,
     /// Requests.
     Requests,
+}
+
+impl Unit {
+    /// Its word in JSON; none for a field that counts nothing.
+    pub fn word(self) -> Option<&'static str> {
+        match self {
+            Unit::None => None,
+            Unit::Sectors => Some("sectors"),
+            Unit::Blocks => Some("blocks"),
+            Unit::Requests => Some("requests"),
+        }
+    }
 }
 
 /// A field of a report. A kind of target has the same fields in the same order always; its manual
@@ -63,17 +75,12 @@ impl fmt::Display for Value {
     }
 }
 
-/// An option of a target, as it is now.
+/// An option of a target, as it is now. Its kind of target declares the rest: what it is for, its
+/// unit, and whether a message changes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attribute {
     /// Its name.
     pub name: &'static str,
-    /// The unit of its value, if that is a number.
-    pub unit: Option<&'static str>,
-    /// What it is for, in a few words.
-    pub doc: &'static str,
-    /// A message of its name changes it while the target serves.
-    pub settable: bool,
     /// What it is: given, or the default.
     pub value: Value,
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cairn_block::{ConfigKind, Line, MappedDevice, Report, Table, Value as Told};
+use cairn_block::{ConfigKind, Field, Line, MappedDevice, Report, Table, Value as Told};
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_targets::spec::{Arg, Opt, Spec};
 use serde::{Deserialize, Serialize};
@@ -198,7 +198,8 @@ fn json_of(value: &Told) -> Value {
     match value {
         Told::Counter(number) | Told::Gauge(number) => Value::from(*number),
         Told::Names(names) => Value::from(names.clone()),
-        Told::Share(..) | Told::State(_) | Told::Absent => Value::from(value.to_string()),
+        Told::Share(..) | Told::State(_) => Value::from(value.to_string()),
+        Told::Absent => Value::Null,
     }
 }
 
@@ -242,13 +243,14 @@ pub fn spec_json(spec: &Spec) -> Value {
                "default": option.default, "cairn_only": option.own,
                "settable": spec.messages.contains(&option.word)})
     };
+    let field = |field: &Field| json!({"name": field.name, "unit": field.unit.word()});
     json!({
         "name": spec.name,
         "version": spec.version,
         "syntax": spec.synopsis(),
         "arguments": spec.arguments.iter().map(argument).collect::<Vec<_>>(),
         "options": spec.group.options.iter().map(option).collect::<Vec<_>>(),
-        "status": spec.status_fields.iter().map(|field| field.name).collect::<Vec<_>>(),
+        "status": spec.status_fields.iter().map(field).collect::<Vec<_>>(),
         "messages": spec.messages,
     })
 }
@@ -256,6 +258,7 @@ pub fn spec_json(spec: &Spec) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_block::Unit;
     use std::collections::BTreeMap;
 
     fn line(target: &str, params: &str) -> ReportLine {
@@ -270,6 +273,9 @@ mod tests {
         let text = serde_json::to_string(&fields).unwrap();
         let expected = r#"{"allocated":48,"allocated/total":"48/128","metadata":16,"total":128}"#;
         assert_eq!(text, expected);
+        const HELD: &[Field] = &[Field::new("held_metadata_root", Unit::Blocks)];
+        let absent = fields_of(&Report::new(HELD, [Told::Absent]));
+        assert_eq!(serde_json::to_string(&absent).unwrap(), r#"{"held_metadata_root":null}"#);
         let failed = fields_of(&Report::State("Fail"));
         assert_eq!(serde_json::to_string(&failed).unwrap(), r#"{"state":"Fail"}"#);
     }
@@ -286,6 +292,9 @@ mod tests {
         let json = spec_json(declared("thin-pool").unwrap());
         assert_eq!(json["options"][5]["word"], "no_space_timeout");
         assert_eq!(json["options"][5]["default"], 60);
+        let field = |at: usize| (&json["status"][at]["name"], &json["status"][at]["unit"]);
+        assert_eq!(field(0), (&"transaction_id".into(), &Value::Null));
+        assert_eq!(field(1), (&"used/total_metadata".into(), &"blocks".into()));
         let refused = declared("linaer").unwrap_err().to_string();
         assert!(refused.starts_with("targets: NAME: found 'linaer', expected one of linear, "));
     }

@@ -166,12 +166,6 @@ impl Args {
         let spec = self.spec;
         let attribute = |(option, given): (&'static Opt, &Option<Vec<Value>>)| Attribute {
             name: option.word,
-            unit: match option.values {
-                [Arg { name, kind: Kind::Number(..) | Kind::Offset, .. }] => Some(name),
-                _ => None,
-            },
-            doc: option.doc,
-            settable: spec.messages.contains(&option.word),
             value: match given.as_deref() {
                 Some([Value::Number(number)]) => Told::Gauge(*number),
                 Some([Value::Word(word)]) => Told::State(word),
@@ -422,8 +416,6 @@ mod tests {
         assert_eq!(shown("7 r"), ["plain off", "Pair -", "single 7"]);
         assert_eq!(shown("7 r 0 4 pair 1 2 plain"), ["plain on", "Pair 1 2", "single 7"]);
         assert_eq!(shown("7 r 0 2 single 9"), ["plain off", "Pair -", "single 9"]);
-        let units: Vec<_> = parse("7 r").unwrap().attributes().iter().map(|it| it.unit).collect();
-        assert_eq!(units, [None, None, Some("percent")]);
     }
 
     #[test]

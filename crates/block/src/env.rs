@@ -216,16 +216,6 @@ impl Env {
         self.post().unix_time()
     }
 
-    /// Starts a task on the reactor `on`: `make` is called there.
-    pub fn spawn_on<F: Future<Output = ()> + 'static>(
-        &self,
-        on: ReactorId,
-        make: impl FnOnce(Env) -> F + Send + 'static,
-    ) {
-        let job = move |env: &Env| env.spawn(make(env.clone()));
-        self.post().post(on, Mail::Call(Box::new(job)));
-    }
-
     /// Starts a task on this reactor.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.0.world.tasks.spawn(Box::pin(task));

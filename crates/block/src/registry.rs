@@ -163,11 +163,6 @@ impl Registry {
         volumes
     }
 
-    /// How many tables use the volume as a lower disk (the registry's own handle aside).
-    pub fn volume_users(&self, name: &str) -> usize {
-        self.volumes.lock().get(name).map_or(0, |device| Arc::strong_count(device) - 1)
-    }
-
     /// Takes a volume out; its remaining users keep it alive.
     pub fn remove_volume(&self, name: &str) -> Option<Arc<MappedDevice>> {
         self.volumes.lock().remove(name)

@@ -117,6 +117,11 @@ impl World {
         &self.reactors
     }
 
+    /// The wall clock in seconds since 1970, for records.
+    pub fn unix_time_s(&self) -> u64 {
+        self.reactors.post().unix_time().as_secs()
+    }
+
     /// Who is who, for tasks on the reactors.
     pub fn names(&self) -> Arc<Names> {
         self.names.clone()

@@ -1,7 +1,5 @@
 //! The points between two steps of a verb, at which tests look; and helpers that verbs share.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use cairn_outcome::failure::Outcome;
 
 /// The end of a step. The tests look here at what a crash would leave.
@@ -23,11 +21,6 @@ pub enum Step {
     Resumed,
     /// The verb is done.
     Done,
-}
-
-/// The wall clock in seconds, for records.
-pub fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Logs that a step could not be undone. The caller gets the error that made it undo.

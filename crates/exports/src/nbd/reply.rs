@@ -16,8 +16,8 @@ use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::wire::{
-    ChunkFlags, ChunkHeader, Cookie, ErrorCode, ErrorPayload, HolePayload, SIMPLE_REPLY_MAGIC,
-    STRING_BYTES_MAX, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, chunk,
+    ChunkFlags, ChunkHeader, Cookie, ErrorCode, ErrorPayload, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, chunk,
 };
 
 /// Bytes of a simple reply.
@@ -26,8 +26,6 @@ pub const SIMPLE_BYTES: usize = size_of::<SimpleReply>();
 pub const CHUNK_BYTES: usize = size_of::<ChunkHeader>();
 /// Bytes that go before the data of an `OFFSET_DATA` chunk.
 pub const DATA_BYTES: usize = CHUNK_BYTES + size_of::<u64>();
-/// Bytes of an `OFFSET_HOLE` chunk.
-pub const HOLE_BYTES: usize = CHUNK_BYTES + size_of::<HolePayload>();
 
 /// Longest data of one `OFFSET_DATA` chunk: its offset must fit the length field too.
 pub const DATA_LENGTH_MAX: u32 = u32::MAX - size_of::<u64>() as u32;
@@ -68,14 +66,6 @@ pub fn offset_data(cookie: Cookie, last: Last, offset: u64, length: u32) -> [u8;
     joined(&header, &U64::new(offset))
 }
 
-/// A run of `length` zeroes at `offset`; `length` is not zero.
-pub fn offset_hole(cookie: Cookie, last: Last, offset: u64, length: u32) -> [u8; HOLE_BYTES] {
-    assert!(length != 0, "a content chunk describes at least one byte");
-    let payload = HolePayload { offset: U64::new(offset), length: U32::new(length) };
-    let header = chunk_header(cookie, chunk::OFFSET_HOLE, last, size_of::<HolePayload>() as u32);
-    joined(&header, &payload)
-}
-
 /// One run of bytes in one state; `length` is not zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusExtent {
@@ -110,18 +100,17 @@ pub fn block_status(
 
 /// An `ERROR` chunk: the whole request failed. An overlong message is cut.
 pub fn error(cookie: Cookie, last: Last, error: ErrorCode, message: &str) -> ReplyBytes {
-    error_chunk(cookie, chunk::ERROR, last, error, message, None)
-}
-
-/// An `ERROR_OFFSET` chunk: the request failed at `offset`, inside its range.
-pub fn error_at(
-    cookie: Cookie,
-    last: Last,
-    error: ErrorCode,
-    message: &str,
-    offset: u64,
-) -> ReplyBytes {
-    error_chunk(cookie, chunk::ERROR_OFFSET, last, error, message, Some(offset))
+    let message = &message[..message.floor_char_boundary(STRING_BYTES_MAX)];
+    let length = (size_of::<ErrorPayload>() + message.len()) as u32;
+    let payload = ErrorPayload {
+        error: U32::new(error.number()),
+        message_length: U16::new(message.len() as u16),
+    };
+    let mut bytes = ReplyBytes::with_capacity(CHUNK_BYTES + length as usize);
+    bytes.extend_from_slice(chunk_header(cookie, chunk::ERROR, last, length).as_bytes());
+    bytes.extend_from_slice(payload.as_bytes());
+    bytes.extend_from_slice(message.as_bytes());
+    bytes
 }
 
 /// The whole reply to a request that failed before any of its chunks was sent.
@@ -176,38 +165,13 @@ fn joined<P: IntoBytes + Immutable, const N: usize>(header: &ChunkHeader, payloa
     bytes
 }
 
-fn error_chunk(
-    cookie: Cookie,
-    kind: u16,
-    last: Last,
-    error: ErrorCode,
-    message: &str,
-    offset: Option<u64>,
-) -> ReplyBytes {
-    let message = &message[..message.floor_char_boundary(STRING_BYTES_MAX)];
-    let tail = offset.map_or(0, |_| size_of::<U64>());
-    let length = (size_of::<ErrorPayload>() + message.len() + tail) as u32;
-    let payload = ErrorPayload {
-        error: U32::new(error.number()),
-        message_length: U16::new(message.len() as u16),
-    };
-    let mut bytes = ReplyBytes::with_capacity(CHUNK_BYTES + length as usize);
-    bytes.extend_from_slice(chunk_header(cookie, kind, last, length).as_bytes());
-    bytes.extend_from_slice(payload.as_bytes());
-    bytes.extend_from_slice(message.as_bytes());
-    if let Some(offset) = offset {
-        bytes.extend_from_slice(U64::new(offset).as_bytes());
-    }
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use zerocopy::FromBytes;
 
     use super::{
-        CHUNK_BYTES, Last, StatusExtent, block_status, done, error, error_at, nothing_done,
-        offset_data, offset_hole, refused, simple_error, simple_success,
+        CHUNK_BYTES, Last, StatusExtent, block_status, done, error, nothing_done, offset_data,
+        refused, simple_error, simple_success,
     };
     use crate::nbd::wire::{
         AllocationState, ChunkHeader, Cookie, ErrorCode, STRUCTURED_REPLY_MAGIC, chunk,
@@ -246,13 +210,6 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_chunk_is_complete_in_itself() {
-        let bytes = offset_hole(COOKIE, Last::Yes, 0x1000, 0x200);
-        let payload = vec![0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 2, 0];
-        assert_eq!(parsed(&bytes, 0), (chunk::OFFSET_HOLE, true, payload));
-    }
-
-    #[test]
     fn block_status_lists_its_extents_after_the_context() {
         let hole = (AllocationState::HOLE | AllocationState::ZERO).bits();
         let extents =
@@ -267,13 +224,6 @@ mod tests {
         let bytes = error(COOKIE, Last::Yes, ErrorCode::Io, "bad");
         let payload = vec![0, 0, 0, 5, 0, 3, b'b', b'a', b'd'];
         assert_eq!(parsed(&bytes, 0), (chunk::ERROR, true, payload));
-    }
-
-    #[test]
-    fn an_error_with_an_offset_puts_it_after_the_message() {
-        let bytes = error_at(COOKIE, Last::No, ErrorCode::Io, "b", 0x200);
-        let payload = vec![0, 0, 0, 5, 0, 1, b'b', 0, 0, 0, 0, 0, 0, 2, 0];
-        assert_eq!(parsed(&bytes, 0), (chunk::ERROR_OFFSET, false, payload));
     }
 
     #[test]

@@ -367,16 +367,6 @@ pub struct ChunkHeader {
     pub length: U32,
 }
 
-/// Payload of [`chunk::OFFSET_HOLE`].
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct HolePayload {
-    /// First byte of the hole.
-    pub offset: U64,
-    /// Bytes in the hole; never zero.
-    pub length: U32,
-}
-
 /// Start of the payload of [`chunk::ERROR`] and [`chunk::ERROR_OFFSET`]; the message follows.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -407,7 +397,6 @@ const _: () = {
     assert!(size_of::<RequestHeader>() == 28);
     assert!(size_of::<SimpleReply>() == 16);
     assert!(size_of::<ChunkHeader>() == 20);
-    assert!(size_of::<HolePayload>() == 12);
     assert!(size_of::<ErrorPayload>() == 6);
     assert!(size_of::<StatusDescriptor>() == 8);
 };

@@ -14,7 +14,7 @@ use crate::names::refuse_at_sign;
 use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::snap::store::{check_argument, discard};
-use crate::verbs::steps::{Step, log_undo_failure, now_s};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
@@ -99,7 +99,7 @@ impl Verbs {
         let table = table.inspect_err(|_| undo(&made))?;
         self.step(Step::StoreMade);
         let before = changes.record_of(name);
-        let (live, pool_made_s) = (Some(table.clone()), Some(now_s()));
+        let (live, pool_made_s) = (Some(table.clone()), Some(self.world.unix_time_s()));
         let record = Record { table: live, pool_made_s, ..before.clone() };
         let up = self.make_pool(&changes, record, &table);
         if up.is_err() {

@@ -7,8 +7,7 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use super::remove::Loss;
 use super::store::{self, Wanted};
 use super::{
-    FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, log_undo_failure, now_s, origin_line,
-    snapshot_line,
+    FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, log_undo_failure, origin_line, snapshot_line,
 };
 use crate::arguments::{bytes, device};
 use crate::names::{SnapName, real_of};
@@ -73,7 +72,7 @@ impl Verbs {
             snapshot: snap.name.clone(),
             argument: words.store.clone(),
             made,
-            created_s: now_s(),
+            created_s: self.world.unix_time_s(),
             grow_bytes: params.grow_bytes,
         };
         let line = snapshot_line(&words, &real_of(&snap.volume));

@@ -76,7 +76,7 @@ pub use rollback::{SnapMerge, SnapRollback};
 
 use crate::names::{SnapName, real_of, snapshot_of};
 use crate::state::{Record, Store};
-use crate::verbs::steps::{Step, log_undo_failure, now_s};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::{Changes, Verbs};
 
 /// The words of a snapshot's table line that a change of its table keeps.

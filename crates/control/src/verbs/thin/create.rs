@@ -11,7 +11,7 @@ use crate::reach::Named;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::snap::store::check_argument;
-use crate::verbs::steps::{Step, log_undo_failure, now_s};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
@@ -139,7 +139,7 @@ impl Verbs {
             id: line.id,
             transaction_id: plan.transaction_id,
             creation_time: plan.time + u32::from(origin.is_some()),
-            created_s: Some(now_s()),
+            created_s: Some(self.world.unix_time_s()),
         };
         let before = changes.record_of(name);
         let record = Record { table: Some(line.text()), thin: Some(thin), ..before.clone() };

@@ -11,7 +11,7 @@ use crate::names::{SnapName, parent_of};
 use crate::reach::Named;
 use crate::state::{Record, Thin};
 use crate::thin_line::ThinLine;
-use crate::verbs::steps::{Step, log_undo_failure, now_s};
+use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
@@ -132,7 +132,8 @@ impl Verbs {
         }
         // A volume that is configured has its name from there.
         let named = record.configured.is_none();
-        let thin = if named { thin_of(made, Some(now_s())) } else { None };
+        let now_s = self.world.unix_time_s();
+        let thin = if named { thin_of(made, Some(now_s)) } else { None };
         records.push(Record { table: Some(line.text()), thin, ..record });
         // Requests under way need not succeed: what they wrote is lost anyway.
         self.world.hold(volume, SuspendMode::NoFlush)?;

@@ -698,8 +698,11 @@ mod tests {
         let pool = BufPool::default();
         let bufs = [pool.alloc(1 << 20), pool.alloc(1 << 20), pool.alloc(1)];
         drop(pool);
-        for buf in bufs {
-            buf.write(0, buf.capacity(), |bytes| bytes.fill(7));
+        for (buf, mark) in bufs.iter().zip(1..) {
+            buf.write(0, buf.capacity(), |bytes| bytes.fill(mark));
+        }
+        for (buf, mark) in bufs.iter().zip(1..) {
+            assert!(buf.read(0, buf.capacity(), |bytes| bytes.iter().all(|&byte| byte == mark)));
         }
     }
 

@@ -620,3 +620,20 @@ fn command_is_not_supported_by_a_file_without_commands() {
         assert_eq!(runner.run(command), -libc::EOPNOTSUPP);
     });
 }
+
+/// Linux answers every command to /dev/null with success, since 6.1.
+#[test]
+fn command_reaches_a_device_that_takes_commands() {
+    let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+    let command = || Io::UringCmd { fd: null.as_raw_fd(), command: 1, argument: [7; 16] };
+    let mut threads = Runner::new(ThreadRing::new().unwrap());
+    assert_eq!(threads.run(command()), -libc::EOPNOTSUPP, "only io_uring has commands");
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match UringRing::with_entries(FEW_ENTRIES) {
+        Ok(ring) if version >= (6, 1) => assert_eq!(Runner::new(ring).run(command()), 0),
+        Ok(_) => eprintln!("not tested here: Linux {release} has no commands for /dev/null"),
+        Err(error) => eprintln!("io_uring not tested here: {error}"),
+    }
+}

@@ -37,7 +37,9 @@ echo "$cycles cycles"
 verb suspend default
 nbdcopy "$uri" before &
 copy=$!
-sleep 0.5
+# It makes the file when it has connected. Then it has as much time as three verbs take.
+await "the copy begins" test -e before
+for _ in 1 2 3; do verb table default >/dev/null; done
 kill -0 $copy 2>/dev/null || fail "a read of a suspended volume ended"
 verb resume default
 wait $copy

@@ -1,7 +1,7 @@
 //! The tools on the metadata of a pool with a million mappings: in bounded memory, and as it comes.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::process::Stdio;
 use std::time::Duration;
@@ -64,12 +64,20 @@ fn a_long_dump_prints_its_progress() {
     assert_eq!(place.cairn(&["check", "meta"]).err, "");
     let mut command = place.command(&["dump", "meta"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It has begun, and waits for the pipe longer than it says nothing.
-    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-    std::thread::sleep(Duration::from_millis(5500));
-    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
-    // Whoever is slow is told more than once.
-    let line = said.lines().next().unwrap();
+    let mut xml = child.stdout.take().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    // A slow reader: the dump has not ended when it says how far it is.
+    let reader = std::thread::spawn(move || {
+        let mut piece = [0; 4 << 10];
+        while xml.read(&mut piece).unwrap() > 0 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    reader.join().unwrap();
     let mut words = line.strip_prefix("cairn: dump: ").unwrap().split_whitespace();
     let (done, of, total) = (words.next().unwrap(), words.next(), words.next().unwrap());
     let number = |word: &str| word.parse::<u64>().unwrap();

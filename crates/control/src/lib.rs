@@ -13,7 +13,8 @@
 //! - [`plan`]: the order of a start. [`client`]: asks a running server.
 //!
 //! Deliberately absent: policy (targets), mechanism (backends, exports), the command line but for
-//! the parameters of verbs, and text for a person (cairn).
+//! the parameters of verbs, and what reading verbs print for a person (cairn). Verbs that change
+//! something answer with notes, which are lines for a person.
 
 pub mod arguments;
 pub mod caches;

@@ -15,9 +15,9 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Counters, Ctor, Dirty, Disk, EndIo, Env, Extent, Field, IoError, IoResult, Limits,
-    LocalFuture, MessageError, Op, Report, Request, SectorRange, SuspendMode, Target, Unit, Value,
-    Verdict,
+    Attribute, Claim, ConfigError, Counters, Ctor, Dirty, Disk, EndIo, Env, Extent, Field, IoError,
+    IoResult, Limits, LocalFuture, MessageError, Nature, Op, Report, Request, Sector, SectorRange,
+    SuspendMode, Target, Unit, Value, Verdict,
 };
 
 use crate::area::Area;
@@ -103,6 +103,16 @@ impl Target for Passthrough {
         self.area.remap(request)
     }
 
+    /// Warms what `map` will look up for a request that begins at `at`. A hint only: most requests
+    /// come without it. For a target with an index; here there is none.
+    fn prefetch(&self, _env: &Env, _at: Sector) {}
+
+    /// Where the target's first sector lies on its lower disk, if `map` does nothing but remap, as
+    /// in `linear`: the engine then does not call `map`. None here, as `map` watches requests.
+    fn straight(&self) -> Option<(Arc<dyn Disk>, Sector)> {
+        None
+    }
+
     /// Sees the end of a request that `map` watched, on the same reactor; the range is again
     /// what `map` accepted. Returns done (the result goes on upward, perhaps another one),
     /// requeue (`map` sees it again) or held (completed later by its id, exactly once).
@@ -123,6 +133,12 @@ impl Target for Passthrough {
         vec![self.area.disk.clone()]
     }
 
+    /// The ranges of lower disks that the target needs for itself, and whether it only reads them.
+    /// None here: see `remaps`. The answer must not change in the target's life.
+    fn claims(&self) -> Vec<Claim> {
+        Vec::new()
+    }
+
     /// Where a range lies on the lower disks. A target that only remaps claims nothing for itself,
     /// and claims on its volume go through it. A target that keeps data implements `claims`
     /// instead.
@@ -133,6 +149,12 @@ impl Target for Passthrough {
     /// Adapts the combined limits of the lower disks. Must promise only what the target keeps.
     fn limits(&self, stacked: Limits) -> Limits {
         stacked
+    }
+
+    /// What the volume is made of: whether seeks cost time, and whether completed writes are
+    /// durable without a flush. A target that keeps data or may hold writes says unknown, the default.
+    fn nature(&self) -> Nature {
+        Nature::UNKNOWN
     }
 
     /// Starts to serve, on its home reactor. No request is under way. Reads mutable metadata,
@@ -158,10 +180,47 @@ impl Target for Passthrough {
         Box::pin(ready(Ok(())))
     }
 
-    /// The fields of the status line after the target's name, separated by single spaces.
-    /// Never waits.
+    /// The target was suspended, and its table is replaced or removed. Afterwards no reactor writes
+    /// to the lower disks on its behalf. If the new table cannot start, `resume` follows, and must
+    /// read mutable metadata again. Errors are those of `suspend`.
+    fn close<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    /// How many failures of lower disks concern the clients: clients compare it at each flush. A
+    /// target that can write lost data again leaves out those that it made good, and raises
+    /// [`Ctor::failures`] for acknowledged writes that it cannot restore.
+    fn failures(&self) -> u64 {
+        self.area.disk.failures()
+    }
+
+    /// Of `failures`, those of which some client was told already. Overridden with `failures`.
+    fn failures_told(&self) -> u64 {
+        self.area.disk.failures_told()
+    }
+
+    /// A client was told of all `failures`. Overridden with `failures`: those that a target made
+    /// good it acknowledges itself.
+    fn acknowledge_failures(&self) {
+        self.area.disk.acknowledge_failures(self.area.disk.failures());
+    }
+
+    /// A value for each declared status field, or the state in their place (`Report::State`) if
+    /// there is nothing to show, say after a failure. Never waits.
     fn report(&self) -> Report {
         Report::new(FIELDS, self.counters.read().map(Value::Counter))
+    }
+
+    /// The status line after the target's name, as the kernel prints it: the report's values with
+    /// single spaces between them. Nothing overrides this.
+    fn status(&self) -> String {
+        self.report().line()
+    }
+
+    /// The options of the table line as they are now, defaults and changes by messages included:
+    /// [`Args::attributes`] makes them of the parsed line. None here, as no option is declared.
+    fn attributes(&self) -> Vec<Attribute> {
+        Vec::new()
     }
 
     /// The words of the table line after the target's name: parsing them gives this target
@@ -212,6 +271,20 @@ impl Target for Passthrough {
         None
     }
 
+    /// True if `drain` leaves no dirty content: `cairn flush` then works for this kind of target.
+    fn drains(&self) -> bool {
+        false
+    }
+
+    /// Writes back what is `dirty` now, and waits for that. `dirty` tells how much is left.
+    fn drain<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    /// A table change asks that the next `suspend` writes back all that is `dirty`, too. Called only
+    /// where `drains` says true.
+    fn drain_in_suspend(&self) {}
+
     /// The concrete target, if verbs exist that belong to this kind alone.
     fn as_any(&self) -> Option<&dyn Any> {
         None
@@ -223,6 +296,22 @@ mod tests {
     use super::*;
     use crate::fixture::{OneVolume, SECTOR, initial};
     use cairn_sim::{Fault, OpSet};
+
+    #[test]
+    fn template_has_every_hook_of_a_target() {
+        let hooks = |text: &str, from: &str| {
+            let all = text.split(from).nth(1).unwrap().split("\n}\n").next().unwrap();
+            let names = all.lines().filter_map(|line| line.strip_prefix("    fn "));
+            let mut names: Vec<_> =
+                names.map(|line| line.split(['(', '<']).next().unwrap().to_owned()).collect();
+            names.sort();
+            names
+        };
+        let declared = hooks(include_str!("../../block/src/target.rs"), "pub trait Target:");
+        let here = hooks(include_str!("passthrough.rs"), "impl Target for Passthrough {");
+        assert_eq!(here, declared);
+        assert!(declared.len() > 20);
+    }
 
     #[test]
     fn every_operation_goes_on_and_is_counted() {

@@ -20,10 +20,11 @@ declare! {
 declare! {
     /// `state forget`
     StateForget = "state_forget" -> Vec<String> {
-        /// The volume
+        /// A volume that is not served, or a cache, as `state show` names it
+        #[arg(value_name = "VOLUME|CACHE")]
         name: String,
     } flags {
-        /// Its snapshots and merges go with it: their content is lost
+        /// Its snapshots and merges go with it, or what only the cache has: that content is lost
         yes,
     }
     |verb, verbs, _| verbs.state_forget(&verb.name, verb.yes)

@@ -45,8 +45,8 @@ declare! {
 declare! {
     /// `thin snapshot`
     ThinSnapshot = "thin_snapshot" -> Done {
-        /// The volume; the pool may be left out where there is a volume of this name
-        #[arg(value_name = "[POOL/]VOLUME")]
+        /// The snapshot; the pool may be left out. With --of it may have any name
+        #[arg(value_name = "[POOL/]VOLUME@NAME")]
         name: String,
         /// The volume it is made of (default: VOLUME of VOLUME@NAME)
         #[arg(long, value_name = "VOLUME")]

@@ -30,8 +30,8 @@ struct Rollback {
 declare! {
     /// `thin rollback`
     ThinRollback = "thin_rollback" -> Done {
-        /// The volume; the pool may be left out where there is a volume of this name
-        #[arg(value_name = "[POOL/]VOLUME")]
+        /// The snapshot; the pool may be left out
+        #[arg(value_name = "[POOL/]VOLUME@NAME")]
         name: String,
         /// Keep what the volume was under this name
         #[arg(long, value_name = "@NAME")]

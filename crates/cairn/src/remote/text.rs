@@ -116,8 +116,7 @@ pub fn snaps(infos: &[SnapInfo], sizes: Sizes) -> String {
     let row = |info: &SnapInfo| {
         let (used, size) = (sizes.maybe(info.used_bytes), sizes.maybe(info.size_bytes));
         let chunk = sizes.text(u64::from(info.chunk_sectors) * 512);
-        let state = info.state.replace(' ', "-");
-        [info.name.clone(), state, used, size, chunk, info.store.clone()]
+        [info.name.clone(), info.state.to_string(), used, size, chunk, info.store.clone()]
     };
     let rows: Vec<_> = infos.iter().map(row).collect();
     table(["NAME", "STATE", "USED", "SIZE", "CHUNK", "STORE"], &rows)

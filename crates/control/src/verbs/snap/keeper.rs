@@ -89,25 +89,38 @@ impl Verbs {
         Some(all)
     }
 
-    /// Does what a watched snapshot needs. `low`: the snapshots whose file systems were announced.
-    fn attend(&self, watched: &Watched, low: &mut HashSet<String>) -> Outcome<()> {
-        match &watched.store {
-            Some(store) => self.attend_store(&watched.name, store, low),
-            None => {
-                let volume = parent_of(&watched.name).unwrap_or_default();
-                match self.merge_of(volume)? {
-                    Merge::Done => self.end_merge(volume).map(drop),
-                    Merge::Left { .. } | Merge::Failed => Ok(()),
-                }
-            }
-        }
+    /// Does what a watched snapshot or merge needs. `announced`: the snapshots whose file systems
+    /// are low, and the merges that failed, whose event was raised.
+    fn attend(&self, watched: &Watched, announced: &mut HashSet<String>) -> Outcome<()> {
+        let name = &watched.name;
+        let Some(store) = &watched.store else { return self.attend_merge(name, announced) };
+        self.attend_store(name, store, announced)
     }
 
-    fn attend_store(&self, name: &str, store: &Filling, low: &mut HashSet<String>) -> Outcome<()> {
+    /// Ends a merge that is done. A failure is an event of the volume, once.
+    pub(super) fn attend_merge(&self, name: &str, announced: &mut HashSet<String>) -> Outcome<()> {
+        let volume = parent_of(name).unwrap_or_default();
+        match self.merge_of(volume)? {
+            Merge::Done => return self.end_merge(volume).map(drop),
+            Merge::Left { .. } => _ = announced.remove(name),
+            Merge::Failed if announced.insert(name.to_owned()) => {
+                self.world.volume(volume)?.raise_event();
+            }
+            Merge::Failed => {}
+        }
+        Ok(())
+    }
+
+    fn attend_store(
+        &self,
+        name: &str,
+        store: &Filling,
+        announced: &mut HashSet<String>,
+    ) -> Outcome<()> {
         let Some((used, total)) = self.report_of(name)?.share(snapshot::ALLOCATED) else {
             return Ok(());
         };
-        self.look_at_file_system(name, store, (used, total), low)?;
+        self.look_at_file_system(name, store, (used, total), announced)?;
         match store.grow_bytes {
             Some(bytes) if store.is_full(used, total) => {
                 let bytes = (total * 512 + bytes) / 512 * 512;
@@ -125,15 +138,15 @@ impl Verbs {
         name: &str,
         store: &Filling,
         (used, total): (u64, u64),
-        low: &mut HashSet<String>,
+        announced: &mut HashSet<String>,
     ) -> Outcome<()> {
         let path = self.place(&store.argument);
         let Some(room) = super::store::Room::of(&path) else { return Ok(()) };
         let left = room.left_sectors(used, total);
         let is_low = used + left < total && store.reaches_mark(used, used + left);
         if !is_low {
-            low.remove(name);
-        } else if low.insert(name.to_owned()) {
+            announced.remove(name);
+        } else if announced.insert(name.to_owned()) {
             let (store, bytes) = (&store.argument, left * 512);
             tracing::warn!("{name}: the file system of {store} has room for {bytes} more bytes");
             self.world.volume(name)?.raise_event();
@@ -210,7 +223,7 @@ impl Retries {
 
 fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
     let (mut retries, mut sleep) = (Retries::default(), None);
-    let (mut low, mut full) = (HashSet::new(), HashSet::new());
+    let (mut announced, mut full) = (HashSet::new(), HashSet::new());
     loop {
         let called = match sleep {
             None => receive.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -223,7 +236,7 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         while receive.try_recv().is_ok() {}
         let Some(verbs) = verbs.upgrade() else { return };
         let Some(watched) = verbs.watched() else { return };
-        low.retain(|name| watched.iter().any(|watched| watched.name == *name));
+        announced.retain(|name| watched.iter().any(|watched| watched.name == *name));
         for name in &verbs.stuck() {
             retries.attend(name, || verbs.bring_back(name));
         }
@@ -233,7 +246,7 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
             retries.attend(name, || verbs.grow_if_low(name, &mut full));
         }
         for watched in &watched {
-            retries.attend(&watched.name, || verbs.attend(watched, &mut low));
+            retries.attend(&watched.name, || verbs.attend(watched, &mut announced));
         }
         sleep = retries.sleep(&watched, Instant::now());
     }

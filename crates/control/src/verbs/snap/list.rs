@@ -1,6 +1,7 @@
 //! `snap list`: snapshots with their stores, and merges under way.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use cairn_block::Report;
 use cairn_outcome::failure::Outcome;
@@ -16,6 +17,50 @@ use crate::state::Record;
 use crate::verbs::verb::declare;
 use crate::verbs::{Changes, Verbs};
 
+/// The state of a snapshot, by its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SnapState {
+    /// It has the content of its moment, and room.
+    #[serde(rename = "valid")]
+    Valid,
+    /// A write to it found no room; all later ones fail until the store grows.
+    #[serde(rename = "overflow")]
+    Overflow,
+    /// Its content is lost.
+    #[serde(rename = "invalid")]
+    Invalid,
+    /// A merge or rollback copies it to the volume.
+    #[serde(rename = "merging")]
+    Merging,
+    /// That stopped at a device that failed.
+    #[serde(rename = "merge failed")]
+    MergeFailed,
+    /// The volume could not be brought up at the start.
+    #[serde(rename = "not served")]
+    NotServed,
+}
+
+impl SnapState {
+    /// True while a merge or rollback of the snapshot has not ended.
+    pub fn is_merge(self) -> bool {
+        matches!(self, SnapState::Merging | SnapState::MergeFailed)
+    }
+}
+
+impl fmt::Display for SnapState {
+    /// As one word, for a column.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SnapState::Valid => "valid",
+            SnapState::Overflow => "overflow",
+            SnapState::Invalid => "invalid",
+            SnapState::Merging => "merging",
+            SnapState::MergeFailed => "merge-failed",
+            SnapState::NotServed => "not-served",
+        })
+    }
+}
+
 /// A snapshot, as `snap list` shows it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapInfo {
@@ -23,9 +68,8 @@ pub struct SnapInfo {
     pub name: String,
     /// The volume.
     pub volume: String,
-    /// `valid`, `overflow`, `invalid`, `merging`, `merge failed`, or `not served` if the volume
-    /// could not be brought up at the start.
-    pub state: String,
+    /// How it stands.
+    pub state: SnapState,
     /// How much of the store is in use; none if its content is lost.
     pub used_bytes: Option<u64>,
     /// The store's size; none if its content is lost.
@@ -106,17 +150,17 @@ impl Verbs {
         let merging = merge.is_some_and(|merging| merging.snapshot == store.snapshot);
         let merge = if merging && served { Some(self.merge_of(volume)?) } else { None };
         let state = match (merge, report.state()) {
-            _ if !served => "not served",
-            (Some(Merge::Failed), _) => "merge failed",
-            (Some(_), _) => "merging",
-            (None, Some("Invalid")) => "invalid",
-            (None, Some("Overflow")) => "overflow",
-            (None, _) => "valid",
+            _ if !served => SnapState::NotServed,
+            (Some(Merge::Failed), _) => SnapState::MergeFailed,
+            (Some(_), _) => SnapState::Merging,
+            (None, Some("Invalid")) => SnapState::Invalid,
+            (None, Some("Overflow")) => SnapState::Overflow,
+            (None, _) => SnapState::Valid,
         };
         Ok(Some(SnapInfo {
             name: snap.full(),
             volume: snap.volume,
-            state: state.to_owned(),
+            state,
             used_bytes: share.map(|(used, _)| used * 512),
             size_bytes: share.map(|(_, total)| total * 512),
             chunk_sectors: words.chunk,

@@ -217,7 +217,8 @@ impl Verbs {
         self.make_live(name)
     }
 
-    /// Ends a merge whose last record is merged: steps 4 to 7. False if records are left.
+    /// Ends a merge whose last record is merged: steps 4 to 7, and an event of the volume. False if
+    /// records are left.
     ///
     /// # Errors
     /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged
@@ -257,6 +258,7 @@ impl Verbs {
             let argument = &ending.former.argument;
             store::discard(&self.place(argument));
         }
+        self.world.volume(volume)?.raise_event();
         self.step(Step::Done);
         losses.told().map(|()| true)
     }

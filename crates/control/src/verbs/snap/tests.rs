@@ -2,6 +2,7 @@
 //! would leave them, and every copy is started again.
 //! A merge that runs is suspended meanwhile, so that a copy is of one moment.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use crate::exports::Exports;
 use crate::plan::{BroughtUp, Plan};
 use crate::state::{ExportChanges, StateFile};
 use crate::verbs::Verbs;
+use crate::verbs::snap::list::SnapState;
 use crate::verbs::snap::{SnapCreate, SnapDiff};
 use crate::verbs::steps::Step;
 use crate::verbs::volume::{VolumeReplace, VolumeResume};
@@ -415,7 +417,10 @@ fn a_rolled_back_snapshot_does_not_see_what_is_written_meanwhile() {
     assert_eq!((server.bytes("v"), server.bytes("v@mon")), (now.clone(), all_of(1)));
     let line = server.create("v@tue").unwrap_err().to_string();
     assert!(line.starts_with("v: a merge is under way"), "{line}");
+    let events = || server.world.volume("v").unwrap().event_nr();
+    let before = events();
     server.end_merge();
+    assert_eq!(events(), before + 1, "the end of a merge is an event of the volume");
     assert_eq!((server.bytes("v"), server.bytes("v@mon")), (now, all_of(1)));
     assert_eq!(server.changed("v@mon"), [(8, 16)]);
     server.verbs.snap_remove("v@mon").unwrap();
@@ -533,7 +538,7 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
     assert!(mon.event_nr() > seen);
     assert_eq!(server.bytes("v@mon"), all_of(1));
     let infos = server.verbs.snap_list(Some("v")).unwrap();
-    assert_eq!((infos[0].state.as_str(), infos[0].grow_bytes), ("valid", Some(64 << 10)));
+    assert_eq!((infos[0].state, infos[0].grow_bytes), (SnapState::Valid, Some(64 << 10)));
     server.verbs.snap_grow("v@mon", 8 << 20).unwrap();
     server.verbs.snap_grow("v@mon", 1 << 19).unwrap_err();
     assert_eq!(server.verbs.snap_list(None).unwrap()[0].size_bytes, Some(8 << 20));
@@ -556,7 +561,7 @@ fn a_write_to_the_volume_waits_while_a_store_grows() {
     server.write("v", 0, SECTORS, 2);
     assert_eq!(server.bytes("v@mon"), all_of(1));
     let infos = server.verbs.snap_list(Some("v")).unwrap();
-    assert_eq!(infos[0].state, "valid");
+    assert_eq!(infos[0].state, SnapState::Valid);
     assert!(infos[0].size_bytes > Some(SECTORS * 512));
 }
 
@@ -572,19 +577,19 @@ fn a_store_that_is_full_overflows_until_it_grows() {
     };
     server.verbs.snap_create(&params).unwrap();
     server.write("v@mon", 0, 16, 7);
-    let state = || server.verbs.snap_list(None).unwrap()[0].state.clone();
+    let state = || server.verbs.snap_list(None).unwrap()[0].state;
     let disk: Arc<dyn Disk> = server.world.volume("v@mon").unwrap();
     let refused = server.world.on_home("v@mon", move |env| async move {
         let range = SectorRange::new(Sector(512), SectorCount(8));
         env.io(&disk, Io::write(range, env.segs(range.count))).await
     });
     refused.unwrap_err();
-    assert_eq!(state(), "overflow");
+    assert_eq!(state(), SnapState::Overflow);
     server.verbs.snap_grow("v@mon", 64 << 10).unwrap();
-    assert_eq!(state(), "valid");
+    assert_eq!(state(), SnapState::Valid);
     server.write("v@mon", 512, 8, 8);
     server.write("v", 0, SECTORS, 2);
-    assert_eq!(state(), "invalid", "the origin's writes need more than there is");
+    assert_eq!(state(), SnapState::Invalid, "the origin's writes need more than there is");
     let line = server.verbs.snap_merge("v@mon", false, None).unwrap_err().to_string();
     assert!(line.contains("the content of this one is lost"), "{line}");
     server.verbs.snap_remove("v@mon").unwrap();
@@ -616,6 +621,12 @@ fn unmerged_chunks_differ_between_the_volume_and_its_other_snapshots() {
     while server.verbs.merge_of("v").unwrap() != Merge::Failed {
         std::thread::sleep(Duration::from_millis(2));
     }
+    let events = || server.world.volume("v").unwrap().event_nr();
+    let (before, mut announced) = (events(), HashSet::new());
+    for _ in 0..2 {
+        server.verbs.attend_merge("v@merge", &mut announced).unwrap();
+    }
+    assert_eq!(events(), before + 1, "a failed merge is one event of the volume");
     let both = [(0, 8), (512, 8)];
     assert_eq!((server.bytes("v"), server.bytes("v@mon")), (all_of(1), all_of(1)));
     assert_eq!(server.bytes("v@tue"), [(8, 2), (504, 1), (8, 2), (504, 1)]);

@@ -103,7 +103,7 @@ impl Table {
         for line in lines {
             let kind = context.types.find(&line.target)?;
             if line.len == TableLine::WHOLE {
-                return Err(ConfigError::argument(kind.name(), "length", "'N'", "a number"));
+                return Err(ConfigError::argument(kind.name(), "length", "no number", "one"));
             }
             let args: Vec<&str> = line.args.iter().map(String::as_str).collect();
             let (registry, read_only) = (context.registry, context.read_only);

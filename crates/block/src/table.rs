@@ -74,7 +74,7 @@ impl TableLine {
             let line = TableLine::parse(line)?;
             if lines.last().is_some_and(|last| last.len == TableLine::WHOLE) {
                 let want = "a number of sectors, as another line follows";
-                return Err(ConfigError::argument("table", "length", "'N'", want));
+                return Err(ConfigError::argument("table", "length", "no number", want));
             }
             let expected = lines.last().map_or(Sector(0), |last| last.start + last.len);
             if line.start != expected {

@@ -48,7 +48,7 @@ mod tests {
         let follows = measured("0 N linear /d 0\n100 8 zero").unwrap_err().to_string();
         assert_eq!(
             follows,
-            "table: length: found 'N', expected a number of sectors, as another line follows"
+            "table: length: found no number, expected a number of sectors, as another line follows"
         );
     }
 }

@@ -453,11 +453,23 @@ mod tests {
             assert_eq!(length(target, words), Ok(sectors), "{target} {words}");
         }
         for (target, words, wrong) in [
-            ("zero", "", "zero: length: found 'N', expected a number, as the line has no device"),
-            ("error", "", "error: length: found 'N'"),
-            ("thin", "@pool 0", "thin: length: found 'N', expected a number, as the line has no"),
-            ("linear", "/small 100", "linear: length: found 'N', expected devices with room"),
-            ("striped", "2 99 /small 0 /small 2", "striped: length: found 'N'"),
+            (
+                "zero",
+                "",
+                "zero: length: found no number, expected a number of sectors, as the line",
+            ),
+            ("error", "", "error: length: found no number"),
+            ("thin", "@pool 0", "thin: length: found no number, expected a number of sectors, as"),
+            (
+                "linear",
+                "/small 100",
+                "/small: length: found 0 sectors for linear, expected one sector at least",
+            ),
+            (
+                "striped",
+                "2 99 /big 0 /small 2",
+                "/small: length: found 98 sectors for striped, expected one row at least",
+            ),
             ("linear", "/none 0", "/none: size: found nothing"),
             ("linear", "/big x", "linear: offset: found 'x'"),
             ("linear", "/big", "linear: offset: found nothing"),

@@ -430,26 +430,30 @@ impl Spec {
                 chunk = number(arg, word)?;
             }
             if arg.gives_length {
+                let device = *word;
                 let offset = match fixed.get(at + 1) {
                     Some((next, word)) if matches!(next.kind, Kind::Offset) => number(next, word)?,
                     _ => 0,
                 };
-                let room = size_of(word)?.0.saturating_sub(offset);
-                least = Some(least.map_or(room, |least: u64| least.min(room)));
+                let room = size_of(device)?.0.saturating_sub(offset);
+                if least.is_none_or(|(least, _)| room < least) {
+                    least = Some((room, device));
+                }
             }
         }
-        let length = match (least, stripes) {
-            (Some(least), 0) => least,
-            (Some(least), stripes) => (least / chunk).saturating_mul(chunk * stripes),
-            (None, _) => {
-                let expected = "a number, as the line has no device to take its length from";
-                return Err(refuse(self.name, "length", "'N'", expected));
-            }
+        let Some((least, shortest)) = least else {
+            let expected = "a number of sectors, as the line has no device to take its length from";
+            return Err(refuse(self.name, "length", "no number", expected));
         };
-        match length {
-            0 => Err(refuse(self.name, "length", "'N'", "devices with room for it")),
-            length => Ok(SectorCount(length)),
+        let (length, unit) = match stripes {
+            0 => (least, "sector"),
+            stripes => ((least / chunk).saturating_mul(chunk * stripes), "row"),
+        };
+        if length == 0 {
+            let found = format!("{least} sectors for {}", self.name);
+            return Err(refuse(shortest, "length", found, &format!("one {unit} at least")));
         }
+        Ok(SectorCount(length))
     }
 
     /// Puts the words of a line together, the options in their order; without those that only cairn

@@ -1,6 +1,9 @@
 //! `ls --tree`: the volumes, each over the devices that its table names.
 
-use cairn_block::TableLine;
+use std::path::{Component, Path, PathBuf};
+
+use cairn_block::{TableLine, unescape_word};
+use cairn_control::arguments::is_path;
 use cairn_control::devices::places;
 use cairn_control::report::VolumeLines;
 
@@ -38,7 +41,8 @@ fn add_lowers(text: &mut String, volumes: &[VolumeLines], of: &VolumeLines, inde
         let is_last = at + 1 == lowers.len();
         let (branch, below) = if is_last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         let name = lower.strip_prefix('@');
-        text.push_str(&format!("{indent}{branch}{}\n", name.unwrap_or(lower)));
+        let shown = name.map_or_else(|| shown(lower), str::to_owned);
+        text.push_str(&format!("{indent}{branch}{shown}\n"));
         let volume = name.and_then(|name| volumes.iter().find(|volume| volume.name == name));
         if let Some(volume) = volume {
             add_lowers(text, volumes, volume, &format!("{indent}{below}"));
@@ -46,9 +50,26 @@ fn add_lowers(text: &mut String, volumes: &[VolumeLines], of: &VolumeLines, inde
     }
 }
 
+/// A device for a person: a path without `.`, and without `..` if its folder is on this machine. The
+/// file's own name stays, as it may be a symbolic link, say of /dev/disk/by-id.
+fn shown(device: &str) -> String {
+    if !is_path(device) {
+        return device.to_owned();
+    }
+    let path: PathBuf = Path::new(&unescape_word(device)).components().collect();
+    let goes_up = path.is_absolute() && path.components().any(|part| part == Component::ParentDir);
+    let resolved = match (path.parent(), path.file_name()) {
+        (Some(folder), Some(name)) if goes_up => {
+            folder.canonicalize().ok().map(|folder| folder.join(name))
+        }
+        _ => None,
+    };
+    resolved.unwrap_or(path).display().to_string()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::tree;
+    use super::{shown, tree};
     use cairn_control::report::{ReportLine, VolumeLines};
 
     #[test]
@@ -65,5 +86,21 @@ mod tests {
         ];
         let expected = "vm\n├─ base\n│  └─ slow.img\n└─ fast.img\nempty\n";
         assert_eq!(tree(&volumes), expected);
+    }
+
+    #[test]
+    fn paths_are_shown_as_a_person_writes_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        std::fs::create_dir(folder.join("e")).unwrap();
+        std::fs::create_dir(folder.join("my disks")).unwrap();
+        std::os::unix::fs::symlink("my disks", folder.join("link")).unwrap();
+        let word = format!("{}/e/.././/link/../my\\040disks/a.img", folder.display());
+        assert_eq!(shown(&word), format!("{}/my disks/a.img", folder.display()));
+        assert_eq!(shown("/none/here/../a.img"), "/none/here/../a.img", "no such folder");
+        for (device, text) in [("./a.img", "a.img"), ("mem:1M", "mem:1M"), ("../a\\040b", "../a b")]
+        {
+            assert_eq!(shown(device), text);
+        }
     }
 }

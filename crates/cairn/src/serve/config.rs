@@ -132,7 +132,7 @@ struct RawVolume {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawLine {
-    size: Size,
+    size: Option<Size>,
     target: String,
     #[serde(default)]
     args: Vec<Word>,
@@ -255,6 +255,11 @@ fn collect<Raw, T>(
 }
 
 impl Size {
+    /// As much as the devices of the line have.
+    fn is_whole(&self) -> bool {
+        matches!(self, Size::Text(text) if ["N", "whole"].contains(&text.as_str()))
+    }
+
     fn bytes(&self, shown: &str, field: &str) -> Outcome<u64> {
         let expected = "a size above 0, in whole sectors, like 1048576, \"2048s\" or \"1G\"";
         let (bytes, found) = match self {
@@ -300,12 +305,27 @@ impl RawVolume {
     }
 }
 
-/// Writes structured lines as table text, each beginning where the one before ends.
+/// Writes structured lines as table text, each beginning where the one before ends. The last line
+/// may be as long as its devices.
 fn structured(shown: &str, field: &str, lines: &[RawLine]) -> Outcome<String> {
     let (mut start, mut text) = (0u64, String::new());
-    for line in lines {
-        let sectors = line.size.bytes(shown, &format!("{field} size"))? / 512;
-        text.push_str(&format!("{start} {sectors} {}", line.target));
+    for (at, line) in lines.iter().enumerate() {
+        let size = line.size.as_ref().filter(|size| !size.is_whole());
+        let (sectors, length) = match size {
+            Some(size) => {
+                let sectors = size.bytes(shown, &format!("{field} size"))? / 512;
+                (sectors, sectors.to_string())
+            }
+            None if at + 1 == lines.len() => (0, "whole".to_owned()),
+            None => {
+                let detail = format!(
+                    "{field} size: a line that another one follows needs a size in bytes; only \
+                     the last may leave it out or have \"whole\""
+                );
+                return Err(ConfigError::new(ConfigKind::Argument, shown, detail));
+            }
+        };
+        text.push_str(&format!("{start} {length} {}", line.target));
         for arg in &line.args {
             match arg {
                 Word::Number(number) => text.push_str(&format!(" {number}")),
@@ -407,6 +427,20 @@ mod tests {
             read_only: false,
         };
         assert_eq!(config.exports, [export]);
+    }
+
+    #[test]
+    fn last_structured_line_may_be_as_long_as_its_devices() {
+        for size in ["size = 'N'", "size = 'whole'", ""] {
+            let line = |size: &str| format!("[[volume.line]]\n{size}\ntarget = 'zero'\n");
+            let lines = [line("size = '8s'"), line(size)].concat();
+            let config = parse(&format!("[[volume]]\nname = 'v'\n{lines}")).unwrap();
+            assert_eq!(config.volumes[0].table, "0 8 zero\n8 whole zero\n", "{size}");
+            let lines = [line(size), line("size = '8s'")].concat();
+            let refused = parse(&format!("[[volume]]\nname = 'v'\n{lines}")).unwrap_err();
+            let expected = "volume 'v' size: a line that another one follows needs a size in bytes";
+            assert!(refused.contains(expected), "{refused}");
+        }
     }
 
     #[test]

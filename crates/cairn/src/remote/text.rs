@@ -139,6 +139,7 @@ pub fn pools(pools: &[PoolInfo], sizes: Sizes) -> String {
              Data used:         {} of {} ({data}), blocks of {}\n\
              Metadata used:     {} of {} ({metadata}), reserve {}\n\
              Marks:             data {}%, metadata {}%\n\
+             Critical marks:    data {}%, metadata {}%\n\
              When full:         {}\nDiscards:          {}\nDetect zeroes:     {}\n\
              Transaction:       {}\nSnapshots made:    {}\nMetadata snapshot: {held}\n\
              Volumes:           {}\n",
@@ -152,6 +153,8 @@ pub fn pools(pools: &[PoolInfo], sizes: Sizes) -> String {
             sizes.text(pool.metadata_reserve_bytes),
             pool.data_mark_percent,
             pool.metadata_mark_percent,
+            pool.data_critical_percent,
+            pool.metadata_critical_percent,
             pool.no_space,
             pool.discards,
             pool.detect_zeroes,

@@ -15,6 +15,8 @@ const ERROR_IF_FULL: &str = "error_if_no_space";
 const TIMEOUT: &str = "no_space_timeout";
 const DATA_MARK: &str = "data_mark";
 const METADATA_MARK: &str = "metadata_mark";
+const DATA_CRITICAL: &str = "data_critical";
+const METADATA_CRITICAL: &str = "metadata_critical";
 const GROW: &str = "grow";
 const GROW_MAX: &str = "grow_max";
 const DETECT: &str = "detect_zeroes";
@@ -33,14 +35,16 @@ const FEATURES: &[Opt] = &[
     Opt::new(TIMEOUT, SECONDS, "how long writes wait for space; 0: for ever").default(60).own(),
     Opt::new(DATA_MARK, PERCENT, "raises an event when so much data is used").default(75).own(),
     Opt::new(METADATA_MARK, PERCENT, "the same for metadata").default(85).own(),
+    Opt::new(DATA_CRITICAL, PERCENT, "a second, critical event for data").default(95).own(),
+    Opt::new(METADATA_CRITICAL, PERCENT, "the same for metadata").default(95).own(),
     Opt::new(GROW, SIZE, "the server makes the data file so much longer at low water").own(),
     Opt::new(GROW_MAX, SIZE, "no longer than this").own(),
     Opt::new(DETECT, &[Arg::word("mode", MODE, "")], "unmap: zeros provision nothing").own(),
 ];
 
-/// What `thin-pool` declares. The group has the kernel's words and our six pairs.
+/// What `thin-pool` declares. The group has the kernel's words and our eight pairs.
 pub const POOL_SPEC: Spec = Spec {
-    group: Group::features(16, true, FEATURES),
+    group: Group::features(20, true, FEATURES),
     status_fields: super::status::POOL_FIELDS,
     messages: super::message::MESSAGES,
     ..Spec::plain(
@@ -124,6 +128,8 @@ pub(super) struct Options {
     timeout_seconds: u64,
     /// How full, in percent, data and metadata may be before a warning.
     pub marks_percent: [u64; 2],
+    /// How full they may be before a critical warning.
+    pub critical_percent: [u64; 2],
     pub detect: DetectZeroes,
 }
 
@@ -146,7 +152,8 @@ impl Options {
             read_only: args.has(READ_ONLY),
             error_if_full: args.has(ERROR_IF_FULL),
             timeout_seconds: args.number(TIMEOUT),
-            marks_percent: [args.number(DATA_MARK), args.number(METADATA_MARK)],
+            marks_percent: [DATA_MARK, METADATA_MARK].map(|mark| args.number(mark)),
+            critical_percent: [DATA_CRITICAL, METADATA_CRITICAL].map(|mark| args.number(mark)),
             detect: detect.unwrap_or(DetectZeroes::Off),
         }
     }
@@ -354,7 +361,7 @@ mod tests {
     fn what_is_not_said_has_the_kernels_defaults() {
         let options = pool("/m /d 128 0").unwrap().options;
         assert_eq!(options.no_space_timeout(), Some(Duration::from_secs(60)));
-        assert_eq!(options.marks_percent, [75, 85]);
+        assert_eq!((options.marks_percent, options.critical_percent), ([75, 85], [95, 95]));
         assert_eq!((options.discards, options.detect), (Discards::PassDown, DetectZeroes::Off));
         assert!(!options.skip_zeroing && !options.read_only && !options.error_if_full);
         let forever = pool("/m /d 128 0 2 no_space_timeout 0").unwrap().options;

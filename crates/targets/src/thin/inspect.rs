@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cairn_block::{ConfigError, Env, IoError, Sector, SectorCount, SectorRange};
 use cairn_format::thin::{DeviceDetails, DeviceId};
 
-use super::config::{DetectZeroes, Discards};
+use super::config::{DetectZeroes, Discards, Options};
 use super::metadata::MetadataError;
 use super::pool::{Mode, Pool};
 use super::recover::{ThinPool, config_error};
@@ -39,6 +39,8 @@ pub struct Figures {
     pub reserve_blocks: u64,
     /// How full, in percent, data and metadata may be before an event is raised.
     pub marks_percent: [u64; 2],
+    /// How full before a second, critical event.
+    pub critical_percent: [u64; 2],
     /// An event is raised when so few data blocks are free.
     pub low_water_blocks: u64,
     /// An event is raised when so few metadata blocks are free.
@@ -94,9 +96,9 @@ impl ThinPool {
         let pool = self.known()?;
         let (facts, metadata) = (pool.metadata.facts(), pool.metadata.metadata_use());
         let (total, _) = pool.metadata.data_use();
-        let (marks_percent, low_water_blocks) = {
+        let (Options { marks_percent, critical_percent, .. }, low_water_blocks) = {
             let state = pool.state.lock();
-            (state.options.marks_percent, state.low_water_blocks)
+            (state.options, state.low_water_blocks)
         };
         let detect = if pool.detects_zeroes() { DetectZeroes::Unmap } else { DetectZeroes::Off };
         let mode = pool.mode();
@@ -111,6 +113,7 @@ impl ThinPool {
             metadata_blocks: (metadata.used, metadata.total),
             reserve_blocks: status::reserve(metadata.total),
             marks_percent,
+            critical_percent,
             low_water_blocks,
             metadata_low_blocks: metadata_low_watermark(metadata.total),
             fails_when_full: pool.fails_when_full(),

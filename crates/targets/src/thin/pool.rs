@@ -23,6 +23,7 @@ use super::edits::Order;
 use super::index::Stamp;
 use super::losses::Losses;
 use super::metadata::{Leaves, MetadataError, PoolMetadata};
+use super::space::WARNINGS;
 use super::stock::{Room, Stocks, Taken};
 use super::volume::Volume;
 use crate::args::Device;
@@ -113,7 +114,7 @@ pub(super) struct State {
     pub options: Options,
     pub low_water_blocks: u64,
     /// Warnings that were given, and are not repeated until the condition has cleared.
-    pub warned: [bool; 4],
+    pub warned: [bool; WARNINGS],
     pub stopping: bool,
     pub events: Events,
 }
@@ -188,7 +189,7 @@ impl Pool {
                 impatient: false,
                 options: terms.options,
                 low_water_blocks: terms.low_water_blocks,
-                warned: [false; 4],
+                warned: [false; WARNINGS],
                 stopping: true,
                 events: terms.events,
             }),
@@ -231,7 +232,7 @@ impl Pool {
         state.low_water_blocks = low_water_blocks;
         state.events = events.clone();
         // The kernel gives the low-water warning once per resume.
-        state.warned = [false; 4];
+        state.warned = [false; WARNINGS];
         state.impatient = false;
     }
 

@@ -12,14 +12,19 @@ use std::time::Duration;
 
 use cairn_block::Env;
 
+use super::config::Options;
 use super::pool::{Mode, Parked, Pool, State};
 use super::stock::Purpose;
 
-/// Warnings, by their place in [`State::warned`].
+/// Warnings, by their place in [`State::warned`]; the critical ones are last.
 const LOW_WATER: usize = 0;
 const METADATA_LOW: usize = 1;
 const DATA_MARK: usize = 2;
 const METADATA_MARK: usize = 3;
+const DATA_CRITICAL: usize = 4;
+const METADATA_CRITICAL: usize = 5;
+/// How many kinds of warning there are.
+pub(super) const WARNINGS: usize = 6;
 
 /// Most metadata blocks that the warning of little metadata is about.
 const METADATA_LOW_MAX: u64 = 1024;
@@ -189,28 +194,31 @@ impl Pool {
         let metadata_used = (metadata.used + kept).min(metadata.total);
         let metadata_free = metadata.total - metadata_used;
         let mut state = self.state.lock();
-        let [data_mark, metadata_mark] = state.options.marks_percent;
         let low = state.low_water_blocks;
+        let data_is = |percent: u64| used * 100 >= total * percent;
+        let metadata_is = |percent: u64| metadata_used * 100 >= metadata.total * percent;
+        let Options { marks_percent: marks, critical_percent: critical, .. } = state.options;
         let signs = [
             (LOW_WATER, free <= low, false),
             (METADATA_LOW, metadata_free <= metadata_low_watermark(metadata.total), true),
-            (DATA_MARK, used * 100 >= total * data_mark, true),
-            (METADATA_MARK, metadata_used * 100 >= metadata.total * metadata_mark, true),
+            (DATA_MARK, data_is(marks[0]), true),
+            (METADATA_MARK, metadata_is(marks[1]), true),
+            (DATA_CRITICAL, data_is(critical[0]), true),
+            (METADATA_CRITICAL, metadata_is(critical[1]), true),
         ];
-        let mut raise = false;
-        for (warning, is_so, resets) in signs {
-            raise |= take_warning(&mut state, warning, is_so, resets);
-        }
+        let given = signs.map(|(warning, is_so, resets)| {
+            take_warning(&mut state, warning, is_so, resets).then_some(warning)
+        });
         drop(state);
-        if raise {
-            let name = self.name();
-            tracing::warn!(
-                "{name}: {used} of {total} data blocks used, {} of {} metadata blocks",
-                metadata.used,
-                metadata.total
-            );
-            self.announce();
-        }
+        let Some(worst) = given.into_iter().flatten().max() else { return };
+        let critical = if worst >= DATA_CRITICAL { "critical: " } else { "" };
+        tracing::warn!(
+            "{}: {critical}{used} of {total} data blocks used, {} of {} metadata blocks",
+            self.name(),
+            metadata.used,
+            metadata.total
+        );
+        self.announce();
     }
 }
 

@@ -34,6 +34,12 @@ pub struct PoolInfo {
     pub data_mark_percent: u64,
     /// The same for the metadata.
     pub metadata_mark_percent: u64,
+    /// A critical event is raised when so much of the data is in use.
+    #[serde(default)]
+    pub data_critical_percent: u64,
+    /// The same for the metadata.
+    #[serde(default)]
+    pub metadata_critical_percent: u64,
     /// An event is raised when so little of the data is free.
     pub low_water_bytes: u64,
     /// The same for the metadata.
@@ -78,6 +84,7 @@ impl PoolInfo {
             metadata_blocks,
             reserve_blocks,
             marks_percent,
+            critical_percent,
             low_water_blocks,
             metadata_low_blocks,
             fails_when_full,
@@ -99,6 +106,8 @@ impl PoolInfo {
             metadata_reserve_bytes: metadata(reserve_blocks),
             data_mark_percent: marks_percent[0],
             metadata_mark_percent: marks_percent[1],
+            data_critical_percent: critical_percent[0],
+            metadata_critical_percent: critical_percent[1],
             low_water_bytes: data(low_water_blocks),
             metadata_low_bytes: metadata(metadata_low_blocks),
             no_space: if fails_when_full { "error" } else { "queue" }.to_owned(),

@@ -57,7 +57,7 @@ fn a_pool_tells_what_is_own_and_what_differs_from_a_snapshot() {
     assert_eq!(times, [(0, 0), (1, 1)]);
     let figures = test.ask(async |_, pool| pool.figures().unwrap());
     assert_eq!((figures.mode, figures.data_blocks), ("rw", (13, 64)));
-    assert_eq!(figures.marks_percent, [75, 85]);
+    assert_eq!((figures.marks_percent, figures.critical_percent), ([75, 85], [95, 95]));
 }
 
 #[test]

@@ -197,8 +197,8 @@ impl Fill {
         written
     }
 
-    /// The rest of the block in a range of it; nothing if it does not matter. What was read of it is
-    /// taken from the start of `read`.
+    /// The rest of the block in a range of it; nothing if it does not matter. What was read of it
+    /// is taken from the start of `read`.
     fn rest_of_range(&self, env: &Env, range: SectorRange, read: &mut Segs) -> Segs {
         if range.is_empty() {
             return Segs::default();

@@ -152,7 +152,8 @@ impl Target for Passthrough {
     }
 
     /// What the volume is made of: whether seeks cost time, and whether completed writes are
-    /// durable without a flush. A target that keeps data or may hold writes says unknown, the default.
+    /// durable without a flush. A target that keeps data or may hold writes says unknown, the
+    /// default.
     fn nature(&self) -> Nature {
         Nature::UNKNOWN
     }
@@ -281,8 +282,8 @@ impl Target for Passthrough {
         Box::pin(ready(Ok(())))
     }
 
-    /// A table change asks that the next `suspend` writes back all that is `dirty`, too. Called only
-    /// where `drains` says true.
+    /// A table change asks that the next `suspend` writes back all that is `dirty`, too. Called
+    /// only where `drains` says true.
     fn drain_in_suspend(&self) {}
 
     /// The concrete target, if verbs exist that belong to this kind alone.

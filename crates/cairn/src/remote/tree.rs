@@ -50,8 +50,8 @@ fn add_lowers(text: &mut String, volumes: &[VolumeLines], of: &VolumeLines, inde
     }
 }
 
-/// A device for a person: a path without `.`, and without `..` if its folder is on this machine. The
-/// file's own name stays, as it may be a symbolic link, say of /dev/disk/by-id.
+/// A device for a person: a path without `.`, and without `..` if its folder is on this machine.
+/// The file's own name stays, as it may be a symbolic link, say of /dev/disk/by-id.
 fn shown(device: &str) -> String {
     if !is_path(device) {
         return device.to_owned();

@@ -243,6 +243,11 @@ pub trait Target: Send + Sync {
         None
     }
 
+    /// The device that the first resume formats, as it is blank.
+    fn formats(&self) -> Option<String> {
+        None
+    }
+
     /// True if [`Target::drain`] can make [`Target::dirty`] nothing.
     fn drains(&self) -> bool {
         false

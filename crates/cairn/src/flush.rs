@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use cairn_block::{MappedDevice, SuspendMode};
-use cairn_outcome::failure::{Outcome, wrong};
+use cairn_block::{ConfigKind, MappedDevice, SuspendMode};
+use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_outcome::signals::{self, Event};
 use cairn_outcome::{exit, stdout};
 use cairn_tools::progress::{Left, Progress};
@@ -52,6 +52,11 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
     let table = volume.inactive_table();
     if !table.iter().any(|table| table.lines().iter().any(|line| line.target.drains())) {
         return Err(wrong(VOLUME, "table target", "no cache", "a line of a cache"));
+    }
+    let lines = table.iter().flat_map(|table| table.lines());
+    if let Some(blank) = lines.into_iter().find_map(|line| line.target.formats()) {
+        let expected = "a cache with something to write back (is it the right device?)";
+        return Err(refused(ConfigKind::Damaged, blank, "superblock", "a blank device", expected));
     }
     world.resume(VOLUME)?;
     let limit = args.timeout.and_then(|seconds| Instant::now().checked_add(seconds_of(seconds)));

@@ -1,25 +1,25 @@
-//! The rules for tables that touch a recorded cache that is not live (see `state::caches`).
+//! What tables may do about caches that are recorded and not live (see `state::caches`).
 //!
-//! Verdict first: [`Caches::judge`] checks the table that a volume is to have. It refuses a table
+//! Verdict first: [`Caches::judge`] looks at the table that a volume is to have, and refuses it
 //!
-//! - J1. that uses a part of a recorded origin without the cache, while the cache is dirty or
-//!   cannot be read, unless the user gives its dirty blocks up;
-//! - J2. with a recorded cache whose device is another one by now and has no cache: the target
-//!   would format it in place of the device with the dirty blocks;
-//! - J3. with a cache that was given up: a writeback would overwrite later writes of clients.
+//! - J1. if it uses a part of a recorded origin without the cache, while that is dirty, or cannot be
+//!   looked at, unless its content is given up by a word of the user;
+//! - J2. if it has a recorded cache whose device is another one by now, without a cache: it would be
+//!   formatted in the place of what it kept;
+//! - J3. if it has a cache that was given up, which would overwrite what clients wrote since.
 //!
-//! [`cairn_block::Fate`] says whether a table uses an origin without its cache, for the disks to
-//! which the record leads now. A cache in a live table of this server is not checked here: claims
-//! keep other tables away, and `verbs::volume::swap` checks the table that replaces it.
+//! Whether a table uses an origin without its cache is the question of `cairn_block::Fate`, asked for
+//! the disks that the record leads to by now. A cache that a table of this server has is not judged
+//! here: claims keep others away, and `verbs::volume::swap` judges the table that takes its place.
 //!
-//! Reads only devices that no live table writes, and writes none.
+//! Looks only at devices that no live table writes, and writes none.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Fate, Line, MappedDevice, Ranges, SECTOR_BYTES, Sector,
-    SectorCount, SectorRange, Table, claimed_by_line, fate_of_claimed,
+    SectorCount, SectorRange, Table, claimed_by_line, escape_word, fate_of_claimed,
 };
 use cairn_format::writecache::check::{Checker, Limits};
 use cairn_format::writecache::{ENTRY_BYTES, Entry, MAGIC, SUPERBLOCK_BYTES};
@@ -33,10 +33,10 @@ use crate::world::{World, of_volume};
 
 /// The target that has records.
 const CACHE: &str = "writecache";
-/// Sectors of metadata in one read.
+/// Sectors of metadata that are read at once.
 const PIECE_SECTORS: u64 = 2048;
 
-/// Finds the disk of a recorded range, if it is open.
+/// A way from a recorded range to its disk, if that is open.
 type Way<'a> = &'a dyn Fn(&Extent) -> Option<Arc<dyn Disk>>;
 
 /// The recorded caches of a world.
@@ -51,32 +51,32 @@ pub struct Caches<'a> {
 pub enum Leave {
     /// The verb has an option that gives dirty data up, which was given or not.
     Option(bool),
-    /// The verb has no such option.
+    /// It has none.
     Forget,
 }
 
-/// The content of the device of a recorded cache.
+/// What is on the device of a recorded cache.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
-    /// A cache with this many dirty bytes.
+    /// A cache with so many dirty bytes.
     Dirty(u64),
-    /// A cache without dirty blocks.
-    Clean,
-    /// No cache. `same_device`: it is the device that was recorded.
+    /// A cache without.
+    Clean { same_device: bool },
+    /// No cache. True on the very device that was recorded.
     Nothing { same_device: bool },
-    /// The device is missing, in use, or damaged.
+    /// It is not there, in use, or damaged.
     Unknown(String),
 }
 
 impl<'a> Caches<'a> {
-    /// None without a state file, or if the server writes nothing.
+    /// None if nothing is to be written.
     pub fn of(world: &'a World, state: Option<&'a StateFile>) -> Option<Caches<'a>> {
         let state = state.filter(|_| !world.read_only())?;
         Some(Caches { world, state })
     }
 
-    /// Checks the table that `name` is to have. Returns the caches that it gives up. Drops the
-    /// records of caches that are found clean.
+    /// Judges the table that `name` is to have. Answers the caches whose content is given up by it.
+    /// Records of caches that are found clean go.
     ///
     /// # Errors
     /// J1 to J3.
@@ -129,10 +129,12 @@ impl<'a> Caches<'a> {
             record.bytes = Some(bytes);
         }
         match (&look, fate) {
-            (Look::Clean, _) | (Look::Nothing { same_device: true }, _) => {
+            (Look::Clean { same_device: true } | Look::Nothing { same_device: true }, _) => {
                 Ok(Verdict::Over(record))
             }
-            (Look::Nothing { .. }, _) if !record.may_be_dirty() => Ok(Verdict::Over(record)),
+            (Look::Clean { .. } | Look::Nothing { .. }, _) if !record.may_be_dirty() => {
+                Ok(Verdict::Over(record))
+            }
             _ if !record.may_be_dirty() => Err(format_first(name, &record)),
             (Look::Dirty(_) | Look::Unknown(_), Fate::Kept) => Ok(Verdict::Passes),
             _ if leave == Leave::Option(true) => Ok(Verdict::GivenUp(record)),
@@ -140,18 +142,17 @@ impl<'a> Caches<'a> {
         }
     }
 
-    /// Records the caches of a table, then runs `go`, which makes it live (C1).
+    /// Has the caches of a table recorded, then has it go live (C1).
     ///
     /// # Errors
-    /// The file could not be written, or those of `go`: the former records are restored.
+    /// The file could not be written, or those of `go`: what was recorded is as it was.
     pub fn go_live(&self, name: &str, go: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
         let before = self.state.caches();
         let volume = self.world.volume(name)?;
         let table = volume.inactive_table().or_else(|| volume.live_table());
         let own = table.map(|table| self.caches_in(name, &table)).unwrap_or_default();
         self.state.record_caches(|all| {
-            // A cache that is recorded already changes nothing, so that a full file system does not
-            // refuse the resume.
+            // One that is recorded already is no change, so that a full disk is in no resume's way.
             for own in &own {
                 match all.iter_mut().find(|known| own.is_same_cache(known)) {
                     Some(known) => known.clone_from(own),
@@ -166,7 +167,7 @@ impl<'a> Caches<'a> {
         went
     }
 
-    /// Gives up the dirty blocks of some caches (C3).
+    /// Gives up what some caches keep (C3).
     ///
     /// # Errors
     /// The file could not be written.
@@ -182,8 +183,8 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// Restores the former records of the caches that a failed verb changed. The records of other
-    /// verbs' caches stay.
+    /// After a verb failed: what was recorded before of the caches that it changed. Those of other
+    /// verbs stay.
     pub fn put_back(&self, name: &str, before: &[CacheRecord], changed: &[CacheRecord]) {
         let is_changed =
             |known: &CacheRecord| changed.iter().any(|changed| changed.is_same_cache(known));
@@ -196,17 +197,17 @@ impl<'a> Caches<'a> {
         }
     }
 
-    /// The records.
+    /// What is recorded.
     pub fn recorded(&self) -> Vec<CacheRecord> {
         self.state.caches()
     }
 
-    /// The records of a table's caches, for when it is live.
+    /// The caches of a table as they are recorded when it is live.
     pub fn caches_in(&self, name: &str, table: &Table) -> Vec<CacheRecord> {
         table.lines().iter().filter_map(|line| self.cache_of(name, line)).collect()
     }
 
-    /// Records the dirty bytes of the caches of a table that is no longer live (C2).
+    /// Records what the caches of a table are left with that is not live any more (C2).
     ///
     /// # Errors
     /// The file could not be written: they stay `in-use`.
@@ -217,7 +218,7 @@ impl<'a> Caches<'a> {
         }))
     }
 
-    /// The same for all tables when the server stops, except those of volumes that lost writes.
+    /// The same of all tables, when the server stops, but for those that lost something.
     ///
     /// # Errors
     /// The file could not be written.
@@ -253,8 +254,7 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// The record of a line with a cache, while it is live. None if its devices end with the
-    /// server.
+    /// The record of a line with a cache, while it is live. None if its devices end with the server.
     fn cache_of(&self, name: &str, line: &Line) -> Option<CacheRecord> {
         if line.name != CACHE {
             return None;
@@ -277,13 +277,19 @@ impl<'a> Caches<'a> {
         let extent = |(disk, range): &(Arc<dyn Disk>, SectorRange)| {
             let identity = self.world.registry().identity_of(disk)?;
             Some(Extent {
-                device: self.world.argument_of(Path::new(&disk.name())),
+                device: self.absolute(&disk.name()),
                 identity: Known::of(&identity)?,
                 start: range.start.0,
                 count: range.count.0,
             })
         };
         ranges.iter().map(extent).collect()
+    }
+
+    /// A path as a word of a table of a server in whatever folder.
+    fn absolute(&self, name: &str) -> String {
+        let absolute = std::path::absolute(name);
+        escape_word(&absolute.unwrap_or_else(|_| Path::new(name).to_owned()).to_string_lossy())
     }
 
     /// True if a live table has a cache of this name.
@@ -300,8 +306,8 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// What happens to the dirty blocks of a cache if `table` is live. Its devices are the recorded
-    /// ones, and those that have their names now.
+    /// What becomes of what a cache keeps if a table is live. Its devices are those that were
+    /// recorded, and those that are called so now.
     fn fate(&self, record: &CacheRecord, table: &Table) -> Fate {
         let registry = self.world.registry();
         let recorded = |extent: &Extent| registry.opened(&extent.identity.identity());
@@ -346,6 +352,7 @@ impl Caches<'_> {
         let [extent] = record.cache.as_slice() else {
             return Look::Unknown("it lies in several places".to_owned());
         };
+        let is_block = matches!(extent.identity, Known::Block(_));
         let (device, same_device) = match self.device_of(extent) {
             Ok(found) => found,
             Err(error) => return unknown(error),
@@ -354,6 +361,8 @@ impl Caches<'_> {
         let range = SectorRange::new(Sector(extent.start), SectorCount(count));
         match self.world.on_home(name, move |env| read_cache(env, device, range)) {
             Ok(Look::Nothing { .. }) => Look::Nothing { same_device },
+            // The system may number block devices in another order at each boot.
+            Ok(Look::Clean { .. }) => Look::Clean { same_device: same_device || is_block },
             Ok(look) => look,
             Err(error) => unknown(error),
         }
@@ -405,7 +414,8 @@ async fn read_cache(env: Env, device: Device, range: SectorRange) -> Outcome<Loo
     let dirty = report.counts.dirty();
     match &report.superblock {
         None => Ok(Look::Unknown("its superblock is damaged".to_owned())),
-        Some(_) if dirty == 0 => Ok(Look::Clean),
+        // Whose it is, the caller knows.
+        Some(_) if dirty == 0 => Ok(Look::Clean { same_device: false }),
         Some(superblock) => Ok(Look::Dirty(dirty * u64::from(superblock.block_size().bytes()))),
     }
 }
@@ -425,6 +435,10 @@ impl Caches<'_> {
             ),
             Look::Nothing { .. } => format!(
                 "dirty data: {keeps}, and another device without a cache is in its place; put it \
+                 back, or {loses}"
+            ),
+            Look::Clean { .. } => format!(
+                "dirty data: {keeps}, and another cache, which is clean, is in its place; put it \
                  back, or {loses}"
             ),
             _ => {

@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind, TableLine};
-use cairn_outcome::failure::{Outcome, refused, system};
+use cairn_outcome::failure::{Outcome, refused, system, wrong};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -300,6 +300,8 @@ struct Inner {
     unsure: bool,
     /// How the folder is made durable.
     sync_folder: fn(&File) -> io::Result<()>,
+    /// It belongs to another server, perhaps.
+    read_only: bool,
     /// Held until the last clone is dropped.
     _lock: Option<File>,
 }
@@ -359,6 +361,16 @@ impl StateFile {
         lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
+    /// Reads the file for a server that writes nothing, beside one that may hold it.
+    ///
+    /// # Errors
+    /// As for [`open`](StateFile::open).
+    pub fn open_to_read(path: &Path) -> Outcome<StateFile> {
+        let state = StateFile::open(path)?;
+        state.inner.lock().read_only = true;
+        Ok(state)
+    }
+
     /// Reads the file; a missing one is empty and is made by the first change.
     ///
     /// # Errors
@@ -385,6 +397,7 @@ impl StateFile {
             tried_again: false,
             unsure: false,
             sync_folder: File::sync_all,
+            read_only: false,
             _lock: None,
         };
         StateFile { path: path.to_owned(), inner: Arc::new(Mutex::new(inner)) }
@@ -467,6 +480,10 @@ impl StateFile {
     }
 
     fn put(&self, inner: &mut Inner, mut next: Contents) -> Outcome<()> {
+        if inner.read_only {
+            let path = self.path.display().to_string();
+            return Err(wrong(path, "state", "a read-only server", "one that may write its state"));
+        }
         let but_for_caches = Contents { caches: next.caches.clone(), ..inner.contents.clone() };
         next.caches_only &= next == but_for_caches;
         if next == inner.contents && !inner.unsure {

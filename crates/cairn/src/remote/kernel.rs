@@ -10,7 +10,7 @@ use cairn_block::{ConfigKind, TableLine, unescape_word};
 use cairn_control::arguments::is_path;
 use cairn_control::client::Client;
 use cairn_control::devices::places;
-use cairn_control::report::ReportLine;
+use cairn_control::report::{ReportLine, VolumeLines};
 use cairn_control::verbs::server::ServerInfo;
 use cairn_control::verbs::volume::{VolumeList, VolumeTable};
 use cairn_outcome::failure::{Outcome, refused};
@@ -28,6 +28,8 @@ struct Script<'a> {
     server: &'a Client,
     /// The folder of the server's relative paths.
     folder: PathBuf,
+    /// The tables of all volumes.
+    all: Vec<VolumeLines>,
     text: String,
     /// Paths in the order of their variables.
     devices: Vec<String>,
@@ -44,8 +46,9 @@ pub fn script(server: &Client, name: Option<&str>) -> Outcome<String> {
         None => server.ask(&VolumeList {})?.into_iter().map(|info| info.name).collect(),
     };
     let folder = server.ask(&ServerInfo {})?.folder;
+    let all = server.ask(&VolumeTable::default())?;
     let (text, devices, volumes) = (HEAD.to_owned(), Vec::new(), Vec::new());
-    let mut script = Script { server, folder, text, devices, volumes };
+    let mut script = Script { server, folder, all, text, devices, volumes };
     names.iter().try_for_each(|name| script.add_volume(name))?;
     Ok(script.text)
 }
@@ -60,6 +63,9 @@ impl Script<'_> {
         let (mut comments, mut table) = (String::new(), String::new());
         for (own, kernels) in own.iter().zip(&kernels) {
             let (own, mut line) = (line_of(own)?, line_of(kernels)?);
+            for snapshot in self.snapshots_of(&own) {
+                self.add_volume(&snapshot)?;
+            }
             line.args.iter_mut().for_each(|word| *word = heredoc(word));
             for at in places(&own) {
                 line.args[at] = match own.args[at].strip_prefix('@') {
@@ -78,6 +84,20 @@ impl Script<'_> {
             quoted(name)
         ));
         Ok(())
+    }
+
+    /// The snapshots that a line keeps up to date: without them it would write past them, and ruin
+    /// what they keep.
+    fn snapshots_of(&self, line: &TableLine) -> Vec<String> {
+        if !["snapshot-origin", "snapshot-merge"].contains(&line.target.as_str()) {
+            return Vec::new();
+        }
+        let is_snapshot = |other: &ReportLine| {
+            let origin = other.params.split(' ').next();
+            other.target == "snapshot" && origin == line.args.first().map(String::as_str)
+        };
+        let volumes = self.all.iter().filter(|volume| volume.lines.iter().any(is_snapshot));
+        volumes.map(|volume| volume.name.clone()).collect()
     }
 
     fn lines(&self, name: &str, kernel: bool) -> Outcome<Vec<ReportLine>> {

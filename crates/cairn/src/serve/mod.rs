@@ -53,7 +53,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         None => Config::default(),
     };
     let read_only = args.read_only || config.read_only;
-    let open = if read_only { StateFile::open } else { StateFile::open_alone };
+    let open = if read_only { StateFile::open_to_read } else { StateFile::open_alone };
     let state = match (&args.state, &args.file) {
         (Some(path), _) => Some(open(path)?),
         (None, Some(_)) => Some(open(&config.state)?),

@@ -186,6 +186,31 @@ fn resize_makes_a_thin_volume_longer_and_the_next_start_has_it_so() {
 }
 
 #[test]
+fn kernel_script_of_a_volume_sets_up_its_snapshots_before_it() {
+    let place = Place::new();
+    place.sparse("disk", 1 << 20);
+    let args = ["--table", "v=0 2048 linear disk 0", "--state", "s"];
+    let script = "cairn snap create v@a && cairn snap create v@b && cairn table v --kernel | \
+                  grep dmsetup | cut -d\\' -f2 | sort | tr '\\n' ' '; cairn table v --kernel | \
+                  grep dmsetup | tail -1 | cut -d\\' -f2";
+    assert_eq!(place.serve_run(&args, script).ok(), "v v@a v@b v@real v\n");
+}
+
+#[test]
+fn read_only_server_changes_neither_tables_nor_the_state_file_of_another_one() {
+    let place = Place::new();
+    place.sparse("disk", 1 << 20);
+    let writes = ["--table", "v=0 8 linear disk 0", "--state", "s"];
+    place.serve_run(&writes, "cairn create w --table '0 8 zero'").ok();
+    let before = std::fs::read(place.path("s")).unwrap();
+    let reads = ["--read-only", "--table", "v=0 8 linear disk 0", "--state", "s"];
+    let script = "cairn create x --table '0 8 zero'; cairn export add v --as other; cairn clear v";
+    let ran = place.serve_run(&reads, script);
+    assert_eq!(ran.err.matches("found a read-only server").count(), 3, "{ran:?}");
+    assert_eq!(std::fs::read(place.path("s")).unwrap(), before);
+}
+
+#[test]
 fn tree_shows_volumes_over_their_lower_devices() {
     let place = Place::new();
     place.sparse("disk", 1 << 20);

@@ -254,3 +254,14 @@ fn flush_drains_a_cache_to_its_origin_even_in_several_runs() {
     let line = place.cairn(&["flush", "--table", "0 8 linear origin 0"]).refused(1);
     assert!(line.contains("expected a line of a cache"), "{line}");
 }
+
+#[test]
+fn flush_refuses_a_blank_device_in_place_of_the_cache_and_writes_nothing() {
+    let place = Place::new();
+    dirty(&place);
+    std::fs::rename(place.path("cache"), place.path("away")).unwrap();
+    place.sparse("cache", 1 << 20);
+    let line = place.cairn(&["flush", "--table", LINE]).refused(2);
+    assert!(line.contains("cache: superblock: found a blank device, expected a cache"), "{line}");
+    assert!(place.read("cache").iter().all(|byte| *byte == 0));
+}

@@ -80,6 +80,18 @@ pub struct Extent {
     pub count: u64,
 }
 
+impl Extent {
+    /// True if both are the same range of one device. The system may number block devices in another
+    /// order at each boot, so these are known by their names, too.
+    fn is_same(&self, other: &Extent) -> bool {
+        let are_blocks =
+            matches!((&self.identity, &other.identity), (Known::Block(_), Known::Block(_)));
+        let same_device =
+            self.identity == other.identity || (are_blocks && self.device == other.device);
+        same_device && (self.start, self.count) == (other.start, other.count)
+    }
+}
+
 /// An identity that outlives a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -127,12 +139,16 @@ impl Known {
 }
 
 impl CacheRecord {
-    /// True if both are of one cache device, from one sector on.
+    /// True if both are of one cache device, from one sector on. Another device of the same name is
+    /// the same cache only before the same origin, as a copy of it is.
     pub fn is_same_cache(&self, other: &CacheRecord) -> bool {
         let (Some(one), Some(another)) = (self.cache.first(), other.cache.first()) else {
             return false;
         };
-        let same_device = one.identity == another.identity || one.device == another.device;
+        let same_origin = self.origin.len() == other.origin.len()
+            && self.origin.iter().zip(&other.origin).all(|(own, theirs)| own.is_same(theirs));
+        let same_device =
+            one.identity == another.identity || (one.device == another.device && same_origin);
         one.start == another.start && same_device
     }
 
@@ -148,7 +164,7 @@ impl CacheRecord {
 
     /// A message: the dirty bytes, and the verb that gives them up.
     pub fn way_out(&self, state: &Path) -> (String, String) {
-        let (device, state) = (&self.cache[0].device, state.display());
+        let (device, state) = (&self.names.0, state.display());
         let way = format!(
             "cairn state forget {device} --yes loses it, with --state {state} if no server runs"
         );
@@ -227,18 +243,13 @@ mod tests {
     use crate::state::{Record, StateFile};
 
     fn record(device: &str, inode: u64) -> CacheRecord {
-        let identity = Known::File { device: 1, inode, birth_ns: 7 };
-        let extent = |device: &str| {
-            vec![Extent {
-                device: device.to_owned(),
-                identity: identity.clone(),
-                start: 0,
-                count: 8,
-            }]
+        let extent = |device: &str, inode| {
+            let identity = Known::File { device: 1, inode, birth_ns: 7 };
+            vec![Extent { device: device.to_owned(), identity, start: 0, count: 8 }]
         };
         CacheRecord {
-            cache: extent(device),
-            origin: extent("slow"),
+            cache: extent(device, inode),
+            origin: extent("slow", 100),
             volume: "v".to_owned(),
             names: (device.to_owned(), "slow".to_owned()),
             state: CacheState::InUse,
@@ -251,6 +262,9 @@ mod tests {
         let one = record("fast", 1);
         assert!(one.is_same_cache(&record("fast", 2)) && one.is_same_cache(&record("moved", 1)));
         assert!(!one.is_same_cache(&record("other", 2)));
+        let mut before_another = record("fast", 2);
+        before_another.origin = record("other", 2).cache;
+        assert!(!one.is_same_cache(&before_another));
         let mut beside = record("fast", 1);
         beside.cache[0].start = 8;
         assert!(!one.is_same_cache(&beside));

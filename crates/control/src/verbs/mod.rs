@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind};
-use cairn_outcome::failure::{Outcome, refused};
+use cairn_outcome::failure::{Outcome, refused, wrong};
 #[cfg(test)]
 use parking_lot::Mutex;
 
@@ -197,6 +197,10 @@ impl Verbs {
     /// The server is going away, or there is no state file.
     pub(crate) fn change_table(&self, named: &Named<'_>, verb: &str) -> Outcome<InTurn<'_>> {
         let changes = self.change(named)?;
+        if self.world.read_only() {
+            let expected = "a server that may write";
+            return Err(wrong(named.first(), verb, "a read-only server", expected));
+        }
         if changes.state.is_none() {
             let expected = "a server started with --state FILE or a TOML file, to keep the change";
             let field = format!("{verb} state file");

@@ -276,6 +276,8 @@ pub struct WriteCache {
     /// The mapped device's own failure count.
     failures: Arc<FailureCount>,
     geometry: Geometry,
+    /// The cache device was blank when the table was built.
+    formats: bool,
     block_sectors: u64,
     state: Mutex<State>,
     metadata: Fair<Metadata>,
@@ -469,6 +471,10 @@ impl Target for WriteCache {
 
     fn dirty(&self) -> Option<Dirty> {
         self.what_is_dirty()
+    }
+
+    fn formats(&self) -> Option<String> {
+        self.formats.then(|| self.config.cache.argument.clone())
     }
 
     fn drains(&self) -> bool {

@@ -69,7 +69,9 @@ pub const KIND: TargetKind =
 async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
     let config = Config::parse(&ctor)?;
     check_devices(&config, &ctor)?;
-    let geometry = match read_header(env, &config).await? {
+    let header = read_header(env, &config).await?;
+    let formats = matches!(header, Opening::Format);
+    let geometry = match header {
         Opening::Existing(superblock) => geometry_of(&config, &superblock)?,
         Opening::Format => {
             refuse_to_format(env, &config).await?;
@@ -88,7 +90,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         let cache = &config.cache.argument;
         return Err(ConfigError::new(ConfigKind::Unsupported, cache, detail));
     }
-    Ok(WriteCache::new(env, config, geometry, &ctor))
+    Ok(WriteCache::new(env, config, geometry, formats, &ctor))
 }
 
 fn damaged(device: &Device, error: &FormatError) -> ConfigError {
@@ -210,7 +212,13 @@ struct Found {
 }
 
 impl WriteCache {
-    fn new(env: &Env, config: Config, geometry: Geometry, ctor: &Ctor<'_>) -> Arc<WriteCache> {
+    fn new(
+        env: &Env,
+        config: Config,
+        geometry: Geometry,
+        formats: bool,
+        ctor: &Ctor<'_>,
+    ) -> Arc<WriteCache> {
         let mut state = State::new(Index::new(0, None));
         state.cleaner = config.cleaner;
         Arc::new_cyclic(|me| WriteCache {
@@ -221,6 +229,7 @@ impl WriteCache {
             cache: config.cache.disk.clone(),
             block_sectors: u64::from(geometry.sectors_per_block()),
             geometry,
+            formats,
             copier: Copier::new(copy_budget_bytes(&config)),
             counters: Counters::new(env),
             tasks: Arc::default(),

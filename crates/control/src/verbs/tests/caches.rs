@@ -115,6 +115,17 @@ fn a_missing_cache_keeps_its_origin_from_other_tables() {
         let line = create(&server, table, false).unwrap_err().to_string();
         assert!(line.contains("another device without a cache is in its place"), "{table}: {line}");
     }
+    // A clean one, as a user makes it who is told so.
+    fs::remove_file(work.join("cache")).unwrap();
+    fs::write(work.join("cache"), vec![0; 1 << 20]).unwrap();
+    fs::write(work.join("origin"), vec![0; 512 << 10]).unwrap();
+    create(&server, "0 1024 writecache s origin cache 4096 0", false).unwrap();
+    server.verbs.remove("y").unwrap();
+    for table in [BARE, CACHED] {
+        let line = create(&server, table, false).unwrap_err().to_string();
+        let told = "another cache, which is clean, is in its place; put it back";
+        assert!(line.contains(told), "{table}: {line}");
+    }
     // The same cache under another name.
     create(&server, "0 1024 writecache s disk away 4096 0", false).unwrap();
     assert_eq!(server.bytes("y"), new());

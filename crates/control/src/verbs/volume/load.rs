@@ -73,7 +73,7 @@ impl Verbs {
     }
 
     pub(in crate::verbs) fn clear(&self, name: &str) -> Outcome<()> {
-        let changes = self.change(&Named::volume(name))?;
+        let changes = self.change_table(&Named::volume(name), "clear")?;
         self.world.volume(name)?;
         self.refuse_being_suspended(name)?;
         changes.record(name, |tables| tables.inactive = None)?;

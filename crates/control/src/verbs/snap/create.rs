@@ -42,6 +42,14 @@ declare! {
     |verb, verbs, _| verbs.snap_create(&verb)
 }
 
+/// The store of a snapshot to be.
+pub(super) struct ChosenStore {
+    /// As a table names it.
+    pub argument: String,
+    /// It is a path where nothing is yet.
+    is_new: bool,
+}
+
 impl Verbs {
     /// `snap create`
     ///
@@ -49,7 +57,8 @@ impl Verbs {
     /// Nothing has changed.
     pub fn snap_create(&self, params: &SnapCreate) -> Outcome<()> {
         let snap = SnapName::parse(&params.name)?;
-        let named = Named::volume(&snap.volume).with_device(params.store.as_deref());
+        let store = self.chosen_store(&snap, params.store.as_deref())?;
+        let named = Named::volume(&snap.volume).with_device(Some(&store.argument));
         let changes = self.change_table(&named, "snap create")?;
         let volume = self.ready(&snap.volume)?;
         self.refuse_recorded(&snap.full())?;
@@ -65,7 +74,7 @@ impl Verbs {
             let found = params.grow_bytes.unwrap_or(0);
             return Err(wrong(snap.full(), "grow_bytes", found, "whole sectors, above 0"));
         }
-        let (mut words, made) = self.make_store(&changes, &snap, &volume, params)?;
+        let (mut words, made) = self.make_store(&snap, &volume, &store, params)?;
         words.fill_percent = percent;
         self.step(Step::StoreMade);
         let store = Store {
@@ -95,22 +104,34 @@ impl Verbs {
         Ok(())
     }
 
-    /// An empty store, durable. True if it is a file that was made.
-    pub(super) fn make_store(
-        &self,
-        changes: &Changes,
-        snap: &SnapName,
-        volume: &MappedDevice,
-        params: &SnapCreate,
-    ) -> Outcome<(SnapWords, bool)> {
-        let argument = match (&params.store, &changes.state) {
-            (Some(argument), _) => argument.clone(),
+    /// The store that a user named, or a free path beside the state file. Chosen before the turn,
+    /// which then holds it.
+    pub(super) fn chosen_store(&self, snap: &SnapName, said: Option<&str>) -> Outcome<ChosenStore> {
+        let argument = match (said, &self.state) {
+            (Some(argument), _) => argument.to_owned(),
             (None, Some(state)) => {
                 self.world.argument_of(&store::default_path(state.path(), &snap.full())?)
             }
-            (None, None) => unreachable!("a verb that changes tables needs a state file"),
+            // The turn is refused.
+            (None, None) => String::new(),
         };
+        Ok(ChosenStore { argument, is_new: said.is_none() })
+    }
+
+    /// An empty store, durable. True if it is a file that was made.
+    pub(super) fn make_store(
+        &self,
+        snap: &SnapName,
+        volume: &MappedDevice,
+        store: &ChosenStore,
+        params: &SnapCreate,
+    ) -> Outcome<(SnapWords, bool)> {
+        let argument = store.argument.clone();
         store::check_argument(&argument)?;
+        if store.is_new && std::fs::symlink_metadata(self.place(&argument)).is_ok() {
+            let (found, expected) = ("a file that was just made", "a free path (try again)");
+            return Err(refused(ConfigKind::Busy, &argument, "path", found, expected));
+        }
         let sectors = volume.sectors().0;
         let block = volume.limits().logical_block;
         let chunk = ChunkSize::from_table(params.chunk_sectors.unwrap_or(0), block);
@@ -144,7 +165,8 @@ impl Verbs {
         let own = changes.own_table(&snap.volume).ok_or_else(|| {
             wrong(&snap.volume, "table", "none recorded", "that of a live volume")
         })?;
-        let first = self.world.volume(&real).is_err();
+        // A verb that failed half way may have left `real`, with the volume on its own table again.
+        let first = !self.world.users_of(&real).contains(&snap.volume);
         let mut records = Vec::new();
         if first {
             records.push(Record { table: Some(own.clone()), ..changes.record_of(&real) });

@@ -36,6 +36,10 @@ impl Verbs {
         let volume = self.world.volume(name)?;
         self.refuse_being_suspended(name)?;
         let by_user = volume.is_suspended() && !self.keeper.is_stuck(name);
+        if !by_user {
+            // It waits for its requests.
+            self.world.refuse_suspended_beneath(name)?;
+        }
         store::grow(&known.argument, &self.place(&known.argument), "--size", bytes)?;
         volume.refresh()?;
         // Else its user's resume does it.

@@ -72,6 +72,8 @@ pub use diff::SnapDiff;
 pub use grow::SnapGrow;
 pub use list::SnapList;
 pub use remove::SnapRemove;
+#[cfg(test)]
+pub use rollback::Afterwards;
 pub use rollback::{SnapMerge, SnapRollback};
 
 use crate::names::{SnapName, real_of, snapshot_of};

@@ -30,10 +30,7 @@ declare! {
         /// Disconnect the clients that use it
         force,
     }
-    |verb, verbs, _| {
-        verbs.refuse_connected(&verb.name, verb.force)?;
-        verbs.remove_snapshot(&verb.name)
-    }
+    |verb, verbs, _| verbs.remove_snapshot(&verb.name, verb.force)
 }
 
 impl Verbs {
@@ -41,11 +38,11 @@ impl Verbs {
     /// person should know.
     ///
     /// # Errors
-    /// As for [`Verbs::snap_remove`].
-    pub fn remove_snapshot(&self, name: &str) -> Outcome<Vec<String>> {
+    /// As for [`Verbs::remove_live_snapshot`].
+    pub fn remove_snapshot(&self, name: &str, force: bool) -> Outcome<Vec<String>> {
         let volume = SnapName::parse(name)?.volume;
         if self.world.why_not_served(&volume).is_none() || !self.is_recorded(name) {
-            return self.snap_remove(name).map(|()| Vec::new());
+            return self.remove_live_snapshot(name, force).map(|()| Vec::new());
         }
         self.state_forget(name, true)?;
         Ok(vec![format!(
@@ -59,9 +56,10 @@ impl Verbs {
     /// # Errors
     /// The snapshot is unchanged, unless the message says otherwise. Of kind [`ConfigKind::Lost`]:
     /// it is removed, but acknowledged writes of its volume may be lost.
-    pub fn snap_remove(&self, name: &str) -> Outcome<()> {
+    pub fn remove_live_snapshot(&self, name: &str, force: bool) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
         let changes = self.change_table(&Named::volume(&snap.volume), "snap remove")?;
+        self.refuse_connected(name, force)?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
         match self.keeper.is_stuck(&snap.volume) {
             true => self.refuse_changing(&snap.volume)?,

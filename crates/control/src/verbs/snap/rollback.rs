@@ -40,7 +40,10 @@ declare! {
         #[arg(long, value_name = "PATH", value_parser = device())]
         store: Option<String>,
     }
-    |verb, verbs, _| verbs.snap_merge(&verb.name, true, verb.store.as_deref())
+    |verb, verbs, _| {
+        let store = verb.store.as_deref();
+        verbs.merge_snapshot(&verb.name, Afterwards::Kept { store })
+    }
 }
 
 declare! {
@@ -54,9 +57,24 @@ declare! {
         force,
     }
     |verb, verbs, _| {
-        verbs.refuse_connected(&verb.name, verb.force)?;
-        verbs.snap_merge(&verb.name, false, None)
+        let force = verb.force;
+        verbs.merge_snapshot(&verb.name, Afterwards::Gone { force })
     }
+}
+
+/// What becomes of a snapshot that is merged.
+#[derive(Clone, Copy)]
+pub enum Afterwards<'a> {
+    /// A rollback: it goes on with this empty store, or one beside the state file.
+    Kept {
+        /// As a table names it.
+        store: Option<&'a str>,
+    },
+    /// A merge: it is removed.
+    Gone {
+        /// Clients that use it are disconnected.
+        force: bool,
+    },
 }
 
 impl Merge {
@@ -74,15 +92,22 @@ impl Merge {
 }
 
 impl Verbs {
-    /// `snap rollback` (with `keep`) and `snap merge`: returns when the merge has begun. A merge
+    /// `snap rollback` and `snap merge`: returns when the merge has begun. A merge
     /// that is under way already is not changed; a failed one is retried.
     ///
     /// # Errors
     /// Nothing has changed, unless the message says otherwise.
-    pub fn snap_merge(&self, name: &str, keep: bool, store: Option<&str>) -> Outcome<()> {
+    pub fn merge_snapshot(&self, name: &str, afterwards: Afterwards<'_>) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
-        let verb = if keep { "snap rollback" } else { "snap merge" };
-        let changes = self.change_table(&Named::volume(&snap.volume).with_device(store), verb)?;
+        let (verb, store) = match afterwards {
+            Afterwards::Kept { store } => ("snap rollback", Some(self.chosen_store(&snap, store)?)),
+            Afterwards::Gone { .. } => ("snap merge", None),
+        };
+        let device = store.as_ref().map(|store| store.argument.as_str());
+        let changes = self.change_table(&Named::volume(&snap.volume).with_device(device), verb)?;
+        if let Afterwards::Gone { force } = afterwards {
+            self.refuse_connected(name, force)?;
+        }
         if self.is_merging(&changes, &snap) {
             return self.go_on_merging(&changes, &snap);
         }
@@ -95,18 +120,14 @@ impl Verbs {
         }
         self.world.refuse_users(&snap.full())?;
         let words = SnapWords::of(&record)?;
-        let next = match keep {
-            true => {
-                let params = SnapCreate {
-                    name: snap.full(),
-                    store: store.map(str::to_owned),
-                    chunk_sectors: Some(words.chunk),
-                    ..SnapCreate::default()
-                };
-                let (next, made) = self.make_store(&changes, &snap, &volume, &params)?;
+        let next = match &store {
+            Some(store) => {
+                let chunk_sectors = Some(words.chunk);
+                let params = SnapCreate { chunk_sectors, ..SnapCreate::default() };
+                let (next, made) = self.make_store(&snap, &volume, store, &params)?;
                 Some((SnapWords { store: next.store, ..words.clone() }, made))
             }
-            false => None,
+            None => None,
         };
         self.step(Step::StoreMade);
         let kept = next.as_ref().map(|(words, made)| Kept::new(&snap, words, *made, &former));
@@ -225,7 +246,7 @@ impl Verbs {
     /// writes may be lost.
     pub(super) fn end_merge(&self, volume: &str) -> Outcome<bool> {
         let changes = self.change_table(&Named::volume(volume), "snap merge")?;
-        self.end_merge_in(&changes, volume).inspect_err(|_| self.note_if_stuck(volume))
+        self.end_merge_in(&changes, volume)
     }
 
     fn end_merge_in(&self, changes: &Changes, volume: &str) -> Outcome<bool> {
@@ -236,11 +257,18 @@ impl Verbs {
             let found = "a suspended volume";
             return Err(refused(ConfigKind::Busy, volume, "end of merge", found, "a live one"));
         }
+        self.world.refuse_suspended_beneath(volume)?;
         let ending = Ending::of(changes, volume)?;
+        // Not before: a volume that its user suspended stays so.
+        self.carry_out(changes, &ending).inspect_err(|_| self.note_if_stuck(volume))
+    }
+
+    fn carry_out(&self, changes: &Changes, ending: &Ending) -> Outcome<bool> {
+        let volume = ending.volume.as_str();
         let before = ending.before(changes);
-        let arranged = self.arrange_end(changes, &ending);
+        let arranged = self.arrange_end(changes, ending);
         if arranged.is_err() {
-            log_undo_failure(volume, self.go_on(changes, &ending, before));
+            log_undo_failure(volume, self.go_on(changes, ending, before));
         }
         arranged?;
         self.step(Step::Recorded);

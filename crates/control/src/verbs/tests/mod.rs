@@ -24,8 +24,8 @@ use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::server::ServerInfo;
-use crate::verbs::snap::SnapCreate;
 use crate::verbs::snap::tests::{Patient, TestServer, all_of, copy, folders};
+use crate::verbs::snap::{Afterwards, SnapCreate};
 use crate::verbs::thin::ThinCreate;
 use crate::verbs::verb::Verb;
 use crate::verbs::volume::{VolumeCreate, VolumeLoad, VolumeMessage, VolumeResume, VolumeWait};
@@ -43,6 +43,26 @@ impl Caller for HangsUp {
 const FOREVER: Duration = Duration::from_secs(60);
 
 impl Verbs {
+    pub(crate) fn remove(&self, name: &str) -> Outcome<Vec<String>> {
+        self.remove_volume(name, true)
+    }
+
+    pub(crate) fn thin_remove(&self, name: &str) -> Outcome<()> {
+        self.remove_thin(name, true)
+    }
+
+    pub(crate) fn snap_remove(&self, name: &str) -> Outcome<()> {
+        self.remove_live_snapshot(name, true)
+    }
+
+    pub(crate) fn snap_merge(&self, name: &str, keep: bool, store: Option<&str>) -> Outcome<()> {
+        let afterwards = match keep {
+            true => Afterwards::Kept { store },
+            false => Afterwards::Gone { force: true },
+        };
+        self.merge_snapshot(name, afterwards)
+    }
+
     pub(crate) fn create(&self, name: &str, table: &str) -> Outcome<()> {
         let (name, table) = (name.to_owned(), table.to_owned());
         self.create_volume(&VolumeCreate { name, table, ..VolumeCreate::default() }).map(drop)

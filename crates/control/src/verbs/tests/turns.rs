@@ -14,7 +14,7 @@ use crate::state::CacheRecord;
 use crate::verbs::pool::tests::params;
 use crate::verbs::snap::tests::{Patient, TestServer, folders};
 use crate::verbs::steps::Step;
-use crate::verbs::thin::{ThinCreate, ThinSnapshot};
+use crate::verbs::thin::{ThinCreate, ThinRollback, ThinSnapshot};
 
 /// The volume `v` on a disk, and room for others on the file `big`.
 fn server() -> (tempfile::TempDir, Arc<TestServer>) {
@@ -162,6 +162,62 @@ fn volumes_of_a_pool_do_not_wait_for_each_other_but_for_what_changes_the_pool() 
     go.send(()).unwrap();
     end(&slow).unwrap();
     assert_eq!(server.verbs.snap_list(None).unwrap().len(), 2);
+}
+
+#[test]
+fn a_verb_has_the_names_and_files_that_it_chooses_itself() {
+    let (_all, server) = server();
+    let (there, go) = stop_at(&server, Step::StoreMade);
+    let slow = begin(&server, |server| server.create("v@mon"));
+    end(&there);
+    let named = [("its store", Named::volume("w").with_device(Some("v@mon.cow")))];
+    assert_eq!(waits_for(&server, &named), ["its store"]);
+    go.send(()).unwrap();
+    end(&slow).unwrap();
+    server.verbs.pool_create(&params("p")).unwrap();
+    thin(&server, "p/t");
+    let (name, of) = ("t@s".to_owned(), None);
+    server.verbs.thin_snapshot(&ThinSnapshot { name, of, ..ThinSnapshot::default() }).unwrap();
+    let (there, go) = stop_at(&server, Step::Pooled);
+    let slow = begin(&server, |server| {
+        let (name, keep) = ("t@s".to_owned(), Some("p/kept".to_owned()));
+        server.verbs.thin_rollback(&ThinRollback { name, keep })
+    });
+    end(&there);
+    assert_eq!(waits_for(&server, &[("kept", Named::volume("kept"))]), ["kept"]);
+    go.send(()).unwrap();
+    end(&slow).unwrap();
+}
+
+#[test]
+fn a_verb_that_would_wait_in_its_turn_for_a_suspended_volume_beneath_is_refused() {
+    let (_all, server) = server();
+    server.verbs.create("top", "0 8 linear @v 0").unwrap();
+    server.create("top@mon").unwrap();
+    server.verbs.create("plain", "0 8 linear @v 8").unwrap();
+    server.verbs.suspend("plain", false, &Patient).unwrap();
+    server.verbs.suspend("v", false, &Patient).unwrap();
+    let grown = now(&server, |server| server.verbs.snap_grow("top@mon", 1 << 20));
+    let resumed = now(&server, |server| server.resume("plain"));
+    for (line, name) in [(line_of(grown), "top@mon"), (line_of(resumed), "plain")] {
+        assert_eq!(line, format!("{name}: state: found @v suspended, expected a live volume"));
+    }
+    now(&server, |server| server.resume("v")).unwrap();
+    now(&server, |server| server.resume("plain")).unwrap();
+}
+
+#[test]
+fn a_volume_that_its_user_suspended_during_a_merge_stays_suspended() {
+    let (_all, server) = server();
+    server.create("v@mon").unwrap();
+    server.write("v", 0, 8, 2);
+    server.verbs.snap_merge("v@mon", false, None).unwrap();
+    server.verbs.suspend("v", false, &Patient).unwrap();
+    let line = line_of(server.try_to_end_merge());
+    assert_eq!(line, "v: end of merge: found a suspended volume, expected a live one");
+    assert!(server.verbs.stuck().is_empty() && server.is_suspended("v"));
+    server.resume("v").unwrap();
+    assert!(server.try_to_end_merge().unwrap());
 }
 
 #[test]

@@ -23,10 +23,7 @@ declare! {
         /// Disconnect the clients that use it
         force,
     }
-    |verb, verbs, _| {
-        verbs.refuse_connected(&verb.name, verb.force)?;
-        verbs.thin_remove(&verb.name)
-    }
+    |verb, verbs, _| verbs.remove_thin(&verb.name, verb.force)
 }
 
 impl Verbs {
@@ -34,21 +31,23 @@ impl Verbs {
     ///
     /// # Errors
     /// The volume is there as before.
-    pub fn thin_remove(&self, name: &str) -> Outcome<()> {
+    pub fn remove_thin(&self, name: &str, force: bool) -> Outcome<()> {
         match Spot::parse(name)? {
-            Spot::Named { pool, name } => self.remove_named(&name, pool.as_deref()),
+            Spot::Named { pool, name } => self.remove_named(&name, pool.as_deref(), force),
             Spot::Nameless { pool, id } => self.remove_nameless(&pool, id),
         }
     }
 
-    fn remove_named(&self, name: &str, said: Option<&str>) -> Outcome<()> {
+    fn remove_named(&self, name: &str, said: Option<&str>, force: bool) -> Outcome<()> {
         let changes = self.change_table(&Named::volume(name).with_pools(), "thin remove")?;
+        self.refuse_connected(name, force)?;
         let record = self.thin_record(&changes, name)?;
         let line = self.thin_line(name)?;
         let pool = self.pool_of_line(name, &line, said)?;
         self.ready(&pool.name)?;
         self.refuse_snapshots_left(&changes, name)?;
         self.world.refuse_users(name)?;
+        self.refuse_to_wait_beneath(name)?;
         let mut cleared = record.clone();
         cleared.clear();
         let gone = self.discard_volume(name).and_then(|()| {

@@ -48,8 +48,9 @@ impl Verbs {
     pub fn thin_rollback(&self, params: &ThinRollback) -> Outcome<()> {
         let (said, name) = Spot::parse(&params.name)?.named()?;
         let SnapName { volume, .. } = SnapName::parse(&name)?;
-        let kept = params.keep.as_deref().unwrap_or(&volume);
-        let named = Named::volume(&volume).and(&name).and(kept).with_pools();
+        let kept = params.keep.as_deref().map(|keep| full_name(&volume, keep)).transpose()?;
+        let keep = kept.as_ref().map_or(volume.as_str(), |(_, full)| full);
+        let named = Named::volume(&volume).and(&name).and(keep).with_pools();
         let changes = self.change_table(&named, "thin rollback")?;
         self.ready(&volume)?;
         let (former, source) = (self.thin_line(&volume)?, self.thin_line(&name)?);
@@ -59,9 +60,14 @@ impl Verbs {
             let found = format!("of pool {}", source.pool);
             return Err(wrong(&name, "pool", found, format!("a snapshot of {volume}")));
         }
-        let name_to_keep = |keep: &String| self.name_to_keep(&changes, [&pool.name, &volume], keep);
-        let keep = params.keep.as_ref().map(name_to_keep);
-        let keep = keep.transpose()?;
+        let keep = match kept {
+            Some((said, full)) => {
+                refuse_other_pool(&full, &pool.name, said.as_deref())?;
+                self.refuse_taken(&changes, &full)?;
+                Some(full)
+            }
+            None => None,
+        };
         let id = changes.new_id(&pool, None)?;
         let line = ThinLine { id, sectors: former.sectors, ..source.clone() };
         let plan = self.plan(&changes, &pool)?;
@@ -94,26 +100,6 @@ impl Verbs {
         self.end_former(&pool, &act);
         self.step(Step::Done);
         losses.told()
-    }
-
-    /// Where what the volume is now is to be found later: `@NAME`, or in full.
-    fn name_to_keep(
-        &self,
-        changes: &Changes,
-        [pool, volume]: [&str; 2],
-        keep: &str,
-    ) -> Outcome<String> {
-        let (said, full) = match keep.strip_prefix('@') {
-            Some(own) => (None, format!("{volume}@{own}")),
-            None => Spot::parse(keep)?.named()?,
-        };
-        refuse_other_pool(&full, pool, said.as_deref())?;
-        Spot::parse(&full)?.named()?;
-        if let Some(parent) = parent_of(&full).filter(|parent| *parent != volume) {
-            return Err(wrong(&full, "--keep", parent, format!("a snapshot of {volume}")));
-        }
-        self.refuse_taken(changes, &full)?;
-        Ok(full)
     }
 
     /// Steps 2 and 3.
@@ -151,5 +137,19 @@ impl Verbs {
             Some(keep) => log_undo_failure(keep, self.show(keep, &act.former)),
             None => log_undo_failure(&pool.name, pool.delete(&self.world, act.former.id)),
         }
+    }
+}
+
+/// The name under which a rollback of `volume` keeps what that was, `@NAME` or in full, and the pool
+/// if it was said.
+fn full_name(volume: &str, keep: &str) -> Outcome<(Option<String>, String)> {
+    let (said, full) = match keep.strip_prefix('@') {
+        Some(own) => (None, format!("{volume}@{own}")),
+        None => Spot::parse(keep)?.named()?,
+    };
+    Spot::parse(&full)?.named()?;
+    match parent_of(&full).filter(|parent| *parent != volume) {
+        Some(parent) => Err(wrong(&full, "--keep", parent, format!("a snapshot of {volume}"))),
+        None => Ok((said, full)),
     }
 }

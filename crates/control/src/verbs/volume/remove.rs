@@ -18,15 +18,13 @@ declare! {
         /// Disconnect the clients that use it
         force,
     }
-    |verb, verbs, _| {
-        verbs.refuse_connected(&verb.name, verb.force)?;
-        verbs.remove(&verb.name)
-    }
+    |verb, verbs, _| verbs.remove_volume(&verb.name, verb.force)
 }
 
 impl Verbs {
     /// `remove`, `snap remove`, `snap merge` and `thin remove`: clients that are connected refuse
-    /// it, unless they are to be disconnected.
+    /// it, unless they are to be disconnected. Called in the verb's turn: a client may have come
+    /// while it waited.
     ///
     /// # Errors
     /// A client is connected.
@@ -38,8 +36,9 @@ impl Verbs {
     }
 
     /// `remove`: returns notes for a person.
-    pub(in crate::verbs) fn remove(&self, name: &str) -> Outcome<Vec<String>> {
+    pub(in crate::verbs) fn remove_volume(&self, name: &str, force: bool) -> Outcome<Vec<String>> {
         let changes = self.change_table(&Named::volume(name), "remove")?;
+        self.refuse_connected(name, force)?;
         self.refuse_thin(&changes, name, "remove")?;
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
         self.world.refuse_users(name)?;
@@ -65,7 +64,7 @@ impl Verbs {
 
     /// Refuses to remove a volume whose requests may wait for one that is suspended. Those of a
     /// volume of a suspended pool wait at the pool, and are handed back.
-    fn refuse_to_wait_beneath(&self, name: &str) -> Outcome<()> {
+    pub(in crate::verbs) fn refuse_to_wait_beneath(&self, name: &str) -> Outcome<()> {
         let Some(line) = ThinLine::of_volume(&*self.world.volume(name)?) else {
             return self.world.refuse_suspended_beneath(name);
         };

@@ -144,15 +144,15 @@ impl Verbs {
         self.call_off_suspend(name, caller)?;
         let changes = self.change(&Named::volume(name))?;
         self.refuse_being_suspended(name)?;
-        if self.world.volume(name)?.inactive_table().is_none() {
-            return self.bring_live(&changes, name, |_| ()).map(|()| Vec::new());
-        }
-        self.refuse_swaps_above(name)?;
         // With snapshots, the suspended volumes beneath are brought up first.
         let is_part = parent_of(name).is_some_and(|volume| snapshot_of(name, volume).is_some());
         if !is_part && changes.record_of(&real_of(name)).table.is_none() {
             self.world.refuse_suspended_beneath(name)?;
         }
+        if self.world.volume(name)?.inactive_table().is_none() {
+            return self.bring_live(&changes, name, |_| ()).map(|()| Vec::new());
+        }
+        self.refuse_swaps_above(name)?;
         let record = changes.record_of(name);
         let table = record.inactive.or(record.table).unwrap_or_default();
         let swap = Swap { name, table, loaded: true, allowed: params.allowed() };
@@ -426,7 +426,12 @@ impl Verbs {
         if !swap.loaded {
             log_undo_failure(swap.name, self.world.clear(swap.name));
         }
-        let back = self.world.resume_live(swap.name);
+        // Nothing writes past snapshots that are recorded.
+        let has_snapshots = self.changes.record_of(&real_of(swap.name)).table.is_some();
+        let back = match has_snapshots {
+            true => self.assemble(&self.changes, swap.name),
+            false => self.world.resume_live(swap.name),
+        };
         self.exports.settle(&self.world, swap.name);
         let Err(second) = back else { return error };
         self.note_if_stuck(swap.name);

@@ -51,8 +51,6 @@ enum DeviceKey {
 /// Everything that a verb holds.
 #[derive(Debug, Default)]
 pub struct Reach {
-    /// Everything there is.
-    all: bool,
     things: BTreeMap<Thing, Hold>,
     parts: Vec<(DeviceKey, SectorRange, Hold)>,
 }
@@ -66,7 +64,6 @@ pub struct Named<'a> {
     hold: Hold,
     pools: Hold,
     export_names: bool,
-    all: bool,
 }
 
 impl<'a> Named<'a> {
@@ -74,8 +71,7 @@ impl<'a> Named<'a> {
     pub fn volume(name: &'a str) -> Named<'a> {
         let (volumes, devices) = (vec![name], Vec::new());
         let (hold, pools) = (Hold::Alone, Hold::Shared);
-        let (export_names, all) = (false, false);
-        Named { volumes, table: "", devices, hold, pools, export_names, all }
+        Named { volumes, table: "", devices, hold, pools, export_names: false }
     }
 
     /// The first volume that was named.
@@ -87,11 +83,6 @@ impl<'a> Named<'a> {
     pub fn and(mut self, name: &'a str) -> Named<'a> {
         self.volumes.push(name);
         self
-    }
-
-    /// With everything else.
-    pub fn with_all(self) -> Named<'a> {
-        Named { all: true, ..self }
     }
 
     /// To look at them.
@@ -125,7 +116,6 @@ impl Reach {
     /// All that these names lead to now. `records` is what the state file has.
     pub fn of(named: &Named<'_>, world: &World, records: &HashMap<String, Record>) -> Reach {
         let mut finding = Finding { named, world, records, reach: Reach::default() };
-        finding.reach.all = named.all;
         if named.export_names {
             finding.reach.things.insert(Thing::ExportNames, named.hold);
         }
@@ -163,10 +153,7 @@ impl Reach {
             let mut theirs = other.parts.iter().filter(|theirs| theirs.0 == *place);
             theirs.any(|(_, theirs, held)| range.overlaps(*theirs) && clash(*hold, *held))
         };
-        self.all
-            || other.all
-            || self.things.iter().any(same_thing)
-            || self.parts.iter().any(same_part)
+        self.things.iter().any(same_thing) || self.parts.iter().any(same_part)
     }
 }
 

@@ -73,12 +73,20 @@ impl Changes {
     /// # Errors
     /// The system refused to write.
     pub(crate) fn record_fact(&self, record: Record) -> Outcome<()> {
+        self.record_facts(vec![record])
+    }
+
+    /// The same for several volumes.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(crate) fn record_facts(&self, records: Vec<Record>) -> Outcome<()> {
         let mut owed = self.owed.lock();
-        let recorded = self.write(&mut owed, vec![record.clone()]);
+        let recorded = self.write(&mut owed, records.clone());
         if recorded.is_err() {
-            owed.retain(|owed| owed.name != record.name);
-            owed.push(record.clone());
-            self.tell(vec![record]);
+            owed.retain(|owed| records.iter().all(|record| record.name != owed.name));
+            owed.extend(records.iter().cloned());
+            self.tell(records);
         }
         recorded
     }

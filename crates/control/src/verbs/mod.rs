@@ -26,6 +26,7 @@
 
 mod changes;
 pub mod export;
+mod keeper;
 pub mod methods;
 pub mod pool;
 pub mod server;

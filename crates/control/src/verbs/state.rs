@@ -48,7 +48,8 @@ impl Verbs {
     /// # Errors
     /// Nothing has changed.
     pub(crate) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
-        let changes = self.change_table(&Named::volume(name).with_all(), "state forget")?;
+        let changes =
+            self.change_table(&Named::volume(name).with_device(Some(name)), "state forget")?;
         let records = self.state_file()?.records();
         if records.iter().all(|record| record.name != name) && self.world.let_go(name) {
             self.exports.settle(&self.world, name);

@@ -8,7 +8,6 @@ use std::collections::HashSet;
 
 use cairn_outcome::failure::Outcome;
 
-use super::PoolGrow;
 use super::grow::PoolLine;
 use crate::live_pool::LivePool;
 use crate::verbs::Verbs;
@@ -45,38 +44,32 @@ impl Verbs {
         pools.filter(grows).collect()
     }
 
-    /// Lets a pool grow if few data blocks are free. `full`: those that have reached their limit.
-    pub(in crate::verbs) fn grow_if_low(
+    /// How large the data file of a pool is to be, in bytes, if few data blocks are free. `full`: the
+    /// pools that have reached their limit.
+    pub(in crate::verbs) fn size_to_grow_to(
         &self,
         name: &str,
         full: &mut HashSet<String>,
-    ) -> Outcome<()> {
+    ) -> Outcome<Option<u64>> {
         let figures = self.pool(name)?.figures()?;
         let (used, total) = figures.data_blocks;
         if total - used.min(total) > figures.low_water_blocks {
-            return Ok(());
+            return Ok(None);
         }
         let told = self.told();
         let table = told.get(name).and_then(|record| record.table.as_deref());
-        let Some(line) = table.and_then(PoolLine::of_table) else { return Ok(()) };
-        let Some(growth) = Growth::of_line(&line) else { return Ok(()) };
+        let Some(line) = table.and_then(PoolLine::of_table) else { return Ok(None) };
+        let Some(growth) = Growth::of_line(&line) else { return Ok(None) };
         let now = self.data_sectors(&line)?;
         let next = growth.next(now);
         if next - now >= figures.block.0 {
-            let bytes = next * 512;
-            tracing::info!("{name}: the data file grows to {bytes} bytes");
-            let data_bytes = Some(bytes);
-            return self.pool_grow(&PoolGrow {
-                name: name.to_owned(),
-                data_bytes,
-                ..<_>::default()
-            });
+            return Ok(Some(next * 512));
         }
         if full.insert(name.to_owned()) {
             let free = total - used.min(total);
             tracing::warn!("{name}: {free} data blocks are free, and grow_max is reached");
         }
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -88,7 +88,7 @@ impl Verbs {
         let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
         let inserted = self.insert(&changes, &snap, &words, line, store);
         if inserted.is_err() {
-            let undone = self.take_out(&changes, &snap, before, Loss::Told);
+            let undone = self.take_out(&changes, &snap, before, Loss::Undone);
             if let Err(error) = undone {
                 tracing::error!("{}: {error}", snap.volume);
                 // Never live in another way than it is recorded.

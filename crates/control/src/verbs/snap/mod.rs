@@ -55,10 +55,9 @@ mod content;
 mod create;
 pub mod diff;
 mod grow;
-mod keeper;
 pub mod list;
 mod remove;
-mod rollback;
+pub(super) mod rollback;
 pub mod store;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -83,14 +82,14 @@ use crate::verbs::{Changes, Verbs};
 
 /// The words of a snapshot's table line that a change of its table keeps.
 #[derive(Clone)]
-struct SnapWords {
-    sectors: u64,
-    store: String,
-    chunk: u32,
+pub(super) struct SnapWords {
+    pub(super) sectors: u64,
+    pub(super) store: String,
+    pub(super) chunk: u32,
     /// When to announce that the store fills up.
-    fill_percent: u64,
+    pub(super) fill_percent: u64,
     /// How many seconds a write to the origin waits for a full store to grow.
-    wait_for_room_s: Option<u64>,
+    pub(super) wait_for_room_s: Option<u64>,
 }
 
 /// How full a store is when its event is raised, unless told otherwise.
@@ -100,7 +99,7 @@ const FILL_PERCENT: u64 = 80;
 const GROWTH_SECONDS: u64 = 30;
 
 impl SnapWords {
-    fn of(record: &Record) -> Outcome<SnapWords> {
+    pub(super) fn of(record: &Record) -> Outcome<SnapWords> {
         let lines = TableLine::parse_all(record.table.as_deref().unwrap_or_default())?;
         let words = lines.first().and_then(|line| {
             let (spec, words) = words_of(line)?;

@@ -18,6 +18,9 @@ pub(super) enum Loss {
     Undoes,
     /// Continues, and reports the loss at its end.
     Told,
+    /// The same, in the undo of a verb that made the snapshot: what cannot be recorded now is
+    /// recorded with the next change.
+    Undone,
 }
 
 declare! {
@@ -100,7 +103,7 @@ impl Verbs {
         let mut losses = Losses::default();
         let mut hold = |name: &str| match loss {
             Loss::Undoes => self.hold(name),
-            Loss::Told => losses.keep(self.hold(name)),
+            Loss::Told | Loss::Undone => losses.keep(self.hold(name)),
         };
         hold(volume)?;
         self.step(Step::Suspended);
@@ -116,7 +119,11 @@ impl Verbs {
         }
         self.step(Step::Arranged);
         let without = changes.records_of(&[volume, &real]);
-        changes.record_all(after)?;
+        match loss {
+            Loss::Undoes | Loss::Told => changes.record_all(after)?,
+            // Nothing was written to the store: a full disk does not keep the volume suspended.
+            Loss::Undone => log_undo_failure(volume, changes.record_facts(after)),
+        }
         self.step(Step::Recorded);
         // Other snapshots come before their volume.
         let live =

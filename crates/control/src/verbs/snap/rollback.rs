@@ -18,7 +18,7 @@ use crate::verbs::{Changes, Verbs};
 
 /// The state of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Merge {
+pub(in crate::verbs) enum Merge {
     /// This much of the former store is still to be copied to the origin.
     Left {
         /// In bytes, with its records.
@@ -150,7 +150,7 @@ impl Verbs {
     }
 
     /// The state of the merge of a snapshot of `volume`.
-    pub(super) fn merge_of(&self, volume: &str) -> Outcome<Merge> {
+    pub(in crate::verbs) fn merge_of(&self, volume: &str) -> Outcome<Merge> {
         Ok(Merge::of_report(&self.report_of(&merge_of(volume))?))
     }
 
@@ -244,7 +244,7 @@ impl Verbs {
     /// # Errors
     /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged
     /// writes may be lost.
-    pub(super) fn end_merge(&self, volume: &str) -> Outcome<bool> {
+    pub(in crate::verbs) fn end_merge(&self, volume: &str) -> Outcome<bool> {
         let changes = self.change_table(&Named::volume(volume), "snap merge")?;
         self.end_merge_in(&changes, volume)
     }

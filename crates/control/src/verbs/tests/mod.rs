@@ -427,7 +427,7 @@ fn a_volume_that_cannot_be_made_or_taken_away_is_recorded_as_it_is() {
 #[test]
 fn a_verb_under_way_holds_up_no_verb_that_reads() {
     let (_all, server) = with_pool(&[]);
-    let turn = server.verbs.change(&Named::volume("vm").with_all()).unwrap();
+    let turn = server.verbs.change(&Named::volume("vm").and("p")).unwrap();
     let infos = now(&server, |server| server.verbs.thin_list(None)).unwrap();
     assert_eq!(infos.len(), 1);
     assert_eq!(infos[0].name, "vm");

@@ -5,8 +5,11 @@
 //!
 //! The thread sleeps until it is called: by a verb, by an event of a snapshot or a merge, or by a
 //! write that waits for its store to grow. It also wakes by itself to retry what failed, and to
-//! check the file systems of stores, which raise no event. It acts through the same verbs as a
-//! user.
+//! check the file systems of stores, which raise no event.
+//!
+//! The thread only looks. It acts through the same verbs as a user, each in a thread of its own: a
+//! verb may wait for its turn behind another one, and a store that does not grow in time ends its
+//! snapshot.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -15,13 +18,16 @@ use std::time::{Duration, Instant};
 
 use cairn_outcome::failure::{Losses, Outcome, system};
 use cairn_targets::snapshot;
+use parking_lot::Mutex;
 
-use super::SnapWords;
-use super::rollback::Merge;
+use super::snap::SnapWords;
+use super::snap::rollback::Merge;
+use super::snap::store::Room;
 use crate::names::{is_hidden, parent_of, snapshot_of};
 use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::Verbs;
+use crate::verbs::pool::PoolGrow;
 
 /// How often the keeper checks the file systems of stores.
 const LOOK: Duration = Duration::from_secs(1);
@@ -89,46 +95,47 @@ impl Verbs {
         Some(all)
     }
 
-    /// Does what a watched snapshot or merge needs. `announced`: the snapshots whose file systems
-    /// are low, and the merges that failed, whose event was raised.
-    fn attend(&self, watched: &Watched, announced: &mut HashSet<String>) -> Outcome<()> {
+    /// What a watched snapshot or merge needs. `announced`: the snapshots whose file systems are
+    /// low, and the merges that failed, whose event was raised.
+    fn look(&self, watched: &Watched, announced: &mut HashSet<String>) -> Outcome<Option<Deed>> {
         let name = &watched.name;
-        let Some(store) = &watched.store else { return self.attend_merge(name, announced) };
-        self.attend_store(name, store, announced)
+        let Some(store) = &watched.store else { return self.look_at_merge(name, announced) };
+        self.look_at_store(name, store, announced)
     }
 
-    /// Ends a merge that is done. A failure is an event of the volume, once.
-    pub(super) fn attend_merge(&self, name: &str, announced: &mut HashSet<String>) -> Outcome<()> {
+    /// A merge that is done is to be ended. A failure is an event of the volume, once.
+    pub(in crate::verbs) fn look_at_merge(
+        &self,
+        name: &str,
+        announced: &mut HashSet<String>,
+    ) -> Outcome<Option<Deed>> {
         let volume = parent_of(name).unwrap_or_default();
         match self.merge_of(volume)? {
-            Merge::Done => return self.end_merge(volume).map(drop),
+            Merge::Done => return Ok(Some(Deed::EndMerge(volume.to_owned()))),
             Merge::Left { .. } => _ = announced.remove(name),
             Merge::Failed if announced.insert(name.to_owned()) => {
                 self.world.volume(volume)?.raise_event();
             }
             Merge::Failed => {}
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn attend_store(
+    fn look_at_store(
         &self,
         name: &str,
         store: &Filling,
         announced: &mut HashSet<String>,
-    ) -> Outcome<()> {
+    ) -> Outcome<Option<Deed>> {
         let Some((used, total)) = self.report_of(name)?.share(snapshot::ALLOCATED) else {
-            return Ok(());
+            return Ok(None);
         };
         self.look_at_file_system(name, store, (used, total), announced)?;
-        match store.grow_bytes {
-            Some(bytes) if store.is_full(used, total) => {
-                let bytes = (total * 512 + bytes) / 512 * 512;
-                tracing::info!("{name}: the store grows to {bytes} bytes");
-                self.snap_grow(name, bytes)
-            }
-            _ => Ok(()),
-        }
+        let grow_bytes = store.grow_bytes.filter(|_| store.is_full(used, total));
+        Ok(grow_bytes.map(|bytes| {
+            let (name, bytes) = (name.to_owned(), (total * 512 + bytes) / 512 * 512);
+            Deed::GrowStore { name, bytes }
+        }))
     }
 
     /// Announces, once, that the file system of a store has so little space that the store has
@@ -141,7 +148,7 @@ impl Verbs {
         announced: &mut HashSet<String>,
     ) -> Outcome<()> {
         let path = self.place(&store.argument);
-        let Some(room) = super::store::Room::of(&path) else { return Ok(()) };
+        let Some(room) = Room::of(&path) else { return Ok(()) };
         let left = room.left_sectors(used, total);
         let is_low = used + left < total && store.reaches_mark(used, used + left);
         if !is_low {
@@ -195,34 +202,111 @@ impl Verbs {
     }
 }
 
-/// When to retry.
-#[derive(Default)]
-struct Retries(HashMap<String, Instant>);
+/// What the keeper does.
+pub(in crate::verbs) enum Deed {
+    /// Brings up a volume that a verb left suspended.
+    BringBack(String),
+    /// Ends the merge of a volume.
+    EndMerge(String),
+    /// Makes the file of a store longer.
+    GrowStore { name: String, bytes: u64 },
+    /// Makes the data file of a pool longer.
+    GrowPool { name: String, bytes: u64 },
+}
 
-impl Retries {
-    /// Runs `act` for a volume, unless it failed a short time ago.
-    fn attend(&mut self, name: &str, act: impl FnOnce() -> Outcome<()>) {
-        if self.0.get(name).is_some_and(|until| Instant::now() < *until) {
+impl Deed {
+    fn act(self, verbs: &Verbs) -> Outcome<()> {
+        match self {
+            Deed::BringBack(name) => verbs.bring_back(&name),
+            Deed::EndMerge(volume) => verbs.end_merge(&volume).map(drop),
+            Deed::GrowStore { name, bytes } => {
+                tracing::info!("{name}: the store grows to {bytes} bytes");
+                verbs.snap_grow(&name, bytes)
+            }
+            Deed::GrowPool { name, bytes } => {
+                tracing::info!("{name}: the data file grows to {bytes} bytes");
+                let data_bytes = Some(bytes);
+                verbs.pool_grow(&PoolGrow { name, data_bytes, ..PoolGrow::default() })
+            }
+        }
+    }
+}
+
+/// What is under way or to be retried, by the name of what is watched.
+#[derive(Clone, Default)]
+struct Deeds(Arc<Mutex<HashMap<String, Doing>>>);
+
+#[derive(Clone, Copy)]
+enum Doing {
+    /// It is under way.
+    Now,
+    /// It failed: not before this.
+    After(Instant),
+}
+
+impl Deeds {
+    /// True if nothing is under way for `name`, and nothing failed a short time ago.
+    fn is_free(&self, name: &str, now: Instant) -> bool {
+        match self.0.lock().get(name) {
+            Some(Doing::Now) => false,
+            Some(Doing::After(until)) => now >= *until,
+            None => true,
+        }
+    }
+
+    /// Looks at something, and does what it needs in a thread of its own.
+    fn attend(&self, verbs: &Arc<Verbs>, name: &str, look: impl FnOnce() -> Outcome<Option<Deed>>) {
+        if !self.is_free(name, Instant::now()) {
             return;
         }
-        self.0.remove(name);
-        if let Err(error) = act() {
-            tracing::warn!("{error}");
-            self.0.insert(name.to_owned(), Instant::now() + PAUSE);
+        let deed = match look() {
+            Ok(Some(deed)) => deed,
+            Ok(None) => return self.ended(name, Ok(()), Instant::now()),
+            Err(error) => return self.ended(name, Err(error), Instant::now()),
+        };
+        self.0.lock().insert(name.to_owned(), Doing::Now);
+        let (deeds, verbs, owned) = (self.clone(), verbs.clone(), name.to_owned());
+        let act = move || {
+            let done = deed.act(&verbs);
+            let has_failed = done.is_err();
+            deeds.ended(&owned, done, Instant::now());
+            if has_failed {
+                // It sleeps until the retry.
+                verbs.keeper.poke();
+            }
+        };
+        let spawned = std::thread::Builder::new().name("snapshots".to_owned()).spawn(act);
+        if let Err(error) = spawned {
+            self.ended(name, Err(system(name, "thread", error)), Instant::now());
+        }
+    }
+
+    fn ended(&self, name: &str, outcome: Outcome<()>, now: Instant) {
+        let mut all = self.0.lock();
+        match outcome {
+            Ok(()) => drop(all.remove(name)),
+            Err(error) => {
+                tracing::warn!("{error}");
+                all.insert(name.to_owned(), Doing::After(now + PAUSE));
+            }
         }
     }
 
     /// How long to sleep unless called: for ever if nothing failed and there is no store.
-    fn sleep(&mut self, watched: &[Watched], now: Instant) -> Option<Duration> {
-        self.0.retain(|_, until| *until > now);
-        let retry = self.0.values().min().map(|until| until.duration_since(now));
+    fn sleep(&self, watched: &[Watched], now: Instant) -> Option<Duration> {
+        let mut all = self.0.lock();
+        all.retain(|_, doing| !matches!(doing, Doing::After(until) if *until <= now));
+        let retries = all.values().filter_map(|doing| match doing {
+            Doing::After(until) => Some(until.duration_since(now)),
+            Doing::Now => None,
+        });
         let look = watched.iter().any(|watched| watched.store.is_some()).then_some(LOOK);
-        retry.into_iter().chain(look).min()
+        retries.chain(look).min()
     }
 }
 
 fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
-    let (mut retries, mut sleep) = (Retries::default(), None);
+    let (deeds, mut sleep) = (Deeds::default(), None);
     let (mut announced, mut full) = (HashSet::new(), HashSet::new());
     loop {
         let called = match sleep {
@@ -237,42 +321,50 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         let Some(verbs) = verbs.upgrade() else { return };
         let Some(watched) = verbs.watched() else { return };
         announced.retain(|name| watched.iter().any(|watched| watched.name == *name));
-        for name in &verbs.stuck() {
-            retries.attend(name, || verbs.bring_back(name));
+        for name in verbs.stuck() {
+            deeds.attend(&verbs, &name, || Ok(Some(Deed::BringBack(name.clone()))));
         }
         let growing = verbs.growing_pools();
         full.retain(|name| growing.contains(name));
         for name in &growing {
-            retries.attend(name, || verbs.grow_if_low(name, &mut full));
+            deeds.attend(&verbs, name, || {
+                let bytes = verbs.size_to_grow_to(name, &mut full)?;
+                Ok(bytes.map(|bytes| Deed::GrowPool { name: name.clone(), bytes }))
+            });
         }
         for watched in &watched {
-            retries.attend(&watched.name, || verbs.attend(watched, &mut announced));
+            deeds.attend(&verbs, &watched.name, || verbs.look(watched, &mut announced));
         }
-        sleep = retries.sleep(&watched, Instant::now());
+        sleep = deeds.sleep(&watched, Instant::now());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Filling, LOOK, PAUSE, Retries, SnapWords, Watched};
+    use super::{Deeds, Doing, Filling, LOOK, PAUSE, SnapWords, Watched};
     use std::time::Instant;
 
     #[test]
     fn the_keeper_sleeps_until_it_is_called_unless_something_failed_or_there_is_a_store() {
-        let mut retries = Retries::default();
+        let deeds = Deeds::default();
         let merge = Watched { name: "v@merge".to_owned(), store: None };
-        assert_eq!(retries.sleep(&[], Instant::now()), None);
-        assert_eq!(retries.sleep(std::slice::from_ref(&merge), Instant::now()), None);
+        assert_eq!(deeds.sleep(&[], Instant::now()), None);
+        assert_eq!(deeds.sleep(std::slice::from_ref(&merge), Instant::now()), None);
         let (store, wait_for_room_s) = ("c".to_owned(), None);
         let words = SnapWords { sectors: 8, store, chunk: 8, fill_percent: 80, wait_for_room_s };
         let store = Filling { argument: "c".to_owned(), words, grow_bytes: Some(512) };
         let snapshot = Watched { name: "v@mon".to_owned(), store: Some(store) };
-        assert_eq!(retries.sleep(&[snapshot], Instant::now()), Some(LOOK));
+        assert_eq!(deeds.sleep(&[snapshot], Instant::now()), Some(LOOK));
         let error = cairn_block::ConfigError::new(cairn_block::ConfigKind::Busy, "v", "busy");
-        retries.attend("v@merge", || Err(error));
-        retries.attend("v@merge", || unreachable!("it failed just now"));
-        let sleep = retries.sleep(&[], Instant::now()).unwrap();
+        let now = Instant::now();
+        deeds.ended("v@merge", Err(error), now);
+        assert!(!deeds.is_free("v@merge", now) && deeds.is_free("v@merge", now + PAUSE));
+        let sleep = deeds.sleep(&[], Instant::now()).unwrap();
         assert!(!sleep.is_zero() && sleep <= PAUSE);
-        assert_eq!(retries.sleep(&[], Instant::now() + PAUSE), None);
+        assert_eq!(deeds.sleep(&[], Instant::now() + PAUSE), None);
+        // What is under way is not begun again, and calls the keeper if it fails.
+        deeds.0.lock().insert("w@s".to_owned(), Doing::Now);
+        assert!(!deeds.is_free("w@s", now + PAUSE) && deeds.is_free("v@merge", now));
+        assert_eq!(deeds.sleep(&[], now), None);
     }
 }

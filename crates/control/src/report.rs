@@ -86,9 +86,9 @@ fn chosen(world: &World, name: Option<&str>) -> Outcome<Vec<Arc<MappedDevice>>> 
 }
 
 /// The kinds of target.
-pub fn targets(world: &World) -> Vec<TargetInfo> {
+pub fn targets() -> Vec<TargetInfo> {
     let info = |name: &str, version| TargetInfo { name: name.to_owned(), version };
-    world.types().iter().map(|kind| info(kind.name(), kind.version())).collect()
+    cairn_targets::types().iter().map(|kind| info(kind.name(), kind.version())).collect()
 }
 
 /// The state of one volume, or of all.

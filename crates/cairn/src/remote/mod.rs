@@ -42,6 +42,11 @@ pub fn run(verb: Command, control: Option<&Path>) -> Outcome<u8> {
             let spec = report::declared(&name)?;
             if list.json { print_json(&report::spec_json(spec)) } else { print(&spec.to_string()) }
         }
+        // Those of this program: a server of another version tells its own on the control socket.
+        Command::Targets { name: None, list } => {
+            let all = report::targets();
+            if list.json { print_json(&json!(all)) } else { print(&text::targets(&all)) }
+        }
         verb => ask(verb, &Client::new(control)?),
     }
 }
@@ -68,9 +73,6 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
             })
         }
         Command::Info(read) => show(server, &read, |infos| text::infos(infos)),
-        Command::Targets { name: None, list } => {
-            show(server, &list, |targets| text::targets(targets))
-        }
         Command::Exports(list) => list_sizes(server, &list, |all, sizes| text::exports(all, sizes)),
         Command::Export(ExportCommand::Add(verb)) => tell(server, &verb),
         Command::Export(ExportCommand::Remove(verb)) => tell(server, &verb),

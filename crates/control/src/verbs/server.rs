@@ -47,5 +47,5 @@ declare! {
 declare! {
     /// `targets`
     TargetList = "target_list" -> Vec<TargetInfo> {}
-    |_, verbs, _| Ok(report::targets(&verbs.world))
+    |_, _, _| Ok(report::targets())
 }

@@ -1,18 +1,18 @@
-//! What tables may do about caches that are recorded and not live (see `state::caches`).
+//! The rules for tables that touch a recorded cache that is not live (see `state::caches`).
 //!
-//! Verdict first: [`Caches::judge`] looks at the table that a volume is to have, and refuses it
+//! Verdict first: [`Caches::judge`] checks the table that a volume is to have. It refuses a table
 //!
-//! - J1. if it uses a part of a recorded origin without the cache, while that is dirty, or cannot be
-//!   looked at, unless its content is given up by a word of the user;
-//! - J2. if it has a recorded cache whose device is another one by now, without a cache: it would be
-//!   formatted in the place of what it kept;
-//! - J3. if it has a cache that was given up, which would overwrite what clients wrote since.
+//! - J1. that uses a part of a recorded origin without the cache, while the cache is dirty or
+//!   cannot be read, unless the user gives its dirty blocks up;
+//! - J2. with a recorded cache whose device is another one by now, which has no cache or a clean
+//!   one: it would take the place of the device with the dirty blocks;
+//! - J3. with a cache that was given up: a writeback would overwrite later writes of clients.
 //!
-//! Whether a table uses an origin without its cache is the question of `cairn_block::Fate`, asked for
-//! the disks that the record leads to by now. A cache that a table of this server has is not judged
-//! here: claims keep others away, and `verbs::volume::swap` judges the table that takes its place.
+//! [`cairn_block::Fate`] says whether a table uses an origin without its cache, for the disks to
+//! which the record leads now. A cache in a live table of this server is not checked here: claims
+//! keep other tables away, and `verbs::volume::swap` checks the table that replaces it.
 //!
-//! Looks only at devices that no live table writes, and writes none.
+//! Reads only devices that no live table writes, and writes none.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,10 +33,10 @@ use crate::world::{World, of_volume};
 
 /// The target that has records.
 const CACHE: &str = "writecache";
-/// Sectors of metadata that are read at once.
+/// Sectors of metadata in one read.
 const PIECE_SECTORS: u64 = 2048;
 
-/// A way from a recorded range to its disk, if that is open.
+/// Finds the disk of a recorded range, if it is open.
 type Way<'a> = &'a dyn Fn(&Extent) -> Option<Arc<dyn Disk>>;
 
 /// The recorded caches of a world.
@@ -51,32 +51,32 @@ pub struct Caches<'a> {
 pub enum Leave {
     /// The verb has an option that gives dirty data up, which was given or not.
     Option(bool),
-    /// It has none.
+    /// The verb has no such option.
     Forget,
 }
 
-/// What is on the device of a recorded cache.
+/// The content of the device of a recorded cache.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
-    /// A cache with so many dirty bytes.
+    /// A cache with this many dirty bytes.
     Dirty(u64),
-    /// A cache without.
+    /// A cache without dirty blocks. `same_device`: it is the device that was recorded.
     Clean { same_device: bool },
-    /// No cache. True on the very device that was recorded.
+    /// No cache.
     Nothing { same_device: bool },
-    /// It is not there, in use, or damaged.
+    /// The device is missing, in use, or damaged.
     Unknown(String),
 }
 
 impl<'a> Caches<'a> {
-    /// None if nothing is to be written.
+    /// None without a state file, or if the server writes nothing.
     pub fn of(world: &'a World, state: Option<&'a StateFile>) -> Option<Caches<'a>> {
         let state = state.filter(|_| !world.read_only())?;
         Some(Caches { world, state })
     }
 
-    /// Judges the table that `name` is to have. Answers the caches whose content is given up by it.
-    /// Records of caches that are found clean go.
+    /// Checks the table that `name` is to have. Returns the caches that it gives up. Drops the
+    /// records of caches that are found clean.
     ///
     /// # Errors
     /// J1 to J3.
@@ -142,17 +142,18 @@ impl<'a> Caches<'a> {
         }
     }
 
-    /// Has the caches of a table recorded, then has it go live (C1).
+    /// Records the caches of a table, then runs `go`, which makes it live (C1).
     ///
     /// # Errors
-    /// The file could not be written, or those of `go`: what was recorded is as it was.
+    /// The file could not be written, or those of `go`: the former records are restored.
     pub fn go_live(&self, name: &str, go: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
         let before = self.state.caches();
         let volume = self.world.volume(name)?;
         let table = volume.inactive_table().or_else(|| volume.live_table());
         let own = table.map(|table| self.caches_in(name, &table)).unwrap_or_default();
         self.state.record_caches(|all| {
-            // One that is recorded already is no change, so that a full disk is in no resume's way.
+            // A cache that is recorded already changes nothing, so that a full file system does not
+            // refuse the resume.
             for own in &own {
                 match all.iter_mut().find(|known| own.is_same_cache(known)) {
                     Some(known) => known.clone_from(own),
@@ -167,7 +168,7 @@ impl<'a> Caches<'a> {
         went
     }
 
-    /// Gives up what some caches keep (C3).
+    /// Gives up the dirty blocks of some caches (C3).
     ///
     /// # Errors
     /// The file could not be written.
@@ -183,8 +184,8 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// After a verb failed: what was recorded before of the caches that it changed. Those of other
-    /// verbs stay.
+    /// Restores the former records of the caches that a failed verb changed. The records of other
+    /// verbs' caches stay.
     pub fn put_back(&self, name: &str, before: &[CacheRecord], changed: &[CacheRecord]) {
         let is_changed =
             |known: &CacheRecord| changed.iter().any(|changed| changed.is_same_cache(known));
@@ -197,17 +198,17 @@ impl<'a> Caches<'a> {
         }
     }
 
-    /// What is recorded.
+    /// The records.
     pub fn recorded(&self) -> Vec<CacheRecord> {
         self.state.caches()
     }
 
-    /// The caches of a table as they are recorded when it is live.
+    /// The records of a table's caches, for when it is live.
     pub fn caches_in(&self, name: &str, table: &Table) -> Vec<CacheRecord> {
         table.lines().iter().filter_map(|line| self.cache_of(name, line)).collect()
     }
 
-    /// Records what the caches of a table are left with that is not live any more (C2).
+    /// Records the dirty bytes of the caches of a table that is no longer live (C2).
     ///
     /// # Errors
     /// The file could not be written: they stay `in-use`.
@@ -218,7 +219,7 @@ impl<'a> Caches<'a> {
         }))
     }
 
-    /// The same of all tables, when the server stops, but for those that lost something.
+    /// The same for all tables when the server stops, except those of volumes that lost writes.
     ///
     /// # Errors
     /// The file could not be written.
@@ -254,7 +255,8 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// The record of a line with a cache, while it is live. None if its devices end with the server.
+    /// The record of a line with a cache, while it is live. None if its devices end with the
+    /// server.
     fn cache_of(&self, name: &str, line: &Line) -> Option<CacheRecord> {
         if line.name != CACHE {
             return None;
@@ -306,8 +308,8 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// What becomes of what a cache keeps if a table is live. Its devices are those that were
-    /// recorded, and those that are called so now.
+    /// What happens to the dirty blocks of a cache if `table` is live. Its devices are the recorded
+    /// ones, and those that have their names now.
     fn fate(&self, record: &CacheRecord, table: &Table) -> Fate {
         let registry = self.world.registry();
         let recorded = |extent: &Extent| registry.opened(&extent.identity.identity());

@@ -277,6 +277,11 @@ impl Target for Passthrough {
         false
     }
 
+    /// The device that the first resume formats, as it is blank: `cairn flush` refuses it.
+    fn formats(&self) -> Option<String> {
+        None
+    }
+
     /// Writes back what is `dirty` now, and waits for that. `dirty` tells how much is left.
     fn drain<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
         Box::pin(ready(Ok(())))

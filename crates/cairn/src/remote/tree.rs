@@ -56,7 +56,9 @@ fn shown(device: &str) -> String {
     if !is_path(device) {
         return device.to_owned();
     }
-    let path: PathBuf = Path::new(&unescape_word(device)).components().collect();
+    let path = unescape_word(device);
+    let parts = Path::new(&path).components().filter(|part| *part != Component::CurDir);
+    let path: PathBuf = parts.collect();
     let goes_up = path.is_absolute() && path.components().any(|part| part == Component::ParentDir);
     let resolved = match (path.parent(), path.file_name()) {
         (Some(folder), Some(name)) if goes_up => {

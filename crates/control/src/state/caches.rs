@@ -81,8 +81,8 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// True if both are the same range of one device. The system may number block devices in another
-    /// order at each boot, so these are known by their names, too.
+    /// True if both are the same range of one device. The system may number block devices in
+    /// another order at each boot, so these are known by their names, too.
     fn is_same(&self, other: &Extent) -> bool {
         let are_blocks =
             matches!((&self.identity, &other.identity), (Known::Block(_), Known::Block(_)));

@@ -44,8 +44,8 @@ impl Verbs {
         pools.filter(grows).collect()
     }
 
-    /// How large the data file of a pool is to be, in bytes, if few data blocks are free. `full`: the
-    /// pools that have reached their limit.
+    /// How large the data file of a pool is to be, in bytes, if few data blocks are free. `full`:
+    /// the pools that have reached their limit.
     pub(in crate::verbs) fn size_to_grow_to(
         &self,
         name: &str,

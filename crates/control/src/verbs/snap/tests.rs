@@ -787,30 +787,3 @@ fn snapshots_are_not_told_of_by_a_server_that_is_going_away() {
         assert!(line.contains("a server that is going away"), "{line}");
     }
 }
-
-#[test]
-fn a_refused_snapshot_leaves_its_volume_live_though_the_state_file_cannot_be_written() {
-    let (_all, work, _) = folders();
-    let server = TestServer::fresh(&work, LINEAR);
-    server.verbs.create("u", "0 1024 linear @v 0").unwrap();
-    server.verbs.create("w", "0 8 linear @v 0").unwrap();
-    let blocked = work.join("state.new");
-    let block = blocked.clone();
-    *server.verbs.at_step.lock() = Box::new(move |step| {
-        if step == Step::Recorded {
-            fs::create_dir_all(&block).unwrap();
-        }
-    });
-    let line = line_of(server.create("u@mon"));
-    assert!(line.contains("'w'") || line.contains("w uses"), "{line}");
-    assert!(!server.is_suspended("u") && !server.has("u@mon") && server.verbs.stuck().is_empty());
-    server.write("u", 0, 8, 3);
-    server.whenever();
-    fs::remove_dir(&blocked).unwrap();
-    // The next change writes what is owed.
-    server.verbs.remove("w").unwrap();
-    let records = StateFile::open(&work.join("state")).unwrap().records();
-    assert!(records.iter().all(|record| record.name != "u@mon" || record.table.is_none()));
-    server.create("u@mon").unwrap();
-    assert_eq!(server.bytes("u@mon"), vec![(8, 3), (SECTORS - 8, 1)]);
-}

@@ -19,13 +19,14 @@ use cairn_outcome::failure::Outcome;
 use super::Verbs;
 use crate::control::server::Caller;
 use crate::reach::Named;
-use crate::state::Record;
+use crate::state::{Record, StateFile};
 use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::server::ServerInfo;
-use crate::verbs::snap::tests::{Patient, TestServer, all_of, copy, folders};
+use crate::verbs::snap::tests::{Patient, SECTORS, TestServer, all_of, copy, folders};
 use crate::verbs::snap::{Afterwards, SnapCreate};
+use crate::verbs::steps::Step;
 use crate::verbs::thin::ThinCreate;
 use crate::verbs::verb::Verb;
 use crate::verbs::volume::{VolumeCreate, VolumeLoad, VolumeMessage, VolumeResume, VolumeWait};
@@ -422,6 +423,33 @@ fn a_volume_that_cannot_be_made_or_taken_away_is_recorded_as_it_is() {
     let server = Arc::new(TestServer::start(&work, "d=0 1024 linear disk 0").unwrap());
     assert!(server.has("e") && !server.has("f") && !server.has("p"));
     now(&server, |server| server.verbs.remove("e")).unwrap();
+}
+
+#[test]
+fn a_refused_snapshot_leaves_its_volume_live_though_the_state_file_cannot_be_written() {
+    let (_all, work, _) = folders();
+    let server = TestServer::fresh(&work, "v=0 1024 linear disk 0");
+    server.verbs.create("u", "0 1024 linear @v 0").unwrap();
+    server.verbs.create("w", "0 8 linear @v 0").unwrap();
+    let blocked = work.join("state.new");
+    let block = blocked.clone();
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Recorded {
+            fs::create_dir_all(&block).unwrap();
+        }
+    });
+    let line = line_of(server.create("u@mon"));
+    assert!(line.contains("'w'") || line.contains("w uses"), "{line}");
+    assert!(!server.is_suspended("u") && !server.has("u@mon") && server.verbs.stuck().is_empty());
+    server.write("u", 0, 8, 3);
+    *server.verbs.at_step.lock() = Box::new(|_| ());
+    fs::remove_dir(&blocked).unwrap();
+    // The next change writes what is owed.
+    server.verbs.remove("w").unwrap();
+    let records = StateFile::open(&work.join("state")).unwrap().records();
+    assert!(records.iter().all(|record| record.name != "u@mon" || record.table.is_none()));
+    server.create("u@mon").unwrap();
+    assert_eq!(server.bytes("u@mon"), vec![(8, 3), (SECTORS - 8, 1)]);
 }
 
 #[test]

@@ -140,8 +140,8 @@ impl Verbs {
     }
 }
 
-/// The name under which a rollback of `volume` keeps what that was, `@NAME` or in full, and the pool
-/// if it was said.
+/// The name under which a rollback of `volume` keeps what that was, `@NAME` or in full, and the
+/// pool if it was said.
 fn full_name(volume: &str, keep: &str) -> Outcome<(Option<String>, String)> {
     let (said, full) = match keep.strip_prefix('@') {
         Some(own) => (None, format!("{volume}@{own}")),

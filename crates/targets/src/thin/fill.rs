@@ -170,6 +170,10 @@ impl Fill {
 
     /// Reads the rest, then writes the block in one request.
     async fn write_whole(&self, env: &Env) -> IoResult {
+        let data = || self.data.clone().unwrap_or_else(|| env.zeros(self.range.count));
+        if self.range == self.whole {
+            return env.io(self.data_disk(), Io::write(self.range, data())).await;
+        }
         let around = self.around();
         let piece =
             |(disk, range, _): (&Arc<dyn Disk>, _, _)| CopyPiece { disk: disk.clone(), range };
@@ -184,7 +188,7 @@ impl Fill {
         };
         let mut read_segs = read.as_ref().map(|read| read.segs().clone()).unwrap_or_default();
         let [head, tail] = around.map(|range| self.rest_of_range(env, range, &mut read_segs));
-        let data = self.data.clone().unwrap_or_else(|| env.zeros(self.range.count));
+        let data = data();
         let start = if head.bytes() > 0 { self.whole.start } else { self.range.start };
         let mut segs = head;
         for part in [&data, &tail] {

@@ -9,14 +9,17 @@
 //!
 //! The thread only looks. It acts through the same verbs as a user, each in a thread of its own: a
 //! verb may wait for its turn behind another one, and a store that does not grow in time ends its
-//! snapshot.
+//! snapshot. While it acts for a name it does not look at it. So the thread is called at the end of
+//! each act: calls that came meanwhile are not lost.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use cairn_outcome::failure::{Losses, Outcome, system};
+use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Losses, Outcome, refused, system};
 use cairn_targets::snapshot;
 use parking_lot::Mutex;
 
@@ -267,13 +270,12 @@ impl Deeds {
         self.0.lock().insert(name.to_owned(), Doing::Now);
         let (deeds, verbs, owned) = (self.clone(), verbs.clone(), name.to_owned());
         let act = move || {
-            let done = deed.act(&verbs);
-            let has_failed = done.is_err();
-            deeds.ended(&owned, done, Instant::now());
-            if has_failed {
-                // It sleeps until the retry.
-                verbs.keeper.poke();
-            }
+            let done = catch_unwind(AssertUnwindSafe(|| deed.act(&verbs)));
+            let panicked =
+                |_| Err(refused(ConfigKind::System, &owned, "keeper", "a panic", "none"));
+            deeds.ended(&owned, done.unwrap_or_else(panicked), Instant::now());
+            // For the calls that came meanwhile, and to sleep until a retry.
+            verbs.keeper.poke();
         };
         let spawned = std::thread::Builder::new().name("snapshots".to_owned()).spawn(act);
         if let Err(error) = spawned {
@@ -362,7 +364,7 @@ mod tests {
         let sleep = deeds.sleep(&[], Instant::now()).unwrap();
         assert!(!sleep.is_zero() && sleep <= PAUSE);
         assert_eq!(deeds.sleep(&[], Instant::now() + PAUSE), None);
-        // What is under way is not begun again, and calls the keeper if it fails.
+        // An act that is under way is not begun again. Its end calls the keeper.
         deeds.0.lock().insert("w@s".to_owned(), Doing::Now);
         assert!(!deeds.is_free("w@s", now + PAUSE) && deeds.is_free("v@merge", now));
         assert_eq!(deeds.sleep(&[], now), None);

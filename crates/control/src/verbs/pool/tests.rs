@@ -15,6 +15,9 @@ use crate::verbs::snap::tests::{Moment, SECTORS, TestServer, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::ThinCreate;
 
+/// A data block of these pools.
+const BLOCK_BYTES: u64 = 64 << 10;
+
 /// Something that is served anyway.
 pub(crate) const OTHER: &str = "x=0 8 zero";
 
@@ -308,4 +311,22 @@ fn a_refused_pool_create_prints_one_line_and_leaves_no_file() {
     let again = PoolCreate { data: "q.data".into(), ..params("q") };
     let line = server.verbs.pool_create(&again).unwrap_err().to_string();
     assert!(line.contains("p.meta"), "in use: {line}");
+}
+
+#[test]
+fn a_pool_grows_step_by_step_until_enough_blocks_are_free() {
+    let (_all, work, _) = folders();
+    let server = TestServer::start(&work, OTHER).unwrap();
+    let (data_bytes, low_water_blocks) = (Some(4 * BLOCK_BYTES), Some(8));
+    let features = Some(["grow", "128"].map(str::to_owned).to_vec());
+    let pool = PoolCreate { data_bytes, low_water_blocks, features, ..params("p") };
+    server.verbs.pool_create(&pool).unwrap();
+    server.verbs.watch_over().unwrap();
+    thin(&server, "p/v").unwrap();
+    // The only event: each further step is the keeper's own call.
+    server.write("v", 0, 128, 7);
+    let total = || server.verbs.pool_status(Some("p")).unwrap()[0].data_total_bytes;
+    while total() < 10 * BLOCK_BYTES {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
 }

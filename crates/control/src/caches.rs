@@ -279,19 +279,13 @@ impl<'a> Caches<'a> {
         let extent = |(disk, range): &(Arc<dyn Disk>, SectorRange)| {
             let identity = self.world.registry().identity_of(disk)?;
             Some(Extent {
-                device: self.absolute(&disk.name()),
+                device: absolute(&disk.name()),
                 identity: Known::of(&identity)?,
                 start: range.start.0,
                 count: range.count.0,
             })
         };
         ranges.iter().map(extent).collect()
-    }
-
-    /// A path as a word of a table of a server in whatever folder.
-    fn absolute(&self, name: &str) -> String {
-        let absolute = std::path::absolute(name);
-        escape_word(&absolute.unwrap_or_else(|_| Path::new(name).to_owned()).to_string_lossy())
     }
 
     /// True if a live table has a cache of this name.
@@ -336,6 +330,15 @@ impl<'a> Caches<'a> {
         }
         fate
     }
+}
+
+/// The word for a device in the table of a server that is started in any folder.
+fn absolute(name: &str) -> String {
+    if name.starts_with('@') {
+        return name.to_owned();
+    }
+    let absolute = std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
+    escape_word(&absolute.to_string_lossy())
 }
 
 /// What a table means for one record.

@@ -81,7 +81,7 @@ impl Verbs {
     /// cache.
     fn forget_cache(&self, name: &str, yes: bool) -> Outcome<Option<String>> {
         let Some(caches) = self.caches() else { return Ok(None) };
-        let Some((after, told)) = forget_cache(&caches.recorded(), name, yes)? else {
+        let Some((_, told)) = forget_cache(&caches.recorded(), name, yes)? else {
             return Ok(None);
         };
         if caches.is_called_live(name) {
@@ -89,7 +89,12 @@ impl Verbs {
             let expected = "none (cairn replace NAME --discard-dirty takes it away)";
             return Err(refused(ConfigKind::Busy, name, "forget", found, expected));
         }
-        self.state_file()?.record_caches(|all| *all = after)?;
+        // In the list as it is by then: verbs of other volumes change their records.
+        self.state_file()?.record_caches(|all| {
+            if let Ok(Some((after, _))) = forget_cache(all, name, yes) {
+                *all = after;
+            }
+        })?;
         Ok(Some(told))
     }
 

@@ -6,7 +6,9 @@ use std::path::Path;
 use cairn_outcome::failure::Outcome;
 
 use crate::state::{CacheState, StateFile};
+use crate::verbs::pool::tests::params;
 use crate::verbs::snap::tests::{Content, Patient, SECTORS, TestServer, all_of, folders};
+use crate::verbs::thin::ThinCreate;
 use crate::verbs::volume::{VolumeCreate, VolumeReplace};
 
 const CACHED: &str = "0 1024 writecache s disk cache 4096 0";
@@ -115,7 +117,7 @@ fn a_missing_cache_keeps_its_origin_from_other_tables() {
         let line = create(&server, table, false).unwrap_err().to_string();
         assert!(line.contains("another device without a cache is in its place"), "{table}: {line}");
     }
-    // A clean one, as a user makes it who is told so.
+    // A clean cache in its place.
     fs::remove_file(work.join("cache")).unwrap();
     fs::write(work.join("cache"), vec![0; 1 << 20]).unwrap();
     fs::write(work.join("origin"), vec![0; 512 << 10]).unwrap();
@@ -200,6 +202,21 @@ fn a_clean_cache_leaves_no_record() {
     server.verbs.remove("c").unwrap();
     assert_eq!(state_of(&work), []);
     create(&server, BARE, false).unwrap();
+}
+
+#[test]
+fn devices_of_a_cache_are_recorded_by_absolute_paths_and_names_of_volumes() {
+    let (_all, work, _) = folders();
+    let server = TestServer::fresh(&work, "c=0 1024 linear disk 0");
+    server.verbs.pool_create(&params("p")).unwrap();
+    let (name, size_bytes) = ("p/t".to_owned(), 1 << 20);
+    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() }).unwrap();
+    server.verbs.remove("c").unwrap();
+    server.verbs.create("c", "0 1024 writecache s disk @t 4096 0").unwrap();
+    let record = &server.verbs.caches().unwrap().recorded()[0];
+    let devices = [&record.origin, &record.cache].map(|extents| extents[0].device.clone());
+    let disk = work.canonicalize().unwrap().join("disk").display().to_string();
+    assert_eq!(devices, [disk, "@t".to_owned()]);
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn written_by(line: &TableLine) -> Vec<Part> {
 fn devices_of(line: &TableLine) -> impl Iterator<Item = (Use, Part)> {
     let parts = words_of(line).map(|(spec, words)| {
         let devices = words.fixed.iter().enumerate();
-        let devices = devices.filter(|(_, (arg, _))| arg.used != Use::Nothing);
+        let devices = devices.filter(|(_, (arg, _))| !matches!(arg.used, Use::Nothing | Use::Pool));
         let part = |(at, (arg, word)): (usize, &(&Arg, &str))| {
             let range = match arg.used {
                 Use::Maps => mapped(line, &words.fixed, at),

@@ -8,8 +8,8 @@
 //!   volume is removed while a table on it is built.
 //! - R3. A pool beneath a thin volume is shared: verbs on two volumes of a pool run at once. A verb
 //!   that changes the pool, or makes or deletes volumes in it, holds it alone.
-//! - R4. Devices are told apart by ranges, so that two volumes on one disk do not wait for each
-//!   other. A file is known by its identity, or by its path if it does not exist yet.
+//! - R4. A verb holds ranges of devices, not whole devices, so that verbs on two volumes of one
+//!   disk run at once. A file is known by its identity, or by its path if it does not exist yet.
 //! - R5. A verb does not reach the volumes that stand on its volume. A verb on one of these reaches
 //!   downwards, so the two verbs meet there.
 
@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use cairn_block::{Identity, SectorRange, TableLine};
+use cairn_targets::spec::{Use, words_of};
 
 use crate::arguments::is_path;
 use crate::kept::{Part, family_of, used_by, whole_device};
@@ -120,7 +121,7 @@ impl Reach {
             finding.reach.things.insert(Thing::ExportNames, named.hold);
         }
         named.volumes.iter().for_each(|name| finding.add_family(name, named.hold));
-        // What is no table is told by the verb.
+        // The verb refuses a text that is not a table.
         let lines = TableLine::parse_all(named.table).unwrap_or_default();
         lines.iter().for_each(|line| finding.add_line(line, named.hold));
         for device in &named.devices {
@@ -192,9 +193,11 @@ impl Finding<'_> {
     }
 
     fn add_line(&mut self, line: &TableLine, hold: Hold) {
-        for (at, word) in line.args.iter().enumerate() {
+        let words = words_of(line).map(|(_, words)| words.fixed).unwrap_or_default();
+        let pool = words.iter().find(|(arg, _)| arg.used == Use::Pool).map(|(_, pool)| *pool);
+        for word in &line.args {
             let Some(volume) = word.strip_prefix('@') else { continue };
-            let is_pool = line.target == "thin" && at == 0;
+            let is_pool = pool == Some(word.as_str());
             self.add_family(volume, if is_pool { hold.min(self.named.pools) } else { hold });
         }
         for part in used_by(line) {

@@ -65,8 +65,10 @@ impl Kind {
 /// devices of volumes that are not served, and tells which verbs meet on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It is no device, or a pool, which all its volumes share.
+    /// It is no device.
     Nothing,
+    /// It is a pool, which all its volumes share.
+    Pool,
     /// It maps its own range to a range of the device, which belongs to nobody.
     Maps,
     /// It reads the device, which must not change.

@@ -71,7 +71,7 @@ pub const THIN_SPEC: Spec = Spec {
         "thin",
         [1, 22, 0],
         &[
-            Arg::device("pool", Use::Nothing, "the pool, as @NAME"),
+            Arg::device("pool", Use::Pool, "the pool, as @NAME"),
             Arg::number("id", 0, (1 << 24) - 1, "which volume of the pool"),
             Arg::device("origin", Use::Reads, "an external origin").optional().gives_length(),
         ],

@@ -65,7 +65,7 @@ fn refuse_own_pool(config: &ThinConfig) -> Result<(), ConfigError> {
         return Ok(());
     }
     let found = "a volume of the same pool";
-    let expected = "a device that does not need the pool, or a snapshot in its span";
+    let expected = "a device that does not need the pool, or a snapshot in its place";
     Err(ConfigError::argument(&origin.argument, "origin", found, expected))
 }
 

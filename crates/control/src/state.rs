@@ -23,7 +23,7 @@
 //! The file also records caches that may hold data that their origins lack: see `caches`.
 //!
 //! If acknowledged writes were lost and no client was told before the server ended, the file has
-//! the names of their volumes. The clients of the next start are told.
+//! the names of their volumes. After the next start the first flush of each client fails.
 //!
 //! A server that may change the file holds a lock on `FILE.lock`, an empty file that stays. `FILE`
 //! itself cannot be locked, because each replacement makes a new file. If the server cannot replace

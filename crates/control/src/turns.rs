@@ -4,7 +4,7 @@
 //! Invariants:
 //! - T1. No two turns that hold the same thing run at once, unless both only share it.
 //! - T2. A turn gets its whole reach at once, and a waiting verb holds nothing. So no two verbs
-//!   wait for each other, whatever the order in which they name the same volumes.
+//!   wait for each other, in any order of the volumes that they name.
 //! - T3. Of two verbs that reach the same thing, the one that asked first gets its turn first.
 //! - T4. A turn holds the reach of its verb at the moment when the turn is given, not when the verb
 //!   asked: the reach is computed again whenever a turn has ended since.

@@ -195,23 +195,22 @@ impl Verbs {
     /// The same, to change tables.
     ///
     /// # Errors
-    /// The server is going away, or there is no state file.
+    /// The server is going away or read-only, or there is no state file.
     pub(crate) fn change_table(&self, named: &Named<'_>, verb: &str) -> Outcome<InTurn<'_>> {
-        let changes = self.change(named)?;
         if self.world.read_only() {
-            let expected = "a server that may write";
-            return Err(wrong(named.first(), verb, "a read-only server", expected));
+            let found = "a read-only server";
+            return Err(wrong(named.first(), "access", found, "a writable one"));
         }
-        if changes.state.is_none() {
+        if self.state.is_none() {
             let expected = "a server started with --state FILE or a TOML file, to keep the change";
             let field = format!("{verb} state file");
             return Err(refused(ConfigKind::Argument, named.first(), &field, "none", expected));
         }
-        Ok(changes)
+        self.change(named)
     }
 }
 
-/// What is recorded, while nobody else changes what concerns the verb.
+/// The records, in the turn of a verb: no other verb changes those of the volumes that it reaches.
 pub(crate) struct InTurn<'a> {
     changes: &'a Changes,
     _turn: Turn<'a>,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::{Claimed, ConfigError, ConfigKind, MappedDevice, Report, SuspendMode};
-use cairn_outcome::failure::{Outcome, refused, unless_lost, wrong};
+use cairn_outcome::failure::{Outcome, refused, unless_lost};
 
 use super::Verbs;
 use super::changes::Changes;
@@ -38,9 +38,6 @@ impl Verbs {
 
     /// Refuses a change of a volume that cannot be changed now, even while suspended.
     pub(super) fn refuse_changing(&self, name: &str) -> Outcome<()> {
-        if self.world.read_only() {
-            return Err(wrong(name, "access", "a read-only server", "a writable one"));
-        }
         self.refuse_being_suspended(name)?;
         if self.world.volume(&merge_of(name)).is_ok() {
             let detail = "a merge is under way; cairn snap list shows how far it is";
@@ -249,7 +246,8 @@ impl Verbs {
         tracing::debug!("{step:?}");
         #[cfg(test)]
         {
-            // Not held meanwhile: another verb may come to a step, which nobody looks at.
+            // The lock is not held during the call: another verb may reach a step, which the test
+            // does not see.
             let mut look = std::mem::replace(&mut *self.at_step.lock(), Box::new(|_| ()));
             look(step);
             *self.at_step.lock() = look;

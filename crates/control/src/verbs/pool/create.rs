@@ -85,9 +85,6 @@ impl Verbs {
         let named = Named::volume(name).with_device(Some(&params.data));
         let named = named.with_device(Some(&params.metadata));
         let changes = self.change_table(&named, "pool create")?;
-        if self.world.read_only() {
-            return Err(wrong(name, "access", "a read-only server", "a writable one"));
-        }
         self.refuse_recorded(name)?;
         if self.world.volume(name).is_ok() || changes.record_of(name).configured.is_some() {
             return Err(refused(ConfigKind::Busy, name, "name", "a volume of it", "a new one"));

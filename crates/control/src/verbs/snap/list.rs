@@ -96,7 +96,7 @@ declare! {
 }
 
 impl Verbs {
-    /// The snapshots of a volume, or all; by volume and age. Those of one volume are told of as
+    /// The snapshots of a volume, or all; by volume and age. Those of one volume are shown as
     /// they are at one moment.
     ///
     /// # Errors

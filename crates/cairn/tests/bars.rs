@@ -90,12 +90,17 @@ fn long_prose(text: &str) -> Vec<(usize, usize)> {
     long_lines(text).into_iter().filter(|&(number, _)| prose[number - 1]).collect()
 }
 
+/// Fails with the lines, and their sizes, of which `find` returns any.
+fn none_of_rust(find: impl Fn(&str) -> Vec<(usize, usize)>) {
+    for (path, text) in rust() {
+        let long = find(&text);
+        assert!(long.is_empty(), "{}: (line, size) {long:?}", path.display());
+    }
+}
+
 #[test]
 fn no_line_of_rust_is_longer_than_100_columns() {
-    for (path, text) in rust() {
-        let long = long_lines(&text);
-        assert!(long.is_empty(), "{}: (line, columns) {long:?}", path.display());
-    }
+    none_of_rust(long_lines);
 }
 
 #[test]
@@ -107,10 +112,7 @@ fn no_file_of_rust_is_longer_than_800_lines() {
 
 #[test]
 fn no_function_is_longer_than_70_lines() {
-    for (path, text) in rust() {
-        let long = long_functions(&text);
-        assert!(long.is_empty(), "{}: (line, lines) {long:?}", path.display());
-    }
+    none_of_rust(long_functions);
 }
 
 #[test]

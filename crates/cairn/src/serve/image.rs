@@ -129,7 +129,8 @@ fn size_text(bytes: u64) -> String {
     unit.map_or(bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
 }
 
-/// Makes a sparse image if it is missing. An existing file is not changed, whatever its size.
+/// Makes a sparse image if it is missing. An existing file is not changed, even if it has another
+/// size.
 fn make_image(image: &Image) -> Outcome<()> {
     if fs::symlink_metadata(&image.path).is_ok() {
         return Ok(());

@@ -7,7 +7,7 @@
 //!     begin to fail, by chance; without failures no request may fail.
 //! L2. A server ends by SIGINT, by `kill -9`, or by `kill -9` and a power cut. One that ends by
 //!     itself with exit code 0, and met no failure, has kept all that was acknowledged.
-//! L3. After a power cut the histories begin anew, after another end they go on. Files that lost
+//! L3. A power cut ends the histories; after another end they continue. Files that lost
 //!     completed writes have a power cut at the end: only the process that used them knew of the
 //!     loss.
 

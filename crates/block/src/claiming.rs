@@ -245,6 +245,37 @@ impl Claims {
         checked.map(drop).map_err(|clash| refusal(&clash))
     }
 
+    /// True if a new volume `part` of the device's family could make `claim`, which is on the
+    /// device, once the device's table is that of another new volume, beneath both.
+    ///
+    /// # Errors
+    /// Another holder's claim or writes clash.
+    pub fn check_part(
+        &self,
+        device: &MappedDevice,
+        part: &str,
+        claim: &Claim,
+    ) -> Result<(), ConfigError> {
+        let family = device.holder().family.clone();
+        // No device has this number.
+        let asker = Holder { id: u32::MAX, name: part.to_owned(), family };
+        let state = self.0.lock();
+        let mut tracer = Tracer { swapped: None, entries: Vec::new() };
+        if let Some(disk) = &claim.disk {
+            let how = Use::Claim(claim.kind, claim.role);
+            tracer.follow(disk, claim.range, Claiming { how, root: place_of(disk) }, &[]);
+        }
+        let top = Place::Volume(device.id().0);
+        let (here, beneath): (Vec<_>, Vec<_>) =
+            tracer.entries.into_iter().partition(|entry| entry.place == top);
+        // Other users of the device will stand above the part, and do not use what is beneath it.
+        let users = state.register.users(top).map(|(user, _)| user.id);
+        let others: Vec<u32> = users.filter(|id| *id != device.id().0).collect();
+        let checked = state.register.check(&asker, &beneath, &[]);
+        let checked = checked.and_then(|_| state.register.check(&asker, &here, &others));
+        checked.map(drop).map_err(|clash| refusal(&clash))
+    }
+
     /// The former table has let go: only what `table` claims is held from now on.
     pub fn settle(&self, device: &MappedDevice, table: &Arc<Table>) {
         let mut state = self.0.lock();

@@ -178,8 +178,8 @@ pub(crate) fn clash_within(asker: &Holder, entries: &[Entry]) -> Option<Clash> {
 
 impl Register {
     /// True if `entries` could be a live holder's, as far as the others are concerned. `moving`
-    /// are holders whose entries are being replaced too.
-    fn check(
+    /// are holders that do not count, for instance because their entries are being replaced too.
+    pub fn check(
         &self,
         asker: &Holder,
         entries: &[Entry],

@@ -33,7 +33,7 @@ use futures_util::future::{Either, select};
 
 use crate::call_off::CallOff;
 use crate::calls::{Call, Calls};
-use crate::claiming::{Claimant, Claimed, Claims, claimed_by};
+use crate::claiming::{Claim, Claimant, Claimed, Claims, claimed_by};
 use crate::claims::Holder;
 use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
 use crate::env::{Env, Io};
@@ -655,6 +655,15 @@ impl MappedDevice {
     pub fn refuse_claimed(&self) -> Result<(), ConfigError> {
         let table = self.newest_table();
         table.map_or(Ok(()), |table| self.claims.check(self, &table))
+    }
+
+    /// Refuses what a new part of this volume could not claim. `claim` is on this volume, whose
+    /// table will be that of another new part, beneath that one and this volume.
+    ///
+    /// # Errors
+    /// One line about the device and its owner.
+    pub fn refuse_part(&self, part: &str, claim: &Claim) -> Result<(), ConfigError> {
+        self.claims.check_part(self, part, claim)
     }
 
     /// The volumes that the table claims that the next resume makes live.

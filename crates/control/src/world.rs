@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
-    CallOff, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice, MessageError,
-    Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine,
-    TargetTypes, escape_word, unescape_word,
+    CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
+    MessageError, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
+    TableContext, TableLine, TargetTypes, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -325,7 +325,11 @@ impl World {
         Ok(disk.sectors())
     }
 
-    fn refuse_kept(&self, name: &str, lines: &[TableLine]) -> Outcome<()> {
+    /// Refuses lines for the volume `name` that would write to what is kept for another volume.
+    ///
+    /// # Errors
+    /// One line about the device and that volume.
+    pub fn refuse_kept(&self, name: &str, lines: &[TableLine]) -> Outcome<()> {
         if self.read_only() {
             return Ok(());
         }
@@ -348,6 +352,15 @@ impl World {
     /// One line about the device and its owner.
     pub fn refuse_claimed(&self, name: &str) -> Outcome<()> {
         self.volume(name)?.refuse_claimed().map_err(|error| of_volume(name, error))
+    }
+
+    /// Refuses what a new part of the volume `name` could not claim (see
+    /// [`MappedDevice::refuse_part`]).
+    ///
+    /// # Errors
+    /// One line about the device and its owner.
+    pub fn refuse_part(&self, name: &str, part: &str, claim: &Claim) -> Outcome<()> {
+        self.volume(name)?.refuse_part(part, claim).map_err(|error| of_volume(part, error))
     }
 
     /// The names of volumes with lost writes that no client was told of.

@@ -59,11 +59,26 @@ impl Verbs {
         self.world.create(name)?;
         self.set_owner(name)?;
         let up = self.world.load(name, table).and_then(|()| self.make_live(name));
-        if up.is_err() {
-            log_undo_failure(name, self.world.remove(name));
-            self.exports.settle(&self.world, name);
-        }
-        up
+        up.inspect_err(|_| self.remove_unused(name))
+    }
+
+    /// Makes a volume and loads its table, which a resume would not refuse for what others use.
+    /// A verb that records the volume before it is live asks here first. No volume is left after a
+    /// failure.
+    ///
+    /// # Errors
+    /// A target refuses the table; another volume or client uses a device that it claims.
+    pub(crate) fn set_up_volume(&self, name: &str, table: &str) -> Outcome<()> {
+        self.world.create(name)?;
+        self.set_owner(name)?;
+        let set_up = self.world.load(name, table).and_then(|()| self.clear_the_way(name));
+        set_up.inspect_err(|_| self.remove_unused(name))
+    }
+
+    /// Removes a volume that was never served.
+    pub(crate) fn remove_unused(&self, name: &str) {
+        log_undo_failure(name, self.world.remove(name));
+        self.exports.settle(&self.world, name);
     }
 
     /// Makes the loaded table live. Stops exporting the volumes that it claims, and exports those

@@ -72,7 +72,7 @@ fn damaged(device: &Device, error: &FormatError) -> ConfigError {
 }
 
 /// What a snapshot, its origin and a merge claim of the origin.
-pub(super) fn origin_claim(origin: &Arc<dyn Disk>) -> Claim {
+pub fn origin_claim(origin: &Arc<dyn Disk>) -> Claim {
     Claim::from(origin, Sector(0), ClaimKind::Kin, "snapshot origin")
 }
 

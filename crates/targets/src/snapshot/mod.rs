@@ -75,6 +75,7 @@ mod canary {
     }
 }
 
+pub use attachment::origin_claim;
 pub use config::{MERGE_SPEC, SNAPSHOT_SPEC};
 pub use map::{KIND, SINGLE_LOCK_KIND, Snapshot};
 pub use merge::{KIND as MERGE_KIND, Merge};

@@ -1,8 +1,11 @@
 //! Creating a snapshot, and the store that it begins with.
 
-use cairn_block::{ConfigError, ConfigKind, Disk, MappedDevice};
+use std::sync::Arc;
+
+use cairn_block::{ConfigError, ConfigKind, Disk, MappedDevice, TableLine};
 use cairn_format::snapshot::ChunkSize;
 use cairn_outcome::failure::{Outcome, refused, wrong};
+use cairn_targets::snapshot::origin_claim;
 
 use super::remove::Loss;
 use super::store::{self, Wanted};
@@ -74,6 +77,7 @@ impl Verbs {
             let found = params.grow_bytes.unwrap_or(0);
             return Err(wrong(snap.full(), "grow_bytes", found, "whole sectors, above 0"));
         }
+        self.refuse_claimed_origin(&snap, &volume)?;
         let (mut words, made) = self.make_store(&snap, &volume, &store, params)?;
         words.fill_percent = percent;
         self.step(Step::StoreMade);
@@ -102,6 +106,22 @@ impl Verbs {
         self.step(Step::Done);
         self.keeper.poke();
         Ok(())
+    }
+
+    /// Refuses a snapshot of a volume whose devices another volume writes or claims.
+    fn refuse_claimed_origin(&self, snap: &SnapName, volume: &Arc<MappedDevice>) -> Outcome<()> {
+        if !self.is_first(snap) {
+            // The origin is claimed already.
+            return Ok(());
+        }
+        let disk: Arc<dyn Disk> = volume.clone();
+        self.world.refuse_part(&snap.volume, &snap.full(), &origin_claim(&disk))
+    }
+
+    /// True if the volume is on its own table. Also then there may be `V@real`, which a verb left
+    /// that failed half way.
+    fn is_first(&self, snap: &SnapName) -> bool {
+        !self.world.users_of(&real_of(&snap.volume)).contains(&snap.volume)
     }
 
     /// The store that a user named, or a free path beside the state file. Chosen before the turn,
@@ -138,18 +158,27 @@ impl Verbs {
         let chunk = chunk.map_err(|error| {
             ConfigError::new(ConfigKind::Argument, snap.full(), error.to_string())
         })?;
+        let (fill_percent, wait_for_room_s) =
+            (FILL_PERCENT, params.grow_bytes.map(|_| GROWTH_SECONDS));
+        let words = SnapWords {
+            sectors,
+            store: argument.clone(),
+            chunk: chunk.sectors(),
+            fill_percent,
+            wait_for_room_s,
+        };
+        let line = snapshot_line(&words, &real_of(&snap.volume));
+        self.world.refuse_kept(&snap.full(), &TableLine::parse_all(&line)?)?;
         let made = store::prepare(&Wanted {
             path: self.place(&argument),
-            argument: argument.clone(),
+            argument,
             chunk,
             bytes: params.size_bytes,
             origin_sectors: sectors,
             grows: params.grow_bytes.is_some(),
             origin_layer: self.world.layer_in(volume.volume())?,
         })?;
-        let (chunk, fill_percent) = (chunk.sectors(), FILL_PERCENT);
-        let wait_for_room_s = params.grow_bytes.map(|_| GROWTH_SECONDS);
-        Ok((SnapWords { sectors, store: argument, chunk, fill_percent, wait_for_room_s }, made))
+        Ok((words, made))
     }
 
     /// Steps 2 and 3.
@@ -165,8 +194,7 @@ impl Verbs {
         let own = changes.own_table(&snap.volume).ok_or_else(|| {
             wrong(&snap.volume, "table", "none recorded", "that of a live volume")
         })?;
-        // A verb that failed half way may have left `real`, with the volume on its own table again.
-        let first = !self.world.users_of(&real).contains(&snap.volume);
+        let first = self.is_first(snap);
         let mut records = Vec::new();
         if first {
             records.push(Record { table: Some(own.clone()), ..changes.record_of(&real) });

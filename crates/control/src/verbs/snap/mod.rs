@@ -20,8 +20,9 @@
 //! write to the origin. If that fails, the start leaves the volume out. So the records must be true
 //! at every moment of a change:
 //!
-//! Create: 1. the store, empty, durable; 2. recorded; 3. `V` suspended, targets inserted, resumed;
-//! then the answer.
+//! Create: 0. claims are checked: a volume that writes the origin past its snapshots would not be
+//! served with them at the next start; 1. the store, empty, durable; 2. recorded; 3. `V` suspended,
+//! targets inserted, resumed; then the answer.
 //! - Before 2: an empty store without a record; the volume is unchanged.
 //! - After 2: the snapshot is assembled with an empty store: it is of the moment of the crash. No
 //!   caller was told of an earlier moment.

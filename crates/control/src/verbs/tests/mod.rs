@@ -1,6 +1,7 @@
 //! Verbs that wait for requests which only another verb lets go on.
 
 mod caches;
+mod claimed;
 mod content;
 mod failing;
 mod half_way;
@@ -430,22 +431,23 @@ fn a_refused_snapshot_leaves_its_volume_live_though_the_state_file_cannot_be_wri
     let (_all, work, _) = folders();
     let server = TestServer::fresh(&work, "v=0 1024 linear disk 0");
     server.verbs.create("u", "0 1024 linear @v 0").unwrap();
-    server.verbs.create("w", "0 8 linear @v 0").unwrap();
-    let blocked = work.join("state.new");
+    let (blocked, store) = (work.join("state.new"), work.join("u@mon.cow"));
     let block = blocked.clone();
     *server.verbs.at_step.lock() = Box::new(move |step| {
         if step == Step::Recorded {
             fs::create_dir_all(&block).unwrap();
+            // It is no store any more, so the snapshot cannot start.
+            fs::write(&store, vec![1; 1 << 20]).unwrap();
         }
     });
     let line = line_of(server.create("u@mon"));
-    assert!(line.contains("'w'") || line.contains("w uses"), "{line}");
+    assert!(line.contains("u@mon.cow: header"), "{line}");
     assert!(!server.is_suspended("u") && !server.has("u@mon") && server.verbs.stuck().is_empty());
     server.write("u", 0, 8, 3);
     *server.verbs.at_step.lock() = Box::new(|_| ());
     fs::remove_dir(&blocked).unwrap();
     // The next change writes what is owed.
-    server.verbs.remove("w").unwrap();
+    server.verbs.create("w", "0 8 zero").unwrap();
     let records = StateFile::open(&work.join("state")).unwrap().records();
     assert!(records.iter().all(|record| record.name != "u@mon" || record.table.is_none()));
     server.create("u@mon").unwrap();

@@ -143,14 +143,16 @@ impl Verbs {
         };
         let before = changes.record_of(name);
         let record = Record { table: Some(line.text()), thin: Some(thin), ..before.clone() };
-        changes.record_all(vec![record])?;
+        self.set_up_volume(name, &line.text())?;
+        changes.record_all(vec![record]).inspect_err(|_| self.remove_unused(name))?;
         self.step(Step::Recorded);
         if let Err(error) = self.create_in_pool(pool, line.id, *origin, plan) {
+            self.remove_unused(name);
             log_undo_failure(name, changes.record_all(vec![before]));
             return Err(error);
         }
         self.step(Step::Pooled);
-        if let Err(error) = self.show(name, line) {
+        if let Err(error) = self.serve(name) {
             log_undo_failure(name, self.take_down(name));
             log_undo_failure(name, pool.delete(&self.world, line.id));
             log_undo_failure(name, changes.record_all(vec![before]));
@@ -159,6 +161,12 @@ impl Verbs {
         self.step(Step::Arranged);
         self.step(Step::Done);
         Ok(())
+    }
+
+    /// Brings up a volume that was set up, with its export.
+    pub(super) fn serve(&self, name: &str) -> Outcome<()> {
+        self.make_live(name)?;
+        self.exports.add_volume(&self.world, name)
     }
 
     /// A volume with its export.

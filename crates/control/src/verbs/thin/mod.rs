@@ -16,9 +16,11 @@
 //! A snapshot is a volume like any other, `V@NAME`: writable, and independent of `V`.
 //!
 //! # Orders, and what a crash between two steps leaves
-//! Create and snapshot: 1. recorded, with the transaction id and the count of snapshots that the
-//! pool has; 2. created in the pool, which raises its transaction id in the same commit and refuses
-//! if its counters are not those of the record; 3. brought up; then the answer.
+//! Create and snapshot: 0. the table is built, and its claims are checked: with an external origin
+//! that another volume writes, the next start would serve only one of the two; 1. recorded, with
+//! the transaction id and the count of snapshots that the pool has; 2. created in the pool, which
+//! raises its transaction id in the same commit and refuses if its counters are not those of the
+//! record; 3. brought up; then the answer.
 //! - Between 1 and 2: a name without a volume, and the old transaction id: the start drops the
 //!   name.
 //! - After 2: the volume, and the new transaction id. The record names this volume and no later
@@ -34,7 +36,8 @@
 //! Remove: 1. the volume taken down; 2. recorded; 3. deleted in the pool, durably.
 //! - Before 2: the volume. Between 2 and 3: a volume without a name, `thin-ID`.
 //!
-//! Rename: 1. the volumes taken down; 2. recorded, all of them at once; 3. brought up.
+//! Rename: 1. the volumes taken down; 2. recorded, all of them at once; 3. brought up. A volume
+//! without a name: 1. the table is built, and its claims are checked; 2. recorded; 3. brought up.
 //!
 //! A step that fails without a crash is undone before the refusal, the state file last.
 

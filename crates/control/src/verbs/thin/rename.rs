@@ -147,9 +147,11 @@ impl Verbs {
         let line = ThinLine { sectors: bytes / 512, pool: pool_name, id, origin };
         let before = changes.record_of(to);
         let thin = Some(Thin::of_device(&pool.name, &device, None));
-        changes.record_all(vec![Record { table: Some(line.text()), thin, ..before.clone() }])?;
+        let record = Record { table: Some(line.text()), thin, ..before.clone() };
+        self.set_up_volume(to, &line.text())?;
+        changes.record_all(vec![record]).inspect_err(|_| self.remove_unused(to))?;
         self.step(Step::Recorded);
-        if let Err(error) = self.show(to, &line) {
+        if let Err(error) = self.serve(to) {
             log_undo_failure(to, self.take_down(to));
             log_undo_failure(to, changes.record_all(vec![before]));
             return Err(error);

@@ -8,14 +8,21 @@
 //! - T3. Of two verbs that reach the same thing, the one that asked first gets its turn first.
 //! - T4. A turn holds the reach of its verb at the moment when the turn is given, not when the verb
 //!   asked: the reach is computed again whenever a turn has ended since.
+//! - T5. A verb that waits gives up when its caller is gone: it gets no turn after that, and holds
+//!   up no later verb.
 //!
 //! T4 needs no lock on the state from which a reach is computed. A verb changes only what it holds.
 //! So the turns of that moment cannot change a reach that shares nothing with them. A reach that
 //! shares something waits and is computed again.
 
-use parking_lot::{Condvar, Mutex};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::reach::Reach;
+
+/// How long a verb waits before it looks again whether its caller is gone.
+const STEP: Duration = Duration::from_millis(100);
 
 /// The turns of one server.
 #[derive(Default)]
@@ -42,6 +49,15 @@ pub struct Turn<'a> {
     number: u64,
 }
 
+/// Why a verb gets no turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoTurn {
+    /// No verb gets one any more: see [`Turns::close`].
+    Closed,
+    /// The caller hung up while the verb waited.
+    CallerGone,
+}
+
 impl State {
     /// True if no turn and no earlier waiting verb reaches the same things (T1, T3).
     fn is_free(&self, number: u64, reach: &Reach) -> bool {
@@ -49,18 +65,31 @@ impl State {
         let mut before = self.turns.iter().chain(earlier);
         before.all(|(_, other)| !reach.meets(other))
     }
+
+    /// A verb waits no more.
+    fn leave(&mut self, number: u64) {
+        self.waiting.retain(|(waiting, _)| *waiting != number);
+    }
 }
 
 impl Turns {
-    /// Waits for a turn with the reach that `reach` computes. None after [`Turns::close`].
-    pub fn take(&self, reach: impl Fn() -> Reach) -> Option<Turn<'_>> {
+    /// Waits for a turn with the reach that `reach` computes, until `is_gone` says that the caller
+    /// is gone. A turn that is free at once is given to any caller.
+    ///
+    /// # Errors
+    /// The verb must not act.
+    pub fn take(
+        &self,
+        reach: impl Fn() -> Reach,
+        is_gone: impl Fn() -> bool,
+    ) -> Result<Turn<'_>, NoTurn> {
         let mut state = self.state.lock();
         state.asked += 1;
         let number = state.asked;
         loop {
             if state.closed {
-                state.waiting.retain(|(waiting, _)| *waiting != number);
-                return None;
+                state.leave(number);
+                return Err(NoTurn::Closed);
             }
             let ended = state.ended;
             drop(state);
@@ -69,14 +98,21 @@ impl Turns {
             if state.ended != ended || state.closed {
                 continue;
             }
-            state.waiting.retain(|(waiting, _)| *waiting != number);
+            state.leave(number);
             if state.is_free(number, &found) {
                 state.turns.push((number, found));
-                return Some(Turn { turns: self, number });
+                return Ok(Turn { turns: self, number });
             }
             state.waiting.push((number, found));
             while state.ended == ended && !state.closed {
-                self.changed.wait(&mut state);
+                self.changed.wait_for(&mut state, STEP);
+                if MutexGuard::unlocked(&mut state, &is_gone) {
+                    state.leave(number);
+                    // Later verbs may go on.
+                    state.ended += 1;
+                    self.changed.notify_all();
+                    return Err(NoTurn::CallerGone);
+                }
             }
         }
     }
@@ -125,14 +161,14 @@ impl Drop for Turn<'_> {
 mod tests {
     use std::collections::HashMap;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::sync::mpsc::{Receiver, channel};
     use std::thread::{self, yield_now};
     use std::time::Duration;
 
     use parking_lot::Mutex;
 
-    use super::Turns;
+    use super::{NoTurn, Turn, Turns};
     use crate::reach::{Hold, Reach};
 
     /// Nothing here takes as long: what does hangs.
@@ -142,12 +178,16 @@ mod tests {
         Reach::of_families(names.iter().map(|name| (*name, Hold::Alone)))
     }
 
+    fn take<'a>(turns: &'a Turns, names: &[&str]) -> Result<Turn<'a>, NoTurn> {
+        turns.take(|| alone(names), || false)
+    }
+
     /// Takes a turn in another thread, writes that down, and ends it when told to.
     fn begin(turns: &Arc<Turns>, names: &'static [&'static str], log: &Log) -> Receiver<()> {
         let (turns, log, (tell, told)) = (turns.clone(), log.clone(), channel());
         thread::spawn(move || {
-            let turn = turns.take(|| alone(names));
-            log.lock().push((names, turn.is_some()));
+            let turn = turns.take(|| alone(names), || false);
+            log.lock().push((names, turn.is_ok()));
             drop(turn);
             let _ = tell.send(());
         });
@@ -166,9 +206,9 @@ mod tests {
     fn turns_that_share_nothing_or_only_share_it_run_at_once() {
         let turns = Turns::default();
         let shared = || Reach::of_families([("p", Hold::Shared)]);
-        let all = [turns.take(|| alone(&["a"])), turns.take(|| alone(&["b", "c"]))];
-        let sharing = [turns.take(shared), turns.take(shared)];
-        assert!(all.iter().chain(&sharing).all(Option::is_some) && !turns.is_idle());
+        let all = [take(&turns, &["a"]), take(&turns, &["b", "c"])];
+        let sharing = [turns.take(shared, || false), turns.take(shared, || false)];
+        assert!(all.iter().chain(&sharing).all(Result::is_ok) && !turns.is_idle());
         drop((all, sharing));
         assert!(turns.is_idle());
     }
@@ -176,7 +216,7 @@ mod tests {
     #[test]
     fn verbs_that_reach_the_same_come_in_the_order_in_which_they_asked() {
         let (turns, log) = (Arc::new(Turns::default()), Log::default());
-        let first = turns.take(|| alone(&["a"]));
+        let first = take(&turns, &["a"]);
         let both = begin(&turns, &["a", "b"], &log);
         until_waiting(&turns, 1);
         // It is free, but a verb that asked before waits for it.
@@ -192,17 +232,17 @@ mod tests {
     #[test]
     fn a_reach_is_computed_again_when_a_turn_has_ended() {
         let turns = Arc::new(Turns::default());
-        let first = turns.take(|| alone(&["a"]));
+        let first = take(&turns, &["a"]);
         let stands_on: Arc<Mutex<&[&str]>> = Arc::new(Mutex::new(&["a"]));
         let (again, found, (tell, told)) = (turns.clone(), stands_on.clone(), channel());
         thread::spawn(move || {
-            let turn = again.take(|| alone(*found.lock())).unwrap();
+            let turn = again.take(|| alone(*found.lock()), || false).unwrap();
             tell.send(()).unwrap();
             drop(turn);
         });
         until_waiting(&turns, 1);
         *stands_on.lock() = &["b"];
-        let other = turns.take(|| alone(&["b"]));
+        let other = take(&turns, &["b"]);
         drop(first);
         until_waiting(&turns, 1);
         assert!(told.try_recv().is_err(), "it reaches b by now, which another one has");
@@ -213,15 +253,52 @@ mod tests {
     #[test]
     fn no_turn_is_given_once_they_are_closed_and_who_waits_is_told() {
         let (turns, log) = (Arc::new(Turns::default()), Log::default());
-        let first = turns.take(|| alone(&["a"]));
+        let first = take(&turns, &["a"]);
         let waits = begin(&turns, &["a"], &log);
         until_waiting(&turns, 1);
         turns.close();
         waits.recv_timeout(FOREVER).unwrap();
         assert_eq!(*log.lock(), [(&["a"][..], false)]);
-        assert!(turns.take(|| alone(&["b"])).is_none() && !turns.is_idle());
+        assert!(matches!(take(&turns, &["b"]), Err(NoTurn::Closed)) && !turns.is_idle());
         drop(first);
         assert!(turns.is_idle());
+    }
+
+    #[test]
+    fn a_verb_whose_caller_goes_while_it_waits_gets_no_turn_and_holds_up_no_other() {
+        let (turns, log) = (Arc::new(Turns::default()), Log::default());
+        let first = take(&turns, &["a"]);
+        let (gone, (tell, told)) = (Arc::new(AtomicBool::new(false)), channel());
+        let (waiting, is_gone) = (turns.clone(), gone.clone());
+        thread::spawn(move || {
+            let turn = waiting.take(|| alone(&["a", "b"]), || is_gone.load(Ordering::SeqCst));
+            tell.send(turn.err()).unwrap();
+        });
+        until_waiting(&turns, 1);
+        let later = begin(&turns, &["b"], &log);
+        until_waiting(&turns, 2);
+        gone.store(true, Ordering::SeqCst);
+        assert_eq!(told.recv_timeout(FOREVER).unwrap(), Some(NoTurn::CallerGone));
+        later.recv_timeout(FOREVER).unwrap();
+        assert_eq!(*log.lock(), [(&["b"][..], true)]);
+        drop(first);
+        assert!(turns.is_idle() && turns.waiting() == 0);
+    }
+
+    #[test]
+    fn a_verb_whose_caller_went_just_before_its_turn_came_does_not_get_it() {
+        let turns = Arc::new(Turns::default());
+        let first = take(&turns, &["a"]);
+        let (gone, (tell, told)) = (Arc::new(AtomicBool::new(false)), channel());
+        let (waiting, is_gone) = (turns.clone(), gone.clone());
+        thread::spawn(move || {
+            let turn = waiting.take(|| alone(&["a"]), || is_gone.load(Ordering::SeqCst));
+            tell.send(turn.err()).unwrap();
+        });
+        until_waiting(&turns, 1);
+        gone.store(true, Ordering::SeqCst);
+        drop(first);
+        assert_eq!(told.recv_timeout(FOREVER).unwrap(), Some(NoTurn::CallerGone));
     }
 
     /// How many have each thing: those that share it, and 1000 for one that has it alone.
@@ -256,7 +333,8 @@ mod tests {
                             (random >> (8 + at) & 1 == 1).then_some((*name, hold))
                         });
                         let picked: Vec<_> = picked.collect();
-                        let turn = turns.take(|| Reach::of_families(picked.iter().copied()));
+                        let turn =
+                            turns.take(|| Reach::of_families(picked.iter().copied()), || false);
                         check(&picked, held);
                         drop(turn);
                     }

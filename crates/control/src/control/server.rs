@@ -62,6 +62,20 @@ pub trait Caller {
     }
 }
 
+/// The caller of verbs that no client asked for, and of those that must go to their end although
+/// their client is gone.
+pub struct TheServer;
+
+impl Caller for TheServer {
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    fn who(&self) -> String {
+        "the server".to_owned()
+    }
+}
+
 impl Caller for UnixStream {
     fn is_gone(&self) -> bool {
         // Only a closed connection counts: a client that has shut down its sending side may still

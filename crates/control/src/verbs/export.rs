@@ -7,6 +7,7 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, wrong};
 
 use super::Verbs;
+use crate::control::server::Caller;
 use crate::exports::ExportInfo;
 use crate::live_pool::is_pool;
 use crate::names::is_hidden;
@@ -38,7 +39,7 @@ declare! {
         /// Refuse writes
         read_only,
     }
-    |verb, verbs, _| verbs.export_add(verb)
+    |verb, verbs, caller| verbs.export_add(verb, caller)
 }
 
 declare! {
@@ -51,7 +52,7 @@ declare! {
         /// Disconnect its clients
         force,
     }
-    |verb, verbs, _| verbs.export_remove(&verb)
+    |verb, verbs, caller| verbs.export_remove(&verb, caller)
 }
 
 impl Verbs {
@@ -59,9 +60,10 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub(super) fn export_add(&self, params: ExportAdd) -> Outcome<()> {
+    pub(super) fn export_add(&self, params: ExportAdd, caller: &dyn Caller) -> Outcome<()> {
         let volume = params.volume;
-        let _turn = self.change_table(&Named::volume(&volume).with_export_names(), "export add")?;
+        let _turn =
+            self.change_table(&Named::volume(&volume).with_export_names(), "export add", caller)?;
         let device = self.world.volume(&volume)?;
         if is_hidden(&volume) || is_pool(&device) {
             let found = "what other volumes are made of";
@@ -107,11 +109,11 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub(super) fn export_remove(&self, params: &ExportRemove) -> Outcome<()> {
+    pub(super) fn export_remove(&self, params: &ExportRemove, caller: &dyn Caller) -> Outcome<()> {
         let (name, device) = (&params.name, format!("export '{}'", params.name));
         let volume = self.exports.volume_of(name);
         let named = Named::volume(&volume).with_export_names();
-        let _turn = self.change_table(&named, "export remove")?;
+        let _turn = self.change_table(&named, "export remove", caller)?;
         let mut changes = self.exports.changes();
         let added = changes.added.iter().any(|added| added.name == *name);
         let served = self.exports.served_as(name);

@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use super::snap::SnapWords;
 use super::snap::rollback::Merge;
 use super::snap::store::Room;
+use crate::control::server::TheServer;
 use crate::names::{is_hidden, parent_of, snapshot_of};
 use crate::reach::Named;
 use crate::state::Record;
@@ -184,7 +185,7 @@ impl Verbs {
     /// # Errors
     /// It is still suspended.
     pub(crate) fn bring_back(&self, name: &str) -> Outcome<()> {
-        let changes = self.change(&Named::volume(name))?;
+        let changes = self.change(&Named::volume(name), "resume", &TheServer)?;
         if !self.keeper.is_stuck(name) {
             return Ok(());
         }
@@ -224,12 +225,12 @@ impl Deed {
             Deed::EndMerge(volume) => verbs.end_merge(&volume).map(drop),
             Deed::GrowStore { name, bytes } => {
                 tracing::info!("{name}: the store grows to {bytes} bytes");
-                verbs.snap_grow(&name, bytes)
+                verbs.snap_grow(&name, bytes, &TheServer)
             }
             Deed::GrowPool { name, bytes } => {
                 tracing::info!("{name}: the data file grows to {bytes} bytes");
                 let data_bytes = Some(bytes);
-                verbs.pool_grow(&PoolGrow { name, data_bytes, ..PoolGrow::default() })
+                verbs.pool_grow(&PoolGrow { name, data_bytes, ..PoolGrow::default() }, &TheServer)
             }
         }
     }

@@ -18,6 +18,9 @@
 //! `snap list` and `snap diff` also take turns, so that they report one moment of a volume; other
 //! reading verbs do not.
 //!
+//! A verb whose caller hangs up while it waits for its turn does nothing. One that has begun goes
+//! on to its end: for a second turn, which completes or undoes it, the server itself is the caller.
+//!
 //! A verb in its turn must not wait for something that needs another verb. So suspend, and resume
 //! with a new table, wait for requests outside their turn; other verbs on their volume are refused
 //! during the wait. A verb that would read through a suspended volume, or wait for requests that
@@ -54,12 +57,13 @@ use self::changes::Records;
 #[cfg(test)]
 use self::steps::Step;
 use self::steps::log_undo_failure;
+use crate::control::server::Caller;
 use crate::exports::Exports;
 use crate::keeper_calls::KeeperCalls;
 use crate::names::{parent_of, snapshot_of};
 use crate::reach::{Named, Reach};
 use crate::state::{Noting, Record, StateFile};
-use crate::turns::{Turn, Turns};
+use crate::turns::{NoTurn, Turn, Turns};
 use crate::world::World;
 
 /// The verbs of one server.
@@ -173,30 +177,38 @@ impl Verbs {
     }
 
     fn refuse_closed(&self) -> Outcome<()> {
-        if !self.is_closed() {
-            return Ok(());
-        }
-        let found = "a server that is going away";
-        Err(refused(ConfigKind::Busy, "", "server", found, "a running one"))
+        if self.is_closed() { Err(going_away()) } else { Ok(()) }
     }
 
     /// A turn with what these names reach: to change it, or to look at it as it is at one moment.
     ///
     /// # Errors
-    /// The server is going away.
-    pub(crate) fn change(&self, named: &Named<'_>) -> Outcome<InTurn<'_>> {
+    /// The server is going away, or the caller hung up while the verb waited.
+    pub(crate) fn change(
+        &self,
+        named: &Named<'_>,
+        verb: &str,
+        caller: &dyn Caller,
+    ) -> Outcome<InTurn<'_>> {
         let reach = || Reach::of(named, &self.world, &self.changes.records());
-        let turn = self.turns.take(reach);
+        let turn = self.turns.take(reach, || caller.is_gone()).map_err(|why| match why {
+            NoTurn::Closed => going_away(),
+            NoTurn::CallerGone => interrupted(named.first(), verb),
+        })?;
         self.refuse_closed()?;
-        let turn = turn.expect("only a server that goes away gives no turn");
         Ok(InTurn { changes: &self.changes, _turn: turn })
     }
 
     /// The same, to change tables.
     ///
     /// # Errors
-    /// The server is going away or read-only, or there is no state file.
-    pub(crate) fn change_table(&self, named: &Named<'_>, verb: &str) -> Outcome<InTurn<'_>> {
+    /// Those of [`Verbs::change`]; or the server is read-only, or there is no state file.
+    pub(crate) fn change_table(
+        &self,
+        named: &Named<'_>,
+        verb: &str,
+        caller: &dyn Caller,
+    ) -> Outcome<InTurn<'_>> {
         if self.world.read_only() {
             let found = "a read-only server";
             return Err(wrong(named.first(), "access", found, "a writable one"));
@@ -206,7 +218,7 @@ impl Verbs {
             let field = format!("{verb} state file");
             return Err(refused(ConfigKind::Argument, named.first(), &field, "none", expected));
         }
-        self.change(named)
+        self.change(named, verb, caller)
     }
 }
 
@@ -222,6 +234,10 @@ impl Deref for InTurn<'_> {
     fn deref(&self) -> &Changes {
         self.changes
     }
+}
+
+fn going_away() -> ConfigError {
+    refused(ConfigKind::Busy, "", "server", "a server that is going away", "a running one")
 }
 
 /// The caller of a verb waits no more, so the verb was not carried out.

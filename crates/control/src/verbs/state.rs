@@ -4,6 +4,7 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused};
 
 use super::Verbs;
+use crate::control::server::Caller;
 use crate::reach::Named;
 use crate::state::{Shown, StateFile, forget, forget_cache, shown};
 use crate::verbs::verb::declare;
@@ -27,7 +28,7 @@ declare! {
         /// Its snapshots and merges go with it, or what only the cache has: that content is lost
         yes,
     }
-    |verb, verbs, _| verbs.state_forget(&verb.name, verb.yes)
+    |verb, verbs, caller| verbs.state_forget(&verb.name, verb.yes, caller)
 }
 
 impl Verbs {
@@ -47,9 +48,14 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub(crate) fn state_forget(&self, name: &str, yes: bool) -> Outcome<Vec<String>> {
-        let changes =
-            self.change_table(&Named::volume(name).with_device(Some(name)), "state forget")?;
+    pub(crate) fn state_forget(
+        &self,
+        name: &str,
+        yes: bool,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
+        let named = Named::volume(name).with_device(Some(name));
+        let changes = self.change_table(&named, "state forget", caller)?;
         let records = self.state_file()?.records();
         if records.iter().all(|record| record.name != name) && self.world.let_go(name) {
             self.exports.settle(&self.world, name);

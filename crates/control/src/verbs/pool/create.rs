@@ -9,6 +9,7 @@ use cairn_targets::persistent::{Options, Store};
 use cairn_tools::source::{Source, sync_folder};
 
 use crate::arguments::{bytes, device, is_path, sectors};
+use crate::control::server::Caller;
 use crate::live_pool::is_pool;
 use crate::names::refuse_at_sign;
 use crate::reach::Named;
@@ -71,7 +72,7 @@ declare! {
         #[arg(skip)]
         features: Option<Vec<String>>,
     }
-    |verb, verbs, _| verbs.pool_create(&verb)
+    |verb, verbs, caller| verbs.pool_create(&verb, caller)
 }
 
 impl Verbs {
@@ -79,12 +80,12 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub fn pool_create(&self, params: &PoolCreate) -> Outcome<()> {
+    pub fn pool_create(&self, params: &PoolCreate, caller: &dyn Caller) -> Outcome<()> {
         let name = &params.name;
         refuse_at_sign(name)?;
         let named = Named::volume(name).with_device(Some(&params.data));
         let named = named.with_device(Some(&params.metadata));
-        let changes = self.change_table(&named, "pool create")?;
+        let changes = self.change_table(&named, "pool create", caller)?;
         self.refuse_recorded(name)?;
         if self.world.volume(name).is_ok() || changes.record_of(name).configured.is_some() {
             return Err(refused(ConfigKind::Busy, name, "name", "a volume of it", "a new one"));

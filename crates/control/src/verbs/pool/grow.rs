@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::LivePool;
 use crate::arguments::{bytes, is_path};
+use crate::control::server::Caller;
 use crate::reach::Named;
 use crate::state::Record;
 use crate::verbs::snap::store::grow;
@@ -51,7 +52,7 @@ declare! {
         #[arg(long = "metadata-size", value_name = "SIZE", value_parser = bytes())]
         metadata_bytes: Option<u64>,
     }
-    |verb, verbs, _| verbs.pool_grow(&verb)
+    |verb, verbs, caller| verbs.pool_grow(&verb, caller)
 }
 
 declare! {
@@ -127,9 +128,9 @@ impl Verbs {
     ///
     /// # Errors
     /// The pool is unchanged, unless the message says otherwise; a file may be longer.
-    pub fn pool_grow(&self, params: &PoolGrow) -> Outcome<()> {
+    pub fn pool_grow(&self, params: &PoolGrow, caller: &dyn Caller) -> Outcome<()> {
         let name = &params.name;
-        let changes = self.change_table(&Named::volume(name), "pool grow")?;
+        let changes = self.change_table(&Named::volume(name), "pool grow", caller)?;
         let pool = self.pool(name)?;
         let mut line = PoolLine::of(&changes.record_of(name))?;
         refuse_unchangeable(&pool, &line)?;

@@ -11,7 +11,7 @@ use cairn_tools::args::FormatCommand;
 use clap::{Command, FromArgMatches, Subcommand};
 
 use crate::verbs::pool::{PoolCreate, PoolGrow};
-use crate::verbs::snap::tests::{Moment, SECTORS, TestServer, folders};
+use crate::verbs::snap::tests::{Moment, Patient, SECTORS, TestServer, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::ThinCreate;
 
@@ -33,7 +33,7 @@ pub(crate) fn params(name: &str) -> PoolCreate {
 
 fn thin(server: &TestServer, name: &str) -> Outcome<()> {
     let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
-    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() })
+    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() }, &Patient)
 }
 
 fn steps(moments: &[Moment]) -> Vec<Step> {
@@ -48,7 +48,8 @@ fn used_bytes(path: &Path) -> u64 {
 fn a_crash_while_a_pool_is_made_leaves_none_or_a_usable_one() {
     let (_all, work, copies) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();
-    let moments = server.moments(&copies, |server| server.verbs.pool_create(&params("p")).unwrap());
+    let moments =
+        server.moments(&copies, |server| server.verbs.pool_create(&params("p"), &Patient).unwrap());
     assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded, Step::Arranged, Step::Done]);
     let table = server.world.volume("p").unwrap().live_table().unwrap().lines()[0].target.table();
     assert_eq!(table, "p.meta p.data 128 0 2 detect_zeroes unmap");
@@ -68,7 +69,7 @@ fn a_crash_while_a_pool_is_made_leaves_none_or_a_usable_one() {
 fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
     let (_all, work, copies) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     thin(&server, "p/v").unwrap();
     server.write("v", 0, SECTORS, 2);
     server.flush("v");
@@ -77,7 +78,8 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
         data_bytes: Some(8 << 20),
         metadata_bytes: Some(16 << 20),
     };
-    let moments = server.moments(&copies, |server| server.verbs.pool_grow(&grow).unwrap());
+    let moments =
+        server.moments(&copies, |server| server.verbs.pool_grow(&grow, &Patient).unwrap());
     assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded, Step::Resumed, Step::Done]);
     for Moment { step, folder } in moments {
         let again = TestServer::start(&folder, OTHER).unwrap();
@@ -89,16 +91,16 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
         // Nothing of the growth is in another verb's way.
         thin(&again, "p/w").unwrap();
         again.verbs.thin_remove("w").unwrap();
-        again.verbs.pool_grow(&grow).unwrap();
+        again.verbs.pool_grow(&grow, &Patient).unwrap();
         assert_eq!(again.verbs.pool_status(None).unwrap()[0].data_total_bytes, 8 << 20, "{step:?}");
     }
     // Once more, to what the device has become by itself.
     let file = fs::OpenOptions::new().write(true).open(work.join("p.data")).unwrap();
     file.set_len(9 << 20).unwrap();
     let name = "p".to_owned();
-    server.verbs.pool_grow(&PoolGrow { name, ..PoolGrow::default() }).unwrap();
+    server.verbs.pool_grow(&PoolGrow { name, ..PoolGrow::default() }, &Patient).unwrap();
     assert_eq!(server.verbs.pool_status(None).unwrap()[0].data_total_bytes, 9 << 20);
-    let line = server.verbs.pool_grow(&grow).unwrap_err().to_string();
+    let line = server.verbs.pool_grow(&grow, &Patient).unwrap_err().to_string();
     assert!(line.contains("p.data: --data-size: found 8388608, expected whole sectors"), "{line}");
 }
 
@@ -106,7 +108,7 @@ fn a_crash_while_a_pool_grows_leaves_it_as_it_was_or_larger() {
 fn a_growth_that_fails_leaves_a_pool_that_serves_now_and_after_a_restart() {
     let (_all, work, copies) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     thin(&server, "p/v").unwrap();
     server.write("v", 0, SECTORS, 2);
     server.flush("v");
@@ -115,7 +117,7 @@ fn a_growth_that_fails_leaves_a_pool_that_serves_now_and_after_a_restart() {
     let (name, data_bytes) = ("p".to_owned(), Some(2 << 40));
     let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
     let moments = server.moments(&copies, |server| {
-        server.verbs.pool_grow(&grow).unwrap_err();
+        server.verbs.pool_grow(&grow, &Patient).unwrap_err();
     });
     assert_eq!(steps(&moments), [Step::StoreMade, Step::Recorded]);
     assert_eq!(fs::read(work.join("state")).unwrap(), state);
@@ -139,7 +141,7 @@ fn a_growth_that_fails_leaves_a_pool_that_serves_now_and_after_a_restart() {
 fn a_pool_that_grows_keeps_the_mode_that_a_message_gave_it() {
     let (_all, work, _) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     let mode =
         |server: &TestServer| server.verbs.pool_status(None).unwrap()[0].detect_zeroes.clone();
     for (asked, mebibytes) in [("off", 8), ("unmap", 12), ("off", 16)] {
@@ -147,7 +149,7 @@ fn a_pool_that_grows_keeps_the_mode_that_a_message_gave_it() {
         server.world.message("p", 0, &words).unwrap();
         let (name, data_bytes) = ("p".to_owned(), Some(mebibytes << 20));
         let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
-        server.verbs.pool_grow(&grow).unwrap();
+        server.verbs.pool_grow(&grow, &Patient).unwrap();
         assert_eq!(mode(&server), asked);
     }
     // The table is what it was: so is the next start.
@@ -159,7 +161,7 @@ fn a_pool_that_grows_keeps_the_mode_that_a_message_gave_it() {
 fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
     let (_all, work, _) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     drop(server);
     let meta = work.join("p.meta");
     let mut bytes = fs::read(&meta).unwrap();
@@ -171,7 +173,7 @@ fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
     let server = TestServer::start(&work, OTHER).unwrap();
     let (name, data_bytes) = ("p".to_owned(), Some(8 << 20));
     let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
-    let line = server.verbs.pool_grow(&grow).unwrap_err().to_string();
+    let line = server.verbs.pool_grow(&grow, &Patient).unwrap_err().to_string();
     assert!(line.contains("p: mode: found its metadata needs a check"), "{line}");
     assert_eq!(fs::metadata(work.join("p.data")).unwrap().len(), 4 << 20);
 }
@@ -183,7 +185,7 @@ fn a_trim_gives_a_file_its_room_back_and_keeps_what_is_mapped() {
     let mut data = vec![7; 4 << 20];
     data[..4096].fill(0);
     fs::write(work.join("p.data"), &data).unwrap();
-    server.verbs.pool_create(&PoolCreate { data_bytes: None, ..params("p") }).unwrap();
+    server.verbs.pool_create(&PoolCreate { data_bytes: None, ..params("p") }, &Patient).unwrap();
     thin(&server, "p/v").unwrap();
     server.write("v", 0, 256, 3);
     let before = used_bytes(&work.join("p.data"));
@@ -202,7 +204,7 @@ fn devices_that_are_not_blank_make_a_pool_once_they_are_formatted() {
     let wanted = PoolCreate { data_bytes: None, metadata_bytes: None, ..params("p") };
     fs::write(work.join("p.data"), vec![7; 4 << 20]).unwrap();
     fs::write(work.join("p.meta"), vec![7; 4 << 20]).unwrap();
-    let create = || server.verbs.pool_create(&wanted).map_err(|error| error.to_string());
+    let create = || server.verbs.pool_create(&wanted, &Patient).map_err(|error| error.to_string());
     let at_0 = "not blank: found data (a byte that is not zero) at byte 0; to lose that: cairn";
     let line = create().unwrap_err();
     assert_eq!(line, format!("p.data: {at_0} format pool-data p.data --yes"));
@@ -219,7 +221,7 @@ fn devices_that_are_not_blank_make_a_pool_once_they_are_formatted() {
     fs::remove_file(work.join("state")).unwrap();
     let server = TestServer::start(&work, OTHER).unwrap();
     format(&work, "pool-data p.data --yes");
-    let line = server.verbs.pool_create(&wanted).unwrap_err().to_string();
+    let line = server.verbs.pool_create(&wanted, &Patient).unwrap_err().to_string();
     assert!(line.starts_with("p.meta: not blank: found thin-pool-metadata at byte 0; "), "{line}");
 }
 
@@ -241,7 +243,9 @@ fn a_volume_in_use_is_no_device_of_a_pool() {
     let pool = |name: &str, data: &str, metadata: &str| {
         let (data, metadata) = (data.to_owned(), metadata.to_owned());
         let data_bytes = (!data.starts_with('@')).then_some(4 << 20);
-        server.verbs.pool_create(&PoolCreate { data, metadata, data_bytes, ..params(name) })
+        server
+            .verbs
+            .pool_create(&PoolCreate { data, metadata, data_bytes, ..params(name) }, &Patient)
     };
     pool("p", "@d", "p.meta").unwrap();
     for (refused, part) in [
@@ -294,7 +298,7 @@ fn a_refused_pool_create_prints_one_line_and_leaves_no_file() {
         (data("@nobody", None), "nobody: there is no volume of this name"),
         (data("a b", Some(1 << 20)), "without spaces"),
     ] {
-        let line = server.verbs.pool_create(&wrong).unwrap_err().to_string();
+        let line = server.verbs.pool_create(&wrong, &Patient).unwrap_err().to_string();
         assert!(line.contains(part), "{line}");
         let files: Vec<_> = server.files().into_iter().filter(|file| file != "state").collect();
         assert_eq!(files, ["disk"], "{line}");
@@ -307,9 +311,9 @@ fn a_refused_pool_create_prints_one_line_and_leaves_no_file() {
     ] {
         assert!(line.contains("there is no pool of this name; cairn pool create"), "{line}");
     }
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     let again = PoolCreate { data: "q.data".into(), ..params("q") };
-    let line = server.verbs.pool_create(&again).unwrap_err().to_string();
+    let line = server.verbs.pool_create(&again, &Patient).unwrap_err().to_string();
     assert!(line.contains("p.meta"), "in use: {line}");
 }
 
@@ -320,7 +324,7 @@ fn a_pool_grows_step_by_step_until_enough_blocks_are_free() {
     let (data_bytes, low_water_blocks) = (Some(4 * BLOCK_BYTES), Some(8));
     let features = Some(["grow", "128"].map(str::to_owned).to_vec());
     let pool = PoolCreate { data_bytes, low_water_blocks, features, ..params("p") };
-    server.verbs.pool_create(&pool).unwrap();
+    server.verbs.pool_create(&pool, &Patient).unwrap();
     server.verbs.watch_over().unwrap();
     thin(&server, "p/v").unwrap();
     // The only event: each further step is the keeper's own call.

@@ -13,6 +13,7 @@ use super::{
     FILL_PERCENT, GROWTH_SECONDS, SnapWords, Step, log_undo_failure, origin_line, snapshot_line,
 };
 use crate::arguments::{bytes, device};
+use crate::control::server::Caller;
 use crate::names::{SnapName, real_of};
 use crate::reach::Named;
 use crate::state::{Record, Store};
@@ -42,7 +43,7 @@ declare! {
         #[arg(long = "grow", value_name = "SIZE", value_parser = bytes())]
         grow_bytes: Option<u64>,
     }
-    |verb, verbs, _| verbs.snap_create(&verb)
+    |verb, verbs, caller| verbs.snap_create(&verb, caller)
 }
 
 /// The store of a snapshot to be.
@@ -58,11 +59,11 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub fn snap_create(&self, params: &SnapCreate) -> Outcome<()> {
+    pub fn snap_create(&self, params: &SnapCreate, caller: &dyn Caller) -> Outcome<()> {
         let snap = SnapName::parse(&params.name)?;
         let store = self.chosen_store(&snap, params.store.as_deref())?;
         let named = Named::volume(&snap.volume).with_device(Some(&store.argument));
-        let changes = self.change_table(&named, "snap create")?;
+        let changes = self.change_table(&named, "snap create", caller)?;
         let volume = self.ready(&snap.volume)?;
         self.refuse_recorded(&snap.full())?;
         if self.world.volume(&snap.full()).is_ok() {

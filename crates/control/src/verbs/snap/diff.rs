@@ -12,6 +12,7 @@ use cairn_outcome::failure::{Outcome, wrong};
 use serde::{Deserialize, Serialize};
 
 use crate::contexts::changed::{changed, union, unmerged};
+use crate::control::server::Caller;
 use crate::names::SnapName;
 use crate::reach::Named;
 use crate::verbs::Verbs;
@@ -51,7 +52,7 @@ declare! {
         #[arg(skip)]
         from: Option<u64>,
     }
-    |verb, verbs, _| verbs.snap_diff(&verb)
+    |verb, verbs, caller| verbs.snap_diff(&verb, caller)
 }
 
 impl Differences {
@@ -71,10 +72,10 @@ impl Verbs {
     ///
     /// # Errors
     /// There is no such snapshot, its content is lost, or the server is going away.
-    pub fn snap_diff(&self, params: &SnapDiff) -> Outcome<Differences> {
+    pub fn snap_diff(&self, params: &SnapDiff, caller: &dyn Caller) -> Outcome<Differences> {
         let snap = SnapName::parse(&params.name)?;
         let other = params.other.as_ref().map(|name| self.sibling(&snap, name)).transpose()?;
-        let changes = self.change(&Named::volume(&snap.volume).to_look())?;
+        let changes = self.change(&Named::volume(&snap.volume).to_look(), "snap diff", caller)?;
         let snaps = [Some(&snap), other.as_ref()];
         for snap in snaps.into_iter().flatten() {
             self.record_of_snapshot(&changes, snap)?;

@@ -5,6 +5,7 @@ use cairn_outcome::failure::{Losses, Outcome};
 
 use super::store;
 use crate::arguments::bytes;
+use crate::control::server::Caller;
 use crate::names::SnapName;
 use crate::reach::Named;
 use crate::verbs::Verbs;
@@ -20,7 +21,7 @@ declare! {
         #[arg(long = "size", value_name = "SIZE", value_parser = bytes())]
         size_bytes: u64,
     }
-    |verb, verbs, _| verbs.snap_grow(&verb.name, verb.size_bytes)
+    |verb, verbs, caller| verbs.snap_grow(&verb.name, verb.size_bytes, caller)
 }
 
 impl Verbs {
@@ -29,9 +30,9 @@ impl Verbs {
     /// # Errors
     /// The store is as it was, unless the line says otherwise. Of kind `Lost`: it is longer, but
     /// acknowledged writes may be lost.
-    pub fn snap_grow(&self, name: &str, bytes: u64) -> Outcome<()> {
+    pub fn snap_grow(&self, name: &str, bytes: u64, caller: &dyn Caller) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
-        let changes = self.change_table(&Named::volume(&snap.volume), "snap grow")?;
+        let changes = self.change_table(&Named::volume(&snap.volume), "snap grow", caller)?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
         let volume = self.world.volume(name)?;
         self.refuse_being_suspended(name)?;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::SnapWords;
 use super::rollback::Merge;
+use crate::control::server::Caller;
 use crate::kept::family_of;
 use crate::names::{SnapName, is_hidden, merge_of, parent_of};
 use crate::reach::Named;
@@ -92,7 +93,7 @@ declare! {
         /// The volume (default: all)
         name: Option<String>,
     }
-    |verb, verbs, _| verbs.snap_list(verb.name.as_deref())
+    |verb, verbs, caller| verbs.snap_list(verb.name.as_deref(), caller)
 }
 
 impl Verbs {
@@ -101,7 +102,7 @@ impl Verbs {
     ///
     /// # Errors
     /// There is no such volume, or the server is going away.
-    pub fn snap_list(&self, name: Option<&str>) -> Outcome<Vec<SnapInfo>> {
+    pub fn snap_list(&self, name: Option<&str>, caller: &dyn Caller) -> Outcome<Vec<SnapInfo>> {
         let told = self.told();
         let families: BTreeSet<&str> = match name {
             Some(name) => {
@@ -115,7 +116,7 @@ impl Verbs {
         };
         let mut infos = Vec::new();
         for family in families {
-            let changes = self.change(&Named::volume(family).to_look())?;
+            let changes = self.change(&Named::volume(family).to_look(), "snap list", caller)?;
             let wanted = |record: &&Record| {
                 let parent = parent_of(&record.name);
                 let asked = name.is_none_or(|name| record.name == name || parent == Some(name));

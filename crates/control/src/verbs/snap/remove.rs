@@ -4,6 +4,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Losses, Outcome, refused};
 
 use super::{Step, log_undo_failure, store};
+use crate::control::server::Caller;
 use crate::names::{SnapName, parent_of, real_of};
 use crate::reach::Named;
 use crate::state::Record;
@@ -33,7 +34,7 @@ declare! {
         /// Disconnect the clients that use it
         force,
     }
-    |verb, verbs, _| verbs.remove_snapshot(&verb.name, verb.force)
+    |verb, verbs, caller| verbs.remove_snapshot(&verb.name, verb.force, caller)
 }
 
 impl Verbs {
@@ -42,12 +43,17 @@ impl Verbs {
     ///
     /// # Errors
     /// As for [`Verbs::remove_live_snapshot`].
-    pub fn remove_snapshot(&self, name: &str, force: bool) -> Outcome<Vec<String>> {
+    pub fn remove_snapshot(
+        &self,
+        name: &str,
+        force: bool,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
         let volume = SnapName::parse(name)?.volume;
         if self.world.why_not_served(&volume).is_none() || !self.is_recorded(name) {
-            return self.remove_live_snapshot(name, force).map(|()| Vec::new());
+            return self.remove_live_snapshot(name, force, caller).map(|()| Vec::new());
         }
-        self.state_forget(name, true)?;
+        self.state_forget(name, true, caller)?;
         Ok(vec![format!(
             "gone; {volume} is served from the next start on, if nothing else is missing"
         )])
@@ -59,9 +65,14 @@ impl Verbs {
     /// # Errors
     /// The snapshot is unchanged, unless the message says otherwise. Of kind [`ConfigKind::Lost`]:
     /// it is removed, but acknowledged writes of its volume may be lost.
-    pub fn remove_live_snapshot(&self, name: &str, force: bool) -> Outcome<()> {
+    pub fn remove_live_snapshot(
+        &self,
+        name: &str,
+        force: bool,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
-        let changes = self.change_table(&Named::volume(&snap.volume), "snap remove")?;
+        let changes = self.change_table(&Named::volume(&snap.volume), "snap remove", caller)?;
         self.refuse_connected(name, force)?;
         let (_, known) = self.record_of_snapshot(&changes, &snap)?;
         match self.keeper.is_stuck(&snap.volume) {

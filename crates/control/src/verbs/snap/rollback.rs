@@ -10,6 +10,7 @@ use cairn_targets::snapshot;
 use super::SnapCreate;
 use super::{SnapWords, Step, log_undo_failure, merge_line, origin_line, snapshot_line, store};
 use crate::arguments::device;
+use crate::control::server::{Caller, TheServer};
 use crate::names::{SnapName, merge_of, real_of};
 use crate::reach::Named;
 use crate::state::{Record, Store};
@@ -40,9 +41,9 @@ declare! {
         #[arg(long, value_name = "PATH", value_parser = device())]
         store: Option<String>,
     }
-    |verb, verbs, _| {
+    |verb, verbs, caller| {
         let store = verb.store.as_deref();
-        verbs.merge_snapshot(&verb.name, Afterwards::Kept { store })
+        verbs.merge_snapshot(&verb.name, Afterwards::Kept { store }, caller)
     }
 }
 
@@ -56,9 +57,9 @@ declare! {
         /// Disconnect the clients that use the snapshot
         force,
     }
-    |verb, verbs, _| {
+    |verb, verbs, caller| {
         let force = verb.force;
-        verbs.merge_snapshot(&verb.name, Afterwards::Gone { force })
+        verbs.merge_snapshot(&verb.name, Afterwards::Gone { force }, caller)
     }
 }
 
@@ -97,14 +98,20 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed, unless the message says otherwise.
-    pub fn merge_snapshot(&self, name: &str, afterwards: Afterwards<'_>) -> Outcome<()> {
+    pub fn merge_snapshot(
+        &self,
+        name: &str,
+        afterwards: Afterwards<'_>,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
         let snap = SnapName::parse(name)?;
         let (verb, store) = match afterwards {
             Afterwards::Kept { store } => ("snap rollback", Some(self.chosen_store(&snap, store)?)),
             Afterwards::Gone { .. } => ("snap merge", None),
         };
         let device = store.as_ref().map(|store| store.argument.as_str());
-        let changes = self.change_table(&Named::volume(&snap.volume).with_device(device), verb)?;
+        let changes =
+            self.change_table(&Named::volume(&snap.volume).with_device(device), verb, caller)?;
         if let Afterwards::Gone { force } = afterwards {
             self.refuse_connected(name, force)?;
         }
@@ -245,7 +252,7 @@ impl Verbs {
     /// The merge stays as it is. Of kind [`ConfigKind::Lost`]: it has ended, but acknowledged
     /// writes may be lost.
     pub(in crate::verbs) fn end_merge(&self, volume: &str) -> Outcome<bool> {
-        let changes = self.change_table(&Named::volume(volume), "snap merge")?;
+        let changes = self.change_table(&Named::volume(volume), "snap merge", &TheServer)?;
         self.end_merge_in(&changes, volume)
     }
 

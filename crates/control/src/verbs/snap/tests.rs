@@ -161,14 +161,14 @@ impl TestServer {
     pub fn create(&self, name: &str) -> Outcome<()> {
         let (name, chunk_sectors) = (name.to_owned(), Some(8));
         let params = SnapCreate { name, chunk_sectors, ..SnapCreate::default() };
-        self.verbs.snap_create(&params)
+        self.verbs.snap_create(&params, &Patient)
     }
 
     /// What differs between a snapshot and its volume, or another snapshot, as the verb tells it.
     fn diff(&self, name: &str, other: Option<&str>) -> Vec<(u64, u64)> {
         let (name, other) = (name.to_owned(), other.map(str::to_owned));
         let params = SnapDiff { name, other, from: None };
-        let told = self.verbs.snap_diff(&params).unwrap();
+        let told = self.verbs.snap_diff(&params, &Patient).unwrap();
         assert_eq!(told.next, None);
         told.extents.iter().map(|extent| (extent.offset / 512, extent.length / 512)).collect()
     }
@@ -522,7 +522,7 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
         grow_bytes: Some(64 << 10),
         ..SnapCreate::default()
     };
-    server.verbs.snap_create(&params).unwrap();
+    server.verbs.snap_create(&params, &Patient).unwrap();
     let mon = server.world.volume("v@mon").unwrap();
     let seen = mon.event_nr();
     for start in (0..SECTORS).step_by(32) {
@@ -537,11 +537,11 @@ fn a_store_that_may_grow_does_so_in_time_and_raises_an_event() {
     }
     assert!(mon.event_nr() > seen);
     assert_eq!(server.bytes("v@mon"), all_of(1));
-    let infos = server.verbs.snap_list(Some("v")).unwrap();
+    let infos = server.verbs.snap_list(Some("v"), &Patient).unwrap();
     assert_eq!((infos[0].state, infos[0].grow_bytes), (SnapState::Valid, Some(64 << 10)));
-    server.verbs.snap_grow("v@mon", 8 << 20).unwrap();
-    server.verbs.snap_grow("v@mon", 1 << 19).unwrap_err();
-    assert_eq!(server.verbs.snap_list(None).unwrap()[0].size_bytes, Some(8 << 20));
+    server.verbs.snap_grow("v@mon", 8 << 20, &Patient).unwrap();
+    server.verbs.snap_grow("v@mon", 1 << 19, &Patient).unwrap_err();
+    assert_eq!(server.verbs.snap_list(None, &Patient).unwrap()[0].size_bytes, Some(8 << 20));
 }
 
 #[test]
@@ -557,10 +557,10 @@ fn a_write_to_the_volume_waits_while_a_store_grows() {
         grow_bytes: Some(64 << 10),
         ..SnapCreate::default()
     };
-    server.verbs.snap_create(&params).unwrap();
+    server.verbs.snap_create(&params, &Patient).unwrap();
     server.write("v", 0, SECTORS, 2);
     assert_eq!(server.bytes("v@mon"), all_of(1));
-    let infos = server.verbs.snap_list(Some("v")).unwrap();
+    let infos = server.verbs.snap_list(Some("v"), &Patient).unwrap();
     assert_eq!(infos[0].state, SnapState::Valid);
     assert!(infos[0].size_bytes > Some(SECTORS * 512));
 }
@@ -575,9 +575,9 @@ fn a_store_that_is_full_overflows_until_it_grows() {
         size_bytes: Some(16 << 10),
         ..SnapCreate::default()
     };
-    server.verbs.snap_create(&params).unwrap();
+    server.verbs.snap_create(&params, &Patient).unwrap();
     server.write("v@mon", 0, 16, 7);
-    let state = || server.verbs.snap_list(None).unwrap()[0].state;
+    let state = || server.verbs.snap_list(None, &Patient).unwrap()[0].state;
     let disk: Arc<dyn Disk> = server.world.volume("v@mon").unwrap();
     let refused = server.world.on_home("v@mon", move |env| async move {
         let range = SectorRange::new(Sector(512), SectorCount(8));
@@ -585,7 +585,7 @@ fn a_store_that_is_full_overflows_until_it_grows() {
     });
     refused.unwrap_err();
     assert_eq!(state(), SnapState::Overflow);
-    server.verbs.snap_grow("v@mon", 64 << 10).unwrap();
+    server.verbs.snap_grow("v@mon", 64 << 10, &Patient).unwrap();
     assert_eq!(state(), SnapState::Valid);
     server.write("v@mon", 512, 8, 8);
     server.write("v", 0, SECTORS, 2);
@@ -739,7 +739,7 @@ fn a_snapshot_whose_end_only_the_state_file_knows_is_invalid_after_a_restart() {
         server.world.on_home(name, move |_| async move { events.content_lost().await })
     };
     let states = |server: &TestServer| -> Vec<String> {
-        let infos = server.verbs.snap_list(None).unwrap().into_iter();
+        let infos = server.verbs.snap_list(None, &Patient).unwrap().into_iter();
         let mut states: Vec<_> =
             infos.map(|info| format!("{} {}", info.name, info.state)).collect();
         states.sort();
@@ -769,7 +769,7 @@ fn differences_are_listed_from_a_given_byte() {
     server.write("v", 512, 8, 2);
     let from = |from| {
         let (name, from) = ("v@mon".to_owned(), Some(from));
-        server.verbs.snap_diff(&SnapDiff { name, other: None, from }).unwrap().extents
+        server.verbs.snap_diff(&SnapDiff { name, other: None, from }, &Patient).unwrap().extents
     };
     let extent = |offset: u64, length: u64| Extent { offset: offset * 512, length: length * 512 };
     assert_eq!(from(0), [extent(0, 104), extent(512, 8)]);
@@ -783,7 +783,10 @@ fn snapshots_are_not_told_of_by_a_server_that_is_going_away() {
     let server = TestServer::with_snapshot(&work);
     server.verbs.close();
     let params = SnapDiff { name: "v@mon".to_owned(), other: None, from: None };
-    for line in [line_of(server.verbs.snap_list(None)), line_of(server.verbs.snap_diff(&params))] {
+    for line in [
+        line_of(server.verbs.snap_list(None, &Patient)),
+        line_of(server.verbs.snap_diff(&params, &Patient)),
+    ] {
         assert!(line.contains("a server that is going away"), "{line}");
     }
 }

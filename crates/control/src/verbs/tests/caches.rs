@@ -46,7 +46,7 @@ fn state_of(work: &Path) -> Vec<(CacheState, Option<u64>)> {
 
 fn create(server: &TestServer, table: &str, discard_dirty: bool) -> Outcome<Vec<String>> {
     let (name, table) = ("y".to_owned(), table.to_owned());
-    server.verbs.create_volume(&VolumeCreate { name, table, discard_dirty })
+    server.verbs.create_volume(&VolumeCreate { name, table, discard_dirty }, &Patient)
 }
 
 /// Empties a cache device in place, as `cairn format` would.
@@ -208,9 +208,12 @@ fn a_clean_cache_leaves_no_record() {
 fn devices_of_a_cache_are_recorded_by_absolute_paths_and_names_of_volumes() {
     let (_all, work, _) = folders();
     let server = TestServer::fresh(&work, "c=0 1024 linear disk 0");
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     let (name, size_bytes) = ("p/t".to_owned(), 1 << 20);
-    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() }).unwrap();
+    server
+        .verbs
+        .thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() }, &Patient)
+        .unwrap();
     server.verbs.remove("c").unwrap();
     server.verbs.create("c", "0 1024 writecache s disk @t 4096 0").unwrap();
     let record = &server.verbs.caches().unwrap().recorded()[0];
@@ -233,15 +236,22 @@ fn a_cache_that_others_cleaned_leaves_its_origin() {
 fn a_forgotten_cache_is_given_up_and_frees_its_origin() {
     let (_all, work, _) = folders();
     let server = dirty(&work);
-    assert!(server.verbs.state_forget("cache", true).unwrap_err().to_string().contains("in use"));
+    assert!(
+        server
+            .verbs
+            .state_forget("cache", true, &Patient)
+            .unwrap_err()
+            .to_string()
+            .contains("in use")
+    );
     server.verbs.remove("c").unwrap();
-    server.verbs.state_forget("cache", false).unwrap_err();
-    let told = server.verbs.state_forget("cache", true).unwrap();
+    server.verbs.state_forget("cache", false, &Patient).unwrap_err();
+    let told = server.verbs.state_forget("cache", true, &Patient).unwrap();
     assert_eq!(told, ["cache: given up: cache keeps 32 KiB that disk lacks"]);
     create(&server, BARE, false).unwrap();
     server.verbs.remove("y").unwrap();
     create(&server, CACHED, false).unwrap_err();
-    server.verbs.state_forget("cache", false).unwrap();
+    server.verbs.state_forget("cache", false, &Patient).unwrap();
     create(&server, CACHED, false).unwrap();
     assert_eq!(server.bytes("y"), new());
 }

@@ -6,7 +6,7 @@ use std::fs;
 use super::line_of;
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::snap::SnapCreate;
-use crate::verbs::snap::tests::{Moment, SECTORS, TestServer, all_of, folders};
+use crate::verbs::snap::tests::{Moment, Patient, SECTORS, TestServer, all_of, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::{ThinCreate, ThinRename};
 
@@ -43,7 +43,7 @@ fn a_store_that_is_kept_for_another_volume_is_refused_before_it_is_formatted() {
     server.world.keep("lost", ["0 1024 writecache s gone cache 4096 0"], false);
     let store = Some("cache".to_owned());
     let params = SnapCreate { name: "v@mon".to_owned(), store, ..SnapCreate::default() };
-    let line = line_of(server.verbs.snap_create(&params));
+    let line = line_of(server.verbs.snap_create(&params, &Patient));
     assert!(line.starts_with("v@mon: cache: kept for 'lost'"), "{line}");
     assert!(fs::read(work.join("cache")).unwrap() == before);
 }
@@ -53,7 +53,7 @@ fn an_external_origin_that_another_volume_writes_is_refused_before_the_record() 
     let (_all, work, copies) = folders();
     fs::write(work.join("base"), vec![3; SECTORS as usize * 512]).unwrap();
     let server = TestServer::start(&work, OTHER).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     let words = ["create_thin", "20"].map(str::to_owned).to_vec();
     server.world.message("p", 0, &words).unwrap();
     server.verbs.create("w", "0 1024 linear base 0").unwrap();
@@ -61,10 +61,11 @@ fn an_external_origin_that_another_volume_writes_is_refused_before_the_record() 
     let moments = server.moments(&copies, |server| {
         let (size_bytes, origin) = (SECTORS * 512, Some("base".to_owned()));
         let params = ThinCreate { name: "p/u".to_owned(), size_bytes, origin, id: None };
-        let created = server.verbs.thin_create(&params);
+        let created = server.verbs.thin_create(&params, &Patient);
         let (name, to) = ("p/thin-20".to_owned(), "u".to_owned());
         let (size_bytes, origin) = (Some(size_bytes), Some("base".to_owned()));
-        let renamed = server.verbs.thin_rename(&ThinRename { name, to, size_bytes, origin });
+        let renamed =
+            server.verbs.thin_rename(&ThinRename { name, to, size_bytes, origin }, &Patient);
         for refused in [created, renamed] {
             let line = refused.unwrap_err().to_string();
             assert!(line.starts_with("u: ") && line.contains("base: volume 'w' writes"), "{line}");

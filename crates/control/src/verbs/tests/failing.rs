@@ -433,7 +433,7 @@ fn a_volume_that_its_user_suspended_is_not_brought_back() {
     server.verbs.suspend("v@mon", false, &Patient).unwrap();
     assert!(server.verbs.stuck().is_empty() && server.is_suspended("v@mon"));
     faults.lock().failing = None;
-    server.verbs.snap_grow("v@mon", 2 << 20).unwrap();
+    server.verbs.snap_grow("v@mon", 2 << 20, &Patient).unwrap();
     assert!(server.is_suspended("v@mon"));
     server.resume("v@mon").unwrap();
 }
@@ -445,7 +445,8 @@ fn a_growth_whose_store_fails_leaves_the_snapshot_live_and_fails() {
     let dead = std::mem::take(&mut faults.lock().failing);
     server.write("v@mon", 0, 8, 3);
     faults.lock().failing = dead;
-    let error = now(&server, |server| server.verbs.snap_grow("v@mon", 2 << 20)).unwrap_err();
+    let error =
+        now(&server, |server| server.verbs.snap_grow("v@mon", 2 << 20, &Patient)).unwrap_err();
     assert_eq!(error.kind, ConfigKind::Lost, "{error}");
     assert!(suspended(&server).is_empty());
 }
@@ -456,17 +457,17 @@ fn thin_snapshot_costs_two_data_flushes() {
     let (faults, opener) = (Shared::default(), DeviceOpener::default());
     let opener = FailingOpener { faults: faults.clone(), opener };
     let server = TestServer::start_over(&work, OTHER, Box::new(opener)).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     let (name, size_bytes) = ("p/v".to_owned(), SECTORS * 512);
     let thin = ThinCreate { name, size_bytes, ..ThinCreate::default() };
-    server.verbs.thin_create(&thin).unwrap();
+    server.verbs.thin_create(&thin, &Patient).unwrap();
     let flushes = || faults.lock().flushes[&work.join("p.data")];
     for (name, byte) in [("v@a", 1), ("v@b", 2)] {
         server.write("v", 0, SECTORS, byte);
         server.flush("v");
         let (before, name) = (flushes(), name.to_owned());
         let snapshot = ThinSnapshot { name, ..ThinSnapshot::default() };
-        server.verbs.thin_snapshot(&snapshot).unwrap();
+        server.verbs.thin_snapshot(&snapshot, &Patient).unwrap();
         assert_eq!(flushes() - before, 2);
     }
 }

@@ -11,7 +11,7 @@ use cairn_outcome::failure::Outcome;
 
 use crate::verbs::pool::tests::params;
 use crate::verbs::pool::{PoolCreate, PoolGrow};
-use crate::verbs::snap::tests::{Content, Moment, SECTORS, TestServer, all_of, folders};
+use crate::verbs::snap::tests::{Content, Moment, Patient, SECTORS, TestServer, all_of, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::{ThinCreate, ThinRename, ThinRollback, ThinSnapshot};
 
@@ -42,7 +42,7 @@ pub(super) const VERBS: [Verb; 26] = [
     }),
     ("load and clear", |server| {
         server.verbs.load("e", OTHER)?;
-        server.verbs.clear("e")
+        server.verbs.clear("e", &Patient)
     }),
     ("load and resume that fails", |server| {
         server.verbs.load("e", super::TOO_LARGE)?;
@@ -64,7 +64,7 @@ pub(super) const VERBS: [Verb; 26] = [
     ("snap merge", |server| merge(server, false)),
     ("pool create", |server| {
         let [data, metadata] = ["q.data", "q.meta"].map(str::to_owned);
-        server.verbs.pool_create(&PoolCreate { data, metadata, ..params("q") })
+        server.verbs.pool_create(&PoolCreate { data, metadata, ..params("q") }, &Patient)
     }),
     ("pool grow", |server| grow(server, 8 << 20)),
     ("pool grow that fails", |server| grow(server, 2 << 40)),
@@ -75,7 +75,7 @@ pub(super) const VERBS: [Verb; 26] = [
     ("thin remove", |server| server.verbs.thin_remove("t@mon")),
     ("thin rename", |server| {
         let (name, to) = ("t".to_owned(), "w".to_owned());
-        server.verbs.thin_rename(&ThinRename { name, to, ..ThinRename::default() })
+        server.verbs.thin_rename(&ThinRename { name, to, ..ThinRename::default() }, &Patient)
     }),
 ];
 
@@ -90,22 +90,22 @@ fn merge(server: &TestServer, keep: bool) -> Outcome<()> {
 
 fn grow(server: &TestServer, bytes: u64) -> Outcome<()> {
     let (name, data_bytes) = ("p".to_owned(), Some(bytes));
-    server.verbs.pool_grow(&PoolGrow { name, data_bytes, ..PoolGrow::default() })
+    server.verbs.pool_grow(&PoolGrow { name, data_bytes, ..PoolGrow::default() }, &Patient)
 }
 
 fn thin(server: &TestServer, name: &str) -> Outcome<()> {
     let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
-    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() })
+    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() }, &Patient)
 }
 
 fn thin_snapshot(server: &TestServer, name: &str) -> Outcome<()> {
     let name = name.to_owned();
-    server.verbs.thin_snapshot(&ThinSnapshot { name, ..ThinSnapshot::default() })
+    server.verbs.thin_snapshot(&ThinSnapshot { name, ..ThinSnapshot::default() }, &Patient)
 }
 
 fn thin_rollback(server: &TestServer, keep: Option<String>) -> Outcome<()> {
     let name = "t@mon".to_owned();
-    server.verbs.thin_rollback(&ThinRollback { name, keep })
+    server.verbs.thin_rollback(&ThinRollback { name, keep }, &Patient)
 }
 
 /// A volume with a snapshot, one without, one with a dirty cache, and a pool whose volume has one.
@@ -121,7 +121,7 @@ pub(super) fn full_house(work: &Path) -> TestServer {
     server.verbs.create("c", CACHED).unwrap();
     server.write("c", 0, 64, 7);
     server.flush("c");
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     thin(&server, "p/t").unwrap();
     server.write("t", 0, SECTORS, 3);
     thin_snapshot(&server, "t@mon").unwrap();

@@ -4,6 +4,7 @@ mod caches;
 mod claimed;
 mod content;
 mod failing;
+mod gone;
 mod half_way;
 mod replace;
 mod turns;
@@ -46,15 +47,15 @@ const FOREVER: Duration = Duration::from_secs(60);
 
 impl Verbs {
     pub(crate) fn remove(&self, name: &str) -> Outcome<Vec<String>> {
-        self.remove_volume(name, true)
+        self.remove_volume(name, true, &Patient)
     }
 
     pub(crate) fn thin_remove(&self, name: &str) -> Outcome<()> {
-        self.remove_thin(name, true)
+        self.remove_thin(name, true, &Patient)
     }
 
     pub(crate) fn snap_remove(&self, name: &str) -> Outcome<()> {
-        self.remove_live_snapshot(name, true)
+        self.remove_live_snapshot(name, true, &Patient)
     }
 
     pub(crate) fn snap_merge(&self, name: &str, keep: bool, store: Option<&str>) -> Outcome<()> {
@@ -62,17 +63,18 @@ impl Verbs {
             true => Afterwards::Kept { store },
             false => Afterwards::Gone { force: true },
         };
-        self.merge_snapshot(name, afterwards)
+        self.merge_snapshot(name, afterwards, &Patient)
     }
 
     pub(crate) fn create(&self, name: &str, table: &str) -> Outcome<()> {
         let (name, table) = (name.to_owned(), table.to_owned());
-        self.create_volume(&VolumeCreate { name, table, ..VolumeCreate::default() }).map(drop)
+        self.create_volume(&VolumeCreate { name, table, ..VolumeCreate::default() }, &Patient)
+            .map(drop)
     }
 
     pub(crate) fn load(&self, name: &str, table: &str) -> Outcome<()> {
         let (name, table) = (name.to_owned(), table.to_owned());
-        self.load_table(&VolumeLoad { name, table, ..VolumeLoad::default() })
+        self.load_table(&VolumeLoad { name, table, ..VolumeLoad::default() }, &Patient)
     }
 }
 
@@ -121,9 +123,12 @@ fn with_pool(features: &[&str]) -> (tempfile::TempDir, Arc<TestServer>) {
     // One block.
     let (data_bytes, features) = (Some(64 << 10), Some(features));
     let pool = PoolCreate { data_bytes, features, ..params("p") };
-    server.verbs.pool_create(&pool).unwrap();
+    server.verbs.pool_create(&pool, &Patient).unwrap();
     let (name, size_bytes) = ("p/vm".to_owned(), 1 << 20);
-    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..Default::default() }).unwrap();
+    server
+        .verbs
+        .thin_create(&ThinCreate { name, size_bytes, ..Default::default() }, &Patient)
+        .unwrap();
     (all, server)
 }
 
@@ -150,8 +155,8 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
     let table = "0 8192 thin-pool @d @m 128 0";
     let suspended = "state: found @d suspended, expected a live volume";
     for line in [
-        line_of(now(&server, move |server| server.verbs.pool_create(&over))),
-        line_of(now(&server, move |server| server.verbs.pool_create(&beneath))),
+        line_of(now(&server, move |server| server.verbs.pool_create(&over, &Patient))),
+        line_of(now(&server, move |server| server.verbs.pool_create(&beneath, &Patient))),
         line_of(now(&server, move |server| server.verbs.create("p", table))),
         line_of(now(&server, move |server| server.verbs.load("m", "0 8 linear @on 0"))),
         line_of(now(&server, |server| server.verbs.remove("on"))),
@@ -160,7 +165,7 @@ fn a_verb_that_would_wait_for_a_suspended_volume_is_refused() {
     }
     assert!(!server.has("p"));
     now(&server, |server| server.resume("d").and_then(|()| server.verbs.remove("on"))).unwrap();
-    now(&server, move |server| server.verbs.pool_create(&pool("@d", "@m"))).unwrap();
+    now(&server, move |server| server.verbs.pool_create(&pool("@d", "@m"), &Patient)).unwrap();
 }
 
 #[test]
@@ -265,7 +270,10 @@ fn serves_on(server: &Arc<TestServer>, written: &Receiver<IoResult>) {
     assert!(written.try_recv().is_err(), "there is no space yet");
     now(server, |server| {
         let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
-        server.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
+        server
+            .verbs
+            .pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }, &Patient)
+            .unwrap();
     });
     end(written).unwrap();
     assert!(!server.world.volume("vm").unwrap().is_suspended());
@@ -355,7 +363,10 @@ fn a_table_that_waits_for_requests_of_the_old_one_holds_up_no_other_verb() {
     }
     now(&server, |server| {
         let (name, data_bytes) = ("p".to_owned(), Some(1 << 20));
-        server.verbs.pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }).unwrap();
+        server
+            .verbs
+            .pool_grow(&PoolGrow { name, data_bytes, ..Default::default() }, &Patient)
+            .unwrap();
     });
     end(&written).unwrap();
     end(&resumed).unwrap();
@@ -457,7 +468,7 @@ fn a_refused_snapshot_leaves_its_volume_live_though_the_state_file_cannot_be_wri
 #[test]
 fn a_verb_under_way_holds_up_no_verb_that_reads() {
     let (_all, server) = with_pool(&[]);
-    let turn = server.verbs.change(&Named::volume("vm").and("p")).unwrap();
+    let turn = server.verbs.change(&Named::volume("vm").and("p"), "test", &Patient).unwrap();
     let infos = now(&server, |server| server.verbs.thin_list(None)).unwrap();
     assert_eq!(infos.len(), 1);
     assert_eq!(infos[0].name, "vm");
@@ -485,7 +496,7 @@ fn a_write_that_finds_no_room_in_a_store_that_may_grow_calls_the_owner_of_the_sn
         grow_bytes: Some(64 << 10),
         ..SnapCreate::default()
     };
-    server.verbs.snap_create(&params).unwrap();
+    server.verbs.snap_create(&params, &Patient).unwrap();
     let (send, called) = channel();
     let mon = server.world.volume("v@mon").unwrap();
     let seen = mon.event_nr();
@@ -498,7 +509,7 @@ fn a_write_that_finds_no_room_in_a_store_that_may_grow_calls_the_owner_of_the_sn
     let written: Vec<_> = (0..4).map(|n| begin_write(&server, "v", n * 8)).collect();
     called.recv_timeout(FOREVER).expect("it waits for room, and nobody is told");
     assert_eq!(mon.event_nr(), seen);
-    now(&server, |server| server.verbs.snap_grow("v@mon", 1 << 20)).unwrap();
+    now(&server, |server| server.verbs.snap_grow("v@mon", 1 << 20, &Patient)).unwrap();
     written.iter().for_each(|written| end(written).unwrap());
 }
 

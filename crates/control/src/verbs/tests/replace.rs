@@ -107,7 +107,7 @@ fn a_replace_that_would_orphan_dirty_data_changes_nothing() {
 fn every_kind_of_table_that_uses_the_origin_without_the_cache_is_refused() {
     let (_all, work, _) = folders();
     let server = dirty(&work);
-    server.verbs.pool_create(&crate::verbs::pool::tests::params("p")).unwrap();
+    server.verbs.pool_create(&crate::verbs::pool::tests::params("p"), &Patient).unwrap();
     fs::write(work.join("store"), vec![0; 1 << 20]).unwrap();
     for table in [
         "0 1024 thin @p 1 disk",
@@ -266,7 +266,7 @@ fn a_volume_in_use_gets_no_shorter_table_unless_that_is_allowed() {
     assert_eq!(server.resume("c").unwrap_err().to_string(), expected);
     let volume = server.world.volume("c").unwrap();
     assert!(!volume.is_suspended() && volume.inactive_table().is_some());
-    server.verbs.clear("c").unwrap();
+    server.verbs.clear("c", &Patient).unwrap();
     let allowed = VolumeReplace { shrink: true, ..replacing("0 512 linear disk 0") };
     replace(&server, &allowed).unwrap();
     assert_eq!(volume.live_table().unwrap().sectors().0, 512);
@@ -438,7 +438,7 @@ fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
     let busy = "c: a replace is under way; wait for it, or interrupt that replace";
     assert_eq!(line_of(now(&server, |server| server.verbs.suspend("c", false, &Patient))), busy);
     assert_eq!(line_of(now(&server, |server| server.verbs.suspend("c", true, &Patient))), busy);
-    assert_eq!(line_of(now(&server, |server| server.verbs.clear("c"))), busy);
+    assert_eq!(line_of(now(&server, |server| server.verbs.clear("c", &Patient))), busy);
     assert_eq!(line_of(now(&server, |server| server.verbs.load("c", "0 8 zero"))), busy);
     assert_eq!(line_of(now(&server, |server| server.verbs.remove("c"))), busy);
     assert_eq!(line_of(now(&server, |server| server.resume("c"))), busy);
@@ -449,14 +449,14 @@ fn verbs_are_answered_while_a_replace_flushes_and_after_its_caller_has_gone() {
     assert_eq!(line_of(now(&server, |server| server.replace("d", BARE, false))), beneath);
     now(&server, |server| server.verbs.load("d", BARE)).unwrap();
     assert_eq!(line_of(now(&server, |server| server.resume("d"))), beneath);
-    now(&server, |server| server.verbs.clear("d")).unwrap();
+    now(&server, |server| server.verbs.clear("d", &Patient)).unwrap();
     let on = now(&server, |server| server.verbs.create("on", "0 8 linear @c 0"));
     assert_eq!(line_of(on), "on: state: found @c suspended, expected a live volume");
     now(&server, |server| server.verbs.remove("e")).unwrap();
     gone.store(true, Ordering::Relaxed);
     let line = line_of(end(&replaced));
     assert_eq!(line, "c: flush: interrupted by its caller");
-    now(&server, |server| server.verbs.clear("c")).unwrap();
+    now(&server, |server| server.verbs.clear("c", &Patient)).unwrap();
     let volume = server.world.volume("c").unwrap();
     assert!(!volume.is_suspended() && volume.inactive_table().is_none());
 }

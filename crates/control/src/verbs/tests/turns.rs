@@ -40,7 +40,10 @@ fn stop_at(server: &TestServer, at: Step) -> (Receiver<()>, Sender<()>) {
 
 fn thin(server: &TestServer, name: &str) {
     let (name, size_bytes) = (name.to_owned(), 512 << 10);
-    server.verbs.thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() }).unwrap();
+    server
+        .verbs
+        .thin_create(&ThinCreate { name, size_bytes, ..ThinCreate::default() }, &Patient)
+        .unwrap();
 }
 
 #[test]
@@ -53,7 +56,7 @@ fn verbs_of_other_volumes_go_on_while_one_is_under_way() {
         server.create("v@mon").unwrap();
         server.verbs.suspend("v", false, &Patient).unwrap();
         server.resume("v").unwrap();
-        assert_eq!(server.verbs.snap_list(None).unwrap().len(), 1);
+        assert_eq!(server.verbs.snap_list(None, &Patient).unwrap().len(), 1);
         // Another part of the same file.
         server.verbs.create("x", "0 1024 linear big 1024").unwrap();
         server.verbs.remove("x").unwrap();
@@ -119,7 +122,7 @@ fn a_verb_has_what_its_volume_stands_on_and_the_parts_of_devices_beneath() {
 fn a_file_that_is_still_to_be_made_is_known_by_its_path() {
     let (_all, server) = server();
     let (there, go) = stop_at(&server, Step::StoreMade);
-    let slow = begin(&server, |server| server.verbs.pool_create(&params("p")));
+    let slow = begin(&server, |server| server.verbs.pool_create(&params("p"), &Patient));
     end(&there);
     fs::write(server.folder.join("q.data"), vec![0; 1 << 20]).unwrap();
     let table = |table| Named::volume("new").with_table(table);
@@ -136,7 +139,7 @@ fn a_file_that_is_still_to_be_made_is_known_by_its_path() {
 #[test]
 fn volumes_of_a_pool_do_not_wait_for_each_other_but_for_what_changes_the_pool() {
     let (_all, server) = server();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     thin(&server, "p/one");
     thin(&server, "p/two");
     let (there, go) = stop_at(&server, Step::Recorded);
@@ -160,7 +163,7 @@ fn volumes_of_a_pool_do_not_wait_for_each_other_but_for_what_changes_the_pool() 
     });
     go.send(()).unwrap();
     end(&slow).unwrap();
-    assert_eq!(server.verbs.snap_list(None).unwrap().len(), 2);
+    assert_eq!(server.verbs.snap_list(None, &Patient).unwrap().len(), 2);
 }
 
 #[test]
@@ -173,14 +176,17 @@ fn a_verb_has_the_names_and_files_that_it_chooses_itself() {
     assert_eq!(waits_for(&server, &named), ["its store"]);
     go.send(()).unwrap();
     end(&slow).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     thin(&server, "p/t");
     let (name, of) = ("t@s".to_owned(), None);
-    server.verbs.thin_snapshot(&ThinSnapshot { name, of, ..ThinSnapshot::default() }).unwrap();
+    server
+        .verbs
+        .thin_snapshot(&ThinSnapshot { name, of, ..ThinSnapshot::default() }, &Patient)
+        .unwrap();
     let (there, go) = stop_at(&server, Step::Pooled);
     let slow = begin(&server, |server| {
         let (name, keep) = ("t@s".to_owned(), Some("p/kept".to_owned()));
-        server.verbs.thin_rollback(&ThinRollback { name, keep })
+        server.verbs.thin_rollback(&ThinRollback { name, keep }, &Patient)
     });
     end(&there);
     assert_eq!(waits_for(&server, &[("kept", Named::volume("kept"))]), ["kept"]);
@@ -196,7 +202,7 @@ fn a_verb_that_would_wait_in_its_turn_for_a_suspended_volume_beneath_is_refused(
     server.verbs.create("plain", "0 8 linear @v 8").unwrap();
     server.verbs.suspend("plain", false, &Patient).unwrap();
     server.verbs.suspend("v", false, &Patient).unwrap();
-    let grown = now(&server, |server| server.verbs.snap_grow("top@mon", 1 << 20));
+    let grown = now(&server, |server| server.verbs.snap_grow("top@mon", 1 << 20, &Patient));
     let resumed = now(&server, |server| server.resume("plain"));
     for (line, name) in [(line_of(grown), "top@mon"), (line_of(resumed), "plain")] {
         assert_eq!(line, format!("{name}: state: found @v suspended, expected a live volume"));
@@ -215,7 +221,7 @@ fn a_store_grows_while_the_keeper_waits_for_a_turn_on_another_volume() {
         let fill_percent = Some(50);
         let params =
             SnapCreate { name, chunk_sectors, size_bytes, fill_percent, grow_bytes, store: None };
-        server.verbs.snap_create(&params).unwrap();
+        server.verbs.snap_create(&params, &Patient).unwrap();
     }
     let (there, go) = stop_at(&server, Step::StoreMade);
     let slow = begin(&server, |server| server.create("v@other"));
@@ -314,7 +320,7 @@ fn act(server: &TestServer, own: &str, round: usize) -> usize {
     };
     let done = match round % 6 {
         0 => verbs.create(&format!("on-{own}"), "0 8 linear @shared 0"),
-        1 => verbs.thin_snapshot(&snapshot(format!("{own}-copy"), "t")),
+        1 => verbs.thin_snapshot(&snapshot(format!("{own}-copy"), "t"), &Patient),
         2 => server.create(&format!("shared@{own}")),
         3 => verbs.suspend("t", false, &Patient).and_then(|()| server.resume("t")),
         4 => verbs.snap_remove(&format!("shared@{own}")),
@@ -330,7 +336,7 @@ fn concurrent_changes_are_recorded_as_they_are_served() {
     const ROUNDS: usize = 24;
     let (_all, server) = server();
     server.verbs.create("shared", "0 1024 linear big 0").unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     thin(&server, "p/t");
     server.write("t", 0, 128, 7);
     let workers: Vec<_> = (["a", "b", "c", "d"].into_iter().enumerate())

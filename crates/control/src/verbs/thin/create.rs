@@ -5,6 +5,7 @@ use cairn_targets::thin::{Figures, Plan, ThinDevice};
 
 use super::names::Spot;
 use crate::arguments::{bytes, device};
+use crate::control::server::Caller;
 use crate::live_pool::LivePool;
 use crate::names::parent_of;
 use crate::reach::Named;
@@ -39,7 +40,7 @@ declare! {
         #[arg(long, value_name = "PATH|@VOLUME", value_parser = device())]
         origin: Option<String>,
     }
-    |verb, verbs, _| verbs.thin_create(&verb)
+    |verb, verbs, caller| verbs.thin_create(&verb, caller)
 }
 
 declare! {
@@ -55,7 +56,7 @@ declare! {
         #[arg(long)]
         id: Option<u64>,
     }
-    |verb, verbs, _| verbs.thin_snapshot(&verb)
+    |verb, verbs, caller| verbs.thin_snapshot(&verb, caller)
 }
 
 impl Verbs {
@@ -63,7 +64,7 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub fn thin_create(&self, params: &ThinCreate) -> Outcome<()> {
+    pub fn thin_create(&self, params: &ThinCreate, caller: &dyn Caller) -> Outcome<()> {
         let (pool, name) = Spot::parse(&params.name)?.named()?;
         let Some(pool) = pool else {
             let expected = "POOL/NAME: which pool it is to be of";
@@ -79,7 +80,7 @@ impl Verbs {
         }
         check_origin(params.origin.as_deref())?;
         let named = Named::volume(&name).and(&pool).with_device(params.origin.as_deref());
-        let changes = self.change_table(&named, "thin create")?;
+        let changes = self.change_table(&named, "thin create", caller)?;
         let pool = self.pool(&pool)?;
         self.ready(&pool.name)?;
         self.refuse_taken(&changes, &name)?;
@@ -96,7 +97,7 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub fn thin_snapshot(&self, params: &ThinSnapshot) -> Outcome<()> {
+    pub fn thin_snapshot(&self, params: &ThinSnapshot, caller: &dyn Caller) -> Outcome<()> {
         let (pool, name) = Spot::parse(&params.name)?.named()?;
         let (said, source) = match (&params.of, parent_of(&name)) {
             (Some(source), _) => Spot::parse(source)?.named()?,
@@ -107,7 +108,7 @@ impl Verbs {
             }
         };
         let named = Named::volume(&name).and(&source).with_pools();
-        let changes = self.change_table(&named, "thin snapshot")?;
+        let changes = self.change_table(&named, "thin snapshot", caller)?;
         self.ready(&source)?;
         let of = self.thin_line(&source)?;
         refuse_other_pool(&source, &of.pool, said.as_deref())?;

@@ -4,6 +4,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, refused, wrong};
 
 use super::names::{Spot, nameless};
+use crate::control::server::Caller;
 use crate::live_pool::LivePool;
 use crate::names::parent_of;
 use crate::reach::Named;
@@ -23,7 +24,7 @@ declare! {
         /// Disconnect the clients that use it
         force,
     }
-    |verb, verbs, _| verbs.remove_thin(&verb.name, verb.force)
+    |verb, verbs, caller| verbs.remove_thin(&verb.name, verb.force, caller)
 }
 
 impl Verbs {
@@ -31,15 +32,22 @@ impl Verbs {
     ///
     /// # Errors
     /// The volume is there as before.
-    pub fn remove_thin(&self, name: &str, force: bool) -> Outcome<()> {
+    pub fn remove_thin(&self, name: &str, force: bool, caller: &dyn Caller) -> Outcome<()> {
         match Spot::parse(name)? {
-            Spot::Named { pool, name } => self.remove_named(&name, pool.as_deref(), force),
-            Spot::Nameless { pool, id } => self.remove_nameless(&pool, id),
+            Spot::Named { pool, name } => self.remove_named(&name, pool.as_deref(), force, caller),
+            Spot::Nameless { pool, id } => self.remove_nameless(&pool, id, caller),
         }
     }
 
-    fn remove_named(&self, name: &str, said: Option<&str>, force: bool) -> Outcome<()> {
-        let changes = self.change_table(&Named::volume(name).with_pools(), "thin remove")?;
+    fn remove_named(
+        &self,
+        name: &str,
+        said: Option<&str>,
+        force: bool,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
+        let changes =
+            self.change_table(&Named::volume(name).with_pools(), "thin remove", caller)?;
         self.refuse_connected(name, force)?;
         let record = self.thin_record(&changes, name)?;
         let line = self.thin_line(name)?;
@@ -96,8 +104,8 @@ impl Verbs {
         Err(refused(ConfigKind::Busy, name, "snapshots", found, expected))
     }
 
-    fn remove_nameless(&self, pool: &str, id: u32) -> Outcome<()> {
-        let changes = self.change_table(&Named::volume(pool), "thin remove")?;
+    fn remove_nameless(&self, pool: &str, id: u32, caller: &dyn Caller) -> Outcome<()> {
+        let changes = self.change_table(&Named::volume(pool), "thin remove", caller)?;
         let pool: LivePool = self.pool(pool)?;
         self.ready(&pool.name)?;
         self.nameless_device(&changes, &pool, id)?;

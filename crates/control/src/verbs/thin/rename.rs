@@ -5,6 +5,7 @@ use cairn_outcome::failure::{Outcome, wrong};
 use super::create::{check_origin, refuse_other_pool};
 use super::names::Spot;
 use crate::arguments::{bytes, device};
+use crate::control::server::Caller;
 use crate::names::parent_of;
 use crate::reach::Named;
 use crate::state::{Record, Thin};
@@ -36,7 +37,7 @@ declare! {
         #[arg(long, value_name = "PATH|@VOLUME", value_parser = device())]
         origin: Option<String>,
     }
-    |verb, verbs, _| verbs.thin_rename(&verb)
+    |verb, verbs, caller| verbs.thin_rename(&verb, caller)
 }
 
 impl Verbs {
@@ -44,7 +45,7 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub fn thin_rename(&self, params: &ThinRename) -> Outcome<()> {
+    pub fn thin_rename(&self, params: &ThinRename, caller: &dyn Caller) -> Outcome<()> {
         let (said, to) = Spot::parse(&params.to)?.named()?;
         let said = said.as_deref();
         match Spot::parse(&params.name)? {
@@ -57,18 +58,24 @@ impl Verbs {
                     let expected = "none: the volume has its table";
                     return Err(wrong(&name, "--origin", format!("'{origin}'"), expected));
                 }
-                self.rename_named(&name, &to, [pool.as_deref(), said])
+                self.rename_named(&name, &to, [pool.as_deref(), said], caller)
             }
             Spot::Nameless { pool, id } => {
                 refuse_other_pool(&to, &pool, said)?;
-                self.give_name(&pool, id, &to, params)
+                self.give_name(&pool, id, &to, params, caller)
             }
         }
     }
 
-    fn rename_named(&self, name: &str, to: &str, said: [Option<&str>; 2]) -> Outcome<()> {
+    fn rename_named(
+        &self,
+        name: &str,
+        to: &str,
+        said: [Option<&str>; 2],
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
         let changes =
-            self.change_table(&Named::volume(name).and(to).with_pools(), "thin rename")?;
+            self.change_table(&Named::volume(name).and(to).with_pools(), "thin rename", caller)?;
         self.thin_record(&changes, name)?;
         let pool = self.pool_of_line(name, &self.thin_line(name)?, said[0])?;
         refuse_other_pool(to, &pool.name, said[1])?;
@@ -127,10 +134,17 @@ impl Verbs {
     }
 
     /// A volume of the pool that has no name gets one, and what else a pool does not know of it.
-    fn give_name(&self, pool: &str, id: u32, to: &str, said: &ThinRename) -> Outcome<()> {
+    fn give_name(
+        &self,
+        pool: &str,
+        id: u32,
+        to: &str,
+        said: &ThinRename,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
         check_origin(said.origin.as_deref())?;
         let named = Named::volume(to).and(pool).with_device(said.origin.as_deref());
-        let changes = self.change_table(&named, "thin rename")?;
+        let changes = self.change_table(&named, "thin rename", caller)?;
         let pool = self.pool(pool)?;
         self.ready(&pool.name)?;
         self.refuse_stray(to, &pool.name)?;

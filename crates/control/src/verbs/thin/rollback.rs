@@ -6,6 +6,7 @@ use cairn_targets::thin::ThinDevice;
 
 use super::create::refuse_other_pool;
 use super::names::Spot;
+use crate::control::server::Caller;
 use crate::live_pool::LivePool;
 use crate::names::{SnapName, parent_of};
 use crate::reach::Named;
@@ -37,7 +38,7 @@ declare! {
         #[arg(long, value_name = "@NAME")]
         keep: Option<String>,
     }
-    |verb, verbs, _| verbs.thin_rollback(&verb)
+    |verb, verbs, caller| verbs.thin_rollback(&verb, caller)
 }
 
 impl Verbs {
@@ -45,13 +46,13 @@ impl Verbs {
     ///
     /// # Errors
     /// Nothing has changed, unless the message says otherwise.
-    pub fn thin_rollback(&self, params: &ThinRollback) -> Outcome<()> {
+    pub fn thin_rollback(&self, params: &ThinRollback, caller: &dyn Caller) -> Outcome<()> {
         let (said, name) = Spot::parse(&params.name)?.named()?;
         let SnapName { volume, .. } = SnapName::parse(&name)?;
         let kept = params.keep.as_deref().map(|keep| full_name(&volume, keep)).transpose()?;
         let keep = kept.as_ref().map_or(volume.as_str(), |(_, full)| full);
         let named = Named::volume(&volume).and(&name).and(keep).with_pools();
-        let changes = self.change_table(&named, "thin rollback")?;
+        let changes = self.change_table(&named, "thin rollback", caller)?;
         self.ready(&volume)?;
         let (former, source) = (self.thin_line(&volume)?, self.thin_line(&name)?);
         let pool = self.pool_of_line(&volume, &former, said.as_deref())?;

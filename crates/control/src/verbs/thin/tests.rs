@@ -10,7 +10,7 @@ use cairn_block::{ConfigKind, Disk, Io, Op, Sector, SectorCount, SectorRange};
 use cairn_outcome::failure::Outcome;
 
 use crate::verbs::pool::tests::{OTHER, params};
-use crate::verbs::snap::tests::{Content, Moment, SECTORS, TestServer, all_of, folders};
+use crate::verbs::snap::tests::{Content, Moment, Patient, SECTORS, TestServer, all_of, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::{ThinCreate, ThinDiff, ThinRename, ThinRollback, ThinSnapshot};
 
@@ -21,7 +21,7 @@ impl TestServer {
     /// A pool `p` with a volume `v` full of byte 1, durably.
     fn with_thin(folder: &Path) -> TestServer {
         let server = TestServer::start(folder, OTHER).unwrap();
-        server.verbs.pool_create(&params("p")).unwrap();
+        server.verbs.pool_create(&params("p"), &Patient).unwrap();
         server.thin("p/v").unwrap();
         server.fill("v", 0, SECTORS, 1);
         server
@@ -30,17 +30,17 @@ impl TestServer {
     fn thin(&self, name: &str) -> Outcome<()> {
         let (name, size_bytes) = (name.to_owned(), SECTORS * 512);
         let params = ThinCreate { name, size_bytes, ..ThinCreate::default() };
-        self.verbs.thin_create(&params)
+        self.verbs.thin_create(&params, &Patient)
     }
 
     fn snapshot(&self, name: &str) -> Outcome<()> {
         let name = name.to_owned();
-        self.verbs.thin_snapshot(&ThinSnapshot { name, ..ThinSnapshot::default() })
+        self.verbs.thin_snapshot(&ThinSnapshot { name, ..ThinSnapshot::default() }, &Patient)
     }
 
     fn rollback(&self, name: &str, keep: Option<&str>) -> Outcome<()> {
         let (name, keep) = (name.to_owned(), keep.map(str::to_owned));
-        self.verbs.thin_rollback(&ThinRollback { name, keep })
+        self.verbs.thin_rollback(&ThinRollback { name, keep }, &Patient)
     }
 
     fn rename(&self, name: &str, to: &str, size_bytes: Option<u64>) -> Outcome<()> {
@@ -55,7 +55,7 @@ impl TestServer {
         origin: Option<&str>,
     ) -> Outcome<()> {
         let (name, to, origin) = (name.to_owned(), to.to_owned(), origin.map(str::to_owned));
-        self.verbs.thin_rename(&ThinRename { name, to, size_bytes, origin })
+        self.verbs.thin_rename(&ThinRename { name, to, size_bytes, origin }, &Patient)
     }
 
     fn fill(&self, name: &str, start: u64, count: u64, byte: u8) {
@@ -200,10 +200,13 @@ fn an_external_origin_is_that_of_snapshots_and_rollbacks_too() {
     let (_all, work, _) = folders();
     fs::write(work.join("base"), vec![3; SECTORS as usize * 512]).unwrap();
     let server = TestServer::start(&work, OTHER).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     let (name, size_bytes) = ("p/w".to_owned(), SECTORS * 512);
     let origin = Some("base".to_owned());
-    server.verbs.thin_create(&ThinCreate { name, size_bytes, origin, id: Some(4) }).unwrap();
+    server
+        .verbs
+        .thin_create(&ThinCreate { name, size_bytes, origin, id: Some(4) }, &Patient)
+        .unwrap();
     assert_eq!(server.bytes("w"), all_of(3));
     server.fill("w", 10, 10, 1);
     server.snapshot("w@mon").unwrap();
@@ -418,7 +421,7 @@ fn a_volume_with_a_table_of_its_own_is_snapshotted_and_rolled_back() {
 fn the_configured_number_of_a_volume_that_was_rolled_back_is_not_given_to_another() {
     let (_all, work, _) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();
-    server.verbs.pool_create(&params("p")).unwrap();
+    server.verbs.pool_create(&params("p"), &Patient).unwrap();
     server.message(&["create_thin", "0"]);
     drop(server);
     let server = TestServer::start(&work, "own=0 1024 thin @p 0").unwrap();
@@ -430,7 +433,7 @@ fn the_configured_number_of_a_volume_that_was_rolled_back_is_not_given_to_anothe
     assert_eq!(ids, expected.map(|(name, id)| (name.to_owned(), id)));
     let (name, size_bytes) = ("p/x".to_owned(), SECTORS * 512);
     let asked = ThinCreate { name, size_bytes, id: Some(0), origin: None };
-    let line = server.verbs.thin_create(&asked).unwrap_err().to_string();
+    let line = server.verbs.thin_create(&asked, &Patient).unwrap_err().to_string();
     assert!(line.contains("id: found volume 0 of the pool, or of a table"), "{line}");
 }
 
@@ -442,7 +445,7 @@ fn invalid_parameters_are_refused_on_one_line() {
     let before = server.list();
     let create = |name: &str, size_bytes, id| {
         let params = ThinCreate { name: name.into(), size_bytes, id, origin: None };
-        server.verbs.thin_create(&params)
+        server.verbs.thin_create(&params, &Patient)
     };
     for (refused, part) in [
         (create("w", 512, None), "POOL/NAME"),
@@ -481,7 +484,7 @@ fn invalid_parameters_are_refused_on_one_line() {
     }
     let snapshot = |name: &str, of: &str| {
         let (name, of) = (name.to_owned(), Some(of.to_owned()));
-        server.verbs.thin_snapshot(&ThinSnapshot { name, of, id: None })
+        server.verbs.thin_snapshot(&ThinSnapshot { name, of, id: None }, &Patient)
     };
     let diff = |other: &str| {
         let (name, other) = ("p/v@mon".to_owned(), Some(other.to_owned()));
@@ -524,7 +527,7 @@ fn a_discard_of_a_whole_fresh_volume_is_done_at_once() {
     let size_bytes = 1 << 50;
     let name = "p/huge".to_owned();
     let params = ThinCreate { name, size_bytes, ..ThinCreate::default() };
-    server.verbs.thin_create(&params).unwrap();
+    server.verbs.thin_create(&params, &Patient).unwrap();
     let disk: Arc<dyn Disk> = server.world.volume("huge").unwrap();
     let range = SectorRange::new(Sector(0), SectorCount(size_bytes / 512));
     let discarded = server

@@ -2,6 +2,7 @@
 
 use cairn_outcome::failure::Outcome;
 
+use crate::control::server::Caller;
 use crate::names::refuse_at_sign;
 use crate::reach::Named;
 use crate::state::{CacheRecord, Record};
@@ -22,16 +23,20 @@ declare! {
         /// Give up what only a cache has, although the table uses its origin
         discard_dirty,
     }
-    |verb, verbs, _| verbs.create_volume(&verb)
+    |verb, verbs, caller| verbs.create_volume(&verb, caller)
 }
 
 impl Verbs {
     /// `create`: returns notes for a person.
-    pub(in crate::verbs) fn create_volume(&self, params: &VolumeCreate) -> Outcome<Vec<String>> {
+    pub(in crate::verbs) fn create_volume(
+        &self,
+        params: &VolumeCreate,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
         refuse_at_sign(name)?;
         let named = Named::volume(name).with_table(&params.table);
-        let changes = self.change_table(&named, "create")?;
+        let changes = self.change_table(&named, "create", caller)?;
         self.refuse_recorded(name)?;
         let table = self.world.measured(name, &params.table)?;
         let table = table.as_str();

@@ -2,6 +2,7 @@
 
 use cairn_outcome::failure::Outcome;
 
+use crate::control::server::Caller;
 use crate::reach::Named;
 use crate::verbs::Verbs;
 use crate::verbs::changes::Changes;
@@ -20,7 +21,7 @@ declare! {
         /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
         same_content,
     }
-    |verb, verbs, _| verbs.load_table(&verb)
+    |verb, verbs, caller| verbs.load_table(&verb, caller)
 }
 
 declare! {
@@ -29,7 +30,7 @@ declare! {
         /// The volume
         name: String,
     }
-    |verb, verbs, _| verbs.clear(&verb.name)
+    |verb, verbs, caller| verbs.clear(&verb.name, caller)
 }
 
 /// What may be loaded for a volume with snapshots.
@@ -37,10 +38,14 @@ const LOAD_BENEATH: &str = "none (VOLUME@real takes a table with the same conten
                             front of the same device)";
 
 impl Verbs {
-    pub(in crate::verbs) fn load_table(&self, params: &VolumeLoad) -> Outcome<()> {
+    pub(in crate::verbs) fn load_table(
+        &self,
+        params: &VolumeLoad,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
         let name = params.name.as_str();
         let named = Named::volume(name).with_table(&params.table);
-        let changes = self.change_table(&named, "load")?;
+        let changes = self.change_table(&named, "load", caller)?;
         let table = self.world.measured(name, &params.table)?;
         let table = table.as_str();
         self.refuse_loading(&changes, name, table)?;
@@ -72,8 +77,8 @@ impl Verbs {
         self.world.refuse_suspended_in(name, table)
     }
 
-    pub(in crate::verbs) fn clear(&self, name: &str) -> Outcome<()> {
-        let changes = self.change_table(&Named::volume(name), "clear")?;
+    pub(in crate::verbs) fn clear(&self, name: &str, caller: &dyn Caller) -> Outcome<()> {
+        let changes = self.change_table(&Named::volume(name), "clear", caller)?;
         self.world.volume(name)?;
         self.refuse_being_suspended(name)?;
         changes.record(name, |tables| tables.inactive = None)?;

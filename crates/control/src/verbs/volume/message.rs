@@ -3,6 +3,7 @@
 use cairn_outcome::failure::Outcome;
 use serde::{Deserialize, Serialize};
 
+use crate::control::server::TheServer;
 use crate::names::real_of;
 use crate::reach::Named;
 use crate::state::Record;
@@ -34,12 +35,13 @@ declare! {
 }
 
 impl Verbs {
-    /// Records the live table of `name` as a message changed it, so that the next start has it too.
+    /// Records the live table of `name` as a message changed it, so that the next start has it too;
+    /// also without its caller, as the message has acted.
     ///
     /// # Errors
     /// The system refused to write; it is written with the next change.
     fn record_printed(&self, name: &str) -> Outcome<()> {
-        let changes = self.change(&Named::volume(name))?;
+        let changes = self.change(&Named::volume(name), "message", &TheServer)?;
         // Only now: another verb may have made another table live.
         let table = self.world.printed(name)?;
         if table.is_none() || self.world.read_only() {

@@ -2,6 +2,7 @@
 
 use cairn_outcome::failure::Outcome;
 
+use crate::control::server::Caller;
 use crate::reach::Named;
 use crate::state::Record;
 use crate::thin_line::ThinLine;
@@ -18,7 +19,7 @@ declare! {
         /// Disconnect the clients that use it
         force,
     }
-    |verb, verbs, _| verbs.remove_volume(&verb.name, verb.force)
+    |verb, verbs, caller| verbs.remove_volume(&verb.name, verb.force, caller)
 }
 
 impl Verbs {
@@ -36,8 +37,13 @@ impl Verbs {
     }
 
     /// `remove`: returns notes for a person.
-    pub(in crate::verbs) fn remove_volume(&self, name: &str, force: bool) -> Outcome<Vec<String>> {
-        let changes = self.change_table(&Named::volume(name), "remove")?;
+    pub(in crate::verbs) fn remove_volume(
+        &self,
+        name: &str,
+        force: bool,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
+        let changes = self.change_table(&Named::volume(name), "remove", caller)?;
         self.refuse_connected(name, force)?;
         self.refuse_thin(&changes, name, "remove")?;
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;

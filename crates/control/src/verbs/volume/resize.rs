@@ -36,7 +36,7 @@ impl Verbs {
     fn resize(&self, params: VolumeResize, caller: &dyn Caller) -> Outcome<Vec<String>> {
         let VolumeResize { name, size_bytes, shrink } = params;
         self.world.volume(&name)?;
-        let changes = self.change_table(&Named::volume(&name), "resize")?;
+        let changes = self.change_table(&Named::volume(&name), "resize", caller)?;
         // In the turn that replaces it: no other verb's table is undone.
         let table = changes.record_of(&name).table.unwrap_or_default();
         let table = resized(&name, &table, size_bytes)?;

@@ -33,7 +33,7 @@ impl Verbs {
         noflush: bool,
         caller: &dyn Caller,
     ) -> Outcome<()> {
-        let turn = self.change(&Named::volume(name))?;
+        let turn = self.change(&Named::volume(name), "suspend", caller)?;
         self.refuse_being_suspended(name)?;
         self.refuse_swaps_above(name)?;
         let is_suspended = self.world.volume(name)?.is_suspended();

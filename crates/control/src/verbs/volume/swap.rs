@@ -42,7 +42,7 @@ use cairn_block::{
 };
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 
-use crate::control::server::Caller;
+use crate::control::server::{Caller, TheServer};
 use crate::names::{parent_of, real_of, snapshot_of};
 use crate::reach::Named;
 use crate::state::{CacheRecord, Record};
@@ -142,7 +142,7 @@ impl Verbs {
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
         self.call_off_suspend(name, caller)?;
-        let changes = self.change(&Named::volume(name))?;
+        let changes = self.change(&Named::volume(name), "resume", caller)?;
         self.refuse_being_suspended(name)?;
         // With snapshots, the suspended volumes beneath are brought up first.
         let is_part = parent_of(name).is_some_and(|volume| snapshot_of(name, volume).is_some());
@@ -169,7 +169,7 @@ impl Verbs {
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
         let named = Named::volume(&params.name).with_table(&params.table);
-        let changes = self.change_table(&named, "replace")?;
+        let changes = self.change_table(&named, "replace", caller)?;
         self.replace_in_turn(changes, params, caller)
     }
 
@@ -209,7 +209,9 @@ impl Verbs {
         drop(changes);
         let held = self.drain(swap, caller);
         let held = held.and_then(|()| self.suspend_for(swap, under_way.call_off(), caller));
-        let changes = self.change(&Named::volume(swap.name).with_table(&swap.table))?;
+        // Also without its caller: the volume is suspended, and must serve on.
+        let named = Named::volume(swap.name).with_table(&swap.table);
+        let changes = self.change(&named, swap.doing().verb(), &TheServer)?;
         drop(under_way);
         let caches_before = self.caches().map(|caches| caches.recorded()).unwrap_or_default();
         let mut touched = self.caches_of_loaded(swap.name);

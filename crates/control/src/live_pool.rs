@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Call, ConfigError, ConfigKind, Env, MappedDevice, MessageError, Target};
+use cairn_block::{Call, ConfigError, ConfigKind, Env, MappedDevice, MessageError, Table, Target};
 use cairn_outcome::failure::Outcome;
 use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
 
@@ -65,6 +65,13 @@ impl LivePool {
     fn in_volume(volume: Arc<MappedDevice>) -> Option<LivePool> {
         let target = target_of(&volume)?;
         Some(LivePool { name: volume.volume().to_owned(), volume, target })
+    }
+
+    /// Has `next`, another table of this pool, handle zeros as the last message to this one said.
+    /// The caller sees to it that neither gets a message or serves a request now.
+    pub fn hand_detect_to(&self, next: &Table) {
+        let pools = next.lines().iter().filter_map(|line| pool_in(&line.target));
+        pools.for_each(|pool| pool.keep_detect(self.target()));
     }
 
     /// Begins a call into the pool.

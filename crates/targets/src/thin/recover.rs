@@ -162,6 +162,14 @@ impl ThinPool {
         self.pool.lock().clone()
     }
 
+    /// Handles zeros as the last message to `former` said, which is another table of this pool. The
+    /// caller sees to it that neither table gets a message or serves a request now.
+    pub fn keep_detect(&self, former: &ThinPool) {
+        let mode = *former.detect.lock();
+        *self.detect.lock() = mode;
+        self.pool().inspect(|pool| pool.set_detect(mode));
+    }
+
     pub(super) fn busy(&self, found: &str, expected: &str) -> ConfigError {
         let detail = format!("pool: found {found}, expected {expected}");
         ConfigError::new(ConfigKind::Busy, &self.config.metadata.argument, detail)

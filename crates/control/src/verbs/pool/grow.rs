@@ -140,20 +140,26 @@ impl Verbs {
         self.lengthen(line.metadata(), "--metadata-size", params.metadata_bytes)?;
         self.lengthen(line.data(), "--data-size", params.data_bytes)?;
         self.step(Step::StoreMade);
-        let figures = pool.figures()?;
-        let block = figures.block.0;
+        let block = pool.figures()?.block.0;
         let sectors = self.data_sectors(&line)? / block * block;
         line.0.len.0 = sectors.max(line.0.len.0);
-        self.swap_for_longer(&changes, before, line.text())?;
-        self.set_detect(name, figures.detect_zeroes)?;
+        self.swap_for_longer(&changes, &pool, before, line.text())?;
         // A commit may have failed since: then the pool is live with its old size.
         refuse_unchangeable(&self.pool(name)?, &line)?;
         self.step(Step::Done);
         Ok(())
     }
 
-    /// Steps 2 to 4.
-    fn swap_for_longer(&self, changes: &Changes, before: Record, table: String) -> Outcome<()> {
+    /// Steps 2 to 4. A message may come until the former table has ended, and once the new one
+    /// serves. So the new one takes over in between how the last message had zeros handled; its
+    /// text says what it began with.
+    fn swap_for_longer(
+        &self,
+        changes: &Changes,
+        pool: &LivePool,
+        before: Record,
+        table: String,
+    ) -> Outcome<()> {
         let name = before.name.clone();
         let waiting = Record { inactive: Some(table.clone()), ..before.clone() };
         let after = Record { table: Some(table.clone()), ..before.clone() };
@@ -167,7 +173,8 @@ impl Verbs {
         self.step(Step::Recorded);
         let volume = self.world.volume(&name)?;
         let loaded = volume.inactive_table();
-        let resumed = self.make_live(&name);
+        let started = || loaded.iter().for_each(|loaded| pool.hand_detect_to(loaded));
+        let resumed = self.make_live_with(&name, started);
         let is_live = match (&loaded, &volume.live_table()) {
             (Some(loaded), Some(live)) => Arc::ptr_eq(loaded, live) && !volume.is_suspended(),
             _ => false,
@@ -194,14 +201,6 @@ impl Verbs {
         }
         changes.record_all(vec![Record { inactive: None, ..record }])?;
         self.world.clear(name)
-    }
-
-    /// Has a pool go on with the mode that a message gave it; its table says what it began with.
-    fn set_detect(&self, name: &str, mode: &'static str) -> Outcome<()> {
-        if self.pool(name)?.figures()?.detect_zeroes == mode {
-            return Ok(());
-        }
-        self.world.message(name, 0, &["detect_zeroes", mode].map(str::to_owned)).map(drop)
     }
 
     fn lengthen(&self, argument: &str, option: &str, bytes: Option<u64>) -> Outcome<()> {

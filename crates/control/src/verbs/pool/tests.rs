@@ -158,6 +158,29 @@ fn a_pool_that_grows_keeps_the_mode_that_a_message_gave_it() {
 }
 
 #[test]
+fn a_message_during_a_growth_is_not_lost() {
+    for at in [Step::StoreMade, Step::Recorded, Step::Resumed] {
+        let (_all, work, _) = folders();
+        let server = TestServer::start(&work, OTHER).unwrap();
+        server.verbs.pool_create(&params("p"), &Patient).unwrap();
+        let world = server.world.clone();
+        *server.verbs.at_step.lock() = Box::new(move |step| {
+            if step == at {
+                let words = ["detect_zeroes", "off"].map(str::to_owned);
+                world.message("p", 0, &words).unwrap();
+            }
+        });
+        let (name, data_bytes) = ("p".to_owned(), Some(8 << 20));
+        let grow = PoolGrow { name, data_bytes, ..PoolGrow::default() };
+        server.verbs.pool_grow(&grow, &Patient).unwrap();
+        let status = &server.verbs.pool_status(None).unwrap()[0];
+        assert_eq!(status.detect_zeroes, "off", "{at:?}");
+        let printed = server.world.printed("p").unwrap().unwrap();
+        assert!(printed.contains("detect_zeroes off"), "{at:?}: {printed}");
+    }
+}
+
+#[test]
 fn a_pool_that_can_not_be_changed_does_not_grow_and_says_so() {
     let (_all, work, _) = folders();
     let server = TestServer::start(&work, OTHER).unwrap();

@@ -3,7 +3,8 @@
 //! The rules keep a verb from waiting for a volume that waits for a verb (a turn begins in
 //! `verbs::Verbs::change`):
 //! U1. An entry is made in a turn. The entry of a swap of tables ends in the turn in which the swap
-//!     ends; the entry of a suspend ends at any time.
+//!     ends; the entry of a suspend ends at any time, but in the turn that undoes it if it was
+//!     called off too late.
 //! U2. A verb on a volume with an entry is refused.
 //! U3. A verb that may wait in its turn for the requests of a volume is refused while that volume,
 //!     or one beneath it, is suspended or has an entry.

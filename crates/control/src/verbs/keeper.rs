@@ -30,8 +30,8 @@ use crate::control::server::TheServer;
 use crate::names::{is_hidden, parent_of, snapshot_of};
 use crate::reach::Named;
 use crate::state::Record;
-use crate::verbs::Verbs;
 use crate::verbs::pool::PoolGrow;
+use crate::verbs::{Changes, Verbs};
 
 /// How often the keeper checks the file systems of stores.
 const LOOK: Duration = Duration::from_secs(1);
@@ -186,6 +186,11 @@ impl Verbs {
     /// It is still suspended.
     pub(crate) fn bring_back(&self, name: &str) -> Outcome<()> {
         let changes = self.change(&Named::volume(name), "resume", &TheServer)?;
+        self.bring_back_in(&changes, name)
+    }
+
+    /// The same, in the caller's turn.
+    pub(in crate::verbs) fn bring_back_in(&self, changes: &Changes, name: &str) -> Outcome<()> {
         if !self.keeper.is_stuck(name) {
             return Ok(());
         }
@@ -197,7 +202,7 @@ impl Verbs {
             (true, _) => self.bring_in_line(&record),
             // A table that a user loaded stays inactive.
             (false, Some(_)) => self.world.resume_live(name),
-            (false, None) => self.assemble(&changes, name),
+            (false, None) => self.assemble(changes, name),
         })?;
         self.exports.settle(&self.world, name);
         self.keeper.leave_alone(name);

@@ -2,6 +2,7 @@
 //! the other.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::{fs, thread};
 
@@ -9,6 +10,7 @@ use cairn_block::Claimed;
 
 use super::failing::let_go;
 use super::{begin, end, line_of, now};
+use crate::control::server::Caller;
 use crate::reach::{Named, Reach};
 use crate::state::CacheRecord;
 use crate::verbs::pool::tests::params;
@@ -277,6 +279,49 @@ fn a_verb_waits_for_the_one_on_its_volume_and_sees_what_that_did() {
     assert!(line_of(end(&second)).starts_with("w: "), "the name is taken by then");
     end(&on).unwrap();
     assert!(server.has("on"));
+}
+
+/// Hangs up as soon as a verb has an entry in the register of those that wait for requests.
+struct HangsUpDuring(Arc<TestServer>, AtomicBool);
+
+impl Caller for HangsUpDuring {
+    fn is_gone(&self) -> bool {
+        let is_under_way = !self.0.world.under_way().is_empty();
+        self.1.fetch_or(is_under_way, Ordering::Relaxed) || is_under_way
+    }
+}
+
+#[test]
+fn a_suspend_called_off_too_late_does_not_undo_that_of_another_user() {
+    let (_all, server) = server();
+    let until_waiting = |count| {
+        while server.verbs.turns.waiting() != count {
+            thread::yield_now();
+        }
+    };
+    let before = server.verbs.change(&Named::volume("v"), "test", &Patient).unwrap();
+    let hangs_up = HangsUpDuring(server.clone(), AtomicBool::new(false));
+    let called_off = begin(&server, move |server| server.verbs.suspend("v", false, &hangs_up));
+    until_waiting(1);
+    let ((tell, there), (go, on)) = (channel(), channel::<()>());
+    let between = begin(&server, move |server| {
+        let _turn = server.verbs.change(&Named::volume("v"), "test", &Patient).unwrap();
+        tell.send(()).unwrap();
+        on.recv().unwrap();
+    });
+    until_waiting(2);
+    let other = begin(&server, |server| server.verbs.suspend("v", false, &Patient));
+    until_waiting(3);
+    drop(before);
+    end(&there);
+    // The other user's suspend, and the end of the first one.
+    until_waiting(2);
+    go.send(()).unwrap();
+    end(&between);
+    let is_suspended = end(&other).is_ok();
+    assert_eq!(line_of(end(&called_off)), "v: suspend: interrupted by its caller");
+    assert_eq!(server.is_suspended("v"), is_suspended);
+    assert!(server.verbs.stuck().is_empty());
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use cairn_block::{ConfigError, ConfigKind, SuspendMode};
 use cairn_outcome::failure::{Outcome, refused};
 
-use crate::control::server::Caller;
+use crate::control::server::{Caller, TheServer};
 use crate::reach::Named;
-use crate::under_way::Doing;
+use crate::under_way::{Doing, Entry};
 use crate::verbs::steps::log_undo_failure;
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Verbs, interrupted};
@@ -43,20 +43,28 @@ impl Verbs {
         let mode = if noflush { SuspendMode::NoFlush } else { SuspendMode::Flush };
         let call_off = under_way.call_off().clone();
         let ended = self.world.suspend_unless(name, mode, &call_off, &|| caller.is_gone());
-        drop(under_way);
         if is_suspended || !call_off.is_called() {
             return ended.map(drop);
         }
-        if !matches!(ended, Ok(false)) {
+        match ended {
+            Ok(false) => drop(under_way),
             // It came too late.
-            self.note_if_stuck(name);
-            log_undo_failure(name, self.bring_back(name));
+            _ => self.undo_suspend(name, under_way),
         }
         ended?;
         Err(match caller.is_gone() {
             true => interrupted(name, "suspend"),
             false => ConfigError::new(ConfigKind::Busy, name, "suspend: called off by a resume"),
         })
+    }
+
+    /// Brings up a volume whose suspend was called off too late. The turn begins before the entry
+    /// ends: in between, another user's suspend would succeed, and this would undo it.
+    fn undo_suspend(&self, name: &str, under_way: Entry<'_>) {
+        let turn = self.change(&Named::volume(name), "suspend", &TheServer);
+        self.note_if_stuck(name);
+        drop(under_way);
+        log_undo_failure(name, turn.and_then(|changes| self.bring_back_in(&changes, name)));
     }
 
     /// Calls off a suspend under way, and waits for its end: the volume is live then, or suspended.

@@ -92,6 +92,7 @@ impl<const STRIPES: usize> Epochs<STRIPES> {
     }
 
     /// The request has ended, on the same reactor.
+    #[inline]
     pub fn leave(&self, reactor: ReactorId, epoch: Epoch) {
         let counter = self.counter(reactor, epoch);
         let entered = counter.load(Ordering::Relaxed);

@@ -319,6 +319,7 @@ impl<'a> BitmapMut<'a> {
     ///
     /// # Panics
     /// If the count is larger: it belongs in the tree.
+    #[inline]
     pub fn set(&mut self, index: usize, count: u32) {
         assert!(count <= COUNT_IN_TREE, "count {count} does not fit in two bits");
         let (byte, shift) = (&mut self.0[HEADER_BYTES + index / 4], 2 * (index % 4));

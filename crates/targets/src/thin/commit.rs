@@ -91,22 +91,19 @@ fn settle(mut changes: Vec<Change>, batch: &mut Batch) -> Vec<Change> {
     // Stable: the changes of one block stay in their order.
     changes.sort_by_key(|change| change.block);
     batch.made += changes.len() as u64;
-    let mut settled: Vec<Change> = Vec::with_capacity(changes.len());
-    for change in changes {
-        if change.discarded {
-            batch.discarded.extend(change.old.map(|old| old.block.0));
+    let discarded = changes.iter().filter(|change| change.discarded);
+    batch.discarded.extend(discarded.filter_map(|change| change.old.map(|old| old.block.0)));
+    changes.dedup_by(|change, last| {
+        let is_same = last.block == change.block;
+        if is_same {
+            batch.passing.extend(last.mapping.map(|mapping| mapping.block.0));
+            last.mapping = change.mapping;
         }
-        match settled.last_mut() {
-            Some(last) if last.block == change.block => {
-                batch.passing.extend(last.mapping.map(|mapping| mapping.block.0));
-                last.mapping = change.mapping;
-            }
-            _ => settled.push(change),
-        }
-    }
+        is_same
+    });
     // The store does not know mappings that were made and removed since.
-    settled.retain(|change| change.old.is_some() || change.mapping.is_some());
-    settled
+    changes.retain(|change| change.old.is_some() || change.mapping.is_some());
+    changes
 }
 
 /// Numbers commits, in the order in which they freeze.
@@ -160,7 +157,10 @@ fn freeze(volumes: Vec<Arc<Volume>>) -> Batch {
         if !volume.freeze() {
             continue;
         }
-        let taken = volume.map.shards().flat_map(|mut shard| shard.take_pending()).collect();
+        let mut taken = Vec::new();
+        for mut shard in volume.map.shards() {
+            taken.append(&mut shard.take_pending());
+        }
         let changes = settle(taken, &mut batch);
         batch.frozen.push(Frozen { volume, changes });
     }

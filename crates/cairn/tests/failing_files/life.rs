@@ -55,8 +55,9 @@ impl Tally {
 
 pub struct Life<'a> {
     stack: &'a Stack,
-    place: Place,
+    /// Unmounted before the place is removed, which it is mounted in.
     files: FailingFiles,
+    place: Place,
     rng: fastrand::Rng,
     volumes: Vec<Volume>,
     /// The last end was a power cut.

@@ -11,6 +11,7 @@
 //! - [`thin`]: the metadata of a thin pool, its checker, its XML and its repair
 //! - [`probe`]: what a device holds, by the signatures in its first and last bytes
 
+pub mod bcache;
 mod field;
 pub mod probe;
 mod severity;

@@ -1,0 +1,136 @@
+//! Lists of extents, in order and without overlaps, and one laid over another.
+
+use super::Key;
+
+/// Lays `newer` over `older`: of what both have, the newer counts. Both, and what is appended to
+/// `out`, are in order and do not overlap. Keys without a length disappear.
+pub fn overlay(older: &[Key], newer: &[Key], out: &mut Vec<Key>) {
+    let mut older = older.iter().copied().filter(|key| key.sectors() > 0);
+    let mut rest = older.next();
+    for new in newer.iter().filter(|key| key.sectors() > 0) {
+        while let Some(old) = rest {
+            if old.begin() >= new.position() {
+                break;
+            }
+            if old.position() <= new.begin() {
+                out.push(old);
+                rest = older.next();
+                continue;
+            }
+            // They overlap.
+            out.extend(old.part(0, new.start()));
+            rest = match old.part(new.end(), u64::MAX) {
+                Some(behind) => Some(behind),
+                None => older.next(),
+            };
+        }
+        out.push(*new);
+    }
+    out.extend(rest);
+    out.extend(older);
+}
+
+/// Extents to which single ones are added in any order, the latest on top.
+#[derive(Debug, Default)]
+pub struct ExtentMap {
+    /// By inode and first sector.
+    extents: std::collections::BTreeMap<(u32, u64), Key>,
+}
+
+impl ExtentMap {
+    /// Lays an extent over all others.
+    pub fn insert(&mut self, new: Key) {
+        if new.sectors() == 0 {
+            return;
+        }
+        let before = self.extents.range(..new.begin()).next_back().map(|(_, key)| *key);
+        if let Some(old) = before.filter(|old| old.position() > new.begin()) {
+            self.put(old.part(0, new.start()));
+            self.put(old.part(new.end(), u64::MAX));
+        }
+        while let Some((_, old)) = self.extents.range(new.begin()..new.position()).next() {
+            let old = *old;
+            self.extents.remove(&old.begin());
+            self.put(old.part(new.end(), u64::MAX));
+        }
+        self.put(Some(new));
+    }
+
+    fn put(&mut self, key: Option<Key>) {
+        if let Some(key) = key {
+            self.extents.insert(key.begin(), key);
+        }
+    }
+
+    /// All of them, in order.
+    #[must_use]
+    pub fn into_list(self) -> Vec<Key> {
+        self.extents.into_values().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{ExtentMap, overlay};
+    use crate::bcache::{Generation, Key, Pointer};
+
+    /// Where each sector of each volume lies, and whether it is dirty.
+    type Sectors = BTreeMap<(u32, u64), (Option<Pointer>, bool)>;
+
+    fn sectors_of<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Sectors {
+        let mut sectors = Sectors::new();
+        for key in keys {
+            for sector in key.start()..key.end() {
+                let part = key.part(sector, sector + 1).expect("within it");
+                sectors.insert((key.inode(), sector), (part.pointer(), part.is_dirty()));
+            }
+        }
+        sectors
+    }
+
+    fn are_in_order(keys: &[Key]) -> bool {
+        keys.windows(2).all(|pair| pair[0].position() <= pair[1].begin())
+            && keys.iter().all(|key| key.sectors() > 0)
+    }
+
+    fn extents() -> impl Strategy<Value = Vec<Key>> {
+        let extent = (0..3_u32, 0..60_u64, 0..12_u64, 0..4_u8, 0..900_u64);
+        let extent = extent.prop_map(|(inode, start, sectors, kind, sector)| {
+            let key = Key::new(inode, start + sectors, sectors);
+            match kind {
+                0 => key,
+                kind => key.with_dirty(kind == 1).at(Pointer::new(sector, Generation(kind))),
+            }
+        });
+        proptest::collection::vec(extent, 0..30)
+    }
+
+    fn map_of(keys: &[Key]) -> ExtentMap {
+        keys.iter().fold(ExtentMap::default(), |mut map, key| {
+            map.insert(*key);
+            map
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_latest_extent_counts_on_each_sector(keys in extents()) {
+            let list = map_of(&keys).into_list();
+            prop_assert!(are_in_order(&list), "{:?}", list);
+            prop_assert_eq!(sectors_of(&list), sectors_of(&keys));
+        }
+
+        #[test]
+        fn the_newer_list_counts_on_each_sector(older in extents(), newer in extents()) {
+            let (older, newer) = (map_of(&older).into_list(), map_of(&newer).into_list());
+            let mut both = Vec::new();
+            overlay(&older, &newer, &mut both);
+            prop_assert!(are_in_order(&both), "{:?}", both);
+            prop_assert_eq!(sectors_of(&both), sectors_of(older.iter().chain(&newer)));
+        }
+    }
+}

@@ -1,0 +1,593 @@
+//! Reads a whole cache: its journal, priorities, volumes, and the extents of its tree.
+//!
+//! The order is that of the format's documentation: the journal's newest entry names all else. The
+//! journal is replayed in memory, and nothing is written. What is wrong goes to a [`Visitor`],
+//! which says whether reading goes on.
+//!
+//! **Generations.** A pointer counts if its generation is not behind its bucket's. A bucket's
+//! generation is the newest of what the priorities, the tree and the journal say. So extents are
+//! judged once all of them are known, in [`Loaded::extents`]; children are judged when their node
+//! is read, after the keys of the same node that free former children.
+//!
+//! **Stale keys in the journal.** A bucket is reused once nothing needs what it holds. A stale key
+//! that is clean was evicted, perhaps before its leaf was written, so it still hides what the tree
+//! has: that is older. A stale key that is dirty was moved or written back, and the leaf that says
+//! so was written before its bucket was reused; what the tree has is newer, and the key is skipped.
+//!
+//! Memory: a few bytes per bucket, the nodes being read, [`BATCH_BYTES`] of leaves, and the keys of
+//! those entries of the journal that count. Each bucket is read as a node at most once, so that a
+//! tree of any damage ends.
+
+use std::future::Future;
+use std::ops::{ControlFlow, Range};
+
+use super::extents::{ExtentMap, overlay};
+use super::journal::{ByteRange, EntryFault, Header, Located, Ring, RingFault, scan};
+use super::node::{Node, NodeFault};
+use super::priorities::{PrioritiesFault, PrioritySet, Record};
+use super::uuids::{self, UuidEntry};
+use super::{
+    Age, CacheSuperblock, Generation, Geometry, Key, KeyError, Pointer, SECTOR_BYTES, SetMagic,
+};
+
+/// How many bytes of leaves are read together.
+pub const BATCH_BYTES: u64 = 8 << 20;
+/// The highest level that a root can have: each level multiplies what is beneath it.
+const LEVEL_MAX: u16 = 15;
+
+/// Where the bytes of a cache device come from.
+pub trait Source {
+    /// Why reading ends before it is done.
+    type Error;
+
+    /// Reads ranges of sectors. Each has its bytes, or what the system said.
+    ///
+    /// # Errors
+    /// Reading is to end.
+    fn read(
+        &mut self,
+        ranges: &[Range<u64>],
+    ) -> impl Future<Output = Result<Vec<Result<Vec<u8>, String>>, Self::Error>>;
+}
+
+/// What is told while a cache is read.
+pub trait Visitor {
+    /// Something is wrong; what it held is left out if reading goes on.
+    fn fault(&mut self, fault: &Fault) -> ControlFlow<()>;
+
+    /// A node that was read.
+    fn node(&mut self, _at: &NodePlace, _node: &Node<'_>) {}
+
+    /// An extent of a leaf, in order. What older sets of its node have is hidden already.
+    fn extent(&mut self, key: Key);
+}
+
+/// Where a node is in the tree and on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodePlace {
+    /// The key that leads to it.
+    pub key: Key,
+    /// How far it is above the leaves.
+    pub level: u16,
+    /// What it holds is behind this position.
+    pub after: (u32, u64),
+}
+
+/// Where something is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A bucket of the ring.
+    Journal {
+        /// Its index in the ring.
+        index: usize,
+    },
+    /// The ring as a whole.
+    Ring,
+    /// The journal's newest entry.
+    Newest {
+        /// Its number.
+        seq: u64,
+    },
+    /// A set of priorities.
+    Priorities {
+        /// Its bucket.
+        bucket: u64,
+    },
+    /// The array of uuids.
+    Uuids,
+    /// A node.
+    Node(NodePlace),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Journal { index } => write!(f, "journal bucket {index}"),
+            Place::Ring => write!(f, "journal"),
+            Place::Newest { seq } => write!(f, "journal entry {seq}"),
+            Place::Priorities { bucket } => write!(f, "priorities in bucket {bucket}"),
+            Place::Uuids => write!(f, "uuids"),
+            Place::Node(NodePlace { key, level, .. }) => {
+                let sector = key.cached_at().map_or(0, Pointer::sector);
+                write!(f, "node of level {level} at sector {sector}")
+            }
+        }
+    }
+}
+
+/// Something that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct Fault {
+    /// Where.
+    pub place: Place,
+    /// What.
+    pub what: What,
+}
+
+/// What is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum What {
+    /// The system refused to read it.
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
+    /// The entries are no journal.
+    #[error(transparent)]
+    Ring(#[from] RingFault),
+    /// An entry is damaged.
+    #[error(transparent)]
+    Entry(#[from] EntryFault),
+    /// An entry that counts has a key that is none.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// A set of priorities is damaged.
+    #[error(transparent)]
+    Priorities(#[from] PrioritiesFault),
+    /// A node is damaged.
+    #[error(transparent)]
+    Node(#[from] NodeFault),
+    /// A bucket number beyond the buckets.
+    #[error("bucket: found {found}, expected {} to {}", expected.start, expected.end - 1)]
+    Bucket {
+        /// The number.
+        found: u64,
+        /// The usable buckets.
+        expected: Range<u64>,
+    },
+    /// A key that leads out of the device or over the end of a bucket, or nowhere at all.
+    #[error("key {0:?}: found no place within one bucket, expected one")]
+    Pointer(Key),
+    /// A root that is none.
+    #[error("root: found {key:?} at level {level}, expected the highest position and at most 15")]
+    Root {
+        /// The key of the root.
+        key: Key,
+        /// Its level.
+        level: u16,
+    },
+    /// A key that is not what its node may hold.
+    #[error(
+        "key {key:?}: found it outside of its node, expected it behind {after:?} up to {upto:?}"
+    )]
+    Outside {
+        /// The key.
+        key: Key,
+        /// What the node holds is behind this position.
+        after: (u32, u64),
+        /// And up to this one.
+        upto: (u32, u64),
+    },
+    /// Children that do not reach the end of their node.
+    #[error("children: found the last at {found:?}, expected it at {expected:?}")]
+    Children {
+        /// The position of the last child.
+        found: (u32, u64),
+        /// The node's own.
+        expected: (u32, u64),
+    },
+    /// Another key leads to the same bucket.
+    #[error("bucket {bucket}: found a second node in it, expected one")]
+    Twice {
+        /// The bucket.
+        bucket: u64,
+    },
+}
+
+/// Why a cache could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError<E> {
+    /// Reading ended.
+    #[error("reading ended")]
+    Source(E),
+    /// Something is wrong, and the visitor ended it, or nothing can be read without it.
+    #[error(transparent)]
+    Fault(Fault),
+}
+
+/// A cache as it was read, but for the extents of its tree, which the visitor got.
+#[derive(Debug)]
+pub struct Loaded {
+    /// What the newest entry of the journal says.
+    pub newest: Header,
+    /// The entries that count.
+    pub ring: Ring,
+    /// What lies where the entry behind the newest would be, if it is a part of one.
+    pub torn: Option<Fault>,
+    /// The keys of the entries that count, oldest first.
+    pub journal: Vec<Key>,
+    /// What is known of each bucket; the generations are the newest there are.
+    pub buckets: Vec<Record>,
+    /// The volumes; the index of each is its inode.
+    pub volumes: Vec<UuidEntry>,
+    /// The buckets with sets of priorities, in order.
+    pub priorities: Vec<u64>,
+}
+
+impl Loaded {
+    /// What is cached, in order: the tree's extents with the journal's over them. `tree` is what
+    /// the visitor got.
+    #[must_use]
+    pub fn extents(&self, geometry: &Geometry, tree: &[Key]) -> Vec<Key> {
+        let mut journal = ExtentMap::default();
+        for key in &self.journal {
+            match self.is_stale(geometry, key) {
+                false => journal.insert(*key),
+                true if key.is_dirty() => (),
+                true => journal.insert(key.without_pointer()),
+            }
+        }
+        let mut all = Vec::with_capacity(tree.len());
+        overlay(tree, &journal.into_list(), &mut all);
+        all.retain(|key| key.cached_at().is_some() && !self.is_stale(geometry, key));
+        all
+    }
+
+    /// True if a key's bucket was reused since the key was made.
+    #[must_use]
+    pub fn is_stale(&self, geometry: &Geometry, key: &Key) -> bool {
+        let Some(pointer) = key.cached_at() else { return false };
+        let bucket = self.buckets.get(geometry.bucket_of(pointer.sector()) as usize);
+        bucket.is_some_and(|bucket| bucket.generation.outdates(pointer.generation()))
+    }
+}
+
+/// Reads a cache.
+///
+/// # Errors
+/// Reading ended, something without which nothing can be read is wrong, or the visitor ended it.
+pub async fn load<S: Source, V: Visitor>(
+    source: &mut S,
+    superblock: &CacheSuperblock,
+    visitor: &mut V,
+) -> Result<Loaded, LoadError<S::Error>> {
+    let geometry = *superblock.geometry();
+    let magic = superblock.set_uuid().set_magic();
+    let mut loader = Loader { source, visitor, geometry, magic };
+    let (ring, torn) = loader.ring(superblock).await?;
+    let newest = ring.newest().header;
+    let journal = loader.journal(&ring, superblock).await?;
+    let (buckets, priorities) = loader.priorities(&newest).await?;
+    let volumes = loader.volumes(&newest).await?;
+    let mut walk = TreeWalk { loader, buckets, visited: vec![false; geometry.buckets() as usize] };
+    walk.tree(&newest).await?;
+    for key in &journal {
+        walk.raise(key);
+    }
+    let buckets = walk.buckets;
+    Ok(Loaded { newest, ring, torn, journal, buckets, volumes, priorities })
+}
+
+struct Loader<'a, S, V> {
+    source: &'a mut S,
+    visitor: &'a mut V,
+    geometry: Geometry,
+    magic: SetMagic,
+}
+
+type Outcome<T, S> = Result<T, LoadError<<S as Source>::Error>>;
+
+impl<S: Source, V: Visitor> Loader<'_, S, V> {
+    /// Tells the visitor.
+    fn tell(&mut self, place: Place, what: impl Into<What>) -> Outcome<(), S> {
+        let fault = Fault { place, what: what.into() };
+        match self.visitor.fault(&fault) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(LoadError::Fault(fault)),
+        }
+    }
+
+    async fn read(&mut self, ranges: &[Range<u64>]) -> Outcome<Vec<Result<Vec<u8>, String>>, S> {
+        self.source.read(ranges).await.map_err(LoadError::Source)
+    }
+
+    async fn read_one(&mut self, place: Place, range: Range<u64>) -> Outcome<Option<Vec<u8>>, S> {
+        let bytes = self.read(&[range]).await?.pop().expect("one for each range");
+        match bytes {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) => self.tell(place, What::Unreadable(error)).map(|()| None),
+        }
+    }
+
+    /// The entries that count, and what is left of one behind them.
+    async fn ring(&mut self, superblock: &CacheSuperblock) -> Outcome<(Ring, Option<Fault>), S> {
+        let mut all = Vec::new();
+        let mut faults = Vec::new();
+        for (index, bucket) in superblock.journal_buckets().enumerate() {
+            let sector = self.geometry.sector_of(bucket);
+            let range = sector..sector + self.geometry.bucket_sectors();
+            let Some(bytes) = self.read_one(Place::Journal { index }, range).await? else {
+                continue;
+            };
+            let (entries, end) = scan(&bytes, self.magic, self.geometry.block_bytes());
+            for entry in entries {
+                let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
+                all.push(Located { header: entry.header, index, bytes });
+            }
+            faults.extend(end.fault.map(|fault| (index, fault)));
+        }
+        let ring = Ring::of(all, superblock.discards())
+            .map_err(|what| LoadError::Fault(Fault { place: Place::Ring, what: what.into() }))?;
+        // What was before the entries that count is of no interest, and what would be behind the
+        // newest never counted: it was being written when the power failed, or was damaged since.
+        let newest = ring.newest().header;
+        let mut torn = None;
+        for (index, fault) in faults.into_iter().filter(|(_, it)| it.seq() >= newest.last_seq) {
+            match fault.seq() > newest.seq {
+                true => torn = Some(Fault { place: Place::Journal { index }, what: fault.into() }),
+                false => self.tell(Place::Journal { index }, fault)?,
+            }
+        }
+        Ok((ring, torn))
+    }
+
+    /// The keys of the entries that count.
+    async fn journal(&mut self, ring: &Ring, superblock: &CacheSuperblock) -> Outcome<Vec<Key>, S> {
+        let mut keys = Vec::new();
+        for entry in &ring.entries {
+            let (index, seq) = (entry.index, entry.header.seq);
+            let bucket = superblock.journal_buckets().start + index as u64;
+            let sector = self.geometry.sector_of(bucket);
+            let end = self.geometry.padded(entry.bytes.end) / SECTOR_BYTES;
+            let range = sector + (entry.bytes.start / SECTOR_BYTES) as u64..sector + end as u64;
+            let Some(bytes) = self.read_one(Place::Journal { index }, range).await? else {
+                continue;
+            };
+            let (found, _) = scan(&bytes, self.magic, self.geometry.block_bytes());
+            for key in found.iter().take(1).flat_map(|entry| entry.keys()) {
+                match key {
+                    Ok(key) => self.keep_sound(&mut keys, key, Place::Newest { seq })?,
+                    Err(error) => self.tell(Place::Newest { seq }, error)?,
+                }
+            }
+        }
+        Ok(keys)
+    }
+
+    fn keep_sound(&mut self, keys: &mut Vec<Key>, key: Key, place: Place) -> Outcome<(), S> {
+        if is_sound(&self.geometry, &key) {
+            keys.push(key);
+            return Ok(());
+        }
+        self.tell(place, What::Pointer(key))
+    }
+
+    async fn priorities(&mut self, newest: &Header) -> Outcome<(Vec<Record>, Vec<u64>), S> {
+        let mut records = Vec::with_capacity(self.geometry.buckets() as usize);
+        let mut chain = Vec::new();
+        let mut bucket = newest.priorities;
+        for _ in 0..self.geometry.priority_sets() {
+            let place = Place::Priorities { bucket };
+            let expected = self.geometry.usable();
+            if !expected.contains(&bucket) {
+                self.tell(place, What::Bucket { found: bucket, expected })?;
+                break;
+            }
+            let sector = self.geometry.sector_of(bucket);
+            let range = sector..sector + self.geometry.meta_sectors();
+            let Some(bytes) = self.read_one(place.clone(), range).await? else { break };
+            let set = match PrioritySet::read(&bytes, self.magic) {
+                Ok(set) => set,
+                Err(fault) => {
+                    self.tell(place, fault)?;
+                    break;
+                }
+            };
+            records.extend(set.records());
+            chain.push(bucket);
+            bucket = set.next_bucket;
+        }
+        records.resize(self.geometry.buckets() as usize, Record::default());
+        Ok((records, chain))
+    }
+
+    async fn volumes(&mut self, newest: &Header) -> Outcome<Vec<UuidEntry>, S> {
+        let key = newest.uuids;
+        let (Some(pointer), true) = (key.cached_at(), leads_well(&self.geometry, &key)) else {
+            return self.tell(Place::Uuids, What::Pointer(key)).map(|()| Vec::new());
+        };
+        let range = pointer.sector()..pointer.sector() + key.sectors();
+        let bytes = self.read_one(Place::Uuids, range).await?.unwrap_or_default();
+        Ok(uuids::read(&bytes, newest.has_long_uuids))
+    }
+}
+
+/// True if a key leads nowhere, or to one usable bucket.
+fn leads_well(geometry: &Geometry, key: &Key) -> bool {
+    let fits = |pointer: Pointer| geometry.holds(pointer.sector(), key.sectors());
+    key.cached_at().is_none_or(fits)
+}
+
+/// True if an extent does, and does not begin before its volume.
+fn is_sound(geometry: &Geometry, key: &Key) -> bool {
+    leads_well(geometry, key) && key.end() >= key.sectors()
+}
+
+struct TreeWalk<'a, S, V> {
+    loader: Loader<'a, S, V>,
+    buckets: Vec<Record>,
+    /// Buckets that a node was read from.
+    visited: Vec<bool>,
+}
+
+/// An interior node whose children are being read.
+struct Open {
+    children: std::vec::IntoIter<Key>,
+    level: u16,
+    /// The position of the child before the next one.
+    after: (u32, u64),
+}
+
+impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
+    async fn tree(&mut self, newest: &Header) -> Outcome<(), S> {
+        let (key, level) = (newest.root, newest.root_level);
+        let place = Place::Newest { seq: newest.seq };
+        if key.position() != Key::MAX.position() || level > LEVEL_MAX || key.sectors() == 0 {
+            return self.loader.tell(place, What::Root { key, level });
+        }
+        let root = NodePlace { key, level, after: (0, 0) };
+        let mut open = Vec::new();
+        self.nodes(&[root], &mut open).await?;
+        while let Some(node) = open.last_mut() {
+            let room = if node.level > 1 { 1 } else { self.batch(newest) };
+            let (level, mut after) = (node.level - 1, node.after);
+            let mut places = Vec::new();
+            for key in node.children.by_ref().take(room) {
+                places.push(NodePlace { key, level, after });
+                after = key.position();
+            }
+            node.after = after;
+            if places.is_empty() {
+                open.pop();
+            } else {
+                self.nodes(&places, &mut open).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many leaves are read together.
+    fn batch(&self, newest: &Header) -> usize {
+        (BATCH_BYTES / (newest.root.sectors().max(8) * SECTOR_BYTES as u64)).max(1) as usize
+    }
+
+    /// Reads nodes of one level; an interior one is opened.
+    async fn nodes(&mut self, places: &[NodePlace], open: &mut Vec<Open>) -> Outcome<(), S> {
+        let mut sound = Vec::with_capacity(places.len());
+        let mut ranges = Vec::with_capacity(places.len());
+        for place in places {
+            if let Some(range) = self.admit(place)? {
+                sound.push(*place);
+                ranges.push(range);
+            }
+        }
+        let read = self.loader.read(&ranges).await?;
+        for (place, bytes) in sound.iter().zip(read) {
+            match bytes {
+                Ok(bytes) => open.extend(self.node(place, &bytes)?),
+                Err(error) => {
+                    self.loader.tell(Place::Node(*place), What::Unreadable(error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sectors of a node that may be read.
+    fn admit(&mut self, place: &NodePlace) -> Outcome<Option<Range<u64>>, S> {
+        let (geometry, key) = (self.loader.geometry, place.key);
+        let pointer = key.cached_at().filter(|at| {
+            key.sectors() > 0
+                && at.sector().is_multiple_of(geometry.bucket_sectors())
+                && geometry.holds(at.sector(), key.sectors())
+        });
+        let Some(pointer) = pointer else {
+            return self.loader.tell(Place::Node(*place), What::Pointer(key)).map(|()| None);
+        };
+        let bucket = geometry.bucket_of(pointer.sector());
+        let visited = &mut self.visited[bucket as usize];
+        if std::mem::replace(visited, true) {
+            return self.loader.tell(Place::Node(*place), What::Twice { bucket }).map(|()| None);
+        }
+        self.raise(&key);
+        Ok(Some(pointer.sector()..pointer.sector() + key.sectors()))
+    }
+
+    fn node(&mut self, place: &NodePlace, bytes: &[u8]) -> Outcome<Option<Open>, S> {
+        let pointer = place.key.cached_at().expect("it was read from there");
+        let block_bytes = self.loader.geometry.block_bytes();
+        let node = Node::read(bytes, pointer, self.loader.magic, block_bytes);
+        if let Some(fault) = node.fault() {
+            self.loader.tell(Place::Node(*place), fault.clone())?;
+        }
+        self.loader.visitor.node(place, &node);
+        match place.level {
+            0 => self.leaf(place, &node).map(|()| None),
+            _ => self.interior(place, &node),
+        }
+    }
+
+    fn leaf(&mut self, place: &NodePlace, node: &Node<'_>) -> Outcome<(), S> {
+        let extents = match node.extents() {
+            Ok(extents) => extents,
+            Err(fault) => return self.loader.tell(Place::Node(*place), fault),
+        };
+        for key in extents {
+            if !is_sound(&self.loader.geometry, &key) {
+                self.loader.tell(Place::Node(*place), What::Pointer(key))?;
+            } else if key.begin() < place.after || key.position() > place.key.position() {
+                let (after, upto) = (place.after, place.key.position());
+                let what = What::Outside { key, after, upto };
+                self.loader.tell(Place::Node(*place), what)?;
+            } else {
+                self.raise(&key);
+                self.loader.visitor.extent(key);
+            }
+        }
+        Ok(())
+    }
+
+    fn interior(&mut self, place: &NodePlace, node: &Node<'_>) -> Outcome<Option<Open>, S> {
+        let keys = match node.children() {
+            Ok(keys) => keys,
+            Err(fault) => {
+                return self.loader.tell(Place::Node(*place), fault).map(|()| None);
+            }
+        };
+        let (freeing, mut children): (Vec<Key>, Vec<Key>) =
+            keys.into_iter().partition(|key| key.position() == (0, 0));
+        freeing.iter().for_each(|key| self.raise(key));
+        children.retain(|key| !self.is_stale(key));
+        children.sort_by_key(Key::position);
+        let (after, upto) = (place.after, place.key.position());
+        let is_inside = |key: &&Key| key.position() > after && key.position() <= upto;
+        if let Some(key) = children.iter().find(|key| !is_inside(key)) {
+            let what = What::Outside { key: *key, after, upto };
+            self.loader.tell(Place::Node(*place), what)?;
+            children.retain(|key| is_inside(&key));
+        }
+        let found = children.last().map_or((0, 0), Key::position);
+        if found != upto {
+            self.loader.tell(Place::Node(*place), What::Children { found, expected: upto })?;
+        }
+        Ok(Some(Open { children: children.into_iter(), level: place.level, after }))
+    }
+
+    fn bucket_of(&mut self, key: &Key) -> Option<(&mut Record, Generation)> {
+        let pointer = key.cached_at()?;
+        let bucket = self.loader.geometry.bucket_of(pointer.sector()) as usize;
+        self.buckets.get_mut(bucket).map(|record| (record, pointer.generation()))
+    }
+
+    /// Raises the generation of a key's bucket to the key's, if that is newer.
+    fn raise(&mut self, key: &Key) {
+        if let Some((bucket, generation)) = self.bucket_of(key)
+            && bucket.generation.age_of(generation) == Age::Newer
+        {
+            bucket.generation = generation;
+        }
+    }
+
+    fn is_stale(&mut self, key: &Key) -> bool {
+        self.bucket_of(key).is_some_and(|(bucket, found)| bucket.generation.outdates(found))
+    }
+}

@@ -1,34 +1,16 @@
 //! Caches that a real kernel wrote, read whole: their content by its sum, and what is special of
 //! each.
 
-use std::convert::Infallible;
-use std::ops::{ControlFlow, Range};
-use std::task::{Context, Poll, Waker};
+use std::ops::ControlFlow;
 
-use cairn_format::bcache::load::{Fault, Loaded, Source, Visitor, load};
+use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
+use cairn_format::bcache::node::Node;
 use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, SECTOR_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
 };
 use cairn_testkit::{image, manifest};
 use sha2::{Digest, Sha256};
-
-struct Image<'a>(&'a [u8]);
-
-impl Source for Image<'_> {
-    type Error = Infallible;
-
-    async fn read(
-        &mut self,
-        ranges: &[Range<u64>],
-    ) -> Result<Vec<Result<Vec<u8>, String>>, Infallible> {
-        let bytes = |range: &Range<u64>| {
-            let range = range.start as usize * SECTOR_BYTES..range.end as usize * SECTOR_BYTES;
-            self.0.get(range).map(<[u8]>::to_vec).ok_or_else(|| "behind the end".to_owned())
-        };
-        Ok(ranges.iter().map(bytes).collect())
-    }
-}
 
 /// Takes the extents, and refuses every fault.
 #[derive(Default)]
@@ -42,23 +24,12 @@ impl Visitor for Strict {
         ControlFlow::Break(())
     }
 
-    fn node(
-        &mut self,
-        _: &cairn_format::bcache::load::NodePlace,
-        _: &cairn_format::bcache::node::Node<'_>,
-    ) {
+    fn node(&mut self, _: &NodePlace, _: &Node<'_>) {
         self.nodes += 1;
     }
 
     fn extent(&mut self, key: Key) {
         self.extents.push(key);
-    }
-}
-
-fn ready<T>(future: impl Future<Output = T>) -> T {
-    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => value,
-        Poll::Pending => panic!("an image never waits"),
     }
 }
 
@@ -95,7 +66,7 @@ fn cache(name: &str) -> Cache {
     let superblock = cache_superblock(&image);
     superblock.geometry().fits((image.len() / SECTOR_BYTES) as u64).expect("it has all buckets");
     let mut visitor = Strict::default();
-    let loaded = ready(load(&mut Image(&image), &superblock, &mut visitor));
+    let loaded = load_now(&image[..], &superblock, &mut visitor);
     let loaded = loaded.unwrap_or_else(|error| panic!("{name}: {error}"));
     let extents = loaded.extents(superblock.geometry(), &visitor.extents);
     Cache { superblock, loaded, extents, nodes: visitor.nodes, image }

@@ -18,8 +18,11 @@
 //! those entries of the journal that count. Each bucket is read as a node at most once, so that a
 //! tree of any damage ends.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::ops::{ControlFlow, Range};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use super::extents::{ExtentMap, overlay};
 use super::journal::{ByteRange, EntryFault, Header, Located, Ring, RingFault, scan};
@@ -48,6 +51,22 @@ pub trait Source {
         &mut self,
         ranges: &[Range<u64>],
     ) -> impl Future<Output = Result<Vec<Result<Vec<u8>, String>>, Self::Error>>;
+}
+
+/// A device in memory.
+impl Source for &[u8] {
+    type Error = Infallible;
+
+    async fn read(
+        &mut self,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Result<Vec<u8>, String>>, Infallible> {
+        let bytes = |range: &Range<u64>| {
+            let range = range.start as usize * SECTOR_BYTES..range.end as usize * SECTOR_BYTES;
+            self.get(range).map(<[u8]>::to_vec).ok_or_else(|| "beyond the end".to_owned())
+        };
+        Ok(ranges.iter().map(bytes).collect())
+    }
 }
 
 /// What is told while a cache is read.
@@ -275,6 +294,25 @@ pub async fn load<S: Source, V: Visitor>(
     }
     let buckets = walk.buckets;
     Ok(Loaded { newest, ring, torn, journal, buckets, volumes, priorities })
+}
+
+/// Reads a cache from a source that never waits.
+///
+/// # Errors
+/// As [`load`].
+///
+/// # Panics
+/// The source waits.
+pub fn load_now<S: Source, V: Visitor>(
+    mut source: S,
+    superblock: &CacheSuperblock,
+    visitor: &mut V,
+) -> Result<Loaded, LoadError<S::Error>> {
+    let loading = pin!(load(&mut source, superblock, visitor));
+    match loading.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(loaded) => loaded,
+        Poll::Pending => panic!("a source waits, and nobody would wake it"),
+    }
 }
 
 struct Loader<'a, S, V> {

@@ -11,6 +11,7 @@
 //!
 //! Source of the layout: the format's documentation, `docs/formats/bcache.md`.
 
+pub mod build;
 mod crc;
 mod error;
 pub mod extents;

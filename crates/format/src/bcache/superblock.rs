@@ -200,6 +200,8 @@ pub struct NewBacking {
     pub data_offset: u64,
     /// What happens with writes.
     pub mode: CacheMode,
+    /// How it stands to its cache.
+    pub state: BackingState,
     /// A name.
     pub label: [u8; 32],
 }
@@ -545,8 +547,7 @@ impl BackingSuperblock {
         bytes.0.label = new.label;
         let mut superblock = BackingSuperblock { bytes };
         superblock.set_mode(new.mode);
-        let state = if new.set_uuid.is_zero() { BackingState::None } else { BackingState::Clean };
-        superblock.set_state(state);
+        superblock.set_state(new.state);
         Bytes::verified(&superblock.encode()).and_then(BackingSuperblock::validated)
     }
 

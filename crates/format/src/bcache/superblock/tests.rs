@@ -23,6 +23,7 @@ fn new_backing() -> NewBacking {
         block_sectors: 8,
         data_offset: 64,
         mode: CacheMode::Writeback,
+        state: BackingState::Clean,
         label: *b"disk\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
     }
 }
@@ -77,7 +78,7 @@ fn a_backing_device_reads_as_it_was_made() {
         let read = Superblock::decode(&backing.encode());
         assert_eq!(read, Ok(Superblock::Backing(backing.clone())));
     }
-    let old = NewBacking { data_offset: DATA_OFFSET, set_uuid: Uuid::ZERO, ..new_backing() };
+    let old = NewBacking { data_offset: DATA_OFFSET, state: BackingState::None, ..new_backing() };
     let old = BackingSuperblock::fresh(&old).expect("legal");
     assert_eq!((old.version(), old.data_offset(), old.state()), (1, 16, BackingState::None));
 }

@@ -12,6 +12,7 @@
 //! Source of the layout: the format's documentation, `docs/formats/bcache.md`.
 
 pub mod build;
+pub mod check;
 mod crc;
 mod error;
 pub mod extents;

@@ -1,0 +1,301 @@
+//! Each damage of a small set is found, or changes nothing of what is served.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::bcache::build::Builder;
+use crate::bcache::journal::{self, Header};
+use crate::bcache::load::load_now;
+use crate::bcache::node::encode_set;
+use crate::bcache::{
+    CacheMode, Generation, NewBacking, NewCache, Pointer, Replacement, SetMagic, Uuid,
+};
+
+const BUCKET_SECTORS: u64 = 8;
+const BUCKETS: u64 = 600;
+const BACKING_SECTORS: u64 = 4096;
+
+fn uuid(byte: u8) -> Uuid {
+    Uuid([byte; 16])
+}
+
+fn fresh() -> CacheSuperblock {
+    let new = NewCache {
+        uuid: uuid(1),
+        set_uuid: uuid(2),
+        block_sectors: 1,
+        bucket_sectors: BUCKET_SECTORS,
+        device_sectors: BUCKETS * BUCKET_SECTORS,
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    CacheSuperblock::fresh(&new).expect("legal")
+}
+
+fn backing(state: BackingState) -> Backing {
+    let new = NewBacking {
+        uuid: uuid(3),
+        set_uuid: uuid(2),
+        block_sectors: 1,
+        data_offset: 16,
+        mode: CacheMode::Writeback,
+        state,
+        label: [0; 32],
+    };
+    let superblock = BackingSuperblock::fresh(&new);
+    Backing { superblock, device_sectors: BACKING_SECTORS }
+}
+
+/// A set of one volume with `count` extents of a sector, every other one dirty, and the superblock
+/// in its place.
+fn set(count: u64) -> Vec<u8> {
+    let mut image = Vec::new();
+    let fresh = fresh();
+    let mut builder = Builder::new(&fresh, 77, &mut image);
+    for index in 0..count {
+        let extent = Key::new(0, 17 + index * 2, 1).with_dirty(index % 2 == 0);
+        builder.add(extent).expect("there is room");
+    }
+    let volume = UuidEntry { uuid: uuid(3), ..UuidEntry::default() };
+    let superblock = builder.finish(&[volume]).expect("there is room");
+    image.resize(BUCKETS as usize * BUCKET_SECTORS as usize * SECTOR_BYTES, 0);
+    image[4096..8192].copy_from_slice(&superblock.encode());
+    image
+}
+
+fn checked(image: &[u8], backings: &[Backing]) -> Report {
+    let mut source = image;
+    let sectors = (image.len() / SECTOR_BYTES) as u64;
+    let checking = pin!(check(&mut source, sectors, backings));
+    match checking.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(report)) => report,
+        other => panic!("an image never waits: {other:?}"),
+    }
+}
+
+/// Takes the extents, and refuses every fault.
+struct Strict(Vec<Key>);
+
+impl Visitor for Strict {
+    fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+
+    fn extent(&mut self, key: Key) {
+        self.0.push(key);
+    }
+}
+
+fn superblock_of(image: &[u8]) -> CacheSuperblock {
+    match Superblock::decode(&image[4096..8192]) {
+        Ok(Superblock::Cache(superblock)) => superblock,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a server that accepts no fault would serve: the extents, and the volume of inode 0.
+fn served(image: &[u8]) -> Option<(Vec<Key>, Uuid)> {
+    let Ok(Superblock::Cache(superblock)) = Superblock::decode(&image[4096..8192]) else {
+        return None;
+    };
+    let mut strict = Strict(Vec::new());
+    let loaded = load_now(image, &superblock, &mut strict).ok()?;
+    Some((loaded.extents(superblock.geometry(), &strict.0), loaded.volumes[0].uuid))
+}
+
+/// Where the set has metadata, in bytes.
+fn metadata(image: &[u8]) -> Vec<usize> {
+    struct Nodes(Vec<u64>);
+    impl Visitor for Nodes {
+        fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+            ControlFlow::Break(())
+        }
+        fn node(&mut self, at: &NodePlace, _: &Node<'_>) {
+            self.0.extend(at.key.cached_at().map(Pointer::sector));
+        }
+        fn extent(&mut self, _: Key) {}
+    }
+    let superblock = superblock_of(image);
+    let geometry = *superblock.geometry();
+    let mut nodes = Nodes(Vec::new());
+    let loaded = load_now(image, &superblock, &mut nodes).expect("it is sound");
+    let buckets = superblock.journal_buckets().chain(loaded.priorities.iter().copied());
+    let uuids = loaded.newest.uuids.cached_at().expect("it has some").sector();
+    let sectors = buckets.map(|bucket| geometry.sector_of(bucket)).chain(nodes.0).chain([uuids]);
+    let mut bytes: Vec<usize> = (4096..8192).collect();
+    for sector in sectors {
+        let begin = sector as usize * SECTOR_BYTES;
+        bytes.extend(begin..begin + BUCKET_SECTORS as usize * SECTOR_BYTES);
+    }
+    bytes
+}
+
+fn words(image: &[u8], backings: &[Backing]) -> Vec<String> {
+    checked(image, backings).findings.iter().map(Finding::to_string).collect()
+}
+
+#[test]
+fn a_sound_set_has_no_findings() {
+    let report = checked(&set(300), &[backing(BackingState::Dirty)]);
+    assert_eq!(report.findings, []);
+    assert_eq!((report.severity, report.findings_left_out), (Severity::Sound, 0));
+    assert_eq!((report.totals.extents, report.totals.dirty_sectors), (300, 150));
+    assert_eq!((report.totals.nodes, report.totals.journal_entries), (4, 1));
+    assert_eq!(report.totals.data_buckets, 300_u64.div_ceil(BUCKET_SECTORS));
+    assert_eq!(report.volumes.len(), 1);
+    assert!(report.suspect.is_empty());
+}
+
+#[test]
+fn what_a_backing_device_says_is_checked_against_its_cache() {
+    let image = set(20);
+    let say = |state| words(&image, &[backing(state)]);
+    let id = "backing device 03030303-0303-0303-0303-030303030303: state: found";
+    let clean = "clean, expected dirty (the cache has 10 sectors that it lacks)";
+    assert_eq!(say(BackingState::Clean), [format!("{id} {clean}")]);
+    let stale = "stale (it was used without its cache, which has 10 sectors that it lacks)";
+    assert_eq!(say(BackingState::Stale), [format!("{id} {stale}")]);
+
+    let short = Backing { device_sectors: 40, ..backing(BackingState::Dirty) };
+    let found = checked(&image, &[short]).findings;
+    assert_eq!(found.len(), 8, "the extents from sector 40 on: {found:?}");
+    assert!(found.iter().all(|it| matches!(it, Finding::Beyond { .. })));
+
+    let mut other = backing(BackingState::Dirty);
+    other.superblock.as_mut().expect("legal").set_set_uuid(uuid(9));
+    let found = checked(&image, &[other]).findings;
+    assert!(matches!(found[..], [Finding::OtherSet { .. }]), "{found:?}");
+}
+
+#[test]
+fn a_torn_last_entry_is_told_from_damage() {
+    let mut image = set(20);
+    let superblock = superblock_of(&image);
+    let loaded = load_now(&image[..], &superblock, &mut Strict(Vec::new())).expect("sound");
+    let next = Header { seq: 2, ..loaded.newest };
+    let mut entry = journal::encode(&next, &[], superblock.set_uuid().set_magic(), 512);
+    entry[0] ^= 1;
+    let ring_bucket = superblock.journal_buckets().start + 1;
+    let begin = (superblock.geometry().sector_of(ring_bucket) as usize + 1) * SECTOR_BYTES;
+    image[begin..begin + entry.len()].copy_from_slice(&entry);
+    let report = checked(&image, &[]);
+    assert_eq!(report.severity, Severity::SoundAfterRecovery);
+    let said = report.findings[0].to_string();
+    assert!(said.ends_with("(possibly a torn last entry)"), "{said}");
+}
+
+/// A leaf as the root of a small set, with other keys.
+fn with_leaf(keys: &[Key]) -> Vec<u8> {
+    let mut image = set(4);
+    let superblock = superblock_of(&image);
+    let loaded = load_now(&image[..], &superblock, &mut Strict(Vec::new())).expect("sound");
+    let root = loaded.newest.root.cached_at().expect("it leads somewhere");
+    let magic: SetMagic = superblock.set_uuid().set_magic();
+    let mut bytes = Vec::new();
+    encode_set(&mut bytes, root, magic, 5, keys, 512);
+    bytes.resize(BUCKET_SECTORS as usize * SECTOR_BYTES, 0);
+    let begin = root.sector() as usize * SECTOR_BYTES;
+    image[begin..begin + bytes.len()].copy_from_slice(&bytes);
+    image
+}
+
+fn at(start: u64, sector: u64, generation: u8) -> Key {
+    Key::new(0, start + 2, 2).at(Pointer::new(sector, Generation(generation)))
+}
+
+#[test]
+fn extents_that_share_a_sector_or_lie_in_metadata_are_found() {
+    let data = superblock_of(&set(4)).journal_buckets().end * BUCKET_SECTORS;
+    let found = words(&with_leaf(&[at(16, data, 0), at(20, data + 1, 0)]), &[]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("found its sectors in"), "{found:?}");
+    let journal = superblock_of(&set(4)).journal_buckets().start * BUCKET_SECTORS;
+    let found = words(&with_leaf(&[at(16, journal, 0)]), &[]);
+    assert_eq!(found, ["bucket 3: found data in it, expected the journal alone"]);
+}
+
+#[test]
+fn stale_keys_are_sound_unless_they_were_dirty_or_are_too_old() {
+    let data = superblock_of(&set(4)).journal_buckets().end * BUCKET_SECTORS;
+    // The second key raises the generation of the bucket of both.
+    let set = |first: Key| with_leaf(&[first, at(20, data + 2, 10), at(24, data + 4, 100)]);
+    assert_eq!(words(&set(at(16, data, 99)), &[]), Vec::<String>::new());
+    let dirty = words(&set(at(16, data, 99).with_dirty(true)), &[]);
+    assert_eq!(dirty.len(), 1);
+    assert!(dirty[0].ends_with("found its bucket reused 1 times: its data is lost"), "{dirty:?}");
+    let old = words(&set(at(16, data, 3)), &[]);
+    assert!(old[0].ends_with("found its bucket reused 97 times, expected at most 96"), "{old:?}");
+}
+
+#[test]
+fn extents_of_no_volume_are_found() {
+    let data = superblock_of(&set(4)).journal_buckets().end * BUCKET_SECTORS;
+    let stray = Key::new(7, 18, 2).at(Pointer::new(data, Generation(0))).with_dirty(true);
+    let found = words(&with_leaf(&[stray]), &[]);
+    assert_eq!(
+        found,
+        ["inode 7: found 1 extents, 2 sectors of them dirty, expected none (no volume)"]
+    );
+}
+
+#[test]
+fn a_damaged_leaf_makes_its_range_suspect() {
+    let mut image = set(300);
+    let superblock = superblock_of(&image);
+    struct Leaves(Vec<NodePlace>);
+    impl Visitor for Leaves {
+        fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+            ControlFlow::Break(())
+        }
+        fn node(&mut self, at: &NodePlace, _: &Node<'_>) {
+            self.0.push(*at);
+        }
+        fn extent(&mut self, _: Key) {}
+    }
+    let mut leaves = Leaves(Vec::new());
+    load_now(&image[..], &superblock, &mut leaves).expect("sound");
+    let second = leaves.0.iter().filter(|place| place.level == 0).nth(1).expect("there are three");
+    let sector = second.key.cached_at().expect("it leads somewhere").sector() as usize;
+    image[sector * SECTOR_BYTES + 100] ^= 1;
+    let report = checked(&image, &[]);
+    assert_eq!(report.severity, Severity::Damaged);
+    assert_eq!(report.suspect, [second.after..second.key.position()]);
+    assert!(report.totals.extents > 100, "the others are counted");
+}
+
+#[test]
+fn each_flipped_bit_of_the_metadata_is_found_or_changes_nothing() {
+    let image = set(300);
+    let expected = served(&image).expect("it is sound");
+    let backings = [backing(BackingState::Dirty)];
+    // Each byte, one of its bits; which one differs from byte to byte.
+    for (index, byte) in metadata(&image).into_iter().enumerate() {
+        let mut damaged = image.clone();
+        damaged[byte] ^= 1 << (index % 8);
+        let report = checked(&damaged, &backings);
+        if report.severity == Severity::Sound {
+            assert!(served(&damaged).as_ref() == Some(&expected), "byte {byte}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn damage_of_any_kind_ends_in_a_report(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<[u8; 8]>()), 1..8),
+    ) {
+        let mut image = set(300);
+        let metadata = metadata(&image);
+        for (at, bytes) in changes {
+            let at = *at.get(&metadata);
+            image[at..at + 8].copy_from_slice(&bytes);
+        }
+        let report = checked(&image, &[backing(BackingState::Dirty)]);
+        if let (Severity::Damaged, true) = (report.severity, report.findings.is_empty()) {
+            prop_assert!(false, "a severity without a finding");
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cairn_format::writecache::{
     ENTRY_BYTES, ENTRY_FIELDS, MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, VERSION,
 };
-use cairn_format::{Field, snapshot, thin};
+use cairn_format::{Field, bcache, snapshot, thin};
 
 fn document(name: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats");
@@ -86,4 +86,19 @@ fn the_thin_tables_match_the_codec() {
     let salts: Vec<_> = salts.iter().map(|row| (row[0], row[1].to_owned())).collect();
     let coded = thin::Kind::ALL.map(|kind| (kind.name(), kind.salt().to_string()));
     assert_eq!(salts, coded);
+}
+
+#[test]
+fn the_bcache_tables_match_the_codec() {
+    use bcache::{journal, node, priorities, superblock, uuids};
+
+    let document = document("bcache.md");
+    let matches = |heading, fields: &[Field], size| {
+        assert_fields(&table(&document, heading), fields, size);
+    };
+    matches("### Superblock, 4096 bytes", &superblock::SUPERBLOCK_FIELDS, bcache::SUPERBLOCK_BYTES);
+    matches("### Set of keys, 32 bytes", &node::SET_FIELDS, node::SET_HEADER_BYTES);
+    matches("### Journal entry, 240 bytes", &journal::ENTRY_FIELDS, journal::ENTRY_HEADER_BYTES);
+    matches("### Priorities, 40 bytes", &priorities::PRIORITIES_FIELDS, priorities::HEADER_BYTES);
+    matches("### Volume, 128 bytes", &uuids::UUID_FIELDS, uuids::ENTRY_BYTES);
 }

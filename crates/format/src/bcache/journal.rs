@@ -47,7 +47,7 @@ macro_rules! field {
 }
 
 /// Where each field of the header of an entry lies.
-pub const ENTRY_FIELDS: [Field; 10] = [
+pub const ENTRY_FIELDS: [Field; 11] = [
     field!(csum, 8),
     field!(magic, 8),
     field!(seq, 8),
@@ -57,6 +57,7 @@ pub const ENTRY_FIELDS: [Field; 10] = [
     field!(uuid_bucket, 64),
     field!(btree_root, 64),
     field!(btree_level, 2),
+    field!(pad, 6),
     field!(prio_bucket, 64),
 ];
 

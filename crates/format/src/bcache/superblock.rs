@@ -74,7 +74,7 @@ macro_rules! field {
 }
 
 /// Where each field of the superblock lies.
-pub const SUPERBLOCK_FIELDS: [Field; 22] = [
+pub const SUPERBLOCK_FIELDS: [Field; 24] = [
     field!(csum, 8),
     field!(offset, 8),
     field!(version, 8),
@@ -97,6 +97,8 @@ pub const SUPERBLOCK_FIELDS: [Field; 22] = [
     field!(first_bucket, 2),
     field!(keys, 2),
     field!(d, 2048),
+    field!(bucket_size_hi, 2),
+    field!(tail, 1838),
 ];
 
 const _: () = {

@@ -54,7 +54,7 @@ macro_rules! field {
 }
 
 /// Where each field of an entry lies.
-pub const UUID_FIELDS: [Field; 7] = [
+pub const UUID_FIELDS: [Field; 8] = [
     field!(uuid, 16),
     field!(label, 32),
     field!(first_reg, 4),
@@ -62,6 +62,7 @@ pub const UUID_FIELDS: [Field; 7] = [
     field!(invalidated, 4),
     field!(flags, 4),
     field!(sectors, 8),
+    field!(pad, 56),
 ];
 
 const _: () = {

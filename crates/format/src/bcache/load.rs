@@ -308,9 +308,16 @@ pub fn load_now<S: Source, V: Visitor>(
     superblock: &CacheSuperblock,
     visitor: &mut V,
 ) -> Result<Loaded, LoadError<S::Error>> {
-    let loading = pin!(load(&mut source, superblock, visitor));
-    match loading.poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(loaded) => loaded,
+    now(load(&mut source, superblock, visitor))
+}
+
+/// The result of a future over sources that never wait.
+///
+/// # Panics
+/// It waits.
+pub fn now<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
         Poll::Pending => panic!("a source waits, and nobody would wake it"),
     }
 }

@@ -1,0 +1,185 @@
+//! bcache caches and backing devices for the tools.
+
+pub mod check;
+pub mod dump;
+
+use std::convert::Infallible;
+use std::ops::Range;
+use std::path::Path;
+
+use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
+use cairn_format::bcache::check::{Backing, Report, Volume, check};
+use cairn_format::bcache::load;
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Error, Replacement,
+    SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+};
+use cairn_outcome::failure::Outcome;
+use serde_json::{Value, json};
+
+use crate::source::Source;
+
+/// A device whose sectors are counted from a first one.
+pub struct Sectors<'a> {
+    source: &'a Source,
+    start_sector: u64,
+}
+
+impl load::Source for Sectors<'_> {
+    type Error = Infallible;
+
+    async fn read(
+        &mut self,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Result<Vec<u8>, String>>, Infallible> {
+        Ok(ranges.iter().map(|range| self.bytes(range)).collect())
+    }
+}
+
+impl Sectors<'_> {
+    fn bytes(&self, range: &Range<u64>) -> Result<Vec<u8>, String> {
+        let length = (range.end - range.start) * SECTOR_BYTES;
+        let begin = (self.start_sector + range.start) * SECTOR_BYTES;
+        if begin.checked_add(length).is_none_or(|end| end > self.source.bytes) {
+            return Err("it lies beyond the end of the device".to_owned());
+        }
+        let mut bytes = vec![0; length as usize];
+        match self.source.read_into(begin, &mut bytes) {
+            Ok(()) => Ok(bytes),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// The superblock of a device that begins at `start_sector`.
+///
+/// # Errors
+/// The device cannot be read.
+pub fn superblock(source: &Source, start_sector: u64) -> Outcome<Result<Superblock, Error>> {
+    let offset = (start_sector + SUPERBLOCK_SECTOR) * SECTOR_BYTES;
+    let room = source.bytes.saturating_sub(offset).min(SUPERBLOCK_BYTES as u64);
+    let bytes = source.bytes_at(offset, room as usize)?;
+    Ok(Superblock::decode(&bytes))
+}
+
+/// Checks a cache that begins at `start_sector`, and what these backing devices say of it.
+///
+/// # Errors
+/// A device cannot be read.
+pub fn report(
+    source: &Source,
+    start_sector: u64,
+    backings: &[impl AsRef<Path>],
+) -> Outcome<Report> {
+    let backings: Vec<Backing> =
+        backings.iter().map(|path| backing(path.as_ref())).collect::<Outcome<_>>()?;
+    let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
+    let mut sectors_of = Sectors { source, start_sector };
+    let Ok(report) = load::now(check(&mut sectors_of, sectors, &backings));
+    Ok(report)
+}
+
+fn backing(path: &Path) -> Outcome<Backing> {
+    let source = Source::read(path)?;
+    let superblock = superblock(&source, 0)?.and_then(|superblock| match superblock {
+        Superblock::Backing(backing) => Ok(backing),
+        Superblock::Cache(_) => {
+            Err(Error::Kind { found: "a cache device", expected: "a backing device" })
+        }
+    });
+    Ok(Backing { superblock, device_sectors: source.bytes / SECTOR_BYTES })
+}
+
+/// What keeps a tool from reading a cache.
+fn damaged(source: &Source, error: impl std::fmt::Display) -> ConfigError {
+    ConfigError::new(ConfigKind::Damaged, &source.name, error.to_string())
+}
+
+/// The superblock of a cache with stable field names.
+pub fn cache_json(superblock: &CacheSuperblock) -> Value {
+    let geometry = superblock.geometry();
+    let journal = superblock.journal_buckets();
+    json!({
+        "version": superblock.version(),
+        "uuid": superblock.uuid().to_string(),
+        "set_uuid": superblock.set_uuid().to_string(),
+        "in_use": superblock.is_in_use(),
+        "discard": superblock.discards(),
+        "replacement": replacement_word(superblock.replacement()),
+        "seq": superblock.seq(),
+        "last_mount": superblock.last_mount(),
+        "features": superblock.features(),
+        "block_sectors": geometry.block_sectors(),
+        "bucket_sectors": geometry.bucket_sectors(),
+        "buckets": geometry.buckets(),
+        "first_bucket": geometry.usable().start,
+        "journal_buckets": journal.end - journal.start,
+    })
+}
+
+/// The superblock of a backing device with stable field names.
+pub fn backing_json(superblock: &BackingSuperblock) -> Value {
+    let set = superblock.set_uuid();
+    json!({
+        "version": superblock.version(),
+        "uuid": superblock.uuid().to_string(),
+        "set_uuid": (!set.is_zero()).then(|| set.to_string()),
+        "label": superblock.label(),
+        "mode": mode_word(superblock.mode()),
+        "state": state_word(superblock.state()),
+        "data_offset": superblock.data_offset(),
+        "block_sectors": superblock.block_sectors(),
+        "last_mount": superblock.last_mount(),
+    })
+}
+
+/// What was counted of a volume, with stable field names.
+fn volume_json(volume: &Volume) -> Value {
+    let entry = &volume.entry;
+    json!({
+        "inode": volume.inode,
+        "uuid": entry.uuid.to_string(),
+        "label": entry.label_text(),
+        "state": volume_word(volume),
+        "size_sectors": entry.is_flash_only().then_some(entry.sectors),
+        "extents": volume.extents,
+        "cached_sectors": volume.sectors,
+        "dirty_sectors": volume.dirty_sectors,
+    })
+}
+
+fn volume_word(volume: &Volume) -> &'static str {
+    match &volume.entry {
+        entry if entry.is_empty() => "unknown",
+        entry if !entry.is_live() => "detached",
+        entry if entry.is_flash_only() => "flash",
+        _ => "attached",
+    }
+}
+
+fn replacement_word(replacement: Replacement) -> &'static str {
+    match replacement {
+        Replacement::Lru => "lru",
+        Replacement::Fifo => "fifo",
+        Replacement::Random => "random",
+    }
+}
+
+fn mode_word(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::Writethrough => "writethrough",
+        CacheMode::Writeback => "writeback",
+        CacheMode::Writearound => "writearound",
+        CacheMode::None => "none",
+    }
+}
+
+/// The state of a backing device in the kernel's words.
+fn state_word(state: BackingState) -> &'static str {
+    match state {
+        BackingState::None => "no cache",
+        BackingState::Clean => "clean",
+        BackingState::Dirty => "dirty",
+        BackingState::Stale => "inconsistent",
+    }
+}

@@ -19,17 +19,25 @@ pub enum FormatCommand {
     PoolData(FormatPoolDataArgs),
 }
 
-/// The arguments of every `format`.
+/// What a `format` may lose.
+#[derive(Args, Clone, Copy)]
+pub struct LeaveArgs {
+    /// Format a device that is not blank: its content is lost
+    #[arg(long)]
+    pub yes: bool,
+    /// Lose the dirty data of a cache, which its origin does not have (with --yes)
+    #[arg(long, requires = "yes")]
+    pub discard_dirty: bool,
+}
+
+/// The arguments of a `format` of one device.
 #[derive(Args)]
 pub struct FormatArgs {
     /// The device
     pub device: PathBuf,
-    /// Format a device that is not blank: its content is lost
-    #[arg(long)]
-    pub yes: bool,
-    /// Lose the dirty blocks of a cache, which its origin does not have (with --yes)
-    #[arg(long, requires = "yes")]
-    pub discard_dirty: bool,
+    /// What may be lost
+    #[command(flatten)]
+    pub leave: LeaveArgs,
 }
 
 /// `format writecache`
@@ -79,18 +87,28 @@ pub struct FormatPoolDataArgs {
 /// `check`
 #[derive(Args)]
 pub struct CheckArgs {
-    /// The devices, and how they are shown
+    /// Files or block devices
+    #[arg(required_unless_present = "backing")]
+    pub devices: Vec<PathBuf>,
+    /// Where the header is
     #[command(flatten)]
-    pub devices: DevicesArgs,
+    pub place: PlaceArgs,
     /// The origin device, to find blocks or chunks that lie beyond its end
     #[arg(long)]
     pub origin: Option<PathBuf>,
     /// The data device of a thin pool, to find mappings beyond its end
     #[arg(long)]
     pub data: Option<PathBuf>,
+    /// A backing device of a bcache cache, to check what it says against the cache; repeatable.
+    /// Without a cache: what it says itself
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["data", "origin"])]
+    pub backing: Vec<PathBuf>,
     /// Check the metadata snapshot of a thin pool; the pool may be in use
     #[arg(long)]
     pub metadata_snapshot: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `dump`

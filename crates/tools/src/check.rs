@@ -1,15 +1,15 @@
-//! `cairn check`: is a cache, a store or a pool sound? The worst of several decides the exit code.
+//! `cairn check`: is a cache, a store, a pool or a bcache device sound? The worst of several decides the exit code.
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::Severity;
-use cairn_outcome::failure::Outcome;
+use cairn_outcome::failure::{Outcome, wrong};
 use cairn_outcome::{exit, stdout};
 use serde_json::{Value, json};
 
 use super::kind::{FORMATS, Kind, not_a};
 use super::source::{Source, sectors};
 use super::verdict::Verdict;
-use super::{snapshot, thin, writecache};
+use super::{bcache, snapshot, thin, writecache};
 use crate::args::CheckArgs;
 
 /// Runs the verb.
@@ -18,7 +18,7 @@ use crate::args::CheckArgs;
 /// A device cannot be read, or holds a format that the tools cannot read. The verdicts of the
 /// devices before it are printed.
 pub fn run(args: &CheckArgs) -> Outcome<u8> {
-    let as_json = args.devices.json;
+    let as_json = args.json;
     let mut values = Vec::new();
     let judged = judge(args, &mut |device, verdict| match as_json {
         true => {
@@ -35,7 +35,7 @@ pub fn run(args: &CheckArgs) -> Outcome<u8> {
 
 /// Checks the devices in order and returns the exit code.
 fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) -> Outcome<u8> {
-    let (devices, held) = (&args.devices, args.metadata_snapshot);
+    let held = args.metadata_snapshot;
     let data_sectors = match (&args.data, held) {
         // The device may be in use: only its size is read.
         (Some(data), true) => Some(Source::read_beside(data)?.bytes / SECTOR_BYTES),
@@ -44,11 +44,17 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
     let origin_sectors = sectors(args.origin.as_deref())?;
     let mut code = exit::OK;
     // `--origin` does not decide the format: a cache and an exception store both have one.
-    let given = data_sectors.map(|_| Kind::Thin);
-    for device in &devices.devices {
+    let given = match args.backing.is_empty() {
+        true => data_sectors.map(|_| Kind::Thin),
+        false => Some(Kind::Bcache),
+    };
+    let devices = if args.devices.is_empty() { &args.backing } else { &args.devices };
+    for device in devices {
         let source = thin::open(device, held)?;
-        let start_sector = devices.place.start_sector;
-        let verdict = match kind_of(&source, start_sector, given)? {
+        let start_sector = args.place.start_sector;
+        let kind = kind_of(&source, start_sector, given)?;
+        refuse_backing(args, &source, kind)?;
+        let verdict = match kind {
             Some(Kind::Thin) if held => thin::check::held(&source, start_sector, data_sectors)?,
             Some(Kind::Thin) => thin::check::verdict(&source, start_sector, data_sectors)?,
             _ if held => return Err(thin::no_metadata(&source)),
@@ -58,12 +64,23 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
             Some(Kind::Snapshot) => {
                 snapshot::check::verdict(&source, start_sector, origin_sectors)?
             }
+            Some(Kind::Bcache) => bcache::check::verdict(&source, start_sector, &args.backing)?,
+            Some(Kind::BcacheBacking) => bcache::check::backing_verdict(&source, start_sector)?,
             None => unknown(),
         };
         code = exit::worst(code, verdict.severity.exit_code());
         told(&source.name, &verdict)?;
     }
     Ok(code)
+}
+
+/// Refuses backing devices of what has none.
+fn refuse_backing(args: &CheckArgs, source: &Source, kind: Option<Kind>) -> Outcome<()> {
+    let is_alone = args.devices.is_empty() || args.backing.is_empty();
+    match is_alone || kind == Some(Kind::Bcache) {
+        true => Ok(()),
+        false => Err(wrong(&source.name, "--backing", "no bcache cache", "one")),
+    }
 }
 
 /// The format of a device; refuses a device with another signature. If there is no signature, the

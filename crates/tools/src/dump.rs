@@ -1,10 +1,10 @@
-//! `cairn dump`: the metadata of a cache, a store or a pool, readable.
+//! `cairn dump`: the metadata of a cache, a store, a pool or a bcache device, readable.
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::Outcome;
 
 use super::kind::{FORMATS, Kind, not_a};
-use super::{snapshot, thin, writecache};
+use super::{bcache, snapshot, thin, writecache};
 use crate::args::DumpArgs;
 
 /// Runs the verb.
@@ -27,6 +27,9 @@ pub fn run(args: &DumpArgs) -> Outcome<u8> {
         _ if args.metadata_snapshot => Err(thin::no_metadata(&source)),
         Some(Kind::Snapshot) => snapshot::dump::show(&source, start_sector, all, as_json),
         Some(Kind::Writecache) => writecache::dump::show(&source, start_sector, all, as_json),
+        Some(Kind::Bcache | Kind::BcacheBacking) => {
+            bcache::dump::show(&source, start_sector, all, as_json)
+        }
         None => {
             let detail = not_a(FORMATS, &found);
             Err(ConfigError::new(ConfigKind::Damaged, &source.name, detail))

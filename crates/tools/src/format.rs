@@ -18,10 +18,10 @@ use cairn_outcome::stdout;
 
 use super::source::{OwnRemainder, Source, refuse_unless_blank};
 use super::thin::output::Leave;
-use super::{snapshot, thin, writecache};
+use super::{dirty, snapshot, thin};
 use crate::args::{
-    FormatArgs, FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
-    FormatWritecacheArgs, bytes,
+    FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
+    FormatWritecacheArgs, LeaveArgs, bytes,
 };
 
 /// Bytes of one write.
@@ -54,7 +54,7 @@ fn format_writecache(args: &FormatWritecacheArgs) -> Outcome<u8> {
         start => format!(" --block-size {} --start-sector {start}", args.block_size),
     };
     let place: (u64, OwnRemainder) = (start_sector, Geometry::is_interrupted_format);
-    make_way(&source, &args.format, place, &way_on("writecache", &source.name, &options))?;
+    make_way(&source, args.format.leave, place, &way_on("writecache", &source.name, &options))?;
     write_cache(&source, start_sector * SECTOR_BYTES, &geometry)?;
     let (name, blocks, bytes) = (&source.name, geometry.n_blocks(), block_size.bytes());
     stdout::print(&format!("{name}: {blocks} blocks of {bytes} bytes\n"))
@@ -69,7 +69,7 @@ fn format_snapshot(args: &FormatSnapshotArgs) -> Outcome<u8> {
     let chunk = ChunkSize::new(args.chunk).map_err(unfit)?;
     snapshot::format::check_size(name, chunk, source.bytes)?;
     let options = format!(" --chunk {}", args.chunk);
-    make_way(&source, &args.format, (0, |_| false), &way_on("snapshot", name, &options))?;
+    make_way(&source, args.format.leave, (0, |_| false), &way_on("snapshot", name, &options))?;
     snapshot::format::format(&source, chunk)?;
     stdout::print(&format!("{name}: an empty store with chunks of {} sectors\n", args.chunk))
 }
@@ -77,7 +77,8 @@ fn format_snapshot(args: &FormatSnapshotArgs) -> Outcome<u8> {
 fn format_thin_pool(args: &FormatThinPoolArgs) -> Outcome<u8> {
     let path = &args.format.device;
     let block_bytes = bytes("--block-size", &args.block_size)?;
-    let leave = Leave { yes: args.format.yes, discard_dirty: args.format.discard_dirty };
+    let LeaveArgs { yes, discard_dirty } = args.format.leave;
+    let leave = Leave { yes, discard_dirty };
     thin::format::run(path, block_bytes, leave)?;
     let name = path.display();
     stdout::print(&format!("{name}: an empty pool with data blocks of {block_bytes} bytes\n"))
@@ -85,20 +86,20 @@ fn format_thin_pool(args: &FormatThinPoolArgs) -> Outcome<u8> {
 
 fn format_pool_data(args: &FormatPoolDataArgs) -> Outcome<u8> {
     let source = Source::write(&args.format.device)?;
-    make_way(&source, &args.format, (0, |_| false), &way_on("pool-data", &source.name, ""))?;
+    make_way(&source, args.format.leave, (0, |_| false), &way_on("pool-data", &source.name, ""))?;
     stdout::print(&format!("{}: blank\n", source.name))
 }
 
 /// Makes the range from a start sector on blank; one that is not blank needs `--yes`.
 fn make_way(
     source: &Source,
-    args: &FormatArgs,
+    leave: LeaveArgs,
     (start_sector, is_own_remainder): (u64, OwnRemainder),
     way_on: &str,
 ) -> Outcome<()> {
-    writecache::refuse_dirty(source, start_sector, args.discard_dirty)?;
+    dirty::refuse(source, start_sector, leave.discard_dirty)?;
     let found = source.judge(start_sector, is_own_remainder)?;
-    if !args.yes {
+    if !leave.yes {
         return refuse_unless_blank(&source.name, &found, way_on);
     }
     match found.is_blank() {

@@ -10,7 +10,8 @@ use super::source::Source;
 /// How many blocks are searched for those of a pool.
 const POOL_BLOCKS: u64 = 64;
 /// What the tools can read.
-pub const FORMATS: &str = "a dm-writecache cache, a dm-snapshot store or a dm-thin metadata device";
+pub const FORMATS: &str =
+    "a dm-writecache cache, a dm-snapshot store, a dm-thin metadata device or a bcache device";
 
 /// Says that a device on which probing `found` these signatures is none of `formats`.
 pub fn not_a(formats: &str, found: &[Signature]) -> String {
@@ -30,6 +31,10 @@ pub enum Kind {
     Snapshot,
     /// The metadata of a dm-thin pool.
     Thin,
+    /// A bcache cache device.
+    Bcache,
+    /// A bcache backing device.
+    BcacheBacking,
 }
 
 impl Kind {
@@ -39,6 +44,8 @@ impl Kind {
             probe::Kind::Writecache => Some(Kind::Writecache),
             probe::Kind::Snapshot => Some(Kind::Snapshot),
             probe::Kind::ThinMetadata => Some(Kind::Thin),
+            probe::Kind::BcacheCache => Some(Kind::Bcache),
+            probe::Kind::BcacheBacking => Some(Kind::BcacheBacking),
             _ => None,
         })
     }

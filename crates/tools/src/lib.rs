@@ -8,7 +8,9 @@
 //! [`kind`] which format a device holds.
 
 pub mod args;
+mod bcache;
 pub mod check;
+mod dirty;
 pub mod dump;
 pub mod format;
 mod kind;

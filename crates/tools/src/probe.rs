@@ -1,4 +1,4 @@
-//! `cairn probe`: every signature on a device, and how many blocks of a cache are dirty.
+//! `cairn probe`: every signature on a device, and how much of a cache is dirty.
 
 use cairn_format::probe::{Kind, Signature};
 use cairn_format::writecache::check::{Report, Severity};
@@ -6,6 +6,7 @@ use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, stdout};
 use serde_json::{Value, json};
 
+use super::bcache;
 use super::source::Source;
 use super::writecache::{self, counts_json, superblock_json};
 use crate::args::DevicesArgs;
@@ -17,6 +18,8 @@ struct Found {
     signatures: Vec<Signature>,
     /// The check of the writecache, if there is one.
     cache: Option<Report>,
+    /// What a cache or a backing device of bcache says, if it is one.
+    bcache: Option<bcache::probe::Found>,
 }
 
 /// Runs the verb.
@@ -42,16 +45,20 @@ fn look(source: &Source, start_sector: u64) -> Outcome<Found> {
     let signatures = source.identify(start_sector)?;
     let is_cache = signatures.iter().any(|signature| signature.kind == Kind::Writecache);
     let cache = is_cache.then(|| writecache::check(source, start_sector, None)).transpose()?;
-    Ok(Found { device: source.name.clone(), bytes: source.bytes, signatures, cache })
+    let is_bcache = |it: &Signature| matches!(it.kind, Kind::BcacheCache | Kind::BcacheBacking);
+    let bcache = signatures.iter().any(is_bcache);
+    let bcache = bcache.then(|| bcache::probe::look(source, start_sector)).transpose()?;
+    Ok(Found { device: source.name.clone(), bytes: source.bytes, signatures, cache, bcache })
 }
 
 impl Found {
     fn exit_code(&self) -> u8 {
-        match &self.cache {
+        let cache = match &self.cache {
             Some(report) if report.severity >= Severity::Repairable => report.severity.exit_code(),
             Some(report) if report.counts.dirty() > 0 => exit::RECOVERS,
             _ => exit::OK,
-        }
+        };
+        exit::worst(cache, self.bcache.as_ref().map_or(exit::OK, |found| found.exit_code()))
     }
 
     fn text(&self) -> String {
@@ -74,6 +81,9 @@ impl Found {
                 writecache::dirty_bytes(report).div_ceil(1024),
                 report.severity
             ));
+        }
+        if let Some(found) = &self.bcache {
+            text.push_str(&found.text(&self.device));
         }
         text
     }
@@ -101,6 +111,7 @@ impl Found {
             "bytes": self.bytes,
             "signatures": self.signatures.iter().map(signature).collect::<Vec<_>>(),
             "writecache": cache,
+            "bcache": self.bcache.as_ref().map(bcache::probe::Found::json),
         })
     }
 }

@@ -5,7 +5,7 @@ use cairn_outcome::failure::{Outcome, wrong};
 
 use super::kind::{Kind, not_a};
 use super::source::Source;
-use super::{snapshot, thin, writecache};
+use super::{dirty, snapshot, thin};
 use crate::args::RepairArgs;
 
 /// The formats that can be repaired.
@@ -22,7 +22,7 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
     };
     let start_sector = args.place.start_sector;
     if args.in_place {
-        writecache::refuse_dirty(&source, start_sector, args.discard_dirty)?;
+        dirty::refuse(&source, start_sector, args.discard_dirty)?;
     }
     let found = source.identify(start_sector)?;
     let kind = match Kind::of(&found) {
@@ -46,7 +46,7 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
             refuse(&source, &options, (METADATA, STORE))?;
             thin::repair::run(&source, args)
         }
-        Some(Kind::Writecache) | None => {
+        Some(Kind::Writecache | Kind::Bcache | Kind::BcacheBacking) | None => {
             let detail = format!(
                 "{}; of a pool whose superblock is lost, give --data-block-size and --data-blocks",
                 not_a(FORMATS, &found)

@@ -164,9 +164,7 @@ fn json_of(source: &Source, cache: &CacheSuperblock, of: Option<&Contents>, all:
     value["volumes"] = volumes.map(volume).collect();
     value["priorities"] = json!(loaded.priorities);
     if all {
-        let record = |record: &cairn_format::bcache::priorities::Record| {
-            json!({ "generation": record.generation.0, "priority": record.priority })
-        };
+        let record = |record: &cairn_format::bcache::priorities::Record| json!({ "generation": record.generation.0, "priority": record.priority });
         value["buckets"] = loaded.buckets.iter().map(record).collect();
     }
     let node = |(place, sets, keys): &(NodePlace, usize, usize)| {

@@ -2,19 +2,22 @@
 
 pub mod check;
 pub mod dump;
+pub mod probe;
 
 use std::convert::Infallible;
 use std::ops::Range;
 use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
+use cairn_format::Severity;
 use cairn_format::bcache::check::{Backing, Report, Volume, check};
 use cairn_format::bcache::load;
+use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Error, Replacement,
     SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
 };
-use cairn_outcome::failure::Outcome;
+use cairn_outcome::failure::{Outcome, refused};
 use serde_json::{Value, json};
 
 use crate::source::Source;
@@ -90,6 +93,25 @@ fn backing(path: &Path) -> Outcome<Backing> {
     Ok(Backing { superblock, device_sectors: source.bytes / SECTOR_BYTES })
 }
 
+/// Refuses to overwrite dirty data of a cache that begins at this sector.
+///
+/// # Errors
+/// There is some, or there may be; or the device cannot be read.
+pub fn refuse_dirty(source: &Source, start_sector: u64) -> Outcome<()> {
+    match superblock(source, start_sector)? {
+        Ok(Superblock::Cache(cache)) if cache.is_in_use() => (),
+        _ => return Ok(()),
+    }
+    let report = report(source, start_sector, &[] as &[&Path])?;
+    let found = match report.totals.dirty_sectors {
+        0 if report.severity != Severity::Damaged => return Ok(()),
+        0 => "a damaged cache, which may have data that its backing devices do not have".to_owned(),
+        dirty => format!("a cache with {dirty} sectors that its backing devices do not have"),
+    };
+    let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
+    Err(refused(ConfigKind::Busy, &source.name, "content", found, expected))
+}
+
 /// What keeps a tool from reading a cache.
 fn damaged(source: &Source, error: impl std::fmt::Display) -> ConfigError {
     ConfigError::new(ConfigKind::Damaged, &source.name, error.to_string())
@@ -140,7 +162,7 @@ fn volume_json(volume: &Volume) -> Value {
         "inode": volume.inode,
         "uuid": entry.uuid.to_string(),
         "label": entry.label_text(),
-        "state": volume_word(volume),
+        "state": volume_word(entry),
         "size_sectors": entry.is_flash_only().then_some(entry.sectors),
         "extents": volume.extents,
         "cached_sectors": volume.sectors,
@@ -148,8 +170,8 @@ fn volume_json(volume: &Volume) -> Value {
     })
 }
 
-fn volume_word(volume: &Volume) -> &'static str {
-    match &volume.entry {
+fn volume_word(entry: &UuidEntry) -> &'static str {
+    match entry {
         entry if entry.is_empty() => "unknown",
         entry if !entry.is_live() => "detached",
         entry if entry.is_flash_only() => "flash",

@@ -19,8 +19,8 @@ use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock,
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::signals::{Event, Unfinished};
 
+use crate::dirty;
 use crate::source::{Source, refuse_unless_blank, sync_folder};
-use crate::writecache::refuse_dirty;
 
 /// Bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
@@ -134,7 +134,7 @@ impl<'a> Output<'a> {
 
 /// True if the device must be blanked first; refuses one that is not blank without `--yes`.
 fn judge(target: &Source, leave: Leave, command: &str) -> Outcome<bool> {
-    refuse_dirty(target, 0, leave.discard_dirty)?;
+    dirty::refuse(target, 0, leave.discard_dirty)?;
     let found = target.judge(0, |_| false)?;
     if !leave.yes {
         let way_on = format!("to lose that: {command} --yes");

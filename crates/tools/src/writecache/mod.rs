@@ -33,21 +33,18 @@ pub fn check(source: &Source, start_sector: u64, origin_sectors: Option<u64>) ->
     Ok(checker.finish())
 }
 
-/// Refuses to overwrite dirty blocks: those of a cache that begins at this sector, or of one at the
-/// start of the device.
+/// Refuses to overwrite dirty blocks of a cache that begins at this sector.
 ///
 /// # Errors
-/// There is such a cache, or the device cannot be read.
-pub fn refuse_dirty(source: &Source, start_sector: u64, discard_dirty: bool) -> Outcome<()> {
-    for place in [start_sector, 0] {
-        let dirty = check(source, place, None)?.counts.dirty();
-        if dirty > 0 && !discard_dirty {
-            let found = format!("a cache with {dirty} blocks that its origin does not have");
-            let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
-            return Err(refused(ConfigKind::Busy, &source.name, "content", found, expected));
-        }
+/// There is one, or the device cannot be read.
+pub fn refuse_dirty(source: &Source, start_sector: u64) -> Outcome<()> {
+    let dirty = check(source, start_sector, None)?.counts.dirty();
+    if dirty == 0 {
+        return Ok(());
     }
-    Ok(())
+    let found = format!("a cache with {dirty} blocks that its origin does not have");
+    let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
+    Err(refused(ConfigKind::Busy, &source.name, "content", found, expected))
 }
 
 /// Reads the first `count` entries of the slot table and passes them to `each` in pieces, with the

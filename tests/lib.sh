@@ -97,6 +97,36 @@ agree() {
   cmp theirs.xml ours.xml || fail "$1: our dump is not thin_dump's"
 }
 
+# super_agree DEVICE: bcache-super-show, which must find magic, place and checksum right, and cairn say
+# the same of the superblock of a bcache device.
+super_agree() {
+  "$CAIRN" dump "$1" --json >ours.json || fail "cairn dump $1"
+  # It knows no later versions.
+  [ "$(jq .superblock.version ours.json)" -lt 5 ] || return 0
+  bcache-super-show "$1" >theirs.txt 2>&1 || fail "bcache-super-show $1: $(cat theirs.txt)"
+  grep -q '^sb.csum.*\[match\]' theirs.txt || fail "$1: the checksum: $(cat theirs.txt)"
+  awk '
+    $1 == "dev.data.cache_mode" || $1 == "dev.cache.replacement" { print $1, $3 }
+    $1 == "dev.data.cache_state" { print $1, $2 }
+    $1 ~ /version$|label|uuid|per_block|data.first|cache.first|total|discard/ { print $1, $2 }
+    $1 == "dev.sectors_per_bucket" && is_cache { print $1, $2 }
+    $1 == "sb.version" { is_cache = /cache device/ }
+  ' theirs.txt | tr -d '[]' | sort >theirs.fields
+  jq -r '.superblock | {
+    "sb.version": .version, "dev.uuid": .uuid, "cset.uuid":
+    (.set_uuid // "00000000-0000-0000-0000-000000000000"),
+    "dev.sectors_per_block": .block_sectors, "dev.label": ((.label // "") | if . == "" then
+    "(empty)" else . end) } + if .state then {
+    "dev.data.first_sector": .data_offset, "dev.data.cache_mode":
+    (.mode | if . == "none" then "no" else . end), "dev.data.cache_state":
+    (.state as $state | ["no cache", "clean", "dirty", "inconsistent"] | index($state)) } else {
+    "dev.cache.first_sector": (.first_bucket * .bucket_sectors), "dev.cache.total_sectors":
+    (.buckets * .bucket_sectors), "dev.sectors_per_bucket": .bucket_sectors, "dev.cache.discard":
+    (if .discard then "yes" else "no" end), "dev.cache.replacement": .replacement } end |
+    to_entries[] | "\(.key) \(.value)"' ours.json | sort >ours.fields
+  diff theirs.fields ours.fields || fail "$1: bcache-super-show and cairn differ"
+}
+
 verb() { "$CAIRN" "$1" --control "$control" "${@:2}"; } # VERB ARG...
 
 # Snapshots of the volume vm, which `serve` exports beside others.

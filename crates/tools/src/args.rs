@@ -17,6 +17,8 @@ pub enum FormatCommand {
     ThinPool(FormatThinPoolArgs),
     /// The data device of a dm-thin pool: made blank
     PoolData(FormatPoolDataArgs),
+    /// A bcache cache device, its backing devices, or both
+    Bcache(FormatBcacheArgs),
 }
 
 /// What a `format` may lose.
@@ -82,6 +84,43 @@ pub struct FormatPoolDataArgs {
     /// The device, and what may be lost
     #[command(flatten)]
     pub format: FormatArgs,
+}
+
+/// `format bcache`
+#[derive(Args)]
+pub struct FormatBcacheArgs {
+    /// The cache device
+    #[arg(long, value_name = "DEVICE", required_unless_present = "backing")]
+    pub cache: Option<PathBuf>,
+    /// A backing device, which is attached to the cache, if there is one; repeatable
+    #[arg(long, value_name = "DEVICE")]
+    pub backing: Vec<PathBuf>,
+    /// What may be lost
+    #[command(flatten)]
+    pub leave: LeaveArgs,
+    /// Size of a bucket, a power of two (default: 512K, or less on a small cache device)
+    #[arg(long, value_name = "SIZE", requires = "cache")]
+    pub bucket_size: Option<String>,
+    /// Bytes in a block: 512, 1024, 2048 or 4096 (default: the largest that a device needs)
+    #[arg(long, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+    /// Where the data of a backing device begins
+    #[arg(long, value_name = "SECTOR", default_value_t = 16, requires = "backing")]
+    pub data_offset: u64,
+    /// What happens with writes
+    #[arg(long, value_name = "MODE", default_value = "writethrough", requires = "backing")]
+    #[arg(value_parser = ["writethrough", "writeback", "writearound", "none"])]
+    pub cache_mode: String,
+    /// Which buckets are reused first
+    #[arg(long, value_name = "POLICY", default_value = "lru", requires = "cache")]
+    #[arg(value_parser = ["lru", "fifo", "random"])]
+    pub replacement: String,
+    /// Discard buckets of the cache before they are reused
+    #[arg(long, requires = "cache")]
+    pub discard: bool,
+    /// Label of a backing device, in the order of --backing; repeatable
+    #[arg(long, value_name = "TEXT", requires = "backing")]
+    pub label: Vec<String>,
 }
 
 /// `check`

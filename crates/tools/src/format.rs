@@ -1,13 +1,14 @@
-//! `cairn format`: a new cache, exception store or pool. Data is overwritten only with `--yes`.
+//! `cairn format`: a new cache, exception store, pool or bcache set. Data is overwritten only with `--yes`.
 //!
 //! A device that is not blank needs `--yes`; a cache with dirty blocks needs `--discard-dirty` too.
 //! The order, and what a crash between two steps leaves:
 //! 1. zeros over the first 4 KiB and every signature of a device that is not blank, then a flush: a
 //!    blank device;
 //! 2. everything but the header, then a flush: a blank device. A cache is the exception: its
-//!    metadata area has version 1 with the magic still zero. Every activation refuses that, and
-//!    this verb formats it again with `--yes`;
-//! 3. the header or superblock, then a flush: empty and valid.
+//!    metadata area has version 1 with the magic still zero. Every activation refuses that, and this
+//!    verb formats it again with `--yes`;
+//! 3. the header or superblock, then a flush: empty and valid. Of a bcache set, the superblocks of
+//!    the backing devices, then that of the cache: until that is there, they are of no set.
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::probe::blank::way_on;
@@ -18,7 +19,7 @@ use cairn_outcome::stdout;
 
 use super::source::{OwnRemainder, Source, refuse_unless_blank};
 use super::thin::output::Leave;
-use super::{dirty, snapshot, thin};
+use super::{bcache, dirty, snapshot, thin};
 use crate::args::{
     FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
     FormatWritecacheArgs, LeaveArgs, bytes,
@@ -37,6 +38,7 @@ pub fn run(command: &FormatCommand) -> Outcome<u8> {
         FormatCommand::Snapshot(args) => format_snapshot(args),
         FormatCommand::ThinPool(args) => format_thin_pool(args),
         FormatCommand::PoolData(args) => format_pool_data(args),
+        FormatCommand::Bcache(args) => bcache::format::run(args),
     }
 }
 
@@ -94,18 +96,31 @@ fn format_pool_data(args: &FormatPoolDataArgs) -> Outcome<u8> {
 fn make_way(
     source: &Source,
     leave: LeaveArgs,
-    (start_sector, is_own_remainder): (u64, OwnRemainder),
+    place: (u64, OwnRemainder),
     way_on: &str,
 ) -> Outcome<()> {
+    match is_in_the_way(source, leave, place, way_on)? {
+        true => source.make_blank(place.0),
+        false => Ok(()),
+    }
+}
+
+/// True if the range from a start sector on must be made blank first; that needs `--yes`.
+///
+/// # Errors
+/// It is not given, or the range has dirty data.
+pub fn is_in_the_way(
+    source: &Source,
+    leave: LeaveArgs,
+    (start_sector, is_own_remainder): (u64, OwnRemainder),
+    way_on: &str,
+) -> Outcome<bool> {
     dirty::refuse(source, start_sector, leave.discard_dirty)?;
     let found = source.judge(start_sector, is_own_remainder)?;
     if !leave.yes {
-        return refuse_unless_blank(&source.name, &found, way_on);
+        refuse_unless_blank(&source.name, &found, way_on)?;
     }
-    match found.is_blank() {
-        true => Ok(()),
-        false => source.make_blank(start_sector),
-    }
+    Ok(!found.is_blank())
 }
 
 fn write_cache(source: &Source, start: u64, geometry: &Geometry) -> Outcome<()> {

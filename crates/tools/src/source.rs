@@ -48,7 +48,7 @@ pub struct Source {
     /// Reads bypass the page cache.
     direct: bool,
     /// Holds the lock, if there is one.
-    _disk: Option<FileDisk>,
+    disk: Option<FileDisk>,
 }
 
 impl Source {
@@ -84,7 +84,7 @@ impl Source {
         let end = (&file).seek(SeekFrom::End(0));
         let bytes = end.map_err(|error| system(&name, "find the size", error))?;
         let bytes = bytes / SECTOR_BYTES * SECTOR_BYTES;
-        Ok(Source { name, bytes, file, direct, _disk: None })
+        Ok(Source { name, bytes, file, direct, disk: None })
     }
 
     /// Creates a sparse file of this size and opens it for writing.
@@ -113,7 +113,12 @@ impl Source {
         let file = OpenOptions::new().read(true).write(!read_only).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
         let bytes = disk.sectors().to_bytes();
-        Ok(Source { name, bytes, file, direct: false, _disk: Some(disk) })
+        Ok(Source { name, bytes, file, direct: false, disk: Some(disk) })
+    }
+
+    /// Bytes of the smallest write that the device takes.
+    pub fn logical_block(&self) -> u32 {
+        self.disk.as_ref().map_or(SECTOR_BYTES as u32, |disk| disk.limits().logical_block)
     }
 
     /// Bytes from a sector to the end.

@@ -220,7 +220,7 @@ pub enum LoadError<E> {
     Source(E),
     /// Something is wrong, and the visitor ended it, or nothing can be read without it.
     #[error(transparent)]
-    Fault(Fault),
+    Fault(Box<Fault>),
 }
 
 /// A cache as it was read, but for the extents of its tree, which the visitor got.
@@ -337,7 +337,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         let fault = Fault { place, what: what.into() };
         match self.visitor.fault(&fault) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(LoadError::Fault(fault)),
+            ControlFlow::Break(()) => Err(LoadError::Fault(Box::new(fault))),
         }
     }
 
@@ -370,8 +370,9 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             }
             faults.extend(end.fault.map(|fault| (index, fault)));
         }
-        let ring = Ring::of(all, superblock.discards())
-            .map_err(|what| LoadError::Fault(Fault { place: Place::Ring, what: what.into() }))?;
+        let ring = Ring::of(all, superblock.discards()).map_err(|what| {
+            LoadError::Fault(Box::new(Fault { place: Place::Ring, what: what.into() }))
+        })?;
         // What was before the entries that count is of no interest, and what would be behind the
         // newest never counted: it was being written when the power failed, or was damaged since.
         let newest = ring.newest().header;

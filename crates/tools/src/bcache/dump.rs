@@ -10,7 +10,7 @@ use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, stdout};
 use serde_json::{Value, json};
 
-use super::{Sectors, backing_json, cache_json, damaged};
+use super::{Sectors, backing_json, cache_json, damaged, volume_word};
 use crate::source::Source;
 
 /// Shows the device that begins at `start_sector`; `all`: also each bucket's generation.
@@ -112,9 +112,8 @@ fn text_of(cache: &CacheSuperblock, contents: Option<&Contents>, all: bool) -> S
         line(format_args!("entry {}: ring bucket {}, byte {at}", entry.header.seq, entry.index));
     }
     for (inode, volume) in loaded.volumes.iter().enumerate().filter(|(_, it)| !it.is_empty()) {
-        let flash = if volume.is_flash_only() { ", flash-only" } else { "" };
-        let (uuid, label) = (volume.uuid, volume.label_text());
-        line(format_args!("volume {inode}: {uuid} '{label}'{flash}, {} sectors", volume.sectors));
+        let (uuid, label, word) = (volume.uuid, volume.label_text(), volume_word(volume));
+        line(format_args!("volume {inode}: {uuid} '{label}', {word}"));
     }
     let chain: Vec<String> = loaded.priorities.iter().map(u64::to_string).collect();
     line(format_args!("priorities in buckets {}", chain.join(", ")));
@@ -156,9 +155,8 @@ fn json_of(source: &Source, cache: &CacheSuperblock, of: Option<&Contents>, all:
             "inode": inode,
             "uuid": volume.uuid.to_string(),
             "label": volume.label_text(),
-            "detached": !volume.is_live(),
-            "flash_only": volume.is_flash_only(),
-            "sectors": volume.sectors,
+            "state": volume_word(volume),
+            "size_sectors": volume.is_flash_only().then_some(volume.sectors),
         })
     };
     value["volumes"] = volumes.map(volume).collect();

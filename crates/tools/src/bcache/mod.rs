@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod dump;
+pub mod format;
 pub mod probe;
 
 use std::convert::Infallible;
@@ -127,7 +128,7 @@ pub fn cache_json(superblock: &CacheSuperblock) -> Value {
         "set_uuid": superblock.set_uuid().to_string(),
         "in_use": superblock.is_in_use(),
         "discard": superblock.discards(),
-        "replacement": replacement_word(superblock.replacement()),
+        "replacement": word_of(&REPLACEMENTS, superblock.replacement()),
         "seq": superblock.seq(),
         "last_mount": superblock.last_mount(),
         "features": superblock.features(),
@@ -147,7 +148,7 @@ pub fn backing_json(superblock: &BackingSuperblock) -> Value {
         "uuid": superblock.uuid().to_string(),
         "set_uuid": (!set.is_zero()).then(|| set.to_string()),
         "label": superblock.label(),
-        "mode": mode_word(superblock.mode()),
+        "mode": word_of(&MODES, superblock.mode()),
         "state": state_word(superblock.state()),
         "data_offset": superblock.data_offset(),
         "block_sectors": superblock.block_sectors(),
@@ -179,21 +180,25 @@ fn volume_word(entry: &UuidEntry) -> &'static str {
     }
 }
 
-fn replacement_word(replacement: Replacement) -> &'static str {
-    match replacement {
-        Replacement::Lru => "lru",
-        Replacement::Fifo => "fifo",
-        Replacement::Random => "random",
-    }
+/// The modes by their words.
+const MODES: [(&str, CacheMode); 4] = [
+    ("writethrough", CacheMode::Writethrough),
+    ("writeback", CacheMode::Writeback),
+    ("writearound", CacheMode::Writearound),
+    ("none", CacheMode::None),
+];
+/// The policies by their words.
+const REPLACEMENTS: [(&str, Replacement); 3] =
+    [("lru", Replacement::Lru), ("fifo", Replacement::Fifo), ("random", Replacement::Random)];
+
+/// What a word of a table stands for.
+fn of_word<T: Copy>(table: &[(&str, T)], word: &str) -> Option<T> {
+    table.iter().find(|(name, _)| *name == word).map(|(_, value)| *value)
 }
 
-fn mode_word(mode: CacheMode) -> &'static str {
-    match mode {
-        CacheMode::Writethrough => "writethrough",
-        CacheMode::Writeback => "writeback",
-        CacheMode::Writearound => "writearound",
-        CacheMode::None => "none",
-    }
+/// The word for what a table has.
+fn word_of<T: PartialEq>(table: &[(&'static str, T)], value: T) -> &'static str {
+    table.iter().find(|(_, it)| *it == value).map_or("unknown", |(name, _)| *name)
 }
 
 /// The state of a backing device in the kernel's words.

@@ -120,7 +120,7 @@ pub enum Finding {
         /// This set.
         expected: Uuid,
     },
-    /// A backing device that the cache does not know.
+    /// A backing device that is not clean, and that the cache does not know.
     Unknown {
         /// The device.
         uuid: Uuid,
@@ -213,7 +213,11 @@ impl fmt::Display for Finding {
                 write!(f, "backing device {uuid}: found it in set {found}, expected {expected}")
             }
             Finding::Unknown { uuid } => {
-                write!(f, "backing device {uuid}: found no volume of it in the cache")
+                write!(
+                    f,
+                    "backing device {uuid}: found no volume of it in the cache, which should have data \
+                     that it lacks"
+                )
             }
             Finding::Stale { uuid, volume } => write!(
                 f,

@@ -167,6 +167,10 @@ pub async fn check<S: Source>(
     }
     if superblock.is_in_use() {
         check_contents(source, &superblock, backings, &mut report).await?;
+    } else {
+        for backing in backings {
+            check_backing(&superblock, backing, &[], &mut report);
+        }
     }
     report.superblock = Some(superblock);
     Ok(report)
@@ -377,7 +381,11 @@ fn check_backing(
     }
     let is_it = |volume: &&Volume| volume.entry.uuid == uuid && volume.entry.is_live();
     let Some(volume) = report.volumes.iter().find(is_it).copied() else {
-        return report.add(Finding::Unknown { uuid });
+        // A device that lacks nothing gets a volume when it is next used.
+        return match device.state() {
+            BackingState::None | BackingState::Clean => (),
+            BackingState::Dirty | BackingState::Stale => report.add(Finding::Unknown { uuid }),
+        };
     };
     let is_its = |key: &Key| key.inode() == volume.inode;
     let first = extents.partition_point(|key| key.inode() < volume.inode);

@@ -35,8 +35,8 @@ fn fresh() -> CacheSuperblock {
     CacheSuperblock::fresh(&new).expect("legal")
 }
 
-fn backing(state: BackingState) -> Backing {
-    let new = NewBacking {
+fn new_backing(state: BackingState) -> NewBacking {
+    NewBacking {
         uuid: uuid(3),
         set_uuid: uuid(2),
         block_sectors: 1,
@@ -44,8 +44,11 @@ fn backing(state: BackingState) -> Backing {
         mode: CacheMode::Writeback,
         state,
         label: [0; 32],
-    };
-    let superblock = BackingSuperblock::fresh(&new);
+    }
+}
+
+fn backing(state: BackingState) -> Backing {
+    let superblock = BackingSuperblock::fresh(&new_backing(state));
     Backing { superblock, device_sectors: BACKING_SECTORS }
 }
 
@@ -168,6 +171,25 @@ fn what_a_backing_device_says_is_checked_against_its_cache() {
     other.superblock.as_mut().expect("legal").set_set_uuid(uuid(9));
     let found = checked(&image, &[other]).findings;
     assert!(matches!(found[..], [Finding::OtherSet { .. }]), "{found:?}");
+}
+
+#[test]
+fn a_device_that_the_cache_does_not_know_lacks_data_only_if_it_says_so() {
+    let mut images = [set(0), Vec::new()];
+    images[1] = images[0].clone();
+    images[1][4096..8192].copy_from_slice(&fresh().encode());
+    for image in images {
+        for state in [BackingState::None, BackingState::Clean, BackingState::Dirty] {
+            let new = NewBacking { uuid: uuid(4), ..new_backing(state) };
+            let superblock = BackingSuperblock::fresh(&new);
+            let stranger = Backing { superblock, device_sectors: BACKING_SECTORS };
+            let found = checked(&image, &[stranger]).findings;
+            match state {
+                BackingState::Dirty => assert_eq!(found, [Finding::Unknown { uuid: uuid(4) }]),
+                _ => assert_eq!(found, []),
+            }
+        }
+    }
 }
 
 #[test]

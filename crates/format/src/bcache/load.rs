@@ -247,6 +247,15 @@ impl Loaded {
     /// the visitor got.
     #[must_use]
     pub fn extents(&self, geometry: &Geometry, tree: &[Key]) -> Vec<Key> {
+        let mut all = Vec::with_capacity(tree.len());
+        overlay(tree, &self.journaled(geometry), &mut all);
+        all.retain(|key| key.cached_at().is_some() && !self.is_stale(geometry, key));
+        all
+    }
+
+    /// What the journal lays over the tree, in order: extents, and holes.
+    #[must_use]
+    pub fn journaled(&self, geometry: &Geometry) -> Vec<Key> {
         let mut journal = ExtentMap::default();
         for key in &self.journal {
             match self.is_stale(geometry, key) {
@@ -255,10 +264,7 @@ impl Loaded {
                 true => journal.insert(key.without_pointer()),
             }
         }
-        let mut all = Vec::with_capacity(tree.len());
-        overlay(tree, &journal.into_list(), &mut all);
-        all.retain(|key| key.cached_at().is_some() && !self.is_stale(geometry, key));
-        all
+        journal.into_list()
     }
 
     /// True if a key's bucket was reused since the key was made.

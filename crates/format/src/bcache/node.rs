@@ -51,6 +51,8 @@ pub const SET_FIELDS: [Field; 5] =
 #[derive(Debug)]
 pub struct Node<'a> {
     sets: Vec<Set<'a>>,
+    /// The random number of its sets; none without a sound set.
+    seq: Option<u64>,
     /// Where the next set goes, in bytes.
     end: usize,
     fault: Option<NodeFault>,
@@ -143,13 +145,12 @@ impl<'a> Node<'a> {
     /// Reads a node from its bytes. `pointer` is that of the key that leads to it.
     #[must_use]
     pub fn read(bytes: &'a [u8], pointer: Pointer, magic: SetMagic, block_bytes: usize) -> Self {
-        let mut node = Node { sets: Vec::new(), end: 0, fault: None };
-        let mut seq = None;
+        let mut node = Node { sets: Vec::new(), seq: None, end: 0, fault: None };
         while node.end < bytes.len() {
             let at = node.end;
-            match read_set(&bytes[at..], seq, pointer, magic) {
+            match read_set(&bytes[at..], node.seq, pointer, magic) {
                 Ok(Some((found, words))) => {
-                    seq = Some(found);
+                    node.seq = Some(found);
                     node.sets.push(Set { at, words });
                     let length = SET_HEADER_BYTES + words.len() * 8;
                     node.end = (at + length).next_multiple_of(block_bytes).min(bytes.len());
@@ -162,7 +163,7 @@ impl<'a> Node<'a> {
             }
         }
         let behind = (node.end..bytes.len()).step_by(block_bytes);
-        let mut late = behind.filter(|at| seq.is_some() && seq_at(bytes, *at) == seq);
+        let mut late = behind.filter(|at| node.seq.is_some() && seq_at(bytes, *at) == node.seq);
         node.fault = late.next().map(|at| NodeFault { at, what: SetFault::BehindEnd });
         node
     }
@@ -171,6 +172,12 @@ impl<'a> Node<'a> {
     #[must_use]
     pub fn sets(&self) -> &[Set<'a>] {
         &self.sets
+    }
+
+    /// The random number that all its sets have; none if not even the first one is sound.
+    #[must_use]
+    pub fn seq(&self) -> Option<u64> {
+        self.seq
     }
 
     /// Where the next set goes, in bytes.

@@ -381,9 +381,12 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         })?;
         // What was before the entries that count is of no interest, and what would be behind the
         // newest never counted: it was being written when the power failed, or was damaged since.
+        // The session after that wrote another entry of the same number.
         let newest = ring.newest().header;
         let mut torn = None;
-        for (index, fault) in faults.into_iter().filter(|(_, it)| it.seq() >= newest.last_seq) {
+        let has = |seq: u64| ring.entries.iter().any(|entry| entry.header.seq == seq);
+        let matters = |fault: &EntryFault| fault.seq() >= newest.last_seq && !has(fault.seq());
+        for (index, fault) in faults.into_iter().filter(|(_, fault)| matters(fault)) {
             match fault.seq() > newest.seq {
                 true => torn = Some(Fault { place: Place::Journal { index }, what: fault.into() }),
                 false => self.tell(Place::Journal { index }, fault)?,

@@ -21,10 +21,11 @@
 //! [`FINDINGS_MAX`] findings; the rest are counted.
 
 mod finding;
+mod losses;
 
 use std::ops::{ControlFlow, Range};
 
-use super::load::{Fault, LoadError, Loaded, NodePlace, Place, Source, Visitor, load};
+use super::load::{Fault, LoadError, Loaded, NodePlace, Source, Visitor, load};
 use super::node::Node;
 use super::uuids::UuidEntry;
 use super::{
@@ -33,6 +34,7 @@ use super::{
 };
 pub use crate::severity::Severity;
 pub use finding::{Finding, Use};
+pub use losses::{Certainty, Losses};
 
 /// Limit on the findings kept in a report; further ones only count, for the severity too.
 pub const FINDINGS_MAX: usize = 1000;
@@ -120,9 +122,7 @@ impl Report {
     }
 
     fn add_fault(&mut self, fault: &Fault) {
-        if let Place::Node(place) = &fault.place {
-            self.suspect.push(place.after..place.key.position());
-        }
+        self.suspect.extend(losses::suspect_of(fault));
         self.add(Finding::Fault(fault.clone()));
     }
 }
@@ -137,13 +137,40 @@ pub async fn check<S: Source>(
     backings: &[Backing],
 ) -> Result<Report, S::Error> {
     let mut report = Report::begin();
+    check_device(source, device_sectors, backings, &mut report, None).await?;
+    Ok(report)
+}
+
+/// Checks a cache device, and finds what damage took with it; for that all dirty data is read.
+///
+/// # Errors
+/// Reading ended.
+pub async fn check_losses<S: Source>(
+    source: &mut S,
+    device_sectors: u64,
+    backings: &[Backing],
+) -> Result<(Report, Losses), S::Error> {
+    let mut report = Report::begin();
+    // Until more is known.
+    let mut losses = Losses::everything();
+    check_device(source, device_sectors, backings, &mut report, Some(&mut losses)).await?;
+    Ok((report, losses))
+}
+
+async fn check_device<S: Source>(
+    source: &mut S,
+    device_sectors: u64,
+    backings: &[Backing],
+    report: &mut Report,
+    losses: Option<&mut Losses>,
+) -> Result<(), S::Error> {
     let sectors = (SUPERBLOCK_BYTES / SECTOR_BYTES) as u64;
     let range = SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + sectors;
     let superblock = match source.read(&[range]).await?.pop() {
         Some(Ok(bytes)) => Superblock::decode(&bytes),
         Some(Err(said)) => {
             report.add(Finding::Unreadable(said));
-            return Ok(report);
+            return Ok(());
         }
         None => Err(Error::Short { found: 0 }),
     };
@@ -152,11 +179,11 @@ pub async fn check<S: Source>(
         Ok(Superblock::Backing(_)) => {
             let (found, expected) = ("a backing device", "a cache device");
             report.add(Finding::Superblock(Error::Kind { found, expected }));
-            return Ok(report);
+            return Ok(());
         }
         Err(error) => {
             report.add(Finding::Superblock(error));
-            return Ok(report);
+            return Ok(());
         }
     };
     if superblock.is_obsolete() {
@@ -166,14 +193,17 @@ pub async fn check<S: Source>(
         report.add(Finding::Superblock(error));
     }
     if superblock.is_in_use() {
-        check_contents(source, &superblock, backings, &mut report).await?;
+        check_contents(source, &superblock, backings, report, losses).await?;
     } else {
+        if let Some(losses) = losses {
+            *losses = Losses::default();
+        }
         for backing in backings {
-            check_backing(&superblock, backing, &[], &mut report);
+            check_backing(&superblock, backing, &[], report);
         }
     }
     report.superblock = Some(superblock);
-    Ok(report)
+    Ok(())
 }
 
 async fn check_contents<S: Source>(
@@ -181,6 +211,7 @@ async fn check_contents<S: Source>(
     superblock: &CacheSuperblock,
     backings: &[Backing],
     report: &mut Report,
+    losses: Option<&mut Losses>,
 ) -> Result<(), S::Error> {
     let geometry = *superblock.geometry();
     let mut buckets = Buckets::new(superblock);
@@ -207,8 +238,12 @@ async fn check_contents<S: Source>(
     }
     check_ages(&loaded, &geometry, &tree, report);
     let extents = loaded.extents(&geometry, &tree);
+    let in_doubt = check_places(&geometry, &extents, &mut buckets, report);
+    if let Some(losses) = losses {
+        *losses = losses::of_damage(report, &loaded, &geometry, &tree, &in_doubt);
+        losses::add_unreadable(losses, source, &geometry, &extents).await?;
+    }
     drop(tree);
-    check_places(&geometry, &extents, &mut buckets, report);
     report.totals.metadata_buckets = buckets.count(|of| of != Use::Data && of != Use::Free);
     report.totals.data_buckets = buckets.count(|of| of == Use::Data);
     count_volumes(&loaded, &extents, report);
@@ -233,14 +268,18 @@ impl Buckets {
         Buckets(uses)
     }
 
-    /// Notes what a bucket is used for; data may share it with data.
-    fn take(&mut self, bucket: u64, new: Use, report: &mut Report) {
-        let Some(of) = self.0.get_mut(bucket as usize) else { return };
-        match *of {
-            Use::Free => *of = new,
-            Use::Data if new == Use::Data => (),
-            first => report.add(Finding::TwoUses { bucket, first, second: new }),
+    /// Notes what a bucket is used for; data may share it with data. False if it may not.
+    fn take(&mut self, bucket: u64, new: Use, report: &mut Report) -> bool {
+        match self.0.get_mut(bucket as usize) {
+            Some(of @ Use::Free) => *of = new,
+            Some(Use::Data) if new == Use::Data => (),
+            None => (),
+            Some(first) => {
+                report.add(Finding::TwoUses { bucket, first: *first, second: new });
+                return false;
+            }
         }
+        true
     }
 
     fn count(&self, is_it: impl Fn(Use) -> bool) -> u64 {
@@ -300,21 +339,31 @@ fn check_ages(loaded: &Loaded, geometry: &Geometry, tree: &[Key], report: &mut R
     }
 }
 
-/// Finds sectors that two extents name, and data in buckets of metadata.
-fn check_places(geometry: &Geometry, extents: &[Key], buckets: &mut Buckets, report: &mut Report) {
+/// Finds sectors that two extents name, and data in buckets of metadata. Answers these extents.
+fn check_places(
+    geometry: &Geometry,
+    extents: &[Key],
+    buckets: &mut Buckets,
+    report: &mut Report,
+) -> Vec<Key> {
+    let mut in_doubt = Vec::new();
     let sector = |key: &Key| key.cached_at().map_or(0, |pointer| pointer.sector());
     let mut order: Vec<u32> = (0..extents.len() as u32).collect();
     order.sort_unstable_by_key(|index| sector(&extents[*index as usize]));
     let mut before: Option<&Key> = None;
     for key in order.iter().map(|index| &extents[*index as usize]) {
-        buckets.take(geometry.bucket_of(sector(key)), Use::Data, report);
+        if !buckets.take(geometry.bucket_of(sector(key)), Use::Data, report) {
+            in_doubt.push(*key);
+        }
         let overlaps = |before: &&Key| sector(before) + before.sectors() > sector(key);
         if let Some(before) = before.filter(overlaps) {
             report.add(Finding::Shared { first: *before, second: *key });
+            in_doubt.extend([*before, *key]);
         }
         let reach = |key: &Key| sector(key) + key.sectors();
         before = before.filter(|before| reach(before) > reach(key)).or(Some(key));
     }
+    in_doubt
 }
 
 fn count_volumes(loaded: &Loaded, extents: &[Key], report: &mut Report) {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::bcache::build::Builder;
 use crate::bcache::journal::{self, Header};
-use crate::bcache::load::load_now;
+use crate::bcache::load::{load_now, now};
 use crate::bcache::node::encode_set;
 use crate::bcache::{
     CacheMode, Generation, NewBacking, NewCache, Pointer, Replacement, SetMagic, Uuid,
@@ -263,10 +263,8 @@ fn extents_of_no_volume_are_found() {
     );
 }
 
-#[test]
-fn a_damaged_leaf_makes_its_range_suspect() {
-    let mut image = set(300);
-    let superblock = superblock_of(&image);
+/// The sector of a leaf with leaves on both sides, and its place in the tree.
+fn second_leaf(image: &[u8]) -> (u64, NodePlace) {
     struct Leaves(Vec<NodePlace>);
     impl Visitor for Leaves {
         fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
@@ -278,14 +276,128 @@ fn a_damaged_leaf_makes_its_range_suspect() {
         fn extent(&mut self, _: Key) {}
     }
     let mut leaves = Leaves(Vec::new());
-    load_now(&image[..], &superblock, &mut leaves).expect("sound");
+    load_now(image, &superblock_of(image), &mut leaves).expect("sound");
     let second = leaves.0.iter().filter(|place| place.level == 0).nth(1).expect("there are three");
-    let sector = second.key.cached_at().expect("it leads somewhere").sector() as usize;
-    image[sector * SECTOR_BYTES + 100] ^= 1;
+    (second.key.cached_at().expect("it leads somewhere").sector(), *second)
+}
+
+#[test]
+fn a_damaged_leaf_makes_its_range_suspect() {
+    let mut image = set(300);
+    let (sector, second) = second_leaf(&image);
+    image[sector as usize * SECTOR_BYTES + 100] ^= 1;
     let report = checked(&image, &[]);
     assert_eq!(report.severity, Severity::Damaged);
     assert_eq!(report.suspect, [second.after..second.key.position()]);
     assert!(report.totals.extents > 100, "the others are counted");
+}
+
+/// A device some of whose sectors cannot be read.
+struct Bad<'a> {
+    image: &'a [u8],
+    sectors: Range<u64>,
+}
+
+impl Source for Bad<'_> {
+    type Error = std::convert::Infallible;
+
+    async fn read(
+        &mut self,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Result<Vec<u8>, String>>, Self::Error> {
+        let mut read = self.image.read(ranges).await?;
+        for (bytes, range) in read.iter_mut().zip(ranges) {
+            if range.start < self.sectors.end && self.sectors.start < range.end {
+                *bytes = Err("it is bad".to_owned());
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// What is lost of the volume of inode 0 where some sectors cannot be read.
+fn lost(image: &[u8], sectors: Range<u64>) -> Vec<(Certainty, Range<u64>)> {
+    let mut source = Bad { image, sectors };
+    let sectors = (image.len() / SECTOR_BYTES) as u64;
+    let Ok((_, losses)) = now(check_losses(&mut source, sectors, &[]));
+    losses.of(0, &(16..BACKING_SECTORS))
+}
+
+/// The set with one more entry in its journal.
+fn with_entry(mut image: Vec<u8>, keys: &[Key]) -> Vec<u8> {
+    let superblock = superblock_of(&image);
+    let loaded = load_now(&image[..], &superblock, &mut Strict(Vec::new())).expect("sound");
+    let next = Header { seq: 2, ..loaded.newest };
+    let entry = journal::encode(&next, keys, superblock.set_uuid().set_magic(), 512);
+    let ring_bucket = superblock.journal_buckets().start + 1;
+    let begin = (superblock.geometry().sector_of(ring_bucket) as usize + 1) * SECTOR_BYTES;
+    image[begin..begin + entry.len()].copy_from_slice(&entry);
+    image
+}
+
+#[test]
+fn dirty_data_that_cannot_be_read_is_lost_and_clean_data_is_not() {
+    let image = set(20);
+    // The data of the extents lies in a row, a sector each; every other one is dirty.
+    let data = superblock_of(&image).journal_buckets().end * BUCKET_SECTORS;
+    assert_eq!(lost(&image, 0..0), []);
+    let sector = |index: u64| 16 + index * 2..17 + index * 2;
+    let expected = [(Certainty::Lost, sector(4)), (Certainty::Lost, sector(6))];
+    assert_eq!(lost(&image, data + 3..data + 8), expected);
+    // Of a long extent, the part.
+    let long = Key::new(0, 600, 6).with_dirty(true);
+    let long = long.at(Pointer::new(data + BUCKET_SECTORS * 40, Generation(0)));
+    let image = with_entry(image, &[long]);
+    let bad = data + BUCKET_SECTORS * 40 + 2..data + BUCKET_SECTORS * 40 + 3;
+    assert_eq!(lost(&image, bad), [(Certainty::Lost, 596..597)]);
+}
+
+#[test]
+fn what_a_damaged_leaf_held_is_suspect_but_for_what_the_journal_says() {
+    let image = set(300);
+    let data = superblock_of(&image).journal_buckets().end * BUCKET_SECTORS;
+    let (leaf, place) = second_leaf(&image);
+    let (after, upto) = (place.after.1, place.key.position().1);
+    let bad = || leaf + 1..leaf + 2;
+    assert_eq!(lost(&image, bad()), [(Certainty::Suspect, after..upto)]);
+    let known = Key::new(0, after + 20, 4).with_dirty(true);
+    let known = known.at(Pointer::new(data + BUCKET_SECTORS * 90, Generation(0)));
+    let hole = Key::new(0, after + 30, 2);
+    let image = with_entry(image, &[known, hole]);
+    let suspect = |range| (Certainty::Suspect, range);
+    let expected =
+        [suspect(after..after + 16), suspect(after + 20..after + 28), suspect(after + 30..upto)];
+    assert_eq!(lost(&image, bad()), expected);
+    // Without the entry nothing is known for sure.
+    let journal = superblock_of(&image).journal_buckets().start + 1;
+    let entry = journal * BUCKET_SECTORS;
+    let everything = [suspect(16..BACKING_SECTORS)];
+    assert_eq!(lost(&image, entry..entry + 1), everything);
+    assert_eq!(lost(&image, 8..9), everything);
+}
+
+#[test]
+fn without_priorities_only_what_the_journal_has_as_dirty_is_suspect() {
+    let image = set(20);
+    let superblock = superblock_of(&image);
+    let loaded = load_now(&image[..], &superblock, &mut Strict(Vec::new())).expect("sound");
+    let priorities = loaded.priorities[0] * BUCKET_SECTORS;
+    assert_eq!(lost(&image, priorities..priorities + 1), []);
+    let data = superblock.journal_buckets().end * BUCKET_SECTORS + BUCKET_SECTORS * 90;
+    let dirty = Key::new(0, 900, 4).with_dirty(true).at(Pointer::new(data, Generation(0)));
+    let clean = Key::new(0, 940, 4).at(Pointer::new(data + 4, Generation(0)));
+    let image = with_entry(image, &[dirty, clean]);
+    let expected = [(Certainty::Suspect, 896..900)];
+    assert_eq!(lost(&image, priorities..priorities + 1), expected);
+}
+
+#[test]
+fn dirty_extents_that_are_stale_are_lost_and_those_that_share_a_place_are_suspect() {
+    let data = superblock_of(&set(4)).journal_buckets().end * BUCKET_SECTORS;
+    let stale = [at(16, data, 99).with_dirty(true), at(20, data + 2, 100)];
+    assert_eq!(lost(&with_leaf(&stale), 0..0), [(Certainty::Lost, 16..18)]);
+    let shared = [at(16, data, 0).with_dirty(true), at(20, data + 1, 0)];
+    assert_eq!(lost(&with_leaf(&shared), 0..0), [(Certainty::Suspect, 16..18)]);
 }
 
 #[test]

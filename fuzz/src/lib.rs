@@ -1,6 +1,7 @@
 //! What the fuzzers do with the bytes they are given, a module for each crate whose decoders they
 //! try (and one for thin pools). The property tests of those crates compile the same modules.
 
+pub mod bcache;
 pub mod exports;
 pub mod format;
 pub mod program;

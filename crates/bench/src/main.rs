@@ -15,6 +15,7 @@
 //! of its own is written. Must never: tune anything for itself.
 
 mod arena;
+mod bcache;
 mod cachefixture;
 mod cachesizes;
 mod clock;
@@ -109,6 +110,8 @@ enum Bench {
     Recovery,
     /// How a write cache's index grows: inserts, the longest of them, hits and misses
     Growth,
+    /// How long a bcache cache takes to be built, opened and checked, and how much memory
+    Bcache,
     /// All of these in turn
     All,
 }
@@ -128,9 +131,10 @@ impl Bench {
             Bench::Nbd => nbd::run(settings),
             Bench::Recovery => recovery::run(settings),
             Bench::Growth => growth::run(settings),
+            Bench::Bcache => bcache::run(settings),
             Bench::All => {
-                use Bench::{Growth, Layers, Nbd, Recovery, Snapshot, Thin, Writecache};
-                let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth];
+                use Bench::{Bcache, Growth, Layers, Nbd, Recovery, Snapshot, Thin, Writecache};
+                let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth, Bcache];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
                     Ok(report)

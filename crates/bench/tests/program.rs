@@ -147,6 +147,16 @@ fn recovery_tells_time_and_memory_by_the_entry() {
 }
 
 #[test]
+fn bcache_tells_building_opening_checking_and_memory_by_the_extent() {
+    let rows = rows(&["bcache"]);
+    assert!(rows.iter().all(|row| row["name"] == "bcache"));
+    for (what, count) in [("build", 1), ("open", 3), ("check", 1)] {
+        assert_eq!(shaped(&rows, &[("what", what), ("extents", "10000")]), count, "{what}");
+    }
+    assert_eq!(shaped(&rows, &[("what", "open"), ("memory", "held")]), 1);
+}
+
+#[test]
 fn nbd_tells_ours_whatever_peers_are_there() {
     if !has_cairn() {
         return;

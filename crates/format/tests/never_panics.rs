@@ -6,6 +6,8 @@ use cairn_testkit::seeds;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use proptest::sample::Index;
 
+#[path = "../../../fuzz/src/bcache.rs"]
+mod bcache_bodies;
 #[path = "../../../fuzz/src/format.rs"]
 mod format_bodies;
 #[path = "../../../fuzz/src/thin.rs"]
@@ -56,6 +58,11 @@ proptest! {
         format_bodies::writecache_metadata(&bytes);
         format_bodies::probe_windows(&bytes);
         format_bodies::snapshot_store(&bytes);
+        bcache_bodies::bcache_superblock(&bytes);
+        bcache_bodies::bcache_journal(&bytes);
+        bcache_bodies::bcache_node(&bytes);
+        bcache_bodies::bcache_priorities(&bytes);
+        bcache_bodies::bcache_uuids(&bytes);
     }
 
     #[test]
@@ -115,6 +122,51 @@ proptest! {
     ) {
         format_bodies::probe_windows(&mutate(&seed, &mutations, cut));
     }
+
+    #[test]
+    fn mutated_superblocks_of_bcache_break_no_decoder(
+        seed in proptest::sample::select(seeds("bcache_superblock")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_superblock(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_journals_of_bcache_break_no_decoder(
+        seed in proptest::sample::select(seeds("bcache_journal")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_journal(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_nodes_of_bcache_break_no_decoder(
+        seed in proptest::sample::select(seeds("bcache_node")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_node(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_priorities_of_bcache_break_no_decoder(
+        seed in proptest::sample::select(seeds("bcache_priorities")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_priorities(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_volumes_of_bcache_break_no_decoder(
+        seed in proptest::sample::select(seeds("bcache_uuids")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_uuids(&mutate(&seed, &mutations, cut));
+    }
 }
 
 proptest! {
@@ -128,5 +180,13 @@ proptest! {
         cut in any::<Index>(),
     ) {
         thin_bodies::thin_metadata(&mutate(&seed, &mutations, cut));
+    }
+    #[test]
+    fn mutated_caches_of_bcache_break_no_checker(
+        seed in proptest::sample::select(seeds("bcache_set")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_set(&mutate(&seed, &mutations, cut));
     }
 }

@@ -142,6 +142,10 @@ pub struct CheckArgs {
     /// Without a cache: what it says itself
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["data", "origin"])]
     pub backing: Vec<PathBuf>,
+    /// List the ranges of volumes that a damaged or missing bcache cache took with it; reads all of
+    /// its dirty data
+    #[arg(long)]
+    pub list_lost: bool,
     /// Check the metadata snapshot of a thin pool; the pool may be in use
     #[arg(long)]
     pub metadata_snapshot: bool,

@@ -53,7 +53,8 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
         let source = thin::open(device, held)?;
         let start_sector = args.place.start_sector;
         let kind = kind_of(&source, start_sector, given)?;
-        refuse_backing(args, &source, kind)?;
+        refuse_options(args, &source, kind)?;
+        let list_lost = args.list_lost;
         let verdict = match kind {
             Some(Kind::Thin) if held => thin::check::held(&source, start_sector, data_sectors)?,
             Some(Kind::Thin) => thin::check::verdict(&source, start_sector, data_sectors)?,
@@ -64,8 +65,12 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
             Some(Kind::Snapshot) => {
                 snapshot::check::verdict(&source, start_sector, origin_sectors)?
             }
-            Some(Kind::Bcache) => bcache::check::verdict(&source, start_sector, &args.backing)?,
-            Some(Kind::BcacheBacking) => bcache::check::backing_verdict(&source, start_sector)?,
+            Some(Kind::Bcache) => {
+                bcache::check::verdict(&source, start_sector, &args.backing, list_lost)?
+            }
+            Some(Kind::BcacheBacking) => {
+                bcache::check::backing_verdict(&source, start_sector, list_lost)?
+            }
             None => unknown(),
         };
         code = exit::worst(code, verdict.severity.exit_code());
@@ -74,13 +79,16 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
     Ok(code)
 }
 
-/// Refuses backing devices of what has none.
-fn refuse_backing(args: &CheckArgs, source: &Source, kind: Option<Kind>) -> Outcome<()> {
+/// Refuses options that are for other formats.
+fn refuse_options(args: &CheckArgs, source: &Source, kind: Option<Kind>) -> Outcome<()> {
     let is_alone = args.devices.is_empty() || args.backing.is_empty();
-    match is_alone || kind == Some(Kind::Bcache) {
-        true => Ok(()),
-        false => Err(wrong(&source.name, "--backing", "no bcache cache", "one")),
+    if !is_alone && kind != Some(Kind::Bcache) {
+        return Err(wrong(&source.name, "--backing", "no bcache cache", "one"));
     }
+    if args.list_lost && !matches!(kind, Some(Kind::Bcache | Kind::BcacheBacking)) {
+        return Err(wrong(&source.name, "--list-lost", "no bcache device", "one"));
+    }
+    Ok(())
 }
 
 /// The format of a device; refuses a device with another signature. If there is no signature, the
@@ -107,6 +115,7 @@ fn unknown() -> Verdict {
         findings: vec![(severity, not_a(FORMATS, &[]))],
         findings_left_out: 0,
         summary: None,
+        lines: Vec::new(),
         facts: json!({}),
     }
 }

@@ -15,6 +15,8 @@ pub struct Verdict {
     pub findings_left_out: u64,
     /// The counts in words, if there are any.
     pub summary: Option<String>,
+    /// What else was asked for, a line each.
+    pub lines: Vec<String>,
     /// The header and the counts, under names of the format.
     pub facts: Value,
 }
@@ -31,6 +33,7 @@ impl Verdict {
             text.push_str(&format!(": {summary}"));
         }
         text.push('\n');
+        self.lines.iter().for_each(|line| text.push_str(&format!("{device}: {line}\n")));
         text
     }
 

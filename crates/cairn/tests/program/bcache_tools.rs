@@ -84,6 +84,56 @@ fn check_names_what_does_not_belong_together_or_is_damaged() {
 }
 
 #[test]
+fn what_a_damaged_cache_took_with_it_is_listed_by_volume() {
+    let place = Place::new();
+    for name in ["wb_stop.cache", "wb_stop.backing", "wb_kill.backing", "detached.backing"] {
+        place.golden("bcache", name);
+    }
+    let check = ["check", "wb_stop.cache", "--list-lost", "--backing", "wb_stop.backing"];
+    let ran = place.cairn(&check).ok();
+    assert!(ran.ends_with("wb_stop.cache: nothing is lost\n"), "{ran}");
+    let dump = json(&place.cairn(&["dump", "wb_stop.cache", "--json"]).ok());
+    let uuid = dump["volumes"][0]["uuid"].as_str().unwrap().to_owned();
+    // The device ends within the data of the last extent of the cache.
+    let extents = dump["extents"].as_array().unwrap();
+    let number = |extent: &serde_json::Value, name: &str| extent[name].as_u64().unwrap();
+    let dirty = extents.iter().filter(|extent| extent["dirty"] == true);
+    let last = dirty.max_by_key(|extent| number(extent, "cache_sector")).unwrap();
+    let whole = place.read("wb_stop.cache");
+    let kept = number(last, "cache_sector") + number(last, "sectors") - 8;
+    place.write("wb_stop.cache", &whole[..kept as usize * 512]);
+    let (offset, length) = (number(last, "sector") + number(last, "sectors") - 8, 4096);
+    let ran = place.cairn(&check);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.out.contains("found 8 dirty sectors that cannot be read"), "{ran:?}");
+    let lost = format!("{length} bytes at {}", (offset - 16) * 512);
+    assert!(ran.out.contains(&format!("volume {uuid}: lost: {lost}\n")), "{ran:?}");
+    let alone = place.cairn(&check[..3]);
+    let lost = format!("{length} bytes at {} of its backing device", offset * 512);
+    assert!(alone.out.contains(&format!("volume {uuid}: lost: {lost}\n")), "{alone:?}");
+    let listed = json(&place.cairn(&[&check[..], &["--json"]].concat()).out);
+    let range =
+        format!("{{\"state\":\"lost\",\"offset\":{},\"length\":{length}}}", (offset - 16) * 512);
+    assert_eq!(listed[0]["lost"][0]["ranges"], json(&format!("[{range}]")));
+    assert_eq!(listed[0]["lost"][0]["offsets_of"], "volume");
+    // Without any entry of the journal all is suspect, unless the device is clean.
+    let mut empty = whole.clone();
+    empty[64 << 10..576 << 10].fill(0);
+    place.write("wb_stop.cache", &empty);
+    let ran = place.cairn(&check);
+    assert!(ran.out.contains(&format!("volume {uuid}: suspect: 8380416 bytes at 0\n")), "{ran:?}");
+    // The cache is gone.
+    let ran = place.cairn(&["check", "--list-lost", "--backing", "wb_kill.backing"]);
+    assert_eq!(ran.code, 5, "{ran:?}");
+    assert!(ran.out.contains(": suspect: 8380416 bytes at 0\n"), "{ran:?}");
+    let ran = place.cairn(&["check", "--list-lost", "--backing", "detached.backing"]).ok();
+    assert!(ran.ends_with("detached.backing: nothing is lost\n"), "{ran}");
+    place.golden("snapshot", "basic-a.cow");
+    let line = place.cairn(&["check", "--list-lost", "basic-a.cow"]).refused(1);
+    assert!(line.contains("--list-lost: found no bcache device"), "{line}");
+}
+
+#[test]
 fn dump_shows_superblock_journal_tree_volumes_and_priorities() {
     let place = Place::new();
     for name in ["tree_kill.cache", "tree_kill.backing", "flash.cache"] {
@@ -184,8 +234,8 @@ fn devices_and_sizes_that_make_no_set_are_refused() {
     for (words, expected) in [
         ("--cache tiny", "tiny: size: found 2 buckets of 4096 bytes, expected at least 513"),
         (
-            "--cache fast --bucket-size 48K",
-            "fast: superblock bucket_size: found 96, expected a power",
+            "--cache fast --bucket-size 24K",
+            "fast: superblock bucket_size: found 48, expected a power",
         ),
         ("--cache fast --bucket-size 64K", "fast: size: found 256 buckets of 65536 bytes"),
         (

@@ -2,17 +2,20 @@
 
 use std::path::Path;
 
+use cairn_block::SECTOR_BYTES;
 use cairn_format::Severity;
-use cairn_format::bcache::check::{Finding, Report};
+use cairn_format::bcache::check::{Backing, Finding, Report};
 use cairn_format::bcache::{BackingState, BackingSuperblock, Superblock};
 use cairn_outcome::failure::Outcome;
 use serde_json::{Value, json};
 
+use super::lost::{self, VolumeLosses};
 use super::{backing_json, cache_json, state_word, volume_json};
 use crate::source::Source;
 use crate::verdict::Verdict;
 
-/// Checks the cache that begins at `start_sector`, against these backing devices.
+/// Checks the cache that begins at `start_sector`, against these backing devices; `list_lost`: and
+/// what damage took with it.
 ///
 /// # Errors
 /// A device cannot be read.
@@ -20,8 +23,18 @@ pub fn verdict(
     source: &Source,
     start_sector: u64,
     backings: &[impl AsRef<Path>],
+    list_lost: bool,
 ) -> Outcome<Verdict> {
-    let report = super::report(source, start_sector, backings)?;
+    let backings: Vec<Backing> =
+        backings.iter().map(|path| super::backing(path.as_ref())).collect::<Outcome<_>>()?;
+    let (report, lost) = match list_lost {
+        true => {
+            let (report, losses) = super::report_losses(source, start_sector, &backings)?;
+            let lost = lost::of_set(&report, &losses, &backings);
+            (report, Some(lost))
+        }
+        false => (super::report(source, start_sector, &backings)?, None),
+    };
     let finding = |finding: &Finding| (finding.severity(), finding.to_string());
     Ok(Verdict {
         format: Some("bcache"),
@@ -29,20 +42,31 @@ pub fn verdict(
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,
         summary: summary(&report),
-        facts: json!({
-            "superblock": report.superblock.as_ref().map(cache_json),
-            "totals": totals_json(&report),
-            "volumes": report.volumes.iter().map(volume_json).collect::<Vec<_>>(),
-            "suspect": suspect_json(&report),
-        }),
+        lines: lost.as_deref().map(lost::lines).unwrap_or_default(),
+        facts: with_lost(
+            json!({
+                "superblock": report.superblock.as_ref().map(cache_json),
+                "totals": totals_json(&report),
+                "volumes": report.volumes.iter().map(volume_json).collect::<Vec<_>>(),
+                "suspect": suspect_json(&report),
+            }),
+            lost.as_deref(),
+        ),
     })
+}
+
+fn with_lost(mut facts: Value, lost: Option<&[VolumeLosses]>) -> Value {
+    if let Some(lost) = lost {
+        facts["lost"] = lost::json(lost);
+    }
+    facts
 }
 
 /// Checks what a backing device says of itself. Without its cache no more can be known.
 ///
 /// # Errors
 /// The device cannot be read.
-pub fn backing_verdict(source: &Source, start_sector: u64) -> Outcome<Verdict> {
+pub fn backing_verdict(source: &Source, start_sector: u64, list_lost: bool) -> Outcome<Verdict> {
     let superblock = super::superblock(source, start_sector)?;
     let (finding, facts) = match &superblock {
         Ok(Superblock::Backing(backing)) => (finding_of(backing), backing_json(backing)),
@@ -53,13 +77,21 @@ pub fn backing_verdict(source: &Source, start_sector: u64) -> Outcome<Verdict> {
         Ok(Superblock::Backing(backing)) => Some(state_word(backing.state())),
         _ => None,
     };
+    let lost = match &superblock {
+        Ok(Superblock::Backing(backing)) if list_lost => {
+            let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
+            Some(vec![lost::without_cache(backing, sectors)])
+        }
+        _ => None,
+    };
     Ok(Verdict {
         format: Some("bcache backing device"),
         severity: finding.as_ref().map_or(Severity::Sound, |(severity, _)| *severity),
         findings: finding.into_iter().collect(),
         findings_left_out: 0,
         summary: state.map(|state| format!("state {state}")),
-        facts: json!({ "superblock": facts }),
+        lines: lost.as_deref().map(lost::lines).unwrap_or_default(),
+        facts: with_lost(json!({ "superblock": facts }), lost.as_deref()),
     })
 }
 

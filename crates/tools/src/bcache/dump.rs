@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::ops::ControlFlow;
 
+use cairn_block::SECTOR_BYTES;
 use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node;
 use cairn_format::bcache::{BackingSuperblock, CacheSuperblock, Key, Superblock};
@@ -80,6 +81,8 @@ fn contents(
     if !cache.is_in_use() {
         return Ok(None);
     }
+    let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
+    cache.geometry().fits(sectors).map_err(|error| damaged(source, error))?;
     let mut collect = Collect::default();
     let loaded = load_now(Sectors { source, start_sector }, cache, &mut collect)
         .map_err(|error| damaged(source, error))?;

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod dump;
 pub mod format;
+mod lost;
 pub mod probe;
 
 use std::convert::Infallible;
@@ -11,7 +12,7 @@ use std::path::Path;
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::Severity;
-use cairn_format::bcache::check::{Backing, Report, Volume, check};
+use cairn_format::bcache::check::{Backing, Losses, Report, Volume, check, check_losses};
 use cairn_format::bcache::load;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
@@ -70,17 +71,26 @@ pub fn superblock(source: &Source, start_sector: u64) -> Outcome<Result<Superblo
 ///
 /// # Errors
 /// A device cannot be read.
-pub fn report(
-    source: &Source,
-    start_sector: u64,
-    backings: &[impl AsRef<Path>],
-) -> Outcome<Report> {
-    let backings: Vec<Backing> =
-        backings.iter().map(|path| backing(path.as_ref())).collect::<Outcome<_>>()?;
+pub fn report(source: &Source, start_sector: u64, backings: &[Backing]) -> Outcome<Report> {
     let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
     let mut sectors_of = Sectors { source, start_sector };
-    let Ok(report) = load::now(check(&mut sectors_of, sectors, &backings));
+    let Ok(report) = load::now(check(&mut sectors_of, sectors, backings));
     Ok(report)
+}
+
+/// The same, and what damage took with it.
+///
+/// # Errors
+/// A device cannot be read.
+pub fn report_losses(
+    source: &Source,
+    start_sector: u64,
+    backings: &[Backing],
+) -> Outcome<(Report, Losses)> {
+    let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
+    let mut sectors_of = Sectors { source, start_sector };
+    let Ok(found) = load::now(check_losses(&mut sectors_of, sectors, backings));
+    Ok(found)
 }
 
 fn backing(path: &Path) -> Outcome<Backing> {
@@ -103,7 +113,7 @@ pub fn refuse_dirty(source: &Source, start_sector: u64) -> Outcome<()> {
         Ok(Superblock::Cache(cache)) if cache.is_in_use() => (),
         _ => return Ok(()),
     }
-    let report = report(source, start_sector, &[] as &[&Path])?;
+    let report = report(source, start_sector, &[])?;
     let found = match report.totals.dirty_sectors {
         0 if report.severity != Severity::Damaged => return Ok(()),
         0 => "a damaged cache, which may have data that its backing devices do not have".to_owned(),

@@ -27,8 +27,7 @@ pub enum Found {
 pub fn look(source: &Source, start_sector: u64) -> Outcome<Found> {
     Ok(match super::superblock(source, start_sector)? {
         Ok(Superblock::Cache(_)) => {
-            let none: &[&std::path::Path] = &[];
-            Found::Cache(Box::new(super::report(source, start_sector, none)?))
+            Found::Cache(Box::new(super::report(source, start_sector, &[])?))
         }
         Ok(Superblock::Backing(backing)) => Found::Backing(backing),
         Err(error) => Found::Wrong(error),

@@ -48,6 +48,7 @@ pub fn told(report: &Report) -> Verdict {
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,
         summary: summary(report),
+        lines: Vec::new(),
         facts: json!({
             "header": report.header.as_ref().map(header_json),
             "counts": {

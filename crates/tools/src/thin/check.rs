@@ -58,6 +58,7 @@ fn told(report: &Report, held: bool) -> Verdict {
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,
         summary: None,
+        lines: Vec::new(),
         facts: json!({
             "metadata_snapshot": held,
             "superblock": report.superblock.as_ref().map(superblock_json),

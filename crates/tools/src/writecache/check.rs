@@ -25,6 +25,7 @@ pub fn verdict(
         findings: report.findings.iter().map(finding).collect(),
         findings_left_out: report.findings_left_out,
         summary: summary(&report),
+        lines: Vec::new(),
         facts: json!({
             "superblock": report.superblock.as_ref().map(superblock_json),
             "counts": counts_json(&report),

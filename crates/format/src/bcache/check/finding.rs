@@ -4,7 +4,7 @@ use core::fmt;
 use std::ops::Range;
 
 use super::Volume;
-use crate::bcache::load::{Fault, NodePlace};
+use crate::bcache::load::{Fault, NodePlace, Place};
 use crate::bcache::{Error, Key, STALE_MAX, Uuid};
 use crate::severity::Severity;
 
@@ -93,6 +93,11 @@ pub enum Finding {
         /// How often the bucket was reused.
         behind: u8,
     },
+    /// Data whose only copy is in the cache cannot be read.
+    DataUnreadable {
+        /// How many sectors.
+        sectors: u64,
+    },
     /// Extents of an inode that no volume has.
     NoVolume(Volume),
     /// Two volumes have one identifier.
@@ -171,11 +176,8 @@ impl fmt::Display for Finding {
             Finding::Fault(fault) => write!(f, "{fault}"),
             Finding::Torn(fault) => write!(f, "{fault} (possibly a torn last entry)"),
             Finding::ChildOrder { place, before, found } => {
-                let place = crate::bcache::load::Place::Node(*place);
-                write!(
-                    f,
-                    "{place}: found child {found:?} behind {before:?}, expected them in order"
-                )
+                let place = Place::Node(*place);
+                write!(f, "{place}: found child {found:?} behind {before:?}, expected order")
             }
             Finding::TwoUses { bucket, first, second } => {
                 write!(f, "bucket {bucket}: found {second} in it, expected {first} alone")
@@ -191,6 +193,9 @@ impl fmt::Display for Finding {
                 f,
                 "extent {key:?}: found its bucket reused {behind} times, expected at most {STALE_MAX}"
             ),
+            Finding::DataUnreadable { sectors } => {
+                write!(f, "data: found {sectors} dirty sectors that cannot be read: they are lost")
+            }
             Finding::NoVolume(volume) => write!(
                 f,
                 "inode {}: found {} extents, {} sectors of them dirty, expected none (no volume)",
@@ -212,25 +217,22 @@ impl fmt::Display for Finding {
             Finding::OtherSet { uuid, found, expected } => {
                 write!(f, "backing device {uuid}: found it in set {found}, expected {expected}")
             }
-            Finding::Unknown { uuid } => {
-                write!(
-                    f,
-                    "backing device {uuid}: found no volume of it in the cache, which should have data \
-                     that it lacks"
-                )
+            Finding::Unknown { uuid } => write!(
+                f,
+                "backing device {uuid}: found no volume of it in the cache, which should have \
+                 data that it lacks"
+            ),
+            Finding::Stale { uuid, volume } => {
+                fmt_state(f, uuid, "stale (it was used without its cache, which", volume)
             }
-            Finding::Stale { uuid, volume } => write!(
-                f,
-                "backing device {uuid}: state: found stale (it was used without its cache, which \
-                 has {} sectors that it lacks)",
-                volume.dirty_sectors
-            ),
-            Finding::CleanState { uuid, volume } => write!(
-                f,
-                "backing device {uuid}: state: found clean, expected dirty (the cache has {} \
-                 sectors that it lacks)",
-                volume.dirty_sectors
-            ),
+            Finding::CleanState { uuid, volume } => {
+                fmt_state(f, uuid, "clean, expected dirty (the cache", volume)
+            }
         }
     }
+}
+
+fn fmt_state(f: &mut fmt::Formatter<'_>, uuid: &Uuid, found: &str, volume: &Volume) -> fmt::Result {
+    let dirty = volume.dirty_sectors;
+    write!(f, "backing device {uuid}: state: found {found} has {dirty} sectors that it lacks)")
 }

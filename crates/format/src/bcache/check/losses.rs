@@ -154,13 +154,14 @@ pub(super) fn of_damage(
     losses
 }
 
-/// Adds the dirty extents, or parts of them, that cannot be read.
+/// Adds the dirty extents, or parts of them, that cannot be read. Answers how many sectors.
 pub(super) async fn add_unreadable<S: Source>(
     losses: &mut Losses,
     source: &mut S,
     geometry: &Geometry,
     extents: &[Key],
-) -> Result<(), S::Error> {
+) -> Result<u64, S::Error> {
+    let mut unreadable = 0;
     let block = u64::from(geometry.block_sectors());
     for key in extents.iter().filter(|key| key.is_dirty()) {
         let mut pieces: Vec<Key> = (key.start()..key.end())
@@ -176,6 +177,7 @@ pub(super) async fn add_unreadable<S: Source>(
             }
             if piece.sectors() <= block {
                 losses.lost.push(range_of(&piece));
+                unreadable += piece.sectors();
                 continue;
             }
             let middle = piece.start() + (piece.sectors() / 2).next_multiple_of(block);
@@ -184,7 +186,7 @@ pub(super) async fn add_unreadable<S: Source>(
         }
     }
     losses.settle();
-    Ok(())
+    Ok(unreadable)
 }
 
 #[cfg(test)]

@@ -39,6 +39,9 @@ pub use losses::{Certainty, Losses};
 /// Limit on the findings kept in a report; further ones only count, for the severity too.
 pub const FINDINGS_MAX: usize = 1000;
 
+/// The most buckets of a cache that goes beyond the end of its device for which memory is taken.
+const SHORT_BUCKETS_MAX: u64 = 1 << 22;
+
 /// A backing device that the cache is checked against.
 #[derive(Debug, Clone)]
 pub struct Backing {
@@ -191,6 +194,9 @@ async fn check_device<S: Source>(
     }
     if let Err(error) = superblock.geometry().fits(device_sectors) {
         report.add(Finding::Superblock(error));
+        if superblock.geometry().buckets() > SHORT_BUCKETS_MAX {
+            return Ok(());
+        }
     }
     if superblock.is_in_use() {
         check_contents(source, &superblock, backings, report, losses).await?;
@@ -241,7 +247,10 @@ async fn check_contents<S: Source>(
     let in_doubt = check_places(&geometry, &extents, &mut buckets, report);
     if let Some(losses) = losses {
         *losses = losses::of_damage(report, &loaded, &geometry, &tree, &in_doubt);
-        losses::add_unreadable(losses, source, &geometry, &extents).await?;
+        let sectors = losses::add_unreadable(losses, source, &geometry, &extents).await?;
+        if sectors > 0 {
+            report.add(Finding::DataUnreadable { sectors });
+        }
     }
     drop(tree);
     report.totals.metadata_buckets = buckets.count(|of| of != Use::Data && of != Use::Free);

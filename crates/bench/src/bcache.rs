@@ -1,0 +1,189 @@
+//! `bench bcache`: how long a whole cache takes to be built from a stream of extents, to be opened,
+//! and to be checked, and how much memory its extents take, by their number.
+//!
+//! The cache device is memory, in which what was never written takes no room: add the time that a
+//! drive takes for 30 bytes per extent. The extents have 4 KiB each, with as much between two of
+//! them, so that none joins another; every other one is dirty. Times are of the processor: all of
+//! it runs on this thread. Memory is what the process holds beyond what it held before: at the peak
+//! of opening, and with all extents in order.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ops::{ControlFlow, Range};
+
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_format::Severity;
+use cairn_format::bcache::build::{Builder, WriteSectors};
+use cairn_format::bcache::check::check;
+use cairn_format::bcache::load::{Fault, Source, Visitor, load_now, now};
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{
+    CacheSuperblock, Key, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
+};
+use cairn_outcome::failure::Outcome;
+
+use super::Settings;
+use super::clock::Moment;
+use super::recovery::Memory;
+use super::row::{Report, Row, Samples};
+
+const NAME: &str = "bcache";
+/// Sectors of an extent.
+const EXTENT: u64 = 8;
+/// Sectors of a bucket.
+const BUCKET: u64 = 1024;
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// A cache that was built is not sound, or the system does not tell of memory.
+pub fn run(settings: &Settings) -> Outcome<Report> {
+    let mut report = Report::default();
+    for &extents in settings.pick(&[100_000, 1_000_000, 10_000_000][..], &[10_000]) {
+        let rounds: Vec<Round> =
+            (0..settings.runs).map(|_| round(extents)).collect::<Outcome<_>>()?;
+        let samples = |of: fn(&Round) -> f64| Samples(rounds.iter().map(of).collect());
+        let row = |value, unit, what: &str| {
+            Row::new(NAME, value, unit).with("extents", extents).with("what", what)
+        };
+        report.push(row(samples(|round| round.build), "s", "build"));
+        report.push(row(samples(|round| round.open), "s", "open"));
+        report.push(row(samples(|round| round.check), "s", "check"));
+        let each = |of: fn(&Round) -> f64| {
+            Samples(samples(of).0.into_iter().map(|bytes| bytes / extents as f64).collect())
+        };
+        let held = row(each(|round| round.held), "bytes/extent", "open").with("memory", "held");
+        report.push(held);
+        let peak = row(each(|round| round.peak), "bytes/extent", "open").with("memory", "peak");
+        report.push(peak);
+    }
+    Ok(report)
+}
+
+/// Seconds of the processor, and bytes.
+struct Round {
+    build: f64,
+    open: f64,
+    check: f64,
+    held: f64,
+    peak: f64,
+}
+
+fn round(extents: u64) -> Outcome<Round> {
+    let unsound = |said: String| ConfigError::new(ConfigKind::Damaged, "the cache built", said);
+    let began = Moment::now();
+    let (mut device, superblock) = build(extents).map_err(|error| unsound(format!("{error:?}")))?;
+    let build = began.elapsed().processor.as_secs_f64();
+
+    let before = Memory::now()?;
+    Memory::forget_peak()?;
+    let began = Moment::now();
+    let mut collect = Collect::default();
+    let loaded = load_now(Held(&device), &superblock, &mut collect)
+        .map_err(|error| unsound(error.to_string()))?;
+    let opened = loaded.extents(superblock.geometry(), &collect.0);
+    drop(collect);
+    let open = began.elapsed().processor.as_secs_f64();
+    let after = Memory::now()?;
+    if opened.len() as u64 != extents {
+        return Err(unsound(format!("found {} extents, expected {extents}", opened.len())));
+    }
+    drop((opened, loaded));
+
+    let (_, sectors) = (device.write(SUPERBLOCK_SECTOR, &superblock.encode()), sectors_of(extents));
+    let began = Moment::now();
+    let Ok(report) = now(check(&mut Held(&device), sectors, &[]));
+    let check = began.elapsed().processor.as_secs_f64();
+    if report.severity != Severity::Sound || report.totals.extents != extents {
+        return Err(unsound(format!("{:?}", report.findings.first())));
+    }
+    let grown = |bytes: u64| bytes.saturating_sub(before.held) as f64;
+    Ok(Round { build, open, check, held: grown(after.held), peak: grown(after.peak) })
+}
+
+/// Sectors of a device with room for so many extents, and for what leads to them.
+fn sectors_of(extents: u64) -> u64 {
+    let data = extents * EXTENT / BUCKET;
+    (data + data / 8 + 1024) * BUCKET
+}
+
+type Built = Result<
+    (Device, CacheSuperblock),
+    cairn_format::bcache::build::BuildError<<Device as WriteSectors>::Error>,
+>;
+
+fn build(extents: u64) -> Built {
+    let new = NewCache {
+        uuid: Uuid([1; 16]),
+        set_uuid: Uuid([2; 16]),
+        block_sectors: 8,
+        bucket_sectors: BUCKET,
+        device_sectors: sectors_of(extents),
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let fresh = CacheSuperblock::fresh(&new).expect("the sizes of a bench are legal");
+    let mut device = Device::default();
+    let mut builder = Builder::new(&fresh, 1, &mut device);
+    for index in 0..extents {
+        let end = 16 + (2 * index + 1) * EXTENT;
+        builder.add(Key::new(0, end, EXTENT).with_dirty(index % 2 == 0))?;
+    }
+    let volume = UuidEntry { uuid: Uuid([3; 16]), ..UuidEntry::default() };
+    let superblock = builder.finish(&[volume])?;
+    Ok((device, superblock))
+}
+
+/// A device in memory: what was written, by its first sector.
+#[derive(Default)]
+struct Device(BTreeMap<u64, Vec<u8>>);
+
+impl WriteSectors for Device {
+    type Error = Infallible;
+
+    fn write(&mut self, sector: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.0.insert(sector, bytes.to_vec());
+        Ok(())
+    }
+}
+
+/// Reads the device; what was not written is zeros.
+struct Held<'a>(&'a Device);
+
+impl Held<'_> {
+    fn bytes(&self, range: &Range<u64>) -> Vec<u8> {
+        let mut bytes = vec![0; (range.end - range.start) as usize * SECTOR_BYTES];
+        // Nothing is read that begins within what was written.
+        for (sector, written) in self.0.0.range(range.clone()) {
+            let at = (sector - range.start) as usize * SECTOR_BYTES;
+            let length = written.len().min(bytes.len() - at);
+            bytes[at..at + length].copy_from_slice(&written[..length]);
+        }
+        bytes
+    }
+}
+
+impl Source for Held<'_> {
+    type Error = Infallible;
+
+    async fn read(
+        &mut self,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Result<Vec<u8>, String>>, Infallible> {
+        Ok(ranges.iter().map(|range| Ok(self.bytes(range))).collect())
+    }
+}
+
+/// Takes the extents, and refuses every fault.
+#[derive(Default)]
+struct Collect(Vec<Key>);
+
+impl Visitor for Collect {
+    fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+
+    fn extent(&mut self, key: Key) {
+        self.0.push(key);
+    }
+}

@@ -1,0 +1,4 @@
+//! Fuzzes the priorities of bcache.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| cairn_fuzz::bcache::bcache_priorities(bytes));

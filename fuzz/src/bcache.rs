@@ -1,4 +1,4 @@
-//! What a fuzzer does with the bytes of bcache. Compiled by the property tests of `cairn-format`, too.
+//! What a fuzzer does with the bytes of bcache, and the property tests of `cairn-format` too.
 //!
 //! All structures but the array of volumes have a checksum, which no fuzzer finds; so each input is
 //! also tried with the checksums that its bytes should have.

@@ -1,4 +1,5 @@
-//! `cairn check`: is a cache, a store, a pool or a bcache device sound? The worst of several decides the exit code.
+//! `cairn check`: is a cache, a store, a pool or a bcache device sound? The worst of several
+//! decides the exit code.
 
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::Severity;

@@ -1,12 +1,13 @@
-//! `cairn format`: a new cache, exception store, pool or bcache set. Data is overwritten only with `--yes`.
+//! `cairn format`: a new cache, exception store, pool or bcache set. Data is overwritten only with
+//! `--yes`.
 //!
 //! A device that is not blank needs `--yes`; a cache with dirty blocks needs `--discard-dirty` too.
 //! The order, and what a crash between two steps leaves:
 //! 1. zeros over the first 4 KiB and every signature of a device that is not blank, then a flush: a
 //!    blank device;
 //! 2. everything but the header, then a flush: a blank device. A cache is the exception: its
-//!    metadata area has version 1 with the magic still zero. Every activation refuses that, and this
-//!    verb formats it again with `--yes`;
+//!    metadata area has version 1 with the magic still zero. Every activation refuses that, and
+//!    this verb formats it again with `--yes`;
 //! 3. the header or superblock, then a flush: empty and valid. Of a bcache set, the superblocks of
 //!    the backing devices, then that of the cache: until that is there, they are of no set.
 

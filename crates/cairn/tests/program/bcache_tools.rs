@@ -176,8 +176,9 @@ fn a_set_is_formatted_whole_and_sound() {
     place.sparse("fast", 64 << 20);
     place.sparse("slow", 16 << 20);
     place.sparse("slower", 8 << 20);
-    let format = "format bcache --cache fast --backing slow --backing slower --cache-mode writeback \
-                  --data-offset 64 --label disk --replacement fifo --discard --block-size 4096";
+    let format = "format bcache --cache fast --backing slow --backing slower \
+                  --cache-mode writeback --data-offset 64 --label disk --replacement fifo \
+                  --discard --block-size 4096";
     let format: Vec<&str> = format.split(' ').filter(|word| !word.is_empty()).collect();
     let said = place.cairn(&format).ok();
     assert!(said.starts_with("fast: 1024 buckets of 64 KiB, set "), "{said}");
@@ -198,9 +199,9 @@ fn a_set_is_formatted_whole_and_sound() {
     let before = place.read("slow");
     let line = place.cairn(&format).refused(1);
     assert!(line.contains("fast: not blank: found bcache-cache at byte 4096; to lose"), "{line}");
-    let words = "cairn format bcache --cache fast --backing slow --backing slower --block-size 4096 \
-                 --data-offset 64 --cache-mode writeback --replacement fifo --label 'disk' \
-                 --discard --yes";
+    let words = "cairn format bcache --cache fast --backing slow --backing slower \
+                 --block-size 4096 --data-offset 64 --cache-mode writeback \
+                 --replacement fifo --label 'disk' --discard --yes";
     assert!(line.contains(words), "{line}");
     assert!(place.read("slow") == before);
     place.cairn(&[&format[..], &["--yes"]].concat()).ok();

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use cairn_block::SECTOR_BYTES;
 use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node;
+use cairn_format::bcache::priorities::Record;
 use cairn_format::bcache::{BackingSuperblock, CacheSuperblock, Key, Superblock};
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, stdout};
@@ -165,7 +166,10 @@ fn json_of(source: &Source, cache: &CacheSuperblock, of: Option<&Contents>, all:
     value["volumes"] = volumes.map(volume).collect();
     value["priorities"] = json!(loaded.priorities);
     if all {
-        let record = |record: &cairn_format::bcache::priorities::Record| json!({ "generation": record.generation.0, "priority": record.priority });
+        let record = |record: &Record| {
+            let generation = record.generation.0;
+            json!({ "generation": generation, "priority": record.priority })
+        };
         value["buckets"] = loaded.buckets.iter().map(record).collect();
     }
     let node = |(place, sets, keys): &(NodePlace, usize, usize)| {

@@ -191,7 +191,8 @@ impl fmt::Display for Finding {
             ),
             Finding::TooStale { key, behind } => write!(
                 f,
-                "extent {key:?}: found its bucket reused {behind} times, expected at most {STALE_MAX}"
+                "extent {key:?}: found its bucket reused {behind} times, expected at most \
+                 {STALE_MAX}"
             ),
             Finding::DataUnreadable { sectors } => {
                 write!(f, "data: found {sectors} dirty sectors that cannot be read: they are lost")

@@ -10,8 +10,8 @@
 //! suspect. Without priorities nothing is, but for what the journal has as dirty: it may have been
 //! moved since, and only the generation of its bucket would tell.
 //!
-//! Whether the cache had anything at all that a backing device lacks, that device's state says. So
-//! [`Losses::of`] is to be asked for its suspect sectors only if the state is neither clean nor none.
+//! Whether the cache had anything at all that a backing device lacks, that device's state says: its
+//! suspect sectors count only if the state is neither clean nor none.
 
 use std::ops::Range;
 

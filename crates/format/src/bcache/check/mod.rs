@@ -4,8 +4,8 @@
 //! has a [`Severity`], and the worst of them is the result. Nothing is repaired here.
 //!
 //! Sound: keys of volumes that were detached, stale keys, priorities of any value, entries of the
-//! journal that are to be replayed. A part of an entry behind the newest is what a power cut leaves,
-//! and recovery leaves it out; but a damaged newest entry looks the same.
+//! journal that are to be replayed. A part of an entry behind the newest is what a power cut
+//! leaves, and recovery leaves it out; but a damaged newest entry looks the same.
 //!
 //! Not sound:
 //! - a structure that does not verify: what it held is lost, and where it was a node, all that lies

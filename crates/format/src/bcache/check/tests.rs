@@ -419,7 +419,10 @@ fn each_flipped_bit_of_the_metadata_is_found_or_changes_nothing() {
 proptest! {
     #[test]
     fn damage_of_any_kind_ends_in_a_report(
-        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<[u8; 8]>()), 1..8),
+        changes in proptest::collection::vec(
+            (any::<prop::sample::Index>(), any::<[u8; 8]>()),
+            1..8,
+        ),
     ) {
         let mut image = set(300);
         let metadata = metadata(&image);

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use cairn_block::{TableLine, unescape_word};
 use cairn_outcome::failure::Outcome;
-use cairn_targets::spec::Kind;
 
 use crate::arguments::{absolute, is_path};
 
@@ -12,7 +11,10 @@ use crate::arguments::{absolute, is_path};
 pub fn places(line: &TableLine) -> Vec<usize> {
     let Some(spec) = cairn_targets::spec(&line.target) else { return Vec::new() };
     let (words, _) = spec.split(line.args.iter().map(String::as_str));
-    let is_device = |at: &usize| matches!(words.fixed[*at].0.kind, Kind::Device);
+    let is_device = |at: &usize| {
+        let (arg, word) = &words.fixed[*at];
+        arg.names_device(word)
+    };
     (0..words.fixed.len()).filter(is_device).collect()
 }
 

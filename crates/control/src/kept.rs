@@ -23,7 +23,7 @@
 //!     refused.
 
 use cairn_block::{Identity, Sector, SectorCount, SectorRange, TableLine};
-use cairn_targets::spec::{Arg, Kind, Span, Use, words_of};
+use cairn_targets::spec::{Arg, Kind, NO_DEVICE, Span, Use, words_of};
 use parking_lot::Mutex;
 
 use crate::names::parent_of;
@@ -186,7 +186,10 @@ fn written_by(line: &TableLine) -> Vec<Part> {
 fn devices_of(line: &TableLine) -> impl Iterator<Item = (Use, Part)> {
     let parts = words_of(line).map(|(spec, words)| {
         let devices = words.fixed.iter().enumerate();
-        let devices = devices.filter(|(_, (arg, _))| !matches!(arg.used, Use::Nothing | Use::Pool));
+        let is_device = |arg: &Arg, word: &str| {
+            !matches!(arg.used, Use::Nothing | Use::Pool) && !(arg.or_none && word == NO_DEVICE)
+        };
+        let devices = devices.filter(|(_, (arg, word))| is_device(arg, word));
         let part = |(at, (arg, word)): (usize, &(&Arg, &str))| {
             let range = match arg.used {
                 Use::Maps => mapped(line, &words.fixed, at),

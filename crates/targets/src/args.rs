@@ -11,9 +11,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use cairn_block::{Attribute, ConfigError, Ctor, Disk, Sector, SectorCount, Value as Told};
+use cairn_format::bcache::Uuid;
 
 use crate::area::Area;
-use crate::spec::{Arg, Kind, Opt, Spec, Words};
+use crate::spec::{Arg, Kind, NO_DEVICE, Opt, Spec, Words};
 
 /// The largest position or length that has a byte offset.
 pub(crate) const MAX_SECTORS: u64 = u64::MAX >> 9;
@@ -33,6 +34,7 @@ enum Value {
     Device(Device),
     Number(u64),
     Word(&'static str),
+    Uuid(Uuid),
 }
 
 impl fmt::Display for Value {
@@ -41,6 +43,7 @@ impl fmt::Display for Value {
             Value::Device(device) => f.write_str(&device.argument),
             Value::Number(number) => write!(f, "{number}"),
             Value::Word(word) => f.write_str(word),
+            Value::Uuid(uuid) => write!(f, "{uuid}"),
         }
     }
 }
@@ -111,7 +114,7 @@ impl Args {
         self.optional_device(name).expect("a device that is declared and must stand")
     }
 
-    /// A device that may stand.
+    /// A device that may stand, or that [`NO_DEVICE`] may stand for.
     pub fn optional_device(&self, name: &str) -> Option<Device> {
         match self.value(name)? {
             Value::Device(device) => Some(device.clone()),
@@ -137,6 +140,14 @@ impl Args {
     pub fn word(&self, name: &str) -> Option<&'static str> {
         match self.value(name)? {
             Value::Word(word) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// An identifier that was given: the only value of an option.
+    pub fn uuid(&self, name: &str) -> Option<Uuid> {
+        match self.value(name)? {
+            Value::Uuid(uuid) => Some(*uuid),
             _ => None,
         }
     }
@@ -255,9 +266,11 @@ fn value(
     ctor: &Ctor<'_>,
 ) -> Result<Value, ConfigError> {
     let known = match arg.kind {
+        Kind::Device if !arg.names_device(word) => Some(Value::Word(NO_DEVICE)),
         Kind::Device => return open(word, ctor).map(Value::Device),
         Kind::Offset | Kind::Number(..) => arg.kind.number(word).map(Value::Number),
         Kind::Word(_) | Kind::Spelled(..) => arg.kind.word(word).map(Value::Word),
+        Kind::Uuid => word.parse().ok().map(Value::Uuid),
     };
     known.ok_or_else(|| refuse(spec.name, field, format!("'{word}'"), &arg.kind.expected()))
 }

@@ -8,6 +8,7 @@ use std::future::ready;
 use std::sync::Arc;
 
 use cairn_block::{ConfigError, Ctor, Disk, Env, LocalFuture, Target, TargetType};
+use cairn_format::bcache::Uuid;
 
 use crate::spec::{Kind, Spec};
 
@@ -58,12 +59,14 @@ async fn open_devices(
     let (words, Ok(())) = spec.split(ctor.args.iter().copied()) else { return Ok(opened) };
     for (arg, word) in words.fixed {
         let is_known = match arg.kind {
+            Kind::Device if !arg.names_device(word) => true,
             Kind::Device => {
                 opened.push(ctor.registry.open_on(env, word, ctor.read_only).await?);
                 true
             }
             Kind::Offset | Kind::Number(..) => arg.kind.number(word).is_some(),
             Kind::Word(_) | Kind::Spelled(..) => arg.kind.word(word).is_some(),
+            Kind::Uuid => word.parse::<Uuid>().is_ok(),
         };
         if !is_known {
             break;

@@ -13,6 +13,7 @@ use cairn_block::TargetType;
 
 pub mod area;
 pub mod args;
+pub mod bcache;
 pub mod blank;
 
 pub mod delay;
@@ -54,6 +55,7 @@ pub const KINDS: &[TargetKind] = &[
     delay::KIND,
     flakey::KIND,
     writecache::KIND,
+    bcache::KIND,
     snapshot::KIND,
     snapshot::ORIGIN_KIND,
     snapshot::MERGE_KIND,

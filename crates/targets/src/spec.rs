@@ -25,6 +25,8 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// A word that has several spellings: what is expected, and the spelling that is printed.
     Spelled(&'static str, fn(&str) -> Option<&'static str>),
+    /// An identifier, with or without hyphens.
+    Uuid,
 }
 
 impl Kind {
@@ -38,6 +40,7 @@ impl Kind {
             Kind::Word([only]) => format!("'{only}'"),
             Kind::Word(words) => format!("one of {}", words.join(", ")),
             Kind::Spelled(expected, _) => expected.to_owned(),
+            Kind::Uuid => "a UUID of 32 hexadecimal digits".to_owned(),
         }
     }
 
@@ -107,12 +110,18 @@ pub struct Arg {
     pub gives_length: bool,
     /// What the line does with this device.
     pub used: Use,
+    /// The word [`NO_DEVICE`] may stand where the device would.
+    pub or_none: bool,
 }
+
+/// What stands for no device.
+pub const NO_DEVICE: &str = "-";
 
 impl Arg {
     const fn new(name: &'static str, kind: Kind, doc: &'static str) -> Arg {
-        let (optional, repeated, gives_length, used) = (false, false, false, Use::Nothing);
-        Arg { name, kind, doc, optional, repeated, gives_length, used }
+        let (optional, repeated, gives_length) = (false, false, false);
+        let (used, or_none) = (Use::Nothing, false);
+        Arg { name, kind, doc, optional, repeated, gives_length, used, or_none }
     }
 
     /// A device, and what the line does with it.
@@ -148,6 +157,16 @@ impl Arg {
     /// The same; the length of a line may be taken from it.
     pub const fn gives_length(self) -> Arg {
         Arg { gives_length: true, ..self }
+    }
+
+    /// The same device, or none.
+    pub const fn or_none(self) -> Arg {
+        Arg { or_none: true, ..self }
+    }
+
+    /// True if this word names a device.
+    pub fn names_device(&self, word: &str) -> bool {
+        matches!(self.kind, Kind::Device) && !(self.or_none && word == NO_DEVICE)
     }
 }
 

@@ -1,0 +1,54 @@
+//! Finding extents.
+
+use cairn_format::bcache::{Key, OFFSET_MAX};
+
+use super::{Node, Tree};
+
+/// What lies at a sector of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Found {
+    /// This extent, from the sector on.
+    Extent(Key),
+    /// Nothing, up to the next extent or the end of what the leaf may hold.
+    Hole {
+        /// The first sector that may have an extent again.
+        end: u64,
+    },
+}
+
+impl Tree {
+    /// What lies at a sector of a volume.
+    pub fn find(&self, inode: u32, sector: u64) -> Found {
+        let leaf = &self.levels[0][self.leaf_of((inode, sector))];
+        let extents = leaf.extents();
+        let index = extents.partition_point(|key| key.position() <= (inode, sector));
+        match extents.get(index) {
+            Some(key) if key.inode() == inode && key.start() <= sector => {
+                Found::Extent(key.part(sector, OFFSET_MAX).expect("it goes beyond the sector"))
+            }
+            Some(key) if key.inode() == inode => Found::Hole { end: key.start() },
+            _ => Found::Hole { end: upper(leaf, inode) },
+        }
+    }
+
+    /// The extents of a volume from a sector on.
+    pub fn extents_from(&self, inode: u32, sector: u64) -> impl Iterator<Item = &Key> {
+        let first = self.leaf_of((inode, sector));
+        let extents = self.levels[0][first..].iter().flat_map(|leaf| leaf.extents());
+        extents
+            .skip_while(move |key| key.position() <= (inode, sector))
+            .take_while(move |key| key.inode() == inode)
+    }
+
+    /// The leaf for what begins at a position: the first whose own is behind it.
+    pub(super) fn leaf_of(&self, at: (u32, u64)) -> usize {
+        let leaves = &self.levels[0];
+        leaves.partition_point(|leaf| leaf.position() <= at).min(leaves.len() - 1)
+    }
+}
+
+/// Up to which sector of a volume a leaf may hold extents.
+pub(super) fn upper(leaf: &Node, inode: u32) -> u64 {
+    let (last, end) = leaf.position();
+    if last == inode { end } else { OFFSET_MAX }
+}

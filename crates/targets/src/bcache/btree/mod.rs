@@ -1,0 +1,108 @@
+//! The tree in memory: every node of every level, and the extents of each leaf.
+//!
+//! `node` is one node; `lookup` finds extents; `insert` plans how keys enter the tree; `split` cuts
+//! what a node no longer holds; `write` writes what was planned, and has the crash argument;
+//! `reference` is the reference model of the tests.
+//!
+//! # Invariants
+//! B1. The nodes of a level are in order; each has another position. The last has the highest one.
+//!     The topmost level has one node: the root.
+//! B2. The children of a node are the nodes of the level beneath between the position of the node
+//!     before it and its own. So no node stores its children.
+//! B3. The extents of a leaf are in order, do not overlap, and lie between the position of the leaf
+//!     before it and its own. Each leads to a bucket. Holes are where no extent is.
+//! B4. What a leaf has in memory is what its sets on the device amount to, with the open entries of
+//!     the journal over them, once the writes that were planned have ended.
+//!
+//! Memory: 24 bytes for an extent, 64 for a node.
+
+mod insert;
+mod lookup;
+mod node;
+#[cfg(test)]
+pub(super) mod reference;
+mod split;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use cairn_format::bcache::{Geometry, Key, SetMagic};
+
+use super::buckets::Buckets;
+
+pub(super) use insert::{Insertion, NoBucket, Plan};
+pub(super) use lookup::Found;
+pub(super) use node::Node;
+pub(super) use write::write_plan;
+
+/// See the module's description.
+pub(super) struct Tree {
+    geometry: Geometry,
+    magic: SetMagic,
+    /// From the leaves up.
+    levels: Vec<Vec<Node>>,
+}
+
+impl Tree {
+    /// The nodes as they were read: of each level in order, from the leaves up.
+    pub fn new(geometry: Geometry, magic: SetMagic, levels: Vec<Vec<Node>>) -> Tree {
+        Tree { geometry, magic, levels }
+    }
+
+    /// The key to the root, and how far it is above the leaves.
+    pub fn root(&self) -> (Key, u16) {
+        let top = self.levels.last().expect("a tree has leaves");
+        (top[0].key(), (self.levels.len() - 1) as u16)
+    }
+
+    /// The keys to all nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = Key> {
+        self.levels.iter().flatten().map(Node::key)
+    }
+
+    /// All extents, in order.
+    pub fn extents(&self) -> impl Iterator<Item = &Key> {
+        self.levels[0].iter().flat_map(|leaf| leaf.extents())
+    }
+
+    /// Drops the extents that lead nowhere: of the leaves as they were read. `buckets` counts the
+    /// rest.
+    pub fn keep_live(&mut self, buckets: &mut Buckets) {
+        for leaf in &mut self.levels[0] {
+            leaf.retain_extents(|key| {
+                buckets.mark_seen(key);
+                let is_live = key.cached_at().is_some() && !buckets.is_stale(key);
+                if is_live {
+                    buckets.count(key);
+                }
+                is_live
+            });
+        }
+        self.check_state();
+    }
+
+    /// The position of the node before this one of a level.
+    fn after(&self, level: usize, index: usize) -> (u32, u64) {
+        let before = index.checked_sub(1).map(|before| &self.levels[level][before]);
+        before.map_or((0, 0), Node::position)
+    }
+
+    /// Asserts B1 and B3.
+    pub fn check_state(&self) {
+        for (level, nodes) in self.levels.iter().enumerate() {
+            assert!(nodes.is_sorted_by(|a, b| a.position() < b.position()), "B1");
+            assert_eq!(nodes.last().map(Node::position), Some(Key::MAX.position()), "B1");
+            let is_top = level + 1 == self.levels.len();
+            assert!(!is_top || nodes.len() == 1, "B1");
+        }
+        for (index, leaf) in self.levels[0].iter().enumerate() {
+            let mut after = self.after(0, index);
+            for key in leaf.extents() {
+                assert!(key.begin() >= after && key.sectors() > 0, "B3: {key:?} after {after:?}");
+                assert!(key.cached_at().is_some(), "B3: {key:?}");
+                after = key.position();
+            }
+            assert!(after <= leaf.position(), "B3");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A node: where it is, where its log of sets ends, and the extents of a leaf.
+
+use cairn_format::bcache::node::{SET_HEADER_BYTES, encode_set};
+use cairn_format::bcache::{Key, Pointer, SECTOR_BYTES, SetMagic};
+
+/// A node of the tree.
+pub(in super::super) struct Node {
+    key: Key,
+    /// The random number of its sets.
+    seq: u64,
+    /// Where the next set goes, in bytes.
+    end: usize,
+    /// Of a leaf.
+    extents: Vec<Key>,
+}
+
+/// Bytes to write to a node.
+pub(super) struct SetWrite {
+    /// The first sector.
+    pub sector: u64,
+    /// Whole blocks.
+    pub bytes: Vec<u8>,
+}
+
+impl Node {
+    /// A node whose sets have `seq` and end at byte `end`.
+    pub fn new(key: Key, seq: u64, end: usize) -> Node {
+        Node { key, seq, end, extents: Vec::new() }
+    }
+
+    /// The key that leads to it.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// Where on the device it is.
+    pub fn pointer(&self) -> Pointer {
+        self.key.cached_at().expect("a node lies on the device")
+    }
+
+    /// The highest position that it may hold.
+    pub fn position(&self) -> (u32, u64) {
+        self.key.position()
+    }
+
+    /// The extents of a leaf.
+    pub fn extents(&self) -> &[Key] {
+        &self.extents
+    }
+
+    /// Replaces the extents of a leaf.
+    pub fn set_extents(&mut self, extents: Vec<Key>) {
+        self.extents = extents;
+    }
+
+    /// Adds an extent behind those of a leaf that is being read.
+    pub fn push_extent(&mut self, extent: Key) {
+        self.extents.push(extent);
+    }
+
+    /// Keeps the extents of a leaf for which `keep` answers true.
+    pub fn retain_extents(&mut self, keep: impl FnMut(&Key) -> bool) {
+        self.extents.retain(keep);
+        self.extents.shrink_to_fit();
+    }
+
+    /// Bytes that it has room for.
+    pub fn capacity(&self) -> usize {
+        self.key.sectors() as usize * SECTOR_BYTES
+    }
+
+    /// Appends a set of these keys to the log, if there is room.
+    pub(super) fn append(
+        &mut self,
+        keys: &[Key],
+        magic: SetMagic,
+        block_bytes: usize,
+    ) -> Option<SetWrite> {
+        let length = set_bytes(keys).next_multiple_of(block_bytes);
+        if self.end + length > self.capacity() {
+            return None;
+        }
+        let sector = self.pointer().sector() + (self.end / SECTOR_BYTES) as u64;
+        let mut bytes = Vec::with_capacity(length);
+        encode_set(&mut bytes, self.pointer(), magic, self.seq, keys, block_bytes);
+        self.end += length;
+        Some(SetWrite { sector, bytes })
+    }
+}
+
+/// Bytes of a set of these keys, without padding.
+pub(super) fn set_bytes(keys: &[Key]) -> usize {
+    SET_HEADER_BYTES + keys.iter().map(Key::word_count).sum::<usize>() * 8
+}

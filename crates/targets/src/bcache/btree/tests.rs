@@ -1,0 +1,155 @@
+use cairn_format::bcache::{Generation, Key, Pointer, SECTOR_BYTES};
+use proptest::prelude::*;
+
+use super::reference::{Model, Sectors, lay_over};
+use super::split::split;
+use super::{Found, NoBucket};
+
+/// The bucket that all extents of these tests lie in.
+const DATA: u64 = 200;
+
+/// A cache with the smallest nodes, 4 KiB, and a bucket for data.
+fn model() -> Model {
+    let mut model = Model::new(900, 8);
+    model.take([DATA]);
+    model
+}
+
+fn extent(inode: u32, start: u64, sectors: u64, dirty: bool) -> Key {
+    let pointer = Pointer::new(DATA * 8 + start % 8, Generation(0));
+    Key::new(inode, start + sectors, sectors).at(pointer).with_dirty(dirty)
+}
+
+/// Every other sector of a volume, `count` of them.
+fn scattered(inode: u32, count: u64, dirty: bool) -> Vec<Key> {
+    (0..count).map(|at| extent(inode, at * 2, 1, dirty)).collect()
+}
+
+fn insert(model: &mut Model, sectors: &mut Sectors, keys: Vec<Key>) {
+    lay_over(sectors, &keys);
+    model.insert(keys).expect("there are buckets");
+}
+
+/// Keys in order without overlaps, of three volumes.
+fn batch() -> impl Strategy<Value = Vec<Key>> {
+    let one = (0..3_u32, 0..30_u64, 1..9_u64, 0..4_u8);
+    proptest::collection::vec(one, 1..150).prop_map(|mut ones| {
+        ones.sort_unstable();
+        let (mut keys, mut last) = (Vec::new(), (0, 0));
+        for (inode, gap, sectors, kind) in ones {
+            let start = if last.0 == inode { last.1 + gap } else { gap };
+            let room = 8 - start % 8;
+            let sectors = sectors.min(room);
+            last = (inode, start + sectors);
+            keys.push(match kind {
+                0 => Key::new(inode, start + sectors, sectors),
+                kind => extent(inode, start, sectors, kind == 1),
+            });
+        }
+        keys
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Each sector lies where the latest key says, in memory and on the device, however often nodes
+    /// fill up.
+    #[test]
+    fn the_latest_key_counts_on_each_sector(batches in proptest::collection::vec(batch(), 1..12)) {
+        let (mut model, mut sectors) = (model(), Sectors::new());
+        for keys in batches {
+            insert(&mut model, &mut sectors, keys);
+        }
+        model.check(&sectors);
+    }
+}
+
+#[test]
+fn one_insertion_may_split_a_leaf_into_many_and_grow_levels() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 40_000, true));
+    assert_eq!(model.tree.root().1, 2, "40 000 keys, 100 in a leaf, 100 leaves beneath a node");
+    model.check(&sectors);
+}
+
+#[test]
+fn keys_become_clean_again_and_again_with_the_buckets_of_a_few_nodes() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 3000, true));
+    let nodes = model.tree.nodes().count();
+    // From here on there are eight free buckets.
+    model.buckets.refill();
+    while model.buckets.free() > 8 {
+        model.buckets.take_for_node();
+    }
+    for dirty in [false, true, false, true] {
+        insert(&mut model, &mut sectors, scattered(0, 3000, dirty));
+    }
+    model.check(&sectors);
+    assert!(model.tree.nodes().count() < nodes * 2);
+}
+
+#[test]
+fn a_leaf_without_room_needs_a_bucket_and_says_so() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 100, true));
+    model.buckets.refill();
+    while model.buckets.take_for_node().is_some() {}
+    let mut before = sectors.clone();
+    let refused = loop {
+        let keys = scattered(0, 40, false);
+        let taken = model.insert(keys.clone());
+        if taken.is_err() {
+            break taken;
+        }
+        lay_over(&mut before, &keys);
+    };
+    assert_eq!(refused, Err(NoBucket { needed: 1 }));
+    model.check(&before);
+}
+
+#[test]
+fn what_is_found_ends_with_its_extent_or_before_the_next() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    let keys = vec![extent(1, 8, 4, true), extent(1, 32, 8, false), extent(2, 0, 8, false)];
+    insert(&mut model, &mut sectors, keys.clone());
+    let find = |inode, sector| model.tree.find(inode, sector);
+    assert_eq!(find(1, 0), Found::Hole { end: 8 });
+    assert_eq!(find(1, 8), Found::Extent(keys[0]));
+    let tail = keys[0].part(10, 12).expect("within it");
+    assert_eq!(find(1, 10), Found::Extent(tail));
+    assert_eq!(find(1, 12), Found::Hole { end: 32 });
+    assert!(matches!(find(1, 40), Found::Hole { end } if end > 1 << 40));
+    assert!(matches!(find(0, 0), Found::Hole { end } if end > 1 << 40));
+    assert_eq!(model.tree.extents_from(1, 10).count(), 2);
+    assert_eq!(model.tree.extents_from(1, 12).count(), 1);
+}
+
+#[test]
+fn each_sector_is_found_in_a_tree_of_many_leaves() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 2000, true));
+    insert(&mut model, &mut sectors, scattered(7, 2000, true));
+    for sector in 0..4000 {
+        for inode in [0, 7] {
+            let found = model.tree.find(inode, sector);
+            let expected = sectors.contains_key(&(inode, sector));
+            assert_eq!(matches!(found, Found::Extent(_)), expected, "{inode} {sector}");
+            match found {
+                Found::Hole { end } => assert!(end > sector),
+                Found::Extent(key) => assert_eq!((key.start(), key.end()), (sector, sector + 1)),
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_split_leave_room_for_more_sets() {
+    let keys = scattered(0, 1000, true);
+    let node = 8 * SECTOR_BYTES;
+    assert_eq!(split(&keys[..135], node).len(), 1, "four fifths");
+    let parts = split(&keys[..140], node);
+    assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), [101, 39]);
+    assert_eq!(split(&keys, node).concat(), keys);
+}

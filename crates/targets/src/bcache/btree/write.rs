@@ -1,0 +1,76 @@
+//! Writing sets of keys: the one place that does.
+//!
+//! # Order
+//! The levels of a plan are written from the leaves up. In each level:
+//!
+//! 1. The fresh nodes, and of each appended set all but its first block of the drive (the *tail*).
+//! 2. A flush, if there was any of these.
+//! 3. The first block of each appended set (the *head*), which has the set's header.
+//! 4. A flush.
+//!
+//! Then, if the root is another one, an entry of the journal that names it.
+//!
+//! # What a crash leaves
+//! - Before 4: nothing leads to the fresh nodes. Of an appended set the head is there or not, since
+//!   the drive writes one block of its own whole. If it is not, the block there has the sequence of
+//!   something else, and the log ends where it ended before. If it is, the tail is durable. So no
+//!   power cut leaves a part of a set, which a kernel takes for damage of the whole set of devices.
+//! - After 4 of the leaves: each leaf has its old or its new keys, independently of others. Keys of
+//!   leaves are put there for two reasons: the journal has them, and has them still; or dirty keys
+//!   become clean, and each does so by itself.
+//! - Between levels: fresh nodes to which nothing leads, and old ones that are whole. What replaces
+//!   an old node is durable before its parent says so, and the old node's bucket stays as it is
+//!   until the whole plan is durable.
+//! - A parent's set has the keys to the fresh children and those that free the old ones, so both
+//!   count together.
+//! - Before the entry that names a fresh root: the old root, whole, with the old children.
+//!
+//! A key of a leaf leads to data that is durable: what the cache had when it was opened was flushed
+//! then, and nothing writes data since (R3).
+//!
+//! The device fails for good with the first write or flush that fails.
+
+use cairn_block::{Env, IoResult};
+
+use super::Plan;
+use super::node::SetWrite;
+use crate::bcache::canary::{Bug, planted};
+use crate::bcache::set::CacheDevice;
+
+/// Writes a plan, but for the entry that names a fresh root.
+///
+/// # Errors
+/// The device failed.
+pub(in super::super) async fn write_plan(
+    env: &Env,
+    cache: &CacheDevice,
+    plan: &Plan,
+) -> IoResult {
+    let head_bytes = cache.block_bytes();
+    for level in &plan.levels {
+        let (heads, tails): (Vec<_>, Vec<_>) =
+            level.appended.iter().map(|set| cut(set, head_bytes)).unzip();
+        let fresh = level.fresh.iter().map(|set| (set.sector, &set.bytes[..]));
+        let first: Vec<_> = fresh.chain(tails.into_iter().flatten()).collect();
+        cache.write_all(env, &first).await?;
+        let is_ordered = !planted(Bug::ParentBeforeChild);
+        if !first.is_empty() && is_ordered && !planted(Bug::HeadBeforeTail) {
+            cache.flush(env).await?;
+        }
+        cache.write_all(env, &heads).await?;
+        if !heads.is_empty() && is_ordered {
+            cache.flush(env).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes, and the sector that they go to.
+type Write<'a> = (u64, &'a [u8]);
+
+/// The head of a set, and its tail, if it has one.
+fn cut(set: &SetWrite, head_bytes: usize) -> (Write<'_>, Option<Write<'_>>) {
+    let (head, tail) = set.bytes.split_at(head_bytes.min(set.bytes.len()));
+    let behind = set.sector + (head.len() / cairn_format::bcache::SECTOR_BYTES) as u64;
+    ((set.sector, head), (!tail.is_empty()).then_some((behind, tail)))
+}

@@ -1,0 +1,159 @@
+//! Buckets: what each holds, which are free, and the generations that their next users get.
+//!
+//! # Invariants
+//! K1. A bucket is free if no live key on the device leads to it. A key lives unless a newer set of
+//!     its leaf, an entry of the journal that counts, or a newer generation hides it: all of these
+//!     are durable, and stay until a leaf without the key is. So a power cut at any time finds no
+//!     key that counts to what is written there. No node and no other structure is in it either.
+//! K2. A bucket gets the generation after its own when it is taken. Its keys raise the generation
+//!     at the next opening. The priorities on the device may be behind by that; none of their
+//!     generations ever makes a stale pointer live, because a live key of each older generation
+//!     would have kept the bucket from being free.
+//! K3. A bucket whose oldest stale pointer is [`STALE_MAX`] generations old is never taken: the
+//!     kernel takes more for damage.
+//! K4. The counts are those of the tree in memory. They run ahead of the device while a plan is
+//!     written; [`Buckets::refill`] is called when none is.
+
+#[cfg(test)]
+mod tests;
+
+use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
+
+/// What is known of a bucket.
+#[derive(Clone, Copy, Default)]
+struct Bucket {
+    generation: Generation,
+    /// How old the oldest stale pointer to it is.
+    oldest: u8,
+    /// It has something else than data.
+    is_metadata: bool,
+    /// It is among the free ones.
+    is_free: bool,
+    /// Sectors of extents, and of dirty ones.
+    live: u32,
+    dirty: u32,
+}
+
+/// See the module's description.
+pub(super) struct Buckets {
+    geometry: Geometry,
+    buckets: Vec<Bucket>,
+    /// The free ones; the next comes last.
+    free: Vec<u64>,
+}
+
+impl Buckets {
+    /// Buckets with these generations, all of them empty.
+    pub fn new(geometry: Geometry, generations: impl Iterator<Item = Generation>) -> Buckets {
+        let bucket = |generation| Bucket { generation, ..Bucket::default() };
+        let mut buckets: Vec<Bucket> = generations.map(bucket).collect();
+        buckets.resize(geometry.buckets() as usize, Bucket::default());
+        Buckets { geometry, buckets, free: Vec::new() }
+    }
+
+    fn bucket_of(&self, pointer: Pointer) -> usize {
+        self.geometry.bucket_of(pointer.sector()) as usize
+    }
+
+    /// True if a key leads to a bucket that was reused since.
+    pub fn is_stale(&self, key: &Key) -> bool {
+        key.cached_at().is_some_and(|pointer| {
+            self.buckets[self.bucket_of(pointer)].generation.outdates(pointer.generation())
+        })
+    }
+
+    // Opening.
+
+    /// A structure or node is in this bucket.
+    pub fn mark_metadata(&mut self, bucket: u64) {
+        self.buckets[bucket as usize].is_metadata = true;
+    }
+
+    /// A key of a leaf or of the journal as it is on the device, live or stale.
+    pub fn mark_seen(&mut self, key: &Key) {
+        let Some(pointer) = key.cached_at() else { return };
+        let at = self.bucket_of(pointer);
+        let bucket = &mut self.buckets[at];
+        if let Age::Stale(age) = bucket.generation.age_of(pointer.generation()) {
+            bucket.oldest = bucket.oldest.max(age);
+        }
+    }
+
+    // Extents.
+
+    /// An extent that the tree has.
+    pub fn count(&mut self, key: &Key) {
+        self.change(key, u32::wrapping_add);
+    }
+
+    /// These extents took the place of those.
+    pub fn replace(&mut self, old: &[Key], new: &[Key]) {
+        old.iter().for_each(|key| self.change(key, u32::wrapping_sub));
+        new.iter().for_each(|key| self.change(key, u32::wrapping_add));
+    }
+
+    fn change(&mut self, key: &Key, by: fn(u32, u32) -> u32) {
+        let Some(pointer) = key.cached_at() else { return };
+        let (at, sectors) = (self.bucket_of(pointer), key.sectors() as u32);
+        let bucket = &mut self.buckets[at];
+        bucket.live = by(bucket.live, sectors);
+        bucket.dirty = by(bucket.dirty, if key.is_dirty() { sectors } else { 0 });
+    }
+
+    // Allocation.
+
+    /// How many are free.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a bucket for a node.
+    pub fn take_for_node(&mut self) -> Option<Pointer> {
+        let bucket = self.free.pop()?;
+        let state = &mut self.buckets[bucket as usize];
+        debug_assert!(state.live == 0 && !state.is_metadata, "K1");
+        state.generation = state.generation.next();
+        (state.is_free, state.is_metadata) = (false, true);
+        Some(Pointer::new(self.geometry.sector_of(bucket), state.generation))
+    }
+
+    /// The node at `pointer` was replaced, durably. Its parent has a key of the next generation.
+    pub fn node_replaced(&mut self, pointer: Pointer) {
+        let at = self.bucket_of(pointer);
+        let bucket = &mut self.buckets[at];
+        bucket.is_metadata = false;
+        bucket.generation = pointer.generation().next();
+        bucket.oldest = bucket.oldest.saturating_add(1);
+    }
+
+    /// Finds the buckets that are free now (K1). No plan is being written (K4).
+    pub fn refill(&mut self) {
+        for at in self.geometry.usable().rev() {
+            let bucket = &mut self.buckets[at as usize];
+            let is_empty = bucket.live == 0 && !bucket.is_metadata;
+            if is_empty && !bucket.is_free && bucket.oldest < STALE_MAX {
+                bucket.is_free = true;
+                self.free.push(at);
+            }
+        }
+    }
+
+    /// The buckets that have only clean data, those with the least first.
+    pub fn clean(&self) -> Vec<u64> {
+        let is_clean =
+            |bucket: &Bucket| bucket.live > 0 && bucket.dirty == 0 && !bucket.is_metadata;
+        let usable = self.geometry.usable();
+        let mut clean: Vec<u64> =
+            usable.filter(|at| is_clean(&self.buckets[*at as usize])).collect();
+        clean.sort_by_key(|at| self.buckets[*at as usize].live);
+        clean
+    }
+
+    /// How much of the buckets has no dirty data and no metadata, in percent.
+    pub fn available_percent(&self) -> u64 {
+        let usable = self.geometry.usable();
+        let is_available = |bucket: &&Bucket| bucket.dirty == 0 && !bucket.is_metadata;
+        let buckets = &self.buckets[usable.start as usize..usable.end as usize];
+        buckets.iter().filter(is_available).count() as u64 * 100 / buckets.len().max(1) as u64
+    }
+}

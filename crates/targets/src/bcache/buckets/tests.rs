@@ -1,0 +1,68 @@
+use cairn_format::bcache::{Generation, Geometry, Key, Pointer};
+
+use super::Buckets;
+
+/// Buckets 2 to 129 of 16 sectors, all of generation 5.
+fn buckets() -> Buckets {
+    let geometry = Geometry::new(1, 16, 130, 2).expect("legal");
+    Buckets::new(geometry, std::iter::repeat_n(Generation(5), 130))
+}
+
+fn key(bucket: u64, sectors: u64, generation: u8) -> Key {
+    Key::new(0, 1000 + sectors, sectors).at(Pointer::new(bucket * 16, Generation(generation)))
+}
+
+fn freed(buckets: &mut Buckets) -> Vec<u64> {
+    buckets.refill();
+    std::iter::from_fn(|| buckets.take_for_node()).map(|taken| taken.sector() / 16).collect()
+}
+
+#[test]
+fn a_bucket_is_free_once_no_key_leads_to_it() {
+    let mut buckets = buckets();
+    (2..126).for_each(|bucket| buckets.mark_metadata(bucket));
+    buckets.count(&key(126, 8, 5));
+    buckets.count(&key(127, 8, 5).with_dirty(true));
+    buckets.mark_seen(&key(128, 8, 4));
+    assert_eq!(freed(&mut buckets), [128, 129], "a stale key keeps nothing");
+    buckets.replace(&[key(127, 8, 5).with_dirty(true)], &[]);
+    assert_eq!(freed(&mut buckets), [127]);
+    buckets.replace(&[key(126, 8, 5)], &[]);
+    assert_eq!(freed(&mut buckets), [126]);
+    assert!(freed(&mut buckets).is_empty(), "each is taken once");
+}
+
+#[test]
+fn a_bucket_gets_the_generation_after_its_own() {
+    let mut buckets = buckets();
+    buckets.refill();
+    let taken = buckets.take_for_node().expect("all are free");
+    assert_eq!(taken.generation(), Generation(6));
+    buckets.node_replaced(taken);
+    assert!(buckets.is_stale(&Key::new(0, 0, 8).at(taken)));
+    assert_eq!(std::iter::from_fn(|| buckets.take_for_node()).count(), 127);
+    assert_eq!(buckets.free(), 0);
+    buckets.refill();
+    assert_eq!(buckets.take_for_node().map(Pointer::generation), Some(Generation(8)));
+}
+
+#[test]
+fn a_bucket_with_a_pointer_that_is_too_old_is_not_taken() {
+    let mut buckets = buckets();
+    (2..128).for_each(|bucket| buckets.mark_metadata(bucket));
+    let oldest = |age: u8| 5_u8.wrapping_sub(age);
+    buckets.mark_seen(&key(128, 8, oldest(95)));
+    buckets.mark_seen(&key(129, 8, oldest(96)));
+    assert_eq!(freed(&mut buckets), [128]);
+}
+
+#[test]
+fn clean_buckets_come_with_the_emptiest_first() {
+    let mut buckets = buckets();
+    buckets.count(&key(10, 9, 5));
+    buckets.count(&key(11, 8, 5));
+    buckets.count(&key(12, 8, 5).with_dirty(true));
+    assert_eq!(buckets.clean(), [11, 10]);
+    buckets.replace(&[key(12, 8, 5).with_dirty(true)], &[key(12, 8, 5)]);
+    assert_eq!(buckets.clean(), [11, 12, 10]);
+}

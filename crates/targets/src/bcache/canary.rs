@@ -1,0 +1,35 @@
+//! Known ordering bugs, planted on demand: the crash campaign must catch each of them.
+//!
+//! Only in builds with the feature `canary`, which no program uses.
+
+use std::cell::Cell;
+
+/// A bug that can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// Keys become clean before the backing device was flushed (the kernel's order).
+    CleanBeforeFlush,
+    /// The head of a set is written without waiting for its tail.
+    HeadBeforeTail,
+    /// A parent leads to a node that may not be durable, and the journal to such a root.
+    ParentBeforeChild,
+    /// The journal forgets entries whose keys may not be in leaves durably.
+    JournalBeforeLeaves,
+    /// The bucket of a node that was replaced is reused before the replacement is durable.
+    ReuseBeforeDurable,
+    /// The backing device is called clean before its last keys are.
+    CleanStateFirst,
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+}
+
+/// Plants a bug in every cache on this thread, or none.
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+pub(super) fn planted(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}

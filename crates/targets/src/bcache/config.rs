@@ -1,0 +1,165 @@
+//! The table line of bcache: parsing, and which devices make which volume.
+//!
+//! The kernel has no table line for bcache; it takes devices and attributes through sysfs. Names of
+//! options are those of sysfs where there is such an attribute; the others are cairn's own.
+
+use cairn_block::{ConfigError, Ctor, SectorCount};
+use cairn_format::bcache::Uuid;
+
+use crate::args::{Args, Device};
+use crate::spec::{Arg, Group, Kind, Opt, Span, Spec, Use};
+
+const UUID: &[Arg] = &[Arg::word("uuid", Kind::Uuid, "")];
+
+const OPTIONS: &[Opt] = &[
+    Opt::new("set", UUID, "the set that the devices must belong to").own().once(),
+    Opt::new("flash", UUID, "the volume without a backing device to serve").own().once(),
+    Opt::new("stale_ok", &[], "without the cache: reads what it may have had newer").own().once(),
+];
+
+/// What `bcache` declares.
+pub const SPEC: Spec = Spec {
+    own: true,
+    group: Group {
+        count: "#options",
+        item: "option",
+        most: 5,
+        needed: true,
+        prints_zero: true,
+        options: OPTIONS,
+    },
+    status_fields: super::status::STATUS_FIELDS,
+    ..Spec::plain(
+        "bcache",
+        [1, 0, 0],
+        &[
+            Arg::device("backing", Use::Owns(Span::Whole), "the slow device; `-`: none").or_none(),
+            Arg::device("cache", Use::Shares, "the fast device; `-`: none").or_none(),
+        ],
+    )
+};
+
+/// The devices of a volume.
+#[derive(Clone)]
+pub(super) enum Devices {
+    /// A backing device with its cache.
+    Cached {
+        backing: Device,
+        cache: Device,
+    },
+    /// A backing device alone.
+    Bare {
+        backing: Device,
+        /// What the cache may have newer is read as it is.
+        stale_ok: bool,
+    },
+    /// A volume that is all in the cache.
+    Flash {
+        cache: Device,
+        volume: Uuid,
+    },
+}
+
+/// A parsed table line with its devices.
+#[derive(Clone)]
+pub(super) struct Config {
+    /// The name of the volume, for the log.
+    pub volume: String,
+    pub devices: Devices,
+    /// The set that the devices must belong to.
+    pub set: Option<Uuid>,
+    pub len: SectorCount,
+    pub args: Args,
+}
+
+impl Config {
+    /// Parses the words after the target's name and opens the devices.
+    pub fn parse(ctor: &Ctor<'_>) -> Result<Config, ConfigError> {
+        let args = Args::parse(&SPEC, ctor)?;
+        let (backing, cache) = (args.optional_device("backing"), args.optional_device("cache"));
+        let stale_ok = args.has("stale_ok");
+        let devices = match (backing, cache, args.uuid("flash")) {
+            (None, None, _) => {
+                return Err(args.refuse("backing", "'-' with cache '-'", "a device at least"));
+            }
+            (None, Some(cache), Some(volume)) => Devices::Flash { cache, volume },
+            (None, Some(_), None) => {
+                let expected = "the option flash <uuid> where backing is '-'";
+                return Err(args.refuse("flash", "nothing", expected));
+            }
+            (Some(_), _, Some(volume)) => {
+                let found = format!("'{volume}' with a backing device");
+                return Err(args.refuse("flash", found, "'-' as backing"));
+            }
+            (Some(backing), None, None) => Devices::Bare { backing, stale_ok },
+            (Some(backing), Some(cache), None) => Devices::Cached { backing, cache },
+        };
+        if stale_ok && !matches!(devices, Devices::Bare { .. }) {
+            return Err(args.refuse("stale_ok", "it with a cache", "'-' as cache"));
+        }
+        let (volume, len) = (ctor.events.volume().to_owned(), ctor.len);
+        Ok(Config { volume, devices, set: args.uuid("set"), len, args })
+    }
+}
+
+impl Devices {
+    /// The cache device.
+    pub fn cache(&self) -> Option<&Device> {
+        match self {
+            Devices::Cached { cache, .. } | Devices::Flash { cache, .. } => Some(cache),
+            Devices::Bare { .. } => None,
+        }
+    }
+
+    /// The backing device.
+    pub fn backing(&self) -> Option<&Device> {
+        match self {
+            Devices::Cached { backing, .. } | Devices::Bare { backing, .. } => Some(backing),
+            Devices::Flash { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::with_ctor;
+
+    const ID: &str = "00112233-4455-6677-8899-aabbccddeeff";
+
+    fn parse(line: &str) -> Result<String, String> {
+        with_ctor(line, |ctor| {
+            Config::parse(ctor).map(|it| it.args.to_string()).map_err(|error| error.to_string())
+        })
+    }
+
+    #[test]
+    fn a_line_prints_as_it_was_given() {
+        for line in [
+            "/o /c 0".to_owned(),
+            format!("/o /c 2 set {ID}"),
+            "/o - 1 stale_ok".to_owned(),
+            format!("- /c 4 set {ID} flash {ID}"),
+        ] {
+            assert_eq!(parse(&line).as_deref(), Ok(line.as_str()));
+        }
+        let plain = ID.replace('-', "").to_uppercase();
+        assert_eq!(parse(&format!("/o /c 2 SET {plain}")), Ok(format!("/o /c 2 set {ID}")));
+    }
+
+    #[test]
+    fn wrong_words_are_named_with_what_was_expected() {
+        for (line, part) in [
+            ("/o /c", "#options: found nothing"),
+            ("- - 0", "backing: found '-' with cache '-', expected a device at least"),
+            ("- /c 0", "flash: found nothing, expected the option flash <uuid>"),
+            ("/o /c 2 set 12", "set: found '12', expected a UUID of 32 hexadecimal digits"),
+            ("/o /c 1 stale_ok", "stale_ok: found it with a cache, expected '-' as cache"),
+            ("/o /c 2 flash 00112233445566778899aabbccddeeff", "flash: found '00112233-4455"),
+            ("/o /c 1 shiny", "option: found 'shiny', expected one of set, flash, stale_ok"),
+        ] {
+            let error = parse(line).expect_err(line);
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+use std::collections::BTreeMap;
+
+use cairn_format::bcache::journal::{ByteRange, Header, Located, Ring, scan};
+use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic, Uuid};
+use proptest::prelude::*;
+
+use super::{Journal, RESERVE};
+
+const BUCKETS: u64 = 3;
+
+fn geometry() -> Geometry {
+    Geometry::new(1, 16, 200, 2).expect("legal")
+}
+
+fn magic() -> SetMagic {
+    Uuid([3; 16]).set_magic()
+}
+
+/// The ring on a device, as bytes by sector.
+struct Device {
+    sectors: BTreeMap<u64, Vec<u8>>,
+    journal: Journal,
+}
+
+impl Device {
+    /// A ring whose newest entry is number 1, in the ring's second bucket.
+    fn new() -> Device {
+        let none = Key::MAX;
+        let (seq, last_seq, root_level, priorities) = (1, 1, 0, 5);
+        let header = Header {
+            seq,
+            last_seq,
+            has_long_uuids: true,
+            uuids: none,
+            root: none,
+            root_level,
+            priorities,
+        };
+        let located = Located { header, index: 1, bytes: ByteRange { start: 0, end: 240 } };
+        let ring = Ring { entries: vec![located], discarded: None };
+        let bytes = cairn_format::bcache::journal::encode(&header, &[], magic(), SECTOR_BYTES);
+        let journal = Journal::new(&ring, 2..2 + BUCKETS, geometry(), magic());
+        let mut device = Device { sectors: BTreeMap::new(), journal };
+        device.put(geometry().sector_of(3), &bytes);
+        device
+    }
+
+    fn put(&mut self, sector: u64, bytes: &[u8]) {
+        for (at, piece) in (sector..).zip(bytes.chunks(SECTOR_BYTES)) {
+            self.sectors.insert(at, piece.to_vec());
+        }
+    }
+
+    fn write(&mut self, keys: usize, frees: bool) -> bool {
+        let keys: Vec<Key> = (0..keys as u64).map(|at| Key::new(0, at * 8 + 8, 8)).collect();
+        let Ok(entry) = self.journal.entry(&keys, (Key::MAX, 0), frees) else { return false };
+        self.put(entry.sector, &entry.bytes);
+        self.journal.written();
+        true
+    }
+
+    fn read(&self) -> Ring {
+        let mut all = Vec::new();
+        for index in 0..BUCKETS as usize {
+            let first = geometry().sector_of(2 + index as u64);
+            let sector = |at| self.sectors.get(&at).cloned().unwrap_or(vec![0; SECTOR_BYTES]);
+            let bytes: Vec<u8> = (first..first + 16).flat_map(sector).collect();
+            let (entries, _) = scan(&bytes, magic(), SECTOR_BYTES);
+            all.extend(entries.iter().map(|entry| {
+                let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
+                Located { header: entry.header, index, bytes }
+            }));
+        }
+        Ring::of(all, false).expect("a ring without gaps")
+    }
+}
+
+proptest! {
+    /// A reader finds the newest entry and all that count, after any writes and restarts.
+    #[test]
+    fn a_ring_is_read_as_it_was_written(
+        writes in proptest::collection::vec((0..90_usize, 0..4_u8), 1..60),
+    ) {
+        let mut device = Device::new();
+        let (mut seq, mut last_seq) = (1, 1);
+        for (keys, kind) in writes {
+            let frees = kind == 0;
+            let keys = if frees { 0 } else { keys };
+            if device.write(keys, frees) {
+                seq += 1;
+                last_seq = if frees { seq } else { last_seq };
+            }
+            let ring = device.read();
+            prop_assert_eq!((ring.newest().header.seq, ring.newest().header.last_seq), (seq, last_seq));
+            prop_assert_eq!(ring.entries.len() as u64, seq - last_seq + 1);
+            if kind == 1 {
+                device.journal = Journal::new(&ring, 2..2 + BUCKETS, geometry(), magic());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_session_begins_in_the_bucket_behind_the_newest_entry() {
+    let mut device = Device::new();
+    assert!(device.write(0, false));
+    assert_eq!(device.read().newest().index, 2);
+    assert!(device.write(0, false));
+    assert_eq!(device.read().newest().index, 2, "it goes on in it");
+}
+
+#[test]
+fn a_full_ring_has_room_for_the_entry_that_frees_it() {
+    let mut device = Device::new();
+    while device.write(1, false) {}
+    let ring = device.read();
+    // A restart begins no bucket, as none is free.
+    device.journal = Journal::new(&ring, 2..2 + BUCKETS, geometry(), magic());
+    for _ in 1..RESERVE {
+        assert!(device.write(0, false), "roots");
+    }
+    assert!(device.write(0, true), "the reserve");
+    assert!(device.write(90, false), "all but one bucket is free");
+    assert_eq!(device.read().entries.len(), 2);
+}

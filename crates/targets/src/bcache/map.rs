@@ -1,0 +1,90 @@
+//! Verdicts: where each read goes. A plan covers the longest head of the request that lies in one
+//! place: an extent of the cache, or a hole between extents.
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{
+    EndIo, Env, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict,
+};
+
+use super::btree::Found;
+use super::config::Devices;
+use super::status::Count;
+use super::volume::Bcache;
+use crate::epochs::Epoch;
+
+/// Where the head of a read goes.
+enum Plan {
+    /// To the cache, at this sector. It entered the epoch.
+    Cache { sector: u64, count: u64, epoch: Epoch },
+    /// To the backing device.
+    Backing { count: u64 },
+    /// Nowhere: nothing was written there.
+    Zeros { count: u64 },
+    /// The cache may have newer data, or the volume is not open.
+    Fail,
+}
+
+impl Bcache {
+    pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        match request.op {
+            Op::Read => self.map_read(env, request),
+            Op::Flush => Verdict::Completed,
+            Op::Write | Op::Discard | Op::WriteZeroes => Verdict::Failed(IoError::READ_ONLY),
+        }
+    }
+
+    fn plan_read(&self, env: &Env, from: u64, want: u64) -> Plan {
+        if let Devices::Bare { .. } = self.config.devices {
+            let is_suspect = self.is_suspect.load(Ordering::Relaxed);
+            return if is_suspect { Plan::Fail } else { Plan::Backing { count: want } };
+        }
+        let guard = self.set.lock();
+        let Some(set) = guard.as_ref() else { return Plan::Fail };
+        match set.tree.find(self.inode(), from) {
+            Found::Extent(key) => {
+                let pointer = key.cached_at().expect("an extent leads somewhere");
+                let epoch = self.readers.enter(env.reactor(), 0);
+                Plan::Cache { sector: pointer.sector(), count: want.min(key.sectors()), epoch }
+            }
+            Found::Hole { end } => {
+                let count = want.min(end - from);
+                match self.config.devices.backing() {
+                    Some(_) => Plan::Backing { count },
+                    None => Plan::Zeros { count },
+                }
+            }
+        }
+    }
+
+    fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let from = self.first + request.range.start.0;
+        match self.plan_read(env, from, request.range.count.0) {
+            Plan::Cache { sector, count, epoch } => {
+                self.counters.add(env, Count::Hits as usize, 1);
+                request.accept(SectorCount(count));
+                request.watch(epoch.to_word());
+                let cache = self.config.devices.cache().expect("it has extents");
+                Verdict::Remapped { disk: cache.disk.as_ref(), sector: Sector(sector) }
+            }
+            Plan::Backing { count } => {
+                self.counters.add(env, Count::Misses as usize, 1);
+                request.accept(SectorCount(count));
+                let backing = self.config.devices.backing().expect("not a flash-only volume");
+                Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(from) }
+            }
+            Plan::Zeros { count } => {
+                let count = SectorCount(count);
+                request.accept(count);
+                request.segs.zero(0, count.to_bytes() as usize);
+                Verdict::Completed
+            }
+            Plan::Fail => Verdict::Failed(IoError::IO),
+        }
+    }
+
+    /// Only reads of the cache are watched.
+    pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        self.readers.leave(env.reactor(), Epoch::of_word(request.word()));
+        EndIo::Done(result)
+    }
+}

@@ -1,0 +1,49 @@
+//! The set in memory: tree, buckets, journal and volumes of one cache.
+//!
+//! `device` is the cache device; `open` reads the set, and writes nothing; `session` changes it on
+//! the device.
+
+mod device;
+mod open;
+mod session;
+
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{CacheSuperblock, Key, Uuid};
+
+pub(super) use device::{CacheDevice, write_io};
+pub(super) use open::open;
+pub(super) use session::{Session, WriteError};
+
+use super::btree::Tree;
+use super::buckets::Buckets;
+use super::journal::Journal;
+
+/// The set as it is in memory.
+pub(super) struct Set {
+    pub superblock: CacheSuperblock,
+    pub tree: Tree,
+    pub buckets: Buckets,
+    journal: Journal,
+    volumes: Vec<UuidEntry>,
+    /// What the journal has that leaves may not have, until a session has written it there.
+    replay: Option<Vec<Key>>,
+    /// Entries of the journal have keys that are in leaves by now.
+    has_open_entries: bool,
+}
+
+impl Set {
+    /// The volume with this identifier: its inode and entry.
+    pub fn volume(&self, uuid: Uuid) -> Option<(u32, &UuidEntry)> {
+        let is_it = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.uuid == uuid;
+        let found = self.volumes.iter().enumerate().find(is_it);
+        found.map(|(inode, entry)| (inode as u32, entry))
+    }
+
+    /// Sectors of a volume that are cached, and those that are dirty.
+    pub fn sectors_of(&self, inode: u32) -> (u64, u64) {
+        self.tree.extents_from(inode, 0).fold((0, 0), |(cached, dirty), key| {
+            let own = if key.is_dirty() { key.sectors() } else { 0 };
+            (cached + key.sectors(), dirty + own)
+        })
+    }
+}

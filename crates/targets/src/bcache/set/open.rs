@@ -1,0 +1,95 @@
+//! Opening: reads the whole set, and replays the journal in memory.
+//!
+//! Any damage refuses the set: what is damaged may have led to dirty data, and a volume without it
+//! would show older data as if it were right. `cairn check` says what is lost.
+
+use std::ops::ControlFlow;
+
+use cairn_block::{ConfigError, ConfigKind, Env};
+use cairn_format::bcache::load::{Fault, LoadError, Loaded, NodePlace, Visitor, load};
+use cairn_format::bcache::node::Node as NodeRead;
+use cairn_format::bcache::{CacheSuperblock, Key};
+
+use super::device::DiskSource;
+use super::{CacheDevice, Set};
+use crate::bcache::btree::{Node, Tree};
+use crate::bcache::buckets::Buckets;
+use crate::bcache::journal::Journal;
+
+/// Takes nodes and extents as they come: those of a level are in order.
+struct Collector {
+    levels: Vec<Vec<Node>>,
+}
+
+impl Visitor for Collector {
+    fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+
+    fn node(&mut self, at: &NodePlace, node: &NodeRead<'_>) {
+        let level = usize::from(at.level);
+        if self.levels.len() <= level {
+            self.levels.resize_with(level + 1, Vec::new);
+        }
+        // A node without a sound set is a fault, which ended all.
+        let seq = node.seq().unwrap_or_default();
+        self.levels[level].push(Node::new(at.key, seq, node.end()));
+    }
+
+    fn extent(&mut self, key: Key) {
+        let leaf = self.levels.first_mut().and_then(|leaves| leaves.last_mut());
+        leaf.expect("an extent comes after its leaf").push_extent(key);
+    }
+}
+
+/// Reads the set. Nothing is written.
+///
+/// # Errors
+/// It is damaged, or cannot be read.
+pub(in super::super) async fn open(
+    env: &Env,
+    cache: &CacheDevice,
+    superblock: CacheSuperblock,
+) -> Result<Set, ConfigError> {
+    let argument = &cache.device().argument;
+    let mut collector = Collector { levels: Vec::new() };
+    let mut source = DiskSource { env, device: cache.device() };
+    let loaded = match load(&mut source, &superblock, &mut collector).await {
+        Ok(loaded) => loaded,
+        Err(LoadError::Source(never)) => match never {},
+        Err(LoadError::Fault(fault)) => {
+            let detail = format!("{fault}; see: cairn check {argument}");
+            return Err(ConfigError::new(ConfigKind::Damaged, argument, detail));
+        }
+    };
+    if let Some(torn) = &loaded.torn {
+        tracing::info!("{argument}: a last entry was being written when the power failed: {torn}");
+    }
+    Ok(assemble(superblock, loaded, collector.levels))
+}
+
+fn assemble(superblock: CacheSuperblock, loaded: Loaded, levels: Vec<Vec<Node>>) -> Set {
+    let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
+    let generations = loaded.buckets.iter().map(|record| record.generation);
+    let mut buckets = Buckets::new(geometry, generations);
+    let mut tree = Tree::new(geometry, magic, levels);
+    superblock.journal_buckets().for_each(|bucket| buckets.mark_metadata(bucket));
+    loaded.priorities.iter().for_each(|bucket| buckets.mark_metadata(*bucket));
+    let of = |key: &Key| key.cached_at().map(|pointer| geometry.bucket_of(pointer.sector()));
+    let structures = tree.nodes().chain([loaded.newest.uuids]).filter_map(|key| of(&key));
+    structures.for_each(|bucket| buckets.mark_metadata(bucket));
+    loaded.journal.iter().for_each(|key| buckets.mark_seen(key));
+    tree.keep_live(&mut buckets);
+    let journaled = loaded.journaled(&geometry);
+    tree.apply(&journaled, &mut buckets);
+    let ring = superblock.journal_buckets();
+    Set {
+        journal: Journal::new(&loaded.ring, ring, geometry, magic),
+        volumes: loaded.volumes,
+        replay: Some(journaled),
+        has_open_entries: true,
+        superblock,
+        tree,
+        buckets,
+    }
+}

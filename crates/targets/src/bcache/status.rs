@@ -1,0 +1,107 @@
+//! Status line, extents and the amount of dirty data.
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{
+    Dirty, Env, Extent, ExtentKind, Field, IoError, Report, Sector, SectorCount, SectorRange, Unit,
+    Value,
+};
+use cairn_format::bcache::{BackingState, BackingSuperblock};
+
+use super::btree::Found;
+use super::config::Devices;
+use super::volume::Bcache;
+
+/// The fields of the status line, in order.
+pub const STATUS_FIELDS: &[Field] = &[
+    Field::new("state", Unit::None),
+    Field::new("dirty_data", Unit::Sectors),
+    Field::new("cache_available_percent", Unit::None),
+    Field::new("cache_hits", Unit::Requests),
+    Field::new("cache_misses", Unit::Requests),
+];
+
+/// Counters of the status line.
+#[derive(Clone, Copy)]
+pub(super) enum Count {
+    Hits,
+    Misses,
+}
+
+pub(super) const COUNTERS: usize = 2;
+
+impl Bcache {
+    /// How the volume stands to its cache, in the words of sysfs.
+    pub(super) fn state_word(&self) -> &'static str {
+        if matches!(self.config.devices, Devices::Flash { .. }) {
+            return "flash";
+        }
+        match self.backing.lock().as_ref().map(BackingSuperblock::state) {
+            Some(BackingState::None) | None => "no cache",
+            Some(BackingState::Clean) => "clean",
+            Some(BackingState::Dirty) => "dirty",
+            Some(BackingState::Stale) => "inconsistent",
+        }
+    }
+
+    /// How much of the cache has neither dirty data nor metadata.
+    pub(super) fn available(&self) -> Value {
+        let set = self.set.lock();
+        set.as_ref().map_or(Value::Absent, |set| Value::Gauge(set.buckets.available_percent()))
+    }
+
+    pub(super) fn make_report(&self) -> Report {
+        let counters = self.counters.read();
+        let count = |counter: Count| Value::Counter(counters[counter as usize]);
+        let word = self.state_word();
+        let values = [
+            Value::State(if word == "no cache" { "none" } else { word }),
+            Value::Gauge(self.dirty_sectors.load(Ordering::Relaxed)),
+            self.available(),
+            count(Count::Hits),
+            count(Count::Misses),
+        ];
+        Report::new(STATUS_FIELDS, values)
+    }
+
+    pub(super) async fn extents_of(
+        &self,
+        env: &Env,
+        range: SectorRange,
+    ) -> Result<Vec<Extent>, IoError> {
+        let from = self.first + range.start.0;
+        let found = {
+            let set = self.set.lock();
+            set.as_ref().map(|set| set.tree.find(self.inode(), from))
+        };
+        let want = range.count.0;
+        let (kind, count) = match found {
+            Some(Found::Extent(key)) => (ExtentKind::Data, want.min(key.sectors())),
+            Some(Found::Hole { end }) => (ExtentKind::Hole, want.min(end - from)),
+            None => (ExtentKind::Hole, want),
+        };
+        match (kind, self.config.devices.backing()) {
+            (ExtentKind::Hole, Some(backing)) => {
+                let range = SectorRange::new(Sector(from), SectorCount(count));
+                backing.disk.extents(env, range).await
+            }
+            _ => Ok(vec![Extent { count: SectorCount(count), kind }]),
+        }
+    }
+
+    /// The dirty sectors, as of the last resume and what was drained since. A flash-only volume
+    /// lies in the cache alone: there is no other device that lacks its data.
+    pub(super) fn what_is_dirty(&self) -> Option<Dirty> {
+        let sectors = self.dirty_sectors.load(Ordering::Relaxed);
+        let Devices::Cached { backing, cache } = &self.config.devices else { return None };
+        let block = {
+            let set = self.set.lock();
+            set.as_ref().map_or(1, |set| u64::from(set.superblock.geometry().block_sectors()))
+        };
+        (sectors > 0).then(|| Dirty {
+            sectors: SectorCount(sectors),
+            block: SectorCount(block),
+            origin: backing.disk.clone(),
+            device: cache.argument.clone(),
+        })
+    }
+}

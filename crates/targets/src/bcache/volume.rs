@@ -1,0 +1,405 @@
+//! The volume: the target, from its constructor to its end.
+//!
+//! The constructor reads the superblocks; resume reads the set. A device that another server or the
+//! kernel changed in between is noticed, since resume reads the superblocks again.
+//!
+//! Opening for more than reading flushes both devices before anything that it reads is relied on
+//! (R12): a killed server leaves completed writes in volatile caches.
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::{
+    Attribute, Claim, ClaimKind, ConfigError, ConfigKind, Copier, Counters, Ctor, Dirty, Disk,
+    EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
+    Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict,
+};
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, SUPERBLOCK_BYTES,
+    SUPERBLOCK_SECTOR, Superblock,
+};
+
+use super::config::{Config, Devices, SPEC};
+use super::set::{CacheDevice, Set, open};
+use super::writeback::COPY_BYTES;
+use crate::args::Device;
+use crate::blank::{read_sectors, unreadable};
+use crate::epochs::Epochs;
+use crate::fair::Fair;
+use crate::kind::TargetKind;
+
+/// What the backing device is claimed as.
+pub const BACKING_ROLE: &str = "backing device";
+/// What the cache device is claimed as.
+pub const CACHE_ROLE: &str = "cache device of bcache";
+
+/// The kind of target `bcache`.
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |env, ctor| Box::pin(construct(env, ctor)) };
+
+/// The superblocks of a volume's devices.
+pub(super) struct Superblocks {
+    pub backing: Option<BackingSuperblock>,
+    pub cache: Option<CacheSuperblock>,
+}
+
+/// The target.
+pub struct Bcache {
+    pub(super) config: Config,
+    pub(super) read_only: bool,
+    /// The first sector of the volume on the backing device; keys count from there, too.
+    pub(super) first: u64,
+    /// Where the cache may have had newer data, which is not there.
+    pub(super) is_suspect: AtomicBool,
+    pub(super) cache: Option<CacheDevice>,
+    /// The set; none before the first resume, and without a cache.
+    pub(super) set: Mutex<Option<Set>>,
+    /// The volume's number in the set.
+    pub(super) inode: AtomicU64,
+    /// Requests that read from the cache device.
+    pub(super) readers: Arc<Epochs<1>>,
+    pub(super) counters: Counters<{ super::status::COUNTERS }>,
+    /// The superblock of the backing device, as it is there.
+    pub(super) backing: Mutex<Option<BackingSuperblock>>,
+    pub(super) copier: Copier,
+    /// One drain at a time.
+    pub(super) draining: Fair<()>,
+    /// Sectors that only the cache has.
+    pub(super) dirty_sectors: AtomicU64,
+    /// A suspend has begun: a drain ends early.
+    pub(super) suspending: AtomicBool,
+    /// The set could not be written: nothing more is, until it is opened again.
+    pub(super) broken: AtomicBool,
+}
+
+async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
+    let config = Config::parse(&ctor)?;
+    if let Devices::Cached { backing, cache } = &config.devices
+        && Arc::ptr_eq(&backing.disk, &cache.disk)
+    {
+        let cache = &cache.argument;
+        return Err(ConfigError::argument(cache, "cache", "the backing device", "another device"));
+    }
+    let superblocks = read_superblocks(env, &config, ctor.read_only).await?;
+    let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
+    let cache = config.devices.cache().cloned().map(CacheDevice::new);
+    Ok(Arc::new(Bcache {
+        read_only: ctor.read_only,
+        first,
+        is_suspect: AtomicBool::new(false),
+        cache,
+        set: Mutex::new(None),
+        inode: AtomicU64::new(0),
+        readers: Epochs::new(env.post().reactors()),
+        counters: Counters::new(env),
+        backing: Mutex::new(superblocks.backing),
+        copier: Copier::new(COPY_BYTES),
+        draining: Fair::new(()),
+        dirty_sectors: AtomicU64::new(0),
+        suspending: AtomicBool::new(false),
+        broken: AtomicBool::new(false),
+        config,
+    }))
+}
+
+fn damaged(device: &Device, error: &FormatError) -> ConfigError {
+    let kind = match error {
+        FormatError::Kind { .. } | FormatError::DeviceSize { .. } => ConfigKind::Argument,
+        _ => ConfigKind::Damaged,
+    };
+    ConfigError::new(kind, &device.argument, error.to_string())
+}
+
+async fn read_superblock(env: &Env, device: &Device) -> Result<Superblock, ConfigError> {
+    let count = SectorCount::of_bytes(SUPERBLOCK_BYTES as u64);
+    let range = SectorRange::new(Sector(SUPERBLOCK_SECTOR), count);
+    if !range.fits_in(device.disk.sectors()) {
+        let (found, expected) = (device.disk.sectors().0, range.end().0);
+        return Err(damaged(device, &FormatError::DeviceSize { found, expected }));
+    }
+    let bytes = read_sectors(env, device, range).await?;
+    Superblock::decode(&bytes).map_err(|error| damaged(device, &error))
+}
+
+/// Reads the superblocks, and checks that the devices belong together and hold the line.
+pub(super) async fn read_superblocks(
+    env: &Env,
+    config: &Config,
+    read_only: bool,
+) -> Result<Superblocks, ConfigError> {
+    let kind = |device, found, expected| damaged(device, &FormatError::Kind { found, expected });
+    let mut superblocks = Superblocks { backing: None, cache: None };
+    if let Some(device) = config.devices.cache() {
+        let Superblock::Cache(cache) = read_superblock(env, device).await? else {
+            return Err(kind(device, "that of a backing device", "that of a cache device"));
+        };
+        check_cache(device, &cache, read_only)?;
+        superblocks.cache = Some(cache);
+    }
+    if let Some(device) = config.devices.backing() {
+        let Superblock::Backing(backing) = read_superblock(env, device).await? else {
+            return Err(kind(device, "that of a cache device", "that of a backing device"));
+        };
+        let size = device.disk.sectors().0;
+        let sectors = backing.data_sectors(size).map_err(|error| damaged(device, &error))?;
+        if config.len.0 > sectors {
+            let (found, expected) = (size, config.len.0 + backing.data_offset());
+            return Err(damaged(device, &FormatError::DeviceSize { found, expected }));
+        }
+        superblocks.backing = Some(backing);
+    }
+    check_set(config, &superblocks)?;
+    Ok(superblocks)
+}
+
+fn check_cache(
+    device: &Device,
+    cache: &CacheSuperblock,
+    read_only: bool,
+) -> Result<(), ConfigError> {
+    let refuse = |kind, detail: &str| Err(ConfigError::new(kind, &device.argument, detail));
+    let size = device.disk.sectors().0;
+    cache.geometry().fits(size).map_err(|error| damaged(device, &error))?;
+    if !cache.is_in_use() {
+        let detail = "superblock flags: found a cache that was never used, expected one in use";
+        return refuse(ConfigKind::Argument, detail);
+    }
+    if cache.is_obsolete() && !read_only {
+        let detail = "superblock feature_incompat: found the obsolete form of bucket_size, which \
+                      is only read: use --read-only";
+        return refuse(ConfigKind::Unsupported, detail);
+    }
+    let (block, logical) = (cache.geometry().block_bytes(), device.disk.limits().logical_block);
+    if block < logical as usize {
+        let expected = format!("at least the device's logical block size, {logical} bytes");
+        let found = format!("{block} bytes");
+        return Err(ConfigError::argument(&device.argument, "block_size", found, &expected));
+    }
+    Ok(())
+}
+
+/// Refuses devices of different sets, and a backing device that was used without its cache.
+fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigError> {
+    let expected = superblocks.cache.as_ref().map(CacheSuperblock::set_uuid);
+    if let (Some(device), Some(found), Some(wanted)) =
+        (config.devices.cache(), expected, config.set)
+        && found != wanted
+    {
+        let wanted = wanted.to_string();
+        return Err(ConfigError::argument(&device.argument, "set_uuid", found, &wanted));
+    }
+    let (Some(device), Some(backing)) = (config.devices.backing(), &superblocks.backing) else {
+        return Ok(());
+    };
+    let found = backing.set_uuid();
+    if let Some(wanted) = expected.or(config.set).filter(|wanted| *wanted != found) {
+        let found = match found.is_zero() {
+            true => "none".to_owned(),
+            false => found.to_string(),
+        };
+        let expected = format!("{wanted}, the set of the cache");
+        return Err(ConfigError::argument(&device.argument, "set_uuid", found, &expected));
+    }
+    if superblocks.cache.is_some() && backing.state() == BackingState::Stale {
+        let detail = "state: found inconsistent: it was used without its cache although that had \
+                      data it lacked; without the cache it is read with '-' as cache and stale_ok";
+        return Err(ConfigError::new(ConfigKind::Damaged, &device.argument, detail));
+    }
+    Ok(())
+}
+
+impl Bcache {
+    pub(super) fn inode(&self) -> u32 {
+        self.inode.load(Ordering::Relaxed) as u32
+    }
+
+    async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        if let Some(cache) = &self.cache {
+            cache.open();
+        }
+        if !self.read_only {
+            for device in self.config.devices.cache().into_iter().chain(self.config.devices.backing())
+            {
+                let known = device.disk.failures();
+                let flushed = env.make_durable(&device.disk).await;
+                let flushed = flushed.and(match device.disk.failures() == known {
+                    true => Ok(()),
+                    false => Err(IoError::IO),
+                });
+                flushed.map_err(|error| unreadable(device, "flush", error))?;
+            }
+        }
+        let superblocks = read_superblocks(env, &self.config, self.read_only).await?;
+        let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
+        if let Some(device) = self.config.devices.backing().filter(|_| first != self.first) {
+            let expected = format!("{}, as when the table was loaded", self.first);
+            return Err(ConfigError::argument(&device.argument, "data_offset", first, &expected));
+        }
+        let state = superblocks.backing.as_ref().map(BackingSuperblock::state);
+        *self.backing.lock() = superblocks.backing.clone();
+        self.broken.store(false, Ordering::Relaxed);
+        match (&self.cache, superblocks.cache) {
+            (Some(cache), Some(superblock)) => {
+                let set = open(env, cache, superblock).await?;
+                self.take_over(set, superblocks.backing.as_ref())?;
+            }
+            _ => self.serve_bare(state),
+        }
+        self.suspending.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Finds the volume in the set, and serves it.
+    fn take_over(&self, set: Set, backing: Option<&BackingSuperblock>) -> Result<(), ConfigError> {
+        let argument = &self.config.devices.cache().expect("it has a set").argument;
+        let uuid = match (&self.config.devices, backing) {
+            (Devices::Flash { volume, .. }, _) => *volume,
+            (_, Some(backing)) => backing.uuid(),
+            (_, None) => unreachable!("a volume without a backing device is flash"),
+        };
+        let is_flash = backing.is_none();
+        let Some((inode, entry)) =
+            set.volume(uuid).filter(|(_, entry)| entry.is_flash_only() == is_flash)
+        else {
+            let what = if is_flash { "flash-only volume" } else { "backing device" };
+            let detail = format!("uuids: found no {what} {uuid}, expected it among the volumes");
+            return Err(ConfigError::new(ConfigKind::Argument, argument, detail));
+        };
+        if is_flash && self.config.len.0 > entry.sectors {
+            let found = format!("{} sectors", entry.sectors);
+            let expected = format!("at least the target's length, {} sectors", self.config.len);
+            return Err(ConfigError::argument(argument, "size of the volume", found, &expected));
+        }
+        let (cached, dirty) = set.sectors_of(inode);
+        self.inode.store(u64::from(inode), Ordering::Relaxed);
+        let dirty_there = if is_flash { 0 } else { dirty };
+        self.dirty_sectors.store(dirty_there, Ordering::Relaxed);
+        *self.set.lock() = Some(set);
+        self.report_found(cached, dirty);
+        Ok(())
+    }
+
+    /// Logs what was found, and what nothing vouches for (R13): no write-intent map is written, so
+    /// clean extents are served as the kernel serves them.
+    fn report_found(&self, cached: u64, dirty: u64) {
+        let volume = &self.config.volume;
+        let Devices::Cached { backing, cache } = &self.config.devices else { return };
+        let (backing, cache) = (&backing.argument, &cache.argument);
+        if dirty > 0 {
+            tracing::info!("{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks");
+        }
+        if cached > dirty {
+            tracing::warn!(
+                "{volume}: {cache}: {} clean sectors are served as the kernel does: after a power \
+                 cut they may differ from {backing}, as no write-intent map vouches for them",
+                cached - dirty
+            );
+        }
+        if !self.read_only {
+            tracing::warn!("{volume}: served read-only: this version drains a cache, but writes none");
+        }
+    }
+
+    fn serve_bare(&self, state: Option<BackingState>) {
+        let is_sound = matches!(state, Some(BackingState::None | BackingState::Clean));
+        let Devices::Bare { backing, stale_ok } = &self.config.devices else { return };
+        let (volume, backing) = (&self.config.volume, &backing.argument);
+        self.is_suspect.store(!is_sound && !stale_ok, Ordering::Relaxed);
+        if !is_sound {
+            let how = if *stale_ok { "is read as it is" } else { "fails to be read" };
+            tracing::warn!("{volume}: {backing}: its cache may have newer data: all {how}");
+        }
+    }
+}
+
+impl Target for Bcache {
+    fn map<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        self.map_request(env, request)
+    }
+
+    fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        self.end_request(env, request, result)
+    }
+
+    /// Nothing is written on behalf of clients.
+    fn flush_copies(&self) -> u16 {
+        0
+    }
+
+    fn lowers(&self) -> Vec<Arc<dyn Disk>> {
+        let devices = self.config.devices.backing().into_iter().chain(self.config.devices.cache());
+        devices.map(|device| device.disk.clone()).collect()
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        let own = |device: &Device, role| Claim::from(&device.disk, Sector(0), ClaimKind::Own, role);
+        let backing = self.config.devices.backing().map(|device| own(device, BACKING_ROLE));
+        let cache = self.config.devices.cache().map(|device| own(device, CACHE_ROLE));
+        backing.into_iter().chain(cache).collect()
+    }
+
+    fn limits(&self, stacked: Limits) -> Limits {
+        Limits { discard: false, read_only: true, ..stacked }
+    }
+
+    fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.start(env))
+    }
+
+    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
+        self.suspending.store(true, Ordering::Relaxed);
+    }
+
+    fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
+        self.suspending.store(false, Ordering::Relaxed);
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Zero: no write of a client relies on the lower disks.
+    fn failures(&self) -> u64 {
+        0
+    }
+
+    fn failures_told(&self) -> u64 {
+        0
+    }
+
+    fn acknowledge_failures(&self) {}
+
+    fn report(&self) -> Report {
+        self.make_report()
+    }
+
+    fn attributes(&self) -> Vec<Attribute> {
+        self.all_attributes()
+    }
+
+    fn table(&self) -> String {
+        self.config.args.to_string()
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        Box::pin(self.extents_of(env, range))
+    }
+
+    fn dirty(&self) -> Option<Dirty> {
+        self.what_is_dirty()
+    }
+
+    fn drains(&self) -> bool {
+        matches!(self.config.devices, Devices::Cached { .. })
+    }
+
+    fn drain<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
+        Box::pin(self.write_all_back(env))
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
+}

@@ -1,0 +1,178 @@
+//! A set of bcache on simulated drives, and what it means by its bytes.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use cairn_block::{
+    ConfigError, Disk, Io, IoResult, MappedDevice, Registry, Sector, SectorCount, SectorRange,
+    SuspendMode, Table, TableContext, TableLine, TargetTypes,
+};
+use cairn_format::bcache::load::{Fault, Loaded, Visitor, load_now};
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock};
+use cairn_sim::{DriveOptions, Image, SimWorld};
+use sha2::{Digest, Sha256};
+
+/// A set on drives `cache` and `backing`, in a world of its own.
+pub struct Lab {
+    pub world: SimWorld,
+    registry: Arc<Registry>,
+}
+
+impl Lab {
+    /// These images; a drive of one sector where there is none.
+    pub fn new(seed: u64, cache: Option<Vec<u8>>, backing: Option<Vec<u8>>) -> Lab {
+        let image = |bytes: Option<Vec<u8>>| match bytes {
+            Some(bytes) => Image::of_bytes(&bytes),
+            None => Image::new(SectorCount(1)),
+        };
+        Lab::of_images(seed, [image(cache), image(backing)])
+    }
+
+    pub fn of_images(seed: u64, [cache, backing]: [Image; 2]) -> Lab {
+        let world = SimWorld::new(seed, 2);
+        for (name, image) in [("cache", cache), ("backing", backing)] {
+            world.add_drive(DriveOptions::named(name), image);
+        }
+        let registry = Arc::new(Registry::new(Box::new(world.opener())));
+        Lab { world, registry }
+    }
+
+    /// Builds the table and resumes it.
+    pub fn try_open(&self, line: &str, read_only: bool) -> Result<Arc<MappedDevice>, ConfigError> {
+        let volume = self.registry.create_volume("volume").expect("a new name");
+        let (device, registry) = (volume.clone(), self.registry.clone());
+        let lines = TableLine::parse_all(line)?;
+        let opened = self.world.block_on(0, |env| async move {
+            let types = TargetTypes::new(cairn_targets::types());
+            let context = TableContext { types: &types, registry: &registry, read_only };
+            let table = Table::build(&env, &device, &lines, context).await?;
+            device.load(table).await;
+            device.resume(&env).await.and_then(cairn_block::Resumed::whole)
+        });
+        if opened.is_err() {
+            drop(self.registry.remove_volume("volume"));
+        }
+        opened.map(|()| volume)
+    }
+
+    pub fn open(&self, line: &str, read_only: bool) -> Arc<MappedDevice> {
+        self.try_open(line, read_only).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    /// Why a table is refused.
+    pub fn refusal(&self, line: &str, read_only: bool) -> String {
+        self.try_open(line, read_only).err().unwrap_or_else(|| panic!("{line}: it opens")).to_string()
+    }
+
+    pub fn read_all(&self, volume: &Arc<MappedDevice>) -> Vec<u8> {
+        self.try_read_all(volume).expect("it reads")
+    }
+
+    pub fn try_read_all(&self, volume: &Arc<MappedDevice>) -> Result<Vec<u8>, cairn_block::IoError> {
+        let disk: Arc<dyn Disk> = volume.clone();
+        self.world.block_on(1, |env| async move {
+            let range = SectorRange::new(Sector(0), disk.sectors());
+            let segs = env.segs(range.count);
+            env.io(&disk, Io::read(range, segs.clone())).await.map(|()| segs.to_vec())
+        })
+    }
+
+    pub fn try_write(&self, volume: &Arc<MappedDevice>) -> IoResult {
+        let disk: Arc<dyn Disk> = volume.clone();
+        self.world.block_on(1, |env| async move {
+            let range = SectorRange::new(Sector(0), SectorCount(8));
+            env.io(&disk, Io::write(range, env.segs(range.count))).await
+        })
+    }
+
+    pub fn drain(&self, volume: &Arc<MappedDevice>) -> Result<(), String> {
+        let volume = volume.clone();
+        self.world.block_on(0, |env| async move {
+            volume.drain_caches(&env).await.map_err(|error| error.to_string())
+        })
+    }
+
+    pub fn close(&self, volume: &Arc<MappedDevice>) {
+        let volume = volume.clone();
+        self.world.block_on(0, |env| async move {
+            volume.suspend(&env, SuspendMode::Flush).await.expect("nothing is lost");
+            volume.remove(&env).await.expect("it ends well");
+        });
+        drop(self.registry.remove_volume("volume"));
+        assert_eq!(self.world.contract_violations(), 0);
+        assert_eq!(self.world.requests_in_use(), 0);
+    }
+
+    /// What the drives hold, durably.
+    pub fn images(&self) -> [Vec<u8>; 2] {
+        ["cache", "backing"].map(|name| self.world.drive(name).durable().to_vec())
+    }
+
+    pub fn cache(&self) -> Cache {
+        Cache::read(&self.images()[0])
+    }
+
+    /// Sectors of data on the backing device.
+    pub fn data_sectors(&self) -> u64 {
+        let [_, backing] = self.images();
+        let Superblock::Backing(superblock) = superblock_of(&backing) else {
+            panic!("it is a backing device")
+        };
+        superblock.data_sectors((backing.len() / SECTOR_BYTES) as u64).expect("it has data")
+    }
+}
+
+/// A cache, read whole.
+pub struct Cache {
+    pub superblock: CacheSuperblock,
+    pub loaded: Loaded,
+    pub extents: Vec<Key>,
+}
+
+/// Takes the extents, and refuses every fault.
+#[derive(Default)]
+struct Strict(Vec<Key>);
+
+impl Visitor for Strict {
+    fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+
+    fn extent(&mut self, key: Key) {
+        self.0.push(key);
+    }
+}
+
+impl Cache {
+    pub fn read(image: &[u8]) -> Cache {
+        Cache::try_read(image).expect("it is sound")
+    }
+
+    pub fn try_read(image: &[u8]) -> Result<Cache, String> {
+        let Superblock::Cache(superblock) = superblock_of(image) else {
+            return Err("found a backing device, expected a cache".to_owned());
+        };
+        let mut visitor = Strict::default();
+        let loaded = load_now(image, &superblock, &mut visitor).map_err(|e| e.to_string())?;
+        let extents = loaded.extents(superblock.geometry(), &visitor.0);
+        Ok(Cache { superblock, loaded, extents })
+    }
+
+    pub fn volume(&self, inode: u32) -> &UuidEntry {
+        &self.loaded.volumes[inode as usize]
+    }
+
+    pub fn dirty_sectors(&self) -> u64 {
+        self.extents.iter().filter(|key| key.is_dirty()).map(Key::sectors).sum()
+    }
+}
+
+pub fn superblock_of(image: &[u8]) -> Superblock {
+    Superblock::decode(&image[SUPERBLOCK_SECTOR as usize * SECTOR_BYTES..]).expect("a superblock")
+}
+
+pub fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,6 +1,8 @@
 //! A set of bcache on simulated drives, and what it means by its bytes.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod make;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ use cairn_block::{
 use cairn_format::bcache::load::{Fault, Loaded, Visitor, load_now};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock};
-use cairn_sim::{DriveOptions, Image, SimWorld};
+use cairn_sim::{DriveOptions, Image, SimDrive, SimWorld, Stopped};
 use sha2::{Digest, Sha256};
 
 /// A set on drives `cache` and `backing`, in a world of its own.
@@ -37,6 +39,43 @@ impl Lab {
         }
         let registry = Arc::new(Registry::new(Box::new(world.opener())));
         Lab { world, registry }
+    }
+
+    /// The drives that another lab left when its process was killed.
+    pub fn of_survivors(seed: u64, dead: &Lab) -> Lab {
+        let world = SimWorld::new(seed, 2);
+        for drive in dead.drives() {
+            world.add_survivor(drive.after_kill());
+        }
+        let registry = Arc::new(Registry::new(Box::new(world.opener())));
+        Lab { world, registry }
+    }
+
+    pub fn drives(&self) -> [Arc<SimDrive>; 2] {
+        ["cache", "backing"].map(|name| self.world.drive(name))
+    }
+
+    /// Opens the volume and drains it, until the power is cut.
+    ///
+    /// # Errors
+    /// It is refused, or the drain fails.
+    pub fn open_and_drain(&self, line: &str) -> Result<Result<(), String>, Stopped> {
+        let volume = self.registry.create_volume("volume").expect("a new name");
+        let registry = self.registry.clone();
+        let lines = TableLine::parse_all(line).expect("a table");
+        self.world.try_block_on(0, |env| async move {
+            let types = TargetTypes::new(cairn_targets::types());
+            let context = TableContext { types: &types, registry: &registry, read_only: false };
+            let text = |error: ConfigError| error.to_string();
+            let table = Table::build(&env, &volume, &lines, context).await.map_err(text)?;
+            volume.load(table).await;
+            volume.resume(&env).await.and_then(cairn_block::Resumed::whole).map_err(text)?;
+            let drained = volume.drain_caches(&env).await;
+            volume.suspend(&env, SuspendMode::Flush).await.map_err(text)?;
+            volume.remove(&env).await.map_err(text)?;
+            drop(registry.remove_volume("volume"));
+            drained.map_err(|error| error.to_string())
+        })
     }
 
     /// Builds the table and resumes it.

@@ -1,0 +1,251 @@
+//! Drains of sets of every shape: the content is the same before, meanwhile, and after any crash;
+//! nothing that the backing device lacks is called clean.
+//!
+//! The campaign cuts the power, or kills the process, at a seeded write of a drain, several times in
+//! a row; drives lose, reorder and tear, and fail. `CAIRN_CUTS=10000 cargo test -p cairn-targets
+//! --release --test bcache_drain` is the long run; `CAIRN_CUT=n` runs one life. With `--features
+//! canary` known ordering bugs are planted: each must be caught.
+
+#[path = "bcache_lab/mod.rs"]
+mod bcache_lab;
+
+use std::mem::ManuallyDrop;
+
+use bcache_lab::make::{Made, SHAPE, Shape, make};
+use bcache_lab::{Cache, Lab, superblock_of};
+use cairn_format::bcache::{BackingState, SECTOR_BYTES, Superblock};
+use cairn_sim::campaign::plant_failures;
+use cairn_sim::{Cut, CutWhen, Fault, Image, OpSet};
+
+const SHAPES: &[Shape] = &[
+    SHAPE,
+    // Hardly a free bucket: clean data has to go.
+    Shape { free: 1, clean: 12, journaled: 20, ..SHAPE },
+    // Nothing free and nothing clean at first.
+    Shape { free: 0, clean: 0, journaled: 0, ..SHAPE },
+    Shape { free: 2, clean: 0, journaled: 60, longest: 2, ..SHAPE },
+    // Leaves of one block, which are always replaced.
+    Shape { block_sectors: 8, sectors: 6144, longest: 2, per_entry: 200, journaled: 60, ..SHAPE },
+    // Sets of several blocks, in large nodes.
+    Shape { bucket_sectors: 128, longest: 1, journaled: 400, per_entry: 60, ..SHAPE },
+    // Nodes of 4 KiB in a tree of three levels.
+    Shape {
+        bucket_sectors: 8,
+        sectors: 24_000,
+        cached: 16,
+        longest: 1,
+        journaled: 30,
+        free: 400,
+        per_entry: 8,
+        ..SHAPE
+    },
+    Shape { bucket_sectors: 8, longest: 2, journaled: 30, per_entry: 4, free: 60, ..SHAPE },
+];
+
+/// What the backing device amounts to with the dirty extents over it: what is left when everything
+/// clean was dropped.
+fn without_clean(cache: &Cache, cache_bytes: &[u8], backing: &[u8]) -> Vec<u8> {
+    let first = 16;
+    let mut content = backing[first as usize * SECTOR_BYTES..].to_vec();
+    for key in cache.extents.iter().filter(|key| key.inode() == 0 && key.is_dirty()) {
+        let from = key.cached_at().expect("it leads somewhere").sector() as usize * SECTOR_BYTES;
+        let to = (key.start() - first) as usize * SECTOR_BYTES;
+        let bytes = key.sectors() as usize * SECTOR_BYTES;
+        content[to..to + bytes].copy_from_slice(&cache_bytes[from..from + bytes]);
+    }
+    content
+}
+
+/// Where contents differ.
+fn difference(found: &[u8], expected: &[u8]) -> Option<String> {
+    let sectors = found.chunks(SECTOR_BYTES).zip(expected.chunks(SECTOR_BYTES));
+    let mut different = sectors.enumerate().filter(|(_, (found, expected))| found != expected);
+    let (first, _) = different.next()?;
+    Some(format!("sector {first} and {} others differ", different.count()))
+}
+
+/// Checks what a crash or a drain left.
+fn check(made: &Made, [cache_bytes, backing]: &[Vec<u8>; 2], is_drained: bool) -> Result<(), String> {
+    let cache = Cache::try_read(cache_bytes)?;
+    if let Some(what) = difference(&without_clean(&cache, cache_bytes, backing), &made.content) {
+        return Err(format!("without what is clean: {what}"));
+    }
+    let lab = Lab::new(3, Some(cache_bytes.clone()), Some(backing.clone()));
+    for (line, content) in [(&made.line, &made.content), (&made.flash_line, &made.flash_content)] {
+        let volume = lab.try_open(line, true).map_err(|error| error.to_string())?;
+        if let Some(what) = difference(&lab.read_all(&volume), content) {
+            return Err(format!("{line}: {what}"));
+        }
+        lab.close(&volume);
+    }
+    let Superblock::Backing(superblock) = superblock_of(backing) else {
+        return Err("the superblock of the backing device is gone".to_owned());
+    };
+    let dirty = cache.extents.iter().filter(|key| key.inode() == 0 && key.is_dirty()).count();
+    let is_clean = superblock.state() == BackingState::Clean;
+    if is_clean && dirty > 0 {
+        return Err(format!("the backing device is called clean, {dirty} keys are dirty"));
+    }
+    if is_drained && (!is_clean || !cache.loaded.journal.is_empty()) {
+        return Err("it was drained, and is not called clean".to_owned());
+    }
+    Ok(())
+}
+
+fn images_of(lab: &Lab, rng: &mut fastrand::Rng) -> [Image; 2] {
+    let images = lab.world.images_after_power_cut(rng);
+    let of = |name: &str| images.iter().find(|(own, _)| own == name).expect(name).1.clone();
+    ["cache", "backing"].map(of)
+}
+
+/// How often a whole drain of the set writes.
+fn writes_of(made: &Made) -> Result<u64, String> {
+    let lab = Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()));
+    lab.open_and_drain(&made.line).expect("no power cut")?;
+    check(made, &lab.images(), true)?;
+    Ok(lab.world.writes())
+}
+
+/// Drains a set over several crashes.
+fn live(seed: u64) -> Result<(), String> {
+    let rng = &mut fastrand::Rng::with_seed(seed);
+    let shape = SHAPES[rng.usize(..SHAPES.len())];
+    let made = make(rng, shape);
+    let writes = writes_of(&made).map_err(|error| format!("{shape:?}: {error}"))?;
+    let mut lab = Lab::new(rng.u64(..), Some(made.cache.clone()), Some(made.backing.clone()));
+    for generation in 0..rng.u32(1..4) {
+        let context = |what: String| format!("{shape:?}, crash {generation}: {what}");
+        let when = [CutWhen::Submitted, CutWhen::Completed][rng.usize(..2)];
+        lab.world.cut_at(Cut { index: rng.u64(..writes + 1), when });
+        let fails = rng.u8(..3) == 0;
+        if fails {
+            plant_failures(&lab.drives(), [5, 50][rng.usize(..2)], Some(2), rng);
+        }
+        match lab.open_and_drain(&made.line) {
+            Ok(Err(error)) if !fails => return Err(context(error)),
+            _ => (),
+        }
+        let dead = ManuallyDrop::new(lab);
+        let images = images_of(&dead, rng);
+        let bytes = images.each_ref().map(Image::to_vec);
+        check(&made, &bytes, false).map_err(context)?;
+        // A failed flush dropped what a kill would keep.
+        lab = match rng.bool() && !fails {
+            true => Lab::of_survivors(rng.u64(..), &dead),
+            false => Lab::of_images(rng.u64(..), images),
+        };
+    }
+    lab.open_and_drain(&made.line).expect("no power cut")?;
+    check(&made, &lab.images(), true)
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect(name))
+}
+
+#[test]
+fn a_drain_that_ends_at_any_write_leaves_every_sector_as_it_was() {
+    let lives = match number("CAIRN_CUT") {
+        Some(life) => life..life + 1,
+        None => 0..number("CAIRN_CUTS").unwrap_or(160),
+    };
+    for life in lives {
+        if let Err(what) = live(life) {
+            panic!("life {life} (CAIRN_CUT={life} repeats it): {what}");
+        }
+    }
+}
+
+#[cfg(feature = "canary")]
+mod canaries {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use cairn_targets::bcache::canary::{Bug, plant};
+
+    fn is_caught(bug: Bug) {
+        plant(Some(bug));
+        let caught = (0..400).find(|life| {
+            catch_unwind(AssertUnwindSafe(|| super::live(*life))).map_or(true, |end| end.is_err())
+        });
+        plant(None);
+        let life = caught.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        eprintln!("{bug:?}: caught by life {life}");
+    }
+
+    #[test]
+    fn keys_that_are_clean_before_the_flush_are_caught() {
+        is_caught(Bug::CleanBeforeFlush);
+    }
+
+    #[test]
+    fn sets_in_pieces_are_caught() {
+        is_caught(Bug::HeadBeforeTail);
+    }
+
+    #[test]
+    fn parents_before_their_children_are_caught() {
+        is_caught(Bug::ParentBeforeChild);
+    }
+
+    #[test]
+    fn a_journal_that_forgets_early_is_caught() {
+        is_caught(Bug::JournalBeforeLeaves);
+    }
+
+    #[test]
+    fn buckets_that_are_reused_early_are_caught() {
+        is_caught(Bug::ReuseBeforeDurable);
+    }
+
+    #[test]
+    fn a_state_that_is_clean_early_is_caught() {
+        is_caught(Bug::CleanStateFirst);
+    }
+}
+
+#[test]
+fn a_full_set_of_dirty_data_alone_is_drained() {
+    let rng = &mut fastrand::Rng::with_seed(5);
+    let made = make(rng, Shape { free: 0, clean: 0, journaled: 0, longest: 1, ..SHAPE });
+    let before = Cache::read(&made.cache);
+    writes_of(&made).expect("it is drained");
+    assert!(before.dirty_sectors() > 1000);
+}
+
+#[test]
+fn a_journal_that_is_full_but_for_one_bucket_is_replayed_into_leaves_that_split() {
+    let rng = &mut fastrand::Rng::with_seed(6);
+    // A ring of two buckets; entries of one key fill one of them.
+    let shape = Shape { journaled: 31, per_entry: 1, cached: 16, clean: 0, longest: 1, ..SHAPE };
+    let made = make(rng, shape);
+    let before = Cache::read(&made.cache);
+    assert_eq!(before.superblock.journal_buckets().count(), 2);
+    assert_eq!(before.loaded.ring.entries.len(), 32);
+    let nodes = before.loaded.newest.root_level;
+    writes_of(&made).expect("it is drained");
+    assert_eq!(nodes, 1);
+}
+
+#[test]
+fn a_device_that_fails_leaves_a_set_that_the_next_drain_goes_on_with() {
+    let rng = &mut fastrand::Rng::with_seed(7);
+    let made = make(rng, SHAPE);
+    for (name, ops) in [
+        ("backing", OpSet::WRITES),
+        ("backing", OpSet::FLUSHES),
+        ("cache", OpSet::READS),
+        ("cache", OpSet::WRITES),
+        ("cache", OpSet::DURABLE_WRITES),
+    ] {
+        let lab = Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()));
+        let volume = lab.open(&made.line, false);
+        lab.world.drive(name).faults().add(Fault::error(ops));
+        let refused = lab.drain(&volume).expect_err("a device fails");
+        assert!(refused.starts_with("flush: backing with cache: "), "{refused}");
+        assert_eq!(refused.lines().count(), 1);
+        lab.world.drive(name).faults().clear();
+        lab.close(&volume);
+        lab.open_and_drain(&made.line).expect("no power cut").expect("the devices are well");
+        check(&made, &lab.images(), true).expect(name);
+    }
+}

@@ -1,8 +1,9 @@
 #!/bin/bash
 # The real kernel and cairn take turns on the same sets of bcache:
 #  1. the kernel makes sets with dirty data in leaves and in the journal; one loses its power
-#  2. cairn reads the same bytes --read-only, without changing a byte, then drains them; a golden set
-#     with a deep tree, and one whose ring wrapped, are drained as well; one drain is interrupted
+#  2. cairn reads the same bytes --read-only, without changing a byte, then drains them; a golden
+#     set with a deep tree, and one whose ring wrapped, are drained as well; one drain is
+#     interrupted
 #  3. the kernel reads each backing device alone, attaches the set again, finds it clean with the
 #     same content, and writes on
 #  4. cairn reads what the kernel wrote, and drains that
@@ -21,7 +22,8 @@ while read -r name _; do
 done <cases
 # The guest ends with the power cut of the last case.
 status=0
-"$tests/kernel/uml" -t 240 "$tests/kernel/guest/bcache-drain-make.sh" "$work/cases" >said 2>&1 || status=$?
+"$tests/kernel/uml" -t 240 "$tests/kernel/guest/bcache-drain-make.sh" "$work/cases" >said 2>&1 ||
+  status=$?
 if [ "$status" = 77 ]; then cat said; exit 77; fi
 same "$status" 99 "exit status of the guest ($(cat said))"
 for name in tree ring; do

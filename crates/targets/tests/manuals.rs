@@ -20,6 +20,10 @@ use cairn_block::{
     ConfigError, Disk, Env, FailureCount, Flow, Identity, Op, Opener, Registry, Request,
     SectorCount, Table, TableContext, TableLine, TargetTypes,
 };
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, NewBacking, NewCache, Replacement,
+    Uuid,
+};
 use cairn_sim::SimWorld;
 use cairn_targets::spec::Spec;
 
@@ -118,6 +122,42 @@ fn formatted_pool() -> Vec<u8> {
     cairn_testkit::image("thin", "fresh.meta")
 }
 
+/// The superblock of a device of a bcache set, where it lies.
+fn bcache(superblock: &[u8]) -> Vec<u8> {
+    [&[0; 4096], superblock].concat()
+}
+
+/// The set of the examples.
+fn set_uuid() -> Uuid {
+    "7d8f1e5c-6a0e-4b0c-9a4e-0f7e6c1c2b3a".parse().expect("a UUID")
+}
+
+fn bcache_cache() -> Vec<u8> {
+    let fresh = CacheSuperblock::fresh(&NewCache {
+        uuid: Uuid([1; 16]),
+        set_uuid: set_uuid(),
+        block_sectors: 1,
+        bucket_sectors: 1024,
+        device_sectors: 1 << 17,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    bcache(&fresh.expect("legal").in_use_with_journal(2).encode())
+}
+
+fn bcache_backing() -> Vec<u8> {
+    let fresh = BackingSuperblock::fresh(&NewBacking {
+        uuid: Uuid([2; 16]),
+        set_uuid: set_uuid(),
+        block_sectors: 1,
+        data_offset: 16,
+        mode: CacheMode::Writeback,
+        state: BackingState::Dirty,
+        label: [0; 32],
+    });
+    bcache(&fresh.expect("legal").encode())
+}
+
 struct AnyDevice;
 
 impl Opener for AnyDevice {
@@ -131,8 +171,13 @@ impl Opener for AnyDevice {
         _read_only: bool,
         _failures: Arc<FailureCount>,
     ) -> Result<Arc<dyn Disk>, ConfigError> {
-        // The pool of the examples that is there already.
-        let begins = if argument == "pool.meta" { formatted_pool() } else { Vec::new() };
+        // The pool and the set of the examples that are there already.
+        let begins = match argument {
+            "pool.meta" => formatted_pool(),
+            "cache.img" => bcache_cache(),
+            "backing.img" => bcache_backing(),
+            _ => Vec::new(),
+        };
         Ok(Arc::new(Mostly { name: argument.to_owned(), begins }))
     }
 }

@@ -34,7 +34,7 @@ pub const SPEC: Spec = Spec {
         [1, 0, 0],
         &[
             Arg::device("backing", Use::Owns(Span::Whole), "the slow device; `-`: none").or_none(),
-            Arg::device("cache", Use::Shares, "the fast device; `-`: none").or_none(),
+            Arg::device("cache", Use::Owns(Span::Whole), "the fast device; `-`: none").or_none(),
         ],
     )
 };
@@ -43,10 +43,7 @@ pub const SPEC: Spec = Spec {
 #[derive(Clone)]
 pub(super) enum Devices {
     /// A backing device with its cache.
-    Cached {
-        backing: Device,
-        cache: Device,
-    },
+    Cached { backing: Device, cache: Device },
     /// A backing device alone.
     Bare {
         backing: Device,
@@ -54,10 +51,7 @@ pub(super) enum Devices {
         stale_ok: bool,
     },
     /// A volume that is all in the cache.
-    Flash {
-        cache: Device,
-        volume: Uuid,
-    },
+    Flash { cache: Device, volume: Uuid },
 }
 
 /// A parsed table line with its devices.

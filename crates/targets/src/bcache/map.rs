@@ -2,9 +2,7 @@
 //! place: an extent of the cache, or a hole between extents.
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{
-    EndIo, Env, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict,
-};
+use cairn_block::{EndIo, Env, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict};
 
 use super::btree::Found;
 use super::config::Devices;

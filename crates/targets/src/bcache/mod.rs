@@ -1,5 +1,5 @@
-//! `bcache`: a cache set as Linux bcache makes it: a cache device with buckets, and a backing device
-//! or a volume that is all in the cache. Read, and drained; not written yet.
+//! `bcache`: a cache set as Linux bcache makes it: a cache device with buckets, and a backing
+//! device or a volume that is all in the cache. Read, and drained; not written yet.
 //!
 //! ```text
 //!     reads                       cache device
@@ -12,10 +12,10 @@
 //!                           backing device: superblock | data  <--------'
 //! ```
 //!
-//! Rooms: `config` (the table line), `attributes` and `status` (what is told), `volume` (the target:
-//! opening and ending), `map` (verdicts), `set` (what is in memory of the cache, opening, sessions),
-//! `journal` (the ring), `btree` (nodes, lookup, insertion, splits, writing), `buckets` (what each
-//! holds, allocation), `writeback` (batches, the drain).
+//! Rooms: `config` (the table line), `attributes` and `status` (what is told), `volume` (the
+//! target: opening and ending), `map` (verdicts), `set` (what is in memory of the cache, opening,
+//! sessions), `journal` (the ring), `btree` (nodes, lookup, insertion, splits, writing), `buckets`
+//! (what each holds, allocation), `writeback` (batches, the drain).
 //!
 //! # Invariants
 //! I1. Without a drain no byte is written to any device, at whatever opening or ending.

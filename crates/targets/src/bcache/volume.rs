@@ -219,7 +219,8 @@ impl Bcache {
             cache.open();
         }
         if !self.read_only {
-            for device in self.config.devices.cache().into_iter().chain(self.config.devices.backing())
+            for device in
+                self.config.devices.cache().into_iter().chain(self.config.devices.backing())
             {
                 let known = device.disk.failures();
                 let flushed = env.make_durable(&device.disk).await;
@@ -287,7 +288,9 @@ impl Bcache {
         let Devices::Cached { backing, cache } = &self.config.devices else { return };
         let (backing, cache) = (&backing.argument, &cache.argument);
         if dirty > 0 {
-            tracing::info!("{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks");
+            tracing::info!(
+                "{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks"
+            );
         }
         if cached > dirty {
             tracing::warn!(
@@ -297,7 +300,9 @@ impl Bcache {
             );
         }
         if !self.read_only {
-            tracing::warn!("{volume}: served read-only: this version drains a cache, but writes none");
+            tracing::warn!(
+                "{volume}: served read-only: this version drains a cache, but writes none"
+            );
         }
     }
 
@@ -333,7 +338,8 @@ impl Target for Bcache {
     }
 
     fn claims(&self) -> Vec<Claim> {
-        let own = |device: &Device, role| Claim::from(&device.disk, Sector(0), ClaimKind::Own, role);
+        let own =
+            |device: &Device, role| Claim::from(&device.disk, Sector(0), ClaimKind::Own, role);
         let backing = self.config.devices.backing().map(|device| own(device, BACKING_ROLE));
         let cache = self.config.devices.cache().map(|device| own(device, CACHE_ROLE));
         backing.into_iter().chain(cache).collect()

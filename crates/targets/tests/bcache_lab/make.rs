@@ -1,5 +1,5 @@
-//! Sets of any shape, made by the format's builder: a cached volume, a flash-only one, and a journal
-//! whose keys no leaf has yet.
+//! Sets of any shape, made by the format's builder: a cached volume, a flash-only one, and a
+//! journal whose keys no leaf has yet.
 
 use cairn_format::bcache::build::{BuildError, Builder, WriteSectors};
 use cairn_format::bcache::journal::{Header, encode};
@@ -163,11 +163,18 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
         / shape.bucket_sectors
         + shape.journaled / 4
         + 2;
-    let mut buckets = 128;
-    while maker.build(buckets, &keys).is_err() {
-        buckets += 1 + buckets / 200;
+    let (mut least, mut most) = (127, 128);
+    while maker.build(most, &keys).is_err() {
+        (least, most) = (most, most * 2);
     }
-    let buckets = buckets + journal_buckets + shape.free;
+    while most - least > 1 {
+        let middle = least.midpoint(most);
+        match maker.build(middle, &keys) {
+            Ok(_) => most = middle,
+            Err(_) => least = middle,
+        }
+    }
+    let buckets = most + journal_buckets + shape.free;
     let (superblock, placed, mut cache) = maker.build(buckets, &keys).expect("there is room");
     for key in &placed {
         let at = key.cached_at().expect("it was placed").sector();

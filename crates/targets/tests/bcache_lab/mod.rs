@@ -102,14 +102,20 @@ impl Lab {
 
     /// Why a table is refused.
     pub fn refusal(&self, line: &str, read_only: bool) -> String {
-        self.try_open(line, read_only).err().unwrap_or_else(|| panic!("{line}: it opens")).to_string()
+        self.try_open(line, read_only)
+            .err()
+            .unwrap_or_else(|| panic!("{line}: it opens"))
+            .to_string()
     }
 
     pub fn read_all(&self, volume: &Arc<MappedDevice>) -> Vec<u8> {
         self.try_read_all(volume).expect("it reads")
     }
 
-    pub fn try_read_all(&self, volume: &Arc<MappedDevice>) -> Result<Vec<u8>, cairn_block::IoError> {
+    pub fn try_read_all(
+        &self,
+        volume: &Arc<MappedDevice>,
+    ) -> Result<Vec<u8>, cairn_block::IoError> {
         let disk: Arc<dyn Disk> = volume.clone();
         self.world.block_on(1, |env| async move {
             let range = SectorRange::new(Sector(0), disk.sectors());

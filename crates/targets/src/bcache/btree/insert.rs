@@ -183,8 +183,8 @@ impl Tree {
         self.geometry.node_sectors() as usize * SECTOR_BYTES
     }
 
-    /// The buckets that it takes at most to replace so many leaves by so many nodes: each node above
-    /// them is replaced by two and what the keys to the fresh ones take, and roots are added.
+    /// The buckets that it takes at most to replace so many leaves by so many nodes: each node
+    /// above them is replaced by two and what the keys to the fresh ones take, and roots are added.
     fn worst_case(&self, replaced: usize, fresh: usize) -> usize {
         let per_part = self.node_bytes() * 2 / 5;
         let parents = |nodes: usize| (nodes * CHILD_BYTES).div_ceil(per_part);
@@ -238,7 +238,8 @@ impl Tree {
         mut next_seq: impl FnMut() -> u64,
     ) {
         for level in 1.. {
-            plan.replaced.extend(changes.iter().filter_map(|(_, change, _)| change.old.cached_at()));
+            plan.replaced
+                .extend(changes.iter().filter_map(|(_, change, _)| change.old.cached_at()));
             let mut told = Vec::with_capacity(changes.len());
             // From the back, so that the indices before it stay.
             for (index, change, nodes) in changes.into_iter().rev() {

@@ -8,9 +8,7 @@ use cairn_format::bcache::build::{Builder, WriteSectors};
 use cairn_format::bcache::journal::{Header, encode};
 use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node as NodeRead;
-use cairn_format::bcache::{
-    CacheSuperblock, Geometry, Key, NewCache, Pointer, Replacement, Uuid,
-};
+use cairn_format::bcache::{CacheSuperblock, Geometry, Key, NewCache, Pointer, Replacement, Uuid};
 
 use super::{Insertion, NoBucket, Node, Plan, Tree};
 use crate::bcache::buckets::Buckets;
@@ -104,7 +102,8 @@ impl Model {
         superblock.journal_buckets().for_each(|bucket| buckets.mark_metadata(bucket));
         loaded.priorities.iter().for_each(|bucket| buckets.mark_metadata(*bucket));
         let nodes = tree.nodes().chain([loaded.newest.uuids]);
-        let bucket = |key: Key| geometry.bucket_of(key.cached_at().expect("it lies there").sector());
+        let bucket =
+            |key: Key| geometry.bucket_of(key.cached_at().expect("it lies there").sector());
         nodes.map(bucket).for_each(|bucket| buckets.mark_metadata(bucket));
         Model { image, superblock, tree, buckets, newest: loaded.newest, seq: 100 }
     }

@@ -1,9 +1,9 @@
 //! Cutting what a node no longer holds into nodes.
 //!
-//! A node that is written anew has one set. One whose set takes more than four fifths of its room is
-//! cut, so that each part has room for more sets: two parts of three fifths at most, or more parts
-//! where a whole journal went into one leaf. No extent is cut: the position of a part is that of its
-//! last key, and the next part begins with the key after it.
+//! A fresh node has one set. If that takes more than four fifths of the node, it is cut, so that
+//! each part has room for more sets: into two parts of three fifths at most, or more parts where a
+//! whole journal went into one leaf. No extent is cut: the position of a part is that of its last
+//! key, and the next part begins with the key after it.
 
 use cairn_format::bcache::Key;
 use cairn_format::bcache::node::SET_HEADER_BYTES;

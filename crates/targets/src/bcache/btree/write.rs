@@ -41,11 +41,7 @@ use crate::bcache::set::CacheDevice;
 ///
 /// # Errors
 /// The device failed.
-pub(in super::super) async fn write_plan(
-    env: &Env,
-    cache: &CacheDevice,
-    plan: &Plan,
-) -> IoResult {
+pub(in super::super) async fn write_plan(env: &Env, cache: &CacheDevice, plan: &Plan) -> IoResult {
     let head_bytes = cache.block_bytes();
     for level in &plan.levels {
         let (heads, tails): (Vec<_>, Vec<_>) =

@@ -91,7 +91,8 @@ proptest! {
                 last_seq = if frees { seq } else { last_seq };
             }
             let ring = device.read();
-            prop_assert_eq!((ring.newest().header.seq, ring.newest().header.last_seq), (seq, last_seq));
+            let newest = ring.newest().header;
+            prop_assert_eq!((newest.seq, newest.last_seq), (seq, last_seq));
             prop_assert_eq!(ring.entries.len() as u64, seq - last_seq + 1);
             if kind == 1 {
                 device.journal = Journal::new(&ring, 2..2 + BUCKETS, geometry(), magic());

@@ -17,8 +17,8 @@
 //! emptied ([`Session::insert`] does so by itself): an entry of the journal makes their extents
 //! holes, durably. Then no key that counts leads to them, and the requests that had found them end.
 //! The holes enter the leaves with all else, and a last entry says so. A bucket that holds data
-//! counts as clean once the keys of its data are to enter as clean ones, since their data is durable
-//! on the backing device by then.
+//! counts as clean once the keys of its data are to enter as clean ones, since their data is
+//! durable on the backing device by then.
 
 use std::sync::Arc;
 

@@ -3,9 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use cairn_block::{
-    CopyPiece, Env, Flags, IoError, IoResult, Sector, SectorCount, SectorRange,
-};
+use cairn_block::{CopyPiece, Env, Flags, IoError, IoResult, Sector, SectorCount, SectorRange};
 use cairn_format::bcache::Key;
 use futures_util::stream::{self, StreamExt};
 
@@ -77,9 +75,7 @@ impl Bcache {
         let [cache, backing] = self.copied_between();
         let end = env.now() + BATCH_TIME;
         let failed = Cell::new(None);
-        let is_open = |_: &Run| {
-            failed.get().is_none() && env.now() < end && !self.is_suspending()
-        };
+        let is_open = |_: &Run| failed.get().is_none() && env.now() < end && !self.is_suspending();
         let read = async |run: Run| {
             let piece = |key: &Key| CopyPiece { disk: cache.clone(), range: place_of(key) };
             let pieces: Vec<CopyPiece> = run.keys.iter().map(piece).collect();

@@ -5,7 +5,8 @@
 //! 2. A batch: dirty extents in the order of the backing device are copied there; what touches is
 //!    one write (`batch`).
 //! 3. The backing device is flushed.
-//! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until nothing is dirty.
+//! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until nothing is
+//!    dirty.
 //! 5. The journal forgets what 4 may have put into it, durably.
 //! 6. The superblock of the backing device says that it is clean, with FUA (R11).
 //!
@@ -19,8 +20,9 @@
 //! # Failures
 //! A failed flush of the backing device may have dropped all writes since the last one, of this
 //! batch and of others (R2): the batch counts only if the device's failure count is what it was
-//! before the batch's first write. A batch that does not count stays dirty; the next drain copies it
-//! again from the cache. A failure of the cache device ends writing until the set is opened again.
+//! before the batch's first write. A batch that does not count stays dirty; the next drain copies
+//! it again from the cache. A failure of the cache device ends writing until the set is opened
+//! again.
 //!
 //! A batch is sealed by keys, bytes or time, or early by a suspend; so a suspend waits for the
 //! copies in flight, one flush and one insertion.
@@ -66,7 +68,8 @@ impl Bcache {
             return Err(MessageError::Failed("flush: the device is open read-only".to_owned()));
         }
         if self.broken.load(Ordering::Relaxed) {
-            let text = format!("flush: {cache}: the cache could not be written before; see the log");
+            let text =
+                format!("flush: {cache}: the cache could not be written before; see the log");
             return Err(MessageError::Failed(text));
         }
         let _turn = self.draining.lock().await;

@@ -22,7 +22,7 @@ while read -r name _; do
 done <cases
 # The guest ends with the power cut of the last case.
 status=0
-"$tests/kernel/uml" -t 240 "$tests/kernel/guest/bcache-drain-make.sh" "$work/cases" >said 2>&1 ||
+"$tests/kernel/uml" -t 600 "$tests/kernel/guest/bcache-drain-make.sh" "$work/cases" >said 2>&1 ||
   status=$?
 if [ "$status" = 77 ]; then cat said; exit 77; fi
 same "$status" 99 "exit status of the guest ($(cat said))"
@@ -60,7 +60,7 @@ while read -r name sum; do
   echo "$name" >>names
 done <made
 
-"$tests/kernel/uml" -t 240 "$tests/kernel/guest/bcache-drain-continue.sh" "$work/names"
+"$tests/kernel/uml" -t 600 "$tests/kernel/guest/bcache-drain-continue.sh" "$work/names"
 while read -r name sum; do
   same "$(grep "^$name alone" continued)" "$name alone $sum" "the backing device alone"
   same "$(grep "^$name attached" continued)" "$name attached $sum clean 0.0k" "the set again"

@@ -152,7 +152,6 @@ fn a_drain_that_ends_at_any_write_leaves_every_sector_as_it_was() {
         None => 0..number("CAIRN_CUTS").unwrap_or(100),
     };
     for life in lives {
-        eprintln!("life {life}");
         if let Err(what) = live(life) {
             panic!("life {life} (CAIRN_CUT={life} repeats it): {what}");
         }

@@ -10,7 +10,7 @@ cd "$(dirname "$1")"
 
 while read -r name bucket block; do
   slow=$(loop "$name.backing") fast=$(loop "$name.cache")
-  pattern oo 8388608 | dd of="$slow" bs=1M seek=1 conv=notrunc,fsync status=none
+  pattern oo 7340032 | dd of="$slow" bs=1M seek=1 conv=notrunc,fsync status=none
   make-bcache -b "$bucket" -w "$block" --writeback -C "$fast" -B "$slow" >/dev/null
   bcache_open
   echo 0 >"$own/writeback_running"

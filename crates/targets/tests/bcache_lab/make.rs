@@ -2,7 +2,7 @@
 //! journal whose keys no leaf has yet.
 
 use cairn_format::bcache::build::{BuildError, Builder, WriteSectors};
-use cairn_format::bcache::journal::{Header, encode};
+use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, Header, encode};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Generation, Key, NewBacking,
@@ -246,7 +246,8 @@ impl Journal<'_> {
         let room = geometry.bucket_sectors() as usize * SECTOR_BYTES;
         let (mut bucket, mut at, mut seq) = (ring.start + 1, geometry.block_bytes(), 1);
         let mut left = shape.journaled as usize;
-        while left > 0 {
+        let longest = geometry.padded(ENTRY_HEADER_BYTES + shape.per_entry * 24);
+        while left > 0 && (bucket + 1 < ring.end || at + longest <= room) {
             let count = left.min(1 + self.maker.rng.usize(..shape.per_entry));
             let keys: Vec<Key> = (0..count).map(|_| self.key(cache, backing, content)).collect();
             left -= count;
@@ -256,7 +257,6 @@ impl Journal<'_> {
             if at + bytes.len() > room {
                 (bucket, at) = (bucket + 1, 0);
             }
-            assert!(bucket < ring.end, "the ring is full: {shape:?}");
             put(cache, geometry.sector_of(bucket) + (at / SECTOR_BYTES) as u64, &bytes);
             at += bytes.len();
         }

@@ -15,7 +15,7 @@ pub enum Bug {
     ParentBeforeChild,
     /// The journal forgets entries whose keys may not be in leaves durably.
     JournalBeforeLeaves,
-    /// The bucket of a node that was replaced is reused before the replacement is durable.
+    /// A bucket with clean data is reused before the holes in its place are durable.
     ReuseBeforeDurable,
     /// The backing device is called clean before its last keys are.
     CleanStateFirst,

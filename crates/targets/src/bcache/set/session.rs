@@ -100,17 +100,11 @@ impl Session<'_> {
     }
 
     async fn carry_out(&self, plan: Plan) -> Result<(), WriteError> {
-        if planted(Bug::ReuseBeforeDurable) {
-            self.with(|set| set.release(&plan));
-            self.with(|set| set.buckets.refill());
-        }
         write_plan(self.env, self.cache, &plan).await.map_err(WriteError::Cache)?;
         if plan.has_new_root {
             self.write_entry(&[], false).await?;
         }
-        if !planted(Bug::ReuseBeforeDurable) {
-            self.with(|set| set.release(&plan));
-        }
+        self.with(|set| set.release(&plan));
         Ok(())
     }
 
@@ -124,7 +118,9 @@ impl Session<'_> {
         if holes.is_empty() {
             return Err(WriteError::NoBucket(needed));
         }
-        self.write_entry(&holes, false).await?;
+        if !planted(Bug::ReuseBeforeDurable) {
+            self.write_entry(&holes, false).await?;
+        }
         self.with(|set| {
             set.has_open_entries = true;
             set.tree.apply(&holes, &mut set.buckets);

@@ -159,10 +159,13 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
     let mut keys = maker.extents(0, FIRST);
     keys.extend(maker.extents(1, 0));
     // The smallest cache that holds it all, and what the journal and the shape add.
-    let journal_buckets = shape.journaled * shape.longest * u64::from(shape.block_sectors)
-        / shape.bucket_sectors
-        + shape.journaled / 4
-        + 2;
+    let journal_buckets = match shape.journaled {
+        0 => 0,
+        keys => {
+            let sectors = keys * shape.longest * u64::from(shape.block_sectors);
+            sectors / shape.bucket_sectors + keys / 4 + 2
+        }
+    };
     let (mut least, mut most) = (127, 128);
     while maker.build(most, &keys).is_err() {
         (least, most) = (most, most * 2);

@@ -10,66 +10,43 @@ use super::volume::Bcache;
 /// An attribute of a volume.
 struct Row {
     name: &'static str,
-    unit: Option<&'static str>,
-    doc: &'static str,
     value: fn(&Bcache) -> Value,
 }
 
 const ROWS: &[Row] = &[
-    Row {
-        name: "state",
-        unit: None,
-        doc: "how the backing device stands to its cache",
-        value: |volume| Value::State(volume.state_word()),
-    },
+    // How the backing device stands to its cache.
+    Row { name: "state", value: |volume| Value::State(volume.state_word()) },
+    // What the kernel does with writes.
     Row {
         name: "cache_mode",
-        unit: None,
-        doc: "what the kernel does with writes",
         value: |volume| of_backing(volume, |it| Value::State(mode_word(it.mode()))),
     },
-    Row {
-        name: "label",
-        unit: None,
-        doc: "the name that was given to the volume",
-        value: |volume| of_backing(volume, |it| Value::Names(vec![it.label()])),
-    },
+    // The name that was given to the volume.
+    Row { name: "label", value: |volume| of_backing(volume, |it| Value::Names(vec![it.label()])) },
+    // What only the cache has, in sectors.
     Row {
         name: "dirty_data",
-        unit: Some("sectors"),
-        doc: "what only the cache has",
         value: |volume| Value::Gauge(volume.dirty_sectors.load(Ordering::Relaxed)),
     },
+    // What is allocated at once, in sectors.
     Row {
         name: "bucket_size",
-        unit: Some("sectors"),
-        doc: "what is allocated at once",
         value: |volume| of_set(volume, |set| set.superblock.geometry().bucket_sectors()),
     },
+    // What is written at once, in sectors.
     Row {
         name: "block_size",
-        unit: Some("sectors"),
-        doc: "what is written at once",
         value: |volume| of_set(volume, |set| u64::from(set.superblock.geometry().block_sectors())),
     },
-    Row {
-        name: "tree_depth",
-        unit: None,
-        doc: "levels of the tree above its leaves",
-        value: |volume| of_set(volume, |set| u64::from(set.tree.root().1)),
-    },
+    // Levels of the tree above its leaves.
+    Row { name: "tree_depth", value: |volume| of_set(volume, |set| u64::from(set.tree.root().1)) },
+    // Nodes of the tree.
     Row {
         name: "btree_nodes",
-        unit: None,
-        doc: "nodes of the tree",
         value: |volume| of_set(volume, |set| set.tree.nodes().count() as u64),
     },
-    Row {
-        name: "cache_available_percent",
-        unit: Some("percent"),
-        doc: "buckets with neither dirty data nor metadata",
-        value: Bcache::available,
-    },
+    // Buckets with neither dirty data nor metadata, in percent.
+    Row { name: "cache_available_percent", value: Bcache::available },
 ];
 
 fn of_set(volume: &Bcache, look: impl FnOnce(&Set) -> u64) -> Value {
@@ -92,13 +69,7 @@ fn mode_word(mode: CacheMode) -> &'static str {
 impl Bcache {
     /// The options of the line, and what is known of the volume and its set.
     pub(super) fn all_attributes(&self) -> Vec<Attribute> {
-        let row = |row: &Row| Attribute {
-            name: row.name,
-            unit: row.unit,
-            doc: row.doc,
-            settable: false,
-            value: (row.value)(self),
-        };
+        let row = |row: &Row| Attribute { name: row.name, value: (row.value)(self) };
         let mut attributes = self.config.args.attributes();
         attributes.extend(ROWS.iter().map(row));
         attributes

@@ -33,6 +33,10 @@ impl Run {
     fn end(&self) -> u64 {
         self.keys[self.keys.len() - 1].end()
     }
+
+    fn range(&self) -> SectorRange {
+        SectorRange::between(Sector(self.start()), Sector(self.end()))
+    }
 }
 
 /// Puts keys that follow each other together.
@@ -84,7 +88,7 @@ impl Bcache {
         };
         let write = async |(run, data): (Run, Result<cairn_block::CopyData<'_>, IoError>)| {
             let written: IoResult = match data {
-                Ok(data) => data.write(env, &backing, Sector(run.start()), Flags::empty()).await,
+                Ok(data) => data.write(env, &backing, run.range(), Flags::empty()).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = written {

@@ -240,7 +240,7 @@ impl Journal<'_> {
     }
 
     /// Entries behind the builder's, all of which count. One bucket of the ring stays free.
-    fn write(&mut self, cache: &mut Vec<u8>, backing: &[u8], content: &mut [u8]) {
+    fn write(&mut self, cache: &mut [u8], backing: &[u8], content: &mut [u8]) {
         let shape = self.maker.shape;
         let newest = Cache::read(cache).loaded.newest;
         let (geometry, magic) =

@@ -186,8 +186,9 @@ fn written_by(line: &TableLine) -> Vec<Part> {
 fn devices_of(line: &TableLine) -> impl Iterator<Item = (Use, Part)> {
     let parts = words_of(line).map(|(spec, words)| {
         let devices = words.fixed.iter().enumerate();
-        let is_device = |arg: &Arg, word: &str| {
-            !matches!(arg.used, Use::Nothing | Use::Pool) && !(arg.or_none && word == NO_DEVICE)
+        let is_device = |arg: &Arg, word: &str| match arg.used {
+            Use::Nothing | Use::Pool => false,
+            _ => !arg.or_none || word != NO_DEVICE,
         };
         let devices = devices.filter(|(_, (arg, word))| is_device(arg, word));
         let part = |(at, (arg, word)): (usize, &(&Arg, &str))| {

@@ -11,7 +11,8 @@ mod bcache_lab;
 
 use bcache_lab::make::{Made, SHAPE, Shape, make};
 use bcache_lab::{Cache, Lab, superblock_of};
-use cairn_format::bcache::{BackingState, SECTOR_BYTES, Superblock};
+use cairn_format::bcache::priorities::{METADATA, PrioritySet};
+use cairn_format::bcache::{BackingState, Key, SECTOR_BYTES, Superblock};
 use cairn_sim::campaign::plant_failures;
 use cairn_sim::{Cut, CutWhen, Fault, Image, OpSet};
 
@@ -206,6 +207,11 @@ mod canaries {
     }
 
     #[test]
+    fn priorities_that_are_named_early_are_caught() {
+        is_caught(Bug::EntryBeforePriorities);
+    }
+
+    #[test]
     fn a_state_that_is_clean_early_is_caught() {
         is_caught(Bug::CleanStateFirst);
     }
@@ -218,7 +224,7 @@ fn a_full_set_of_dirty_data_alone_is_drained() {
     let made = make(rng, shape);
     let sectors = |cache: &[u8]| -> u64 {
         let cached = Cache::read(cache).extents;
-        cached.iter().map(cairn_format::bcache::Key::sectors).sum()
+        cached.iter().map(Key::sectors).sum()
     };
     let lab = Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()));
     lab.open_and_drain(&made.line).expect("no power cut").expect("it is drained");
@@ -264,4 +270,28 @@ fn a_device_that_fails_leaves_a_set_that_the_next_drain_goes_on_with() {
         lab.open_and_drain(&made.line).expect("no power cut").expect("the devices are well");
         check(&made, &lab.images(), true).expect(name);
     }
+}
+
+#[test]
+fn a_drain_leaves_priorities_with_the_generations_of_its_nodes() {
+    let rng = &mut fastrand::Rng::with_seed(8);
+    // Nodes of 4 KiB, which are soon full.
+    let made = make(rng, Shape { bucket_sectors: 8, longest: 2, journaled: 30, ..SHAPE });
+    let before = Cache::read(&made.cache);
+    let lab = Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()));
+    lab.open_and_drain(&made.line).expect("no power cut").expect("it is drained");
+    let [image, _] = lab.images();
+    let after = Cache::read(&image);
+    let (geometry, newest) = (after.superblock.geometry(), &after.loaded.newest);
+    assert_ne!(before.nodes, after.nodes, "nodes were replaced");
+    assert_ne!(before.loaded.newest.priorities, newest.priorities);
+    let at = geometry.sector_of(newest.priorities) as usize * SECTOR_BYTES;
+    let magic = after.superblock.set_uuid().set_magic();
+    let set = PrioritySet::read(&image[at..at + geometry.meta_bytes()], magic).expect("sound");
+    let records: Vec<_> = set.records().collect();
+    for pointer in after.nodes.iter().filter_map(Key::cached_at) {
+        let own = records[geometry.bucket_of(pointer.sector()) as usize];
+        assert_eq!((own.priority, own.generation), (METADATA, pointer.generation()), "{pointer:?}");
+    }
+    assert_eq!(records[newest.priorities as usize].priority, METADATA);
 }

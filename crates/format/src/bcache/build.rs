@@ -253,12 +253,9 @@ impl<W: WriteSectors> Builder<W> {
     fn write_priorities(&mut self) -> Result<u64, BuildError<W::Error>> {
         let sets = self.geometry.priority_sets();
         let taken = (0..sets).map(|_| self.take_bucket(METADATA)).collect::<Result<Vec<_>, _>>()?;
-        let (per_set, bytes) = (self.geometry.priorities_per_set(), self.geometry.meta_bytes());
-        for (index, bucket) in taken.iter().enumerate() {
-            let next = taken.get(index + 1).copied().unwrap_or(0);
-            let records = self.buckets.chunks(per_set).nth(index).expect("a set for each chunk");
-            let set = priorities::encode(1, next, records, self.magic, bytes);
-            self.write(self.geometry.sector_of(*bucket), &set)?;
+        let (geometry, records) = (self.geometry, self.buckets.clone());
+        for (sector, set) in priorities::encode_chain(&records, &taken, &geometry, self.magic) {
+            self.write(sector, &set)?;
         }
         Ok(taken[0])
     }

@@ -9,7 +9,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::crc::crc64;
-use super::{Generation, SetMagic};
+use super::{Generation, Geometry, SetMagic};
 use crate::Field;
 
 /// Bytes of the header of a set.
@@ -156,6 +156,23 @@ pub fn encode(
     let csum = crc64(&out[8..]);
     out[..8].copy_from_slice(&csum.to_le_bytes());
     out
+}
+
+/// The sets that tell of all buckets, for the buckets that the sets go to: where each begins, and
+/// its bytes.
+pub fn encode_chain<'a>(
+    records: &'a [Record],
+    chain: &'a [u64],
+    geometry: &'a Geometry,
+    magic: SetMagic,
+) -> impl Iterator<Item = (u64, Vec<u8>)> + 'a {
+    let parts = records.chunks(geometry.priorities_per_set());
+    debug_assert_eq!(parts.len(), chain.len(), "a set for each part");
+    parts.zip(chain).enumerate().map(move |(index, (part, bucket))| {
+        let next = chain.get(index + 1).copied().unwrap_or(0);
+        let bytes = encode(1, next, part, magic, geometry.meta_bytes());
+        (geometry.sector_of(*bucket), bytes)
+    })
 }
 
 #[cfg(test)]

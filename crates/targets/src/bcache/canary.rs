@@ -17,6 +17,8 @@ pub enum Bug {
     JournalBeforeLeaves,
     /// A bucket with clean data is reused before the holes in its place are durable.
     ReuseBeforeDurable,
+    /// The journal names priorities before they are durable.
+    EntryBeforePriorities,
     /// The backing device is called clean before its last keys are.
     CleanStateFirst,
 }

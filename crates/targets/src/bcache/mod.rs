@@ -58,6 +58,7 @@ mod canary {
         ParentBeforeChild,
         JournalBeforeLeaves,
         ReuseBeforeDurable,
+        EntryBeforePriorities,
         CleanStateFirst,
     }
 

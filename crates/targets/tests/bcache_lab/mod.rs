@@ -10,7 +10,8 @@ use cairn_block::{
     ConfigError, Disk, Io, IoResult, MappedDevice, Registry, Sector, SectorCount, SectorRange,
     SuspendMode, Table, TableContext, TableLine, TargetTypes,
 };
-use cairn_format::bcache::load::{Fault, Loaded, Visitor, load_now};
+use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
+use cairn_format::bcache::node::Node;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock};
 use cairn_sim::{DriveOptions, Image, SimDrive, SimWorld, Stopped};
@@ -173,20 +174,29 @@ impl Lab {
 pub struct Cache {
     pub superblock: CacheSuperblock,
     pub loaded: Loaded,
+    /// The keys that lead to the nodes.
+    pub nodes: Vec<Key>,
     pub extents: Vec<Key>,
 }
 
-/// Takes the extents, and refuses every fault.
+/// Takes nodes and extents, and refuses every fault.
 #[derive(Default)]
-struct Strict(Vec<Key>);
+struct Strict {
+    nodes: Vec<Key>,
+    extents: Vec<Key>,
+}
 
 impl Visitor for Strict {
     fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
         ControlFlow::Break(())
     }
 
+    fn node(&mut self, at: &NodePlace, _: &Node<'_>) {
+        self.nodes.push(at.key);
+    }
+
     fn extent(&mut self, key: Key) {
-        self.0.push(key);
+        self.extents.push(key);
     }
 }
 
@@ -201,8 +211,9 @@ impl Cache {
         };
         let mut visitor = Strict::default();
         let loaded = load_now(image, &superblock, &mut visitor).map_err(|e| e.to_string())?;
-        let extents = loaded.extents(superblock.geometry(), &visitor.0);
-        Ok(Cache { superblock, loaded, extents })
+        let Strict { nodes, extents } = visitor;
+        let extents = loaded.extents(superblock.geometry(), &extents);
+        Ok(Cache { superblock, loaded, nodes, extents })
     }
 
     pub fn volume(&self, inode: u32) -> &UuidEntry {

@@ -216,7 +216,7 @@ impl Tree {
                 Some(last) if index + 1 < parts.len() => last.position(),
                 _ => old.position(),
             };
-            let pointer = buckets.take_for_node().expect("they were counted before");
+            let pointer = buckets.take_for_metadata().expect("they were counted before");
             let key = Key::new(inode, end, self.geometry.node_sectors()).at(pointer);
             let mut node = Node::new(key, next_seq(), 0);
             let set = node.append(part, self.magic, self.geometry.block_bytes());

@@ -96,8 +96,7 @@ impl Model {
         let superblock = builder.finish(&[]).expect("there is room");
         let (loaded, collector) = read(&image, &superblock);
         let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
-        let generations = loaded.buckets.iter().map(|record| record.generation);
-        let mut buckets = Buckets::new(geometry, generations);
+        let mut buckets = Buckets::new(geometry, &loaded.buckets);
         let tree = Tree::new(geometry, magic, collector.levels);
         superblock.journal_buckets().for_each(|bucket| buckets.mark_metadata(bucket));
         loaded.priorities.iter().for_each(|bucket| buckets.mark_metadata(*bucket));

@@ -81,7 +81,7 @@ fn keys_become_clean_again_and_again_with_the_buckets_of_a_few_nodes() {
     // From here on there are eight free buckets.
     model.buckets.refill();
     while model.buckets.free() > 8 {
-        model.buckets.take_for_node();
+        model.buckets.take_for_metadata();
     }
     for dirty in [false, true, false, true] {
         insert(&mut model, &mut sectors, scattered(0, 3000, dirty));
@@ -95,7 +95,7 @@ fn a_leaf_without_room_needs_a_bucket_and_says_so() {
     let (mut model, mut sectors) = (model(), Sectors::new());
     insert(&mut model, &mut sectors, scattered(0, 100, true));
     model.buckets.refill();
-    while model.buckets.take_for_node().is_some() {}
+    while model.buckets.take_for_metadata().is_some() {}
     let mut before = sectors.clone();
     let refused = loop {
         let keys = scattered(0, 40, false);

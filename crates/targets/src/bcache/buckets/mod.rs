@@ -6,23 +6,26 @@
 //!     are durable, and stay until a leaf without the key is. So a power cut at any time finds no
 //!     key that counts to what is written there. No node and no other structure is in it either.
 //! K2. A bucket gets the generation after its own when it is taken. Its keys raise the generation
-//!     at the next opening. The priorities on the device may be behind by that; none of their
-//!     generations ever makes a stale pointer live, because a live key of each older generation
-//!     would have kept the bucket from being free.
+//!     at the next opening. After a crash the priorities on the device may be behind by that; none
+//!     of their generations ever makes a stale pointer live, because a live key of each older
+//!     generation would have kept the bucket from being free.
 //! K3. A bucket whose oldest stale pointer is [`STALE_MAX`] generations old is never taken: the
 //!     kernel takes more for damage.
 //! K4. The counts are those of the tree in memory. They run ahead of the device while a plan is
-//!     written; [`Buckets::refill`] is called when none is.
+//!     written; [`Buckets::refill`] and [`Buckets::records`] are called when none is.
 
 #[cfg(test)]
 mod tests;
 
+use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
 /// What is known of a bucket.
 #[derive(Clone, Copy, Default)]
 struct Bucket {
     generation: Generation,
+    /// How recently it was used, as it was found.
+    priority: u16,
     /// How old the oldest stale pointer to it is.
     oldest: u8,
     /// It has something else than data.
@@ -40,15 +43,20 @@ pub(super) struct Buckets {
     buckets: Vec<Bucket>,
     /// The free ones; the next comes last.
     free: Vec<u64>,
+    /// A generation is not that of the priorities on the device.
+    has_changed: bool,
 }
 
 impl Buckets {
-    /// Buckets with these generations, all of them empty.
-    pub fn new(geometry: Geometry, generations: impl Iterator<Item = Generation>) -> Buckets {
-        let bucket = |generation| Bucket { generation, ..Bucket::default() };
-        let mut buckets: Vec<Bucket> = generations.map(bucket).collect();
+    /// Buckets as the device has them, all of them empty.
+    pub fn new(geometry: Geometry, records: &[Record]) -> Buckets {
+        let bucket = |record: &Record| {
+            let (generation, priority) = (record.generation, record.priority);
+            Bucket { generation, priority, ..Bucket::default() }
+        };
+        let mut buckets: Vec<Bucket> = records.iter().map(bucket).collect();
         buckets.resize(geometry.buckets() as usize, Bucket::default());
-        Buckets { geometry, buckets, free: Vec::new() }
+        Buckets { geometry, buckets, free: Vec::new(), has_changed: false }
     }
 
     fn bucket_of(&self, pointer: Pointer) -> usize {
@@ -107,13 +115,14 @@ impl Buckets {
         self.free.len()
     }
 
-    /// Takes a bucket for a node.
-    pub fn take_for_node(&mut self) -> Option<Pointer> {
+    /// Takes a bucket for a node or another structure.
+    pub fn take_for_metadata(&mut self) -> Option<Pointer> {
         let bucket = self.free.pop()?;
         let state = &mut self.buckets[bucket as usize];
         debug_assert!(state.live == 0 && !state.is_metadata, "K1");
         state.generation = state.generation.next();
         (state.is_free, state.is_metadata) = (false, true);
+        self.has_changed = true;
         Some(Pointer::new(self.geometry.sector_of(bucket), state.generation))
     }
 
@@ -124,6 +133,37 @@ impl Buckets {
         bucket.is_metadata = false;
         bucket.generation = pointer.generation().next();
         bucket.oldest = bucket.oldest.saturating_add(1);
+        self.has_changed = true;
+    }
+
+    /// These buckets have no structure any more, durably. No key ever led to it.
+    pub fn structure_replaced(&mut self, buckets: &[u64]) {
+        buckets.iter().for_each(|at| self.buckets[*at as usize].is_metadata = false);
+    }
+
+    // Priorities.
+
+    /// True if the priorities on the device have older generations.
+    pub fn have_changed(&self) -> bool {
+        self.has_changed
+    }
+
+    /// What the priorities say of each bucket.
+    pub fn records(&self) -> Vec<Record> {
+        let record = |bucket: &Bucket| Record {
+            generation: bucket.generation,
+            priority: match bucket {
+                Bucket { is_metadata: true, .. } => METADATA,
+                Bucket { live: 0, .. } => 0,
+                _ => bucket.priority,
+            },
+        };
+        self.buckets.iter().map(record).collect()
+    }
+
+    /// What [`Buckets::records`] answered is on the device, durably.
+    pub fn recorded(&mut self) {
+        self.has_changed = false;
     }
 
     /// Finds the buckets that are free now (K1). No plan is being written (K4).

@@ -1,3 +1,4 @@
+use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Generation, Geometry, Key, Pointer};
 
 use super::Buckets;
@@ -5,7 +6,7 @@ use super::Buckets;
 /// Buckets 2 to 129 of 16 sectors, all of generation 5.
 fn buckets() -> Buckets {
     let geometry = Geometry::new(1, 16, 130, 2).expect("legal");
-    Buckets::new(geometry, std::iter::repeat_n(Generation(5), 130))
+    Buckets::new(geometry, &[Record { priority: 9, generation: Generation(5) }; 130])
 }
 
 fn key(bucket: u64, sectors: u64, generation: u8) -> Key {
@@ -14,7 +15,7 @@ fn key(bucket: u64, sectors: u64, generation: u8) -> Key {
 
 fn freed(buckets: &mut Buckets) -> Vec<u64> {
     buckets.refill();
-    std::iter::from_fn(|| buckets.take_for_node()).map(|taken| taken.sector() / 16).collect()
+    std::iter::from_fn(|| buckets.take_for_metadata()).map(|taken| taken.sector() / 16).collect()
 }
 
 #[test]
@@ -36,14 +37,14 @@ fn a_bucket_is_free_once_no_key_leads_to_it() {
 fn a_bucket_gets_the_generation_after_its_own() {
     let mut buckets = buckets();
     buckets.refill();
-    let taken = buckets.take_for_node().expect("all are free");
+    let taken = buckets.take_for_metadata().expect("all are free");
     assert_eq!(taken.generation(), Generation(6));
     buckets.node_replaced(taken);
     assert!(buckets.is_stale(&Key::new(0, 0, 8).at(taken)));
-    assert_eq!(std::iter::from_fn(|| buckets.take_for_node()).count(), 127);
+    assert_eq!(std::iter::from_fn(|| buckets.take_for_metadata()).count(), 127);
     assert_eq!(buckets.free(), 0);
     buckets.refill();
-    assert_eq!(buckets.take_for_node().map(Pointer::generation), Some(Generation(8)));
+    assert_eq!(buckets.take_for_metadata().map(Pointer::generation), Some(Generation(8)));
 }
 
 #[test]
@@ -65,4 +66,23 @@ fn clean_buckets_come_with_the_emptiest_first() {
     assert_eq!(buckets.clean(), [11, 10]);
     buckets.replace(&[key(12, 8, 5).with_dirty(true)], &[key(12, 8, 5)]);
     assert_eq!(buckets.clean(), [11, 12, 10]);
+}
+
+#[test]
+fn priorities_tell_the_generation_of_each_bucket_and_what_it_has() {
+    let mut buckets = buckets();
+    buckets.count(&key(10, 8, 5));
+    assert!(!buckets.have_changed());
+    buckets.refill();
+    let taken = buckets.take_for_metadata().expect("most are free");
+    let replaced = buckets.take_for_metadata().expect("most are free");
+    buckets.node_replaced(replaced);
+    assert!(buckets.have_changed());
+    let records = buckets.records();
+    let of = |bucket: u64| (records[bucket as usize].priority, records[bucket as usize].generation);
+    assert_eq!(of(10), (9, Generation(5)), "data");
+    assert_eq!(of(taken.sector() / 16), (METADATA, Generation(6)));
+    assert_eq!(of(replaced.sector() / 16), (0, Generation(7)), "nothing");
+    buckets.recorded();
+    assert!(!buckets.have_changed());
 }

@@ -112,6 +112,11 @@ impl Journal {
         Ok(place)
     }
 
+    /// The entries from now on name these priorities.
+    pub fn name_priorities(&mut self, first_bucket: u64) {
+        self.newest.priorities = first_bucket;
+    }
+
     /// The next entry, with these keys. `frees`: the keys of all entries before it are in leaves,
     /// durably.
     ///

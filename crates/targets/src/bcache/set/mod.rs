@@ -1,10 +1,11 @@
 //! The set in memory: tree, buckets, journal and volumes of one cache.
 //!
 //! `device` is the cache device; `open` reads the set, and writes nothing; `session` changes it on
-//! the device.
+//! the device; `priorities` writes what became of the buckets.
 
 mod device;
 mod open;
+mod priorities;
 mod session;
 
 use cairn_format::bcache::uuids::UuidEntry;
@@ -25,6 +26,8 @@ pub(super) struct Set {
     pub buckets: Buckets,
     journal: Journal,
     volumes: Vec<UuidEntry>,
+    /// The buckets of the priorities, in order.
+    priorities: Vec<u64>,
     /// What the journal has that leaves may not have, until a session has written it there.
     replay: Option<Vec<Key>>,
     /// Entries of the journal have keys that are in leaves by now.

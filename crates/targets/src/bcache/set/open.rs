@@ -70,8 +70,7 @@ pub(in super::super) async fn open(
 
 fn assemble(superblock: CacheSuperblock, loaded: Loaded, levels: Vec<Vec<Node>>) -> Set {
     let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
-    let generations = loaded.buckets.iter().map(|record| record.generation);
-    let mut buckets = Buckets::new(geometry, generations);
+    let mut buckets = Buckets::new(geometry, &loaded.buckets);
     let mut tree = Tree::new(geometry, magic, levels);
     superblock.journal_buckets().for_each(|bucket| buckets.mark_metadata(bucket));
     loaded.priorities.iter().for_each(|bucket| buckets.mark_metadata(*bucket));
@@ -86,6 +85,7 @@ fn assemble(superblock: CacheSuperblock, loaded: Loaded, levels: Vec<Vec<Node>>)
     Set {
         journal: Journal::new(&loaded.ring, ring, geometry, magic),
         volumes: loaded.volumes,
+        priorities: loaded.priorities,
         replay: Some(journaled),
         has_open_entries: true,
         superblock,

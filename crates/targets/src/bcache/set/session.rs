@@ -6,11 +6,14 @@
 //! 3. An entry of the journal that says so: no entry before it counts.
 //! 4. Keys that become clean enter the leaves, batch by batch. They are not in the journal: losing
 //!    them leaves dirty keys to the same data.
+//! 5. The priorities (`priorities`), and the entry that names them and says that nothing before it
+//!    counts.
 //!
 //! # What a crash leaves
 //! - Before 3: the journal as it was found, over leaves that have some of its keys already. It is
 //!   replayed again, to the same effect.
 //! - Before the end of 4: each key dirty or clean.
+//! - Before 5: the priorities of the session before.
 //!
 //! # A full set
 //! A leaf without room needs free buckets. If there are none, buckets that have only clean data are
@@ -134,11 +137,36 @@ impl Session<'_> {
         })
     }
 
+    /// Ends the changes: what the next opening reads is as small and as new as it can be.
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub async fn end(&self) -> Result<(), WriteError> {
+        let Some(chain) = self.with(Set::plan_priorities) else {
+            return self.close_journal().await;
+        };
+        let early = planted(Bug::EntryBeforePriorities);
+        if early {
+            self.write_entry(&[], true).await?;
+        }
+        let pieces: Vec<(u64, &[u8])> =
+            chain.pieces.iter().map(|(sector, bytes)| (*sector, &bytes[..])).collect();
+        self.cache.write_all(self.env, &pieces).await.map_err(WriteError::Cache)?;
+        if !early {
+            self.write_entry(&[], true).await?;
+        }
+        self.with(|set| {
+            set.has_open_entries = false;
+            set.priorities_written(&chain);
+        });
+        Ok(())
+    }
+
     /// Says that all that the journal has is in leaves, if it has anything.
     ///
     /// # Errors
     /// The entry cannot be written.
-    pub async fn close_journal(&self) -> Result<(), WriteError> {
+    async fn close_journal(&self) -> Result<(), WriteError> {
         if !self.with(|set| set.has_open_entries) {
             return Ok(());
         }

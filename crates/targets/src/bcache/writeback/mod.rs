@@ -7,7 +7,8 @@
 //! 3. The backing device is flushed.
 //! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until nothing is
 //!    dirty.
-//! 5. The journal forgets what 4 may have put into it, durably.
+//! 5. The session ends: the priorities are written, and the journal forgets what 4 may have put into
+//!    it, durably.
 //! 6. The superblock of the backing device says that it is clean, with FUA (R11).
 //!
 //! # What a crash leaves
@@ -106,17 +107,16 @@ impl Bcache {
             let Some(last) = keys.last() else { break };
             from = last.end();
             let written = self.write_batch(env, keys).await?;
-            let Some(last) = written.last() else { return Err(Undrained::Suspending) };
-            from = last.end().min(from);
+            from = written.last().map_or(from, Key::end).min(from);
             let sectors: u64 = written.iter().map(Key::sectors).sum();
             session.insert(written.iter().map(|key| key.with_dirty(false)).collect()).await?;
             self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
-            if self.is_suspending() {
-                session.close_journal().await?;
+            if written.is_empty() || self.is_suspending() {
+                session.end().await?;
                 return Err(Undrained::Suspending);
             }
         }
-        session.close_journal().await?;
+        session.end().await?;
         self.call_clean(env).await
     }
 

@@ -2,7 +2,8 @@
 //! nothing that the backing device lacks is called clean.
 //!
 //! The campaign cuts the power, or kills the process, at a seeded write of a drain, several times
-//! in a row; drives lose, reorder and tear, and fail. `CAIRN_CUTS=10000 cargo test -p cairn-targets
+//! in a row; drives lose, reorder and tear, and fail. Sometimes another user reads the volume and
+//! flushes the drives meanwhile, and keeps a failure for itself. `CAIRN_CUTS=10000 cargo test -p cairn-targets
 //! --release --test bcache_drain` is the long run; `CAIRN_CUT=n` runs one life. With `--features
 //! canary` known ordering bugs are planted: each must be caught.
 
@@ -130,7 +131,8 @@ fn live(seed: u64) -> Result<(), String> {
         if fails {
             plant_failures(&lab.drives(), [5, 50][rng.usize(..2)], Some(2), rng);
         }
-        match lab.open_and_drain(&made.line) {
+        let content = rng.bool().then_some(&made.content[..]);
+        match lab.open_and_drain_beside(&made.line, content) {
             Ok(Err(error)) if !fails => return Err(context(error)),
             _ => (),
         }

@@ -13,7 +13,7 @@ use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, ConfigKind, Copier, Counters, Ctor, Dirty, Disk,
     EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
-    Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict,
+    Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
 };
 use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, SUPERBLOCK_BYTES,
@@ -223,7 +223,8 @@ impl Bcache {
                 self.config.devices.cache().into_iter().chain(self.config.devices.backing())
             {
                 let known = device.disk.failures();
-                let flushed = env.make_durable(&device.disk).await;
+                let flush = env.make_durable(&device.disk);
+                let flushed = mutants::step("bcache: flush at opening", (), flush).await;
                 let flushed = flushed.and(match device.disk.failures() == known {
                     true => Ok(()),
                     false => Err(IoError::IO),

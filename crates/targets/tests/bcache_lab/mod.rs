@@ -3,11 +3,12 @@
 
 pub mod make;
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Disk, Io, IoResult, MappedDevice, Registry, Sector, SectorCount, SectorRange,
+    ConfigError, Disk, Env, Io, IoResult, MappedDevice, Registry, Sector, SectorCount, SectorRange,
     SuspendMode, Table, TableContext, TableLine, TargetTypes,
 };
 use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
@@ -15,6 +16,7 @@ use cairn_format::bcache::node::Node;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock};
 use cairn_sim::{DriveOptions, Image, SimDrive, SimWorld, Stopped};
+use futures_util::future::join;
 use sha2::{Digest, Sha256};
 
 /// A set on drives `cache` and `backing`, in a world of its own.
@@ -61,6 +63,23 @@ impl Lab {
     /// # Errors
     /// It is refused, or the drain fails.
     pub fn open_and_drain(&self, line: &str) -> Result<Result<(), String>, Stopped> {
+        self.open_and_drain_beside(line, None)
+    }
+
+    /// The same, beside one that reads the volume, which must have this content, and flushes the
+    /// drives. A flush that fails is not told to the drain.
+    ///
+    /// # Errors
+    /// It is refused, or the drain fails.
+    ///
+    /// # Panics
+    /// Something else is read.
+    pub fn open_and_drain_beside(
+        &self,
+        line: &str,
+        content: Option<&[u8]>,
+    ) -> Result<Result<(), String>, Stopped> {
+        let other = content.map(|content| (content.to_vec(), self.drives()));
         let volume = self.registry.create_volume("volume").expect("a new name");
         let registry = self.registry.clone();
         let lines = TableLine::parse_all(line).expect("a table");
@@ -71,7 +90,18 @@ impl Lab {
             let table = Table::build(&env, &volume, &lines, context).await.map_err(text)?;
             volume.load(table).await;
             volume.resume(&env).await.and_then(cairn_block::Resumed::whole).map_err(text)?;
-            let drained = volume.drain_caches(&env).await;
+            let is_done = Cell::new(false);
+            let drain = async {
+                let drained = volume.drain_caches(&env).await;
+                is_done.set(true);
+                drained
+            };
+            let other = async {
+                if let Some((content, drives)) = other {
+                    use_beside(&env, &volume, &content, drives, &is_done).await;
+                }
+            };
+            let (drained, ()) = join(drain, other).await;
             volume.suspend(&env, SuspendMode::Flush).await.map_err(text)?;
             volume.remove(&env).await.map_err(text)?;
             drop(registry.remove_volume("volume"));
@@ -167,6 +197,29 @@ impl Lab {
             panic!("it is a backing device")
         };
         superblock.data_sectors((backing.len() / SECTOR_BYTES) as u64).expect("it has data")
+    }
+}
+
+/// Reads the volume and flushes the drives until a drain is done. Errors are in order.
+async fn use_beside(
+    env: &Env,
+    volume: &Arc<MappedDevice>,
+    content: &[u8],
+    drives: [Arc<SimDrive>; 2],
+    is_done: &Cell<bool>,
+) {
+    let disk: Arc<dyn Disk> = volume.clone();
+    while !is_done.get() {
+        let drive: Arc<dyn Disk> = drives[env.random_below(2) as usize].clone();
+        let count = 1 + env.random_below(64.min(disk.sectors().0));
+        let start = env.random_below(disk.sectors().0 - count + 1);
+        let range = SectorRange::new(Sector(start), SectorCount(count));
+        let segs = env.segs(range.count);
+        let read = env.io(&disk, Io::read(range, segs.clone()));
+        let (read, _) = join(read, env.io(&drive, Io::flush())).await;
+        let (from, bytes) = (start as usize * SECTOR_BYTES, count as usize * SECTOR_BYTES);
+        let is_right = segs.to_vec() == content[from..from + bytes];
+        assert!(read.is_err() || is_right, "sectors {range:?} read wrong during a drain");
     }
 }
 

@@ -30,7 +30,7 @@
 //!
 //! The device fails for good with the first write or flush that fails.
 
-use cairn_block::{Env, IoResult};
+use cairn_block::{Env, IoResult, mutants};
 
 use super::Plan;
 use super::node::SetWrite;
@@ -51,11 +51,11 @@ pub(in super::super) async fn write_plan(env: &Env, cache: &CacheDevice, plan: &
         cache.write_all(env, &first).await?;
         let is_ordered = !planted(Bug::ParentBeforeChild);
         if !first.is_empty() && is_ordered && !planted(Bug::HeadBeforeTail) {
-            cache.flush(env).await?;
+            mutants::step("bcache: flush before the heads", (), cache.flush(env)).await?;
         }
         cache.write_all(env, &heads).await?;
         if !heads.is_empty() && is_ordered {
-            cache.flush(env).await?;
+            mutants::step("bcache: flush of a level", (), cache.flush(env)).await?;
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, Flags, Io, IoError, IoResult, Sector, SectorCount, SectorRange};
+use cairn_block::{Env, Flags, Io, IoError, IoResult, Sector, SectorCount, SectorRange, mutants};
 use cairn_format::bcache::load::Source;
 
 use crate::args::Device;
@@ -44,8 +44,10 @@ impl CacheDevice {
     }
 
     fn judge(&self) -> IoResult {
-        let has_failed = self.known.load(Ordering::Relaxed) != self.device.disk.failures();
-        if has_failed { Err(IoError::IO) } else { Ok(()) }
+        let known = self.known.load(Ordering::Relaxed);
+        let name = "bcache: failure count of the cache device";
+        let is_well = mutants::same(name, known, self.device.disk.failures());
+        if is_well { Ok(()) } else { Err(IoError::IO) }
     }
 
     /// Writes pieces, each to the sector before it. They may end in any order.
@@ -80,8 +82,8 @@ impl CacheDevice {
     /// # Errors
     /// The flush or the write failed.
     pub async fn commit(&self, env: &Env, sector: u64, bytes: &[u8]) -> IoResult {
-        self.flush(env).await?;
-        let write = write_io(env, sector, bytes).with(Flags::FUA);
+        mutants::step("bcache: flush before an entry", (), self.flush(env)).await?;
+        let write = write_io(env, sector, bytes).with(mutants::fua("bcache: FUA of an entry"));
         env.io(&self.device.disk, write).await?;
         self.judge()
     }

@@ -33,7 +33,7 @@ mod batch;
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Env, Flags, IoError, MessageError};
+use cairn_block::{Env, IoError, MessageError, mutants};
 use cairn_format::bcache::{BackingState, Key, SUPERBLOCK_SECTOR};
 
 use super::canary::{Bug, planted};
@@ -130,7 +130,7 @@ impl Bcache {
             return Ok(written);
         }
         env.make_durable(backing).await.map_err(Undrained::Copy)?;
-        match backing.failures() == known {
+        match mutants::same("bcache: failure count of a batch", known, backing.failures()) {
             true => Ok(written),
             false => Err(Undrained::Copy(IoError::IO)),
         }
@@ -144,7 +144,8 @@ impl Bcache {
             return Ok(());
         }
         superblock.set_state(BackingState::Clean);
-        let write = write_io(env, SUPERBLOCK_SECTOR, &superblock.encode()).with(Flags::FUA);
+        let write = write_io(env, SUPERBLOCK_SECTOR, &superblock.encode());
+        let write = write.with(mutants::fua("bcache: FUA of the clean state"));
         let known = backing.disk.failures();
         env.io(&backing.disk, write).await.map_err(Undrained::Superblock)?;
         if backing.disk.failures() != known {

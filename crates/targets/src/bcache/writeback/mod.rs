@@ -104,10 +104,11 @@ impl Bcache {
         let mut from = 0;
         loop {
             let keys = self.next_dirty(from);
-            let Some(last) = keys.last() else { break };
-            from = last.end();
+            if keys.is_empty() {
+                break;
+            }
             let written = self.write_batch(env, keys).await?;
-            from = written.last().map_or(from, Key::end).min(from);
+            from = written.last().map_or(from, Key::end);
             let sectors: u64 = written.iter().map(Key::sectors).sum();
             session.insert(written.iter().map(|key| key.with_dirty(false)).collect()).await?;
             self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
@@ -122,16 +123,17 @@ impl Bcache {
 
     /// Copies keys, as many as there is time for, and makes them durable on the backing device.
     /// Answers which.
-    async fn write_batch(&self, env: &Env, keys: Vec<Key>) -> Result<Vec<Key>, Undrained> {
+    async fn write_batch(&self, env: &Env, mut keys: Vec<Key>) -> Result<Vec<Key>, Undrained> {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         let known = backing.failures();
-        let written = self.copy_keys(env, keys).await.map_err(Undrained::Copy)?;
-        if written.is_empty() || planted(Bug::CleanBeforeFlush) {
-            return Ok(written);
+        let copied = self.copy_keys(env, &keys).await.map_err(Undrained::Copy)?;
+        keys.truncate(copied);
+        if keys.is_empty() || planted(Bug::CleanBeforeFlush) {
+            return Ok(keys);
         }
         env.make_durable(backing).await.map_err(Undrained::Copy)?;
         match mutants::same("bcache: failure count of a batch", known, backing.failures()) {
-            true => Ok(written),
+            true => Ok(keys),
             false => Err(Undrained::Copy(IoError::IO)),
         }
     }

@@ -23,6 +23,7 @@ use cairn_format::bcache::{
 use cairn_outcome::failure::Outcome;
 
 use super::Settings;
+use super::bcachedrain;
 use super::clock::Moment;
 use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
@@ -57,6 +58,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
         let peak = row(each(|round| round.peak), "bytes/extent", "open").with("memory", "peak");
         report.push(peak);
     }
+    bcachedrain::run(NAME, settings, &mut report)?;
     Ok(report)
 }
 

@@ -154,6 +154,19 @@ impl Fixture {
         told.map_err(|error| ConfigError::new(ConfigKind::System, name, error.to_string()))
     }
 
+    /// Has a volume drain what is dirty. Answers how long it took.
+    ///
+    /// # Errors
+    /// There is none, or it cannot.
+    pub fn drain(&self, name: &str) -> Outcome<Took> {
+        let volume = self.registry.volume(name)?;
+        let drained = self.on(|env| async move {
+            let began = Moment::now();
+            volume.drain_caches(&env).await.map(|()| began.elapsed())
+        });
+        drained.map_err(|error| ConfigError::new(ConfigKind::System, name, error.to_string()))
+    }
+
     /// Ends a volume: it commits and stops.
     ///
     /// # Errors

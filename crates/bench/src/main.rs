@@ -16,6 +16,7 @@
 
 mod arena;
 mod bcache;
+mod bcachedrain;
 mod cachefixture;
 mod cachesizes;
 mod clock;
@@ -110,7 +111,7 @@ enum Bench {
     Recovery,
     /// How a write cache's index grows: inserts, the longest of them, hits and misses
     Growth,
-    /// How long a bcache cache takes to be built, opened and checked, and how much memory
+    /// How long a bcache cache takes to be built, opened, checked and drained, and how much memory
     Bcache,
     /// All of these in turn
     All,

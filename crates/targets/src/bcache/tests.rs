@@ -5,9 +5,14 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use cairn_block::{Io, IoError, Op, SuspendMode, Value};
-use cairn_format::bcache::{BackingState, SUPERBLOCK_SECTOR, Superblock};
-use cairn_sim::Image;
+use cairn_block::{Io, IoError, Op, SectorCount, SuspendMode, Value};
+use cairn_format::bcache::build::Builder;
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, NewBacking, NewCache,
+    Replacement, SUPERBLOCK_SECTOR, Superblock, Uuid,
+};
+use cairn_sim::{DriveModel, DriveOptions, Image};
 use cairn_testkit::image;
 
 use crate::fixture::{Fixture, SECTOR};
@@ -67,6 +72,100 @@ fn extents_that_touch_are_one_write_and_a_batch_is_one_flush() {
     drain(&test).expect("nothing is dirty");
     assert!(test.drive("b").faults().injected() == 0 && test.recording("b").only_read());
     assert!(test.recording("c").only_read(), "a session begins once");
+}
+
+/// Sectors of the volume of [`large`].
+const LARGE: u64 = 90_000;
+
+/// A set with these extents, all of them dirty: the images of the cache and of its backing device.
+fn large(extents: &[Key]) -> [Image; 2] {
+    let new = NewCache {
+        uuid: Uuid([1; 16]),
+        set_uuid: Uuid([2; 16]),
+        block_sectors: 1,
+        bucket_sectors: 128,
+        device_sectors: 2 * LARGE,
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let mut bytes = vec![0; LARGE as usize * 2 * SECTOR];
+    let fresh = CacheSuperblock::fresh(&new).expect("legal");
+    let mut builder = Builder::new(&fresh, 3, &mut bytes);
+    for key in extents {
+        builder.add(key.with_dirty(true)).expect("there is room");
+    }
+    let uuid = Uuid([3; 16]);
+    let superblock = builder.finish(&[UuidEntry { uuid, ..UuidEntry::default() }]);
+    let mut images = [Image::of_bytes(&bytes), Image::new(SectorCount(16 + LARGE))];
+    let at = cairn_block::Sector(SUPERBLOCK_SECTOR);
+    images[0].write(at, &superblock.expect("there is room").encode());
+    let new = NewBacking {
+        uuid,
+        set_uuid: Uuid([2; 16]),
+        block_sectors: 1,
+        data_offset: 16,
+        mode: CacheMode::Writeback,
+        state: BackingState::Dirty,
+        label: [0; 32],
+    };
+    images[1].write(at, &BackingSuperblock::fresh(&new).expect("legal").encode());
+    images
+}
+
+/// 45 000 extents: a long row around the end of the first batch, and others that touch by chance.
+fn scattered() -> Vec<Key> {
+    let rng = &mut fastrand::Rng::with_seed(13);
+    let mut end = 16;
+    let extent = |index: u64| {
+        let gap = if (19_000..24_000).contains(&index) { 0 } else { rng.u64(..3) };
+        end += gap + 1;
+        Key::new(0, end, 1)
+    };
+    let extents: Vec<Key> = (0..45_000).map(extent).collect();
+    assert!(extents.last().expect("there are some").end() <= 16 + LARGE);
+    extents
+}
+
+/// The fewest writes of a mebibyte at most that have all of these extents.
+fn fewest_writes(extents: &[Key]) -> Vec<(u64, u64)> {
+    let mut writes: Vec<(u64, u64)> = Vec::new();
+    for key in extents {
+        match writes.last_mut() {
+            Some((start, count)) if *start + *count == key.start() && *count < 2048 => *count += 1,
+            _ => writes.push((key.start(), 1)),
+        }
+    }
+    writes
+}
+
+#[test]
+fn a_drain_flushes_once_per_full_batch_or_two_seconds_and_writes_what_touches_at_once() {
+    let (extents, second) = (scattered(), Duration::from_secs(1));
+    let fast = DriveModel { jitter: Duration::ZERO, ..DriveModel::FAST };
+    let slow = DriveModel { fixed: Duration::from_millis(20), ..fast };
+    // (drives, how many seconds the drain takes at least and at most)
+    for (model, took_at_least, took_at_most) in [(fast, 0, 2), (slow, 12, 60)] {
+        let options = |name: &str| DriveOptions { model, ..DriveOptions::named(name) };
+        let [cache, backing] = large(&extents);
+        let drives = [(options("c"), cache), (options("b"), backing)];
+        let test = Fixture::with_options(1, drives);
+        test.load("v", &format!("0 {LARGE} bcache b c 0"));
+        test.forget();
+        let began = test.sim.now();
+        drain(&test).expect("the drives are well");
+        let took = test.sim.now().since(began);
+        assert!(took >= second * took_at_least && took <= second * took_at_most, "{took:?}");
+        let seen = test.seen("b");
+        let of = |op| seen.iter().filter(move |it| it.op == op && it.start != SUPERBLOCK_SECTOR);
+        let mut writes: Vec<_> = of(Op::Write).map(|it| (it.start, it.count)).collect();
+        writes.sort_unstable();
+        assert!(writes == fewest_writes(&extents), "{} writes", writes.len());
+        let flushes = of(Op::Flush).count() as u128;
+        let batches = extents.len().div_ceil(20_000) as u128;
+        let most = batches.max(took.as_millis().div_ceil(2000));
+        assert!(flushes >= 3 && flushes <= most, "{flushes} flushes in {took:?}");
+        assert_eq!(state_of(&test), Value::State("clean"));
+    }
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use cairn_block::{CopyData, CopyPiece, Env, Flags, IoError, IoResult, Sector, SectorCount, SectorRange};
+use cairn_block::{
+    CopyData, CopyPiece, Env, Flags, IoError, IoResult, Sector, SectorCount, SectorRange,
+};
 use cairn_format::bcache::Key;
 use futures_util::stream::{self, StreamExt};
 
@@ -124,7 +126,8 @@ mod tests {
     #[test]
     fn extents_that_touch_are_one_write_of_a_mebibyte_at_most() {
         let keys = [key(0, 8), key(8, 8), key(17, 8), key(25, 2040), key(2065, 1)];
-        let runs: Vec<_> = runs_of(&keys).map(|run| (run[0].start(), range_of(run).count.0)).collect();
+        let runs: Vec<_> =
+            runs_of(&keys).map(|run| (run[0].start(), range_of(run).count.0)).collect();
         assert_eq!(runs, [(0, 16), (17, 2048), (2065, 1)]);
     }
 

@@ -1,0 +1,244 @@
+//! The part of `bench bcache` that drains: how long many scattered dirty keys take to go to the
+//! backing device, in how many writes and flushes, and with how much memory.
+//!
+//! The cache device is memory, the backing device forgets what is written, so that the figures are
+//! the program's own: add the time of the drives. Of three places for a key one has a dirty one, at
+//! random, so that every third touches the one before it. Times are of the reactor's processor.
+
+use std::sync::Arc;
+
+use cairn_backends::{MemoryDisk, NullDisk};
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Flow, Io, IoError, Limits, Op, Request, SECTOR_BYTES,
+    Sector, SectorCount, SectorRange,
+};
+use cairn_format::bcache::build::{Builder, WriteSectors};
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, NewBacking, NewCache,
+    Replacement, SUPERBLOCK_SECTOR, Uuid,
+};
+use cairn_outcome::failure::Outcome;
+
+use super::clock::Moment;
+use super::fixture::Fixture;
+use super::recovery::Memory;
+use super::row::{Report, Row, Samples};
+use super::settings::Settings;
+
+/// Sectors of a key.
+const KEY: u64 = 8;
+/// Sectors of a bucket.
+const BUCKET: u64 = 1024;
+/// Sectors of the backing device before its data.
+const FIRST: u64 = 16;
+/// A full batch: at most one flush for each, or for each two seconds, whichever is more.
+const BATCH_KEYS: u64 = 20_000;
+const BATCH_SECONDS: f64 = 2.0;
+/// The longest write.
+const WRITE_SECTORS: u64 = 2048;
+
+/// One drain.
+struct Drain {
+    open: f64,
+    seconds: f64,
+    wall: f64,
+    writes: u64,
+    flushes: u64,
+    /// Bytes of the open set, at the peak of opening, and at the peak of the drain.
+    held: u64,
+    open_peak: u64,
+    peak: u64,
+}
+
+/// Drains so many keys as often as the settings say.
+///
+/// # Errors
+/// A set cannot be made, opened or drained.
+pub fn run(name: &'static str, settings: &Settings, report: &mut Report) -> Outcome<()> {
+    let keys = settings.pick(1_000_000, 30_000);
+    let extents = scattered(keys);
+    let drains: Vec<Drain> = (0..settings.runs).map(|_| drain(&extents)).collect::<Outcome<_>>()?;
+    let samples = |of: &dyn Fn(&Drain) -> f64| Samples(drains.iter().map(of).collect());
+    let row =
+        |value, unit, what: &str| Row::new(name, value, unit).with("keys", keys).with("what", what);
+    let open = |value, unit| row(value, unit, "open to drain");
+    report.push(open(samples(&|drain| drain.open), "s"));
+    let each = |bytes: u64| bytes as f64 / keys as f64;
+    let held = samples(&|drain| each(drain.held));
+    report.push(open(held, "bytes/key").with("memory", "held"));
+    let peak = samples(&|drain| each(drain.open_peak));
+    report.push(open(peak, "bytes/key").with("memory", "peak"));
+    report.push(row(samples(&|drain| drain.seconds), "s", "drain"));
+    report.push(row(samples(&|drain| keys as f64 / drain.seconds), "keys/s", "drain"));
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    report.push(row(samples(&|drain| mib(drain.peak)), "MiB", "drain").with("memory", "peak"));
+    let runs = runs_of(&extents) as f64;
+    let row = |value, unit, beside: &str| row(value, unit, "drain").with("beside", beside);
+    let writes = row(samples(&|drain| drain.writes as f64), "writes", "runs of touching keys");
+    report.push(writes.against(&samples(&|_| runs)));
+    let batches = keys.div_ceil(BATCH_KEYS) as f64;
+    let most = |drain: &Drain| batches.max((drain.wall / BATCH_SECONDS).ceil());
+    let flushes = row(samples(&|drain| drain.flushes as f64), "flushes", "full batches");
+    report.push(flushes.against(&samples(&most)));
+    Ok(())
+}
+
+/// The keys, in order.
+fn scattered(keys: u64) -> Vec<Key> {
+    let rng = &mut fastrand::Rng::with_seed(13);
+    let places = (0..).filter(|_| rng.u8(..3) == 0).take(keys as usize);
+    places.map(|place: u64| Key::new(0, FIRST + (place + 1) * KEY, KEY).with_dirty(true)).collect()
+}
+
+/// How many writes they need at least.
+fn runs_of(extents: &[Key]) -> u64 {
+    let (mut runs, mut start, mut end) = (0, 0, 0);
+    for key in extents {
+        if key.start() != end || key.end() - start > WRITE_SECTORS {
+            (runs, start) = (runs + 1, key.start());
+        }
+        end = key.end();
+    }
+    runs
+}
+
+fn drain(extents: &[Key]) -> Outcome<Drain> {
+    let fixture = Fixture::make()?;
+    make_cache(&fixture, extents)?;
+    let sectors = extents.last().map_or(KEY, |key| key.end() - FIRST);
+    let backing = Arc::new(Backing::make(sectors)?);
+    fixture.put("backing", backing.clone());
+    make_backing(&fixture, &(backing.clone() as Arc<dyn Disk>))?;
+    let before = Memory::now()?;
+    Memory::forget_peak()?;
+    let table = format!("0 {sectors} bcache backing cache 0");
+    let began = fixture.on(|_| async { Moment::now() });
+    fixture.volume("volume", &table)?;
+    let open = fixture.on(move |_| async move { began.elapsed() });
+    let opened = Memory::now()?;
+    Memory::forget_peak()?;
+    backing.writes.store(0, Ordering::Relaxed);
+    backing.flushes.store(0, Ordering::Relaxed);
+    let took = fixture.drain("volume")?;
+    let after = Memory::now()?;
+    let grown = |bytes: u64| bytes.saturating_sub(before.held);
+    let drain = Drain {
+        open: open.processor.as_secs_f64(),
+        seconds: took.processor.as_secs_f64(),
+        wall: took.wall.as_secs_f64(),
+        writes: backing.writes.load(Ordering::Relaxed),
+        flushes: backing.flushes.load(Ordering::Relaxed),
+        held: grown(opened.held),
+        open_peak: grown(opened.peak),
+        peak: grown(after.peak),
+    };
+    fixture.remove("volume")?;
+    Ok(drain)
+}
+
+/// Makes the cache of a set: data was never written, and is zeros.
+fn make_cache(fixture: &Fixture, extents: &[Key]) -> Outcome<()> {
+    let sectors = (extents.len() as u64 * KEY / BUCKET * 9 / 8 + 1024) * BUCKET;
+    let disk = fixture.memory("cache", sectors * SECTOR_BYTES)?;
+    let new = NewCache {
+        uuid: Uuid([1; 16]),
+        set_uuid: Uuid([2; 16]),
+        block_sectors: 8,
+        bucket_sectors: BUCKET,
+        device_sectors: sectors,
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let failed = |what: String| ConfigError::new(ConfigKind::System, "bench: cache", what);
+    let fresh = CacheSuperblock::fresh(&new).map_err(|error| failed(error.to_string()))?;
+    let mut pieces = Writes { fixture, disk: &disk };
+    let mut builder = Builder::new(&fresh, 1, &mut pieces);
+    for key in extents {
+        builder.add(*key).map_err(|error| failed(error.to_string()))?;
+    }
+    let volume = UuidEntry { uuid: Uuid([3; 16]), ..UuidEntry::default() };
+    let superblock = builder.finish(&[volume]).map_err(|error| failed(error.to_string()))?;
+    let written = pieces.write(SUPERBLOCK_SECTOR, &superblock.encode());
+    written.map_err(|error| failed(error.to_string()))
+}
+
+/// Gives the backing device its superblock: it is dirty.
+fn make_backing(fixture: &Fixture, disk: &Arc<dyn Disk>) -> Outcome<()> {
+    let new = NewBacking {
+        uuid: Uuid([3; 16]),
+        set_uuid: Uuid([2; 16]),
+        block_sectors: 8,
+        data_offset: FIRST,
+        mode: CacheMode::Writeback,
+        state: BackingState::Dirty,
+        label: [0; 32],
+    };
+    let superblock = BackingSuperblock::fresh(&new).expect("the sizes of a bench are legal");
+    let written = Writes { fixture, disk }.write(SUPERBLOCK_SECTOR, &superblock.encode());
+    written.map_err(|error| ConfigError::new(ConfigKind::System, "backing", error.to_string()))
+}
+
+/// Writes to a disk of the fixture.
+struct Writes<'a> {
+    fixture: &'a Fixture,
+    disk: &'a Arc<dyn Disk>,
+}
+
+impl WriteSectors for Writes<'_> {
+    type Error = IoError;
+
+    fn write(&mut self, sector: u64, bytes: &[u8]) -> Result<(), IoError> {
+        let (disk, bytes) = (self.disk.clone(), bytes.to_vec());
+        self.fixture.on(move |env| async move {
+            let range = SectorRange::new(Sector(sector), SectorCount::of_bytes(bytes.len() as u64));
+            let segs = env.segs(range.count);
+            segs.copy_in(0, &bytes);
+            env.io(&disk, Io::write(range, segs)).await
+        })
+    }
+}
+
+/// A backing device that keeps its superblock, and counts.
+struct Backing {
+    superblock: MemoryDisk,
+    data: NullDisk,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+}
+
+impl Backing {
+    fn make(sectors: u64) -> Outcome<Backing> {
+        let superblock = MemoryDisk::new(SectorCount(FIRST))?;
+        let data = NullDisk::new(SectorCount(FIRST + sectors));
+        let (writes, flushes) = Default::default();
+        Ok(Backing { superblock, data, writes, flushes })
+    }
+}
+
+impl Disk for Backing {
+    fn name(&self) -> String {
+        "backing".to_owned()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        self.data.sectors()
+    }
+
+    fn limits(&self) -> Limits {
+        self.data.limits()
+    }
+
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        if request.op != Op::Flush && request.range.end().0 <= FIRST {
+            return self.superblock.submit(env, request);
+        }
+        match request.op {
+            Op::Write => self.writes.fetch_add(1, Ordering::Relaxed),
+            Op::Flush => self.flushes.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        self.data.submit(env, request)
+    }
+}

@@ -15,7 +15,8 @@ use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::Severity;
 use cairn_format::bcache::build::{Builder, WriteSectors};
 use cairn_format::bcache::check::check;
-use cairn_format::bcache::load::{Fault, Source, Visitor, load_now, now};
+use cairn_format::bcache::journal::{ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, encode};
+use cairn_format::bcache::load::{Fault, Loaded, Source, Visitor, load_now, now};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
     CacheSuperblock, Key, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
@@ -57,6 +58,8 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
         report.push(held);
         let peak = row(each(|round| round.peak), "bytes/extent", "open").with("memory", "peak");
         report.push(peak);
+        let ring = samples(|round| round.full_ring - round.open);
+        report.push(row(ring, "s", "full ring, more").with("journaled", rounds[0].journaled));
     }
     bcachedrain::run(NAME, settings, &mut report)?;
     Ok(report)
@@ -69,28 +72,23 @@ struct Round {
     check: f64,
     held: f64,
     peak: f64,
+    /// Opening with a full ring, of so many keys.
+    full_ring: f64,
+    journaled: u64,
 }
 
 fn round(extents: u64) -> Outcome<Round> {
-    let unsound = |said: String| ConfigError::new(ConfigKind::Damaged, "the cache built", said);
     let began = Moment::now();
     let (mut device, superblock) = build(extents).map_err(|error| unsound(format!("{error:?}")))?;
     let build = began.elapsed().processor.as_secs_f64();
 
     let before = Memory::now()?;
     Memory::forget_peak()?;
-    let began = Moment::now();
-    let mut collect = Collect::default();
-    let loaded = load_now(Held(&device), &superblock, &mut collect)
-        .map_err(|error| unsound(error.to_string()))?;
-    let opened = loaded.extents(superblock.geometry(), &collect.0);
-    drop(collect);
-    let open = began.elapsed().processor.as_secs_f64();
+    let (open, loaded, opened) = open(&device, &superblock)?;
     let after = Memory::now()?;
     if opened.len() as u64 != extents {
         return Err(unsound(format!("found {} extents, expected {extents}", opened.len())));
     }
-    drop((opened, loaded));
 
     let (_, sectors) = (device.write(SUPERBLOCK_SECTOR, &superblock.encode()), sectors_of(extents));
     let began = Moment::now();
@@ -99,8 +97,50 @@ fn round(extents: u64) -> Outcome<Round> {
     if report.severity != Severity::Sound || report.totals.extents != extents {
         return Err(unsound(format!("{:?}", report.findings.first())));
     }
+
+    fill_ring(&mut device, &superblock, loaded.newest, &opened);
+    drop((opened, loaded));
+    let (full_ring, loaded, opened) = self::open(&device, &superblock)?;
+    if opened.len() as u64 != extents {
+        return Err(unsound(format!("found {} extents, expected {extents}", opened.len())));
+    }
+    let journaled = loaded.journal.len() as u64;
     let grown = |bytes: u64| bytes.saturating_sub(before.held) as f64;
-    Ok(Round { build, open, check, held: grown(after.held), peak: grown(after.peak) })
+    let (held, peak) = (grown(after.held), grown(after.peak));
+    Ok(Round { build, open, check, held, peak, full_ring, journaled })
+}
+
+fn unsound(said: String) -> ConfigError {
+    ConfigError::new(ConfigKind::Damaged, "the cache built", said)
+}
+
+/// Opens the cache: how long that took, and what it has.
+fn open(device: &Device, superblock: &CacheSuperblock) -> Outcome<(f64, Loaded, Vec<Key>)> {
+    let began = Moment::now();
+    let mut collect = Collect::default();
+    let loaded = load_now(Held(device), superblock, &mut collect)
+        .map_err(|error| unsound(error.to_string()))?;
+    let opened = loaded.extents(superblock.geometry(), collect.0);
+    Ok((began.elapsed().processor.as_secs_f64(), loaded, opened))
+}
+
+/// Fills the ring with entries as long as they may be, but for the bucket of the builder's entry
+/// and one that is free. Their keys are extents that the tree has, at random.
+fn fill_ring(device: &mut Device, superblock: &CacheSuperblock, newest: Header, extents: &[Key]) {
+    let (geometry, magic) = (superblock.geometry(), superblock.set_uuid().set_magic());
+    let rng = &mut fastrand::Rng::with_seed(13);
+    let (mut seq, each) = (newest.seq, (ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES) / 24);
+    for bucket in superblock.journal_buckets().skip(2) {
+        let mut at = geometry.sector_of(bucket);
+        let end = at + geometry.bucket_sectors();
+        while at + (ENTRY_BYTES_MAX / SECTOR_BYTES) as u64 <= end {
+            seq += 1;
+            let keys: Vec<Key> = (0..each).map(|_| extents[rng.usize(..extents.len())]).collect();
+            let header = Header { seq, ..newest };
+            let Ok(()) = device.write(at, &encode(&header, &keys, magic, geometry.block_bytes()));
+            at += (ENTRY_BYTES_MAX / SECTOR_BYTES) as u64;
+        }
+    }
 }
 
 /// Sectors of a device with room for so many extents, and for what leads to them.

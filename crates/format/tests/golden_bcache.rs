@@ -68,7 +68,7 @@ fn cache(name: &str) -> Cache {
     let mut visitor = Strict::default();
     let loaded = load_now(&image[..], &superblock, &mut visitor);
     let loaded = loaded.unwrap_or_else(|error| panic!("{name}: {error}"));
-    let extents = loaded.extents(superblock.geometry(), &visitor.extents);
+    let extents = loaded.extents(superblock.geometry(), visitor.extents);
     Cache { superblock, loaded, extents, nodes: visitor.nodes, image }
 }
 

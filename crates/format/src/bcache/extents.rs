@@ -1,33 +1,107 @@
 //! Lists of extents, in order and without overlaps, and one laid over another.
 
+use std::collections::VecDeque;
+
 use super::Key;
 
 /// Lays `newer` over `older`: of what both have, the newer counts. Both, and what is appended to
 /// `out`, are in order and do not overlap. Keys without a length disappear.
 pub fn overlay(older: &[Key], newer: &[Key], out: &mut Vec<Key>) {
-    let mut older = older.iter().copied().filter(|key| key.sectors() > 0);
-    let mut rest = older.next();
+    lay_over(&mut Apart { older: older.iter(), out }, newer);
+}
+
+/// The same in the memory of the older list, and as much more as `newer` displaces.
+#[must_use]
+pub fn overlaid(older: Vec<Key>, newer: &[Key]) -> Vec<Key> {
+    let (read, written, displaced) = Default::default();
+    let mut lists = InPlace { list: older, read, written, displaced };
+    lay_over(&mut lists, newer);
+    lists.list.truncate(lists.written);
+    lists.list
+}
+
+/// Where the older keys come from, and where the result goes.
+trait Lists {
+    fn next(&mut self) -> Option<Key>;
+    fn put(&mut self, key: Key);
+
+    fn next_extent(&mut self) -> Option<Key> {
+        std::iter::from_fn(|| self.next()).find(|key| key.sectors() > 0)
+    }
+}
+
+fn lay_over(lists: &mut impl Lists, newer: &[Key]) {
+    let mut rest = lists.next_extent();
     for new in newer.iter().filter(|key| key.sectors() > 0) {
         while let Some(old) = rest {
             if old.begin() >= new.position() {
                 break;
             }
             if old.position() <= new.begin() {
-                out.push(old);
-                rest = older.next();
+                lists.put(old);
+                rest = lists.next_extent();
                 continue;
             }
             // They overlap.
-            out.extend(old.part(0, new.start()));
+            if let Some(front) = old.part(0, new.start()) {
+                lists.put(front);
+            }
             rest = match old.part(new.end(), u64::MAX) {
                 Some(behind) => Some(behind),
-                None => older.next(),
+                None => lists.next_extent(),
             };
         }
-        out.push(*new);
+        lists.put(*new);
     }
-    out.extend(rest);
-    out.extend(older);
+    while let Some(old) = rest {
+        lists.put(old);
+        rest = lists.next_extent();
+    }
+}
+
+struct Apart<'a> {
+    older: std::slice::Iter<'a, Key>,
+    out: &'a mut Vec<Key>,
+}
+
+impl Lists for Apart<'_> {
+    fn next(&mut self) -> Option<Key> {
+        self.older.next().copied()
+    }
+
+    fn put(&mut self, key: Key) {
+        self.out.push(key);
+    }
+}
+
+/// The result is written over what was read; what was not read yet moves to `displaced` first.
+struct InPlace {
+    list: Vec<Key>,
+    read: usize,
+    written: usize,
+    displaced: VecDeque<Key>,
+}
+
+impl Lists for InPlace {
+    fn next(&mut self) -> Option<Key> {
+        self.displaced.pop_front().or_else(|| {
+            let key = self.list.get(self.read).copied()?;
+            self.read += 1;
+            Some(key)
+        })
+    }
+
+    fn put(&mut self, key: Key) {
+        if self.written == self.read {
+            match self.list.get(self.read) {
+                Some(unread) => self.displaced.push_back(*unread),
+                None => self.list.push(key),
+            }
+            self.read += 1;
+        }
+        self.list[self.written] = key;
+        self.written += 1;
+    }
 }
 
 /// Extents to which single ones are added in any order, the latest on top.
@@ -75,7 +149,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{ExtentMap, overlay};
+    use super::{ExtentMap, overlaid, overlay};
     use crate::bcache::{Generation, Key, Pointer};
 
     /// Where each sector of each volume lies, and whether it is dirty.
@@ -131,6 +205,7 @@ mod tests {
             overlay(&older, &newer, &mut both);
             prop_assert!(are_in_order(&both), "{:?}", both);
             prop_assert_eq!(sectors_of(&both), sectors_of(older.iter().chain(&newer)));
+            prop_assert_eq!(overlaid(older, &newer), both);
         }
     }
 }

@@ -24,7 +24,7 @@ use std::ops::{ControlFlow, Range};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use super::extents::{ExtentMap, overlay};
+use super::extents::{ExtentMap, overlaid};
 use super::journal::{ByteRange, EntryFault, Header, Located, Ring, RingFault, scan};
 use super::node::{Node, NodeFault};
 use super::priorities::{PrioritiesFault, PrioritySet, Record};
@@ -246,11 +246,15 @@ impl Loaded {
     /// What is cached, in order: the tree's extents with the journal's over them. `tree` is what
     /// the visitor got.
     #[must_use]
-    pub fn extents(&self, geometry: &Geometry, tree: &[Key]) -> Vec<Key> {
-        let mut all = Vec::with_capacity(tree.len());
-        overlay(tree, &self.journaled(geometry), &mut all);
-        all.retain(|key| key.cached_at().is_some() && !self.is_stale(geometry, key));
+    pub fn extents(&self, geometry: &Geometry, tree: Vec<Key>) -> Vec<Key> {
+        let mut all = overlaid(tree, &self.journaled(geometry));
+        self.keep_live(geometry, &mut all);
         all
+    }
+
+    /// Drops the extents that lead nowhere, and the stale ones.
+    pub fn keep_live(&self, geometry: &Geometry, extents: &mut Vec<Key>) {
+        extents.retain(|key| key.cached_at().is_some() && !self.is_stale(geometry, key));
     }
 
     /// What the journal lays over the tree, in order: extents, and holes.
@@ -353,28 +357,47 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
 
     async fn read_one(&mut self, place: Place, range: Range<u64>) -> Outcome<Option<Vec<u8>>, S> {
         let bytes = self.read(&[range]).await?.pop().expect("one for each range");
+        self.told(place, bytes)
+    }
+
+    /// What was read; if nothing was, the visitor is told.
+    fn told(
+        &mut self,
+        place: Place,
+        bytes: Result<Vec<u8>, String>,
+    ) -> Outcome<Option<Vec<u8>>, S> {
         match bytes {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) => self.tell(place, What::Unreadable(error)).map(|()| None),
         }
     }
 
+    /// How many buckets of the ring are read together.
+    fn buckets_at_once(&self) -> usize {
+        (BATCH_BYTES / (self.geometry.bucket_sectors() * SECTOR_BYTES as u64)).max(1) as usize
+    }
+
     /// The entries that count, and what is left of one behind them.
     async fn ring(&mut self, superblock: &CacheSuperblock) -> Outcome<(Ring, Option<Fault>), S> {
         let mut all = Vec::new();
         let mut faults = Vec::new();
-        for (index, bucket) in superblock.journal_buckets().enumerate() {
-            let sector = self.geometry.sector_of(bucket);
-            let range = sector..sector + self.geometry.bucket_sectors();
-            let Some(bytes) = self.read_one(Place::Journal { index }, range).await? else {
-                continue;
+        let buckets: Vec<(usize, u64)> = superblock.journal_buckets().enumerate().collect();
+        for some in buckets.chunks(self.buckets_at_once()) {
+            let range = |(_, bucket): &(usize, u64)| {
+                let sector = self.geometry.sector_of(*bucket);
+                sector..sector + self.geometry.bucket_sectors()
             };
-            let (entries, end) = scan(&bytes, self.magic, self.geometry.block_bytes());
-            for entry in entries {
-                let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
-                all.push(Located { header: entry.header, index, bytes });
+            let ranges: Vec<Range<u64>> = some.iter().map(range).collect();
+            for ((index, _), bytes) in some.iter().zip(self.read(&ranges).await?) {
+                let index = *index;
+                let Some(bytes) = self.told(Place::Journal { index }, bytes)? else { continue };
+                let (entries, end) = scan(&bytes, self.magic, self.geometry.block_bytes());
+                for entry in entries {
+                    let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
+                    all.push(Located { header: entry.header, index, bytes });
+                }
+                faults.extend(end.fault.map(|fault| (index, fault)));
             }
-            faults.extend(end.fault.map(|fault| (index, fault)));
         }
         let ring = Ring::of(all, superblock.discards()).map_err(|what| {
             LoadError::Fault(Box::new(Fault { place: Place::Ring, what: what.into() }))
@@ -398,24 +421,39 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
     /// The keys of the entries that count.
     async fn journal(&mut self, ring: &Ring, superblock: &CacheSuperblock) -> Outcome<Vec<Key>, S> {
         let mut keys = Vec::new();
-        for entry in &ring.entries {
-            let (index, seq) = (entry.index, entry.header.seq);
-            let bucket = superblock.journal_buckets().start + index as u64;
-            let sector = self.geometry.sector_of(bucket);
-            let end = self.geometry.padded(entry.bytes.end) / SECTOR_BYTES;
-            let range = sector + (entry.bytes.start / SECTOR_BYTES) as u64..sector + end as u64;
-            let Some(bytes) = self.read_one(Place::Journal { index }, range).await? else {
-                continue;
+        let follows = |a: &Located, b: &Located| a.index == b.index && a.bytes.end <= b.bytes.start;
+        let of_buckets: Vec<&[Located]> = ring.entries.chunk_by(follows).collect();
+        for some in of_buckets.chunks(self.buckets_at_once()) {
+            let range = |entries: &&[Located]| {
+                let bucket = superblock.journal_buckets().start + entries[0].index as u64;
+                let sector = self.geometry.sector_of(bucket);
+                let end = self.geometry.padded(entries[entries.len() - 1].bytes.end);
+                let start = sector + (entries[0].bytes.start / SECTOR_BYTES) as u64;
+                start..sector + (end / SECTOR_BYTES) as u64
             };
-            let (found, _) = scan(&bytes, self.magic, self.geometry.block_bytes());
-            for key in found.iter().take(1).flat_map(|entry| entry.keys()) {
+            let ranges: Vec<Range<u64>> = some.iter().map(range).collect();
+            for (entries, bytes) in some.iter().zip(self.read(&ranges).await?) {
+                let place = Place::Journal { index: entries[0].index };
+                let Some(bytes) = self.told(place, bytes)? else { continue };
+                self.keep_keys(&mut keys, entries.len(), &bytes)?;
+            }
+        }
+        Ok(keys)
+    }
+
+    /// The keys of so many entries, one after the other.
+    fn keep_keys(&mut self, keys: &mut Vec<Key>, entries: usize, bytes: &[u8]) -> Outcome<(), S> {
+        let (found, _) = scan(bytes, self.magic, self.geometry.block_bytes());
+        for entry in found.iter().take(entries) {
+            let seq = entry.header.seq;
+            for key in entry.keys() {
                 match key {
-                    Ok(key) => self.keep_sound(&mut keys, key, Place::Newest { seq })?,
+                    Ok(key) => self.keep_sound(keys, key, Place::Newest { seq })?,
                     Err(error) => self.tell(Place::Newest { seq }, error)?,
                 }
             }
         }
-        Ok(keys)
+        Ok(())
     }
 
     fn keep_sound(&mut self, keys: &mut Vec<Key>, key: Key, place: Place) -> Outcome<(), S> {

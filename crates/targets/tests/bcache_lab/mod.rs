@@ -265,7 +265,7 @@ impl Cache {
         let mut visitor = Strict::default();
         let loaded = load_now(image, &superblock, &mut visitor).map_err(|e| e.to_string())?;
         let Strict { nodes, extents } = visitor;
-        let extents = loaded.extents(superblock.geometry(), &extents);
+        let extents = loaded.extents(superblock.geometry(), extents);
         Ok(Cache { superblock, loaded, nodes, extents })
     }
 

@@ -87,7 +87,7 @@ fn contents(
     let mut collect = Collect::default();
     let loaded = load_now(Sectors { source, start_sector }, cache, &mut collect)
         .map_err(|error| damaged(source, error))?;
-    let extents = loaded.extents(cache.geometry(), &collect.extents);
+    let extents = loaded.extents(cache.geometry(), collect.extents);
     Ok(Some(Contents { loaded, nodes: collect.nodes, extents }))
 }
 

@@ -40,7 +40,7 @@ fn read(image: &[u8], superblock: &CacheSuperblock) -> (Loaded, Vec<Key>) {
     // What was never written reads as zeros.
     image.resize(superblock.geometry().sectors() as usize * SECTOR_BYTES, 0);
     let loaded = load_now(&image[..], superblock, &mut strict).expect("it is sound");
-    let extents = loaded.extents(superblock.geometry(), &strict.0);
+    let extents = loaded.extents(superblock.geometry(), strict.0);
     (loaded, extents)
 }
 

@@ -16,7 +16,6 @@
 use std::ops::Range;
 
 use super::{Loaded, Report};
-use crate::bcache::extents::overlay;
 use crate::bcache::load::{Fault, Place, Source, What};
 use crate::bcache::{Geometry, Key};
 
@@ -127,12 +126,18 @@ pub(super) fn suspect_of(fault: &Fault) -> Option<Range<At>> {
     }
 }
 
-/// What the damage that a check found took with it, except for data that cannot be read.
+/// The dirty extents whose buckets were reused.
+pub(super) fn gone(loaded: &Loaded, geometry: &Geometry, extents: &[Key]) -> Vec<Range<At>> {
+    let is_gone = |key: &&Key| key.is_dirty() && loaded.is_stale(geometry, key);
+    extents.iter().filter(is_gone).map(range_of).collect()
+}
+
+/// What the damage that a check found took with it, [`gone`] included, except for data that cannot be read.
 pub(super) fn of_damage(
     report: &Report,
     loaded: &Loaded,
     geometry: &Geometry,
-    tree: &[Key],
+    gone: Vec<Range<At>>,
     in_doubt: &[Key],
 ) -> Losses {
     let journaled = loaded.journaled(geometry);
@@ -146,10 +151,7 @@ pub(super) fn of_damage(
     if (loaded.priorities.len() as u64) < geometry.priority_sets() {
         losses.suspect.extend(journaled.iter().filter(|key| key.is_dirty()).map(range_of));
     }
-    let mut all = Vec::with_capacity(tree.len());
-    overlay(tree, &journaled, &mut all);
-    let is_gone = |key: &&Key| key.is_dirty() && loaded.is_stale(geometry, key);
-    losses.lost = all.iter().filter(is_gone).map(range_of).collect();
+    losses.lost = gone;
     losses.settle();
     losses
 }

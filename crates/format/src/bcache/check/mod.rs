@@ -25,6 +25,7 @@ mod losses;
 
 use std::ops::{ControlFlow, Range};
 
+use super::extents::overlaid;
 use super::load::{Fault, LoadError, Loaded, NodePlace, Source, Visitor, load};
 use super::node::Node;
 use super::uuids::UuidEntry;
@@ -243,16 +244,18 @@ async fn check_contents<S: Source>(
         buckets.take(geometry.bucket_of(pointer.sector()), Use::Uuids, report);
     }
     check_ages(&loaded, &geometry, &tree, report);
-    let extents = loaded.extents(&geometry, &tree);
+    let mut extents = overlaid(tree, &loaded.journaled(&geometry));
+    let gone = losses.as_ref().map(|_| losses::gone(&loaded, &geometry, &extents));
+    loaded.keep_live(&geometry, &mut extents);
     let in_doubt = check_places(&geometry, &extents, &mut buckets, report);
     if let Some(losses) = losses {
-        *losses = losses::of_damage(report, &loaded, &geometry, &tree, &in_doubt);
+        let gone = gone.unwrap_or_default();
+        *losses = losses::of_damage(report, &loaded, &geometry, gone, &in_doubt);
         let sectors = losses::add_unreadable(losses, source, &geometry, &extents).await?;
         if sectors > 0 {
             report.add(Finding::DataUnreadable { sectors });
         }
     }
-    drop(tree);
     report.totals.metadata_buckets = buckets.count(|of| of != Use::Data && of != Use::Free);
     report.totals.data_buckets = buckets.count(|of| of == Use::Data);
     count_volumes(&loaded, &extents, report);

@@ -106,7 +106,7 @@ fn served(image: &[u8]) -> Option<(Vec<Key>, Uuid)> {
     };
     let mut strict = Strict(Vec::new());
     let loaded = load_now(image, &superblock, &mut strict).ok()?;
-    Some((loaded.extents(superblock.geometry(), &strict.0), loaded.volumes[0].uuid))
+    Some((loaded.extents(superblock.geometry(), strict.0), loaded.volumes[0].uuid))
 }
 
 /// Where the set has metadata, in bytes.

@@ -164,7 +164,7 @@ impl Model {
             levels.iter().map(|level| level.iter().map(Node::key).collect()).collect()
         };
         assert_eq!(keys(&collector.levels), keys(&self.tree.levels));
-        let extents = loaded.extents(&self.geometry(), &collector.extents);
+        let extents = loaded.extents(&self.geometry(), collector.extents);
         assert_eq!(sectors_of(&extents), *expected, "on the device");
     }
 }

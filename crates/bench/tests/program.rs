@@ -154,6 +154,14 @@ fn bcache_tells_building_opening_checking_and_memory_by_the_extent() {
         assert_eq!(shaped(&rows, &[("what", what), ("extents", "10000")]), count, "{what}");
     }
     assert_eq!(shaped(&rows, &[("what", "open"), ("memory", "held")]), 1);
+    assert_eq!(shaped(&rows, &[("what", "full ring, more"), ("extents", "10000")]), 1);
+    assert_eq!(shaped(&rows, &[("what", "open to drain"), ("keys", "30000")]), 3);
+    assert_eq!(shaped(&rows, &[("what", "drain"), ("keys", "30000")]), 5);
+    let of = |unit: &str| rows.iter().find(|row| row["unit"] == unit).unwrap();
+    let (writes, flushes) = (of("writes"), of("flushes"));
+    assert_eq!(writes["value"], writes["baseline"], "what touches is one write: {writes}");
+    let most = flushes["baseline"].as_f64().unwrap();
+    assert!(flushes["value"].as_f64().unwrap() <= most, "one flush per full batch: {flushes}");
 }
 
 #[test]

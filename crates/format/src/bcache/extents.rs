@@ -104,19 +104,49 @@ impl Lists for InPlace {
     }
 }
 
+/// What keys amount to that are laid over each other in turn, in order. Keys without a length
+/// disappear.
+///
+/// Most keys of a journal overlap none, or exactly those that they replace: sorting tells, and only
+/// the others are laid over each other one by one.
+pub fn latest(keys: impl Iterator<Item = Key>) -> Vec<Key> {
+    let mut sorted: Vec<(Key, u32)> = keys.filter(|key| key.sectors() > 0).zip(0..).collect();
+    sorted.sort_unstable_by_key(|(key, turn)| (key.begin(), *turn));
+    let mut list = Vec::with_capacity(sorted.len());
+    let mut rest = &mut sorted[..];
+    while let Some((first, _)) = rest.first().copied() {
+        let (mut reach, mut are_alike) = (first.position(), true);
+        let overlaps = |(key, _): &&(Key, u32)| {
+            let overlaps = key.begin() < reach;
+            are_alike &= !overlaps || (key.begin(), key.position()) == (first.begin(), reach);
+            reach = reach.max(key.position());
+            overlaps
+        };
+        let length = 1 + rest[1..].iter().take_while(overlaps).count();
+        let (group, behind) = rest.split_at_mut(length);
+        rest = behind;
+        if are_alike {
+            list.push(group[length - 1].0);
+            continue;
+        }
+        group.sort_unstable_by_key(|(_, turn)| *turn);
+        let mut map = ExtentMap::default();
+        group.iter().for_each(|(key, _)| map.insert(*key));
+        list.extend(map.extents.into_values());
+    }
+    list
+}
+
 /// Extents to which single ones are added in any order, the latest on top.
 #[derive(Debug, Default)]
-pub struct ExtentMap {
+struct ExtentMap {
     /// By inode and first sector.
     extents: std::collections::BTreeMap<(u32, u64), Key>,
 }
 
 impl ExtentMap {
     /// Lays an extent over all others.
-    pub fn insert(&mut self, new: Key) {
-        if new.sectors() == 0 {
-            return;
-        }
+    fn insert(&mut self, new: Key) {
         let before = self.extents.range(..new.begin()).next_back().map(|(_, key)| *key);
         if let Some(old) = before.filter(|old| old.position() > new.begin()) {
             self.put(old.part(0, new.start()));
@@ -135,12 +165,6 @@ impl ExtentMap {
             self.extents.insert(key.begin(), key);
         }
     }
-
-    /// All of them, in order.
-    #[must_use]
-    pub fn into_list(self) -> Vec<Key> {
-        self.extents.into_values().collect()
-    }
 }
 
 #[cfg(test)]
@@ -149,7 +173,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{ExtentMap, overlaid, overlay};
+    use super::{latest, overlaid, overlay};
     use crate::bcache::{Generation, Key, Pointer};
 
     /// Where each sector of each volume lies, and whether it is dirty.
@@ -183,24 +207,17 @@ mod tests {
         proptest::collection::vec(extent, 0..30)
     }
 
-    fn map_of(keys: &[Key]) -> ExtentMap {
-        keys.iter().fold(ExtentMap::default(), |mut map, key| {
-            map.insert(*key);
-            map
-        })
-    }
-
     proptest! {
         #[test]
         fn the_latest_extent_counts_on_each_sector(keys in extents()) {
-            let list = map_of(&keys).into_list();
+            let list = latest(keys.iter().copied());
             prop_assert!(are_in_order(&list), "{:?}", list);
             prop_assert_eq!(sectors_of(&list), sectors_of(&keys));
         }
 
         #[test]
         fn the_newer_list_counts_on_each_sector(older in extents(), newer in extents()) {
-            let (older, newer) = (map_of(&older).into_list(), map_of(&newer).into_list());
+            let (older, newer) = (latest(older.into_iter()), latest(newer.into_iter()));
             let mut both = Vec::new();
             overlay(&older, &newer, &mut both);
             prop_assert!(are_in_order(&both), "{:?}", both);

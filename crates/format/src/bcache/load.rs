@@ -24,7 +24,7 @@ use std::ops::{ControlFlow, Range};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use super::extents::{ExtentMap, overlaid};
+use super::extents::{latest, overlaid};
 use super::journal::{ByteRange, EntryFault, Header, Located, Ring, RingFault, scan};
 use super::node::{Node, NodeFault};
 use super::priorities::{PrioritiesFault, PrioritySet, Record};
@@ -260,15 +260,11 @@ impl Loaded {
     /// What the journal lays over the tree, in order: extents, and holes.
     #[must_use]
     pub fn journaled(&self, geometry: &Geometry) -> Vec<Key> {
-        let mut journal = ExtentMap::default();
-        for key in &self.journal {
-            match self.is_stale(geometry, key) {
-                false => journal.insert(*key),
-                true if key.is_dirty() => (),
-                true => journal.insert(key.without_pointer()),
-            }
-        }
-        journal.into_list()
+        latest(self.journal.iter().filter_map(|key| match self.is_stale(geometry, key) {
+            false => Some(*key),
+            true if key.is_dirty() => None,
+            true => Some(key.without_pointer()),
+        }))
     }
 
     /// True if a key's bucket was reused since the key was made.

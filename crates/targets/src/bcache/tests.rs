@@ -234,6 +234,28 @@ fn a_damaged_node_is_refused_with_its_place() {
 }
 
 #[test]
+fn a_cache_that_claims_more_buckets_than_its_device_has_is_refused_unread() {
+    let mut cache = image("bcache", "wb_stop.cache");
+    let new = NewCache {
+        uuid: Uuid([1; 16]),
+        set_uuid: Uuid([2; 16]),
+        block_sectors: 1,
+        bucket_sectors: 8,
+        device_sectors: 1 << 43,
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let superblock = CacheSuperblock::fresh(&new).expect("legal").in_use_with_journal(8);
+    let at = SUPERBLOCK_SECTOR as usize * SECTOR;
+    cache[at..at + 4096].copy_from_slice(&superblock.encode());
+    let sectors = cache.len() / SECTOR;
+    let test = fixture(cache, image("bcache", "wb_stop.backing"));
+    let expected =
+        format!("c: device size: found {sectors} sectors, expected at least {}", 1_u64 << 43);
+    assert!(test.refusal("v", LINE).starts_with(&expected), "{}", test.refusal("v", LINE));
+}
+
+#[test]
 fn without_its_cache_a_backing_device_is_read_where_it_is_sound_or_on_demand() {
     let test = fixture(image("bcache", "wb_stop.cache"), backing_in(BackingState::Dirty));
     test.load("v", "0 16368 bcache b - 0");

@@ -377,6 +377,74 @@ fn what_a_damaged_leaf_held_is_suspect_but_for_what_the_journal_says() {
 }
 
 #[test]
+fn each_extent_of_a_leaf_with_4_kib_of_damage_is_named_and_no_other() {
+    const NODE_SECTORS: u64 = 128;
+    let mut image = vec![0; 400 * NODE_SECTORS as usize * SECTOR_BYTES];
+    let fresh = CacheSuperblock::fresh(&NewCache {
+        uuid: uuid(1),
+        set_uuid: uuid(2),
+        block_sectors: 8,
+        bucket_sectors: NODE_SECTORS,
+        device_sectors: 400 * NODE_SECTORS,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    let mut builder = Builder::new(&fresh.expect("legal"), 77, &mut image);
+    let extents: Vec<Key> =
+        (0..5000).map(|index| Key::new(0, 24 + index * 8, 4).with_dirty(index % 3 > 0)).collect();
+    for extent in &extents {
+        builder.add(*extent).expect("there is room");
+    }
+    let volume = UuidEntry { uuid: uuid(3), ..UuidEntry::default() };
+    let superblock = builder.finish(&[volume]).expect("there is room");
+    image[4096..8192].copy_from_slice(&superblock.encode());
+
+    let (leaf, place) = second_leaf(&image);
+    let range = place.after.1..place.key.end();
+    let is_in = |key: &&Key| range.contains(&key.start());
+    let inside: Vec<&Key> = extents.iter().filter(is_in).collect();
+    assert!(inside.len() > 2000 && inside.len() < 3000);
+    // The set of keys, and what is free behind it.
+    let used = (32 + inside.len() * 24).next_multiple_of(4096);
+    for at in (0..NODE_SECTORS as usize * SECTOR_BYTES).step_by(4096) {
+        let mut damaged = image.clone();
+        let begin = leaf as usize * SECTOR_BYTES + at;
+        damaged[begin..begin + 4096].fill(0x5a);
+        let mut source = &damaged[..];
+        let sectors = (damaged.len() / SECTOR_BYTES) as u64;
+        let Ok((report, losses)) = now(check_losses(&mut source, sectors, &[]));
+        let found = losses.of(0, &(16..1 << 20));
+        if at >= used {
+            assert_eq!((found, report.severity), (Vec::new(), Severity::Sound), "byte {at}");
+            continue;
+        }
+        assert_eq!(found, [(Certainty::Suspect, range.clone())], "byte {at}");
+        assert_eq!(report.findings.len(), 1);
+        assert_eq!(report.totals.extents as usize, extents.len() - inside.len());
+    }
+}
+
+#[test]
+fn a_cache_that_claims_more_buckets_than_its_device_has_takes_no_memory_for_them() {
+    let mut image = set(20);
+    let new = NewCache {
+        uuid: uuid(1),
+        set_uuid: uuid(2),
+        block_sectors: 1,
+        bucket_sectors: 8,
+        device_sectors: 1 << 43,
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let superblock = CacheSuperblock::fresh(&new).expect("legal").in_use_with_journal(8);
+    assert_eq!(superblock.geometry().buckets(), 1 << 40);
+    image[4096..8192].copy_from_slice(&superblock.encode());
+    let found = checked(&image, &[]).findings;
+    let expected = Error::DeviceSize { found: BUCKETS * BUCKET_SECTORS, expected: 1 << 43 };
+    assert_eq!(found, [Finding::Superblock(expected)]);
+}
+
+#[test]
 fn without_priorities_only_what_the_journal_has_as_dirty_is_suspect() {
     let image = set(20);
     let superblock = superblock_of(&image);

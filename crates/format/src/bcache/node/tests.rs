@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::bcache::extents::ExtentMap;
+use crate::bcache::extents::latest;
 use crate::bcache::{Generation, Uuid};
 
 const NODE: Pointer = Pointer(0x1234_5600);
@@ -114,21 +114,15 @@ proptest! {
         sets in proptest::collection::vec(
             proptest::collection::vec((0..200_u64, 1..20_u64, 0..900_u64), 1..6), 1..6),
     ) {
-        let mut all = ExtentMap::default();
-        let mut sorted = Vec::new();
-        for set in &sets {
-            let mut one = ExtentMap::default();
-            for (start, sectors, at) in set {
-                one.insert(key(*start, *sectors, *at));
-            }
-            let list = one.into_list();
-            list.iter().for_each(|key| all.insert(*key));
-            sorted.push(list);
-        }
+        let list = |set: &Vec<(u64, u64, u64)>| {
+            latest(set.iter().map(|(start, sectors, at)| key(*start, *sectors, *at)))
+        };
+        let sorted: Vec<Vec<Key>> = sets.iter().map(list).collect();
+        let all = latest(sorted.iter().flatten().copied());
         let bytes = node_of(&sorted, 3);
         let node = read(&bytes);
         prop_assert_eq!(node.fault(), None);
-        prop_assert_eq!(node.extents(), Ok(all.into_list()));
+        prop_assert_eq!(node.extents(), Ok(all));
     }
 
     #[test]

@@ -58,6 +58,11 @@ impl Node {
         self.extents.push(extent);
     }
 
+    /// All extents of a leaf that is being read are there: gives back what was taken for more.
+    pub fn shrink(&mut self) {
+        self.extents.shrink_to_fit();
+    }
+
     /// Keeps the extents of a leaf for which `keep` answers true.
     pub fn retain_extents(&mut self, keep: impl FnMut(&Key) -> bool) {
         self.extents.retain(keep);

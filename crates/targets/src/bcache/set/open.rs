@@ -31,6 +31,9 @@ impl Visitor for Collector {
         if self.levels.len() <= level {
             self.levels.resize_with(level + 1, Vec::new);
         }
+        if let Some(before) = self.levels[0].last_mut() {
+            before.shrink();
+        }
         // A node without a sound set is a fault, which ended all.
         let seq = node.seq().unwrap_or_default();
         self.levels[level].push(Node::new(at.key, seq, node.end()));

@@ -65,15 +65,16 @@ pub fn run(name: &'static str, settings: &Settings, report: &mut Report) -> Outc
         |value, unit, what: &str| Row::new(name, value, unit).with("keys", keys).with("what", what);
     let open = |value, unit| row(value, unit, "open to drain");
     report.push(open(samples(&|drain| drain.open), "s"));
-    let each = |bytes: u64| bytes as f64 / keys as f64;
-    let held = samples(&|drain| each(drain.held));
+    // Memory that a round gave back may serve the next unseen.
+    let each = |bytes: u64| Samples(vec![bytes as f64 / keys as f64]);
+    let held = each(drains[0].held);
     report.push(open(held, "bytes/key").with("memory", "held"));
-    let peak = samples(&|drain| each(drain.open_peak));
+    let peak = each(drains[0].open_peak);
     report.push(open(peak, "bytes/key").with("memory", "peak"));
     report.push(row(samples(&|drain| drain.seconds), "s", "drain"));
     report.push(row(samples(&|drain| keys as f64 / drain.seconds), "keys/s", "drain"));
-    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-    report.push(row(samples(&|drain| mib(drain.peak)), "MiB", "drain").with("memory", "peak"));
+    let peak = Samples(vec![drains[0].peak as f64 / (1 << 20) as f64]);
+    report.push(row(peak, "MiB", "drain").with("memory", "peak"));
     let runs = runs_of(&extents) as f64;
     let row = |value, unit, beside: &str| row(value, unit, "drain").with("beside", beside);
     let writes = row(samples(&|drain| drain.writes as f64), "writes", "runs of touching keys");

@@ -110,13 +110,20 @@ impl Lists for InPlace {
 /// Most keys of a journal overlap none, or exactly those that they replace: sorting tells, and only
 /// the others are laid over each other one by one.
 pub fn latest(keys: impl Iterator<Item = Key>) -> Vec<Key> {
-    let mut sorted: Vec<(Key, u32)> = keys.filter(|key| key.sectors() > 0).zip(0..).collect();
-    sorted.sort_unstable_by_key(|(key, turn)| (key.begin(), *turn));
-    let mut list = Vec::with_capacity(sorted.len());
-    let mut rest = &mut sorted[..];
-    while let Some((first, _)) = rest.first().copied() {
+    let keys: Vec<Key> = keys.filter(|key| key.sectors() > 0).collect();
+    // What sorts a key, and its turn, as one number: that sorts fastest.
+    let numbered = |(key, turn): (&Key, u32)| {
+        u128::from(key.inode()) << 95 | u128::from(key.start()) << 32 | u128::from(turn)
+    };
+    let mut order: Vec<u128> = keys.iter().zip(0..).map(numbered).collect();
+    order.sort_unstable();
+    let key_of = |number: u128| keys[number as u32 as usize];
+    let mut list = Vec::with_capacity(keys.len());
+    let mut rest = &mut order[..];
+    while let Some(first) = rest.first().copied().map(key_of) {
         let (mut reach, mut are_alike) = (first.position(), true);
-        let overlaps = |(key, _): &&(Key, u32)| {
+        let overlaps = |number: &&u128| {
+            let key = key_of(**number);
             let overlaps = key.begin() < reach;
             are_alike &= !overlaps || (key.begin(), key.position()) == (first.begin(), reach);
             reach = reach.max(key.position());
@@ -126,12 +133,12 @@ pub fn latest(keys: impl Iterator<Item = Key>) -> Vec<Key> {
         let (group, behind) = rest.split_at_mut(length);
         rest = behind;
         if are_alike {
-            list.push(group[length - 1].0);
+            list.push(key_of(group[length - 1]));
             continue;
         }
-        group.sort_unstable_by_key(|(_, turn)| *turn);
+        group.sort_unstable_by_key(|number| *number as u32);
         let mut map = ExtentMap::default();
-        group.iter().for_each(|(key, _)| map.insert(*key));
+        group.iter().for_each(|number| map.insert(key_of(*number)));
         list.extend(map.extents.into_values());
     }
     list

@@ -26,11 +26,12 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use cairn_block::{ConfigError, ConfigKind, SectorCount};
+use cairn_block::{ConfigError, ConfigKind, SectorCount, TableLine};
 use cairn_outcome::failure::{Outcome, one_line, refused, wrong};
+use cairn_targets::bcache::without_cache;
 
 use crate::caches::{Caches, Leave};
-use crate::measure::{measured, sectors_of};
+use crate::measure::{Asked, measured, sectors_of};
 use crate::names::{is_hidden, parent_of, real_of, refuse_at_sign};
 use crate::state::{Export, Record, StateFile, is_same_table};
 use crate::thin_line::ThinLine;
@@ -184,6 +185,25 @@ impl Plan {
         }
     }
 
+    /// Serves lines of bcache, for this run, as if their caches were gone; with `stale_ok` even what
+    /// is old. Answers whether there is such a line. A text that is no table is left for its turn.
+    pub fn leave_caches_out(&mut self, stale_ok: bool) -> bool {
+        let mut is_any = false;
+        for record in &mut self.volumes {
+            for text in [&mut record.table, &mut record.configured, &mut record.former] {
+                let lines = text.as_deref().map(TableLine::parse_all);
+                let Some(Ok(mut lines)) = lines else { continue };
+                let changes = lines.iter_mut().map(|line| without_cache(line, stale_ok));
+                if changes.fold(false, |any, it| any | it) {
+                    let lines: Vec<String> = lines.iter().map(TableLine::to_string).collect();
+                    *text = Some(lines.join("\n"));
+                    is_any = true;
+                }
+            }
+        }
+        is_any
+    }
+
     /// Every volume with its tables.
     pub fn records(&self) -> &[Record] {
         &self.volumes
@@ -263,9 +283,11 @@ impl Plan {
                 if sectors_of(&table).is_some() {
                     continue;
                 }
-                let Ok(measured) = measured(&table, |device| self.size_of(world, device)) else {
-                    continue;
+                let ask = |asked: Asked<'_>| match asked {
+                    Asked::Size(device) => self.size_of(world, device),
+                    content @ Asked::Content(..) => world.length_of(content),
                 };
+                let Ok(measured) = measured(&table, ask) else { continue };
                 goes_on |= sectors_of(&measured).is_some();
                 let record = &mut self.volumes[at];
                 if is_same_table(record.configured.as_deref(), Some(&table)) {

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 
 use self::opener::BaseOpener;
 use crate::kept::{Conflict, Reserve, needed, owned};
-use crate::measure::measured;
+use crate::measure::{Asked, measured};
 use crate::names::parent_of;
 use crate::under_way::UnderWay;
 
@@ -311,8 +311,25 @@ impl World {
     /// # Errors
     /// The text is no table, or there is no length to take.
     pub fn measured(&self, name: &str, text: &str) -> Outcome<String> {
-        let measured = measured(text, |argument| self.sectors_of(argument));
+        let measured = measured(text, |asked| self.length_of(asked));
         measured.map_err(|error| of_volume(name, error))
+    }
+
+    /// How long a line may be.
+    ///
+    /// # Errors
+    /// A device is not there, or its content says nothing.
+    pub fn length_of(&self, asked: Asked<'_>) -> Outcome<SectorCount> {
+        let (measure, words) = match asked {
+            Asked::Size(argument) => return self.sectors_of(argument),
+            Asked::Content(measure, words) => (measure, words),
+        };
+        patiently(|| {
+            let (names, words) = (self.names.clone(), words.to_owned());
+            self.on_home("", move |env| async move {
+                measure(&env, &names.registry, &words, names.read_only).await
+            })
+        })
     }
 
     /// How large a device is now.

@@ -8,7 +8,7 @@
 
 use std::fmt::{self, Write};
 
-use cairn_block::{ConfigError, Field, SectorCount, TableLine};
+use cairn_block::{ConfigError, Env, Field, LocalFuture, Registry, SectorCount, TableLine};
 
 use crate::args::{MAX_SECTORS, refuse};
 
@@ -253,6 +253,15 @@ impl Group {
     }
 }
 
+/// Reads from the devices of a line how long it may be at most. It is given the words after the
+/// target's name, and whether devices are opened read-only.
+pub type Measure = for<'a> fn(
+    &'a Env,
+    &'a Registry,
+    &'a [String],
+    bool,
+) -> LocalFuture<'a, Result<SectorCount, ConfigError>>;
+
 /// A kind of target. Its manual lists exactly what this declares.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
@@ -270,6 +279,8 @@ pub struct Spec {
     pub status_fields: &'static [Field],
     /// The first words of its messages.
     pub messages: &'static [&'static str],
+    /// How long a line may be, where it is not the sizes of devices that say so.
+    pub measure: Option<Measure>,
 }
 
 /// The words of a line, each with its declaration.
@@ -302,8 +313,16 @@ pub fn words_of(line: &TableLine) -> Option<(&'static Spec, Words<'_>)> {
 impl Spec {
     /// A target without optional arguments, status fields and messages.
     pub const fn plain(name: &'static str, version: [u32; 3], arguments: &'static [Arg]) -> Spec {
-        let group = Group::NONE;
-        Spec { name, version, own: false, arguments, group, status_fields: &[], messages: &[] }
+        Spec {
+            name,
+            version,
+            own: false,
+            arguments,
+            group: Group::NONE,
+            status_fields: &[],
+            messages: &[],
+            measure: None,
+        }
     }
 
     /// The option of this keyword: its number and its declaration.

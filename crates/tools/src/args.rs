@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use cairn_backends::parse_size;
+use cairn_format::bcache::Uuid;
 use cairn_outcome::failure::{Outcome, wrong};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 /// What can be formatted.
 #[derive(Subcommand)]
@@ -21,15 +22,42 @@ pub enum FormatCommand {
     Bcache(FormatBcacheArgs),
 }
 
+/// Which dirty data of a cache may be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiscardDirty {
+    /// That of a write cache.
+    Blocks,
+    /// That of a write cache, and that of this bcache set.
+    Set(Uuid),
+}
+
+fn parse_discard_dirty(text: &str) -> Result<DiscardDirty, String> {
+    match text {
+        "" => Ok(DiscardDirty::Blocks),
+        text => text.parse().map(DiscardDirty::Set).map_err(|error| format!("{error}")),
+    }
+}
+
+/// How losses are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ListLost {
+    /// The ranges that are lost or suspect, with the verdict
+    Ranges,
+    /// All of one volume, as `nbdinfo --map` prints it, and nothing else
+    Nbd,
+}
+
 /// What a `format` may lose.
 #[derive(Args, Clone, Copy)]
 pub struct LeaveArgs {
     /// Format a device that is not blank: its content is lost
     #[arg(long)]
     pub yes: bool,
-    /// Lose the dirty data of a cache, which its origin does not have (with --yes)
-    #[arg(long, requires = "yes")]
-    pub discard_dirty: bool,
+    /// Lose the dirty data of a cache, which its origin does not have (with --yes); that of a
+    /// bcache set if SET is its UUID
+    #[arg(long, value_name = "SET", requires = "yes", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "", value_parser = parse_discard_dirty)]
+    pub discard_dirty: Option<DiscardDirty>,
 }
 
 /// The arguments of a `format` of one device.
@@ -144,8 +172,9 @@ pub struct CheckArgs {
     pub backing: Vec<PathBuf>,
     /// List the ranges of volumes that a damaged or missing bcache cache took with it; reads all of
     /// its dirty data
-    #[arg(long)]
-    pub list_lost: bool,
+    #[arg(long, value_name = "FORM", value_enum, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "ranges")]
+    pub list_lost: Option<ListLost>,
     /// Check the metadata snapshot of a thin pool; the pool may be in use
     #[arg(long)]
     pub metadata_snapshot: bool,
@@ -187,9 +216,11 @@ pub struct RestoreArgs {
     /// Overwrite a device that is not blank: its content is lost
     #[arg(long)]
     pub yes: bool,
-    /// Lose the dirty blocks of a cache, which its origin does not have (with --yes)
-    #[arg(long, requires = "yes")]
-    pub discard_dirty: bool,
+    /// Lose the dirty data of a cache, which its origin does not have (with --yes); that of a
+    /// bcache set if SET is its UUID
+    #[arg(long, value_name = "SET", requires = "yes", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "", value_parser = parse_discard_dirty)]
+    pub discard_dirty: Option<DiscardDirty>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -232,9 +263,11 @@ pub struct RepairArgs {
     /// Confirms that a device may be overwritten
     #[arg(long)]
     pub yes: bool,
-    /// Lose the dirty blocks of a cache, which its origin does not have (with --yes)
-    #[arg(long, requires = "yes")]
-    pub discard_dirty: bool,
+    /// Lose the dirty data of a cache, which its origin does not have (with --yes); that of a
+    /// bcache set if SET is its UUID
+    #[arg(long, value_name = "SET", requires = "yes", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "", value_parser = parse_discard_dirty)]
+    pub discard_dirty: Option<DiscardDirty>,
     /// The origin device, to find chunks that lie beyond its end
     #[arg(long)]
     pub origin: Option<PathBuf>,

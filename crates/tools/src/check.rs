@@ -11,7 +11,7 @@ use super::kind::{FORMATS, Kind, not_a};
 use super::source::{Source, sectors};
 use super::verdict::Verdict;
 use super::{bcache, snapshot, thin, writecache};
-use crate::args::CheckArgs;
+use crate::args::{CheckArgs, ListLost};
 
 /// Runs the verb.
 ///
@@ -19,6 +19,9 @@ use crate::args::CheckArgs;
 /// A device cannot be read, or holds a format that the tools cannot read. The verdicts of the
 /// devices before it are printed.
 pub fn run(args: &CheckArgs) -> Outcome<u8> {
+    if args.list_lost == Some(ListLost::Nbd) {
+        return print_lost_map(args);
+    }
     let as_json = args.json;
     let mut values = Vec::new();
     let judged = judge(args, &mut |device, verdict| match as_json {
@@ -55,7 +58,7 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
         let start_sector = args.place.start_sector;
         let kind = kind_of(&source, start_sector, given)?;
         refuse_options(args, &source, kind)?;
-        let list_lost = args.list_lost;
+        let list_lost = args.list_lost.is_some();
         let verdict = match kind {
             Some(Kind::Thin) if held => thin::check::held(&source, start_sector, data_sectors)?,
             Some(Kind::Thin) => thin::check::verdict(&source, start_sector, data_sectors)?,
@@ -80,13 +83,35 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
     Ok(code)
 }
 
+/// Prints what of a volume is lost, as `nbdinfo --map` does, and nothing else.
+fn print_lost_map(args: &CheckArgs) -> Outcome<u8> {
+    let devices = if args.devices.is_empty() { &args.backing } else { &args.devices };
+    let [device] = &devices[..] else {
+        let found = format!("{} devices", devices.len());
+        return Err(wrong("", "--list-lost=nbd", found, "one"));
+    };
+    let (source, start_sector) = (Source::read(device)?, args.place.start_sector);
+    let given = (!args.devices.is_empty() && !args.backing.is_empty()).then_some(Kind::Bcache);
+    let kind = kind_of(&source, start_sector, given)?;
+    refuse_options(args, &source, kind)?;
+    let (severity, parts) = match kind {
+        Some(Kind::Bcache) => bcache::check::lost_map(&source, start_sector, &args.backing)?,
+        _ => bcache::check::backing_lost_map(&source, start_sector)?,
+    };
+    match args.json {
+        true => stdout::print_json(&bcache::lost::map_json(&parts))?,
+        false => stdout::print(&bcache::lost::map_lines(&parts))?,
+    };
+    Ok(severity.exit_code())
+}
+
 /// Refuses options that are for other formats.
 fn refuse_options(args: &CheckArgs, source: &Source, kind: Option<Kind>) -> Outcome<()> {
     let is_alone = args.devices.is_empty() || args.backing.is_empty();
     if !is_alone && kind != Some(Kind::Bcache) {
         return Err(wrong(&source.name, "--backing", "no bcache cache", "one"));
     }
-    if args.list_lost && !matches!(kind, Some(Kind::Bcache | Kind::BcacheBacking)) {
+    if args.list_lost.is_some() && !matches!(kind, Some(Kind::Bcache | Kind::BcacheBacking)) {
         return Err(wrong(&source.name, "--list-lost", "no bcache device", "one"));
     }
     Ok(())

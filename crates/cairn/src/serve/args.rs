@@ -62,6 +62,13 @@ pub struct ServeArgs {
     /// Write no byte to any device
     #[arg(long)]
     pub read_only: bool,
+    /// Serve bcache volumes from their backing devices alone, as if the cache were gone: reads of
+    /// what it may have newer fail
+    #[arg(long)]
+    pub without_cache: bool,
+    /// Let these reads have the older data of the backing device
+    #[arg(long, requires = "without_cache")]
+    pub stale_ok: bool,
     /// Serve nothing unless every volume can be brought up
     #[arg(long)]
     pub strict: bool,

@@ -71,6 +71,9 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
             "--table, a TOML file with a volume, or --state for volumes to come",
         ));
     }
+    if args.without_cache {
+        leave_caches_out(&mut plan, read_only, args.stale_ok)?;
+    }
     let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
     let exported = plan::refuse_unknown(&config.exports, state.as_ref(), &plan)?;
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
@@ -147,6 +150,17 @@ fn plan_of(config: &Config, steps: &[Step]) -> Outcome<Plan> {
         }
     }
     Ok(plan)
+}
+
+/// Serves bcache volumes without their caches.
+fn leave_caches_out(plan: &mut Plan, read_only: bool, stale_ok: bool) -> Outcome<()> {
+    if !read_only {
+        return Err(wrong("", "--without-cache", "a server that writes", "--read-only"));
+    }
+    match plan.leave_caches_out(stale_ok) {
+        true => Ok(()),
+        false => Err(wrong("", "--without-cache", "no line of bcache", "one in the tables")),
+    }
 }
 
 /// Waits for the end: a signal, or the command's.

@@ -116,6 +116,7 @@ fn what_a_damaged_cache_took_with_it_is_listed_by_volume() {
         format!("{{\"state\":\"lost\",\"offset\":{},\"length\":{length}}}", (offset - 16) * 512);
     assert_eq!(listed[0]["lost"][0]["ranges"], json(&format!("[{range}]")));
     assert_eq!(listed[0]["lost"][0]["offsets_of"], "volume");
+    assert_eq!(listed[0]["lost"][0]["bytes"], 8_380_416);
     // Without any entry of the journal all is suspect, unless the device is clean.
     let mut empty = whole.clone();
     empty[64 << 10..576 << 10].fill(0);
@@ -167,6 +168,37 @@ fn no_kind_is_formatted_over_a_dirty_cache_without_giving_its_data_up() {
         assert!(line.contains("680 sectors that its backing devices do not have"), "{line}");
         assert!(place.read("wb_stop.cache") == before, "{kind}");
     }
+    // It takes the UUID of the set, and says what is lost.
+    let report = json(&place.cairn(&["dump", "wb_stop.cache", "--json"]).ok());
+    let set = report["superblock"]["set_uuid"].as_str().unwrap().to_owned();
+    let volume = report["volumes"][0]["uuid"].as_str().unwrap().to_owned();
+    let format = ["format", "snapshot", "wb_stop.cache", "--yes"];
+    let line = place.cairn(&[&format[..], &["--discard-dirty"]].concat()).refused(4);
+    let expected = format!(
+        "wb_stop.cache: content: found a cache with 680 sectors that its backing devices do not \
+         have (680 sectors of volume {volume}), expected a clean one (cairn flush), or --yes \
+         --discard-dirty={set}, the set's UUID, to lose them\n"
+    );
+    assert_eq!(line, format!("cairn: {expected}"));
+    let other = format!("--discard-dirty={volume}");
+    let line = place.cairn(&[&format[..], &[&other]].concat()).refused(1);
+    assert!(line.contains(&format!("--discard-dirty: found {volume}, expected {set}")), "{line}");
+    let line = place.cairn(&[&format[..], &["--discard-dirty=12"]].concat());
+    assert!(line.code != 0 && place.read("wb_stop.cache") == before, "{line:?}");
+    let given = format!("--discard-dirty={set}");
+    let ran = place.cairn(&[&format[..], &[&given]].concat());
+    let said = format!("wb_stop.cache: gives up a cache with 680 sectors that its backing devices");
+    assert!(ran.code == 0 && ran.err.contains(&said), "{ran:?}");
+    assert!(ran.err.contains(&format!("(680 sectors of volume {volume})")), "{ran:?}");
+}
+
+#[test]
+fn a_cache_with_a_damaged_superblock_is_formatted_only_if_its_data_is_given_up() {
+    let place = Place::new();
+    place.golden("bcache", "wb_stop.cache");
+    place.patch("wb_stop.cache", 4096 + 110, &[1]);
+    let line = place.cairn(&["format", "snapshot", "wb_stop.cache", "--yes"]).refused(4);
+    assert!(line.contains("found a damaged bcache device (superblock checksum: found "), "{line}");
     place.cairn(&["format", "snapshot", "wb_stop.cache", "--yes", "--discard-dirty"]).ok();
 }
 
@@ -222,8 +254,9 @@ fn one_device_in_the_way_keeps_all_of_a_set_as_they_are() {
     // A cache with dirty data is lost only if it is given up.
     place.golden("bcache", "wb_stop.cache");
     place.cairn(&["format", "bcache", "--cache", "wb_stop.cache", "--yes"]).refused(4);
-    let all = ["format", "bcache", "--cache", "wb_stop.cache", "--yes", "--discard-dirty"];
-    place.cairn(&all).ok();
+    let dump = json(&place.cairn(&["dump", "wb_stop.cache", "--json"]).ok());
+    let given = format!("--discard-dirty={}", dump["superblock"]["set_uuid"].as_str().unwrap());
+    place.cairn(&["format", "bcache", "--cache", "wb_stop.cache", "--yes", &given]).ok();
 }
 
 #[test]

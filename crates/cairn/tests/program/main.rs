@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bad_input;
+mod bcache_serve;
 mod bcache_tools;
 mod bench;
 mod kept;

@@ -302,6 +302,27 @@ pub async fn load<S: Source, V: Visitor>(
     Ok(Loaded { newest, ring, torn, journal, buckets, volumes, priorities })
 }
 
+/// Reads the volumes of a cache, and nothing else.
+///
+/// # Errors
+/// Reading ended, or the journal or the volumes are damaged.
+pub async fn load_volumes<S: Source>(
+    source: &mut S,
+    superblock: &CacheSuperblock,
+) -> Result<Vec<UuidEntry>, LoadError<S::Error>> {
+    struct Strict;
+    impl Visitor for Strict {
+        fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+            ControlFlow::Break(())
+        }
+        fn extent(&mut self, _: Key) {}
+    }
+    let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
+    let mut loader = Loader { source, visitor: &mut Strict, geometry, magic };
+    let (ring, _) = loader.ring(superblock).await?;
+    loader.volumes(&ring.newest().header).await
+}
+
 /// Reads a cache from a source that never waits.
 ///
 /// # Errors

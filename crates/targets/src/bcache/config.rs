@@ -3,11 +3,11 @@
 //! The kernel has no table line for bcache; it takes devices and attributes through sysfs. Names of
 //! options are those of sysfs where there is such an attribute; the others are cairn's own.
 
-use cairn_block::{ConfigError, Ctor, SectorCount};
+use cairn_block::{ConfigError, Ctor, SectorCount, TableLine};
 use cairn_format::bcache::Uuid;
 
 use crate::args::{Args, Device};
-use crate::spec::{Arg, Group, Kind, Opt, Span, Spec, Use};
+use crate::spec::{Arg, Group, Kind, NO_DEVICE, Opt, Span, Spec, Use};
 
 const UUID: &[Arg] = &[Arg::word("uuid", Kind::Uuid, "")];
 
@@ -29,6 +29,7 @@ pub const SPEC: Spec = Spec {
         options: OPTIONS,
     },
     status_fields: super::status::STATUS_FIELDS,
+    measure: Some(super::measure::MEASURE),
     ..Spec::plain(
         "bcache",
         [1, 0, 0],
@@ -38,6 +39,26 @@ pub const SPEC: Spec = Spec {
         ],
     )
 };
+
+/// Makes a line of this target one whose cache is gone; what the cache may have newer is read as it
+/// is on the backing device if `stale_ok`. Answers whether it is a line of this target. One that is
+/// wrong stays as it is: it is refused when the table is built.
+pub fn without_cache(line: &mut TableLine, stale_ok: bool) -> bool {
+    if line.target != SPEC.name {
+        return false;
+    }
+    let (words, split) = SPEC.split(line.args.iter().map(String::as_str));
+    if split.is_err() {
+        return true;
+    }
+    let has_word = words.option(&SPEC, "stale_ok").is_some();
+    line.args[1] = NO_DEVICE.to_owned();
+    if stale_ok && !has_word {
+        line.args[2] = (line.args.len() - 2).to_string();
+        line.args.push("stale_ok".to_owned());
+    }
+    true
+}
 
 /// The devices of a volume.
 #[derive(Clone)]
@@ -139,6 +160,22 @@ mod tests {
         }
         let plain = ID.replace('-', "").to_uppercase();
         assert_eq!(parse(&format!("/o /c 2 SET {plain}")), Ok(format!("/o /c 2 set {ID}")));
+    }
+
+    #[test]
+    fn a_line_without_its_cache_keeps_its_set_and_its_backing_device() {
+        let rewritten = |text: &str, stale_ok| {
+            let mut line = TableLine::parse(text).expect("a line");
+            without_cache(&mut line, stale_ok).then(|| line.to_string())
+        };
+        let of = |words: &str| Some(format!("0 8 bcache {words}"));
+        assert_eq!(rewritten("0 8 bcache /o /c 0", false), of("/o - 0"));
+        assert_eq!(rewritten("0 8 bcache /o /c 0", true), of("/o - 1 stale_ok"));
+        assert_eq!(rewritten("0 8 bcache /o - 1 STALE_OK", true), of("/o - 1 STALE_OK"));
+        let (line, expected) = (format!("/o /c 2 set {ID}"), format!("/o - 3 set {ID} stale_ok"));
+        assert_eq!(rewritten(&format!("0 8 bcache {line}"), true), of(&expected));
+        assert_eq!(rewritten("0 8 bcache /o", true), of("/o"));
+        assert_eq!(rewritten("0 8 linear /o 0", true), None);
     }
 
     #[test]

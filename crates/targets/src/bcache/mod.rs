@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Rooms: `config` (the table line), `attributes` and `status` (what is told), `volume` (the
-//! target: opening and ending), `map` (verdicts), `set` (what is in memory of the cache, opening,
+//! target: opening and ending), `measure` (its length), `map` (verdicts), `set` (what is in memory of the cache, opening,
 //! sessions), `journal` (the ring), `btree` (nodes, lookup, insertion, splits, writing), `buckets`
 //! (what each holds, allocation), `writeback` (batches, the drain).
 //!
@@ -40,6 +40,7 @@ pub mod canary;
 mod config;
 mod journal;
 mod map;
+mod measure;
 mod set;
 mod status;
 #[cfg(test)]
@@ -67,4 +68,5 @@ mod canary {
     }
 }
 
+pub use config::without_cache;
 pub use volume::{BACKING_ROLE, Bcache, CACHE_ROLE, KIND};

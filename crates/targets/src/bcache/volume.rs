@@ -103,7 +103,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     }))
 }
 
-fn damaged(device: &Device, error: &FormatError) -> ConfigError {
+pub(super) fn damaged(device: &Device, error: &FormatError) -> ConfigError {
     let kind = match error {
         FormatError::Kind { .. } | FormatError::DeviceSize { .. } => ConfigKind::Argument,
         _ => ConfigKind::Damaged,
@@ -122,25 +122,45 @@ async fn read_superblock(env: &Env, device: &Device) -> Result<Superblock, Confi
     Superblock::decode(&bytes).map_err(|error| damaged(device, &error))
 }
 
+/// Reads the superblock of a cache device.
+pub(super) async fn read_cache(env: &Env, device: &Device) -> Result<CacheSuperblock, ConfigError> {
+    match read_superblock(env, device).await? {
+        Superblock::Cache(cache) => Ok(cache),
+        Superblock::Backing(_) => {
+            let (found, expected) = ("that of a backing device", "that of a cache device");
+            Err(damaged(device, &FormatError::Kind { found, expected }))
+        }
+    }
+}
+
+/// Reads the superblock of a backing device.
+pub(super) async fn read_backing(
+    env: &Env,
+    device: &Device,
+) -> Result<BackingSuperblock, ConfigError> {
+    match read_superblock(env, device).await? {
+        Superblock::Backing(backing) => Ok(backing),
+        Superblock::Cache(_) => {
+            let (found, expected) = ("that of a cache device", "that of a backing device");
+            Err(damaged(device, &FormatError::Kind { found, expected }))
+        }
+    }
+}
+
 /// Reads the superblocks, and checks that the devices belong together and hold the line.
 pub(super) async fn read_superblocks(
     env: &Env,
     config: &Config,
     read_only: bool,
 ) -> Result<Superblocks, ConfigError> {
-    let kind = |device, found, expected| damaged(device, &FormatError::Kind { found, expected });
     let mut superblocks = Superblocks { backing: None, cache: None };
     if let Some(device) = config.devices.cache() {
-        let Superblock::Cache(cache) = read_superblock(env, device).await? else {
-            return Err(kind(device, "that of a backing device", "that of a cache device"));
-        };
+        let cache = read_cache(env, device).await?;
         check_cache(device, &cache, read_only)?;
         superblocks.cache = Some(cache);
     }
     if let Some(device) = config.devices.backing() {
-        let Superblock::Backing(backing) = read_superblock(env, device).await? else {
-            return Err(kind(device, "that of a cache device", "that of a backing device"));
-        };
+        let backing = read_backing(env, device).await?;
         let size = device.disk.sectors().0;
         let sectors = backing.data_sectors(size).map_err(|error| damaged(device, &error))?;
         if config.len.0 > sectors {

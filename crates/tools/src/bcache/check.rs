@@ -6,10 +6,10 @@ use cairn_block::SECTOR_BYTES;
 use cairn_format::Severity;
 use cairn_format::bcache::check::{Backing, Finding, Report};
 use cairn_format::bcache::{BackingState, BackingSuperblock, Superblock};
-use cairn_outcome::failure::Outcome;
+use cairn_outcome::failure::{Outcome, wrong};
 use serde_json::{Value, json};
 
-use super::lost::{self, VolumeLosses};
+use super::lost::{self, MapPart, VolumeLosses};
 use super::{backing_json, cache_json, state_word, volume_json};
 use crate::source::Source;
 use crate::verdict::Verdict;
@@ -52,6 +52,48 @@ pub fn verdict(
             }),
             lost.as_deref(),
         ),
+    })
+}
+
+/// The map of the one volume of a cache, or of that of the backing device given, with the worst
+/// finding.
+///
+/// # Errors
+/// A device cannot be read, or there is not one volume of known size.
+pub fn lost_map(
+    source: &Source,
+    start_sector: u64,
+    backings: &[impl AsRef<Path>],
+) -> Outcome<(Severity, Vec<MapPart>)> {
+    let backings: Vec<Backing> =
+        backings.iter().map(|path| super::backing(path.as_ref())).collect::<Outcome<_>>()?;
+    let (report, losses) = super::report_losses(source, start_sector, &backings)?;
+    let mut volumes = lost::of_set(&report, &losses, &backings);
+    if !backings.is_empty() {
+        volumes.retain(VolumeLosses::has_device);
+    }
+    Ok((report.severity, one_map(source, &volumes)?))
+}
+
+/// The same of a backing device without its cache.
+///
+/// # Errors
+/// The device cannot be read, or has no superblock.
+pub fn backing_lost_map(source: &Source, start_sector: u64) -> Outcome<(Severity, Vec<MapPart>)> {
+    let backing = match super::superblock(source, start_sector)? {
+        Ok(Superblock::Backing(backing)) => backing,
+        Ok(Superblock::Cache(_)) => return Err(super::damaged(source, "found a cache device")),
+        Err(error) => return Err(super::damaged(source, error)),
+    };
+    let severity = finding_of(&backing).map_or(Severity::Sound, |(severity, _)| severity);
+    let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
+    Ok((severity, one_map(source, &[lost::without_cache(&backing, sectors)])?))
+}
+
+fn one_map(source: &Source, volumes: &[VolumeLosses]) -> Outcome<Vec<MapPart>> {
+    lost::map(volumes).map_err(|found| {
+        let found = format!("{found} volumes of known size");
+        wrong(&source.name, "--list-lost=nbd", found, "one: give its backing device (--backing)")
     })
 }
 

@@ -13,6 +13,14 @@ struct Range {
     length: Option<u64>,
 }
 
+/// A part of the map of a volume; sound if there is no certainty.
+#[derive(Debug)]
+pub struct MapPart {
+    certainty: Option<Certainty>,
+    offset: u64,
+    length: u64,
+}
+
 /// What is not sound of one volume.
 pub struct VolumeLosses {
     uuid: Uuid,
@@ -22,7 +30,18 @@ pub struct VolumeLosses {
     /// What offsets count from: of a backing device that was not given, where its data begins is
     /// not known.
     is_of_device: bool,
+    /// Its backing device was given.
+    has_device: bool,
+    /// Its size, if it is known.
+    bytes: Option<u64>,
     ranges: Vec<Range>,
+}
+
+impl VolumeLosses {
+    /// True if its backing device was given.
+    pub fn has_device(&self) -> bool {
+        self.has_device
+    }
 }
 
 /// What is not sound of the volumes of a cache, and of these backing devices.
@@ -43,14 +62,15 @@ pub fn of_set(report: &Report, losses: &Losses, backings: &[Backing]) -> Vec<Vol
 
 /// What is not sound of a backing device whose cache is gone: what only the cache had is not known.
 pub fn without_cache(superblock: &BackingSuperblock, device_sectors: u64) -> VolumeLosses {
-    let sectors = device_sectors.saturating_sub(superblock.data_offset());
-    let all =
-        Range { certainty: Certainty::Suspect, offset: 0, length: Some(sectors * SECTOR_BYTES) };
+    let bytes = device_sectors.saturating_sub(superblock.data_offset()) * SECTOR_BYTES;
+    let all = Range { certainty: Certainty::Suspect, offset: 0, length: Some(bytes) };
     VolumeLosses {
         uuid: superblock.uuid(),
         label: superblock.label(),
         inode: None,
         is_of_device: false,
+        has_device: true,
+        bytes: Some(bytes),
         ranges: if lacks_nothing(superblock) { Vec::new() } else { vec![all] },
     }
 }
@@ -87,7 +107,10 @@ fn of_volume(volume: &Volume, losses: &Losses, backings: &[Backing]) -> VolumeLo
         uuid: entry.uuid,
         label: entry.label_text(),
         inode: Some(volume.inode),
+        has_device: device.is_some(),
         is_of_device: device.is_none() && !entry.is_flash_only(),
+        bytes: (sectors.end < OFFSET_MAX)
+            .then(|| sectors.end.saturating_sub(sectors.start) * SECTOR_BYTES),
         ranges,
     }
 }
@@ -138,9 +161,118 @@ pub fn json(volumes: &[VolumeLosses]) -> Value {
             "uuid": (!volume.uuid.is_zero()).then(|| volume.uuid.to_string()),
             "label": volume.label,
             "inode": volume.inode,
+            "bytes": volume.bytes,
             "offsets_of": if volume.is_of_device { "backing device" } else { "volume" },
             "ranges": volume.ranges.iter().map(range).collect::<Vec<_>>(),
         })
     };
     volumes.iter().map(volume).collect()
+}
+
+/// All of a volume, as ranges of bytes that follow each other.
+///
+/// # Errors
+/// How many volumes of known size there are, if it is not one.
+pub fn map(volumes: &[VolumeLosses]) -> Result<Vec<MapPart>, usize> {
+    let known: Vec<(&VolumeLosses, u64)> =
+        volumes.iter().filter_map(|volume| Some((volume, volume.bytes?))).collect();
+    let [(volume, bytes)] = known[..] else { return Err(known.len()) };
+    let mut parts = Vec::with_capacity(volume.ranges.len() * 2 + 1);
+    let mut at = 0;
+    let mut add = |certainty, upto| {
+        if at < upto {
+            parts.push(MapPart { certainty, offset: at, length: upto - at });
+            at = upto;
+        }
+    };
+    for range in &volume.ranges {
+        add(None, range.offset);
+        let end = range.length.map_or(bytes, |length| range.offset + length);
+        add(Some(range.certainty), end.min(bytes));
+    }
+    add(None, bytes);
+    Ok(parts)
+}
+
+impl MapPart {
+    /// Type and description, as for an NBD client.
+    fn kind(&self) -> (u8, &'static str) {
+        match self.certainty {
+            None => (0, "sound"),
+            Some(Certainty::Lost) => (1, word(Certainty::Lost)),
+            Some(Certainty::Suspect) => (2, word(Certainty::Suspect)),
+        }
+    }
+}
+
+/// The lines of `nbdinfo --map`.
+pub fn map_lines(parts: &[MapPart]) -> String {
+    let line = |part: &MapPart| {
+        let (MapPart { offset, length, .. }, (number, word)) = (part, part.kind());
+        format!("{offset:>10}  {length:>10}  {number:>3}  {word}\n")
+    };
+    parts.iter().map(line).collect()
+}
+
+/// The objects of `nbdinfo --map --json`.
+pub fn map_json(parts: &[MapPart]) -> Value {
+    let object = |part: &MapPart| {
+        let (number, word) = part.kind();
+        json!({
+            "offset": part.offset,
+            "length": part.length,
+            "type": number,
+            "description": word,
+        })
+    };
+    parts.iter().map(object).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Certainty, Range, VolumeLosses, map, map_json, map_lines};
+    use cairn_format::bcache::Uuid;
+
+    fn volume(bytes: Option<u64>, ranges: &[(Certainty, u64, Option<u64>)]) -> VolumeLosses {
+        let range = |&(certainty, offset, length)| Range { certainty, offset, length };
+        VolumeLosses {
+            uuid: Uuid([1; 16]),
+            label: String::new(),
+            inode: Some(0),
+            is_of_device: false,
+            has_device: true,
+            bytes,
+            ranges: ranges.iter().map(range).collect(),
+        }
+    }
+
+    #[test]
+    fn map_of_a_volume_covers_each_byte_once() {
+        let (lost, suspect) = (Certainty::Lost, Certainty::Suspect);
+        let damaged = [(lost, 512, Some(512)), (suspect, 1024, Some(512)), (lost, 4096, None)];
+        let parts = map(&[volume(Some(8192), &damaged)]).expect("one volume");
+        let mut at = 0;
+        for part in &parts {
+            assert_eq!(part.offset, at);
+            at += part.length;
+        }
+        assert_eq!(at, 8192);
+        let expected = "         0         512    0  sound
+       512         512    1  lost
+      1024         512    2  suspect
+      1536        2560    0  sound
+      4096        4096    1  lost
+";
+        assert_eq!(map_lines(&parts), expected);
+        assert_eq!(map_json(&parts)[2]["description"], "suspect");
+    }
+
+    #[test]
+    fn map_needs_one_volume_of_known_size() {
+        let (known, unknown) = (|| volume(Some(8192), &[]), || volume(None, &[]));
+        assert_eq!(map(&[known(), unknown()]).ok().map(|parts| parts.len()), Some(1));
+        assert_eq!(map(&[unknown()]).err(), Some(0));
+        assert_eq!(map(&[known(), known()]).err(), Some(2));
+        assert!(map(&[volume(Some(0), &[])]).is_ok_and(|parts| parts.is_empty()));
+    }
 }

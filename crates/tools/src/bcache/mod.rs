@@ -3,7 +3,7 @@
 pub mod check;
 pub mod dump;
 pub mod format;
-mod lost;
+pub mod lost;
 pub mod probe;
 
 use std::convert::Infallible;
@@ -19,9 +19,11 @@ use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Error, Replacement,
     SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
 };
-use cairn_outcome::failure::{Outcome, refused};
+use cairn_outcome::failure::{Outcome, refused, wrong};
+use cairn_outcome::stderr::say;
 use serde_json::{Value, json};
 
+use crate::args::DiscardDirty;
 use crate::source::Source;
 
 /// A device whose sectors are counted from a first one.
@@ -104,23 +106,70 @@ fn backing(path: &Path) -> Outcome<Backing> {
     Ok(Backing { superblock, device_sectors: source.bytes / SECTOR_BYTES })
 }
 
-/// Refuses to overwrite dirty data of a cache that begins at this sector.
+/// Refuses to overwrite dirty data of a cache that begins at this sector, or tells what is lost.
 ///
 /// # Errors
-/// There is some, or there may be; or the device cannot be read.
-pub fn refuse_dirty(source: &Source, start_sector: u64) -> Outcome<()> {
-    match superblock(source, start_sector)? {
-        Ok(Superblock::Cache(cache)) if cache.is_in_use() => (),
-        _ => return Ok(()),
-    }
-    let report = report(source, start_sector, &[])?;
-    let found = match report.totals.dirty_sectors {
-        0 if report.severity != Severity::Damaged => return Ok(()),
-        0 => "a damaged cache, which may have data that its backing devices do not have".to_owned(),
-        dirty => format!("a cache with {dirty} sectors that its backing devices do not have"),
+/// There is some, or there may be, and it is not given up; or the device cannot be read.
+pub fn refuse_dirty(
+    source: &Source,
+    start_sector: u64,
+    discard: Option<DiscardDirty>,
+) -> Outcome<()> {
+    let cache = match superblock(source, start_sector)? {
+        Ok(Superblock::Cache(cache)) if cache.is_in_use() => cache,
+        Ok(_) | Err(Error::Magic { .. } | Error::Short { .. }) => return Ok(()),
+        // Its set cannot be known.
+        Err(_) if discard.is_some() => return Ok(()),
+        Err(error) => {
+            let found = format!("a damaged bcache device ({error}), perhaps with dirty data");
+            let expected = "a sound one, or --yes --discard-dirty to lose it";
+            return Err(refused(ConfigKind::Busy, &source.name, "content", found, expected));
+        }
     };
-    let expected = "a clean one (cairn flush), or --yes --discard-dirty to lose them";
-    Err(refused(ConfigKind::Busy, &source.name, "content", found, expected))
+    let report = report(source, start_sector, &[])?;
+    let Some(lost) = what_is_dirty(&report) else { return Ok(()) };
+    let set = cache.set_uuid();
+    match discard {
+        Some(DiscardDirty::Set(given)) if given == set => {
+            say(format_args!("{}: gives up {lost}", source.name));
+            Ok(())
+        }
+        Some(DiscardDirty::Set(given)) => {
+            let expected = format!("{set}, the set whose data would be lost: {lost}");
+            Err(wrong(&source.name, "--discard-dirty", given, expected))
+        }
+        _ => {
+            let expected = format!(
+                "a clean one (cairn flush), or --yes --discard-dirty={set}, the set's UUID, to \
+                 lose them"
+            );
+            Err(refused(ConfigKind::Busy, &source.name, "content", lost, expected))
+        }
+    }
+}
+
+/// What only the cache has, or may have.
+fn what_is_dirty(report: &Report) -> Option<String> {
+    let of = |volume: &Volume| match &volume.entry {
+        entry if entry.uuid.is_zero() => format!("inode {}", volume.inode),
+        entry => format!("volume {}", entry.uuid),
+    };
+    let dirty = report.volumes.iter().filter(|volume| volume.dirty_sectors > 0);
+    let each: Vec<String> =
+        dirty.map(|volume| format!("{} sectors of {}", volume.dirty_sectors, of(volume))).collect();
+    match (report.totals.dirty_sectors, report.severity) {
+        (0, Severity::Damaged) => Some(
+            "a damaged cache, which may have data that its backing devices do not have".to_owned(),
+        ),
+        (0, _) => None,
+        (dirty, severity) => {
+            let least = if severity == Severity::Damaged { "at least " } else { "" };
+            let each = each.join(", ");
+            Some(format!(
+                "a cache with {least}{dirty} sectors that its backing devices do not have ({each})"
+            ))
+        }
+    }
 }
 
 /// What keeps a tool from reading a cache.

@@ -19,6 +19,7 @@ use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock,
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::signals::{Event, Unfinished};
 
+use crate::args::DiscardDirty;
 use crate::dirty;
 use crate::source::{Source, refuse_unless_blank, sync_folder};
 
@@ -35,7 +36,7 @@ pub struct Leave {
     /// The content of the device.
     pub yes: bool,
     /// The dirty blocks of a cache.
-    pub discard_dirty: bool,
+    pub discard_dirty: Option<DiscardDirty>,
 }
 
 /// A metadata device being written.

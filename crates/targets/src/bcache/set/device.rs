@@ -98,7 +98,7 @@ pub(in super::super) fn write_io(env: &Env, sector: u64, bytes: &[u8]) -> Io {
 }
 
 /// Reads a device for `load`.
-pub(super) struct DiskSource<'a> {
+pub(in super::super) struct DiskSource<'a> {
     pub env: &'a Env,
     pub device: &'a Device,
 }

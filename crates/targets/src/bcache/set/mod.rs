@@ -11,7 +11,7 @@ mod session;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{CacheSuperblock, Key, Uuid};
 
-pub(super) use device::{CacheDevice, write_io};
+pub(super) use device::{CacheDevice, DiskSource, write_io};
 pub(super) use open::open;
 pub(super) use session::{Session, WriteError};
 

@@ -100,6 +100,9 @@ pub struct ScanEnd {
     /// What lies there, if it has the magic of an entry but is none: it was damaged, or being
     /// written when the power failed.
     pub fault: Option<EntryFault>,
+    /// The highest number of the sound entries behind that. Entries are written one after the other,
+    /// so one that is newer than all before it says that what lies between was damaged.
+    pub newest_behind: Option<u64>,
 }
 
 /// Why bytes with the magic of an entry are none.
@@ -187,8 +190,16 @@ pub fn scan(bytes: &[u8], magic: SetMagic, block_bytes: usize) -> (Vec<Entry<'_>
             Ok(None) => None,
             Err(fault) => Some(fault),
         };
-        return (entries, ScanEnd { at, fault });
+        let newest_behind = newest_from(bytes, at + block_bytes, magic, block_bytes);
+        return (entries, ScanEnd { at, fault, newest_behind });
     }
+}
+
+/// The highest number of the sound entries from byte `at` on.
+fn newest_from(bytes: &[u8], at: usize, magic: SetMagic, block_bytes: usize) -> Option<u64> {
+    let starts = (at..bytes.len()).step_by(block_bytes);
+    let found = starts.filter_map(|at| read_entry(&bytes[at..], magic).ok().flatten());
+    found.map(|(header, _)| header.seq).max()
 }
 
 fn read_entry(bytes: &[u8], magic: SetMagic) -> Result<Option<(Header, &[U64])>, EntryFault> {

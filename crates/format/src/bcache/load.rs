@@ -204,6 +204,12 @@ pub enum What {
         /// The node's own.
         expected: (u32, u64),
     },
+    /// A chain of buckets comes back to itself.
+    #[error("bucket: found {bucket} again, expected each bucket once")]
+    Loop {
+        /// The bucket.
+        bucket: u64,
+    },
     /// Another key leads to the same bucket.
     #[error("bucket {bucket}: found a second node in it, expected one")]
     Twice {
@@ -398,6 +404,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
     async fn ring(&mut self, superblock: &CacheSuperblock) -> Outcome<(Ring, Option<Fault>), S> {
         let mut all = Vec::new();
         let mut faults = Vec::new();
+        let mut hidden = None;
         let buckets: Vec<(usize, u64)> = superblock.journal_buckets().enumerate().collect();
         for some in buckets.chunks(self.buckets_at_once()) {
             let range = |(_, bucket): &(usize, u64)| {
@@ -413,7 +420,8 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
                     let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
                     all.push(Located { header: entry.header, index, bytes });
                 }
-                faults.extend(end.fault.map(|fault| (index, fault)));
+                hidden = hidden.max(end.newest_behind);
+                faults.extend(end.fault.map(|fault| (index, fault, end.newest_behind)));
             }
         }
         let ring = Ring::of(all, superblock.discards()).map_err(|what| {
@@ -425,12 +433,20 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         let newest = ring.newest().header;
         let mut torn = None;
         let has = |seq: u64| ring.entries.iter().any(|entry| entry.header.seq == seq);
-        let matters = |fault: &EntryFault| fault.seq() >= newest.last_seq && !has(fault.seq());
-        for (index, fault) in faults.into_iter().filter(|(_, fault)| matters(fault)) {
-            match fault.seq() > newest.seq {
-                true => torn = Some(Fault { place: Place::Journal { index }, what: fault.into() }),
-                false => self.tell(Place::Journal { index }, fault)?,
+        let hides = |behind: Option<u64>| behind.is_some_and(|seq| seq > newest.seq);
+        let mut is_told = false;
+        for (index, fault, behind) in faults {
+            let matters = fault.seq() >= newest.last_seq && !has(fault.seq());
+            if hides(behind) || matters && fault.seq() <= newest.seq {
+                is_told |= hides(behind);
+                self.tell(Place::Journal { index }, fault)?;
+            } else if matters {
+                torn = Some(Fault { place: Place::Journal { index }, what: fault.into() });
             }
+        }
+        if let Some(last) = hidden.filter(|_| hides(hidden) && !is_told) {
+            let (missing, first) = (newest.seq + 1, newest.last_seq);
+            self.tell(Place::Ring, RingFault::Gap { missing, first, last })?;
         }
         Ok((ring, torn))
     }
@@ -490,6 +506,10 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             let expected = self.geometry.usable();
             if !expected.contains(&bucket) {
                 self.tell(place, What::Bucket { found: bucket, expected })?;
+                break;
+            }
+            if chain.contains(&bucket) {
+                self.tell(place, What::Loop { bucket })?;
                 break;
             }
             let sector = self.geometry.sector_of(bucket);

@@ -38,7 +38,7 @@ fn entries_read_as_they_were_written() {
     let length = bytes.len();
     bytes.resize(64 << 10, 0);
     let (entries, end) = scan(&bytes, magic(), 512);
-    assert_eq!(end, ScanEnd { at: length, fault: None });
+    assert_eq!(end, ScanEnd { at: length, fault: None, newest_behind: None });
     assert_eq!(entries.len(), 2);
     assert_eq!((entries[0].header, entries[0].at), (header(5, 3), 0));
     let found: Vec<Key> = entries[0].keys().map(|key| key.expect("sound")).collect();
@@ -57,6 +57,18 @@ fn a_torn_entry_ends_the_bucket_and_is_told() {
     assert_eq!((entries.len(), end.at), (1, 512));
     let fault = end.fault.expect("it has the magic");
     assert!(matches!(fault, EntryFault::Checksum { seq: 6, .. }), "{fault}");
+}
+
+#[test]
+fn what_is_newer_behind_the_end_of_a_bucket_is_told() {
+    let entry = |seq| encode(&header(seq, 3), &[key(0)], magic(), 512);
+    let mut bytes = [entry(5), entry(6), entry(7), entry(4)].concat();
+    bytes[512 + 100] ^= 1;
+    let (entries, end) = scan(&bytes, magic(), 512);
+    assert_eq!((entries.len(), end.at, end.newest_behind), (1, 512, Some(7)));
+    bytes[512..1024].fill(0);
+    let (_, end) = scan(&bytes, magic(), 512);
+    assert_eq!((end.fault, end.newest_behind), (None, Some(7)));
 }
 
 #[test]

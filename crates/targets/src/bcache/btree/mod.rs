@@ -66,19 +66,23 @@ impl Tree {
     }
 
     /// Drops the extents that lead nowhere: of the leaves as they were read. `buckets` counts the
-    /// rest.
-    pub fn keep_live(&mut self, buckets: &mut Buckets) {
+    /// rest. Answers the dirty ones among those whose bucket was reused.
+    pub fn keep_live(&mut self, buckets: &mut Buckets) -> Vec<Key> {
+        let mut gone = Vec::new();
         for leaf in &mut self.levels[0] {
             leaf.retain_extents(|key| {
                 buckets.mark_seen(key);
                 let is_live = key.cached_at().is_some() && !buckets.is_stale(key);
                 if is_live {
                     buckets.count(key);
+                } else if key.is_dirty() && key.cached_at().is_some() {
+                    gone.push(*key);
                 }
                 is_live
             });
         }
         self.check_state();
+        gone
     }
 
     /// The position of the node before this one of a level.

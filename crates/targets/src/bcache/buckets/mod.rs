@@ -87,6 +87,20 @@ impl Buckets {
         }
     }
 
+    /// The first bucket that has extents and metadata, or more extents than fit, and what it has.
+    pub fn overlap(&self) -> Option<String> {
+        let room = self.geometry.bucket_sectors();
+        self.buckets.iter().enumerate().find_map(|(at, bucket)| match bucket {
+            Bucket { is_metadata: true, live: 1.., .. } => {
+                Some(format!("bucket {at}: found data in it, expected metadata alone"))
+            }
+            Bucket { live, .. } if u64::from(*live) > room => Some(format!(
+                "bucket {at}: found extents of {live} sectors in it, expected {room} at most"
+            )),
+            _ => None,
+        })
+    }
+
     // Extents.
 
     /// An extent that the tree has.

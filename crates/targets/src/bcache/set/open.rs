@@ -6,6 +6,7 @@
 use std::ops::ControlFlow;
 
 use cairn_block::{ConfigError, ConfigKind, Env};
+use cairn_format::bcache::extents::overlay;
 use cairn_format::bcache::load::{Fault, LoadError, Loaded, NodePlace, Visitor, load};
 use cairn_format::bcache::node::Node as NodeRead;
 use cairn_format::bcache::{CacheSuperblock, Key};
@@ -68,10 +69,18 @@ pub(in super::super) async fn open(
     if let Some(torn) = &loaded.torn {
         tracing::info!("{argument}: a last entry was being written when the power failed: {torn}");
     }
-    Ok(assemble(superblock, loaded, collector.levels))
+    assemble(superblock, loaded, collector.levels).map_err(|detail| {
+        let detail = format!("{detail}; see: cairn check {argument}");
+        ConfigError::new(ConfigKind::Damaged, argument, detail)
+    })
 }
 
-fn assemble(superblock: CacheSuperblock, loaded: Loaded, levels: Vec<Vec<Node>>) -> Set {
+/// The set of what was read; or what of it contradicts itself.
+fn assemble(
+    superblock: CacheSuperblock,
+    loaded: Loaded,
+    levels: Vec<Vec<Node>>,
+) -> Result<Set, String> {
     let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
     let mut buckets = Buckets::new(geometry, &loaded.buckets);
     let mut tree = Tree::new(geometry, magic, levels);
@@ -81,11 +90,15 @@ fn assemble(superblock: CacheSuperblock, loaded: Loaded, levels: Vec<Vec<Node>>)
     let structures = tree.nodes().chain([loaded.newest.uuids]).filter_map(|key| of(&key));
     structures.for_each(|bucket| buckets.mark_metadata(bucket));
     loaded.journal.iter().for_each(|key| buckets.mark_seen(key));
-    tree.keep_live(&mut buckets);
+    let gone = tree.keep_live(&mut buckets);
     let journaled = loaded.journaled(&geometry);
+    refuse_lost(&gone, &journaled, &buckets)?;
     tree.apply(&journaled, &mut buckets);
+    if let Some(overlap) = buckets.overlap() {
+        return Err(overlap);
+    }
     let ring = superblock.journal_buckets();
-    Set {
+    Ok(Set {
         journal: Journal::new(&loaded.ring, ring, geometry, magic),
         volumes: loaded.volumes,
         priorities: loaded.priorities,
@@ -94,5 +107,16 @@ fn assemble(superblock: CacheSuperblock, loaded: Loaded, levels: Vec<Vec<Node>>)
         superblock,
         tree,
         buckets,
+    })
+}
+
+/// Refuses dirty extents of the tree whose bucket was reused, unless the journal has what is newer:
+/// their data is gone.
+fn refuse_lost(gone: &[Key], journaled: &[Key], buckets: &Buckets) -> Result<(), String> {
+    let mut left = Vec::new();
+    overlay(gone, journaled, &mut left);
+    match left.iter().find(|key| key.is_dirty() && buckets.is_stale(key)) {
+        Some(key) => Err(format!("extent {key:?}: found its bucket reused: its data is lost")),
+        None => Ok(()),
     }
 }

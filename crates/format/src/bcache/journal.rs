@@ -101,13 +101,31 @@ pub struct ScanEnd {
     /// written when the power failed.
     pub fault: Option<EntryFault>,
     /// The highest number of the sound entries behind that. Entries are written one after the other,
-    /// so one that is newer than all before it says that what lies between was damaged.
+    /// so one that counts says that what lies before it was damaged.
     pub newest_behind: Option<u64>,
 }
 
-/// Why bytes with the magic of an entry are none.
+/// Why bytes with the magic of an entry, or an entry in all but the magic, are none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EntryFault {
+    /// It is sound but for its magic: it was whole once.
+    #[error("journal entry {seq}: magic: found {found:#018x}, expected {expected:#018x}")]
+    Magic {
+        /// Its number.
+        seq: u64,
+        /// Magic on the device.
+        found: u64,
+        /// Magic of the set of devices.
+        expected: u64,
+    },
+    /// It is sound but for its number: it was whole once.
+    #[error("journal entry {seq}: seq: found {found}, expected {seq}")]
+    Seq {
+        /// The number that its checksum tells.
+        seq: u64,
+        /// Number on the device.
+        found: u64,
+    },
     /// Its checksum is that of other bytes.
     #[error("journal entry {seq}: checksum: found {found:#018x}, expected {expected:#018x}")]
     Checksum {
@@ -153,7 +171,9 @@ impl EntryFault {
     #[must_use]
     pub fn seq(&self) -> u64 {
         match self {
-            EntryFault::Checksum { seq, .. }
+            EntryFault::Magic { seq, .. }
+            | EntryFault::Seq { seq, .. }
+            | EntryFault::Checksum { seq, .. }
             | EntryFault::Length { seq, .. }
             | EntryFault::Version { seq, .. }
             | EntryFault::Key { seq, .. } => *seq,
@@ -187,7 +207,7 @@ pub fn scan(bytes: &[u8], magic: SetMagic, block_bytes: usize) -> (Vec<Entry<'_>
                 entries.push(entry);
                 continue;
             }
-            Ok(None) => None,
+            Ok(None) => without_magic(&bytes[at.min(bytes.len())..], magic),
             Err(fault) => Some(fault),
         };
         let newest_behind = newest_from(bytes, at + block_bytes, magic, block_bytes);
@@ -200,6 +220,39 @@ fn newest_from(bytes: &[u8], at: usize, magic: SetMagic, block_bytes: usize) -> 
     let starts = (at..bytes.len()).step_by(block_bytes);
     let found = starts.filter_map(|at| read_entry(&bytes[at..], magic).ok().flatten());
     found.map(|(header, _)| header.seq).max()
+}
+
+/// What would be an entry at the beginning of these bytes if it had the magic.
+fn without_magic(bytes: &[u8], magic: SetMagic) -> Option<EntryFault> {
+    let (raw, _) = RawHeader::ref_from_prefix(bytes).ok()?;
+    let (found, expected) = (raw.magic.get(), magic.journal());
+    let mended = with_word(bytes, offset_of!(RawHeader, magic), expected);
+    let (header, _) = read_entry(&mended, magic).ok()??;
+    Some(EntryFault::Magic { seq: header.seq, found, expected })
+}
+
+/// What would be the entry `seq` at the beginning of these bytes if it had that number.
+pub(super) fn without_seq(bytes: &[u8], magic: SetMagic, seq: u64) -> Option<EntryFault> {
+    let (raw, _) = RawHeader::ref_from_prefix(bytes).ok()?;
+    let mended = with_word(bytes, offset_of!(RawHeader, seq), seq);
+    read_entry(&mended, magic).ok()??;
+    Some(EntryFault::Seq { seq, found: raw.seq.get() })
+}
+
+/// The header at the beginning of these bytes and the words that it counts, as far as there are
+/// any, with another word at `at`.
+fn with_word(bytes: &[u8], at: usize, word: u64) -> Vec<u8> {
+    let count = RawHeader::ref_from_prefix(bytes).map_or(0, |(raw, _)| raw.keys.get() as usize);
+    let length = (ENTRY_HEADER_BYTES + count * 8).min(ENTRY_BYTES_MAX).min(bytes.len());
+    let mut bytes = bytes[..length].to_vec();
+    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    bytes
+}
+
+/// The entry at byte `at`, if a sound one begins there.
+pub(super) fn entry_at(bytes: &[u8], at: usize, magic: SetMagic) -> Option<Entry<'_>> {
+    let (header, words) = read_entry(bytes.get(at..)?, magic).ok()??;
+    Some(Entry { header, at, words })
 }
 
 fn read_entry(bytes: &[u8], magic: SetMagic) -> Result<Option<(Header, &[U64])>, EntryFault> {
@@ -292,6 +345,9 @@ pub struct Ring {
     pub discarded: Option<Range<u64>>,
 }
 
+/// The highest number that an entry may have: there are numbers left for entries behind it.
+pub const SEQ_MAX: u64 = 1 << 63;
+
 /// Why the entries of a ring are no journal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
@@ -307,6 +363,28 @@ pub enum RingFault {
         first: u64,
         /// The newest.
         last: u64,
+    },
+    /// Entries that count lie behind bytes that are none.
+    #[error("byte {at}: found no journal entry, expected one in front of entry {seq}")]
+    Hidden {
+        /// Where the bytes begin in their bucket.
+        at: usize,
+        /// The newest of those entries.
+        seq: u64,
+    },
+    /// An entry was sound when it was read first, and is not any more.
+    #[error("byte {at}: found no journal entry, expected entry {seq}, which was there before")]
+    Changed {
+        /// Where it was in its bucket.
+        at: usize,
+        /// Its number.
+        seq: u64,
+    },
+    /// There are no numbers left for the entries behind the newest.
+    #[error("journal entry {seq}: seq: found {seq}, expected at most {SEQ_MAX}")]
+    Seq {
+        /// The newest.
+        seq: u64,
     },
     /// Two entries have one number.
     #[error("journal: found two entries {seq}, expected one")]
@@ -336,6 +414,9 @@ impl Ring {
         all.sort_by_key(|entry| entry.header.seq);
         let newest = all.last().ok_or(RingFault::Empty)?.header;
         let (first, last) = (newest.last_seq, newest.seq);
+        if last > SEQ_MAX {
+            return Err(RingFault::Seq { seq: last });
+        }
         if first > last || last - first >= ENTRIES_MAX {
             return Err(RingFault::LastSeq { seq: last, found: first });
         }
@@ -356,6 +437,13 @@ impl Ring {
             }
         }
         Ok(Ring { entries: all, discarded })
+    }
+
+    /// True if it has the entry of this number.
+    #[must_use]
+    pub fn has(&self, seq: u64) -> bool {
+        let of = |entry: &Located| entry.header.seq;
+        self.entries.binary_search_by_key(&seq, of).is_ok()
     }
 
     /// The newest entry.

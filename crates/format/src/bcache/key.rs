@@ -4,7 +4,7 @@
 //! On disk a key is two words and as many pointers as it counts; in memory it is the same words
 //! with room for one pointer. Sets of several cache devices, whose keys have more, do not run
 //! anywhere. All accessors mask, so that any word is a key; [`Key::decode`] tells what cannot be
-//! one at all, and `check` what should not be.
+//! one at all, [`Key::is_in_range`] what can be an extent, and `check` what should not be.
 
 use core::fmt;
 
@@ -129,6 +129,12 @@ impl Key {
         Key { high: self.high & !DIRTY | if dirty { DIRTY } else { 0 }, ..self }
     }
 
+    /// The key with another end, of any value.
+    #[cfg(test)]
+    pub(super) fn with_end(self, end: u64) -> Key {
+        Key { low: end, ..self }
+    }
+
     /// The first key of these words, and how many of them it takes.
     ///
     /// # Errors
@@ -193,6 +199,15 @@ impl Key {
     #[must_use]
     pub fn has_pointer(&self) -> bool {
         self.high >> PTRS_SHIFT & 7 != 0
+    }
+
+    /// True if it can be an extent: it does not begin before its volume, nor reach beyond the
+    /// highest position.
+    #[must_use]
+    pub fn is_in_range(&self) -> bool {
+        self.sectors() <= self.end()
+            && self.end() <= OFFSET_MAX
+            && self.position() < Key::MAX.position()
     }
 
     /// Where it leads.

@@ -9,14 +9,26 @@
 //! judged once all of them are known, in [`Loaded::extents`]; children are judged when their node
 //! is read, after the keys of the same node that free former children.
 //!
-//! **Stale keys in the journal.** A bucket is reused once nothing needs what it holds. A stale key
-//! that is clean was evicted, perhaps before its leaf was written, so it still hides what the tree
-//! has: that is older. A stale key that is dirty was moved or written back, and the leaf that says
-//! so was written before its bucket was reused; what the tree has is newer, and the key is skipped.
+//! **Stale keys in the journal.** A bucket is reused once nothing needs what it holds. Each key takes
+//! the place of those before it, stale or not: it was written after them, so none of them may come
+//! back. What counts where the last one is stale is then not in the journal:
+//!
+//! - A clean one was evicted, perhaps before its leaf was written. What the tree has may be older,
+//!   and the backing device has the data: there is a hole.
+//! - A dirty one was moved or written back, which no entry says. A garbage collection found the
+//!   bucket without use, and writes all leaves before it ends; only then is the bucket reused. So
+//!   what the tree has is newer, and counts. (The kernel replays such keys, and loses what it moved.)
+//! - But a root that is a leaf is not written by the garbage collection. It may have an older dirty
+//!   key, or the stale one, where the data was written back since: there is a hole, as the kernel
+//!   has it. Had the data been moved instead, and the leaf been written after the last entry of the
+//!   journal, the hole would hide it; moving is off in a kernel unless someone asks for it, and
+//!   what cairn moves is journaled.
 //!
 //! Memory: a few bytes per bucket, the nodes being read, [`BATCH_BYTES`] of leaves, and the keys of
 //! those entries of the journal that count. Each bucket is read as a node at most once, so that a
 //! tree of any damage ends.
+
+mod ring;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -25,12 +37,13 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use super::extents::{latest, overlaid};
-use super::journal::{ByteRange, EntryFault, Header, Located, Ring, RingFault, scan};
+use super::journal::{EntryFault, Header, Ring, RingFault};
 use super::node::{Node, NodeFault};
 use super::priorities::{PrioritiesFault, PrioritySet, Record};
 use super::uuids::{self, UuidEntry};
 use super::{
-    Age, CacheSuperblock, Generation, Geometry, Key, KeyError, Pointer, SECTOR_BYTES, SetMagic,
+    Age, CacheSuperblock, Generation, Geometry, Key, KeyError, OFFSET_MAX, Pointer, SECTOR_BYTES,
+    SetMagic,
 };
 
 /// How many bytes of leaves are read together.
@@ -176,6 +189,9 @@ pub enum What {
     /// A key that leads out of the device or over the end of a bucket, or nowhere at all.
     #[error("key {0:?}: found no place within one bucket, expected one")]
     Pointer(Key),
+    /// An extent that begins before its volume, or reaches beyond the highest position.
+    #[error("key {0:?}: found it out of range, expected an extent of sectors 0 to {OFFSET_MAX}")]
+    Range(Key),
     /// A root that is none.
     #[error("root: found {key:?} at level {level}, expected the highest position and at most 15")]
     Root {
@@ -195,6 +211,14 @@ pub enum What {
         after: (u32, u64),
         /// And up to this one.
         upto: (u32, u64),
+    },
+    /// Two children that end at one position.
+    #[error("children: found {first:?} and {second:?} at one position, expected one")]
+    SamePosition {
+        /// The one.
+        first: Key,
+        /// The other.
+        second: Key,
     },
     /// Children that do not reach the end of their node.
     #[error("children: found the last at {found:?}, expected it at {expected:?}")]
@@ -266,11 +290,14 @@ impl Loaded {
     /// What the journal lays over the tree, in order: extents, and holes.
     #[must_use]
     pub fn journaled(&self, geometry: &Geometry) -> Vec<Key> {
-        latest(self.journal.iter().filter_map(|key| match self.is_stale(geometry, key) {
-            false => Some(*key),
-            true if key.is_dirty() => None,
+        let has_leaves = self.newest.root_level > 0;
+        let says = |key: Key| match self.is_stale(geometry, &key) {
+            false => Some(key),
+            true if key.is_dirty() && has_leaves => None,
             true => Some(key.without_pointer()),
-        }))
+        };
+        let latest = latest(self.journal.iter().copied());
+        latest.into_iter().filter_map(says).collect()
     }
 
     /// True if a key's bucket was reused since the key was made.
@@ -395,108 +422,6 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         }
     }
 
-    /// How many buckets of the ring are read together.
-    fn buckets_at_once(&self) -> usize {
-        (BATCH_BYTES / (self.geometry.bucket_sectors() * SECTOR_BYTES as u64)).max(1) as usize
-    }
-
-    /// The entries that count, and what is left of one behind them.
-    async fn ring(&mut self, superblock: &CacheSuperblock) -> Outcome<(Ring, Option<Fault>), S> {
-        let mut all = Vec::new();
-        let mut faults = Vec::new();
-        let mut hidden = None;
-        let buckets: Vec<(usize, u64)> = superblock.journal_buckets().enumerate().collect();
-        for some in buckets.chunks(self.buckets_at_once()) {
-            let range = |(_, bucket): &(usize, u64)| {
-                let sector = self.geometry.sector_of(*bucket);
-                sector..sector + self.geometry.bucket_sectors()
-            };
-            let ranges: Vec<Range<u64>> = some.iter().map(range).collect();
-            for ((index, _), bytes) in some.iter().zip(self.read(&ranges).await?) {
-                let index = *index;
-                let Some(bytes) = self.told(Place::Journal { index }, bytes)? else { continue };
-                let (entries, end) = scan(&bytes, self.magic, self.geometry.block_bytes());
-                for entry in entries {
-                    let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
-                    all.push(Located { header: entry.header, index, bytes });
-                }
-                hidden = hidden.max(end.newest_behind);
-                faults.extend(end.fault.map(|fault| (index, fault, end.newest_behind)));
-            }
-        }
-        let ring = Ring::of(all, superblock.discards()).map_err(|what| {
-            LoadError::Fault(Box::new(Fault { place: Place::Ring, what: what.into() }))
-        })?;
-        // What was before the entries that count is of no interest, and what would be behind the
-        // newest never counted: it was being written when the power failed, or was damaged since.
-        // The session after that wrote another entry of the same number.
-        let newest = ring.newest().header;
-        let mut torn = None;
-        let has = |seq: u64| ring.entries.iter().any(|entry| entry.header.seq == seq);
-        let hides = |behind: Option<u64>| behind.is_some_and(|seq| seq > newest.seq);
-        let mut is_told = false;
-        for (index, fault, behind) in faults {
-            let matters = fault.seq() >= newest.last_seq && !has(fault.seq());
-            if hides(behind) || matters && fault.seq() <= newest.seq {
-                is_told |= hides(behind);
-                self.tell(Place::Journal { index }, fault)?;
-            } else if matters {
-                torn = Some(Fault { place: Place::Journal { index }, what: fault.into() });
-            }
-        }
-        if let Some(last) = hidden.filter(|_| hides(hidden) && !is_told) {
-            let (missing, first) = (newest.seq + 1, newest.last_seq);
-            self.tell(Place::Ring, RingFault::Gap { missing, first, last })?;
-        }
-        Ok((ring, torn))
-    }
-
-    /// The keys of the entries that count.
-    async fn journal(&mut self, ring: &Ring, superblock: &CacheSuperblock) -> Outcome<Vec<Key>, S> {
-        let mut keys = Vec::new();
-        let follows = |a: &Located, b: &Located| a.index == b.index && a.bytes.end <= b.bytes.start;
-        let of_buckets: Vec<&[Located]> = ring.entries.chunk_by(follows).collect();
-        for some in of_buckets.chunks(self.buckets_at_once()) {
-            let range = |entries: &&[Located]| {
-                let bucket = superblock.journal_buckets().start + entries[0].index as u64;
-                let sector = self.geometry.sector_of(bucket);
-                let end = self.geometry.padded(entries[entries.len() - 1].bytes.end);
-                let start = sector + (entries[0].bytes.start / SECTOR_BYTES) as u64;
-                start..sector + (end / SECTOR_BYTES) as u64
-            };
-            let ranges: Vec<Range<u64>> = some.iter().map(range).collect();
-            for (entries, bytes) in some.iter().zip(self.read(&ranges).await?) {
-                let place = Place::Journal { index: entries[0].index };
-                let Some(bytes) = self.told(place, bytes)? else { continue };
-                self.keep_keys(&mut keys, entries.len(), &bytes)?;
-            }
-        }
-        Ok(keys)
-    }
-
-    /// The keys of so many entries, one after the other.
-    fn keep_keys(&mut self, keys: &mut Vec<Key>, entries: usize, bytes: &[u8]) -> Outcome<(), S> {
-        let (found, _) = scan(bytes, self.magic, self.geometry.block_bytes());
-        for entry in found.iter().take(entries) {
-            let seq = entry.header.seq;
-            for key in entry.keys() {
-                match key {
-                    Ok(key) => self.keep_sound(keys, key, Place::Newest { seq })?,
-                    Err(error) => self.tell(Place::Newest { seq }, error)?,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn keep_sound(&mut self, keys: &mut Vec<Key>, key: Key, place: Place) -> Outcome<(), S> {
-        if is_sound(&self.geometry, &key) {
-            keys.push(key);
-            return Ok(());
-        }
-        self.tell(place, What::Pointer(key))
-    }
-
     async fn priorities(&mut self, newest: &Header) -> Outcome<(Vec<Record>, Vec<u64>), S> {
         let mut records = Vec::with_capacity(self.geometry.buckets() as usize);
         let mut chain = Vec::new();
@@ -545,11 +470,6 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
 fn leads_well(geometry: &Geometry, key: &Key) -> bool {
     let fits = |pointer: Pointer| geometry.holds(pointer.sector(), key.sectors());
     key.cached_at().is_none_or(fits)
-}
-
-/// True if an extent does, and does not begin before its volume.
-fn is_sound(geometry: &Geometry, key: &Key) -> bool {
-    leads_well(geometry, key) && key.end() >= key.sectors()
 }
 
 struct TreeWalk<'a, S, V> {
@@ -662,7 +582,7 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
             Err(fault) => return self.loader.tell(Place::Node(*place), fault),
         };
         for key in extents {
-            if !is_sound(&self.loader.geometry, &key) {
+            if !leads_well(&self.loader.geometry, &key) {
                 self.loader.tell(Place::Node(*place), What::Pointer(key))?;
             } else if key.begin() < place.after || key.position() > place.key.position() {
                 let (after, upto) = (place.after, place.key.position());
@@ -695,6 +615,15 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
             self.loader.tell(Place::Node(*place), what)?;
             children.retain(|key| is_inside(&key));
         }
+        let mut same = Vec::new();
+        children.dedup_by(|second, first| {
+            let is_same = first.position() == second.position();
+            same.extend(is_same.then_some(What::SamePosition { first: *first, second: *second }));
+            is_same
+        });
+        for what in same {
+            self.loader.tell(Place::Node(*place), what)?;
+        }
         let found = children.last().map_or((0, 0), Key::position);
         if found != upto {
             self.loader.tell(Place::Node(*place), What::Children { found, expected: upto })?;
@@ -721,3 +650,6 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         self.bucket_of(key).is_some_and(|(bucket, found)| bucket.generation.outdates(found))
     }
 }
+
+#[cfg(test)]
+mod tests;

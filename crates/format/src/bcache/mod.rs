@@ -16,12 +16,15 @@ pub mod check;
 mod crc;
 mod error;
 pub mod extents;
+#[cfg(test)]
+mod fixture;
 mod generation;
 mod geometry;
 pub mod journal;
 mod key;
 pub mod load;
 pub mod node;
+pub mod places;
 pub mod priorities;
 pub mod superblock;
 pub mod uuids;

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::crc::{crc64, crc64_seeded};
 use super::extents::overlay;
-use super::{Key, KeyError, Pointer, SetMagic};
+use super::{Key, KeyError, OFFSET_MAX, Pointer, SetMagic};
 use crate::Field;
 
 /// Bytes of the header of a set.
@@ -131,6 +131,12 @@ pub enum KeyFault {
     /// It is none.
     #[error(transparent)]
     Decode(#[from] KeyError),
+    /// It begins before its volume, or reaches beyond the highest position.
+    #[error("found {found:?} out of range, expected an extent of sectors 0 to {OFFSET_MAX}")]
+    Range {
+        /// The key.
+        found: Key,
+    },
     /// It begins before the end of the one before it.
     #[error("found {found:?} behind {before:?}, expected extents in order")]
     Order {
@@ -196,7 +202,7 @@ impl<'a> Node<'a> {
     /// them; remnants without a length are not.
     ///
     /// # Errors
-    /// A set with a sound checksum has a key that is none, or keys that overlap.
+    /// A set with a sound checksum has a key that is none or out of range, or keys that overlap.
     pub fn extents(&self) -> Result<Vec<Key>, NodeFault> {
         let mut extents: Vec<Key> = Vec::new();
         let mut newer = Vec::new();
@@ -247,6 +253,9 @@ impl<'a> Set<'a> {
             let found = key.map_err(|error| self.fault(index, error.into()))?;
             if found.sectors() == 0 {
                 continue;
+            }
+            if !found.is_in_range() {
+                return Err(self.fault(index, KeyFault::Range { found }));
             }
             match extents.last() {
                 Some(before) if before.position() > found.begin() => {

@@ -33,6 +33,11 @@ const INCOMPAT_LARGE_BUCKET: u64 = 2;
 /// The obsolete feature for large buckets: sixteen more bits at the end.
 const INCOMPAT_OBSOLETE_BUCKET: u64 = 1;
 
+/// The most sectors before the data of a backing device: as many as a device can have.
+const DATA_OFFSET_MAX: u64 = 1 << 54;
+/// How often a superblock was written at most: there are numbers left for those behind it.
+const SEQ_MAX: u64 = 1 << 63;
+
 const FLAG_SYNC: u64 = 1;
 const FLAG_DISCARD: u64 = 2;
 
@@ -407,6 +412,8 @@ impl CacheSuperblock {
         }
         let in_set = u64::from(raw.nr_in_set.get());
         in_range("nr_in_set", in_set, in_set == 1, "1 (one cache device in a set)")?;
+        let seq = raw.seq.get();
+        in_range("seq", seq, seq <= SEQ_MAX, "2^63 at most")?;
         let this = u64::from(raw.nr_this_dev.get());
         in_range("nr_this_dev", this, this == 0, "0")?;
         if raw.nbuckets.get() < BUCKETS_MIN {
@@ -532,7 +539,8 @@ impl BackingSuperblock {
     fn validated(bytes: Bytes) -> Result<BackingSuperblock, Error> {
         let superblock = BackingSuperblock { bytes };
         let offset = superblock.data_offset();
-        in_range("data_offset", offset, offset >= DATA_OFFSET, "16 sectors at least")?;
+        let is_legal = (DATA_OFFSET..=DATA_OFFSET_MAX).contains(&offset);
+        in_range("data_offset", offset, is_legal, "16 to 2^54 sectors")?;
         Ok(superblock)
     }
 

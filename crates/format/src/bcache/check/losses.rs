@@ -121,7 +121,7 @@ pub(super) fn suspect_of(fault: &Fault) -> Option<Range<At>> {
         (Place::Uuids | Place::Priorities { .. }, _) => None,
         (Place::Node(place), What::Pointer(key)) if place.level == 0 => Some(range_of(key)),
         (Place::Node(place), _) => Some(place.after..place.key.position()),
-        (Place::Newest { .. }, What::Pointer(key)) => Some(range_of(key)),
+        (Place::Newest { .. }, What::Pointer(key) | What::Range(key)) => Some(range_of(key)),
         (Place::Journal { .. } | Place::Ring | Place::Newest { .. }, _) => Some(EVERYTHING),
     }
 }

@@ -28,6 +28,7 @@ use std::ops::{ControlFlow, Range};
 use super::extents::overlaid;
 use super::load::{Fault, LoadError, Loaded, NodePlace, Source, Visitor, load};
 use super::node::Node;
+use super::places::is_beyond;
 use super::uuids::UuidEntry;
 use super::{
     Age, BackingState, BackingSuperblock, CacheSuperblock, Error, Geometry, Key, SECTOR_BYTES,
@@ -245,6 +246,7 @@ async fn check_contents<S: Source>(
     }
     check_ages(&loaded, &geometry, &tree, report);
     let mut extents = overlaid(tree, &loaded.journaled(&geometry));
+    check_lost(&loaded, &geometry, &extents, report);
     let gone = losses.as_ref().map(|_| losses::gone(&loaded, &geometry, &extents));
     loaded.keep_live(&geometry, &mut extents);
     let in_doubt = check_places(&geometry, &extents, &mut buckets, report);
@@ -336,17 +338,30 @@ impl Visitor for Collect<'_> {
     }
 }
 
-/// Finds stale keys that must not be.
+/// How often the bucket of a key was reused since the key was made.
+fn behind(loaded: &Loaded, geometry: &Geometry, key: &Key) -> Option<u8> {
+    let pointer = key.cached_at()?;
+    let bucket = loaded.buckets.get(geometry.bucket_of(pointer.sector()) as usize)?;
+    match bucket.generation.age_of(pointer.generation()) {
+        Age::Stale(behind) => Some(behind),
+        Age::Current | Age::Newer => None,
+    }
+}
+
+/// Finds keys that are older than the kernel tolerates.
 fn check_ages(loaded: &Loaded, geometry: &Geometry, tree: &[Key], report: &mut Report) {
-    for key in tree {
-        let Some(pointer) = key.cached_at() else { continue };
-        let bucket = loaded.buckets[geometry.bucket_of(pointer.sector()) as usize];
-        if let Age::Stale(behind) = bucket.generation.age_of(pointer.generation()) {
-            if key.is_dirty() {
-                report.add(Finding::StaleDirty { key: *key, behind });
-            } else if behind > STALE_MAX {
-                report.add(Finding::TooStale { key: *key, behind });
-            }
+    for key in tree.iter().filter(|key| !key.is_dirty()) {
+        if let Some(behind) = behind(loaded, geometry, key).filter(|behind| *behind > STALE_MAX) {
+            report.add(Finding::TooStale { key: *key, behind });
+        }
+    }
+}
+
+/// Finds dirty extents whose buckets were reused, and that nothing newer hides.
+fn check_lost(loaded: &Loaded, geometry: &Geometry, extents: &[Key], report: &mut Report) {
+    for key in extents.iter().filter(|key| key.is_dirty()) {
+        if let Some(behind) = behind(loaded, geometry, key) {
+            report.add(Finding::StaleDirty { key: *key, behind });
         }
     }
 }
@@ -464,7 +479,7 @@ fn check_backing(
 
 /// Finds extents beyond the end of their volume, or before its beginning.
 fn check_bounds(extents: &[Key], size: &Range<u64>, report: &mut Report) {
-    for key in extents.iter().filter(|key| key.start() < size.start || key.end() > size.end) {
+    for key in extents.iter().filter(|key| is_beyond(key, size)) {
         report.add(Finding::Beyond { key: *key, size: size.clone() });
     }
 }

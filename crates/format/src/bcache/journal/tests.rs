@@ -72,6 +72,14 @@ fn what_is_newer_behind_the_end_of_a_bucket_is_told() {
 }
 
 #[test]
+fn an_entry_of_another_set_is_nothing() {
+    let other = Uuid([6; 16]).set_magic();
+    let bytes = encode(&header(5, 3), &[key(0)], other, 512);
+    let (entries, end) = scan(&bytes, magic(), 512);
+    assert!(entries.is_empty() && end.fault.is_none());
+}
+
+#[test]
 fn an_entry_longer_than_its_bucket_is_none() {
     let bytes = encode(&header(5, 3), &[key(0); 40], magic(), 512);
     let (entries, end) = scan(&bytes[..1024], magic(), 512);
@@ -102,6 +110,8 @@ fn what_is_no_journal_is_refused() {
     assert_eq!(ring(&[3, 4, 4, 5], false), Err(RingFault::Twice { seq: 4 }));
     let future = Ring::of(vec![located(2, 3)], false);
     assert_eq!(future, Err(RingFault::LastSeq { seq: 2, found: 3 }));
+    let last = Ring::of(vec![located(SEQ_MAX + 1, SEQ_MAX + 1)], false);
+    assert_eq!(last, Err(RingFault::Seq { seq: SEQ_MAX + 1 }));
     let far = Ring::of(vec![located(ENTRIES_MAX + 3, 3)], false);
     assert_eq!(far, Err(RingFault::LastSeq { seq: ENTRIES_MAX + 3, found: 3 }));
 }
@@ -139,8 +149,9 @@ proptest! {
         bytes[bit / 8] ^= 1 << (bit % 8);
         let (entries, end) = scan(&bytes, magic(), 512);
         prop_assert!(entries.is_empty());
-        // Without its magic it is nothing.
-        prop_assert_eq!(end.fault.is_none(), (64..128).contains(&bit));
+        let fault = end.fault.expect("it was whole once");
+        let is_magic = matches!(fault, EntryFault::Magic { seq: 5, .. });
+        prop_assert_eq!(is_magic, (64..128).contains(&bit));
     }
 
     #[test]

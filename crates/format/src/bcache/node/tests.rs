@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bcache::extents::latest;
-use crate::bcache::{Generation, Uuid};
+use crate::bcache::{Generation, INODE_MAX, Uuid};
 
 const NODE: Pointer = Pointer(0x1234_5600);
 const BLOCK: usize = 512;
@@ -106,6 +106,24 @@ fn extents_that_overlap_within_a_set_are_refused() {
         "set of keys at byte 0: key 1: found 1:7+8 0:2000g1 behind 1:0+8 0:1000g1, expected \
          extents in order"
     );
+}
+
+#[test]
+fn extents_out_of_range_are_refused() {
+    let range = |found: Key| {
+        let bytes = node_of(&[vec![key(0, 8, 1000)], vec![found]], 9);
+        let what = SetFault::Key { index: 0, what: KeyFault::Range { found } };
+        assert_eq!(read(&bytes).extents(), Err(NodeFault { at: 512, what }), "{found:?}");
+    };
+    // Longer than what is before its end, so that it would begin before its volume.
+    range(key(0, 9, 1000).with_end(8));
+    range(key(100, 8, 1000).with_end(OFFSET_MAX + 1));
+    range(key(100, 8, 1000).with_end(u64::MAX));
+    range(Key::new(INODE_MAX, OFFSET_MAX, 8).at(Pointer::new(1000, Generation(1))));
+    let last = Key::new(INODE_MAX, OFFSET_MAX - 1, 8).at(Pointer::new(1000, Generation(1)));
+    let highest = Key::new(1, OFFSET_MAX, 8).at(Pointer::new(2000, Generation(1)));
+    let bytes = node_of(&[vec![highest, last]], 9);
+    assert_eq!(read(&bytes).extents(), Ok(vec![highest, last]));
 }
 
 proptest! {

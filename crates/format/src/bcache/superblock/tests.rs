@@ -118,6 +118,7 @@ fn what_is_not_legal_is_refused_by_its_field() {
         (192, &[16], "superblock block_size: found 16"),
         (194, &[100], "superblock bucket_size: found 100"),
         (194, &[4], "superblock bucket_size: found 4"),
+        (112, &[1, 0, 0, 0, 0, 0, 0, 0x80], "superblock seq: found 9223372036854775809"),
         (196, &[2], "superblock nr_in_set: found 2"),
         (198, &[1], "superblock nr_this_dev: found 1"),
         (204, &[0], "superblock first_bucket: found 0"),
@@ -137,6 +138,8 @@ fn what_is_not_legal_is_refused_by_its_field() {
     let backing = BackingSuperblock::fresh(&new_backing()).expect("legal").encode();
     let error = changed(&backing, 184, &[15]).expect_err("within the superblock").to_string();
     assert!(error.starts_with("superblock data_offset: found 15"), "{error}");
+    let error = changed(&backing, 184, &[0xff; 8]).expect_err("beyond each device").to_string();
+    assert!(error.starts_with("superblock data_offset: found 18446744073709551615"), "{error}");
 }
 
 proptest! {

@@ -5,16 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use cairn_format::bcache::check::{Certainty, check, check_losses};
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, scan};
-use cairn_format::bcache::load::{self, Source};
-use cairn_format::bcache::node::{Node, SET_HEADER_BYTES};
+use cairn_format::bcache::load::{self, Fault, NodePlace, Source, Visitor};
+use cairn_format::bcache::node::{Node, SET_HEADER_BYTES, Set};
+use cairn_format::bcache::places::shared;
 use cairn_format::bcache::priorities::PrioritySet;
 use cairn_format::bcache::{
-    Key, OFFSET_MAX, Pointer, SECTOR_BYTES, SUPERBLOCK_BYTES, SetMagic, Superblock, Uuid, crc64,
-    crc64_seeded, uuids,
+    Key, OFFSET_MAX, Pointer, SECTOR_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, SetMagic,
+    Superblock, Uuid, crc64, crc64_seeded, uuids,
 };
 
 const BLOCK: usize = 512;
@@ -234,8 +235,88 @@ impl Pages {
     }
 }
 
-/// A whole cache, in pieces, through the checker: a verdict that fits its findings, and losses only
-/// where something is wrong.
+/// A server that accepts no fault, and remembers all keys that it saw.
+#[derive(Default)]
+struct Server {
+    extents: Vec<Key>,
+    /// Which sectors each pair of volume and distance to the cache has, by generation and dirtiness.
+    seen: BTreeMap<(u32, u64, u8, bool), Vec<Range<u64>>>,
+}
+
+impl Visitor for Server {
+    fn fault(&mut self, fault: &Fault) -> ControlFlow<()> {
+        assert!(one_line(fault));
+        ControlFlow::Break(())
+    }
+
+    fn node(&mut self, at: &NodePlace, node: &Node<'_>) {
+        if at.level == 0 {
+            node.sets().iter().flat_map(Set::keys).flatten().for_each(|key| self.see(&key));
+        }
+    }
+
+    fn extent(&mut self, key: Key) {
+        self.extents.push(key);
+    }
+}
+
+impl Server {
+    fn tag(key: &Key) -> Option<(u32, u64, u8, bool)> {
+        let place = key.cached_at()?;
+        let distance = place.sector().wrapping_sub(key.start());
+        Some((key.inode(), distance, place.generation().0, key.is_dirty()))
+    }
+
+    fn see(&mut self, key: &Key) {
+        if let Some(tag) = Server::tag(key) {
+            self.seen.entry(tag).or_default().push(key.start()..key.end());
+        }
+    }
+
+    fn vouches_for(&self, key: &Key) -> bool {
+        let seen = Server::tag(key).and_then(|tag| self.seen.get(&tag));
+        let mut at = key.start();
+        while at < key.end() {
+            let has = |range: &&Range<u64>| range.contains(&at);
+            match seen.and_then(|ranges| ranges.iter().find(has)) {
+                Some(range) => at = range.end,
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+/// Reads a cache as a server does: it shows no sector that no key of a leaf or the journal has, and
+/// none beyond the device.
+fn serve(pages: &mut Pages, sectors: u64) {
+    let range = SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + (SUPERBLOCK_BYTES / SECTOR_BYTES) as u64;
+    let Ok(Superblock::Cache(superblock)) =
+        Superblock::decode(&pages.bytes(&range).unwrap_or_default())
+    else {
+        return;
+    };
+    let geometry = superblock.geometry();
+    if geometry.fits(sectors).is_err() {
+        return;
+    }
+    let mut server = Server::default();
+    let Ok(loaded) = load::now(load::load(pages, &superblock, &mut server)) else { return };
+    loaded.journal.iter().for_each(|key| server.see(key));
+    let extents = loaded.extents(geometry, std::mem::take(&mut server.extents));
+    assert!(extents.windows(2).all(|two| two[0].position() <= two[1].begin()));
+    for key in &extents {
+        let place = key.cached_at().expect("an extent leads somewhere");
+        assert!(key.is_in_range() && key.sectors() > 0 && !loaded.is_stale(geometry, key));
+        assert!(geometry.holds(place.sector(), key.sectors()));
+        assert!(pages.bytes(&(place.sector()..place.sector() + key.sectors())).is_ok());
+        assert!(server.vouches_for(key), "{key:?}");
+    }
+    let _ = shared(geometry, || extents.iter());
+}
+
+/// A whole cache, in pieces, through the checker and as a server reads it: a verdict that fits its
+/// findings, and losses only where something is wrong.
 pub fn bcache_set(bytes: &[u8]) {
     let mut pages = Pages::of(bytes);
     for is_sealed in [false, true] {
@@ -243,6 +324,7 @@ pub fn bcache_set(bytes: &[u8]) {
             pages.seal();
         }
         let sectors = DEVICE_BYTES / SECTOR_BYTES as u64;
+        serve(&mut pages, sectors);
         let Ok(report) = load::now(check(&mut pages, sectors, &[]));
         assert_eq!(report.findings.is_empty(), report.severity.exit_code() == 0);
         assert!(report.findings.iter().all(one_line));

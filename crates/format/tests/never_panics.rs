@@ -190,3 +190,9 @@ proptest! {
         bcache_bodies::bcache_set(&mutate(&seed, &mutations, cut));
     }
 }
+
+#[test]
+fn a_key_that_begins_before_its_volume_does_not_mix_up_a_leaf() {
+    let crash = include_bytes!("never_panics/bcache_node_longer_than_its_end");
+    bcache_bodies::bcache_node(crash);
+}

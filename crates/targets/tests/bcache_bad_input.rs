@@ -221,7 +221,8 @@ fn a_damaged_entry_of_the_journal_is_refused_with_its_bucket_and_number() {
     let mut set = tree();
     let at = set.entry(1);
     set.cache[at + 100] ^= 1;
-    let index = tree().read().loaded.ring.entries[seqs.len() - 2].index;
+    let located = tree().read().loaded.ring.entries[seqs.len() - 2];
+    let (index, block) = (located.index, located.bytes.start);
     let entry = format!("cache: journal bucket {index}: journal entry {before}");
     set.refused(&format!("{entry}: checksum: found 0x"));
     let mut set = tree();
@@ -231,10 +232,15 @@ fn a_damaged_entry_of_the_journal_is_refused_with_its_bucket_and_number() {
     let sum = crc64(&set.cache[at + 8..end]);
     set.cache[at..at + 8].copy_from_slice(&sum.to_le_bytes());
     set.refused(&format!("{entry}: version: found 9, expected 0 or 1"));
-    // A block of zeros, or of another set, in the place of an entry.
+    // Another magic, or a block of zeros, in the place of an entry.
     let mut set = tree();
     set.cache[at + 8] ^= 1;
-    set.refused(&format!("cache: journal: journal: found no entry {before}, expected all from "));
+    set.refused(&format!("{entry}: magic: found 0x"));
+    let mut set = tree();
+    set.cache[at..at + 512].fill(0);
+    let newest = before + 1;
+    let found = "found no journal entry, expected one in front of entry";
+    set.refused(&format!("cache: journal bucket {index}: byte {block}: {found} {newest}"));
     // No entry at all.
     let mut set = tree();
     let Cache { superblock, .. } = set.read();
@@ -333,6 +339,8 @@ fn children_that_loop_or_leave_their_node_are_refused() {
 fn extents_that_lead_nowhere_or_overlap_are_refused() {
     /// No entry of the journal has what is there.
     const F: u64 = 12000;
+    /// Where the backing device ends.
+    const END: u64 = 16384;
     let Cache { superblock, loaded, .. } = leaf().read();
     let geometry = *superblock.geometry();
     let place = format!("node of level 0 at sector {}", leaf().root() / SECTOR_BYTES);
@@ -350,7 +358,7 @@ fn extents_that_lead_nowhere_or_overlap_are_refused() {
         let next = Pointer::new(geometry.sector_of(data) + 8, generation(data).next());
         [key, Key::new(0, F + 24, 8).with_dirty(true).at(next)]
     };
-    let cases: [(&[Key], String); 6] = [
+    let cases: [(&[Key], String); 10] = [
         (&[at(F, 8, 1 << 30, 0)], format!("{place}: key 0:12000+8")),
         (&[at(F, 16, data, size - 8)], format!("{place}: key 0:12000+16")),
         (&[at(F, 8, data, 0), at(F + 4, 8, data, 16)], format!("{place}: set of keys at byte 0: ")),
@@ -360,6 +368,15 @@ fn extents_that_lead_nowhere_or_overlap_are_refused() {
         ),
         (&[at(F, 8, journal, 0)], format!("bucket {journal}: found data in it, expected meta")),
         (&stale, "extent 0:12000+8 dirty".to_owned()),
+        // Two in one place.
+        (
+            &[at(F, 8, data, 0), at(F + 24, 8, data, 7)],
+            format!("extent {:?}: found its sectors in 0:12000+8 ", at(F + 24, 8, data, 7)),
+        ),
+        // Over the superblock of the backing device, before its data, and beyond its end.
+        (&[at(8, 8, data, 0)], format!("extent {:?}: found beyond its", at(8, 8, data, 0))),
+        (&[at(0, 16, data, 0)], format!("extent {:?}: found beyond its", at(0, 16, data, 0))),
+        (&[at(END - 4, 8, data, 0)], format!("extent {:?}: found b", at(END - 4, 8, data, 0))),
     ];
     for (keys, expected) in cases {
         let mut set = leaf();

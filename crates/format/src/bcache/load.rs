@@ -290,14 +290,19 @@ impl Loaded {
     /// What the journal lays over the tree, in order: extents, and holes.
     #[must_use]
     pub fn journaled(&self, geometry: &Geometry) -> Vec<Key> {
-        let has_leaves = self.newest.root_level > 0;
-        let says = |key: Key| match self.is_stale(geometry, &key) {
-            false => Some(key),
-            true if key.is_dirty() && has_leaves => None,
-            true => Some(key.without_pointer()),
-        };
         let latest = latest(self.journal.iter().copied());
-        latest.into_iter().filter_map(says).collect()
+        latest.into_iter().filter_map(|key| self.says(geometry, &key)).collect()
+    }
+
+    /// What a key of the journal says of its range, where no later key of the journal has any of it:
+    /// that it is an extent, or a hole, or nothing, so that what the tree has counts.
+    #[must_use]
+    pub fn says(&self, geometry: &Geometry, key: &Key) -> Option<Key> {
+        match self.is_stale(geometry, key) {
+            false => Some(*key),
+            true if key.is_dirty() && self.newest.root_level > 0 => None,
+            true => Some(key.without_pointer()),
+        }
     }
 
     /// True if a key's bucket was reused since the key was made.

@@ -293,6 +293,18 @@ impl Bcache {
             let expected = format!("at least the target's length, {} sectors", self.config.len);
             return Err(ConfigError::argument(argument, "size of the volume", found, &expected));
         }
+        let sectors = match (backing, self.config.devices.backing()) {
+            (Some(backing), Some(device)) => backing.data_offset()..device.disk.sectors().0,
+            _ => 0..entry.sectors,
+        };
+        if let Some(key) = set.beyond(inode, &sectors) {
+            let (first, last) = (sectors.start, sectors.end.saturating_sub(1));
+            let detail = format!(
+                "extent {key:?}: found beyond its volume, expected sectors {first} to {last}; see: \
+                 cairn check {argument}"
+            );
+            return Err(ConfigError::new(ConfigKind::Damaged, argument, detail));
+        }
         let (cached, dirty) = set.sectors_of(inode);
         self.inode.store(u64::from(inode), Ordering::Relaxed);
         let dirty_there = if is_flash { 0 } else { dirty };

@@ -202,17 +202,16 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
     }
 
     fn keep_sound(&mut self, keys: &mut Vec<Key>, key: Key, place: Place) -> Outcome<(), S> {
-        if key.sectors() == 0 {
-            // A remnant: it says nothing.
-            return Ok(());
+        let leads_well = leads_well(&self.geometry, &key);
+        match key {
+            // A remnant says nothing, wherever it leads.
+            key if key.sectors() == 0 && !leads_well => Ok(()),
+            key if key.sectors() > 0 && !key.is_in_range() => self.tell(place, What::Range(key)),
+            key if !leads_well => self.tell(place, What::Pointer(key)),
+            key => {
+                keys.push(key);
+                Ok(())
+            }
         }
-        if !key.is_in_range() {
-            return self.tell(place, What::Range(key));
-        }
-        if !leads_well(&self.geometry, &key) {
-            return self.tell(place, What::Pointer(key));
-        }
-        keys.push(key);
-        Ok(())
     }
 }

@@ -8,6 +8,9 @@ mod open;
 mod priorities;
 mod session;
 
+use std::ops::Range;
+
+use cairn_format::bcache::places::is_beyond;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{CacheSuperblock, Key, Uuid};
 
@@ -40,6 +43,13 @@ impl Set {
         let is_it = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.uuid == uuid;
         let found = self.volumes.iter().enumerate().find(is_it);
         found.map(|(inode, entry)| (inode as u32, entry))
+    }
+
+    /// The first dirty extent of a volume that does not lie within it: it has these sectors, as
+    /// keys count them.
+    pub fn beyond(&self, inode: u32, sectors: &Range<u64>) -> Option<Key> {
+        let is_beyond = |key: &&Key| key.is_dirty() && is_beyond(key, sectors);
+        self.tree.extents_from(inode, 0).find(is_beyond).copied()
     }
 
     /// Sectors of a volume that are cached, and those that are dirty.

@@ -9,6 +9,7 @@ use cairn_block::{ConfigError, ConfigKind, Env};
 use cairn_format::bcache::extents::overlay;
 use cairn_format::bcache::load::{Fault, LoadError, Loaded, NodePlace, Visitor, load};
 use cairn_format::bcache::node::Node as NodeRead;
+use cairn_format::bcache::places::shared;
 use cairn_format::bcache::{CacheSuperblock, Key};
 
 use super::device::DiskSource;
@@ -96,6 +97,9 @@ fn assemble(
     tree.apply(&journaled, &mut buckets);
     if let Some(overlap) = buckets.overlap() {
         return Err(overlap);
+    }
+    if let Some((first, second)) = shared(&geometry, || tree.extents()) {
+        return Err(format!("extent {second:?}: found its sectors in {first:?} too"));
     }
     let ring = superblock.journal_buckets();
     Ok(Set {

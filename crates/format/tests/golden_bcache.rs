@@ -3,8 +3,10 @@
 
 use std::ops::ControlFlow;
 
-use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
+use cairn_format::bcache::journal::EntryFault;
+use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Place, Visitor, What, load_now};
 use cairn_format::bcache::node::Node;
+use cairn_format::bcache::places::shared;
 use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, SECTOR_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
@@ -183,4 +185,50 @@ fn a_detached_volume_leaves_its_slot_behind() {
     let volumes = &cache.loaded.volumes;
     assert!(volumes.iter().all(|volume| !volume.is_live()));
     assert!(volumes.iter().any(|volume| !volume.is_empty()));
+}
+
+#[test]
+fn a_set_of_two_backing_devices_has_the_extents_of_both_in_its_leaf_and_its_journal() {
+    let cache = cache("two_kill.cache");
+    let both = |keys: &[Key]| [0, 1].map(|inode| keys.iter().any(|key| key.inode() == inode));
+    assert_eq!(both(&cache.extents), [true; 2]);
+    assert_eq!(both(&cache.loaded.journal), [true; 2]);
+    assert!(cache.loaded.ring.entries.len() > 4 && cache.loaded.torn.is_none());
+    let devices = ["two_kill.first", "two_kill.second"].map(|name| image("bcache", name));
+    let offsets = devices.each_ref().map(|device| backing_superblock(device).data_offset());
+    assert_eq!(offsets, [16, 64]);
+    let inodes = devices.each_ref().map(|device| cache.inode_of(&backing_superblock(device)));
+    assert!(inodes == [0, 1] || inodes == [1, 0]);
+    assert_eq!(cache.dirty_sectors() * 512, 204 << 10);
+    assert_eq!(shared(cache.superblock.geometry(), || cache.extents.iter()), None);
+}
+
+#[test]
+fn a_part_of_an_entry_behind_the_newest_is_torn_and_counts_for_nothing() {
+    for name in ["made_v3.cache", "made_v5.cache"] {
+        let Loaded { torn, newest, .. } = cache(name).loaded;
+        let torn = torn.expect("its journal ends so");
+        let What::Entry(EntryFault::Checksum { seq, .. }) = torn.what else { panic!("{torn}") };
+        assert_eq!((seq, torn.place), (newest.seq + 1, Place::Journal { index: 5 }));
+    }
+    // The newest entry of a kernel, as a power cut within its write leaves it.
+    for name in ["wb_kill.cache", "two_kill.cache", "tree_kill.cache", "ring_kill.cache"] {
+        let whole = cache(name);
+        let (ring, geometry) = (&whole.loaded.ring, whole.superblock.geometry());
+        let newest = ring.newest();
+        let bucket = whole.superblock.journal_buckets().start + newest.index as u64;
+        let begin = geometry.sector_of(bucket) as usize * SECTOR_BYTES;
+        let mut image = whole.image.clone();
+        image[begin + newest.bytes.end - 1] ^= 0xff;
+        let loaded = load_now(&image[..], &whole.superblock, &mut Strict::default());
+        if ring.entries.len() == 1 {
+            assert!(loaded.is_err(), "{name}: the entry before it has given its keys up");
+            continue;
+        }
+        let loaded = loaded.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(loaded.newest.seq, newest.header.seq - 1, "{name}");
+        let torn = loaded.torn.expect(name).to_string();
+        let expected = format!("journal entry {}: checksum: found ", newest.header.seq);
+        assert!(torn.contains(&expected), "{name}: {torn}");
+    }
 }

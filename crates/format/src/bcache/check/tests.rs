@@ -195,6 +195,27 @@ fn stale_keys_are_sound_unless_they_were_dirty_or_are_too_old() {
 }
 
 #[test]
+fn a_lost_extent_that_the_journal_overwrote_is_no_loss() {
+    let data = superblock_of(&set(4)).journal_buckets().end * BUCKET_SECTORS;
+    let stale = at(16, data, 0).with_dirty(true);
+    let image = with_leaf(&[stale, at(20, data + 2, 10)]);
+    assert_eq!(checked(&image, &[]).findings, [Finding::StaleDirty { key: stale, behind: 10 }]);
+    let newer = at(16, data + 4, 10).with_dirty(true);
+    let image = with_entry(image, &[newer]);
+    assert_eq!(checked(&image, &[]).findings, []);
+    assert_eq!(read(&image).expect("sound").0, [newer, at(20, data + 2, 10)]);
+}
+
+#[test]
+fn dirty_extents_before_the_data_of_their_device_are_found() {
+    let data = superblock_of(&set(4)).journal_buckets().end * BUCKET_SECTORS;
+    let key = at(15, data, 0).with_dirty(true);
+    let report = checked(&with_leaf(&[key]), &[backing(BackingState::Dirty)]);
+    assert_eq!(report.findings, [Finding::Beyond { key, size: 16..BACKING_SECTORS }]);
+    assert_eq!(report.severity, Severity::Damaged);
+}
+
+#[test]
 fn extents_of_no_volume_are_found() {
     let data = superblock_of(&set(4)).journal_buckets().end * BUCKET_SECTORS;
     let stray = Key::new(7, 18, 2).at(Pointer::new(data, Generation(0))).with_dirty(true);

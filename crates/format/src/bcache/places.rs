@@ -33,7 +33,7 @@ pub fn shared<'k, I: Iterator<Item = &'k Key>>(
     let mut places = vec![0_u64; count as usize];
     for (key, sector) in placed() {
         let next = &mut ends[bucket_of(sector)];
-        places[*next as usize] = sector % geometry.bucket_sectors() << 16 | key.sectors();
+        places[*next as usize] = (sector % geometry.bucket_sectors()) << 16 | key.sectors();
         *next += 1;
     }
     let mut begin = 0;

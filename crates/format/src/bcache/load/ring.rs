@@ -73,9 +73,14 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         superblock: &CacheSuperblock,
     ) -> Outcome<(Ring, Option<Fault>), S> {
         let (all, ends) = self.scan_ring(superblock).await?;
-        let ring = Ring::of(all, superblock.discards()).map_err(|what| {
-            LoadError::Fault(Box::new(Fault { place: Place::Ring, what: what.into() }))
-        })?;
+        let ring = match Ring::of(all, superblock.discards()) {
+            Ok(ring) => ring,
+            Err(what) => {
+                self.tell_missing(&what, &ends)?;
+                let fault = Fault { place: Place::Ring, what: what.into() };
+                return Err(LoadError::Fault(Box::new(fault)));
+            }
+        };
         let newest = *ring.newest();
         let behind = self.geometry.padded(newest.bytes.end);
         let mut torn = None;
@@ -101,6 +106,17 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             }
         }
         Ok((ring, torn))
+    }
+
+    /// Tells what is wrong with an entry that is missing, if it is there but damaged.
+    fn tell_missing(&mut self, what: &RingFault, ends: &[(usize, ScanEnd)]) -> Outcome<(), S> {
+        let RingFault::Gap { missing, .. } = what else { return Ok(()) };
+        for (index, end) in ends {
+            if let Some(fault) = end.fault.filter(|fault| fault.seq() == *missing) {
+                self.tell(Place::Journal { index: *index }, fault)?;
+            }
+        }
+        Ok(())
     }
 
     /// All sound entries, and where those of each bucket end.

@@ -71,6 +71,15 @@ fn each_flipped_bit_of_an_entry_is_refused_unless_nothing_of_it_counts() {
 }
 
 #[test]
+fn a_damaged_entry_is_named_with_its_bucket() {
+    let mut image = with_ring(set(4));
+    let at = entry_of(&image, 105);
+    image[at + 250] ^= 1;
+    let said = refusal(&image);
+    assert!(said.starts_with("journal bucket 1: journal entry 105: checksum: found "), "{said}");
+}
+
+#[test]
 fn an_entry_that_is_gone_is_refused_wherever_it_was() {
     for seq in COUNTED.0..COUNTED.1 {
         let mut image = with_ring(set(4));

@@ -101,7 +101,7 @@ fn a_drained_golden_set_is_clean_and_its_backing_device_alone_has_the_content() 
         };
         assert_eq!(superblock.state(), BackingState::Clean, "{name}");
         let cache = Cache::read(&cache);
-        assert_eq!(cache.dirty_sectors(), 0, "{name}");
+        assert_eq!(cache.dirty_sectors(superblock.uuid()), 0, "{name}");
         assert!(cache.loaded.journal.is_empty(), "{name}: all is in leaves");
         // A clean extent that differs from its backing copy was so before.
         if golden.bytes.is_some() {

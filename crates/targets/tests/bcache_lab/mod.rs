@@ -14,7 +14,9 @@ use cairn_block::{
 use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node;
 use cairn_format::bcache::uuids::UuidEntry;
-use cairn_format::bcache::{CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock};
+use cairn_format::bcache::{
+    CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
+};
 use cairn_sim::{DriveOptions, Image, SimDrive, SimWorld, Stopped};
 use futures_util::future::join;
 use sha2::{Digest, Sha256};
@@ -273,8 +275,12 @@ impl Cache {
         &self.loaded.volumes[inode as usize]
     }
 
-    pub fn dirty_sectors(&self) -> u64 {
-        self.extents.iter().filter(|key| key.is_dirty()).map(Key::sectors).sum()
+    /// Dirty sectors of a volume.
+    pub fn dirty_sectors(&self, volume: Uuid) -> u64 {
+        let inode = self.loaded.volumes.iter().position(|entry| entry.uuid == volume);
+        let inode = inode.expect("it is attached") as u32;
+        let own = self.extents.iter().filter(|key| key.is_dirty() && key.inode() == inode);
+        own.map(Key::sectors).sum()
     }
 }
 

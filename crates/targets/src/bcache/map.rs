@@ -27,8 +27,19 @@ impl Bcache {
         match request.op {
             Op::Read => self.map_read(env, request),
             Op::Flush => Verdict::Completed,
-            Op::Write | Op::Discard | Op::WriteZeroes => Verdict::Failed(IoError::READ_ONLY),
+            Op::Write | Op::Discard | Op::WriteZeroes => self.refuse_write(),
         }
+    }
+
+    /// Nothing is written for clients. The log says so once.
+    fn refuse_write<'a>(&self) -> Verdict<'a> {
+        if !self.read_only && !self.is_told.swap(true, Ordering::Relaxed) {
+            let volume = &self.config.volume;
+            tracing::warn!(
+                "{volume}: a write was refused: this version drains a cache, but writes none"
+            );
+        }
+        Verdict::Failed(IoError::READ_ONLY)
     }
 
     fn plan_read(&self, env: &Env, from: u64, want: u64) -> Plan {

@@ -69,15 +69,16 @@ impl Bcache {
         range: SectorRange,
     ) -> Result<Vec<Extent>, IoError> {
         let from = self.first + range.start.0;
+        let want = range.count.0;
         let found = {
             let set = self.set.lock();
             set.as_ref().map(|set| set.tree.find(self.inode(), from))
         };
-        let want = range.count.0;
         let (kind, count) = match found {
             Some(Found::Extent(key)) => (ExtentKind::Data, want.min(key.sectors())),
             Some(Found::Hole { end }) => (ExtentKind::Hole, want.min(end - from)),
-            None => (ExtentKind::Hole, want),
+            None if self.is_vouched_for() => (ExtentKind::Hole, want),
+            None => (ExtentKind::Data, want),
         };
         match (kind, self.config.devices.backing()) {
             (ExtentKind::Hole, Some(backing)) => {
@@ -86,6 +87,14 @@ impl Bcache {
             }
             _ => Ok(vec![Extent { count: SectorCount(count), kind }]),
         }
+    }
+
+    /// True if the backing device is all there is, and its state says so. Otherwise a client must
+    /// not take a hole of it for one of the volume: what the cache had is not known.
+    fn is_vouched_for(&self) -> bool {
+        let state = self.backing.lock().as_ref().map(BackingSuperblock::state);
+        matches!(self.config.devices, Devices::Bare { .. })
+            && matches!(state, Some(BackingState::None | BackingState::Clean))
     }
 
     /// The dirty sectors, as of the last resume and what was drained since. A flash-only volume

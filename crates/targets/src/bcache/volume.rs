@@ -6,6 +6,7 @@
 //! Opening for more than reading flushes both devices before anything that it reads is relied on
 //! (R12): a killed server leaves completed writes in volatile caches.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
@@ -16,7 +17,7 @@ use cairn_block::{
     Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
 };
 use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, SUPERBLOCK_BYTES,
+    BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, Key, SUPERBLOCK_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
 };
 
@@ -71,6 +72,8 @@ pub struct Bcache {
     pub(super) suspending: AtomicBool,
     /// The set could not be written: nothing more is, until it is opened again.
     pub(super) broken: AtomicBool,
+    /// A client was told that nothing is written for it.
+    pub(super) is_told: AtomicBool,
 }
 
 async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
@@ -99,6 +102,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         dirty_sectors: AtomicU64::new(0),
         suspending: AtomicBool::new(false),
         broken: AtomicBool::new(false),
+        is_told: AtomicBool::new(false),
         config,
     }))
 }
@@ -170,7 +174,26 @@ pub(super) async fn read_superblocks(
         superblocks.backing = Some(backing);
     }
     check_set(config, &superblocks)?;
+    check_blocks(config, &superblocks)?;
     Ok(superblocks)
+}
+
+/// Refuses a set whose blocks are smaller than those of one of its devices: what it caches, and
+/// what a drain writes, is in its own.
+fn check_blocks(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigError> {
+    let Some(cache) = &superblocks.cache else { return Ok(()) };
+    let block = cache.geometry().block_bytes();
+    let devices = [config.devices.cache(), config.devices.backing()];
+    for device in devices.into_iter().flatten() {
+        let logical = device.disk.limits().logical_block;
+        if block < logical as usize {
+            let expected = format!("at least the device's logical block size, {logical} bytes");
+            let found = format!("{block} bytes in the cache");
+            let argument = &device.argument;
+            return Err(ConfigError::argument(argument, "block_size", found, &expected));
+        }
+    }
+    Ok(())
 }
 
 fn check_cache(
@@ -189,12 +212,6 @@ fn check_cache(
         let detail = "superblock feature_incompat: found the obsolete form of bucket_size, which \
                       is only read: use --read-only";
         return refuse(ConfigKind::Unsupported, detail);
-    }
-    let (block, logical) = (cache.geometry().block_bytes(), device.disk.limits().logical_block);
-    if block < logical as usize {
-        let expected = format!("at least the device's logical block size, {logical} bytes");
-        let found = format!("{block} bytes");
-        return Err(ConfigError::argument(&device.argument, "block_size", found, &expected));
     }
     Ok(())
 }
@@ -310,31 +327,32 @@ impl Bcache {
         let dirty_there = if is_flash { 0 } else { dirty };
         self.dirty_sectors.store(dirty_there, Ordering::Relaxed);
         *self.set.lock() = Some(set);
-        self.report_found(cached, dirty);
+        self.report_found(cached, dirty, backing.map(BackingSuperblock::state));
         Ok(())
     }
 
     /// Logs what was found, and what nothing vouches for (R13): no write-intent map is written, so
     /// clean extents are served as the kernel serves them.
-    fn report_found(&self, cached: u64, dirty: u64) {
+    fn report_found(&self, cached: u64, dirty: u64, state: Option<BackingState>) {
         let volume = &self.config.volume;
         let Devices::Cached { backing, cache } = &self.config.devices else { return };
         let (backing, cache) = (&backing.argument, &cache.argument);
-        if dirty > 0 {
-            tracing::info!(
+        match state {
+            _ if dirty == 0 => {}
+            Some(BackingState::Dirty) => tracing::info!(
                 "{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks"
-            );
+            ),
+            // As the kernel does: it counts the keys, whatever the state.
+            _ => tracing::warn!(
+                "{volume}: {backing} is called clean, but {dirty} dirty sectors were found on \
+                 {cache}: they are served, and written back by a drain"
+            ),
         }
         if cached > dirty {
             tracing::warn!(
                 "{volume}: {cache}: {} clean sectors are served as the kernel does: after a power \
                  cut they may differ from {backing}, as no write-intent map vouches for them",
                 cached - dirty
-            );
-        }
-        if !self.read_only {
-            tracing::warn!(
-                "{volume}: served read-only: this version drains a cache, but writes none"
             );
         }
     }

@@ -26,7 +26,8 @@
 //! again.
 //!
 //! A batch is sealed by keys, bytes or time, or early by a suspend; so a suspend waits for the
-//! copies in flight, one flush and one insertion.
+//! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
+//! if no suspend had come: the answer is the state that the superblock has.
 
 mod batch;
 
@@ -107,15 +108,15 @@ impl Bcache {
             if keys.is_empty() {
                 break;
             }
+            if self.is_suspending() {
+                session.end().await?;
+                return Err(Undrained::Suspending);
+            }
             let written = self.write_batch(env, keys).await?;
             from = written.last().map_or(from, Key::end);
             let sectors: u64 = written.iter().map(Key::sectors).sum();
             session.insert(written.iter().map(|key| key.with_dirty(false)).collect()).await?;
             self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
-            if written.is_empty() || self.is_suspending() {
-                session.end().await?;
-                return Err(Undrained::Suspending);
-            }
         }
         session.end().await?;
         self.call_clean(env).await

@@ -10,12 +10,15 @@
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;
 
+use std::time::Duration;
+
 use bcache_lab::make::{Made, SHAPE, Shape, make};
 use bcache_lab::{Cache, Lab, superblock_of};
+use cairn_block::{Io, Sector, SectorCount, SectorRange, SuspendMode};
 use cairn_format::bcache::priorities::{METADATA, PrioritySet};
 use cairn_format::bcache::{BackingState, Key, SECTOR_BYTES, Superblock};
 use cairn_sim::campaign::plant_failures;
-use cairn_sim::{Cut, CutWhen, Fault, Image, OpSet};
+use cairn_sim::{Cut, CutWhen, Effect, Fault, Image, OpSet};
 
 const SHAPES: &[Shape] = &[
     SHAPE,
@@ -40,7 +43,24 @@ const SHAPES: &[Shape] = &[
         ..SHAPE
     },
     Shape { bucket_sectors: 8, longest: 2, journaled: 30, per_entry: 4, free: 60, ..SHAPE },
+    FULL,
+    Shape { free: 0, ..FULL },
+    // Entries as large as a bucket of the ring, and nodes of one block.
+    Shape { bucket_sectors: 8, block_sectors: 8, longest: 1, free: 16, spare: None, ..FULL },
+    // Nodes of 4 KiB.
+    Shape { bucket_sectors: 8, sectors: 4000, longest: 1, per_entry: 8, free: 1, ..FULL },
 ];
+
+/// A ring that is full but for a few entries without keys, and hardly a free bucket.
+const FULL: Shape = Shape {
+    sectors: 6144,
+    clean: 12,
+    longest: 2,
+    journaled: 9999,
+    free: 1,
+    spare: Some(4),
+    ..SHAPE
+};
 
 /// What the backing device amounts to with the dirty extents over it: what is left when everything
 /// clean was dropped.
@@ -248,6 +268,215 @@ fn a_journal_that_is_full_but_for_one_bucket_is_replayed_into_leaves_that_split(
     let nodes = before.loaded.newest.root_level;
     writes_of(&made).expect("it is drained");
     assert_eq!(nodes, 1);
+}
+
+#[test]
+fn a_full_ring_over_a_full_set_is_drained() {
+    for (seed, spare, clean, free) in
+        [(1, 2, 12, 4), (2, 4, 12, 0), (3, 4, 12, 1), (4, 8, 8, 0), (5, 3, 14, 2)]
+    {
+        for shape in [
+            Shape { spare: Some(spare), clean, free, ..FULL },
+            Shape { bucket_sectors: 128, spare: Some(spare), clean, free, ..FULL },
+            Shape {
+                bucket_sectors: 8,
+                sectors: 4000,
+                longest: 1,
+                per_entry: 8,
+                spare: Some(spare),
+                clean,
+                free,
+                ..FULL
+            },
+        ] {
+            let made = make(&mut fastrand::Rng::with_seed(seed), shape);
+            let before = Cache::read(&made.cache);
+            let entries = &before.loaded.ring.entries;
+            let buckets = before.superblock.journal_buckets().count();
+            let has = |index| entries.iter().any(|entry| entry.index == index);
+            assert!((0..buckets).all(has), "each bucket of the ring has entries that count");
+            writes_of(&made).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn a_drain_names_more_fresh_roots_than_its_ring_has_entries() {
+    let rng = &mut fastrand::Rng::with_seed(9);
+    // Each node, and each bucket of the ring, has room for one block.
+    let shape = Shape {
+        block_sectors: 8,
+        bucket_sectors: 8,
+        sectors: 10_880,
+        cached: 2,
+        clean: 0,
+        longest: 1,
+        journaled: 0,
+        free: 6,
+        ..SHAPE
+    };
+    let made = make(rng, shape);
+    let before = Cache::read(&made.cache);
+    let lab = Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()));
+    lab.world.set_patience(Duration::from_secs(3600));
+    // So slow that a batch is sealed by its time, with the reads that began at once.
+    let seconds = Effect::Delay(Duration::from_secs(3));
+    let [cache, _] = lab.drives();
+    cache.faults().add(Fault { effect: seconds, ..Fault::error(OpSet::READS) });
+    lab.open_and_drain(&made.line).expect("no power cut").expect("it is drained");
+    let images = lab.images();
+    check(&made, &images, true).expect("it is sound");
+    let after = Cache::read(&images[0]);
+    let ring = before.superblock.journal_buckets().count() as u64;
+    let written = after.loaded.newest.seq - before.loaded.newest.seq;
+    assert!(ring == 2 && written > 2 * ring, "{written} entries went round a ring of {ring}");
+}
+
+fn lab_of(made: &Made) -> Lab {
+    Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()))
+}
+
+fn state_of(backing: &[u8]) -> BackingState {
+    let Superblock::Backing(superblock) = superblock_of(backing) else {
+        panic!("it is a backing device")
+    };
+    superblock.state()
+}
+
+/// A set that is drained in a few writes, with a leaf and a node above it that get new places.
+const SMALL: Shape = Shape {
+    bucket_sectors: 8,
+    sectors: 300,
+    cached: 12,
+    clean: 4,
+    longest: 2,
+    journaled: 12,
+    per_entry: 4,
+    free: 1,
+    ..SHAPE
+};
+
+#[test]
+fn a_flush_that_another_user_loses_is_told_to_a_drain_at_each_moment() {
+    for (name, shape) in [("backing", SHAPE), ("cache", SMALL), ("backing", SMALL)] {
+        let made = make(&mut fastrand::Rng::with_seed(10), shape);
+        let (mut told, mut step) = (0, 0);
+        loop {
+            let lab = lab_of(&made);
+            let volume = lab.open(&made.line, false);
+            let (drained, came) = lab.drain_until(&volume, step, || lab.lose_by_another(name));
+            if !came {
+                break;
+            }
+            let sound = check(&made, &lab.images(), drained.is_ok());
+            sound.unwrap_or_else(|what| panic!("{name}, step {step}, {drained:?}: {what}"));
+            told += u64::from(drained.is_err());
+            step += 1 + step / 64;
+        }
+        assert!(told > 0, "{name}: some moments are before a flush of the drain");
+    }
+}
+
+#[test]
+fn a_drain_that_is_interrupted_at_any_moment_answers_what_the_superblock_says() {
+    let made = make(&mut fastrand::Rng::with_seed(11), SMALL);
+    let (mut clean, mut busy) = (0, 0);
+    for step in 0.. {
+        let lab = lab_of(&made);
+        let volume = lab.open(&made.line, false);
+        let suspended = volume.clone();
+        let meddle = || {
+            lab.world.block_on(1, |env| {
+                env.clone().spawn(async move {
+                    let _ = suspended.suspend(&env, SuspendMode::Flush).await;
+                });
+                std::future::ready(())
+            });
+        };
+        let (drained, came) = lab.drain_until(&volume, step, meddle);
+        let images = lab.images();
+        let dirty = volume.dirty().first().map_or(0, |dirty| dirty.sectors.0);
+        let is_clean = state_of(&images[1]) == BackingState::Clean;
+        assert_eq!((drained.is_ok(), dirty == 0), (is_clean, is_clean), "{step}: {drained:?}");
+        check(&made, &images, is_clean).unwrap_or_else(|what| panic!("{step}: {what}"));
+        (clean, busy) = (clean + u64::from(is_clean), busy + u64::from(!is_clean));
+        if !came {
+            break;
+        }
+    }
+    assert!(clean > 1 && busy > 0, "{clean} were drained, {busy} were not");
+}
+
+#[test]
+fn what_a_killed_process_wrote_is_durable_before_the_state_is_clean() {
+    let made = make(&mut fastrand::Rng::with_seed(12), SHAPE);
+    let lab = lab_of(&made);
+    lab.open_and_drain(&made.line).expect("no power cut").expect("it is drained");
+    let [cache, drained] = lab.images();
+    // A process that is gone wrote the same to a backing device that has not flushed it.
+    let lab = Lab::new(2, Some(cache), Some(made.backing.clone()));
+    let disk: std::sync::Arc<dyn cairn_block::Disk> = lab.world.drive("backing");
+    let data = drained[16 * SECTOR_BYTES..].to_vec();
+    lab.world.block_on(1, |env| async move {
+        let count = SectorCount::of_bytes(data.len() as u64);
+        let segs = env.segs(count);
+        segs.copy_in(0, &data);
+        let range = SectorRange::new(Sector(16), count);
+        env.io(&disk, Io::write(range, segs)).await.expect("the drive is well");
+    });
+    assert_ne!(lab.images()[1], drained, "a power cut would lose it");
+    let volume = lab.open(&made.line, false);
+    lab.drain(&volume).expect("nothing is dirty");
+    check(&made, &lab.images(), true).expect("it is sound");
+}
+
+#[test]
+fn a_read_in_flight_gets_what_its_bucket_had_before_it_was_emptied() {
+    let shape = Shape { sectors: 6144, free: 0, clean: 12, journaled: 0, longest: 2, ..SHAPE };
+    let made = make(&mut fastrand::Rng::with_seed(13), shape);
+    let lab = lab_of(&made);
+    lab.world.set_patience(Duration::from_secs(3600));
+    let volume = lab.open(&made.line, false);
+    let before = Cache::read(&made.cache).extents;
+    let clean: Vec<Key> =
+        before.iter().filter(|key| key.inode() == 0 && !key.is_dirty()).copied().collect();
+    let [cache, _] = lab.drives();
+    for key in &clean {
+        let at = Sector(key.cached_at().expect("it leads somewhere").sector());
+        let range = SectorRange::new(at, SectorCount(key.sectors()));
+        let minute = Effect::Delay(Duration::from_secs(60));
+        cache.faults().add(Fault { effect: minute, ..Fault::error(OpSet::READS) }.on(range));
+    }
+    let reads: Vec<_> =
+        clean.iter().map(|key| lab.start_read(&volume, key.start() - 16, key.sectors())).collect();
+    lab.drain(&volume).expect("the drives are well");
+    lab.world.run_for(Duration::from_secs(120));
+    for (key, read) in clean.iter().zip(reads) {
+        let (from, bytes) =
+            ((key.start() - 16) as usize * SECTOR_BYTES, key.sectors() as usize * SECTOR_BYTES);
+        let read = read.borrow_mut().take().expect("a minute is over").expect("it reads");
+        assert!(read == made.content[from..from + bytes], "{key:?} read wrong");
+    }
+    let left = lab.cache().extents.iter().filter(|key| !key.is_dirty() && key.inode() == 0).count();
+    let dirty = before.iter().filter(|key| key.inode() == 0 && key.is_dirty()).count();
+    assert!(left < clean.len() + dirty, "buckets were emptied");
+    lab.close(&volume);
+}
+
+#[test]
+fn each_write_of_a_drain_with_few_buckets_may_be_the_last() {
+    let made = make(&mut fastrand::Rng::with_seed(14), Shape { sectors: 1200, ..SMALL });
+    let writes = writes_of(&made).expect("it is drained");
+    for index in 0..writes {
+        let lab = lab_of(&made);
+        lab.world.cut_at(Cut { index, when: CutWhen::Submitted });
+        let _ = lab.open_and_drain(&made.line);
+        for seed in 0..8 {
+            let images = images_of(&lab, &mut fastrand::Rng::with_seed(seed));
+            let sound = check(&made, &images.each_ref().map(Image::to_vec), false);
+            sound.unwrap_or_else(|what| panic!("write {index} of {writes}, {seed}: {what}"));
+        }
+    }
 }
 
 #[test]

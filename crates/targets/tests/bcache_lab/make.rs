@@ -5,8 +5,8 @@ use cairn_format::bcache::build::{BuildError, Builder, WriteSectors};
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, Header, encode};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Generation, Key, NewBacking,
-    NewCache, Pointer, Replacement, SECTOR_BYTES, Uuid,
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Generation, Geometry, Key,
+    NewBacking, NewCache, Pointer, Replacement, SECTOR_BYTES, Uuid,
 };
 
 use super::Cache;
@@ -31,6 +31,8 @@ pub struct Shape {
     pub per_entry: usize,
     /// Buckets that hold nothing.
     pub free: u64,
+    /// In how many entries without keys the ring is full; none: one bucket of it is free.
+    pub spare: Option<usize>,
 }
 
 pub const SHAPE: Shape = Shape {
@@ -43,6 +45,7 @@ pub const SHAPE: Shape = Shape {
     journaled: 100,
     per_entry: 16,
     free: 40,
+    spare: None,
 };
 
 /// A set, and what it means.
@@ -139,6 +142,24 @@ impl Maker<'_> {
 
 /// Makes a set.
 pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
+    // The buckets that the keys of the journal may take.
+    let journal_buckets = match shape.journaled {
+        0 => 0,
+        keys => {
+            let sectors = keys * shape.longest * u64::from(shape.block_sectors);
+            sectors / shape.bucket_sectors + keys / 4 + 2
+        }
+    };
+    if shape.spare.is_none() {
+        return make_with(rng, shape, journal_buckets).0;
+    }
+    // As many as they do take.
+    let (_, taken) = make_with(&mut rng.clone(), shape, journal_buckets);
+    make_with(rng, shape, taken).0
+}
+
+/// Makes a set with so many buckets for the data of the journal's keys. Answers how many these took.
+fn make_with(rng: &mut fastrand::Rng, shape: Shape, journal_buckets: u64) -> (Made, u64) {
     let mut maker = Maker { rng, shape, next: 1 };
     let data = maker.stamps(shape.sectors);
     let new = NewBacking {
@@ -159,13 +180,6 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
     let mut keys = maker.extents(0, FIRST);
     keys.extend(maker.extents(1, 0));
     // The smallest cache that holds it all, and what the journal and the shape add.
-    let journal_buckets = match shape.journaled {
-        0 => 0,
-        keys => {
-            let sectors = keys * shape.longest * u64::from(shape.block_sectors);
-            sectors / shape.bucket_sectors + keys / 4 + 2
-        }
-    };
     let (mut least, mut most) = (127, 128);
     while maker.build(most, &keys).is_err() {
         (least, most) = (most, most * 2);
@@ -177,7 +191,16 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
             Err(_) => least = middle,
         }
     }
-    let buckets = most + journal_buckets + shape.free;
+    // A larger cache has a larger ring, and more priorities.
+    let grown = |buckets: u64| {
+        let geometry = Geometry::new(shape.block_sectors.into(), shape.bucket_sectors, buckets, 16);
+        let geometry = geometry.expect("legal");
+        u64::from(geometry.journal_buckets()) + geometry.priority_sets()
+    };
+    let mut buckets = most + journal_buckets + shape.free;
+    while buckets - grown(buckets) < most - grown(most) + journal_buckets + shape.free {
+        buckets += 1;
+    }
     let (superblock, placed, mut cache) = maker.build(buckets, &keys).expect("there is room");
     for key in &placed {
         let at = key.cached_at().expect("it was placed").sector();
@@ -191,17 +214,20 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
         put(&mut cache, at, &bytes);
     }
     cache.write(8, &superblock.encode()).expect("memory");
-    let mut journal = Journal { maker, superblock, next: buckets - journal_buckets, used: 0 };
+    let first = buckets - journal_buckets;
+    let mut journal = Journal { maker, superblock, next: first, used: 0 };
     journal.write(&mut cache, &backing, &mut content);
+    let taken = journal.next - first + u64::from(journal.used > 0);
     let uuid = Uuid([4; 16]);
-    Made {
+    let made = Made {
         cache,
         backing,
         content,
         line: format!("0 {} bcache backing cache 0", shape.sectors),
         flash_line: format!("0 {} bcache - cache 2 flash {uuid}", shape.sectors),
         flash_content,
-    }
+    };
+    (made, taken)
 }
 
 struct Journal<'r> {
@@ -239,7 +265,8 @@ impl Journal<'_> {
         key.with_dirty(true).at(Pointer::new(at, Generation(0)))
     }
 
-    /// Entries behind the builder's, all of which count. One bucket of the ring stays free.
+    /// Entries behind the builder's, all of which count, up to the last bucket of the ring or, if
+    /// the ring is to be full, through the first.
     fn write(&mut self, cache: &mut [u8], backing: &[u8], content: &mut [u8]) {
         let shape = self.maker.shape;
         let newest = Cache::read(cache).loaded.newest;
@@ -247,10 +274,14 @@ impl Journal<'_> {
             (*self.superblock.geometry(), self.superblock.set_uuid().set_magic());
         let ring = self.superblock.journal_buckets();
         let room = geometry.bucket_sectors() as usize * SECTOR_BYTES;
+        let (last, spare) = match shape.spare {
+            Some(entries) => (ring.start, entries * geometry.padded(ENTRY_HEADER_BYTES)),
+            None => (ring.end - 1, 0),
+        };
         let (mut bucket, mut at, mut seq) = (ring.start + 1, geometry.block_bytes(), 1);
         let mut left = shape.journaled as usize;
         let longest = geometry.padded(ENTRY_HEADER_BYTES + shape.per_entry * 24);
-        while left > 0 && (bucket + 1 < ring.end || at + longest <= room) {
+        while left > 0 && (bucket != last || at + longest + spare <= room) {
             let count = left.min(1 + self.maker.rng.usize(..shape.per_entry));
             let keys: Vec<Key> = (0..count).map(|_| self.key(cache, backing, content)).collect();
             left -= count;
@@ -258,7 +289,7 @@ impl Journal<'_> {
             let header = Header { seq, last_seq: 1, ..newest };
             let bytes = encode(&header, &keys, magic, geometry.block_bytes());
             if at + bytes.len() > room {
-                (bucket, at) = (bucket + 1, 0);
+                (bucket, at) = (if bucket + 1 == ring.end { ring.start } else { bucket + 1 }, 0);
             }
             put(cache, geometry.sector_of(bucket) + (at / SECTOR_BYTES) as u64, &bytes);
             at += bytes.len();

@@ -3,21 +3,22 @@
 
 pub mod make;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Io, IoResult, MappedDevice, Registry, Sector, SectorCount, SectorRange,
-    SuspendMode, Table, TableContext, TableLine, TargetTypes,
+    ConfigError, Disk, Env, Io, IoError, IoResult, MappedDevice, Registry, Sector, SectorCount,
+    SectorRange, SuspendMode, Table, TableContext, TableLine, TargetTypes,
 };
-use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
+use cairn_format::bcache::load::{Fault as FormatFault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
     CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
 };
-use cairn_sim::{DriveOptions, Image, SimDrive, SimWorld, Stopped};
+use cairn_sim::{DriveOptions, Fault, Image, SimDrive, SimWorld, Stopped};
 use futures_util::future::join;
 use sha2::{Digest, Sha256};
 
@@ -145,16 +146,34 @@ impl Lab {
         self.try_read_all(volume).expect("it reads")
     }
 
-    pub fn try_read_all(
-        &self,
-        volume: &Arc<MappedDevice>,
-    ) -> Result<Vec<u8>, cairn_block::IoError> {
+    pub fn try_read_all(&self, volume: &Arc<MappedDevice>) -> Result<Vec<u8>, IoError> {
         let disk: Arc<dyn Disk> = volume.clone();
         self.world.block_on(1, |env| async move {
             let range = SectorRange::new(Sector(0), disk.sectors());
             let segs = env.segs(range.count);
             env.io(&disk, Io::read(range, segs.clone())).await.map(|()| segs.to_vec())
         })
+    }
+
+    /// Starts a read; the bytes come when it ends.
+    pub fn start_read(
+        &self,
+        volume: &Arc<MappedDevice>,
+        start: u64,
+        count: u64,
+    ) -> Rc<RefCell<Option<Result<Vec<u8>, IoError>>>> {
+        let (disk, ended): (Arc<dyn Disk>, _) = (volume.clone(), Rc::new(RefCell::new(None)));
+        let out = ended.clone();
+        self.world.block_on(1, |env| {
+            env.clone().spawn(async move {
+                let range = SectorRange::new(Sector(start), SectorCount(count));
+                let segs = env.segs(range.count);
+                let read = env.io(&disk, Io::read(range, segs.clone())).await;
+                *out.borrow_mut() = Some(read.map(|()| segs.to_vec()));
+            });
+            std::future::ready(())
+        });
+        ended
     }
 
     pub fn try_write(&self, volume: &Arc<MappedDevice>) -> IoResult {
@@ -170,6 +189,47 @@ impl Lab {
         self.world.block_on(0, |env| async move {
             volume.drain_caches(&env).await.map_err(|error| error.to_string())
         })
+    }
+
+    /// Drains the volume; `meddle` does something when the world has done so many steps since.
+    /// Answers how the drain ended, and whether it came to that step.
+    pub fn drain_until(
+        &self,
+        volume: &Arc<MappedDevice>,
+        step: u64,
+        meddle: impl FnOnce(),
+    ) -> (Result<(), String>, bool) {
+        let (volume, ended) = (volume.clone(), Rc::new(RefCell::new(None)));
+        let out = ended.clone();
+        self.world.block_on(0, |env| {
+            env.clone().spawn(async move {
+                let drained = volume.drain_caches(&env).await;
+                *out.borrow_mut() = Some(drained.map_err(|error| error.to_string()));
+            });
+            std::future::ready(())
+        });
+        let (mut meddle, mut steps) = (Some(meddle), 0);
+        while ended.borrow().is_none() {
+            if steps == step {
+                meddle.take().expect("once")();
+            }
+            steps += 1;
+            assert!(ended.borrow().is_some() || self.world.step(), "a drain ends");
+        }
+        (ended.take().expect("it has ended"), meddle.is_none())
+    }
+
+    /// Starts a flush of a drive by another user; it fails, and loses what is volatile.
+    pub fn lose_by_another(&self, name: &str) {
+        let drive = self.world.drive(name);
+        drive.faults().add(Fault::losing_flushes().shots(1));
+        let disk: Arc<dyn Disk> = drive;
+        self.world.block_on(1, |env| {
+            env.clone().spawn(async move {
+                let _ = env.io(&disk, Io::flush()).await;
+            });
+            std::future::ready(())
+        });
     }
 
     pub fn close(&self, volume: &Arc<MappedDevice>) {
@@ -242,7 +302,7 @@ struct Strict {
 }
 
 impl Visitor for Strict {
-    fn fault(&mut self, _: &Fault) -> ControlFlow<()> {
+    fn fault(&mut self, _: &FormatFault) -> ControlFlow<()> {
         ControlFlow::Break(())
     }
 

@@ -6,22 +6,31 @@
 //! or more fresh nodes, which may replace nodes above it. The buckets for the worst case are
 //! counted before a leaf is replaced, so that a plan once begun never lacks one.
 //!
+//! Where buckets are short ([`Fill::Tight`]), a plan replaces one leaf, by nodes as full as they
+//! get. As long as keys only change from dirty to clean or become holes, that is one node for the
+//! leaf and at most one for each node above it: all fit into a node, since the node that they
+//! replace had them. So the plan takes one bucket per level at most, and gives as many back.
+//!
 //! A parent gets one set with a key for each fresh child, and a freeing key (at position 0, with
 //! the generation after that of the bucket) for each node that a child replaces. A parent without
 //! room is itself replaced by fresh nodes that list all children; these need no freeing keys, as
 //! the old parent goes with the keys to the old children. A fresh root is named by the journal.
 
 use cairn_format::bcache::extents::overlay;
+use cairn_format::bcache::node::SET_HEADER_BYTES;
 use cairn_format::bcache::{INODE_MAX, Key, OFFSET_MAX, Pointer, SECTOR_BYTES};
 
 use super::lookup::upper;
 use super::node::SetWrite;
-use super::split::split;
+use super::split::{Fill, parts_of, split};
 use super::{Node, Tree};
 use crate::bcache::buckets::Buckets;
 
 /// Bytes of a key to a child.
 const CHILD_BYTES: usize = 24;
+
+/// A leaf that takes no key of what lies behind it would take none for ever.
+const TAKES: &str = "the last leaf reaches the highest position, and no key lies behind it";
 
 /// There are not enough free buckets to replace even one leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +94,10 @@ impl Insertion {
         self.keys.iter()
     }
 
-    /// Takes the keys that lie in a leaf; one that goes beyond it is cut.
+    /// Takes the keys that lie in a leaf, of which there is one; one that goes beyond it is cut.
     fn take_part(&mut self, leaf: &Node) -> Vec<Key> {
+        let first = self.keys.front().map(Key::begin);
+        assert!(first < Some(leaf.position()), "{TAKES}: {first:?}");
         let mut part = Vec::new();
         while let Some(key) = self.keys.front().copied() {
             if key.begin() >= leaf.position() {
@@ -131,12 +142,14 @@ impl Tree {
         &mut self,
         insertion: &mut Insertion,
         buckets: &mut Buckets,
+        fill: Fill,
         mut next_seq: impl FnMut() -> u64,
     ) -> Result<Plan, NoBucket> {
         let mut plan = Plan::default();
         let mut writes = LevelWrites::default();
         let mut changes: Vec<(usize, Change, Vec<Node>)> = Vec::new();
         let (mut fresh_leaves, block_bytes) = (0, self.geometry.block_bytes());
+        let widest = self.widest();
         while let Some(key) = insertion.keys.front() {
             let index = self.leaf_of(key.begin());
             let part = insertion.take_part(&self.levels[0][index]);
@@ -148,9 +161,16 @@ impl Tree {
                 writes.appended.push(set);
                 continue;
             }
-            let parts = split(&merged, self.node_bytes());
-            let needed = self.worst_case(changes.len() + 1, fresh_leaves + parts.len());
-            if needed - fresh_leaves > buckets.free() {
+            let parts = split(&merged, self.node_bytes(), fill);
+            let needed = match fill {
+                Fill::Roomy => {
+                    let fresh = fresh_leaves + parts.len();
+                    self.worst_case(&widest, changes.len() + 1, fresh) - fresh_leaves
+                }
+                Fill::Tight => self.tight_case(index, parts.len()),
+            };
+            let is_next = fill == Fill::Tight && !changes.is_empty();
+            if needed > buckets.free() || is_next {
                 drop(parts);
                 insertion.put_back(part);
                 if changes.is_empty() && writes.appended.is_empty() {
@@ -166,7 +186,7 @@ impl Tree {
             changes.push((index, Change { old, fresh }, nodes));
         }
         plan.levels.push(writes);
-        self.tell_parents(&mut plan, changes, buckets, next_seq);
+        self.tell_parents(&mut plan, changes, buckets, fill, next_seq);
         Ok(plan)
     }
 
@@ -183,19 +203,50 @@ impl Tree {
         self.geometry.node_sectors() as usize * SECTOR_BYTES
     }
 
+    /// Bytes of the largest node of each level above the leaves. A set may have nodes of other sizes
+    /// than this version makes.
+    fn widest(&self) -> Vec<usize> {
+        let widest = |level: &Vec<Node>| level.iter().map(Node::capacity).max().unwrap_or(0);
+        self.levels[1..].iter().map(widest).collect()
+    }
+
     /// The buckets that it takes at most to replace so many leaves by so many nodes: each node
-    /// above them is replaced by two and what the keys to the fresh ones take, and roots are added.
-    fn worst_case(&self, replaced: usize, fresh: usize) -> usize {
+    /// above them is replaced by those that what it holds takes and what the keys to the fresh ones
+    /// take, and roots are added. `widest` is what a node of each level holds at most.
+    fn worst_case(&self, widest: &[usize], replaced: usize, fresh: usize) -> usize {
         let per_part = self.node_bytes() * 2 / 5;
         let parents = |nodes: usize| (nodes * CHILD_BYTES).div_ceil(per_part);
         let (mut nodes, mut sum) = (fresh, fresh);
-        for level in &self.levels[1..] {
-            nodes = 2 * replaced.min(level.len()) + parents(nodes);
+        for (level, widest) in self.levels[1..].iter().zip(widest) {
+            let each = widest.div_ceil(self.node_bytes() * 5 / 9).max(2);
+            nodes = each * replaced.min(level.len()) + parents(nodes);
             sum += nodes;
         }
         while nodes > 1 {
             nodes = parents(nodes);
             sum += nodes;
+        }
+        sum
+    }
+
+    /// The buckets that it takes to replace one leaf by so many nodes, in a plan with
+    /// [`Fill::Tight`].
+    fn tight_case(&self, index: usize, fresh: usize) -> usize {
+        let (at, block_bytes) = (self.levels[0][index].position(), self.geometry.block_bytes());
+        let parts = |keys| parts_of(keys, CHILD_BYTES, self.node_bytes(), Fill::Tight);
+        let (mut fresh, mut sum) = (fresh, fresh);
+        for level in 1..self.levels.len() {
+            let index = self.levels[level].partition_point(|node| node.position() < at);
+            let told = SET_HEADER_BYTES + (1 + fresh) * CHILD_BYTES;
+            if self.levels[level][index].has_room(told, block_bytes) {
+                return sum;
+            }
+            fresh = parts(self.children(level, index).len() - 1 + fresh);
+            sum += fresh;
+        }
+        while fresh > 1 {
+            fresh = parts(fresh);
+            sum += fresh;
         }
         sum
     }
@@ -235,6 +286,7 @@ impl Tree {
         plan: &mut Plan,
         mut changes: Vec<(usize, Change, Vec<Node>)>,
         buckets: &mut Buckets,
+        fill: Fill,
         mut next_seq: impl FnMut() -> u64,
     ) {
         for level in 1.. {
@@ -252,20 +304,26 @@ impl Tree {
             }
             if level == self.levels.len() {
                 plan.has_new_root = true;
-                return self.grow(plan, buckets, next_seq);
+                return self.grow(plan, buckets, fill, next_seq);
             }
             let mut writes = LevelWrites::default();
-            changes = self.tell_level(level, told, buckets, &mut next_seq, &mut writes);
+            changes = self.tell_level(level, told, buckets, fill, &mut next_seq, &mut writes);
             plan.levels.push(writes);
         }
     }
 
     /// Adds levels until the topmost has one node.
-    fn grow(&mut self, plan: &mut Plan, buckets: &mut Buckets, mut next_seq: impl FnMut() -> u64) {
+    fn grow(
+        &mut self,
+        plan: &mut Plan,
+        buckets: &mut Buckets,
+        fill: Fill,
+        mut next_seq: impl FnMut() -> u64,
+    ) {
         let above_all = Key::new(INODE_MAX, OFFSET_MAX, 0);
         while let Some(top) = self.levels.last().filter(|top| top.len() > 1) {
             let children: Vec<Key> = top.iter().map(Node::key).collect();
-            let parts = split(&children, self.node_bytes());
+            let parts = split(&children, self.node_bytes(), fill);
             let mut writes = LevelWrites::default();
             let nodes =
                 self.fresh_nodes(&parts, above_all, buckets, &mut next_seq, &mut writes, false);
@@ -280,6 +338,7 @@ impl Tree {
         level: usize,
         told: Vec<Change>,
         buckets: &mut Buckets,
+        fill: Fill,
         next_seq: &mut impl FnMut() -> u64,
         writes: &mut LevelWrites,
     ) -> Vec<(usize, Change, Vec<Node>)> {
@@ -304,7 +363,7 @@ impl Tree {
             }
             let old = parent.key();
             let children = self.children(level, index);
-            let parts = split(&children, self.node_bytes());
+            let parts = split(&children, self.node_bytes(), fill);
             let nodes = self.fresh_nodes(&parts, old, buckets, next_seq, writes, false);
             let fresh = nodes.iter().map(Node::key).collect();
             replaced.push((index, Change { old, fresh }, nodes));

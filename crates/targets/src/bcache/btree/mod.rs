@@ -33,6 +33,7 @@ use super::buckets::Buckets;
 pub(super) use insert::{Insertion, NoBucket, Plan};
 pub(super) use lookup::Found;
 pub(super) use node::Node;
+pub(super) use split::Fill;
 pub(super) use write::write_plan;
 
 /// See the module's description.
@@ -67,7 +68,10 @@ impl Tree {
 
     /// Drops the extents that lead nowhere: of the leaves as they were read. `buckets` counts the
     /// rest. Answers the dirty ones among those whose bucket was reused.
-    pub fn keep_live(&mut self, buckets: &mut Buckets) -> Vec<Key> {
+    ///
+    /// # Errors
+    /// The nodes are no tree (B1, B3).
+    pub fn keep_live(&mut self, buckets: &mut Buckets) -> Result<Vec<Key>, String> {
         let mut gone = Vec::new();
         for leaf in &mut self.levels[0] {
             leaf.retain_extents(|key| {
@@ -81,8 +85,12 @@ impl Tree {
                 is_live
             });
         }
-        self.check_state();
-        gone
+        self.check_state().map(|()| gone)
+    }
+
+    /// How many leaves there are.
+    pub fn leaves(&self) -> usize {
+        self.levels[0].len()
     }
 
     /// The position of the node before this one of a level.
@@ -91,22 +99,39 @@ impl Tree {
         before.map_or((0, 0), Node::position)
     }
 
-    /// Asserts B1 and B3.
-    pub fn check_state(&self) {
+    /// B1 and B3.
+    ///
+    /// # Errors
+    /// They do not hold: what is wrong.
+    pub fn check_state(&self) -> Result<(), String> {
         for (level, nodes) in self.levels.iter().enumerate() {
-            assert!(nodes.is_sorted_by(|a, b| a.position() < b.position()), "B1");
-            assert_eq!(nodes.last().map(Node::position), Some(Key::MAX.position()), "B1");
-            let is_top = level + 1 == self.levels.len();
-            assert!(!is_top || nodes.len() == 1, "B1");
+            if let Some(pair) = nodes.windows(2).find(|at| at[0].position() >= at[1].position()) {
+                let (node, before) = (pair[1].key(), pair[0].key());
+                let expected = "expected it behind that";
+                return Err(format!("node {node:?}: found it after {before:?}, {expected}"));
+            }
+            let last = nodes.last().map(Node::position);
+            if last != Some(Key::MAX.position()) {
+                let expected = "expected the highest position";
+                return Err(format!("level {level}: found its end at {last:?}, {expected}"));
+            }
+        }
+        let tops = self.levels.last().map_or(0, Vec::len);
+        if tops != 1 {
+            return Err(format!("root: found {tops} nodes, expected one"));
         }
         for (index, leaf) in self.levels[0].iter().enumerate() {
             let mut after = self.after(0, index);
             for key in leaf.extents() {
-                assert!(key.begin() >= after && key.sectors() > 0, "B3: {key:?} after {after:?}");
-                assert!(key.cached_at().is_some(), "B3: {key:?}");
+                let is_sound = key.begin() >= after && key.sectors() > 0;
+                if !is_sound || key.cached_at().is_none() || key.position() > leaf.position() {
+                    let upto = leaf.position();
+                    let expected = format!("expected it behind {after:?} up to {upto:?}");
+                    return Err(format!("extent {key:?}: {expected}"));
+                }
                 after = key.position();
             }
-            assert!(after <= leaf.position(), "B3");
         }
+        Ok(())
     }
 }

@@ -74,6 +74,11 @@ impl Node {
         self.key.sectors() as usize * SECTOR_BYTES
     }
 
+    /// True if there is room for a set of so many bytes.
+    pub(super) fn has_room(&self, set_bytes: usize, block_bytes: usize) -> bool {
+        self.end + set_bytes.next_multiple_of(block_bytes) <= self.capacity()
+    }
+
     /// Appends a set of these keys to the log, if there is room.
     pub(super) fn append(
         &mut self,
@@ -81,10 +86,10 @@ impl Node {
         magic: SetMagic,
         block_bytes: usize,
     ) -> Option<SetWrite> {
-        let length = set_bytes(keys).next_multiple_of(block_bytes);
-        if self.end + length > self.capacity() {
+        if !self.has_room(set_bytes(keys), block_bytes) {
             return None;
         }
+        let length = set_bytes(keys).next_multiple_of(block_bytes);
         let sector = self.pointer().sector() + (self.end / SECTOR_BYTES) as u64;
         let mut bytes = Vec::with_capacity(length);
         encode_set(&mut bytes, self.pointer(), magic, self.seq, keys, block_bytes);

@@ -10,7 +10,7 @@ use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node as NodeRead;
 use cairn_format::bcache::{CacheSuperblock, Geometry, Key, NewCache, Pointer, Replacement, Uuid};
 
-use super::{Insertion, NoBucket, Node, Plan, Tree};
+use super::{Fill, Insertion, NoBucket, Node, Plan, Tree};
 use crate::bcache::buckets::Buckets;
 
 /// Where each sector of each volume lies, and whether it is dirty.
@@ -120,25 +120,28 @@ impl Model {
     pub fn insert(&mut self, keys: Vec<Key>) -> Result<(), NoBucket> {
         let mut insertion = Insertion::new(keys);
         while !insertion.is_empty() {
-            let seq = &mut self.seq;
-            let mut next = || {
-                *seq += 1;
-                *seq
-            };
-            let planned = self.tree.plan(&mut insertion, &mut self.buckets, &mut next);
-            let plan = match planned {
-                Ok(plan) => plan,
-                Err(_) => {
-                    self.buckets.refill();
-                    self.tree.plan(&mut insertion, &mut self.buckets, &mut next)?
-                }
-            };
+            let planned = self.plan(&mut insertion, Fill::Roomy).or_else(|_| {
+                self.buckets.refill();
+                self.plan(&mut insertion, Fill::Roomy)
+                    .or_else(|_| self.plan(&mut insertion, Fill::Tight))
+            });
+            let plan = planned?;
             self.write(&plan);
         }
         Ok(())
     }
 
-    fn write(&mut self, plan: &Plan) {
+    /// Plans the next keys.
+    pub fn plan(&mut self, insertion: &mut Insertion, fill: Fill) -> Result<Plan, NoBucket> {
+        let seq = &mut self.seq;
+        let next = || {
+            *seq += 1;
+            *seq
+        };
+        self.tree.plan(insertion, &mut self.buckets, fill, next)
+    }
+
+    pub fn write(&mut self, plan: &Plan) {
         for level in &plan.levels {
             for set in level.fresh.iter().chain(&level.appended) {
                 self.image.write(set.sector, &set.bytes).expect("memory");
@@ -150,7 +153,7 @@ impl Model {
     /// Reads the tree from the device, from the root that is in memory. Its nodes must be those in
     /// memory, and its sectors those of the model.
     pub fn check(&self, expected: &Sectors) {
-        self.tree.check_state();
+        self.tree.check_state().expect("B1 and B3");
         assert_eq!(sectors_of(self.tree.extents()), *expected, "in memory");
         let mut image = self.image.clone();
         let (root, root_level) = self.tree.root();

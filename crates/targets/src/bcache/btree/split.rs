@@ -10,17 +10,39 @@ use cairn_format::bcache::node::SET_HEADER_BYTES;
 
 use super::node::set_bytes;
 
-/// How much of a node a single set may take, of five parts.
-const FULL: usize = 4;
 /// How much of a node a part takes at most, of five parts.
 const PART: usize = 3;
 
+/// How much of a node a single set may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Fill {
+    /// Four fifths: there is room for more sets.
+    Roomy,
+    /// All of it: the fewest nodes. So what was in a node as large fits into one again.
+    Tight,
+}
+
+impl Fill {
+    /// In bytes of a node of `capacity`.
+    fn most(self, capacity: usize) -> usize {
+        match self {
+            Fill::Roomy => capacity * 4 / 5,
+            Fill::Tight => capacity,
+        }
+    }
+}
+
+/// How many bytes of keys a part takes at most.
+fn part_bytes(capacity: usize) -> usize {
+    capacity * PART / 5 - SET_HEADER_BYTES
+}
+
 /// Cuts keys into parts for nodes of `capacity` bytes; one part if they fit into one node.
-pub(super) fn split(keys: &[Key], capacity: usize) -> Vec<&[Key]> {
-    if set_bytes(keys) <= capacity * FULL / 5 {
+pub(super) fn split(keys: &[Key], capacity: usize, fill: Fill) -> Vec<&[Key]> {
+    if set_bytes(keys) <= fill.most(capacity) {
         return vec![keys];
     }
-    let most = capacity * PART / 5 - SET_HEADER_BYTES;
+    let most = part_bytes(capacity);
     let mut parts = Vec::new();
     let (mut begin, mut bytes) = (0, 0);
     for (index, key) in keys.iter().enumerate() {
@@ -32,4 +54,12 @@ pub(super) fn split(keys: &[Key], capacity: usize) -> Vec<&[Key]> {
     }
     parts.push(&keys[begin..]);
     parts
+}
+
+/// How many parts that makes of so many keys of `key_bytes` each.
+pub(super) fn parts_of(keys: usize, key_bytes: usize, capacity: usize, fill: Fill) -> usize {
+    match SET_HEADER_BYTES + keys * key_bytes <= fill.most(capacity) {
+        true => 1,
+        false => keys.div_ceil(part_bytes(capacity) / key_bytes),
+    }
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::reference::{Model, Sectors, lay_over};
 use super::split::split;
-use super::{Found, NoBucket};
+use super::{Fill, Found, NoBucket};
 
 /// The bucket that all extents of these tests lie in.
 const DATA: u64 = 200;
@@ -90,6 +90,108 @@ fn keys_become_clean_again_and_again_with_the_buckets_of_a_few_nodes() {
     assert!(model.tree.nodes().count() < nodes * 2);
 }
 
+/// Leaves so many buckets free.
+fn keep_free(model: &mut Model, count: usize) {
+    model.buckets.refill();
+    while model.buckets.free() > count {
+        model.buckets.take_for_metadata();
+    }
+}
+
+#[test]
+fn keys_become_clean_with_one_bucket_for_each_level() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 16_000, true));
+    let levels = usize::from(model.tree.root().1) + 1;
+    assert_eq!(levels, 3);
+    keep_free(&mut model, levels);
+    let nodes = model.tree.nodes().count();
+    for dirty in [false, true, false] {
+        insert(&mut model, &mut sectors, scattered(0, 16_000, dirty));
+    }
+    model.check(&sectors);
+    assert_eq!(model.tree.nodes().count(), nodes);
+    model.buckets.refill();
+    assert_eq!(model.buckets.free(), levels);
+}
+
+/// Takes all free buckets.
+fn take_all(model: &mut Model) -> Vec<u64> {
+    model.buckets.refill();
+    let taken = std::iter::from_fn(|| model.buckets.take_for_metadata());
+    taken.map(|pointer| pointer.sector() / 8).collect()
+}
+
+/// Inserts keys into a tree without a free bucket: each plan gets `spare` ones, one at a time,
+/// until it is made. Answers how many each took; it asked for as many.
+fn buckets_taken(model: &mut Model, spare: &mut Vec<u64>, keys: Vec<Key>) -> Vec<usize> {
+    let (mut insertion, mut taken) = (super::Insertion::new(keys), Vec::new());
+    while !insertion.is_empty() {
+        let (mut given, mut asked) = (0, 0);
+        let plan = loop {
+            match model.plan(&mut insertion, Fill::Tight) {
+                Ok(plan) => break plan,
+                Err(NoBucket { needed }) => assert!(given == 0 || asked == needed),
+            }
+            let planned = model.plan(&mut insertion, Fill::Tight);
+            asked = planned.err().expect("nothing has changed").needed;
+            model.buckets.structure_replaced(&[spare.remove(0)]);
+            model.buckets.refill();
+            given += 1;
+        };
+        assert_eq!((model.buckets.free(), asked), (0, given));
+        model.write(&plan);
+        spare.extend(take_all(model));
+        taken.push(given);
+    }
+    taken
+}
+
+#[test]
+fn a_tight_plan_asks_for_the_buckets_that_it_takes() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 16_000, true));
+    let (mut spare, mut seen) = (take_all(&mut model), [0; 8]);
+    for round in 0..600_u64 {
+        // It makes three extents of one at times, so that leaves split.
+        let start = round * 37 % 150 * 200;
+        let wide = |at: u64| extent(0, start + at * 8, 1 + round % 3 / 2 * 4, round % 5 == 0);
+        let keys: Vec<Key> = (0..20).map(wide).collect();
+        lay_over(&mut sectors, &keys);
+        let taken = buckets_taken(&mut model, &mut spare, keys);
+        taken.into_iter().for_each(|count| seen[count] += 1);
+    }
+    model.check(&sectors);
+    let deepest: usize = seen[3..].iter().sum();
+    assert!(seen[..3].iter().all(|count| *count > 0) && deepest > 0, "{seen:?}");
+}
+
+#[test]
+fn a_node_that_is_larger_than_this_version_makes_is_replaced_by_several() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 40_000, true));
+    // One node of 32 KiB, which is full, above 400 leaves.
+    let root = model.tree.levels[2][0].key();
+    let wide = Key::new(root.inode(), root.end(), 64).at(root.cached_at().expect("it lies there"));
+    model.tree.levels.truncate(1);
+    model.tree.levels.push(vec![super::Node::new(wide, 9, 64 * SECTOR_BYTES)]);
+    // A leaf, five nodes above it, and a root.
+    let full = model.tree.levels[0].iter_mut().next().expect("many leaves");
+    while full.append(&[], model.superblock.set_uuid().set_magic(), SECTOR_BYTES).is_some() {}
+    let kept = take_all(&mut model);
+    model.buckets.structure_replaced(&kept[..6]);
+    model.buckets.refill();
+    let keys = scattered(0, 40, false);
+    let mut insertion = super::Insertion::new(keys.clone());
+    let refused = model.plan(&mut insertion, Fill::Roomy).err();
+    assert!(refused.is_some_and(|short| short.needed > 6), "{refused:?}");
+    lay_over(&mut sectors, &keys);
+    take_all(&mut model);
+    let taken = buckets_taken(&mut model, &mut kept.clone(), keys);
+    assert_eq!(taken, [1 + model.tree.levels[1].len() + 1]);
+    model.check(&sectors);
+}
+
 #[test]
 fn a_leaf_without_room_needs_a_bucket_and_says_so() {
     let (mut model, mut sectors) = (model(), Sectors::new());
@@ -148,8 +250,8 @@ fn each_sector_is_found_in_a_tree_of_many_leaves() {
 fn parts_of_a_split_leave_room_for_more_sets() {
     let keys = scattered(0, 1000, true);
     let node = 8 * SECTOR_BYTES;
-    assert_eq!(split(&keys[..135], node).len(), 1, "four fifths");
-    let parts = split(&keys[..140], node);
+    assert_eq!(split(&keys[..135], node, Fill::Roomy).len(), 1, "four fifths");
+    let parts = split(&keys[..140], node, Fill::Roomy);
     assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), [101, 39]);
-    assert_eq!(split(&keys, node).concat(), keys);
+    assert_eq!(split(&keys, node, Fill::Roomy).concat(), keys);
 }

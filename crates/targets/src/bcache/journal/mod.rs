@@ -1,16 +1,38 @@
-//! The journal's ring: where the next entry goes.
+//! The journal's ring: where the next entry goes, and which entries count.
+//!
+//! An entry is *open* while a key of it may be in no leaf, durably. Entries without keys are never
+//! open: what they name (root, priorities) is named by each later one as well.
 //!
 //! # Invariants
 //! J1. Entries are numbered without a gap. An entry is written once the one before it is durable.
 //! J2. A bucket of the ring is written to from its beginning only when no entry in it counts. A
 //!     session begins in the bucket behind that of the newest entry, as the kernel's does; if
 //!     entries there count, it goes on behind the newest entry.
-//! J3. An entry counts up to the last one that is durable and says that it does not. `last_seq` is
-//!     raised only when all keys of the entries before it are in leaves, durably.
+//! J3. An entry counts up to the last one that is durable and says that it does not. Each entry
+//!     that is written, for whatever reason, says so of all before the oldest open one: of all but
+//!     itself, if none is open.
 //! J4. An entry is durable when its write and the flushes around it have ended (R14). It is written
 //!     after a flush, with FUA: what it names was written before.
-//! J5. There is room for [`RESERVE`] entries without keys, whatever else is written: an entry that
-//!     frees the ring, and the roots that its keys need on their way to the leaves.
+//! J5. An entry that is open or leaves others open leaves room for one more, without keys. So the
+//!     entry that says that none is open can always be written.
+//!
+//! # Why a session comes on with a full ring
+//! Room is what J3 frees and J5 spares. Which entries are open, and until when:
+//!
+//! - *Nothing is open* in a batch, unless buckets are emptied. Each entry then frees all before it,
+//!   so that a ring of two buckets takes any number of fresh roots.
+//! - *Holes* of emptied buckets (R5, R6) are open until they are in leaves. They enter before all
+//!   else, and nodes of the same size replace those without room (`btree::insert`), so that this
+//!   takes no more buckets than it gives back, and at most one entry, of a fresh root, for each leaf
+//!   that gets holes. The last of these entries frees all.
+//! - *What a session found* is open until it is in leaves (`set::session`). If the ring has room
+//!   for one entry for each leaf, it enters as a whole. Otherwise it enters in parts, the oldest
+//!   entries first; the entry that names the root of a part that is in leaves frees what that came
+//!   from. So a ring with one free bucket, which is what the kernel spares, takes each part that
+//!   the free buckets have room for at once.
+//!
+//! What is left: a part of the found entries that needs more fresh roots, or holes, than the ring
+//! has room for. No more is written then; the set stays as it is, and says so.
 //!
 //! A power cut leaves the entry, or a part of it, which its checksum tells. Then the one before it
 //! is the newest, and all that it names is still there.
@@ -20,15 +42,21 @@ mod tests;
 
 use std::ops::Range;
 
-use cairn_format::bcache::journal::{ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, Ring, encode};
+use cairn_format::bcache::journal::{
+    ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, Located, Ring, encode,
+};
 use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic};
 
-/// How many entries without keys there is room for, beyond entries with keys.
-pub(super) const RESERVE: usize = 4;
-
-/// There is no room for an entry: all buckets of the ring have entries that count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RingFull;
+/// Why there is no next entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoEntry {
+    /// All buckets of the ring have entries that count.
+    #[error("found no room for an entry, expected some")]
+    Full,
+    /// The last number has been used.
+    #[error("found entry {}, expected a number to be left", u64::MAX)]
+    Numbers,
+}
 
 /// An entry to write.
 pub(super) struct EntryWrite {
@@ -47,18 +75,20 @@ pub(super) struct Journal {
     newest: Header,
     /// Of each bucket of the ring the highest number of an entry that may count; 0 if none does.
     highest: Vec<u64>,
-    /// The bucket of the newest entry, and the byte behind it.
+    /// The newest entry has keys.
+    has_keys: bool,
+    /// Behind the newest entry.
+    place: Place,
+}
+
+/// Where an entry ends.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Its bucket, and the byte behind it.
     index: usize,
     at: usize,
     /// The next entry goes into another bucket, if one is free.
     is_new_session: bool,
-}
-
-/// Where an entry goes.
-#[derive(Clone, Copy)]
-struct Place {
-    index: usize,
-    at: usize,
 }
 
 impl Journal {
@@ -69,47 +99,59 @@ impl Journal {
             highest[entry.index] = entry.header.seq.max(highest[entry.index]);
         }
         let newest = ring.newest();
-        Journal {
-            geometry,
-            magic,
-            buckets,
-            newest: newest.header,
-            highest,
-            index: newest.index,
-            at: geometry.padded(newest.bytes.end),
-            is_new_session: true,
-        }
+        let Located { header, index, bytes } = *newest;
+        let has_keys = bytes.end - bytes.start > ENTRY_HEADER_BYTES;
+        let place = Place { index, at: geometry.padded(bytes.end), is_new_session: true };
+        Journal { geometry, magic, buckets, newest: header, highest, has_keys, place }
     }
 
-    /// The most bytes of an entry.
-    fn entry_max(&self) -> usize {
-        ENTRY_BYTES_MAX.min(self.geometry.bucket_sectors() as usize * SECTOR_BYTES)
+    /// True if an entry that frees none may go into the next bucket.
+    fn next_is_free(&self) -> bool {
+        let next = (self.place.index + 1) % self.highest.len();
+        next != self.place.index && self.highest[next] < self.newest.last_seq
     }
 
-    /// How many keys without a pointer an entry has room for.
+    /// How many keys without a pointer the next entry has room for.
     pub fn holes_max(&self) -> usize {
-        (self.entry_max() - ENTRY_HEADER_BYTES) / 16
+        let bucket = self.geometry.bucket_sectors() as usize * SECTOR_BYTES;
+        let room = match self.next_is_free() {
+            true => bucket,
+            false => {
+                (bucket - self.place.at).saturating_sub(self.geometry.padded(ENTRY_HEADER_BYTES))
+            }
+        };
+        room.min(ENTRY_BYTES_MAX).saturating_sub(ENTRY_HEADER_BYTES) / 16
     }
 
-    /// Where entries of these padded lengths would go, one after the other; where the last does.
-    fn place(&self, lengths: impl Iterator<Item = usize>) -> Result<Place, RingFull> {
+    /// Where an entry of this padded length ends that follows on `place`, if buckets are free in
+    /// which no entry counts from `last_seq` on.
+    fn behind(&self, place: Place, length: usize, last_seq: u64) -> Result<Place, NoEntry> {
         let room = self.geometry.bucket_sectors() as usize * SECTOR_BYTES;
-        let mut place = Place { index: self.index, at: self.at };
-        let (mut written, mut begins) = (vec![self.index], self.is_new_session);
-        for length in lengths {
-            let next = (place.index + 1) % self.highest.len();
-            let next_is_free = self.highest[next] == 0 && !written.contains(&next);
-            if place.at + length > room || (begins && next_is_free) {
-                if !next_is_free {
-                    return Err(RingFull);
-                }
-                place = Place { index: next, at: 0 };
-                written.push(next);
-            }
-            begins = false;
-            place.at += length;
+        let next = (place.index + 1) % self.highest.len();
+        let next_is_free = next != place.index && self.highest[next] < last_seq;
+        let goes_on = place.at + length <= room && !(place.is_new_session && next_is_free);
+        match (goes_on, next_is_free) {
+            (true, _) => Ok(Place { at: place.at + length, is_new_session: false, ..place }),
+            (false, true) => Ok(Place { index: next, at: length, is_new_session: false }),
+            (false, false) => Err(NoEntry::Full),
         }
-        Ok(place)
+    }
+
+    /// How many entries without keys there is room for, if none frees any.
+    pub fn room(&self) -> usize {
+        let (length, last_seq) = (self.geometry.padded(ENTRY_HEADER_BYTES), self.newest.last_seq);
+        let follow = |place: &Place| self.behind(*place, length, last_seq).ok();
+        std::iter::successors(Some(self.place), follow).count() - 1
+    }
+
+    /// The number of the newest entry.
+    pub fn newest(&self) -> u64 {
+        self.newest.seq
+    }
+
+    /// True if the newest entry counts alone, and has no keys.
+    pub fn is_closed(&self) -> bool {
+        self.newest.last_seq == self.newest.seq && !self.has_keys
     }
 
     /// The entries from now on name these priorities.
@@ -117,39 +159,29 @@ impl Journal {
         self.newest.priorities = first_bucket;
     }
 
-    /// The next entry, with these keys. `frees`: the keys of all entries before it are in leaves,
-    /// durably.
+    /// The next entry, with these keys. `open` is the oldest open entry, if one is.
     ///
     /// # Errors
-    /// There is no room, or none beyond the reserve for an entry with keys (J5).
+    /// There is no room, or none is left (J5).
     pub fn entry(
         &mut self,
         keys: &[Key],
         root: (Key, u16),
-        frees: bool,
-    ) -> Result<EntryWrite, RingFull> {
+        open: Option<u64>,
+    ) -> Result<EntryWrite, NoEntry> {
         let block = self.geometry.block_bytes();
-        let seq = self.newest.seq + 1;
-        let last_seq = if frees { seq } else { self.newest.last_seq };
+        let seq = self.newest.seq.checked_add(1).ok_or(NoEntry::Numbers)?;
+        let last_seq = open.unwrap_or(seq);
         let header = Header { seq, last_seq, root: root.0, root_level: root.1, ..self.newest };
         let bytes = encode(&header, keys, self.magic, block);
-        if !keys.is_empty() {
-            let reserve = std::iter::repeat_n(self.geometry.padded(ENTRY_HEADER_BYTES), RESERVE);
-            self.place(std::iter::once(bytes.len()).chain(reserve))?;
+        let place = self.behind(self.place, bytes.len(), self.newest.last_seq)?;
+        if open.is_some() || !keys.is_empty() {
+            self.behind(place, self.geometry.padded(ENTRY_HEADER_BYTES), last_seq)?;
         }
-        let Place { index, at } = self.place(std::iter::once(bytes.len()))?;
-        (self.index, self.at, self.is_new_session) = (index, at, false);
-        self.highest[index] = seq;
-        self.newest = header;
-        let begin = (at - bytes.len()) / SECTOR_BYTES;
-        let sector = self.geometry.sector_of(self.buckets.start + index as u64) + begin as u64;
-        Ok(EntryWrite { sector, bytes })
-    }
-
-    /// The entry that was made last is durable.
-    pub fn written(&mut self) {
-        for highest in self.highest.iter_mut().filter(|seq| **seq < self.newest.last_seq) {
-            *highest = 0;
-        }
+        (self.place, self.newest, self.has_keys) = (place, header, !keys.is_empty());
+        self.highest[place.index] = seq;
+        let begin = (place.at - bytes.len()) / SECTOR_BYTES;
+        let bucket = self.buckets.start + place.index as u64;
+        Ok(EntryWrite { sector: self.geometry.sector_of(bucket) + begin as u64, bytes })
     }
 }

@@ -4,7 +4,7 @@ use cairn_format::bcache::journal::{ByteRange, Header, Located, Ring, scan};
 use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic, Uuid};
 use proptest::prelude::*;
 
-use super::{Journal, RESERVE};
+use super::{Journal, NoEntry};
 
 const BUCKETS: u64 = 3;
 
@@ -53,10 +53,15 @@ impl Device {
 
     fn write(&mut self, keys: usize, frees: bool) -> bool {
         let keys: Vec<Key> = (0..keys as u64).map(|at| Key::new(0, at * 8 + 8, 8)).collect();
-        let Ok(entry) = self.journal.entry(&keys, (Key::MAX, 0), frees) else { return false };
+        let open = (!frees).then_some(self.journal.newest.last_seq);
+        let Ok(entry) = self.journal.entry(&keys, (Key::MAX, 0), open) else { return false };
         self.put(entry.sector, &entry.bytes);
-        self.journal.written();
         true
+    }
+
+    /// A restart.
+    fn restart(&mut self) {
+        self.journal = Journal::new(&self.read(), 2..2 + BUCKETS, geometry(), magic());
     }
 
     fn read(&self) -> Ring {
@@ -95,7 +100,7 @@ proptest! {
             prop_assert_eq!((newest.seq, newest.last_seq), (seq, last_seq));
             prop_assert_eq!(ring.entries.len() as u64, seq - last_seq + 1);
             if kind == 1 {
-                device.journal = Journal::new(&ring, 2..2 + BUCKETS, geometry(), magic());
+                device.restart();
             }
         }
     }
@@ -114,13 +119,45 @@ fn a_session_begins_in_the_bucket_behind_the_newest_entry() {
 fn a_full_ring_has_room_for_the_entry_that_frees_it() {
     let mut device = Device::new();
     while device.write(1, false) {}
-    let ring = device.read();
     // A restart begins no bucket, as none is free.
-    device.journal = Journal::new(&ring, 2..2 + BUCKETS, geometry(), magic());
-    for _ in 1..RESERVE {
-        assert!(device.write(0, false), "roots");
-    }
-    assert!(device.write(0, true), "the reserve");
+    device.restart();
+    assert_eq!((device.journal.room(), device.write(0, false)), (1, false), "it is spared");
+    assert!(device.write(0, true), "the one that frees");
     assert!(device.write(90, false), "all but one bucket is free");
     assert_eq!(device.read().entries.len(), 2);
+}
+
+#[test]
+fn entries_that_leave_none_open_go_round_a_ring_of_two_buckets() {
+    let mut device = Device::new();
+    device.journal.highest.truncate(2);
+    for seq in 2..200 {
+        assert!(device.write(0, true), "{seq}");
+        assert_eq!(device.journal.is_closed(), true);
+        assert_eq!(device.read().entries.len(), 1);
+    }
+    assert!(device.write(3, true) && !device.journal.is_closed(), "it has keys");
+}
+
+#[test]
+fn room_is_what_entries_find() {
+    for filled in 0..60 {
+        let mut device = Device::new();
+        (0..filled).for_each(|_| assert!(device.write(0, true)));
+        (0..filled / 3).for_each(|_| assert!(device.write(0, false)));
+        if filled % 2 == 0 {
+            device.restart();
+        }
+        let room = device.journal.room();
+        let found = (0..).take_while(|_| device.write(0, false)).count();
+        assert_eq!(room, found + 1, "one is spared");
+    }
+}
+
+#[test]
+fn the_last_number_is_not_followed_by_the_first() {
+    let mut device = Device::new();
+    device.journal.newest.seq = u64::MAX;
+    let refused = device.journal.entry(&[], (Key::MAX, 0), None).err();
+    assert_eq!(refused, Some(NoEntry::Numbers));
 }

@@ -1,18 +1,21 @@
 //! The set in memory: tree, buckets, journal and volumes of one cache.
 //!
 //! `device` is the cache device; `open` reads the set, and writes nothing; `session` changes it on
-//! the device; `priorities` writes what became of the buckets.
+//! the device; `replay` is what it found in the journal; `priorities` writes what became of the buckets.
 
 mod device;
 mod open;
 mod priorities;
+mod replay;
 mod session;
 
 use std::ops::Range;
 
 use cairn_format::bcache::places::is_beyond;
 use cairn_format::bcache::uuids::UuidEntry;
-use cairn_format::bcache::{CacheSuperblock, Key, Uuid};
+use cairn_format::bcache::{CacheSuperblock, Uuid};
+
+use replay::Replay;
 
 pub(super) use device::{CacheDevice, DiskSource, write_io};
 pub(super) use open::open;
@@ -32,9 +35,10 @@ pub(super) struct Set {
     /// The buckets of the priorities, in order.
     priorities: Vec<u64>,
     /// What the journal has that leaves may not have, until a session has written it there.
-    replay: Option<Vec<Key>>,
-    /// Entries of the journal have keys that are in leaves by now.
-    has_open_entries: bool,
+    replay: Option<Replay>,
+    /// The oldest entry of the journal that this session wrote and that has holes which may be in no
+    /// leaf.
+    open_holes: Option<u64>,
 }
 
 impl Set {

@@ -13,6 +13,7 @@ use cairn_format::bcache::places::shared;
 use cairn_format::bcache::{CacheSuperblock, Key};
 
 use super::device::DiskSource;
+use super::replay::Replay;
 use super::{CacheDevice, Set};
 use crate::bcache::btree::{Node, Tree};
 use crate::bcache::buckets::Buckets;
@@ -91,9 +92,12 @@ fn assemble(
     let structures = tree.nodes().chain([loaded.newest.uuids]).filter_map(|key| of(&key));
     structures.for_each(|bucket| buckets.mark_metadata(bucket));
     loaded.journal.iter().for_each(|key| buckets.mark_seen(key));
-    let gone = tree.keep_live(&mut buckets);
+    let gone = tree.keep_live(&mut buckets)?;
     let journaled = loaded.journaled(&geometry);
     refuse_lost(&gone, &journaled, &buckets)?;
+    if let Some(key) = journaled.iter().find(|key| key.position() > Key::MAX.position()) {
+        return Err(format!("journal: found key {key:?} behind the highest position"));
+    }
     tree.apply(&journaled, &mut buckets);
     if let Some(overlap) = buckets.overlap() {
         return Err(overlap);
@@ -101,17 +105,15 @@ fn assemble(
     if let Some((first, second)) = shared(&geometry, || tree.extents()) {
         return Err(format!("extent {second:?}: found its sectors in {first:?} too"));
     }
-    let ring = superblock.journal_buckets();
-    Ok(Set {
-        journal: Journal::new(&loaded.ring, ring, geometry, magic),
-        volumes: loaded.volumes,
-        priorities: loaded.priorities,
-        replay: Some(journaled),
-        has_open_entries: true,
-        superblock,
-        tree,
-        buckets,
-    })
+    let journal = Journal::new(&loaded.ring, superblock.journal_buckets(), geometry, magic);
+    let (volumes, priorities) = (loaded.volumes.clone(), loaded.priorities.clone());
+    let whole = Replay::whole(&loaded, journaled);
+    let replay = match journal.room() > tree.leaves() {
+        true => whole,
+        false => Replay::in_parts(loaded, &geometry).unwrap_or(whole),
+    };
+    let (replay, open_holes) = (Some(replay), None);
+    Ok(Set { superblock, tree, buckets, journal, volumes, priorities, replay, open_holes })
 }
 
 /// Refuses dirty extents of the tree whose bucket was reused, unless the journal has what is newer:

@@ -16,12 +16,17 @@
 //! - Before 5: the priorities of the session before.
 //!
 //! # A full set
-//! A leaf without room needs free buckets. If there are none, buckets that have only clean data are
-//! emptied ([`Session::insert`] does so by itself): an entry of the journal makes their extents
-//! holes, durably. Then no key that counts leads to them, and the requests that had found them end.
-//! The holes enter the leaves with all else, and a last entry says so. A bucket that holds data
-//! counts as clean once the keys of its data are to enter as clean ones, since their data is
-//! durable on the backing device by then.
+//! A leaf without room needs free buckets. If there are too few even to replace it, and the nodes
+//! above it, by nodes that are as large, buckets that have only clean data are emptied
+//! ([`Session::insert`] does so by itself): an entry of the journal makes their extents holes,
+//! durably. Then no key that counts leads to them, and the requests that had found them end. The
+//! holes enter the leaves before all else, so that the entry is open for a short time. A bucket that
+//! holds data counts as clean once the keys of its data are to enter as clean ones, since their data
+//! is durable on the backing device by then.
+//!
+//! # A full ring
+//! What is found enters in parts if the ring lacks room (`replay`); an entry without keys between
+//! them frees what the part before it came from. See `journal` for why this comes on.
 
 use std::sync::Arc;
 
@@ -29,9 +34,11 @@ use cairn_block::sync::Mutex;
 use cairn_block::{Env, IoError, mutants};
 use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
+use super::replay::Replay;
 use super::{CacheDevice, Set};
-use crate::bcache::btree::{Insertion, NoBucket, Plan, write_plan};
+use crate::bcache::btree::{Fill, Insertion, NoBucket, Plan, write_plan};
 use crate::bcache::canary::{Bug, planted};
+use crate::bcache::journal::NoEntry;
 use crate::epochs::Epochs;
 
 /// Why a session ended.
@@ -43,9 +50,12 @@ pub(in super::super) enum WriteError {
     /// No bucket is free, and none can be emptied.
     #[error("buckets: found none free and none with clean data alone, expected {0}")]
     NoBucket(usize),
-    /// Each bucket of the ring has entries that count.
-    #[error("journal: found no room for an entry, expected some")]
-    RingFull,
+    /// The journal has no room.
+    #[error("journal: {0}")]
+    Journal(#[from] NoEntry),
+    /// The superblock was written as often as it can tell.
+    #[error("superblock seq: found {}, expected a number to be left", u64::MAX)]
+    Numbers,
 }
 
 /// See the module's description.
@@ -68,20 +78,34 @@ impl Session<'_> {
     /// # Errors
     /// The set cannot be written.
     pub async fn begin(&self) -> Result<(), WriteError> {
-        let Some(replay) = self.with(|set| set.replay.clone()) else { return Ok(()) };
+        if !self.with(|set| set.replay.is_some()) {
+            return Ok(());
+        }
         let now_s = self.env.unix_time().as_secs() as u32;
-        let superblock = self.with(|set| set.superblock.registered(now_s));
+        let superblock = self.with(|set| match set.superblock.seq() {
+            u64::MAX => Err(WriteError::Numbers),
+            _ => Ok(set.superblock.registered(now_s)),
+        })?;
         let bytes = superblock.encode();
         let wrote = self.cache.commit(self.env, SUPERBLOCK_SECTOR, &bytes).await;
         wrote.map_err(WriteError::Cache)?;
         self.with(|set| set.superblock = superblock);
-        if planted(Bug::JournalBeforeLeaves) {
-            self.close_journal().await?;
+        let early = planted(Bug::JournalBeforeLeaves);
+        if early {
+            self.write_entry_of(&[], None).await?;
         }
-        self.insert(replay).await?;
-        self.close_journal().await?;
+        let next = |set: &mut Set| set.replay.as_mut().and_then(Replay::take_keys);
+        while let Some(keys) = self.with(next) {
+            match keys.is_empty() {
+                true => self.with(|set| set.replay.iter_mut().for_each(Replay::leave)),
+                false => self.insert(keys).await?,
+            }
+            if !early && self.with(|set| set.open().is_some()) {
+                self.write_entry(&[]).await?;
+            }
+        }
         self.with(|set| set.replay = None);
-        Ok(())
+        self.close_journal().await
     }
 
     /// Puts keys into the leaves, durably. They are in order and do not overlap; those without a
@@ -90,45 +114,51 @@ impl Session<'_> {
     /// # Errors
     /// The set cannot be written. Some of the keys may be in leaves.
     pub async fn insert(&self, keys: Vec<Key>) -> Result<(), WriteError> {
-        let mut insertion = Insertion::new(keys);
-        while !insertion.is_empty() {
+        let mut left = Left { holes: Insertion::new(Vec::new()), keys: Insertion::new(keys) };
+        while !left.is_empty() {
             let next_seq = || 1 + self.env.random_below(u64::MAX - 1);
-            let planned = self.with(|set| set.plan(&mut insertion, next_seq));
+            let planned = self.with(|set| set.plan(left.next(), next_seq));
             match planned {
-                Ok(plan) => self.carry_out(plan).await?,
-                Err(NoBucket { needed }) => self.empty_buckets(&mut insertion, needed).await?,
+                Ok(plan) => self.carry_out(plan, &left).await?,
+                Err(NoBucket { needed }) => self.empty_buckets(&mut left, needed).await?,
             }
         }
         Ok(())
     }
 
-    async fn carry_out(&self, plan: Plan) -> Result<(), WriteError> {
+    async fn carry_out(&self, plan: Plan, left: &Left) -> Result<(), WriteError> {
         write_plan(self.env, self.cache, &plan).await.map_err(WriteError::Cache)?;
+        self.with(|set| set.planned(left));
         if plan.has_new_root {
-            self.write_entry(&[], false).await?;
+            match planted(Bug::JournalBeforeLeaves) {
+                true => self.write_entry_of(&[], None).await?,
+                false => self.write_entry(&[]).await?,
+            }
         }
         self.with(|set| set.release(&plan));
         Ok(())
     }
 
     /// Makes `needed` buckets free that have only clean data.
-    async fn empty_buckets(
-        &self,
-        insertion: &mut Insertion,
-        needed: usize,
-    ) -> Result<(), WriteError> {
-        let holes = self.with(|set| set.holes_for(insertion, needed));
+    async fn empty_buckets(&self, left: &mut Left, needed: usize) -> Result<(), WriteError> {
+        let holes = self.with(|set| set.holes_for(left, needed));
         if holes.is_empty() {
-            return Err(WriteError::NoBucket(needed));
+            return Err(match self.with(|set| set.journal.holes_max()) {
+                0 => WriteError::Journal(NoEntry::Full),
+                _ => WriteError::NoBucket(needed),
+            });
         }
         if !planted(Bug::ReuseBeforeDurable) {
-            self.write_entry(&holes, false).await?;
+            self.write_entry(&holes).await?;
         }
         self.with(|set| {
-            set.has_open_entries = true;
+            let newest = set.journal.newest();
+            set.open_holes.get_or_insert(newest);
             set.tree.apply(&holes, &mut set.buckets);
+            set.replay.iter_mut().for_each(|replay| replay.lay_over(&holes));
         });
-        insertion.lay_over(&holes);
+        left.holes.lay_over(&holes);
+        left.keys.lay_over(&holes);
         if !mutants::skips("bcache: wait for readers of emptied buckets") {
             self.readers.quiesce(0).await;
         }
@@ -149,18 +179,15 @@ impl Session<'_> {
         };
         let early = planted(Bug::EntryBeforePriorities);
         if early {
-            self.write_entry(&[], true).await?;
+            self.write_entry(&[]).await?;
         }
         let pieces: Vec<(u64, &[u8])> =
             chain.pieces.iter().map(|(sector, bytes)| (*sector, &bytes[..])).collect();
         self.cache.write_all(self.env, &pieces).await.map_err(WriteError::Cache)?;
         if !early {
-            self.write_entry(&[], true).await?;
+            self.write_entry(&[]).await?;
         }
-        self.with(|set| {
-            set.has_open_entries = false;
-            set.priorities_written(&chain);
-        });
+        self.with(|set| set.priorities_written(&chain));
         Ok(())
     }
 
@@ -169,36 +196,69 @@ impl Session<'_> {
     /// # Errors
     /// The entry cannot be written.
     async fn close_journal(&self) -> Result<(), WriteError> {
-        if !self.with(|set| set.has_open_entries) {
-            return Ok(());
+        match self.with(|set| set.journal.is_closed()) {
+            true => Ok(()),
+            false => self.write_entry(&[]).await,
         }
-        self.write_entry(&[], true).await?;
-        self.with(|set| set.has_open_entries = false);
-        Ok(())
     }
 
-    /// Writes the next entry of the journal, durably, after all that was written before.
-    async fn write_entry(&self, keys: &[Key], frees: bool) -> Result<(), WriteError> {
-        let entry = self.with(|set| set.journal.entry(keys, set.tree.root(), frees));
-        let entry = entry.map_err(|_| WriteError::RingFull)?;
+    /// Writes the next entry of the journal, durably, after all that was written before. It says
+    /// which entries are open.
+    async fn write_entry(&self, keys: &[Key]) -> Result<(), WriteError> {
+        self.write_entry_of(keys, self.with(|set| set.open())).await
+    }
+
+    async fn write_entry_of(&self, keys: &[Key], open: Option<u64>) -> Result<(), WriteError> {
+        let entry = self.with(|set| set.journal.entry(keys, set.tree.root(), open))?;
         let written = self.cache.commit(self.env, entry.sector, &entry.bytes).await;
-        written.map_err(WriteError::Cache)?;
-        self.with(|set| set.journal.written());
-        Ok(())
+        written.map_err(WriteError::Cache)
+    }
+}
+
+/// What is to enter the leaves.
+struct Left {
+    /// Holes of buckets that were emptied, which enter first.
+    holes: Insertion,
+    keys: Insertion,
+}
+
+impl Left {
+    fn is_empty(&self) -> bool {
+        self.holes.is_empty() && self.keys.is_empty()
+    }
+
+    fn next(&mut self) -> &mut Insertion {
+        if self.holes.is_empty() { &mut self.keys } else { &mut self.holes }
     }
 }
 
 impl Set {
-    /// Plans the next keys; looks for free buckets if there are too few.
+    /// The oldest entry of the journal that is open.
+    fn open(&self) -> Option<u64> {
+        self.replay.as_ref().and_then(Replay::open).or(self.open_holes)
+    }
+
+    /// What is not left any more is in leaves, if the next entry names their root: those that had
+    /// it are not open.
+    fn planned(&mut self, left: &Left) {
+        self.open_holes = self.open_holes.filter(|_| !left.holes.is_empty());
+        if left.is_empty() {
+            self.replay.iter_mut().for_each(Replay::leave);
+        }
+    }
+
+    /// Plans the next keys. Looks for free buckets if there are too few, and makes do with the
+    /// fewest at last.
     fn plan(
         &mut self,
         insertion: &mut Insertion,
         mut next_seq: impl FnMut() -> u64,
     ) -> Result<Plan, NoBucket> {
-        let planned = self.tree.plan(insertion, &mut self.buckets, &mut next_seq);
-        planned.or_else(|_| {
+        let mut plan =
+            |set: &mut Set, fill| set.tree.plan(insertion, &mut set.buckets, fill, &mut next_seq);
+        plan(self, Fill::Roomy).or_else(|_| {
             self.buckets.refill();
-            self.tree.plan(insertion, &mut self.buckets, next_seq)
+            plan(self, Fill::Roomy).or_else(|_| plan(self, Fill::Tight))
         })
     }
 
@@ -209,9 +269,9 @@ impl Set {
 
     /// The holes that empty `needed` buckets with only clean data; fewer buckets if an entry of the
     /// journal has no room for more.
-    fn holes_for(&mut self, insertion: &Insertion, needed: usize) -> Vec<Key> {
+    fn holes_for(&mut self, left: &Left, needed: usize) -> Vec<Key> {
         // What is to enter counts from now on: as clean, where it was dirty.
-        let entering: Vec<Key> = insertion.left().copied().collect();
+        let entering: Vec<Key> = left.keys.left().copied().collect();
         self.tree.apply(&entering, &mut self.buckets);
         let (most, geometry) = (self.journal.holes_max(), *self.superblock.geometry());
         let mut wanted = self.buckets.clean();

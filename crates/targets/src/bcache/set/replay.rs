@@ -1,0 +1,147 @@
+//! What a session found in the journal, on its way to the leaves: as a whole, or in parts where
+//! the ring lacks the room for the fresh roots that this may take (see `journal`).
+//!
+//! # Invariants
+//! Y1. The parts are of entries in order, the oldest first. Their keys are those that no later
+//!     entry overwrites, so they overlap nowhere, and what the leaves show never goes back in time.
+//! Y2. A part leaves once its keys are in leaves, durably. Then only the entries from the next part
+//!     on are open. A part is of whole buckets of the ring, so that one at least is free then.
+//! Y3. Holes that are made meanwhile are laid over all parts: no key enters a leaf later that leads
+//!     to a bucket that was emptied.
+
+use std::collections::VecDeque;
+
+use cairn_format::bcache::extents::{overlaid, overlay};
+use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, Located};
+use cairn_format::bcache::load::Loaded;
+use cairn_format::bcache::{Geometry, Key};
+
+/// How many parts there are at most: each leaf may be written as often.
+const PARTS: usize = 8;
+
+/// See the module's description.
+pub(super) struct Replay {
+    parts: VecDeque<Part>,
+}
+
+struct Part {
+    /// Its oldest entry.
+    first: u64,
+    keys: Vec<Key>,
+}
+
+impl Replay {
+    /// All as one part. `keys` is what the journal amounts to.
+    pub fn whole(loaded: &Loaded, keys: Vec<Key>) -> Replay {
+        Replay { parts: VecDeque::from([Part { first: loaded.newest.last_seq, keys }]) }
+    }
+
+    /// The journal in parts; none if its keys are not those of its entries, one after the other.
+    pub fn in_parts(mut loaded: Loaded, geometry: &Geometry) -> Option<Replay> {
+        let entries = std::mem::take(&mut loaded.ring.entries);
+        let in_one_bucket = |a: &Located, b: &Located| a.index == b.index;
+        let of_buckets: Vec<usize> = entries.chunk_by(in_one_bucket).map(<[_]>::len).collect();
+        let mut rest = std::mem::take(&mut loaded.journal);
+        let (mut parts, mut later, mut end) = (VecDeque::new(), Vec::new(), entries.len());
+        for some in of_buckets.chunks(of_buckets.len().div_ceil(PARTS)).rev() {
+            let begin = end - some.iter().sum::<usize>();
+            loaded.journal = rest.split_off(first_of(&entries[begin..end], &rest)?);
+            let own = loaded.journaled(geometry);
+            let first = entries[begin].header.seq;
+            parts.push_front(Part { first, keys: without(&own, &later) });
+            later = overlaid(own, &later);
+            end = begin;
+        }
+        rest.is_empty().then_some(Replay { parts })
+    }
+
+    /// The oldest entry that is open.
+    pub fn open(&self) -> Option<u64> {
+        self.parts.front().map(|part| part.first)
+    }
+
+    /// The keys of the first part; none when all parts have left.
+    pub fn take_keys(&mut self) -> Option<Vec<Key>> {
+        self.parts.front_mut().map(|part| std::mem::take(&mut part.keys))
+    }
+
+    /// The keys of the first part are in leaves.
+    pub fn leave(&mut self) {
+        self.parts.pop_front();
+    }
+
+    /// Lays holes over what was not taken yet.
+    pub fn lay_over(&mut self, holes: &[Key]) {
+        for part in self.parts.iter_mut().skip(1) {
+            let mut both = Vec::with_capacity(part.keys.len() + holes.len());
+            overlay(&part.keys, holes, &mut both);
+            part.keys = both;
+        }
+    }
+}
+
+/// Where the keys of these entries begin, the last of which are at the end of `keys`.
+fn first_of(entries: &[Located], keys: &[Key]) -> Option<usize> {
+    let words_of = |entry: &Located| (entry.bytes.end - entry.bytes.start - ENTRY_HEADER_BYTES) / 8;
+    let (mut words, mut first) = (entries.iter().map(words_of).sum::<usize>(), keys.len());
+    while words > 0 {
+        first = first.checked_sub(1)?;
+        words = words.checked_sub(keys[first].word_count())?;
+    }
+    Some(first)
+}
+
+/// What of keys lies outside of others. Both are in order and do not overlap.
+fn without(keys: &[Key], others: &[Key]) -> Vec<Key> {
+    let (mut left, mut others) = (Vec::with_capacity(keys.len()), others.iter().peekable());
+    for key in keys {
+        let mut rest = Some(*key);
+        while let Some(key) = rest {
+            while others.next_if(|other| other.position() <= key.begin()).is_some() {}
+            let Some(other) = others.peek().filter(|other| other.begin() < key.position()) else {
+                left.push(key);
+                break;
+            };
+            left.extend(key.part(0, other.start()));
+            rest = key.part(other.end(), u64::MAX);
+        }
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_format::bcache::Key;
+    use proptest::prelude::*;
+
+    use super::{overlaid, without};
+
+    fn keys() -> impl Strategy<Value = Vec<Key>> {
+        let one = (0..3_u32, 0..9_u64, 1..9_u64);
+        proptest::collection::vec(one, 0..30).prop_map(|mut ones| {
+            ones.sort_unstable();
+            let mut last = (0, 0);
+            let key = |(inode, gap, sectors): (u32, u64, u64)| {
+                let start = gap + if last.0 == inode { last.1 } else { 0 };
+                last = (inode, start + sectors);
+                Key::new(inode, start + sectors, sectors)
+            };
+            ones.into_iter().map(key).collect()
+        })
+    }
+
+    fn sectors(keys: &[Key]) -> Vec<(u32, u64)> {
+        keys.iter().flat_map(|key| (key.start()..key.end()).map(|at| (key.inode(), at))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_and_the_others_are_all(keys in keys(), others in keys()) {
+            let left = without(&keys, &others);
+            let (own, other) = (sectors(&left), sectors(&others));
+            prop_assert!(own.iter().all(|at| !other.contains(at)));
+            let all = overlaid(left, &others);
+            prop_assert_eq!(sectors(&all), sectors(&overlaid(keys, &others)));
+        }
+    }
+}

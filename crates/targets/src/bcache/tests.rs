@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use cairn_block::{Io, IoError, Op, SectorCount, SuspendMode, Value};
+use cairn_block::{ExtentKind, Io, IoError, Op, SectorCount, SuspendMode, Value};
 use cairn_format::bcache::build::Builder;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
@@ -15,7 +15,7 @@ use cairn_format::bcache::{
 use cairn_sim::{DriveModel, DriveOptions, Image};
 use cairn_testkit::image;
 
-use crate::fixture::{Fixture, SECTOR};
+use crate::fixture::{Fixture, SECTOR, range};
 
 const LINE: &str = "0 16368 bcache b c 0";
 
@@ -267,6 +267,85 @@ fn without_its_cache_a_backing_device_is_read_where_it_is_sound_or_on_demand() {
     let test = fixture(image("bcache", "wb_stop.cache"), backing_in(BackingState::Clean));
     test.load("v", "0 16368 bcache b - 0");
     assert!(test.read("v", 0, 8).is_ok());
+}
+
+#[test]
+fn what_a_lost_cache_may_have_had_is_no_hole_to_clients() {
+    let kinds = |state, line: &str| {
+        // Nothing was ever written to it but its superblock.
+        let mut backing = Image::new(SectorCount(16384));
+        let at = SUPERBLOCK_SECTOR as usize * SECTOR;
+        backing.write(cairn_block::Sector(SUPERBLOCK_SECTOR), &backing_in(state)[at..at + 4096]);
+        let cache = Image::of_bytes(&image("bcache", "wb_stop.cache"));
+        let test = Fixture::new([("b", backing), ("c", cache)]);
+        test.load("v", line);
+        let extents = test.extents("v", range(0, 16368)).expect("it tells");
+        let mut kinds: Vec<_> = extents.iter().map(|extent| extent.kind).collect();
+        kinds.dedup();
+        (kinds, extents.iter().map(|extent| extent.count.0).sum::<u64>())
+    };
+    let data = (vec![ExtentKind::Data], 16368);
+    let (alone, stale) = ("0 16368 bcache b - 0", "0 16368 bcache b - 1 stale_ok");
+    assert_eq!(kinds(BackingState::Dirty, alone), data);
+    assert_eq!(kinds(BackingState::Stale, alone), data);
+    assert_eq!(kinds(BackingState::Dirty, stale), data);
+    let sound = kinds(BackingState::Clean, alone).0;
+    assert_ne!(sound, [ExtentKind::Data], "what the backing device says");
+}
+
+#[test]
+fn blocks_that_a_device_cannot_write_are_refused() {
+    for (name, other) in [("b", "c"), ("c", "b")] {
+        let drive = |own: &str, kind| {
+            let block = if own == name { 4096 } else { 512 };
+            let options =
+                DriveOptions { logical_block: block, ..crate::fixture::drive_options(own) };
+            (options, Image::of_bytes(&image("bcache", &format!("wb_stop.{kind}"))))
+        };
+        let test = Fixture::with_options(1, [drive("b", "backing"), drive("c", "cache")]);
+        let refused = test.refusal("v", LINE);
+        let expected =
+            format!("{name}: block_size: found 512 bytes in the cache, expected at least ");
+        assert!(refused.starts_with(&expected), "{refused}, {other} is well");
+    }
+}
+
+#[test]
+fn dirty_keys_of_a_device_that_is_called_clean_are_served_and_drained() {
+    let test = fixture(image("bcache", "wb_stop.cache"), backing_in(BackingState::Clean));
+    let right = stopped();
+    right.load("v", LINE);
+    test.load("v", LINE);
+    let dirty =
+        |test: &Fixture| test.volume("v").dirty().first().map_or(0, |dirty| dirty.sectors.0);
+    assert_eq!((dirty(&test), dirty(&right)), (680, 680));
+    assert!(test.bytes("v", 0, 16368) == right.bytes("v", 0, 16368));
+    drain(&test).expect("the drives are well");
+    assert_eq!((dirty(&test), state_of(&test)), (0, Value::State("clean")));
+    let alone = test.contents("b")[16 * SECTOR..].to_vec();
+    assert!(alone == right.bytes("v", 0, 16368), "the backing device has it all");
+}
+
+#[test]
+fn dirty_keys_outside_of_the_data_are_refused() {
+    let data = 16 + LARGE;
+    for (extent, is_sound) in [
+        (Key::new(0, 16, 8), false),
+        (Key::new(0, 17, 2), false),
+        (Key::new(0, 24, 8), true),
+        (Key::new(0, data, 8), true),
+        (Key::new(0, data + 1, 2), false),
+        (Key::new(0, data + 90, 2), false),
+    ] {
+        let [cache, backing] = large(&[extent]);
+        let test = Fixture::new([("c", cache), ("b", backing)]);
+        let loaded = test.try_load("v", &format!("0 {LARGE} bcache b c 0"));
+        let refused = loaded.err().map(|error| error.to_string());
+        let expected = format!("c: extent {:?}", extent);
+        let expected = expected.trim_end_matches(" dirty");
+        assert_eq!(refused.is_none(), is_sound, "{extent:?}: {refused:?}");
+        assert!(refused.is_none_or(|line| line.starts_with(expected)), "{extent:?}");
+    }
 }
 
 #[test]

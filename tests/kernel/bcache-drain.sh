@@ -6,7 +6,9 @@
 #     interrupted
 #  3. the kernel reads each backing device alone, attaches the set again, finds it clean with the
 #     same content, and writes on
-#  4. cairn reads what the kernel wrote, and drains that
+#  4. cairn reads what the kernel wrote, drains that, and detaches the backing devices
+#  5. each backing device is written alone; the kernel runs it without its cache, attaches it to the
+#     set again, and serves nothing that the cache had before
 . "$(dirname "$0")/../lib.sh"
 need nbdcopy dmsetup losetup make-bcache
 golden=$tests/../crates/format/tests/golden/bcache
@@ -45,6 +47,7 @@ read_it() { # NAME: the content, read-only
   "$CAIRN" serve --read-only --table "$(table "$1")" \
     --run 'nbdcopy "$uri" - | sha256sum | cut -d " " -f 1' 2>>serve.log
 }
+alone() { tail -c +$(($(first "$1") * 512 + 1)) "$1.backing" >alone; } # NAME: its data
 clean='clean: every block is on the origin'
 
 while read -r name sum; do
@@ -52,7 +55,9 @@ while read -r name sum; do
   same "$(read_it "$name")" "$sum" "$name, read-only"
   same "$(sha "$name.cache" "$name.backing")" "$before" "$name: files after --read-only"
   if [ "$name" = tree ]; then
-    "$CAIRN" flush --timeout 0 --table "$(table "$name")" >said 2>>serve.log || true
+    expect 124 "$CAIRN" flush --timeout 0 --table "$(table "$name")"
+    expect 5 "$CAIRN" probe "$name.backing"
+    expect 5 "$CAIRN" probe "$name.cache"
     same "$(read_it "$name")" "$sum" "$name, interrupted"
   fi
   same "$("$CAIRN" flush --table "$(table "$name")" 2>>serve.log)" "$clean" "$name"
@@ -67,6 +72,27 @@ while read -r name sum; do
   after=$(grep "^$name after" continued | cut -d ' ' -f 3)
   same "$(read_it "$name")" "$after" "$name, as the kernel left it"
   same "$("$CAIRN" flush --table "$(table "$name")" 2>>serve.log)" "$clean" "$name again"
-  tail -c +$(($(first "$name") * 512 + 1)) "$name.backing" >alone
+  alone "$name"
   same "$(sha alone)" "$after" "$name: the backing device alone, drained again"
+  same "$("$CAIRN" flush --detach --table "$(table "$name")" 2>>serve.log)" "$clean
+detached: no cache counts for the origin any more" "$name: detach"
+  expect 0 "$CAIRN" probe "$name.backing"
+  "$CAIRN" check "$name.cache" >said || fail "check of $name.cache: $(cat said)"
+  # All of it is other data than the clean extents of the cache have.
+  pattern zz "$(stat -c %s alone)" >new
+  dd if=new of="$name.backing" bs=512 seek="$(first "$name")" conv=notrunc status=none
+done <made
+
+"$tests/kernel/uml" -t 600 "$tests/kernel/guest/bcache-detached.sh" "$work/names"
+while read -r name _; do
+  alone "$name"
+  pattern zz "$(stat -c %s alone)" >new
+  same "$(grep "^$name alone" detached)" "$name alone $(sha new) no cache" "without a cache"
+  same "$(grep -c "^$name attached $(sha new) clean\$" detached)" 2 "$name attached again"
+  after=$(grep "^$name after" detached | cut -d ' ' -f 3)
+  same "$(read_it "$name")" "$after" "$name, as the kernel left it after a detach"
+  same "$("$CAIRN" flush --table "$(table "$name")" 2>>serve.log)" "$clean" "$name after a detach"
+  alone "$name"
+  same "$(sha alone)" "$after" "$name: the backing device alone, after a detach"
+  "$CAIRN" check "$name.cache" --backing "$name.backing" >said || fail "$name: $(cat said)"
 done <made

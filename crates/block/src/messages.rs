@@ -39,4 +39,16 @@ impl MappedDevice {
         }
         Ok(())
     }
+
+    /// Has the targets of the live table detach their origins, one after the other, after a drain.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    pub async fn detach_caches(&self, env: &Env) -> Result<(), MessageError> {
+        let _call = self.calls.begin().await;
+        for line in self.live_table().iter().flat_map(|table| table.lines()) {
+            line.target.detach(env).await?;
+        }
+        Ok(())
+    }
 }

@@ -259,6 +259,23 @@ pub trait Target: Send + Sync {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// True if the origin durably names its cache, and [`Target::detach`] ends that.
+    fn detaches(&self) -> bool {
+        false
+    }
+
+    /// Makes the origin name no cache any more, durably, so that it may be written alone. Nothing
+    /// is dirty: a drain has ended.
+    fn detach<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Of a cache: the range of the origin that has the same content as this one once nothing is
+    /// dirty.
+    fn shows_of_origin(&self, _range: SectorRange) -> Option<(Arc<dyn Disk>, SectorRange)> {
+        None
+    }
+
     /// Has the next suspend write back all dirty content, too.
     fn drain_in_suspend(&self) {}
 

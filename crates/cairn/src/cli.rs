@@ -353,9 +353,13 @@ pub struct FeatureArgs {
 /// `flush`
 #[derive(Args)]
 pub struct FlushArgs {
-    /// The table with the cache: START LENGTH writecache ...
+    /// The table with the cache: START LENGTH writecache ..., or 0 N bcache BACKING CACHE 0
     #[arg(long, required = true)]
     pub table: Vec<String>,
+    /// After the drain, detach the backing devices of bcache: they belong to no set any more, and
+    /// may be written alone
+    #[arg(long)]
+    pub detach: bool,
     /// Stop after this many seconds; exit code 124 if work is left
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,

@@ -3,12 +3,15 @@
 //! The table is built and resumed (which recovers), then drained, while its targets report how much
 //! is left. Ctrl-C or `--timeout` suspends, which commits: the blocks written back so far are free
 //! on the cache, and the next run continues with the rest.
+//!
+//! With `--detach` the origins name no cache any more after the drain, so that they may be written
+//! alone.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use cairn_block::{ConfigKind, MappedDevice, SuspendMode};
+use cairn_block::{ConfigError, ConfigKind, MappedDevice, SuspendMode, Target};
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_outcome::signals::{self, Event};
 use cairn_outcome::{exit, stdout};
@@ -26,7 +29,9 @@ enum End {
     /// Every cache is drained.
     Drained,
     /// A cache could not be drained.
-    Failed(cairn_block::ConfigError),
+    Failed(ConfigError),
+    /// Every cache is drained, and its origin detached.
+    Detached,
     /// Asked to stop.
     Stopped,
     /// The time is over.
@@ -50,7 +55,16 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
     world.load(VOLUME, &args.table.join("\n"))?;
     let volume = world.volume(VOLUME)?;
     let table = volume.inactive_table();
-    if !table.iter().any(|table| table.lines().iter().any(|line| line.target.drains())) {
+    let is_any = |of: fn(&dyn Target) -> bool| {
+        let mut lines = table.iter().flat_map(|table| table.lines());
+        lines.any(|line| of(&*line.target))
+    };
+    let (drains, detaches) = (is_any(|target| target.drains()), is_any(|target| target.detaches()));
+    if args.detach && !detaches {
+        let expected = "a line of bcache (a drained writecache keeps nothing to detach)";
+        return Err(wrong(VOLUME, "--detach", "no backing device of bcache", expected));
+    }
+    if !drains && !args.detach {
         return Err(wrong(VOLUME, "table target", "no cache", "a line of a cache"));
     }
     let lines = table.iter().flat_map(|table| table.lines());
@@ -60,9 +74,15 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
     }
     world.resume(VOLUME)?;
     let limit = args.timeout.and_then(|seconds| Instant::now().checked_add(seconds_of(seconds)));
-    let end = drain(&world, &volume, &happened, limit);
+    let mut end = match drains {
+        true => drain(&world, &volume, &happened, limit),
+        false => End::Drained,
+    };
+    if args.detach && matches!(end, End::Drained) && left(&volume).blocks == 0 {
+        end = world.detach(VOLUME).map_or_else(End::Failed, |()| End::Detached);
+    }
     world.suspend(VOLUME, SuspendMode::Flush)?;
-    conclude(end, left(&volume))
+    conclude(end, drains.then(|| left(&volume)))
 }
 
 fn seconds_of(seconds: f64) -> Duration {
@@ -83,7 +103,8 @@ fn drain(
     std::thread::spawn(move || drop(send.send(drained.drain(VOLUME))));
     let mut progress = Progress::begin(left(volume));
     loop {
-        match done.recv_timeout(TICK) {
+        let wait = limit.map_or(TICK, |at| TICK.min(at.saturating_duration_since(Instant::now())));
+        match done.recv_timeout(wait) {
             Ok(Ok(())) => break progress.finish(left(volume), End::Drained),
             Ok(Err(error)) => break progress.finish(left(volume), End::Failed(error)),
             Err(RecvTimeoutError::Disconnected) => break End::Stopped,
@@ -99,18 +120,34 @@ fn drain(
     }
 }
 
-fn conclude(end: End, left: Left) -> Outcome<u8> {
-    let state = match left.blocks {
-        0 => "clean: every block is on the origin\n".to_owned(),
-        blocks => format!("{blocks} blocks ({} KiB) left\n", left.bytes.div_ceil(1024)),
+/// Prints what is left in the caches, if there are any, and returns the exit code.
+fn conclude(end: End, left: Option<Left>) -> Outcome<u8> {
+    let mut state = match left {
+        None => String::new(),
+        Some(Left { blocks: 0, .. }) => "clean: every block is on the origin\n".to_owned(),
+        Some(Left { blocks, bytes }) => {
+            format!("{blocks} blocks ({} KiB) left\n", bytes.div_ceil(1024))
+        }
     };
+    if let End::Detached = end {
+        state.push_str("detached: no cache counts for the origin any more\n");
+    }
     stdout::print(&state)?;
     match end {
-        End::Failed(error) => Err(error),
-        _ if left.blocks == 0 => Ok(exit::OK),
+        End::Failed(error) => Err(without_verb(error)),
+        End::Detached => Ok(exit::OK),
+        _ if left.is_none_or(|left| left.blocks == 0) => Ok(exit::OK),
         End::Drained | End::Stopped => Ok(exit::FAILURE),
         End::TimedOut => Ok(exit::TIMEOUT),
     }
+}
+
+/// A target names the verb first, as the volume does here.
+fn without_verb(mut error: ConfigError) -> ConfigError {
+    if let Some(rest) = error.detail.strip_prefix("flush: ").filter(|_| error.device == VOLUME) {
+        error.detail = rest.to_owned();
+    }
+    error
 }
 
 /// The bytes that the origin does not have yet.

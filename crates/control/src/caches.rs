@@ -12,6 +12,9 @@
 //! which the record leads now. A cache in a live table of this server is not checked here: claims
 //! keep other tables away, and `verbs::volume::swap` checks the table that replaces it.
 //!
+//! Recorded are the caches whose format does not name the origin, as that of writecache. A bcache set
+//! is not: the superblock of the backing device names it, and `world::attached` has the rules.
+//!
 //! Reads only devices that no live table writes, and writes none.
 
 use std::path::Path;
@@ -31,8 +34,6 @@ use cairn_targets::writecache::{CACHE_ROLE, ORIGIN_ROLE};
 use crate::state::{CacheRecord, CacheState, Extent, Known, StateFile};
 use crate::world::{World, of_volume};
 
-/// The target that has records.
-const CACHE: &str = "writecache";
 /// Sectors of metadata in one read.
 const PIECE_SECTORS: u64 = 2048;
 
@@ -258,7 +259,7 @@ impl<'a> Caches<'a> {
     /// The record of a line with a cache, while it is live. None if its devices end with the
     /// server.
     fn cache_of(&self, name: &str, line: &Line) -> Option<CacheRecord> {
-        if line.name != CACHE {
+        if !line.target.drains() || line.target.detaches() {
             return None;
         }
         let claims = claimed_by_line(line);

@@ -82,6 +82,11 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// The kind of the error.
+    pub fn kind(&self) -> ConfigKind {
+        self.kind
+    }
+
     /// The failure as an error.
     pub fn error(&self) -> ConfigError {
         ConfigError::new(self.kind, "", self.why.clone())

@@ -9,6 +9,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -32,8 +33,11 @@ use crate::measure::{Asked, measured};
 use crate::names::parent_of;
 use crate::under_way::UnderWay;
 
+mod attached;
 mod opener;
 mod stack;
+
+pub use attached::Parted;
 
 /// The parameters of a world.
 pub struct WorldOptions {
@@ -62,6 +66,8 @@ pub struct World {
     base: Option<PathBuf>,
     under_way: UnderWay,
     reserve: Reserve,
+    /// Sets of bcache on the devices belong to clients (see `attached`).
+    sets_of_clients: AtomicBool,
     /// Volumes that could not be brought up at the start, and why.
     not_served: Mutex<HashMap<String, String>>,
 }
@@ -109,7 +115,8 @@ impl World {
         let (reactors, names) = (Arc::new(reactors), Arc::new(names));
         let (under_way, reserve) = (UnderWay::default(), Reserve::default());
         let (base, not_served) = (options.base, Mutex::default());
-        Ok(World { reactors, count, names, base, under_way, reserve, not_served })
+        let sets_of_clients = AtomicBool::new(false);
+        Ok(World { reactors, count, names, base, under_way, reserve, sets_of_clients, not_served })
     }
 
     /// The reactors.
@@ -263,6 +270,16 @@ impl World {
         self.names.read_only
     }
 
+    /// From now on, tables may write to backing devices of bcache without their caches: the clients
+    /// run these sets.
+    pub fn leave_sets_to_clients(&self) {
+        self.sets_of_clients.store(true, Ordering::Relaxed);
+    }
+
+    fn may_write_past_caches(&self) -> bool {
+        self.sets_of_clients.load(Ordering::Relaxed)
+    }
+
     /// The volume of this name.
     ///
     /// # Errors
@@ -402,10 +419,12 @@ impl World {
     /// and before it serves a request.
     ///
     /// # Errors
-    /// There is no table, or a target cannot start. Of kind [`ConfigKind::Lost`]: the table is
-    /// live, but acknowledged writes may be lost.
+    /// There is no table, a target cannot start, or the loaded table writes to a backing device
+    /// without its cache. Of kind [`ConfigKind::Lost`]: the table is live, but acknowledged writes
+    /// may be lost.
     pub fn resume_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
         let volume = self.volume(name)?;
+        self.refuse_attached(name)?;
         let (tell, told) = channel();
         let run = Arc::new(Event::new());
         let has_run = run.clone();
@@ -574,6 +593,16 @@ impl World {
         let volume = self.volume(name)?;
         let drained = self.on_home(name, |env| async move { volume.drain_caches(&env).await });
         drained.map_err(|error| message_refused(name, &error))
+    }
+
+    /// Detaches the origins of a volume's caches after a drain, and waits.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    pub fn detach(&self, name: &str) -> Outcome<()> {
+        let volume = self.volume(name)?;
+        let detached = self.on_home(name, |env| async move { volume.detach_caches(&env).await });
+        detached.map_err(|error| message_refused(name, &error))
     }
 
     /// Starts `make`'s future on the home reactor of a volume and waits for its result.

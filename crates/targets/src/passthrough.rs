@@ -287,6 +287,22 @@ impl Target for Passthrough {
         Box::pin(ready(Ok(())))
     }
 
+    /// True if the origin durably names its cache, as the superblock of a bcache backing device does:
+    /// `cairn flush --detach` then works for this kind of target.
+    fn detaches(&self) -> bool {
+        false
+    }
+
+    /// Ends that, durably. Nothing is dirty.
+    fn detach<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    /// Of a cache: which range of the origin has the content of `range` once nothing is dirty.
+    fn shows_of_origin(&self, _range: SectorRange) -> Option<(Arc<dyn Disk>, SectorRange)> {
+        None
+    }
+
     /// A table change asks that the next `suspend` writes back all that is `dirty`, too. Called
     /// only where `drains` says true.
     fn drain_in_suspend(&self) {}

@@ -112,6 +112,10 @@ pub struct Arg {
     pub used: Use,
     /// The word [`NO_DEVICE`] may stand where the device would.
     pub or_none: bool,
+    /// If the superblock of this device names a bcache set, the line serves the device with the
+    /// cache of that set, or as that superblock allows it. Other lines must not write such a
+    /// device.
+    pub with_set: bool,
 }
 
 /// What stands for no device.
@@ -120,8 +124,8 @@ pub const NO_DEVICE: &str = "-";
 impl Arg {
     const fn new(name: &'static str, kind: Kind, doc: &'static str) -> Arg {
         let (optional, repeated, gives_length) = (false, false, false);
-        let (used, or_none) = (Use::Nothing, false);
-        Arg { name, kind, doc, optional, repeated, gives_length, used, or_none }
+        let (used, or_none, with_set) = (Use::Nothing, false, false);
+        Arg { name, kind, doc, optional, repeated, gives_length, used, or_none, with_set }
     }
 
     /// A device, and what the line does with it.
@@ -162,6 +166,16 @@ impl Arg {
     /// The same device, or none.
     pub const fn or_none(self) -> Arg {
         Arg { or_none: true, ..self }
+    }
+
+    /// The same device, which is served as the set in its superblock says.
+    pub const fn with_set(self) -> Arg {
+        Arg { with_set: true, ..self }
+    }
+
+    /// True if a line writes to this device.
+    pub fn is_written(&self) -> bool {
+        matches!(self.used, Use::Maps | Use::Shares | Use::Owns(_))
     }
 
     /// True if this word names a device.

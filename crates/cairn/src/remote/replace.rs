@@ -31,12 +31,14 @@ where
     // the flush.
     std::thread::spawn(move || drop(send.send(asker.ask(&verb))));
     let mut progress = (total.bytes > 0).then(|| Progress::begin_drain(total));
+    let mut last = total;
     loop {
         let answer = match answered.recv_timeout(TICK) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {
                 if let (Some(progress), Ok(left)) = (&mut progress, left(server, name)) {
                     progress.show(left);
+                    last = left;
                 }
                 continue;
             }
@@ -46,8 +48,9 @@ where
             }
         };
         if let Some(progress) = &mut progress {
-            // If the new table is live already, it has no dirty bytes.
-            progress.finish(left(server, name).unwrap_or_default(), ());
+            // If the new table is live already, it has no dirty bytes. A server that has ended
+            // answers nothing.
+            progress.finish(left(server, name).unwrap_or(last), ());
         }
         return pass_on(name, &answer?);
     }

@@ -69,6 +69,10 @@ pub struct ServeArgs {
     /// Let these reads have the older data of the backing device
     #[arg(long, requires = "without_cache")]
     pub stale_ok: bool,
+    /// Also write to backing devices of bcache without their caches: it is the clients that run
+    /// these sets
+    #[arg(long)]
+    pub guest_sets: bool,
     /// Serve nothing unless every volume can be brought up
     #[arg(long)]
     pub strict: bool,

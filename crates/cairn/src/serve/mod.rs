@@ -90,6 +90,9 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         base: args.file.is_some().then(|| config.base.clone()),
         read_only,
     })?);
+    if args.guest_sets {
+        world.leave_sets_to_clients();
+    }
     let nbd = limits::nbd_options(&args, &config);
     let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
     world.reactors().set_spin(Duration::from_micros(spin.into()));
@@ -318,7 +321,6 @@ impl Server {
         if wanted.strict || missing.is_some() || plan.names().next().is_none() {
             let first = missing.unwrap_or(first);
             tell_missing(failed.iter().filter(|one| one.why() != first.why()));
-            // Exit code 1, whatever the reason: there may be several.
             let same = || failed.iter().filter(|one| one.why() == first.why());
             let line = match (
                 same().count() > 1 || !is_of(first.why(), &first.name),
@@ -327,7 +329,10 @@ impl Server {
                 (true, Some(line)) => line,
                 _ => first.why().to_owned(),
             };
-            return Err(ConfigError::new(ConfigKind::System, "", line));
+            // Of several reasons none decides the exit code, unless each is that something is in use.
+            let is_busy = failed.iter().all(|one| one.kind() == ConfigKind::Busy);
+            let kind = if is_busy { ConfigKind::Busy } else { ConfigKind::System };
+            return Err(ConfigError::new(kind, "", line));
         }
         tell_missing(failed);
         Ok(())

@@ -1,5 +1,7 @@
 //! probe, check, dump and format on bcache devices that a real kernel or cairn itself made.
 
+use cairn_format::bcache::{BackingState, Superblock};
+
 use super::place::{Place, json};
 
 #[test]
@@ -200,6 +202,69 @@ fn a_cache_with_a_damaged_superblock_is_formatted_only_if_its_data_is_given_up()
     let line = place.cairn(&["format", "snapshot", "wb_stop.cache", "--yes"]).refused(4);
     assert!(line.contains("found a damaged bcache device (superblock checksum: found "), "{line}");
     place.cairn(&["format", "snapshot", "wb_stop.cache", "--yes", "--discard-dirty"]).ok();
+}
+
+/// Sets the state of a backing device in its superblock.
+fn set_state(place: &Place, backing: &str, state: BackingState) {
+    let superblock = Superblock::decode(&place.read(backing)[4096..8192]);
+    let Ok(Superblock::Backing(mut superblock)) = superblock else { panic!("{superblock:?}") };
+    superblock.set_state(state);
+    place.patch(backing, 4096, &superblock.encode());
+}
+
+#[test]
+fn no_format_overwrites_dirty_data_of_a_set_that_is_not_given_up_by_name() {
+    let cases = [
+        ("wb_stop.cache", None, "found a cache with 680 sectors that its backing devices do not"),
+        ("wb_stop.backing", None, "found a backing device (11111111-2222-3333-4444-555555555556)"),
+        (
+            "wb_stop.backing",
+            Some(BackingState::Stale),
+            "that was used without its cache, which has sectors",
+        ),
+    ];
+    for (device, state, part) in cases {
+        for kind in ["writecache", "snapshot", "thin-pool", "pool-data", "bcache"] {
+            let place = Place::new();
+            place.golden("bcache", device);
+            if let Some(state) = state {
+                set_state(&place, device, state);
+            }
+            let dump = json(&place.cairn(&["dump", device, "--json"]).ok());
+            let set = dump["superblock"]["set_uuid"].as_str().unwrap().to_owned();
+            let mut format = vec!["format", kind, device, "--yes"];
+            if kind == "bcache" {
+                format.insert(2, "--backing");
+            }
+            let before = place.read(device);
+            let run = |more: &[&str]| place.cairn(&[&format[..], more].concat());
+            for refused in [run(&[]), run(&["--discard-dirty"])] {
+                let line = refused.refused(4);
+                assert!(line.contains(part), "{kind}: {line}");
+                assert!(line.contains(&format!("--yes --discard-dirty={set}")), "{kind}: {line}");
+            }
+            let line = run(&["--discard-dirty=99999999-2222-3333-4444-555555555556"]).refused(1);
+            assert!(line.contains(&format!("expected {set}, the set")), "{kind}: {line}");
+            assert!(place.read(device) == before, "{kind}");
+            let ran = run(&[&*format!("--discard-dirty={set}")]);
+            assert_eq!(ran.code, 0, "{kind}: {ran:?}");
+            assert!(ran.err.starts_with(&format!("cairn: {device}: gives up a ")), "{ran:?}");
+        }
+    }
+}
+
+#[test]
+fn probe_calls_a_backing_device_without_room_for_data_damaged() {
+    let place = Place::new();
+    place.golden("bcache", "wb_stop.backing");
+    let whole = place.read("wb_stop.backing");
+    place.write("wb_stop.backing", &whole[..8192]);
+    let ran = place.cairn(&["probe", "wb_stop.backing"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    let expected =
+        "wb_stop.backing: device size: found 16 sectors, expected at least 17; damaged\n";
+    assert!(ran.out.ends_with(expected), "{ran:?}");
+    assert_eq!(place.cairn(&["check", "wb_stop.backing"]).code, 2);
 }
 
 #[test]

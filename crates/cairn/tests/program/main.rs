@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bad_input;
+mod bcache_detach;
+mod bcache_interrupted;
 mod bcache_serve;
 mod bcache_tools;
 mod bench;

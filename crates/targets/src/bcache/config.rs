@@ -34,7 +34,9 @@ pub const SPEC: Spec = Spec {
         "bcache",
         [1, 0, 0],
         &[
-            Arg::device("backing", Use::Owns(Span::Whole), "the slow device; `-`: none").or_none(),
+            Arg::device("backing", Use::Owns(Span::Whole), "the slow device; `-`: none")
+                .or_none()
+                .with_set(),
             Arg::device("cache", Use::Owns(Span::Whole), "the fast device; `-`: none").or_none(),
         ],
     )

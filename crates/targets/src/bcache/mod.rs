@@ -15,7 +15,7 @@
 //! Rooms: `config` (the table line), `attributes` and `status` (what is told), `volume` (the
 //! target: opening and ending), `measure` (its length), `map` (verdicts), `set` (what is in memory of the cache, opening,
 //! sessions), `journal` (the ring), `btree` (nodes, lookup, insertion, splits, writing), `buckets`
-//! (what each holds, allocation), `writeback` (batches, the drain).
+//! (what each holds, allocation), `writeback` (batches, the drain), `detach` (no set any more).
 //!
 //! # Invariants
 //! I1. Without a drain no byte is written to any device, at whatever opening or ending.
@@ -38,6 +38,7 @@ mod buckets;
 #[cfg(feature = "canary")]
 pub mod canary;
 mod config;
+mod detach;
 mod journal;
 mod map;
 mod measure;
@@ -69,4 +70,5 @@ mod canary {
 }
 
 pub use config::without_cache;
+pub use detach::Attached;
 pub use volume::{BACKING_ROLE, Bcache, CACHE_ROLE, KIND};

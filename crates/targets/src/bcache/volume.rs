@@ -251,6 +251,15 @@ impl Bcache {
         self.inode.load(Ordering::Relaxed) as u32
     }
 
+    pub(super) fn dirty_sectors(&self) -> u64 {
+        self.dirty_sectors.load(Ordering::Relaxed)
+    }
+
+    /// True if the set could not be written, and was not opened again since.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
     async fn start(&self, env: &Env) -> Result<(), ConfigError> {
         if let Some(cache) = &self.cache {
             cache.open();
@@ -454,6 +463,20 @@ impl Target for Bcache {
 
     fn drain<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
         Box::pin(self.write_all_back(env))
+    }
+
+    fn detaches(&self) -> bool {
+        self.config.devices.backing().is_some()
+    }
+
+    fn detach<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
+        Box::pin(self.detach_backing(env))
+    }
+
+    fn shows_of_origin(&self, range: SectorRange) -> Option<(Arc<dyn Disk>, SectorRange)> {
+        let Devices::Cached { backing, .. } = &self.config.devices else { return None };
+        let start = range.start + SectorCount(self.first);
+        Some((backing.disk.clone(), SectorRange::new(start, range.count)))
     }
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {

@@ -485,6 +485,10 @@ impl Target for WriteCache {
         Box::pin(self.write_all_back(env))
     }
 
+    fn shows_of_origin(&self, range: SectorRange) -> Option<(Arc<dyn Disk>, SectorRange)> {
+        Some((self.origin.clone(), range))
+    }
+
     fn drain_in_suspend(&self) {
         self.state.lock().flush_on_suspend = true;
     }

@@ -106,7 +106,8 @@ fn backing(path: &Path) -> Outcome<Backing> {
     Ok(Backing { superblock, device_sectors: source.bytes / SECTOR_BYTES })
 }
 
-/// Refuses to overwrite dirty data of a cache that begins at this sector, or tells what is lost.
+/// Refuses to overwrite a cache that begins at this sector and has dirty data, or a backing device
+/// that lacks some; or says what is lost.
 ///
 /// # Errors
 /// There is some, or there may be, and it is not given up; or the device cannot be read.
@@ -115,8 +116,12 @@ pub fn refuse_dirty(
     start_sector: u64,
     discard: Option<DiscardDirty>,
 ) -> Outcome<()> {
-    let cache = match superblock(source, start_sector)? {
-        Ok(Superblock::Cache(cache)) if cache.is_in_use() => cache,
+    let (set, lost) = match superblock(source, start_sector)? {
+        Ok(Superblock::Cache(cache)) if cache.is_in_use() => {
+            let report = report(source, start_sector, &[])?;
+            (cache.set_uuid(), what_is_dirty(&report))
+        }
+        Ok(Superblock::Backing(backing)) => (backing.set_uuid(), what_is_lacking(&backing)),
         Ok(_) | Err(Error::Magic { .. } | Error::Short { .. }) => return Ok(()),
         // Its set cannot be known.
         Err(_) if discard.is_some() => return Ok(()),
@@ -126,9 +131,7 @@ pub fn refuse_dirty(
             return Err(refused(ConfigKind::Busy, &source.name, "content", found, expected));
         }
     };
-    let report = report(source, start_sector, &[])?;
-    let Some(lost) = what_is_dirty(&report) else { return Ok(()) };
-    let set = cache.set_uuid();
+    let Some(lost) = lost else { return Ok(()) };
     match discard {
         Some(DiscardDirty::Set(given)) if given == set => {
             say(format_args!("{}: gives up {lost}", source.name));
@@ -145,6 +148,21 @@ pub fn refuse_dirty(
             );
             Err(refused(ConfigKind::Busy, &source.name, "content", lost, expected))
         }
+    }
+}
+
+/// What a backing device lacks. Without the device, it is lost as well.
+fn what_is_lacking(backing: &BackingSuperblock) -> Option<String> {
+    let uuid = backing.uuid();
+    match backing.state() {
+        BackingState::None | BackingState::Clean => None,
+        BackingState::Dirty => {
+            Some(format!("a backing device ({uuid}) whose cache has sectors that it does not have"))
+        }
+        BackingState::Stale => Some(format!(
+            "a backing device ({uuid}) that was used without its cache, which has sectors that it \
+             does not have"
+        )),
     }
 }
 

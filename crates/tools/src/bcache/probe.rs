@@ -1,5 +1,6 @@
 //! What `cairn probe` tells of a cache or a backing device beyond its signature.
 
+use cairn_block::SECTOR_BYTES;
 use cairn_format::Severity;
 use cairn_format::bcache::check::{Report, Volume};
 use cairn_format::bcache::{BackingState, BackingSuperblock, Error, Superblock};
@@ -14,9 +15,10 @@ use crate::source::Source;
 pub enum Found {
     /// A cache, checked.
     Cache(Box<Report>),
-    /// A backing device.
+    /// A backing device that has room for data.
     Backing(BackingSuperblock),
-    /// A superblock that is damaged, or of a kind that nobody here knows.
+    /// A superblock that is damaged or of an unknown kind, or a backing device that is too small for
+    /// its superblock.
     Wrong(Error),
 }
 
@@ -29,7 +31,12 @@ pub fn look(source: &Source, start_sector: u64) -> Outcome<Found> {
         Ok(Superblock::Cache(_)) => {
             Found::Cache(Box::new(super::report(source, start_sector, &[])?))
         }
-        Ok(Superblock::Backing(backing)) => Found::Backing(backing),
+        Ok(Superblock::Backing(backing)) => {
+            match backing.data_sectors(source.area_bytes(start_sector)? / SECTOR_BYTES) {
+                Ok(_) => Found::Backing(backing),
+                Err(error) => Found::Wrong(error),
+            }
+        }
         Err(error) => Found::Wrong(error),
     })
 }

@@ -6,8 +6,9 @@
 //!
 //! - S1. A line that sends every request of a range to one range of one disk shows that range. It
 //!   is followed through volumes beneath, down to a disk or a line of another kind.
-//! - S2. `writecache` shows its origin: a table that would leave dirty blocks behind is refused by
-//!   the rules for dirty data (see `verbs::volume::swap`).
+//! - S2. A cache shows a range of its origin: a table that would leave dirty blocks behind is
+//!   refused by the rules for dirty data, and one that leaves a bcache set without detaching the
+//!   backing device by the rules for sets (see `verbs::volume::swap`).
 //! - S3. A line of another kind shows what a line shows with the same words over the same disks.
 //!   The devices of `striped` are compared as disks alone, whatever they are called.
 //! - S4. The new table shows the same content if its runs begin with those of the old one.
@@ -22,8 +23,6 @@ use cairn_outcome::failure::{Outcome, refused};
 
 use crate::names::{merge_of, parent_of, real_of};
 use crate::verbs::{Changes, Verbs};
-
-const CACHE: &str = "writecache";
 
 /// A device that is not followed further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +70,8 @@ fn in_table(table: &Table, range: SectorRange, runs: &mut Vec<Run>) {
 
 fn in_line(line: &Line, inside: SectorRange, runs: &mut Vec<Run>) {
     let lowers = line.target.lowers();
-    if let (CACHE, Some(origin)) = (line.name.as_str(), lowers.first()) {
-        return in_disk(origin, inside, runs);
+    if let Some((origin, range)) = line.target.shows_of_origin(inside) {
+        return in_disk(&origin, range, runs);
     }
     if let Some([(disk, range)]) = line.target.remaps(inside).as_deref()
         && range.count == inside.count

@@ -6,6 +6,8 @@
 //! 3. The old table is suspended. A target that drains at a suspend does so.
 //! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
 //! 5. Recorded: the caches that are given up; then the new table, with the old one as `former`.
+//!    Backing devices of bcache that the new table uses without their caches are detached (see
+//!    `world::attached`).
 //! 6. The new table starts.
 //! 7. Recorded: the new table alone.
 //! 8. The new table serves requests.
@@ -200,6 +202,7 @@ impl Verbs {
         let looked = (self.clear_the_way(swap.name))
             .and_then(|()| self.refuse_other_content(&changes, swap.name, same))
             .and_then(|()| self.refuse_shrinking(swap))
+            .and_then(|()| self.refuse_leaving_sets(swap))
             .and_then(|()| self.given_up_by(swap.name, swap.allowed.discard_dirty));
         if let Err(error) = looked {
             return Err(self.serve_on(swap, error));
@@ -232,6 +235,14 @@ impl Verbs {
                 return Err(self.serve_on(swap, error));
             }
         };
+        let parted = match self.world.part_from_caches(swap.name, swap.allowed.discard_dirty) {
+            Ok(parted) => parted,
+            Err(error) => {
+                self.put_back_caches(swap.name, &caches_before, &touched);
+                return Err(self.go_back(&changes, before, error));
+            }
+        };
+        notes.extend(parted.notes());
         let old = self.world.volume(swap.name)?.live_table();
         self.step(Step::Recorded);
         let started = |changes: &Changes| {
@@ -242,6 +253,7 @@ impl Verbs {
         let also_lost = match unless_lost(self.bring_live(&changes, swap.name, started)) {
             Ok(also_lost) => also_lost,
             Err(error) => {
+                parted.undo();
                 self.put_back_caches(swap.name, &caches_before, &touched);
                 return Err(self.go_back(&changes, before, error));
             }
@@ -364,8 +376,8 @@ impl Verbs {
                 Fate::Kept => {}
                 Fate::Left => notes.push(self.world.what_stays(&dirty)),
                 Fate::Orphaned if discard_dirty => {
-                    let is_cached = self.is_cached(swap.name, &dirty)?;
-                    notes.push(self.given_up(&dirty, is_cached));
+                    let is_to_format = self.must_be_formatted(swap.name, &dirty)?;
+                    notes.push(self.given_up(&dirty, is_to_format));
                     given_up.extend(self.record_of_cache(swap.name, &dirty));
                 }
                 Fate::Orphaned => {
@@ -423,6 +435,13 @@ impl Verbs {
         Err(refused(ConfigKind::Busy, swap.name, "size", found, expected))
     }
 
+    /// Refuses a table that writes to a backing device of bcache without its cache, unless the swap
+    /// leaves the set.
+    fn refuse_leaving_sets(&self, swap: &Swap<'_>) -> Outcome<()> {
+        let Allowed { flush, discard_dirty, .. } = swap.allowed;
+        self.world.refuse_attached_beneath_swap(swap.name, flush, discard_dirty)
+    }
+
     /// Makes the old table serve again after a refusal. Returns the error for the caller.
     fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
         if !swap.loaded {
@@ -468,6 +487,14 @@ impl Verbs {
         Some(CacheRecord { bytes: Some(dirty.sectors.to_bytes()), ..record })
     }
 
+    /// True if nothing on the devices says that dirty data which is given up must not be written
+    /// back: the cache must be formatted first.
+    fn must_be_formatted(&self, name: &str, dirty: &Dirty) -> Outcome<bool> {
+        let caches = caches_of(self.world.volume(name)?.as_ref());
+        let mut own = caches.iter().filter(|cache| !cache.detaches());
+        Ok(own.any(|cache| cache.dirty().is_some_and(|other| other.device == dirty.device)))
+    }
+
     /// True if a cache of a volume has the dirty data, not a merge, which ends by itself.
     fn is_cached(&self, name: &str, dirty: &Dirty) -> Outcome<bool> {
         let caches = caches_of(self.world.volume(name)?.as_ref());
@@ -475,10 +502,10 @@ impl Verbs {
         Ok(cached.any(|other| other.device == dirty.device))
     }
 
-    fn given_up(&self, dirty: &Dirty, is_cached: bool) -> String {
+    fn given_up(&self, dirty: &Dirty, is_to_format: bool) -> String {
         let (device, size, origin) = (&dirty.device, size_of(dirty), self.world.origin_of(dirty));
         let mut note = format!("{size} on {device} that {origin} lacks are given up");
-        if is_cached {
+        if is_to_format {
             note.push_str(&format!(
                 "; before {device} is a cache again: cairn format writecache {device} --yes \
                  --discard-dirty"

@@ -159,6 +159,13 @@ impl Journal {
         self.newest.priorities = first_bucket;
     }
 
+    /// The entries from now on name this array of uuids, in the layout of today. Answers the old
+    /// one.
+    pub fn name_uuids(&mut self, uuids: Key) -> Key {
+        self.newest.has_long_uuids = true;
+        std::mem::replace(&mut self.newest.uuids, uuids)
+    }
+
     /// The next entry, with these keys. `open` is the oldest open entry, if one is.
     ///
     /// # Errors

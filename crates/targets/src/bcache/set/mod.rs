@@ -1,13 +1,15 @@
 //! The set in memory: tree, buckets, journal and volumes of one cache.
 //!
 //! `device` is the cache device; `open` reads the set, and writes nothing; `session` changes it on
-//! the device; `replay` is what it found in the journal; `priorities` writes what became of the buckets.
+//! the device; `replay` is what it found in the journal; `priorities` writes what became of the
+//! buckets; `uuids` takes a volume out.
 
 mod device;
 mod open;
 mod priorities;
 mod replay;
 mod session;
+mod uuids;
 
 use std::ops::Range;
 

@@ -1,0 +1,173 @@
+//! Detaching: the superblock of the backing device names no set any more.
+//!
+//! While the superblock names a set and the state is `clean` or `dirty`, the cache of that set
+//! counts: its clean extents are served instead of what the backing device has. So a backing device
+//! that is written without its cache must be detached first, or be called inconsistent.
+//!
+//! # Order of a detach
+//! 1. Nothing is dirty, durably, and the state is `clean` (`writeback`).
+//! 2. The superblock of the backing device, with FUA: no set, state `none`. From then on no cache
+//!    counts: cairn refuses the pair, and a kernel that attaches the device gives it a new volume
+//!    in the set.
+//! 3. The array of uuids without the volume (`set::uuids`).
+//!
+//! # What a crash leaves
+//! - Before 2: a set that is drained.
+//! - Between 2 and 3: a device of no set, and an entry of the array that names it. A kernel that
+//!   attaches the device invalidates that entry and takes another one.
+//!
+//! A backing device that is dirty, and whose dirty data the user gives up, becomes `inconsistent`
+//! (R11), as when a kernel is forced to run it: cairn refuses its cache, and the kernel makes a new
+//! volume when it attaches the device.
+
+use cairn_block::{
+    ConfigError, Env, IoError, IoResult, MessageError, Sector, SectorCount, SectorRange, mutants,
+};
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
+};
+
+use super::config::Devices;
+use super::set::{Session, write_io};
+use super::volume::Bcache;
+use crate::args::Device;
+use crate::blank::{read_sectors, unreadable};
+
+/// A backing device that a cache counts for: its superblock names a set, and the state is `clean`
+/// or `dirty`.
+#[derive(Clone)]
+pub struct Attached {
+    device: Device,
+    superblock: BackingSuperblock,
+}
+
+impl Attached {
+    /// Reads the superblock of a device. None if no cache counts for it, also if there is no
+    /// superblock, or it is damaged or cannot be read: then no cache can be opened with it either.
+    pub async fn of(env: &Env, device: Device) -> Option<Attached> {
+        let count = SectorCount::of_bytes(SUPERBLOCK_BYTES as u64);
+        let range = SectorRange::new(Sector(SUPERBLOCK_SECTOR), count);
+        if !range.fits_in(device.disk.sectors()) {
+            return None;
+        }
+        let bytes = read_sectors(env, &device, range).await.ok()?;
+        let Ok(Superblock::Backing(superblock)) = Superblock::decode(&bytes) else { return None };
+        let counts = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
+        (counts && !superblock.set_uuid().is_zero()).then_some(Attached { device, superblock })
+    }
+
+    /// The device as the table names it.
+    pub fn argument(&self) -> &str {
+        &self.device.argument
+    }
+
+    /// The set whose cache counts.
+    pub fn set(&self) -> Uuid {
+        self.superblock.set_uuid()
+    }
+
+    /// True if the cache may have data that the device lacks.
+    pub fn is_dirty(&self) -> bool {
+        self.superblock.state() == BackingState::Dirty
+    }
+
+    /// Makes no cache count any more, durably: a clean device is detached, a dirty one becomes
+    /// inconsistent.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub async fn leave(&self, env: &Env) -> Result<(), ConfigError> {
+        let mut superblock = self.superblock.clone();
+        leave(&mut superblock);
+        self.write(env, &superblock).await
+    }
+
+    /// Writes the superblock that was read. Nothing may have written to the device since.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub async fn attach_again(&self, env: &Env) -> Result<(), ConfigError> {
+        self.write(env, &self.superblock).await
+    }
+
+    async fn write(&self, env: &Env, superblock: &BackingSuperblock) -> Result<(), ConfigError> {
+        let written = write(env, &self.device, superblock).await;
+        written.map_err(|error| unreadable(&self.device, "superblock", error))
+    }
+}
+
+/// What the superblock becomes when no cache is to count.
+fn leave(superblock: &mut BackingSuperblock) {
+    match superblock.state() {
+        BackingState::None | BackingState::Clean => {
+            superblock.set_set_uuid(Uuid::ZERO);
+            superblock.set_state(BackingState::None);
+        }
+        BackingState::Dirty | BackingState::Stale => superblock.set_state(BackingState::Stale),
+    }
+}
+
+/// Writes the superblock of a backing device, durably.
+async fn write(env: &Env, device: &Device, superblock: &BackingSuperblock) -> IoResult {
+    let write = write_io(env, SUPERBLOCK_SECTOR, &superblock.encode());
+    let known = device.disk.failures();
+    env.io(&device.disk, write.with(mutants::fua("bcache: FUA of a detach"))).await?;
+    match device.disk.failures() == known {
+        true => Ok(()),
+        false => Err(IoError::IO),
+    }
+}
+
+impl Bcache {
+    /// Detaches the backing device, after a drain.
+    ///
+    /// # Errors
+    /// Something is dirty, or a device failed.
+    pub(super) async fn detach_backing(&self, env: &Env) -> Result<(), MessageError> {
+        let failed = |text: String| Err(MessageError::Failed(format!("detach: {text}")));
+        let Some(backing) = self.config.devices.backing() else {
+            return failed("a volume without a backing device has none to detach".to_owned());
+        };
+        let name = &backing.argument;
+        if self.read_only {
+            return failed(format!("{name}: the device is open read-only"));
+        }
+        let _turn = self.draining.lock().await;
+        let superblock = self.backing.lock().clone();
+        let mut superblock = superblock.expect("a live volume has read its superblock");
+        let is_clean = matches!(superblock.state(), BackingState::None | BackingState::Clean);
+        let may_go = match &self.config.devices {
+            Devices::Bare { stale_ok, .. } => is_clean || *stale_ok,
+            _ => is_clean && self.dirty_sectors() == 0 && !self.is_broken(),
+        };
+        if !may_go {
+            let way = match &self.config.devices {
+                Devices::Bare { .. } => "stale_ok gives up what its cache has",
+                _ => "drain it first",
+            };
+            return failed(format!("{name}: its cache has data that it lacks; {way}"));
+        }
+        leave(&mut superblock);
+        if let Err(error) = write(env, backing, &superblock).await {
+            return failed(format!("{name}: superblock: could not be written: {error}"));
+        }
+        let uuid = superblock.uuid();
+        *self.backing.lock() = Some(superblock);
+        self.forget_volume(env, uuid).await;
+        Ok(())
+    }
+
+    /// Step 3. A failure changes nothing for the backing device.
+    async fn forget_volume(&self, env: &Env, uuid: Uuid) {
+        let Some(cache) = &self.cache else { return };
+        let session = Session { env, cache, set: &self.set, readers: &self.readers };
+        let name = &cache.device().argument;
+        let now_s = env.unix_time().as_secs() as u32;
+        let kept = "the set still names the backing device, which is detached all the same";
+        match session.forget_volume(uuid, now_s).await {
+            Ok(true) => {}
+            Ok(false) => tracing::info!("{name}: no bucket is free for the array of uuids: {kept}"),
+            Err(error) => tracing::warn!("{name}: the array of uuids: {error}: {kept}"),
+        }
+    }
+}

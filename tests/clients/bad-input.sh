@@ -1,7 +1,7 @@
 #!/bin/bash
 # Bad input of every kind is refused in one line that names the device or the word, what was found
 # and what was expected, with the documented exit status, and without writing a byte anywhere:
-# 1 for a start whose volume cannot be brought up, whatever the reason, 4 for a socket in use.
+# 1 for a start whose volume cannot be brought up, 4 if its device or a socket is in use.
 . "$(dirname "$0")/../lib.sh"
 need qemu-io nbdinfo
 
@@ -89,10 +89,10 @@ exec 3<>fifo
 qemu-io -f raw origin <fifo >held 2>&1 &
 holder=$!
 await "the holder has the file" grep -q 'qemu-io>' held
-refused 1 'origin' "$line 0"
+refused 4 'origin' "$line 0"
 exec 3>&-
 { kill $holder && wait $holder || true; } 2>/dev/null
 serve --table "$line 0"
-refused 1 'origin|cache' "$line 0"
+refused 4 'origin|cache' "$line 0"
 refused 4 'nbd.sock' '0 8 zero' --listen "unix:$work/nbd.sock"
 serve_end

@@ -442,7 +442,7 @@ mod tests {
         let line = wrong(&["cairn", "snap", "creat", "vm@a"]);
         assert!(line.ends_with("; did you mean 'create'?"), "{line}");
         let line =
-            "unrecognized subcommand 'blah', expected writecache, snapshot, thin-pool, pool-data";
-        assert_eq!(wrong(&["cairn", "format", "blah", "c"]), line);
+            "unrecognized subcommand 'blob', expected writecache, snapshot, thin-pool, pool-data";
+        assert!(wrong(&["cairn", "format", "blob", "c"]).starts_with(line));
     }
 }

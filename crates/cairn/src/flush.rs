@@ -21,8 +21,8 @@ use crate::cli::FlushArgs;
 use cairn_control::world::{World, WorldOptions};
 
 const VOLUME: &str = "flush";
-/// How often the progress is read.
-const TICK: Duration = Duration::from_millis(200);
+/// How often the progress is read, and a signal is noticed.
+const TICK: Duration = Duration::from_millis(20);
 
 /// How the drain ended.
 enum End {

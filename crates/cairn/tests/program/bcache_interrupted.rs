@@ -22,7 +22,7 @@ const TABLE: &str = "0 N bcache slow fast 0";
 const SUM: &str = "nbdcopy \"$uri\" - | sha256sum";
 /// Dirty extents in the first set: several batches. A set that is drained before the end comes is
 /// made again with twice as many.
-const EXTENTS: u64 = 120_000;
+const EXTENTS: u64 = 40_000;
 const EXTENTS_MAX: u64 = 8 * EXTENTS;
 /// Sectors from one extent to the next, which it does not touch.
 const APART: u64 = 2;

@@ -56,7 +56,7 @@ fn two_caches_on_one_device_are_refused_with_both_names() {
     let place = place();
     let one = "one=0 8192 writecache s a b 4096 0";
     let two = "two=0 8192 writecache s c b 4096 0";
-    let line = place.serve_run(&["--table", one, "--table", two], "true").refused(1);
+    let line = place.serve_run(&["--table", one, "--table", two], "true").refused(4);
     assert_eq!(
         line,
         "cairn: two: b: in use as the cache device of volume 'one'; name another device, or \
@@ -73,7 +73,7 @@ fn two_pools_on_one_data_device_are_refused_with_both_names() {
     let place = place();
     let one = "one=0 8192 thin-pool a b 128 0";
     let two = "two=0 8192 thin-pool c b 128 0";
-    let line = place.serve_run(&["--table", one, "--table", two], "true").refused(1);
+    let line = place.serve_run(&["--table", one, "--table", two], "true").refused(4);
     assert!(line.starts_with("cairn: two: b: in use as the data device of volume 'one'"), "{line}");
 }
 

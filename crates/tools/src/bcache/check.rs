@@ -85,8 +85,9 @@ pub fn backing_lost_map(source: &Source, start_sector: u64) -> Outcome<(Severity
         Ok(Superblock::Cache(_)) => return Err(super::damaged(source, "found a cache device")),
         Err(error) => return Err(super::damaged(source, error)),
     };
-    let severity = finding_of(&backing).map_or(Severity::Sound, |(severity, _)| severity);
     let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
+    let finding = finding_of(&backing, sectors);
+    let severity = finding.map_or(Severity::Sound, |(severity, _)| severity);
     Ok((severity, one_map(source, &[lost::without_cache(&backing, sectors)])?))
 }
 
@@ -110,8 +111,9 @@ fn with_lost(mut facts: Value, lost: Option<&[VolumeLosses]>) -> Value {
 /// The device cannot be read.
 pub fn backing_verdict(source: &Source, start_sector: u64, list_lost: bool) -> Outcome<Verdict> {
     let superblock = super::superblock(source, start_sector)?;
+    let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
     let (finding, facts) = match &superblock {
-        Ok(Superblock::Backing(backing)) => (finding_of(backing), backing_json(backing)),
+        Ok(Superblock::Backing(backing)) => (finding_of(backing, sectors), backing_json(backing)),
         Ok(Superblock::Cache(cache)) => (None, cache_json(cache)),
         Err(error) => (Some((Severity::Damaged, error.to_string())), Value::Null),
     };
@@ -121,7 +123,6 @@ pub fn backing_verdict(source: &Source, start_sector: u64, list_lost: bool) -> O
     };
     let lost = match &superblock {
         Ok(Superblock::Backing(backing)) if list_lost => {
-            let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
             Some(vec![lost::without_cache(backing, sectors)])
         }
         _ => None,
@@ -137,7 +138,11 @@ pub fn backing_verdict(source: &Source, start_sector: u64, list_lost: bool) -> O
     })
 }
 
-fn finding_of(backing: &BackingSuperblock) -> Option<(Severity, String)> {
+/// The worst that a backing device of so many sectors says of itself.
+fn finding_of(backing: &BackingSuperblock, sectors: u64) -> Option<(Severity, String)> {
+    if let Err(error) = backing.data_sectors(sectors) {
+        return Some((Severity::Damaged, error.to_string()));
+    }
     let set = backing.set_uuid();
     match backing.state() {
         BackingState::None | BackingState::Clean => None,
@@ -147,7 +152,7 @@ fn finding_of(backing: &BackingSuperblock) -> Option<(Severity, String)> {
         }
         BackingState::Stale => {
             let text = format!(
-                "state: found stale: it was used without the cache of set {set}, which has data \
+                "state: found inconsistent: it was used without the cache of set {set}, which has data \
                  that it lacks"
             );
             Some((Severity::Damaged, text))

@@ -20,10 +20,10 @@ use super::place::{Place, json, signalled};
 
 const TABLE: &str = "0 N bcache slow fast 0";
 const SUM: &str = "nbdcopy \"$uri\" - | sha256sum";
-/// Dirty extents in the first set: several batches. A set that is drained before the end comes is
+/// Dirty extents in the first set. A set that is drained before the end comes is
 /// made again with twice as many.
-const EXTENTS: u64 = 40_000;
-const EXTENTS_MAX: u64 = 8 * EXTENTS;
+const EXTENTS: u64 = 4_000;
+const EXTENTS_MAX: u64 = 64 * EXTENTS;
 /// Sectors from one extent to the next, which it does not touch.
 const APART: u64 = 2;
 const BUCKET: u64 = 1024;

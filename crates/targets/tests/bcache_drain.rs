@@ -187,6 +187,81 @@ fn a_drain_that_ends_at_any_write_leaves_every_sector_as_it_was() {
     }
 }
 
+/// Checks what a power cut in or after a detach left. Answers whether the device is detached.
+fn check_detached(made: &Made, [cache_bytes, backing]: &[Vec<u8>; 2]) -> Result<bool, String> {
+    let cache = Cache::try_read(cache_bytes)?;
+    if let Some(what) = difference(&without_clean(&cache, cache_bytes, backing), &made.content) {
+        return Err(format!("without what is clean: {what}"));
+    }
+    let Superblock::Backing(superblock) = superblock_of(backing) else {
+        return Err("the superblock of the backing device is gone".to_owned());
+    };
+    let is_detached = superblock.set_uuid().is_zero();
+    let lab = Lab::new(3, Some(cache_bytes.clone()), Some(backing.clone()));
+    let opened = lab.try_open(&made.line, true);
+    match (is_detached, superblock.state(), opened) {
+        (true, BackingState::None, Err(_)) => {}
+        (false, BackingState::Clean | BackingState::Dirty, Ok(volume)) => {
+            if !cache.volume(0).is_live() {
+                return Err("the set forgot a volume that is attached".to_owned());
+            }
+            lab.close(&volume);
+        }
+        (_, state, opened) => {
+            return Err(format!("detached: {is_detached}, state {state:?}: {:?}", opened.err()));
+        }
+    }
+    let volume = lab.try_open(&made.flash_line, true).map_err(|error| error.to_string())?;
+    let other = difference(&lab.read_all(&volume), &made.flash_content);
+    lab.close(&volume);
+    other.map_or(Ok(is_detached), |what| Err(format!("the other volume: {what}")))
+}
+
+#[test]
+fn a_detach_that_ends_at_any_write_leaves_a_device_that_is_attached_or_detached() {
+    for (seed, shape) in SHAPES.iter().enumerate() {
+        let rng = &mut fastrand::Rng::with_seed(seed as u64);
+        let made = make(rng, *shape);
+        let start = Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()));
+        start.open_and_drain(&made.line).expect("no power cut").expect("it is drained");
+        let drained = images_of(&start, rng);
+        let whole = Lab::of_images(2, drained.clone());
+        whole.open_and_detach(&made.line).expect("no power cut").expect("it is detached");
+        let writes = whole.world.writes();
+        let after = images_of(&whole, rng).each_ref().map(Image::to_vec);
+        assert_eq!(check_detached(&made, &after), Ok(true), "{shape:?}: power cut at the end");
+        // A set that has a free bucket forgets the volume.
+        let cache = Cache::read(&after[0]);
+        assert!(!cache.volume(0).is_live() || shape.free < 4, "{shape:?}");
+        for index in 0..writes {
+            for when in [CutWhen::Submitted, CutWhen::Completed] {
+                let lab = Lab::of_images(rng.u64(..), drained.clone());
+                lab.world.cut_at(Cut { index, when });
+                let ended = lab.open_and_detach(&made.line);
+                let left = images_of(&lab, rng).each_ref().map(Image::to_vec);
+                let found = check_detached(&made, &left);
+                assert!(found.is_ok(), "{shape:?}, write {index} {when:?}: {found:?}");
+                assert!(found == Ok(true) || !matches!(ended, Ok(Ok(()))), "{shape:?}: {index}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_superblock_of_a_detach_is_an_error() {
+    let rng = &mut fastrand::Rng::with_seed(7);
+    let made = make(rng, SHAPE);
+    let lab = Lab::new(1, Some(made.cache.clone()), Some(made.backing.clone()));
+    lab.open_and_drain(&made.line).expect("no power cut").expect("it is drained");
+    let [_, backing] = lab.drives();
+    backing.faults().add(Fault::error(OpSet::DURABLE_WRITES));
+    let ended = lab.open_and_detach(&made.line).expect("no power cut");
+    let line = ended.expect_err("a write failed");
+    assert!(line.contains("detach: ") && line.contains("superblock: could not be"), "{line}");
+    let left = images_of(&lab, rng).each_ref().map(Image::to_vec);
+    assert_eq!(check_detached(&made, &left), Ok(false));
+}
+
 #[cfg(feature = "canary")]
 mod canaries {
     use std::panic::{AssertUnwindSafe, catch_unwind};

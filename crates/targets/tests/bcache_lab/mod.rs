@@ -112,6 +112,26 @@ impl Lab {
         })
     }
 
+    /// Opens the volume, drains it and detaches the backing device, until the power is cut.
+    ///
+    /// # Errors
+    /// It is refused, or the drain or the detach fails.
+    pub fn open_and_detach(&self, line: &str) -> Result<Result<(), String>, Stopped> {
+        let volume = self.registry.create_volume("volume").expect("a new name");
+        let registry = self.registry.clone();
+        let lines = TableLine::parse_all(line).expect("a table");
+        self.world.try_block_on(0, |env| async move {
+            let types = TargetTypes::new(cairn_targets::types());
+            let context = TableContext { types: &types, registry: &registry, read_only: false };
+            let text = |error: ConfigError| error.to_string();
+            let table = Table::build(&env, &volume, &lines, context).await.map_err(text)?;
+            volume.load(table).await;
+            volume.resume(&env).await.and_then(cairn_block::Resumed::whole).map_err(text)?;
+            volume.drain_caches(&env).await.map_err(|error| error.to_string())?;
+            volume.detach_caches(&env).await.map_err(|error| error.to_string())
+        })
+    }
+
     /// Builds the table and resumes it.
     pub fn try_open(&self, line: &str, read_only: bool) -> Result<Arc<MappedDevice>, ConfigError> {
         let volume = self.registry.create_volume("volume").expect("a new name");

@@ -6,7 +6,6 @@
 //! Opening for more than reading flushes both devices before anything that it reads is relied on
 //! (R12): a killed server leaves completed writes in volatile caches.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
@@ -17,7 +16,7 @@ use cairn_block::{
     Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
 };
 use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, Key, SUPERBLOCK_BYTES,
+    BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, SUPERBLOCK_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
 };
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use cairn_format::bcache::places::is_beyond;
 use cairn_format::bcache::uuids::UuidEntry;
-use cairn_format::bcache::{CacheSuperblock, Uuid};
+use cairn_format::bcache::{CacheSuperblock, Key, Uuid};
 
 use replay::Replay;
 

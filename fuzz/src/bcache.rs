@@ -167,7 +167,7 @@ pub fn bcache_priorities(bytes: &[u8]) {
     }
 }
 
-/// The array of volumes, in both layouts: what it says is kept by writing it anew.
+/// The array of volumes, in both layouts: its content is the same after it was written again.
 pub fn bcache_uuids(bytes: &[u8]) {
     for is_long in [true, false] {
         let volumes = uuids::read(bytes, is_long);

@@ -4,7 +4,7 @@
 #     others
 #  2. the kernel opens each, reads what it should hold, and writes on; it is copied while in use, as
 #     a power cut leaves it, and closed
-#  3. cairn checks all of them without a finding, beside their backing devices, and counts as much
+#  3. cairn checks all of them without a finding, against their backing devices, and counts as much
 #     dirty data as the kernel
 # bcache-super-show, cairn and the kernel agree on the superblocks all the way.
 . "$(dirname "$0")/../lib.sh"
@@ -75,7 +75,7 @@ while read -r set _; do
     super_agree "$moment.cache"
     super_agree "$moment.backing"
   done
-  # Of what was dirty from the beginning, the kernel writes some back before it is told not to.
+  # Of what was dirty from the beginning, the kernel writes some back before writeback is off.
   case $set in *-filled) ;; *)
     ours=$("$CAIRN" check "$set.cache" --json | jq '.[0].volumes[-1].dirty_sectors')
     same "$(as_sysfs $((ours * 512)))" "$dirty" "$set: dirty data" ;;

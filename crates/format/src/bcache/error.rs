@@ -69,7 +69,7 @@ pub enum Error {
         /// The field's name.
         field: &'static str,
     },
-    /// Features that nobody here knows.
+    /// Features that this crate does not know.
     #[error("superblock {field}: found {found:#x}, expected no bits but {known:#x}")]
     Features {
         /// The field's name.

@@ -129,7 +129,7 @@ impl Geometry {
         (self.bucket_sectors / PAGE_SECTORS).min(META_PAGES_MAX) * PAGE_SECTORS
     }
 
-    /// Sectors of a node that is made anew.
+    /// Sectors of a new node.
     #[must_use]
     pub fn node_sectors(&self) -> u64 {
         let pages = self.meta_sectors() / PAGE_SECTORS;

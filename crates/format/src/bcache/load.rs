@@ -82,7 +82,7 @@ impl Source for &[u8] {
     }
 }
 
-/// What is told while a cache is read.
+/// Receives what is read of a cache.
 pub trait Visitor {
     /// Something is wrong; what it held is left out if reading goes on.
     fn fault(&mut self, fault: &Fault) -> ControlFlow<()>;
@@ -383,7 +383,7 @@ pub fn load_now<S: Source, V: Visitor>(
 pub fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
-        Poll::Pending => panic!("a source waits, and nobody would wake it"),
+        Poll::Pending => panic!("a source waits, and no task would wake it"),
     }
 }
 
@@ -415,7 +415,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         self.told(place, bytes)
     }
 
-    /// What was read; if nothing was, the visitor is told.
+    /// What was read. If nothing was, the visitor gets the fault.
     fn told(
         &mut self,
         place: Place,

@@ -235,7 +235,7 @@ impl Superblock {
     /// Reads the superblock from the [`SUPERBLOCK_BYTES`] at [`SUPERBLOCK_SECTOR`].
     ///
     /// # Errors
-    /// There is none, or it is damaged, or of a kind that nobody here knows.
+    /// There is none, or it is damaged, or of an unknown kind.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, Error> {
         let bytes = Bytes::verified(bytes)?;
         match bytes.0.version.get() {
@@ -244,7 +244,7 @@ impl Superblock {
         }
     }
 
-    /// True if these bytes have the magic, whatever else they are.
+    /// True if these bytes have the magic. The rest may be damaged.
     #[must_use]
     pub fn has_magic(bytes: &[u8]) -> bool {
         bytes.get(24..40).is_some_and(|found| found == MAGIC)

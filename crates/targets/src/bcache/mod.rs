@@ -12,13 +12,13 @@
 //!                           backing device: superblock | data  <--------'
 //! ```
 //!
-//! Rooms: `config` (the table line), `attributes` and `status` (what is told), `volume` (the
+//! Rooms: `config` (the table line), `attributes` and `status` (what is reported), `volume` (the
 //! target: opening and ending), `measure` (its length), `map` (verdicts), `set` (what is in memory of the cache, opening,
 //! sessions), `journal` (the ring), `btree` (nodes, lookup, insertion, splits, writing), `buckets`
 //! (what each holds, allocation), `writeback` (batches, the drain), `detach` (no set any more).
 //!
 //! # Invariants
-//! I1. Without a drain no byte is written to any device, at whatever opening or ending.
+//! I1. Without a drain no byte is written to any device, at no opening and at no ending.
 //! I2. A drain changes no content: each sector of the volume reads the same at any time, and after
 //!     any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
@@ -29,7 +29,7 @@
 //!     found one have ended (R6).
 //! I6. The backing device is called clean only when nothing in the cache is dirty, durably (R11).
 //!
-//! What nothing vouches for (R13): this version writes no write-intent map, so clean extents are
+//! What may be stale (R13): this version writes no write-intent map, so clean extents are
 //! served as the kernel does, with a warning.
 
 mod attributes;

@@ -183,7 +183,7 @@ fn a_suspend_ends_a_drain_and_the_next_one_goes_on() {
     test.run(Duration::from_micros(60));
     test.suspend("v", SuspendMode::Flush);
     let drained = answer.take().expect("a suspend waits for it").expect_err("it was ended");
-    assert!(drained.contains("a suspend came meanwhile"), "{drained}");
+    assert!(drained.contains("a suspend ended the drain"), "{drained}");
     assert!(dirty() > 0 && dirty() <= before);
     test.resume("v").expect("the drives are well");
     assert_eq!(state_of(&test), Value::State("dirty"));

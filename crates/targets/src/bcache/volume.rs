@@ -339,7 +339,7 @@ impl Bcache {
         Ok(())
     }
 
-    /// Logs what was found, and what nothing vouches for (R13): no write-intent map is written, so
+    /// Logs what was found, and what may be stale (R13): no write-intent map is written, so
     /// clean extents are served as the kernel serves them.
     fn report_found(&self, cached: u64, dirty: u64, state: Option<BackingState>) {
         let volume = &self.config.volume;

@@ -48,7 +48,7 @@ pub enum Finding {
     Unreadable(String),
     /// The superblock is wrong, or does not fit its device.
     Superblock(Error),
-    /// The bucket size has the obsolete form: nobody writes to such a cache.
+    /// The bucket size has the obsolete form: such a cache is only read.
     Obsolete,
     /// Something is damaged, and what it held is not known.
     Fault(Fault),

@@ -84,7 +84,7 @@ fn a_backing_device_reads_as_it_was_made() {
 }
 
 #[test]
-fn bytes_that_nobody_knows_are_kept() {
+fn unknown_bytes_are_kept() {
     let backing = BackingSuperblock::fresh(&new_backing()).expect("legal").encode();
     let mut with_more = backing.clone();
     with_more[1024..4096].fill(0xa5);
@@ -96,7 +96,7 @@ fn bytes_that_nobody_knows_are_kept() {
     // Pad, and the unassigned bits of the flags.
     for at in [144, 183, 109] {
         let Ok(Superblock::Backing(mut read)) = changed(&backing, at, &[0x80]) else {
-            panic!("nobody minds byte {at}")
+            panic!("byte {at} is accepted")
         };
         read.set_mode(CacheMode::None);
         assert_eq!(read.encode()[at], 0x80);
@@ -132,7 +132,7 @@ fn what_is_not_legal_is_refused_by_its_field() {
     let mut unknown = CacheSuperblock::fresh(&new_cache()).expect("legal");
     unknown.bytes.0.version = U64::new(5);
     unknown.bytes.0.feature_incompat = U64::new(6);
-    let error = Superblock::decode(&unknown.encode()).expect_err("nobody knows it").to_string();
+    let error = Superblock::decode(&unknown.encode()).expect_err("an unknown feature").to_string();
     assert_eq!(error, "superblock feature_incompat: found 0x6, expected no bits but 0x3");
 
     let backing = BackingSuperblock::fresh(&new_backing()).expect("legal").encode();

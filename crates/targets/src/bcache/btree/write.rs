@@ -28,7 +28,7 @@
 //! A key of a leaf leads to data that is durable: what the cache had when it was opened was flushed
 //! then, and nothing writes data since (R3).
 //!
-//! The device fails for good with the first write or flush that fails.
+//! After the first write or flush that fails, the device counts as failed until it is opened again.
 
 use cairn_block::{Env, IoResult, mutants};
 

@@ -6,7 +6,7 @@
 //!     entry overwrites, so they overlap nowhere, and what the leaves show never goes back in time.
 //! Y2. A part leaves once its keys are in leaves, durably. Then only the entries from the next part
 //!     on are open. A part is of whole buckets of the ring, so that one at least is free then.
-//! Y3. Holes that are made meanwhile are laid over all parts: no key enters a leaf later that leads
+//! Y3. Holes that are made during the replay are laid over all parts: no key enters a leaf later that leads
 //!     to a bucket that was emptied.
 
 use std::collections::VecDeque;

@@ -15,7 +15,7 @@
 //! - Before 4: dirty keys whose data may be on the backing device as well. Copying it again writes
 //!   the same data.
 //! - During 4: each key dirty, or clean with its data durable on the backing device.
-//! - Before 6: a backing device that is called dirty although nothing is. Whoever opens it next
+//! - Before 6: a backing device that is called dirty although nothing is. The next opening
 //!   finds out.
 //!
 //! # Failures
@@ -79,7 +79,7 @@ impl Bcache {
             Ok(()) => Ok(()),
             Err(Undrained::Suspending) => {
                 let dirty = self.dirty_sectors.load(Ordering::Relaxed);
-                let text = format!("flush: a suspend came meanwhile, {dirty} sectors are dirty");
+                let text = format!("flush: a suspend ended the drain, {dirty} sectors are dirty");
                 Err(MessageError::Busy(text))
             }
             Err(error) => {

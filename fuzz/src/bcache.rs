@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::{ControlFlow, Range};
 
-use cairn_format::bcache::check::{Certainty, check, check_losses};
+use cairn_format::bcache::check::{Certainty, FINDINGS_MAX, Finding, check, check_losses};
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, scan};
 use cairn_format::bcache::load::{self, Fault, NodePlace, Source, Visitor};
 use cairn_format::bcache::node::{Node, SET_HEADER_BYTES, Set};
@@ -331,8 +331,9 @@ pub fn bcache_set(bytes: &[u8]) {
         let volumes = report.volumes.iter();
         assert!(volumes.clone().all(|volume| volume.dirty_sectors <= volume.sectors));
         assert_eq!(volumes.map(|volume| volume.extents).sum::<u64>(), report.totals.extents);
-        let Ok((again, losses)) = load::now(check_losses(&mut pages, sectors, &[]));
-        assert!(again.findings.starts_with(&report.findings) || report.findings.len() > 999);
+        let Ok((mut again, losses)) = load::now(check_losses(&mut pages, sectors, &[]));
+        again.findings.retain(|finding| !matches!(finding, Finding::DataUnreadable { .. }));
+        assert!(again.findings == report.findings || report.findings.len() >= FINDINGS_MAX);
         for volume in &report.volumes {
             let lost = losses.of(volume.inode, &(0..OFFSET_MAX));
             assert!(lost.windows(2).all(|two| two[0].1.end <= two[1].1.start));

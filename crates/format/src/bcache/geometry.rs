@@ -10,6 +10,8 @@ use super::Error;
 
 /// Bytes of a sector, the unit of all positions.
 pub const SECTOR_BYTES: usize = 512;
+/// The most sectors that a device can have: its bytes are a signed number of 64 bits.
+pub const SECTORS_MAX: u64 = 1 << 54;
 /// Sectors of a page of the machines that the format knows.
 const PAGE_SECTORS: u64 = 8;
 /// The most pages of a set of priorities or the array of uuids: what x86-64 allocates at once.

@@ -43,7 +43,7 @@ use super::priorities::{PrioritiesFault, PrioritySet, Record};
 use super::uuids::{self, UuidEntry};
 use super::{
     Age, CacheSuperblock, Generation, Geometry, Key, KeyError, OFFSET_MAX, Pointer, SECTOR_BYTES,
-    SetMagic,
+    SECTORS_MAX, SetMagic,
 };
 
 /// How many bytes of leaves are read together.
@@ -192,6 +192,14 @@ pub enum What {
     /// An extent that begins before its volume, or reaches beyond the highest position.
     #[error("key {0:?}: found it out of range, expected an extent of sectors 0 to {OFFSET_MAX}")]
     Range(Key),
+    /// A volume that is larger than any device can be.
+    #[error("volume {inode}: sectors: found {sectors}, expected at most {SECTORS_MAX}")]
+    Size {
+        /// Its inode.
+        inode: usize,
+        /// Its size.
+        sectors: u64,
+    },
     /// A root that is none.
     #[error("root: found {key:?} at level {level}, expected the highest position and at most 15")]
     Root {
@@ -467,7 +475,13 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         };
         let range = pointer.sector()..pointer.sector() + key.sectors();
         let bytes = self.read_one(Place::Uuids, range).await?.unwrap_or_default();
-        Ok(uuids::read(&bytes, newest.has_long_uuids))
+        let mut volumes = uuids::read(&bytes, newest.has_long_uuids);
+        let is_too_large = |entry: &UuidEntry| entry.is_flash_only() && entry.sectors > SECTORS_MAX;
+        for (inode, entry) in volumes.iter_mut().enumerate().filter(|it| is_too_large(it.1)) {
+            let sectors = std::mem::replace(&mut entry.sectors, SECTORS_MAX);
+            self.tell(Place::Uuids, What::Size { inode, sectors })?;
+        }
+        Ok(volumes)
     }
 }
 

@@ -35,7 +35,7 @@ use std::str::FromStr;
 pub use crc::{crc64, crc64_seeded};
 pub use error::Error;
 pub use generation::{Age, Generation, STALE_MAX};
-pub use geometry::{Geometry, SECTOR_BYTES};
+pub use geometry::{Geometry, SECTOR_BYTES, SECTORS_MAX};
 pub use key::{CHECK_DEVICE, INODE_MAX, Key, KeyError, OFFSET_MAX, Pointer, SIZE_MAX};
 pub use superblock::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, DATA_OFFSET, JOURNAL_BUCKETS_MAX,

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::crc::crc64;
-use super::{Error, Geometry, Uuid};
+use super::{Error, Geometry, SECTORS_MAX, Uuid};
 use crate::Field;
 
 /// The magic of both kinds of device.
@@ -33,8 +33,6 @@ const INCOMPAT_LARGE_BUCKET: u64 = 2;
 /// The obsolete feature for large buckets: sixteen more bits at the end.
 const INCOMPAT_OBSOLETE_BUCKET: u64 = 1;
 
-/// The most sectors before the data of a backing device: as many as a device can have.
-const DATA_OFFSET_MAX: u64 = 1 << 54;
 /// How often a superblock was written at most: there are numbers left for those behind it.
 const SEQ_MAX: u64 = 1 << 63;
 
@@ -539,7 +537,7 @@ impl BackingSuperblock {
     fn validated(bytes: Bytes) -> Result<BackingSuperblock, Error> {
         let superblock = BackingSuperblock { bytes };
         let offset = superblock.data_offset();
-        let is_legal = (DATA_OFFSET..=DATA_OFFSET_MAX).contains(&offset);
+        let is_legal = (DATA_OFFSET..=SECTORS_MAX).contains(&offset);
         in_range("data_offset", offset, is_legal, "16 to 2^54 sectors")?;
         Ok(superblock)
     }

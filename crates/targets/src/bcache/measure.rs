@@ -53,6 +53,8 @@ async fn flash_sectors(
 ) -> Result<SectorCount, ConfigError> {
     let superblock = read_cache(env, device).await?;
     let argument = &device.argument;
+    let size = device.disk.sectors().0;
+    superblock.geometry().fits(size).map_err(|error| damaged(device, &error))?;
     let volumes = match load_volumes(&mut DiskSource { env, device }, &superblock).await {
         Ok(volumes) => volumes,
         Err(LoadError::Source(never)) => match never {},

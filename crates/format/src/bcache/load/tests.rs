@@ -268,6 +268,25 @@ fn two_children_at_one_position_are_refused() {
     assert!(said.ends_with(" at one position, expected one"), "{said}");
 }
 
+#[test]
+fn a_volume_larger_than_any_device_is_refused() {
+    let image = set(4);
+    let (_, loaded) = read(&image).expect("it is sound");
+    let uuids = loaded.newest.uuids.cached_at().expect("they are there").sector();
+    let with = |sectors: u64, flags: u8| {
+        let mut image = image.clone();
+        let at = uuids as usize * SECTOR_BYTES;
+        image[at + 60] = flags;
+        image[at + 64..at + 72].copy_from_slice(&sectors.to_le_bytes());
+        image
+    };
+    let said = refusal(&with(u64::MAX, 1));
+    let expected = "uuids: volume 0: sectors: found 18446744073709551615, expected at most ";
+    assert!(said.starts_with(expected), "{said}");
+    // Where there is a backing device the number means nothing.
+    assert!(read(&with(u64::MAX, 0)).is_some() && read(&with(SECTORS_MAX, 1)).is_some());
+}
+
 /// Where each sector of a volume lies, and whether it is dirty.
 type Sectors = BTreeMap<(u32, u64), (Pointer, bool)>;
 

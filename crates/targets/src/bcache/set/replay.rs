@@ -4,11 +4,11 @@
 //! # Invariants
 //! Y1. The parts are of entries in order, the oldest first. Their keys are those that no later
 //!     entry overwrites, so they overlap nowhere, and what the leaves show never goes back in time.
+//!     A stale key of a later part takes the place of older keys, too, though it enters no leaf.
 //! Y2. A part leaves once its keys are in leaves, durably. Then only the entries from the next part
 //!     on are open. A part is of whole buckets of the ring, so that one at least is free then.
-//!     A stale key of a later part takes the place of older keys, too, though it enters no leaf.
-//! Y3. Holes that are made meanwhile are laid over all parts: no key enters a leaf later that leads
-//!     to a bucket that was emptied.
+//! Y3. Holes that are made during the replay are laid over all parts: no key that enters a leaf
+//!     later leads to a bucket that was emptied.
 
 use std::collections::VecDeque;
 

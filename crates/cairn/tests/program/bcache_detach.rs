@@ -209,3 +209,21 @@ fn detach_is_for_tables_with_a_backing_device_of_bcache() {
     let line = place.cairn(&["flush", "--detach", "--table", table]).refused(1);
     assert!(line.contains("--detach: found no backing device of bcache, expected a"), "{line}");
 }
+
+#[test]
+fn a_volume_with_snapshots_keeps_its_content_when_its_set_is_left() {
+    let place = stopped();
+    let before = content(&place, CACHED).trim().to_owned();
+    let sum = "nbdcopy \"nbd+unix:///v@s?socket=$unixsocket\" - | sha256sum";
+    let script = format!(
+        "cairn snap create v@s; \
+         cairn replace v@real --flush --table '0 16368 linear wb_stop.backing 8'; echo $?; \
+         cairn replace v@real --flush --table '{BARE}'; echo $?; {sum}; {WRITE}; {sum}"
+    );
+    let table = format!("v={CACHED}");
+    let args = ["--state", "state", "--export", "v", "--table", &table];
+    let ran = place.serve_run(&args, &script);
+    assert_eq!(ran.out, format!("4\n0\n{before}\n{before}\n"), "{ran:?}");
+    assert!(ran.err.contains("ruins v@s"), "{ran:?}");
+    assert_eq!(state_of(&place, "wb_stop.backing"), ("no cache".to_owned(), true));
+}

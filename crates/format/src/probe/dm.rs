@@ -103,7 +103,7 @@ fn backing_mode(flags: u64) -> &'static str {
 
 fn backing_state(flags: u64) -> &'static str {
     match flags >> 61 & 3 {
-        0 => "never attached",
+        0 => "not attached",
         1 => "clean",
         2 => "dirty",
         _ => "inconsistent",

@@ -10,6 +10,7 @@
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bcache_lab::make::{Made, SHAPE, Shape, make};
@@ -49,6 +50,7 @@ const SHAPES: &[Shape] = &[
     Shape { bucket_sectors: 8, block_sectors: 8, longest: 1, free: 16, spare: None, ..FULL },
     // Nodes of 4 KiB.
     Shape { bucket_sectors: 8, sectors: 4000, longest: 1, per_entry: 8, free: 1, ..FULL },
+    EMPTIED,
 ];
 
 /// A ring that is full but for a few entries without keys, and hardly a free bucket.
@@ -268,9 +270,13 @@ mod canaries {
     use cairn_targets::bcache::canary::{Bug, plant};
 
     fn is_caught(bug: Bug) {
+        is_caught_in(bug, super::live);
+    }
+
+    fn is_caught_in(bug: Bug, live: impl Fn(u64) -> Result<(), String>) {
         plant(Some(bug));
         let caught = (0..400).find(|life| {
-            catch_unwind(AssertUnwindSafe(|| super::live(*life))).map_or(true, |end| end.is_err())
+            catch_unwind(AssertUnwindSafe(|| live(*life))).map_or(true, |end| end.is_err())
         });
         plant(None);
         let life = caught.unwrap_or_else(|| panic!("{bug:?} was not found"));
@@ -299,7 +305,11 @@ mod canaries {
 
     #[test]
     fn buckets_that_are_reused_early_are_caught() {
-        is_caught(Bug::ReuseBeforeDurable);
+        // A window of a few writes, in sets of one shape.
+        is_caught_in(Bug::ReuseBeforeDurable, |life| {
+            let made = super::make(&mut fastrand::Rng::with_seed(life), super::EMPTIED);
+            super::cut_at_each(&made, 0..80, 8)
+        });
     }
 
     #[test]
@@ -310,6 +320,11 @@ mod canaries {
     #[test]
     fn a_state_that_is_clean_early_is_caught() {
         is_caught(Bug::CleanStateFirst);
+    }
+
+    #[test]
+    fn a_ring_that_is_freed_of_a_part_early_is_caught() {
+        is_caught(Bug::PartBeforeLeaves);
     }
 }
 
@@ -537,20 +552,48 @@ fn a_read_in_flight_gets_what_its_bucket_had_before_it_was_emptied() {
     lab.close(&volume);
 }
 
-#[test]
-fn each_write_of_a_drain_with_few_buckets_may_be_the_last() {
-    let made = make(&mut fastrand::Rng::with_seed(14), Shape { sectors: 1200, ..SMALL });
-    let writes = writes_of(&made).expect("it is drained");
-    for index in 0..writes {
-        let lab = lab_of(&made);
+/// Cuts the power at each of these writes of a drain. What is left then is sound, whatever of the
+/// volatile writes it is.
+fn cut_at_each(made: &Made, writes: Range<u64>, images: u64) -> Result<(), String> {
+    for index in writes {
+        let lab = lab_of(made);
         lab.world.cut_at(Cut { index, when: CutWhen::Submitted });
         let _ = lab.open_and_drain(&made.line);
-        for seed in 0..8 {
+        for seed in 0..images {
             let images = images_of(&lab, &mut fastrand::Rng::with_seed(seed));
-            let sound = check(&made, &images.each_ref().map(Image::to_vec), false);
-            sound.unwrap_or_else(|what| panic!("write {index} of {writes}, {seed}: {what}"));
+            let sound = check(made, &images.each_ref().map(Image::to_vec), false);
+            sound.map_err(|what| format!("write {index}, {seed}: {what}"))?;
         }
     }
+    Ok(())
+}
+
+#[test]
+fn each_write_of_a_drain_with_few_buckets_may_be_the_last() {
+    let made = make(&mut fastrand::Rng::with_seed(14), Shape { sectors: 700, ..SMALL });
+    let writes = writes_of(&made).expect("it is drained");
+    cut_at_each(&made, 0..writes, 6).expect("it is sound");
+}
+
+/// Buckets are emptied at the beginning, with holes in several leaves of two blocks.
+const EMPTIED: Shape = Shape {
+    block_sectors: 8,
+    bucket_sectors: 16,
+    sectors: 7200,
+    cached: 16,
+    clean: 12,
+    longest: 1,
+    journaled: 16,
+    per_entry: 4,
+    free: 0,
+    spare: Some(4),
+};
+
+#[test]
+fn each_write_while_buckets_are_emptied_may_be_the_last() {
+    let made = make(&mut fastrand::Rng::with_seed(15), EMPTIED);
+    let writes = writes_of(&made).expect("it is drained");
+    cut_at_each(&made, 0..writes.min(50), 2).expect("it is sound");
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub enum Bug {
     EntryBeforePriorities,
     /// The backing device is called clean before its last keys are.
     CleanStateFirst,
+    /// The ring is freed of a part of what a session found before the part is in leaves.
+    PartBeforeLeaves,
 }
 
 thread_local! {

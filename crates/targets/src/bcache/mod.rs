@@ -62,6 +62,7 @@ mod canary {
         ReuseBeforeDurable,
         EntryBeforePriorities,
         CleanStateFirst,
+        PartBeforeLeaves,
     }
 
     pub(super) fn planted(_bug: Bug) -> bool {

@@ -22,6 +22,9 @@ use cairn_sim::{DriveOptions, Fault, Image, SimDrive, SimWorld, Stopped};
 use futures_util::future::join;
 use sha2::{Digest, Sha256};
 
+/// What a read that was started gave, once it has ended.
+pub type Reading = Rc<RefCell<Option<Result<Vec<u8>, IoError>>>>;
+
 /// A set on drives `cache` and `backing`, in a world of its own.
 pub struct Lab {
     pub world: SimWorld,
@@ -175,13 +178,8 @@ impl Lab {
         })
     }
 
-    /// Starts a read; the bytes come when it ends.
-    pub fn start_read(
-        &self,
-        volume: &Arc<MappedDevice>,
-        start: u64,
-        count: u64,
-    ) -> Rc<RefCell<Option<Result<Vec<u8>, IoError>>>> {
+    /// Starts a read.
+    pub fn start_read(&self, volume: &Arc<MappedDevice>, start: u64, count: u64) -> Reading {
         let (disk, ended): (Arc<dyn Disk>, _) = (volume.clone(), Rc::new(RefCell::new(None)));
         let out = ended.clone();
         self.world.block_on(1, |env| {

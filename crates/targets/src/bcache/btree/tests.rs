@@ -255,3 +255,29 @@ fn parts_of_a_split_leave_room_for_more_sets() {
     assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), [101, 39]);
     assert_eq!(split(&keys, node, Fill::Roomy).concat(), keys);
 }
+
+#[test]
+fn nodes_that_are_no_tree_are_an_error() {
+    let (mut model, mut sectors) = (model(), Sectors::new());
+    insert(&mut model, &mut sectors, scattered(0, 400, true));
+    let sound = model.tree.levels[0].len();
+    model.tree.keep_live(&mut model.buckets).expect("it is a tree");
+    // A second leaf at the position of the first.
+    let twin = model.tree.levels[0][0].key();
+    model.tree.levels[0].insert(1, super::Node::new(twin, 5, 0));
+    let refused = model.tree.keep_live(&mut model.buckets).expect_err("B1");
+    assert!(refused.starts_with("node 0:") && refused.contains("expected it behind"), "{refused}");
+    model.tree.levels[0].remove(1);
+    model.tree.levels[0].truncate(sound - 1);
+    let refused = model.tree.keep_live(&mut model.buckets).expect_err("B1");
+    assert!(refused.starts_with("level 0: found its end at"), "{refused}");
+}
+
+#[test]
+#[should_panic(expected = "no key lies behind it")]
+fn a_key_behind_the_last_leaf_does_not_go_round_for_ever() {
+    let words = [extent(0xf_ffff, 0, 8, true).words().next().unwrap_or(0), u64::MAX, 0];
+    let key = Key::decode(&words.map(Into::into)).expect("any words are a key").0;
+    let mut model = model();
+    model.tree.apply(&[key], &mut model.buckets);
+}

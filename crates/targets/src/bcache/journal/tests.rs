@@ -133,7 +133,7 @@ fn entries_that_leave_none_open_go_round_a_ring_of_two_buckets() {
     device.journal.highest.truncate(2);
     for seq in 2..200 {
         assert!(device.write(0, true), "{seq}");
-        assert_eq!(device.journal.is_closed(), true);
+        assert!(device.journal.is_closed());
         assert_eq!(device.read().entries.len(), 1);
     }
     assert!(device.write(3, true) && !device.journal.is_closed(), "it has keys");

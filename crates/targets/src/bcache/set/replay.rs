@@ -17,6 +17,8 @@ use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, Located};
 use cairn_format::bcache::load::Loaded;
 use cairn_format::bcache::{Geometry, Key};
 
+use crate::bcache::canary::{Bug, planted};
+
 /// How many parts there are at most: each leaf may be written as often.
 const PARTS: usize = 8;
 
@@ -64,7 +66,8 @@ impl Replay {
 
     /// The oldest entry that is open.
     pub fn open(&self) -> Option<u64> {
-        self.parts.front().map(|part| part.first)
+        let first = usize::from(planted(Bug::PartBeforeLeaves));
+        self.parts.get(first).map(|part| part.first)
     }
 
     /// The keys of the first part; none when all parts have left.

@@ -50,7 +50,6 @@ const SHAPES: &[Shape] = &[
     Shape { bucket_sectors: 8, block_sectors: 8, longest: 1, free: 16, spare: None, ..FULL },
     // Nodes of 4 KiB.
     Shape { bucket_sectors: 8, sectors: 4000, longest: 1, per_entry: 8, free: 1, ..FULL },
-    EMPTIED,
 ];
 
 /// A ring that is full but for a few entries without keys, and hardly a free bucket.
@@ -575,7 +574,8 @@ fn each_write_of_a_drain_with_few_buckets_may_be_the_last() {
     cut_at_each(&made, 0..writes, 6).expect("it is sound");
 }
 
-/// Buckets are emptied at the beginning, with holes in several leaves of two blocks.
+/// Buckets are emptied at the beginning, with holes in several leaves of two blocks. With buckets
+/// of two entries the ring is too small for some such sets, whose drain says so.
 const EMPTIED: Shape = Shape {
     block_sectors: 8,
     bucket_sectors: 16,

@@ -239,7 +239,8 @@ impl Pages {
 #[derive(Default)]
 struct Server {
     extents: Vec<Key>,
-    /// Which sectors each pair of volume and distance to the cache has, by generation and dirtiness.
+    /// Which sectors each pair of volume and distance to the cache has, by generation and
+    /// dirtiness.
     seen: BTreeMap<(u32, u64, u8, bool), Vec<Range<u64>>>,
 }
 

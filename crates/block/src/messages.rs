@@ -41,14 +41,21 @@ impl MappedDevice {
     }
 
     /// Has the targets of the live table detach their origins, one after the other, after a drain.
+    /// `given_up` names a set whose data is given up where an origin lacks it. Answers what became
+    /// of each origin.
     ///
     /// # Errors
     /// The first that cannot.
-    pub async fn detach_caches(&self, env: &Env) -> Result<(), MessageError> {
+    pub async fn detach_caches(
+        &self,
+        env: &Env,
+        given_up: Option<&str>,
+    ) -> Result<Vec<String>, MessageError> {
         let _call = self.calls.begin().await;
+        let mut said = Vec::new();
         for line in self.live_table().iter().flat_map(|table| table.lines()) {
-            line.target.detach(env).await?;
+            said.extend(line.target.detach(env, given_up).await?);
         }
-        Ok(())
+        Ok(said)
     }
 }

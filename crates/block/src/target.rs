@@ -264,10 +264,15 @@ pub trait Target: Send + Sync {
         false
     }
 
-    /// Makes the origin name no cache any more, durably, so that it may be written alone. Nothing
-    /// is dirty: a drain has ended.
-    fn detach<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
-        Box::pin(std::future::ready(Ok(())))
+    /// Ends that no other table may write the origin, durably, after a drain. If the origin lacks
+    /// data that only the cache had, the user has to name the set whose data is given up. Answers
+    /// what became of the origin, for a person.
+    fn detach<'a>(
+        &'a self,
+        _env: &'a Env,
+        _given_up: Option<&'a str>,
+    ) -> LocalFuture<'a, Result<Option<String>, MessageError>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// Of a cache: the range of the origin that has the same content as this one once nothing is

@@ -360,6 +360,9 @@ pub struct FlushArgs {
     /// may be written alone
     #[arg(long)]
     pub detach: bool,
+    /// With --detach: give up what only a cache has that is gone, where its set has this UUID
+    #[arg(long, value_name = "SET", requires = "detach")]
+    pub discard_dirty: Option<String>,
     /// Stop after this many seconds; exit code 124 if work is left
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,

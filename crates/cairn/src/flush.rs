@@ -30,8 +30,8 @@ enum End {
     Drained,
     /// A cache could not be drained.
     Failed(ConfigError),
-    /// Every cache is drained, and its origin detached.
-    Detached,
+    /// Every cache is drained, and its origin detached: what became of each.
+    Detached(Vec<String>),
     /// Asked to stop.
     Stopped,
     /// The time is over.
@@ -49,6 +49,7 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
         ring: args.ring.kind(),
         base: None,
         read_only: false,
+        guest_sets: false,
     })?;
     let world = Arc::new(world);
     world.create(VOLUME)?;
@@ -79,7 +80,8 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
         false => End::Drained,
     };
     if args.detach && matches!(end, End::Drained) && left(&volume).blocks == 0 {
-        end = world.detach(VOLUME).map_or_else(End::Failed, |()| End::Detached);
+        let given_up = args.discard_dirty.as_deref();
+        end = world.detach(VOLUME, given_up).map_or_else(End::Failed, End::Detached);
     }
     world.suspend(VOLUME, SuspendMode::Flush)?;
     conclude(end, drains.then(|| left(&volume)))
@@ -129,13 +131,13 @@ fn conclude(end: End, left: Option<Left>) -> Outcome<u8> {
             format!("{blocks} blocks ({} KiB) left\n", bytes.div_ceil(1024))
         }
     };
-    if let End::Detached = end {
-        state.push_str("detached: no cache counts for the origin any more\n");
+    if let End::Detached(origins) = &end {
+        origins.iter().for_each(|origin| state.extend([origin, "\n"]));
     }
     stdout::print(&state)?;
     match end {
         End::Failed(error) => Err(without_verb(error)),
-        End::Detached => Ok(exit::OK),
+        End::Detached(_) => Ok(exit::OK),
         _ if left.is_none_or(|left| left.blocks == 0) => Ok(exit::OK),
         End::Drained | End::Stopped => Ok(exit::FAILURE),
         End::TimedOut => Ok(exit::TIMEOUT),

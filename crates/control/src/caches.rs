@@ -12,8 +12,8 @@
 //! which the record leads now. A cache in a live table of this server is not checked here: claims
 //! keep other tables away, and `verbs::volume::swap` checks the table that replaces it.
 //!
-//! Recorded are the caches whose format does not name the origin, as that of writecache. A bcache set
-//! is not: the superblock of the backing device names it, and `world::attached` has the rules.
+//! Recorded are the caches whose format does not name the origin, as that of writecache. A bcache
+//! set is not: the superblock of the backing device names it, and `world::attached` has the rules.
 //!
 //! Reads only devices that no live table writes, and writes none.
 

@@ -190,8 +190,9 @@ impl Plan {
         }
     }
 
-    /// Serves lines of bcache, for this run, as if their caches were gone; with `stale_ok` even what
-    /// is old. Answers whether there is such a line. A text that is no table is left for its turn.
+    /// Serves lines of bcache, for this run, as if their caches were gone; with `stale_ok` even
+    /// what is old. Answers whether there is such a line. A text that is no table is left for its
+    /// turn.
     pub fn leave_caches_out(&mut self, stale_ok: bool) -> bool {
         let mut is_any = false;
         for record in &mut self.volumes {

@@ -9,7 +9,6 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -49,6 +48,9 @@ pub struct WorldOptions {
     pub base: Option<PathBuf>,
     /// Open everything read-only and write no byte.
     pub read_only: bool,
+    /// Sets of bcache on the devices belong to clients: tables may write to backing devices without
+    /// their caches.
+    pub guest_sets: bool,
 }
 
 /// Who is who, shared with the reactors.
@@ -67,7 +69,7 @@ pub struct World {
     under_way: UnderWay,
     reserve: Reserve,
     /// Sets of bcache on the devices belong to clients (see `attached`).
-    sets_of_clients: AtomicBool,
+    sets_of_clients: bool,
     /// Volumes that could not be brought up at the start, and why.
     not_served: Mutex<HashMap<String, String>>,
 }
@@ -115,7 +117,7 @@ impl World {
         let (reactors, names) = (Arc::new(reactors), Arc::new(names));
         let (under_way, reserve) = (UnderWay::default(), Reserve::default());
         let (base, not_served) = (options.base, Mutex::default());
-        let sets_of_clients = AtomicBool::new(false);
+        let sets_of_clients = options.guest_sets;
         Ok(World { reactors, count, names, base, under_way, reserve, sets_of_clients, not_served })
     }
 
@@ -268,16 +270,6 @@ impl World {
     /// True if no byte is to be written.
     pub fn read_only(&self) -> bool {
         self.names.read_only
-    }
-
-    /// From now on, tables may write to backing devices of bcache without their caches: the clients
-    /// run these sets.
-    pub fn leave_sets_to_clients(&self) {
-        self.sets_of_clients.store(true, Ordering::Relaxed);
-    }
-
-    fn may_write_past_caches(&self) -> bool {
-        self.sets_of_clients.load(Ordering::Relaxed)
     }
 
     /// The volume of this name.
@@ -595,13 +587,16 @@ impl World {
         drained.map_err(|error| message_refused(name, &error))
     }
 
-    /// Detaches the origins of a volume's caches after a drain, and waits.
+    /// Detaches the origins of a volume's caches after a drain, and waits. `given_up` names a set
+    /// whose data is given up where an origin lacks it. Answers what became of each.
     ///
     /// # Errors
     /// The first that cannot.
-    pub fn detach(&self, name: &str) -> Outcome<()> {
-        let volume = self.volume(name)?;
-        let detached = self.on_home(name, |env| async move { volume.detach_caches(&env).await });
+    pub fn detach(&self, name: &str, given_up: Option<&str>) -> Outcome<Vec<String>> {
+        let (volume, given_up) = (self.volume(name)?, given_up.map(str::to_owned));
+        let detached = self.on_home(name, |env| async move {
+            volume.detach_caches(&env, given_up.as_deref()).await
+        });
         detached.map_err(|error| message_refused(name, &error))
     }
 

@@ -287,15 +287,19 @@ impl Target for Passthrough {
         Box::pin(ready(Ok(())))
     }
 
-    /// True if the origin durably names its cache, as the superblock of a bcache backing device does:
-    /// `cairn flush --detach` then works for this kind of target.
+    /// True if the origin durably names its cache, as the superblock of a bcache backing device
+    /// does: `cairn flush --detach` then works for this kind of target.
     fn detaches(&self) -> bool {
         false
     }
 
-    /// Ends that, durably. Nothing is dirty.
-    fn detach<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
-        Box::pin(ready(Ok(())))
+    /// Ends that, durably. Nothing is dirty, or it is of the set that is given up.
+    fn detach<'a>(
+        &'a self,
+        _env: &'a Env,
+        _given_up: Option<&'a str>,
+    ) -> LocalFuture<'a, Result<Option<String>, MessageError>> {
+        Box::pin(ready(Ok(None)))
     }
 
     /// Of a cache: which range of the origin has the content of `range` once nothing is dirty.

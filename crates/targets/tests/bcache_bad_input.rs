@@ -248,11 +248,11 @@ fn a_damaged_entry_of_the_journal_is_refused_with_its_bucket_and_number() {
         let start = superblock.geometry().sector_of(bucket) as usize * SECTOR_BYTES;
         set.cache[start..start + superblock.geometry().bucket_sectors() as usize * 512].fill(0);
     }
-    set.refused("cache: journal: journal: found no entry, expected one at least");
+    set.refused("cache: journal: found no entry, expected one at least");
     // The newest entry counts itself out.
     let mut set = tree();
     set.with_header(|header| header.last_seq = header.seq + 1);
-    set.refused("cache: journal: journal entry ");
+    set.refused("cache: journal: entry ");
 }
 
 #[test]

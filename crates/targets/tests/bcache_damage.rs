@@ -1,6 +1,7 @@
-//! Serving over random damage: a set with damaged metadata is refused with one line, or served. What
-//! is served is what the keys vouch for that a naive reader finds in the same bytes, and nothing
-//! else; a drain of it changes no sector, or says why it ended. Nothing panics, and all ends.
+//! Serving over random damage: a set with damaged metadata is refused with one line, or served.
+//! What is served is what the keys vouch for that a naive reader finds in the same bytes, and
+//! nothing else; a drain of it changes no sector, or says why it ended. Nothing panics, and all
+//! ends.
 //!
 //! Damage is of bits and bytes, of whole sectors (zeros, another sector), and of words whose
 //! checksum is made right again, so that what is wrong is only what they say. `CAIRN_CUTS` sets how
@@ -162,7 +163,7 @@ fn vouched_for(cache: &Cache, bytes: &[u8], made: &Made, inode: u32) -> Vec<u8> 
     content
 }
 
-/// What became of a damaged set.
+/// The outcome for a damaged set.
 #[derive(PartialEq, Eq)]
 enum Fate {
     Refused,

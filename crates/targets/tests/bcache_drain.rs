@@ -1,11 +1,12 @@
-//! Drains of sets of every shape: the content is the same before, during and after it, also after a crash;
-//! nothing that the backing device lacks is called clean.
+//! Drains of sets of every shape: the content is the same before, during and after it, also after a
+//! crash; nothing that the backing device lacks is called clean.
 //!
 //! The campaign cuts the power, or kills the process, at a seeded write of a drain, several times
 //! in a row; drives lose, reorder and tear, and fail. Sometimes another user reads the volume and
-//! flushes the drives at the same time, and does not report a failure. `CAIRN_CUTS=10000 cargo test -p cairn-targets
-//! --release --test bcache_drain` is the long run; `CAIRN_CUT=n` runs one life. With `--features
-//! canary` known ordering bugs are planted: each must be caught.
+//! flushes the drives at the same time, and does not report a failure.
+//! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test bcache_drain` is the long run;
+//! `CAIRN_CUT=n` runs one life. With `--features canary` known ordering bugs are planted: each must
+//! be caught.
 
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;

@@ -84,15 +84,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         image::make_images(&config, &mut plan, state.as_ref())?;
     }
     let (events, happened) = signals::watch()?;
-    let world = Arc::new(World::start(WorldOptions {
-        reactors: args.reactors.or(config.reactors),
-        ring: args.ring.or(config.ring).unwrap_or_default().kind(),
-        base: args.file.is_some().then(|| config.base.clone()),
-        read_only,
-    })?);
-    if args.guest_sets {
-        world.leave_sets_to_clients();
-    }
+    let world = Arc::new(World::start(world_of(&args, &config))?);
     let nbd = limits::nbd_options(&args, &config);
     let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
     world.reactors().set_spin(Duration::from_micros(spin.into()));
@@ -121,6 +113,17 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     // After a failed start only the line with the reason is printed.
     let ended = server.shut_down(served.is_ok());
     served.and_then(|code| ended.map(|()| code))
+}
+
+/// The parameters of the world.
+fn world_of(args: &ServeArgs, config: &Config) -> WorldOptions {
+    WorldOptions {
+        reactors: args.reactors.or(config.reactors),
+        ring: args.ring.or(config.ring).unwrap_or_default().kind(),
+        base: args.file.is_some().then(|| config.base.clone()),
+        read_only: args.read_only || config.read_only,
+        guest_sets: args.guest_sets,
+    }
 }
 
 /// A table of the command line: its paths are relative to the caller's folder, not to that of a
@@ -329,7 +332,8 @@ impl Server {
                 (true, Some(line)) => line,
                 _ => first.why().to_owned(),
             };
-            // Of several reasons none decides the exit code, unless each is that something is in use.
+            // Of several reasons none decides the exit code, unless all are that something is in
+            // use.
             let is_busy = failed.iter().all(|one| one.kind() == ConfigKind::Busy);
             let kind = if is_busy { ConfigKind::Busy } else { ConfigKind::System };
             return Err(ConfigError::new(kind, "", line));

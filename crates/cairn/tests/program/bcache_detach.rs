@@ -32,7 +32,7 @@ fn a_detached_backing_device_belongs_to_no_set_and_its_cache_is_not_served() {
     let before = content(&place, CACHED);
     let out = place.cairn(&["flush", "--detach", "--table", CACHED]).ok();
     let expected = "clean: every block is on the origin\n\
-                    detached: no cache counts for the origin any more\n";
+                    wb_stop.backing: detached: it belongs to no set\n";
     assert_eq!(out, expected);
     assert_eq!(state_of(&place, "wb_stop.backing"), ("no cache".to_owned(), true));
     let checked = place.cairn(&["check", "wb_stop.cache", "--json"]).ok();
@@ -113,11 +113,10 @@ fn verbs_refuse_tables_that_write_past_the_cache() {
          cairn create w --discard-dirty --table '{BARE}'; echo $?"
     );
     let ran = place.serve_run(&["--state", "state", "--table", "other=0 8 zero"], &script);
-    assert_eq!(ran.out, "1\n1\n1\n1\n0 8 zero \n0\n", "{ran:?}");
+    assert_eq!(ran.out, "1\n1\n1\n1\n0 8 zero \n1\n", "{ran:?}");
     let lines = ran.err.lines().filter(|line| line.contains("attached to the bcache set"));
-    assert_eq!(lines.count(), 4, "{ran:?}");
-    assert!(ran.err.contains("cairn: w: wb_stop.backing: inconsistent"), "{ran:?}");
-    assert_eq!(state_of(&place, "wb_stop.backing"), ("inconsistent".to_owned(), false));
+    assert_eq!(lines.count(), 5, "{ran:?}");
+    assert_eq!(state_of(&place, "wb_stop.backing"), ("dirty".to_owned(), false));
 }
 
 #[test]
@@ -126,7 +125,8 @@ fn replace_with_flush_drains_and_detaches() {
     let before = content(&place, CACHED).trim().to_owned();
     let script = format!(
         "cairn replace disk --table '{BARE}'; echo $?; cairn table disk; \
-         cairn replace disk --flush --table '{BARE}'; echo $?; nbdcopy \"$uri\" - | sha256sum; {WRITE}; echo $?"
+         cairn replace disk --flush --table '{BARE}'; echo $?; nbdcopy \"$uri\" - | sha256sum; \
+         {WRITE}; echo $?"
     );
     let ran = place.serve_run(&["--state", "state", "--table", &format!("disk={CACHED}")], &script);
     let cached = "0 16368 bcache wb_stop.backing wb_stop.cache 0";
@@ -141,19 +141,34 @@ fn replace_with_flush_drains_and_detaches() {
 }
 
 #[test]
-fn dirty_data_given_up_by_replace_leaves_an_inconsistent_backing_device() {
+fn no_verb_gives_up_the_dirty_data_of_a_set() {
     let place = stopped();
-    let script = format!("cairn replace disk --discard-dirty --table '{BARE}'; echo $?; {WRITE}");
-    let table = format!("disk={CACHED}");
-    let ran = place.serve_run(&["--state", "state", "--table", &table], &script);
-    assert_eq!((ran.code, ran.out.as_str()), (0, "0\n"), "{ran:?}");
-    assert!(ran.err.contains("340 KiB on wb_stop.cache that wb_stop.backing lacks are given up"));
-    assert!(!ran.err.contains("cairn format writecache"), "{ran:?}");
-    assert_eq!(state_of(&place, "wb_stop.backing"), ("inconsistent".to_owned(), false));
-    let line = place.cairn(&["flush", "--table", CACHED]).refused(2);
-    assert!(line.contains("state: found inconsistent"), "{line}");
-    // It is written on.
-    place.serve_run(&["--table", BARE], WRITE).ok();
+    let before = content(&place, CACHED).trim().to_owned();
+    let sum = "nbdcopy \"$uri\" - | sha256sum";
+    let script = format!("cairn replace disk --discard-dirty --table '{BARE}'; echo $?; {sum}");
+    for own in [&[][..], &["--guest-sets"]] {
+        let table = format!("disk={CACHED}");
+        let args = [&["--table", table.as_str()], own].concat();
+        let ran = place.serve_run(&args, &script);
+        assert_eq!(ran.out, format!("1\n{before}\n"), "{ran:?}");
+        assert!(ran.err.contains("--flush drains the cache and detaches the device"), "{ran:?}");
+    }
+    assert_eq!(state_of(&place, "wb_stop.backing"), ("dirty".to_owned(), false));
+}
+
+#[test]
+fn a_volume_is_no_backing_device_of_a_set_that_may_be_written() {
+    let place = stopped();
+    let tables = [
+        "--table",
+        "lower=0 16384 linear wb_stop.backing 0",
+        "--table",
+        "v=0 16368 bcache @lower wb_stop.cache 0",
+    ];
+    let guests = [&["serve", "--guest-sets"], &tables[..], &["--run", "true"]].concat();
+    let line = place.cairn(&guests).refused(1);
+    assert!(line.contains("@lower: backing: found a volume, expected a file"), "{line}");
+    place.serve_run(&[&["--read-only"], &tables[..]].concat(), "true").ok();
 }
 
 #[test]
@@ -185,14 +200,24 @@ fn without_its_cache_a_backing_device_is_detached_if_nothing_is_missing() {
     let place = stopped();
     std::fs::remove_file(place.path("wb_stop.cache")).unwrap();
     let alone = "0 N bcache wb_stop.backing - 0";
-    let ran = place.cairn(&["flush", "--detach", "--table", alone]);
-    let expected = "cairn: flush: detach: wb_stop.backing: its cache has data that it lacks; \
-                    stale_ok gives up what its cache has\n";
-    assert!(ran.code == 1 && ran.err.ends_with(expected), "{ran:?}");
-    let stale = "0 N bcache wb_stop.backing - 1 stale_ok";
-    let out = place.cairn(&["flush", "--detach", "--table", stale]).ok();
-    assert_eq!(out, "detached: no cache counts for the origin any more\n");
+    let line = place.cairn(&["flush", "--detach", "--table", alone]).refused(1);
+    let expected = "flush: detach: wb_stop.backing: its cache has data that it lacks, how much is \
+                    not known without it; --discard-dirty=";
+    let (_, rest) = line.split_once(expected).unwrap_or_else(|| panic!("{line}"));
+    let set = rest.split(',').next().unwrap();
+    let other = "00000000-0000-0000-0000-000000000001";
+    let give_up = |set: &str| {
+        let discard = format!("--discard-dirty={set}");
+        place.cairn(&["flush", "--detach", &discard, "--table", alone])
+    };
+    let line = give_up(other).refused(1);
+    assert!(line.contains(&format!("--discard-dirty: found {other}, expected {set}")), "{line}");
+    assert_eq!(state_of(&place, "wb_stop.backing"), ("dirty".to_owned(), false));
+    let out = give_up(set).ok();
+    assert_eq!(out, "wb_stop.backing: inconsistent: what only its cache had is given up\n");
     assert_eq!(state_of(&place, "wb_stop.backing"), ("inconsistent".to_owned(), false));
+    // It is written alone.
+    place.serve_run(&["--table", BARE], WRITE).ok();
 
     let place = stopped();
     place.cairn(&["flush", "--table", CACHED]).ok();

@@ -1,5 +1,5 @@
-//! `cairn flush` of a large bcache set, ended in the middle: by Ctrl-C, by `--timeout` and by a kill.
-//! The set stays whole, has the same content, and the next run finishes.
+//! `cairn flush` of a large bcache set, ended in the middle: by Ctrl-C, by `--timeout` and by a
+//! kill. The set stays whole, has the same content, and the next run finishes.
 
 use std::convert::Infallible;
 use std::fs::File;

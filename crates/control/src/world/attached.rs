@@ -6,17 +6,19 @@
 //!
 //! - A1. A table that writes to such a device, other than by a line that serves it with its set, is
 //!   not made live. `cairn flush --detach` is the way out.
-//! - A2. A swap from the table with the set makes no cache count any more before the new table
-//!   starts: after a drain the device is detached, and if its dirty data is given up it becomes
-//!   inconsistent. If the new table cannot start, the superblock is written as it was, so that the
-//!   old table can be live again. No table has written to the device between the two.
+//! - A2. A swap from the table with the set detaches the device after a drain, before the new table
+//!   starts. If that cannot start, the superblock is written as it was, so that the old table can be
+//!   live again. No table has written to the device between the two.
+//! - A3. No option of a verb gives up what only the cache has: `cairn flush --detach
+//!   --discard-dirty=SET` does, which takes the UUID of the set.
 //!
 //! What a crash leaves: before A2, a new table that is refused by A1, so that the next start serves
 //! the old one; after it, a device that no cache counts for.
 //!
 //! Only the superblock of a file or block device that a line names is read: the content of a volume
 //! is its clients' own, also if they run bcache on it. `serve --guest-sets` says the same of files
-//! and block devices.
+//! and block devices, but for those that a live table has with their sets. A volume is no backing
+//! device of a set that is written: `bcache` refuses that.
 
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ use cairn_targets::spec::{Arg, words_of};
 
 use super::{World, lines_of, of_volume};
 
-/// Backing devices that no cache counts for any more, since a verb said so.
+/// Backing devices that a verb has detached.
 pub struct Parted<'a> {
     world: &'a World,
     name: String,
@@ -41,49 +43,37 @@ impl World {
     /// # Errors
     /// It does; or there is no such volume.
     pub fn refuse_attached(&self, name: &str) -> Outcome<()> {
-        match self.attached_beneath(name)?.first() {
+        match self.attached_beneath(name)?.first().filter(|_| !self.sets_of_clients) {
             Some(attached) => Err(refusal(name, attached, &way_out(attached))),
             None => Ok(()),
         }
     }
 
     /// The same for a table that takes the place of the live one, whose set may be left: `flush`
-    /// drains it, `discard` gives up what only a cache has.
+    /// drains it.
     ///
     /// # Errors
     /// It breaks A1 all the same.
-    pub fn refuse_attached_beneath_swap(
-        &self,
-        name: &str,
-        flush: bool,
-        discard: bool,
-    ) -> Outcome<()> {
-        if discard {
-            return Ok(());
+    pub fn refuse_attached_beneath_swap(&self, name: &str, flush: bool) -> Outcome<()> {
+        let (own, others) = self.attached_of_swap(name)?;
+        if let Some(own) = own.first().filter(|_| !flush) {
+            return Err(refusal(name, own, "--flush drains the cache and detaches the device"));
         }
-        let attached = self.attached_beneath(name)?;
-        let live = self.volume(name)?.live_table();
-        let own = live.map(|table| self.devices_of(&table, |arg| arg.with_set)).unwrap_or_default();
-        let is_own = |other: &Attached| own.iter().any(|own| own.argument == other.argument());
-        match attached.iter().find(|other| !(flush && is_own(other))) {
-            Some(other) if is_own(other) => {
-                let way = "--flush drains the cache and detaches the device, --discard-dirty gives \
-                           up what only the cache has";
-                Err(refusal(name, other, way))
-            }
+        match others.first().filter(|_| !self.sets_of_clients) {
             Some(other) => Err(refusal(name, other, &way_out(other))),
             None => Ok(()),
         }
     }
 
-    /// Makes no cache count for the devices that the loaded table writes to (A2).
+    /// Makes no cache count for the devices that the loaded table writes to and the live one has
+    /// with their sets (A2).
     ///
     /// # Errors
-    /// A device is dirty and not given up, or failed. Nothing has changed.
-    pub fn part_from_caches(&self, name: &str, discard: bool) -> Outcome<Parted<'_>> {
+    /// A device is dirty, or failed. Nothing has changed.
+    pub fn part_from_caches(&self, name: &str) -> Outcome<Parted<'_>> {
         let mut parted = Parted { world: self, name: name.to_owned(), left: Vec::new() };
-        for attached in self.attached_beneath(name)? {
-            let result = match attached.is_dirty() && !discard {
+        for attached in self.attached_of_swap(name)?.0 {
+            let result = match attached.is_dirty() {
                 true => Err(refusal(name, &attached, &way_out(&attached))),
                 false => {
                     let leaving = attached.clone();
@@ -100,21 +90,30 @@ impl World {
         Ok(parted)
     }
 
+    /// The devices that the loaded table writes to although a cache counts for them: those that the
+    /// live table has with their sets, and the others.
+    fn attached_of_swap(&self, name: &str) -> Outcome<(Vec<Attached>, Vec<Attached>)> {
+        let attached = self.attached_beneath(name)?;
+        let live = self.volume(name)?.live_table();
+        let own = live.map(|table| self.devices_of(&table, |arg| arg.with_set)).unwrap_or_default();
+        let is_own = |other: &Attached| own.iter().any(|own| other.is_on(own));
+        Ok(attached.into_iter().partition(is_own))
+    }
+
     /// The devices that the loaded table writes to although a cache counts for them.
     fn attached_beneath(&self, name: &str) -> Outcome<Vec<Attached>> {
-        let is_judged = !self.read_only() && !self.may_write_past_caches();
-        let Some(table) = self.volume(name)?.inactive_table().filter(|_| is_judged) else {
+        let Some(table) = self.volume(name)?.inactive_table().filter(|_| !self.read_only()) else {
             return Ok(Vec::new());
         };
         let devices = self.devices_of(&table, |arg| arg.is_written() && !arg.with_set);
         let attached = self.on_home(name, move |env| async move {
             let mut found = Vec::new();
             for device in devices {
-                found.extend(Attached::of(&env, device).await);
+                found.extend(Attached::of(&env, device).await?);
             }
-            found
+            Ok(found)
         });
-        Ok(attached)
+        attached.map_err(|error| of_volume(name, error))
     }
 
     /// The files and block devices that a table names by such arguments, each once. The names are
@@ -147,10 +146,8 @@ impl World {
 impl Parted<'_> {
     /// What became of the devices, a line each for a person.
     pub fn notes(&self) -> Vec<String> {
-        let note = |left: &Attached| match left.is_dirty() {
-            true => format!("{}: inconsistent: its cache does not count any more", left.argument()),
-            false => format!("{}: detached from set {}", left.argument(), left.set()),
-        };
+        let note =
+            |left: &Attached| format!("{}: detached from set {}", left.argument(), left.set());
         self.left.iter().map(note).collect()
     }
 
@@ -170,10 +167,14 @@ impl Parted<'_> {
 
 /// What to do where the table of the set is not live.
 fn way_out(attached: &Attached) -> String {
-    let device = attached.argument();
+    let (device, set) = (attached.argument(), attached.set());
+    let lost = match attached.is_dirty() {
+        true => format!(" (without CACHE: - 0, and --discard-dirty={set})"),
+        false => String::new(),
+    };
     format!(
         "use a table with the cache, or first: cairn flush --detach --table '0 N bcache {device} \
-         CACHE 0'"
+         CACHE 0'{lost}"
     )
 }
 

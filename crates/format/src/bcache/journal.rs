@@ -100,8 +100,8 @@ pub struct ScanEnd {
     /// What lies there, if it has the magic of an entry but is none: it was damaged, or being
     /// written when the power failed.
     pub fault: Option<EntryFault>,
-    /// The highest number of the sound entries behind that. Entries are written one after the other,
-    /// so one that counts says that what lies before it was damaged.
+    /// The highest number of the sound entries behind that. Entries are written one after the
+    /// other, so one that counts says that what lies before it was damaged.
     pub newest_behind: Option<u64>,
 }
 
@@ -348,14 +348,14 @@ pub struct Ring {
 /// The highest number that an entry may have: there are numbers left for entries behind it.
 pub const SEQ_MAX: u64 = 1 << 63;
 
-/// Why the entries of a ring are no journal.
+/// Why the entries of a ring are no journal. The text follows the place, `load::Place`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// Not one entry in a cache that is in use.
-    #[error("journal: found no entry, expected one at least")]
+    #[error("found no entry, expected one at least")]
     Empty,
     /// An entry that should count is missing.
-    #[error("journal: found no entry {missing}, expected all from {first} to {last}")]
+    #[error("found no entry {missing}, expected all from {first} to {last}")]
     Gap {
         /// The first that is missing.
         missing: u64,
@@ -381,21 +381,19 @@ pub enum RingFault {
         seq: u64,
     },
     /// There are no numbers left for the entries behind the newest.
-    #[error("journal entry {seq}: seq: found {seq}, expected at most {SEQ_MAX}")]
+    #[error("entry {seq}: seq: found {seq}, expected at most {SEQ_MAX}")]
     Seq {
         /// The newest.
         seq: u64,
     },
     /// Two entries have one number.
-    #[error("journal: found two entries {seq}, expected one")]
+    #[error("found two entries {seq}, expected one")]
     Twice {
         /// Their number.
         seq: u64,
     },
     /// The newest entry counts more than there can be, or itself not.
-    #[error(
-        "journal entry {seq}: last_seq: found {found}, expected one of the {ENTRIES_MAX} up to it"
-    )]
+    #[error("entry {seq}: last_seq: found {found}, expected one of the {ENTRIES_MAX} up to it")]
     LastSeq {
         /// The newest.
         seq: u64,

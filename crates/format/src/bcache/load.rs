@@ -9,15 +9,16 @@
 //! judged once all of them are known, in [`Loaded::extents`]; children are judged when their node
 //! is read, after the keys of the same node that free former children.
 //!
-//! **Stale keys in the journal.** A bucket is reused once nothing needs what it holds. Each key takes
-//! the place of those before it, stale or not: it was written after them, so none of them may come
-//! back. What counts where the last one is stale is then not in the journal:
+//! **Stale keys in the journal.** A bucket is reused once nothing needs what it holds. Each key
+//! takes the place of those before it, stale or not: it was written after them, so none of them may
+//! come back. What counts where the last one is stale is then not in the journal:
 //!
 //! - A clean one was evicted, perhaps before its leaf was written. What the tree has may be older,
 //!   and the backing device has the data: there is a hole.
 //! - A dirty one was moved or written back, which no entry says. A garbage collection found the
 //!   bucket without use, and writes all leaves before it ends; only then is the bucket reused. So
-//!   what the tree has is newer, and counts. (The kernel replays such keys, and loses what it moved.)
+//!   what the tree has is newer, and counts. (The kernel replays such keys, and loses what it
+//!   moved.)
 //! - But a root that is a leaf is not written by the garbage collection. It may have an older dirty
 //!   key, or the stale one, where the data was written back since: there is a hole, as the kernel
 //!   has it. Had the data been moved instead, and the leaf been written after the last entry of the
@@ -115,7 +116,7 @@ pub enum Place {
     },
     /// The ring as a whole.
     Ring,
-    /// The journal's newest entry.
+    /// An entry of the journal that counts.
     Newest {
         /// Its number.
         seq: u64,
@@ -302,8 +303,8 @@ impl Loaded {
         latest.into_iter().filter_map(|key| self.says(geometry, &key)).collect()
     }
 
-    /// What a key of the journal says of its range, where no later key of the journal has any of it:
-    /// that it is an extent, or a hole, or nothing, so that what the tree has counts.
+    /// What a key of the journal says of its range, where no later key of the journal has any of
+    /// it: that it is an extent, or a hole, or nothing, so that what the tree has counts.
     #[must_use]
     pub fn says(&self, geometry: &Geometry, key: &Key) -> Option<Key> {
         match self.is_stale(geometry, key) {

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::{Geometry, Key};
 
-/// True if an extent does not lie within its volume, whose `sectors` are counted as keys count them.
+/// True if an extent does not lie within its volume, whose `sectors` are counted as keys count
+/// them.
 #[must_use]
 pub fn is_beyond(key: &Key, sectors: &Range<u64>) -> bool {
     key.start() < sectors.start || key.end() > sectors.end

@@ -149,7 +149,7 @@ pub enum CacheMode {
     None,
 }
 
-/// How a backing device stands to its cache.
+/// The attachment state of a backing device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackingState {
     /// It belongs to no set.
@@ -205,7 +205,7 @@ pub struct NewBacking {
     pub data_offset: u64,
     /// What happens with writes.
     pub mode: CacheMode,
-    /// How it stands to its cache.
+    /// Its attachment state.
     pub state: BackingState,
     /// A name.
     pub label: [u8; 32],
@@ -494,7 +494,7 @@ impl CacheSuperblock {
             && self.bytes.0.feature_incompat.get() & INCOMPAT_OBSOLETE_BUCKET != 0
     }
 
-    /// What a session that goes on with the cache writes first.
+    /// What a session that continues a cache writes first.
     #[must_use]
     pub fn registered(&self, now_s: u32) -> CacheSuperblock {
         let mut next = self.clone();
@@ -595,7 +595,7 @@ impl BackingSuperblock {
         }
     }
 
-    /// How it stands to its cache.
+    /// Its attachment state.
     #[must_use]
     pub fn state(&self) -> BackingState {
         match self.bytes.flag(61, 3) {
@@ -611,7 +611,7 @@ impl BackingSuperblock {
         self.bytes.set_flag(0, 15, mode as u64);
     }
 
-    /// Says how it stands to its cache.
+    /// Sets its attachment state.
     pub fn set_state(&mut self, state: BackingState) {
         self.bytes.set_flag(61, 3, state as u64);
     }

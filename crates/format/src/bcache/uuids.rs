@@ -154,7 +154,7 @@ fn legacy(raw: &RawLegacyEntry) -> UuidEntry {
     }
 }
 
-/// The `bytes` of the array, in the layout of today. Entries beyond its room are left out.
+/// The `bytes` of the array, in the 128-byte layout. Entries beyond its room are left out.
 #[must_use]
 pub fn encode(entries: &[UuidEntry], bytes: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes);

@@ -1,4 +1,4 @@
-//! The table of attributes: names and meanings of the kernel's sysfs, where it has them.
+//! The table of attributes: names of the kernel's sysfs, where it has them; sizes are in sectors.
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Attribute, Value};
@@ -14,7 +14,7 @@ struct Row {
 }
 
 const ROWS: &[Row] = &[
-    // How the backing device stands to its cache.
+    // The attachment state of the backing device.
     Row { name: "state", value: |volume| Value::State(volume.state_word()) },
     // What the kernel does with writes.
     Row {

@@ -20,6 +20,9 @@
 //! (R11), as when a kernel is forced to run it: cairn refuses its cache, and the kernel makes a new
 //! volume when it attaches the device.
 
+use std::sync::Arc;
+
+use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
     ConfigError, Env, IoError, IoResult, MessageError, Sector, SectorCount, SectorRange, mutants,
 };
@@ -43,22 +46,33 @@ pub struct Attached {
 
 impl Attached {
     /// Reads the superblock of a device. None if no cache counts for it, also if there is no
-    /// superblock, or it is damaged or cannot be read: then no cache can be opened with it either.
-    pub async fn of(env: &Env, device: Device) -> Option<Attached> {
+    /// superblock, or it is damaged: then no cache can be opened with it either.
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    pub async fn of(env: &Env, device: Device) -> Result<Option<Attached>, ConfigError> {
         let count = SectorCount::of_bytes(SUPERBLOCK_BYTES as u64);
         let range = SectorRange::new(Sector(SUPERBLOCK_SECTOR), count);
         if !range.fits_in(device.disk.sectors()) {
-            return None;
+            return Ok(None);
         }
-        let bytes = read_sectors(env, &device, range).await.ok()?;
-        let Ok(Superblock::Backing(superblock)) = Superblock::decode(&bytes) else { return None };
+        let bytes = read_sectors(env, &device, range).await?;
+        let Ok(Superblock::Backing(superblock)) = Superblock::decode(&bytes) else {
+            return Ok(None);
+        };
         let counts = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-        (counts && !superblock.set_uuid().is_zero()).then_some(Attached { device, superblock })
+        let is_attached = counts && !superblock.set_uuid().is_zero();
+        Ok(is_attached.then_some(Attached { device, superblock }))
     }
 
     /// The device as the table names it.
     pub fn argument(&self) -> &str {
         &self.device.argument
+    }
+
+    /// True if it is this device.
+    pub fn is_on(&self, device: &Device) -> bool {
+        Arc::ptr_eq(&self.device.disk, &device.disk)
     }
 
     /// The set whose cache counts.
@@ -71,8 +85,7 @@ impl Attached {
         self.superblock.state() == BackingState::Dirty
     }
 
-    /// Makes no cache count any more, durably: a clean device is detached, a dirty one becomes
-    /// inconsistent.
+    /// Makes no cache count any more, durably, for a device that is clean.
     ///
     /// # Errors
     /// The device failed.
@@ -93,6 +106,30 @@ impl Attached {
     async fn write(&self, env: &Env, superblock: &BackingSuperblock) -> Result<(), ConfigError> {
         let written = write(env, &self.device, superblock).await;
         written.map_err(|error| unreadable(&self.device, "superblock", error))
+    }
+}
+
+/// Refuses a backing device that lacks data, unless the user named the set that had it.
+fn refuse_unless_given_up(
+    name: &str,
+    superblock: &BackingSuperblock,
+    given_up: Option<&str>,
+) -> Result<(), MessageError> {
+    let set = superblock.set_uuid();
+    match given_up.map(str::parse::<Uuid>) {
+        Some(Ok(given)) if given == set => Ok(()),
+        Some(_) => {
+            let found = given_up.unwrap_or_default();
+            let text = format!("detach: {name}: --discard-dirty: found {found}, expected {set}");
+            Err(MessageError::Invalid(text))
+        }
+        None => {
+            let text = format!(
+                "detach: {name}: its cache has data that it lacks, how much is not known without \
+                 it; --discard-dirty={set}, the set's UUID, gives that up"
+            );
+            Err(MessageError::Failed(text))
+        }
     }
 }
 
@@ -119,11 +156,16 @@ async fn write(env: &Env, device: &Device, superblock: &BackingSuperblock) -> Io
 }
 
 impl Bcache {
-    /// Detaches the backing device, after a drain.
+    /// Detaches the backing device, after a drain. If it lacks data of a cache that is gone, and
+    /// `given_up` is the set of that cache, it becomes inconsistent. Answers what became of it.
     ///
     /// # Errors
-    /// Something is dirty, or a device failed.
-    pub(super) async fn detach_backing(&self, env: &Env) -> Result<(), MessageError> {
+    /// Something is dirty and not given up, or a device failed.
+    pub(super) async fn detach_backing(
+        &self,
+        env: &Env,
+        given_up: Option<&str>,
+    ) -> Result<String, MessageError> {
         let failed = |text: String| Err(MessageError::Failed(format!("detach: {text}")));
         let Some(backing) = self.config.devices.backing() else {
             return failed("a volume without a backing device has none to detach".to_owned());
@@ -136,25 +178,24 @@ impl Bcache {
         let superblock = self.backing.lock().clone();
         let mut superblock = superblock.expect("a live volume has read its superblock");
         let is_clean = matches!(superblock.state(), BackingState::None | BackingState::Clean);
-        let may_go = match &self.config.devices {
-            Devices::Bare { stale_ok, .. } => is_clean || *stale_ok,
-            _ => is_clean && self.dirty_sectors() == 0 && !self.is_broken(),
-        };
-        if !may_go {
-            let way = match &self.config.devices {
-                Devices::Bare { .. } => "stale_ok gives up what its cache has",
-                _ => "drain it first",
-            };
-            return failed(format!("{name}: its cache has data that it lacks; {way}"));
+        let is_bare = matches!(self.config.devices, Devices::Bare { .. });
+        if is_bare && !is_clean {
+            refuse_unless_given_up(name, &superblock, given_up)?;
+        } else if !is_clean || self.dirty_sectors() > 0 || self.is_broken() {
+            return failed(format!("{name}: its cache has data that it lacks; drain it first"));
         }
         leave(&mut superblock);
         if let Err(error) = write(env, backing, &superblock).await {
             return failed(format!("{name}: superblock: could not be written: {error}"));
         }
         let uuid = superblock.uuid();
+        let is_detached = superblock.state() == BackingState::None;
         *self.backing.lock() = Some(superblock);
+        if !is_detached {
+            return Ok(format!("{name}: inconsistent: what only its cache had is given up"));
+        }
         self.forget_volume(env, uuid).await;
-        Ok(())
+        Ok(format!("{name}: detached: it belongs to no set"))
     }
 
     /// Step 3. A failure changes nothing for the backing device.
@@ -167,7 +208,11 @@ impl Bcache {
         match session.forget_volume(uuid, now_s).await {
             Ok(true) => {}
             Ok(false) => tracing::info!("{name}: no bucket is free for the array of uuids: {kept}"),
-            Err(error) => tracing::warn!("{name}: the array of uuids: {error}: {kept}"),
+            Err(error) => {
+                // The set in memory may name what is not on the device.
+                self.broken.store(true, Ordering::Relaxed);
+                tracing::warn!("{name}: the array of uuids: {error}: {kept}");
+            }
         }
     }
 }

@@ -13,12 +13,14 @@
 //! ```
 //!
 //! Rooms: `config` (the table line), `attributes` and `status` (what is reported), `volume` (the
-//! target: opening and ending), `measure` (its length), `map` (verdicts), `set` (what is in memory of the cache, opening,
-//! sessions), `journal` (the ring), `btree` (nodes, lookup, insertion, splits, writing), `buckets`
-//! (what each holds, allocation), `writeback` (batches, the drain), `detach` (no set any more).
+//! target: opening and ending), `measure` (its length), `map` (verdicts), `set` (what is in memory
+//! of the cache, opening, sessions), `journal` (the ring), `btree` (nodes, lookup, insertion,
+//! splits, writing), `buckets` (what each holds, allocation), `writeback` (batches, the drain),
+//! `detach` (no set any more), `canary` (planted ordering bugs).
 //!
 //! # Invariants
-//! I1. Without a drain no byte is written to any device, at no opening and at no ending.
+//! I1. Without a drain or a detach no byte is written to any device, at no opening and at no
+//!     ending.
 //! I2. A drain changes no content: each sector of the volume reads the same at any time, and after
 //!     any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).

@@ -30,7 +30,7 @@ pub(super) enum Count {
 pub(super) const COUNTERS: usize = 2;
 
 impl Bcache {
-    /// How the volume stands to its cache, in the words of sysfs.
+    /// The attachment state of the volume, in the words of sysfs.
     pub(super) fn state_word(&self) -> &'static str {
         if matches!(self.config.devices, Devices::Flash { .. }) {
             return "flash";

@@ -83,6 +83,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         let cache = &cache.argument;
         return Err(ConfigError::argument(cache, "cache", "the backing device", "another device"));
     }
+    refuse_volume(&config, ctor.read_only)?;
     let superblocks = read_superblocks(env, &config, ctor.read_only).await?;
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
     let cache = config.devices.cache().cloned().map(CacheDevice::new);
@@ -104,6 +105,17 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_told: AtomicBool::new(false),
         config,
     }))
+}
+
+/// Refuses a volume as the backing device of a set that may be written. What another table writes
+/// to that volume is its clients' own, so nothing would keep them from writing without the cache.
+fn refuse_volume(config: &Config, read_only: bool) -> Result<(), ConfigError> {
+    let argument = config.devices.backing().map_or("", |device| &device.argument);
+    if read_only || !argument.starts_with('@') {
+        return Ok(());
+    }
+    let expected = "a file or block device, or --read-only";
+    Err(ConfigError::argument(argument, "backing", "a volume", expected))
 }
 
 pub(super) fn damaged(device: &Device, error: &FormatError) -> ConfigError {
@@ -468,8 +480,12 @@ impl Target for Bcache {
         self.config.devices.backing().is_some()
     }
 
-    fn detach<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
-        Box::pin(self.detach_backing(env))
+    fn detach<'a>(
+        &'a self,
+        env: &'a Env,
+        given_up: Option<&'a str>,
+    ) -> LocalFuture<'a, Result<Option<String>, MessageError>> {
+        Box::pin(async move { self.detach_backing(env, given_up).await.map(Some) })
     }
 
     fn shows_of_origin(&self, range: SectorRange) -> Option<(Arc<dyn Disk>, SectorRange)> {

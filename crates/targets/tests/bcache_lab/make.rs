@@ -158,7 +158,8 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
     make_with(rng, shape, taken).0
 }
 
-/// Makes a set with so many buckets for the data of the journal's keys. Answers how many these took.
+/// Makes a set with so many buckets for the data of the journal's keys. Answers how many these
+/// took.
 fn make_with(rng: &mut fastrand::Rng, shape: Shape, journal_buckets: u64) -> (Made, u64) {
     let mut maker = Maker { rng, shape, next: 1 };
     let data = maker.stamps(shape.sectors);

@@ -131,7 +131,8 @@ impl Lab {
             volume.load(table).await;
             volume.resume(&env).await.and_then(cairn_block::Resumed::whole).map_err(text)?;
             volume.drain_caches(&env).await.map_err(|error| error.to_string())?;
-            volume.detach_caches(&env).await.map_err(|error| error.to_string())
+            let detached = volume.detach_caches(&env, None).await;
+            detached.map(drop).map_err(|error| error.to_string())
         })
     }
 

@@ -152,8 +152,8 @@ fn finding_of(backing: &BackingSuperblock, sectors: u64) -> Option<(Severity, St
         }
         BackingState::Stale => {
             let text = format!(
-                "state: found inconsistent: it was used without the cache of set {set}, which has data \
-                 that it lacks"
+                "state: found inconsistent: it was used without the cache of set {set}, which has \
+                 data that it lacks"
             );
             Some((Severity::Damaged, text))
         }

@@ -93,7 +93,9 @@ fn of_volume(volume: &Volume, losses: &Losses, backings: &[Backing]) -> VolumeLo
         Some((superblock, device_sectors)) => superblock.data_offset()..device_sectors,
         None => 0..OFFSET_MAX,
     };
-    let is_clean = device.is_some_and(|(superblock, _)| lacks_nothing(superblock));
+    // A superblock may be called clean although the cache has dirty extents of it.
+    let is_clean = volume.dirty_sectors == 0
+        && device.is_some_and(|(superblock, _)| lacks_nothing(superblock));
     let found = losses.of(volume.inode, &sectors).into_iter();
     let ranges = found
         .filter(|(certainty, _)| *certainty == Certainty::Lost || !is_clean)

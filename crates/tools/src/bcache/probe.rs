@@ -17,8 +17,8 @@ pub enum Found {
     Cache(Box<Report>),
     /// A backing device that has room for data.
     Backing(BackingSuperblock),
-    /// A superblock that is damaged or of an unknown kind, or a backing device that is too small for
-    /// its superblock.
+    /// A superblock that is damaged or of an unknown kind, or a backing device that is too small
+    /// for its superblock.
     Wrong(Error),
 }
 

@@ -75,6 +75,7 @@ impl TestServer {
             ring: RingKind::Threads,
             base: Some(folder.to_owned()),
             read_only: false,
+            guest_sets: false,
         };
         let world = Arc::new(World::start_over(options, opener)?);
         let BroughtUp { changed, failed } = plan.bring_up(&world)?;

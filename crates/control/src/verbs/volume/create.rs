@@ -10,7 +10,6 @@ use crate::verbs::Verbs;
 use crate::verbs::changes::Changes;
 use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
-use crate::world::Parted;
 
 declare! {
     /// `create`
@@ -73,16 +72,11 @@ impl Verbs {
         let given_up = self.given_up_by(name, discard_dirty)?;
         touched.extend(given_up.iter().cloned());
         self.give_up(&given_up)?;
-        let parted = discard_dirty.then(|| self.world.part_from_caches(name, true)).transpose()?;
-        let notes = parted.as_ref().map(Parted::notes).unwrap_or_default();
-        if let Err(error) = self.make_live(name) {
-            parted.into_iter().for_each(Parted::undo);
-            return Err(error);
-        }
+        self.make_live(name)?;
         self.step(Step::Resumed);
         changes.record(name, |tables| tables.table = Some(table.to_owned()))?;
         self.step(Step::Recorded);
         self.exports.add_volume(&self.world, name)?;
-        Ok(given_up.iter().map(CacheRecord::farewell).chain(notes).collect())
+        Ok(given_up.iter().map(CacheRecord::farewell).collect())
     }
 }

@@ -235,30 +235,16 @@ impl Verbs {
                 return Err(self.serve_on(swap, error));
             }
         };
-        let parted = match self.world.part_from_caches(swap.name, swap.allowed.discard_dirty) {
-            Ok(parted) => parted,
-            Err(error) => {
-                self.put_back_caches(swap.name, &caches_before, &touched);
-                return Err(self.go_back(&changes, before, error));
-            }
-        };
-        notes.extend(parted.notes());
         let old = self.world.volume(swap.name)?.live_table();
-        self.step(Step::Recorded);
-        let started = |changes: &Changes| {
-            self.step(Step::Started);
-            // Retried below.
-            drop(changes.record_fact(after.clone()));
-        };
-        let also_lost = match unless_lost(self.bring_live(&changes, swap.name, started)) {
-            Ok(also_lost) => also_lost,
+        let (also_lost, parted) = match self.start_new(&changes, swap.name, &after) {
+            Ok(started) => started,
             Err(error) => {
-                parted.undo();
                 self.put_back_caches(swap.name, &caches_before, &touched);
                 return Err(self.go_back(&changes, before, error));
             }
         };
         self.step(Step::Resumed);
+        notes.extend(parted);
         if lost.is_none() && also_lost.is_none() {
             self.record_left(swap.name, old.as_deref());
         }
@@ -268,6 +254,30 @@ impl Verbs {
         notes.iter().for_each(|note| tracing::warn!("{}: {note}", swap.name));
         notes.extend(ended);
         lost.or(also_lost).map_or(Ok(notes), Err)
+    }
+
+    /// Steps 5 to 7: backing devices are detached, the new table starts, and that is recorded.
+    /// Answers what was lost, if anything, and what became of the backing devices.
+    fn start_new(
+        &self,
+        changes: &Changes,
+        name: &str,
+        after: &Record,
+    ) -> Outcome<(Option<ConfigError>, Vec<String>)> {
+        let parted = self.world.part_from_caches(name)?;
+        self.step(Step::Recorded);
+        let started = |changes: &Changes| {
+            self.step(Step::Started);
+            // Retried by the caller.
+            drop(changes.record_fact(after.clone()));
+        };
+        match unless_lost(self.bring_live(changes, name, started)) {
+            Ok(lost) => Ok((lost, parted.notes())),
+            Err(error) => {
+                parted.undo();
+                Err(error)
+            }
+        }
     }
 
     /// Makes the loaded table live, if there is one, with all recorded parts beneath, and admits
@@ -304,10 +314,11 @@ impl Verbs {
         // A suspended cache does not write back.
         self.world.resume_live(swap.name)?;
         let mut left = dirty_sectors(&volume);
-        while left > 0 {
+        loop {
+            // Also if nothing is dirty: the origin may not say so yet.
             self.drain_caches(swap.name, caller)?;
             let before = std::mem::replace(&mut left, dirty_sectors(&volume));
-            if left > before / 2 {
+            if left == 0 || left > before / 2 {
                 break;
             }
         }
@@ -438,8 +449,7 @@ impl Verbs {
     /// Refuses a table that writes to a backing device of bcache without its cache, unless the swap
     /// leaves the set.
     fn refuse_leaving_sets(&self, swap: &Swap<'_>) -> Outcome<()> {
-        let Allowed { flush, discard_dirty, .. } = swap.allowed;
-        self.world.refuse_attached_beneath_swap(swap.name, flush, discard_dirty)
+        self.world.refuse_attached_beneath_swap(swap.name, swap.allowed.flush)
     }
 
     /// Makes the old table serve again after a refusal. Returns the error for the caller.

@@ -104,7 +104,10 @@ fn extents_out_of_order_and_too_many_are_refused() {
 proptest! {
     #[test]
     fn any_extents_read_as_they_were_placed(
-        lengths in proptest::collection::vec((0..3_u32, 0..40_u64, 1..200_u64, any::<bool>()), 0..300),
+        lengths in proptest::collection::vec(
+            (0..3_u32, 0..40_u64, 1..200_u64, any::<bool>()),
+            0..300,
+        ),
     ) {
         let superblock = superblock(4096, 16);
         let mut image = Vec::new();

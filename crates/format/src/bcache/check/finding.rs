@@ -187,12 +187,12 @@ impl fmt::Display for Finding {
             }
             Finding::StaleDirty { key, behind } => write!(
                 f,
-                "extent {key:?}: found its bucket reused {behind} times: its data is lost"
+                "extent {key:?}: its bucket was reused (generation + {behind}): its data is lost"
             ),
             Finding::TooStale { key, behind } => write!(
                 f,
-                "extent {key:?}: found its bucket reused {behind} times, expected at most \
-                 {STALE_MAX}"
+                "extent {key:?}: its bucket was reused: found generation + {behind}, expected at \
+                 most + {STALE_MAX}"
             ),
             Finding::DataUnreadable { sectors } => {
                 write!(f, "data: found {sectors} dirty sectors that cannot be read: they are lost")

@@ -7,8 +7,10 @@
 //! All other sectors are sound: the cache has them dirty and readable, or does not need to have
 //! them. A damaged node leaves all that lies in its range suspect, but for what open entries of the
 //! journal say: they are newer than the tree. Without an entry of the journal everything is
-//! suspect. Without priorities nothing is, but for what the journal has as dirty: it may have been
-//! moved since, and only the generation of its bucket would tell.
+//! suspect; but a key whose pointer leads nowhere (in a leaf or an entry) or whose range is
+//! impossible (in an entry) leaves only what it covers suspect. Without priorities nothing is, but
+//! for what the journal has as dirty: it may have been moved since, and only the generation of its
+//! bucket would tell.
 //!
 //! Whether the cache had anything at all that a backing device lacks, that device's state says: its
 //! suspect sectors count only if the state is neither clean nor none.
@@ -132,7 +134,8 @@ pub(super) fn gone(loaded: &Loaded, geometry: &Geometry, extents: &[Key]) -> Vec
     extents.iter().filter(is_gone).map(range_of).collect()
 }
 
-/// What the damage that a check found took with it, [`gone`] included, except for data that cannot be read.
+/// What the damage that a check found took with it, [`gone`] included, except for data that cannot
+/// be read.
 pub(super) fn of_damage(
     report: &Report,
     loaded: &Loaded,

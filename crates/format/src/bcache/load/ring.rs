@@ -1,20 +1,21 @@
-//! Reads the ring of the journal, and tells what a power cut leaves from damage.
+//! Reads the ring of the journal, and distinguishes a torn entry from damage.
 //!
 //! Entries are written one after the other, each when the one before it is durable, into the place
 //! behind the one before it or the beginning of the next bucket. So a power cut leaves at most one
 //! entry in part: the one behind the newest, in one of these two places. Its header lies in one
-//! sector, which a device writes as a whole, and no one reads an entry but by its checksum. Hence:
+//! sector, which a device writes as a whole, and readers accept an entry only if its checksum
+//! matches. Hence:
 //!
 //! - *Torn* is what lies in such a place, has the magic and the number behind the newest, and a
 //!   checksum of other bytes.
-//! - Whatever else claims a number that may count, and is not among the entries that do, is damage.
-//!   An entry that is sound but for its magic or number was whole once; so was what lies in front of
-//!   a sound entry that counts.
+//! - Any other bytes whose number is `last_seq` or higher, and not that of a sound entry that
+//!   counts, are damage. An entry that is sound but for its magic or number was whole once; so was
+//!   what lies in front of a sound entry that counts.
 //! - What claims a number before the oldest that counts, or that of an entry that is there, is of
 //!   an earlier lap, or was torn in an earlier session. It is of no interest.
 //!
-//! On a cache that discards buckets the oldest entries may be missing. Each damaged entry may be one
-//! of them if any is missing, whatever its number says.
+//! On a cache that discards buckets the oldest entries may be missing. Each damaged entry may be
+//! one of them if any is missing, regardless of its number.
 
 use std::ops::Range;
 

@@ -99,7 +99,7 @@ fn the_oldest_entries_may_be_gone_with_their_bucket_where_buckets_are_discarded(
     let at = entry_of(&image, 100);
     image[at..at + BYTES].fill(0);
     let said = refusal(&image);
-    assert_eq!(said, "journal: journal: found no entry 103, expected all from 103 to 110");
+    assert_eq!(said, "journal: found no entry 103, expected all from 103 to 110");
     let image = discarding(image);
     let (_, loaded) = read(&image).expect("they were discarded");
     assert_eq!(loaded.ring.discarded, Some(103..108));

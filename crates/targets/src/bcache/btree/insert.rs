@@ -29,7 +29,7 @@ use crate::bcache::buckets::Buckets;
 /// Bytes of a key to a child.
 const CHILD_BYTES: usize = 24;
 
-/// A leaf that takes no key of what lies behind it would take none for ever.
+/// A plan with a leaf that takes no key would loop without progress.
 const TAKES: &str = "the last leaf reaches the highest position, and no key lies behind it";
 
 /// There are not enough free buckets to replace even one leaf.
@@ -203,8 +203,8 @@ impl Tree {
         self.geometry.node_sectors() as usize * SECTOR_BYTES
     }
 
-    /// Bytes of the largest node of each level above the leaves. A set may have nodes of other sizes
-    /// than this version makes.
+    /// Bytes of the largest node of each level above the leaves. A set may have nodes of other
+    /// sizes than this version makes.
     fn widest(&self) -> Vec<usize> {
         let widest = |level: &Vec<Node>| level.iter().map(Node::capacity).max().unwrap_or(0);
         self.levels[1..].iter().map(widest).collect()
@@ -332,7 +332,7 @@ impl Tree {
         }
     }
 
-    /// Tells the nodes of a level what became of their children.
+    /// Tells the nodes of a level which fresh nodes replace their children.
     fn tell_level(
         &mut self,
         level: usize,

@@ -12,7 +12,9 @@
 //! B3. The extents of a leaf are in order, do not overlap, and lie between the position of the leaf
 //!     before it and its own. Each leads to a bucket. Holes are where no extent is.
 //! B4. What a leaf has in memory is what its sets on the device amount to, with the open entries of
-//!     the journal over them, once the writes that were planned have ended.
+//!     the journal over them, once the writes that were planned have ended. A session that empties
+//!     buckets also lays the keys over it that are still to enter (`Set::holes_for`): the leaves on
+//!     the device get these by the plans that follow.
 //!
 //! Memory: 24 bytes for an extent, 64 for a node.
 

@@ -14,7 +14,7 @@
 //! - Before 4: nothing leads to the fresh nodes. Of an appended set the head is there or not, since
 //!   the drive writes one block of its own whole. If it is not, the block there has the sequence of
 //!   something else, and the log ends where it ended before. If it is, the tail is durable. So no
-//!   power cut leaves a part of a set, which a kernel takes for damage of the whole set of devices.
+//!   power cut leaves a part of a set, on which a kernel shuts the cache set down.
 //! - After 4 of the leaves: each leaf has its old or its new keys, independently of others. Keys of
 //!   leaves are put there for two reasons: the journal has them, and has them still; or dirty keys
 //!   become clean, and each does so by itself.

@@ -9,8 +9,11 @@
 //!     at the next opening. After a crash the priorities on the device may be behind by that; none
 //!     of their generations ever makes a stale pointer live, because a live key of each older
 //!     generation would have kept the bucket from being free.
-//! K3. A bucket whose oldest stale pointer is [`STALE_MAX`] generations old is never taken: the
-//!     kernel takes more for damage.
+//! K3. No pointer to a bucket becomes more than [`STALE_MAX`] generations old: the kernel takes
+//!     more for damage, and from 129 on it would pass for a newer one. A use raises the generation
+//!     twice, as a bucket is taken and as its node is replaced. Counted are the pointers of
+//!     extents, of the journal, and of all keys of the nodes above the leaves: those to replaced
+//!     children stay there until their node is replaced.
 //! K4. The counts are those of the tree in memory. They run ahead of the device while a plan is
 //!     written; [`Buckets::refill`] and [`Buckets::records`] are called when none is.
 
@@ -77,7 +80,7 @@ impl Buckets {
         self.buckets[bucket as usize].is_metadata = true;
     }
 
-    /// A key of a leaf or of the journal as it is on the device, live or stale.
+    /// A key of a node or of the journal as it is on the device, live or stale.
     pub fn mark_seen(&mut self, key: &Key) {
         let Some(pointer) = key.cached_at() else { return };
         let at = self.bucket_of(pointer);
@@ -135,6 +138,7 @@ impl Buckets {
         let state = &mut self.buckets[bucket as usize];
         debug_assert!(state.live == 0 && !state.is_metadata, "K1");
         state.generation = state.generation.next();
+        state.oldest = state.oldest.saturating_add(1);
         (state.is_free, state.is_metadata) = (false, true);
         self.has_changed = true;
         Some(Pointer::new(self.geometry.sector_of(bucket), state.generation))
@@ -185,7 +189,7 @@ impl Buckets {
         for at in self.geometry.usable().rev() {
             let bucket = &mut self.buckets[at as usize];
             let is_empty = bucket.live == 0 && !bucket.is_metadata;
-            if is_empty && !bucket.is_free && bucket.oldest < STALE_MAX {
+            if is_empty && !bucket.is_free && bucket.oldest.saturating_add(2) <= STALE_MAX {
                 bucket.is_free = true;
                 self.free.push(at);
             }

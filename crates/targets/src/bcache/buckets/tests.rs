@@ -1,5 +1,5 @@
 use cairn_format::bcache::priorities::{METADATA, Record};
-use cairn_format::bcache::{Generation, Geometry, Key, Pointer};
+use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
 use super::Buckets;
 
@@ -52,9 +52,25 @@ fn a_bucket_with_a_pointer_that_is_too_old_is_not_taken() {
     let mut buckets = buckets();
     (2..128).for_each(|bucket| buckets.mark_metadata(bucket));
     let oldest = |age: u8| 5_u8.wrapping_sub(age);
-    buckets.mark_seen(&key(128, 8, oldest(95)));
-    buckets.mark_seen(&key(129, 8, oldest(96)));
+    buckets.mark_seen(&key(128, 8, oldest(94)));
+    buckets.mark_seen(&key(129, 8, oldest(95)));
     assert_eq!(freed(&mut buckets), [128]);
+}
+
+#[test]
+fn a_bucket_that_nodes_use_in_turn_is_given_up_before_a_pointer_is_too_old() {
+    let mut buckets = buckets();
+    (3..130).for_each(|bucket| buckets.mark_metadata(bucket));
+    let mut first = None;
+    for _ in 0..200 {
+        buckets.refill();
+        let Some(taken) = buckets.take_for_metadata() else { break };
+        first.get_or_insert(taken);
+        buckets.node_replaced(taken);
+    }
+    let first = first.expect("it was free").generation();
+    let now = buckets.records()[2].generation;
+    assert_eq!(now.age_of(first), Age::Stale(STALE_MAX - 1));
 }
 
 #[test]

@@ -1,30 +1,29 @@
 //! The journal's ring: where the next entry goes, and which entries count.
 //!
 //! An entry is *open* while a key of it may be in no leaf, durably. Entries without keys are never
-//! open: what they name (root, priorities) is named by each later one as well.
+//! open: what they name (root, priorities, array of uuids) is named by each later one as well.
 //!
 //! # Invariants
 //! J1. Entries are numbered without a gap. An entry is written once the one before it is durable.
 //! J2. A bucket of the ring is written to from its beginning only when no entry in it counts. A
 //!     session begins in the bucket behind that of the newest entry, as the kernel's does; if
 //!     entries there count, it goes on behind the newest entry.
-//! J3. An entry counts up to the last one that is durable and says that it does not. Each entry
-//!     that is written, for whatever reason, says so of all before the oldest open one: of all but
-//!     itself, if none is open.
+//! J3. An entry counts until a later durable entry has a `last_seq` above its number. The
+//!     `last_seq` of each entry is the number of the oldest open one: its own, if none is open.
 //! J4. An entry is durable when its write and the flushes around it have ended (R14). It is written
 //!     after a flush, with FUA: what it names was written before.
 //! J5. An entry that is open or leaves others open leaves room for one more, without keys. So the
 //!     entry that says that none is open can always be written.
 //!
-//! # Why a session comes on with a full ring
+//! # Why a session makes progress with a full ring
 //! Room is what J3 frees and J5 spares. Which entries are open, and until when:
 //!
 //! - *Nothing is open* in a batch, unless buckets are emptied. Each entry then frees all before it,
 //!   so that a ring of two buckets takes any number of fresh roots.
 //! - *Holes* of emptied buckets (R5, R6) are open until they are in leaves. They enter before all
 //!   else, and nodes of the same size replace those without room (`btree::insert`), so that this
-//!   takes no more buckets than it gives back, and at most one entry, of a fresh root, for each leaf
-//!   that gets holes. The last of these entries frees all.
+//!   takes no more buckets than it gives back, and at most one entry, of a fresh root, for each
+//!   leaf that gets holes. The last of these entries frees all.
 //! - *What a session found* is open until it is in leaves (`set::session`). If the ring has room
 //!   for one entry for each leaf, it enters as a whole. Otherwise it enters in parts, the oldest
 //!   entries first; the entry that names the root of a part that is in leaves frees what that came
@@ -32,7 +31,9 @@
 //!   the free buckets have room for at once.
 //!
 //! What is left: a part of the found entries that needs more fresh roots, or holes, than the ring
-//! has room for. No more is written then; the set stays as it is, and says so.
+//! has room for. The session ends with [`NoEntry::Full`]. The superblock and some leaves have
+//! changed by then, but each entry whose keys may be in no leaf still counts: the next opening
+//! replays it, to the same effect.
 //!
 //! A power cut leaves the entry, or a part of it, which its checksum tells. Then the one before it
 //! is the newest, and all that it names is still there.
@@ -159,7 +160,7 @@ impl Journal {
         self.newest.priorities = first_bucket;
     }
 
-    /// The entries from now on name this array of uuids, in the layout of today. Answers the old
+    /// The entries from now on name this array of uuids, in the 128-byte layout. Answers the old
     /// one.
     pub fn name_uuids(&mut self, uuids: Key) -> Key {
         self.newest.has_long_uuids = true;

@@ -1,8 +1,8 @@
 //! The set in memory: tree, buckets, journal and volumes of one cache.
 //!
 //! `device` is the cache device; `open` reads the set, and writes nothing; `session` changes it on
-//! the device; `replay` is what it found in the journal; `priorities` writes what became of the
-//! buckets; `uuids` takes a volume out.
+//! the device; `replay` is what it found in the journal; `priorities` writes the generations and
+//! priorities of the buckets; `uuids` takes a volume out.
 
 mod device;
 mod open;
@@ -38,8 +38,8 @@ pub(super) struct Set {
     priorities: Vec<u64>,
     /// What the journal has that leaves may not have, until a session has written it there.
     replay: Option<Replay>,
-    /// The oldest entry of the journal that this session wrote and that has holes which may be in no
-    /// leaf.
+    /// The oldest entry of the journal that this session wrote and that has holes which may be in
+    /// no leaf.
     open_holes: Option<u64>,
 }
 

@@ -22,6 +22,8 @@ use crate::bcache::journal::Journal;
 /// Takes nodes and extents as they come: those of a level are in order.
 struct Collector {
     levels: Vec<Vec<Node>>,
+    /// The keys of the nodes above the leaves, stale ones too.
+    above: Vec<Key>,
 }
 
 impl Visitor for Collector {
@@ -36,6 +38,9 @@ impl Visitor for Collector {
         }
         if let Some(before) = self.levels[0].last_mut() {
             before.shrink();
+        }
+        if level > 0 {
+            self.above.extend(node.sets().iter().flat_map(|set| set.keys()).flatten());
         }
         // A node without a sound set is a fault, which ended all.
         let seq = node.seq().unwrap_or_default();
@@ -58,7 +63,7 @@ pub(in super::super) async fn open(
     superblock: CacheSuperblock,
 ) -> Result<Set, ConfigError> {
     let argument = &cache.device().argument;
-    let mut collector = Collector { levels: Vec::new() };
+    let mut collector = Collector { levels: Vec::new(), above: Vec::new() };
     let mut source = DiskSource { env, device: cache.device() };
     let loaded = match load(&mut source, &superblock, &mut collector).await {
         Ok(loaded) => loaded,
@@ -71,17 +76,20 @@ pub(in super::super) async fn open(
     if let Some(torn) = &loaded.torn {
         tracing::info!("{argument}: a last entry was being written when the power failed: {torn}");
     }
-    assemble(superblock, loaded, collector.levels).map_err(|detail| {
+    assemble(superblock, loaded, collector).map_err(|detail| {
         let detail = format!("{detail}; see: cairn check {argument}");
         ConfigError::new(ConfigKind::Damaged, argument, detail)
     })
 }
 
-/// The set of what was read; or what of it contradicts itself.
+/// The set of what was read.
+///
+/// # Errors
+/// The first contradiction.
 fn assemble(
     superblock: CacheSuperblock,
     loaded: Loaded,
-    levels: Vec<Vec<Node>>,
+    Collector { levels, above }: Collector,
 ) -> Result<Set, String> {
     let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
     let mut buckets = Buckets::new(geometry, &loaded.buckets);
@@ -91,7 +99,7 @@ fn assemble(
     let of = |key: &Key| key.cached_at().map(|pointer| geometry.bucket_of(pointer.sector()));
     let structures = tree.nodes().chain([loaded.newest.uuids]).filter_map(|key| of(&key));
     structures.for_each(|bucket| buckets.mark_metadata(bucket));
-    loaded.journal.iter().for_each(|key| buckets.mark_seen(key));
+    loaded.journal.iter().chain(&above).for_each(|key| buckets.mark_seen(key));
     let gone = tree.keep_live(&mut buckets)?;
     let journaled = loaded.journaled(&geometry);
     refuse_lost(&gone, &journaled, &buckets)?;
@@ -122,7 +130,7 @@ fn refuse_lost(gone: &[Key], journaled: &[Key], buckets: &Buckets) -> Result<(),
     let mut left = Vec::new();
     overlay(gone, journaled, &mut left);
     match left.iter().find(|key| key.is_dirty() && buckets.is_stale(key)) {
-        Some(key) => Err(format!("extent {key:?}: found its bucket reused: its data is lost")),
+        Some(key) => Err(format!("extent {key:?}: its bucket was reused: its data is lost")),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Priorities: what became of the buckets in a session, for the next opening.
+//! Priorities: the generations and priorities of the buckets after a session, for the next opening.
 //!
 //! P1. They are written when no plan is: the generation of a bucket whose node was replaced is not
 //!     on the device before the set of its parent that says so.

@@ -4,7 +4,8 @@
 //! # Invariants
 //! Y1. The parts are of entries in order, the oldest first. Their keys are those that no later
 //!     entry overwrites, so they overlap nowhere, and what the leaves show never goes back in time.
-//!     A stale key of a later part takes the place of older keys, too, though it enters no leaf.
+//!     A stale key of a later part takes the place of older keys, too: a clean one enters as a
+//!     hole, a dirty one enters no leaf.
 //! Y2. A part leaves once its keys are in leaves, durably. Then only the entries from the next part
 //!     on are open. A part is of whole buckets of the ring, so that one at least is free then.
 //! Y3. Holes that are made during the replay are laid over all parts: no key that enters a leaf
@@ -101,7 +102,7 @@ fn first_of(entries: &[Located], keys: &[Key]) -> Option<usize> {
     Some(first)
 }
 
-/// What of keys lies outside of others. Both are in order and do not overlap.
+/// The parts of `keys` that `others` do not cover. Both are in order and do not overlap.
 fn without(keys: &[Key], others: &[Key]) -> Vec<Key> {
     let (mut left, mut others) = (Vec::with_capacity(keys.len()), others.iter().peekable());
     for key in keys {

@@ -7,26 +7,27 @@
 //! 4. Keys that become clean enter the leaves, batch by batch. They are not in the journal: losing
 //!    them leaves dirty keys to the same data.
 //! 5. The priorities (`priorities`), and the entry that names them and says that nothing before it
-//!    counts.
+//!    counts. If a volume leaves the set ([`Session::forget_volume`]), the array of uuids without
+//!    it (`uuids`) is written before the priorities, and the same entry names it.
 //!
 //! # What a crash leaves
 //! - Before 3: the journal as it was found, over leaves that have some of its keys already. It is
 //!   replayed again, to the same effect.
 //! - Before the end of 4: each key dirty or clean.
-//! - Before 5: the priorities of the session before.
+//! - Before the entry of 5: the priorities, and the array of uuids, of the session before.
 //!
 //! # A full set
 //! A leaf without room needs free buckets. If there are too few even to replace it, and the nodes
 //! above it, by nodes that are as large, buckets that have only clean data are emptied
 //! ([`Session::insert`] does so by itself): an entry of the journal makes their extents holes,
 //! durably. Then no key that counts leads to them, and the requests that had found them end. The
-//! holes enter the leaves before all else, so that the entry is open for a short time. A bucket that
-//! holds data counts as clean once the keys of its data are to enter as clean ones, since their data
-//! is durable on the backing device by then.
+//! holes enter the leaves before all else, so that the entry is open for a short time. A bucket
+//! that holds data counts as clean once the keys of its data are to enter as clean ones, since
+//! their data is durable on the backing device by then.
 //!
 //! # A full ring
 //! What is found enters in parts if the ring lacks room (`replay`); an entry without keys between
-//! them frees what the part before it came from. See `journal` for why this comes on.
+//! them frees what the part before it came from. See `journal` for why this makes progress.
 
 use std::sync::Arc;
 

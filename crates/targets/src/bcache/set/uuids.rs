@@ -22,7 +22,8 @@ struct Array {
 
 impl Session<'_> {
     /// Takes a volume out of the array, durably. False if the set has no room for the new array, or
-    /// does not know the volume: then nothing has changed.
+    /// does not know the volume: then the array is unchanged, but a session has begun, which writes
+    /// the superblock and replays the journal.
     ///
     /// # Errors
     /// The set cannot be written.

@@ -11,7 +11,8 @@ use futures_util::stream::{self, StreamExt};
 
 use crate::bcache::volume::Bcache;
 
-/// A batch has at most so many keys, and so many sectors, and is sealed after this time.
+/// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
+/// write with its last one as well. It is sealed after this time.
 const BATCH_KEYS: usize = 20_000;
 const BATCH_SECTORS: u64 = (256 << 20) / 512;
 const BATCH_TIME: Duration = Duration::from_secs(2);
@@ -44,7 +45,7 @@ fn range_of(run: &[Key]) -> SectorRange {
     SectorRange::between(Sector(run[0].start()), Sector(run[run.len() - 1].end()))
 }
 
-/// The first of these extents: a batch at most, and what is one write with the last of them.
+/// The first of these extents, up to a full batch, plus those that are one write with the last.
 fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>) -> Vec<Key> {
     let (mut keys, mut sectors) = (Vec::new(), 0);
     while keys.len() < BATCH_KEYS && sectors < BATCH_SECTORS {
@@ -64,7 +65,7 @@ fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>) -> Vec<Key> {
 }
 
 impl Bcache {
-    /// The next dirty extents from a sector on, in order: a batch at most.
+    /// The next dirty extents from a sector on, in order: one batch.
     pub(super) fn next_dirty(&self, from: u64) -> Vec<Key> {
         let set = self.set.lock();
         let Some(set) = set.as_ref() else { return Vec::new() };

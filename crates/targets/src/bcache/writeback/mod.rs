@@ -7,8 +7,8 @@
 //! 3. The backing device is flushed.
 //! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until nothing is
 //!    dirty.
-//! 5. The session ends: the priorities are written, and the journal forgets what 4 may have put into
-//!    it, durably.
+//! 5. The session ends: the priorities are written, and the journal forgets what 4 may have put
+//!    into it, durably.
 //! 6. The superblock of the backing device says that it is clean, with FUA (R11).
 //!
 //! # What a crash leaves
@@ -21,9 +21,9 @@
 //! # Failures
 //! A failed flush of the backing device may have dropped all writes since the last one, of this
 //! batch and of others (R2): the batch counts only if the device's failure count is what it was
-//! before the batch's first write. A batch that does not count stays dirty; the next drain copies
-//! it again from the cache. A failure of the cache device ends writing until the set is opened
-//! again.
+//! before the batch's first write. After a copy or a flush that fails, the whole batch stays dirty,
+//! also what was copied of it; the next drain copies it again from the cache. A failure of the
+//! cache device ends writing until the set is opened again.
 //!
 //! A batch is sealed by keys, bytes or time, or early by a suspend; so a suspend waits for the
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
@@ -51,7 +51,7 @@ enum Undrained {
     #[error("a suspend began")]
     Suspending,
     /// A device failed while data was copied or flushed.
-    #[error("copying failed: {0}; what was not copied is dirty still")]
+    #[error("copying failed: {0}; the extents of this batch stay dirty")]
     Copy(IoError),
     /// The set cannot be written.
     #[error(transparent)]

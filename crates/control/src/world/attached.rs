@@ -7,8 +7,8 @@
 //! - A1. A table that writes to such a device, other than by a line that serves it with its set, is
 //!   not made live. `cairn flush --detach` is the way out.
 //! - A2. A swap from the table with the set detaches the device after a drain, before the new table
-//!   starts. If that cannot start, the superblock is written as it was, so that the old table can be
-//!   live again. No table has written to the device between the two.
+//!   starts. If that cannot start, the superblock is written as it was, so that the old table can
+//!   be live again. No table has written to the device between the two.
 //! - A3. No option of a verb gives up what only the cache has: `cairn flush --detach
 //!   --discard-dirty=SET` does, which takes the UUID of the set.
 //!

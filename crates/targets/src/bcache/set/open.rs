@@ -130,7 +130,7 @@ fn refuse_lost(gone: &[Key], journaled: &[Key], buckets: &Buckets) -> Result<(),
     let mut left = Vec::new();
     overlay(gone, journaled, &mut left);
     match left.iter().find(|key| key.is_dirty() && buckets.is_stale(key)) {
-        Some(key) => Err(format!("extent {key:?}: its bucket was reused: its data is lost")),
+        Some(key) => Err(format!("extent {key:?}: found its bucket reused: its data is lost")),
         None => Ok(()),
     }
 }

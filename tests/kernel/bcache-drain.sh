@@ -1,10 +1,10 @@
 #!/bin/bash
 # The real kernel and cairn take turns on the same sets of bcache:
 #  1. the kernel makes sets with dirty data in leaves and in the journal; one loses its power
-#  2. cairn drains one of them in part: --timeout and Ctrl-C end it, or a kill does. The kernel reads
-#     the set as it is, writes on, and writes back what is left
-#  3. cairn reads the others --read-only, without changing a byte, then drains them; a golden set with
-#     a deep tree, and one whose ring wrapped, are drained as well
+#  2. cairn drains one of them in part: --timeout and Ctrl-C end it, or a kill does. The kernel
+#     reads the set as it is, writes on, and writes back what is left
+#  3. cairn reads the others --read-only, without changing a byte, then drains them; a golden set
+#     with a deep tree, and one whose ring wrapped, are drained as well
 #  4. the kernel reads each backing device alone, attaches the set again, finds it clean with the
 #     same content, and writes on
 #  5. cairn reads what the kernel wrote, drains that, and detaches the backing devices
@@ -54,7 +54,8 @@ clean='clean: every block is on the origin'
 
 # dirty_of NAME: how many sectors are dirty, of a set without a finding
 dirty_of() {
-  "$CAIRN" check "$1.cache" --backing "$1.backing" --json >said || fail "check of $1: $(cat said)"
+  "$CAIRN" check "$1.cache" --backing "$1.backing" --json >said ||
+    fail "check of $1: $(cat said)" >&2
   jq '.[0].totals.dirty_sectors' said
 }
 # partly NAME MOST WHAT: some sectors are dirty, fewer than MOST, and the content is the same; how
@@ -67,13 +68,13 @@ partly() {
 }
 copy_set() { cp "$1.cache" "$2.cache" && cp "$1.backing" "$2.backing"; } # FROM TO
 # drain_until FROM TO SIGNAL COMMAND: drains TO, a copy of FROM, and sends a signal when COMMAND
-# succeeds. Fails if nothing is dirty then: the drain was faster. Its exit status is left in $status.
+# succeeds. Fails if nothing is dirty then: the drain was faster. Its exit status is left in
+# $status.
 drain_until() {
   local pid
   copy_set "$1" "$2"
-  : >drain.log
   status=0
-  "$CAIRN" flush --table "$(table "$2")" >drained 2>>drain.log &
+  "$CAIRN" flush --table "$(table "$2")" >/dev/null 2>>serve.log &
   pid=$!
   await "the drain is at its point" eval "$4 || ! kill -0 $pid 2>/dev/null"
   kill "-$3" "$pid" 2>/dev/null || true
@@ -99,17 +100,25 @@ several drain_until timed stopped INT '! cmp -s timed.backing stopped.backing'
 same "$status" 1 "exit status after Ctrl-C"
 partly stopped "$dirty" "a drain that Ctrl-C ended"
 
-# By a kill, when the drain changes the cache after its first copies: a batch enters the set. Where
-# that is too late, since all is one batch, when the first of it is copied.
-is_entering() {
-  if [ -e begun ]; then
-    ! cmp -s begun killed.cache
-  else
-    cmp -s timed.backing killed.backing || cp killed.cache begun
-    return 1
+# By a kill, when a batch is in the set and the next one is being copied: the drain changes first
+# the backing device, then the cache, then the backing device again. It stands still until the time
+# of its first batch is over. Where the next one is too fast, a second drain is killed in its first.
+is_in_set() {
+  if [ ! -e copied ]; then
+    cmp -s timed.backing killed.backing || {
+      kill -STOP "$pid"
+      cp killed.cache copied
+      sleep 2
+      kill -CONT "$pid"
+    }
+  elif [ ! -e entered ]; then
+    cmp -s copied killed.cache || cp killed.backing entered
+  elif ! cmp -s entered killed.backing; then
+    return
   fi
+  return 1
 }
-drain_until timed killed KILL is_entering ||
+drain_until timed killed KILL is_in_set ||
   several drain_until timed killed KILL '! cmp -s timed.backing killed.backing'
 same "$status" 137 "exit status after a kill"
 partly killed "$all" "a drain that was killed"
@@ -155,7 +164,7 @@ while read -r name sum; do
   alone "$name"
   same "$(sha alone)" "$after" "$name: the backing device alone, drained again"
   same "$("$CAIRN" flush --detach --table "$(table "$name")" 2>>serve.log)" "$clean
-detached: no cache counts for the origin any more" "$name: detach"
+$name.backing: detached: it belongs to no set" "$name: detach"
   expect 0 "$CAIRN" probe "$name.backing"
   "$CAIRN" check "$name.cache" >said || fail "check of $name.cache: $(cat said)"
   # All of it is other data than the clean extents of the cache have.

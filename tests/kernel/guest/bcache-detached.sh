@@ -32,4 +32,4 @@ while read -r name; do
   bcache_close
   losetup -d "$slow" "$fast"
 done <"$1" >detached
-if dmesg | grep -i 'bcache.*\(error\|corrupt\|bad\|invalid\)'; then exit 1; fi
+if dmesg | grep -i 'bcache.*\(error\|corrupt\|\<bad\>\|invalid\)'; then exit 1; fi

@@ -26,4 +26,4 @@ while read -r name; do
   bcache_close
   losetup -d "$slow" "$fast"
 done <"$1" >continued
-if dmesg | grep -i 'bcache.*\(error\|corrupt\|bad\|invalid\)'; then exit 1; fi
+if dmesg | grep -i 'bcache.*\(error\|corrupt\|\<bad\>\|invalid\)'; then exit 1; fi

@@ -1,7 +1,7 @@
 # Inside the kernel: make sets. For each case "NAME BUCKET BLOCK" in the file $1, with blank images
 # NAME.cache and NAME.backing beside it, leave a set in writeback mode whose dirty data lies in
-# leaves and in the journal, stopped cleanly. The case `many` has 8192 dirty extents of one sector, no
-# two of which touch. The last case is left as a power cut leaves it. Prints to the file `made`:
+# leaves and in the journal, stopped cleanly. The case `many` has 8192 dirty extents of one sector,
+# no two of which touch. The last case is left as a power cut leaves it. Prints to the file `made`:
 # "NAME SHA256".
 # shellcheck shell=bash
 . "$tests/kernel/lib.sh"

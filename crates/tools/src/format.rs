@@ -22,7 +22,7 @@ use super::source::{OwnRemainder, Source, refuse_unless_blank};
 use super::thin::output::Leave;
 use super::{bcache, dirty, snapshot, thin};
 use crate::args::{
-    FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
+    FormatBcacheArgs, FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
     FormatWritecacheArgs, LeaveArgs, bytes,
 };
 
@@ -39,7 +39,9 @@ pub fn run(command: &FormatCommand) -> Outcome<u8> {
         FormatCommand::Snapshot(args) => format_snapshot(args),
         FormatCommand::ThinPool(args) => format_thin_pool(args),
         FormatCommand::PoolData(args) => format_pool_data(args),
-        FormatCommand::Bcache(args) => bcache::format::run(args),
+        FormatCommand::Bcache(args) => {
+            bcache::format::run(args, |sources| make_way_for_set(args, sources))
+        }
     }
 }
 
@@ -93,6 +95,19 @@ fn format_pool_data(args: &FormatPoolDataArgs) -> Outcome<u8> {
     stdout::print(&format!("{}: blank\n", source.name))
 }
 
+/// Makes all devices of a set blank, if all of them may be.
+fn make_way_for_set(args: &FormatBcacheArgs, sources: &[&Source]) -> Outcome<()> {
+    let way_on = way_on("bcache", &bcache::format::command(args), "");
+    let judged: Vec<bool> = sources
+        .iter()
+        .map(|source| is_in_the_way(source, args.leave, (0, |_| false), &way_on))
+        .collect::<Outcome<_>>()?;
+    for (source, _) in sources.iter().zip(judged).filter(|(_, is_in_the_way)| *is_in_the_way) {
+        source.make_blank(0)?;
+    }
+    Ok(())
+}
+
 /// Makes the range from a start sector on blank; one that is not blank needs `--yes`.
 fn make_way(
     source: &Source,
@@ -110,7 +125,7 @@ fn make_way(
 ///
 /// # Errors
 /// It is not given, or the range has dirty data.
-pub fn is_in_the_way(
+fn is_in_the_way(
     source: &Source,
     leave: LeaveArgs,
     (start_sector, is_own_remainder): (u64, OwnRemainder),

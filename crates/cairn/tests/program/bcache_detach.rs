@@ -148,7 +148,7 @@ fn no_verb_gives_up_the_dirty_data_of_a_set() {
     let script = format!("cairn replace disk --discard-dirty --table '{BARE}'; echo $?; {sum}");
     for own in [&[][..], &["--guest-sets"]] {
         let table = format!("disk={CACHED}");
-        let args = [&["--table", table.as_str()], own].concat();
+        let args = [&["--state", "state", "--table", table.as_str()], own].concat();
         let ran = place.serve_run(&args, &script);
         assert_eq!(ran.out, format!("1\n{before}\n"), "{ran:?}");
         assert!(ran.err.contains("--flush drains the cache and detaches the device"), "{ran:?}");
@@ -166,8 +166,9 @@ fn a_volume_is_no_backing_device_of_a_set_that_may_be_written() {
         "v=0 16368 bcache @lower wb_stop.cache 0",
     ];
     let guests = [&["serve", "--guest-sets"], &tables[..], &["--run", "true"]].concat();
-    let line = place.cairn(&guests).refused(1);
-    assert!(line.contains("@lower: backing: found a volume, expected a file"), "{line}");
+    let ran = place.cairn(&guests);
+    let line = "cairn: v: @lower: backing: found a volume, expected a file";
+    assert!(ran.code == 1 && ran.err.contains(line), "{ran:?}");
     place.serve_run(&[&["--read-only"], &tables[..]].concat(), "true").ok();
 }
 
@@ -200,18 +201,21 @@ fn without_its_cache_a_backing_device_is_detached_if_nothing_is_missing() {
     let place = stopped();
     std::fs::remove_file(place.path("wb_stop.cache")).unwrap();
     let alone = "0 N bcache wb_stop.backing - 0";
-    let line = place.cairn(&["flush", "--detach", "--table", alone]).refused(1);
+    let ran = place.cairn(&["flush", "--detach", "--table", alone]);
+    assert_eq!(ran.code, 1, "{ran:?}");
     let expected = "flush: detach: wb_stop.backing: its cache has data that it lacks, how much is \
                     not known without it; --discard-dirty=";
-    let (_, rest) = line.split_once(expected).unwrap_or_else(|| panic!("{line}"));
+    let (_, rest) = ran.err.split_once(expected).unwrap_or_else(|| panic!("{ran:?}"));
     let set = rest.split(',').next().unwrap();
     let other = "00000000-0000-0000-0000-000000000001";
     let give_up = |set: &str| {
         let discard = format!("--discard-dirty={set}");
         place.cairn(&["flush", "--detach", &discard, "--table", alone])
     };
-    let line = give_up(other).refused(1);
-    assert!(line.contains(&format!("--discard-dirty: found {other}, expected {set}")), "{line}");
+    let refused = give_up(other);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    let line = format!("--discard-dirty: found {other}, expected {set}");
+    assert!(refused.err.contains(&line), "{refused:?}");
     assert_eq!(state_of(&place, "wb_stop.backing"), ("dirty".to_owned(), false));
     let out = give_up(set).ok();
     assert_eq!(out, "wb_stop.backing: inconsistent: what only its cache had is given up\n");

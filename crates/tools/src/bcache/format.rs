@@ -21,14 +21,12 @@ use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, NewBacking, NewCache, Replacement,
     SUPERBLOCK_SECTOR, Uuid,
 };
-use cairn_format::probe::blank::way_on;
 use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_outcome::stdout;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{MODES, REPLACEMENTS, of_word};
 use crate::args::{FormatBcacheArgs, bytes};
-use crate::format::is_in_the_way;
 use crate::source::Source;
 
 /// The size of buckets, in sectors, where there is room for enough of them.
@@ -55,11 +53,14 @@ struct Cache {
     superblock: CacheSuperblock,
 }
 
-/// Runs the verb.
+/// Runs the verb. `make_way` makes all devices blank, if all of them may be.
 ///
 /// # Errors
 /// A device is not blank and `--yes` is not given, is too small, or cannot be written.
-pub fn run(args: &FormatBcacheArgs) -> Outcome<u8> {
+pub fn run(
+    args: &FormatBcacheArgs,
+    make_way: impl FnOnce(&[&Source]) -> Outcome<()>,
+) -> Outcome<u8> {
     let cache = args.cache.as_deref().map(Source::write).transpose()?;
     let backings: Vec<Source> =
         args.backing.iter().map(|path| Source::write(path)).collect::<Outcome<_>>()?;
@@ -83,7 +84,7 @@ pub fn run(args: &FormatBcacheArgs) -> Outcome<u8> {
         .map(|cache| &cache.source)
         .chain(backings.iter().map(|backing| &backing.source))
         .collect();
-    make_way(args, &sources)?;
+    make_way(&sources)?;
     let superblock = cache.as_ref().map(|cache| build(cache, &backings)).transpose()?;
     for Backing { source, superblock, .. } in &backings {
         source.write_at(SUPERBLOCK_SECTOR * SECTOR_BYTES, &superblock.encode())?;
@@ -203,21 +204,8 @@ fn unfit(source: &Source, error: impl std::fmt::Display) -> ConfigError {
     ConfigError::new(ConfigKind::Argument, &source.name, error.to_string())
 }
 
-/// Makes all devices blank, if all of them may be.
-fn make_way(args: &FormatBcacheArgs, sources: &[&Source]) -> Outcome<()> {
-    let way_on = way_on("bcache", &command(args), "");
-    let judged: Vec<bool> = sources
-        .iter()
-        .map(|source| is_in_the_way(source, args.leave, (0, |_| false), &way_on))
-        .collect::<Outcome<_>>()?;
-    for (source, _) in sources.iter().zip(judged).filter(|(_, is_in_the_way)| *is_in_the_way) {
-        source.make_blank(0)?;
-    }
-    Ok(())
-}
-
 /// The words of the command behind `format bcache`.
-fn command(args: &FormatBcacheArgs) -> String {
+pub fn command(args: &FormatBcacheArgs) -> String {
     let mut words = Vec::new();
     let mut add = |option: &str, value: String| words.push(format!("{option} {value}"));
     if let Some(cache) = &args.cache {

@@ -52,8 +52,8 @@ struct Drain {
     peak: u64,
 }
 
-/// Drains so many keys as often as the settings say. The larger set is what opening is judged by: the
-/// target does more than `bench bcache` measures by its reader alone.
+/// Drains so many keys as often as the settings say. The larger set is what opening is judged by:
+/// the target does more than `bench bcache` measures by its reader alone.
 ///
 /// # Errors
 /// A set cannot be made, opened or drained.

@@ -160,6 +160,11 @@ impl Journal {
         self.newest.priorities = first_bucket;
     }
 
+    /// True if the array of uuids has the 128-byte layout.
+    pub fn has_long_uuids(&self) -> bool {
+        self.newest.has_long_uuids
+    }
+
     /// The entries from now on name this array of uuids, in the 128-byte layout. Answers the old
     /// one.
     pub fn name_uuids(&mut self, uuids: Key) -> Key {

@@ -7,8 +7,9 @@
 //! 4. Keys that become clean enter the leaves, batch by batch. They are not in the journal: losing
 //!    them leaves dirty keys to the same data.
 //! 5. The priorities (`priorities`), and the entry that names them and says that nothing before it
-//!    counts. If a volume leaves the set ([`Session::forget_volume`]), the array of uuids without
-//!    it (`uuids`) is written before the priorities, and the same entry names it.
+//!    counts. If a volume leaves the set ([`Session::forget_volume`]), or if the array of uuids has
+//!    the layout of old kernels, the new array (`uuids`) is written before the priorities, and the
+//!    same entry names it.
 //!
 //! # What a crash leaves
 //! - Before 3: the journal as it was found, over leaves that have some of its keys already. It is
@@ -70,7 +71,7 @@ pub(in super::super) struct Session<'a> {
 
 impl Session<'_> {
     /// Looks at the set, under its lock.
-    fn with<T>(&self, look: impl FnOnce(&mut Set) -> T) -> T {
+    pub(super) fn with<T>(&self, look: impl FnOnce(&mut Set) -> T) -> T {
         look(self.set.lock().as_mut().expect("a session is of an open set"))
     }
 
@@ -175,6 +176,19 @@ impl Session<'_> {
     /// # Errors
     /// The set cannot be written.
     pub async fn end(&self) -> Result<(), WriteError> {
+        let array = self.with(Set::plan_long_uuids);
+        if let Some(array) = &array {
+            self.write_array(array).await?;
+        }
+        self.write_priorities().await?;
+        if let Some(array) = &array {
+            self.with(|set| set.array_written(array));
+        }
+        Ok(())
+    }
+
+    /// Writes the priorities, if they changed, and the last entry.
+    async fn write_priorities(&self) -> Result<(), WriteError> {
         let Some(chain) = self.with(Set::plan_priorities) else {
             return self.close_journal().await;
         };

@@ -1,23 +1,27 @@
-//! The array of uuids, written again without a volume that is detached.
+//! The array of uuids, rewritten without a volume that is detached, or in the 128-byte layout.
 //!
 //! U1. It goes to a free bucket (K1), to which no key leads. The entry of the journal that names it
 //!     is written after a flush, and is the one that names the priorities with the generation of
 //!     that bucket (`priorities`). The bucket of the old array is free once that entry is durable.
+//! U2. The version of an entry says which layout the array has that it names: 0 is the 64-byte
+//!     layout of old kernels. A session on such a set rewrites the array when it ends; its entries
+//!     before that have version 0 as well. The array stays if no bucket is free, or if it has a
+//!     volume beyond the entries of the new layout.
 //!
-//! A power cut leaves the old array or the new one. The inode of the volume is never used again, so
-//! keys of it that are left lead to data that no volume has.
+//! A power cut leaves the old array or the new one. The inode of a detached volume is never used
+//! again, so keys of it that are left lead to data that no volume has.
 
 use cairn_format::bcache::uuids::{INVALIDATED, encode};
-use cairn_format::bcache::{Key, Uuid};
+use cairn_format::bcache::{Key, Pointer, Uuid};
 
 use super::{Session, Set, WriteError};
 
 /// An array to write.
-struct Array {
+pub(super) struct Array {
     sector: u64,
     bytes: Vec<u8>,
     /// The bucket of the old one.
-    replaced: Vec<u64>,
+    replaced: Option<u64>,
 }
 
 impl Session<'_> {
@@ -29,15 +33,21 @@ impl Session<'_> {
     /// The set cannot be written.
     pub async fn forget_volume(&self, uuid: Uuid, now_s: u32) -> Result<bool, WriteError> {
         self.begin().await?;
-        let planned = self.set.lock().as_mut().and_then(|set| set.plan_without(uuid, now_s));
-        let Some(Array { sector, bytes, replaced }) = planned else { return Ok(false) };
-        let written = self.cache.write_all(self.env, &[(sector, &bytes)]).await;
-        written.map_err(WriteError::Cache)?;
+        let planned = self.with(|set| set.plan_without(uuid, now_s));
+        let Some(array) = planned else { return Ok(false) };
+        self.write_array(&array).await?;
         self.end().await?;
-        if let Some(set) = self.set.lock().as_mut() {
-            set.buckets.structure_replaced(&replaced);
-        }
+        self.with(|set| set.array_written(&array));
         Ok(true)
+    }
+
+    /// Writes an array. Only the next entry of the journal makes it count.
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub(super) async fn write_array(&self, array: &Array) -> Result<(), WriteError> {
+        let written = self.cache.write_all(self.env, &[(array.sector, &array.bytes)]).await;
+        written.map_err(WriteError::Cache)
     }
 }
 
@@ -45,9 +55,26 @@ impl Set {
     /// Plans the array without a volume, if there is room for it and for the priorities.
     fn plan_without(&mut self, uuid: Uuid, now_s: u32) -> Option<Array> {
         let (inode, _) = self.volume(uuid)?;
-        let geometry = *self.superblock.geometry();
-        // An array of the old layout may have more entries than the new one has room for.
-        let beyond = self.volumes.iter().skip(geometry.uuids());
+        let at = self.place_for_array()?;
+        let entry = &mut self.volumes[inode as usize];
+        (entry.uuid, entry.invalidated) = (INVALIDATED, now_s);
+        Some(self.array_at(at))
+    }
+
+    /// Plans the array in the 128-byte layout (U2), if it has the old one and there is room for it
+    /// and for the priorities.
+    pub(super) fn plan_long_uuids(&mut self) -> Option<Array> {
+        if self.journal.has_long_uuids() {
+            return None;
+        }
+        let at = self.place_for_array()?;
+        Some(self.array_at(at))
+    }
+
+    /// A free bucket for an array, if there are enough for the priorities as well, and if each
+    /// volume has a place in the array: the old layout may have more entries than the new one.
+    fn place_for_array(&mut self) -> Option<Pointer> {
+        let beyond = self.volumes.iter().skip(self.superblock.geometry().uuids());
         if beyond.into_iter().any(|entry| !entry.is_empty()) {
             return None;
         }
@@ -58,12 +85,20 @@ impl Set {
         if self.buckets.free() < needed {
             return None;
         }
-        let at = self.buckets.take_for_metadata()?;
-        let entry = &mut self.volumes[inode as usize];
-        (entry.uuid, entry.invalidated) = (INVALIDATED, now_s);
+        self.buckets.take_for_metadata()
+    }
+
+    /// The current array, for this place. Entries of the journal name it from now on.
+    fn array_at(&mut self, at: Pointer) -> Array {
+        let geometry = *self.superblock.geometry();
         let bytes = encode(&self.volumes, geometry.meta_bytes());
         let old = self.journal.name_uuids(Key::new(0, 0, geometry.meta_sectors()).at(at));
         let replaced = old.cached_at().map(|old| geometry.bucket_of(old.sector()));
-        Some(Array { sector: at.sector(), bytes, replaced: replaced.into_iter().collect() })
+        Array { sector: at.sector(), bytes, replaced }
+    }
+
+    /// The entry that names the array is durable.
+    pub(super) fn array_written(&mut self, array: &Array) {
+        self.buckets.structure_replaced(array.replaced.as_slice());
     }
 }

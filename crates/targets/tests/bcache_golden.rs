@@ -1,11 +1,12 @@
 //! Caches that a real kernel wrote, opened by the target: the content of the volume, read-only and
-//! after a drain, and what a drain leaves on the devices.
+//! after a drain, and what a drain leaves on the devices. Two of them show what a power cut takes
+//! from the backing device of a kernel that does not flush it.
 
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;
 
 use bcache_lab::{Cache, Lab, hash, superblock_of};
-use cairn_format::bcache::{BackingState, Superblock};
+use cairn_format::bcache::{BackingState, Key, Superblock};
 use cairn_testkit::{image, manifest};
 
 /// What the manifest says of one volume.
@@ -112,5 +113,95 @@ fn a_drained_golden_set_is_clean_and_its_backing_device_alone_has_the_content() 
         let volume = again.open(&line, true);
         assert_eq!(hash(&again.read_all(&volume)), golden.sha256, "{name}: opened again");
         again.close(&volume);
+    }
+}
+
+/// Sectors of a volume in a row whose text has one tag.
+type Run = (String, std::ops::Range<u64>);
+
+/// The runs of a content, each sector of which is its text: a tag and its own number.
+fn runs(content: &[u8]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (number, sector) in (0..).zip(content.chunks(512)) {
+        let tag = String::from_utf8_lossy(&sector[..4]).into_owned();
+        let text = format!("{tag} {number:010x}\n").repeat(32);
+        assert!(sector == text.as_bytes(), "sector {number}: {tag}");
+        match runs.last_mut() {
+            Some((last, range)) if *last == tag => range.end += 1,
+            _ => runs.push((tag, number..number + 1)),
+        }
+    }
+    runs
+}
+
+fn run(tag: &str, range: std::ops::Range<u64>) -> Run {
+    (tag.to_owned(), range)
+}
+
+/// A pair of images.
+fn pair(cache: &str, backing: &str) -> Lab {
+    Lab::new(9, Some(image("bcache", cache)), Some(image("bcache", backing)))
+}
+
+/// What a volume of 16368 sectors reads as.
+fn read(lab: &Lab, words: &str) -> Vec<Run> {
+    let volume = lab.open(&format!("0 16368 bcache {words}"), true);
+    let content = lab.read_all(&volume);
+    lab.close(&volume);
+    runs(&content)
+}
+
+const TOGETHER: &str = "backing cache 0";
+/// The state of the backing devices is dirty.
+const ALONE: &str = "backing - 1 stale_ok";
+
+#[test]
+fn data_called_clean_without_a_flush_is_in_the_cache_alone_and_a_detach_shows_older_data() {
+    let lab = pair("undirty_noflush.cache", "undirty_noflush.backing-lost");
+    // The kernel fsynced and wrote back AAAA, and called it clean; the drive lost it.
+    let written = 2048..2176;
+    let cache = lab.cache();
+    let is_over = |key: &&Key| key.start() < 16 + written.end && key.end() > 16 + written.start;
+    let over: Vec<_> = cache.extents.iter().filter(is_over).collect();
+    assert!(over.len() == 1 && !over[0].is_dirty(), "{over:?}");
+    let [before, between, later] = [0..2048, 2176..6144, 6152..16368];
+    let dirty = 6144..6152;
+    let merged = read(&lab, TOGETHER);
+    assert_eq!(merged[..3], [run("INIT", before), run("AAAA", written), run("INIT", between)]);
+    let [(last, at), rest] = &merged[3..] else { panic!("{merged:?}") };
+    assert!(*at == dirty && *rest == run("INIT", later), "{merged:?}");
+    assert_eq!(read(&lab, ALONE), [run("INIT", 0..16368)]);
+    // A drain writes what is dirty, and a detach shows what is beneath the rest.
+    let lab = pair("undirty_noflush.cache", "undirty_noflush.backing-lost");
+    let detached = lab.open_and_detach(&format!("0 16368 bcache {TOGETHER}"));
+    detached.expect("no power cut").expect("it is detached");
+    let [_, backing] = lab.images();
+    let found = runs(&backing[16 * 512..]);
+    assert_eq!(found, [run("INIT", 0..6144), (last.clone(), dirty), run("INIT", 6152..16368)]);
+}
+
+#[test]
+fn a_bypass_over_dirty_data_that_the_drive_lost_shows_data_older_than_both() {
+    // AAAA was fsynced as dirty data in 2048..2176; BBBB bypassed it, and its hole is durable.
+    for (backing, expected) in [
+        ("bypass_over_dirty.backing-lost", vec![run("INIT", 0..16368)]),
+        (
+            "bypass_over_dirty.backing-kept",
+            vec![run("INIT", 0..1024), run("BBBB", 1024..2560), run("INIT", 2560..16368)],
+        ),
+    ] {
+        let lab = pair("bypass_over_dirty.cache", backing);
+        let cache = lab.cache();
+        assert_eq!(cache.extents, [], "the hole hides the dirty extent");
+        let is_dirty = |key: &&Key| key.is_dirty();
+        let hidden = cache.loaded.journal.iter().find(is_dirty).expect("it is in the journal");
+        let at = hidden.cached_at().expect("it leads to its data").sector() as usize * 512;
+        assert!(lab.images()[0][at..].starts_with(b"AAAA 0000000800\n"), "its data is there");
+        assert_eq!(read(&lab, TOGETHER), expected, "{backing}");
+        assert_eq!(read(&lab, ALONE), expected, "{backing}");
+        let lab = pair("bypass_over_dirty.cache", backing);
+        let detached = lab.open_and_detach(&format!("0 16368 bcache {TOGETHER}"));
+        detached.expect("no power cut").expect("it is detached");
+        assert_eq!(runs(&lab.images()[1][16 * 512..]), expected, "{backing}: detached");
     }
 }

@@ -213,6 +213,23 @@ fn set_state(place: &Place, backing: &str, state: BackingState) {
 }
 
 #[test]
+fn check_of_dirty_keys_exits_with_5_if_the_state_is_clean_and_3_if_it_is_none() {
+    let place = Place::new();
+    place.golden("bcache", "wb_stop.cache");
+    place.golden("bcache", "wb_stop.backing");
+    for (state, code, part) in [
+        (BackingState::Dirty, 0, "sound"),
+        (BackingState::Clean, 5, "state: found clean, and 680 dirty sectors of it in the cache"),
+        (BackingState::None, 3, "state: found none, expected dirty (the cache has 680 sectors"),
+        (BackingState::Stale, 2, "state: found inconsistent (it was used without its cache"),
+    ] {
+        set_state(&place, "wb_stop.backing", state);
+        let ran = place.cairn(&["check", "wb_stop.cache", "--backing", "wb_stop.backing"]);
+        assert!(ran.code == code && ran.out.contains(part), "{state:?}: {ran:?}");
+    }
+}
+
+#[test]
 fn no_format_overwrites_dirty_data_of_a_set_that_is_not_given_up_by_name() {
     let cases = [
         ("wb_stop.cache", None, "found a cache with 680 sectors that its backing devices do not"),

@@ -137,8 +137,15 @@ pub enum Finding {
         /// What the cache has of it.
         volume: Volume,
     },
-    /// A backing device says that it is clean, and the cache has dirty data of it.
+    /// The state of a backing device is clean, and the cache has dirty data of it.
     CleanState {
+        /// The device.
+        uuid: Uuid,
+        /// What the cache has of it.
+        volume: Volume,
+    },
+    /// The state of a backing device is none, and the cache has dirty data of it.
+    NoneState {
         /// The device.
         uuid: Uuid,
         /// What the cache has of it.
@@ -151,8 +158,8 @@ impl Finding {
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
-            Finding::Torn(_) => Severity::SoundAfterRecovery,
-            Finding::Obsolete | Finding::TooStale { .. } | Finding::CleanState { .. } => {
+            Finding::Torn(_) | Finding::CleanState { .. } => Severity::SoundAfterRecovery,
+            Finding::Obsolete | Finding::TooStale { .. } | Finding::NoneState { .. } => {
                 Severity::Repairable
             }
             Finding::NoVolume(volume) if volume.dirty_sectors == 0 => Severity::Repairable,
@@ -223,17 +230,24 @@ impl fmt::Display for Finding {
                 "backing device {uuid}: found no volume of it in the cache, which should have \
                  data that it lacks"
             ),
-            Finding::Stale { uuid, volume } => {
-                fmt_state(f, uuid, "stale (it was used without its cache, which", volume)
-            }
-            Finding::CleanState { uuid, volume } => {
-                fmt_state(f, uuid, "clean, expected dirty (the cache", volume)
-            }
+            Finding::Stale { uuid, volume } => write!(
+                f,
+                "backing device {uuid}: state: found inconsistent (it was used without its cache, \
+                 which has {} sectors that it lacks)",
+                volume.dirty_sectors
+            ),
+            Finding::CleanState { uuid, volume } => write!(
+                f,
+                "backing device {uuid}: state: found clean, and {} dirty sectors of it in the \
+                 cache, which each activation counts and a drain writes back",
+                volume.dirty_sectors
+            ),
+            Finding::NoneState { uuid, volume } => write!(
+                f,
+                "backing device {uuid}: state: found none, expected dirty (the cache has {} \
+                 sectors that it lacks)",
+                volume.dirty_sectors
+            ),
         }
     }
-}
-
-fn fmt_state(f: &mut fmt::Formatter<'_>, uuid: &Uuid, found: &str, volume: &Volume) -> fmt::Result {
-    let dirty = volume.dirty_sectors;
-    write!(f, "backing device {uuid}: state: found {found} has {dirty} sectors that it lacks)")
 }

@@ -4,8 +4,22 @@
 //! has a [`Severity`], and the worst of them is the result. Nothing is repaired here.
 //!
 //! Sound: keys of volumes that were detached, stale keys, priorities of any value, entries of the
-//! journal that are to be replayed. A part of an entry behind the newest is what a power cut
-//! leaves, and recovery leaves it out; but a damaged newest entry looks the same.
+//! journal that are to be replayed.
+//!
+//! Sound after recovery:
+//! - A part of an entry behind the newest: a power cut leaves it, and recovery leaves it out. A
+//!   damaged newest entry looks the same.
+//! - Dirty keys of a backing device whose state is clean. The kernel makes keys clean without an
+//!   entry of the journal, and does not write a leaf that is the root when it stops a set; so keys
+//!   whose data it wrote back are dirty on the device. Each activation counts the dirty sectors in
+//!   the tree and does not rely on the state; a drain writes their data back again.
+//!
+//! Not in the format, so not checked: the mark of a bucket (reclaimable, dirty, metadata), its
+//! count of used sectors, and the count of dirty sectors of each stripe. The kernel derives them
+//! from the tree when it registers a set, and keeps them in memory alone. The dirty sectors of each
+//! volume are derived here as well ([`Volume::dirty_sectors`]). What the device has of a bucket is
+//! its generation, and a priority, which is 0xffff for metadata; that is out of date for a bucket
+//! that was allocated after the priorities were last written, so that no priority is wrong.
 //!
 //! Not sound:
 //! - a structure that does not verify: what it held is lost, and where it was a node, all that lies
@@ -14,8 +28,9 @@
 //!   written;
 //! - a dirty key that is stale: the only copy of its data is gone;
 //! - an extent of no volume, or beyond the end of its volume;
-//! - a backing device that says that it is clean although its cache is dirty, or one that was used
-//!   without its cache.
+//! - a backing device in state none although its cache is dirty: the kernel gives it a new volume,
+//!   and drops the dirty data;
+//! - a backing device that was used without its cache (state inconsistent).
 //!
 //! Memory: a [`Key`] per extent, four bytes per extent while their places are compared, and at most
 //! [`FINDINGS_MAX`] findings; the rest are counted.
@@ -470,8 +485,11 @@ fn check_backing(
     check_bounds(&extents[first..first + count], &size, report);
     match device.state() {
         BackingState::Stale => report.add(Finding::Stale { uuid, volume }),
-        BackingState::Clean | BackingState::None if volume.dirty_sectors > 0 => {
+        BackingState::Clean if volume.dirty_sectors > 0 => {
             report.add(Finding::CleanState { uuid, volume });
+        }
+        BackingState::None if volume.dirty_sectors > 0 => {
+            report.add(Finding::NoneState { uuid, volume });
         }
         _ => (),
     }

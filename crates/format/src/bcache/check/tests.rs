@@ -99,10 +99,10 @@ fn what_a_backing_device_says_is_checked_against_its_cache() {
     let image = set(20);
     let say = |state| words(&image, &[backing(state)]);
     let id = "backing device 03030303-0303-0303-0303-030303030303: state: found";
-    let clean = "clean, expected dirty (the cache has 10 sectors that it lacks)";
-    assert_eq!(say(BackingState::Clean), [format!("{id} {clean}")]);
-    let stale = "stale (it was used without its cache, which has 10 sectors that it lacks)";
-    assert_eq!(say(BackingState::Stale), [format!("{id} {stale}")]);
+    let none = "none, expected dirty (the cache has 10 sectors that it lacks)";
+    assert_eq!(say(BackingState::None), [format!("{id} {none}")]);
+    let used = "inconsistent (it was used without its cache, which has 10 sectors that it lacks)";
+    assert_eq!(say(BackingState::Stale), [format!("{id} {used}")]);
 
     let short = Backing { device_sectors: 40, ..backing(BackingState::Dirty) };
     let found = checked(&image, &[short]).findings;
@@ -113,6 +113,24 @@ fn what_a_backing_device_says_is_checked_against_its_cache() {
     other.superblock.as_mut().expect("legal").set_set_uuid(uuid(9));
     let found = checked(&image, &[other]).findings;
     assert!(matches!(found[..], [Finding::OtherSet { .. }]), "{found:?}");
+}
+
+#[test]
+fn dirty_keys_of_a_device_in_state_clean_are_sound_after_recovery() {
+    let image = set(20);
+    let report = checked(&image, &[backing(BackingState::Clean)]);
+    assert_eq!(report.severity, Severity::SoundAfterRecovery);
+    let expected = "backing device 03030303-0303-0303-0303-030303030303: state: found clean, and \
+                    10 dirty sectors of it in the cache, which each activation counts and a \
+                    drain writes back";
+    assert_eq!(report.findings.iter().map(Finding::to_string).collect::<Vec<_>>(), [expected]);
+    let severity = |state| checked(&image, &[backing(state)]).severity;
+    assert_eq!(severity(BackingState::Dirty), Severity::Sound);
+    assert_eq!(severity(BackingState::None), Severity::Repairable);
+    assert_eq!(severity(BackingState::Stale), Severity::Damaged);
+    // Other damage counts as before.
+    let short = Backing { device_sectors: 40, ..backing(BackingState::Clean) };
+    assert_eq!(checked(&image, &[short]).severity, Severity::Damaged);
 }
 
 #[test]

@@ -10,6 +10,8 @@
 
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;
+#[path = "bcache_drain/uncopied.rs"]
+mod uncopied;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -149,9 +151,13 @@ fn live(seed: u64) -> Result<(), String> {
             _ => rng.u64(..writes + 1),
         };
         lab.world.cut_at(Cut { index, when });
-        let fails = rng.u8(..3) == 0;
+        let mut fails = rng.u8(..3) == 0;
         if fails {
             plant_failures(&lab.drives(), [5, 50][rng.usize(..2)], Some(2), rng);
+        }
+        if rng.u8(..3) == 0 {
+            uncopied::spoil(&lab, &uncopied::draw(&lab, rng).map_err(context)?);
+            fails = true;
         }
         let content = rng.bool().then_some(&made.content[..]);
         match lab.open_and_drain_beside(&made.line, content) {
@@ -167,6 +173,9 @@ fn live(seed: u64) -> Result<(), String> {
             true => Lab::of_survivors(rng.u64(..), &dead),
             false => Lab::of_images(rng.u64(..), images),
         };
+    }
+    if rng.u8(..3) == 0 {
+        uncopied::drain_spoiled(&lab, &made, rng).map_err(|what| format!("{shape:?}: {what}"))?;
     }
     lab.open_and_drain(&made.line).expect("no power cut")?;
     check(&made, &lab.images(), true)

@@ -141,6 +141,39 @@ fn replace_with_flush_drains_and_detaches() {
 }
 
 #[test]
+fn a_set_with_an_unreadable_extent_is_drained_of_the_others_and_not_detached() {
+    let place = stopped();
+    let dump = json(&place.cairn(&["dump", "wb_stop.cache", "--json"]).ok());
+    let number = |extent: &serde_json::Value, name: &str| extent[name].as_u64().unwrap();
+    let extents = dump["extents"].as_array().unwrap();
+    let bad = extents.iter().find(|extent| extent["dirty"] == true).unwrap();
+    let (at, count) = (number(bad, "cache_sector"), number(bad, "sectors"));
+    let start = number(bad, "sector");
+    // The cache as a volume with a hole that cannot be read.
+    let (behind, all) = (at + count, place.read("wb_stop.cache").len() as u64 / 512);
+    let fast = format!(
+        "fast=0 {at} linear wb_stop.cache 0\n{at} {count} error\n\
+         {behind} {} linear wb_stop.cache {behind}",
+        all - behind
+    );
+    let disk = "disk=0 N bcache wb_stop.backing @fast 0";
+    let script = format!("cairn replace disk --flush --table '{BARE}'; echo $?; cairn table disk");
+    let ran = place.serve_run(&["--state", "state", "--table", &fast, "--table", disk], &script);
+    assert_eq!(ran.out, "1\n0 16368 bcache wb_stop.backing @fast 0\n", "{ran:?}");
+    let end = start + count;
+    let line = format!(
+        "wb_stop.backing with @fast: could not copy 1 extent ({count} sectors), which stay dirty: \
+         inode 0 sectors {start}..{end} ({count} sectors), reading @fast: "
+    );
+    assert!(ran.err.contains(&line), "{line}: {ran:?}");
+    assert_eq!(state_of(&place, "wb_stop.backing"), ("dirty".to_owned(), false));
+    let dump = json(&place.cairn(&["dump", "wb_stop.cache", "--json"]).ok());
+    let extents = dump["extents"].as_array().unwrap();
+    let left: Vec<_> = extents.iter().filter(|extent| extent["dirty"] == true).collect();
+    assert_eq!((left.len(), number(left[0], "sector")), (1, start));
+}
+
+#[test]
 fn no_verb_gives_up_the_dirty_data_of_a_set() {
     let place = stopped();
     let before = content(&place, CACHED).trim().to_owned();

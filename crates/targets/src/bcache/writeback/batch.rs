@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use cairn_block::{
-    CopyData, CopyPiece, Env, Flags, IoError, IoResult, Sector, SectorCount, SectorRange,
+    CopyData, CopyError, CopyPiece, Env, Flags, IoError, Sector, SectorCount, SectorRange,
 };
 use cairn_format::bcache::Key;
 use futures_util::stream::{self, StreamExt};
 
+use super::uncopied::Uncopied;
 use crate::bcache::volume::Bcache;
 
 /// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
@@ -22,6 +23,29 @@ const WRITE_SECTORS: u64 = (1 << 20) / 512;
 pub(in super::super) const COPY_BYTES: u64 = 32 << 20;
 /// How many copies are read ahead, and how many are written at once.
 const IN_FLIGHT: usize = 32;
+/// After so many extents in a row that failed, a device may be dead: a sample decides.
+pub(super) const FAILED_IN_A_ROW: usize = 1000;
+/// How many extents a sample has at most.
+const SAMPLE: usize = 32;
+
+/// How the copies of a batch ended.
+pub(super) struct Copied {
+    /// The extents that were copied, in order.
+    pub written: Vec<Key>,
+    /// The extents that failed, in order.
+    pub failed: Vec<Uncopied>,
+    /// Where the first extent begins that was not tried; none if all were.
+    pub tried_to: Option<u64>,
+    /// How many extents failed after the last one that was copied.
+    pub failed_in_a_row: usize,
+}
+
+impl Copied {
+    fn new() -> Copied {
+        let (written, failed) = (Vec::new(), Vec::new());
+        Copied { written, failed, tried_to: None, failed_in_a_row: 0 }
+    }
+}
 
 /// Of keys in order, those that follow each other on the backing device: one write each time.
 fn runs_of(mut keys: &[Key]) -> impl Iterator<Item = &[Key]> {
@@ -72,39 +96,91 @@ impl Bcache {
         batch_of(set.tree.extents_from(self.inode(), from).filter(|key| key.is_dirty()))
     }
 
-    /// Copies keys to the backing device, in order, until the time of a batch is over or a suspend
-    /// begins. Answers how many were copied.
-    ///
-    /// # Errors
-    /// A copy failed. None is in flight any more.
-    pub(super) async fn copy_keys(&self, env: &Env, keys: &[Key]) -> Result<usize, IoError> {
-        let [cache, backing] = self.copied_between();
+    /// Dirty extents from a sector on, at even distances.
+    fn dirty_sample(&self, from: u64) -> Vec<Key> {
+        let set = self.set.lock();
+        let Some(set) = set.as_ref() else { return Vec::new() };
+        let dirty = || set.tree.extents_from(self.inode(), from).filter(|key| key.is_dirty());
+        let distance = dirty().count().div_ceil(SAMPLE).max(1);
+        dirty().step_by(distance).copied().collect()
+    }
+
+    /// Copies keys to the backing device, in order, until the time of a batch is over, a suspend
+    /// begins, or [`FAILED_IN_A_ROW`] extents in a row have failed. Each extent of a write that
+    /// failed, or of which a part could not be read, is tried again by itself. No copy is in flight
+    /// at the end.
+    pub(super) async fn copy_keys(&self, env: &Env, keys: &[Key]) -> Copied {
         let end = env.now() + BATCH_TIME;
-        let failed = Cell::new(None);
-        let is_open =
-            |_: &&[Key]| failed.get().is_none() && env.now() < end && !self.is_suspending();
-        let read = async |run: &[Key]| {
+        let in_a_row = Cell::new(0);
+        let is_open = || in_a_row.get() < FAILED_IN_A_ROW && !self.is_suspending();
+        let runs = runs_of(keys).take_while(|_| env.now() < end && is_open());
+        let tried = self.copy_runs(env, runs, &in_a_row).await;
+        let count = tried.iter().map(|(run, _)| run.len()).sum();
+        let mut copied =
+            Copied { tried_to: keys[count..].first().map(Key::start), ..Copied::new() };
+        let is_copied = |(_, result): &(_, Result<_, _>)| result.is_ok();
+        let (whole, failed): (Vec<_>, Vec<_>) = tried.into_iter().partition(is_copied);
+        copied.written.extend(whole.into_iter().flat_map(|(run, _)| run));
+        if failed.is_empty() {
+            return copied;
+        }
+        in_a_row.set(0);
+        let again: Vec<&[Key]> = failed.into_iter().flat_map(|(run, _)| run.chunks(1)).collect();
+        let tried = self.copy_runs(env, again.iter().copied().take_while(|_| is_open()), &in_a_row);
+        let tried = tried.await;
+        if let Some(next) = again.get(tried.len()) {
+            copied.tried_to = Some(next[0].start());
+        }
+        for (one, result) in tried {
+            match result {
+                Ok(()) => copied.written.push(one[0]),
+                Err(error) => copied.failed.push(Uncopied { key: one[0], error }),
+            }
+        }
+        copied.written.sort_unstable_by_key(Key::start);
+        copied.failed_in_a_row = in_a_row.get();
+        copied
+    }
+
+    /// True if a device is to be taken for dead: of the dirty extents from a sector on, none of a
+    /// sample can be copied. False if there are none.
+    pub(super) async fn is_sample_lost(&self, env: &Env, from: u64) -> bool {
+        let sample = self.dirty_sample(from);
+        let tried = self.copy_runs(env, sample.chunks(1), &Cell::new(0)).await;
+        !tried.is_empty() && tried.iter().all(|(_, result)| result.is_err())
+    }
+
+    /// Copies runs, some at once. Answers in order how each ended. `failed_in_a_row` counts the
+    /// extents of runs that failed since the last one that did not.
+    async fn copy_runs<'k>(
+        &self,
+        env: &Env,
+        runs: impl Iterator<Item = &'k [Key]>,
+        failed_in_a_row: &Cell<usize>,
+    ) -> Vec<(&'k [Key], Result<(), CopyError>)> {
+        let [cache, backing] = self.copied_between();
+        let read = async |run: &'k [Key]| {
             let piece = |key: &Key| CopyPiece { disk: cache.clone(), range: place_of(key) };
             let pieces: Vec<CopyPiece> = run.iter().map(piece).collect();
-            let range = range_of(run);
-            let grant = self.copier.grant(range.to_bytes()).await;
-            (run.len(), range, grant.read(env, &pieces).await)
+            let grant = self.copier.grant(range_of(run).to_bytes()).await;
+            (run, grant.read(env, &pieces).await)
         };
-        let write = async |(keys, range, data): (_, _, Result<CopyData<'_>, IoError>)| {
-            let written: IoResult = match data {
-                Ok(data) => data.write(env, &backing, range, Flags::empty()).await,
-                Err(error) => Err(error),
+        let write = async |(run, data): (&'k [Key], Result<CopyData<'_>, IoError>)| {
+            let result = match data {
+                Ok(data) => {
+                    let written = data.write(env, &backing, range_of(run), Flags::empty()).await;
+                    written.map_err(CopyError::Write)
+                }
+                Err(error) => Err(CopyError::Read(error)),
             };
-            if let Err(error) = written {
-                failed.set(failed.get().or(Some(error)));
-            }
-            keys
+            failed_in_a_row.set(match result {
+                Ok(()) => 0,
+                Err(_) => failed_in_a_row.get() + run.len(),
+            });
+            (run, result)
         };
-        let open = runs_of(keys).take_while(is_open);
-        let reads = stream::iter(open).map(read).buffered(IN_FLIGHT);
-        let writes = reads.map(write).buffered(IN_FLIGHT);
-        let copied = writes.fold(0, async |all, keys: usize| all + keys).await;
-        failed.get().map_or(Ok(copied), Err)
+        let reads = stream::iter(runs).map(read).buffered(IN_FLIGHT);
+        reads.map(write).buffered(IN_FLIGHT).collect().await
     }
 }
 

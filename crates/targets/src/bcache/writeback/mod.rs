@@ -19,22 +19,37 @@
 //!   finds out.
 //!
 //! # Failures
-//! A failed flush of the backing device may have dropped all writes since the last one, of this
-//! batch and of others (R2): the batch counts only if the device's failure count is what it was
-//! before the batch's first write. After a copy or a flush that fails, the whole batch stays dirty,
-//! also what was copied of it; the next drain copies it again from the cache. A failure of the
-//! cache device ends writing until the set is opened again.
+//! - *An extent cannot be copied*: the cache device cannot read it, or the backing device cannot
+//!   write it. It stays dirty, so the cache counts for its sectors, also where a part of the failed
+//!   write reached the backing device. The drain goes on with the others, does not do step 6, and
+//!   ends with a message that names the extents. The next drain tries them again.
+//! - *A flush of the backing device fails*, of this drain or of another user. It may have dropped
+//!   all writes since the last flush that did not fail (R2), so the batch counts only if the
+//!   device's failure count is what it was before the batch's first write. Otherwise the whole
+//!   batch stays dirty, and the drain ends. The next one copies it again from the cache.
+//! - *Both in one batch*: the count may have risen because of the writes that failed, and the flush
+//!   may cover none of the writes around them. The drain writes the batch again without the extents
+//!   that failed, after it has read the count again, and flushes again. It does so [`ATTEMPTS`]
+//!   times at most.
+//! - *A device is dead*: after [`FAILED_IN_A_ROW`] extents in a row that failed, the drain copies a
+//!   sample of the others. If none can be copied, it gives up.
+//! - *The set cannot be written*: the drain ends, and nothing is written to the set until it is
+//!   opened again.
+//!
+//! So a key becomes clean only if its own copy has succeeded, and a flush that began after that
+//! copy has, with the failure count unchanged since before the copy.
 //!
 //! A batch is sealed by keys, bytes or time, or early by a suspend; so a suspend waits for the
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
 //! if no suspend had come: the answer is the state that the superblock has.
 
 mod batch;
+mod uncopied;
 
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Env, IoError, MessageError, mutants};
+use cairn_block::{Env, IoError, IoResult, MessageError, mutants};
 use cairn_format::bcache::{BackingState, Key, SUPERBLOCK_SECTOR};
 
 use super::canary::{Bug, planted};
@@ -42,7 +57,25 @@ use super::config::Devices;
 use super::set::{Session, WriteError, write_io};
 use super::volume::Bcache;
 
+use batch::FAILED_IN_A_ROW;
+use uncopied::{AllUncopied, Uncopied};
+
 pub(super) use batch::COPY_BYTES;
+
+/// How often a batch is written at most, each time without the extents that failed.
+const ATTEMPTS: usize = 3;
+
+/// How a batch ended.
+struct Batch {
+    /// The extents that the backing device has durably, in order.
+    written: Vec<Key>,
+    /// The extents that could not be copied.
+    failed: Vec<Uncopied>,
+    /// Where the next batch begins.
+    next: u64,
+    /// How many extents failed after the last one that was copied.
+    failed_in_a_row: usize,
+}
 
 /// Why a drain ended before nothing was dirty.
 #[derive(Debug, thiserror::Error)]
@@ -75,34 +108,43 @@ impl Bcache {
             return Err(MessageError::Failed(text));
         }
         let _turn = self.draining.lock().await;
-        match self.drain_all(env).await {
-            Ok(()) => Ok(()),
+        let mut uncopied = AllUncopied::default();
+        let drained = self.drain_all(env, &mut uncopied).await;
+        let failures = uncopied.text(backing, cache);
+        let text = match drained {
+            Ok(()) if uncopied.is_empty() => return Ok(()),
+            Ok(()) => failures.to_string(),
             Err(Undrained::Suspending) => {
-                let dirty = self.dirty_sectors.load(Ordering::Relaxed);
+                let dirty = self.dirty_sectors();
                 let text = format!("flush: a suspend ended the drain, {dirty} sectors are dirty");
-                Err(MessageError::Busy(text))
+                return Err(MessageError::Busy(text));
             }
             Err(error) => {
                 if let Undrained::Set(_) = error {
                     self.broken.store(true, Ordering::Relaxed);
                 }
-                Err(MessageError::Failed(format!("flush: {backing} with {cache}: {error}")))
+                match uncopied.is_empty() {
+                    true => error.to_string(),
+                    false => format!("{error}; before that, {failures}"),
+                }
             }
-        }
+        };
+        Err(MessageError::Failed(format!("flush: {backing} with {cache}: {text}")))
     }
 
     fn is_suspending(&self) -> bool {
         self.suspending.load(Ordering::Relaxed)
     }
 
-    async fn drain_all(&self, env: &Env) -> Result<(), Undrained> {
+    /// Drains what can be copied. `uncopied` gets the rest: then the state stays as it is.
+    async fn drain_all(&self, env: &Env, uncopied: &mut AllUncopied) -> Result<(), Undrained> {
         let cache = self.cache.as_ref().expect("a cache is drained");
         let session = Session { env, cache, set: &self.set, readers: &self.readers };
         if planted(Bug::CleanStateFirst) {
             self.call_clean(env).await?;
         }
         session.begin().await?;
-        let mut from = 0;
+        let (mut from, mut failed_in_a_row) = (0, 0);
         loop {
             let keys = self.next_dirty(from);
             if keys.is_empty() {
@@ -112,30 +154,71 @@ impl Bcache {
                 session.end().await?;
                 return Err(Undrained::Suspending);
             }
-            let written = self.write_batch(env, keys).await?;
-            from = written.last().map_or(from, Key::end);
-            let sectors: u64 = written.iter().map(Key::sectors).sum();
-            session.insert(written.iter().map(|key| key.with_dirty(false)).collect()).await?;
+            let batch = self.write_batch(env, keys).await?;
+            from = batch.next;
+            failed_in_a_row = match batch.written.is_empty() {
+                true => failed_in_a_row + batch.failed_in_a_row,
+                false => batch.failed_in_a_row,
+            };
+            uncopied.extend(batch.failed);
+            let sectors: u64 = batch.written.iter().map(Key::sectors).sum();
+            let clean = batch.written.iter().map(|key| key.with_dirty(false)).collect();
+            session.insert(clean).await?;
             self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
+            if failed_in_a_row >= FAILED_IN_A_ROW {
+                failed_in_a_row = 0;
+                if self.is_sample_lost(env, from).await {
+                    uncopied.give_up();
+                    break;
+                }
+            }
         }
         session.end().await?;
-        self.call_clean(env).await
+        match uncopied.is_empty() {
+            true => self.call_clean(env).await,
+            false => Ok(()),
+        }
     }
 
     /// Copies keys, as many as there is time for, and makes them durable on the backing device.
-    /// Answers which.
-    async fn write_batch(&self, env: &Env, mut keys: Vec<Key>) -> Result<Vec<Key>, Undrained> {
+    async fn write_batch(&self, env: &Env, mut keys: Vec<Key>) -> Result<Batch, Undrained> {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
-        let known = backing.failures();
-        let copied = self.copy_keys(env, &keys).await.map_err(Undrained::Copy)?;
-        keys.truncate(copied);
-        if keys.is_empty() || planted(Bug::CleanBeforeFlush) {
-            return Ok(keys);
+        let mut failed = Vec::new();
+        let mut next = keys.last().map_or(0, Key::end);
+        for attempt in 1.. {
+            let known = backing.failures();
+            let copied = self.copy_keys(env, &keys).await;
+            next = copied.tried_to.map_or(next, |tried_to| next.min(tried_to));
+            let has_failed = !copied.failed.is_empty();
+            failed.extend(copied.failed);
+            keys = copied.written;
+            let covered = match keys.is_empty() || planted(Bug::CleanBeforeFlush) {
+                true => Ok(()),
+                false => self.flush_backing(env, known).await,
+            };
+            match covered {
+                Ok(()) => {
+                    // What lies behind `next` is tried again by the next batch.
+                    failed.retain(|one: &Uncopied| one.key.start() < next);
+                    let failed_in_a_row = copied.failed_in_a_row;
+                    return Ok(Batch { written: keys, failed, next, failed_in_a_row });
+                }
+                Err(error) if !has_failed || attempt == ATTEMPTS => {
+                    return Err(Undrained::Copy(error));
+                }
+                Err(_) => {}
+            }
         }
-        env.make_durable(backing).await.map_err(Undrained::Copy)?;
+        unreachable!("the last attempt returns")
+    }
+
+    /// Flushes the backing device. `known` is its failure count before the writes to cover.
+    async fn flush_backing(&self, env: &Env, known: u64) -> IoResult {
+        let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
+        env.make_durable(backing).await?;
         match mutants::same("bcache: failure count of a batch", known, backing.failures()) {
-            true => Ok(keys),
-            false => Err(Undrained::Copy(IoError::IO)),
+            true => Ok(()),
+            false => Err(IoError::IO),
         }
     }
 

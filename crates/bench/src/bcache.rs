@@ -5,7 +5,8 @@
 //! drive takes for 30 bytes per extent. The extents have 4 KiB each, with as much between two of
 //! them, so that none joins another; every other one is dirty. Times are of the processor: all of
 //! it runs on this thread. Memory is what the process holds beyond what it held before: at the peak
-//! of opening, and with all extents in order.
+//! of building (another cache, whose bytes are dropped), at the peak of opening, and with all
+//! extents in order.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -13,7 +14,7 @@ use std::ops::{ControlFlow, Range};
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::Severity;
-use cairn_format::bcache::build::{Builder, WriteSectors};
+use cairn_format::bcache::build::{BuildError, Builder, WriteSectors};
 use cairn_format::bcache::check::check;
 use cairn_format::bcache::journal::{ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, encode};
 use cairn_format::bcache::load::{Fault, Loaded, Source, Visitor, load_now, now};
@@ -41,7 +42,9 @@ const BUCKET: u64 = 1024;
 /// A cache that was built is not sound, or the system does not tell of memory.
 pub fn run(settings: &Settings) -> Outcome<Report> {
     let mut report = Report::default();
-    for &extents in settings.pick(&[100_000, 1_000_000, 10_000_000][..], &[10_000]) {
+    let sizes = settings.pick(&[100_000, 1_000_000, 10_000_000][..], &[10_000]);
+    let build_peaks = build_peaks(sizes)?;
+    for (&extents, build_peak) in sizes.iter().zip(build_peaks) {
         let rounds: Vec<Round> =
             (0..settings.runs).map(|_| round(extents)).collect::<Outcome<_>>()?;
         let samples = |of: fn(&Round) -> f64| Samples(rounds.iter().map(of).collect());
@@ -51,6 +54,8 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
         report.push(row(samples(|round| round.build), "s", "build"));
         report.push(row(samples(|round| round.open), "s", "open"));
         report.push(row(samples(|round| round.check), "s", "check"));
+        let peak = Samples(vec![build_peak / f64::from(1 << 20)]);
+        report.push(row(peak, "MiB", "build").with("memory", "peak"));
         // Memory that a round gave back may serve the next unseen.
         let each = |of: fn(&Round) -> f64| Samples(vec![of(&rounds[0]) / extents as f64]);
         let held = row(each(|round| round.held), "bytes/extent", "open").with("memory", "held");
@@ -77,8 +82,9 @@ struct Round {
 }
 
 fn round(extents: u64) -> Outcome<Round> {
+    let mut device = Device::default();
     let began = Moment::now();
-    let (mut device, superblock) = build(extents).map_err(|error| unsound(format!("{error:?}")))?;
+    let superblock = build(extents, &mut device).map_err(|error| unsound(format!("{error:?}")))?;
     let build = began.elapsed().processor.as_secs_f64();
 
     let before = Memory::now()?;
@@ -148,12 +154,23 @@ fn sectors_of(extents: u64) -> u64 {
     (data + data / 8 + 1024) * BUCKET
 }
 
-type Built = Result<
-    (Device, CacheSuperblock),
-    cairn_format::bcache::build::BuildError<<Device as WriteSectors>::Error>,
->;
+/// Bytes that the builder holds at its peak, at most, for each number of extents. What the process
+/// holds before the first of them is left out; it runs before all else, as memory that was given
+/// back would serve it unseen.
+fn build_peaks(sizes: &[u64]) -> Outcome<Vec<f64>> {
+    let before = Memory::now()?;
+    let peak = |extents: &u64| {
+        Memory::forget_peak()?;
+        build(*extents, &mut Dropped).map_err(|error| unsound(format!("{error:?}")))?;
+        Ok(Memory::now()?.peak.saturating_sub(before.held) as f64)
+    };
+    sizes.iter().map(peak).collect()
+}
 
-fn build(extents: u64) -> Built {
+fn build<W: WriteSectors>(
+    extents: u64,
+    device: &mut W,
+) -> Result<CacheSuperblock, BuildError<W::Error>> {
     let new = NewCache {
         uuid: Uuid([1; 16]),
         set_uuid: Uuid([2; 16]),
@@ -164,15 +181,24 @@ fn build(extents: u64) -> Built {
         discard: false,
     };
     let fresh = CacheSuperblock::fresh(&new).expect("the sizes of a bench are legal");
-    let mut device = Device::default();
-    let mut builder = Builder::new(&fresh, 1, &mut device);
+    let mut builder = Builder::new(&fresh, 1, device);
     for index in 0..extents {
         let end = 16 + (2 * index + 1) * EXTENT;
         builder.add(Key::new(0, end, EXTENT).with_dirty(index % 2 == 0))?;
     }
     let volume = UuidEntry { uuid: Uuid([3; 16]), ..UuidEntry::default() };
-    let superblock = builder.finish(&[volume])?;
-    Ok((device, superblock))
+    builder.finish(&[volume])
+}
+
+/// A device that drops what is written.
+struct Dropped;
+
+impl WriteSectors for Dropped {
+    type Error = Infallible;
+
+    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), Infallible> {
+        Ok(())
+    }
 }
 
 /// A device in memory: what was written, by its first sector.

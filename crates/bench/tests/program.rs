@@ -150,9 +150,10 @@ fn recovery_tells_time_and_memory_by_the_entry() {
 fn bcache_tells_building_opening_checking_and_memory_by_the_extent() {
     let rows = rows(&["bcache"]);
     assert!(rows.iter().all(|row| row["name"] == "bcache"));
-    for (what, count) in [("build", 1), ("open", 3), ("check", 1)] {
+    for (what, count) in [("build", 2), ("open", 3), ("check", 1)] {
         assert_eq!(shaped(&rows, &[("what", what), ("extents", "10000")]), count, "{what}");
     }
+    assert_eq!(shaped(&rows, &[("what", "build"), ("memory", "peak")]), 1);
     assert_eq!(shaped(&rows, &[("what", "open"), ("memory", "held")]), 1);
     assert_eq!(shaped(&rows, &[("what", "full ring, more"), ("extents", "10000")]), 1);
     assert_eq!(shaped(&rows, &[("what", "open to drain"), ("keys", "30000")]), 3);

@@ -5,7 +5,8 @@
 //! structure is written once. Nothing is a cache before the superblock that [`Builder::finish`]
 //! returns is written; the caller does so when all else is durable.
 //!
-//! Memory: four bytes per bucket, and a node per level of the tree.
+//! Memory: four bytes per bucket, the keys of one node per level of the tree, and the bytes of one
+//! structure; not the extents, whose number does not matter.
 
 use super::journal::{self, Header};
 use super::node::{SET_HEADER_BYTES, encode_set};
@@ -253,7 +254,7 @@ impl<W: WriteSectors> Builder<W> {
     fn write_priorities(&mut self) -> Result<u64, BuildError<W::Error>> {
         let sets = self.geometry.priority_sets();
         let taken = (0..sets).map(|_| self.take_bucket(METADATA)).collect::<Result<Vec<_>, _>>()?;
-        let (geometry, records) = (self.geometry, self.buckets.clone());
+        let (geometry, records) = (self.geometry, std::mem::take(&mut self.buckets));
         for (sector, set) in priorities::encode_chain(&records, &taken, &geometry, self.magic) {
             self.write(sector, &set)?;
         }

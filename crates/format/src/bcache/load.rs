@@ -39,7 +39,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::extents::{latest, overlaid};
 use super::journal::{EntryFault, Header, Ring, RingFault};
-use super::node::{Node, NodeFault};
+use super::node::{Node, NodeFault, extents_of};
 use super::priorities::{PrioritiesFault, PrioritySet, Record};
 use super::uuids::{self, UuidEntry};
 use super::{
@@ -93,6 +93,9 @@ pub trait Visitor {
 
     /// An extent of a leaf, in order. What older sets of its node have is hidden already.
     fn extent(&mut self, key: Key);
+
+    /// An extent or a hole of a damaged leaf that is newer than the damage.
+    fn newer_than_damage(&mut self, _key: Key) {}
 }
 
 /// Where a node is in the tree and on the device.
@@ -424,6 +427,28 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         self.told(place, bytes)
     }
 
+    /// Reads sectors block by block, with zeros for what cannot be read. Answers the bytes, and
+    /// where the last of those zeros end; 0 if there are none.
+    async fn read_blocks(&mut self, sectors: &Range<u64>) -> Outcome<(Vec<u8>, usize), S> {
+        let step = u64::from(self.geometry.block_sectors());
+        let blocks: Vec<Range<u64>> = sectors
+            .clone()
+            .step_by(step as usize)
+            .map(|start| start..(start + step).min(sectors.end))
+            .collect();
+        let (mut bytes, mut unreadable_end) = (Vec::new(), 0);
+        let read = self.read(&blocks).await?;
+        for (range, block) in blocks.iter().zip(read) {
+            let is_read = block.is_ok();
+            let length = (range.end - range.start) as usize * SECTOR_BYTES;
+            bytes.extend(block.unwrap_or_else(|_| vec![0; length]));
+            if !is_read {
+                unreadable_end = bytes.len();
+            }
+        }
+        Ok((bytes, unreadable_end))
+    }
+
     /// What was read. If nothing was, the visitor gets the fault.
     fn told(
         &mut self,
@@ -551,11 +576,13 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
             }
         }
         let read = self.loader.read(&ranges).await?;
-        for (place, bytes) in sound.iter().zip(read) {
+        for ((place, range), bytes) in sound.iter().zip(&ranges).zip(read) {
             match bytes {
-                Ok(bytes) => open.extend(self.node(place, &bytes)?),
+                Ok(bytes) => open.extend(self.node(place, &bytes, 0)?),
                 Err(error) => {
                     self.loader.tell(Place::Node(*place), What::Unreadable(error))?;
+                    let (bytes, unreadable_end) = self.loader.read_blocks(range).await?;
+                    open.extend(self.node(place, &bytes, unreadable_end)?);
                 }
             }
         }
@@ -582,30 +609,50 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         Ok(Some(pointer.sector()..pointer.sector() + key.sectors()))
     }
 
-    fn node(&mut self, place: &NodePlace, bytes: &[u8]) -> Outcome<Option<Open>, S> {
+    /// Takes what is sound of a node. Bytes that cannot be read are zeros, and end at
+    /// `unreadable_end`.
+    fn node(
+        &mut self,
+        place: &NodePlace,
+        bytes: &[u8],
+        unreadable_end: usize,
+    ) -> Outcome<Option<Open>, S> {
         let pointer = place.key.cached_at().expect("it was read from there");
-        let block_bytes = self.loader.geometry.block_bytes();
-        let node = Node::read(bytes, pointer, self.loader.magic, block_bytes);
-        if let Some(fault) = node.fault() {
+        let (magic, block_bytes) = (self.loader.magic, self.loader.geometry.block_bytes());
+        let node = Node::read(bytes, pointer, magic, block_bytes);
+        if let Some(fault) = node.fault().filter(|_| unreadable_end == 0) {
             self.loader.tell(Place::Node(*place), fault.clone())?;
         }
         self.loader.visitor.node(place, &node);
-        match place.level {
-            0 => self.leaf(place, &node).map(|()| None),
-            _ => self.interior(place, &node),
+        if place.level > 0 {
+            let is_gone = unreadable_end > 0 && node.sets().is_empty();
+            return if is_gone { Ok(None) } else { self.interior(place, &node) };
         }
+        let is_whole = node.fault().is_none() && unreadable_end == 0;
+        let newer = match is_whole {
+            true => Vec::new(),
+            false => node.behind_damage(bytes, unreadable_end, pointer, magic, block_bytes),
+        };
+        let newer = extents_of(&newer).unwrap_or_default();
+        self.leaf(place, &node, &newer).map(|()| None)
     }
 
-    fn leaf(&mut self, place: &NodePlace, node: &Node<'_>) -> Outcome<(), S> {
+    /// Takes the extents of a leaf; `newer` are those behind its damage.
+    fn leaf(&mut self, place: &NodePlace, node: &Node<'_>, newer: &[Key]) -> Outcome<(), S> {
         let extents = match node.extents() {
-            Ok(extents) => extents,
+            Ok(extents) if newer.is_empty() => extents,
+            Ok(extents) => overlaid(extents, newer),
             Err(fault) => return self.loader.tell(Place::Node(*place), fault),
         };
+        let (geometry, after, upto) = (self.loader.geometry, place.after, place.key.position());
+        let is_inside = |key: &Key| key.begin() >= after && key.position() <= upto;
+        for key in newer.iter().filter(|key| leads_well(&geometry, key) && is_inside(key)) {
+            self.loader.visitor.newer_than_damage(*key);
+        }
         for key in extents {
-            if !leads_well(&self.loader.geometry, &key) {
+            if !leads_well(&geometry, &key) {
                 self.loader.tell(Place::Node(*place), What::Pointer(key))?;
-            } else if key.begin() < place.after || key.position() > place.key.position() {
-                let (after, upto) = (place.after, place.key.position());
+            } else if !is_inside(&key) {
                 let what = What::Outside { key, after, upto };
                 self.loader.tell(Place::Node(*place), what)?;
             } else {

@@ -174,6 +174,37 @@ impl<'a> Node<'a> {
         node
     }
 
+    /// The sound bsets behind damage that ends at byte `from`, or at the end of the sound log if
+    /// that is later; oldest first. `bytes` are those that the node was read from. No damage follows
+    /// these bsets, so that their keys are newer than all that the damage took.
+    #[must_use]
+    pub fn behind_damage(
+        &self,
+        bytes: &'a [u8],
+        from: usize,
+        pointer: Pointer,
+        magic: SetMagic,
+        block_bytes: usize,
+    ) -> Vec<Set<'a>> {
+        let (mut sets, mut seq, mut at) = (Vec::new(), self.seq, self.end.max(from));
+        while at < bytes.len() {
+            let mut length = block_bytes;
+            match read_set(&bytes[at..], seq, pointer, magic) {
+                // Only the checksum of a later version tells this node from a former one.
+                Ok(Some(_)) if seq.is_none() && !has_seeded_checksum(&bytes[at..]) => {}
+                Ok(Some((found, words))) => {
+                    seq = Some(found);
+                    sets.push(Set { at, words });
+                    length = (SET_HEADER_BYTES + words.len() * 8).next_multiple_of(block_bytes);
+                }
+                Ok(None) => {}
+                Err(_) => sets.clear(),
+            }
+            at += length;
+        }
+        sets
+    }
+
     /// The sound sets, oldest first.
     #[must_use]
     pub fn sets(&self) -> &[Set<'a>] {
@@ -204,21 +235,7 @@ impl<'a> Node<'a> {
     /// # Errors
     /// A set with a sound checksum has a key that is none or out of range, or keys that overlap.
     pub fn extents(&self) -> Result<Vec<Key>, NodeFault> {
-        let mut extents: Vec<Key> = Vec::new();
-        let mut newer = Vec::new();
-        let mut merged = Vec::new();
-        for set in &self.sets {
-            newer.clear();
-            set.read_extents(&mut newer)?;
-            if extents.is_empty() {
-                std::mem::swap(&mut extents, &mut newer);
-                continue;
-            }
-            merged.clear();
-            overlay(&extents, &newer, &mut merged);
-            std::mem::swap(&mut extents, &mut merged);
-        }
-        Ok(extents)
+        extents_of(&self.sets)
     }
 
     /// The keys of an interior node, in the order of the sets: children, and keys at position 0
@@ -268,6 +285,29 @@ impl<'a> Set<'a> {
     }
 }
 
+/// The extents of these bsets of a leaf, oldest first: what newer ones have hides what older ones
+/// have.
+///
+/// # Errors
+/// As [`Node::extents`].
+pub(super) fn extents_of(sets: &[Set<'_>]) -> Result<Vec<Key>, NodeFault> {
+    let mut extents: Vec<Key> = Vec::new();
+    let mut newer = Vec::new();
+    let mut merged = Vec::new();
+    for set in sets {
+        newer.clear();
+        set.read_extents(&mut newer)?;
+        if extents.is_empty() {
+            std::mem::swap(&mut extents, &mut newer);
+            continue;
+        }
+        merged.clear();
+        overlay(&extents, &newer, &mut merged);
+        std::mem::swap(&mut extents, &mut merged);
+    }
+    Ok(extents)
+}
+
 /// The keys of an area, up to the first that is none.
 pub(super) fn keys(mut words: &[U64]) -> impl Iterator<Item = Result<Key, KeyError>> {
     std::iter::from_fn(move || {
@@ -314,6 +354,10 @@ fn read_set(
         return Err(SetFault::Empty);
     }
     Ok(Some((found, words)))
+}
+
+fn has_seeded_checksum(bytes: &[u8]) -> bool {
+    RawHeader::ref_from_prefix(bytes).is_ok_and(|(raw, _)| raw.version.get() == VERSION)
 }
 
 fn seq_at(bytes: &[u8], at: usize) -> Option<u64> {

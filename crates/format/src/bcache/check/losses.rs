@@ -5,8 +5,10 @@
 //!   extents that claim the same place in the cache is not what was written.
 //!
 //! All other sectors are sound: the cache has them dirty and readable, or does not need to have
-//! them. A damaged node leaves all that lies in its range suspect, but for what open entries of the
-//! journal say: they are newer than the tree. Without an entry of the journal everything is
+//! them. A damaged node leaves all that lies in its range suspect: the damaged bset may have had a
+//! newer key for any of it. Not suspect is what open entries of the journal say, and what the bsets
+//! behind the damaged one say: both are newer. Dirty extents of the bsets before it are ranges of
+//! their own among what is suspect. Without an entry of the journal everything is
 //! suspect; but a key whose pointer leads nowhere (in a leaf or an entry) or whose range is
 //! impossible (in an entry) leaves only what it covers suspect. Without priorities nothing is, but
 //! for what the journal has as dirty: it may have been moved since, and only the generation of its
@@ -43,6 +45,18 @@ pub enum Certainty {
 pub struct Losses {
     lost: Vec<Range<At>>,
     suspect: Vec<Range<At>>,
+    /// Dirty extents, or parts of them, that are suspect.
+    extents: Vec<Range<At>>,
+}
+
+/// What is known of a cache in spite of its damage.
+pub(super) struct Known<'a> {
+    pub loaded: &'a Loaded,
+    pub geometry: &'a Geometry,
+    /// What damaged leaves have that is newer than the damage.
+    pub newer: Vec<Key>,
+    /// The extents of the tree with the journal over them.
+    pub extents: &'a [Key],
 }
 
 impl Losses {
@@ -50,7 +64,8 @@ impl Losses {
     #[must_use]
     pub fn of(&self, inode: u32, volume: &Range<u64>) -> Vec<(Certainty, Range<u64>)> {
         let lost = self.lost.iter().map(|range| (Certainty::Lost, range));
-        let suspect = self.suspect.iter().map(|range| (Certainty::Suspect, range));
+        let suspect = self.suspect.iter().chain(&self.extents);
+        let suspect = suspect.map(|range| (Certainty::Suspect, range));
         let mut found: Vec<(Certainty, Range<u64>)> = lost
             .chain(suspect)
             .filter_map(|(certainty, range)| {
@@ -64,13 +79,15 @@ impl Losses {
 
     /// Nothing is known of the cache.
     pub(super) fn everything() -> Losses {
-        Losses { lost: Vec::new(), suspect: vec![EVERYTHING] }
+        Losses { suspect: vec![EVERYTHING], ..Losses::default() }
     }
 
     /// Puts what was found in order; what is lost is not suspect as well.
     fn settle(&mut self) {
         self.lost = merged(std::mem::take(&mut self.lost));
+        self.extents = without(&self.extents, &self.lost);
         self.suspect = without(&merged(std::mem::take(&mut self.suspect)), &self.lost);
+        self.suspect = without(&self.suspect, &self.extents);
     }
 }
 
@@ -113,6 +130,11 @@ fn without(ranges: &[Range<At>], known: &[Range<At>]) -> Vec<Range<At>> {
     rest
 }
 
+/// The parts of `ranges` that are in `others` too; both are in order.
+fn common(ranges: &[Range<At>], others: &[Range<At>]) -> Vec<Range<At>> {
+    without(ranges, &without(ranges, others))
+}
+
 fn range_of(key: &Key) -> Range<At> {
     key.begin()..key.position()
 }
@@ -138,20 +160,24 @@ pub(super) fn gone(loaded: &Loaded, geometry: &Geometry, extents: &[Key]) -> Vec
 /// be read.
 pub(super) fn of_damage(
     report: &Report,
-    loaded: &Loaded,
-    geometry: &Geometry,
+    known: &Known<'_>,
     gone: Vec<Range<At>>,
     in_doubt: &[Key],
 ) -> Losses {
-    let journaled = loaded.journaled(geometry);
+    let journaled = known.loaded.journaled(known.geometry);
     let mut losses = Losses::default();
-    let known: Vec<Range<At>> = match report.suspect.contains(&EVERYTHING) {
-        true => Vec::new(),
-        false => journaled.iter().map(range_of).collect(),
-    };
-    losses.suspect = without(&merged(report.suspect.clone()), &known);
+    let damaged = merged(report.suspect.clone());
+    if report.suspect.contains(&EVERYTHING) {
+        losses.suspect = damaged;
+    } else {
+        let newer = known.newer.iter().chain(&journaled).map(range_of);
+        let suspect = without(&damaged, &merged(newer.collect()));
+        let dirty = known.extents.iter().filter(|key| key.is_dirty());
+        losses.extents = common(&dirty.map(range_of).collect::<Vec<_>>(), &suspect);
+        losses.suspect = without(&suspect, &losses.extents);
+    }
     losses.suspect.extend(in_doubt.iter().filter(|key| key.is_dirty()).map(range_of));
-    if (loaded.priorities.len() as u64) < geometry.priority_sets() {
+    if (known.loaded.priorities.len() as u64) < known.geometry.priority_sets() {
         losses.suspect.extend(journaled.iter().filter(|key| key.is_dirty()).map(range_of));
     }
     losses.lost = gone;

@@ -51,6 +51,7 @@ use super::{
 };
 pub use crate::severity::Severity;
 pub use finding::{Finding, Use};
+use losses::Known;
 pub use losses::{Certainty, Losses};
 
 /// Limit on the findings kept in a report; further ones only count, for the severity too.
@@ -238,9 +239,10 @@ async fn check_contents<S: Source>(
 ) -> Result<(), S::Error> {
     let geometry = *superblock.geometry();
     let mut buckets = Buckets::new(superblock);
-    let mut visitor = Collect { report, buckets: &mut buckets, geometry, extents: Vec::new() };
+    let (extents, newer) = (Vec::new(), Vec::new());
+    let mut visitor = Collect { report, buckets: &mut buckets, geometry, extents, newer };
     let loaded = load(source, superblock, &mut visitor).await;
-    let tree = visitor.extents;
+    let (tree, newer) = (visitor.extents, visitor.newer);
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(LoadError::Source(error)) => return Err(error),
@@ -267,7 +269,8 @@ async fn check_contents<S: Source>(
     let in_doubt = check_places(&geometry, &extents, &mut buckets, report);
     if let Some(losses) = losses {
         let gone = gone.unwrap_or_default();
-        *losses = losses::of_damage(report, &loaded, &geometry, gone, &in_doubt);
+        let known = Known { loaded: &loaded, geometry: &geometry, newer, extents: &extents };
+        *losses = losses::of_damage(report, &known, gone, &in_doubt);
         let sectors = losses::add_unreadable(losses, source, &geometry, &extents).await?;
         if sectors > 0 {
             report.add(Finding::DataUnreadable { sectors });
@@ -322,6 +325,8 @@ struct Collect<'a> {
     buckets: &'a mut Buckets,
     geometry: Geometry,
     extents: Vec<Key>,
+    /// What damaged leaves have that is newer than the damage.
+    newer: Vec<Key>,
 }
 
 impl Visitor for Collect<'_> {
@@ -350,6 +355,10 @@ impl Visitor for Collect<'_> {
 
     fn extent(&mut self, key: Key) {
         self.extents.push(key);
+    }
+
+    fn newer_than_damage(&mut self, key: Key) {
+        self.newer.push(key);
     }
 }
 

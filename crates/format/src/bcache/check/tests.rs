@@ -299,10 +299,22 @@ impl Source for Bad<'_> {
 
 /// What is lost of the volume of inode 0 where some sectors cannot be read.
 fn lost(image: &[u8], sectors: Range<u64>) -> Vec<(Certainty, Range<u64>)> {
+    lost_within(image, sectors, 16..BACKING_SECTORS)
+}
+
+fn lost_of(image: &[u8], sectors: Range<u64>) -> Vec<(Certainty, Range<u64>)> {
+    lost_within(image, sectors, 16..1 << 20)
+}
+
+fn lost_within(
+    image: &[u8],
+    sectors: Range<u64>,
+    volume: Range<u64>,
+) -> Vec<(Certainty, Range<u64>)> {
     let mut source = Bad { image, sectors };
     let sectors = (image.len() / SECTOR_BYTES) as u64;
     let Ok((_, losses)) = now(check_losses(&mut source, sectors, &[]));
-    losses.of(0, &(16..BACKING_SECTORS))
+    losses.of(0, &volume)
 }
 
 /// The set with one more entry in its journal.
@@ -358,9 +370,11 @@ fn what_a_damaged_leaf_held_is_suspect_but_for_what_the_journal_says() {
     assert_eq!(lost(&image, 8..9), everything);
 }
 
-#[test]
-fn each_extent_of_a_leaf_with_4_kib_of_damage_is_named_and_no_other() {
-    const NODE_SECTORS: u64 = 128;
+/// Sectors of a node of [`with_large_nodes`].
+const NODE_SECTORS: u64 = 128;
+
+/// A set with blocks of 4 KiB and nodes of 64 KiB: 5000 extents of 4 sectors, two of three dirty.
+fn with_large_nodes() -> (Vec<u8>, Vec<Key>) {
     let mut image = vec![0; 400 * NODE_SECTORS as usize * SECTOR_BYTES];
     let fresh = CacheSuperblock::fresh(&NewCache {
         uuid: uuid(1),
@@ -380,7 +394,12 @@ fn each_extent_of_a_leaf_with_4_kib_of_damage_is_named_and_no_other() {
     let volume = UuidEntry { uuid: uuid(3), ..UuidEntry::default() };
     let superblock = builder.finish(&[volume]).expect("there is room");
     image[4096..8192].copy_from_slice(&superblock.encode());
+    (image, extents)
+}
 
+#[test]
+fn a_bset_with_4_kib_of_damage_and_none_around_it_makes_the_range_of_its_leaf_suspect() {
+    let (image, extents) = with_large_nodes();
     let (leaf, place) = second_leaf(&image);
     let range = place.after.1..place.key.end();
     let is_in = |key: &&Key| range.contains(&key.start());
@@ -403,6 +422,79 @@ fn each_extent_of_a_leaf_with_4_kib_of_damage_is_named_and_no_other() {
         assert_eq!(found, [(Certainty::Suspect, range.clone())], "byte {at}");
         assert_eq!(report.findings.len(), 1);
         assert_eq!(report.totals.extents as usize, extents.len() - inside.len());
+    }
+}
+
+#[test]
+fn of_a_leaf_with_a_damaged_bset_older_dirty_extents_are_named_and_newer_ones_are_sound() {
+    let (mut image, extents) = with_large_nodes();
+    let (leaf, place) = second_leaf(&image);
+    let first = leaf as usize * SECTOR_BYTES;
+    let range = place.after.1..place.key.end();
+    let inside: Vec<&Key> = extents.iter().filter(|key| range.contains(&key.start())).collect();
+    // Two bsets of a block behind the first: the newer one has an extent, and a hole.
+    let pointer = place.key.cached_at().expect("it leads somewhere");
+    let magic = superblock_of(&image).set_uuid().set_magic();
+    let seq = u64::from_le_bytes(image[first + 16..first + 24].try_into().expect("8 bytes"));
+    let free = Pointer::new(NODE_SECTORS * 380, Generation(0));
+    let over = |index: usize| Key::new(0, inside[index].end(), 4);
+    let (lost, extent, hole) = (over(20), over(40).with_dirty(true).at(free), over(50));
+    let second = first + (32 + inside.len() * 24).next_multiple_of(4096);
+    let mut bsets = Vec::new();
+    encode_set(&mut bsets, pointer, magic, seq, &[lost], 4096);
+    encode_set(&mut bsets, pointer, magic, seq, &[extent, hole], 4096);
+    image[second..second + bsets.len()].copy_from_slice(&bsets);
+    assert_eq!(lost_of(&image, 0..0), []);
+
+    // Each dirty extent of the first bset, and what is between them, but for the newest two.
+    let newest = |at: u64| [extent, hole].iter().any(|key| key.start() <= at && at < key.end());
+    let mut expected = Vec::new();
+    let mut gap = range.start;
+    for key in inside.iter().filter(|key| key.is_dirty() || newest(key.start())) {
+        if gap < key.start() {
+            expected.push((Certainty::Suspect, gap..key.start()));
+        }
+        if !newest(key.start()) {
+            expected.push((Certainty::Suspect, key.start()..key.end()));
+        }
+        gap = key.end();
+    }
+    if gap < range.end {
+        expected.push((Certainty::Suspect, gap..range.end));
+    }
+    let sector = (second / SECTOR_BYTES) as u64;
+    assert_eq!(lost_of(&image, sector..sector + 8), expected, "unreadable");
+    let mut damaged = image.clone();
+    damaged[second + 24..second + 4096].fill(0x5a);
+    assert_eq!(lost_of(&damaged, 0..0), expected, "damaged");
+    // The first bset is damaged: only the newer ones are known.
+    let (hidden, newer) = (over(20), [extent, hole]);
+    let gone = leaf + 8..leaf + 16;
+    let mut at = range.start;
+    let mut expected = Vec::new();
+    for key in [hidden].iter().chain(&newer) {
+        expected.push((Certainty::Suspect, at..key.start()));
+        at = key.end();
+    }
+    expected.push((Certainty::Suspect, at..range.end));
+    assert_eq!(lost_of(&image, gone), expected);
+    // Damage behind the bsets: another one may have been there.
+    let behind = sector + 16..sector + 24;
+    let all = lost_of(&image, behind);
+    let covered: u64 = all.iter().map(|(_, range)| range.end - range.start).sum();
+    assert_eq!(covered, range.end - range.start);
+}
+
+#[test]
+fn each_dirty_extent_in_4_kib_of_unreadable_data_is_named_as_lost_and_no_other() {
+    let image = set(100);
+    let data = superblock_of(&image).journal_buckets().end * BUCKET_SECTORS;
+    // Extents of a sector, in a row on the cache; every other one is dirty.
+    for first in [0, 1, 40, 91] {
+        let of = |index: u64| (Certainty::Lost, 16 + index * 2..17 + index * 2);
+        let expected: Vec<_> = (first..first + 8).filter(|at| at % 2 == 0).map(of).collect();
+        assert_eq!(expected.len(), 4);
+        assert_eq!(lost(&image, data + first..data + first + 8), expected, "from {first} on");
     }
 }
 

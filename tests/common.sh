@@ -10,9 +10,11 @@ await() {
   done
 }
 
-# pattern SEED BYTES [FIRST]: bytes that say which seed (two letters) and which place (in units of
-# 16 bytes, counted from byte FIRST) they belong to, so that a misplaced block cannot pass.
+# pattern SEED BYTES [FIRST]: bytes that say which run (CAIRN_SEED, up to 9000), which seed (two
+# letters) and which place (in units of 16 bytes, counted from byte FIRST) they belong to, so that a
+# misplaced block cannot pass.
 pattern() {
-  { seq -f "$1%013.0f" $((${3:-0} / 16)) 9999999999999 2>/dev/null || true; } | head -c "$2"
+  local first=$((CAIRN_SEED * 1000000000 + ${3:-0} / 16))
+  { seq -f "$1%013.0f" "$first" 9999999999999 2>/dev/null || true; } | head -c "$2"
 }
 sectors() { echo $(($(stat -c %s "$1") / 512)); } # FILE

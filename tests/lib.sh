@@ -8,14 +8,19 @@ tests=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CAIRN=${CAIRN:-$tests/../target/release/cairn}
 work=$(mktemp -d "${TMPDIR:-/tmp}/cairn.XXXXXX")
 server=''
-export CAIRN tests work
+# What is written, and where, differs from run to run; the same seed repeats a run.
+CAIRN_SEED=${CAIRN_SEED:-$((RANDOM % 9000))}
+export CAIRN CAIRN_SEED tests work
 
 at_end() {
   local status=$?
   if [ -n "$server" ]; then serve_kill; fi
-  if [ "$status" -ne 0 ] && [ "$status" -ne 77 ] && [ -s "$work/serve.log" ]; then
-    echo "the server's last words:"
-    tail -n 20 "$work/serve.log"
+  if [ "$status" -ne 0 ] && [ "$status" -ne 77 ]; then
+    echo "to repeat this run: CAIRN_SEED=$CAIRN_SEED"
+    if [ -s "$work/serve.log" ]; then
+      echo "the server's last words:"
+      tail -n 20 "$work/serve.log"
+    fi
   fi
   if [ -n "${CAIRN_KEEP:-}" ]; then echo "kept: $work"; else cd / && rm -rf "$work"; fi
 }

@@ -77,6 +77,7 @@ drain_until() {
   "$CAIRN" flush --table "$(table "$2")" >/dev/null 2>>serve.log &
   pid=$!
   await "the drain is at its point" eval "$4 || ! kill -0 $pid 2>/dev/null"
+  # A drain that ended before takes no signal: then nothing is dirty.
   kill "-$3" "$pid" 2>/dev/null || true
   wait "$pid" 2>/dev/null || status=$?
   [ "$(dirty_of "$2")" != 0 ]

@@ -20,7 +20,7 @@ go_on() { # SET BLOCK_SIZE
   # What lies apart, what overlaps, what is large enough to pass the cache by, and some again.
   {
     awk -v block="$2" 'BEGIN {
-      srand(3)
+      srand(ENVIRON["CAIRN_SEED"])
       for (i = 0; i < 700; i++) {
         at = int(rand() * (12 * 1024 * 1024 / block)) * block
         print "write -P " i % 250 + 1 " " at " " block * int(1 + rand() * 5)

@@ -17,9 +17,10 @@ every_other() {
 }
 
 some_of_all() {
+  RANDOM=$CAIRN_SEED
   fill /dev/bcache0 aa 100 400 4096
   for at in $(seq 40); do
-    fill /dev/bcache0 "b$at" $((at * 7919 % 1900)) 2 4096
+    fill /dev/bcache0 "b$at" $((RANDOM % 1900)) 2 4096
     if [ $((at % 8)) = 0 ]; then flush /dev/bcache0; fi
   done
   content /dev/bcache0 >/dev/null # and clean extents
